@@ -87,7 +87,7 @@ fn what_was_saved_is_there_again() {
     let parent =
         |gate: &Gate| gate.states().list(NOW).find(|state| matches!(state.kind, Kind::Parent { .. }));
     assert_eq!(parent(&new).map(|parent| parent.kind), Some(Kind::Parent { count: 1 }));
-    assert_eq!(new.states().gauge().unreplied, 2);
+    assert_eq!(new.states().counters().unreplied, 2);
     // They go on: in the window, and outside.
     assert_eq!(walk(&mut new, false, 6, 443, (0x10, 100, 500), NOW), Step::Pass);
     let invalid = walk(&mut new, false, 6, 443, (0x10, 900_000, 500), NOW);

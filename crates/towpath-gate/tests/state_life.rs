@@ -140,7 +140,7 @@ fn who_watches_is_told_and_told_what_was_lost() {
     let settings = Settings { dyn_max: 10, dyn_evict: true, ..Settings::default() };
     let mut states = States::new(settings, 1);
     install(&mut states, &flow(100, UDP), &segment(0, 0), START).unwrap();
-    states.watch(8);
+    states.set_event_queue(8);
     let mut other = states.worker().unwrap();
     install(&mut states, &flow(1, UDP), &segment(0, 0), after(1)).unwrap();
     install(&mut other, &flow(2, UDP), &segment(0, 0), after(2)).unwrap();
@@ -148,7 +148,7 @@ fn who_watches_is_told_and_told_what_was_lost() {
     assert!(states.remove(&flow(2, UDP), Name::DEFAULT, after(11)));
     let told: Vec<_> = states.take_events();
     let what: Vec<_> =
-        told.iter().map(|event| (event.what, event.state.as_ref().map(|state| state.flow))).collect();
+        told.iter().map(|event| (event.kind, event.state.as_ref().map(|state| state.flow))).collect();
     let rows = [
         (EventKind::Created, Some(flow(1, UDP))),
         (EventKind::Created, Some(flow(2, UDP))),
@@ -167,7 +167,7 @@ fn who_watches_is_told_and_told_what_was_lost() {
             states
                 .take_events()
                 .into_iter()
-                .map(|event| event.what)
+                .map(|event| event.kind)
                 .filter(|what| *what != EventKind::Created),
         );
     }
@@ -180,7 +180,7 @@ fn who_watches_is_told_and_told_what_was_lost() {
         (8, 3),
         "ten and one that it is no longer full"
     );
-    states.watch(0);
+    states.set_event_queue(0);
     install(&mut states, &flow(1, UDP), &segment(0, 0), after(30)).unwrap();
     assert_eq!((states.take_events(), states.events_lost()), (Vec::new(), 3));
 }

@@ -137,7 +137,7 @@ fn a_flood_that_is_answered_costs_no_connection() {
                     states.lookup(&flow, Lookup::Any, &open(chunk), NOW).unwrap();
                 }
             }
-            assert_eq!(states.gauge().unreplied, 0);
+            assert_eq!(states.counters().unreplied, 0);
             for n in 0..1000 {
                 let flow = Flow { proto, ..make(100_000 + n) };
                 let mut packets = story.iter();
@@ -148,7 +148,7 @@ fn a_flood_that_is_answered_costs_no_connection() {
                     states.lookup(&flow, Lookup::Any, segment, NOW).unwrap();
                 }
             }
-            assert_eq!((states.len(), states.gauge().unreplied), (100, 40), "{proto} {story:?}");
+            assert_eq!((states.len(), states.counters().unreplied), (100, 40), "{proto} {story:?}");
             assert_eq!(left(&mut states, (0..20).map(make)), 20, "{proto} {story:?}");
             assert_eq!(left(&mut states, (0..20).map(datagrams)), 20, "{proto} {story:?}");
             assert_eq!(left(&mut states, (0..20).map(associations)), 20, "{proto} {story:?}");
@@ -168,7 +168,7 @@ fn a_connection_whose_beginning_was_not_seen_is_replied_to() {
     for (n, story) in stories.into_iter().enumerate() {
         let flow = flow(n as u32);
         for (at, (forward, flags)) in story.into_iter().enumerate() {
-            assert_eq!(states.gauge().unreplied, usize::from(at > 0), "{n}: {at}");
+            assert_eq!(states.counters().unreplied, u64::from(at > 0), "{n}: {at}");
             let (flow, packet) = (if forward { flow } else { flow.reversed() }, segment(flags, 1));
             if at == 0 {
                 states.install(&flow, Name::DEFAULT, &packet, RuleId(1), &Install::default(), NOW).unwrap();
@@ -176,7 +176,7 @@ fn a_connection_whose_beginning_was_not_seen_is_replied_to() {
                 states.lookup(&flow, Lookup::Any, &packet, NOW).unwrap();
             }
         }
-        assert_eq!(states.gauge().unreplied, 0, "{n}");
+        assert_eq!(states.counters().unreplied, 0, "{n}");
     }
 }
 
@@ -222,8 +222,8 @@ fn a_connection_is_lost_to_no_flood_whatever_comes_between() {
                     }
                 }
             }
-            let gauge = states.gauge();
-            assert!(gauge.states + gauge.waiting <= 3000 && gauge.waiting <= 3000 / 16, "{gauge:?}");
+            let gauge = states.counters();
+            assert!(gauge.now + gauge.waiting <= 3000 && gauge.waiting <= 3000 / 16, "{gauge:?}");
         }
         assert_eq!(left(&mut states, connected.iter().copied()), connected.len(), "seed {seed}");
         let counters = states.counters();

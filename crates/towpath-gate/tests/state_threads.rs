@@ -64,7 +64,7 @@ fn threads_that_install_the_same_flows_make_each_once() {
             flows.filter(|&i| keep(states, &flow_of(i)) == Ok(Installed::New)).count()
         });
         assert_eq!(new.iter().sum::<usize>(), 5000);
-        assert_eq!((states.len(), states.created()), (5000, 5000));
+        assert_eq!((states.len(), states.counters().created), (5000, 5000));
         let packets: u64 = states.list(NOW).map(|listed| listed.packets.iter().sum::<u64>()).sum();
         let bytes: u64 = states.list(NOW).map(|listed| listed.bytes.iter().sum::<u64>()).sum();
         assert_eq!((packets, bytes), (20_000, 2_000_000));
@@ -135,7 +135,7 @@ fn no_packet_is_lost_in_the_counts() {
         assert_eq!(listed.packets, [each + 1, each]);
         assert_eq!(listed.bytes, [100 * (each + 1), 100 * each]);
     }
-    assert_eq!(states.gauge().unreplied, 0);
+    assert_eq!(states.counters().unreplied, 0);
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn dyn_max_is_never_overstepped() {
             }
             new
         });
-        assert!(most.into_inner() <= 500 && states.peak() <= 500);
+        assert!(most.into_inner() <= 500 && states.counters().peak <= 500);
         let counters = states.counters();
         assert_eq!(
             (counters.created, counters.evicted),
@@ -351,7 +351,7 @@ fn whatever_happens_at_once_the_sums_are_right() {
     assert!(counters.full > 0 && counters.removed > 0, "{counters:?}");
     let gone = counters.expired + counters.removed + counters.evicted;
     assert_eq!(counters.created, gone + states.len() as u64, "{counters:?}");
-    assert!(counters.peak <= MOST as usize);
+    assert!(counters.peak <= u64::from(MOST));
     let is_state = |listed: &towpath_gate::state::Listed| !matches!(listed.kind, Kind::Parent { .. });
     assert_eq!(states.list(end).filter(is_state).count(), states.len());
     let by_rule: usize = (0..9).map(|rule| states.count_of(RuleId(rule))).sum();
@@ -366,5 +366,5 @@ fn whatever_happens_at_once_the_sums_are_right() {
     assert!(counted > 0 && counted <= limited, "{counted} of {limited}");
     // A second later than the last of them ends there is none.
     states.expire_all(end + std::time::Duration::from_secs(20));
-    assert_eq!((states.len(), states.parents(), states.gauge().unreplied), (0, 0, 0));
+    assert_eq!((states.len(), states.parents(), states.counters().unreplied), (0, 0, 0));
 }

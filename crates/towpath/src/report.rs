@@ -167,17 +167,17 @@ impl RefusedStates {
 }
 
 impl States {
-    /// What `states` says of itself.
+    /// The counters of `states`.
     pub fn of(states: &state::States) -> Self {
-        let (counters, gauge) = (states.counters(), states.gauge());
+        let counters = states.counters();
         Self {
             created: counters.created,
-            peak: counters.peak as u64,
-            left: gauge.states as u64,
-            unreplied: gauge.unreplied as u64,
-            waiting: gauge.waiting as u64,
-            max: gauge.states_max as u64,
-            nearly_full: gauge.nearly_full,
+            peak: counters.peak,
+            left: counters.now,
+            unreplied: counters.unreplied,
+            waiting: counters.waiting,
+            max: counters.max,
+            nearly_full: states.is_nearly_full(),
             expired: counters.expired,
             removed: counters.removed,
             evicted: counters.evicted,

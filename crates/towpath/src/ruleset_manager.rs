@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use towpath_gate::rules::table::{Key, Kind, Table, Value};
 use towpath_gate::rules::{Diagnostic, Ruleset};
-use towpath_gate::state::{Cursor, Gauge, Keepalive, Listed, SettingError, StateEvent, Top};
+use towpath_gate::state::{Counters, Cursor, Keepalive, Listed, SettingError, StateEvent, Top};
 use towpath_gate::{Diff, Gate, Restored, Routes, SnapshotError, StatePolicy};
 use towpath_wire::Time;
 
@@ -337,7 +337,7 @@ impl RulesetManager {
 
     /// Whether what happens to states is to be told from now on.
     pub fn watch(&self, on: bool) {
-        self.book().gate.states_mut().watch(if on { EVENTS } else { 0 });
+        self.book().gate.states_mut().set_event_queue(if on { EVENTS } else { 0 });
     }
 
     /// What happened to states since this was asked last, and how many events found no room since the beginning.
@@ -346,7 +346,7 @@ impl RulesetManager {
         let told = book.gate.states_mut().take_events();
         let event = |event: StateEvent| Event {
             at: event.at.as_nanos(),
-            what: event.what.as_str(),
+            what: event.kind.as_str(),
             state: event.state.map(|state| StateLine::new(state, &book.gate, false)),
         };
         let events = told.into_iter().map(event).collect();
@@ -446,9 +446,14 @@ impl RulesetManager {
         Rechecks { running: book.recheck.is_some(), ..book.rechecks }
     }
 
-    /// How full the table of states is.
-    pub fn gauge(&self) -> Gauge {
-        self.book().gate.states().gauge()
+    /// The counters of the dynamic states.
+    pub fn state_counters(&self) -> Counters {
+        self.book().gate.states().counters()
+    }
+
+    /// Returns true if the number of states reached 9/10 of `dyn_max`, and has not fallen below 8/10 since.
+    pub fn is_nearly_full(&self) -> bool {
+        self.book().gate.states().is_nearly_full()
     }
 
     /// Every setting, and what can only be read.

@@ -52,7 +52,7 @@ pub struct StateEvent {
     /// The time that the worker was given.
     pub at: Time,
     /// What happened.
-    pub what: EventKind,
+    pub kind: EventKind,
     /// The state as it was then; `None` for what happens to all.
     pub state: Option<Listed>,
 }
@@ -61,7 +61,7 @@ pub struct StateEvent {
 #[derive(Debug)]
 pub(crate) struct EventQueues {
     /// The most events that wait at each worker; 0 while nobody watches.
-    most: AtomicU64,
+    max: AtomicU64,
     queues: Box<[Mutex<VecDeque<StateEvent>>]>,
     lost: AtomicU64,
 }
@@ -69,27 +69,27 @@ pub(crate) struct EventQueues {
 impl EventQueues {
     pub(crate) fn new() -> Self {
         let queues = (0..MAX_WORKERS).map(|_| Mutex::default()).collect();
-        Self { most: AtomicU64::new(0), queues, lost: AtomicU64::new(0) }
+        Self { max: AtomicU64::new(0), queues, lost: AtomicU64::new(0) }
     }
 
-    pub(crate) fn set(&self, most: usize) {
+    pub(crate) fn set_max(&self, max: usize) {
         // Relaxed: whoever sees it late tells a little more, or less.
-        self.most.store(most as u64, Ordering::Relaxed);
-        if most == 0 {
+        self.max.store(max as u64, Ordering::Relaxed);
+        if max == 0 {
             self.queues.iter().for_each(|queue| *locked(queue) = VecDeque::new());
         }
     }
 
     #[inline]
-    pub(crate) fn is_on(&self) -> bool {
-        self.most.load(Ordering::Relaxed) != 0
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.max.load(Ordering::Relaxed) != 0
     }
 
     /// Tells what happened at a worker.
-    pub(crate) fn tell(&self, worker: usize, event: StateEvent) {
-        let most = self.most.load(Ordering::Relaxed) as usize;
+    pub(crate) fn push(&self, worker: usize, event: StateEvent) {
+        let max = self.max.load(Ordering::Relaxed) as usize;
         let mut queue = locked(&self.queues[worker]);
-        if queue.len() < most {
+        if queue.len() < max {
             queue.push_back(event);
         } else {
             self.lost.fetch_add(1, Ordering::Relaxed);

@@ -3,9 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::state::limits::table::Record;
 use crate::state::{Ends, Flow, Name, RuleId, tcp};
-use towpath_wire::Time;
 
 /// What an entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,22 +69,6 @@ pub struct Listed {
 const ORPHANED: u32 = 0x4_0000;
 
 impl Listed {
-    /// The line of an entry, as far as states and parents have it in common.
-    pub(crate) fn new<const N: usize, B>(entry: &Record<N, B>, flow: Flow, kind: Kind, now: Time) -> Self {
-        Self {
-            kind,
-            rule: entry.rule,
-            name: entry.name,
-            orphaned: entry.orphaned,
-            flow,
-            packets: [0; 2],
-            bytes: [0; 2],
-            remaining: entry.expire.since(now),
-            tcp_seen: 0,
-            tcp_ack: [0; 2],
-        }
-    }
-
     /// Seconds to live, rounded up: what is live shows at least one.
     pub fn seconds(&self) -> u64 {
         self.remaining.as_secs() + u64::from(self.remaining.subsec_nanos() > 0)

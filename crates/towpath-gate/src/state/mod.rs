@@ -37,8 +37,10 @@
 //! ```
 
 mod concurrent;
+mod counters;
 mod events;
 mod fragment_table;
+mod keepalive;
 mod limits;
 mod listing;
 mod related;
@@ -55,12 +57,14 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU16;
 use std::ops::BitOr;
 
+pub use counters::Counters;
 pub use events::{EventKind, StateEvent};
+pub use keepalive::{KEEPALIVE_INTERVAL, Keepalive};
 pub use listing::{Cursor, Kind, Line, Listed};
 pub use related::Quoted;
 pub use settings::{KEEPALIVE_PERIOD, LIFETIME_MAX, SYN_NEARLY_FULL, SettingError, Settings};
 pub(crate) use states::Saved;
-pub use states::{BURST, Counters, Gauge, KEEPALIVE_INTERVAL, Keepalive, States, Top};
+pub use states::{BURST, States, Top};
 pub use table::memory::Pages;
 pub use towpath_wire::{Ends, Flow, Segment};
 

@@ -209,7 +209,7 @@ impl Settings {
     }
 
     /// What a connection goes by that begins while the table is nearly full.
-    pub(crate) fn of_nearly_full(&self) -> Self {
+    pub(crate) fn when_nearly_full(&self) -> Self {
         Self { dyn_syn_lifetime: self.dyn_syn_lifetime.min(SYN_NEARLY_FULL), ..self.clone() }
     }
 

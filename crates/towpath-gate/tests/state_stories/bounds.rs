@@ -18,7 +18,7 @@ fn dyn_max_is_exact_and_says_why() {
     assert_eq!(world.keep(udp(1, 3, 2, 2), 1), Err(Refused::Full));
     world.states.set_settings(Settings { dyn_max: 4, ..Settings::default() });
     assert_eq!(world.keep(udp(1, 3, 2, 2), 1), Ok(Installed::New));
-    assert_eq!((world.states.len(), world.states.peak(), world.states.counters().full), (4, 4, 2));
+    assert_eq!((world.states.len(), world.states.counters().peak, world.states.counters().full), (4, 4, 2));
 }
 
 #[test]
@@ -173,17 +173,17 @@ fn the_gauge_says_so_before_it_is_full() {
     let mut nearly = Vec::new();
     for port in 1..=10 {
         world.keep(udp(1, port, 2, 53), port.into()).unwrap();
-        nearly.push(world.states.gauge().nearly_full);
+        nearly.push(world.states.is_nearly_full());
     }
     assert_eq!(nearly.iter().position(|&nearly| nearly), Some(8));
-    let gauge = world.states.gauge();
-    assert_eq!((gauge.states, gauge.unreplied, gauge.states_max), (10, 10, 10));
+    let gauge = world.states.counters();
+    assert_eq!((gauge.now, gauge.unreplied, gauge.max), (10, 10, 10));
     world.states.remove_where(|rule| rule.0 <= 2);
     world.states.expire_all(world.now);
-    assert!(world.states.gauge().nearly_full);
+    assert!(world.states.is_nearly_full());
     world.states.remove_where(|rule| rule.0 <= 3);
     world.states.expire_all(world.now);
-    assert!(!world.states.gauge().nearly_full);
+    assert!(!world.states.is_nearly_full());
     (1..=2).for_each(|port| assert_eq!(world.keep(udp(1, port, 2, 53), 1), Ok(Installed::New)));
     assert_eq!(world.states.counters().nearly_full, 2);
 }

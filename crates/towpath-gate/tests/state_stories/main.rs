@@ -374,7 +374,7 @@ fn a_second_install_is_a_packet_of_the_first() {
     world.wait(9);
     assert_eq!(world.keep(flow.reversed(), 2), Ok(Installed::Existing));
     assert_eq!(world.lines(), ["00001 2 100 (10s) STATE udp 10.0.0.1 1 <-> 10.0.0.2 2 :default"]);
-    assert_eq!((world.states.len(), world.states.created()), (1, 1));
+    assert_eq!((world.states.len(), world.states.counters().created), (1, 1));
 }
 
 #[test]
@@ -452,7 +452,7 @@ fn a_budget_bounds_the_work_and_all_are_collected_in_the_end() {
         calls += 1;
         assert!(calls <= 200, "{} left", world.states.len());
     }
-    assert_eq!((world.states.counters().expired, world.states.peak()), (2000, 2000));
+    assert_eq!((world.states.counters().expired, world.states.counters().peak), (2000, 2000));
 }
 
 #[test]
@@ -567,7 +567,7 @@ fn who_renews_a_state_counts_no_packet() {
         assert!(world.states.renew(&flow, Lookup::Any, &segment, world.now));
     }
     let state = only(&world.states, world.now).unwrap();
-    assert_eq!((state.packets, state.seconds(), world.states.gauge().unreplied), ([1, 0], 300, 0));
+    assert_eq!((state.packets, state.seconds(), world.states.counters().unreplied), ([1, 0], 300, 0));
     assert!(!world.states.renew(&Flow { src_port: 9, ..flow }, Lookup::Any, &first, world.now));
 }
 

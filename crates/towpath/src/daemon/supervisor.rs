@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+use towpath_gate::state::Counters;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
-use towpath_gate::state::Gauge;
 
 use super::inspector_sockets::Socket;
 use super::mux_service::Service;
@@ -277,16 +277,17 @@ impl Supervisor {
 
     /// Logs when the state table becomes nearly full and when it no longer is.
     fn tell_gauge(&mut self) {
-        let Gauge { states, unreplied, states_max, nearly_full, .. } = self.ruleset.gauge();
+        let nearly_full = self.ruleset.is_nearly_full();
         if nearly_full == self.nearly_full {
             return;
         }
+        let Counters { now, unreplied, max, .. } = self.ruleset.state_counters();
         self.nearly_full = nearly_full;
         match nearly_full {
             true => log::warn!(
-                "the state table is nearly full: {states} of dyn_max {states_max}, {unreplied} of them without a reply"
+                "the state table is nearly full: {now} of dyn_max {max}, {unreplied} of them without a reply"
             ),
-            false => log::info!("the state table is no longer nearly full: {states} of dyn_max {states_max}"),
+            false => log::info!("the state table is no longer nearly full: {now} of dyn_max {max}"),
         }
     }
 

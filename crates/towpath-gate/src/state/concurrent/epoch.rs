@@ -1,126 +1,164 @@
-//! When a slot that was taken out of the index may be used again: when no worker can still be reading it.
+//! Grace periods: when a slot that was unlinked from the index may be used again.
 //!
-//! What: quiescent-state-based reclamation (McKenney and Slingwine 1998; Hart et al. 2007). Every worker knows slots only
-//! during one call, or one burst; between those it stamps its line with the epoch that it sees, if that has changed. Slots
-//! that a worker takes out of the index go to a list of its own; when the list is closed, it gets a new epoch, and when
-//! every worker has stamped that epoch or a later one, its slots are free.
+//! What: quiescent-state-based reclamation (QSBR; McKenney and Slingwine 1998; Hart et al. 2007) in liburcu's terms. A worker
+//! holds slot numbers only during one call or one burst. Between calls it is in a quiescent state: it stores the current
+//! epoch in its own cache line if the epoch has changed. A worker collects the slots that it unlinks in a
+//! [retire list](super::retire_list). Closing the list starts a grace period, whose number is the next epoch. The grace
+//! period is over when every online worker has stored that epoch or a later one.
 //!
-//! Invariant: a slot in a list is in nobody's hands once all stamps have reached the list's epoch.
+//! Invariant: after the grace period of a list, no worker holds a slot of that list.
 //!
-//! Races. The list's epoch is made, by a read-modify-write with release, after its slots were unlinked. A worker that
-//! stamps it has read it, with acquire, or a later one that continues its release sequence: what it looks up from then
-//! on, it looks up in an index without those slots. What it read before, it read before it stamped (release), and the
-//! one who frees the slots reads the stamp (acquire) before it does. A worker that is away has no stamp, and nobody waits
-//! for it. When it comes back, it stores a stamp, then there is a full fence, then it looks things up; who closes a list
-//! unlinks, then there is a full fence, then it reads the stamps. If the stamp is seen, it is waited for; if not, the
-//! fence of the closer came first, and the worker's lookups see the unlinking.
+//! Races. A read-modify-write with release increments the epoch after the slots were unlinked.
+//! - A worker that stores the epoch has loaded it, or a later value of its release sequence, with acquire. Its later lookups
+//!   see an index without those slots.
+//! - Reads that the worker did before are ordered before its store (release). The worker that frees the slots loads the
+//!   stored epochs with acquire before it frees them.
+//! - An offline worker delays no grace period. When it comes online, it stores an epoch, executes a full fence, and then
+//!   looks states up. [`Epochs::grace_period_over`] runs after the slots were unlinked, executes a full fence, and then loads
+//!   the epochs. If it sees the worker's epoch, it waits for that worker. If it does not, its fence came first, and the
+//!   lookups of the worker see that the slots are unlinked.
 //!
-//! A worker that stands still in the middle of a call holds up everybody's lists. Their slots count as used then: memory
-//! stays bounded, and installs are refused when all slots wait.
+//! A worker that stalls in the middle of a call delays all grace periods. Retired slots count toward `dyn_max`: memory stays
+//! bounded, and installs are refused when all free slots are retired.
 
-use crate::state::concurrent::sync::{Apart, AtomicU64, Ordering, fence};
+use super::sync::{Apart, AtomicU64, Ordering, fence};
 
-/// Workers at a time.
+/// Maximum number of workers at one time.
 #[cfg(not(loom))]
 pub(crate) const MAX_WORKERS: usize = 64;
 #[cfg(loom)]
 pub(crate) const MAX_WORKERS: usize = 2;
 
-/// The stamp of a worker's place that nobody has.
-const VACANT: u64 = 0;
-/// The stamp of a worker that is away.
-const AWAY: u64 = u64::MAX;
+/// The epoch of a number without a worker.
+const UNREGISTERED: u64 = 0;
+/// The epoch of an offline worker.
+const OFFLINE: u64 = u64::MAX;
 
-/// A stamp: whoever stamps must not disturb the others.
-type Stamp = Apart<AtomicU64>;
+/// An epoch in a cache line of its own: storing one does not disturb the readers of another.
+type Epoch = Apart<AtomicU64>;
 
-/// The epoch and the stamps.
+/// The current epoch, and the epoch that each worker has stored.
 #[derive(Debug)]
 pub(crate) struct Epochs {
-    now: Stamp,
-    stamps: [Stamp; MAX_WORKERS],
-    /// Places that were ever taken.
-    places: Stamp,
+    current: Epoch,
+    workers: [Epoch; MAX_WORKERS],
+    /// One more than the highest worker number ever assigned.
+    registered: Epoch,
+}
+
+/// The registration of one worker.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Participant {
+    id: usize,
+    /// The epoch that the worker has stored, 0 while it is offline.
+    seen: u64,
+}
+
+impl Participant {
+    /// The worker's number, less than [`MAX_WORKERS`].
+    #[inline]
+    pub(crate) fn id(&self) -> usize {
+        self.id
+    }
+
+    /// The epoch that the worker has stored, 0 while it is offline.
+    #[inline]
+    pub(crate) fn seen(&self) -> u64 {
+        self.seen
+    }
+
+    /// Returns true unless the worker is offline.
+    pub(crate) fn is_online(&self) -> bool {
+        self.seen != 0
+    }
 }
 
 impl Epochs {
     pub(crate) fn new() -> Self {
-        let stamp = |epoch| Apart(AtomicU64::new(epoch));
-        Self { now: stamp(1), stamps: std::array::from_fn(|_| stamp(VACANT)), places: stamp(0) }
+        let epoch = |epoch| Apart(AtomicU64::new(epoch));
+        let workers = std::array::from_fn(|_| epoch(UNREGISTERED));
+        Self { current: epoch(1), workers, registered: epoch(0) }
     }
 
-    /// A place for another worker, which is away yet; `None` when all are taken.
-    pub(crate) fn join(&self) -> Option<usize> {
-        // AcqRel: pairs with leave(), so that what belongs to the place is seen as its last worker left it.
-        let take = |stamp: &Stamp| {
-            stamp.0.compare_exchange(VACANT, AWAY, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    /// Registers a worker, which is offline at first. Returns `None` when there are [`MAX_WORKERS`].
+    pub(crate) fn register(&self) -> Option<Participant> {
+        // AcqRel: pairs with the release of unregister(), so that the next worker sees what belongs to the number as the last
+        // worker left it.
+        let take = |epoch: &Epoch| {
+            epoch.compare_exchange(UNREGISTERED, OFFLINE, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
-        let place = self.stamps.iter().position(take)?;
-        // Relaxed: come() has a fence behind it.
-        self.places.0.fetch_max(place as u64 + 1, Ordering::Relaxed);
-        Some(place)
+        let id = self.workers.iter().position(take)?;
+        // Relaxed: the fence of online() follows before the first lookup.
+        self.registered.fetch_max(id as u64 + 1, Ordering::Relaxed);
+        Some(Participant { id, seen: 0 })
     }
 
-    /// Places that were ever taken; they are the first.
-    pub(crate) fn places(&self) -> usize {
-        self.places.0.load(Ordering::Relaxed) as usize
+    /// One more than the highest worker number ever assigned.
+    pub(crate) fn registered(&self) -> usize {
+        // Relaxed: callers that need a worker's number have learnt of it by an index or an epoch.
+        self.registered.load(Ordering::Relaxed) as usize
     }
 
-    /// Gives the place up.
-    pub(crate) fn leave(&self, worker: usize) {
-        // Release: pairs with join().
-        self.stamps[worker].0.store(VACANT, Ordering::Release);
+    /// Gives the worker's number back.
+    pub(crate) fn unregister(&self, worker: Participant) {
+        // Release: pairs with the compare-and-exchange of register().
+        self.workers[worker.id].store(UNREGISTERED, Ordering::Release);
     }
 
-    /// The worker comes back. The epoch that it stamps.
     #[cold]
-    fn come(&self, worker: usize) -> u64 {
-        let epoch = self.now.0.load(Ordering::Acquire);
-        self.stamps[worker].0.store(epoch, Ordering::Relaxed);
-        // Pairs with the fence of passed(): see above.
+    fn online(&self, worker: &mut Participant) {
+        // Acquire: pairs with the release of start_grace_period().
+        worker.seen = self.current.load(Ordering::Acquire);
+        // Relaxed: the fence orders it.
+        self.workers[worker.id].store(worker.seen, Ordering::Relaxed);
+        // Pairs with the fence of grace_period_over(): see the module's documentation.
         fence(Ordering::SeqCst);
-        epoch
     }
 
-    /// The worker knows no slot, and will not look any up before it comes back.
-    pub(crate) fn go(&self, worker: usize) {
-        // Release: pairs with the acquire of passed().
-        self.stamps[worker].0.store(AWAY, Ordering::Release);
+    /// Takes the worker offline: it holds no slot, and calls [`Epochs::quiescent`] before its next lookup.
+    pub(crate) fn offline(&self, worker: &mut Participant) {
+        // Release: pairs with the acquire of grace_period_over().
+        self.workers[worker.id].store(OFFLINE, Ordering::Release);
+        worker.seen = 0;
     }
 
-    /// The worker knows no slot. `seen` is its last stamp, 0 if it was away, and becomes this one.
+    /// Announces a quiescent state: the worker holds no slot. Brings an offline worker online.
     #[inline]
-    pub(crate) fn stamp(&self, worker: usize, seen: &mut u64) {
-        // Acquire: pairs with the release of close().
-        let epoch = self.now.0.load(Ordering::Acquire);
-        if epoch != *seen {
-            *seen = if *seen == 0 { self.come(worker) } else { self.restamp(worker, epoch) };
+    pub(crate) fn quiescent(&self, worker: &mut Participant) {
+        // Acquire: pairs with the release of start_grace_period().
+        let epoch = self.current.load(Ordering::Acquire);
+        if epoch != worker.seen {
+            self.store(worker, epoch);
         }
     }
 
     #[cold]
-    fn restamp(&self, worker: usize, epoch: u64) -> u64 {
-        // Release: pairs with the acquire of passed().
-        self.stamps[worker].0.store(epoch, Ordering::Release);
-        epoch
+    fn store(&self, worker: &mut Participant, epoch: u64) {
+        if worker.seen == 0 {
+            return self.online(worker);
+        }
+        worker.seen = epoch;
+        // Release: pairs with the acquire of grace_period_over().
+        self.workers[worker.id].store(epoch, Ordering::Release);
     }
 
-    /// Closes a list of slots that are unlinked: its epoch.
-    pub(crate) fn close(&self) -> u64 {
-        // AcqRel: pairs with the acquire of stamp() and come(); each increment continues the ones before it.
-        self.now.0.fetch_add(1, Ordering::AcqRel) + 1
+    /// Starts a grace period for slots that are unlinked. Returns its epoch.
+    pub(crate) fn start_grace_period(&self) -> u64 {
+        // AcqRel: pairs with the acquire of quiescent() and online(). Each increment continues the release sequence of those
+        // before it.
+        self.current.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Whether every worker has stamped `epoch` or a later one, or is away.
-    pub(crate) fn passed(&self, epoch: u64) -> bool {
-        // Pairs with the fence of come(): see above.
+    /// Returns true if every online worker has stored `epoch` or a later one.
+    pub(crate) fn grace_period_over(&self, epoch: u64) -> bool {
+        // Pairs with the fence of online(): see the module's documentation.
         fence(Ordering::SeqCst);
-        // Acquire: pairs with the release of stamp() and go().
-        let has = |stamp: &Stamp| match stamp.0.load(Ordering::Acquire) {
-            VACANT => true,
+        // Acquire: pairs with the release of store() and offline().
+        let passed = |worker: &Epoch| match worker.load(Ordering::Acquire) {
+            UNREGISTERED => true,
             seen => seen >= epoch,
         };
-        self.stamps[..self.places()].iter().all(has)
+        self.workers[..self.registered()].iter().all(passed)
     }
 }
 
@@ -129,35 +167,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_epoch_passes_when_all_have_stamped_it() {
+    fn a_grace_period_is_over_when_all_online_workers_have_passed() {
         let epochs = Epochs::new();
-        let (a, b) = (epochs.join().unwrap(), epochs.join().unwrap());
-        let (mut seen_a, mut seen_b) = (0, 0);
-        epochs.stamp(a, &mut seen_a);
-        epochs.stamp(b, &mut seen_b);
-        let epoch = epochs.close();
-        assert!(!epochs.passed(epoch));
-        epochs.stamp(a, &mut seen_a);
-        assert!(!epochs.passed(epoch));
-        epochs.stamp(b, &mut seen_b);
-        assert!(epochs.passed(epoch));
-        let later = epochs.close();
-        epochs.stamp(a, &mut seen_a);
-        epochs.go(b);
-        assert!(epochs.passed(later));
-        let last = epochs.close();
-        assert!(!epochs.passed(last));
-        epochs.leave(a);
-        assert!(epochs.passed(last));
-        seen_b = 0;
-        epochs.stamp(b, &mut seen_b);
-        assert!(epochs.passed(last) && !epochs.passed(last + 1));
-        assert_eq!(epochs.join(), Some(a));
+        let (mut a, mut b) = (epochs.register().unwrap(), epochs.register().unwrap());
+        epochs.quiescent(&mut a);
+        epochs.quiescent(&mut b);
+        let epoch = epochs.start_grace_period();
+        assert!(!epochs.grace_period_over(epoch));
+        epochs.quiescent(&mut a);
+        assert!(!epochs.grace_period_over(epoch));
+        epochs.quiescent(&mut b);
+        assert!(epochs.grace_period_over(epoch));
+        let later = epochs.start_grace_period();
+        epochs.quiescent(&mut a);
+        epochs.offline(&mut b);
+        assert!(epochs.grace_period_over(later) && !b.is_online());
+        let last = epochs.start_grace_period();
+        assert!(!epochs.grace_period_over(last));
+        epochs.unregister(a);
+        assert!(epochs.grace_period_over(last));
+        epochs.quiescent(&mut b);
+        assert!(epochs.grace_period_over(last) && !epochs.grace_period_over(last + 1));
+        assert_eq!(epochs.register().map(|worker| worker.id()), Some(a.id()));
     }
 
     #[test]
-    fn places_are_bounded() {
+    fn the_number_of_workers_is_bounded() {
         let epochs = Epochs::new();
-        assert_eq!(std::iter::from_fn(|| epochs.join()).count(), MAX_WORKERS);
+        assert_eq!(std::iter::from_fn(|| epochs.register()).count(), MAX_WORKERS);
     }
 }

@@ -1,4 +1,4 @@
-//! Every atomic of the states comes from here, so that loom can replace them.
+//! The atomics of the states. Everything imports them from here, so that loom can replace them.
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -6,8 +6,8 @@ pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// What is written often, on cache lines of its own, so that who reads its neighbours is not disturbed. Two lines, as processors
-/// fetch pairs.
+/// A frequently written value in cache lines of its own: writes do not disturb the readers of its neighbours. Two lines,
+/// because processors prefetch pairs.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Apart<T>(pub(crate) T);
@@ -21,7 +21,7 @@ impl<T> std::ops::Deref for Apart<T> {
     }
 }
 
-/// Waits a moment for another writer; who waits long lets others run, in case they share a CPU.
+/// Waits a moment for another writer. After 128 turns it yields, in case both threads share a CPU.
 #[cfg(not(loom))]
 #[inline]
 pub(crate) fn wait(turns: &mut u32) {

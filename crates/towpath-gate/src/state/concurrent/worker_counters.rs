@@ -1,9 +1,10 @@
-//! What happened, counted by each worker on lines of its own, and added up when somebody asks.
+//! Event counts of each worker in cache lines of its own, summed on request.
 
-use crate::state::concurrent::epoch::MAX_WORKERS;
-use crate::state::concurrent::sync::{AtomicU64, Ordering};
+use super::epoch::MAX_WORKERS;
+use super::sync::{AtomicU64, Ordering};
+use crate::state::Refused;
 
-/// What is counted.
+/// An event that the workers count. [`Counters`](crate::state::Counters) documents those that are public.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Counter {
     Created,
@@ -20,38 +21,70 @@ pub(crate) enum Counter {
     Invalid,
     Unfit,
     FirstSyn,
-    /// A state has its first reply.
-    Replied,
-    /// A state that had one is gone.
-    RepliedGone,
+    /// A state was set to assured.
+    Assured,
+    /// An assured state was unlinked.
+    AssuredGone,
 }
 
-const EVENTS: usize = Counter::RepliedGone as usize + 1;
+const COUNTERS: usize = Counter::AssuredGone as usize + 1;
+
+impl Counter {
+    /// The counter of refused installs with this reason.
+    pub(crate) fn of(refused: Refused) -> Self {
+        match refused {
+            Refused::Full => Self::Full,
+            Refused::OverLimit => Self::OverLimit,
+            Refused::OverRate => Self::OverRate,
+            Refused::ParentsFull => Self::ParentsFull,
+            Refused::OverSource => Self::OverSource,
+            Refused::Invalid => Self::Invalid,
+            Refused::FirstSyn => Self::FirstSyn,
+        }
+    }
+}
 
 /// The counts of one worker.
 #[derive(Debug)]
 #[repr(align(128))]
-struct CounterBlock([AtomicU64; EVENTS]);
+struct Block([AtomicU64; COUNTERS]);
 
-/// The counts of all workers, those included that are gone.
+/// The counts of all workers, including those that are gone.
 #[derive(Debug)]
-pub(crate) struct WorkerCounters(Box<[CounterBlock]>);
+pub(crate) struct WorkerCounters(Box<[Block]>);
 
 impl WorkerCounters {
     pub(crate) fn new() -> Self {
-        Self((0..MAX_WORKERS).map(|_| CounterBlock(std::array::from_fn(|_| AtomicU64::new(0)))).collect())
+        Self((0..MAX_WORKERS).map(|_| Block(std::array::from_fn(|_| AtomicU64::new(0)))).collect())
     }
 
-    /// Counts events of a worker, by the worker itself.
+    /// Adds `events` to a count of `worker`. Only that worker may call it.
     #[inline]
-    pub(crate) fn count(&self, worker: usize, event: Counter, times: u64) {
-        let count = &self.0[worker].0[event as usize];
-        // Relaxed, and no read-modify-write: nobody else writes here.
-        count.store(count.load(Ordering::Relaxed) + times, Ordering::Relaxed);
+    pub(crate) fn add(&self, worker: usize, counter: Counter, events: u64) {
+        let count = &self.0[worker].0[counter as usize];
+        // Relaxed, and no read-modify-write: the worker is the only writer.
+        count.store(count.load(Ordering::Relaxed) + events, Ordering::Relaxed);
     }
 
-    /// How often it happened.
-    pub(crate) fn sum(&self, event: Counter) -> u64 {
-        self.0.iter().map(|tally| tally.0[event as usize].load(Ordering::Relaxed)).sum()
+    /// The sum over all workers.
+    pub(crate) fn sum(&self, counter: Counter) -> u64 {
+        // Relaxed: a count publishes nothing.
+        self.0.iter().map(|block| block.0[counter as usize].load(Ordering::Relaxed)).sum()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_over_all_workers() {
+        let counters = WorkerCounters::new();
+        for worker in [0, 5, MAX_WORKERS - 1] {
+            counters.add(worker, Counter::Created, 2);
+        }
+        counters.add(5, Counter::of(Refused::Full), 1);
+        let sums = [Counter::Created, Counter::Full, Counter::Assured].map(|counter| counters.sum(counter));
+        assert_eq!(sums, [6, 1, 0]);
     }
 }

@@ -28,7 +28,7 @@ pub(crate) struct FirstSynTable(OnceLock<Box<[AtomicU64]>>);
 
 impl FirstSynTable {
     /// Whether the SYN of the flow with this hash is a repetition. If not, it is remembered.
-    pub(crate) fn repeated(&self, hash: u64, now: Time) -> bool {
+    pub(crate) fn is_repeated(&self, hash: u64, now: Time) -> bool {
         let places = self.0.get_or_init(|| (0..PLACES).map(|_| AtomicU64::new(0)).collect());
         let place = &places[hash as usize % PLACES];
         let (tag, millis) = (hash >> 32 | 1, (now.as_nanos() / 1_000_000) as u32);
@@ -56,10 +56,10 @@ mod tests {
         let at = |millis: u64| Time::from_nanos(5_000_000_000_000 + millis * 1_000_000);
         let rows = [(0, false), (100, false), (1000, true), (3000, true), (70_000, false), (71_000, true)];
         for (millis, repeated) in rows {
-            assert_eq!(syns.repeated(0xdead_beef_0000_0007, at(millis)), repeated, "{millis} ms");
+            assert_eq!(syns.is_repeated(0xdead_beef_0000_0007, at(millis)), repeated, "{millis} ms");
         }
         // Another flow in the same place.
-        assert!(!syns.repeated(0xfeed_0000_0000_0007, at(72_000)));
-        assert!(!syns.repeated(0xdead_beef_0000_0007, at(73_000)));
+        assert!(!syns.is_repeated(0xfeed_0000_0000_0007, at(72_000)));
+        assert!(!syns.is_repeated(0xdead_beef_0000_0007, at(73_000)));
     }
 }

@@ -1,33 +1,55 @@
-//! Parents: what `limit` counts in.
+//! Parents: the counters of `limit`. A parent counts the states of one rule, flow name and masked flow.
+//!
+//! What: parents are in a slab, where each keeps its slot for life. A hash index finds a slot by key and name, a list per
+//! rule finds the parents of a rule, and a timer wheel finds those that may have expired.
+//!
+//! Invariant: each slot is once in the index, once in its rule's list and once in the wheel. An expired parent stays until it
+//! is collected, and counts toward `dyn_parent_max`; searches take `now` and do not show it.
+//!
+//! One thread at a time, by `&mut`. The states themselves are in [`crate::state::table`].
 
-use crate::state::limits::slot_list::NONE;
-use crate::state::limits::table::{Body, Record, Table};
-use crate::state::listing::{Kind, Listed};
-use crate::state::table::hash::Secret;
-use crate::state::table::key::{self, ParentKey};
-use crate::state::{Flow, LimitMask, Name, RuleId};
+use std::time::Duration;
+
+use hashbrown::{HashMap, HashTable};
+use slab::Slab;
 use towpath_wire::Time;
 
-/// How many states there are of one rule and masked flow. Its entry's expiry is `dyn_short_lifetime` after its last
-/// use; it stays as long as it counts anything.
+use super::slot_list::{List, NONE, SlotLists};
+use super::timer_wheel::TimerWheel;
+use crate::state::table::hash::Secret;
+use crate::state::table::key::{self, ParentKey};
+use crate::state::{Flow, Kind, LimitMask, Listed, Name, RuleId};
+
+/// How long the wheel leaves a parent with states alone: [`Parents::subtract`] of its last state schedules it.
+const IN_USE: Duration = Duration::from_secs(10);
+
+/// One parent.
 #[derive(Clone, Debug)]
 struct Parent {
+    key: ParentKey,
+    name: Name,
+    rule: RuleId,
+    /// The rule was deleted and its states were kept.
+    orphaned: bool,
+    /// `dyn_short_lifetime` after the last use. A parent that counts a state stays in any case.
+    expires: Time,
     flow: Flow,
+    /// States counted.
     count: u32,
-    /// Its rule's states were removed, and it waits for those that it counts to be taken out.
-    gone: bool,
-    /// When as many may be made at once again as in a second: for limits by the second.
+    /// The rule's states were removed: the parent goes with the last state that it counts.
+    removed: bool,
+    /// For a limit per second: when the bucket of new states is full again.
     full_at: Time,
 }
 
-impl Body for Parent {
-    fn held(&self) -> bool {
-        self.count > 0
+impl Parent {
+    fn is_live(&self, now: Time) -> bool {
+        self.expires > now || self.count > 0
     }
 }
 
-/// What a new state looks for a parent by.
-pub(crate) struct Wanted {
+/// What identifies a parent.
+pub(crate) struct ParentId {
     flow: Flow,
     key: ParentKey,
     hash: u64,
@@ -35,123 +57,261 @@ pub(crate) struct Wanted {
     rule: RuleId,
 }
 
+/// The parents of one rule.
+#[derive(Clone, Copy, Debug)]
+struct OfRule {
+    list: List,
+    count: usize,
+}
+
 /// The parents.
 #[derive(Clone, Debug)]
 pub(crate) struct Parents {
-    table: Table<7, Parent>,
+    secret: Secret,
+    slots: Slab<Parent>,
+    index: HashTable<u32>,
+    wheel: TimerWheel,
+    rules: HashMap<RuleId, OfRule>,
+    lists: SlotLists,
 }
 
 impl Parents {
-    pub(crate) fn new() -> Self {
-        Self { table: Table::new() }
+    pub(crate) fn new(secret: Secret) -> Self {
+        Self {
+            secret,
+            slots: Slab::new(),
+            index: HashTable::new(),
+            wheel: TimerWheel::new(),
+            rules: HashMap::new(),
+            lists: SlotLists::default(),
+        }
     }
 
+    /// The number of parents, including those that have expired and were not collected yet.
     pub(crate) fn len(&self) -> usize {
-        self.table.len()
+        self.slots.len()
     }
 
-    pub(crate) fn wanted(secret: &Secret, flow: &Flow, mask: LimitMask, name: Name, rule: RuleId) -> Wanted {
+    pub(crate) fn id(&self, flow: &Flow, mask: LimitMask, name: Name, rule: RuleId) -> ParentId {
         let flow = key::masked(flow, mask);
         let key = ParentKey::of_parent(&flow, rule);
-        Wanted { flow, key, hash: secret.hash(&key.0), name, rule }
+        ParentId { flow, key, hash: self.secret.hash(&key.0), name, rule }
     }
 
-    /// The parent, if it is there, and whether it is past its time and there only because of what it counts.
-    pub(crate) fn find(&self, wanted: &Wanted, now: Time) -> Option<(u32, bool)> {
-        let slot = self.table.find(wanted.hash, &wanted.key, wanted.name)?;
-        Some((slot, self.table.get(slot).expire <= now))
+    /// The parent's slot, and whether its time is over and only its states keep it.
+    pub(crate) fn find(&self, id: &ParentId, now: Time) -> Option<(u32, bool)> {
+        let is = |&slot: &u32| {
+            let parent = &self.slots[slot as usize];
+            parent.key == id.key && parent.name == id.name
+        };
+        let slot = *self.index.find(id.hash, is)?;
+        Some((slot, self.slots[slot as usize].expires <= now))
     }
 
-    /// Uses a parent: it lives until `expire` at least.
-    pub(crate) fn touch(&mut self, slot: u32, expire: Time, now: Time) {
-        // A rule that installs is not gone.
-        self.table.get_mut(slot).orphaned = false;
-        self.table.get_mut(slot).body.gone = false;
-        self.table.set_expire(slot, expire, now);
+    /// Uses a parent for an install: it lives until `expires` at least.
+    pub(crate) fn touch(&mut self, slot: u32, expires: Time, now: Time) {
+        let parent = &mut self.slots[slot as usize];
+        // A rule that installs a state exists.
+        (parent.orphaned, parent.removed) = (false, false);
+        let sooner = expires < parent.expires;
+        parent.expires = expires;
+        if sooner {
+            self.wheel.reschedule_earlier(slot, expires, now);
+        }
     }
 
-    pub(crate) fn insert(&mut self, secret: &Secret, wanted: Wanted, expire: Time, now: Time) -> u32 {
-        let Wanted { flow, key, hash, name, rule } = wanted;
-        let body = Parent { flow, count: 0, gone: false, full_at: Time::default() };
-        self.table.insert(secret, hash, Record { key, name, rule, orphaned: false, expire, body }, now)
+    /// Adds a parent. No other has the same key and name.
+    pub(crate) fn insert(&mut self, id: ParentId, expires: Time, now: Time) -> u32 {
+        let ParentId { flow, key, hash, name, rule } = id;
+        let (orphaned, removed, count, full_at) = (false, false, 0, Time::default());
+        let parent = Parent { key, name, rule, orphaned, expires, flow, count, removed, full_at };
+        let slot = self.slots.insert(parent) as u32;
+        let (slots, secret) = (&self.slots, &self.secret);
+        self.index.insert_unique(hash, slot, |&slot| secret.hash(&slots[slot as usize].key.0));
+        let of_rule = self.rules.entry(rule).or_insert(OfRule { list: List::EMPTY, count: 0 });
+        self.lists.push_back(&mut of_rule.list, slot);
+        of_rule.count += 1;
+        self.wheel.insert(slot, expires, now);
+        slot
     }
 
+    fn remove(&mut self, slot: u32) {
+        let parent = self.slots.remove(slot as usize);
+        if let Ok(found) = self.index.find_entry(self.secret.hash(&parent.key.0), |&at| at == slot) {
+            found.remove();
+        }
+        self.wheel.remove(slot);
+        if let Some(of_rule) = self.rules.get_mut(&parent.rule) {
+            self.lists.remove(&mut of_rule.list, slot);
+            of_rule.count -= 1;
+            if of_rule.count == 0 {
+                self.rules.remove(&parent.rule);
+            }
+        }
+    }
+
+    /// The number of states that the parent counts.
     pub(crate) fn count(&self, slot: u32) -> u32 {
-        self.table.get(slot).body.count
+        self.slots[slot as usize].count
     }
 
-    /// Whether one more may be made in this second, of `most`. (The bucket of [`crate::eval`]'s pipes, for states.)
-    pub(crate) fn take(&mut self, slot: u32, most: u32, now: Time) -> bool {
+    /// Takes one of `max` states per second. Returns false when the bucket is empty. It is the token bucket of the
+    /// rules' pipes, for states.
+    pub(crate) fn take_per_second(&mut self, slot: u32, max: u32, now: Time) -> bool {
         const SECOND: u64 = 1_000_000_000;
-        let parent = &mut self.table.get_mut(slot).body;
-        let end = parent.full_at.max(now).as_nanos().saturating_add(SECOND / u64::from(most.max(1)));
-        let takes = most > 0 && end - now.as_nanos() <= SECOND;
+        let parent = &mut self.slots[slot as usize];
+        let end = parent.full_at.max(now).as_nanos().saturating_add(SECOND / u64::from(max.max(1)));
+        let takes = max > 0 && end - now.as_nanos() <= SECOND;
         if takes {
             parent.full_at = Time::from_nanos(end);
         }
         takes
     }
 
-    /// One more state.
+    /// Counts one more state.
     pub(crate) fn add(&mut self, slot: u32) {
-        if slot != NONE {
-            self.table.get_mut(slot).body.count += 1;
-        }
+        self.slots[slot as usize].count += 1;
     }
 
-    /// One state less.
+    /// Counts one state less. Does nothing for [`NONE`].
     pub(crate) fn subtract(&mut self, slot: u32, now: Time) {
         if slot == NONE {
             return;
         }
-        let body = &mut self.table.get_mut(slot).body;
-        body.count -= 1;
-        if body.count == 0 {
-            self.table.release(slot, now);
+        let parent = &mut self.slots[slot as usize];
+        parent.count -= 1;
+        if parent.count == 0 {
+            self.wheel.reschedule_earlier(slot, parent.expires.max(now), now);
         }
     }
 
-    /// Collects parents that count nothing and whose time is over.
-    pub(crate) fn collect(&mut self, secret: &Secret, now: Time, budget: &mut usize) {
-        while let Some(slot) = self.table.due(now, budget) {
-            self.table.remove(secret, slot);
+    /// Collects expired parents that count no state. Each parent examined takes one off `budget`.
+    pub(crate) fn collect(&mut self, now: Time, budget: &mut usize) {
+        while let Some(slot) = self.wheel.next(now, budget) {
+            let parent = &self.slots[slot as usize];
+            if !parent.is_live(now) {
+                self.remove(slot);
+                continue;
+            }
+            let expires = if parent.count > 0 { parent.expires.max(now + IN_USE) } else { parent.expires };
+            self.wheel.remove(slot);
+            self.wheel.insert(slot, expires, now);
         }
     }
 
-    /// Those included whose time was over just now.
-    pub(crate) fn collect_all(&mut self, secret: &Secret, now: Time, budget: &mut usize) {
-        self.collect(secret, now, budget);
-        while let Some(slot) = self.table.just_due(now, budget) {
-            self.table.remove(secret, slot);
+    /// As [`Parents::collect`], including the parents that expired less than a tick ago.
+    pub(crate) fn collect_all(&mut self, now: Time, budget: &mut usize) {
+        self.collect(now, budget);
+        loop {
+            let mut current =
+                self.wheel.current().take_while(|_| std::mem::replace(budget, budget.saturating_sub(1)) > 0);
+            let expired = current.find(|&slot| !self.slots[slot as usize].is_live(now));
+            drop(current);
+            let Some(slot) = expired else { return };
+            self.remove(slot);
         }
     }
 
-    /// Removes the parents of the rules that `gone` names, whose states are gone by now; one that still counts some goes
-    /// when they have been taken out.
-    pub(crate) fn remove_where(&mut self, secret: &Secret, gone: impl FnMut(RuleId) -> bool) {
-        for rule in self.table.rules_where(gone) {
-            for slot in self.table.all_of(rule) {
-                if self.count(slot) == 0 {
-                    self.table.remove(secret, slot);
-                } else {
-                    self.table.get_mut(slot).expire = Time::default();
-                    self.table.get_mut(slot).body.gone = true;
-                }
+    /// Removes the parents of the rules that `removed` accepts, after the states of these rules were removed. A parent that
+    /// still counts states goes when they have been unlinked.
+    pub(crate) fn remove_where(&mut self, removed: impl FnMut(RuleId) -> bool) {
+        for slot in self.of_rules(removed) {
+            if self.count(slot) == 0 {
+                self.remove(slot);
+            } else {
+                let parent = &mut self.slots[slot as usize];
+                (parent.expires, parent.removed) = (Time::default(), true);
             }
         }
     }
 
-    pub(crate) fn orphan_where(&mut self, gone: impl FnMut(RuleId) -> bool) {
-        for rule in self.table.rules_where(gone) {
-            self.table.orphan(rule);
+    /// Marks the parents of the rules that `deleted` accepts as orphaned.
+    pub(crate) fn orphan_where(&mut self, deleted: impl FnMut(RuleId) -> bool) {
+        for slot in self.of_rules(deleted) {
+            self.slots[slot as usize].orphaned = true;
         }
     }
 
+    /// The parents of the rules that `wanted` accepts.
+    fn of_rules(&self, mut wanted: impl FnMut(RuleId) -> bool) -> Vec<u32> {
+        let lists = self.rules.iter().filter(|(rule, _)| wanted(**rule)).map(|(_, of_rule)| of_rule.list);
+        let slots = |list: List| std::iter::successors(list.first(), |&slot| self.lists.next(slot));
+        lists.flat_map(slots).collect()
+    }
+
+    /// The live parents from `slot` on, in the order of their slots.
     pub(crate) fn list_from(&self, slot: u32, now: Time) -> impl Iterator<Item = (u32, Listed)> {
-        let there = self.table.live_from(slot, now).filter(|(_, entry)| !entry.body.gone);
-        there.map(move |(slot, entry)| {
-            let kind = Kind::Parent { count: entry.body.count };
-            (slot, Listed::new(entry, entry.body.flow, kind, now))
+        let slots = slot..self.slots.capacity() as u32;
+        let parents = slots.filter_map(|slot| Some((slot, self.slots.get(slot as usize)?)));
+        let live = parents.filter(move |(_, parent)| parent.is_live(now) && !parent.removed);
+        live.map(move |(slot, parent)| {
+            let listed = Listed {
+                kind: Kind::Parent { count: parent.count },
+                rule: parent.rule,
+                name: parent.name,
+                orphaned: parent.orphaned,
+                flow: parent.flow,
+                packets: [0; 2],
+                bytes: [0; 2],
+                remaining: parent.expires.since(now),
+                tcp_seen: 0,
+                tcp_ack: [0; 2],
+            };
+            (slot, listed)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::state::Ends;
+
+    const START: Time = Time::from_secs(1000);
+
+    fn insert(parents: &mut Parents, n: u32, rule: u32, expires: Time) -> u32 {
+        let ends = Ends::V4(Ipv4Addr::from(n), [192, 0, 2, 1].into());
+        let flow = Flow { ends, proto: 17, src_port: 1, dst_port: 2, tenant: 0 };
+        let id = parents.id(&flow, LimitMask::SRC_ADDR, Name::DEFAULT, RuleId(rule));
+        assert_eq!(parents.find(&id, START), None);
+        let slot = parents.insert(id, expires, START);
+        let id = parents.id(&flow, LimitMask::SRC_ADDR, Name::DEFAULT, RuleId(rule));
+        assert_eq!(parents.find(&id, START), Some((slot, expires <= START)));
+        slot
+    }
+
+    #[test]
+    fn parents_expire_when_they_count_nothing() {
+        let mut parents = Parents::new(Secret::new(1));
+        let slots = [1, 2, 3].map(|n| insert(&mut parents, n, 1, START + Duration::from_secs(5)));
+        parents.add(slots[1]);
+        let all = |parents: &mut Parents, seconds| {
+            parents.collect_all(START + Duration::from_secs(seconds), &mut usize::MAX.clone());
+            parents.len()
+        };
+        assert_eq!((all(&mut parents, 4), all(&mut parents, 5)), (3, 1));
+        parents.subtract(slots[1], START + Duration::from_secs(6));
+        assert_eq!(all(&mut parents, 6), 0);
+        assert!(parents.rules.is_empty() && parents.index.is_empty());
+    }
+
+    #[test]
+    fn removed_rules_lose_their_parents_and_others_keep_them() {
+        let mut parents = Parents::new(Secret::new(1));
+        let late = START + Duration::from_secs(60);
+        let slots: Vec<u32> = (0..6).map(|n| insert(&mut parents, n, n % 2, late)).collect();
+        parents.add(slots[1]);
+        parents.remove_where(|rule| rule == RuleId(1));
+        let listed: Vec<_> = parents.list_from(0, START).map(|(_, listed)| listed.rule.0).collect();
+        assert_eq!((listed, parents.len()), (vec![0; 3], 4));
+        parents.subtract(slots[1], START);
+        parents.collect_all(START + Duration::from_secs(1), &mut usize::MAX.clone());
+        assert_eq!(parents.len(), 3);
+        parents.orphan_where(|rule| rule == RuleId(0));
+        assert!(parents.list_from(0, START).all(|(_, listed)| listed.orphaned));
+        parents.touch(slots[0], late, START);
+        assert_eq!(parents.list_from(0, START).filter(|(_, listed)| listed.orphaned).count(), 2);
     }
 }

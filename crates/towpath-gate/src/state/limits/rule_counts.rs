@@ -1,12 +1,18 @@
-//! How many states each rule has, and which of them are no more its own.
+//! How many states each rule has, and which rules' states were removed.
 //!
-//! What: each rule has an era, which a state remembers from when it was made. To remove a rule's states is to begin its next
-//! era: those of an earlier one are gone from that moment on, wherever they still stand, and are taken out slot by slot by
-//! whoever collects what has ended ([`RemovedRules`] says which rules to ask).
+//! What: each rule has a generation, and a state records the generation that it was made in. Removing the states of a rule
+//! starts its next generation. The states of earlier generations are stale from that moment on: no lookup accepts them
+//! ([`RemovedRules`] lists the rules to check), and the sweep unlinks them slot by slot.
 //!
-//! Invariant: a state of an earlier era counts in `gone` until it is unlinked. A state is counted, and gets its era, by one
-//! operation. So when `gone` is zero there is no such state, and none is being made; and an era has the same number as
-//! another only after [`ERAS`] of them, before which everything is swept.
+//! Invariant: a state of an earlier generation counts in `stale` until it is unlinked. One read-modify-write counts a state
+//! and reads its generation. So when `stale` is zero, no such state exists and none is being made. A generation has the same
+//! number as another only after [`GENERATIONS`] of them; before that, a full sweep unlinks all stale states.
+//!
+//! Races: a worker makes a state of a rule (A: add one to `current`, read the generation) while another removes the rule's
+//! states (B: start the next generation, move the count to `stale`). If A comes first, B counts the state as stale, and its
+//! generation is the old one. If B comes first, A reads the new generation. Between the two steps of B, the state may be
+//! unlinked: `stale` is decremented first and wraps around below zero for a moment, which [`RuleCount::has_stale`] takes for
+//! "there are stale states".
 
 use std::sync::{Arc, Mutex};
 
@@ -17,119 +23,143 @@ use crate::state::concurrent::sync::{AtomicU64, Ordering};
 use crate::state::table::entry::Header;
 use crate::state::table::family::locked;
 
-/// The count of states has the era above it.
-const ERA: u32 = 56;
-const COUNT: u64 = (1 << ERA) - 1;
+/// Position of the generation above the count of states.
+const GENERATION: u32 = 56;
+const COUNT: u64 = (1 << GENERATION) - 1;
 
-/// Eras that are told apart.
-const ERAS: u32 = 1 << (u64::BITS - ERA);
+/// Distinct generation numbers.
+const GENERATIONS: u32 = 1 << (u64::BITS - GENERATION);
 
 /// The counts of all rules that have, or had, states.
 #[derive(Debug, Default)]
-pub(crate) struct RuleCounts(Mutex<HashMap<RuleId, Arc<OfRule>>>);
-
-/// The states of one rule.
-#[derive(Debug)]
-struct OfRule {
-    /// The era, and the states that were made in it.
-    own: AtomicU64,
-    /// States of earlier eras: less than none for a moment, when they go while they are counted.
-    gone: AtomicU64,
+pub(crate) struct RuleCounts {
+    rules: Mutex<HashMap<RuleId, Arc<RuleCount>>>,
+    /// The rules with stale states. Locked before `rules` where both are.
+    removed: Mutex<Arc<RemovedRules>>,
 }
 
-/// The rules that have states of earlier eras.
+/// The count of one rule.
+#[derive(Debug)]
+struct RuleCount {
+    /// The generation, and the number of its states.
+    current: AtomicU64,
+    /// The number of states of earlier generations, modulo 2^64.
+    stale: AtomicU64,
+}
+
+/// The rules with stale states, sorted.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RemovedRules(Vec<RemovedRule>);
 
 #[derive(Clone, Debug)]
 struct RemovedRule {
     rule: RuleId,
-    states: Arc<OfRule>,
-    /// Eras that have begun since there was none.
-    eras: u32,
+    count: Arc<RuleCount>,
+    /// Generations started since the rule had no stale state.
+    generations: u32,
 }
 
-/// The counts that one worker used last, so that it seldom asks for one.
+/// The counts that one worker used last: most installs take no lock to find theirs.
 #[derive(Debug, Default)]
-pub(crate) struct RuleCountCache([Option<(RuleId, Arc<OfRule>)>; RECENT]);
+pub(crate) struct RuleCountCache([Option<(RuleId, Arc<RuleCount>)>; CACHED]);
 
-const RECENT: usize = 16;
+const CACHED: usize = 16;
 
-impl OfRule {
+impl RuleCount {
     fn new() -> Self {
-        Self { own: AtomicU64::new(0), gone: AtomicU64::new(0) }
+        Self { current: AtomicU64::new(0), stale: AtomicU64::new(0) }
     }
 
     #[inline]
-    fn era(&self) -> u8 {
-        // Relaxed: who sees a state of this era has acquired it from its header, who has seen the era.
-        (self.own.load(Ordering::Relaxed) >> ERA) as u8
+    fn generation(&self) -> u8 {
+        // Relaxed: a worker that sees a state of this generation has acquired it from its maker, which has seen the generation.
+        (self.current.load(Ordering::Relaxed) >> GENERATION) as u8
     }
 
-    fn count(&self) -> u64 {
-        self.own.load(Ordering::Relaxed) & COUNT
+    fn states(&self) -> u64 {
+        self.current.load(Ordering::Relaxed) & COUNT
     }
 
-    fn has_gone(&self) -> bool {
-        // Acquire: pairs with the release of RuleCountCache::subtract(), so that who sees none finds none.
-        self.gone.load(Ordering::Acquire) != 0
+    fn has_stale(&self) -> bool {
+        // Acquire: pairs with the release of RuleCountCache::subtract(). A worker that reads zero finds no stale state.
+        self.stale.load(Ordering::Acquire) != 0
     }
 
-    /// Begins the next era. How many states are gone by it.
-    fn turn(&self) -> u64 {
-        // Relaxed: a state that is made after it is of the next era.
-        let turned = |own: u64| Some((own & !COUNT).wrapping_add(1 << ERA));
-        let own =
-            self.own.fetch_update(Ordering::Relaxed, Ordering::Relaxed, turned).unwrap_or_else(|own| own);
-        self.gone.fetch_add(own & COUNT, Ordering::Relaxed);
-        own & COUNT
+    /// Starts the next generation. Returns the number of states that are stale by it.
+    fn start_generation(&self) -> u64 {
+        // Relaxed: a state made after it belongs to the next generation.
+        let next = |current: u64| Some((current & !COUNT).wrapping_add(1 << GENERATION));
+        let current = self
+            .current
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
+            .unwrap_or_else(|current| current);
+        self.stale.fetch_add(current & COUNT, Ordering::Relaxed);
+        current & COUNT
     }
 }
 
 impl RuleCounts {
-    /// How many states the rule has.
+    /// The number of the rule's states.
     pub(crate) fn count(&self, rule: RuleId) -> u64 {
-        locked(&self.0).get(&rule).map_or(0, |states| states.count())
+        locked(&self.rules).get(&rule).map_or(0, |count| count.states())
     }
 
-    /// The rules with states that `wanted` names.
+    /// The rules with states that `wanted` accepts, sorted.
     pub(crate) fn with_states(&self, mut wanted: impl FnMut(RuleId) -> bool) -> Vec<RuleId> {
-        let rules = locked(&self.0);
+        let rules = locked(&self.rules);
         let mut rules: Vec<_> = rules
             .iter()
-            .filter(|(rule, states)| states.count() > 0 && wanted(**rule))
+            .filter(|(rule, count)| count.states() > 0 && wanted(**rule))
             .map(|(rule, _)| *rule)
             .collect();
         rules.sort_unstable();
         rules
     }
 
-    /// Has the states of every rule that `wanted` names gone, and adds the rules to `gone`. How many states that were.
-    pub(crate) fn turn(&self, mut wanted: impl FnMut(RuleId) -> bool, gone: &mut RemovedRules) -> u64 {
-        let (mut states, known) = (0, gone.0.len());
-        for (&rule, of_rule) in &*locked(&self.0) {
-            if of_rule.count() > 0 && wanted(rule) {
-                states += of_rule.turn();
-                gone.add(known, rule, of_rule);
+    /// The rules with stale states, as of now.
+    pub(crate) fn removed(&self) -> Arc<RemovedRules> {
+        Arc::clone(&locked(&self.removed))
+    }
+
+    /// Makes the states of the rules that `wanted` accepts stale. Returns their number.
+    pub(crate) fn remove_where(&self, mut wanted: impl FnMut(RuleId) -> bool) -> u64 {
+        let mut removed = locked(&self.removed);
+        let removed = Arc::make_mut(&mut removed);
+        removed.prune();
+        let (mut states, known) = (0, removed.0.len());
+        for (&rule, count) in &*locked(&self.rules) {
+            if count.states() > 0 && wanted(rule) {
+                states += count.start_generation();
+                removed.add(known, rule, count);
             }
         }
-        gone.0.sort_unstable_by_key(|of| of.rule);
+        removed.0.sort_unstable_by_key(|removed| removed.rule);
         states
     }
 
-    fn of(&self, rule: RuleId) -> Arc<OfRule> {
-        let mut rules = locked(&self.0);
+    /// Forgets the rules whose stale states are all unlinked.
+    pub(crate) fn prune_removed(&self) {
+        Arc::make_mut(&mut locked(&self.removed)).prune();
+    }
+
+    /// Returns true if a rule's next generation could have the number of a stale state's: a full sweep must come first.
+    pub(crate) fn generations_exhausted(&self) -> bool {
+        locked(&self.removed).0.iter().any(|removed| removed.generations >= GENERATIONS - 1)
+    }
+
+    fn of(&self, rule: RuleId) -> Arc<RuleCount> {
+        let mut rules = locked(&self.rules);
         if rules.len() == rules.capacity() {
-            // RuleCounts come and go; a count that a worker still has may be needed again.
-            rules
-                .retain(|_, states| Arc::strong_count(states) > 1 || states.count() > 0 || states.has_gone());
+            // Rules come and go. A count that a worker has cached may be used again.
+            rules.retain(|_, count| Arc::strong_count(count) > 1 || count.states() > 0 || count.has_stale());
         }
-        Arc::clone(rules.entry(rule).or_insert_with(|| Arc::new(OfRule::new())))
+        Arc::clone(rules.entry(rule).or_insert_with(|| Arc::new(RuleCount::new())))
     }
 }
 
 impl RemovedRules {
-    #[cfg(all(test, loom))]
+    /// No rules.
+    #[cfg(test)]
     pub(crate) const NONE: &Self = &Self(Vec::new());
 
     #[inline]
@@ -137,67 +167,62 @@ impl RemovedRules {
         self.0.is_empty()
     }
 
-    /// Whether the state is gone.
+    /// Returns true if the state is stale.
     #[inline]
-    pub(crate) fn has(&self, header: Header) -> bool {
+    pub(crate) fn contains(&self, header: Header) -> bool {
         !self.0.is_empty() && self.find(header)
     }
 
     #[cold]
     fn find(&self, header: Header) -> bool {
-        let found = self.0.binary_search_by_key(&header.rule(), |of| of.rule);
-        found.is_ok_and(|at| self.0[at].states.era() != header.era())
+        let found = self.0.binary_search_by_key(&header.rule(), |removed| removed.rule);
+        found.is_ok_and(|at| self.0[at].count.generation() != header.generation())
     }
 
-    /// Whether all of these states are taken out.
-    pub(crate) fn is_over(&self) -> bool {
-        !self.0.iter().any(|of| of.states.has_gone())
+    /// Returns true if all stale states of these rules are unlinked.
+    pub(crate) fn all_unlinked(&self) -> bool {
+        !self.0.iter().any(|removed| removed.count.has_stale())
     }
 
-    /// Whether eras could be taken for each other when one more begins.
-    pub(crate) fn is_spent(&self) -> bool {
-        self.0.iter().any(|of| of.eras >= ERAS - 1)
+    fn prune(&mut self) {
+        self.0.retain(|removed| removed.count.has_stale());
     }
 
-    /// Forgets rules whose states are taken out.
-    pub(crate) fn prune(&mut self) {
-        self.0.retain(|of| of.states.has_gone());
-    }
-
-    /// One more; the first `known` are in order, and none is added twice behind them.
-    fn add(&mut self, known: usize, rule: RuleId, states: &Arc<OfRule>) {
-        match self.0[..known].binary_search_by_key(&rule, |of| of.rule) {
-            Ok(at) => self.0[at].eras += 1,
-            Err(_) => self.0.push(RemovedRule { rule, states: Arc::clone(states), eras: 1 }),
+    /// Adds a rule. The first `known` rules are sorted; those behind them are distinct.
+    fn add(&mut self, known: usize, rule: RuleId, count: &Arc<RuleCount>) {
+        match self.0[..known].binary_search_by_key(&rule, |removed| removed.rule) {
+            Ok(at) => self.0[at].generations += 1,
+            Err(_) => self.0.push(RemovedRule { rule, count: Arc::clone(count), generations: 1 }),
         }
     }
 }
 
 impl RuleCountCache {
-    /// One state more; the era that it is of.
+    /// Counts one more state. Returns its generation.
     pub(crate) fn add(&mut self, rules: &RuleCounts, rule: RuleId) -> u8 {
-        // Relaxed: the state publishes what its header has seen.
-        (self.of(rules, rule).own.fetch_add(1, Ordering::Relaxed) >> ERA) as u8
+        // Relaxed: the state publishes what its maker has seen.
+        (self.of(rules, rule).current.fetch_add(1, Ordering::Relaxed) >> GENERATION) as u8
     }
 
-    /// One state less, of this era. Whether it was gone.
-    pub(crate) fn subtract(&mut self, rules: &RuleCounts, rule: RuleId, era: u8) -> bool {
-        let states = self.of(rules, rule);
-        let less = |own: u64| ((own >> ERA) as u8 == era).then(|| own - 1);
-        let gone = states.own.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_err();
-        if gone {
-            // Release: pairs with the acquire of has_gone(); the state is unlinked.
-            states.gone.fetch_sub(1, Ordering::Release);
+    /// Counts one state of this generation less. Returns true if it was stale.
+    pub(crate) fn subtract(&mut self, rules: &RuleCounts, rule: RuleId, generation: u8) -> bool {
+        let count = self.of(rules, rule);
+        let less = |current: u64| ((current >> GENERATION) as u8 == generation).then(|| current - 1);
+        // Relaxed: a count.
+        let stale = count.current.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_err();
+        if stale {
+            // Release: pairs with the acquire of has_stale(). The state is unlinked.
+            count.stale.fetch_sub(1, Ordering::Release);
         }
-        gone
+        stale
     }
 
-    fn of(&mut self, rules: &RuleCounts, rule: RuleId) -> &OfRule {
-        let recent = &mut self.0[rule.0 as usize % RECENT];
-        if recent.as_ref().is_none_or(|(known, _)| *known != rule) {
-            *recent = None;
+    fn of(&mut self, rules: &RuleCounts, rule: RuleId) -> &RuleCount {
+        let cached = &mut self.0[rule.0 as usize % CACHED];
+        if cached.as_ref().is_none_or(|(known, _)| *known != rule) {
+            *cached = None;
         }
-        &recent.get_or_insert_with(|| (rule, rules.of(rule))).1
+        &cached.get_or_insert_with(|| (rule, rules.of(rule))).1
     }
 }
 
@@ -206,33 +231,46 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_outlive_being_recent() {
-        let (rules, mut recent) = (RuleCounts::default(), RuleCountCache::default());
+    fn counts_outlive_the_cache() {
+        let (rules, mut cache) = (RuleCounts::default(), RuleCountCache::default());
         for rule in 0..1000 {
-            recent.add(&rules, RuleId(rule));
+            cache.add(&rules, RuleId(rule));
         }
         (0..1000).for_each(|rule| assert_eq!(rules.count(RuleId(rule)), 1));
-        recent.subtract(&rules, RuleId(3), 0);
+        cache.subtract(&rules, RuleId(3), 0);
         assert_eq!(rules.with_states(|rule| rule.0 < 5), [0, 1, 2, 4].map(RuleId));
     }
 
     #[test]
-    fn a_rule_that_turned_has_states_of_two_eras() {
-        let (rules, mut recent, mut gone) =
-            (RuleCounts::default(), RuleCountCache::default(), RemovedRules::default());
+    fn a_rule_has_stale_states_until_they_are_unlinked() {
+        let (rules, mut cache) = (RuleCounts::default(), RuleCountCache::default());
         let (one, other) = (RuleId(1), RuleId(2));
-        let first = recent.add(&rules, one);
-        recent.add(&rules, one);
-        recent.add(&rules, other);
-        assert_eq!(rules.turn(|rule| rule == one, &mut gone), 2);
-        let second = recent.add(&rules, one);
+        let first = cache.add(&rules, one);
+        cache.add(&rules, one);
+        cache.add(&rules, other);
+        assert_eq!(rules.remove_where(|rule| rule == one), 2);
+        let removed = rules.removed();
+        let second = cache.add(&rules, one);
         assert_ne!(first, second);
         assert_eq!((rules.count(one), rules.count(other)), (1, 1));
-        let is_gone = |rule, era| gone.has(Header::of(rule, era));
-        assert_eq!([is_gone(one, first), is_gone(one, second), is_gone(other, 0)], [true, false, false]);
-        assert_eq!([first, second, first].map(|era| recent.subtract(&rules, one, era)), [true, false, true]);
-        assert!(gone.is_over());
-        gone.prune();
-        assert!(gone.is_empty());
+        let is_stale = |rule, generation| removed.contains(Header::of(rule, generation));
+        assert_eq!([is_stale(one, first), is_stale(one, second), is_stale(other, 0)], [true, false, false]);
+        let stale = [first, second, first].map(|generation| cache.subtract(&rules, one, generation));
+        assert_eq!(stale, [true, false, true]);
+        assert!(removed.all_unlinked());
+        rules.prune_removed();
+        assert!(rules.removed().is_empty());
+    }
+
+    #[test]
+    fn generations_are_exhausted_before_a_number_repeats() {
+        let (rules, mut cache) = (RuleCounts::default(), RuleCountCache::default());
+        let first = cache.add(&rules, RuleId(1));
+        for _ in 1..GENERATIONS {
+            assert!(!rules.generations_exhausted());
+            assert_ne!(rules.remove_where(|_| true), 0);
+            assert_ne!(cache.add(&rules, RuleId(1)), first);
+        }
+        assert!(rules.generations_exhausted());
     }
 }

@@ -34,7 +34,7 @@ pub(crate) struct SlotLists(Vec<Link>);
 impl SlotLists {
     /// Puts `slot`, which is in no list, at the end of `list`.
     #[inline]
-    pub(crate) fn push(&mut self, list: &mut List, slot: u32) {
+    pub(crate) fn push_back(&mut self, list: &mut List, slot: u32) {
         let at = slot as usize;
         if at >= self.0.len() {
             self.0.resize(at + 1, Link { prev: NONE, next: NONE });
@@ -49,7 +49,7 @@ impl SlotLists {
 
     /// Takes `slot` out of `list`, in which it is.
     #[inline]
-    pub(crate) fn take(&mut self, list: &mut List, slot: u32) {
+    pub(crate) fn remove(&mut self, list: &mut List, slot: u32) {
         let Link { prev, next } = self.0[slot as usize];
         match prev {
             NONE => list.first = next,
@@ -73,32 +73,32 @@ impl SlotLists {
 mod tests {
     use super::*;
 
-    fn slots(chains: &SlotLists, list: List) -> Vec<u32> {
-        std::iter::successors(list.first(), |&slot| chains.next(slot)).collect()
+    fn slots(lists: &SlotLists, list: List) -> Vec<u32> {
+        std::iter::successors(list.first(), |&slot| lists.next(slot)).collect()
     }
 
     #[test]
     fn takes_from_front_middle_and_back() {
-        let mut chains = SlotLists::default();
+        let mut lists = SlotLists::default();
         for (gone, left) in [(1, [2, 3, 4]), (2, [1, 3, 4]), (3, [1, 2, 4])] {
             let mut list = List::EMPTY;
-            [1, 2, 3].into_iter().for_each(|slot| chains.push(&mut list, slot));
-            chains.take(&mut list, gone);
-            chains.push(&mut list, 4);
-            assert_eq!(slots(&chains, list), left);
+            [1, 2, 3].into_iter().for_each(|slot| lists.push_back(&mut list, slot));
+            lists.remove(&mut list, gone);
+            lists.push_back(&mut list, 4);
+            assert_eq!(slots(&lists, list), left);
         }
     }
 
     #[test]
     fn lists_are_apart_and_end() {
-        let (mut chains, mut one, mut other) = (SlotLists::default(), List::EMPTY, List::EMPTY);
-        chains.push(&mut one, 0);
-        chains.push(&mut other, 5);
-        chains.push(&mut one, 9);
-        assert_eq!((slots(&chains, one), slots(&chains, other)), (vec![0, 9], vec![5]));
-        chains.take(&mut other, 5);
+        let (mut lists, mut one, mut other) = (SlotLists::default(), List::EMPTY, List::EMPTY);
+        lists.push_back(&mut one, 0);
+        lists.push_back(&mut other, 5);
+        lists.push_back(&mut one, 9);
+        assert_eq!((slots(&lists, one), slots(&lists, other)), (vec![0, 9], vec![5]));
+        lists.remove(&mut other, 5);
         assert_eq!(other.first(), None);
-        chains.push(&mut other, 7);
-        assert_eq!(slots(&chains, other), [7]);
+        lists.push_back(&mut other, 7);
+        assert_eq!(slots(&lists, other), [7]);
     }
 }

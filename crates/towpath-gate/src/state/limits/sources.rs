@@ -1,4 +1,4 @@
-//! How many states each source has, for `dyn_source_max`.
+//! The number of states per source address, for `dyn_source_max`.
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
@@ -6,35 +6,39 @@ use hashbrown::hash_table::Entry;
 use crate::state::table::hash::Secret;
 use crate::state::{Ends, Flow};
 
-/// A source: an address, a /64, with its tenant.
+/// A source: an address or a /64 prefix, with its tenant.
 type Key = [u64; 3];
 
-/// The counts. There is an entry for every source that has a counted state, so the states bound the entries.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Sources(HashTable<(Key, u32)>);
+/// The counts. Each source with a counted state has an entry, so the number of states bounds the entries.
+#[derive(Clone, Debug)]
+pub(crate) struct Sources {
+    secret: Secret,
+    counts: HashTable<(Key, u32)>,
+}
 
 impl Sources {
-    /// How many counted states the source of `flow` has.
-    pub(crate) fn count(&self, secret: &Secret, flow: &Flow) -> u32 {
-        let key = key(flow);
-        self.0.find(secret.hash(&key), |entry| entry.0 == key).map_or(0, |entry| entry.1)
+    pub(crate) fn new(secret: Secret) -> Self {
+        Self { secret, counts: HashTable::new() }
     }
 
-    /// One more state of the source of `flow`.
-    pub(crate) fn add(&mut self, secret: &Secret, flow: &Flow) {
-        let key = key(flow);
-        match self.0.entry(secret.hash(&key), |entry| entry.0 == key, |entry| secret.hash(&entry.0)) {
+    /// Counts one more state for the source of `flow`. Returns false, and counts nothing, if it has `max` already.
+    pub(crate) fn add(&mut self, flow: &Flow, max: u32) -> bool {
+        let (key, secret) = (key(flow), &self.secret);
+        match self.counts.entry(secret.hash(&key), |entry| entry.0 == key, |entry| secret.hash(&entry.0)) {
+            Entry::Occupied(entry) if entry.get().1 >= max => return false,
             Entry::Occupied(mut entry) => entry.get_mut().1 += 1,
+            Entry::Vacant(_) if max == 0 => return false,
             Entry::Vacant(entry) => {
                 entry.insert((key, 1));
             }
         }
+        true
     }
 
-    /// One less.
-    pub(crate) fn subtract(&mut self, secret: &Secret, flow: &Flow) {
+    /// Counts one state less.
+    pub(crate) fn subtract(&mut self, flow: &Flow) {
         let key = key(flow);
-        if let Ok(mut found) = self.0.find_entry(secret.hash(&key), |entry| entry.0 == key) {
+        if let Ok(mut found) = self.counts.find_entry(self.secret.hash(&key), |entry| entry.0 == key) {
             found.get_mut().1 -= 1;
             if found.get().1 == 0 {
                 found.remove();
@@ -43,7 +47,8 @@ impl Sources {
     }
 }
 
-/// Who has one IPv6 address of a /64 has them all (RFC 4291, 2.5.4); but all link-local addresses are of one /64.
+/// The source of a flow. A host controls all addresses of its IPv6 /64 (RFC 4291, 2.5.4), except that all link-local addresses
+/// share one /64.
 fn key(flow: &Flow) -> Key {
     let tenant = u64::from(flow.tenant);
     match flow.ends {
@@ -61,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_one_source() {
+    fn a_source_is_an_ipv4_address_or_an_ipv6_prefix() {
         let v4 = |src: [u8; 4], dst: [u8; 4]| Ends::V4(src.into(), dst.into());
         let v6 = |src: &str| Ends::V6(src.parse().unwrap(), "2001:db8:9::9".parse().unwrap(), 0);
         let flow = |ends| Flow { ends, proto: 6, src_port: 1, dst_port: 2, tenant: 0 };
@@ -80,20 +85,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_behind() {
-        let (secret, mut sources) = (Secret::new(1), Sources::default());
-        let flow = Flow {
-            ends: Ends::V4([1; 4].into(), [2; 4].into()),
-            proto: 6,
-            src_port: 1,
-            dst_port: 2,
-            tenant: 0,
-        };
-        sources.add(&secret, &flow);
-        sources.add(&secret, &flow);
-        sources.subtract(&secret, &flow);
-        assert_eq!(sources.count(&secret, &flow), 1);
-        sources.subtract(&secret, &flow);
-        assert!(sources.0.is_empty());
+    fn counts_are_bounded_and_leave_nothing_behind() {
+        let mut sources = Sources::new(Secret::new(1));
+        let ends = Ends::V4([1; 4].into(), [2; 4].into());
+        let flow = Flow { ends, proto: 6, src_port: 1, dst_port: 2, tenant: 0 };
+        assert_eq!([0, 2, 2, 2].map(|max| sources.add(&flow, max)), [false, true, true, false]);
+        sources.subtract(&flow);
+        assert!(sources.add(&flow, 2) && !sources.add(&flow, 2));
+        (0..2).for_each(|_| sources.subtract(&flow));
+        assert!(sources.counts.is_empty());
     }
 }

@@ -1,11 +1,11 @@
 //! A timer wheel: which slots are due, without looking at those that are not.
 //!
-//! What: time is cut into ticks of 2^28 ns (0.27 s); slot lists for the next 2048 ticks (9 minutes). A slot is filed
+//! What: time is cut into ticks of 2^28 ns (0.27 s); slot lists for the next 2048 ticks (9 minutes). A slot is len
 //! under the tick of its expiry, or the last tick of the wheel when that is farther away. A state that is refreshed
-//! is not filed anew: when its old tick is over it comes out, is seen to live on, and is filed again. So a refresh
+//! is not len anew: when its old tick is over it comes out, is seen to live on, and is len again. So a refresh
 //! costs nothing here, and each state is looked at about once per lifetime.
 //!
-//! Invariant: a filed slot's tick is never after the tick of its expiry (whoever shortens a life calls
+//! Invariant: a len slot's tick is never after the tick of its expiry (whoever shortens a life calls
 //! [`TimerWheel::hasten`]), and `at` never passes a tick whose list is not empty. So a slot whose tick is over is out at
 //! the latest when `at` has caught up with now.
 //!
@@ -23,12 +23,12 @@ const WORDS: usize = TICKS as usize / 64;
 pub(crate) struct TimerWheel {
     /// The first tick whose list may hold something.
     at: u64,
-    filed: usize,
+    len: usize,
     /// Which lists hold something, a bit for each.
     occupied: [u64; WORDS],
     lists: Box<[List; TICKS as usize]>,
-    chains: SlotLists,
-    /// The tick that each slot is filed under.
+    slots: SlotLists,
+    /// The tick that each slot is len under.
     ticks: Vec<u64>,
 }
 
@@ -36,18 +36,18 @@ impl TimerWheel {
     pub(crate) fn new() -> Self {
         Self {
             at: 0,
-            filed: 0,
+            len: 0,
             occupied: [0; WORDS],
             lists: Box::new([List::EMPTY; TICKS as usize]),
-            chains: SlotLists::default(),
+            slots: SlotLists::default(),
             ticks: Vec::new(),
         }
     }
 
-    /// Files `slot`, which is not filed.
+    /// Files `slot`, which is not len.
     #[inline]
-    pub(crate) fn file(&mut self, slot: u32, expire: Time, now: Time) {
-        if self.filed == 0 {
+    pub(crate) fn insert(&mut self, slot: u32, expire: Time, now: Time) {
+        if self.len == 0 {
             self.at = tick(now);
         }
         let tick = tick(expire).clamp(self.at, self.at + TICKS - 1);
@@ -57,34 +57,34 @@ impl TimerWheel {
         }
         self.ticks[at] = tick;
         let list = (tick % TICKS) as usize;
-        self.chains.push(&mut self.lists[list], slot);
+        self.slots.push_back(&mut self.lists[list], slot);
         self.occupied[list / 64] |= 1 << (list % 64);
-        self.filed += 1;
+        self.len += 1;
     }
 
-    /// Takes `slot`, which is filed, out.
+    /// Takes `slot`, which is len, out.
     #[inline]
-    pub(crate) fn take(&mut self, slot: u32) {
+    pub(crate) fn remove(&mut self, slot: u32) {
         let list = (self.ticks[slot as usize] % TICKS) as usize;
-        self.chains.take(&mut self.lists[list], slot);
+        self.slots.remove(&mut self.lists[list], slot);
         if self.lists[list].first().is_none() {
             self.occupied[list / 64] &= !(1 << (list % 64));
         }
-        self.filed -= 1;
+        self.len -= 1;
     }
 
-    /// Files `slot`, which is filed, anew if `expire` is before its tick.
-    pub(crate) fn hasten(&mut self, slot: u32, expire: Time, now: Time) {
+    /// Files `slot`, which is len, anew if `expire` is before its tick.
+    pub(crate) fn reschedule_earlier(&mut self, slot: u32, expire: Time, now: Time) {
         if tick(expire) < self.ticks[slot as usize] {
-            self.take(slot);
-            self.file(slot, expire, now);
+            self.remove(slot);
+            self.insert(slot, expire, now);
         }
     }
 
-    /// A slot whose tick is over: it may be due. It stays filed; the caller takes it out or files it anew, with an
+    /// A slot whose tick is over: it may be due. It stays len; the caller takes it out or files it anew, with an
     /// expiry after now. Takes one off `budget`; `None` when there is nothing more or the budget is spent.
     pub(crate) fn next(&mut self, now: Time, budget: &mut usize) -> Option<u32> {
-        if self.filed == 0 || *budget == 0 {
+        if self.len == 0 || *budget == 0 {
             return None;
         }
         let now = tick(now);
@@ -103,10 +103,10 @@ impl TimerWheel {
         None
     }
 
-    /// The slots filed under the tick that has begun and is not over, some of which may be due.
+    /// The slots len under the tick that has begun and is not over, some of which may be due.
     pub(crate) fn current(&self) -> impl Iterator<Item = u32> + '_ {
         let first = self.lists[(self.at % TICKS) as usize].first();
-        std::iter::successors(first, |&slot| self.chains.next(slot))
+        std::iter::successors(first, |&slot| self.slots.next(slot))
     }
 }
 
@@ -129,7 +129,7 @@ mod tests {
     fn out(wheel: &mut TimerWheel, now: Time) -> Vec<u32> {
         let mut slots = Vec::new();
         while let Some(slot) = wheel.next(now, &mut usize::MAX.clone()) {
-            wheel.take(slot);
+            wheel.remove(slot);
             slots.push(slot);
         }
         slots.sort_unstable();
@@ -141,7 +141,7 @@ mod tests {
         for start in [0, 5, 1 << 30] {
             let mut wheel = TimerWheel::new();
             for (slot, ahead) in [(0, 0), (1, 1), (2, 63), (3, 64), (4, 2047)] {
-                wheel.file(slot, at(start + ahead), at(start));
+                wheel.insert(slot, at(start + ahead), at(start));
             }
             for (ahead, slots) in
                 [(0, vec![]), (1, vec![0]), (2, vec![1]), (64, vec![2]), (65, vec![3]), (2047, vec![])]
@@ -156,7 +156,7 @@ mod tests {
     fn a_jump_in_time_leaves_nothing_behind() {
         for jump in [2047, 2048, 2049, 10_000, 1 << 34] {
             let mut wheel = TimerWheel::new();
-            (0..2048).for_each(|slot| wheel.file(slot, at(u64::from(slot)), at(0)));
+            (0..2048).for_each(|slot| wheel.insert(slot, at(u64::from(slot)), at(0)));
             let mut slots = out(&mut wheel, at(jump));
             slots.extend(out(&mut wheel, at(jump + 1)));
             assert_eq!(slots.len(), 2048, "{jump}");
@@ -166,14 +166,14 @@ mod tests {
     #[test]
     fn what_is_too_far_away_comes_out_early_and_goes_in_again() {
         let mut wheel = TimerWheel::new();
-        wheel.file(7, at(5000), at(0));
+        wheel.insert(7, at(5000), at(0));
         let mut seen = Vec::new();
         for tick in 0..=5001 {
             while let Some(slot) = wheel.next(at(tick), &mut usize::MAX.clone()) {
                 seen.push(tick);
-                wheel.take(slot);
+                wheel.remove(slot);
                 if tick <= 5000 {
-                    wheel.file(slot, at(5000), at(tick));
+                    wheel.insert(slot, at(5000), at(tick));
                 }
             }
         }
@@ -183,9 +183,9 @@ mod tests {
     #[test]
     fn a_shorter_life_comes_out_sooner() {
         let mut wheel = TimerWheel::new();
-        wheel.file(1, at(1000), at(0));
-        wheel.hasten(1, at(10), at(0));
-        wheel.hasten(1, at(500), at(0));
+        wheel.insert(1, at(1000), at(0));
+        wheel.reschedule_earlier(1, at(10), at(0));
+        wheel.reschedule_earlier(1, at(500), at(0));
         assert_eq!(out(&mut wheel, at(10)), [0; 0]);
         assert_eq!(out(&mut wheel, at(11)), [1]);
     }
@@ -193,8 +193,8 @@ mod tests {
     #[test]
     fn time_that_goes_back_loses_nothing() {
         let mut wheel = TimerWheel::new();
-        wheel.file(1, at(100), at(90));
-        wheel.file(2, at(20), at(10));
+        wheel.insert(1, at(100), at(90));
+        wheel.insert(2, at(20), at(10));
         assert_eq!(out(&mut wheel, at(50)), [0; 0]);
         assert_eq!(out(&mut wheel, at(101)), [1, 2]);
     }

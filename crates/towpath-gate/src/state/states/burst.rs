@@ -1,39 +1,43 @@
-//! BurstBuffers: lookups whose cache misses overlap.
+//! Bursts: lookups whose cache misses overlap.
 //!
-//! What: three stages. The flows' lines of the index are asked for; then, from their tags alone, the states; then each
-//! packet is looked up, in the packets' order. What the tags told is a guess that the key confirms. While packets are in
-//! the last stage, which waits for nothing, those behind them are in the first. Each stage is a loop of its own, so that
-//! the processor is at several packets at once also when all is in its cache.
+//! What: a burst has three stages. The first prefetches the flows' lines of the index. The second finds a slot in them by the
+//! flow's tag alone (a *hint*) and prefetches the state. The third looks each packet up, in the packets' order; the key confirms
+//! the hint. While packets are in the third stage, which waits for nothing, the next ones are in the first. Each stage is a loop
+//! over all packets, so that the processor works on several packets at once also when everything is cached.
 //!
-//! While flows move to another index, a packet whose flow is not found in this one is asked for there, in the same three
-//! stages: growth costs a burst some more cache misses, and not a wait for each.
+//! While flows migrate to another index, a packet whose flow has no hint in this one goes through the same stages there:
+//! growth costs a burst some more overlapping cache misses.
 //!
-//! Invariant: a guess is good as long as the worker has not said since that it knows no slots, and has itself taken no
-//! state away and put none before another of its flow: [`States::pass`] asks.
+//! Invariant: a hint is valid as long as the worker has announced no quiescent state, the indices are the same, and the worker
+//! itself has neither unlinked a state nor put one before another of its flow. [`States::pass`] checks that.
 
-use super::{AddressFamily, States, TELL};
+use towpath_wire::Time;
+
+use super::{AddressFamily, States, TIME_STEP};
 use crate::state::table::entry::{BurstTime, Entry, PacketInfo, STRICT};
 use crate::state::table::family::Family;
 use crate::state::table::index::{Index, Probe};
 use crate::state::table::key::{FlowKey, Key, Key4, Key6, Side};
 use crate::state::{Ends, Flow, Hit, Lookup, RuleId, Segment};
-use towpath_wire::Time;
 
-/// Packets that go through the stages of a burst together: so many cache lines are on their way at once.
+/// The number of packets whose cache misses overlap.
 pub const BURST: usize = 32;
 
 const UDP: u8 = 17;
 
-/// No guess.
+/// No hint.
 const NONE: u32 = u32::MAX;
 
-/// The states that packets of a burst are in, as far as that was guessed.
+/// The states that the hints of a burst lead to.
 type Entries<'s, const N: usize> = [Option<Entry<'s, N>>; BURST];
 
+/// What hints depend on: the worker's epoch, the shared version, and the worker's own changes.
+type HintVersion = (u64, u64, u64);
+
 impl States {
-    /// [`States::lookup`] for each of the packets, in their order, whose cache misses overlap: `hits` has what each of
-    /// them found. How many packets there were, no more than there is room for in `hits`, of which the rest stays as it is.
-    /// `None`, as [`towpath_wire::plain`] says of some, is a packet that finds nothing.
+    /// [`States::lookup`] for each packet, in order, with overlapping cache misses. Writes the result for each packet to
+    /// `hits`, up to its length, and returns the number of packets looked up. `None` is a packet that
+    /// [`towpath_wire::plain`] does not handle; its result is `None`.
     #[inline]
     pub fn lookup_burst(
         &mut self,
@@ -46,8 +50,8 @@ impl States {
         self.staged::<true>(packets.into_iter(), lookup, now, hits)
     }
 
-    /// [`States::peek`] for each of the flows, in their order, whose cache misses overlap. How many flows there were, as
-    /// there.
+    /// [`States::peek`] for each flow, in order, with overlapping cache misses. Results and return value are those of
+    /// [`States::lookup_burst`].
     #[inline]
     pub fn peek_burst(
         &mut self,
@@ -61,7 +65,7 @@ impl States {
         self.staged::<false>(packets, lookup, now, hits)
     }
 
-    /// The packets stage by stage, so many at a time: each is taken into its state (`COUNTS`), or only finds it.
+    /// Runs the stages. `COUNTS` applies each packet to its state.
     #[inline(always)]
     fn staged<const COUNTS: bool>(
         &mut self,
@@ -70,53 +74,53 @@ impl States {
         now: Time,
         hits: &mut [Option<Hit>],
     ) -> usize {
-        let at = BurstTime::new(now, &self.settings);
+        let time = BurstTime::new(now, &self.settings);
         let mut bursts = self.bursts.take().unwrap_or_default();
-        let [mut first, mut behind] = [&mut bursts.0, &mut bursts.1];
+        let [mut first, mut next] = [&mut bursts.0, &mut bursts.1];
         let (mut v4, mut v6): (Entries<'_, 2>, Entries<'_, 6>) = ([None; BURST], [None; BURST]);
         first.clear();
         let mut count = 0;
         loop {
             let (hits, rest) = hits[count..].split_at_mut(first.count);
-            behind.add(self, &mut packets, rest.len());
-            first.v4.find::<COUNTS>(self, &v4, lookup, at, hits);
-            first.v6.find::<COUNTS>(self, &v6, lookup, at, hits);
-            first.find_none(hits);
+            next.add(self, &mut packets, rest.len());
+            first.v4.find::<COUNTS>(self, &v4, lookup, time, hits);
+            first.v6.find::<COUNTS>(self, &v6, lookup, time, hits);
+            first.clear_absent(hits);
             count += first.count;
-            if behind.count == 0 {
+            if next.count == 0 {
                 break;
             }
-            behind.v4.fetch::<COUNTS>(self, &mut v4);
-            behind.v6.fetch::<COUNTS>(self, &mut v6);
-            std::mem::swap(&mut first, &mut behind);
+            next.v4.prefetch::<COUNTS>(self, &mut v4);
+            next.v6.prefetch::<COUNTS>(self, &mut v6);
+            std::mem::swap(&mut first, &mut next);
         }
-        // These are not for pass().
+        // pass() must not use these packets.
         bursts.0.clear();
         self.bursts = Some(bursts);
         count
     }
 
-    /// Has what lookups of these packets will read on its way to the cache, for [`States::pass`] of each, or lookups one
-    /// by one, that follow soon. Of the packets, at most 32 are looked at; `None` is one that is not.
+    /// Prefetches what lookups of these packets will read, for [`States::pass`] of each or single lookups soon after. Takes up
+    /// to [`BURST`] packets; `None` is a packet to skip.
     #[inline]
     pub(crate) fn fetch(&mut self, mut packets: impl Iterator<Item = Option<(Flow, Segment)>>) {
-        self.stamp();
+        self.quiescent();
         let mut bursts = self.bursts.take().unwrap_or_default();
         let burst = &mut bursts.0;
         burst.add(self, &mut packets, BURST);
-        if burst.v4.here != 0 {
-            burst.v4.fetch::<true>(self, &mut [None; BURST]);
+        if burst.v4.present != 0 {
+            burst.v4.prefetch::<true>(self, &mut [None; BURST]);
         }
-        if burst.v6.here != 0 {
-            burst.v6.fetch::<true>(self, &mut [None; BURST]);
+        if burst.v6.present != 0 {
+            burst.v6.prefetch::<true>(self, &mut [None; BURST]);
         }
-        (burst.seen, burst.news, burst.turns) = (self.seen, self.news, self.turns);
+        burst.version = self.hint_version();
         self.bursts = Some(bursts);
     }
 
-    /// Takes packet `at` of those that were fetched into its state, if there is a live one whose rule `passes` lets it
-    /// through; else nothing has happened. A packet passes once: who asks again, or for one that was not fetched, hears
-    /// nothing of it.
+    /// Applies the packet at position `at` of the last [`States::fetch`] to its live state, if `passes` accepts the state's
+    /// rule. Returns what `passes` returned and the packet's bytes. Returns `None`, without effect, if there is no valid hint, if
+    /// the state has strict tracking, or if the packet passed before.
     #[inline]
     pub(crate) fn pass<T>(
         &mut self,
@@ -125,12 +129,11 @@ impl States {
         now: Time,
         passes: impl FnOnce(RuleId) -> Option<T>,
     ) -> Option<(T, u32)> {
-        let Self { bursts, seen, news, turns, latest, .. } = self;
-        let burst = &mut bursts.as_mut()?.0;
-        // Guesses are good as long as no slot that they name has been used for another flow, the index is the same, and what it
-        // says of their flows. A jump of time is for the walk.
-        let fresh = (burst.seen, burst.news, burst.turns) == (*seen, *news, *turns);
-        if at >= BURST || !fresh || now.as_nanos() > latest.saturating_add(TELL) {
+        let version = self.hint_version();
+        let burst = &mut self.bursts.as_mut()?.0;
+        // A jump in time is for a full lookup.
+        let jump = now.as_nanos() > self.shared_time.saturating_add(TIME_STEP);
+        if at >= BURST || burst.version != version || jump {
             return None;
         }
         let (v4, v6) = (burst.v4.take(at), burst.v6.take(at));
@@ -143,42 +146,45 @@ impl States {
         }
         None
     }
+
+    #[inline(always)]
+    fn hint_version(&self) -> HintVersion {
+        (self.worker.seen(), self.version, self.hint_version)
+    }
 }
 
-/// Packets on their way, and those behind them: a worker's own, which it keeps, for it is too much to make each time.
+/// The packets in the third stage, and those in the first two. A worker keeps the buffers: initializing them costs too much.
 pub(super) type BurstBuffers = (BurstBuffer, BurstBuffer);
 
-/// Packets of both families on their way.
+/// The packets of one burst.
 #[derive(Debug, Default)]
 pub(super) struct BurstBuffer {
     v4: FamilyBurst<2>,
     v6: FamilyBurst<6>,
     count: usize,
-    /// The worker's stamp, and the news and turns that it had, when the guesses were made.
-    seen: u64,
-    news: u64,
-    turns: u64,
+    /// What the hints depend on, when they were made.
+    version: HintVersion,
 }
 
 impl BurstBuffer {
     fn clear(&mut self) {
-        (self.count, self.v4.here, self.v6.here) = (0, 0, 0);
+        (self.count, self.v4.present, self.v6.present) = (0, 0, 0);
     }
 
-    /// Takes the packets, at most `most` and [`BURST`], through the first stage.
+    /// The first stage, for up to `max` and [`BURST`] packets.
     #[inline(always)]
     fn add(
         &mut self,
         states: &States,
         packets: &mut impl Iterator<Item = Option<(Flow, Segment)>>,
-        most: usize,
+        max: usize,
     ) {
         let (mut v4, mut v6) = (0_u32, 0_u32);
         let (mut at, mut bit) = (0, 1_u32);
-        // The iterator calls this, and not this the iterator: so what makes a packet, its parser most often, becomes part of this
-        // loop, and the packet stays in registers. A call of `next` that is made in two places is a call.
-        packets.by_ref().take(most.min(BURST)).for_each(|packet| {
-            match packet.map(|(flow, segment)| (states.keyed_whole(flow), segment)) {
+        // Internal iteration: the code that makes a packet, mostly its parser, is inlined into this loop, and the packet stays in
+        // registers. A `next` that is called from two places is not inlined.
+        packets.by_ref().take(max.min(BURST)).for_each(|packet| {
+            match packet.map(|(flow, segment)| (states.key_flow_owned(flow), segment)) {
                 Some((flow @ Flow { ends: Ends::V4(src, dst), .. }, segment)) => {
                     self.v4.packets[at % BURST].add(states, Key4::new(src, dst, &flow), segment);
                     v4 |= bit;
@@ -192,36 +198,37 @@ impl BurstBuffer {
             at += 1;
             bit = bit.wrapping_shl(1);
         });
-        (self.v4.here, self.v6.here, self.count) = (v4, v6, at);
+        (self.v4.present, self.v6.present, self.count) = (v4, v6, at);
     }
 
-    /// The last stage of packets that are of neither family.
+    /// The third stage of packets that belong to neither family.
     #[inline(always)]
-    fn find_none(&self, hits: &mut [Option<Hit>]) {
+    fn clear_absent(&self, hits: &mut [Option<Hit>]) {
         let all = (1_u64 << self.count) - 1;
-        for at in bits(all as u32 & !(self.v4.here | self.v6.here)) {
+        for at in bits(all as u32 & !(self.v4.present | self.v6.present)) {
             hits[at] = None;
         }
     }
 }
 
-/// Packets of one family on their way, each in its place in the burst.
+/// The packets of one address family, each at its position in the burst.
 #[derive(Debug)]
 struct FamilyBurst<const N: usize> {
     packets: [PendingPacket<N>; BURST],
-    /// In which places there is one.
-    here: u32,
+    /// A bit for each position with a packet.
+    present: u32,
 }
 
+/// A packet between the stages.
 #[derive(Clone, Copy, Debug)]
 struct PendingPacket<const N: usize> {
     key: Key<N>,
     probe: Probe,
-    /// A slot that the index has for the tag, nearly always the flow's; or [`NONE`].
-    guess: u32,
+    /// A slot that the index has for the flow's tag, nearly always the flow's; or [`NONE`].
+    hint: u32,
     bytes: u32,
     side: Side,
-    /// What else the packet contributes, unless it is UDP's.
+    /// Out of date for UDP, which needs nothing of it.
     segment: Segment,
 }
 
@@ -230,12 +237,12 @@ impl<const N: usize> Default for FamilyBurst<N> {
         let none = PendingPacket {
             key: Key([0; N]),
             probe: Probe::default(),
-            guess: NONE,
+            hint: NONE,
             bytes: 0,
             side: Side::Low,
             segment: Segment::default(),
         };
-        Self { packets: [none; BURST], here: 0 }
+        Self { packets: [none; BURST], present: 0 }
     }
 }
 
@@ -243,108 +250,109 @@ impl<const N: usize> FamilyBurst<N>
 where
     Key<N>: AddressFamily<N>,
 {
-    /// Has the states on their way, as far as the index tells by tags alone: all of them, or what a look takes.
+    /// The second stage: finds the hints and prefetches the states that they lead to, as a whole (`COUNTS`) or what a peek
+    /// reads.
     ///
-    /// A stage stands by itself, so that what it uses is in registers.
+    /// Not inlined, so that its variables get registers.
     #[inline(never)]
-    fn fetch<'s, const COUNTS: bool>(&mut self, states: &'s States, entries: &mut Entries<'s, N>) {
+    fn prefetch<'s, const COUNTS: bool>(&mut self, states: &'s States, entries: &mut Entries<'s, N>) {
         let family = Key::<N>::family(&states.shared);
         let index = &*Key::<N>::local(states).index;
-        let mut elsewhere = 0_u32;
-        for at in bits(self.here) {
+        let mut in_second = 0_u32;
+        for at in bits(self.present) {
             let packet = &mut self.packets[at];
-            if let Some(slot) = index.guess(packet.probe) {
-                entries[at] = packet.expect::<COUNTS>(family, slot);
+            if let Some(slot) = index.hint(packet.probe) {
+                entries[at] = packet.set_hint::<COUNTS>(family, slot);
             } else {
                 index.prefetch_second(packet.probe);
-                (packet.guess, entries[at]) = (NONE, None);
-                elsewhere |= 1 << at;
+                (packet.hint, entries[at]) = (NONE, None);
+                in_second |= 1 << at;
             }
         }
-        let mut moved = 0_u32;
-        for at in bits(elsewhere) {
+        let mut migrated = 0_u32;
+        for at in bits(in_second) {
             let packet = &mut self.packets[at];
-            match index.guess_second(packet.probe) {
-                Some(slot) => entries[at] = packet.expect::<COUNTS>(family, slot),
-                None => moved |= 1 << at,
+            match index.hint_second(packet.probe) {
+                Some(slot) => entries[at] = packet.set_hint::<COUNTS>(family, slot),
+                None => migrated |= 1 << at,
             }
         }
-        if moved != 0
+        if migrated != 0
             && let Some(next) = index.next()
         {
-            self.fetch_moved::<COUNTS>(family, next, moved, entries);
+            self.prefetch_migrated::<COUNTS>(family, next, migrated, entries);
         }
     }
 
     /// The same for packets whose flows may be in the next index.
     #[cold]
     #[inline(never)]
-    fn fetch_moved<'s, const COUNTS: bool>(
+    fn prefetch_migrated<'s, const COUNTS: bool>(
         &mut self,
         family: &'s Family<N>,
         next: &Index,
-        moved: u32,
+        migrated: u32,
         entries: &mut Entries<'s, N>,
     ) {
         let mut probes = [Probe::default(); BURST];
-        for at in bits(moved) {
+        for at in bits(migrated) {
             probes[at] = next.probe(&self.packets[at].key);
             next.prefetch(probes[at]);
         }
-        let mut elsewhere = 0_u32;
-        for at in bits(moved) {
-            match next.guess(probes[at]) {
-                Some(slot) => entries[at] = self.packets[at].expect::<COUNTS>(family, slot),
+        let mut in_second = 0_u32;
+        for at in bits(migrated) {
+            match next.hint(probes[at]) {
+                Some(slot) => entries[at] = self.packets[at].set_hint::<COUNTS>(family, slot),
                 None => {
                     next.prefetch_second(probes[at]);
-                    elsewhere |= 1 << at;
+                    in_second |= 1 << at;
                 }
             }
         }
-        for at in bits(elsewhere) {
-            let slot = next.guess_second(probes[at]);
-            entries[at] = slot.and_then(|slot| self.packets[at].expect::<COUNTS>(family, slot));
+        for at in bits(in_second) {
+            let slot = next.hint_second(probes[at]);
+            entries[at] = slot.and_then(|slot| self.packets[at].set_hint::<COUNTS>(family, slot));
         }
     }
 
-    /// The last stage: `hits` has what each of the packets found.
+    /// The third stage: writes the result of each packet to `hits`.
     #[inline(never)]
     fn find<const COUNTS: bool>(
         &self,
         states: &States,
         entries: &Entries<'_, N>,
         lookup: Lookup,
-        moment: BurstTime,
+        time: BurstTime,
         hits: &mut [Option<Hit>],
     ) {
-        let living = states.living(moment.now);
-        for at in bits(self.here) {
+        let live = states.live(time.now);
+        for at in bits(self.present) {
             let packet = &self.packets[at];
-            // The guess was made in this call, so that a state of the flow in it is what a lookup would have found then.
-            let Some(entry) = entries[at].filter(|&entry| Family::is_it(entry, &packet.key, lookup, living))
+            // The hint was made in this call: a live state of the flow in it is what a lookup would have found then.
+            let Some(entry) = entries[at].filter(|&entry| Family::matches(entry, &packet.key, lookup, live))
             else {
-                hits[at] = packet.search::<COUNTS>(states, lookup, moment);
+                hits[at] = packet.search::<COUNTS>(states, lookup, time);
                 continue;
             };
             let header = entry.header();
             let direction = if !COUNTS {
                 packet.side.direction(header.forward())
             } else if header.has(STRICT) {
-                hits[at] = packet.hit(states, packet.guess, entry, moment);
+                hits[at] = packet.hit(states, packet.hint, entry, time);
                 continue;
             } else {
-                states.hit_loosely(entry, header, packet.guess, packet.side, packet.seen(moment))
+                states.hit_unchecked(entry, header, packet.hint, packet.side, packet.info(time))
             };
             hits[at] = Some(Hit { rule: header.rule(), direction });
         }
     }
 
-    /// Whether there is a packet in this place; it is not there any more.
+    /// Removes the packet at position `at`. Returns false if there is none.
     #[inline(always)]
     fn take(&mut self, at: usize) -> bool {
-        let here = self.here >> at & 1 != 0;
-        self.here &= !(1 << at);
-        here
+        let present = self.present >> at & 1 != 0;
+        self.present &= !(1 << at);
+        present
     }
 }
 
@@ -352,23 +360,22 @@ impl<const N: usize> PendingPacket<N>
 where
     Key<N>: AddressFamily<N>,
 {
-    /// A packet at the first stage: its line of the index is on its way.
+    /// The first stage: prefetches the flow's line of the index.
     #[inline(always)]
     fn add(&mut self, states: &States, (key, side): (Key<N>, Side), segment: Segment) {
         let index = &Key::<N>::local(states).index;
         let probe = index.probe(&key);
         index.prefetch(probe);
         (self.key, self.probe, self.side, self.bytes) = (key, probe, side, segment.bytes);
-        // UDP has nothing else: what was there stays.
         if key.proto() != UDP {
             self.segment = segment;
         }
     }
 
-    /// The second stage: the packet's state may be in this slot, and is on its way.
+    /// The second stage: prefetches the state in `slot`, which may be the packet's.
     #[inline(always)]
-    fn expect<'s, const COUNTS: bool>(&mut self, family: &'s Family<N>, slot: u32) -> Option<Entry<'s, N>> {
-        self.guess = slot;
+    fn set_hint<'s, const COUNTS: bool>(&mut self, family: &'s Family<N>, slot: u32) -> Option<Entry<'s, N>> {
+        self.hint = slot;
         let entry = family.try_entry(slot)?;
         if COUNTS {
             entry.prefetch()
@@ -386,30 +393,30 @@ where
         now: Time,
         passes: impl FnOnce(RuleId) -> Option<T>,
     ) -> Option<(T, u32)> {
-        if self.guess == NONE {
+        if self.hint == NONE {
             return None;
         }
-        let entry = Key::<N>::family(&states.shared).entry(self.guess);
+        let entry = Key::<N>::family(&states.shared).entry(self.hint);
         let header = entry.header();
-        if !Family::is_it(entry, &self.key, lookup, states.living(now)) || header.has(STRICT) {
+        if !Family::matches(entry, &self.key, lookup, states.live(now)) || header.has(STRICT) {
             return None;
         }
         let passed = passes(header.rule())?;
-        let moment = BurstTime::new(now, &states.settings);
-        states.hit_loosely(entry, header, self.guess, self.side, self.seen(moment));
+        let time = BurstTime::new(now, &states.settings);
+        states.hit_unchecked(entry, header, self.hint, self.side, self.info(time));
         Some((passed, self.bytes))
     }
 
-    /// The last stage, whatever the guess was.
+    /// The third stage without a valid hint.
     #[cold]
     #[inline(never)]
-    fn search<const COUNTS: bool>(&self, states: &States, lookup: Lookup, moment: BurstTime) -> Option<Hit> {
+    fn search<const COUNTS: bool>(&self, states: &States, lookup: Lookup, time: BurstTime) -> Option<Hit> {
         let family = Key::<N>::family(&states.shared);
         let index = &Key::<N>::local(states).index;
-        let slot = family.find(index, self.probe, &self.key, lookup, states.living(moment.now))?;
+        let slot = family.find(index, self.probe, &self.key, lookup, states.live(time.now))?;
         let entry = family.entry(slot);
         if COUNTS {
-            return self.hit(states, slot, entry, moment);
+            return self.hit(states, slot, entry, time);
         }
         let header = entry.header();
         Some(Hit { rule: header.rule(), direction: self.side.direction(header.forward()) })
@@ -417,17 +424,17 @@ where
 
     #[cold]
     #[inline(never)]
-    fn hit(&self, states: &States, slot: u32, entry: Entry<'_, N>, moment: BurstTime) -> Option<Hit> {
-        states.hit_of(states.hit(entry, slot, self.side, self.seen(moment)))
+    fn hit(&self, states: &States, slot: u32, entry: Entry<'_, N>, time: BurstTime) -> Option<Hit> {
+        states.hit_of(states.hit(entry, slot, self.side, self.info(time)))
     }
 
     #[inline(always)]
-    fn seen(&self, at: BurstTime) -> PacketInfo<'_> {
+    fn info(&self, at: BurstTime) -> PacketInfo<'_> {
         PacketInfo { proto: self.key.proto(), bytes: self.bytes, segment: &self.segment, at }
     }
 }
 
-/// The numbers of the bits that are set, from the lowest.
+/// The positions of the bits that are set, in ascending order.
 #[inline(always)]
 fn bits(mut set: u32) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
@@ -451,7 +458,7 @@ mod tests {
         Some((Flow { ends, proto: UDP, src_port, dst_port: 53, tenant: 0 }, Segment::default()))
     }
 
-    fn keep(states: &mut States, src_port: u16, name: u16) {
+    fn install(states: &mut States, src_port: u16, name: u16) {
         let (flow, segment) = packet(src_port).unwrap();
         let (name, rule) = (Name(name.try_into().unwrap()), RuleId(name.into()));
         states.install(&flow, name, &segment, rule, &Install::default(), NOW).unwrap();
@@ -464,13 +471,13 @@ mod tests {
     #[test]
     fn a_packet_passes_once_and_only_of_the_last_burst() {
         let mut states = States::new(Settings::default(), 1);
-        (1..=3).for_each(|port| keep(&mut states, port, 1));
+        (1..=3).for_each(|port| install(&mut states, port, 1));
         states.fetch([packet(1), None, packet(2), packet(3)].into_iter());
         assert_eq!(
             [0, 1, 2, 2, 4, 31, 32, 99].map(|at| pass(&mut states, at).is_some()),
             [true, false, true, false, false, false, false, false]
         );
-        // What was at 3 is not in the next burst.
+        // The packet at position 3 is not part of the next burst.
         states.fetch([packet(1)].into_iter());
         assert_eq!([3, 2, 0].map(|at| pass(&mut states, at).is_some()), [false, false, true]);
         states.fetch(std::iter::empty());
@@ -478,25 +485,25 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_within_a_burst_is_seen_by_it() {
+    fn changes_within_a_burst_invalidate_its_hints() {
         let mut states = States::new(Settings { dyn_max: 2, dyn_evict: true, ..Settings::default() }, 1);
-        keep(&mut states, 1, 1);
+        install(&mut states, 1, 1);
         states.fetch([packet(1), packet(1)].into_iter());
         assert_eq!(pass(&mut states, 0), Some(1));
         // Another state of the flow is the newest now.
-        keep(&mut states, 1, 2);
+        install(&mut states, 1, 2);
         assert_eq!(pass(&mut states, 1), None);
         states.fetch([packet(1), packet(1)].into_iter());
         assert_eq!(pass(&mut states, 0), Some(2));
-        // Both make room for others.
-        (2..=3).for_each(|port| keep(&mut states, port, 1));
+        // Both are evicted.
+        (2..=3).for_each(|port| install(&mut states, port, 1));
         assert_eq!(pass(&mut states, 1), None);
     }
 
     #[test]
-    fn packets_without_a_flow_find_nothing_in_their_places() {
+    fn packets_without_a_flow_have_no_hit() {
         let mut states = States::new(Settings::default(), 1);
-        (1..=40).for_each(|port| keep(&mut states, port, 1));
+        (1..=40).for_each(|port| install(&mut states, port, 1));
         let packets = || (1..=40).map(|port| if port % 3 == 0 { None } else { packet(port) });
         let mut hits = [Some(Hit { rule: RuleId(9), direction: crate::state::Direction::Reverse }); 41];
         assert_eq!(states.lookup_burst(packets(), Lookup::Any, NOW, &mut hits), 40);
@@ -507,18 +514,18 @@ mod tests {
     }
 
     #[test]
-    fn bursts_find_flows_that_move() {
+    fn bursts_find_flows_that_migrate() {
         let mut states = States::new(Settings::default(), 1);
-        let (mut made, mut moving) = (0, 0);
-        while made < 20_000 {
-            made += 1;
-            keep(&mut states, made, 1);
-            if made % 50 == 0 {
-                moving += u32::from(states.v4.index.next().is_some());
-                states.fetch((made - 31..=made).map(packet));
-                assert!((0..BURST).all(|at| pass(&mut states, at).is_some()), "{made}");
+        let (mut installed, mut migrating) = (0, 0);
+        while installed < 20_000 {
+            installed += 1;
+            install(&mut states, installed, 1);
+            if installed % 50 == 0 {
+                migrating += u32::from(states.v4.index.next().is_some());
+                states.fetch((installed - 31..=installed).map(packet));
+                assert!((0..BURST).all(|at| pass(&mut states, at).is_some()), "{installed}");
             }
         }
-        assert!(moving > 10, "{moving}");
+        assert!(migrating > 10, "{migrating}");
     }
 }

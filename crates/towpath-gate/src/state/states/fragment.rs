@@ -1,18 +1,19 @@
 //! Later fragments and their states.
 
-use super::{AddressFamily, States};
-use crate::state::table::key::{Key, Key4, Key6, Side};
-use crate::state::{Ends, Flow, Hit, Lookup};
 use towpath_wire::Time;
 
+use super::{AddressFamily, States};
+use crate::state::table::key::{Key, Side, with_key};
+use crate::state::{Ends, Flow, Hit, Lookup};
+
 impl States {
-    /// Remembers that the first fragment of the datagram `id` of this flow had the flow's ports.
+    /// Records that the first fragment of the datagram `id` of this flow had the flow's ports.
     pub fn note_fragment(&mut self, flow: &Flow, id: u32, now: Time) {
         self.shared.fragments.note(self.datagram(flow, id), (flow.src_port, flow.dst_port), now);
     }
 
-    /// Finds the live state of a later fragment, of the datagram `id`: of that of which the first fragment was seen. Its
-    /// bytes count in the state; it refreshes nothing, for the first fragment did.
+    /// Finds the live state of a later fragment of the datagram `id`, if its first fragment was recorded. The state counts the
+    /// fragment. It is not refreshed: the first fragment did that.
     pub fn lookup_fragment(
         &mut self,
         flow: &Flow,
@@ -23,18 +24,13 @@ impl States {
     ) -> Option<Hit> {
         self.begin(now);
         let (src_port, dst_port) = self.shared.fragments.find(self.datagram(flow, id), now)?;
-        let flow = &self.keyed_whole(Flow { src_port, dst_port, ..*flow });
-        match flow.ends {
-            Ends::V4(src, dst) => self.count_fragment(Key4::new(src, dst, flow), lookup, bytes, now),
-            Ends::V6(src, dst, zone) => {
-                self.count_fragment(Key6::new(src, dst, zone, flow), lookup, bytes, now)
-            }
-        }
+        let flow = &self.key_flow_owned(Flow { src_port, dst_port, ..*flow });
+        with_key!(flow, |key, side| self.count_fragment((&key, side), lookup, bytes, now))
     }
 
     fn count_fragment<const N: usize>(
         &self,
-        (key, side): (Key<N>, Side),
+        (key, side): (&Key<N>, Side),
         lookup: Lookup,
         bytes: u32,
         now: Time,
@@ -44,7 +40,7 @@ impl States {
     {
         let family = Key::<N>::family(&self.shared);
         let index = &Key::<N>::local(self).index;
-        let slot = family.find(index, index.probe(&key), &key, lookup, self.living(now))?;
+        let slot = family.find(index, index.probe(key), key, lookup, self.live(now))?;
         let entry = family.entry(slot);
         let header = entry.header();
         let direction = side.direction(header.forward());
@@ -52,7 +48,7 @@ impl States {
         Some(Hit { rule: header.rule(), direction })
     }
 
-    /// What a datagram is known by: not by its ports.
+    /// The hash that identifies a datagram: of everything but its ports.
     fn datagram(&self, flow: &Flow, id: u32) -> u64 {
         let ([a, b, c, d], zone) = match flow.ends {
             Ends::V4(src, dst) => ([0, src.to_bits().into(), 0, dst.to_bits().into()], 0),

@@ -1,51 +1,43 @@
-//! A packet and its state: finding it, and what the packet does to it.
+//! A packet and its state: the lookup, and what the packet changes in the state.
 
 use std::borrow::Cow;
+
+use towpath_wire::Time;
 
 use super::{AddressFamily, ICMP, ICMP6, States, TCP};
 use crate::state::concurrent::worker_counters::Counter;
 use crate::state::sctp::Phase;
 use crate::state::table::entry::{
-    ANSWERED, BurstTime, Entry, ExpiryChange, Header, PacketInfo, REPLIED, SCTP, SPILLED, STRICT, is_high,
-    one, unpack,
+    ASSURED, BurstTime, Entry, ExpiryChange, Header, PacketInfo, SCTP, SEEN_REPLY, STRICT, WIDE_COUNTS,
+    is_count_high, one_packet, unpack_count,
 };
-use crate::state::table::family::{Family, locked};
+use crate::state::table::family::Family;
 use crate::state::table::index::Probe;
-use crate::state::table::key::{Key, Key4, Key6, Side};
+use crate::state::table::key::{Key, Side, with_key};
 use crate::state::tcp::window::{Fit, Window};
 use crate::state::tcp::{ACK, SYN};
-use crate::state::{Direction, Ends, Flow, Hit, Lookup, Segment};
-use towpath_wire::Time;
+use crate::state::{Direction, Flow, Hit, Lookup, Segment};
 
-/// What came of a packet.
+/// The result of a lookup with a packet.
 pub(super) enum LookupResult {
     Hit(Hit),
     Miss,
-    /// The state tracks strictly, and the packet does not fit.
+    /// The state has strict tracking, and the packet does not fit into its connection.
     Invalid,
 }
 
 impl States {
-    /// Does what [`States::lookup`] does for a packet that nobody sent, and counts none: for those who know by other means that
-    /// a connection is alive. Whether its flow has a live state, into which the packet would fit.
+    /// Refreshes the state of a flow as [`States::lookup`] with this packet does, without counting a packet. For callers that
+    /// know by other means that a connection is alive. Returns true if the flow has a live state that the packet fits.
     pub fn renew(&mut self, flow: &Flow, lookup: Lookup, segment: &Segment, now: Time) -> bool {
         self.begin(now);
-        let flow = &*self.keyed(flow);
-        let at = BurstTime::new(now, &self.settings);
-        let packet = PacketInfo { proto: flow.proto, bytes: 0, segment, at };
-        match flow.ends {
-            Ends::V4(src, dst) => {
-                let (key, side) = Key4::new(src, dst, flow);
-                self.renew_by(&key, side, lookup, packet)
-            }
-            Ends::V6(src, dst, zone) => {
-                let (key, side) = Key6::new(src, dst, zone, flow);
-                self.renew_by(&key, side, lookup, packet)
-            }
-        }
+        let flow = &*self.key_flow(flow);
+        let time = BurstTime::new(now, &self.settings);
+        let packet = PacketInfo { proto: flow.proto, bytes: 0, segment, at: time };
+        with_key!(flow, |key, side| self.renew_key(&key, side, lookup, packet))
     }
 
-    fn renew_by<const N: usize>(
+    fn renew_key<const N: usize>(
         &self,
         key: &Key<N>,
         side: Side,
@@ -56,7 +48,7 @@ impl States {
         Key<N>: AddressFamily<N>,
     {
         let probe = Key::<N>::local(self).index.probe(key);
-        let Some((slot, entry)) = self.live(probe, key, lookup, packet.at.now) else { return false };
+        let Some((slot, entry)) = self.find_live(probe, key, lookup, packet.at.now) else { return false };
         let header = entry.header();
         let direction = side.direction(header.forward());
         let strict = header.has(STRICT);
@@ -67,29 +59,18 @@ impl States {
         fit != Fit::Invalid
     }
 
+    /// Finds the flow's live state and applies the packet to it.
     #[inline]
     pub(super) fn find(&self, flow: &Flow, lookup: Lookup, segment: &Segment, now: Time) -> LookupResult {
-        let flow = &*self.keyed(flow);
-        let at = BurstTime::new(now, &self.settings);
-        let packet = PacketInfo { proto: flow.proto, bytes: segment.bytes, segment, at };
-        match flow.ends {
-            Ends::V4(src, dst) => {
-                let (key, side) = Key4::new(src, dst, flow);
-                let probe = self.v4.index.probe(&key);
-                self.find_by(probe, &key, side, lookup, packet)
-            }
-            Ends::V6(src, dst, zone) => {
-                let (key, side) = Key6::new(src, dst, zone, flow);
-                let probe = self.v6.index.probe(&key);
-                self.find_by(probe, &key, side, lookup, packet)
-            }
-        }
+        let flow = &*self.key_flow(flow);
+        let time = BurstTime::new(now, &self.settings);
+        let packet = PacketInfo { proto: flow.proto, bytes: segment.bytes, segment, at: time };
+        with_key!(flow, |key, side| self.find_key(&key, side, lookup, packet))
     }
 
     #[inline]
-    pub(super) fn find_by<const N: usize>(
+    fn find_key<const N: usize>(
         &self,
-        probe: Probe,
         key: &Key<N>,
         side: Side,
         lookup: Lookup,
@@ -98,15 +79,16 @@ impl States {
     where
         Key<N>: AddressFamily<N>,
     {
-        match self.live(probe, key, lookup, packet.at.now) {
+        let probe = Key::<N>::local(self).index.probe(key);
+        match self.find_live(probe, key, lookup, packet.at.now) {
             Some((slot, entry)) => self.hit(entry, slot, side, packet),
             None => LookupResult::Miss,
         }
     }
 
-    /// The live state of a flow, and its slot.
+    /// The flow's live state and its slot.
     #[inline(always)]
-    fn live<const N: usize>(
+    fn find_live<const N: usize>(
         &self,
         probe: Probe,
         key: &Key<N>,
@@ -118,17 +100,17 @@ impl States {
     {
         let family = Key::<N>::family(&self.shared);
         let index = &Key::<N>::local(self).index;
-        let living = self.living(now);
-        let guess = index.guess(probe).map(|slot| (slot, family.entry(slot)));
-        guess.filter(|(_, entry)| Family::is_it(*entry, key, lookup, living)).or_else(|| {
-            let slot = family.find(index, probe, key, lookup, living)?;
+        let live = self.live(now);
+        let hint = index.hint(probe).map(|slot| (slot, family.entry(slot)));
+        hint.filter(|(_, entry)| Family::matches(*entry, key, lookup, live)).or_else(|| {
+            let slot = family.find(index, probe, key, lookup, live)?;
             Some((slot, family.entry(slot)))
         })
     }
 
-    /// The live state of a flow, which stays as it is.
+    /// Finds the flow's live state without changing it.
     #[inline]
-    pub(super) fn seek<const N: usize>(
+    pub(super) fn peek_key<const N: usize>(
         &self,
         key: &Key<N>,
         side: Side,
@@ -139,12 +121,12 @@ impl States {
         Key<N>: AddressFamily<N>,
     {
         let probe = Key::<N>::local(self).index.probe(key);
-        let (_, entry) = self.live(probe, key, lookup, now)?;
+        let (_, entry) = self.find_live(probe, key, lookup, now)?;
         let header = entry.header();
         Some(Hit { rule: header.rule(), direction: side.direction(header.forward()) })
     }
 
-    /// Takes a packet into the live state in `slot`.
+    /// Applies a packet to the live state in `slot`.
     #[inline(always)]
     pub(super) fn hit<const N: usize>(
         &self,
@@ -169,13 +151,13 @@ impl States {
                 Fit::Fits => {}
             }
         }
-        self.hit_loosely(entry, header, slot, side, packet);
+        self.hit_unchecked(entry, header, slot, side, packet);
         LookupResult::Hit(hit)
     }
 
-    /// The same where the segment's place in its connection does not matter.
+    /// As [`States::hit`], without the check of a TCP segment against its connection.
     #[inline(always)]
-    pub(super) fn hit_loosely<const N: usize>(
+    pub(super) fn hit_unchecked<const N: usize>(
         &self,
         entry: Entry<'_, N>,
         header: Header,
@@ -192,7 +174,7 @@ impl States {
         direction
     }
 
-    /// What a packet does to its state, but for being counted.
+    /// Applies a packet to a state, except that it does not count it.
     #[inline(always)]
     fn refresh<const N: usize>(
         &self,
@@ -204,29 +186,29 @@ impl States {
     ) where
         Key<N>: AddressFamily<N>,
     {
-        if let ExpiryChange::Shortened(end) = entry.refresh(direction, packet, &self.settings) {
-            Key::<N>::family(&self.shared).look_sooner(slot, end);
+        if let ExpiryChange::Shortened(expires) = entry.refresh(direction, packet, &self.settings) {
+            Key::<N>::family(&self.shared).schedule_sooner(slot, expires);
         }
-        if !header.has(REPLIED) && (direction == Direction::Reverse || header.has(ANSWERED)) {
-            self.answered(entry, direction, packet.proto, packet.segment);
+        if !header.has(ASSURED) && (direction == Direction::Reverse || header.has(SEEN_REPLY)) {
+            self.replied(entry, direction, packet.proto, packet.segment);
         }
     }
 
-    /// Takes a packet in of a state that counts as never replied to: one from the other side, or one after that.
+    /// Handles a packet of a state that is not assured: a reply, or a packet after one.
     ///
-    /// Whoever makes an address up has others answer to it, but does not hear the answer. So where there is a handshake the
-    /// state waits for what its header says to the answer: with TCP an acknowledgement (RFC 9293, 3.5), with SCTP the cookie that
-    /// the other side has found to be its own (RFC 9260, 5.1).
+    /// A sender that forges its address makes another host reply, but does not receive the reply. Where the protocol has a
+    /// handshake, the state is assured only by what its maker answers to the reply: in TCP an acknowledgement (RFC 9293, 3.5), in
+    /// SCTP the cookie that the other side recognizes as its own (RFC 9260, 5.1).
     #[cold]
     #[inline(never)]
-    fn answered<const N: usize>(
+    fn replied<const N: usize>(
         &self,
         entry: Entry<'_, N>,
         direction: Direction,
         proto: u8,
         segment: &Segment,
     ) {
-        let replied = match (proto, direction) {
+        let assured = match (proto, direction) {
             (TCP, Direction::Reverse) => false,
             (TCP, Direction::Forward) => segment.tcp_flags & (SYN | ACK) == ACK && !entry.tcp().was_reset(),
             (SCTP, _) if self.settings.dyn_sctp => match entry.sctp() {
@@ -235,20 +217,14 @@ impl States {
             },
             _ => direction == Direction::Reverse,
         };
-        if replied {
-            self.replied(entry);
-        } else {
-            entry.mark(ANSWERED);
+        if !assured {
+            entry.set_flag(SEEN_REPLY);
+        } else if entry.set_flag(ASSURED) {
+            self.count(Counter::Assured);
         }
     }
 
-    fn replied<const N: usize>(&self, entry: Entry<'_, N>) {
-        if entry.mark(REPLIED) {
-            self.count(Counter::Replied);
-        }
-    }
-
-    /// Counts a packet in its state, or for it.
+    /// Counts a packet, in the worker's counters of the slot or in the state.
     #[inline(always)]
     pub(super) fn count_packet<const N: usize>(
         &self,
@@ -260,18 +236,18 @@ impl States {
         Key<N>: AddressFamily<N>,
     {
         let slot_counters = &Key::<N>::local(self).slot_counters;
-        let high = match slot_counters.add(slot, direction as usize, one(bytes)) {
-            Some(count) => is_high(count),
+        let high = match slot_counters.add(slot, direction as usize, one_packet(bytes)) {
+            Some(count) => is_count_high(count),
             None => entry.count(direction, bytes),
         };
         if high {
-            self.spill(entry, slot);
+            self.widen_counts(entry, slot);
         }
     }
 
-    /// What a segment is to the connection of a state with strict tracking.
+    /// Checks a segment against the connection of a state with strict tracking.
     #[cold]
-    pub(super) fn fit<const N: usize>(
+    fn fit<const N: usize>(
         &self,
         entry: Entry<'_, N>,
         slot: u32,
@@ -281,43 +257,47 @@ impl States {
     where
         Key<N>: AddressFamily<N>,
     {
-        let again = direction == Direction::Forward && Window::begins(&segment) && entry.tcp().ended();
+        let reopens = direction == Direction::Forward && Window::begins(&segment) && entry.tcp().ended();
         let fit = |window: &mut Window| {
-            if again {
+            if reopens {
                 *window = Window::default();
             }
             window.segment(direction, &segment)
         };
-        let fit = self.shared.windows.with(Key::<N>::V6, slot, fit).unwrap_or(Fit::Fits);
-        if again {
-            entry.forget();
+        let fit = Key::<N>::family(&self.shared).windows.with(slot, fit).unwrap_or(Fit::Fits);
+        if reopens {
+            entry.reset_tcp();
         }
         fit
     }
 
-    /// Takes counts that are about to overflow to where there is more room.
+    /// Moves counts that are about to overflow to the [wide counters](crate::state::table::wide_counters).
     #[cold]
-    pub(super) fn spill<const N: usize>(&self, entry: Entry<'_, N>, slot: u32)
+    fn widen_counts<const N: usize>(&self, entry: Entry<'_, N>, slot: u32)
     where
         Key<N>: AddressFamily<N>,
     {
-        let mut spilled = locked(&self.shared.spilled);
-        entry.mark(SPILLED);
-        let wide = spilled.entry((Key::<N>::V6, slot)).or_default();
+        let family = Key::<N>::family(&self.shared);
         let slot_counters = &Key::<N>::local(self).slot_counters;
-        for (at, direction) in [Direction::Forward, Direction::Reverse].into_iter().enumerate() {
-            for [packets, bytes] in [entry.take_count(direction), unpack(slot_counters.take(slot, at))] {
-                wide[2 * at] += packets;
-                wide[2 * at + 1] += bytes;
+        family.wide_counters.update(slot, |wide| {
+            entry.set_flag(WIDE_COUNTS);
+            for direction in [Direction::Forward, Direction::Reverse] {
+                let at = direction as usize;
+                for [packets, bytes] in
+                    [entry.take_counts(direction), unpack_count(slot_counters.take(slot, at))]
+                {
+                    wide[at][0] += packets;
+                    wide[at][1] += bytes;
+                }
             }
-        }
-        // Somebody took the state away: either he finds the mark and takes the counts away too, or it came too late for him, and
-        // then it is seen here that there is no state any more. The slot is nobody else's before this call is over.
-        if Key::<N>::family(&self.shared).slab.tick(slot).is_none() {
-            spilled.remove(&(Key::<N>::V6, slot));
-        }
+            // Another worker may have unlinked the state. If our flag came first, that worker sees it and removes the wide
+            // counts. If its own read-modify-write of the flags came first, this load sees that the slot has no state. The slot
+            // is not reused before the end of this call.
+            family.slab.is_occupied(slot)
+        });
     }
 
+    /// Finds the live state that an ICMP error refers to. `seq` is the TCP sequence number that it quotes.
     pub(super) fn related<const N: usize>(
         &self,
         key: &Key<N>,
@@ -331,15 +311,16 @@ impl States {
     {
         let family = Key::<N>::family(&self.shared);
         let index = &Key::<N>::local(self).index;
-        let slot = family.find(index, index.probe(key), key, lookup, self.living(now))?;
+        let slot = family.find(index, index.probe(key), key, lookup, self.live(now))?;
         let header = family.entry(slot).header();
         let direction = side.direction(header.forward());
         if let (Some(seq), true) = (seq, header.has(STRICT)) {
-            // Who makes an error up would have to know where the connection is (RFC 5927, 4.1).
-            let sender =
-                if direction == Direction::Forward { Direction::Reverse } else { Direction::Forward };
-            let sent = self.shared.windows.with(Key::<N>::V6, slot, |window| window.sent(sender, seq));
-            if sent == Some(false) {
+            // A forged error must quote a sequence number in flight (RFC 5927, 4.1).
+            let sender = match direction {
+                Direction::Forward => Direction::Reverse,
+                Direction::Reverse => Direction::Forward,
+            };
+            if family.windows.with(slot, |window| window.sent(sender, seq)) == Some(false) {
                 return None;
             }
         }
@@ -358,18 +339,18 @@ impl States {
         }
     }
 
-    /// The flow as the key has it, as [`States::keyed`] says.
+    /// As [`States::key_flow`], by value.
     #[inline(always)]
-    pub(super) fn keyed_whole(&self, mut flow: Flow) -> Flow {
+    pub(super) fn key_flow_owned(&self, mut flow: Flow) -> Flow {
         if matches!(flow.proto, ICMP | ICMP6) && !self.settings.dyn_icmp_id {
             (flow.src_port, flow.dst_port) = (0, 0);
         }
         flow
     }
 
-    /// The flow as the key has it: without the identifiers of ICMP queries unless they count.
+    /// The flow that is the key of the packet's state: without the identifier of an ICMP query, unless `dyn_icmp_id` is on.
     #[inline]
-    pub(super) fn keyed<'a>(&self, flow: &'a Flow) -> Cow<'a, Flow> {
+    pub(super) fn key_flow<'a>(&self, flow: &'a Flow) -> Cow<'a, Flow> {
         if matches!(flow.proto, ICMP | ICMP6) && !self.settings.dyn_icmp_id {
             return Cow::Owned(Flow { src_port: 0, dst_port: 0, ..*flow });
         }

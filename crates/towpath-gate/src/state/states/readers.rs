@@ -1,56 +1,101 @@
-//! Looks at states by a handle that may be away, and that others may be looking by at once.
+//! Readers of states that share one handle: listings, which borrow the handle and may run while it is offline.
 //!
-//! What: who lists states reads slots, so the handle's place must have a stamp meanwhile ([`crate::state::concurrent::epoch`]), or the
-//! slots would be used again under the reader: an entry half of one state, half of another. The first visitor of a handle
-//! that is away has it come, the last one has it go again.
+//! What: a listing reads slots, so its worker must be online meanwhile ([`crate::state::concurrent::epoch`]): otherwise a slot
+//! could be reused under it, and an entry would be half of one state and half of another. The first reader of an offline handle
+//! brings it online, the last one takes it offline again.
 //!
-//! Invariant: while there is a visitor, nobody calls what changes the handle, as that takes it alone; so the stamp is only
-//! changed here, under the lock, and moved on only by a visitor who is alone and knows no slot.
+//! Invariant: the readers borrow the handle, so no call that changes its epoch runs meanwhile. The stored epoch changes only
+//! here, under the lock, and moves on only when the calling reader is the only one and holds no slot.
 
-use super::States;
+use std::sync::Mutex;
+
+use crate::state::concurrent::epoch::{Epochs, Participant};
 use crate::state::table::family::locked;
 
-/// The visitors of one handle, and the stamp that it has because of them.
+/// The readers of one handle.
 #[derive(Debug, Default)]
-pub(super) struct Readers {
-    visitors: u32,
-    seen: u64,
+pub(super) struct Readers(Mutex<Active>);
+
+#[derive(Debug, Default)]
+struct Active {
+    readers: u32,
+    /// The handle's worker with the epoch that it has because of the readers.
+    worker: Option<Participant>,
 }
 
-/// One visitor, until it is dropped.
-pub(super) struct ReadGuard<'s>(&'s States);
+/// One reader, until it is dropped: slots that it sees are not reused.
+pub(super) struct ReadGuard<'s> {
+    readers: &'s Readers,
+    epochs: &'s Epochs,
+    /// The handle was online before.
+    online: bool,
+}
 
-impl States {
-    /// Sees to it that slots stay what they are.
-    pub(super) fn visit(&self) -> ReadGuard<'_> {
-        let mut visits = locked(&self.visits);
-        if visits.visitors == 0 {
-            visits.seen = self.seen;
-            self.shared.epochs.stamp(self.worker, &mut visits.seen);
+impl Readers {
+    /// Adds a reader of the handle of `worker`.
+    pub(super) fn guard<'s>(&'s self, epochs: &'s Epochs, worker: Participant) -> ReadGuard<'s> {
+        let mut active = locked(&self.0);
+        if active.readers == 0 {
+            let mut worker = worker;
+            epochs.quiescent(&mut worker);
+            active.worker = Some(worker);
         }
-        visits.visitors += 1;
-        ReadGuard(self)
+        active.readers += 1;
+        ReadGuard { readers: self, epochs, online: worker.is_online() }
     }
 }
 
 impl ReadGuard<'_> {
-    /// Says that this visitor knows no slot at the moment.
-    pub(super) fn pause(&self) {
-        let Self(states) = self;
-        let mut visits = locked(&states.visits);
-        if visits.visitors == 1 {
-            states.shared.epochs.stamp(states.worker, &mut visits.seen);
+    /// Announces that this reader holds no slot at the moment.
+    pub(super) fn quiescent(&self) {
+        let mut active = locked(&self.readers.0);
+        if let (1, Some(worker)) = (active.readers, &mut active.worker) {
+            self.epochs.quiescent(worker);
         }
     }
 }
 
 impl Drop for ReadGuard<'_> {
     fn drop(&mut self) {
-        let Self(states) = self;
-        let mut visits = locked(&states.visits);
-        visits.visitors -= 1;
-        if visits.visitors == 0 && states.seen == 0 {
-            states.shared.epochs.go(states.worker);
+        let mut active = locked(&self.readers.0);
+        active.readers -= 1;
+        if let (0, false, Some(worker)) = (active.readers, self.online, &mut active.worker) {
+            self.epochs.offline(worker);
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grace_periods_wait_for_readers_of_an_offline_handle() {
+        let (epochs, readers) = (Epochs::new(), Readers::default());
+        let worker = epochs.register().unwrap();
+        let (first, second) = (readers.guard(&epochs, worker), readers.guard(&epochs, worker));
+        let epoch = epochs.start_grace_period();
+        // The other one may hold a slot.
+        first.quiescent();
+        assert!(!epochs.grace_period_over(epoch));
+        drop(second);
+        assert!(!epochs.grace_period_over(epoch));
+        first.quiescent();
+        assert!(epochs.grace_period_over(epoch));
+        let epoch = epochs.start_grace_period();
+        drop(first);
+        assert!(epochs.grace_period_over(epoch), "offline again");
+    }
+
+    #[test]
+    fn readers_leave_an_online_handle_online() {
+        let (epochs, readers) = (Epochs::new(), Readers::default());
+        let mut worker = epochs.register().unwrap();
+        epochs.quiescent(&mut worker);
+        drop(readers.guard(&epochs, worker));
+        let epoch = epochs.start_grace_period();
+        assert!(!epochs.grace_period_over(epoch));
+        epochs.quiescent(&mut worker);
+        assert!(epochs.grace_period_over(epoch));
     }
 }

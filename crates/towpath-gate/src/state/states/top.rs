@@ -1,37 +1,38 @@
-//! The states that most goes through.
+//! The states with the most traffic.
 
 use std::cmp::Reverse;
 
-use super::States;
-use crate::state::{Kind, Listed};
 use towpath_wire::Time;
 
-/// What is most.
+use super::States;
+use crate::state::{Kind, Listed};
+
+/// What [`States::top`] sorts by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Top {
-    /// Packets, both directions together.
+    /// Packets of both directions.
     Packets,
-    /// Bytes, likewise.
+    /// Bytes of both directions.
     Bytes,
 }
 
 impl States {
-    /// The live states with the most packets or bytes, at most `most` of them, the first with the most; of equals, those
-    /// that [`States::list`] has first. It looks at every state, and packets go on meanwhile.
-    pub fn top(&self, most: usize, by: Top, now: Time) -> Vec<Listed> {
+    /// Up to `max` live states with the most packets or bytes, in descending order. Equal states are in the order of
+    /// [`States::list`]. Looks at every state; other workers continue meanwhile.
+    pub fn top(&self, max: usize, by: Top, now: Time) -> Vec<Listed> {
         let weight = |state: &Listed| match by {
             Top::Packets => state.packets.iter().sum::<u64>(),
             Top::Bytes => state.bytes.iter().sum(),
         };
         let mut kept: Vec<Listed> = Vec::new();
         let cut = |kept: &mut Vec<Listed>| {
-            // Stable, so that equals stay in order.
+            // Stable: equal states keep their order.
             kept.sort_by_key(|state| Reverse(weight(state)));
-            kept.truncate(most);
+            kept.truncate(max);
         };
         for state in self.list(now).filter(|state| !matches!(state.kind, Kind::Parent { .. })) {
             kept.push(state);
-            if kept.len() >= most.saturating_mul(2).max(64) {
+            if kept.len() >= max.saturating_mul(2).max(64) {
                 cut(&mut kept);
             }
         }

@@ -1,19 +1,22 @@
-//! The words of one state, and what a packet does to them.
+//! The words of one state, and what a packet changes in them.
 //!
-//! What: behind the key are, a word each: who made the state (rule, name, marks); its clock, which is when it ends and
-//! what was seen of its connection; what it keeps (parent, lifetime); TCP's acknowledgement numbers; and the packets and
-//! bytes of each direction.
+//! What: behind the key are these words: the header (rule, flow name, generation, flags); the expiry, together with
+//! what was seen of the connection; the configuration (parent, lifetime); TCP's acknowledgement numbers; and the
+//! packets and bytes of each direction.
 //!
-//! Invariant: any number of threads may have a packet in one state. What was seen and when it ends are in one word,
-//! changed together (compare and exchange), so that no FIN is lost and no refresh outlives a reset. Packets and bytes
-//! are counted together in one word by one addition, and move to a wider place ([`Entry::take_count`]) before they could
-//! overflow.
+//! Invariant: packets of any number of threads may change one state at once. The expiry and what was seen of the
+//! connection share a word that compare-and-exchange changes, so that no FIN is lost and no refresh outlives a reset.
+//! Packets and bytes are counted by one addition to one word, and move to the [wide
+//! counters](crate::state::table::wide_counters) before a half could overflow.
 //!
-//! The end is kept modulo 2^55 ns, which is 417 days: lifetimes are at most a fourth of that, and whoever lets time jump
-//! farther cleans up first ([`LONGEST_JUMP`]).
+//! Races: each word is consistent alone, and no word publishes another. Two TCP segments that change the expiry word
+//! at once: one exchange fails, and that segment is evaluated again with what the other one left. Two packets of
+//! other protocols store the expiry: the last store wins, and both are expiries of packets that were just seen.
+//!
+//! The expiry is kept modulo 2^55 ns (417 days). Lifetimes are at most a quarter of that. If time jumps farther than
+//! [`MAX_TIME_JUMP`], expired states are collected first.
 
 use crate::state::concurrent::sync::Ordering;
-use crate::state::limits::rule_counts::RemovedRules;
 use crate::state::sctp;
 use crate::state::table::key::{Key, Side};
 use crate::state::table::memory::WORDS;
@@ -27,54 +30,61 @@ const UDP: u8 = 17;
 pub(crate) const SCTP: u8 = 132;
 const UDP_LITE: u8 = 136;
 
-/// Marks of a state, in the low bits of its word of who made it.
+/// Flags of a state, in the low bits of the header.
+/// - `FORWARD_HIGH`: the first packet came from the higher end of the key.
+/// - `CAPPED`: the state's source counts it (`dyn_source_max`).
+/// - `LIMITED`: a parent counts it.
+/// - `STRICT`: it has a TCP window.
+/// - `ORPHANED`: its rule was deleted.
+/// - `ASSURED`: replied to, as conntrack's IPS_ASSURED: both sides hear each other.
+/// - `WIDE_COUNTS`: it has wide counters.
 pub(crate) const FORWARD_HIGH: u64 = 1;
 pub(crate) const CAPPED: u64 = 1 << 1;
 pub(crate) const LIMITED: u64 = 1 << 2;
 pub(crate) const STRICT: u64 = 1 << 3;
 pub(crate) const ORPHANED: u64 = 1 << 4;
-pub(crate) const REPLIED: u64 = 1 << 5;
-pub(crate) const SPILLED: u64 = 1 << 6;
-/// The other side has spoken; whether this one has heard it, [`REPLIED`] says.
-pub(crate) const ANSWERED: u64 = 1 << 7;
+pub(crate) const ASSURED: u64 = 1 << 5;
+pub(crate) const WIDE_COUNTS: u64 = 1 << 6;
+/// The other side has replied (conntrack's IPS_SEEN_REPLY).
+pub(crate) const SEEN_REPLY: u64 = 1 << 7;
 
-/// The era of its rule in which a state was made ([`crate::state::limits::rule_counts`]), between its name and its marks.
-const ERA: u32 = 8;
+/// Position of the rule's [generation](crate::state::limits::rule_counts), between the flow name and the flags.
+const GENERATION: u32 = 8;
 
-/// The clock: the end above, what was seen below.
+/// Bits of the expiry word for what was seen of the connection, below the expiry.
 const SEEN_BITS: u32 = 9;
 const SEEN: u64 = (1 << SEEN_BITS) - 1;
 
-/// Lifetimes are cut to this, in seconds: less than 2^53 ns.
-const LONGEST: u32 = crate::state::LIFETIME_MAX;
+/// Lifetimes are limited to this many seconds, less than 2^53 ns.
+const MAX_LIFETIME: u32 = crate::state::LIFETIME_MAX;
 
-/// How far time may go between two packets, in ns, before states have to be looked at.
-pub(crate) const LONGEST_JUMP: u64 = 1 << 52;
+/// The longest jump in time, in ns, that needs no collection first.
+pub(crate) const MAX_TIME_JUMP: u64 = 1 << 52;
 
-/// No lifetime of its own.
+/// The state has no lifetime of its own.
 const NO_LIFETIME: u64 = 0xff_ffff;
 
-/// Bytes below, packets above. One packet is less than 2^17 bytes, so that 2^19 threads at once could not carry a count
-/// from the mark to the end of its half.
+/// Bytes in the low bits, packets above. A packet has less than 2^17 bytes: 2^19 threads at once could not carry a
+/// count from the high mark to overflow.
 const BYTE_BITS: u32 = 37;
-const SPILL: u64 = 1 << (BYTE_BITS - 1) | 1 << 63;
+const COUNT_HIGH: u64 = 1 << (BYTE_BITS - 1) | 1 << 63;
 
-/// One packet as a state sees it.
+/// What a state uses of a packet.
 #[derive(Clone, Copy)]
 pub(crate) struct PacketInfo<'a> {
     pub(crate) proto: u8,
-    /// Bytes counted for it.
+    /// Bytes to count.
     pub(crate) bytes: u32,
-    /// What else is seen of TCP and SCTP; nobody looks at it for others.
+    /// Used for TCP and SCTP only.
     pub(crate) segment: &'a Segment,
     pub(crate) at: BurstTime,
 }
 
-/// When packets are seen, and what follows from it for most of them: made once for a burst.
+/// The time of a burst, and the expiry that most of its packets give: computed once per burst.
 #[derive(Clone, Copy)]
 pub(crate) struct BurstTime {
     pub(crate) now: Time,
-    /// When a state of UDP ends that has no lifetime of its own.
+    /// The expiry of a UDP state without a lifetime of its own.
     udp: Time,
 }
 
@@ -85,26 +95,26 @@ impl BurstTime {
     }
 }
 
-/// What a new state is.
+/// The contents of a new state.
 pub(crate) struct NewEntry<const N: usize> {
     pub(crate) key: Key<N>,
     pub(crate) side: Side,
     pub(crate) rule: RuleId,
     pub(crate) name: Name,
-    /// The rule's era.
-    pub(crate) era: u8,
+    /// The rule's generation.
+    pub(crate) generation: u8,
     /// [`CAPPED`], [`LIMITED`], [`STRICT`].
-    pub(crate) marks: u64,
+    pub(crate) flags: u64,
     pub(crate) parent: u32,
     pub(crate) lifetime: Option<u32>,
-    /// Taken for an established TCP connection.
+    /// Treat it as an established TCP connection.
     pub(crate) established: bool,
 }
 
-/// What became of a state's end.
+/// How a packet changed the expiry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExpiryChange {
-    /// It is as late as it was, or later.
+    /// It is the same or later.
     Extended,
     /// It is sooner.
     Shortened(Time),
@@ -115,36 +125,36 @@ pub(crate) enum ExpiryChange {
 pub(crate) struct Entry<'a, const N: usize>(pub(crate) Words<'a, N>);
 
 impl<'a, const N: usize> Entry<'a, N> {
-    const MAKER: usize = N;
-    const CLOCK: usize = N + 1;
-    const KEEP: usize = N + 2;
+    const HEADER: usize = N;
+    const EXPIRY: usize = N + 1;
+    const CONFIG: usize = N + 2;
     const ACKS: usize = N + 3;
     const COUNTS: usize = N + 4;
 
-    /// Writes a new state, which nobody else knows yet, with its first packet.
-    pub(crate) fn write(self, template: &NewEntry<N>, packet: PacketInfo<'_>, settings: &Settings) {
+    /// Writes a new state, known to the caller only, with its first packet.
+    pub(crate) fn init(self, new: &NewEntry<N>, packet: PacketInfo<'_>, settings: &Settings) {
         // Relaxed: the index publishes the state.
         let put = |at: usize, word: u64| self.0.word(at).store(word, Ordering::Relaxed);
-        template.key.0.iter().enumerate().for_each(|(at, &word)| put(at, word));
-        let forward = if template.side == Side::High { FORWARD_HIGH } else { 0 };
-        let header = u64::from(template.rule.0) << 32 | u64::from(template.name.0.get()) << 16;
-        put(Self::MAKER, header | u64::from(template.era) << ERA | template.marks | forward);
-        let lifetime = template.lifetime.map_or(NO_LIFETIME, |seconds| seconds.min(LONGEST).into());
-        put(Self::KEEP, u64::from(template.parent) << 32 | lifetime);
+        new.key.0.iter().enumerate().for_each(|(at, &word)| put(at, word));
+        let forward = if new.side == Side::High { FORWARD_HIGH } else { 0 };
+        let header = u64::from(new.rule.0) << 32 | u64::from(new.name.0.get()) << 16;
+        put(Self::HEADER, header | u64::from(new.generation) << GENERATION | new.flags | forward);
+        let lifetime = new.lifetime.map_or(NO_LIFETIME, |seconds| seconds.min(MAX_LIFETIME).into());
+        put(Self::CONFIG, u64::from(new.parent) << 32 | lifetime);
         put(Self::ACKS, 0);
         (0..2).for_each(|direction| put(Self::COUNTS + direction, 0));
         let mut tcp = Tcp::default();
-        if template.established {
+        if new.established {
             tcp.assume_established();
         }
-        // For a first packet that refreshes nothing: a connection that is taken for established.
+        // For a first packet that refreshes nothing: a connection that is treated as established.
         let end = after(packet.at.now, settings.dyn_syn_lifetime);
-        put(Self::CLOCK, stamp(end) | pack(tcp.seen));
+        put(Self::EXPIRY, stamp(end) | pack(tcp.seen));
         let _ = self.count(Direction::Forward, packet.bytes);
         self.refresh(Direction::Forward, packet, settings);
     }
 
-    /// Has its words on their way to the cache: all of them, or the key and what finds it live.
+    /// Prefetches all words, or the key and what tells that the state is live.
     #[inline(always)]
     pub(crate) fn prefetch(self) {
         self.0.prefetch();
@@ -152,13 +162,13 @@ impl<'a, const N: usize> Entry<'a, N> {
 
     #[inline(always)]
     pub(crate) fn prefetch_key(self) {
-        const { assert!(Self::CLOCK < WORDS) };
+        const { assert!(Self::EXPIRY < WORDS) };
         self.0.prefetch_first();
     }
 
     #[inline]
-    pub(crate) fn is(self, key: &Key<N>) -> bool {
-        // Relaxed, here and below: the slot was read with acquire after these words were written.
+    pub(crate) fn has_key(self, key: &Key<N>) -> bool {
+        // Relaxed, here and below: these words were written before the slot number that was read with acquire.
         let differ = |(at, &word): (usize, &u64)| self.0.word(at).load(Ordering::Relaxed) ^ word;
         key.0.iter().enumerate().map(differ).fold(0, |all, word| all | word) == 0
     }
@@ -167,84 +177,86 @@ impl<'a, const N: usize> Entry<'a, N> {
         Key(std::array::from_fn(|at| self.0.word(at).load(Ordering::Relaxed)))
     }
 
-    /// Rule, name and marks.
+    /// Rule, flow name, generation and flags.
     #[inline]
     pub(crate) fn header(self) -> Header {
-        Header(self.0.word(Self::MAKER).load(Ordering::Relaxed))
+        Header(self.0.word(Self::HEADER).load(Ordering::Relaxed))
     }
 
-    /// Sets a mark; whether it was not set before.
-    pub(crate) fn mark(self, mark: u64) -> bool {
-        // Acquire and release: who marks a state after the one that took it away sees that it was (`States::spill`). A mark
-        // publishes nothing else.
-        self.0.word(Self::MAKER).fetch_or(mark, Ordering::AcqRel) & mark == 0
+    /// Sets a flag. Returns true if it was not set.
+    pub(crate) fn set_flag(self, flag: u64) -> bool {
+        // AcqRel: a worker that sets a flag after the one that unlinked the state sees that it was unlinked
+        // (`States::widen_counts`). A flag publishes nothing else.
+        self.0.word(Self::HEADER).fetch_or(flag, Ordering::AcqRel) & flag == 0
     }
 
     #[inline]
-    pub(crate) fn live(self, now: Time) -> bool {
-        sooner(stamp(now), self.clock())
+    pub(crate) fn is_live(self, now: Time) -> bool {
+        is_sooner(stamp(now), self.expiry())
     }
 
-    /// When the state ends, of two ends that differ by a multiple of 417 days the one next to `now`.
-    pub(crate) fn end(self, now: Time) -> Time {
-        let ahead = (self.clock() & !SEEN).wrapping_sub(stamp(now)).cast_signed() >> SEEN_BITS;
+    /// When the state expires: of the possible times, which differ by 417 days, the one nearest to `now`.
+    pub(crate) fn expires(self, now: Time) -> Time {
+        let ahead = (self.expiry() & !SEEN).wrapping_sub(stamp(now)).cast_signed() >> SEEN_BITS;
         Time::from_nanos(now.as_nanos().saturating_add_signed(ahead))
     }
 
-    /// What was seen of a TCP connection, and its last acknowledgement numbers.
+    /// What was seen of a TCP connection, with its last acknowledgement numbers.
     pub(crate) fn tcp(self) -> Tcp {
-        self.tcp_of(self.clock(), self.0.word(Self::ACKS).load(Ordering::Relaxed))
+        self.tcp_of(self.expiry(), self.0.word(Self::ACKS).load(Ordering::Relaxed))
     }
 
-    /// Forgets what was seen of a TCP connection, for another one in the same state.
-    pub(crate) fn forget(self) {
+    /// Resets what was seen of a TCP connection, for another connection in the same state.
+    pub(crate) fn reset_tcp(self) {
         self.0.word(Self::ACKS).store(0, Ordering::Relaxed);
-        self.0.word(Self::CLOCK).fetch_and(!SEEN, Ordering::Relaxed);
+        self.0.word(Self::EXPIRY).fetch_and(!SEEN, Ordering::Relaxed);
     }
 
-    /// How far an SCTP association has come.
+    /// The phase of an SCTP association.
     pub(crate) fn sctp(self) -> sctp::Phase {
-        sctp::Phase::from_bits(self.clock() & SEEN)
+        sctp::Phase::from_bits(self.expiry() & SEEN)
     }
 
-    /// What was seen, of any protocol.
+    /// What was seen of the connection, in the form of its protocol.
     pub(crate) fn seen(self) -> u64 {
-        self.clock() & SEEN
+        self.expiry() & SEEN
     }
 
-    /// Sets what packets made of another state once.
+    /// Sets the contents of a saved state.
     pub(crate) fn restore(self, end: Time, seen: u64, acks: [u32; 2]) {
-        // Relaxed, as in refresh_tcp(). A packet that comes in between is as if it had come before.
+        // Relaxed, as in refresh_tcp(). A concurrent packet counts as having come before.
         self.0.word(Self::ACKS).store(u64::from(acks[0]) | u64::from(acks[1]) << 32, Ordering::Relaxed);
-        self.0.word(Self::CLOCK).store(stamp(end) | seen & SEEN, Ordering::Relaxed);
+        self.0.word(Self::EXPIRY).store(stamp(end) | seen & SEEN, Ordering::Relaxed);
     }
 
     pub(crate) fn parent(self) -> u32 {
-        (self.0.word(Self::KEEP).load(Ordering::Relaxed) >> 32) as u32
+        (self.0.word(Self::CONFIG).load(Ordering::Relaxed) >> 32) as u32
     }
 
-    /// Counts a packet. Whether the count is to be taken away soon.
+    /// Counts a packet. Returns true if the counts must be moved soon.
     #[inline]
     #[must_use]
     pub(crate) fn count(self, direction: Direction, bytes: u32) -> bool {
         // Relaxed: a count publishes nothing.
-        is_high(self.0.word(Self::COUNTS + direction as usize).fetch_add(one(bytes), Ordering::Relaxed))
+        is_count_high(
+            self.0.word(Self::COUNTS + direction as usize).fetch_add(one_packet(bytes), Ordering::Relaxed),
+        )
     }
 
-    /// Packets and bytes of a direction, as far as they are here.
-    pub(crate) fn counted(self, direction: Direction) -> [u64; 2] {
-        unpack(self.0.word(Self::COUNTS + direction as usize).load(Ordering::Relaxed))
+    /// Packets and bytes of a direction that this word counts.
+    pub(crate) fn counts(self, direction: Direction) -> [u64; 2] {
+        unpack_count(self.0.word(Self::COUNTS + direction as usize).load(Ordering::Relaxed))
     }
 
-    /// Takes away what was counted, which is returned.
-    pub(crate) fn take_count(self, direction: Direction) -> [u64; 2] {
-        let counted = self.counted(direction);
+    /// Subtracts the counts of a direction from the word and returns them.
+    pub(crate) fn take_counts(self, direction: Direction) -> [u64; 2] {
+        let counted = self.counts(direction);
         let word = counted[0] << BYTE_BITS | counted[1];
         self.0.word(Self::COUNTS + direction as usize).fetch_sub(word, Ordering::Relaxed);
         counted
     }
 
-    /// Takes a packet in.
+    /// Applies a packet.
     #[inline(always)]
     pub(crate) fn refresh(
         self,
@@ -252,11 +264,11 @@ impl<'a, const N: usize> Entry<'a, N> {
         packet: PacketInfo<'_>,
         settings: &Settings,
     ) -> ExpiryChange {
-        // By itself, as it is all that there is to most packets.
+        // Separate, because most packets need nothing else.
         if packet.proto == UDP {
             return self.refresh_until(packet.at.udp, packet.at.now);
         }
-        // Word by word: a packet in memory would be put there for UDP, too.
+        // Field by field: as a struct, the packet would be written to memory for UDP, too.
         self.refresh_other(direction, packet.proto, packet.segment, packet.at, settings)
     }
 
@@ -278,18 +290,18 @@ impl<'a, const N: usize> Entry<'a, N> {
         }
     }
 
-    /// Has the state end then, or after the lifetime of its own.
+    /// Sets the expiry to `end`, or by the state's own lifetime.
     #[inline(always)]
     fn refresh_until(self, end: Time, now: Time) -> ExpiryChange {
         let end = self.lifetime().map_or(end, |seconds| after(now, seconds));
-        // Nothing was seen that another thread could have changed: whoever stores last had the last packet. What was
-        // seen of SCTP stays for when `dyn_sctp` is on again.
-        let before = self.clock();
+        // Relaxed store: no other thread changes what was seen of these protocols. The last store is that of the last
+        // packet. What was seen of SCTP stays for when `dyn_sctp` is on again.
+        let before = self.expiry();
         let new = stamp(end) | before & SEEN;
         if new != before {
-            self.0.word(Self::CLOCK).store(new, Ordering::Relaxed);
+            self.0.word(Self::EXPIRY).store(new, Ordering::Relaxed);
         }
-        if sooner(new, before) { ExpiryChange::Shortened(end) } else { ExpiryChange::Extended }
+        if is_sooner(new, before) { ExpiryChange::Shortened(end) } else { ExpiryChange::Extended }
     }
 
     fn refresh_tcp(
@@ -299,19 +311,19 @@ impl<'a, const N: usize> Entry<'a, N> {
         now: Time,
         settings: &Settings,
     ) -> ExpiryChange {
-        let (clock, acks) = (self.0.word(Self::CLOCK), self.0.word(Self::ACKS));
+        let (clock, acks) = (self.0.word(Self::EXPIRY), self.0.word(Self::ACKS));
         loop {
             let (before, acks_before) = (clock.load(Ordering::Relaxed), acks.load(Ordering::Relaxed));
             let mut tcp = self.tcp_of(before, acks_before);
             let life = tcp.segment(direction, flags, ack);
-            // Relaxed: each word is right by itself; nothing is read by way of it.
+            // Relaxed: each word is consistent alone, and publishes nothing.
             let new = u64::from(tcp.ack[0]) | u64::from(tcp.ack[1]) << 32;
             if new != acks_before
                 && acks.compare_exchange(acks_before, new, Ordering::Relaxed, Ordering::Relaxed).is_err()
             {
                 continue;
             }
-            // If the other exchange fails, the number that was just accepted will be accepted once more.
+            // If the second exchange fails, the acknowledgement number that was just accepted is accepted once more.
             let end = life.map(|life| {
                 let seconds = match life {
                     Life::Ack => self.lifetime().unwrap_or(settings.dyn_ack_lifetime),
@@ -335,7 +347,7 @@ impl<'a, const N: usize> Entry<'a, N> {
         settings: &Settings,
     ) -> ExpiryChange {
         loop {
-            let before = self.clock();
+            let before = self.expiry();
             let mut phase = sctp::Phase::from_bits(before & SEEN);
             let life = phase.packet(direction, chunk);
             let end = life.map(|life| {
@@ -354,30 +366,31 @@ impl<'a, const N: usize> Entry<'a, N> {
         }
     }
 
-    /// Changes the clock from `before`, to another end if there is one. `None` when it was changed meanwhile.
+    /// Changes the expiry word from `before`. `end` is the new expiry, if any. Returns `None` if another thread
+    /// changed it.
     #[inline]
     fn exchange(self, before: u64, end: Option<Time>, seen: u64) -> Option<ExpiryChange> {
         let new = end.map_or(before & !SEEN, stamp) | seen;
         if new != before {
-            let clock = self.0.word(Self::CLOCK);
+            let clock = self.0.word(Self::EXPIRY);
             // Relaxed: see refresh_tcp().
             clock.compare_exchange(before, new, Ordering::Relaxed, Ordering::Relaxed).ok()?;
         }
         Some(match end {
-            Some(end) if sooner(stamp(end), before) => ExpiryChange::Shortened(end),
+            Some(end) if is_sooner(stamp(end), before) => ExpiryChange::Shortened(end),
             _ => ExpiryChange::Extended,
         })
     }
 
     #[inline]
     pub(crate) fn lifetime(self) -> Option<u32> {
-        let keep = self.0.word(Self::KEEP).load(Ordering::Relaxed) & NO_LIFETIME;
+        let keep = self.0.word(Self::CONFIG).load(Ordering::Relaxed) & NO_LIFETIME;
         (keep != NO_LIFETIME).then_some(keep as u32)
     }
 
     #[inline]
-    fn clock(self) -> u64 {
-        self.0.word(Self::CLOCK).load(Ordering::Relaxed)
+    fn expiry(self) -> u64 {
+        self.0.word(Self::EXPIRY).load(Ordering::Relaxed)
     }
 
     #[inline]
@@ -387,14 +400,14 @@ impl<'a, const N: usize> Entry<'a, N> {
     }
 }
 
-/// Who made a state.
+/// The header: rule, flow name, generation and flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header(u64);
 
 impl Header {
     #[cfg(all(test, not(loom)))]
-    pub(crate) fn of(rule: RuleId, era: u8) -> Self {
-        Self(u64::from(rule.0) << 32 | u64::from(era) << ERA)
+    pub(crate) fn of(rule: RuleId, generation: u8) -> Self {
+        Self(u64::from(rule.0) << 32 | u64::from(generation) << GENERATION)
     }
 
     #[inline]
@@ -403,8 +416,8 @@ impl Header {
     }
 
     #[inline]
-    pub(crate) fn era(self) -> u8 {
-        (self.0 >> ERA) as u8
+    pub(crate) fn generation(self) -> u8 {
+        (self.0 >> GENERATION) as u8
     }
 
     #[inline]
@@ -417,72 +430,53 @@ impl Header {
     }
 
     #[inline]
-    pub(crate) fn has(self, mark: u64) -> bool {
-        self.0 & mark != 0
+    pub(crate) fn has(self, flag: u64) -> bool {
+        self.0 & flag != 0
     }
 
-    /// The end that the first packet came from.
+    /// The end of the key that the first packet came from.
     #[inline]
     pub(crate) fn forward(self) -> Side {
         if self.has(FORWARD_HIGH) { Side::High } else { Side::Low }
     }
 }
 
-/// Who looks for states, and when: those that have ended are not there for him, nor those of rules that are gone.
-#[derive(Clone, Copy)]
-pub(crate) struct LiveFilter<'a> {
-    pub(crate) now: Time,
-    gone: Option<&'a RemovedRules>,
-}
-
-impl<'a> LiveFilter<'a> {
-    #[inline(always)]
-    pub(crate) fn new(now: Time, gone: &'a RemovedRules) -> Self {
-        Self { now, gone: if gone.is_empty() { None } else { Some(gone) } }
-    }
-
-    #[inline(always)]
-    pub(crate) fn has<const N: usize>(self, entry: Entry<'_, N>) -> bool {
-        entry.live(self.now) && !self.gone.is_some_and(|gone| gone.has(entry.header()))
-    }
-}
-
-/// What a packet adds to a count.
+/// What one packet adds to a count.
 #[inline]
-pub(crate) fn one(bytes: u32) -> u64 {
+pub(crate) fn one_packet(bytes: u32) -> u64 {
     1 << BYTE_BITS | u64::from(bytes)
 }
 
-/// Whether a count is to be taken away soon.
+/// Returns true if the counts must be moved soon.
 #[inline]
-pub(crate) fn is_high(count: u64) -> bool {
-    count & SPILL != 0
+pub(crate) fn is_count_high(count: u64) -> bool {
+    count & COUNT_HIGH != 0
 }
 
 /// Packets and bytes of a count.
-pub(crate) fn unpack(count: u64) -> [u64; 2] {
+pub(crate) fn unpack_count(count: u64) -> [u64; 2] {
     [count >> BYTE_BITS, count & ((1 << BYTE_BITS) - 1)]
 }
 
-/// `seconds`, or about a hundred days if that is more, after `now`.
+/// `now` plus `seconds`, or plus [`MAX_LIFETIME`] if that is less.
 #[inline]
 pub(crate) fn after(now: Time, seconds: u32) -> Time {
-    Time::from_nanos(now.as_nanos().saturating_add(u64::from(seconds.min(LONGEST)) * 1_000_000_000))
+    Time::from_nanos(now.as_nanos().saturating_add(u64::from(seconds.min(MAX_LIFETIME)) * 1_000_000_000))
 }
 
-/// A time as it stands in a clock.
+/// A time in the form of the expiry word.
 #[inline]
 fn stamp(time: Time) -> u64 {
     time.as_nanos() << SEEN_BITS
 }
 
-/// Whether clock `a` ends before clock `b`.
+/// Returns true if expiry word `a` is before `b`.
 #[inline]
-fn sooner(a: u64, b: u64) -> bool {
+fn is_sooner(a: u64, b: u64) -> bool {
     ((a & !SEEN).wrapping_sub(b & !SEEN)).cast_signed() < 0
 }
 
-/// ipfw's word of a TCP connection, without its gaps.
+/// ipfw's word of a TCP connection without its gaps.
 #[inline]
 fn pack(seen: u32) -> u64 {
     u64::from(seen & 7 | (seen >> 8 & 7) << 3 | (seen >> 16 & 3) << 6)

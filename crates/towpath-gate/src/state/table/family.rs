@@ -1,79 +1,65 @@
-//! The states of one address family: slots, the index that finds them, and the list of the states of one flow.
+//! The states of one address family: their slots, the index that finds them, and the list of the states of one flow.
 //!
-//! What: the index has one entry for a flow. It leads to the state that was made last, and that to the one before it,
-//! under another name. Most flows have one state.
+//! What: the index has one entry per flow. It leads to the flow's newest state; each state leads to the flow's next older one,
+//! which has another name. Most flows have one state.
 //!
-//! Invariant: whoever links or unlinks a state holds the locks of its flow ([`crate::state::table::index`]). So threads that make the
-//! same state at once make one, and those that unlink it unlink it once. A reader follows the list meanwhile: a new state
-//! is whole and linked to the rest before it becomes the first; one that is unlinked still leads to the rest.
+//! Invariant: a thread links or unlinks a state only while it holds the locks of the state's flow ([`super::index`]). Threads
+//! that insert the same state at once insert one, and threads that unlink it at once unlink it once.
 //!
-//! Growth: when three quarters of the entries are used, an index of twice the lines is made, and the flows move, some
-//! with every call that may ([`Family::move_some`]) and those of a flow that is written first. When the stash is used
-//! although there is room, the secret may be known to somebody: the flows move to an index of the same size with another
-//! one.
+//! Races: readers follow a flow's list without a lock.
+//! - Insert: the new state is completely written, and leads to the rest of the list, before it becomes the first. A reader
+//!   finds the list with it or without it.
+//! - Unlink: an unlinked state still leads to the rest of the list, and its slot is not reused before the reader's next
+//!   [quiescent state](crate::state::concurrent::epoch). A reader that is at it finds the rest.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::state::concurrent::sync::{Apart, AtomicU64, Ordering};
-use crate::state::table::entry::{Entry, LiveFilter};
-use crate::state::table::hash::Secret;
-use crate::state::table::index::{Index, Locked, Moved, Probe};
-use crate::state::table::key::Key;
-use crate::state::table::memory::Pages;
-use crate::state::table::slab::Slab;
-use crate::state::table::slot_counters::SlotCounters;
-use crate::state::{Lookup, Name};
 use towpath_wire::Time;
 
-/// Lines of the first index, as a power of two.
-#[cfg(not(loom))]
-const FIRST_BITS: u32 = 6;
-#[cfg(loom)]
-const FIRST_BITS: u32 = 1;
+use super::entry::{Entry, LIMITED, ORPHANED, WIDE_COUNTS, unpack_count};
+use super::growing_index::{GrowingIndex, MIGRATE_LINES};
+use super::index::{Index, LockedFlow, Probe};
+use super::key::{FlowKey, Key};
+use super::live_filter::LiveFilter;
+use super::memory::Pages;
+use super::scan_cursor::{EvictCursor, SweepCursor};
+use super::slab::Slab;
+use super::slot_counters::SlotCounters;
+use super::wide_counters::{Counts, WideCounters};
+use crate::state::concurrent::sync::{Apart, AtomicU64, Ordering};
+use crate::state::tcp::window_table::WindowTable;
+use crate::state::{Direction, Kind, Listed, Lookup, Name};
 
-/// Lines that move to the next index with a call in a packet's time, an install's or that behind a burst.
-///
-/// Growth is over in time with one line for each install alone: it begins when 7.5 entries of each of the `n` lines are
-/// used, and it is time for the next when as many of the `2n` are. So there are 7.5n installs for n lines.
-pub(crate) const MOVE: u64 = 1;
-
-/// The same with a call outside the packets' time.
-pub(crate) const MOVE_MANY: u64 = 128;
-
-/// Nanoseconds of a tick, as a power of two: how exactly it is known beforehand which states may have ended.
+/// Nanoseconds of a tick, as a power of two (0.27 s): the granularity of the hint when a state may have expired.
 const TICK_BITS: u32 = 28;
 
-/// The states of one family.
+/// The states of one address family.
 #[derive(Debug)]
 pub(crate) struct Family<const N: usize> {
     pub(crate) slab: Slab<N>,
+    pub(crate) index: GrowingIndex,
     pub(crate) slot_counters: SlotCounters,
-    /// The index to begin with.
-    current: Mutex<Arc<Index>>,
-    /// The next index, made and touched ahead of its use.
-    spare: Mutex<Option<Arc<Index>>>,
-    /// The index that flows moved away from last, for a thread without packets to give back: that takes the system a while.
-    old: Mutex<Option<Arc<Index>>>,
-    seed: AtomicU64,
+    pub(crate) wide_counters: WideCounters,
+    /// The windows of states with strict tracking.
+    pub(crate) windows: WindowTable,
+    pub(crate) sweep: SweepCursor,
+    pub(crate) evict: EvictCursor,
+    /// The longest list of one flow's states so far.
     longest: AtomicU64,
-    /// Where whoever collects, and whoever evicts, goes on.
-    hand: Apart<AtomicU64>,
-    evicting: Apart<AtomicU64>,
-    pages: Pages,
-    /// States that are linked.
-    live: Apart<AtomicU64>,
+    /// Linked states.
+    linked: Apart<AtomicU64>,
 }
 
-/// What became of a state that was to be published.
+/// The result of [`Family::insert`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InsertResult {
-    /// It is there; a state that had ended, or was gone, made room for it.
-    Made {
-        /// The slot of the latter.
-        instead_of: Option<u32>,
+    /// The state was linked.
+    Inserted {
+        /// The slot of the flow's previous state of that name, which had expired or was removed.
+        replaced: Option<u32>,
     },
-    /// A live state of the same flow and name is in this slot.
+    /// This slot has a live state of the same flow and name.
     Exists(u32),
     /// The index has no room.
     Full,
@@ -83,22 +69,15 @@ impl<const N: usize> Family<N> {
     pub(crate) fn new(seed: u64, pages: Pages) -> Self {
         Self {
             slab: Slab::new(pages),
+            index: GrowingIndex::new(seed, pages),
             slot_counters: SlotCounters::new(),
-            current: Mutex::new(Arc::new(Index::new(FIRST_BITS, Secret::new(seed), pages))),
-            spare: Mutex::new(None),
-            old: Mutex::new(None),
-            seed: AtomicU64::new(seed),
+            wide_counters: WideCounters::default(),
+            windows: WindowTable::new(),
+            sweep: SweepCursor::new(),
+            evict: EvictCursor::new(),
             longest: AtomicU64::new(0),
-            hand: Apart(AtomicU64::new(0)),
-            evicting: Apart(AtomicU64::new(0)),
-            pages,
-            live: Apart(AtomicU64::new(0)),
+            linked: Apart(AtomicU64::new(0)),
         }
-    }
-
-    /// The index to begin with, for a worker to keep until there is another one.
-    pub(crate) fn index(&self) -> Arc<Index> {
-        Arc::clone(&locked(&self.current))
     }
 
     #[inline]
@@ -106,25 +85,26 @@ impl<const N: usize> Family<N> {
         Entry(self.slab.words(slot))
     }
 
-    /// The state in a slot that may be none.
+    /// The state in `slot`, or `None` if there is no such slot.
     #[inline(always)]
     pub(crate) fn try_entry(&self, slot: u32) -> Option<Entry<'_, N>> {
-        self.slab.words_at(slot).map(Entry)
+        self.slab.try_words(slot).map(Entry)
     }
 
-    /// States that are linked, those included that have ended and were not collected.
+    /// The number of linked states, including those that have expired and were not collected yet.
     #[inline]
     pub(crate) fn len(&self) -> u64 {
-        // Relaxed, here and where it changes: the count of slots is what bounds the states.
-        self.live.load(Ordering::Relaxed)
+        // Relaxed, here and where it changes: the number of used slots bounds the states, not this one.
+        self.linked.load(Ordering::Relaxed)
     }
 
-    /// The most states of one flow that have stood beside each other.
+    /// The largest number of states that one flow had at the same time.
     pub(crate) fn longest(&self) -> usize {
+        // Relaxed: a statistic.
         self.longest.load(Ordering::Relaxed) as usize
     }
 
-    /// The slot of a live state of the flow.
+    /// The slot of the flow's live state.
     #[inline(never)]
     pub(crate) fn find(
         &self,
@@ -132,101 +112,101 @@ impl<const N: usize> Family<N> {
         probe: Probe,
         key: &Key<N>,
         lookup: Lookup,
-        living: LiveFilter<'_>,
+        live: LiveFilter<'_>,
     ) -> Option<u32> {
-        match index.find(probe, |slot| self.entry(slot).is(key)) {
-            Some(first) => self.choose(first, lookup, living),
-            None => self.find_moved(index.next()?, key, lookup, living),
+        match index.find(probe, |slot| self.entry(slot).has_key(key)) {
+            Some(first) => self.choose(first, lookup, live),
+            None => self.find_migrated(index.next()?, key, lookup, live),
         }
     }
 
-    /// Whether this is the flow's state that is wanted, as the first one that the index has nearly always is.
+    /// Returns true if `entry` is the flow's state that `lookup` asks for. The flow's newest state nearly always is.
     #[inline(always)]
-    pub(crate) fn is_it(entry: Entry<'_, N>, key: &Key<N>, lookup: Lookup, living: LiveFilter<'_>) -> bool {
-        entry.is(key)
-            && living.has(entry)
+    pub(crate) fn matches(entry: Entry<'_, N>, key: &Key<N>, lookup: Lookup, live: LiveFilter<'_>) -> bool {
+        entry.has_key(key)
+            && live.accepts(entry)
             && match lookup {
                 Lookup::Any => true,
                 Lookup::Named(name) => entry.header().is_named(name),
             }
     }
 
-    /// The same in the next index, if the flows are moving.
+    /// As [`Family::find`], in the index that the flows migrate to.
     #[cold]
-    fn find_moved(
+    fn find_migrated(
         &self,
         mut index: &Index,
         key: &Key<N>,
         lookup: Lookup,
-        living: LiveFilter<'_>,
+        live: LiveFilter<'_>,
     ) -> Option<u32> {
         loop {
-            match index.find(index.probe(key), |slot| self.entry(slot).is(key)) {
-                Some(first) => return self.choose(first, lookup, living),
+            match index.find(index.probe(key), |slot| self.entry(slot).has_key(key)) {
+                Some(first) => return self.choose(first, lookup, live),
                 None => index = index.next()?,
             }
         }
     }
 
-    /// The slot of the flow's state under `name`, over or not.
+    /// The slot of the flow's state under `name`, live or not.
     pub(crate) fn find_any(&self, index: &Index, key: &Key<N>, name: Name) -> Option<u32> {
         let mut index = index;
         loop {
-            match index.find(index.probe(key), |slot| self.entry(slot).is(key)) {
+            match index.find(index.probe(key), |slot| self.entry(slot).has_key(key)) {
                 Some(first) => return self.search(first, |slot| self.entry(slot).header().is_named(name)).0,
                 None => index = index.next()?,
             }
         }
     }
 
-    /// Of the states of one flow the one that is wanted, if it is live.
+    /// The slot of the live state that `lookup` asks for, in the list that begins at `first`.
     #[inline(always)]
-    pub(crate) fn choose(&self, first: u32, lookup: Lookup, living: LiveFilter<'_>) -> Option<u32> {
+    fn choose(&self, first: u32, lookup: Lookup, live: LiveFilter<'_>) -> Option<u32> {
         let mut slot = first;
         loop {
             let entry = self.entry(slot);
             match lookup {
                 Lookup::Named(name) if entry.header().is_named(name) => {
-                    return living.has(entry).then_some(slot);
+                    return live.accepts(entry).then_some(slot);
                 }
-                Lookup::Any if living.has(entry) => return Some(slot),
+                Lookup::Any if live.accepts(entry) => return Some(slot),
                 _ => slot = self.slab.sibling(slot)?,
             }
         }
     }
 
-    /// Links the state in `slot`, which is written and known to the caller alone.
-    pub(crate) fn publish(
+    /// Links the state in `slot`, which is written and known to the caller only.
+    pub(crate) fn insert(
         &self,
         index: &Index,
         key: &Key<N>,
         name: Name,
         slot: u32,
-        living: LiveFilter<'_>,
+        live: LiveFilter<'_>,
     ) -> InsertResult {
-        let now = living.now;
-        let published = self.with_flow(index, key, |mut flow| {
-            let Some((place, first)) = flow.find(|slot| self.entry(slot).is(key)) else {
+        let expires = tick(self.entry(slot).expires(live.now));
+        let inserted = self.with_flow(index, key, |mut flow| {
+            let Some((place, first)) = flow.find(|slot| self.entry(slot).has_key(key)) else {
                 self.slab.set_sibling(slot, None);
-                // Whoever collects may see it before it is linked, and finds nothing to unlink then.
-                self.slab.occupy(slot, tick(self.entry(slot).end(now)));
+                // A sweep may see the slot before it is linked, and then finds nothing to unlink.
+                self.slab.set_occupied(slot, expires);
                 if !flow.add(slot) {
                     self.slab.set_link(slot, 0);
                     return InsertResult::Full;
                 }
                 self.longest.fetch_max(1, Ordering::Relaxed);
-                return InsertResult::Made { instead_of: None };
+                return InsertResult::Inserted { replaced: None };
             };
-            let is_it = |slot| self.entry(slot).header().is_named(name);
-            let (same, before, states) = self.search(first, is_it);
+            let is_named = |slot| self.entry(slot).header().is_named(name);
+            let (same, before, states) = self.search(first, is_named);
             if let Some(same) = same
-                && living.has(self.entry(same))
+                && live.accepts(self.entry(same))
             {
                 return InsertResult::Exists(same);
             }
             let rest = if same == Some(first) { self.slab.sibling(first) } else { Some(first) };
             self.slab.set_sibling(slot, rest);
-            self.slab.occupy(slot, tick(self.entry(slot).end(now)));
+            self.slab.set_occupied(slot, expires);
             flow.replace(place, slot);
             if let (Some(same), Some(before)) = (same, before) {
                 self.slab.set_sibling(before, self.slab.sibling(same));
@@ -235,26 +215,26 @@ impl<const N: usize> Family<N> {
                 self.slab.set_link(same, 0);
             }
             let states = states + u64::from(same.is_none());
-            // Relaxed: a number for people.
+            // Relaxed: a statistic.
             self.longest.fetch_max(states, Ordering::Relaxed);
-            InsertResult::Made { instead_of: same }
+            InsertResult::Inserted { replaced: same }
         });
-        if published == (InsertResult::Made { instead_of: None }) {
-            self.live.fetch_add(1, Ordering::Relaxed);
+        if inserted == (InsertResult::Inserted { replaced: None }) {
+            self.linked.fetch_add(1, Ordering::Relaxed);
         }
-        published
+        inserted
     }
 
-    /// Unlinks the state in `slot` if `still` says so of it. False when it does not, or somebody else did.
+    /// Unlinks the state in `slot` if `still` accepts it. Returns false if it does not, or another thread was first.
     pub(crate) fn unlink(&self, index: &Index, slot: u32, still: impl Fn(Entry<'_, N>) -> bool) -> bool {
         let key = self.entry(slot).key();
         let unlinked = self.with_flow(index, &key, |flow| {
-            // Somebody else did. Or its entry found no room when the lines moved: whoever links a state holds these locks
-            // until it is found, so one that is not gives at least its slot back.
-            if self.slab.tick(slot).is_none() || !still(self.entry(slot)) {
+            if !self.slab.is_occupied(slot) || !still(self.entry(slot)) {
                 return false;
             }
-            if let Some((place, first)) = flow.find(|slot| self.entry(slot).is(&key))
+            // The index has no entry for the flow if its entry found no room in a migration. Then the slot is given back all
+            // the same: an insert holds these locks until the state can be found.
+            if let Some((place, first)) = flow.find(|slot| self.entry(slot).has_key(&key))
                 && let (Some(_), before, _) = self.search(first, |at| at == slot)
             {
                 match (before, self.slab.sibling(slot)) {
@@ -267,12 +247,12 @@ impl<const N: usize> Family<N> {
             true
         });
         if unlinked {
-            self.live.fetch_sub(1, Ordering::Relaxed);
+            self.linked.fetch_sub(1, Ordering::Relaxed);
         }
         unlinked
     }
 
-    /// The first slot of a flow's list that `is` it, the one before it, and how many there are.
+    /// Searches a flow's list: the first slot that `is` accepts, the slot before it, and the length of the list.
     fn search(&self, first: u32, is: impl Fn(u32) -> bool) -> (Option<u32>, Option<u32>, u64) {
         let (mut found, mut before, mut states) = (None, None, 0);
         let mut at = Some(first);
@@ -290,196 +270,131 @@ impl<const N: usize> Family<N> {
         (found, if found.is_some() { before } else { None }, states)
     }
 
-    /// Does something with the flow's lines locked, in the index where they are.
-    fn with_flow<T>(&self, index: &Index, key: &Key<N>, work: impl FnOnce(Locked<'_>) -> T) -> T {
-        let mut index = index;
-        loop {
-            let probe = index.probe(key);
-            if index.next().is_none()
-                && let Some(flow) = index.lock(probe)
-            {
-                return work(flow);
-            }
-            index.move_flow(probe, |slot| self.entry(slot).key());
-            if let Some(next) = index.next() {
-                index = next;
-            }
-        }
+    fn with_flow<T>(&self, index: &Index, key: &Key<N>, work: impl FnOnce(LockedFlow<'_>) -> T) -> T {
+        GrowingIndex::with_flow(index, key, |slot| self.entry(slot).key(), work)
     }
 
-    /// Lets flows of so many lines move on, if they are moving. True when `index` is done with: [`Family::index`] is another
-    /// one.
+    /// Migrates `lines` lines of the index, if it migrates. Returns true when `index` is empty and
+    /// [`GrowingIndex::current`] is another one.
     #[inline]
-    pub(crate) fn move_some(&self, index: &Arc<Index>, lines: u64) -> bool {
-        index.next().is_some_and(|next| self.move_to(next, index, lines))
+    pub(crate) fn migrate(&self, index: &Arc<Index>, lines: u64) -> bool {
+        index.next().is_some_and(|next| self.migrate_to(index, next, lines))
     }
 
-    /// The same behind a burst: a packet is not to wait for memory that somebody is just making. (Each install moves its line all the same,
-    /// so growth is over in time without him.)
+    /// As [`Family::migrate`], behind a burst: does nothing while another thread prefaults the next index, so that no packet
+    /// waits for a page fault. Each install migrates a line in any case.
     #[inline]
-    pub(crate) fn move_behind(&self, index: &Arc<Index>) -> bool {
-        index.next().is_some_and(|next| !next.waits_for_memory() && self.move_to(next, index, MOVE))
+    pub(crate) fn migrate_behind(&self, index: &Arc<Index>) -> bool {
+        let next = index.next().filter(|next| !next.waits_for_prefault());
+        next.is_some_and(|next| self.migrate_to(index, next, MIGRATE_LINES))
     }
 
-    #[cold]
-    fn move_to(&self, next: &Arc<Index>, index: &Arc<Index>, lines: u64) -> bool {
-        if index.move_some(lines, |slot| self.entry(slot).key()) == Moved::Some {
-            // The next call is soon, and waits for nothing then but for the lines that the entries go to.
-            index.fetch_lines(lines.min(MOVE), |slot| {
-                if let Some(entry) = self.try_entry(slot) {
-                    entry.prefetch_key();
-                }
-            });
-            return false;
-        }
-        let mut current = locked(&self.current);
-        let old = Arc::ptr_eq(&current, index).then(|| std::mem::replace(&mut *current, Arc::clone(next)));
-        drop(current);
-        if old.is_some() {
-            let before = std::mem::replace(&mut *locked(&self.old), old);
-            drop(before);
-        }
-        true
-    }
-
-    /// Begins to grow, or to change the secret, when it is time to.
-    #[cold]
-    pub(crate) fn grow(&self) {
-        let states = self.len();
-        let current = locked(&self.current);
-        if current.next().is_some() {
-            return;
-        }
-        let (room, stashed) = (current.room(), current.stashed());
-        let bits = match stashed {
-            _ if states * 4 > room * 3 => current.bits() + 1,
-            true => current.bits() + u32::from(states * 2 > room),
-            false => return,
+    fn migrate_to(&self, index: &Arc<Index>, next: &Arc<Index>, lines: u64) -> bool {
+        let prefetch = |slot| {
+            if let Some(entry) = self.try_entry(slot) {
+                entry.prefetch_key();
+            }
         };
-        let mut spare = locked(&self.spare);
-        let is_it = |spare: &mut Arc<Index>| spare.bits() == bits;
-        // Somebody is about to have it ready: a little more fits.
-        let soon = spare.as_mut().is_some_and(|spare| is_it(spare) && !spare.is_prepared());
-        if soon && !stashed && states * 8 <= room * 7 {
-            return;
-        }
-        current.begin(spare.take_if(is_it).unwrap_or_else(|| Arc::new(self.make_index(bits))));
+        self.index.migrate((index, next), lines, |slot| self.entry(slot).key(), prefetch)
     }
 
-    /// Gives memory back that nobody reads any more.
-    pub(crate) fn release(&self) {
-        let old = locked(&self.old).take_if(|old| Arc::strong_count(old) == 1);
-        // Nobody waits for the lock meanwhile.
-        drop(old);
-    }
-
-    /// Makes and touches memory that is going to be needed when there are more states, some of it. Whether there is more
-    /// to do.
+    /// Allocates and prefaults some of the memory that more states will need. Returns true if more remains.
     pub(crate) fn prepare(&self) -> bool {
-        /// Lines, and slots, that are touched with one call: 256 KiB of each.
-        const TOUCH: u32 = 4096;
+        /// Lines and slots that one call prefaults: 256 KiB of each.
+        const PREFAULT: u32 = 4096;
         let states = self.len();
-        let more = self.slab.prepare((states / 4).clamp(TOUCH.into(), 1 << 20) as u32, TOUCH);
-        let current = self.index();
-        // Flows that move already go to lines that may not be there.
-        if let Some(next) = current.next() {
-            return next.prepare(TOUCH.into()) | more;
-        }
-        if states * 2 <= current.room() {
-            return more;
-        }
-        // Nobody waits for the lock while memory is touched.
-        let spare = {
-            let (mut spare, bits) = (locked(&self.spare), current.bits() + 1);
-            spare.take_if(|spare| spare.bits() < bits);
-            Arc::clone(spare.get_or_insert_with(|| Arc::new(self.make_index(bits))))
-        };
-        spare.prepare(TOUCH.into()) | more
+        let slots = (states / 4).clamp(PREFAULT.into(), 1 << 20) as u32;
+        self.slab.prefault(slots, PREFAULT) | self.index.prepare(states, PREFAULT.into())
     }
 
-    /// The next `count` slots for whoever collects, no more than there are, and then those of the round's beginning. Behind the last
-    /// one it begins anew: were the hand a count, taken modulo how many there are, it could keep pace with a table that grows and
-    /// never come to the first ones.
+    /// The next `count` slots for the sweep: a range, and the rest from slot 0 on.
     #[inline]
-    pub(crate) fn next_slots(&self, count: u32) -> [Range<u32>; 2] {
-        let len = self.slab.len();
-        if len == 0 {
-            return [0..0, 0..0];
-        }
-        let (all, count) = (u64::from(len), u64::from(count.min(len)));
-        let from = |hand| if hand < all { hand } else { 0 };
-        // Relaxed: who looks at which slots first does not matter.
-        let on = |hand| Some(from(hand) + count);
-        let hand = match self.hand.fetch_update(Ordering::Relaxed, Ordering::Relaxed, on) {
-            Ok(hand) | Err(hand) => from(hand) as u32,
-        };
-        let count = count as u32;
-        let here = count.min(len - hand);
-        // The next call is soon.
-        self.slab.fetch_beside(hand + here, count);
-        [hand..hand + here, 0..count - here]
+    pub(crate) fn next_sweep(&self, count: u32) -> [Range<u32>; 2] {
+        let ranges = self.sweep.next(self.slab.len(), count);
+        // For the next call, which comes soon.
+        self.slab.prefetch_meta(ranges[0].end, count.min(self.slab.len()));
+        ranges
     }
 
-    /// The next `count` slots for whoever evicts, no more than there are.
-    pub(crate) fn next_candidates(&self, count: u32) -> impl Iterator<Item = u32> + use<N> {
-        // Relaxed: as above.
-        self.slots(self.evicting.load(Ordering::Relaxed), count)
-    }
-
-    /// Whoever evicts next begins after `slot`.
-    pub(crate) fn candidates_after(&self, slot: u32) {
-        self.evicting.store(u64::from(slot) + 1, Ordering::Relaxed);
-    }
-
-    /// The slots from one on, round all of them once at most.
-    fn slots(&self, from: u64, count: u32) -> impl Iterator<Item = u32> + use<N> {
-        let len = self.slab.len();
-        let from = if len == 0 { 0 } else { (from % u64::from(len)) as u32 };
-        (0..count.min(len)).map(move |n| if n < len - from { from + n } else { n - (len - from) })
-    }
-
-    /// Whether the state in `slot` may have ended, without a look at it.
+    /// Returns true if the state in `slot` may have expired at `now`, without reading the state.
     #[inline]
-    pub(crate) fn may_be_over(&self, slot: u32, now: Time) -> bool {
-        self.slab.tick(slot).is_some_and(|at| !crate::state::table::slab::tick_before(tick(now), at))
+    pub(crate) fn may_have_expired(&self, slot: u32, now: Time) -> bool {
+        self.slab.due_tick(slot).is_some_and(|at| !super::slab::tick_before(tick(now), at))
     }
 
-    /// The first of these slots, 64 at most, that hold states which may have ended, or that hold any (`all`): a bit each, from
-    /// the lowest; and how many slots these are.
+    /// Of the first of `slots`, 64 at most: a bit for each slot with a state that may have expired, or with any state
+    /// (`all`), the first slot in bit 0; and the number of slots examined.
     #[inline]
-    pub(crate) fn looked_at(&self, slots: &Range<u32>, now: Time, all: bool) -> (u64, u32) {
+    pub(crate) fn due_mask(&self, slots: &Range<u32>, now: Time, all: bool) -> (u64, u32) {
         let tick = if all { None } else { Some(tick(now)) };
-        self.slab.looked_at(slots.start, slots.end - slots.start, tick)
+        self.slab.due_mask(slots.start, slots.end - slots.start, tick)
     }
 
-    /// Has the state in `slot` looked at again when it ends.
-    pub(crate) fn look_later(&self, slot: u32, now: Time) {
-        if let Some(before) = self.slab.tick(slot) {
-            self.slab.reschedule(slot, before, tick(self.entry(slot).end(now)));
+    /// Schedules the state in `slot` for its current expiry.
+    pub(crate) fn reschedule(&self, slot: u32, now: Time) {
+        if let Some(before) = self.slab.due_tick(slot) {
+            self.slab.reschedule(slot, before, tick(self.entry(slot).expires(now)));
         }
     }
 
-    /// Has the state in `slot` looked at no later than `end`.
+    /// Schedules the state in `slot` for `expires` if it was scheduled for later.
     #[cold]
-    pub(crate) fn look_sooner(&self, slot: u32, end: Time) {
-        self.slab.hasten(slot, tick(end));
+    pub(crate) fn schedule_sooner(&self, slot: u32, expires: Time) {
+        self.slab.lower_tick(slot, tick(expires));
     }
 
-    fn make_index(&self, bits: u32) -> Index {
-        // Relaxed: each index has a number of its own, and with it a secret.
-        let seed = self.seed.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
-        Index::new(bits, Secret::new(seed ^ 0x6a09_e667_f3bc_c908), self.pages)
+    /// Packets and bytes of the state in `slot`, from all places that count them.
+    pub(crate) fn counts(&self, slot: u32) -> Counts {
+        let entry = self.entry(slot);
+        let mut counts = [entry.counts(Direction::Forward), entry.counts(Direction::Reverse)];
+        if entry.header().has(WIDE_COUNTS)
+            && let Some(wide) = self.wide_counters.get(slot)
+        {
+            counts = [0, 1].map(|at| add(counts[at], wide[at]));
+        }
+        for (at, count) in counts.iter_mut().enumerate() {
+            *count = self.slot_counters.counted(slot, at).map(unpack_count).fold(*count, add);
+        }
+        counts
+    }
+
+    /// The state in `slot` as listings show it.
+    pub(crate) fn listed(&self, slot: u32, now: Time) -> Listed
+    where
+        Key<N>: FlowKey,
+    {
+        const TCP: u8 = 6;
+        let entry = self.entry(slot);
+        let (header, tcp) = (entry.header(), entry.tcp());
+        let flow = entry.key().flow(header.forward());
+        let counts = self.counts(slot);
+        Listed {
+            kind: if header.has(LIMITED) { Kind::Limit } else { Kind::State },
+            rule: header.rule(),
+            name: header.name(),
+            orphaned: header.has(ORPHANED),
+            flow,
+            packets: counts.map(|[packets, _]| packets),
+            bytes: counts.map(|[_, bytes]| bytes),
+            remaining: entry.expires(now).since(now),
+            tcp_seen: if flow.proto == TCP { tcp.seen } else { 0 },
+            tcp_ack: tcp.ack,
+        }
     }
 }
 
-/// The lock's contents, whoever panicked with it: what is kept under these locks is whole at every step.
+fn add(a: [u64; 2], b: [u64; 2]) -> [u64; 2] {
+    [a[0] + b[0], a[1] + b[1]]
+}
+
+/// Locks the mutex, also after a panic in another thread: what these mutexes guard is consistent at every step.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The tick of a time, modulo 2^31.
 #[inline]
-pub(crate) fn tick(time: Time) -> u32 {
+fn tick(time: Time) -> u32 {
     (time.as_nanos() >> TICK_BITS) as u32 & (u32::MAX >> 1)
 }
 
@@ -493,16 +408,18 @@ mod tests {
 
     const NOW: Time = Time::from_secs(100);
 
-    /// Makes the state of flow `n`.
-    fn publish(family: &Family<2>, n: u64) -> InsertResult {
-        let (key, slot) = (Key([n, 7]), family.slab.take().unwrap());
-        let template = NewEntry {
+    const INSERTED: InsertResult = InsertResult::Inserted { replaced: None };
+
+    /// Inserts a state for flow `n`.
+    fn insert(family: &Family<2>, n: u64) -> InsertResult {
+        let (key, slot) = (Key([n, 7]), family.slab.alloc().unwrap());
+        let new = NewEntry {
             key,
             side: Side::Low,
             rule: RuleId(1),
             name: Name::DEFAULT,
-            era: 0,
-            marks: 0,
+            generation: 0,
+            flags: 0,
             parent: u32::MAX,
             lifetime: None,
             established: false,
@@ -510,30 +427,25 @@ mod tests {
         let (segment, settings) = (Segment::default(), Settings::default());
         let packet =
             PacketInfo { proto: 17, bytes: 1, segment: &segment, at: BurstTime::new(NOW, &settings) };
-        family.entry(slot).write(&template, packet, &settings);
-        family.publish(
-            &family.index(),
-            &key,
-            Name::DEFAULT,
-            slot,
-            LiveFilter::new(NOW, &RemovedRules::default()),
-        )
+        family.entry(slot).init(&new, packet, &settings);
+        let live = LiveFilter::new(NOW, RemovedRules::NONE);
+        family.insert(&family.index.current(), &key, Name::DEFAULT, slot, live)
     }
 
-    /// No line has room for it when the flows move, however unlikely that is.
+    /// A migration in which no line has room for an entry is possible, however unlikely.
     #[test]
-    fn a_state_without_an_entry_gives_its_slot_back() {
+    fn a_state_without_an_index_entry_gives_its_slot_back() {
         let family = Family::<2>::new(1, Pages::Base);
-        let index = family.index();
-        (0..3).for_each(|n| assert_eq!(publish(&family, n), InsertResult::Made { instead_of: None }));
+        let index = family.index.current();
+        (0..3).for_each(|n| assert_eq!(insert(&family, n), INSERTED));
         let slot = family.find_any(&index, &Key([1, 7]), Name::DEFAULT).unwrap();
         family.with_flow(&index, &Key([1, 7]), |flow| {
             let (place, _) = flow.find(|at| at == slot).unwrap();
             flow.remove(place);
         });
         assert_eq!(family.find_any(&index, &Key([1, 7]), Name::DEFAULT), None);
-        // Beside another state of the same flow, and by itself.
-        assert_eq!(publish(&family, 1), InsertResult::Made { instead_of: None });
+        // Beside another state of the same flow, and alone.
+        assert_eq!(insert(&family, 1), INSERTED);
         assert!(!family.unlink(&index, slot, |_| false));
         assert!(family.unlink(&index, slot, |_| true));
         assert!(!family.unlink(&index, slot, |_| true));
@@ -541,38 +453,37 @@ mod tests {
         assert_eq!(family.len(), 3);
     }
 
-    /// Who knows the secret can fill a flow's lines. Then there is another secret, and what was known is worth nothing.
+    /// A peer that knows the secret can fill the lines of one flow. The next secret makes that knowledge worthless.
     #[test]
     fn flows_that_crowd_their_lines_get_another_secret() {
         let family = Family::<2>::new(1, Pages::Base);
-        let index = family.index();
+        let index = family.index.current();
         let probe = |n: u64| index.probe(&Key([n, 7]));
-        let lines = index.places(probe(0));
-        let crowd: Vec<u64> = (0..).filter(|&n| index.places(probe(n)) == lines).take(25).collect();
+        let lines = index.lines_of(probe(0));
+        let crowd: Vec<u64> = (0..).filter(|&n| index.lines_of(probe(n)) == lines).take(25).collect();
         for &n in &crowd {
-            assert_eq!(publish(&family, n), InsertResult::Made { instead_of: None });
+            assert_eq!(insert(&family, n), INSERTED);
         }
         assert!(index.stashed());
-        family.grow();
+        family.index.grow(family.len());
         let next = index.next().expect("it grows");
-        assert!(next.prepare(1) && next.waits_for_memory());
-        assert!(!family.move_behind(&index) && index.moved() == 0, "somebody is at it");
-        // Who began has stopped.
-        while index.moved() == 0 {
-            assert!(!family.move_behind(&index));
+        assert!(next.prefault(1) && next.waits_for_prefault());
+        assert!(!family.migrate_behind(&index) && index.migrated() == 0, "another thread prefaults");
+        // That thread has stopped.
+        while index.migrated() == 0 {
+            assert!(!family.migrate_behind(&index));
         }
-        while next.prepare(1) {}
-        assert!(!family.move_behind(&index) && index.moved() == 2 * MOVE);
-        while !family.move_some(&index, MOVE) {}
-        let next = family.index();
+        while next.prefault(1) {}
+        assert!(!family.migrate_behind(&index) && index.migrated() == 2 * MIGRATE_LINES);
+        while !family.migrate(&index, MIGRATE_LINES) {}
+        let next = family.index.current();
         assert_eq!((next.bits(), next.stashed()), (index.bits(), false));
         for &n in &crowd {
-            let (key, gone) = (Key([n, 7]), RemovedRules::default());
-            let found = family.find(&next, next.probe(&key), &key, Lookup::Any, LiveFilter::new(NOW, &gone));
-            assert!(found.is_some(), "{n}");
+            let (key, live) = (Key([n, 7]), LiveFilter::new(NOW, RemovedRules::NONE));
+            assert!(family.find(&next, next.probe(&key), &key, Lookup::Any, live).is_some(), "{n}");
         }
         let other: std::collections::HashSet<_> =
-            crowd.iter().map(|&n| next.places(next.probe(&Key([n, 7])))).collect();
+            crowd.iter().map(|&n| next.lines_of(next.probe(&Key([n, 7])))).collect();
         assert!(other.len() > 20, "{}", other.len());
     }
 }

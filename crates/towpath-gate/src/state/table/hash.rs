@@ -1,38 +1,38 @@
 //! The keyed hash of a flow's key.
 //!
 //! What: a strongly universal hash over 64-bit words, `h(x) = (b + Σ aᵢ·xᵢ mod 2^128) >> 64` with secret random
-//! 128-bit `aᵢ`, and then a fixed bijection that spreads its linear structure over all bits. More than four words are first
-//! made two: the sum of the products of each pair, `Σ (x₂ᵢ+k₂ᵢ)·(x₂ᵢ₊₁+k₂ᵢ₊₁) mod 2^128` with secret random 64-bit `kᵢ`,
-//! which takes half the multiplications.
+//! 128-bit `aᵢ`, followed by a fixed bijection that spreads its linear structure over all bits. More than four words
+//! are compressed to two first: the sum of the products of each pair, `Σ (x₂ᵢ+k₂ᵢ)·(x₂ᵢ₊₁+k₂ᵢ₊₁) mod 2^128` with
+//! secret random 64-bit `kᵢ`, which takes half the multiplications.
 //!
-//! Invariant: for two different keys, chosen without knowledge of the secret, the 64-bit results collide with
-//! probability 2^-64 (long keys 2^-63: their sums of products, too, may be the same), and any bucket of n is shared with
-//! probability about 1/n. So nobody can prepare, away from the machine, addresses and ports that crowd one bucket. The
-//! secret never leaves this module and neither do hashes.
+//! Invariant: for two different keys chosen without knowledge of the secret, the 64-bit results collide with
+//! probability 2^-64 (long keys: 2^-63, because the sums of products may collide, too), and share any of n buckets
+//! with probability about 1/n. So a peer cannot compute offline addresses and ports that crowd one bucket. Neither
+//! the secret nor a hash leaves the process.
 //!
-//! References: Dietzfelbinger 1996, "Universal hashing and k-wise independent random variables via integer
-//! arithmetic without primes"; Black, Halevi, Krawczyk, Krovetz, Rogaway 1999, "UMAC" (NH); Thorup 2015, "High Speed Hashing
-//! for Integers and Strings", section 3.2. The final mix is one round of MurmurHash3's fmix64.
+//! References: Dietzfelbinger 1996, "Universal hashing and k-wise independent random variables via integer arithmetic
+//! without primes"; Black, Halevi, Krawczyk, Krovetz, Rogaway 1999, "UMAC" (NH); Thorup 2015, "High Speed Hashing for
+//! Integers and Strings", section 3.2. The final mix is one round of MurmurHash3's fmix64.
 
 use std::fmt;
 
 /// The longest key, in words.
 const WORDS: usize = 8;
 
-/// Keys of so many words are hashed as they are.
+/// Keys of up to this many words are hashed without compression.
 const FEW: usize = 4;
 
 /// The secret.
 #[derive(Clone)]
 pub(crate) struct Secret {
     a: [u128; FEW],
-    /// For what is longer than that.
+    /// For the compression of longer keys.
     pairs: [u64; WORDS],
     b: u128,
 }
 
 impl Secret {
-    /// Draws the secret from `seed`, which should be unpredictable to network peers.
+    /// Derives the secret from `seed`, which should be unpredictable to network peers.
     pub(crate) fn new(seed: u64) -> Self {
         let mut seed = seed;
         let mut wide = || u128::from(splitmix(&mut seed)) << 64 | u128::from(splitmix(&mut seed));
@@ -53,7 +53,7 @@ impl Secret {
         self.finish(&[(sum >> 64) as u64, sum as u64])
     }
 
-    /// Two words of many.
+    /// Compresses a long key to two words.
     #[inline]
     fn compress<const N: usize>(&self, words: &[u64; N]) -> u128 {
         let mut sum = 0_u128;
@@ -75,7 +75,7 @@ impl Secret {
     }
 }
 
-/// A bijection after which every bit depends on half of all bits at least.
+/// A bijection after which every bit depends on at least half of all bits.
 #[inline(always)]
 fn mix(h: u64) -> u64 {
     let h = (h ^ h >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
@@ -88,7 +88,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// One step of SplitMix64 (Steele, Lea, Flood 2014), the usual way to stretch a seed.
+/// One step of SplitMix64 (Steele, Lea, Flood 2014), which expands the seed.
 fn splitmix(seed: &mut u64) -> u64 {
     *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *seed;
@@ -101,7 +101,7 @@ fn splitmix(seed: &mut u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// The fullest of 4096 buckets, by low and by high bits, for keys that differ in a regular way.
+    /// The number of keys in the fullest of 4096 buckets, by low and by high bits of the hash.
     fn fullest(keys: impl Iterator<Item = [u64; 2]>, secret: &Secret) -> (usize, usize) {
         let (mut low, mut high) = (vec![0; 4096], vec![0; 4096]);
         for key in keys {
@@ -116,7 +116,8 @@ mod tests {
     fn regular_keys_spread() {
         for seed in 0..8 {
             let secret = Secret::new(seed);
-            // 4096 keys into 4096 buckets: a random function's fullest bucket holds 6 or 7; 12 has odds below 1e-5.
+            // 4096 keys into 4096 buckets: a random function's fullest bucket holds 6 or 7; 12 has a probability
+            // below 1e-5.
             for shift in [0, 16, 32, 48] {
                 let (low, high) = fullest((0..4096).map(|i| [i << shift, 7]), &secret);
                 assert!(low < 12 && high < 12, "seed {seed} shift {shift}: {low} {high}");

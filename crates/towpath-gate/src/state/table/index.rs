@@ -1,62 +1,65 @@
-//! Which slot a flow's states are in: tagged cache lines, read without a lock while they change.
+//! The index: the slot of a flow's states, in tagged cache lines that readers read without a lock while writers
+//! change them.
 //!
-//! What: a line holds ten entries, a tag of 16 bits of the flow's hash and a slot each. A flow has two lines that it may
-//! be in (Azar et al. 1994, "Balanced Allocations"): the first, as long as that is not crowded, or else the emptier one
-//! of both; if both are full, a stash of a few lines behind all others takes it. An entry is a flow; its states under
-//! several names are a list behind it, the newest first.
+//! What: a line holds ten entries, each a 16-bit tag of the flow's hash and a slot. A flow may be in two lines (Azar
+//! et al. 1994, "Balanced Allocations"): in the first one unless it is crowded, or else in the emptier of both. If
+//! both are full, a stash of a few lines behind all others takes the entry. A flow has one entry. Its states under
+//! several names form a list behind it, the newest first.
 //!
-//! Growth makes another index with another secret ([`Index::begin`]), and the lines move there one by one. From then
-//! on a writer moves the lines of its flow first, and works in the new index.
+//! Growth makes another index with another secret ([`Index::start_migration`]), and the lines migrate one by one.
+//! From then on, a writer migrates the lines of its flow first and works in the new index.
 //!
 //! Invariants.
-//! 1. Whoever changes entries of a flow holds the locks of both of the flow's lines, and of the stash when it was ever
-//!    used. So a flow has at most one entry, and several threads that make it make it once.
-//! 2. An entry keeps its place until it is taken out. A moved entry is in the new index before it is out of the old.
-//! 3. A slot is written before its tag, and the state in the slot before either.
-//! 4. Who finds a slot checks the key in it. A slot is used for another flow only after every worker has said that it
-//!    knows no slots any more ([`crate::state::concurrent::epoch`]).
+//! 1. A thread that changes an entry of a flow holds the locks of both of the flow's lines, and of the stash if it
+//!    was ever used. So a flow has at most one entry, and of several threads that insert it at once one does.
+//! 2. An entry keeps its position until it is removed. A migrated entry is in the new index before it is removed from
+//!    the old.
+//! 3. The state is written before its slot number, and the slot number before the tag.
+//! 4. A reader checks the key in the slot that it finds. A slot is not used for another flow before every worker has
+//!    announced a quiescent state ([`crate::state::concurrent::epoch`]).
 //!
-//! Races. A reader looks at the flow's first line, its second, the stash, then at the next index if there is one: no lock,
-//! no fence, no second look. What it may miss:
-//! - An entry is made while it reads. Either its tag load comes before the tag's store, and the lookup was before the
-//!   entry; or after it, and the slot and the state are there (3, acquire and release).
-//! - An entry is taken out while it reads. Either it reads the tag first, and finds a state that nobody uses for another
-//!   flow yet (4), as if it had come a moment earlier; or it does not.
-//! - An entry is taken out and made again elsewhere while it reads, so that it sees neither. Then there was a moment in
-//!   between, after the first look and before the last, in which the flow had no entry (1): the lookup was then.
-//! - The entry moves. If the old line is read first, it is found there. If the line is read after the entry was taken
-//!   out, then the entry was in the new index before that (2), and the reader, which sees the mark of the line or the
-//!   missing tag, sees what was stored before it: that there is a next index, and the entry in it.
-//! - A tag is from one entry and the slot from the next in the same place: the key tells (4).
+//! Races. A reader looks at the flow's first line, its second line, the stash, and then at the next index if there is
+//! one: without lock, fence or second look. What it may miss:
+//! - An entry is added while it reads. If its load of the tag comes before the store, the lookup came before the
+//!   entry. If after, the slot number and the state are visible (3; acquire and release).
+//! - An entry is removed while it reads. If it reads the tag first, it finds a state whose slot is not reused yet
+//!   (4), as if the lookup had come a moment earlier. If not, it finds nothing.
+//! - An entry is removed and added again elsewhere while it reads, so that it sees neither. Between its first and its
+//!   last look there was a moment in which the flow had no entry (1): the lookup took place then.
+//! - The entry migrates. If the reader reads the old line first, it finds the entry there. If it reads the line after
+//!   the entry was removed, the entry was in the new index before (2). The reader, which sees the line's mark or the
+//!   missing tag, also sees what was stored before it: that there is a next index, and the entry in it.
+//! - The tag is from one entry, the slot number from its successor at the same position: the key differs (4).
 
 use std::sync::{Arc, OnceLock};
 
 use crate::state::concurrent::sync::{Apart, AtomicU64, Ordering, wait};
 use crate::state::table::hash::Secret;
 use crate::state::table::key::Key;
-use crate::state::table::memory::{Line, Lines, Pages, WORDS, same_lanes};
+use crate::state::table::memory::{Line, Lines, Pages, WORDS, equal_tags};
 
-/// BurstBuffers that leave moving to whoever touches memory, from one touch to the next.
+/// Bursts that leave the migration to a thread that prefaults memory, per call of that thread.
 #[cfg(not(any(loom, test)))]
-const PATIENCE: u64 = 1 << 20;
+const MAX_WAITS: u64 = 1 << 20;
 #[cfg(any(loom, test))]
-const PATIENCE: u64 = 8;
+const MAX_WAITS: u64 = 8;
 
-/// Entries of a line.
+/// Entries per line.
 pub(crate) const ENTRIES: usize = 10;
 
-/// In word 0, beside two tags: somebody changes the line.
+/// In word 0, beside two tags: the line is locked.
 const LOCKED: u64 = 1;
-/// The line's entries are in the next index.
-const MOVED: u64 = 2;
-const CONTROL: u64 = LOCKED | MOVED;
+/// In word 0: the line's entries are in the next index.
+const MIGRATED: u64 = 2;
+const CONTROL: u64 = LOCKED | MIGRATED;
 
-/// Tags are lanes 2 to 11 of the first three words; slots are halves of the last five.
-const LANES: usize = 4;
-const FIRST_LANE: usize = 2;
+/// The tags are the 16-bit fields 2 to 11 of the first three words. The slot numbers are the halves of the last five
+/// words.
+const TAGS_IN_WORD: usize = 4;
+const FIRST_TAG: usize = 2;
 const TAG_WORDS: usize = 3;
 
-/// A first line with so many entries is crowded.
+/// The number of entries from which a first line is crowded.
 const CROWDED: u32 = 7;
 
 /// Lines of the stash.
@@ -65,29 +68,29 @@ const STASH: usize = 2;
 #[cfg(loom)]
 const STASH: usize = 1;
 
-/// The index.
+/// The index. See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Index {
     lines: Lines,
     /// Lines without the stash, as a power of two.
     bits: u32,
-    /// What a hash is shifted by to be a line.
+    /// The shift that makes a line number of a hash.
     shift: u32,
     secret: Secret,
-    /// Whether the stash was ever used.
+    /// 1 once the stash was used.
     stashed: AtomicU64,
-    /// Lines whose memory was touched ahead of use.
-    touched: AtomicU64,
-    /// How often a burst has waited since.
-    waited: Apart<AtomicU64>,
-    /// Whether there is a next one; the lines that were moved there, and the next that somebody is to move.
-    begun: AtomicU64,
-    moved: Apart<AtomicU64>,
-    to_move: Apart<AtomicU64>,
+    /// Lines that were prefaulted.
+    prefaulted: AtomicU64,
+    /// Bursts that waited since the last call of [`Index::prefault`].
+    waits: Apart<AtomicU64>,
+    /// 1 if there is a next index; the lines that migrated to it; and the next line to migrate.
+    has_next: AtomicU64,
+    migrated: Apart<AtomicU64>,
+    next_line: Apart<AtomicU64>,
     next: OnceLock<Arc<Index>>,
 }
 
-/// Where a flow is looked for.
+/// A flow's hash and the number of its first line.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Probe {
     hash: u64,
@@ -97,22 +100,22 @@ pub(crate) struct Probe {
 impl Probe {
     #[inline(always)]
     fn tag(self) -> u16 {
-        // 0 is no tag.
+        // 0 means no tag.
         ((self.hash >> 24) as u16).max(1)
     }
 }
 
-/// What became of a move.
+/// The result of a call that migrates lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Moved {
+pub(crate) enum Migration {
     /// There are lines left.
-    Some,
+    Partial,
     /// All lines are in the next index.
-    All,
+    Complete,
 }
 
 impl Index {
-    /// An index of 2^`bits` lines, empty.
+    /// An empty index of 2^`bits` lines.
     pub(crate) fn new(bits: u32, secret: Secret, pages: Pages) -> Self {
         Self {
             lines: Lines::zeroed((1 << bits) + STASH, pages),
@@ -120,11 +123,11 @@ impl Index {
             shift: u64::BITS - bits,
             secret,
             stashed: AtomicU64::new(0),
-            touched: AtomicU64::new(0),
-            waited: Apart(AtomicU64::new(0)),
-            begun: AtomicU64::new(0),
-            moved: Apart(AtomicU64::new(0)),
-            to_move: Apart(AtomicU64::new(0)),
+            prefaulted: AtomicU64::new(0),
+            waits: Apart(AtomicU64::new(0)),
+            has_next: AtomicU64::new(0),
+            migrated: Apart(AtomicU64::new(0)),
+            next_line: Apart(AtomicU64::new(0)),
             next: OnceLock::new(),
         }
     }
@@ -133,45 +136,45 @@ impl Index {
         self.bits
     }
 
-    /// Entries that there is room for without the stash.
-    pub(crate) fn room(&self) -> u64 {
+    /// The number of entries without the stash.
+    pub(crate) fn capacity(&self) -> u64 {
         (ENTRIES as u64) << self.bits
     }
 
-    /// Whether some flow found no room in its lines.
+    /// Returns true if the stash was ever used.
     pub(crate) fn stashed(&self) -> bool {
-        // Relaxed: it only decides how early a larger index is made.
+        // Relaxed: it only decides when a larger index is made.
         self.stashed.load(Ordering::Relaxed) != 0
     }
 
-    /// Touches the memory of `most` more lines. Whether there is more to touch.
-    pub(crate) fn prepare(&self, most: u64) -> bool {
+    /// Prefaults the memory of `most` more lines. Returns true if more remain.
+    pub(crate) fn prefault(&self, most: u64) -> bool {
         let all = self.lines.len() as u64;
-        // Relaxed, here and below: whoever touches what was touched, or begins too early, loses nothing.
-        if self.touched.load(Ordering::Relaxed) < all {
-            let from = self.touched.fetch_add(most, Ordering::Relaxed);
-            self.waited.store(0, Ordering::Relaxed);
-            self.lines.touch(from.min(all) as usize..from.saturating_add(most).min(all) as usize);
+        // Relaxed, here and below: prefaulting a line twice, or migrating too early, does no harm.
+        if self.prefaulted.load(Ordering::Relaxed) < all {
+            let from = self.prefaulted.fetch_add(most, Ordering::Relaxed);
+            self.waits.store(0, Ordering::Relaxed);
+            self.lines.prefault(from.min(all) as usize..from.saturating_add(most).min(all) as usize);
         }
-        !self.is_prepared()
+        !self.is_prefaulted()
     }
 
-    /// Whether all its memory was touched.
-    pub(crate) fn is_prepared(&self) -> bool {
-        self.touched.load(Ordering::Relaxed) >= self.lines.len() as u64
+    /// Returns true if all its memory was prefaulted.
+    pub(crate) fn is_prefaulted(&self) -> bool {
+        self.prefaulted.load(Ordering::Relaxed) >= self.lines.len() as u64
     }
 
-    /// Lines that have moved to the next index.
+    /// The number of lines that migrated to the next index.
     #[cfg(all(test, not(loom)))]
-    pub(crate) fn moved(&self) -> u64 {
-        self.moved.load(Ordering::Relaxed)
+    pub(crate) fn migrated(&self) -> u64 {
+        self.migrated.load(Ordering::Relaxed)
     }
 
-    /// Has a burst wait, if somebody has begun to touch its memory and is not done. It waits so often and no more, from one touch to
-    /// the next: who began may have stopped.
-    pub(crate) fn waits_for_memory(&self) -> bool {
-        let begun = self.touched.load(Ordering::Relaxed) > 0 && !self.is_prepared();
-        begun && self.waited.fetch_add(1, Ordering::Relaxed) < PATIENCE
+    /// Returns true if a burst is to wait because another thread is prefaulting this index. The number of waits per
+    /// call of that thread is bounded, in case the thread has stopped.
+    pub(crate) fn waits_for_prefault(&self) -> bool {
+        let begun = self.prefaulted.load(Ordering::Relaxed) > 0 && !self.is_prefaulted();
+        begun && self.waits.fetch_add(1, Ordering::Relaxed) < MAX_WAITS
     }
 
     #[inline]
@@ -180,13 +183,13 @@ impl Index {
         Probe { hash, first: (hash >> self.shift) as u32 }
     }
 
-    /// The lines that the flow may be in.
+    /// The numbers of the flow's lines.
     #[cfg(all(test, not(loom)))]
-    pub(crate) fn places(&self, probe: Probe) -> [u32; 2] {
+    pub(crate) fn lines_of(&self, probe: Probe) -> [u32; 2] {
         [probe.first, self.second(probe)]
     }
 
-    /// The flow's second line, which is another one.
+    /// The number of the flow's second line, which differs from the first.
     #[inline]
     fn second(&self, Probe { hash, first }: Probe) -> u32 {
         let second = hash as u32 & ((1 << self.bits) - 1);
@@ -200,8 +203,8 @@ impl Index {
 
     /// A slot that the flow's first line has for its tag.
     #[inline]
-    pub(crate) fn guess(&self, probe: Probe) -> Option<u32> {
-        guess(self.lines.line(probe.first as usize), probe.tag())
+    pub(crate) fn hint(&self, probe: Probe) -> Option<u32> {
+        hint(self.lines.line(probe.first as usize), probe.tag())
     }
 
     #[inline]
@@ -209,13 +212,13 @@ impl Index {
         self.lines.line(self.second(probe) as usize).prefetch();
     }
 
-    /// The same as [`Index::guess`] in the second line.
+    /// As [`Index::hint`], in the second line.
     #[inline]
-    pub(crate) fn guess_second(&self, probe: Probe) -> Option<u32> {
-        guess(self.lines.line(self.second(probe) as usize), probe.tag())
+    pub(crate) fn hint_second(&self, probe: Probe) -> Option<u32> {
+        hint(self.lines.line(self.second(probe) as usize), probe.tag())
     }
 
-    /// The slot of the flow's entry, the one that `is` knows by its key.
+    /// The slot of the flow's entry. `is` checks the key in a slot.
     #[inline]
     pub(crate) fn find(&self, probe: Probe, is: impl Fn(u32) -> bool) -> Option<u32> {
         let tag = probe.tag();
@@ -224,51 +227,51 @@ impl Index {
         if found.is_some() {
             return found.map(|(_, slot)| slot);
         }
-        // Relaxed: an entry of the stash that this thread must find was made after the mark.
+        // Relaxed: the mark was stored before any entry of the stash that this thread must find.
         if self.stashed.load(Ordering::Relaxed) == 0 {
             return None;
         }
         self.stash().find_map(|line| find(self.lines.line(line), tag, &is)).map(|(_, slot)| slot)
     }
 
-    /// The next index, when the lines move there. To be asked after [`Index::find`].
+    /// The next index, if the lines migrate. To be called after [`Index::find`].
     #[inline]
     pub(crate) fn next(&self) -> Option<&Arc<Index>> {
-        // Acquire: pairs with the release of begin(), so that the next index is whole.
-        if self.begun.load(Ordering::Acquire) == 0 { None } else { self.next.get() }
+        // Acquire: pairs with the release of start_migration(). The next index is visible as a whole.
+        if self.has_next.load(Ordering::Acquire) == 0 { None } else { self.next.get() }
     }
 
-    /// Makes `next` the index that the lines move to. False when there is one already.
-    pub(crate) fn begin(&self, next: Arc<Index>) -> bool {
+    /// Makes `next` the index that the lines migrate to. Returns false if there is one already.
+    pub(crate) fn start_migration(&self, next: Arc<Index>) -> bool {
         let begun = self.next.set(next).is_ok();
         if begun {
             // Release: pairs with the acquire of next().
-            self.begun.store(1, Ordering::Release);
+            self.has_next.store(1, Ordering::Release);
         }
         begun
     }
 
-    /// Moves some lines to the next index; `key` gives the key in a slot.
-    pub(crate) fn move_some<const N: usize>(&self, lines: u64, key: impl Fn(u32) -> Key<N>) -> Moved {
-        let Some(next) = self.next() else { return Moved::Some };
-        // Relaxed: who moves which line; the lines have locks.
+    /// Migrates up to `lines` lines. `key` returns the key in a slot.
+    pub(crate) fn migrate_some<const N: usize>(&self, lines: u64, key: impl Fn(u32) -> Key<N>) -> Migration {
+        let Some(next) = self.next() else { return Migration::Partial };
+        // Relaxed: it distributes the lines; each line has a lock.
         let all = self.lines.len() as u64;
-        if self.to_move.load(Ordering::Relaxed) < all {
-            let from = self.to_move.fetch_add(lines, Ordering::Relaxed);
+        if self.next_line.load(Ordering::Relaxed) < all {
+            let from = self.next_line.fetch_add(lines, Ordering::Relaxed);
             for line in from..from.saturating_add(lines).min(all) {
-                self.move_line(line as usize, next, &key);
+                self.migrate_line(line as usize, next, &key);
             }
         }
-        // Acquire: pairs with the release in move_line(): who sees all lines moved need not look here again.
-        if self.moved.load(Ordering::Acquire) == all { Moved::All } else { Moved::Some }
+        // Acquire: pairs with the release of migrate_line(). A thread that sees all lines migrated need not read this
+        // index again.
+        if self.migrated.load(Ordering::Acquire) == all { Migration::Complete } else { Migration::Partial }
     }
 
-    /// Has what the next [`Index::move_some`] of so many lines begins with on its way to the cache: `fetch` is for the slots of
-    /// entries. The lines of the one after it are asked for too, so that they are here when this is called next. Others
-    /// that move lines may come first; then it was for nothing.
-    pub(crate) fn fetch_lines(&self, lines: u64, fetch: impl Fn(u32)) {
-        // Relaxed: a guess.
-        let from = self.to_move.load(Ordering::Relaxed) as usize;
+    /// Prefetches what the next [`Index::migrate_some`] of `lines` lines reads first; `fetch` prefetches the key in a
+    /// slot. Also prefetches the lines of the call after that. In vain if another thread migrates these lines first.
+    pub(crate) fn prefetch_migration(&self, lines: u64, fetch: impl Fn(u32)) {
+        // Relaxed: a hint.
+        let from = self.next_line.load(Ordering::Relaxed) as usize;
         for at in from..from.saturating_add(lines as usize) {
             let Some(line) = self.lines.get(at) else { return };
             for entry in 0..ENTRIES {
@@ -282,46 +285,48 @@ impl Index {
         }
     }
 
-    /// Moves the lines that the flow may be in.
-    pub(crate) fn move_flow<const N: usize>(&self, probe: Probe, key: impl Fn(u32) -> Key<N>) {
+    /// Migrates the flow's lines and the stash.
+    pub(crate) fn migrate_flow<const N: usize>(&self, probe: Probe, key: impl Fn(u32) -> Key<N>) {
         if let Some(next) = self.next() {
             for line in [probe.first as usize, self.second(probe) as usize].into_iter().chain(self.stash()) {
-                self.move_line(line, next, &key);
+                self.migrate_line(line, next, &key);
             }
         }
     }
 
-    /// Locks the flow's lines. `None` when one of them has moved: [`Index::move_flow`], and then the next index.
-    pub(crate) fn lock(&self, probe: Probe) -> Option<Locked<'_>> {
+    /// Locks the flow's lines. Returns `None` if one of them has migrated: call [`Index::migrate_flow`] and use the
+    /// next index.
+    pub(crate) fn lock(&self, probe: Probe) -> Option<LockedFlow<'_>> {
         let (first, second) = (probe.first, self.second(probe));
         let (low, high) = (first.min(second), first.max(second));
-        let mut locked = Locked { index: self, probe, held: [0; 2 + STASH], count: 0 };
+        let mut locked = LockedFlow { index: self, probe, held: [0; 2 + STASH], count: 0 };
         for line in [low, high] {
             locked.hold(line as usize)?;
         }
-        // Relaxed: who marked the stash for this flow held the same locks.
+        // Relaxed: a thread that used the stash for this flow held the same locks.
         if self.stashed.load(Ordering::Relaxed) != 0 {
             locked.hold_stash()?;
         }
         Some(locked)
     }
 
-    /// Numbers of the stash's lines, which are behind all others: locks are taken in this order.
+    /// The numbers of the stash's lines, behind all others: locks are taken in ascending order.
     fn stash(&self) -> std::ops::Range<usize> {
         self.lines.len() - STASH..self.lines.len()
     }
 
-    fn move_line<const N: usize>(&self, at: usize, next: &Index, key: &impl Fn(u32) -> Key<N>) {
+    fn migrate_line<const N: usize>(&self, at: usize, next: &Index, key: &impl Fn(u32) -> Key<N>) {
         let line = self.lines.line(at);
-        // Acquire: pairs with the unlocking release; who finds the line moved finds its entries in the next index.
-        if line.word(0).load(Ordering::Acquire) & MOVED != 0 {
+        // Acquire: pairs with the release of unlock(). A thread that finds the line migrated finds its entries in the
+        // next index.
+        if line.word(0).load(Ordering::Acquire) & MIGRATED != 0 {
             return;
         }
-        if lock(line) & MOVED != 0 {
+        if lock(line) & MIGRATED != 0 {
             unlock(line, 0);
             return;
         }
-        // Where the entries go is on its way to the cache for all of them before it is needed for the first.
+        // Prefetch the target lines of all entries before the first is needed.
         let moving: [Option<(u32, Probe)>; ENTRIES] = std::array::from_fn(|entry| {
             let slot = (tag(line, entry) != 0).then(|| slot(line, entry))?;
             let probe = next.probe(&key(slot));
@@ -330,46 +335,47 @@ impl Index {
             Some((slot, probe))
         });
         for (entry, (slot, probe)) in moving.into_iter().enumerate().filter_map(|(at, is)| Some((at, is?))) {
-            // No line of the next index moves on before all lines here have moved.
+            // A line of the next index does not migrate before all lines here have.
             if let Some(mut locked) = next.lock(probe) {
-                // It has twice the room, or as much and another secret, and a stash. Were there none, the state would be found by
-                // no packet, and taken out when it has ended ([`Family::unlink`](crate::state::table::family::Family::unlink)).
+                // The next index has twice the capacity, or another secret, and a stash. If there were no room all
+                // the same, no packet would find the state, and the sweep would unlink it when it has expired
+                // ([`Family::unlink`](crate::state::table::family::Family::unlink)).
                 let added = locked.add(slot);
                 debug_assert!(added, "no room in the next index");
             }
             set_tag(line, entry, 0);
         }
-        unlock(line, MOVED);
-        // Release: pairs with the acquire of move_some().
-        self.moved.fetch_add(1, Ordering::Release);
+        unlock(line, MIGRATED);
+        // Release: pairs with the acquire of migrate_some().
+        self.migrated.fetch_add(1, Ordering::Release);
     }
 }
 
-/// The locked lines of one flow; dropped, they are unlocked.
-pub(crate) struct Locked<'a> {
+/// The locked lines of one flow. Dropping it unlocks them.
+pub(crate) struct LockedFlow<'a> {
     index: &'a Index,
     probe: Probe,
     held: [usize; 2 + STASH],
     count: usize,
 }
 
-/// Where an entry is.
+/// The position of an entry.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct Position {
     line: usize,
     entry: usize,
 }
 
-impl Locked<'_> {
-    /// The flow's entry.
-    pub(crate) fn find(&self, is: impl Fn(u32) -> bool) -> Option<(Place, u32)> {
+impl LockedFlow<'_> {
+    /// The position and the slot of the flow's entry.
+    pub(crate) fn find(&self, is: impl Fn(u32) -> bool) -> Option<(Position, u32)> {
         self.held[..self.count].iter().find_map(|&line| {
             let (entry, slot) = find(self.index.lines.line(line), self.probe.tag(), &is)?;
-            Some((Place { line, entry }, slot))
+            Some((Position { line, entry }, slot))
         })
     }
 
-    /// Adds the flow's entry, which is not there. False when there is no room.
+    /// Adds the entry of a flow that has none. Returns false if there is no room.
     pub(crate) fn add(&mut self, slot: u32) -> bool {
         let [first, second] = [self.probe.first, self.index.second(self.probe)].map(|line| line as usize);
         let used = |line| used(self.index.lines.line(line));
@@ -384,18 +390,18 @@ impl Locked<'_> {
         if self.count == 2 && self.hold_stash().is_none() {
             return false;
         }
-        // Relaxed: the entry is published after it, by a release.
+        // Relaxed: the release that publishes the entry comes later.
         self.index.stashed.store(1, Ordering::Relaxed);
         self.index.stash().any(|line| self.add_to(line, slot))
     }
 
-    /// Puts another slot of the same flow into the entry.
-    pub(crate) fn replace(&self, place: Place, slot: u32) {
+    /// Replaces the slot of the flow's entry.
+    pub(crate) fn replace(&self, place: Position, slot: u32) {
         set_slot(self.index.lines.line(place.line), place.entry, slot);
     }
 
-    /// Takes the entry out.
-    pub(crate) fn remove(&self, place: Place) {
+    /// Removes the entry.
+    pub(crate) fn remove(&self, place: Position) {
         set_tag(self.index.lines.line(place.line), place.entry, 0);
     }
 
@@ -411,7 +417,7 @@ impl Locked<'_> {
         let word = lock(self.index.lines.line(line));
         self.held[self.count] = line;
         self.count += 1;
-        (word & MOVED == 0).then_some(())
+        (word & MIGRATED == 0).then_some(())
     }
 
     fn hold_stash(&mut self) -> Option<()> {
@@ -419,7 +425,7 @@ impl Locked<'_> {
     }
 }
 
-impl Drop for Locked<'_> {
+impl Drop for LockedFlow<'_> {
     fn drop(&mut self) {
         for &line in &self.held[..self.count] {
             unlock(self.index.lines.line(line), 0);
@@ -427,13 +433,13 @@ impl Drop for Locked<'_> {
     }
 }
 
-/// Locks a line; its word 0 as it was.
+/// Locks a line. Returns its word 0 as it was.
 fn lock(line: &Line) -> u64 {
     let word = line.word(0);
     let mut turns = 0;
     loop {
         let now = word.load(Ordering::Relaxed);
-        // Acquire: pairs with the release of unlock(), so that the line is seen as the last writer left it.
+        // Acquire: pairs with the release of unlock(). The line is visible as the last writer left it.
         if now & LOCKED == 0
             && word.compare_exchange_weak(now, now | LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok()
         {
@@ -443,73 +449,73 @@ fn lock(line: &Line) -> u64 {
     }
 }
 
-/// Unlocks a line, with more marks.
+/// Unlocks a line and sets `marks`.
 fn unlock(line: &Line, marks: u64) {
     let word = line.word(0);
-    // Relaxed: only the holder of the lock writes to it.
+    // Relaxed: only the holder of the lock writes it.
     let now = word.load(Ordering::Relaxed);
-    // Release: pairs with the acquire of lock(), and of readers that look at the marks.
+    // Release: pairs with the acquire of lock(), and of readers of the marks.
     word.store(now & !LOCKED | marks, Ordering::Release);
 }
 
-/// The entry and the slot in it, of those with this tag, that `is` knows.
+/// The entry with this tag whose slot `is` accepts, and the slot.
 #[inline(always)]
 fn find(line: &Line, tag: u16, is: impl Fn(u32) -> bool) -> Option<(usize, u32)> {
     for at in 0..TAG_WORDS {
-        let mut lanes = lanes_with(line, at, tag);
-        while lanes != 0 {
-            let entry = at * LANES + lanes.trailing_zeros() as usize / 16 - FIRST_LANE;
+        let mut matches = matching_in_word(line, at, tag);
+        while matches != 0 {
+            let entry = at * TAGS_IN_WORD + matches.trailing_zeros() as usize / 16 - FIRST_TAG;
             let slot = slot(line, entry);
             if is(slot) {
                 return Some((entry, slot));
             }
-            lanes &= lanes - 1;
+            matches &= matches - 1;
         }
     }
     None
 }
 
-/// The slot of some entry with this tag. In which of the words it is cannot be predicted, so nothing depends on that.
+/// The slot of some entry with this tag. Branch-free in the word that holds the tag, which is unpredictable.
 #[inline(always)]
-fn guess(line: &Line, tag: u16) -> Option<u32> {
-    let lanes = all_lanes_with(line, tag);
-    if lanes == 0 {
+fn hint(line: &Line, tag: u16) -> Option<u32> {
+    let matches = matching_tags(line, tag);
+    if matches == 0 {
         return None;
     }
-    Some(slot(line, lanes.trailing_zeros() as usize - FIRST_LANE))
+    Some(slot(line, matches.trailing_zeros() as usize - FIRST_TAG))
 }
 
-/// The lanes of all words that hold exactly `tag`, a bit each.
+/// The positions of `tag` in all words, a bit each.
 #[inline(always)]
-fn all_lanes_with(line: &Line, tag: u16) -> u32 {
-    // Acquire: as in lanes_with().
+fn matching_tags(line: &Line, tag: u16) -> u32 {
+    // Acquire: as in matching_in_word().
     let words: [u64; TAG_WORDS] = std::array::from_fn(|at| line.word(at).load(Ordering::Acquire));
-    // Word 0 begins with what is no tag.
-    same_lanes(words, tag) & !((1 << FIRST_LANE) - 1)
+    // The first fields of word 0 are no tags.
+    equal_tags(words, tag) & !((1 << FIRST_TAG) - 1)
 }
 
-/// The top bits of the lanes of word `at` that hold exactly `tag`.
+/// The positions of `tag` in word `at`: the top bit of each field that equals it.
 #[inline(always)]
-fn lanes_with(line: &Line, at: usize, tag: u16) -> u64 {
+fn matching_in_word(line: &Line, at: usize, tag: u16) -> u64 {
     const LOW: u64 = 0x7fff_7fff_7fff_7fff;
     const EVERY: u64 = 0x0001_0001_0001_0001;
-    // Acquire: pairs with the release of set_tag(), so that the entry's slot is there.
+    // Acquire: pairs with the release of set_tag(). The entry's slot number is visible.
     let word = line.word(at).load(Ordering::Acquire);
     let differ = word ^ (u64::from(tag) * EVERY);
-    // A lane's top bit is set by carry or by itself unless the lane is zero; no carry leaves its lane.
+    // A field's top bit is set, by carry or by itself, unless the field is zero. No carry leaves its field.
     let zero = !(((differ & LOW) + LOW) | differ) & !LOW;
-    // Word 0 begins with what is no tag.
+    // The first fields of word 0 are no tags.
     if at == 0 { zero & !0xffff_ffff } else { zero }
 }
 
 #[inline(always)]
 fn slot(line: &Line, entry: usize) -> u32 {
-    // Acquire: pairs with the release of set_slot(): the state in the slot is whole.
+    // Acquire: pairs with the release of set_slot(). The state in the slot is visible as a whole.
     let word = line.word(TAG_WORDS + entry / 2).load(Ordering::Acquire);
     (word >> (entry % 2 * 32)) as u32
 }
 
-/// Under the line's lock.
+/// The caller holds the line's lock.
 fn set_slot(line: &Line, entry: usize, slot: u32) {
     let (word, shift) = (line.word(TAG_WORDS + entry / 2), entry % 2 * 32);
     let now = word.load(Ordering::Relaxed);
@@ -518,26 +524,26 @@ fn set_slot(line: &Line, entry: usize, slot: u32) {
 }
 
 fn tag(line: &Line, entry: usize) -> u16 {
-    let lane = entry + FIRST_LANE;
-    (line.word(lane / LANES).load(Ordering::Relaxed) >> (lane % LANES * 16)) as u16
+    let at = entry + FIRST_TAG;
+    (line.word(at / TAGS_IN_WORD).load(Ordering::Relaxed) >> (at % TAGS_IN_WORD * 16)) as u16
 }
 
-/// Under the line's lock.
+/// The caller holds the line's lock.
 fn set_tag(line: &Line, entry: usize, tag: u16) {
-    let lane = entry + FIRST_LANE;
-    let (word, shift) = (line.word(lane / LANES), lane % LANES * 16);
+    let at = entry + FIRST_TAG;
+    let (word, shift) = (line.word(at / TAGS_IN_WORD), at % TAGS_IN_WORD * 16);
     let now = word.load(Ordering::Relaxed);
-    // Release: pairs with the acquire of lanes_with().
+    // Release: pairs with the acquire of matching_in_word() and matching_tags().
     word.store(now & !(0xffff << shift) | u64::from(tag) << shift, Ordering::Release);
 }
 
-/// How many entries of the line are used.
+/// The number of used entries in the line.
 fn used(line: &Line) -> u32 {
     (0..ENTRIES).map(|entry| u32::from(tag(line, entry) != 0)).sum()
 }
 
-const _: () = assert!(FIRST_LANE + ENTRIES == TAG_WORDS * LANES && TAG_WORDS + ENTRIES / 2 == WORDS);
-const _: () = assert!(CONTROL < 1 << (FIRST_LANE * 16));
+const _: () = assert!(FIRST_TAG + ENTRIES == TAG_WORDS * TAGS_IN_WORD && TAG_WORDS + ENTRIES / 2 == WORDS);
+const _: () = assert!(CONTROL < 1 << (FIRST_TAG * 16));
 
 #[cfg(all(test, not(loom)))]
 mod tests {
@@ -547,7 +553,7 @@ mod tests {
         Index::new(bits, Secret::new(seed), Pages::Base)
     }
 
-    /// Keys are their slots here.
+    /// In these tests, a key is its slot number.
     fn key(slot: u32) -> Key<2> {
         Key([u64::from(slot), 7])
     }
@@ -576,7 +582,7 @@ mod tests {
 
     #[test]
     fn lanes_are_exact() {
-        // Tags that differ from the one looked for in one bit, in every lane and beside it.
+        // Tags that differ from `wanted` in one bit, at every position.
         let lines = Lines::zeroed(1, Pages::Base);
         let line = lines.line(0);
         for wanted in 0..ENTRIES {
@@ -596,7 +602,7 @@ mod tests {
         for seed in 0..4 {
             let index = index(12, seed);
             let fits = (0..).take_while(|&slot| add(&index, slot) && !index.stashed()).count();
-            let load = fits as f64 / index.room() as f64;
+            let load = fits as f64 / index.capacity() as f64;
             assert!(load > 0.75, "the stash is used at {load}");
         }
     }
@@ -609,7 +615,7 @@ mod tests {
             while index.lock(index.probe(&key(count))).unwrap().add(count) && !index.stashed() {
                 count += 1;
             }
-            let load = f64::from(count) / index.room() as f64;
+            let load = f64::from(count) / index.capacity() as f64;
             assert!(load > 0.7, "shift {shift}: the stash is used at {load}");
         }
     }
@@ -619,15 +625,15 @@ mod tests {
         let old = index(6, 1);
         (0..500).for_each(|slot| assert!(add(&old, slot)));
         let next = Arc::new(index(7, 2));
-        assert!(old.begin(Arc::clone(&next)));
-        assert!(!old.begin(Arc::new(index(7, 3))));
+        assert!(old.start_migration(Arc::clone(&next)));
+        assert!(!old.start_migration(Arc::new(index(7, 3))));
         let lookup = |slot| found(&old, slot).or_else(|| found(old.next()?, slot));
         // A flow's own lines first, as a writer does.
-        old.move_flow(old.probe(&key(3)), key);
+        old.migrate_flow(old.probe(&key(3)), key);
         assert!(old.lock(old.probe(&key(3))).is_none());
         assert_eq!(found(&next, 3), Some(3));
         let mut rounds = 0;
-        while old.move_some(5, key) == Moved::Some {
+        while old.migrate_some(5, key) == Migration::Partial {
             (0..500).for_each(|slot| assert_eq!(lookup(slot), Some(slot)));
             rounds += 1;
         }
@@ -642,8 +648,8 @@ mod tests {
         assert_eq!(added, ENTRIES * (2 + STASH));
         (0..added as u32).for_each(|slot| assert_eq!(found(&index, slot), Some(slot)));
         let next = Arc::new(Index::new(2, Secret::new(9), Pages::Base));
-        index.begin(Arc::clone(&next));
-        while index.move_some(1, key) == Moved::Some {}
+        index.start_migration(Arc::clone(&next));
+        while index.migrate_some(1, key) == Migration::Partial {}
         (0..added as u32).for_each(|slot| assert_eq!(found(&next, slot), Some(slot)));
     }
 }

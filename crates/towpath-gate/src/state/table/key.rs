@@ -1,24 +1,41 @@
 //! A flow's key: its two ends in a fixed order, packed into words that are compared and hashed as they are.
 //!
-//! Both directions of a flow have one key. Which of the two ends the packet came from is a bit beside it
-//! ([`Side`]), so that a state needs no second comparison for its reverse direction.
+//! Both directions of a flow have one key. [`Side`] says which of the two ends a packet came from. A state needs no
+//! second comparison for its reverse direction.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::state::{Direction, Ends, Flow, LimitMask, RuleId};
 
-/// Packed words.
+/// Evaluates an expression with the [`Key`] and the [`Side`] of a `&Flow`, for either address family.
+macro_rules! with_key {
+    ($flow:expr, |$key:ident, $side:ident| $work:expr) => {
+        match $flow.ends {
+            crate::state::Ends::V4(src, dst) => {
+                let ($key, $side) = crate::state::table::key::Key4::new(src, dst, $flow);
+                $work
+            }
+            crate::state::Ends::V6(src, dst, zone) => {
+                let ($key, $side) = crate::state::table::key::Key6::new(src, dst, zone, $flow);
+                $work
+            }
+        }
+    };
+}
+pub(crate) use with_key;
+
+/// A packed key of `N` words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key<const N: usize>(pub(crate) [u64; N]);
 
-/// The lower end, an address and a port, behind the tenant; and the higher one behind the protocol.
+/// An IPv4 key: the tenant and the lower end (address and port); the protocol and the higher end.
 pub(crate) type Key4 = Key<2>;
-/// Two addresses of two words, ports and so on, zone.
+/// An IPv6 key: two addresses of two words each; ports, tenant and protocol; the scope zone.
 pub(crate) type Key6 = Key<6>;
-/// A rule and the masked flow, in the direction of the packet: what a limit counts by.
+/// The key of a parent: the rule, and the masked flow in the direction of the packet.
 pub(crate) type ParentKey = Key<7>;
 
-/// Which end of the key is the source: the one that sorts first or the other.
+/// The end of the key that is the source: the one that sorts first, or the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Low,
@@ -26,7 +43,7 @@ pub(crate) enum Side {
 }
 
 impl Side {
-    /// The way of a packet from `self` through a state whose first packet came from `forward`.
+    /// The direction of a packet from `self` in a state whose first packet came from `forward`.
     #[inline]
     pub(crate) fn direction(self, forward: Side) -> Direction {
         if self == forward { Direction::Forward } else { Direction::Reverse }
@@ -41,7 +58,7 @@ impl Side {
     }
 }
 
-/// Unpacking, for one address family.
+/// What a key is made of.
 pub(crate) trait FlowKey: Sized {
     /// The flow with `side` as its source.
     fn flow(&self, side: Side) -> Flow;
@@ -52,7 +69,7 @@ pub(crate) trait FlowKey: Sized {
 impl Key4 {
     #[inline]
     pub(crate) fn new(src: Ipv4Addr, dst: Ipv4Addr, flow: &Flow) -> (Self, Side) {
-        // Each end as one number, so that ordering them takes no branch: their order is random to a predictor.
+        // Each end as one number: ordering them takes no branch, which would be unpredictable.
         let end = |address: Ipv4Addr, port: u16| u64::from(u32::from(address)) << 16 | u64::from(port);
         let (src, dst) = (end(src, flow.src_port), end(dst, flow.dst_port));
         let (low, high) = (src.min(dst), src.max(dst));
@@ -112,7 +129,7 @@ impl FlowKey for Key6 {
     }
 }
 
-/// The flow that a limit counts by: fields outside the mask are zero, the packet's direction stays.
+/// The flow that a limit counts by: fields outside the mask are zero, the direction stays.
 pub(crate) fn masked(flow: &Flow, mask: LimitMask) -> Flow {
     let ends = mask.ends(flow.ends);
     let src_port = if mask.contains(LimitMask::SRC_PORT) { flow.src_port } else { 0 };

@@ -1,13 +1,13 @@
 #![allow(unsafe_code)]
-//! Memory by the cache line: zeroed, aligned, perhaps in huge pages, and fetched ahead of its use.
+//! Cache-line memory: zeroed, aligned, optionally in huge pages, with prefetch.
 //!
-//! Nothing in it is more than an atomic word, so that whoever reads a line that another thread writes reads old words
-//! or new ones and nothing else. Zeroed memory costs nothing until it is touched: the allocator takes it fresh from
-//! the system, which gives pages as they are written.
+//! The memory consists of atomic words: a thread that reads a line while another writes it reads old or new words.
+//! Zeroed memory costs nothing until it is touched, because the allocator gets it from the system, which allocates
+//! pages on the first write.
 
 use crate::state::concurrent::sync::{AtomicU64, Ordering};
 
-/// Words of a line.
+/// Words per line.
 pub(crate) const WORDS: usize = 8;
 
 /// A cache line of words.
@@ -20,38 +20,38 @@ impl Line {
         &self.0[at]
     }
 
-    /// Has the line on its way to the cache.
+    /// Prefetches the line.
     #[inline(always)]
     pub(crate) fn prefetch(&self) {
         #[cfg(all(target_arch = "x86_64", not(loom)))]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a prefetch reads nothing and faults never, whatever the address.
+            // SAFETY: a prefetch never faults and has no effect on memory, whatever the address.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(self).cast()) };
         }
     }
 }
 
-/// Which pages the memory is in.
+/// The pages that hold the states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pages {
-    /// Those of the system (4 KiB): the first touch of one takes about a microsecond.
+    /// Pages of the system's default size (4 KiB). The first touch of a page takes about a microsecond.
     #[default]
     Base,
-    /// Huge ones (2 MiB) where there are any: lookups among millions of states are a third faster, but the first touch
-    /// of one takes up to some milliseconds. For those who call [`States::prepare`](crate::state::States::prepare) outside
-    /// the packets' path.
+    /// Huge pages (2 MiB) where available. Lookups among millions of states are a third faster, but the first touch
+    /// of a page takes up to several milliseconds. With huge pages, call
+    /// [`States::prepare`](crate::state::States::prepare) periodically outside the packet path.
     Huge,
 }
 
-/// Bytes of a huge page of x86-64 and, most often, of AArch64.
+/// The size of a huge page on x86-64 and most AArch64 systems.
 #[cfg(not(loom))]
 const HUGE: usize = 2 << 20;
 
-/// How far apart the touches of fresh memory are: the smallest page.
+/// Lines between two touches when memory is prefaulted: the smallest page size.
 const PAGE_LINES: usize = 4096 / 64;
 
-/// Zeroed lines.
+/// An array of zeroed lines.
 #[cfg(not(loom))]
 pub(crate) struct Lines {
     first: std::ptr::NonNull<Line>,
@@ -62,13 +62,13 @@ pub(crate) struct Lines {
 
 #[cfg(not(loom))]
 impl Lines {
-    /// `len` lines of zeroes.
+    /// Allocates `len` zeroed lines.
     pub(crate) fn zeroed(len: usize, pages: Pages) -> Self {
         use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
         let bytes = len.max(1) * size_of::<Line>();
         let huge = pages == Pages::Huge && bytes >= HUGE;
-        // The allocator aligns to little and zeroes for nothing, or aligns to much and writes the zeroes: so room for
-        // the alignment is asked for, and made here.
+        // With a large alignment the allocator writes the zeroes itself. So the layout has a small alignment and room
+        // to align here.
         let align = if huge { HUGE } else { align_of::<Line>() };
         let layout = Layout::from_size_align(bytes + align, 16).expect("no table is that large");
         // SAFETY: the layout's size is not zero.
@@ -79,8 +79,8 @@ impl Lines {
         let first = unsafe { raw.byte_add(offset) }.cast::<Line>();
         #[cfg(target_os = "linux")]
         if huge {
-            // SAFETY: the range is inside the allocation that was just made, and the advice changes no contents.
-            // That it is not taken is no fault: the pages are small then.
+            // SAFETY: the range is inside the allocation just made, and the advice changes no contents. If the kernel
+            // rejects it, the pages are small.
             let _ = unsafe {
                 rustix::mm::madvise(first.as_ptr().cast(), bytes, rustix::mm::Advice::LinuxHugepage)
             };
@@ -92,15 +92,17 @@ impl Lines {
         self.len
     }
 
+    /// The line at position `at`.
+    ///
     /// # Panics
     /// When there is no such line.
     #[inline]
     pub(crate) fn line(&self, at: usize) -> &Line {
         assert!(at < self.len, "no such line");
-        // SAFETY: the line is inside the allocation, as just asserted.
+        // SAFETY: the line is inside the allocation, as asserted above.
         let line = unsafe { self.first.add(at) };
-        // SAFETY: the allocation is aligned for lines, lives as long as self, and began as zeroes, which are atomic
-        // words; everybody else has shared references to it only.
+        // SAFETY: the allocation is aligned for lines, lives as long as self, and began as zeroes, which are valid
+        // atomic words. All other references to it are shared.
         unsafe { line.as_ref() }
     }
 }
@@ -113,15 +115,15 @@ impl Drop for Lines {
     }
 }
 
-// SAFETY: a Lines owns its allocation, and what is in it is atomic.
+// SAFETY: Lines owns its allocation, whose contents are atomic.
 #[cfg(not(loom))]
 unsafe impl Send for Lines {}
 
-// SAFETY: shared references give out atomic words and nothing else.
+// SAFETY: shared references give access to atomic words only.
 #[cfg(not(loom))]
 unsafe impl Sync for Lines {}
 
-/// The same for the model checker, whose atomics are no plain words.
+/// The same for loom, whose atomics are not plain words.
 #[cfg(loom)]
 pub(crate) struct Lines(Box<[Line]>);
 
@@ -141,54 +143,54 @@ impl Lines {
 }
 
 impl Lines {
-    /// The line at this place, if there is one.
+    /// The line at position `at`, or `None`.
     #[inline(always)]
     pub(crate) fn get(&self, at: usize) -> Option<&Line> {
         if at < self.len() { Some(self.line(at)) } else { None }
     }
 
-    /// Writes to every page of `lines` without a change, so that the system gives them now and not later.
-    pub(crate) fn touch(&self, lines: std::ops::Range<usize>) {
+    /// Writes to every page of `lines` without changing it, so that the system allocates the pages now.
+    pub(crate) fn prefault(&self, lines: std::ops::Range<usize>) {
         for at in lines.step_by(PAGE_LINES) {
             if at < self.len() {
-                // Relaxed: nothing is published; but it has to be one operation, as the line may be in use, and one that the
-                // compiler does not see to change nothing: it would make a load of it, for which the system gives a page of
-                // zeroes that all share, and the page itself at the first write, in a packet's time.
+                // Relaxed: nothing is published. It is one read-modify-write because the line may be in use. The
+                // compiler must not see that it changes nothing: it would make it a load, for which the system maps a
+                // shared page of zeroes, and the page would be allocated at the first write, by a packet.
                 self.line(at).word(0).fetch_or(std::hint::black_box(0), Ordering::Relaxed);
             }
         }
     }
 }
 
-/// Which of the twelve lanes of 16 bits in three words are `lane`: a bit each.
+/// Compares the twelve 16-bit fields of three words with `tag`. Returns a bit for each that is equal.
 #[inline(always)]
-pub(crate) fn same_lanes(words: [u64; 3], lane: u16) -> u32 {
+pub(crate) fn equal_tags(words: [u64; 3], tag: u16) -> u32 {
     #[cfg(target_arch = "x86_64")]
     {
         // SAFETY: SSE2 is part of x86-64.
-        unsafe { same_lanes_sse2(words, lane) }
+        unsafe { equal_tags_sse2(words, tag) }
     }
     #[cfg(not(target_arch = "x86_64"))]
-    same_lanes_anywhere(words, lane)
+    equal_tags_anywhere(words, tag)
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sse2")]
 #[inline]
-fn same_lanes_sse2(words: [u64; 3], lane: u16) -> u32 {
+fn equal_tags_sse2(words: [u64; 3], tag: u16) -> u32 {
     use std::arch::x86_64::{
         _mm_cmpeq_epi16, _mm_movemask_epi8, _mm_packs_epi16, _mm_set_epi64x, _mm_set1_epi16,
     };
     let [a, b, c] = words.map(u64::cast_signed);
-    let lane = _mm_set1_epi16(lane.cast_signed());
-    let low = _mm_cmpeq_epi16(_mm_set_epi64x(b, a), lane);
-    let high = _mm_cmpeq_epi16(_mm_set_epi64x(0, c), lane);
+    let tag = _mm_set1_epi16(tag.cast_signed());
+    let low = _mm_cmpeq_epi16(_mm_set_epi64x(b, a), tag);
+    let high = _mm_cmpeq_epi16(_mm_set_epi64x(0, c), tag);
     _mm_movemask_epi8(_mm_packs_epi16(low, high)).cast_unsigned() & 0xfff
 }
 
 #[cfg(any(all(test, not(loom)), not(target_arch = "x86_64")))]
-fn same_lanes_anywhere(words: [u64; 3], lane: u16) -> u32 {
-    let same = |at: usize| (words[at / 4] >> (at % 4 * 16)) as u16 == lane;
+fn equal_tags_anywhere(words: [u64; 3], tag: u16) -> u32 {
+    let same = |at: usize| (words[at / 4] >> (at % 4 * 16)) as u16 == tag;
     (0..12).map(|at| u32::from(same(at)) << at).sum()
 }
 
@@ -215,24 +217,20 @@ mod tests {
                 (1..WORDS).for_each(|word| lines.line(at).word(word).store(0, Ordering::Relaxed));
                 lines.line(at).prefetch();
             }
-            lines.touch(0..len + 9);
+            lines.prefault(0..len + 9);
         }
     }
 
     #[test]
     fn lanes_are_compared_alike_everywhere() {
         for word in [0, 0x0001_0000_8000_7fff, 0x8001_8000_ffff_0001, u64::MAX] {
-            for lane in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+            for tag in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
                 for words in [[word, 0, 1], [7, word, word], [0x8000, !word, word << 16]] {
-                    assert_eq!(
-                        same_lanes(words, lane),
-                        same_lanes_anywhere(words, lane),
-                        "{words:x?} {lane:x}"
-                    );
+                    assert_eq!(equal_tags(words, tag), equal_tags_anywhere(words, tag), "{words:x?} {tag:x}");
                 }
             }
         }
-        assert_eq!(same_lanes([5 << 32, 5, 5 << 48], 5), 0b1000_0001_0100);
+        assert_eq!(equal_tags([5 << 32, 5, 5 << 48], 5), 0b1000_0001_0100);
     }
 
     #[test]

@@ -2,9 +2,13 @@
 
 pub(crate) mod entry;
 pub(crate) mod family;
+pub(crate) mod growing_index;
 pub(crate) mod hash;
 pub(crate) mod index;
 pub(crate) mod key;
+pub(crate) mod live_filter;
 pub(crate) mod memory;
+pub(crate) mod scan_cursor;
 pub(crate) mod slab;
 pub(crate) mod slot_counters;
+pub(crate) mod wide_counters;

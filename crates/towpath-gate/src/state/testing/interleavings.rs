@@ -8,11 +8,12 @@ use loom::thread;
 use crate::state::concurrent::epoch::Epochs;
 use crate::state::concurrent::retire_list::RetireList;
 use crate::state::limits::rule_counts::{RemovedRules, RuleCountCache, RuleCounts};
-use crate::state::table::entry::{BurstTime, Entry, LiveFilter, NewEntry, PacketInfo};
+use crate::state::table::entry::{BurstTime, Entry, NewEntry, PacketInfo};
 use crate::state::table::family::{Family, InsertResult};
 use crate::state::table::hash::Secret;
-use crate::state::table::index::{Index, Moved};
+use crate::state::table::index::{Index, Migration};
 use crate::state::table::key::{Key, Key4, Side};
+use crate::state::table::live_filter::LiveFilter;
 use crate::state::table::memory::Pages;
 use crate::state::tcp::window::{Fit, Window};
 use crate::state::tcp::window_table::WindowTable;
@@ -38,8 +39,8 @@ fn explore(play: impl Fn() + Sync + Send + 'static) {
 fn world() -> Arc<World> {
     let world = World { family: Family::new(1, Pages::Base), epochs: Epochs::new() };
     // The memory of the first slots is made by std's OnceLock, whose ordering loom does not see.
-    let slot = world.family.slab.take().unwrap();
-    world.family.slab.give(slot, slot);
+    let slot = world.family.slab.alloc().unwrap();
+    world.family.slab.free(slot, slot);
     Arc::new(world)
 }
 
@@ -48,15 +49,15 @@ fn key(n: u64) -> Key4 {
 }
 
 /// Makes the state of flow `n` for rule `n` in a slot of its own.
-fn publish(family: &Family<2>, index: &Index, n: u32) -> (u32, InsertResult) {
-    let slot = family.slab.take().unwrap();
-    let template = NewEntry {
+fn insert(family: &Family<2>, index: &Index, n: u32) -> (u32, InsertResult) {
+    let slot = family.slab.alloc().unwrap();
+    let new = NewEntry {
         key: key(n.into()),
         side: Side::Low,
         rule: RuleId(n),
         name: Name::DEFAULT,
-        era: 0,
-        marks: 0,
+        generation: 0,
+        flags: 0,
         parent: u32::MAX,
         lifetime: None,
         established: true,
@@ -68,10 +69,10 @@ fn publish(family: &Family<2>, index: &Index, n: u32) -> (u32, InsertResult) {
         segment: &segment,
         at: BurstTime::new(NOW, &Settings::default()),
     };
-    family.entry(slot).write(&template, packet, &Settings::default());
+    family.entry(slot).init(&new, packet, &Settings::default());
     (
         slot,
-        family.publish(index, &key(n.into()), Name::DEFAULT, slot, LiveFilter::new(NOW, RemovedRules::NONE)),
+        family.insert(index, &key(n.into()), Name::DEFAULT, slot, LiveFilter::new(NOW, RemovedRules::NONE)),
     )
 }
 
@@ -84,15 +85,15 @@ fn find(family: &Family<2>, index: &Index, n: u32) -> Option<u32> {
 fn of_two_that_make_a_state_one_does() {
     explore(|| {
         let world = world();
-        let make = |world: &World| publish(&world.family, &world.family.index(), 1);
+        let make = |world: &World| insert(&world.family, &world.family.index.current(), 1);
         let other = {
             let world = Arc::clone(&world);
             thread::spawn(move || make(&world))
         };
         let made = [make(&world), other.join().unwrap()];
-        let new = made.iter().filter(|(_, what)| matches!(what, InsertResult::Made { .. })).count();
+        let new = made.iter().filter(|(_, what)| matches!(what, InsertResult::Inserted { .. })).count();
         assert_eq!(new, 1);
-        let slot = find(&world.family, &world.family.index(), 1);
+        let slot = find(&world.family, &world.family.index.current(), 1);
         for (own, what) in made {
             let is = if let InsertResult::Exists(other) = what { other } else { own };
             assert_eq!(slot, Some(is));
@@ -106,11 +107,11 @@ fn a_state_that_is_found_is_whole() {
         let world = world();
         let header = {
             let world = Arc::clone(&world);
-            thread::spawn(move || publish(&world.family, &world.family.index(), 1))
+            thread::spawn(move || insert(&world.family, &world.family.index.current(), 1))
         };
-        if let Some(slot) = find(&world.family, &world.family.index(), 1) {
+        if let Some(slot) = find(&world.family, &world.family.index.current(), 1) {
             assert_eq!(world.family.entry(slot).header().rule(), RuleId(1));
-            assert!(world.family.entry(slot).is(&key(1)));
+            assert!(world.family.entry(slot).has_key(&key(1)));
         }
         header.join().unwrap();
     });
@@ -120,24 +121,24 @@ fn a_state_that_is_found_is_whole() {
 fn a_slot_is_not_used_again_while_somebody_reads_it() {
     explore(|| {
         let world = world();
-        publish(&world.family, &world.family.index(), 1);
-        let (remover, reader) = (world.epochs.join().unwrap(), world.epochs.join().unwrap());
+        insert(&world.family, &world.family.index.current(), 1);
+        let (mut remover, mut reader) = (world.epochs.register().unwrap(), world.epochs.register().unwrap());
         let other = {
             let world = Arc::clone(&world);
             thread::spawn(move || {
-                let (family, mut seen, mut retired) = (&world.family, 0, RetireList::default());
-                let index = family.index();
-                world.epochs.stamp(remover, &mut seen);
+                let (family, mut retired) = (&world.family, RetireList::default());
+                let index = family.index.current();
+                world.epochs.quiescent(&mut remover);
                 let slot = find(family, &index, 1).unwrap();
                 assert!(family.unlink(&index, slot, |_| true));
-                retired.add(&family.slab, slot);
-                retired.free(&family.slab, &world.epochs, remover, &mut seen);
+                retired.push(&family.slab, slot);
+                retired.free(&family.slab, &world.epochs, &mut remover);
                 // In the same slot if it is free already.
-                publish(family, &index, 2);
+                insert(family, &index, 2);
             })
         };
-        let (family, index, mut seen) = (&world.family, world.family.index(), 0);
-        world.epochs.stamp(reader, &mut seen);
+        let (family, index) = (&world.family, world.family.index.current());
+        world.epochs.quiescent(&mut reader);
         if let Some(slot) = find(family, &index, 1) {
             family.entry(slot).refresh(
                 Direction::Forward,
@@ -159,18 +160,18 @@ fn a_slot_is_not_used_again_while_somebody_reads_it() {
 fn a_flow_that_moves_is_found() {
     explore(|| {
         let world = world();
-        publish(&world.family, &world.family.index(), 1);
+        insert(&world.family, &world.family.index.current(), 1);
         let mover = {
             let world = Arc::clone(&world);
             thread::spawn(move || {
-                let index = world.family.index();
-                index.begin(Arc::new(Index::new(2, Secret::new(9), Pages::Base)));
-                while index.move_some(4, |slot| world.family.entry(slot).key()) == Moved::Some {}
+                let index = world.family.index.current();
+                index.start_migration(Arc::new(Index::new(2, Secret::new(9), Pages::Base)));
+                while index.migrate_some(4, |slot| world.family.entry(slot).key()) == Migration::Partial {}
             })
         };
-        assert!(find(&world.family, &world.family.index(), 1).is_some());
+        assert!(find(&world.family, &world.family.index.current(), 1).is_some());
         mover.join().unwrap();
-        assert!(find(&world.family, &world.family.index(), 1).is_some());
+        assert!(find(&world.family, &world.family.index.current(), 1).is_some());
     });
 }
 
@@ -178,16 +179,16 @@ fn a_flow_that_moves_is_found() {
 fn a_flow_that_is_made_while_flows_move_is_made_once() {
     explore(|| {
         let world = world();
-        let index = world.family.index();
+        let index = world.family.index.current();
         let mover = {
             let (world, index) = (Arc::clone(&world), Arc::clone(&index));
             thread::spawn(move || {
-                index.begin(Arc::new(Index::new(2, Secret::new(9), Pages::Base)));
-                publish(&world.family, &index, 1).1
+                index.start_migration(Arc::new(Index::new(2, Secret::new(9), Pages::Base)));
+                insert(&world.family, &index, 1).1
             })
         };
-        let made = [publish(&world.family, &index, 1).1, mover.join().unwrap()];
-        let new = made.iter().filter(|what| matches!(what, InsertResult::Made { .. })).count();
+        let made = [insert(&world.family, &index, 1).1, mover.join().unwrap()];
+        let new = made.iter().filter(|what| matches!(what, InsertResult::Inserted { .. })).count();
         assert_eq!(new, 1);
         assert!(find(&world.family, &index, 1).is_some());
     });
@@ -197,7 +198,7 @@ fn a_flow_that_is_made_while_flows_move_is_made_once() {
 fn no_fin_is_lost() {
     explore(|| {
         let world = world();
-        let (slot, _) = publish(&world.family, &world.family.index(), 1);
+        let (slot, _) = insert(&world.family, &world.family.index.current(), 1);
         let fin = |entry: Entry<'_, 2>, direction| {
             let segment = Segment { tcp_flags: 0x11, tcp_ack: 5, bytes: 40, ..Segment::default() };
             let _ = entry.count(direction, segment.bytes);
@@ -220,9 +221,9 @@ fn no_fin_is_lost() {
         other.join().unwrap();
         let entry = world.family.entry(slot);
         assert!(entry.tcp().ended());
-        assert_eq!(entry.end(NOW).since(NOW).as_secs(), 1);
-        assert_eq!(entry.counted(Direction::Forward), [2, 40]);
-        assert_eq!(entry.counted(Direction::Reverse), [1, 40]);
+        assert_eq!(entry.expires(NOW).since(NOW).as_secs(), 1);
+        assert_eq!(entry.counts(Direction::Forward), [2, 40]);
+        assert_eq!(entry.counts(Direction::Reverse), [1, 40]);
     });
 }
 
@@ -242,10 +243,10 @@ fn windows_grow_by_both_of_two_segments() {
         window.segment(Direction::Forward, &segment(0x02, 100, 0, 0));
         window.segment(Direction::Reverse, &segment(0x12, 500, 101, 0));
         window.segment(Direction::Forward, &segment(0x10, 101, 501, 0));
-        windows.insert(false, 0, window);
+        windows.insert(0, window);
         let (up, down) = (segment(0x10, 101, 501, 50), segment(0x10, 501, 101, 70));
         let take = |windows: &WindowTable, direction, segment: &Segment| {
-            windows.with(false, 0, |window| window.segment(direction, segment))
+            windows.with(0, |window| window.segment(direction, segment))
         };
         let other = {
             let windows = Arc::clone(&windows);
@@ -255,7 +256,7 @@ fn windows_grow_by_both_of_two_segments() {
         assert_eq!(other.join().unwrap(), Some(Fit::Fits));
         window.segment(Direction::Forward, &up);
         window.segment(Direction::Reverse, &down);
-        assert_eq!(windows.with(false, 0, |window| *window), Some(window));
+        assert_eq!(windows.with(0, |window| *window), Some(window));
     });
 }
 

@@ -241,7 +241,7 @@ impl Model {
         packet(&mut state, Direction::Forward, segment, &self.settings, now);
         self.states.push(state);
         self.counters.created += 1;
-        self.counters.peak = self.counters.peak.max(self.states.len());
+        self.counters.peak = self.counters.peak.max(self.states.len() as u64);
         Ok(Installed::New)
     }
 
@@ -410,7 +410,7 @@ impl Model {
         (state.orphaned, state.capped) = (false, self.settings.dyn_source_max != 0);
         self.states.push(state);
         self.counters.created += 1;
-        self.counters.peak = self.counters.peak.max(self.states.len());
+        self.counters.peak = self.counters.peak.max(self.states.len() as u64);
         Ok(Installed::New)
     }
 

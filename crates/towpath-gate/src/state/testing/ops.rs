@@ -315,7 +315,7 @@ impl World {
         assert_eq!(states.len(), live.len(), "states left");
         assert_eq!(states.parents(), parents.len(), "parents left");
         let unreplied = model.unreplied();
-        assert_eq!(states.gauge().unreplied, unreplied, "unreplied states left");
+        assert_eq!(states.counters().unreplied, unreplied as u64, "unreplied states left");
         assert_eq!(sorted(states.list(*now).collect()), (parents, live), "settled");
         let in_rules: usize = (0..=RULES).map(|rule| states.count_of(RuleId(rule.into()))).sum();
         assert_eq!(in_rules, states.len(), "states by rule");

@@ -1,0 +1,134 @@
+//! What all workers of a gate share, and what each worker keeps of an address family.
+
+use std::sync::{Arc, Mutex};
+
+use super::States;
+use crate::state::Settings;
+use crate::state::concurrent::epoch::Epochs;
+use crate::state::concurrent::retire_list::{AbandonedSlots, RetireList};
+use crate::state::concurrent::sync::AtomicU64;
+use crate::state::concurrent::worker_counters::WorkerCounters;
+use crate::state::events::EventQueues;
+use crate::state::fragment_table::FragmentTable;
+use crate::state::limits::Limits;
+use crate::state::limits::first_syn::FirstSynTable;
+use crate::state::limits::occupancy::Occupancy;
+use crate::state::limits::rule_counts::RuleCounts;
+use crate::state::table::family::Family;
+use crate::state::table::hash::Secret;
+use crate::state::table::index::Index;
+use crate::state::table::key::{FlowKey, Key4, Key6};
+use crate::state::table::memory::Pages;
+use crate::state::table::slot_counters::LocalSlotCounters;
+
+/// What all workers share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) epochs: Epochs,
+    /// Incremented when the settings, the removed rules or an index to begin lookups with have changed.
+    pub(super) version: AtomicU64,
+    pub(super) occupancy: Occupancy,
+    /// A time that a worker was given, in ns. No worker was given one later by more than [`TIME_STEP`](super::TIME_STEP).
+    pub(super) time: AtomicU64,
+    pub(super) settings: Mutex<Settings>,
+    pub(super) v4: Family<2>,
+    pub(super) v6: Family<6>,
+    /// Keys the hashes of everything but the index.
+    pub(super) secret: Secret,
+    pub(super) limits: Limits,
+    pub(super) first_syns: FirstSynTable,
+    pub(super) fragments: FragmentTable,
+    pub(super) events: EventQueues,
+    pub(super) rules: RuleCounts,
+    pub(super) counters: WorkerCounters,
+    pub(super) abandoned: AbandonedSlots,
+}
+
+impl Shared {
+    pub(super) fn new(settings: Settings, seed: u64, pages: Pages) -> Self {
+        let secret = Secret::new(seed ^ 0xbb67_ae85_84ca_a73b);
+        Self {
+            epochs: Epochs::new(),
+            version: AtomicU64::new(0),
+            occupancy: Occupancy::new(),
+            time: AtomicU64::new(0),
+            settings: Mutex::new(settings.clamped()),
+            v4: Family::new(seed, pages),
+            v6: Family::new(seed ^ 0x3c6e_f372_fe94_f82b, pages),
+            limits: Limits::new(&secret),
+            secret,
+            first_syns: FirstSynTable::default(),
+            fragments: FragmentTable::default(),
+            events: EventQueues::new(),
+            rules: RuleCounts::default(),
+            counters: WorkerCounters::new(),
+            abandoned: AbandonedSlots::default(),
+        }
+    }
+
+    /// The number of states, including those that have expired and were not collected yet.
+    #[inline]
+    pub(super) fn len(&self) -> u64 {
+        self.v4.len() + self.v6.len()
+    }
+}
+
+/// What a worker keeps of one address family.
+#[derive(Debug)]
+pub(super) struct LocalFamily {
+    /// The index to begin lookups with.
+    pub(super) index: Arc<Index>,
+    pub(super) slot_counters: LocalSlotCounters,
+    pub(super) retired: RetireList,
+}
+
+impl LocalFamily {
+    pub(super) fn new<const N: usize>(family: &Family<N>, worker: usize) -> Self {
+        let slot_counters = family.slot_counters.of_worker(worker);
+        Self { index: family.index.current(), slot_counters, retired: RetireList::default() }
+    }
+}
+
+/// The address family of keys of `N` words.
+pub(super) trait AddressFamily<const N: usize>: FlowKey {
+    const V6: bool;
+    fn family(shared: &Shared) -> &Family<N>;
+    fn local(states: &States) -> &LocalFamily;
+    fn retired(states: &mut States) -> &mut RetireList;
+}
+
+impl AddressFamily<2> for Key4 {
+    const V6: bool = false;
+
+    #[inline]
+    fn family(shared: &Shared) -> &Family<2> {
+        &shared.v4
+    }
+
+    #[inline]
+    fn local(states: &States) -> &LocalFamily {
+        &states.v4
+    }
+
+    fn retired(states: &mut States) -> &mut RetireList {
+        &mut states.v4.retired
+    }
+}
+
+impl AddressFamily<6> for Key6 {
+    const V6: bool = true;
+
+    #[inline]
+    fn family(shared: &Shared) -> &Family<6> {
+        &shared.v6
+    }
+
+    #[inline]
+    fn local(states: &States) -> &LocalFamily {
+        &states.v6
+    }
+
+    fn retired(states: &mut States) -> &mut RetireList {
+        &mut states.v6.retired
+    }
+}

@@ -1,0 +1,188 @@
+//! The index of one address family while it grows: the index to begin lookups with, and those before and after it.
+//!
+//! What: when three quarters of the entries are used, an index with twice the lines is made, and the flows migrate: some
+//! lines with each call of [`GrowingIndex::migrate`], and the lines of a flow before it is written. When the stash is in use
+//! although there is room, a peer may know the hash secret: the flows migrate to an index of the same size with another
+//! secret.
+
+use std::sync::{Arc, Mutex};
+
+use super::family::locked;
+use super::hash::Secret;
+use super::index::{Index, LockedFlow, Migration};
+use super::key::Key;
+use super::memory::Pages;
+use crate::state::concurrent::sync::{AtomicU64, Ordering};
+
+/// Lines of the first index, as a power of two.
+#[cfg(not(loom))]
+const FIRST_BITS: u32 = 6;
+#[cfg(loom)]
+const FIRST_BITS: u32 = 1;
+
+/// Lines that migrate with an install, and behind a burst.
+///
+/// One line per install completes a migration in time: it begins when 7.5 entries of each of the `n` lines are used, and the
+/// next one is due when as many of the `2n` lines are used. There are 7.5n installs for n lines.
+pub(crate) const MIGRATE_LINES: u64 = 1;
+
+/// Lines that migrate with a call outside the packet path.
+pub(crate) const MIGRATE_LINES_IDLE: u64 = 128;
+
+/// The indices of one address family.
+#[derive(Debug)]
+pub(crate) struct GrowingIndex {
+    /// The index to begin lookups with.
+    current: Mutex<Arc<Index>>,
+    /// The next index, allocated and prefaulted ahead of its use.
+    spare: Mutex<Option<Arc<Index>>>,
+    /// The index that the flows have left, for a call outside the packet path to free: unmapping takes a while.
+    old: Mutex<Option<Arc<Index>>>,
+    seed: AtomicU64,
+    pages: Pages,
+}
+
+impl GrowingIndex {
+    pub(crate) fn new(seed: u64, pages: Pages) -> Self {
+        Self {
+            current: Mutex::new(Arc::new(Index::new(FIRST_BITS, Secret::new(seed), pages))),
+            spare: Mutex::new(None),
+            old: Mutex::new(None),
+            seed: AtomicU64::new(seed),
+            pages,
+        }
+    }
+
+    /// The index to begin lookups with. Workers keep it until the configuration version changes.
+    pub(crate) fn current(&self) -> Arc<Index> {
+        Arc::clone(&locked(&self.current))
+    }
+
+    /// Runs `work` with the flow's lines locked, in the index that they have migrated to. `key_of` returns the key in a slot.
+    pub(crate) fn with_flow<const N: usize, T>(
+        index: &Index,
+        key: &Key<N>,
+        key_of: impl Fn(u32) -> Key<N>,
+        work: impl FnOnce(LockedFlow<'_>) -> T,
+    ) -> T {
+        let mut index = index;
+        loop {
+            let probe = index.probe(key);
+            if index.next().is_none()
+                && let Some(flow) = index.lock(probe)
+            {
+                return work(flow);
+            }
+            index.migrate_flow(probe, &key_of);
+            if let Some(next) = index.next() {
+                index = next;
+            }
+        }
+    }
+
+    /// Migrates `lines` lines from `index` to `next`. Returns true when `index` is empty: [`GrowingIndex::current`] is
+    /// another one. `prefetch` fetches the key in a slot that is needed soon.
+    #[cold]
+    pub(crate) fn migrate<const N: usize>(
+        &self,
+        (index, next): (&Arc<Index>, &Arc<Index>),
+        lines: u64,
+        key_of: impl Fn(u32) -> Key<N>,
+        prefetch: impl Fn(u32),
+    ) -> bool {
+        if index.migrate_some(lines, key_of) == Migration::Partial {
+            // The next call comes soon, and then waits only for the lines that the entries go to.
+            index.prefetch_migration(lines.min(MIGRATE_LINES), prefetch);
+            return false;
+        }
+        let mut current = locked(&self.current);
+        let old = Arc::ptr_eq(&current, index).then(|| std::mem::replace(&mut *current, Arc::clone(next)));
+        drop(current);
+        if old.is_some() {
+            let before = std::mem::replace(&mut *locked(&self.old), old);
+            drop(before);
+        }
+        true
+    }
+
+    /// Starts a migration to a larger index, or to one with another secret, if `states` states need it.
+    #[cold]
+    pub(crate) fn grow(&self, states: u64) {
+        let current = locked(&self.current);
+        if current.next().is_some() {
+            return;
+        }
+        let (capacity, stashed) = (current.capacity(), current.stashed());
+        let bits = match stashed {
+            _ if states * 4 > capacity * 3 => current.bits() + 1,
+            true => current.bits() + u32::from(states * 2 > capacity),
+            false => return,
+        };
+        let mut spare = locked(&self.spare);
+        let fits = |spare: &mut Arc<Index>| spare.bits() == bits;
+        // Another thread is prefaulting it. Up to 7/8 of the entries can be used meanwhile.
+        let soon = spare.as_mut().is_some_and(|spare| fits(spare) && !spare.is_prefaulted());
+        if soon && !stashed && states * 8 <= capacity * 7 {
+            return;
+        }
+        current.start_migration(spare.take_if(fits).unwrap_or_else(|| Arc::new(self.make(bits))));
+    }
+
+    /// Frees the index that the flows have left, when no worker uses it any more.
+    pub(crate) fn free_old(&self) {
+        let old = locked(&self.old).take_if(|old| Arc::strong_count(old) == 1);
+        // After the lock is released: unmapping takes a while.
+        drop(old);
+    }
+
+    /// Allocates and prefaults `lines` lines of the index that `states` states will need next. Returns true if more remain.
+    pub(crate) fn prepare(&self, states: u64, lines: u64) -> bool {
+        let current = self.current();
+        // Flows that migrate already need those lines first.
+        if let Some(next) = current.next() {
+            return next.prefault(lines);
+        }
+        if states * 2 <= current.capacity() {
+            return false;
+        }
+        // The lock is not held while pages are faulted in.
+        let spare = {
+            let (mut spare, bits) = (locked(&self.spare), current.bits() + 1);
+            spare.take_if(|spare| spare.bits() < bits);
+            Arc::clone(spare.get_or_insert_with(|| Arc::new(self.make(bits))))
+        };
+        spare.prefault(lines)
+    }
+
+    fn make(&self, bits: u32) -> Index {
+        // Relaxed: each index draws a distinct number, and with it a distinct secret.
+        let seed = self.seed.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        Index::new(bits, Secret::new(seed ^ 0x6a09_e667_f3bc_c908), self.pages)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_is_prepared_before_it_is_needed() {
+        let indices = GrowingIndex::new(1, Pages::Base);
+        let index = indices.current();
+        let half = index.capacity() / 2;
+        assert!(!indices.prepare(half, 1), "half full");
+        while indices.prepare(half + 1, 7) {}
+        indices.grow(half + 1);
+        assert!(index.next().is_none(), "not yet three quarters full");
+        indices.grow(index.capacity() * 3 / 4 + 1);
+        let next = index.next().expect("it grows");
+        assert!(next.is_prefaulted() && next.bits() == index.bits() + 1);
+        let key_of = |slot| Key([u64::from(slot), 0]);
+        while !indices.migrate::<2>((&index, next), 5, key_of, |_| ()) {}
+        assert_eq!(indices.current().bits(), index.bits() + 1);
+        // `old` holds a reference too.
+        assert_eq!(Arc::strong_count(&index), 2);
+        indices.free_old();
+        assert_eq!(Arc::strong_count(&index), 2, "in use here");
+    }
+}
