@@ -73,7 +73,9 @@ impl Supervisor {
             }
             let saved = Saving::create(path).and_then(|saving| saving.finish(&self.ruleset));
             match saved {
-                Ok(()) => log::info!("{}: {} states saved", path.display(), self.ruleset.state_counters().now),
+                Ok(()) => {
+                    log::info!("{}: {} states saved", path.display(), self.ruleset.state_counters().now)
+                }
                 Err(source) if failed.is_none() => {
                     return Err(Failure::States { file: path.clone(), source });
                 }
