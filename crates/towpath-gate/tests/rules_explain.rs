@@ -53,12 +53,12 @@ fn every_rule_says_why() {
         explain(&gate, DNS),
         [
             "10 no state :default",
-            "20 its set is disabled",
-            "30 match: on to rule 40",
-            "40 no match: proto tcp (the packet: udp over IPv4)",
-            "50 match: on to rule 70",
-            "70 match: copy to queue 4, then on to rule 80",
-            "80 match, makes a state :dns: pass",
+            "20 set disabled",
+            "30 match: continue at rule 40",
+            "40 no match: proto tcp (packet: udp over IPv4)",
+            "50 match: continue at rule 70",
+            "70 match: copy to queue 4, then continue at rule 80",
+            "80 match, creates state :dns: pass",
             "pass",
         ]
     );
@@ -246,7 +246,7 @@ fn a_recheck_in_pieces_drops_the_same() {
         // What comes in between by these rules stays.
         assert_eq!(step(&mut gate, &format!("udp 10.9.0.{pieces}:1 > 10.0.0.2:123")), Step::Pass);
         (pieces, looked, sum, from) =
-            (pieces + 1, looked + rechecked.looked, sum + rechecked.dropped, rechecked.next);
+            (pieces + 1, looked + rechecked.checked, sum + rechecked.dropped, rechecked.next);
     }
     assert_eq!((pieces, looked, sum), (3, 10_000 + 2, dropped));
     assert_eq!(gate.states().list(NOW).count(), 10_000 - dropped + pieces);
@@ -273,7 +273,7 @@ fn orphans_of_a_change_in_between_stay() {
     assert_eq!((diff.states_dropped, listed(&gate)), (1, vec![2, 3]));
     gate.reload(ruleset(&rule(30, 3)), StatePolicy::Keep, NOW);
     let rechecked = gate.recheck_step(Cursor::default(), NOW);
-    assert_eq!((rechecked.looked, rechecked.dropped, listed(&gate)), (2, 0, vec![2, 3]));
+    assert_eq!((rechecked.checked, rechecked.dropped, listed(&gate)), (2, 0, vec![2, 3]));
 }
 
 #[test]
@@ -281,8 +281,8 @@ fn a_packet_without_its_arrow_is_told_so() {
     for (words, wrong) in [
         ("in cap0 tcp 10.0.0.1:1234", "\">\" is missing between the addresses;"),
         ("in tcp 10.0.0.1:1234 10.0.0.2:22 syn", "\">\" is missing between the addresses;"),
-        ("in cap0 tpc 10.0.0.1:1234 > 10.0.0.2:22", "no protocol \"tpc\";"),
-        ("in tpc 10.0.0.1:1234", "no protocol \"tpc\";"),
+        ("in cap0 tpc 10.0.0.1:1234 > 10.0.0.2:22", "unknown protocol \"tpc\";"),
+        ("in tpc 10.0.0.1:1234", "unknown protocol \"tpc\";"),
     ] {
         let error = PacketSpec::parse(words).unwrap_err().to_string();
         assert!(error.starts_with(wrong), "{words}: {error}");

@@ -66,7 +66,7 @@ fn a_snapshots_names_without_states_are_nobodys() {
     other.snapshot(NOW, |piece| snapshot.extend_from_slice(piece));
     let mut gate = gate("add check-state :web\n");
     let restored = gate.restore(&snapshot, NOW).unwrap();
-    assert_eq!((restored.companion, restored.refused), (1, 0));
+    assert_eq!((restored.default_dynamic, restored.refused), (1, 0));
     let names = (1..=u16::MAX).filter_map(|n| {
         let name = gate.flow_name(state::Name(n.try_into().unwrap()));
         (name != "?").then(|| name.to_owned())

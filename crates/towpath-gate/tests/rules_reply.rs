@@ -149,8 +149,8 @@ fn aborts() {
         (&data, 0x0102_0304, Ok((0x0102_0304, 1))),
         (&[], 0x0102_0304, Ok((0x0102_0304, 1))),
         (&[7, 0, 0, 8, 0, 0, 0, 0], 5, Ok((5, 1))),
-        (&init, 7, Err(NoReply::NoTag)),
-        (&data, 0, Err(NoReply::NoTag)),
+        (&init, 7, Err(NoReply::NoSctpTag)),
+        (&data, 0, Err(NoReply::NoSctpTag)),
         (&abort, 7, Err(NoReply::Reset)),
         (&both, 7, Err(NoReply::Reset)),
         (&[14, 0, 0, 4], 7, Err(NoReply::Reset)),
@@ -188,9 +188,9 @@ fn what_the_capture_lacks_is_not_made_up() {
     let asked = frame("tcp 10.0.0.1:1 > 10.0.0.2:2 ack len 100");
     let cut = |length: usize, reject| reply_to(&asked[..length], asked.len() as u32, reject, &[]);
     let unreach = Reject::Unreach { code: 1, mtu: 0 };
-    assert_eq!(cut(50, Reject::Reset).map(drop), Err(NoReply::Cut));
+    assert_eq!(cut(50, Reject::Reset).map(drop), Err(NoReply::Truncated));
     assert_eq!(cut(54, Reject::Reset).map(drop), Ok(()));
-    assert_eq!(cut(41, unreach).map(drop), Err(NoReply::Cut));
+    assert_eq!(cut(41, unreach).map(drop), Err(NoReply::Truncated));
     assert_eq!(cut(42, unreach).map(|bytes| bytes.len()), Ok(42 + 28));
 }
 
@@ -225,7 +225,7 @@ fn link_headers_are_turned_round() {
     ];
     let headers = [(LinkType::LINUX_SLL, &sll[..], 1, back[0]), (LinkType::LINUX_SLL2, &sll2, 10, back[1])];
     for (link, header, kind, back) in headers {
-        for (value, want) in [(0, Ok(back)), (1, Err(NoReply::ToMany)), (2, Err(NoReply::ToMany))] {
+        for (value, want) in [(0, Ok(back)), (1, Err(NoReply::Multicast)), (2, Err(NoReply::Multicast))] {
             let mut frame = header.to_vec();
             frame[kind] = value;
             frame.extend(&asked[14..]);

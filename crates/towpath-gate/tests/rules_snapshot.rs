@@ -102,7 +102,7 @@ fn what_was_saved_is_there_again() {
 fn states_without_a_rule_are_the_companions() {
     let mut new = gate("add 100 deny ip from any to any keep-state");
     let restored = new.restore(&snapshot(&filled()), NOW).unwrap();
-    assert_eq!(restored, Restored { companion: 3, ..Restored::default() });
+    assert_eq!(restored, Restored { default_dynamic: 3, ..Restored::default() });
     assert!(
         new.states().list(NOW).all(|state| state.rule == DEFAULT_DYNAMIC_RULE && state.kind == Kind::State)
     );
@@ -134,8 +134,8 @@ fn a_snapshot_that_is_not_whole_and_right_changes_nothing() {
     for cut in 0..good.len() {
         let error = new.restore(&good[..cut], NOW).unwrap_err();
         let expected = match cut {
-            0..8 => SnapshotError::NoSnapshot,
-            8..16 => SnapshotError::Cut,
+            0..8 => SnapshotError::BadMagic,
+            8..16 => SnapshotError::Truncated,
             _ => SnapshotError::Checksum,
         };
         assert_eq!(error, expected, "cut at {cut}");
@@ -156,7 +156,7 @@ fn a_snapshot_that_is_not_whole_and_right_changes_nothing() {
     let mut bad = good.clone();
     bad[at + 1] = 17;
     sum(&mut bad);
-    assert!(matches!(new.restore(&bad, NOW), Err(SnapshotError::Nonsense(_))));
+    assert!(matches!(new.restore(&bad, NOW), Err(SnapshotError::Malformed(_))));
     assert!(new.states().is_empty());
     let mut next = good.clone();
     for version in [0, 3] {
@@ -176,7 +176,7 @@ fn what_was_not_rechecked_is_said() {
     assert_eq!(restored(&file), Ok(Restored { states: 3, unchecked: true, ..Restored::default() }));
     file[12] = 2;
     sum(&mut file);
-    assert_eq!(restored(&file), Err(SnapshotError::Nonsense(12)));
+    assert_eq!(restored(&file), Err(SnapshotError::Malformed(12)));
     // Version 1 says nothing of it.
     file.remove(12);
     file[8] = 1;

@@ -127,7 +127,7 @@ pub struct Restored {
 
 impl From<towpath_gate::Restored> for Restored {
     fn from(restored: towpath_gate::Restored) -> Self {
-        let towpath_gate::Restored { states, companion, existing, refused, .. } = restored;
+        let towpath_gate::Restored { states, default_dynamic: companion, existing, refused, .. } = restored;
         Self { states, companion, existing, refused }
     }
 }

@@ -429,7 +429,7 @@ impl RulesetManager {
         let Some(recheck) = book.recheck else { return false };
         let step = book.gate.recheck_step(recheck.at, now);
         book.recheck = recheck.go_on(step.next);
-        book.rechecks.looked += step.looked as u64;
+        book.rechecks.looked += step.checked as u64;
         book.rechecks.dropped += step.dropped as u64;
         book.unchecked &= book.recheck.is_some();
         book.recheck.is_some()

@@ -104,10 +104,10 @@ pub fn set_aside(path: &Path) {
 
 /// What became of the states of a snapshot, in words.
 pub fn told(restored: Restored) -> String {
-    let Restored { states, companion, existing, refused, .. } = restored;
-    let mut text = format!("{} states restored", states + companion);
+    let Restored { states, default_dynamic, existing, refused, .. } = restored;
+    let mut text = format!("{} states restored", states + default_dynamic);
     let more = [
-        (companion, "of rules that are not here: they go by the default rule's companion"),
+        (default_dynamic, "of rules that are not here: they go by the default dynamic rule"),
         (existing, "were here already"),
         (refused, "refused: there is no room for them"),
     ];

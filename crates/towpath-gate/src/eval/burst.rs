@@ -1,12 +1,12 @@
-//! Bursts: packets whose states let them pass are done with no rule tried.
+//! The fast path of a burst: packets that an existing state passes without evaluating a rule.
 //!
-//! What: nearly every packet belongs to a flow with a state, most rulesets begin with check-state, or with rules that are
-//! about few packets and then check-state or keep-state ([`super::stateless_prefix`]), and what the state's rule says is most often
-//! allow and nothing else. For these the walk is known beforehand: the state counts and is refreshed, the rule counts, the
-//! packet passes. All others take the walk.
+//! Most packets belong to a flow that has a state. Most rulesets start with check-state, or with a few rules that
+//! do not match most packets, then check-state or keep-state ([`super::stateless_prefix`]). The rule of the state
+//! usually only allows. For such a packet the result of the walk is known: the state is refreshed and counts, the
+//! rule counts, and the packet passes. All other packets walk.
 //!
-//! Invariant: [`Walker::try_pass`] does what [`Walker::walk`] would have done, or nothing. It is called for each packet in its
-//! turn, so that a packet finds the state that one before it in its burst has made.
+//! Invariant: [`Walker::try_pass`] has the same effect as [`Walker::walk`], or no effect. The caller calls it for
+//! each packet in order, so that a packet finds a state that an earlier packet of the same burst created.
 
 use super::port::PortId;
 use super::program::Program;
@@ -18,9 +18,12 @@ use towpath_wire::Time;
 pub use crate::state::BURST;
 
 impl Walker {
-    /// Has the states of these packets on their way to the cache, of as many as a [`BURST`] has, so that the cache misses
-    /// of [`Walker::try_pass`] overlap. They have come in by the port `recv`. [`towpath_wire::plain`] says what a packet's flow
-    /// is; `None` is a packet that has to walk in any case, and so has one of another tenant, or that came by another port.
+    /// Prefetches the states of up to [`BURST`] packets into the cache, so that the cache misses of
+    /// [`Walker::try_pass`] overlap.
+    ///
+    /// `recv` is the port on which the packets were received. `packets` yields the flow and segment of each
+    /// packet, from [`towpath_wire::plain`]. `None` marks a packet that must walk: a packet that `plain` rejects,
+    /// a packet of a tenant other than 0, or a packet of another port.
     ///
     /// ```
     /// use towpath_gate::{Dir, Gate, Ports, Step, Walk};
@@ -57,33 +60,33 @@ impl Walker {
     pub fn prefetch(&mut self, recv: Option<PortId>, packets: impl Iterator<Item = Option<(Flow, Segment)>>) {
         self.catch_up();
         self.fetched = self.version;
-        let live = &self.live;
-        let opening = live.program.opening.as_ref().filter(|opening| !opening.is_first());
-        // One chain for both cases, so that it becomes part of the only loop that it is used in. What is asked about rarely gets a
-        // copy: the packet itself stays in registers.
+        let live = &self.generation;
+        let prefix = live.program.prefix.as_ref().filter(|prefix| !prefix.is_empty());
+        // A single chain for both cases keeps the closure inlined in its only loop. The rare condition gets a
+        // copy, so that the packet itself stays in registers.
         self.states.fetch(packets.map(|packet| {
             packet.filter(|&(flow, segment)| {
                 !has_zone(&flow)
-                    && opening
-                        .is_none_or(|opening| opening.is_for(live, &PlainPacket { flow, segment, recv }))
+                    && prefix.is_none_or(|prefix| prefix.misses(live, &PlainPacket { flow, segment, recv }))
             })
         }));
     }
 
-    /// Lets packet `at` of those that were fetched pass, if it has a state and that is all there is to do: the number of
-    /// the rule that made the state. With `None` nothing has happened, and the packet is to [`Walker::walk`].
+    /// Passes packet `at` of the prefetched burst if it has a state and the rule of that state only allows.
+    /// Returns the number of that rule. Returns `None` without any effect if the packet must go through
+    /// [`Walker::walk`].
     ///
-    /// To be asked once for a packet, in the order of the packets. Rules that a reload replaced since these packets were
-    /// fetched still let pass, until one of them walks. What it says is for packets without tags, with the mark 0, of
-    /// tenant 0, before their first rule: as they come in.
+    /// Call it once per packet, in the order of the packets. The result is valid for incoming packets before their
+    /// first rule: without tags, with mark 0 and tenant 0. Rules that a reload replaced after [`Walker::prefetch`]
+    /// still apply until a packet of the burst walks.
     #[inline]
     pub fn try_pass(&mut self, at: usize, now: Time) -> Option<u32> {
-        // Another program has other rules before the lookup.
+        // A new program may have other rules before the first lookup.
         if self.fetched != self.version {
             return None;
         }
-        let program = &self.live.program;
-        let lookup = program.opening.as_ref()?.lookup;
+        let program = &self.generation.program;
+        let lookup = program.prefix.as_ref()?.lookup;
         let (position, bytes) = self.states.pass(at, lookup, now, |rule| program.passes(rule))?;
         self.counts.count(position, bytes, now);
         Some(program.rules[position].number)
@@ -91,14 +94,14 @@ impl Walker {
 }
 
 impl Program {
-    /// The position of the rule, if it lets pass and does nothing else.
+    /// Returns the position of the rule if it only allows.
     #[inline(always)]
     fn passes(&self, rule: RuleId) -> Option<usize> {
         self.passing.position(rule)
     }
 }
 
-/// Whether the flow's key has more than the packet says: the port that a link-local address is at.
+/// Returns true if the key of the flow includes a zone: the port of a link-local address.
 #[inline]
 fn has_zone(flow: &Flow) -> bool {
     match flow.ends {

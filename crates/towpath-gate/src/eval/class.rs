@@ -1,21 +1,22 @@
-//! The class of a packet: family, kind of upper layer, direction. A rule says for each class whether it can match it at
-//! all, and one bit decides for most rules and packets.
+//! Packet classes: address family, kind of upper layer, direction. Each rule has a bit mask of the classes that it
+//! can match. One bit test rules out most rules for a packet.
 
 use super::insn::{ACK, Insn, Op, RST, SYN};
 use super::walk::Dir;
+use crate::rules::option::Scope;
 use towpath_wire::{Addresses, Packet, proto};
 
-/// How many classes there are.
+/// Number of classes.
 pub(crate) const CLASSES: usize = 30;
-/// Classes of one direction: not IP, seven kinds of IPv4, seven of IPv6.
+/// Classes of one direction: not IP, seven kinds of IPv4, seven kinds of IPv6.
 const PER_DIR: u32 = 15;
-/// The same pattern in both directions.
+/// Sets the same pattern in both directions.
 const BOTH: u32 = 1 | 1 << PER_DIR;
-/// Every class.
+/// All classes.
 pub(crate) const ALL: u32 = (1 << CLASSES) - 1;
 
 const NOT_IP: u32 = BOTH;
-/// Kinds: TCP by (setup, established), UDP, ICMP of the family, anything else.
+/// Kinds: TCP (four combinations of setup and established), UDP, ICMP of the family, other.
 const TCP: u32 = 0b000_1111;
 const SETUP: u32 = 0b000_1010;
 const ESTABLISHED: u32 = 0b000_1100;
@@ -41,7 +42,7 @@ pub(crate) const V4: u32 = v4(KINDS);
 /// All classes of IPv6 packets.
 pub(crate) const V6: u32 = v6(KINDS);
 
-/// The class of a packet, below [`CLASSES`].
+/// Returns the class of a packet, below [`CLASSES`].
 #[inline]
 pub(crate) fn of(packet: &Packet<'_>, dir: Dir) -> usize {
     let (family, icmp) = match packet.addresses {
@@ -64,7 +65,7 @@ pub(crate) fn of(packet: &Packet<'_>, dir: Dir) -> usize {
     dir + family + kind
 }
 
-/// The classes that the instructions of a rule can match.
+/// Returns the classes that the instructions of a rule can match.
 pub(crate) fn accepted(insns: &[Insn]) -> u32 {
     let mut all = ALL;
     let mut block = 0;
@@ -78,8 +79,8 @@ pub(crate) fn accepted(insns: &[Insn]) -> u32 {
     all
 }
 
-/// The classes for which the class alone says whether a block holds: every instruction holds for all packets of the
-/// class, or for none; or one holds for all.
+/// Returns the classes for which the class alone decides the block: each instruction matches all or none of the
+/// packets of the class, or one instruction matches all of them.
 pub(crate) fn decided(block: &[Insn]) -> u32 {
     let (mut open, mut sure) = (0, 0);
     for insn in block {
@@ -90,7 +91,7 @@ pub(crate) fn decided(block: &[Insn]) -> u32 {
     ALL & !(open & !sure)
 }
 
-/// What [`classes`] says, with `not` and for frames that are not IP.
+/// [`classes`] with `not` and the IP requirement applied.
 fn of_insn(insn: &Insn) -> (u32, u32) {
     let (may, must) = match (classes(&insn.op), insn.not) {
         (both, false) => both,
@@ -99,7 +100,7 @@ fn of_insn(insn: &Insn) -> (u32, u32) {
     if insn.ip { (may & !NOT_IP, must & !NOT_IP) } else { (may, must) }
 }
 
-/// The classes that an instruction may hold for, and those that it holds for in any case.
+/// Returns the classes that an instruction may match, and the classes of which it matches every packet.
 fn classes(op: &Op) -> (u32, u32) {
     let exact = |classes| (classes, classes);
     match op {
@@ -111,17 +112,21 @@ fn classes(op: &Op) -> (u32, u32) {
         Op::Proto(proto::ICMP) => (v4(ICMP) | v6(OTHER), v4(ICMP)),
         Op::Proto(proto::ICMP6) => (v6(ICMP) | v4(OTHER), v6(ICMP)),
         Op::Proto(_) => (ip(OTHER), 0),
-        Op::Src4(_) | Op::Dst4(_) | Op::SrcSet(_) | Op::DstSet(_) | Op::IpOptions(_) => (V4, 0),
-        Op::Src6(_) | Op::Dst6(_) | Op::SrcMe6 | Op::DstMe6 | Op::FlowId(_) => (V6, 0),
+        Op::Src4(_) | Op::Dst4(_) | Op::SrcSet(_) | Op::DstSet(_) => (V4, 0),
+        Op::Src6(_) | Op::Dst6(_) | Op::SrcMe6 | Op::DstMe6 => (V6, 0),
         Op::SrcPort(..) | Op::DstPort(..) | Op::SrcPorts(_) | Op::DstPorts(_) => (ip(TCP | UDP | OTHER), 0),
         Op::In => exact(ALL & ((1 << PER_DIR) - 1)),
         Op::Out => exact(ALL & !((1 << PER_DIR) - 1)),
         Op::Established => exact(ip(ESTABLISHED)),
         Op::Setup => exact(ip(SETUP)),
-        Op::TcpFlags(_) | Op::TcpOptions(_) | Op::TcpSeq(_) | Op::TcpAck(_) | Op::TcpWin(_) => (ip(TCP), 0),
-        Op::TcpMss(_) | Op::TcpDataLen(_) => (ip(TCP), 0),
-        Op::IcmpTypes(_) => (v4(ICMP) | v6(OTHER), 0),
-        Op::Icmp6Types(_) => (v6(ICMP) | v4(OTHER), 0),
+        Op::Field(test) => match test.scope() {
+            Scope::Any | Scope::Ip => (ALL, 0),
+            Scope::Ip4 => (V4, 0),
+            Scope::Ip6 => (V6, 0),
+            Scope::Tcp => (ip(TCP), 0),
+            Scope::Icmp => (v4(ICMP) | v6(OTHER), 0),
+            Scope::Icmp6 => (v6(ICMP) | v4(OTHER), 0),
+        },
         _ => (ALL, 0),
     }
 }

@@ -1,37 +1,40 @@
-//! A tree that cuts the space of addresses, ports and protocols until few rules are left in each piece.
+//! Decision tree over addresses, ports and protocol.
 //!
-//! What: every rule is one or more boxes, a range in each of seven dimensions (source and destination address in two
-//! 64-bit halves, ports, protocol). A node compares one dimension of the packet with a threshold; a leaf lists the rules
-//! whose boxes reach into its piece, by position. The list is complete: a rule that matches a packet is in the packet's
-//! leaf. It may hold rules that do not match; the walk tests each one.
+//! Each rule is one or more boxes: a range in each of seven dimensions (source and destination address in two
+//! 64-bit halves, ports, protocol). A node compares one dimension of the packet with a threshold. A leaf lists the
+//! positions of the rules whose boxes overlap its region.
 //!
-//! Cuts are chosen among the ends of the boxes' ranges so that both sides are small and few boxes lie on both. A box
-//! that lies on both sides is kept twice; the total is bounded, and when the bound is reached leaves stay as they are:
-//! slower, not wrong.
+//! Invariant: the list of a leaf is complete. A rule that matches a packet is in the list of the packet's leaf.
+//! The list may contain rules that do not match; the walk evaluates each of them.
 //!
-//! After: HyperSplit (Qi et al., INFOCOM 2009); rules are sorted into several trees by which addresses they narrow down,
-//! as EffiCuts does (Vamanan et al., SIGCOMM 2010), so that a wide rule is not cut into pieces by narrow ones.
+//! A cut is chosen among the ends of the ranges so that both sides are small and few boxes lie on both sides. A
+//! box on both sides is stored twice. The total number of copies is bounded; at the bound, leaves are not cut
+//! further, which costs time and not correctness.
+//!
+//! References: HyperSplit (Qi et al., INFOCOM 2009). Rules are distributed over several trees by the addresses
+//! that they restrict, as in EffiCuts (Vamanan et al., SIGCOMM 2010), so that narrow rules do not split a wide
+//! rule.
 
-/// Dimensions of a packet: see [`Key`].
+/// Number of dimensions; see [`Key`].
 pub(super) const DIMENSIONS: usize = 7;
-/// Source address (upper and lower half), destination address, source port, destination port, protocol.
+/// Source address (upper and lower half), destination address (likewise), source port, destination port, protocol.
 pub(super) type Key = [u64; DIMENSIONS];
-/// A range in every dimension, both ends included.
+/// A range per dimension, both ends included.
 pub(super) type Area = [(u64, u64); DIMENSIONS];
 
-/// Leaves of so many rules are not cut any more.
+/// Leaves with at most this many rules are not cut.
 const LEAF: usize = 8;
-/// Ends of ranges that are looked at per dimension and node.
+/// Number of range ends that are tried per dimension and node.
 const SAMPLES: usize = 24;
-/// A leaf in place of a dimension.
+/// Marks a leaf in [`Node::dimension`].
 const IS_LEAF: u32 = u32::MAX;
 
 #[derive(Debug)]
 struct Node {
     threshold: u64,
-    /// Dimension, or [`IS_LEAF`].
+    /// Dimension to compare, or [`IS_LEAF`].
     dimension: u32,
-    /// The left child (the right one is next to it), or where the leaf's list starts.
+    /// Index of the left child, which the right child follows; or start of the leaf's list.
     first: u32,
 }
 
@@ -39,18 +42,18 @@ struct Node {
 #[derive(Debug, Default)]
 pub(super) struct DecisionTree {
     nodes: Vec<Node>,
-    /// Leaves' lists: a length, then so many positions in order.
+    /// Lists of the leaves: a length, then that many positions in ascending order.
     lists: Vec<u32>,
 }
 
-/// A box on its way down the tree.
+/// A box during construction.
 struct Piece {
     area: Area,
     position: u32,
 }
 
 impl DecisionTree {
-    /// A tree of these boxes, each with its rule's position.
+    /// Builds a tree from boxes, each with the position of its rule.
     pub(super) fn new(boxes: Vec<(Area, u32)>) -> Self {
         let mut tree = Self::default();
         if boxes.is_empty() {
@@ -96,7 +99,7 @@ impl DecisionTree {
         self.lists.extend(positions);
     }
 
-    /// Where the list for a packet starts and ends in [`Self::positions`].
+    /// Returns the bounds of the list for a packet, for [`Self::positions`].
     #[inline]
     pub(super) fn find(&self, key: &Key) -> (u32, u32) {
         let mut at = 0;
@@ -110,17 +113,17 @@ impl DecisionTree {
         }
     }
 
-    /// Positions of a list that [`Self::find`] gave.
+    /// Returns the positions of a list that [`Self::find`] returned.
     #[inline]
     pub(super) fn positions(&self, (start, end): (u32, u32)) -> &[u32] {
         &self.lists[start as usize..end as usize]
     }
 }
 
-/// The cut that leaves the least on its larger side; `None` when none helps.
+/// Returns the dimension and threshold that minimise the larger side, or `None` if no cut helps.
 fn best_cut(pieces: &[Piece], members: &[u32], region: &Area) -> Option<(usize, u64)> {
     let step = members.len().div_ceil(SAMPLES);
-    // Counting is done over a sample, too, when there are many.
+    // Large nodes are estimated from a sample.
     let stride = members.len().div_ceil(1024);
     let mut best: Option<(usize, usize, u64)> = None;
     for (dimension, &(lo, hi)) in region.iter().enumerate() {
@@ -150,14 +153,14 @@ fn best_cut(pieces: &[Piece], members: &[u32], region: &Area) -> Option<(usize, 
             if larger >= counted {
                 continue;
             }
-            // What is on both sides costs memory and brings nothing.
+            // A box on both sides costs memory and saves no time.
             let score = (2 * larger + (left + right - counted)) * 1024 / counted;
             if best.is_none_or(|(least, ..)| score < least) {
                 best = Some((score, dimension, threshold));
             }
         }
     }
-    // A cut that hardly helps is not worth its copies.
+    // A cut with little gain is not worth the copies.
     best.filter(|(score, ..)| *score < 2 * 1024 * 31 / 32)
         .map(|(_, dimension, threshold)| (dimension, threshold))
 }
@@ -168,7 +171,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Every box that holds a key is in the key's list.
+        /// A box that contains a key is in the list of that key.
         #[test]
         fn lists_are_complete(
             seeds in proptest::collection::vec(proptest::array::uniform7((0u64..40, 0u64..40)), 1..200),

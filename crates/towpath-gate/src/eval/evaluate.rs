@@ -1,9 +1,9 @@
-//! The walk of a packet through the rules.
+//! Evaluation of the rules for one packet.
 //!
-//! [`Walker::walk`] is the whole path: find the next rule that may matter, try it, run its action. What a rule's action
-//! does is in one small function per kind of instruction. ipfw's order inside a rule is kept: prob, then the lookup of
-//! a state (check-state, keep-state, limit), then the body, then the installation of a state, then log, tag, action. A
-//! state that is found runs the log, tag and action of the rule that made it, and counts there.
+//! [`Walker::walk`] is the whole path: find the next rule that may match, evaluate it, run its action. Each kind
+//! of action has one small function. The order inside a rule is that of ipfw: `prob`, then the state lookup
+//! (check-state, keep-state, limit), then the body, then the installation of a state, then log, tag and action. A
+//! packet that has a state runs log, tag and action of the rule that created the state, and counts for that rule.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,8 @@ use super::insn::all_hold;
 use super::log::{LogEntry, refused_word};
 use super::program::{CompiledAction, CompiledRule, Jump, StateInstall};
 use super::reply::{reset, unreach};
-use super::walk::{CALL_DEPTH, Dir, DropReason, LookupCache, Reject, Step, Walk};
+use super::step::{DropReason, Reject, Step};
+use super::walk::{CALL_DEPTH, Dir, LookupCache, Walk};
 use super::walker::Walker;
 use crate::rules::option::Arg;
 use crate::rules::table::Value;
@@ -21,47 +22,50 @@ use crate::rules::{NextHop, ReturnTo};
 use crate::state::{Direction, Ends, Flow, Lookup, Quoted, Refused};
 use towpath_wire::{Addresses, Fragment, Packet, Time, ext6, proto};
 
-/// What trying a rule came to.
+/// Result of evaluating one rule.
 pub(super) enum RuleResult {
-    /// It says nothing about this packet.
-    Miss,
-    /// The action of the rule at this position runs, its own or that of a state's rule.
+    /// The rule does not match, or it leaves the decision to later rules.
+    NoMatch,
+    /// The action of the rule at this position runs: the rule itself, or the rule of the state that was found.
     Run(usize),
-    /// A state could not be installed.
-    Refused(DropReason),
+    /// The packet is dropped: its state could not be installed, or it exceeded the jump limit.
+    Drop(DropReason),
 }
 
-/// Where an action leads.
+/// Where evaluation continues after an action.
 pub(super) enum Next {
-    /// To the rule at this position.
+    /// At the rule at this position.
     Rule(usize),
-    /// Out of the rules, for now or for good.
+    /// Nowhere: the walk ends or pauses with this step.
     Stop(Step),
 }
 
 impl Walker {
-    /// Takes a packet through the rules: from the first, or, with a walk that stopped at a divert or tee, on from the
-    /// next one. `now` never goes back.
+    /// Evaluates the rules for a packet. A new walk starts at the first rule; a walk that returned
+    /// [`Step::Divert`], [`Step::Tee`] or [`Step::Reassemble`] continues at the rule after it.
+    ///
+    /// `now` must not decrease between calls.
     pub fn walk(&mut self, walk: &mut Walk, packet: &Packet<'_>, now: Time) -> Step {
         let dir = walk.dir;
-        let mut lanes = None;
-        self.walk_rules(walk, packet, now, |live, at, memo| {
-            // A state ends most walks at their first rule: nothing is put together before that.
+        let mut key = None;
+        self.walk_rules(walk, packet, now, |live, at, cache| {
+            // Most walks end with a state at their first rule: the packet key is built only when a rule is
+            // searched.
             let index = &live.program.index;
-            if index.probes_at(at, memo) {
-                return Candidate { position: at, holds: false };
+            if index.looks_up_at(at, cache) {
+                return Candidate { position: at, certain: false };
             }
-            index.next(at, lanes.get_or_insert_with(|| index.lanes(packet, dir)), packet, memo)
+            index.next(at, key.get_or_insert_with(|| index.packet_key(packet, dir)), packet, cache)
         })
     }
 
-    /// The same, one rule after the other: what the index must agree with.
+    /// Evaluates the rules one after the other, without the index. The tests compare it with [`Walker::walk`].
     #[doc(hidden)]
     pub fn walk_linear(&mut self, walk: &mut Walk, packet: &Packet<'_>, now: Time) -> Step {
-        self.walk_rules(walk, packet, now, |_, position, _| Candidate { position, holds: false })
+        self.walk_rules(walk, packet, now, |_, position, _| Candidate { position, certain: false })
     }
 
-    /// The walk; `candidate` gives the first position from one on whose rule may matter.
+    /// The loop of a walk. `candidate` returns the first rule at or after a position that may match.
     #[inline]
     fn walk_rules(
         &mut self,
@@ -72,88 +76,88 @@ impl Walker {
     ) -> Step {
         self.catch_up();
         if walk.stopped.is_none()
-            && let Some(reason) = self.live.refuse_unseen(packet)
+            && let Some(reason) = self.generation.early_drop(packet)
         {
             return Step::Drop(reason);
         }
-        let mut at = self.live.resume(walk);
+        let mut at = self.generation.resume(walk);
         loop {
-            let found = candidate(&self.live, at, walk.memo);
+            let found = candidate(&self.generation, at, walk.cache);
             at = found.position;
             let mut tablearg = None;
             let next = match self.try_rule(found, walk, packet, now, &mut tablearg) {
-                RuleResult::Miss if at == self.live.program.default => {
+                RuleResult::NoMatch if at == self.generation.program.default => {
                     Next::Stop(Step::Drop(DropReason::Deny))
                 }
-                RuleResult::Miss => Next::Rule(at + 1),
+                RuleResult::NoMatch => Next::Rule(at + 1),
                 RuleResult::Run(position) => self.run(position, walk, packet, now, tablearg),
-                RuleResult::Refused(reason) => {
+                RuleResult::Drop(reason) => {
                     self.count(at, packet, now);
-                    self.live.stop(at, walk, Step::Drop(reason))
+                    self.generation.stop(at, walk, Step::Drop(reason))
                 }
             };
             match next {
                 Next::Rule(position) => at = position,
-                // Most end here: said anew, and not copied from where its bytes have just been written.
+                // The most frequent end: a constant, instead of a copy of bytes that were just written.
                 Next::Stop(Step::Pass) => return Step::Pass,
                 Next::Stop(step) => return step,
             }
         }
     }
 
-    /// Tries one rule. `tablearg` becomes the value of the last table that matched.
+    /// Evaluates one rule. Sets `tablearg` to the value of the last table entry that matched.
     #[inline]
     pub(super) fn try_rule(
         &mut self,
-        Candidate { position: at, holds }: Candidate,
+        Candidate { position: at, certain }: Candidate,
         walk: &mut Walk,
         packet: &Packet<'_>,
         now: Time,
         tablearg: &mut Option<Value>,
     ) -> RuleResult {
-        let rule = &self.live.program.rules[at];
+        let rule = &self.generation.program.rules[at];
         if !rule.enabled {
-            return RuleResult::Miss;
+            return RuleResult::NoMatch;
         }
-        let lookup = rule.probe.filter(|lookup| walk.memo.needs(*lookup));
+        let lookup = rule.lookup.filter(|lookup| walk.cache.needs(*lookup));
         if let Some(lookup) = lookup {
             if rule.prob != 0 && self.random.next() >= rule.prob {
-                return RuleResult::Miss;
+                return RuleResult::NoMatch;
             }
             if let Some(position) = self.look_up(lookup, walk, packet, now) {
-                // States of two names, each behind the other's check-state, could send a packet round for ever.
+                // Two check-state rules, each behind the states of the other, could loop without end.
                 if !walk.jump() {
-                    return RuleResult::Refused(DropReason::Loop);
+                    return RuleResult::Drop(DropReason::Loop);
                 }
                 return RuleResult::Run(position);
             }
         }
-        let rule = &self.live.program.rules[at];
-        if matches!(rule.act, CompiledAction::CheckState) {
-            return RuleResult::Miss;
+        let rule = &self.generation.program.rules[at];
+        if matches!(rule.action, CompiledAction::CheckState) {
+            return RuleResult::NoMatch;
         }
-        if !holds {
-            let sight = self.live.sight(packet);
+        if !certain {
+            let context = self.generation.context(packet);
             let mut found = None;
-            if !all_hold(self.live.program.insns_of(rule), &sight, walk, rule.number, &mut found) {
-                return RuleResult::Miss;
+            if !all_hold(self.generation.program.insns_of(rule), &context, walk, rule.number, &mut found) {
+                return RuleResult::NoMatch;
             }
             *tablearg = found.copied();
         }
         if lookup.is_none() && rule.prob != 0 && self.random.next() >= rule.prob {
-            return RuleResult::Miss;
+            return RuleResult::NoMatch;
         }
         if rule.install.is_some()
             && let Err(reason) = self.install(at, walk, packet, now, *tablearg)
         {
-            return RuleResult::Refused(reason);
+            return RuleResult::Drop(reason);
         }
-        if self.live.program.rules[at].defer { RuleResult::Miss } else { RuleResult::Run(at) }
+        if self.generation.program.rules[at].defer { RuleResult::NoMatch } else { RuleResult::Run(at) }
     }
 
-    /// Looks the packet's state up; a hit gives the position of the rule that made it.
+    /// Looks up the state of the packet. Returns the position of the rule that created it.
     fn look_up(&mut self, lookup: Lookup, walk: &mut Walk, packet: &Packet<'_>, now: Time) -> Option<usize> {
-        walk.memo = match lookup {
+        walk.cache = match lookup {
             Lookup::Any => LookupCache::Any,
             Lookup::Named(name) => LookupCache::Named(name),
         };
@@ -168,22 +172,22 @@ impl Walker {
         let hit = hit.or_else(|| self.states.lookup(&flow, lookup, &packet.segment(), now));
         let hit = match hit {
             Some(hit) => hit,
-            None => self.states.lookup_related(&self.live.quoted_by(packet, walk)?, lookup, now)?,
+            None => self.states.lookup_related(&self.generation.quoted_flow(packet, walk)?, lookup, now)?,
         };
         if let (Fragment::First, Some(id)) = (packet.fragment, fragment) {
             self.states.note_fragment(&flow, id, now);
         }
         walk.answers = (hit.direction == Direction::Reverse).then_some(hit.rule);
-        self.live.program.position_of(hit.rule)
+        self.generation.program.position_of(hit.rule)
     }
 
-    /// The identification of a fragment's datagram, if later fragments go by it.
+    /// Returns the fragment identification of the datagram if fragments are tracked.
     #[cold]
     fn fragment_of(&self, packet: &Packet<'_>) -> Option<u32> {
-        packet.fragment_id().filter(|_| self.live.settings.fragments)
+        packet.fragment_id().filter(|_| self.generation.settings.fragments)
     }
 
-    /// Makes the state that a rule with a state option asks for.
+    /// Installs the state of a rule with a state option.
     fn install(
         &mut self,
         at: usize,
@@ -192,7 +196,7 @@ impl Walker {
         now: Time,
         tablearg: Option<Value>,
     ) -> Result<(), DropReason> {
-        let rule = &self.live.program.rules[at];
+        let rule = &self.generation.program.rules[at];
         let Some(StateInstall { name, mut install, limit_tablearg }) = rule.install.as_deref().copied()
         else {
             return Ok(());
@@ -218,18 +222,18 @@ impl Walker {
         }
     }
 
-    /// Says, once a second at most, that a packet could not have its state, and why: as ipfw does, whether or not the rule
-    /// has `log`.
+    /// Logs a packet whose state was refused, at most once per second, whether or not the rule has `log` (as ipfw
+    /// does).
     #[cold]
     fn log_refused(&mut self, at: usize, refused: Refused, walk: &Walk, packet: &Packet<'_>, now: Time) {
         if let Some(word) = refused_word(refused).filter(|_| self.shared.refusals.take(now)) {
             let port = if walk.dir == Dir::In { walk.recv } else { walk.xmit };
-            let number = self.live.program.rules[at].number;
+            let number = self.generation.program.rules[at].number;
             self.log.put(LogEntry::new(now, number, word, walk.dir, port, packet));
         }
     }
 
-    /// Runs the action part of a rule: counts, logs, tags, acts.
+    /// Runs the action of a rule: count, log, tag, action.
     pub(super) fn run(
         &mut self,
         at: usize,
@@ -239,46 +243,47 @@ impl Walker {
         tablearg: Option<Value>,
     ) -> Next {
         self.count(at, packet, now);
-        let rule = &self.live.program.rules[at];
-        let act = rule.act;
+        let rule = &self.generation.program.rules[at];
+        let act = rule.action;
         if rule.only_allows() {
-            return self.live.stop(at, walk, Step::Pass);
+            return self.generation.stop(at, walk, Step::Pass);
         }
         if rule.log.is_some() {
             self.log_packet(at, walk, packet, now);
         }
-        if !self.live.tag(at, walk, tablearg) {
-            self.seat.count_tag();
+        if !self.generation.tag(at, walk, tablearg) {
+            self.slot.count_tag();
         }
         match act {
             CompiledAction::Pipe(arg) => {
                 self.police(at, walk, packet, now, number(arg, tablearg, |value| value.pipe))
             }
-            _ => self.live.act(at, walk, packet, tablearg),
+            _ => self.generation.act(at, walk, packet, tablearg),
         }
     }
 
-    /// RuleCounters the packet for a rule: of an IP packet its own length, of another frame that on the wire.
+    /// Counts the packet for a rule. The size is the length of the IP packet, or of the frame on the wire if it is
+    /// not IP.
     #[inline]
     fn count(&self, at: usize, packet: &Packet<'_>, now: Time) {
         self.counts.count(at, packet.counted_bytes(), now);
     }
 
     fn police(&self, at: usize, walk: &mut Walk, packet: &Packet<'_>, now: Time, pipe: u32) -> Next {
-        let step = match self.live.pipes.get(&pipe) {
+        let step = match self.generation.pipes.get(&pipe) {
             None => Step::Drop(DropReason::NoPipe),
             Some(bucket) => match bucket.take(packet.counted_bytes().into(), now) {
                 true => Step::Pass,
                 false => Step::Drop(DropReason::Policed),
             },
         };
-        self.live.stop(at, walk, step)
+        self.generation.stop(at, walk, step)
     }
 
     fn log_packet(&mut self, at: usize, walk: &Walk, packet: &Packet<'_>, now: Time) {
-        let rule = &self.live.program.rules[at];
+        let rule = &self.generation.program.rules[at];
         let Some(log) = &rule.log else { return };
-        if !log.take(self.live.settings.verbose_limit) {
+        if !log.take(self.generation.settings.verbose_limit) {
             return;
         }
         let port = if walk.dir == Dir::In { walk.recv } else { walk.xmit };
@@ -287,8 +292,8 @@ impl Walker {
 }
 
 impl Generation {
-    /// What ipfw drops before the first rule.
-    pub(super) fn refuse_unseen(&self, packet: &Packet<'_>) -> Option<DropReason> {
+    /// Returns the reason to drop a packet before the first rule, as ipfw does.
+    pub(super) fn early_drop(&self, packet: &Packet<'_>) -> Option<DropReason> {
         let four = matches!(packet.addresses, Addresses::V4(..));
         if four && packet.proto == proto::TCP && packet.fragment_offset == 1 {
             return Some(DropReason::TinyFragment);
@@ -299,18 +304,18 @@ impl Generation {
         None
     }
 
-    /// The position at which a walk starts or goes on.
+    /// Returns the position at which a walk starts or continues.
     pub(super) fn resume(&self, walk: &Walk) -> usize {
         let Some((id, number)) = walk.stopped else { return 0 };
         match self.program.position_of(id) {
             Some(position) => self.program.next(position),
-            // The rule is gone: on from the next number, as ipfw does.
+            // The rule was deleted: continue at the next rule number, as ipfw does.
             None => self.program.position_from(number.saturating_add(1)),
         }
     }
 
-    /// What an ICMP error quotes, if states may be found by it.
-    pub(super) fn quoted_by(&self, packet: &Packet<'_>, walk: &Walk) -> Option<Quoted> {
+    /// Returns the flow that an ICMP error quotes, if related packets use states.
+    pub(super) fn quoted_flow(&self, packet: &Packet<'_>, walk: &Walk) -> Option<Quoted> {
         if !self.settings.related || !matches!(packet.proto, proto::ICMP | proto::ICMP6) {
             return None;
         }
@@ -319,7 +324,7 @@ impl Generation {
         Some(quoted)
     }
 
-    /// Attaches or takes away the rule's tag; false when there was no room.
+    /// Adds or removes the tag of the rule. Returns false if the packet has no room for the tag.
     pub(super) fn tag(&self, at: usize, walk: &mut Walk, tablearg: Option<Value>) -> bool {
         let Some((remove, tag)) = self.program.rules[at].tag else { return true };
         let tag = number(tag, tablearg, |value| value.tag) as u16;
@@ -330,8 +335,8 @@ impl Generation {
         tag == 0 || walk.tag(tag)
     }
 
-    /// The action itself. It changes nothing but the walk, so that `explain` can run it too; a pipe, which does change,
-    /// is taken to let the packet pass.
+    /// Runs the action proper. Changes only the walk, so that `explain` can use it too. A pipe is assumed to pass
+    /// the packet.
     pub(super) fn act(
         &self,
         at: usize,
@@ -340,7 +345,7 @@ impl Generation {
         tablearg: Option<Value>,
     ) -> Next {
         let queue = |arg| number(arg, tablearg, |value| value.divert) as u16;
-        match self.program.rules[at].act {
+        match self.program.rules[at].action {
             CompiledAction::Allow | CompiledAction::Pipe(_) => self.stop(at, walk, Step::Pass),
             CompiledAction::Deny => self.stop(at, walk, Step::Drop(DropReason::Deny)),
             CompiledAction::Unreach { code, mtu } => {
@@ -353,37 +358,37 @@ impl Generation {
             CompiledAction::Reset6 => self.stop(at, walk, Step::Reject(reset(packet, Reject::Reset, true))),
             CompiledAction::Abort => self.stop(at, walk, Step::Reject(reset(packet, Reject::Abort, false))),
             CompiledAction::Abort6 => self.stop(at, walk, Step::Reject(reset(packet, Reject::Abort, true))),
-            // A state's rule always has an action of its own; check-state makes no states.
-            CompiledAction::Count | CompiledAction::CheckState => self.go_on(at),
+            // The rule of a state always has another action; check-state creates no states.
+            CompiledAction::Count | CompiledAction::CheckState => self.next_rule(at),
             CompiledAction::Skipto(jump) => self.skipto(at, jump, tablearg),
             CompiledAction::Call(jump) => self.call(at, walk, jump, tablearg),
             CompiledAction::Return(to) => self.return_to(at, walk, to),
             CompiledAction::Inspect(arg) => self.stop(at, walk, Step::Inspect(queue(arg))),
             CompiledAction::Divert(arg) => self.stop(at, walk, Step::Divert(queue(arg))),
             CompiledAction::Tee(arg) => self.stop(at, walk, Step::Tee(queue(arg))),
-            // The next hop is for the way that the rule matched; the answers go where they are routed.
+            // The next hop applies to the direction that the rule matched. Reply packets are routed.
             CompiledAction::Forward(_) if walk.answers == Some(self.program.rules[at].id) => {
                 self.stop(at, walk, Step::Pass)
             }
             CompiledAction::Forward(hop) => self.stop(at, walk, forward(hop, packet, tablearg)),
-            // Of IPv4 only, as in ipfw; IPv6 goes on with the next rule.
+            // IPv4 only, as in ipfw. IPv6 fragments continue at the next rule.
             CompiledAction::Reass if is_ip4_fragment(packet) => self.stop(at, walk, Step::Reassemble),
-            CompiledAction::Reass => self.go_on(at),
+            CompiledAction::Reass => self.next_rule(at),
             CompiledAction::SetDscp(arg) => {
                 walk.edits.dscp = Some(number(arg, tablearg, |value| value.dscp) as u8 & 63);
-                self.go_on(at)
+                self.next_rule(at)
             }
             CompiledAction::SetMark(arg) => {
                 walk.mark = number(arg, tablearg, |value| value.mark);
-                self.go_on(at)
+                self.next_rule(at)
             }
             CompiledAction::TcpSetMss(mss) => {
                 walk.edits.mss = Some(walk.edits.mss.map_or(mss, |earlier| earlier.min(mss)));
-                self.go_on(at)
+                self.next_rule(at)
             }
             CompiledAction::StateTimeout(seconds) => {
                 walk.lifetime = Some(seconds);
-                self.go_on(at)
+                self.next_rule(at)
             }
         }
     }
@@ -395,12 +400,12 @@ impl Generation {
         Next::Stop(step)
     }
 
-    /// On with the rule behind this one, which may be that of a state that was found.
-    fn go_on(&self, at: usize) -> Next {
+    /// Continues at the rule after this one.
+    fn next_rule(&self, at: usize) -> Next {
         Next::Rule(self.program.next(at))
     }
 
-    /// Goes forward; what is not forward is the next rule number.
+    /// Jumps forward only. A target that is not ahead means the next rule number.
     fn skipto(&self, at: usize, jump: Jump, tablearg: Option<Value>) -> Next {
         let rule = &self.program.rules[at];
         let position = match jump {
@@ -430,9 +435,9 @@ impl Generation {
         })
     }
 
-    /// Back behind the last call; without one, on with the next rule.
+    /// Returns to the rule after the last call, or continues at the next rule if there was no call.
     fn return_to(&self, at: usize, walk: &mut Walk, to: ReturnTo) -> Next {
-        let Some(depth) = walk.depth.checked_sub(1) else { return self.go_on(at) };
+        let Some(depth) = walk.depth.checked_sub(1) else { return self.next_rule(at) };
         if !walk.jump() {
             return self.stop(at, walk, Step::Drop(DropReason::Loop));
         }
@@ -449,7 +454,7 @@ impl Generation {
     }
 }
 
-/// A number of a rule, or the column of the table's value; 0 without a value.
+/// Returns the number in the rule, or the column of the table value for `tablearg` (0 without a value).
 fn number(arg: Arg, tablearg: Option<Value>, column: impl Fn(&Value) -> u32) -> u32 {
     match arg {
         Arg::Number(number) => number,
@@ -457,13 +462,13 @@ fn number(arg: Arg, tablearg: Option<Value>, column: impl Fn(&Value) -> u32) -> 
     }
 }
 
-/// What a packet's state is looked up by.
+/// Returns the flow by which the state of a packet is looked up.
 #[inline]
 pub(super) fn flow_of(packet: &Packet<'_>, walk: &Walk) -> Option<Flow> {
     packet.flow().map(|flow| placed(flow, walk))
 }
 
-/// A flow of the walk's tenant. Link-local addresses mean something on one port only: its number is the zone.
+/// Adds the tenant of the walk to a flow. A link-local address gets the zone of its port.
 #[inline]
 fn placed(mut flow: Flow, walk: &Walk) -> Flow {
     flow.tenant = walk.tenant;
@@ -488,14 +493,14 @@ fn forward(hop: NextHop, packet: &Packet<'_>, tablearg: Option<Value>) -> Step {
     match (hop, packet.addresses) {
         (Some((ip @ IpAddr::V4(_), port)), Addresses::V4(..))
         | (Some((ip @ IpAddr::V6(_), port)), Addresses::V6(..)) => Step::Forward(ip, port),
-        // A next hop of the other family: ipfw's fwd does not match such a packet's family and drops it.
+        // The next hop is of the other address family: ipfw drops such a packet too.
         _ => Step::Drop(DropReason::NoNextHop),
     }
 }
 
-/// ipfw's word for an action in its log.
+/// Returns ipfw's word for the action in its log.
 fn log_word(rule: &CompiledRule) -> &'static str {
-    match rule.act {
+    match rule.action {
         CompiledAction::Allow => "Accept",
         CompiledAction::Deny => "Deny",
         CompiledAction::Unreach { code: 1, .. } => "Reject",

@@ -1,119 +1,121 @@
-//! One packet through the rules, step by step, as data: which rule matched or why not, which states were found or would
-//! be made, and the verdict. Nothing is changed: no counter, no state, no log.
+//! Explains the walk of one packet, rule by rule: which rule matched or why not, which states were found or would
+//! be created, and the verdict. Changes nothing: no counter, no state, no log.
 
 use std::fmt;
 
-use super::Gate;
 use super::evaluate::{Next, flow_of};
+use super::gate::Gate;
 use super::insn::all_hold;
 use super::program::{CompiledAction, Program};
-use super::walk::{Dir, DropReason, LookupCache, Step, Walk};
-use crate::rules::option::{Term, Test};
+use super::step::{DropReason, Step};
+use super::walk::{Dir, LookupCache, Walk};
+use crate::rules::option::{FieldTest, Term, Test};
 use crate::rules::table::Value;
 use crate::rules::{block_text, protocol};
 use crate::state::{Flow, Kind, Listed, Lookup};
 use towpath_wire::{Addresses, Fragment, Packet, Time, proto};
 
-/// What became of a packet, and how.
+/// The walk of one packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// The rules in the order in which they were tried.
+    /// The rules in the order of evaluation.
     pub steps: Vec<ExplainedRule>,
-    /// Where the walk ended. A pipe is taken to let the packet pass, and `prob` to come true.
+    /// The result of the walk. Assumes that a pipe passes the packet and that `prob` matches.
     pub verdict: Step,
 }
 
-/// One rule that was tried.
+/// A rule that was evaluated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExplainedRule {
-    /// Its number.
+    /// Rule number.
     pub number: u32,
-    /// Its set.
+    /// Set.
     pub set: u8,
-    /// Its text.
+    /// Text of the rule.
     pub text: String,
-    /// Whether a state is looked up for it.
+    /// The rule looks up a state first.
     pub looks_up: bool,
-    /// What trying it came to.
+    /// Result of the evaluation.
     pub outcome: RuleOutcome,
 }
 
-/// What trying a rule came to.
+/// Result of evaluating one rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuleOutcome {
-    /// Its set is disabled.
+    /// The set of the rule is disabled.
     Disabled,
-    /// A test did not hold.
+    /// A test did not match.
     Failed {
         /// The test.
         test: String,
-        /// What the packet has in its place; empty when there is no short way to say it.
+        /// The value that the packet has instead; empty if it has no short form.
         packet: String,
     },
-    /// A state was looked up, and there is none. (check-state; for keep-state the body decided then.)
+    /// The rule looked up a state and found none. For keep-state and limit the body decided after that.
     NoState {
-        /// Flow name with its colon.
+        /// Flow name, with the colon.
         name: String,
     },
-    /// A state was found: the rule that made it runs.
+    /// A state was found; the rule that created it runs.
     State {
-        /// The state, as `ipfw -d list` shows it.
+        /// The state, in the format of `ipfw -d list`.
         state: String,
-        /// The packet is an ICMP error about a packet of the state's flow.
+        /// The packet is an ICMP error that quotes a packet of the state's flow.
         related: bool,
-        /// Number of the rule that made it.
+        /// Number of the rule that created the state.
         parent: u32,
-        /// What that rule's action did.
+        /// Result of that rule's action.
         lead: ActionOutcome,
     },
-    /// Everything held and the action ran.
+    /// All tests matched and the action ran.
     Matched {
-        /// A state that would be made, by its flow name with its colon.
+        /// Flow name, with the colon, of the state that would be created.
         makes_state: Option<String>,
-        /// What the action did.
+        /// Result of the action.
         lead: ActionOutcome,
     },
-    /// Everything held; a state would be made, and the action is left to later packets (defer-action).
+    /// All tests matched. A state would be created; later packets run the action (`defer-action`).
     Deferred {
-        /// Flow name with its colon.
+        /// Flow name, with the colon.
         makes_state: String,
     },
-    /// Everything held, but a state cannot be made of a frame that is not IP: it is dropped.
+    /// All tests matched, but a frame that is not IP cannot have a state: it is dropped.
     CannotMakeState,
 }
 
-/// Where an action led.
+/// Result of an action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ActionOutcome {
-    /// On with the rule of this number.
+    /// Continues at the rule with this number.
     On(u32),
-    /// Out of the rules.
+    /// Ends the walk.
     End(Step),
-    /// To an inspector, whose pass is taken for granted here; then on with the rule of this number.
+    /// Goes to an inspector, which is assumed to pass the packet; then continues at the rule with this number.
     Through(Step, u32),
 }
 
-/// Most rules that are listed: rules can be written that go round for long.
+/// Limit on the number of steps: some rulesets loop for a long time.
 const MAX_STEPS: usize = 100_000;
 
 impl Gate {
-    /// Explains what would become of a packet now.
+    /// Explains the walk that the packet would take now.
     ///
-    /// States are looked up without being touched: that one cannot be made (a limit, a full table), that a segment is
-    /// outside of a strict state's window, and which of several names' states is the newest, only [`Gate::walk`] knows.
+    /// States are looked up without changing them. Three conditions are not detected; only [`Gate::walk`] detects
+    /// them: a state that cannot be created (a limit, a full table), a segment outside the window of a strict
+    /// state, and which of several states with different names is the newest.
     pub fn explain(&self, walk: &Walk, packet: &Packet<'_>, now: Time) -> Explanation {
         let mut walk = *walk;
         let mut steps = Vec::new();
         if walk.stopped.is_none()
-            && let Some(reason) = self.live().refuse_unseen(packet)
+            && let Some(reason) = self.generation().early_drop(packet)
         {
             return Explanation { steps, verdict: Step::Drop(reason) };
         }
-        let mut at = self.live().resume(&walk);
+        let mut at = self.generation().resume(&walk);
         loop {
             let (outcome, next) = self.explain_rule(at, &mut walk, packet, now);
             if let Some((_, rule)) = self.rules.get(at) {
-                let looks_up = self.walker.live.program.rules[at].probe.is_some();
+                let looks_up = self.walker.generation.program.rules[at].lookup.is_some();
                 let (number, set) = (rule.number, rule.set);
                 steps.push(ExplainedRule { number, set, text: rule.to_string(), looks_up, outcome });
             }
@@ -127,7 +129,7 @@ impl Gate {
         }
     }
 
-    /// Tries one rule, in the order of [`super::Walker`], and says how that went.
+    /// Evaluates one rule in the order of [`super::Walker`] and describes the result.
     fn explain_rule(
         &self,
         at: usize,
@@ -135,27 +137,29 @@ impl Gate {
         packet: &Packet<'_>,
         now: Time,
     ) -> (RuleOutcome, Next) {
-        let ready = &self.live().program.rules[at];
-        let on = Next::Rule(self.live().program.next(at));
+        let ready = &self.generation().program.rules[at];
+        let on = Next::Rule(self.generation().program.next(at));
         if !ready.enabled {
             return (RuleOutcome::Disabled, on);
         }
-        if let Some(lookup) = ready.probe.filter(|lookup| walk.memo.needs(*lookup)) {
-            walk.memo = match lookup {
+        if let Some(lookup) = ready.lookup.filter(|lookup| walk.cache.needs(*lookup)) {
+            walk.cache = match lookup {
                 Lookup::Any => LookupCache::Any,
                 Lookup::Named(name) => LookupCache::Named(name),
             };
-            if let Some(Peek { state, position, forward, related }) = self.peek(lookup, walk, packet, now) {
+            if let Some(FoundState { state, position, forward, related }) =
+                self.peek(lookup, walk, packet, now)
+            {
                 walk.answers = (!forward).then_some(state.rule);
-                let parent = self.live().program.rules[position].number;
+                let parent = self.generation().program.rules[position].number;
                 let (lead, next) = self.explain_action(position, walk, packet, None);
                 let name = self.flow_name(state.name);
                 let state = state.line(parent, |_| name).to_string();
                 return (RuleOutcome::State { state, related, parent, lead }, next);
             }
         }
-        if matches!(ready.act, CompiledAction::CheckState) {
-            let name = match ready.probe {
+        if matches!(ready.action, CompiledAction::CheckState) {
+            let name = match ready.lookup {
                 Some(Lookup::Named(name)) => format!(":{}", self.flow_name(name)),
                 _ => ":any".to_owned(),
             };
@@ -163,8 +167,11 @@ impl Gate {
         }
         let mut tablearg = None;
         if let Some(failed) = self.failing_block(at, walk, packet, &mut tablearg) {
-            let next =
-                if at == self.live().program.default { Next::Stop(Step::Drop(DropReason::Deny)) } else { on };
+            let next = if at == self.generation().program.default {
+                Next::Stop(Step::Drop(DropReason::Deny))
+            } else {
+                on
+            };
             return (
                 RuleOutcome::Failed { test: block_text(failed), packet: seen(failed, packet, walk) },
                 next,
@@ -191,15 +198,15 @@ impl Gate {
         packet: &Packet<'_>,
         tablearg: Option<Value>,
     ) -> (ActionOutcome, Next) {
-        self.live().tag(at, walk, tablearg);
-        match self.live().act(at, walk, packet, tablearg) {
+        self.generation().tag(at, walk, tablearg);
+        match self.generation().act(at, walk, packet, tablearg) {
             Next::Rule(position) => {
-                (ActionOutcome::On(self.live().program.rules[position].number), Next::Rule(position))
+                (ActionOutcome::On(self.generation().program.rules[position].number), Next::Rule(position))
             }
             Next::Stop(step @ (Step::Tee(_) | Step::Divert(_) | Step::Reassemble)) => {
-                let position = self.live().program.next(at);
+                let position = self.generation().program.next(at);
                 (
-                    ActionOutcome::Through(step, self.live().program.rules[position].number),
+                    ActionOutcome::Through(step, self.generation().program.rules[position].number),
                     Next::Rule(position),
                 )
             }
@@ -207,7 +214,7 @@ impl Gate {
         }
     }
 
-    /// The first block of a rule's body that does not hold.
+    /// Returns the first block of the body that does not match.
     fn failing_block(
         &self,
         at: usize,
@@ -215,31 +222,31 @@ impl Gate {
         packet: &Packet<'_>,
         tablearg: &mut Option<Value>,
     ) -> Option<&[Term]> {
-        let sight = self.live().sight(packet);
+        let context = self.generation().context(packet);
         let (_, rule) = self.rules.get(at)?;
         let names = self.resolver(self.ports());
         let mut found = None;
         let failing = rule.body.blocks().find(|block| {
             let insns = Program::of_block(block, &names);
-            !all_hold(&insns, &sight, walk, rule.number, &mut found)
+            !all_hold(&insns, &context, walk, rule.number, &mut found)
         });
         *tablearg = found.copied();
         failing
     }
 
-    /// Looks a state up without touching it: through the list, which is slow and changes nothing.
-    fn peek(&self, lookup: Lookup, walk: &Walk, packet: &Packet<'_>, now: Time) -> Option<Peek> {
+    /// Looks up a state without changing it. Scans the list of states, which is slow.
+    fn peek(&self, lookup: Lookup, walk: &Walk, packet: &Packet<'_>, now: Time) -> Option<FoundState> {
         let flow = flow_of(packet, walk)?;
         if let Some((state, forward, position)) = self.peek_flow(lookup, flow, now) {
-            return Some(Peek { state, position, forward, related: false });
+            return Some(FoundState { state, position, forward, related: false });
         }
-        let quoted = self.live().quoted_by(packet, walk)?;
-        // The error goes against the packet that it quotes.
+        let quoted = self.generation().quoted_flow(packet, walk)?;
+        // The error travels in the direction opposite to the packet that it quotes.
         let (state, against, position) = self.peek_flow(lookup, quoted.flow, now)?;
-        Some(Peek { state, position, forward: !against, related: true })
+        Some(FoundState { state, position, forward: !against, related: true })
     }
 
-    /// The state of a flow, whether the flow goes its way, and where its rule is.
+    /// Returns the state of a flow, whether the flow has the state's direction, and the position of its rule.
     fn peek_flow(&self, lookup: Lookup, mut flow: Flow, now: Time) -> Option<(Listed, bool, usize)> {
         if matches!(flow.proto, proto::ICMP | proto::ICMP6) && !self.states().settings().dyn_icmp_id {
             (flow.src_port, flow.dst_port) = (0, 0);
@@ -251,23 +258,23 @@ impl Gate {
                 && !matches!(state.kind, Kind::Parent { .. })
                 && (state.flow == flow || state.flow == reversed)
         })?;
-        let position = self.live().program.position_of(found.rule)?;
+        let position = self.generation().program.position_of(found.rule)?;
         let forward = found.flow == flow;
         Some((found, forward, position))
     }
 }
 
-/// A state that a packet would find.
-struct Peek {
+/// The state of a packet.
+struct FoundState {
     state: Listed,
-    /// Where its rule is.
+    /// Position of the rule that created it.
     position: usize,
-    /// The packet goes the way of the state's first one.
+    /// The packet has the direction of the state's first packet.
     forward: bool,
     related: bool,
 }
 
-/// What a packet has where a block did not hold.
+/// Describes the value that a packet has for a block that did not match.
 fn seen(block: &[Term], p: &Packet<'_>, walk: &Walk) -> String {
     if p.addresses == Addresses::None {
         return format!("not IP, ethertype 0x{:04x}", p.ethertype);
@@ -279,7 +286,7 @@ fn seen(block: &[Term], p: &Packet<'_>, walk: &Walk) -> String {
     };
     let [term] = block else { return String::new() };
     match &term.test {
-        Test::Proto(_) | Test::Ip4 | Test::Ip6 | Test::IpVersion(_) => {
+        Test::Proto(_) | Test::Ip4 | Test::Ip6 | Test::Field(FieldTest::IpVersion(_)) => {
             let family = if matches!(p.addresses, Addresses::V4(..)) { "IPv4" } else { "IPv6" };
             match protocol::name(p.proto) {
                 Some(name) => format!("{name} over {family}"),
@@ -294,10 +301,12 @@ fn seen(block: &[Term], p: &Packet<'_>, walk: &Walk) -> String {
         Test::SrcPort(_) => format!("from port {}", p.src_port),
         Test::DstPort(_) => format!("to port {}", p.dst_port),
         Test::In | Test::Out => if walk.dir == Dir::In { "in" } else { "out" }.to_owned(),
-        Test::Setup | Test::Established | Test::TcpFlags(_) => format!("TCP flags 0x{:02x}", p.tcp_flags),
-        Test::IcmpTypes(_) | Test::Icmp6Types(_) => format!("type {}", p.icmp_type),
-        Test::IpTtl(_) => format!("time to live {}", p.ttl()),
-        Test::IpLen(_) => format!("length {}", p.ip_len),
+        Test::Setup | Test::Established | Test::Field(FieldTest::TcpFlags(_)) => {
+            format!("TCP flags 0x{:02x}", p.tcp_flags)
+        }
+        Test::Field(FieldTest::IcmpTypes(_) | FieldTest::Icmp6Types(_)) => format!("type {}", p.icmp_type),
+        Test::Field(FieldTest::IpTtl(_)) => format!("time to live {}", p.ttl()),
+        Test::Field(FieldTest::IpLen(_)) => format!("length {}", p.ip_len),
         Test::Mark { .. } => format!("mark {:#x}", walk.mark),
         Test::Tagged(_) => format!("tags {:?}", walk.tags()),
         _ => String::new(),
@@ -307,24 +316,26 @@ fn seen(block: &[Term], p: &Packet<'_>, walk: &Walk) -> String {
 impl fmt::Display for RuleOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Disabled => f.write_str("its set is disabled"),
+            Self::Disabled => f.write_str("set disabled"),
             Self::Failed { test, packet } if packet.is_empty() => write!(f, "no match: {test}"),
-            Self::Failed { test, packet } => write!(f, "no match: {test} (the packet: {packet})"),
+            Self::Failed { test, packet } => write!(f, "no match: {test} (packet: {packet})"),
             Self::NoState { name } => write!(f, "no state {name}"),
             Self::State { state, related: false, parent, lead } => {
                 write!(f, "state of rule {parent} found ({state}): {lead}")
             }
             Self::State { state, related: true, parent, lead } => {
-                write!(f, "error about the state of rule {parent} ({state}): {lead}")
+                write!(f, "ICMP error for the state of rule {parent} ({state}): {lead}")
             }
             Self::Matched { makes_state: Some(name), lead } => {
-                write!(f, "match, makes a state {name}: {lead}")
+                write!(f, "match, creates state {name}: {lead}")
             }
             Self::Matched { makes_state: None, lead } => write!(f, "match: {lead}"),
             Self::Deferred { makes_state } => {
-                write!(f, "match, makes a state {makes_state}, action deferred")
+                write!(f, "match, creates state {makes_state}, action deferred")
             }
-            Self::CannotMakeState => f.write_str("match, but a frame that is not IP has no state: dropped"),
+            Self::CannotMakeState => {
+                f.write_str("match, but a frame that is not IP cannot have a state: drop")
+            }
         }
     }
 }
@@ -332,9 +343,9 @@ impl fmt::Display for RuleOutcome {
 impl fmt::Display for ActionOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::On(number) => write!(f, "on to rule {number}"),
+            Self::On(number) => write!(f, "continue at rule {number}"),
             Self::End(step) => write!(f, "{step}"),
-            Self::Through(step, number) => write!(f, "{step}, then on to rule {number}"),
+            Self::Through(step, number) => write!(f, "{step}, then continue at rule {number}"),
         }
     }
 }

@@ -1,25 +1,26 @@
-//! The numbers of flow names.
+//! Numbers of flow names.
 //!
-//! What: states have a number for their name. A name gets one when a rule, or a state of a snapshot, first has it, and keeps
-//! it as long as one has. There are 65,535; when all are given away, those are taken back that nobody has any more.
+//! A state stores the number of its flow name. A name gets a number when a rule or a restored state first uses it,
+//! and keeps the number while one of them uses it. There are 65,535 numbers. When all are in use, unused ones are
+//! reclaimed.
 //!
-//! Invariant: two names never have one number at a time, as every `check-state :a` would find the states of `:b` then. So
-//! who finds no number gets none: a snapshot's state stays out. For rules there always is one, as a file has fewer names than
-//! there are numbers: what takes it away are then states of rules that are gone, and these go.
+//! Invariant: two names never share a number, because `check-state :a` would then find the states of `:b`. If no
+//! number is free, a restored state is refused. Rules always get a number: a file has fewer names than there are
+//! numbers, and states of deleted rules are removed to free theirs.
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU16;
 
 use crate::state::Name;
 
-/// Numbers that there are.
-const NUMBERS: usize = u16::MAX as usize;
+/// Number of numbers.
+const MAX_NAMES: usize = u16::MAX as usize;
 
-/// The names that have numbers.
+/// Names and their numbers.
 #[derive(Clone, Debug)]
 pub(super) struct FlowNames {
     numbers: HashMap<Box<str>, Name>,
-    /// The name of each number from 1 on; none for one that was taken back.
+    /// The name of each number, from 1; `None` if the number is free.
     names: Vec<Option<Box<str>>>,
     free: Vec<Name>,
 }
@@ -33,28 +34,28 @@ impl FlowNames {
         &self.numbers
     }
 
-    /// The name's number, if it has one.
+    /// Returns the number of a name.
     pub(super) fn get(&self, name: &str) -> Option<Name> {
         if name == "default" { Some(Name::DEFAULT) } else { self.numbers.get(name).copied() }
     }
 
-    /// The name of a number.
+    /// Returns the name of a number.
     pub(super) fn name(&self, name: Name) -> Option<&str> {
-        self.names.get(place(name))?.as_deref()
+        self.names.get(slot(name))?.as_deref()
     }
 
-    /// Each name, by its number from 1 on.
+    /// Iterates over the names in the order of their numbers, from 1.
     pub(super) fn all(&self) -> impl ExactSizeIterator<Item = &str> {
         self.names.iter().map(|name| name.as_deref().unwrap_or_default())
     }
 
-    /// How many more can be given numbers.
-    pub(super) fn room(&self) -> usize {
-        NUMBERS - self.names.len() + self.free.len()
+    /// Returns how many numbers are free.
+    pub(super) fn free(&self) -> usize {
+        MAX_NAMES - self.names.len() + self.free.len()
     }
 
-    /// The name's number, which it gets now if it has none. None when all are given away.
-    pub(super) fn give(&mut self, name: &str) -> Option<Name> {
+    /// Returns the number of a name, and assigns one if it has none. `None` if all numbers are in use.
+    pub(super) fn intern(&mut self, name: &str) -> Option<Name> {
         if let Some(number) = self.get(name) {
             return Some(number);
         }
@@ -66,29 +67,29 @@ impl FlowNames {
                 Name(number)
             }
         };
-        self.names[place(number)] = Some(name.into());
+        self.names[slot(number)] = Some(name.into());
         self.numbers.insert(name.into(), number);
         Some(number)
     }
 
-    /// Takes the numbers back that nobody has.
-    pub(super) fn keep(&mut self, used: &HashSet<Name>) {
+    /// Frees the numbers that are not in `used`.
+    pub(super) fn retain(&mut self, used: &HashSet<Name>) {
         let Self { numbers, names, free } = self;
         numbers.retain(|_, number| {
             let keep = used.contains(number);
             if !keep {
-                names[place(*number)] = None;
+                names[slot(*number)] = None;
                 free.push(*number);
             }
             keep
         });
-        // The order of a map is nobody's business.
+        // The order of a hash map is arbitrary.
         free.sort_unstable_by_key(|number| std::cmp::Reverse(number.0));
     }
 }
 
-/// Where the name of a number is kept.
-fn place(name: Name) -> usize {
+/// Index of a number in `names`.
+fn slot(name: Name) -> usize {
     usize::from(name.0.get()) - 1
 }
 
@@ -99,16 +100,17 @@ mod tests {
     #[test]
     fn a_number_is_one_names_at_a_time() {
         let mut names = FlowNames::new();
-        let numbers: HashSet<Name> = (1..NUMBERS).map(|n| names.give(&format!("n{n}")).unwrap()).collect();
-        assert_eq!((numbers.len(), names.room()), (NUMBERS - 1, 0));
+        let numbers: HashSet<Name> =
+            (1..MAX_NAMES).map(|n| names.intern(&format!("n{n}")).unwrap()).collect();
+        assert_eq!((numbers.len(), names.free()), (MAX_NAMES - 1, 0));
         assert!(!numbers.contains(&Name::DEFAULT));
-        assert_eq!(names.give("default"), Some(Name::DEFAULT));
-        assert_eq!((names.give("more"), names.give("n7")), (None, names.get("n7")));
+        assert_eq!(names.intern("default"), Some(Name::DEFAULT));
+        assert_eq!((names.intern("more"), names.intern("n7")), (None, names.get("n7")));
         let (seven, eight) = (names.get("n7").unwrap(), names.get("n8").unwrap());
-        names.keep(&numbers.iter().copied().filter(|number| ![seven, eight].contains(number)).collect());
-        assert_eq!((names.room(), names.get("n7"), names.name(seven)), (2, None, None));
-        assert_eq!((names.give("more"), names.give("other")), (Some(seven), Some(eight)));
-        assert_eq!(names.give("n7"), None);
+        names.retain(&numbers.iter().copied().filter(|number| ![seven, eight].contains(number)).collect());
+        assert_eq!((names.free(), names.get("n7"), names.name(seven)), (2, None, None));
+        assert_eq!((names.intern("more"), names.intern("other")), (Some(seven), Some(eight)));
+        assert_eq!(names.intern("n7"), None);
         assert_eq!(names.name(seven), Some("more"));
     }
 }

@@ -1,14 +1,15 @@
-//! Which rule may matter next: the walk need not try the others.
+//! The rule index: finds the next rule that may match a packet.
 //!
-//! For a packet at a position, the next rule that may do something is the least of
-//! - the next *wide* rule that accepts the packet's class: wide rules narrow down neither addresses nor ports;
-//! - the next rule in the packet's list of each tree ([`super::decision_tree`]), where the other rules are;
-//! - the next rule that looks a state up, as long as a lookup can still tell something new.
+//! From a position, the next candidate is the first of
+//! - the next *wide* rule that accepts the packet's class; a wide rule restricts neither addresses nor ports;
+//! - the next rule in the packet's list of each tree ([`super::decision_tree`]), which hold all other rules;
+//! - the next rule that looks up a state, while a lookup can still return something new.
 //!
-//! Of these candidates most are put aside by a look at their [`Prefilter`]: class, IPv4 addresses and ports in 32 bytes,
-//! without a jump per instruction.
+//! A [`Prefilter`] rules out most candidates: class, IPv4 addresses and ports in 32 bytes, without a branch per
+//! instruction.
 //!
-//! Every rule that the straight walk would run is found, in the same order; the tests compare the two walks.
+//! Invariant: the index finds every rule that the linear walk would run, in the same order. The tests compare both
+//! walks.
 
 use super::class::{self, CLASSES};
 use super::decision_tree::{Area, DIMENSIONS, DecisionTree, Key};
@@ -18,16 +19,17 @@ use super::walk::{Dir, LookupCache};
 use crate::state::Lookup;
 use towpath_wire::{Addresses, Packet};
 
-/// With so few rules their classes decide alone.
-const FEW: usize = 24;
-/// Most boxes of one rule; lists that would give more are taken as one range from their first to their last element.
+/// Rulesets of at most this size use no trees.
+const MAX_LINEAR: usize = 24;
+/// Maximum number of boxes of one rule. Lists that would need more are covered by one range from their first to
+/// their last element.
 const MAX_BOXES: usize = 32;
-/// Trees per family: both addresses narrow, source only, destination only, ports only.
+/// Trees per family: rules that restrict both addresses, only the source, only the destination, only ports.
 const TREES: usize = 4;
-/// Nothing comes any more.
+/// No further rule.
 const NONE: u32 = u32::MAX;
 
-/// The lists of one packet.
+/// The fields of one packet that the index compares, and its lists.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PacketKey {
     class: usize,
@@ -40,29 +42,29 @@ pub(super) struct PacketKey {
     dst_port: u16,
 }
 
-/// A rule that may matter.
+/// A rule that may match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Candidate {
     pub(super) position: usize,
-    /// The rule's body holds for sure: its instructions need not be looked at.
-    pub(super) holds: bool,
+    /// The body of the rule matches for certain: its instructions need no evaluation.
+    pub(super) certain: bool,
 }
 
-/// What [`Index::next`] looks at.
+/// The index.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    /// Per class, for every position: the next wide rule that accepts the class.
+    /// Per class and position: the next wide rule that accepts the class.
     wide: Vec<Vec<u32>>,
     v4: [DecisionTree; TREES],
     v6: [DecisionTree; TREES],
     has_trees: bool,
-    quick: Vec<Prefilter>,
-    /// For every position: the next rule that looks a state up.
-    probe: Vec<u32>,
-    /// What it looks up.
+    prefilter: Vec<Prefilter>,
+    /// Per position: the next rule that looks up a state.
+    lookup: Vec<u32>,
+    /// The state that each rule looks up.
     lookups: Vec<Option<Lookup>>,
-    /// For a rule that looks a state up: the next one that looks another name up.
-    other_probe: Vec<u32>,
+    /// For each rule that looks up a state: the next rule that looks up another name.
+    other_lookup: Vec<u32>,
 }
 
 impl Index {
@@ -70,16 +72,16 @@ impl Index {
         let mut index = Self::default();
         let mut boxes: [[Vec<(Area, u32)>; TREES]; 2] = Default::default();
         let mut wide = vec![0u32; rules.len()];
-        index.quick = rules.iter().map(|rule| Prefilter::new(insns_of(rule))).collect();
+        index.prefilter = rules.iter().map(|rule| Prefilter::new(insns_of(rule))).collect();
         for (position, rule) in rules.iter().enumerate() {
-            let only_probe = matches!(rule.act, super::program::CompiledAction::CheckState);
+            let only_probe = matches!(rule.action, super::program::CompiledAction::CheckState);
             if !rule.enabled || only_probe {
                 continue;
             }
             let insns = insns_of(rule);
             let accepted = class::accepted(insns);
             wide[position] = accepted;
-            if rules.len() <= FEW {
+            if rules.len() <= MAX_LINEAR {
                 continue;
             }
             for (six, classes) in [(false, class::V4), (true, class::V6)] {
@@ -100,24 +102,24 @@ impl Index {
         index.v6 = six.map(DecisionTree::new);
         index.wide =
             (0..CLASSES).map(|class| next_where(&wide, |accepted| accepted >> class & 1 == 1)).collect();
-        index.lookups = rules.iter().map(|rule| rule.probe.filter(|_| rule.enabled)).collect();
-        index.probe = next_where(&index.lookups, Option::is_some);
-        index.other_probe = vec![NONE; rules.len()];
+        index.lookups = rules.iter().map(|rule| rule.lookup.filter(|_| rule.enabled)).collect();
+        index.lookup = next_where(&index.lookups, Option::is_some);
+        index.other_lookup = vec![NONE; rules.len()];
         for position in (0..rules.len()).rev() {
-            let following = index.probe[position + 1];
-            index.other_probe[position] = match index.lookups.get(following as usize) {
-                Some(lookup) if *lookup == index.lookups[position] => index.other_probe[following as usize],
+            let following = index.lookup[position + 1];
+            index.other_lookup[position] = match index.lookups.get(following as usize) {
+                Some(lookup) if *lookup == index.lookups[position] => index.other_lookup[following as usize],
                 _ => following,
             };
         }
         index
     }
 
-    /// What is known of a packet before its first rule.
+    /// Returns the key of a packet. Its lists are still missing.
     #[inline]
-    pub(super) fn lanes(&self, packet: &Packet<'_>, dir: Dir) -> PacketKey {
+    pub(super) fn packet_key(&self, packet: &Packet<'_>, dir: Dir) -> PacketKey {
         let class = class::of(packet, dir);
-        let mut lanes = PacketKey {
+        let mut key = PacketKey {
             class,
             six: false,
             filled: !self.has_trees,
@@ -128,18 +130,18 @@ impl Index {
             dst_port: packet.dst_port,
         };
         match packet.addresses {
-            Addresses::None => return lanes,
-            Addresses::V4(src, dst) => (lanes.src, lanes.dst) = (src.to_bits(), dst.to_bits()),
-            Addresses::V6(..) => lanes.six = true,
+            Addresses::None => return key,
+            Addresses::V4(src, dst) => (key.src, key.dst) = (src.to_bits(), dst.to_bits()),
+            Addresses::V6(..) => key.six = true,
         }
-        lanes
+        key
     }
 
-    /// Finds the packet's lists; not before they are needed, for most packets have a state.
-    fn fill(&self, packet: &Packet<'_>, lanes: &mut PacketKey) {
-        lanes.filled = true;
+    /// Finds the lists of the packet. Deferred until needed, because most packets have a state.
+    fn fill(&self, packet: &Packet<'_>, key: &mut PacketKey) {
+        key.filled = true;
         let ports = [u64::from(packet.src_port), packet.dst_port.into(), packet.proto.into()];
-        let (key, trees): (Key, _) = match packet.addresses {
+        let (point, trees): (Key, _) = match packet.addresses {
             Addresses::None => return,
             Addresses::V4(src, dst) => {
                 ([0, src.to_bits().into(), 0, dst.to_bits().into(), ports[0], ports[1], ports[2]], &self.v4)
@@ -149,80 +151,80 @@ impl Index {
                 ([src.0, src.1, dst.0, dst.1, ports[0], ports[1], ports[2]], &self.v6)
             }
         };
-        for (list, tree) in lanes.lists.iter_mut().zip(trees) {
-            *list = tree.find(&key);
+        for (list, tree) in key.lists.iter_mut().zip(trees) {
+            *list = tree.find(&point);
         }
     }
 
-    /// The first rule from `at` on that may matter; the default rule at the latest.
+    /// Returns the first rule at or after `at` that may match; the default rule at the latest.
     #[inline]
     pub(super) fn next(
         &self,
         at: usize,
-        lanes: &mut PacketKey,
+        key: &mut PacketKey,
         packet: &Packet<'_>,
-        memo: LookupCache,
+        cache: LookupCache,
     ) -> Candidate {
-        let mut next = self.next_probe(at, memo);
-        let mut holds = false;
+        let mut next = self.next_lookup(at, cache);
+        let mut certain = false;
         if next as usize == at {
-            return Candidate { position: at, holds };
+            return Candidate { position: at, certain };
         }
-        if !lanes.filled {
-            self.fill(packet, lanes);
+        if !key.filled {
+            self.fill(packet, key);
         }
-        let lanes = &*lanes;
+        let key = &*key;
         if self.has_trees {
-            let trees = if lanes.six { &self.v6 } else { &self.v4 };
-            for (tree, list) in trees.iter().zip(lanes.lists) {
+            let trees = if key.six { &self.v6 } else { &self.v4 };
+            for (tree, list) in trees.iter().zip(key.lists) {
                 let positions = tree.positions(list);
                 let start = positions.partition_point(|p| (*p as usize) < at);
                 for position in &positions[start..] {
                     if *position >= next {
                         break;
                     }
-                    let quick = &self.quick[*position as usize];
-                    if quick.lets(lanes) {
-                        (next, holds) = (*position, quick.decides(lanes));
+                    let prefilter = &self.prefilter[*position as usize];
+                    if prefilter.may_match(key) {
+                        (next, certain) = (*position, prefilter.is_decisive(key));
                         break;
                     }
                 }
             }
         }
-        let wide = &self.wide[lanes.class];
+        let wide = &self.wide[key.class];
         let mut position = wide[at];
         while position < next {
-            let quick = &self.quick[position as usize];
-            if quick.lets(lanes) {
-                (next, holds) = (position, quick.decides(lanes));
+            let prefilter = &self.prefilter[position as usize];
+            if prefilter.may_match(key) {
+                (next, certain) = (position, prefilter.is_decisive(key));
                 break;
             }
             position = wide[position as usize + 1];
         }
-        Candidate { position: next as usize, holds }
+        Candidate { position: next as usize, certain }
     }
 
-    /// Whether the rule at this position looks a state up, as long as that can tell something new: then it is the next.
+    /// Returns true if the rule at this position looks up a state and the lookup can return something new.
     #[inline]
-    pub(super) fn probes_at(&self, at: usize, memo: LookupCache) -> bool {
-        self.next_probe(at, memo) as usize == at
+    pub(super) fn looks_up_at(&self, at: usize, cache: LookupCache) -> bool {
+        self.next_lookup(at, cache) as usize == at
     }
 
     #[inline]
-    fn next_probe(&self, at: usize, memo: LookupCache) -> u32 {
-        let first = self.probe[at];
-        match memo {
+    fn next_lookup(&self, at: usize, cache: LookupCache) -> u32 {
+        let first = self.lookup[at];
+        match cache {
             LookupCache::Any => NONE,
-            LookupCache::Unknown => first,
+            LookupCache::Empty => first,
             LookupCache::Named(last) => match self.lookups.get(first as usize) {
-                Some(lookup) if *lookup == Some(Lookup::Named(last)) => self.other_probe[first as usize],
+                Some(lookup) if *lookup == Some(Lookup::Named(last)) => self.other_lookup[first as usize],
                 _ => first,
             },
         }
     }
 }
 
-/// What most rules can be put aside by, for IPv4 and IPv6; addresses for IPv4 only.
+/// A quick test that rules out most rules. The addresses are those of IPv4.
 #[derive(Clone, Copy, Debug)]
 struct Prefilter {
     src: u32,
@@ -233,13 +235,13 @@ struct Prefilter {
     dst_ports: (u16, u16),
     /// Classes that the rule can match.
     accepted: u32,
-    /// Classes for which this is all that there is to say.
+    /// Classes for which the prefilter is exact.
     decided: u32,
 }
 
 impl Prefilter {
     fn new(insns: &[Insn]) -> Self {
-        let mut quick = Self {
+        let mut prefilter = Self {
             src: 0,
             src_mask: 0,
             dst: 0,
@@ -252,17 +254,17 @@ impl Prefilter {
         let mut start = 0;
         for (at, insn) in insns.iter().enumerate() {
             if !insn.or {
-                let decided = quick.narrow(&insns[start..=at]);
-                quick.decided &= decided;
+                let decided = prefilter.narrow(&insns[start..=at]);
+                prefilter.decided &= decided;
                 start = at + 1;
             }
         }
-        quick
+        prefilter
     }
 
-    /// Takes one block in; gives the classes for which nothing of it is left to test.
+    /// Adds one block. Returns the classes for which no test of the block remains.
     fn narrow(&mut self, block: &[Insn]) -> u32 {
-        // Without a port a packet has port 0: a range that begins later says it all.
+        // A packet without ports has port 0: a range that starts above 0 is exact.
         let ports = |(lo, _): (u16, u16)| if lo > 0 { !0 } else { 0 };
         let whole = (0, u16::MAX);
         match block {
@@ -286,25 +288,25 @@ impl Prefilter {
         }
     }
 
-    /// False when the rule cannot match the packet.
+    /// Returns false if the rule cannot match the packet.
     #[inline]
-    fn lets(&self, lanes: &PacketKey) -> bool {
-        let class = self.accepted >> lanes.class & 1 == 1;
-        let src = lanes.src & self.src_mask == self.src;
-        let dst = lanes.dst & self.dst_mask == self.dst;
-        let src_port = (lanes.src_port >= self.src_ports.0) & (lanes.src_port <= self.src_ports.1);
-        let dst_port = (lanes.dst_port >= self.dst_ports.0) & (lanes.dst_port <= self.dst_ports.1);
-        // One jump for all five.
+    fn may_match(&self, key: &PacketKey) -> bool {
+        let class = self.accepted >> key.class & 1 == 1;
+        let src = key.src & self.src_mask == self.src;
+        let dst = key.dst & self.dst_mask == self.dst;
+        let src_port = (key.src_port >= self.src_ports.0) & (key.src_port <= self.src_ports.1);
+        let dst_port = (key.dst_port >= self.dst_ports.0) & (key.dst_port <= self.dst_ports.1);
+        // One branch for all five conditions.
         class & src & dst & src_port & dst_port
     }
 
     #[inline]
-    fn decides(&self, lanes: &PacketKey) -> bool {
-        self.decided >> lanes.class & 1 == 1
+    fn is_decisive(&self, key: &PacketKey) -> bool {
+        self.decided >> key.class & 1 == 1
     }
 }
 
-/// For every position (and one behind the last): the next one whose element fits.
+/// Returns, for each position and one past the last, the next position whose element satisfies `fits`.
 fn next_where<T>(elements: &[T], fits: impl Fn(&T) -> bool) -> Vec<u32> {
     let mut next = vec![NONE; elements.len() + 1];
     for position in (0..elements.len()).rev() {
@@ -317,12 +319,12 @@ fn halves(bits: u128) -> (u64, u64) {
     ((bits >> 64) as u64, bits as u64)
 }
 
-/// Which tree a rule belongs into; `None` when it narrows nothing down.
+/// Returns the tree for a rule; `None` if the rule is wide.
 fn tree_of(areas: &[Area], six: bool) -> Option<usize> {
     let address = |at: usize| {
         areas.iter().all(|area| {
             let ((hi_lo, hi_hi), (lo_lo, lo_hi)) = (area[at], area[at + 1]);
-            // At least half the bits of an IPv4 address, or a quarter of those of an IPv6 address.
+            // A prefix of at least 12 bits of an IPv4 address, or 32 bits of an IPv6 address.
             if six { hi_hi - hi_lo < 1 << 32 } else { lo_hi - lo_lo < 1 << 20 }
         })
     };
@@ -338,7 +340,7 @@ fn tree_of(areas: &[Area], six: bool) -> Option<usize> {
 
 const WHOLE: Area = [(0, u64::MAX); DIMENSIONS];
 
-/// Boxes that hold every packet of one family that the instructions match.
+/// Returns boxes that contain every packet of one family that the instructions match.
 fn areas(insns: &[Insn], six: bool) -> Vec<Area> {
     let mut areas = vec![WHOLE];
     let mut start = 0;
@@ -354,7 +356,7 @@ fn areas(insns: &[Insn], six: bool) -> Vec<Area> {
     areas
 }
 
-/// The boxes of one block; `None` when it narrows nothing down.
+/// Returns the boxes of one block; `None` if the block restricts nothing.
 fn block_areas(block: &[Insn], six: bool) -> Option<Vec<Area>> {
     let mut areas = Vec::new();
     for insn in block {
@@ -366,7 +368,8 @@ fn block_areas(block: &[Insn], six: bool) -> Option<Vec<Area>> {
     Some(areas)
 }
 
-/// The boxes of one instruction: none at all when it cannot match the family, `None` when it narrows nothing down.
+/// Returns the boxes of one instruction: an empty list if it cannot match the family, `None` if it restricts
+/// nothing.
 fn op_areas(op: &Op, six: bool) -> Option<Vec<Area>> {
     let one = |dimension: usize, range: (u64, u64)| {
         let mut area = WHOLE;
@@ -401,7 +404,7 @@ fn op_areas(op: &Op, six: bool) -> Option<Vec<Area>> {
     }
 }
 
-/// The least box of two addresses; with a gapped mask it holds more than the net.
+/// The smallest box around two addresses. With a non-contiguous mask it contains more than the net.
 fn area6(dimension: usize, lo: u128, hi: u128) -> Area {
     let (lo, hi) = (halves(lo), halves(hi));
     let mut area = WHOLE;
@@ -410,7 +413,8 @@ fn area6(dimension: usize, lo: u128, hi: u128) -> Area {
     area
 }
 
-/// What lies in a box of each; at most [`MAX_BOXES`], or the hull of the second list stands for it.
+/// Returns the intersections of two lists of boxes, at most [`MAX_BOXES`]. Beyond that the hull of the second list
+/// replaces it.
 fn product(areas: &[Area], mut block: Vec<Area>) -> Vec<Area> {
     if areas.len() * block.len() > MAX_BOXES && block.len() > 1 {
         let hull = |a: Area, b: &Area| std::array::from_fn(|d| (a[d].0.min(b[d].0), a[d].1.max(b[d].1)));

@@ -1,28 +1,29 @@
-//! The tests of a rule as instructions: what a packet is compared with, ready to compare.
+//! Instructions: the tests of a rule in a form that is ready to compare. The word is ipfw's (`ipfw_insn`).
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::port::{PortId, Ports, Routes};
+use super::port::{PortId, Ports};
+use super::routes::Routes;
 use super::walk::{Dir, Walk};
 use crate::rules::address::{Net4, Net6, Set4};
-use crate::rules::option::{Flags, LookupKey, LookupMask, MacMask};
+use crate::rules::option::{FieldTest, LookupKey, LookupMask, Scope, Subject};
 use crate::rules::ports::Ranges;
 use crate::rules::table::{FlowFields, FlowKey, Kind, Table, Value};
 use towpath_wire::{Addresses, Fragment, LinkType, Packet, proto};
 
-/// One instruction. A block of instructions joined by `or` holds when one of them does.
+/// One instruction. Instructions joined by `or` form a block. A block matches if one of its instructions matches.
 #[derive(Debug)]
 pub(crate) struct Insn {
     pub(crate) op: Op,
     pub(crate) not: bool,
     /// The next instruction belongs to the same block.
     pub(crate) or: bool,
-    /// The block never holds for a frame that is not IP.
+    /// The block never matches a frame that is not IP.
     pub(crate) ip: bool,
 }
 
-/// What is compared.
+/// The comparison.
 #[derive(Debug)]
 pub(crate) enum Op {
     True,
@@ -47,7 +48,7 @@ pub(crate) enum Op {
     DstPorts(Box<Ranges>),
     In,
     Out,
-    /// Ports as a set of bits.
+    /// A bit set of ports.
     Recv(Box<[u64]>),
     Xmit(Box<[u64]>),
     Via(Box<[u64]>),
@@ -56,29 +57,9 @@ pub(crate) enum Op {
     ViaTable(TableCheck),
     Established,
     Setup,
-    TcpFlags(Flags),
-    IcmpTypes(u32),
-    Icmp6Types(Box<[u64; 4]>),
-    Frag(Flags),
     Layer2,
-    Mac(Box<(MacMask, MacMask)>),
-    MacType(Box<Ranges>),
-    IpOptions(Flags),
-    IpLen(Box<Ranges>),
-    IpId(Box<Ranges>),
-    IpPrecedence(u8),
-    Dscp(u64),
-    IpTos(Flags),
-    IpTtl(Box<Ranges>),
-    IpVersion(u8),
-    TcpDataLen(Box<Ranges>),
-    TcpMss(Box<Ranges>),
-    TcpOptions(Flags),
-    TcpSeq(u32),
-    TcpAck(u32),
-    TcpWin(Box<Ranges>),
-    Ext6Hdr(u16),
-    FlowId(Box<[u32]>),
+    /// Fields of the packet: the options in the table of [`FieldTest`].
+    Field(Box<FieldTest>),
     Lookup(Box<(LookupKey, Option<LookupMask>, u32)>),
     Flow(TableCheck),
     Tagged(Box<Ranges>),
@@ -89,18 +70,18 @@ pub(crate) enum Op {
     VerSrcReach,
     AntiSpoof,
     Bpf(Box<towpath_bpf::Program>),
-    /// One of several, for a negated list inside an or-block.
+    /// One of several: a negated list inside an or-block.
     AnyOf(Box<[Op]>),
 }
 
-/// A table, and the value that its entry must have.
+/// A table, and the value that the entry must have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TableCheck {
     pub(crate) table: u32,
     pub(crate) value: Option<u32>,
 }
 
-/// Everything that an instruction may look at.
+/// Everything that an instruction may read besides the walk.
 pub(crate) struct MatchContext<'g, 'p> {
     pub(crate) packet: &'p Packet<'p>,
     pub(crate) tables: &'g [Arc<Table>],
@@ -108,23 +89,23 @@ pub(crate) struct MatchContext<'g, 'p> {
     pub(crate) routes: &'g Routes,
 }
 
-/// Whether all blocks hold; `tablearg` becomes the value of the last table that matched.
+/// Returns true if all blocks match. Sets `tablearg` to the value of the last table entry that matched.
 #[inline]
 pub(crate) fn all_hold<'g>(
     insns: &[Insn],
-    sight: &MatchContext<'g, '_>,
+    context: &MatchContext<'g, '_>,
     walk: &Walk,
     number: u32,
     tablearg: &mut Option<&'g Value>,
 ) -> bool {
-    first_that_fails(insns, sight, walk, number, tablearg).is_none()
+    first_that_fails(insns, context, walk, number, tablearg).is_none()
 }
 
-/// The first instruction of the first block that does not hold.
+/// Returns the first instruction of the first block that does not match.
 #[inline]
 pub(crate) fn first_that_fails<'g>(
     insns: &[Insn],
-    sight: &MatchContext<'g, '_>,
+    context: &MatchContext<'g, '_>,
     walk: &Walk,
     number: u32,
     tablearg: &mut Option<&'g Value>,
@@ -132,8 +113,8 @@ pub(crate) fn first_that_fails<'g>(
     let mut block = 0;
     let mut at = 0;
     while let Some(insn) = insns.get(at) {
-        let here = !insn.ip || sight.packet.addresses != Addresses::None;
-        if here && insn.op.holds(sight, walk, number, tablearg) != insn.not {
+        let here = !insn.ip || context.packet.addresses != Addresses::None;
+        if here && insn.op.holds(context, walk, number, tablearg) != insn.not {
             while insns[at].or {
                 at += 1;
             }
@@ -150,12 +131,12 @@ impl Op {
     #[inline]
     fn holds<'g>(
         &self,
-        sight: &MatchContext<'g, '_>,
+        context: &MatchContext<'g, '_>,
         walk: &Walk,
         number: u32,
         tablearg: &mut Option<&'g Value>,
     ) -> bool {
-        let p = sight.packet;
+        let p = context.packet;
         match self {
             Self::True => true,
             Self::Ip4 => matches!(p.addresses, Addresses::V4(..)),
@@ -173,74 +154,42 @@ impl Op {
             Self::Out => walk.dir == Dir::Out,
             Self::Established => p.proto == proto::TCP && p.tcp_flags & (RST | ACK) != 0,
             Self::Setup => p.proto == proto::TCP && p.tcp_flags & (SYN | ACK) == SYN,
-            _ => self.holds_rarely(sight, walk, number, tablearg),
+            _ => self.holds_rarely(context, walk, number, tablearg),
         }
     }
 
-    /// The rest of [`Self::holds`]: what few rules ask for.
+    /// The less frequent cases of [`Self::holds`], out of line.
     fn holds_rarely<'g>(
         &self,
-        sight: &MatchContext<'g, '_>,
+        context: &MatchContext<'g, '_>,
         walk: &Walk,
         number: u32,
         tablearg: &mut Option<&'g Value>,
     ) -> bool {
-        let p = sight.packet;
+        let p = context.packet;
         match self {
-            Self::SrcMe => src(p).is_some_and(|ip| is_me(sight.ports, ip)),
-            Self::DstMe => dst(p).is_some_and(|ip| is_me(sight.ports, ip)),
-            Self::SrcMe6 => src(p).is_some_and(|ip| ip.is_ipv6() && is_me(sight.ports, ip)),
-            Self::DstMe6 => dst(p).is_some_and(|ip| ip.is_ipv6() && is_me(sight.ports, ip)),
-            Self::SrcTable(check) => check.matches(sight, tablearg, |t| t.lookup_ip(src(p)?)),
-            Self::DstTable(check) => check.matches(sight, tablearg, |t| t.lookup_ip(dst(p)?)),
+            Self::SrcMe => src(p).is_some_and(|ip| is_me(context.ports, ip)),
+            Self::DstMe => dst(p).is_some_and(|ip| is_me(context.ports, ip)),
+            Self::SrcMe6 => src(p).is_some_and(|ip| ip.is_ipv6() && is_me(context.ports, ip)),
+            Self::DstMe6 => dst(p).is_some_and(|ip| ip.is_ipv6() && is_me(context.ports, ip)),
+            Self::SrcTable(check) => check.matches(context, tablearg, |t| t.lookup_ip(src(p)?)),
+            Self::DstTable(check) => check.matches(context, tablearg, |t| t.lookup_ip(dst(p)?)),
             Self::SrcPorts(ports) => has_ports(p) && ports.contains(p.src_port),
             Self::DstPorts(ports) => has_ports(p) && ports.contains(p.dst_port),
             Self::Recv(ports) => in_set(ports, walk.recv),
             Self::Xmit(ports) => in_set(ports, walk.xmit),
             Self::Via(ports) => in_set(ports, walk.xmit.or(walk.recv)),
-            Self::RecvTable(check) => check.names(sight, tablearg, walk.recv),
-            Self::XmitTable(check) => check.names(sight, tablearg, walk.xmit),
-            Self::ViaTable(check) => check.names(sight, tablearg, walk.xmit.or(walk.recv)),
-            Self::TcpFlags(flags) => is_tcp(p) && flags.holds(p.tcp_flags),
-            Self::IcmpTypes(types) => {
-                p.proto == proto::ICMP && upper(p) && p.icmp_type < 32 && types >> p.icmp_type & 1 == 1
-            }
-            Self::Icmp6Types(types) => {
-                let icmp6 = p.proto == proto::ICMP6 && upper(p);
-                icmp6 && types[usize::from(p.icmp_type) / 64] >> (p.icmp_type % 64) & 1 == 1
-            }
-            Self::Frag(flags) => frag(p, *flags),
+            Self::RecvTable(check) => check.names(context, tablearg, walk.recv),
+            Self::XmitTable(check) => check.names(context, tablearg, walk.xmit),
+            Self::ViaTable(check) => check.names(context, tablearg, walk.xmit.or(walk.recv)),
             Self::Layer2 => p.link == LinkType::ETHERNET,
-            Self::Mac(macs) => p.macs().is_some_and(|m| macs.0.contains(m.dst) && macs.1.contains(m.src)),
-            Self::MacType(types) => !p.link.is_raw_ip() && types.contains(p.ethertype),
-            Self::IpOptions(flags) => is_ip4(p) && flags.holds(ip_options(p)),
-            Self::IpLen(ranges) => ranges.contains(u16::try_from(p.ip_len).unwrap_or(u16::MAX)),
-            Self::IpId(ranges) => p.ip_id().is_some_and(|id| ranges.contains(id)),
-            Self::IpPrecedence(precedence) => tos(p, walk) >> 5 == *precedence,
-            Self::Dscp(points) => points >> (tos(p, walk) >> 2) & 1 == 1,
-            Self::IpTos(flags) => is_ip4(p) && flags.holds(tos(p, walk)),
-            Self::IpTtl(ranges) => ranges.contains(p.ttl().into()),
-            Self::IpVersion(version) => match p.addresses {
-                Addresses::None => false,
-                Addresses::V4(..) => *version == 4,
-                Addresses::V6(..) => *version == 6,
-            },
-            Self::TcpDataLen(ranges) => {
-                p.tcp_data_len().is_some_and(|len| ranges.contains(u16::try_from(len).unwrap_or(u16::MAX)))
-            }
-            Self::TcpMss(ranges) => p.tcp_mss().is_some_and(|mss| ranges.contains(mss)),
-            Self::TcpOptions(flags) => is_tcp(p) && flags.holds(tcp_options(p)),
-            Self::TcpSeq(number) => is_tcp(p) && p.tcp_seq == *number,
-            Self::TcpAck(number) => is_tcp(p) && p.tcp_ack == *number,
-            Self::TcpWin(ranges) => is_tcp(p) && ranges.contains(p.tcp_window),
-            Self::Ext6Hdr(headers) => p.ext6 & headers != 0,
-            Self::FlowId(labels) => p.flow_label().is_some_and(|label| labels.contains(&label)),
+            Self::Field(test) => test.matches(&Subject { packet: p, dscp: walk.edits.dscp }),
             Self::Lookup(lookup) => {
                 let (key, mask, table) = &**lookup;
                 let check = TableCheck { table: *table, value: None };
-                check.matches(sight, tablearg, |t| look_up(t, *key, *mask, p, walk, number))
+                check.matches(context, tablearg, |t| look_up(t, *key, *mask, p, walk, number))
             }
-            Self::Flow(check) => check.matches(sight, tablearg, |t| {
+            Self::Flow(check) => check.matches(context, tablearg, |t| {
                 let Kind::Flow(fields) = t.kind() else { return None };
                 t.lookup_flow(&flow_key(p, fields)?)
             }),
@@ -250,25 +199,26 @@ impl Op {
             }
             Self::Mark(mark, mask) => walk.mark & mask == *mark,
             Self::MarkTablearg(mask) => tablearg.is_some_and(|value| walk.mark & mask == value.mark & mask),
-            Self::VerRevPath => walk.xmit.is_some() || reverse_path(sight, walk, p),
+            Self::VerRevPath => walk.xmit.is_some() || reverse_path(context, walk, p),
             Self::VerSrcReach => {
                 walk.xmit.is_some()
                     || from_link_local(p)
-                    || src(p).and_then(|ip| sight.routes.lookup(ip)).is_some_and(|(_, len)| len > 0)
+                    || src(p).and_then(|ip| context.routes.lookup(ip)).is_some_and(|(_, len)| len > 0)
             }
             Self::AntiSpoof => {
-                let connected = |ip| sight.routes.lookup(ip).is_some_and(|(route, _)| route.connected);
+                let connected = |ip| context.routes.lookup(ip).is_some_and(|(route, _)| route.connected);
                 let local = walk.xmit.is_none() && src(p).is_some_and(connected);
-                !local || reverse_path(sight, walk, p)
+                !local || reverse_path(context, walk, p)
             }
             Self::Bpf(program) => bpf(program, p),
-            Self::AnyOf(ops) => ops.iter().any(|op| op.holds(sight, walk, number, tablearg)),
-            // The frequent ones are decided in `holds`.
+            Self::AnyOf(ops) => ops.iter().any(|op| op.holds(context, walk, number, tablearg)),
+            // `holds` decides the frequent cases.
             _ => false,
         }
     }
 
-    /// Whether only IP packets can tell: a frame that is not IP never matches such a test, negated or not.
+    /// Returns true if the test applies to IP packets only. A frame that is not IP never matches such a test, not
+    /// even with `not`.
     pub(crate) fn needs_ip(&self) -> bool {
         !matches!(
             self,
@@ -282,17 +232,16 @@ impl Op {
                 | Self::XmitTable(_)
                 | Self::ViaTable(_)
                 | Self::Layer2
-                | Self::Mac(_)
-                | Self::MacType(_)
                 | Self::Tagged(_)
                 | Self::TaggedTablearg
                 | Self::Mark(..)
                 | Self::MarkTablearg(_)
                 | Self::Bpf(_)
-        ) && !matches!(self, Self::Lookup(lookup) if matches!(
-            lookup.0,
-            LookupKey::DstMac | LookupKey::SrcMac | LookupKey::Mark | LookupKey::RuleNum
-        ))
+        ) && !matches!(self, Self::Field(test) if test.scope() == Scope::Any)
+            && !matches!(self, Self::Lookup(lookup) if matches!(
+                lookup.0,
+                LookupKey::DstMac | LookupKey::SrcMac | LookupKey::Mark | LookupKey::RuleNum
+            ))
     }
 }
 
@@ -303,11 +252,11 @@ pub(crate) const ACK: u8 = 0x10;
 impl TableCheck {
     fn matches<'g>(
         self,
-        sight: &MatchContext<'g, '_>,
+        context: &MatchContext<'g, '_>,
         tablearg: &mut Option<&'g Value>,
         look: impl FnOnce(&'g Table) -> Option<&'g Value>,
     ) -> bool {
-        let table = sight.tables.get(self.table as usize);
+        let table = context.tables.get(self.table as usize);
         let Some(value) = table.and_then(|table| look(table)) else { return false };
         if self.value.is_some_and(|wanted| wanted != value.number) {
             return false;
@@ -318,12 +267,12 @@ impl TableCheck {
 
     fn names<'g>(
         self,
-        sight: &MatchContext<'g, '_>,
+        context: &MatchContext<'g, '_>,
         tablearg: &mut Option<&'g Value>,
         port: Option<PortId>,
     ) -> bool {
-        let Some(name) = port.and_then(|port| sight.ports.name(port)) else { return false };
-        self.matches(sight, tablearg, |table| table.lookup_iface(name))
+        let Some(name) = port.and_then(|port| context.ports.name(port)) else { return false };
+        self.matches(context, tablearg, |table| table.lookup_iface(name))
     }
 }
 
@@ -350,23 +299,13 @@ pub(super) fn is_me(ports: &Ports, ip: IpAddr) -> bool {
     }
 }
 
-#[inline]
-fn is_ip4(p: &Packet<'_>) -> bool {
-    matches!(p.addresses, Addresses::V4(..))
-}
-
-/// The upper-layer header is in this packet.
+/// The packet contains the upper-layer header.
 #[inline]
 fn upper(p: &Packet<'_>) -> bool {
     p.fragment != Fragment::Later
 }
 
-#[inline]
-fn is_tcp(p: &Packet<'_>) -> bool {
-    p.proto == proto::TCP && upper(p)
-}
-
-/// ipfw compares ports of TCP, UDP, UDP-Lite and SCTP, and of DCCP as we do; later fragments have none.
+/// ipfw compares ports of TCP, UDP, UDP-Lite and SCTP; here also of DCCP. Later fragments have no ports.
 #[inline]
 fn has_ports(p: &Packet<'_>) -> bool {
     upper(p) && matches!(p.proto, proto::TCP | proto::UDP | proto::UDPLITE | proto::SCTP | proto::DCCP)
@@ -378,18 +317,7 @@ pub(super) fn in_set(ports: &[u64], port: Option<PortId>) -> bool {
     })
 }
 
-/// `frag`: without flags, and of IPv6 with none but `offset`, a fragment offset; other flags are those of IPv4's fragment
-/// word, and no IPv6 packet has them as asked, set or clear (ipfw: a bare `frag` alone is of both families).
-fn frag(p: &Packet<'_>, flags: Flags) -> bool {
-    const OFFSET: Flags = Flags { set: 0x01, clear: 0 };
-    let offset = p.fragment_offset != 0;
-    if flags == Flags::default() || flags == OFFSET {
-        return offset;
-    }
-    is_ip4(p) && flags.holds(p.ipoff_flags() | u8::from(offset))
-}
-
-/// The type of service byte, as an earlier rule may have set it.
+/// The type of service byte, with the code point of an earlier `setdscp`.
 fn tos(p: &Packet<'_>, walk: &Walk) -> u8 {
     match walk.edits.dscp {
         Some(dscp) => dscp << 2 | p.tos() & 3,
@@ -397,51 +325,27 @@ fn tos(p: &Packet<'_>, walk: &Walk) -> u8 {
     }
 }
 
-fn ip_options(p: &Packet<'_>) -> u8 {
-    p.ip_options().fold(0, |seen, option| {
-        seen | match option.kind {
-            137 => 0x01,
-            131 => 0x02,
-            7 => 0x04,
-            68 => 0x08,
-            _ => 0,
-        }
-    })
-}
-
-fn tcp_options(p: &Packet<'_>) -> u8 {
-    p.tcp_options().fold(0, |seen, option| {
-        seen | match option.kind {
-            2 => 0x01,
-            3 => 0x02,
-            4 | 5 => 0x04,
-            8 => 0x08,
-            11..=13 => 0x10,
-            _ => 0,
-        }
-    })
-}
-
-/// Instructions of one run; forward jumps only, so that a program of the largest size ends by itself.
+/// Instruction limit of one run. A classic program only jumps forward, so that a program of maximum size ends
+/// within it.
 const BPF_FUEL: u64 = 2 * towpath_bpf::MAX_CLASSIC_INSTRUCTIONS as u64;
 
-/// Whether the program's result for the frame is not 0.
+/// Returns true if the program's result for the frame is not 0.
 fn bpf(program: &towpath_bpf::Program, p: &Packet<'_>) -> bool {
     let mut context = towpath_bpf::Context::default();
     let mut fuel = BPF_FUEL;
     program.run(p.frame, &mut context, &mut fuel).is_ok_and(|result| result != 0)
 }
 
-/// Whether the packet came in by the port that the route back to its source leaves by.
-fn reverse_path(sight: &MatchContext<'_, '_>, walk: &Walk, p: &Packet<'_>) -> bool {
+/// Returns true if the packet was received on the port through which the route to its source leaves.
+fn reverse_path(context: &MatchContext<'_, '_>, walk: &Walk, p: &Packet<'_>) -> bool {
     if from_link_local(p) {
         return true;
     }
-    let route = src(p).and_then(|ip| sight.routes.lookup(ip));
+    let route = src(p).and_then(|ip| context.routes.lookup(ip));
     route.is_some_and(|(route, _)| Some(route.port) == walk.recv)
 }
 
-/// Link-local sources belong to every port and are in no route table: ipfw's checks of the source let them be.
+/// Link-local sources belong to every port and are in no route table; ipfw's reverse path tests accept them.
 fn from_link_local(p: &Packet<'_>) -> bool {
     matches!(p.addresses, Addresses::V6(src, _) if src.is_unicast_link_local())
 }

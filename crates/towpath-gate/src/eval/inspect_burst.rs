@@ -1,30 +1,31 @@
-//! Bursts, of which some packets go to inspectors: those that a state sends there, with no rule tried.
+//! The fast path of bursts with inspection: packets that an existing state passes or sends to an inspector.
 //!
-//! What: as in [`super::burst`], for callers whose packets do more than pass. Invariant: [`Walker::try_step`] does what
-//! [`Walker::walk`] would have done, or nothing.
+//! Same as [`super::burst`], for callers that handle steps other than pass. Invariant: [`Walker::try_step`] has
+//! the same effect as [`Walker::walk`], or no effect.
 
 use super::program::{CompiledAction, Program};
-use super::walk::{Step, Walk};
+use super::step::Step;
+use super::walk::Walk;
 use super::walker::Walker;
 use crate::rules::option::Arg;
 use crate::state::RuleId;
 use towpath_wire::Time;
 
 impl Walker {
-    /// What [`Walker::walk`] would say of packet `at` of those that were [fetched](Walker::prefetch), where its state says it alone:
-    /// [`Step::Pass`], or [`Step::Inspect`]. With `None` nothing has happened, and the packet is to [`Walker::walk`].
+    /// Returns [`Step::Pass`] or [`Step::Inspect`] for packet `at` of the [prefetched](Walker::prefetch) burst if
+    /// its state alone decides. Returns `None` without any effect if the packet must go through [`Walker::walk`].
     ///
-    /// In the place of [`Walker::try_pass`], and as that to be asked once for a packet, in the order of the packets, with a new `walk` of
-    /// the port that they came by.
+    /// Use it instead of [`Walker::try_pass`]. Call it once per packet, in the order of the packets, with a new
+    /// `walk` of their receive port.
     #[inline]
     pub fn try_step(&mut self, at: usize, walk: &mut Walk, now: Time) -> Option<Step> {
-        // Another program has other rules before the lookup.
+        // A new program may have other rules before the first lookup.
         if self.fetched != self.version {
             return None;
         }
-        let program = &self.live.program;
-        let lookup = program.opening.as_ref()?.lookup;
-        let ((position, step), bytes) = self.states.pass(at, lookup, now, |rule| program.asks(rule))?;
+        let program = &self.generation.program;
+        let lookup = program.prefix.as_ref()?.lookup;
+        let ((position, step), bytes) = self.states.pass(at, lookup, now, |rule| program.verdict_of(rule))?;
         self.counts.count(position, bytes, now);
         let rule = &program.rules[position];
         walk.stopped = Some((rule.id, rule.number));
@@ -33,12 +34,12 @@ impl Walker {
 }
 
 impl Program {
-    /// The position of the rule and what it says, if it lets pass or asks an inspector, and does nothing else.
+    /// Returns the position and the step of the rule if it only passes or inspects.
     #[inline]
-    fn asks(&self, rule: RuleId) -> Option<(usize, Step)> {
+    fn verdict_of(&self, rule: RuleId) -> Option<(usize, Step)> {
         let position = self.position_of(rule)?;
         let rule = &self.rules[position];
-        let step = match rule.act {
+        let step = match rule.action {
             CompiledAction::Allow => Step::Pass,
             CompiledAction::Inspect(Arg::Number(queue)) => Step::Inspect(queue as u16),
             _ => return None,

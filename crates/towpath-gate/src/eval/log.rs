@@ -1,5 +1,5 @@
-//! What `log` rules write, and what is said of packets that could not have their state: entries in a bounded queue, for the
-//! caller to take away and print.
+//! The packet log: entries of `log` rules, and of packets whose state was refused, in a bounded queue that the
+//! caller empties.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,31 +12,31 @@ use crate::rules::protocol;
 use crate::state::Refused;
 use towpath_wire::{Addresses, Packet, Time, proto};
 
-/// Entries that are kept until somebody takes them.
+/// Maximum number of entries in the queue.
 const CAPACITY: usize = 1024;
 
-/// One logged packet.
+/// A logged packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogEntry {
-    /// When.
+    /// Time of the packet.
     pub time: Time,
-    /// Number of the rule.
+    /// Rule number.
     pub rule: u32,
-    /// The rule's action, in ipfw's word for the log; of a packet that could not have its state, why.
+    /// The rule's action in ipfw's word, or the reason why the state was refused.
     pub action: &'static str,
     /// Direction.
     pub dir: Dir,
-    /// The port that it came in or goes out by.
+    /// Receive port of an incoming packet, transmit port of an outgoing one.
     pub port: Option<PortId>,
     /// Addresses.
     pub addresses: Addresses,
     /// Protocol.
     pub proto: u8,
-    /// Ports, for protocols that have them.
+    /// Source and destination port, if the protocol has ports.
     pub ports: Option<(u16, u16)>,
-    /// Type and code, for ICMP and ICMPv6.
+    /// Type and code of ICMP and ICMPv6.
     pub icmp: Option<(u8, u8)>,
-    /// Ethertype.
+    /// EtherType.
     pub ethertype: u16,
 }
 
@@ -67,7 +67,8 @@ impl LogEntry {
         }
     }
 
-    /// The line as ipfw writes it, with the name of the port: `ipfw: 100 Deny TCP 10.0.0.1:1 10.0.0.2:2 in via em0`.
+    /// Formats the entry as ipfw does. `port` is the name of the port: `ipfw: 100 Deny TCP 10.0.0.1:1 10.0.0.2:2
+    /// in via em0`.
     pub fn line<'a>(&'a self, port: Option<&'a str>) -> impl fmt::Display + 'a {
         fmt::from_fn(move |f| {
             write!(f, "ipfw: {} {} ", self.rule, self.action)?;
@@ -101,22 +102,22 @@ impl LogEntry {
     }
 }
 
-/// When a packet that was refused a state was logged last, by whichever walker.
+/// Time of the last logged refusal, shared by all walkers.
 #[derive(Debug, Default)]
 pub(super) struct RefusalLogLimiter(AtomicU64);
 
 impl RefusalLogLimiter {
-    /// Whether to log another one: once a second at most.
+    /// Returns true if another refusal may be logged: at most one per second.
     pub(super) fn take(&self, now: Time) -> bool {
-        // 0 is never. Relaxed: a moment, which guards nothing; of several at once one succeeds.
+        // 0 means never. Relaxed: the timestamp guards no other data; of several walkers one succeeds.
         let (now, last) = (now.as_nanos().max(1), self.0.load(Ordering::Relaxed));
         let due = last == 0 || now.saturating_sub(last) >= 1_000_000_000;
         due && self.0.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 }
 
-/// What the log says of a packet that was denied because it could not have its state; nothing of those that are denied
-/// in the normal course of things.
+/// Returns the log text for a packet that was denied because its state was refused. `None` for refusals that occur
+/// in normal operation.
 pub(super) fn refused_word(refused: Refused) -> Option<&'static str> {
     match refused {
         Refused::Full => Some("Deny (states full)"),
@@ -128,7 +129,7 @@ pub(super) fn refused_word(refused: Refused) -> Option<&'static str> {
     }
 }
 
-/// The queue of logged packets.
+/// A bounded queue of log entries.
 #[derive(Debug)]
 pub struct PacketLog {
     entries: VecDeque<LogEntry>,
@@ -137,18 +138,18 @@ pub struct PacketLog {
 
 impl Default for PacketLog {
     fn default() -> Self {
-        // All room is made now: packets allocate nothing.
+        // Allocates all memory now: logging a packet does not allocate.
         Self { entries: VecDeque::with_capacity(CAPACITY), dropped: 0 }
     }
 }
 
 impl PacketLog {
-    /// Takes the oldest entry.
+    /// Removes and returns the oldest entry.
     pub fn take(&mut self) -> Option<LogEntry> {
         self.entries.pop_front()
     }
 
-    /// Entries that were not kept because nobody took the earlier ones.
+    /// Number of entries that were discarded because the queue was full.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }

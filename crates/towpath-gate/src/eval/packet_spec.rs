@@ -1,10 +1,14 @@
-//! A packet written in words, for `explain` and for tests:
-//! `in cap0 tcp 10.0.0.1:1234 > 10.0.0.2:22 syn`.
+//! Packet specifications: a packet in words, for `explain` and for tests, such as `in cap0 tcp 10.0.0.1:1234 >
+//! 10.0.0.2:22 syn`.
 //!
-//! Direction and port may be left out (in, no port). The protocol is a name or number, `ip` for none in particular, or
-//! `arp`, or `ether TYPE` for any frame that is not IP. Behind the addresses come any of: TCP flags (`syn ack fin rst psh urg ece cwr`), `type N`, `code N`, `ttl N`,
-//! `tos N`, `id N`, `df`, `mf`, `offset N` (units of 8 bytes), `len N` (payload bytes), `mss N`, `seq N`, `ackno N`,
-//! `win N`, `ipopt NAME` (ssrr, lsrr, rr, ts), `tcpopt NAME` (window, sack, ts, cc), `flow N`, `vlan N`, `dmac MAC`, `smac MAC`, `ext NAME` (hopopt, route, dstopt).
+//! Format: `[in|out] [PORT] PROTOCOL SRC[:PORT] > DST[:PORT] [FIELD...]`. The default direction is `in`, the
+//! default port is none. The protocol is a name, a number, or `ip` for protocol 253. Frames that are not IP are
+//! written `arp` or `ether TYPE`.
+//!
+//! Fields: TCP flags (`syn ack fin rst psh urg ece cwr`), `type N`, `code N`, `ttl N`, `tos N`, `id N`, `df`,
+//! `mf`, `offset N` (in units of 8 bytes), `len N` (bytes of payload), `mss N`, `seq N`, `ackno N`, `win N`,
+//! `ipopt NAME` (ssrr, lsrr, rr, ts), `tcpopt NAME` (window, sack, ts, cc), `flow N`, `vlan N`, `dmac MAC`, `smac
+//! MAC`, `ext NAME` (hopopt, route, dstopt).
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -14,18 +18,18 @@ use crate::rules::protocol::Protocol;
 use crate::state::{Ends, Flow};
 use towpath_wire::{LinkType, proto};
 
-/// A packet made from words: an Ethernet frame.
+/// A packet built from a specification: an Ethernet frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PacketSpec {
     /// Direction.
     pub dir: Dir,
-    /// Name of the port, if one was written.
+    /// Name of the port, if the specification has one.
     pub port: Option<String>,
     /// The frame.
     pub frame: Vec<u8>,
 }
 
-/// The words make no packet.
+/// The text is not a packet specification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PacketSpecError(String);
 
@@ -42,10 +46,10 @@ fn bad(message: impl Into<String>) -> PacketSpecError {
 }
 
 impl PacketSpec {
-    /// Reads the words.
+    /// Parses a specification.
     ///
     /// # Errors
-    /// [`PacketSpecError`] names the word that is wrong.
+    /// [`PacketSpecError`] names the wrong word.
     pub fn parse(text: &str) -> Result<Self, PacketSpecError> {
         let words: Vec<&str> = text.split_whitespace().collect();
         let mut at = 0;
@@ -73,20 +77,20 @@ impl PacketSpec {
         if word == "ether" {
             let kind = words.get(at + 1).copied().unwrap_or_default();
             let kind = u16::from_str_radix(kind.strip_prefix("0x").unwrap_or(kind), 16)
-                .map_err(|_| bad(format!("\"{kind}\" is no ethertype: write it as 0x88cc")))?;
+                .map_err(|_| bad(format!("\"{kind}\" is not an EtherType: write it as 0x88cc")))?;
             packet.options(words.get(at + 2..).unwrap_or_default())?;
             return Ok(Self { dir, port, frame: packet.ethernet(kind, &vec![0; packet.len.max(46)]) });
         }
         packet.proto = match Protocol::parse(word) {
             Some(Protocol::Number(number)) => number,
             Some(_) => 253,
-            // It was a port's name, and the protocol comes behind it.
+            // The word is a port name; the protocol follows it.
             None if arrow.is_none()
                 && words.get(at + 1).is_some_and(|next| Protocol::parse(next).is_some()) =>
             {
                 return Err(bad("\">\" is missing between the addresses"));
             }
-            None => return Err(bad(format!("no protocol \"{word}\""))),
+            None => return Err(bad(format!("unknown protocol \"{word}\""))),
         };
         let ends = words.get(at + 1..at + 4).ok_or_else(|| bad("the addresses are missing"))?;
         if ends[1] != ">" {
@@ -103,18 +107,19 @@ impl PacketSpec {
             (IpAddr::V6(src), IpAddr::V6(dst)) => {
                 packet.ethernet(0x86dd, &packet.v6(src.octets(), dst.octets()))
             }
-            _ => return Err(bad("one address is IPv4 and the other IPv6")),
+            _ => return Err(bad("the addresses are of different families")),
         };
         Ok(Self { dir, port, frame })
     }
 
-    /// How the frame begins.
+    /// Link type of the frame.
     pub fn link(&self) -> LinkType {
         LinkType::ETHERNET
     }
 }
 
-/// Frames that may begin a flow: of TCP a SYN, or a segment of a connection that was there before; of ICMP each query.
+/// Returns frames that may start a flow: for TCP a SYN and a segment of an existing connection, for ICMP each
+/// query.
 pub(super) fn first_packets(flow: &Flow) -> impl Iterator<Item = Vec<u8>> + use<> {
     let kinds: &[(u8, u8)] = match flow.proto {
         proto::TCP => &[(0x02, 0), (0x10, 0)],
@@ -139,17 +144,17 @@ pub(super) fn first_packets(flow: &Flow) -> impl Iterator<Item = Vec<u8>> + use<
     })
 }
 
-/// `10.0.0.1`, `10.0.0.1:80`, `::1`, `[::1]:80`.
+/// Parses `10.0.0.1`, `10.0.0.1:80`, `::1` or `[::1]:80`.
 fn end(text: &str) -> Result<(IpAddr, u16), PacketSpecError> {
     if let Ok(ip) = text.parse() {
         return Ok((ip, 0));
     }
     let socket: SocketAddr =
-        text.parse().map_err(|_| bad(format!("\"{text}\" is no address with a port")))?;
+        text.parse().map_err(|_| bad(format!("\"{text}\" is not an address or address:port")))?;
     Ok((socket.ip(), socket.port()))
 }
 
-/// What the words said.
+/// The fields of a specification.
 struct PacketFields {
     proto: u8,
     ports: (u16, u16),
@@ -171,7 +176,7 @@ struct PacketFields {
     dmac: [u8; 6],
     smac: [u8; 6],
     extensions: Vec<u8>,
-    /// Options of the IPv4 and of the TCP header, padded to words.
+    /// Options of the IPv4 header and the TCP header, padded to 32-bit words.
     ip_options: Vec<u8>,
     tcp_options: Vec<u8>,
 }
@@ -210,14 +215,14 @@ impl PacketFields {
         while let Some(word) = words.next() {
             let mut number = |hi: u32| {
                 let text =
-                    words.next().ok_or_else(|| bad(format!("a number is missing behind \"{word}\"")))?;
+                    words.next().ok_or_else(|| bad(format!("a number is missing after \"{word}\"")))?;
                 let value = match text.strip_prefix("0x") {
                     Some(hex) => u32::from_str_radix(hex, 16).ok(),
                     None => text.parse().ok(),
                 };
                 value
                     .filter(|value| *value <= hi)
-                    .ok_or_else(|| bad(format!("\"{text}\" behind \"{word}\" is no number up to {hi}")))
+                    .ok_or_else(|| bad(format!("\"{text}\" after \"{word}\" is not a number from 0 to {hi}")))
             };
             match word {
                 "fin" => self.flags |= 0x01,
@@ -251,7 +256,12 @@ impl PacketFields {
                     Some("hopopt") => proto::HOPOPT,
                     Some("route") => proto::ROUTE,
                     Some("dstopt") => proto::DSTOPT,
-                    other => return Err(bad(format!("no extension header {other:?}"))),
+                    other => {
+                        return Err(bad(format!(
+                            "unknown extension header \"{}\"",
+                            other.unwrap_or_default()
+                        )));
+                    }
                 }),
                 other => return Err(bad(format!("unknown word \"{other}\""))),
             }
@@ -298,7 +308,7 @@ impl PacketFields {
                 packet.extend(offset.to_be_bytes());
                 packet.extend(u32::from(self.id).to_be_bytes());
             } else {
-                // Six bytes of PadN; for a routing header no segments left.
+                // Six bytes of PadN; for a routing header, no segments left.
                 let body = if pair[0] == proto::ROUTE { [3, 0, 0, 0, 0, 0] } else { [1, 4, 0, 0, 0, 0] };
                 packet.extend([pair[1], 0]);
                 packet.extend(body);
@@ -308,7 +318,7 @@ impl PacketFields {
         packet
     }
 
-    /// The upper-layer header and the payload; a later fragment has payload only.
+    /// Returns the upper-layer header and the payload. A later fragment has only the payload.
     fn upper(&self) -> Vec<u8> {
         let mut upper = Vec::new();
         if self.fragment & 0x1fff == 0 {
@@ -364,7 +374,7 @@ impl PacketFields {
     }
 }
 
-/// Options by the names that rules have for them, as they stand in a header.
+/// Options by their names in the rule language, with their bytes.
 type Options = &'static [(&'static str, &'static [u8])];
 const IP_OPTIONS: Options =
     &[("ssrr", &[137, 3, 4]), ("lsrr", &[131, 3, 4]), ("rr", &[7, 3, 4]), ("ts", &[68, 4, 5, 0])];
@@ -375,7 +385,7 @@ const TCP_OPTIONS: Options = &[
     ("cc", &[11, 6, 0, 0, 0, 1]),
 ];
 
-/// Adds an option, and no operation (1) up to the next word; `room` is how long all may be.
+/// Appends an option and pads with no-operation (1) to the next word. `room` is the maximum total length.
 fn add_option(
     all: &mut Vec<u8>,
     name: Option<&str>,
@@ -385,19 +395,19 @@ fn add_option(
     let option = known.iter().find(|(known, _)| Some(*known) == name);
     let (_, bytes) = option.ok_or_else(|| {
         let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
-        bad(format!("no option \"{}\", there are {}", name.unwrap_or_default(), names.join(", ")))
+        bad(format!("unknown option \"{}\", use one of {}", name.unwrap_or_default(), names.join(", ")))
     })?;
     all.extend(*bytes);
     all.resize(all.len().next_multiple_of(4), 1);
-    if all.len() > room { Err(bad("more options than a header has room for")) } else { Ok(()) }
+    if all.len() > room { Err(bad("the options do not fit into the header")) } else { Ok(()) }
 }
 
 fn mac(text: Option<&str>) -> Result<[u8; 6], PacketSpecError> {
     let text = text.ok_or_else(|| bad("an Ethernet address is missing"))?;
-    crate::rules::mac(text).ok_or_else(|| bad(format!("\"{text}\" is no Ethernet address")))
+    crate::rules::mac(text).ok_or_else(|| bad(format!("\"{text}\" is not an Ethernet address")))
 }
 
-/// RFC 1071.
+/// Internet checksum (RFC 1071).
 fn checksum(header: &[u8]) -> u16 {
     let words = header.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)));
     let sum: u32 = words.sum();

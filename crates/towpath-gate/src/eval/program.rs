@@ -1,4 +1,4 @@
-//! Rules made ready to run: names become numbers, addresses masks, targets positions.
+//! The compiled ruleset: names become numbers, addresses masks, and jump targets positions.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,37 +17,37 @@ use crate::rules::protocol::Protocol;
 use crate::rules::{Action, Log, NextHop, ReturnTo, Rule, StateName, StateOption, Target};
 use crate::state::{Install, Limit, LimitMask, Lookup, Name, RuleId};
 
-/// A rule, ready to run.
+/// A compiled rule.
 #[derive(Debug)]
 pub(crate) struct CompiledRule {
     pub(crate) id: RuleId,
     pub(crate) number: u32,
-    /// Its instructions in [`Program::insns`].
+    /// Index of its first instruction in [`Program::insns`].
     pub(crate) first: u32,
     pub(crate) count: u32,
-    /// Its set is enabled.
+    /// The set of the rule is enabled.
     pub(crate) enabled: bool,
-    /// 31 random bits below this let the rule be tried; 0 is always.
+    /// The rule is evaluated if 31 random bits are below this; 0 is always.
     pub(crate) prob: u32,
-    /// It looks a state up first.
-    pub(crate) probe: Option<Lookup>,
+    /// The state that the rule looks up first.
+    pub(crate) lookup: Option<Lookup>,
     pub(crate) install: Option<Box<StateInstall>>,
     pub(crate) defer: bool,
-    pub(crate) act: CompiledAction,
+    pub(crate) action: CompiledAction,
     pub(crate) log: Option<LogLimit>,
-    /// Tag to attach, or to take away.
+    /// Tag to add (false) or remove (true).
     pub(crate) tag: Option<(bool, Arg)>,
 }
 
 impl CompiledRule {
-    /// Whether its action lets a packet pass, and does nothing else.
+    /// Returns true if the rule passes the packet and does nothing else.
     #[inline]
     pub(super) fn only_allows(&self) -> bool {
-        matches!(self.act, CompiledAction::Allow) && self.log.is_none() && self.tag.is_none()
+        matches!(self.action, CompiledAction::Allow) && self.log.is_none() && self.tag.is_none()
     }
 }
 
-/// How much a rule logs, and how much it has logged: a number for all walkers.
+/// Log limit of a rule and the number of packets that it has logged, shared by all walkers.
 #[derive(Debug)]
 pub(crate) struct LogLimit {
     amount: Option<u32>,
@@ -55,16 +55,17 @@ pub(crate) struct LogLimit {
 }
 
 impl LogLimit {
-    /// Whether one more packet is logged; `limit` is for a rule without one of its own, and 0 is none.
+    /// Counts one more logged packet. Returns false if the limit is reached. `limit` applies to a rule without
+    /// `logamount`; 0 is no limit.
     pub(super) fn take(&self, limit: u32) -> bool {
         let limit = self.amount.unwrap_or(limit);
-        // Relaxed: a number, on which nothing else depends.
+        // Relaxed: an independent number.
         let more = |logged: u32| (limit == 0 || logged < limit).then(|| logged.saturating_add(1));
         self.logged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 }
 
-/// What a rule with a state option installs.
+/// The state that a rule with a state option installs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StateInstall {
     pub(crate) name: Name,
@@ -73,7 +74,7 @@ pub(crate) struct StateInstall {
     pub(crate) limit_tablearg: bool,
 }
 
-/// An action, ready to run.
+/// A compiled action.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CompiledAction {
     Allow,
@@ -101,7 +102,7 @@ pub(crate) enum CompiledAction {
     StateTimeout(u32),
 }
 
-/// Where to go.
+/// Target of a jump.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Jump {
     /// The rule at this position.
@@ -109,36 +110,36 @@ pub(crate) enum Jump {
     Tablearg,
 }
 
-/// All rules, ready to run.
+/// The compiled ruleset.
 ///
-/// `rules[..=default]` are the rules in order; behind the default rule lie those that only states still have: the
-/// default rule's companion, and rules that were deleted while dyn_keep_states was on.
+/// `rules[..=default]` are the rules in order. Rules after the default rule only serve existing states: the
+/// default dynamic rule, and rules that were deleted while `dyn_keep_states` was set.
 #[derive(Debug, Default)]
 pub(crate) struct Program {
     pub(crate) rules: Vec<CompiledRule>,
     pub(crate) insns: Vec<Insn>,
     pub(crate) default: usize,
     pub(super) index: Index,
-    /// How packets begin that begin with the lookup of a state.
-    pub(super) opening: Option<StatelessPrefix>,
+    /// The rules before the first state lookup, if a packet may start with that lookup.
+    pub(super) prefix: Option<StatelessPrefix>,
     ids: RulePositions,
-    /// Of rules that let pass and do nothing else: what a packet by its state asks, and nothing else.
+    /// Positions of the rules that only pass. Lookups by state need no other rules.
     pub(super) passing: RulePositions,
 }
 
-/// What a program is made with.
+/// The meaning of the names in rules.
 pub(crate) struct Resolver<'a> {
     pub(crate) ports: &'a Ports,
     pub(crate) tables: &'a HashMap<Box<str>, u32>,
     pub(crate) flows: &'a HashMap<Box<str>, Name>,
     pub(crate) disabled_sets: u32,
-    /// How much each rule with `log` has logged.
+    /// Number of packets that each `log` rule has logged.
     pub(crate) logged: &'a HashMap<RuleId, Arc<AtomicU32>>,
 }
 
 impl Program {
-    /// Makes a program of `rules` (identity and rule, in order, the default rule last) and of those that only states
-    /// have.
+    /// Compiles `rules` (identity and rule, in order, the default rule last) and `hidden`, the rules that only
+    /// serve existing states.
     pub(crate) fn new<'r>(
         rules: impl ExactSizeIterator<Item = (RuleId, &'r Rule)> + Clone,
         hidden: impl Iterator<Item = (RuleId, &'r Rule)>,
@@ -149,7 +150,7 @@ impl Program {
         for (id, rule) in rules.chain(hidden) {
             program.add(id, rule, &numbers, names);
         }
-        program.opening =
+        program.prefix =
             StatelessPrefix::new(&program.rules[..=program.default], |rule| program.insns_of(rule));
         program.ids = RulePositions::new(program.rules.iter().map(|rule| (rule.id, true)));
         program.passing = RulePositions::new(program.rules.iter().map(|rule| (rule.id, rule.only_allows())));
@@ -157,10 +158,10 @@ impl Program {
         program
     }
 
-    /// The flow names that the rules make states by and look them up by.
+    /// Iterates over the flow names that the rules install or look up.
     pub(super) fn flow_names(&self) -> impl Iterator<Item = Name> {
         self.rules.iter().flat_map(|rule| {
-            let looked_up = match rule.probe {
+            let looked_up = match rule.lookup {
                 Some(Lookup::Named(name)) => Some(name),
                 _ => None,
             };
@@ -175,7 +176,7 @@ impl Program {
         for block in rule.body.blocks() {
             self.block(block, names);
         }
-        let probe = match (&rule.action, &rule.state) {
+        let lookup = match (&rule.action, &rule.state) {
             (Action::CheckState(StateName::Any), _) => Some(Lookup::Any),
             (Action::CheckState(name), _) => Some(Lookup::Named(names.flow(name))),
             (_, Some(state)) if state.probe => Some(Lookup::Named(names.flow(&state.name))),
@@ -188,30 +189,30 @@ impl Program {
             count: (self.insns.len() - first) as u32,
             enabled: names.disabled_sets >> rule.set & 1 == 0,
             prob: rule.prob.unwrap_or(0),
-            probe,
+            lookup,
             install: rule.state.as_ref().map(|state| Box::new(installs(state, names))),
             defer: rule.defer,
-            act: act(rule, numbers),
+            action: compile_action(rule, numbers),
             log: rule.log.map(|log| names.logging(id, log)),
             tag: rule.tag.map(|tag| (tag.remove, tag.tag)),
         });
     }
 
-    /// The instructions of one or-block alone.
+    /// Compiles a single or-block.
     pub(crate) fn of_block(terms: &[Term], names: &Resolver<'_>) -> Vec<Insn> {
         let mut program = Self::default();
         program.block(terms, names);
         program.insns
     }
 
-    /// Adds the instructions of one or-block.
+    /// Compiles an or-block and appends its instructions.
     fn block(&mut self, terms: &[Term], names: &Resolver<'_>) {
         let first = self.insns.len();
         let lone = terms.len() == 1;
         for term in terms {
             let mut ops = ops(&term.test, names);
             if !term.not && ops.iter().any(|op| matches!(op, Op::True)) {
-                // The block always holds.
+                // The block always matches.
                 self.insns.truncate(first);
                 return;
             }
@@ -220,7 +221,7 @@ impl Program {
             }
             let insns = ops.into_iter().map(|op| {
                 let ip = op.needs_ip();
-                // `not a,b` alone is `not a`, and `not b`.
+                // A lone `not a,b` means `not a` and `not b`.
                 Insn { op, not: term.not, or: !(term.not && lone), ip }
             });
             self.insns.extend(insns);
@@ -230,25 +231,25 @@ impl Program {
         }
     }
 
-    /// The instructions of a rule.
+    /// Returns the instructions of a rule.
     #[inline]
     pub(crate) fn insns_of(&self, rule: &CompiledRule) -> &[Insn] {
         &self.insns[rule.first as usize..(rule.first + rule.count) as usize]
     }
 
-    /// Where the rule of this identity is.
+    /// Returns the position of the rule with this identity.
     #[inline]
     pub(crate) fn position_of(&self, id: RuleId) -> Option<usize> {
         self.ids.position(id)
     }
 
-    /// The first rule with this number or a greater one; the default rule when there is none.
+    /// Returns the position of the first rule with at least this number, or of the default rule.
     pub(crate) fn position_from(&self, number: u32) -> usize {
         let order = crate::rules::order;
         self.rules[..self.default].partition_point(|rule| order(rule.number) < order(number))
     }
 
-    /// The rule behind the one at `position`; the default rule for those that only states have.
+    /// Returns the position after `position`; the default rule for rules that only serve states.
     #[inline]
     pub(crate) fn next(&self, position: usize) -> usize {
         (position + 1).min(self.default)
@@ -290,16 +291,16 @@ impl Resolver<'_> {
     }
 }
 
-/// Rules by their identity.
+/// Positions of rules by identity.
 #[derive(Debug, Default)]
 pub(super) struct RulePositions {
-    /// The smallest identity in use: rules that are long gone cost nothing.
+    /// The smallest identity in use, so that deleted rules take no space.
     base: u32,
     positions: Vec<u32>,
 }
 
 impl RulePositions {
-    /// Of the rules in their order, those that are wanted.
+    /// Creates the map for the rules whose flag is true.
     fn new(rules: impl Iterator<Item = (RuleId, bool)> + Clone) -> Self {
         let base = rules.clone().map(|(id, _)| id.0).min().unwrap_or(0);
         let end = rules.clone().map(|(id, _)| id.0 + 1).max().unwrap_or(0);
@@ -345,20 +346,20 @@ fn installs(state: &StateOption, names: &Resolver<'_>) -> StateInstall {
     }
 }
 
-fn act(rule: &Rule, numbers: &[u32]) -> CompiledAction {
+fn compile_action(rule: &Rule, numbers: &[u32]) -> CompiledAction {
     let order = crate::rules::order;
     let before_default = &numbers[..numbers.len().saturating_sub(1)];
     let from = |number: u32| before_default.partition_point(|n| order(*n) < order(number)) as u32;
     let jump = |target: &Target, forward: bool| match target {
         Target::Tablearg => Jump::Tablearg,
-        // ipfw: what does not go forward goes to the next rule number.
+        // ipfw: a jump that does not go forward goes to the next rule number.
         Target::Number(number) if forward && order(*number) <= order(rule.number) => {
             Jump::To(from(rule.number.saturating_add(1)))
         }
         Target::Number(number) => Jump::To(from(*number)),
-        // That it goes forward was seen to when it was read.
+        // The parser has checked that the label is ahead.
         Target::Label { number, above, .. } => {
-            // Of a rule that only states have, the others may have changed: never beyond the number.
+            // Around a rule that only serves states the other rules may have changed: do not go beyond the number.
             let behind = before_default.partition_point(|n| order(*n) <= order(*number)) as u32;
             Jump::To((from(*number) + above).min(behind))
         }
@@ -391,7 +392,7 @@ fn act(rule: &Rule, numbers: &[u32]) -> CompiledAction {
     }
 }
 
-/// The instructions of which one must hold for `test`.
+/// Compiles a test to instructions of which one must match.
 fn ops(test: &Test, names: &Resolver<'_>) -> Vec<Op> {
     vec![match test {
         Test::Proto(Protocol::Any) | Test::True => Op::True,
@@ -417,30 +418,9 @@ fn ops(test: &Test, names: &Resolver<'_>) -> Vec<Op> {
         Test::Xmit(interface) => Op::Xmit(names.port_set(interface)),
         Test::Via(interface) => Op::Via(names.port_set(interface)),
         Test::Layer2 => Op::Layer2,
-        Test::Mac { dst, src } => Op::Mac(Box::new((*dst, *src))),
-        Test::MacType(types) => Op::MacType(Box::new(types.clone())),
-        Test::Frag(flags) => Op::Frag(*flags),
-        Test::IpOptions(flags) => Op::IpOptions(*flags),
-        Test::IpLen(ranges) => Op::IpLen(Box::new(ranges.clone())),
-        Test::IpId(ranges) => Op::IpId(Box::new(ranges.clone())),
-        Test::IpPrecedence(precedence) => Op::IpPrecedence(*precedence),
-        Test::Dscp(points) => Op::Dscp(*points),
-        Test::IpTos(flags) => Op::IpTos(*flags),
-        Test::IpTtl(ranges) => Op::IpTtl(Box::new(ranges.clone())),
-        Test::IpVersion(version) => Op::IpVersion(*version),
+        Test::Field(test) => Op::Field(Box::new(test.clone())),
         Test::Established => Op::Established,
         Test::Setup => Op::Setup,
-        Test::TcpDataLen(ranges) => Op::TcpDataLen(Box::new(ranges.clone())),
-        Test::TcpFlags(flags) => Op::TcpFlags(*flags),
-        Test::TcpMss(ranges) => Op::TcpMss(Box::new(ranges.clone())),
-        Test::TcpOptions(flags) => Op::TcpOptions(*flags),
-        Test::TcpSeq(number) => Op::TcpSeq(*number),
-        Test::TcpAck(number) => Op::TcpAck(*number),
-        Test::TcpWin(ranges) => Op::TcpWin(Box::new(ranges.clone())),
-        Test::IcmpTypes(types) => Op::IcmpTypes(*types),
-        Test::Icmp6Types(types) => Op::Icmp6Types(Box::new(*types)),
-        Test::Ext6Hdr(headers) => Op::Ext6Hdr(*headers),
-        Test::FlowId(labels) => Op::FlowId(labels.clone().into()),
         Test::Lookup { key, mask, table } => {
             let table = names.tables.get(table).copied().unwrap_or(u32::MAX);
             Op::Lookup(Box::new((*key, *mask, table)))
@@ -457,7 +437,7 @@ fn ops(test: &Test, names: &Resolver<'_>) -> Vec<Op> {
             let options = LoadOptions { format: Format::ClassicText, name: None };
             match towpath_bpf::Program::load(code.replace(',', "\n").as_bytes(), &options) {
                 Ok(program) => Op::Bpf(Box::new(program)),
-                // The parser has loaded it once; what cannot be loaded never holds.
+                // The parser has already loaded the program; a program that fails to load never matches.
                 Err(_) => Op::AnyOf(Box::default()),
             }
         }

@@ -1,22 +1,23 @@
-//! States in a file: written by one gate, read by another, or by the same after a restart.
+//! Snapshots: the states of a gate in a file, for another gate or for a restart.
 //!
-//! What: the rules that have states, the names of flows, the states, and a checksum; numbers are little endian. A state
-//! names its rule; in a gate that has the same rule (number, set and text) it is that rule's, in another one it belongs to
-//! the companion of the default rule, `allow ... // dynamic states default rule`. Ends are kept as the time that is left.
+//! A snapshot contains the rules that have states, the flow names, the states and a checksum. Numbers are little
+//! endian. A state names its rule. A gate that has the same rule (number, set and text) assigns the state to it;
+//! otherwise the state belongs to the default dynamic rule, `allow ... // dynamic states default rule`. Expiry is
+//! stored as the time left.
 //!
 //! ```text
 //! "TOWPATHS" version:u32 unchecked:u8 (0, 1)
 //! rules: count:u32 { number:u32 set:u8 length:u32 text }
 //! names: count:u32 { length:u32 name }
 //! states, until a byte of 0xff:
-//!   marks:u8 proto:u8 tenant:u16 src_port:u16 dst_port:u16 addresses (8 bytes, or 32 and zone:u32)
+//!   flags:u8 proto:u8 tenant:u16 src_port:u16 dst_port:u16 addresses (8 bytes, or 32 and zone:u32)
 //!   rule:u32 name:u32 left:u64 seen:u16 acks:2*u32 packets:2*u64 bytes:2*u64 lifetime:u32 [window: 6*u64]
 //! crc32c:u32 of all before it
 //! ```
 //!
-//! Of version 1 `unchecked` was not there, and was never so.
+//! Version 1 has no `unchecked`; it is false.
 //!
-//! What is read is hostile: nothing is made before all of it was looked at.
+//! The input is untrusted: nothing is created before all of it was validated.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,88 +26,85 @@ use std::time::Duration;
 
 use crc::{CRC_32_ISCSI, Crc};
 
+use super::gate::{DEFAULT_DYNAMIC_RULE, Gate};
 use super::reload::same;
-use super::{DEFAULT_DYNAMIC_RULE, Gate};
 use crate::state::{Ends, Flow, Installed, Kind, Limit, Listed, Name, RuleId, Saved};
 use towpath_wire::{self as wire, Time};
 
 const MAGIC: &[u8; 8] = b"TOWPATHS";
 
-/// The version that is written; all up to it are read.
+/// The version that is written. Older versions are read too.
 pub const SNAPSHOT_VERSION: u32 = 2;
 
 const CRC: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
 
-/// Marks of a state.
+/// Flags of a state.
 const V6: u8 = 1;
 const LIMITED: u8 = 2;
 const REPLIED: u8 = 4;
 const WINDOW: u8 = 8;
 const LIFETIME: u8 = 16;
-const MARKS: u8 = V6 | LIMITED | REPLIED | WINDOW | LIFETIME;
+const FLAGS: u8 = V6 | LIMITED | REPLIED | WINDOW | LIFETIME;
 const END: u8 = 0xff;
 
-/// The rule of a state that has none where the snapshot was taken.
+/// A state without a rule in the source gate.
 const NO_RULE: u32 = u32::MAX;
 
-/// The longest time left that is believed, a hundred days: what a lifetime is cut to.
-const LONGEST: Duration = Duration::from_secs(9_000_000);
+/// Maximum accepted time left, a hundred days. Longer times are reduced to it.
+const MAX_REMAINING: Duration = Duration::from_secs(9_000_000);
 
-/// Pieces of this size are given to the writer.
-const PIECE: usize = 64 << 10;
+/// Size of the pieces that the writer receives.
+const PIECE_BYTES: usize = 64 << 10;
 
 /// Why a snapshot was not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SnapshotError {
-    /// It does not begin as one.
-    NoSnapshot,
-    /// Its version is this, and none up to [`SNAPSHOT_VERSION`].
+    /// The file does not start with the magic bytes.
+    BadMagic,
+    /// The version is not supported: above [`SNAPSHOT_VERSION`], or 0.
     Version(u32),
-    /// It ends too early.
-    Cut,
-    /// Its checksum is wrong: it was changed, or written in part.
+    /// The file ends too early.
+    Truncated,
+    /// The checksum is wrong: the file was changed or is incomplete.
     Checksum,
-    /// Its checksum is right and its contents make no sense at this byte.
-    Nonsense(usize),
+    /// The checksum is right, but the contents are invalid at this byte.
+    Malformed(usize),
 }
 
 impl fmt::Display for SnapshotError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoSnapshot => f.write_str("this is no snapshot of states"),
+            Self::BadMagic => f.write_str("not a snapshot of states"),
             Self::Version(version) => {
-                write!(
-                    f,
-                    "the snapshot is of version {version}, and only 1 to {SNAPSHOT_VERSION} can be read"
-                )
+                write!(f, "snapshot version {version} is not supported (1 to {SNAPSHOT_VERSION} are)")
             }
-            Self::Cut => f.write_str("the snapshot is cut short; take another one"),
-            Self::Checksum => f.write_str("the snapshot's checksum is wrong; take another one"),
-            Self::Nonsense(at) => write!(f, "the snapshot makes no sense at byte {at}"),
+            Self::Truncated => f.write_str("the snapshot is truncated; take another one"),
+            Self::Checksum => f.write_str("the checksum of the snapshot is wrong; take another one"),
+            Self::Malformed(at) => write!(f, "the snapshot is malformed at byte {at}"),
         }
     }
 }
 
 impl std::error::Error for SnapshotError {}
 
-/// What became of a snapshot's states.
+/// Result of restoring a snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Restored {
-    /// States of rules that are here too.
+    /// States whose rule exists here.
     pub states: u64,
-    /// States of other rules, which belong to the default rule's companion now.
-    pub companion: u64,
-    /// States that were here already.
+    /// States of other rules; they now belong to the default dynamic rule.
+    pub default_dynamic: u64,
+    /// States that already existed.
     pub existing: u64,
-    /// States for which there was no room, or no number for their name.
+    /// States that were refused: the table was full, or no number was free for their name.
     pub refused: u64,
-    /// Some of them were made by other rules than those that they name, and nobody has looked whether these would make them too
+    /// Some states may not match the rules that they name, and no re-check has covered them
     /// ([`Gate::snapshot_of`]).
     pub unchecked: bool,
 }
 
 impl Gate {
-    /// Gives all live states, in pieces, for a file.
+    /// Writes all live states to `piece`, in pieces.
     ///
     /// ```
     /// # use towpath_gate::{Gate, Ports, rules::Ruleset, state};
@@ -123,13 +121,15 @@ impl Gate {
         self.snapshot_of(now, false, piece);
     }
 
-    /// The same, and says in it whether some states are `unchecked`: a re-check ([`Gate::recheck_step`]) has not come to them.
+    /// Like [`Gate::snapshot`], and records whether some states are `unchecked`: a re-check
+    /// ([`Gate::recheck_step`]) has not covered them.
     pub fn snapshot_of(&self, now: Time, unchecked: bool, mut piece: impl FnMut(&[u8])) {
-        let mut out = Out { bytes: Vec::with_capacity(2 * PIECE), digest: CRC.digest() };
+        let mut out = Writer { bytes: Vec::with_capacity(2 * PIECE_BYTES), digest: CRC.digest() };
         out.put(MAGIC);
         out.put(&SNAPSHOT_VERSION.to_le_bytes());
         out.put(&[u8::from(unchecked)]);
-        // Orphans are listed under their old rule: in a gate without it they are the companion's.
+        // Orphans are listed under their old rule. A gate without that rule assigns them to the default dynamic
+        // rule.
         let rules: Vec<_> =
             self.rules.iter().chain(&self.hidden).filter(|(id, _)| *id != DEFAULT_DYNAMIC_RULE).collect();
         let places: HashMap<RuleId, u32> = rules.iter().map(|(id, _)| *id).zip(0..).collect();
@@ -138,35 +138,35 @@ impl Gate {
             out.put(&rule.number.to_le_bytes());
             out.put(&[rule.set]);
             out.text(&rule.to_string());
-            out.give(&mut piece, PIECE);
+            out.give(&mut piece, PIECE_BYTES);
         }
         let names = self.flow_names.all();
         out.put(&(names.len() as u32).to_le_bytes());
         for name in names {
             out.text(name);
-            out.give(&mut piece, PIECE);
+            out.give(&mut piece, PIECE_BYTES);
         }
         for saved in self.states().save(now) {
             out.state(&saved, places.get(&saved.listed.rule).copied().unwrap_or(NO_RULE));
-            out.give(&mut piece, PIECE);
+            out.give(&mut piece, PIECE_BYTES);
         }
         out.put(&[END]);
         out.give(&mut piece, 0);
-        let Out { digest, .. } = out;
+        let Writer { digest, .. } = out;
         piece(&digest.finalize().to_le_bytes());
     }
 
-    /// Takes the states of a snapshot in, those that it has room for. Their time goes on from where it was.
+    /// Restores the states of a snapshot, as far as there is room. Their time left continues from `now`.
     ///
     /// # Errors
-    /// When the snapshot is not whole and right; then nothing was changed.
+    /// Returns an error if the snapshot is damaged. The gate is then unchanged.
     pub fn restore(&mut self, snapshot: &[u8], now: Time) -> Result<Restored, SnapshotError> {
-        self.beside(|gate| gate.take_states(snapshot, now))
+        self.maintain(|gate| gate.take_states(snapshot, now))
     }
 
     fn take_states(&mut self, snapshot: &[u8], now: Time) -> Result<Restored, SnapshotError> {
-        // Once to see that all is right, once to take it.
-        let Head { unchecked, rules, names, states: mut at } = head(snapshot)?;
+        // The first pass validates, the second pass creates the states.
+        let Header { unchecked, rules, names, states: mut at } = header(snapshot)?;
         let own: HashMap<_, RuleId> = self.rules.iter().rev().map(|(id, rule)| (same(rule), *id)).collect();
         let rules: Vec<(RuleId, Option<Limit>)> = rules
             .into_iter()
@@ -175,10 +175,10 @@ impl Gate {
                 None => (DEFAULT_DYNAMIC_RULE, None),
             })
             .collect();
-        // Those that no state has need no number.
+        // A name without states needs no number.
         let mut numbers: Vec<Option<Name>> = vec![None; names.len()];
-        if names.len() > self.flow_names.room() {
-            self.forget_flow_names(true);
+        if names.len() > self.flow_names.free() {
+            self.reclaim_flow_names(true);
         }
         let mut restored = Restored { unchecked, ..Restored::default() };
         while let Some((saved, rule, name)) = at.state(rules.len(), names.len())? {
@@ -188,7 +188,7 @@ impl Gate {
                 continue;
             };
             match self.states_mut().restore(&saved, rule, name, limit, now) {
-                Ok(Installed::New) if rule == DEFAULT_DYNAMIC_RULE => restored.companion += 1,
+                Ok(Installed::New) if rule == DEFAULT_DYNAMIC_RULE => restored.default_dynamic += 1,
                 Ok(Installed::New) => restored.states += 1,
                 Ok(Installed::Existing) => restored.existing += 1,
                 Err(_) => restored.refused += 1,
@@ -197,48 +197,48 @@ impl Gate {
         Ok(restored)
     }
 
-    /// The number here of the name with that number there.
+    /// Returns the number in this gate of the name that has number `there` in the snapshot.
     fn number(&mut self, there: usize, names: &[String], numbers: &mut [Option<Name>]) -> Option<Name> {
         if numbers[there].is_none() {
-            numbers[there] = self.flow_names.give(&names[there]);
+            numbers[there] = self.flow_names.intern(&names[there]);
         }
         numbers[there]
     }
 
     fn limit_of(&self, id: RuleId) -> Option<Limit> {
-        let program = &self.live().program;
+        let program = &self.generation().program;
         program.rules[program.position_of(id)?].install.as_ref()?.install.limit
     }
 }
 
-/// Whether [`Gate::restore`] would read this.
+/// Checks that [`Gate::restore`] would accept a snapshot.
 ///
 /// # Errors
-/// The snapshot is not whole and right.
+/// Returns an error if the snapshot is damaged.
 pub fn check_snapshot(snapshot: &[u8]) -> Result<(), SnapshotError> {
-    head(snapshot).map(drop)
+    header(snapshot).map(drop)
 }
 
-/// Number, set and text.
+/// Number, set and text of a rule.
 type RuleText = (u32, u8, String);
 
-/// What is before the states of a snapshot, and where they begin.
-struct Head<'a> {
+/// The part before the states, and a reader at the first state.
+struct Header<'a> {
     unchecked: bool,
     rules: Vec<RuleText>,
     names: Vec<String>,
-    states: In<'a>,
+    states: Reader<'a>,
 }
 
-/// That of a snapshot of which all is right.
-fn head(snapshot: &[u8]) -> Result<Head<'_>, SnapshotError> {
+/// Parses the header of a snapshot and validates the whole.
+fn header(snapshot: &[u8]) -> Result<Header<'_>, SnapshotError> {
     let (version, body) = checked(snapshot)?;
-    let mut at = In { bytes: body, at: MAGIC.len() + 4 };
+    let mut at = Reader { bytes: body, at: MAGIC.len() + 4 };
     let unchecked = match version {
         1 => false,
         _ => match (at.at, at.u8()?) {
             (_, mark @ 0..=1) => mark == 1,
-            (at, _) => return Err(SnapshotError::Nonsense(at)),
+            (at, _) => return Err(SnapshotError::Malformed(at)),
         },
     };
     let (mut rules, mut names) = (Vec::new(), Vec::new());
@@ -251,19 +251,19 @@ fn head(snapshot: &[u8]) -> Result<Head<'_>, SnapshotError> {
     let mut states = at;
     while states.state(rules.len(), names.len())?.is_some() {}
     if states.at != body.len() {
-        return Err(SnapshotError::Nonsense(states.at));
+        return Err(SnapshotError::Malformed(states.at));
     }
-    Ok(Head { unchecked, rules, names, states: at })
+    Ok(Header { unchecked, rules, names, states: at })
 }
 
-/// The version, and all but the checksum, when it is right.
+/// Returns the version, and the snapshot without its checksum if that is right.
 fn checked(snapshot: &[u8]) -> Result<(u32, &[u8]), SnapshotError> {
-    let rest = snapshot.strip_prefix(MAGIC).ok_or(SnapshotError::NoSnapshot)?;
-    let version = u32::from_le_bytes(*rest.first_chunk().ok_or(SnapshotError::Cut)?);
+    let rest = snapshot.strip_prefix(MAGIC).ok_or(SnapshotError::BadMagic)?;
+    let version = u32::from_le_bytes(*rest.first_chunk().ok_or(SnapshotError::Truncated)?);
     if !(1..=SNAPSHOT_VERSION).contains(&version) {
         return Err(SnapshotError::Version(version));
     }
-    let (_, sum) = rest[4..].split_last_chunk().ok_or(SnapshotError::Cut)?;
+    let (_, sum) = rest[4..].split_last_chunk().ok_or(SnapshotError::Truncated)?;
     let body = &snapshot[..snapshot.len() - sum.len()];
     if CRC.checksum(body) != u32::from_le_bytes(*sum) {
         return Err(SnapshotError::Checksum);
@@ -271,12 +271,12 @@ fn checked(snapshot: &[u8]) -> Result<(u32, &[u8]), SnapshotError> {
     Ok((version, body))
 }
 
-struct Out<'c> {
+struct Writer<'c> {
     bytes: Vec<u8>,
     digest: crc::Digest<'c, u32>,
 }
 
-impl Out<'_> {
+impl Writer<'_> {
     fn put(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
@@ -286,7 +286,7 @@ impl Out<'_> {
         self.put(text.as_bytes());
     }
 
-    /// Gives away what there is, if it is so much.
+    /// Passes the buffered bytes to `piece` if there are at least `most`.
     fn give(&mut self, piece: &mut impl FnMut(&[u8]), most: usize) {
         if self.bytes.len() >= most {
             self.digest.update(&self.bytes);
@@ -298,12 +298,12 @@ impl Out<'_> {
     fn state(&mut self, saved: &Saved, rule: u32) {
         let Listed { kind, name, flow, packets, bytes, remaining, tcp_ack, .. } = &saved.listed;
         let mark = |mark: u8, is: bool| if is { mark } else { 0 };
-        let marks = mark(V6, matches!(flow.ends, Ends::V6(..)))
+        let flags = mark(V6, matches!(flow.ends, Ends::V6(..)))
             | mark(LIMITED, matches!(kind, Kind::Limit))
             | mark(REPLIED, saved.replied)
             | mark(WINDOW, saved.window.is_some())
             | mark(LIFETIME, saved.lifetime.is_some());
-        self.put(&[marks, flow.proto]);
+        self.put(&[flags, flow.proto]);
         [flow.tenant, flow.src_port, flow.dst_port].iter().for_each(|n| self.put(&n.to_le_bytes()));
         match flow.ends {
             Ends::V4(src, dst) => [src, dst].iter().for_each(|ip| self.put(&ip.octets())),
@@ -324,15 +324,15 @@ impl Out<'_> {
 }
 
 #[derive(Clone, Copy)]
-struct In<'a> {
+struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl In<'_> {
+impl Reader<'_> {
     fn take<const N: usize>(&mut self) -> Result<[u8; N], SnapshotError> {
-        let nonsense = SnapshotError::Nonsense(self.at);
-        let taken = self.bytes.get(self.at..).and_then(|rest| rest.first_chunk()).ok_or(nonsense)?;
+        let malformed = SnapshotError::Malformed(self.at);
+        let taken = self.bytes.get(self.at..).and_then(|rest| rest.first_chunk()).ok_or(malformed)?;
         self.at += N;
         Ok(*taken)
     }
@@ -354,28 +354,28 @@ impl In<'_> {
     }
 
     fn text(&mut self) -> Result<String, SnapshotError> {
-        let nonsense = SnapshotError::Nonsense(self.at);
+        let malformed = SnapshotError::Malformed(self.at);
         let length = self.u32()? as usize;
-        let text = self.bytes.get(self.at..).and_then(|rest| rest.get(..length)).ok_or(nonsense)?;
+        let text = self.bytes.get(self.at..).and_then(|rest| rest.get(..length)).ok_or(malformed)?;
         self.at += length;
-        String::from_utf8(text.to_vec()).map_err(|_| nonsense)
+        String::from_utf8(text.to_vec()).map_err(|_| malformed)
     }
 
-    /// The next state, its rule's place and its name's; `None` at the end.
+    /// Reads the next state with the indices of its rule and name; `None` at the end.
     fn state(&mut self, rules: usize, names: usize) -> Result<Option<(Saved, u32, u32)>, SnapshotError> {
-        let nonsense = SnapshotError::Nonsense(self.at);
-        let marks = self.u8()?;
-        if marks == END {
+        let malformed = SnapshotError::Malformed(self.at);
+        let flags = self.u8()?;
+        if flags == END {
             return Ok(None);
         }
-        if marks & !MARKS != 0 {
-            return Err(nonsense);
+        if flags & !FLAGS != 0 {
+            return Err(malformed);
         }
-        let has = |mark| marks & mark != 0;
+        let has = |mark| flags & mark != 0;
         let proto = self.u8()?;
-        // Sequence windows are TCP's.
+        // Only TCP has sequence windows.
         if has(WINDOW) && proto != wire::proto::TCP {
-            return Err(nonsense);
+            return Err(malformed);
         }
         let (tenant, src_port, dst_port) = (self.u16()?, self.u16()?, self.u16()?);
         let ends = if has(V6) {
@@ -386,16 +386,16 @@ impl In<'_> {
         };
         let (rule, name) = (self.u32()?, self.u32()?);
         if rule != NO_RULE && rule as usize >= rules || name as usize >= names {
-            return Err(nonsense);
+            return Err(malformed);
         }
-        let remaining = Duration::from_nanos(self.u64()?).min(LONGEST);
+        let remaining = Duration::from_nanos(self.u64()?).min(MAX_REMAINING);
         let seen = u64::from(self.u16()?);
         let tcp_ack = [self.u32()?, self.u32()?];
         let packets = [self.u64()?, self.u64()?];
         let bytes = [self.u64()?, self.u64()?];
-        // Sums of counts must not overflow, whoever wrote them.
+        // Limits untrusted counters, so that sums do not overflow.
         if packets.iter().chain(&bytes).any(|&n| n > 1 << 60) {
-            return Err(nonsense);
+            return Err(malformed);
         }
         let lifetime = self.u32()?;
         let window = if has(WINDOW) {

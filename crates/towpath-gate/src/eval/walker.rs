@@ -1,16 +1,19 @@
-//! The gate as one thread uses it: its place among the walkers, with all that a packet's walk changes.
+//! Walkers: a thread's handle for evaluating the rules.
 //!
-//! What: rules and tables are shared and never changed under a walker ([`super::generation`]); states are shared and changed
-//! by single atomic operations ([`crate::state`]); counters, the log and the random numbers are the walker's own. So a
-//! packet's walk takes no lock. What the gate changes is taken over before a walker's next packet.
+//! Rules and tables are shared and immutable ([`super::generation`]). States are shared and changed by single
+//! atomic operations ([`crate::state`]). Counters, log and random numbers belong to the walker. A walk therefore
+//! takes no lock. The walker adopts changes of the gate before its next packet.
 
 use std::sync::Arc;
 
+use super::gate::GateSettings;
 use super::generation::{CurrentGeneration, Generation};
 use super::log::{PacketLog, RefusalLogLimiter};
-use super::port::{Ports, Routes};
-use super::rule_counters::{RuleCounters, WalkerSlot, WalkerSlots};
-use super::{GateSettings, Random};
+use super::port::Ports;
+use super::random::Random;
+use super::routes::Routes;
+use super::rule_counters::RuleCounters;
+use super::walker_slot::{WalkerSlot, WalkerSlots};
 use crate::state::States;
 use towpath_wire::Time;
 
@@ -18,14 +21,15 @@ use towpath_wire::Time;
 #[derive(Default)]
 pub(super) struct Shared {
     pub(super) current: CurrentGeneration,
-    pub(super) seats: WalkerSlots,
+    pub(super) slots: WalkerSlots,
     pub(super) refusals: RefusalLogLimiter,
 }
 
-/// A thread's own way into the gate ([`super::Gate::walker`]): takes packets through the rules beside other threads.
+/// Evaluates the rules in one thread, concurrently with other walkers. Created by
+/// [`Gate::walker`](super::Gate::walker).
 ///
-/// Packets of one flow may go to any walker; their order is kept where they are given to one. A thread that does not
-/// call for long should say so ([`Walker::idle`]).
+/// Packets of one flow may go to any walker; their order is kept only if they go to the same one. Call
+/// [`Walker::idle`] before a long pause.
 ///
 /// ```
 /// use towpath_gate::{Dir, Gate, Ports, Step, Walk};
@@ -54,104 +58,105 @@ pub(super) struct Shared {
 /// ```
 pub struct Walker {
     pub(super) shared: Arc<Shared>,
-    pub(super) live: Generation,
+    pub(super) generation: Generation,
     pub(super) version: u64,
-    /// What was in force when packets were fetched last ([`super::burst`]).
+    /// Version of the generation at the last prefetch ([`super::burst`]).
     pub(super) fetched: u64,
-    pub(super) seat: Arc<WalkerSlot>,
+    pub(super) slot: Arc<WalkerSlot>,
     pub(super) counts: Arc<RuleCounters>,
-    away: bool,
+    idle: bool,
     pub(super) states: States,
     pub(super) random: Random,
     pub(super) log: PacketLog,
 }
 
 impl Walker {
-    pub(super) fn join(shared: Arc<Shared>, states: States, random: Random) -> Self {
-        let (version, live) = shared.current.take();
-        let counts = Arc::new(RuleCounters::new(Arc::clone(&live.program), None));
-        let seat = shared.seats.join(version, Arc::clone(&counts));
+    pub(super) fn register(shared: Arc<Shared>, states: States, random: Random) -> Self {
+        let (version, generation) = shared.current.take();
+        let counts = Arc::new(RuleCounters::new(Arc::clone(&generation.program), None));
+        let slot = shared.slots.register(version, Arc::clone(&counts));
         let log = PacketLog::default();
-        Self { shared, live, version, fetched: version, seat, counts, away: false, states, random, log }
+        Self { shared, generation, version, fetched: version, slot, counts, idle: false, states, random, log }
     }
 
-    /// Takes over what the gate has changed, if it has. [`Walker::walk`] does it by itself; for a thread that has no
-    /// packets, so that what was replaced can go.
+    /// Adopts the current generation. [`Walker::walk`] does this itself; a thread without packets calls it so that
+    /// replaced generations can be freed.
     #[inline]
     pub fn catch_up(&mut self) {
-        if self.away || self.shared.current.version() != self.version {
-            self.take_over();
+        if self.idle || self.shared.current.version() != self.version {
+            self.adopt_generation();
         }
     }
 
     #[cold]
-    fn take_over(&mut self) {
-        if self.away {
-            self.away = false;
-            self.seat.come(self.version);
+    fn adopt_generation(&mut self) {
+        if self.idle {
+            self.idle = false;
+            self.slot.set_active(self.version);
         }
         if self.shared.current.version() != self.version {
-            let (version, live) = self.shared.current.take();
-            self.go_by(version, live);
+            let (version, generation) = self.shared.current.take();
+            self.switch_to(version, generation);
         }
     }
 
-    /// Goes by this from now on.
-    pub(super) fn go_by(&mut self, version: u64, live: Generation) {
-        if !Arc::ptr_eq(&live.program, &self.counts.program) {
-            self.counts = Arc::new(RuleCounters::new(Arc::clone(&live.program), Some(&self.counts)));
+    /// Switches to a generation.
+    pub(super) fn switch_to(&mut self, version: u64, generation: Generation) {
+        if !Arc::ptr_eq(&generation.program, &self.counts.program) {
+            self.counts = Arc::new(RuleCounters::new(Arc::clone(&generation.program), Some(&self.counts)));
         }
-        (self.version, self.live) = (version, live);
-        self.seat.take(version, Arc::clone(&self.counts));
+        (self.version, self.generation) = (version, generation);
+        self.slot.publish(version, Arc::clone(&self.counts));
     }
 
-    /// Says that this thread will not call for a while: nothing that is to go waits for it. The next call comes back.
+    /// Marks the walker as idle: reclamation does not wait for it. The next call on the walker makes it active
+    /// again.
     pub fn idle(&mut self) {
         self.states.idle();
-        self.away = true;
-        self.seat.go();
+        self.idle = true;
+        self.slot.set_idle();
     }
 
-    /// Frees states that are over, `budget` of them at most, and makes room that was theirs. Call it once a burst.
+    /// Frees at most `budget` expired states and their memory. Call it once per burst.
     pub fn expire(&mut self, now: Time, budget: usize) {
         self.catch_up();
         self.states.expire(now, budget);
     }
 
-    /// The dynamic states, as this walker sees them: they are the same for all.
+    /// The state table, which all walkers share.
     pub fn states(&self) -> &States {
         &self.states
     }
 
-    /// The dynamic states, for what changes this walker's handle on them.
+    /// The state table, for calls that change this walker's handle.
     pub fn states_mut(&mut self) -> &mut States {
         &mut self.states
     }
 
-    /// What `log` rules wrote about this walker's packets, to be taken away by the caller. How much a rule logs
-    /// (`logamount`) is counted for all walkers together.
+    /// Log entries of this walker's packets. The caller takes them. The limit of a rule (`logamount`) counts over
+    /// all walkers.
     pub fn log(&mut self) -> &mut PacketLog {
         &mut self.log
     }
 
-    /// The ports, as of the last call.
+    /// The ports at the last call.
     pub fn ports(&self) -> &Ports {
-        &self.live.ports
+        &self.generation.ports
     }
 
-    /// The routes, as of the last call.
+    /// The routes at the last call.
     pub fn routes(&self) -> &Routes {
-        &self.live.routes
+        &self.generation.routes
     }
 
-    /// The gate's own settings, as of the last call.
+    /// The settings of the gate at the last call.
     pub fn settings(&self) -> GateSettings {
-        self.live.settings
+        self.generation.settings
     }
 }
 
 impl Drop for Walker {
     fn drop(&mut self) {
-        self.shared.seats.leave(&self.seat);
+        self.shared.slots.unregister(&self.slot);
     }
 }

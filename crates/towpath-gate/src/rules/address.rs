@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::parse::number;
+use super::cursor::number;
 
 /// An IPv4 net: the bits of `mask` must be those of `addr`. The mask may have gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -21,9 +21,10 @@
 //! ```
 
 pub mod address;
+mod cursor;
 mod diagnostic;
-mod flat;
 pub(crate) mod glob;
+mod keywords;
 pub mod option;
 mod parse;
 pub mod ports;
@@ -31,11 +32,11 @@ mod print;
 pub mod protocol;
 mod rule;
 mod ruleset;
-mod shadow;
+mod shadowed;
 pub mod table;
 mod token;
 
-pub(crate) use parse::option::mac;
+pub(crate) use option::mac;
 pub(crate) use parse::order;
 pub(crate) use print::block_text;
 

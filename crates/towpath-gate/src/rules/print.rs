@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Formatter, Write};
 
-use super::option::*;
+use super::option::{Arg, CodePoint, Term, Test, comma_list};
 use super::rule::*;
 
 /// ICMP unreachable codes by name (RFC 792, 1122, 1812).
@@ -117,7 +117,7 @@ impl Display for Action {
             Self::Forward(NextHop::Address(ip, None)) => write!(f, "fwd {ip}"),
             Self::Forward(NextHop::Tablearg) => f.write_str("fwd tablearg"),
             Self::Reass => f.write_str("reass"),
-            Self::SetDscp(Arg::Number(dscp)) => write!(f, "setdscp {}", Dscp(*dscp as u8)),
+            Self::SetDscp(Arg::Number(dscp)) => write!(f, "setdscp {}", CodePoint(*dscp as u8)),
             Self::SetDscp(Arg::Tablearg) => f.write_str("setdscp tablearg"),
             Self::SetMark(Arg::Number(mark)) => write!(f, "setmark {mark:#x}"),
             Self::SetMark(Arg::Tablearg) => f.write_str("setmark tablearg"),
@@ -133,15 +133,6 @@ impl Display for Target {
             Self::Number(number) => write!(f, "{number}"),
             Self::Tablearg => f.write_str("tablearg"),
             Self::Label { name, .. } => write!(f, ":{name}"),
-        }
-    }
-}
-
-impl Display for Arg {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Number(number) => write!(f, "{number}"),
-            Self::Tablearg => f.write_str("tablearg"),
         }
     }
 }
@@ -267,188 +258,4 @@ fn braces(
         each(f, term)?;
     }
     f.write_str(" }")
-}
-
-fn comma_list(f: &mut Formatter<'_>, items: &[impl Display]) -> fmt::Result {
-    for (i, item) in items.iter().enumerate() {
-        if i > 0 {
-            f.write_char(',')?;
-        }
-        item.fmt(f)?;
-    }
-    Ok(())
-}
-
-impl Display for Test {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Proto(proto) => write!(f, "proto {proto}"),
-            Self::Src(list) => {
-                f.write_str("src-ip ")?;
-                comma_list(f, list)
-            }
-            Self::Dst(list) => {
-                f.write_str("dst-ip ")?;
-                comma_list(f, list)
-            }
-            Self::SrcPort(ports) => write!(f, "src-port {ports}"),
-            Self::DstPort(ports) => write!(f, "dst-port {ports}"),
-            Self::In => f.write_str("in"),
-            Self::Out => f.write_str("out"),
-            Self::Recv(interface) => write!(f, "recv {interface}"),
-            Self::Xmit(interface) => write!(f, "xmit {interface}"),
-            Self::Via(interface) => write!(f, "via {interface}"),
-            Self::Layer2 => f.write_str("layer2"),
-            Self::Mac { dst, src } => write!(f, "MAC {dst} {src}"),
-            Self::MacType(types) => {
-                f.write_str("mac-type ")?;
-                for (i, (lo, hi)) in types.0.iter().enumerate() {
-                    let comma = if i == 0 { "" } else { "," };
-                    if lo == hi {
-                        write!(f, "{comma}0x{lo:04x}")?
-                    } else {
-                        write!(f, "{comma}0x{lo:04x}-0x{hi:04x}")?
-                    }
-                }
-                Ok(())
-            }
-            Self::Frag(flags) if *flags == Flags::default() => f.write_str("frag"),
-            Self::Frag(flags) => named_flags(f, "frag", *flags, FRAG),
-            Self::IpOptions(flags) => named_flags(f, "ipoptions", *flags, IP_OPTIONS),
-            Self::IpLen(ranges) => write!(f, "iplen {ranges}"),
-            Self::IpId(ranges) => write!(f, "ipid {ranges}"),
-            Self::IpPrecedence(precedence) => write!(f, "ipprecedence {precedence}"),
-            Self::Dscp(points) => {
-                f.write_str("dscp ")?;
-                let points: Vec<_> = (0..64u8).filter(|p| points >> p & 1 == 1).map(Dscp).collect();
-                comma_list(f, &points)
-            }
-            Self::IpTos(flags) => named_flags(f, "iptos", *flags, IP_TOS),
-            Self::IpTtl(ranges) => write!(f, "ipttl {ranges}"),
-            Self::IpVersion(version) => write!(f, "ipversion {version}"),
-            Self::Established => f.write_str("established"),
-            Self::Setup => f.write_str("setup"),
-            Self::TcpDataLen(ranges) => write!(f, "tcpdatalen {ranges}"),
-            Self::TcpFlags(flags) => named_flags(f, "tcpflags", *flags, TCP_FLAGS),
-            Self::TcpMss(ranges) => write!(f, "tcpmss {ranges}"),
-            Self::TcpOptions(flags) => named_flags(f, "tcpoptions", *flags, TCP_OPTIONS),
-            Self::TcpSeq(number) => write!(f, "tcpseq {number}"),
-            Self::TcpAck(number) => write!(f, "tcpack {number}"),
-            Self::TcpWin(ranges) => write!(f, "tcpwin {ranges}"),
-            Self::IcmpTypes(types) => {
-                f.write_str("icmptypes ")?;
-                let types: Vec<_> = (0..32u8).filter(|t| types >> t & 1 == 1).collect();
-                comma_list(f, &types)
-            }
-            Self::Icmp6Types(types) => {
-                f.write_str("icmp6types ")?;
-                let set = |t: &u16| types[usize::from(*t) / 64] >> (t % 64) & 1 == 1;
-                let types: Vec<_> = (0..256u16).filter(set).collect();
-                comma_list(f, &types)
-            }
-            Self::Ext6Hdr(headers) => {
-                f.write_str("ext6hdr ")?;
-                let names: Vec<_> =
-                    EXT6.iter().filter(|(_, bit)| headers & bit != 0).map(|(name, _)| name).collect();
-                comma_list(f, &names)
-            }
-            Self::FlowId(labels) => {
-                f.write_str("flow-id ")?;
-                comma_list(f, labels)
-            }
-            Self::Ip4 => f.write_str("ipv4"),
-            Self::Ip6 => f.write_str("ipv6"),
-            Self::Lookup { key, mask, table } => {
-                let word = LOOKUP_KEYS.iter().find(|(_, k)| k == key).map_or("?", |(word, _)| word);
-                write!(f, "lookup {word}")?;
-                match mask {
-                    None => {}
-                    Some(LookupMask::Number(mask)) if matches!(key, LookupKey::SrcIp | LookupKey::DstIp) => {
-                        write!(f, ":{}", std::net::Ipv4Addr::from_bits(*mask))?;
-                    }
-                    Some(LookupMask::Number(mask)) => write!(f, ":{mask:#x}")?,
-                    Some(LookupMask::V6(mask)) => write!(f, ":{}", std::net::Ipv6Addr::from_bits(*mask))?,
-                    Some(LookupMask::Mac(mask)) => write!(f, ":{}", Mac(*mask))?,
-                }
-                write!(f, " {table}")
-            }
-            Self::Flow(table) => write!(f, "flow {table}"),
-            Self::Tagged(TagArg::Tags(tags)) => write!(f, "tagged {tags}"),
-            Self::Tagged(TagArg::Tablearg) => f.write_str("tagged tablearg"),
-            Self::Mark { value, mask } => {
-                match value {
-                    Arg::Number(value) => write!(f, "mark {value:#x}")?,
-                    Arg::Tablearg => f.write_str("mark tablearg")?,
-                }
-                if *mask == u32::MAX { Ok(()) } else { write!(f, ":{mask:#x}") }
-            }
-            Self::VerRevPath => f.write_str("verrevpath"),
-            Self::VerSrcReach => f.write_str("versrcreach"),
-            Self::AntiSpoof => f.write_str("antispoof"),
-            Self::Bpf(code) => write!(f, "bpf \"{code}\""),
-            Self::True => f.write_str("proto ip"),
-        }
-    }
-}
-
-fn named_flags(f: &mut Formatter<'_>, word: &str, flags: Flags, names: &[FlagName]) -> fmt::Result {
-    write!(f, "{word} ")?;
-    let mut comma = "";
-    for (name, bit) in names {
-        let not = if flags.clear & bit != 0 { "!" } else { "" };
-        if (flags.set | flags.clear) & bit != 0 {
-            write!(f, "{comma}{not}{name}")?;
-            comma = ",";
-        }
-    }
-    Ok(())
-}
-
-/// A code point, by name if it has one.
-struct Dscp(u8);
-
-impl Display for Dscp {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match DSCP.iter().find(|(_, point)| *point == self.0) {
-            Some((name, _)) => f.write_str(name),
-            None => self.0.fmt(f),
-        }
-    }
-}
-
-impl Display for Interface {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Any => f.write_str("any"),
-            Self::Name(text) | Self::Glob(text) => f.write_str(text),
-            Self::Address(ip) => ip.fmt(f),
-            Self::Table(table) => table.fmt(f),
-        }
-    }
-}
-
-/// An Ethernet address.
-struct Mac([u8; 6]);
-
-impl Display for Mac {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, g] = self.0;
-        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
-    }
-}
-
-impl Display for MacMask {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        if self.mask == [0; 6] {
-            return f.write_str("any");
-        }
-        Mac(self.addr).fmt(f)?;
-        let bits = self.mask.iter().fold(0u64, |bits, octet| bits << 8 | u64::from(*octet));
-        let ones = (bits << 16).leading_ones();
-        match ones == bits.count_ones() {
-            true if ones == 48 => Ok(()),
-            true => write!(f, "/{ones}"),
-            false => write!(f, "&{}", Mac(self.mask)),
-        }
-    }
 }

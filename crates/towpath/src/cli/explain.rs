@@ -317,7 +317,7 @@ fn verdict(step: Step) -> String {
         Step::Pass => "pass".to_owned(),
         Step::Drop(DropReason::Deny) => "drop".to_owned(),
         Step::Drop(reason) => format!("drop ({})", reason.as_str()),
-        Step::Reject(Reject::NoReply(reason)) => format!("reject, without an answer: it is {reason}"),
+        Step::Reject(Reject::NoReply(reason)) => format!("reject, no reply: {reason}"),
         Step::Reject(Reject::Unreach { code, .. }) => format!("reject (ICMP unreachable, code {code})"),
         Step::Reject(Reject::Unreach6 { code }) => format!("reject (ICMPv6 unreachable, code {code})"),
         Step::Reject(Reject::TimeExceeded) => "reject (ICMP time exceeded)".to_owned(),

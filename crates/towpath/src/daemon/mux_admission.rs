@@ -182,7 +182,7 @@ impl Inside {
             match self.walker.walk(&mut walk, &packet, now) {
                 Step::Pass | Step::Forward(..) => return Admit::Pass,
                 // The loopback interface: a reply packet would not be sent, but the connection can be reset.
-                Step::Reject(Reject::Reset | Reject::NoReply(NoReply::Source)) => return Admit::Reset,
+                Step::Reject(Reject::Reset | Reject::NoReply(NoReply::BadSource)) => return Admit::Reset,
                 Step::Drop(_) | Step::Reject(_) | Step::Reassemble => return Admit::Deny,
                 Step::Tee(_) => {}
                 Step::Inspect(_) | Step::Divert(_) if self.unserved == DefaultVerdict::Drop => {

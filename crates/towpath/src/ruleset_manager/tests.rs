@@ -121,7 +121,7 @@ fn what_was_not_rechecked_is_said_in_the_snapshot() {
     let now = Time::from_secs(1);
     let second = book(&rules);
     let restored = second.restore(&saved(&first), now).unwrap();
-    assert_eq!((restored.states, restored.companion, restored.unchecked), (6_952, 0, true));
+    assert_eq!((restored.states, restored.default_dynamic, restored.unchecked), (6_952, 0, true));
     // It is still so when nobody looks at them here, either.
     assert!(book(&rules).restore(&saved(&second), now).unwrap().unchecked);
     second.recheck();

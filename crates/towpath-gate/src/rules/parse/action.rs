@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
-use super::cursor::{Cursor, Parse, bad_number, number};
-use super::words::{ACTIONS, NO_ACTIONS, refused};
+use crate::rules::cursor::{Cursor, Parse, bad_number, number};
 use crate::rules::diagnostic::{Fault, quoted};
-use crate::rules::option::{Arg, DSCP};
+use crate::rules::keywords::{ACTIONS, NO_ACTIONS, refused};
+use crate::rules::option::{Arg, DSCP, arg, code_point};
 use crate::rules::print::{PROB_ONE, UNREACH, UNREACH6, probability};
 use crate::rules::rule::{Action, Log, NextHop, ReturnTo, StateName, Tag, Target};
 use crate::state::LIFETIME_MAX;
@@ -98,14 +98,6 @@ pub(crate) fn tag(cursor: &mut Cursor<'_, '_>) -> Parse<Option<Tag>> {
     Ok(Some(Tag { remove, tag: arg(cursor, "tag", 1, 65534)? }))
 }
 
-/// A number, or `tablearg`.
-pub(crate) fn arg(cursor: &mut Cursor<'_, '_>, what: &str, lo: u32, hi: u32) -> Parse<Arg> {
-    if cursor.eat("tablearg") {
-        return Ok(Arg::Tablearg);
-    }
-    cursor.number(what, lo, hi).map(Arg::Number)
-}
-
 /// An optional `:NAME` after check-state and keep-state.
 pub(crate) fn state_name(cursor: &mut Cursor<'_, '_>, any: bool) -> Parse<StateName> {
     let Some(name) = cursor.peek().and_then(|word| word.strip_prefix(':')) else {
@@ -171,17 +163,10 @@ fn setdscp(cursor: &mut Cursor<'_, '_>) -> Parse<Arg> {
     if token.text == "tablearg" {
         return Ok(Arg::Tablearg);
     }
-    dscp(&token.text).map(|point| Arg::Number(point.into())).ok_or_else(|| {
+    code_point(&token.text).map(|point| Arg::Number(point.into())).ok_or_else(|| {
         Fault::new(token.position(), format!("{} is no code point", quoted(&token.text)))
             .did_you_mean(&token.text, DSCP.iter().map(|(name, _)| *name))
     })
-}
-
-/// A code point by name or number.
-pub(crate) fn dscp(text: &str) -> Option<u8> {
-    let lower = text.to_ascii_lowercase();
-    let named = DSCP.iter().find(|(name, _)| *name == lower).map(|(_, point)| *point);
-    named.or_else(|| number(text).filter(|n| *n < 64).map(|n| n as u8))
 }
 
 fn next_hop(cursor: &mut Cursor<'_, '_>) -> Parse<NextHop> {

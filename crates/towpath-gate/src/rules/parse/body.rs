@@ -1,15 +1,14 @@
 //! Protocol, source, destination, options: what a packet must be.
 
-use super::cursor::{Cursor, Parse, elements};
-use super::option::{self, Parsed};
-use super::words::{NO_OPTIONS, OPTIONS};
-use crate::rules::address::{self, Address};
+use super::state;
+use crate::rules::address::Address;
+use crate::rules::cursor::{Cursor, Parse};
 use crate::rules::diagnostic::{Fault, nearest, quoted};
-use crate::rules::option::{Block, Term, Test};
+use crate::rules::keywords::NO_OPTIONS;
+use crate::rules::option::{self, Block, Term, Test, addresses, ranges};
 use crate::rules::ports::{self, Ranges};
 use crate::rules::protocol::Protocol;
 use crate::rules::rule::{Body, Form, StateOption};
-use crate::rules::token::Token;
 use crate::state::{LIFETIME_MAX, Tracking};
 
 /// A body, and what stands among its options without being a test.
@@ -63,7 +62,7 @@ fn form(cursor: &mut Cursor<'_, '_>) -> Parse<Form> {
 }
 
 fn is_option(word: &str) -> bool {
-    OPTIONS.contains(&word) || NO_OPTIONS.iter().any(|(w, ..)| *w == word)
+    option::words().any(|option| option == word) || NO_OPTIONS.iter().any(|(w, ..)| *w == word)
 }
 
 fn protocol(cursor: &mut Cursor<'_, '_>) -> Parse<Protocol> {
@@ -77,7 +76,7 @@ fn protocol(cursor: &mut Cursor<'_, '_>) -> Parse<Protocol> {
             .hint("\"ip\" is any protocol");
         }
         Fault::new(token.position(), format!("unknown protocol {}", quoted(&token.text)))
-            .did_you_mean(&token.text, Protocol::names().chain(OPTIONS.iter().copied()))
+            .did_you_mean(&token.text, Protocol::names().chain(option::words()))
     })
 }
 
@@ -176,39 +175,6 @@ fn sorted(word: &str) -> Vec<u8> {
     letters
 }
 
-/// A comma list of addresses; every bad one is noted.
-pub(crate) fn addresses(cursor: &mut Cursor<'_, '_>, what: &str) -> Parse<Vec<Address>> {
-    let token = cursor.need(what)?;
-    let mut list = Vec::new();
-    for (offset, text) in elements(&token.text) {
-        if cursor.full() {
-            break;
-        }
-        match address::parse(text) {
-            Ok(address) => list.push(address),
-            Err(no) => {
-                let message = match no.message.as_str() {
-                    "not an address" => format!("{} is not an address", quoted(text)),
-                    other => format!("{} in {}", other, quoted(text)),
-                };
-                let fault = Fault::new(token.position_at(offset), message);
-                cursor.note(match no.hint {
-                    Some(hint) => fault.hint(hint),
-                    None => fault,
-                });
-                // Stands in for what was meant; the rule is refused anyway.
-                list.push(Address::Any);
-            }
-        }
-    }
-    if list.len() > 1 && list.contains(&Address::Any) {
-        // `any` in a list makes the rest of it meaningless, which is rarely what was meant; ipfw reads it so too.
-        list.retain(|address| *address == Address::Any);
-        list.truncate(1);
-    }
-    Ok(list)
-}
-
 /// Ports behind an address, perhaps negated; `None` when the next word is something else.
 fn port_term(cursor: &mut Cursor<'_, '_>, test: fn(Ranges) -> Test) -> Parse<Option<Term>> {
     let negated = matches!(cursor.peek(), Some("not" | "!"));
@@ -241,29 +207,6 @@ fn port_term(cursor: &mut Cursor<'_, '_>, test: fn(Ranges) -> Test) -> Parse<Opt
     Ok(Some(Term { not: negated, test: test(ranges) }))
 }
 
-/// A list of numbers; every bad element is noted.
-pub(crate) fn ranges(
-    cursor: &mut Cursor<'_, '_>,
-    token: &Token<'_>,
-    what: &str,
-    number: impl Fn(&str) -> Option<u16>,
-) -> Ranges {
-    match ports::parse(&token.text, what, number) {
-        Ok(ranges) => ranges,
-        Err(all) => {
-            for bad in all {
-                let fault = Fault::new(token.position_at(bad.offset), bad.message);
-                let names = if what == "port" { ports::SERVICES } else { &[] };
-                cursor.note(match bad.word {
-                    Some(word) => fault.did_you_mean(&word, names.iter().map(|(name, _)| *name)),
-                    None => fault,
-                });
-            }
-            Ranges::default()
-        }
-    }
-}
-
 fn options(cursor: &mut Cursor<'_, '_>, whole: &mut WholeBody) -> Parse<()> {
     let mut lifetime = None;
     let mut tracking = None;
@@ -271,7 +214,7 @@ fn options(cursor: &mut Cursor<'_, '_>, whole: &mut WholeBody) -> Parse<()> {
         let at = cursor.here();
         let result = match word {
             "keep-state" | "record-state" | "limit" | "set-limit" => {
-                option::state(cursor).and_then(|state| match whole.state.replace(state) {
+                state::state(cursor).and_then(|state| match whole.state.replace(state) {
                     None => Ok(()),
                     Some(_) => Err(Fault::new(
                         at,
@@ -306,7 +249,7 @@ fn options(cursor: &mut Cursor<'_, '_>, whole: &mut WholeBody) -> Parse<()> {
                     None => Ok(()),
                 }
             }
-            _ => block(cursor, option_test).map(|block| whole.body.options.push(block)),
+            _ => block(cursor, option::test).map(|block| whole.body.options.push(block)),
         };
         if let Err(fault) = result {
             cursor.note(fault);
@@ -325,16 +268,6 @@ fn options(cursor: &mut Cursor<'_, '_>, whole: &mut WholeBody) -> Parse<()> {
             state.lifetime = lifetime.map(|(seconds, _)| seconds);
             state.tracking = tracking.map_or(Tracking::Ipfw, |(kind, ..)| kind);
             Ok(())
-        }
-    }
-}
-
-fn option_test(cursor: &mut Cursor<'_, '_>) -> Parse<Test> {
-    let at = cursor.here();
-    match option::test(cursor)? {
-        Parsed::Test(test) => Ok(test),
-        Parsed::State(word) => {
-            Err(Fault::new(at, format!("\"{word}\" can be neither negated nor part of an or-block")))
         }
     }
 }

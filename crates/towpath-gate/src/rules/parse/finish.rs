@@ -41,7 +41,7 @@ impl Builder {
     pub(super) fn finish(mut self) -> (Ruleset, Vec<Fault>, Vec<Fault>) {
         let mut faults = Vec::new();
         // Behind them, the default rule.
-        let (rules, places) = self.drafts.finish();
+        let (rules, places) = self.rules.finish();
         self.ruleset.rules.splice(0..0, rules);
         for label in self.open_labels.drain(..) {
             self.labels.insert(label, Some(Place { number: DEFAULT_RULE, added: u32::MAX }));

@@ -3,24 +3,21 @@
 
 pub(crate) mod action;
 mod body;
-mod cursor;
-mod drafts;
 mod finish;
-pub(crate) mod option;
 mod pipe;
+mod rule_list;
 mod set;
+mod state;
 mod table;
-mod words;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-pub(super) use self::cursor::number;
-use self::cursor::{Cursor, Parse};
-use self::drafts::Drafts;
-use self::words::{COMMANDS, NO_COMMANDS, refused};
+use self::rule_list::RuleList;
 use super::address::Address;
+use super::cursor::{Cursor, Parse, number};
 use super::diagnostic::{Diagnostic, Fault, Position, quoted};
+use super::keywords::{COMMANDS, NO_COMMANDS, refused};
 use super::option::{Term, Test};
 use super::protocol::Protocol;
 use super::rule::{Action, Body, DEFAULT_RULE, Form, Rule, Target};
@@ -186,7 +183,7 @@ struct Place {
 struct Builder {
     /// The default rule, tables and pipes; the rules join at the end.
     ruleset: Ruleset,
-    drafts: Drafts,
+    rules: RuleList,
     /// Highest rule number so far.
     last: u32,
     /// Labels: the rule below; `None` while there is none yet. Those of rules that a flush has deleted are gone with them; one
@@ -202,7 +199,7 @@ impl Builder {
     fn new() -> Self {
         Self {
             ruleset: Ruleset::empty(),
-            drafts: Drafts::default(),
+            rules: RuleList::default(),
             last: 0,
             labels: HashMap::new(),
             open_labels: Vec::new(),
@@ -244,10 +241,10 @@ impl Builder {
             "delete" => self.delete(cursor),
             "flush" => {
                 cursor.nothing_left("\"flush\"")?;
-                self.drafts.flush();
-                self.last = self.drafts.last_number();
-                let drafts = &mut self.drafts;
-                self.labels.retain(|_, place| place.is_some_and(|place| drafts.has(place.added)));
+                self.rules.flush();
+                self.last = self.rules.last_number();
+                let rules = &mut self.rules;
+                self.labels.retain(|_, place| place.is_some_and(|place| rules.has(place.added)));
                 Ok(())
             }
             // A file that is read has no counters yet.
@@ -285,12 +282,12 @@ impl Builder {
         let set = if cursor.eat("set") { cursor.number("set", 0, 31)? as u8 } else { 0 };
         // Even a rule that turns out to be wrong has taken its number and its labels: one error, not two.
         self.last = self.last.max(number);
-        let place = Place { number, added: self.drafts.added() };
+        let place = Place { number, added: self.rules.added() };
         for label in self.open_labels.drain(..) {
             self.labels.insert(label, Some(place));
         }
         let rule = rule(cursor, number, set, at)?;
-        self.drafts.add(rule);
+        self.rules.add(rule);
         Ok(())
     }
 
@@ -317,8 +314,8 @@ impl Builder {
     fn delete(&mut self, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
         if cursor.eat("set") {
             let set = cursor.number("set", 0, 31)? as u8;
-            self.drafts.delete_set(set);
-            self.last = self.drafts.last_number();
+            self.rules.delete_set(set);
+            self.last = self.rules.last_number();
             return cursor.nothing_left("\"delete set N\"");
         }
         if cursor.peek().is_none() {
@@ -326,15 +323,15 @@ impl Builder {
         }
         while let Some(token) = cursor.take() {
             let (lo, hi) = token.text.split_once('-').unwrap_or((&token.text, &token.text));
-            let (Some(lo), Some(hi)) = (cursor::number(lo), cursor::number(hi)) else {
+            let (Some(lo), Some(hi)) = (number(lo), number(hi)) else {
                 let message = format!("{} is no rule number", quoted(&token.text));
                 return Err(Fault::new(token.position(), message));
             };
             if lo == DEFAULT_RULE && hi == DEFAULT_RULE {
                 return Err(Fault::new(token.position(), "the default rule cannot be deleted"));
             }
-            let any = self.drafts.delete(lo, hi);
-            self.last = self.drafts.last_number();
+            let any = self.rules.delete(lo, hi);
+            self.last = self.rules.last_number();
             if !any {
                 self.warnings.push(Fault::new(token.position(), format!("there is no rule {}", token.text)));
             }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::cursor::{Cursor, Parse};
+use crate::rules::cursor::{Cursor, Parse};
 use crate::rules::diagnostic::{Fault, quoted};
 use crate::rules::ruleset::Pipe;
 

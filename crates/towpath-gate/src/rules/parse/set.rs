@@ -4,7 +4,7 @@ use super::super::diagnostic::{Fault, quoted};
 use super::super::rule::RESERVED_SET;
 use super::super::token::Token;
 use super::Builder;
-use super::cursor::{self, Cursor, Parse};
+use crate::rules::cursor::{self, Cursor, Parse};
 
 impl Builder {
     /// `set disable N ... enable N ...`, `set move [rule] N to N`, `set swap N N`, `set show`.
@@ -45,15 +45,15 @@ impl Builder {
                 }
                 let to = cursor.number("set", 0, 31)? as u8;
                 match u8::try_from(from) {
-                    _ if one_rule => self.drafts.move_rule(from, to),
-                    Ok(from @ 0..=RESERVED_SET) => self.drafts.move_set(from, to),
+                    _ if one_rule => self.rules.move_rule(from, to),
+                    Ok(from @ 0..=RESERVED_SET) => self.rules.move_set(from, to),
                     _ => {}
                 }
                 cursor.nothing_left("\"set move\"")
             }
             "swap" => {
                 let (a, b) = (cursor.number("set", 0, 30)? as u8, cursor.number("set", 0, 30)? as u8);
-                self.drafts.swap_sets(a, b);
+                self.rules.swap_sets(a, b);
                 cursor.nothing_left("\"set swap\"")
             }
             other => Err(Fault::new(token.position(), format!("unknown set command {}", quoted(other)))
@@ -69,8 +69,8 @@ impl Builder {
         match &*word.text {
             "delete" => self.delete_in_set(cursor, set),
             "flush" => {
-                self.drafts.delete_set(set);
-                self.last = self.drafts.last_number();
+                self.rules.delete_set(set);
+                self.last = self.rules.last_number();
                 cursor.nothing_left("\"set N flush\"")
             }
             "zero" | "resetlog" => Ok(()),
@@ -85,11 +85,11 @@ impl Builder {
         let mut at = cursor.here();
         let mut number = cursor.number("rule number", 1, u32::MAX - 1)?;
         loop {
-            if !self.drafts.delete_in_set(number, set) {
+            if !self.rules.delete_in_set(number, set) {
                 self.warnings.push(Fault::new(at, format!("there is no rule {number} in set {set}")));
             }
             if cursor.peek().is_none() {
-                self.last = self.drafts.last_number();
+                self.last = self.rules.last_number();
                 return Ok(());
             }
             at = cursor.here();

@@ -1,9 +1,10 @@
 //! `table NAME create|add|delete|...`.
 
-use super::cursor::{Cursor, Parse, elements, number};
-use super::{Builder, LabelValue, option};
+use super::{Builder, LabelValue};
 use crate::rules::address::{self, Address, table_name};
+use crate::rules::cursor::{Cursor, Parse, elements, number};
 use crate::rules::diagnostic::{Fault, Position, quoted};
+use crate::rules::option::{code_point, parse_mac_mask};
 use crate::rules::protocol::Protocol;
 use crate::rules::table::{COLUMNS, Column, FlowFields, FlowKey, Key, Kind, Table, Value};
 use crate::rules::token::Token;
@@ -350,7 +351,7 @@ fn parse_key(token: &Token<'_>, kind: Kind) -> Parse<Key> {
             .map(Key::Flow)
             .ok_or_else(|| wrong("flow").hint(format!("this table's keys are {fields}"))),
         Kind::Mac => {
-            option::parse_mac_mask(text).and_then(Key::mac).ok_or_else(|| wrong("Ethernet address or prefix"))
+            parse_mac_mask(text).and_then(Key::mac).ok_or_else(|| wrong("Ethernet address or prefix"))
         }
     }
 }
@@ -423,7 +424,7 @@ fn parse_value(token: &Token<'_>, columns: &[Column]) -> Parse<(Value, Vec<Label
                 let digits = text.strip_prefix("0x").or(text.strip_prefix("0X")).unwrap_or(text);
                 Some(u32::from_str_radix(digits, 16).map_err(|_| wrong())?)
             }
-            (Column::Dscp, _) => Some(super::action::dscp(text).ok_or_else(wrong)?.into()),
+            (Column::Dscp, _) => Some(code_point(text).ok_or_else(wrong)?.into()),
             _ => Some(number(text).ok_or_else(wrong)?),
         };
         if let Some(number) = number_of {

@@ -282,7 +282,7 @@ fn restore(
             Ok(restored) => {
                 log::info!("{file}: {}", snapshot::told(restored));
                 // The rules differ from those of the saved states, or the last re-check was incomplete: treat it as a reload.
-                if (restored.companion > 0 || restored.unchecked) && policy != StatePolicy::Keep {
+                if (restored.default_dynamic > 0 || restored.unchecked) && policy != StatePolicy::Keep {
                     ruleset.recheck();
                     // No packet is received yet. After the timeout the re-check continues beside packets.
                     let begun = Instant::now();

@@ -3,6 +3,7 @@
 //! Addresses and Ethernet addresses are kept as longest-prefix tries, the other types as hash tables. Values are
 //! shared: a table of millions of entries has few different ones, and an entry holds a 32-bit number of its value.
 
+mod interval_index;
 mod key;
 mod value;
 
@@ -16,8 +17,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use prefix_trie::PrefixMap;
 
+use self::interval_index::{IntervalIndex, Prefix};
 use self::value::{Values, column_name};
-use super::flat::{Flat, Prefix};
 
 /// Why an entry was not added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,8 +73,8 @@ struct Prefixes {
     /// IPv6 prefixes of more than 64 bits.
     long6: usize,
     /// What the tries say, in a form that is read faster, when there is much of it.
-    fast4: Option<Box<Flat>>,
-    fast6: Option<Box<Flat>>,
+    fast4: Option<Box<IntervalIndex>>,
+    fast6: Option<Box<IntervalIndex>>,
 }
 
 /// Tables of fewer prefixes of one family are fast enough as they are.
@@ -124,17 +125,17 @@ impl Prefixes {
         if self.fast4.is_none() && self.v4.len() >= MANY_PREFIXES {
             let prefixes =
                 self.v4.iter().map(|((addr, len), number)| ((u128::from(addr) << 96, len), *number));
-            self.fast4 = Some(Box::new(Flat::new(prefixes, self.v4.len(), false)));
+            self.fast4 = Some(Box::new(IntervalIndex::new(prefixes, self.v4.len(), false)));
         }
         if self.fast6.is_none() && self.v6.len() >= MANY_PREFIXES {
             let prefixes = self.v6.iter().map(|(prefix, number)| (prefix, *number));
-            self.fast6 = Some(Box::new(Flat::new(prefixes, self.v6.len(), self.long6 > 0)));
+            self.fast6 = Some(Box::new(IntervalIndex::new(prefixes, self.v6.len(), self.long6 > 0)));
         }
     }
 }
 
 /// A prefix has changed.
-fn change(fast: &mut Option<Box<Flat>>, prefix: Prefix) {
+fn change(fast: &mut Option<Box<IntervalIndex>>, prefix: Prefix) {
     if fast.as_mut().is_some_and(|fast| !fast.change(prefix)) {
         *fast = None;
     }

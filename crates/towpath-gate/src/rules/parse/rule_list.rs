@@ -18,7 +18,7 @@ use crate::rules::{RESERVED_SET, Rule};
 const SETS: usize = 32;
 
 #[derive(Default)]
-pub(super) struct Drafts {
+pub(super) struct RuleList {
     /// Each with its unit, as that was when the rule was added.
     rules: Vec<(Rule, u32)>,
     units: Vec<Unit>,
@@ -52,7 +52,7 @@ struct Unit {
     group: Option<u32>,
 }
 
-impl Drafts {
+impl RuleList {
     pub(super) fn add(&mut self, rule: Rule) {
         let group = self.group_of(rule.set);
         let units = self.by_number.entry(rule.number).or_default();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::address::Address;
 use super::diagnostic::{Diagnostic, Fault};
-use super::option::{Term, Test};
+use super::option::{FieldTest, Term, Test};
 use super::ports::Ranges;
 use super::protocol::Protocol;
 use super::rule::{Action, DEFAULT_RULE, Rule, Target};
@@ -148,8 +148,9 @@ fn implies(narrow: &Term, wide: &Term) -> bool {
             n.iter().all(|n| w.iter().any(|w| within(n, w)))
         }
         (Test::SrcPort(n), Test::SrcPort(w)) | (Test::DstPort(n), Test::DstPort(w)) => ranges_within(n, w),
-        (Test::IpTtl(n), Test::IpTtl(w)) | (Test::IpLen(n), Test::IpLen(w)) => ranges_within(n, w),
-        (Test::IcmpTypes(n), Test::IcmpTypes(w)) => n & !w == 0,
+        (Test::Field(FieldTest::IpTtl(n)), Test::Field(FieldTest::IpTtl(w))) => ranges_within(n, w),
+        (Test::Field(FieldTest::IpLen(n)), Test::Field(FieldTest::IpLen(w))) => ranges_within(n, w),
+        (Test::Field(FieldTest::IcmpTypes(n)), Test::Field(FieldTest::IcmpTypes(w))) => n & !w == 0,
         (Test::Src(list) | Test::Dst(list), Test::Ip4 | Test::Proto(Protocol::Ip4)) => {
             list.iter().all(|a| matches!(a, Address::Net4(_) | Address::Set4(_)))
         }

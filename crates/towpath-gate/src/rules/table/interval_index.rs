@@ -4,8 +4,8 @@
 //! What: in a trie of millions of prefixes, a lookup waits for memory once per level. Here it waits for the index over the
 //! upper bits, and for the few ranges that the index leaves: two or three times.
 //!
-//! Invariant: for every address outside the prefixes in `changed`, [`Flat::get`] is what the trie gives that it was made
-//! from. For the others [`Flat::knows`] is false, and the trie is asked.
+//! Invariant: for every address outside the prefixes in `changed`, [`IntervalIndex::get`] is what the trie gives that it was made
+//! from. For the others [`IntervalIndex::knows`] is false, and the trie is asked.
 
 use prefix_trie::PrefixMap;
 
@@ -17,7 +17,7 @@ const NONE: u32 = u32::MAX;
 const CHANGED_SHARE: usize = 16;
 
 #[derive(Clone)]
-pub(super) struct Flat {
+pub(super) struct IntervalIndex {
     ranges: Ranges,
     /// Prefixes that were added, deleted or given another value since.
     changed: PrefixMap<Prefix, ()>,
@@ -32,7 +32,7 @@ enum Ranges {
     Whole(Sorted<u128>),
 }
 
-impl Flat {
+impl IntervalIndex {
     /// Of prefixes in order, shorter ones first where several begin, each with the number of its value. `len` is how many
     /// there are, and `long` whether one of them is longer than 64 bits.
     pub(super) fn new(prefixes: impl Iterator<Item = (Prefix, u32)>, len: usize, long: bool) -> Self {
@@ -45,7 +45,7 @@ impl Flat {
         Self { ranges, changed: PrefixMap::new(), len }
     }
 
-    /// Whether [`Flat::get`] is right for this address.
+    /// Whether [`IntervalIndex::get`] is right for this address.
     #[inline]
     pub(super) fn knows(&self, ip: u128) -> bool {
         self.changed.is_empty() || self.changed.get_lpm(&(ip, 128)).is_none()
@@ -225,7 +225,7 @@ mod tests {
                 trie.insert(net(*address, *len), *value);
             }
             let entries = trie.iter().map(|(prefix, value)| (prefix, *value));
-            let mut flat = Flat::new(entries, trie.len(), trie.iter().any(|((_, len), _)| len > 64));
+            let mut index = IntervalIndex::new(entries, trie.len(), trie.iter().any(|((_, len), _)| len > 64));
             let wanted = |trie: &PrefixMap<Prefix, u32>, ip: u128| trie.get_lpm(&(ip, 128)).map(|(_, value)| *value);
             let edges = trie.iter().flat_map(|((start, len), _)| {
                 let last = start | u128::MAX.checked_shr(len.into()).unwrap_or(0);
@@ -233,8 +233,8 @@ mod tests {
             });
             let asked: Vec<u128> = edges.chain(asked).collect();
             for ip in &asked {
-                prop_assert!(flat.knows(*ip));
-                prop_assert_eq!(flat.get(*ip), wanted(&trie, *ip), "{:032x}", ip);
+                prop_assert!(index.knows(*ip));
+                prop_assert_eq!(index.get(*ip), wanted(&trie, *ip), "{:032x}", ip);
             }
             for (address, len, value) in changes {
                 let prefix = net(address, len);
@@ -242,10 +242,10 @@ mod tests {
                     Some(value) => drop(trie.insert(prefix, value)),
                     None => drop(trie.remove(&prefix)),
                 }
-                flat.change(prefix);
+                index.change(prefix);
             }
             for ip in &asked {
-                prop_assert!(!flat.knows(*ip) || flat.get(*ip) == wanted(&trie, *ip), "{:032x}", ip);
+                prop_assert!(!index.knows(*ip) || index.get(*ip) == wanted(&trie, *ip), "{:032x}", ip);
             }
         }
     }

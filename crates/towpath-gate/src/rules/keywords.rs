@@ -33,79 +33,6 @@ pub(crate) const ACTIONS: &[&str] = &[
     "state-timeout",
 ];
 
-/// Option words that [`super::option`] reads.
-pub(crate) const OPTIONS: &[&str] = &[
-    "antispoof",
-    "bpf",
-    "defer-action",
-    "defer-immediate-action",
-    "dscp",
-    "dst-ip",
-    "dst-ip6",
-    "dst-ipv6",
-    "dst-port",
-    "established",
-    "estab",
-    "ext6hdr",
-    "flow",
-    "flow-id",
-    "frag",
-    "icmp6type",
-    "icmp6types",
-    "icmptype",
-    "icmptypes",
-    "in",
-    "iplen",
-    "ipid",
-    "ipoptions",
-    "ipopts",
-    "ipprecedence",
-    "iptos",
-    "ipttl",
-    "ipv4",
-    "ip4",
-    "ipv6",
-    "ip6",
-    "ipver",
-    "ipversion",
-    "keep-state",
-    "layer2",
-    "bridged",
-    "lifetime",
-    "loose",
-    "strict",
-    "limit",
-    "lookup",
-    "MAC",
-    "mac",
-    "mac-type",
-    "mark",
-    "out",
-    "proto",
-    "record-state",
-    "recv",
-    "set-limit",
-    "setup",
-    "src-ip",
-    "src-ip6",
-    "src-ipv6",
-    "src-port",
-    "tagged",
-    "tcpack",
-    "tcpdatalen",
-    "tcpflags",
-    "tcpflgs",
-    "tcpmss",
-    "tcpoptions",
-    "tcpopts",
-    "tcpseq",
-    "tcpwin",
-    "verrevpath",
-    "versrcreach",
-    "via",
-    "xmit",
-];
-
 /// Action words of ipfw that cannot work here: word, reason, what to use instead.
 pub(crate) const NO_ACTIONS: &[(&str, &str, &str)] = &[
     (
@@ -177,6 +104,7 @@ pub(crate) fn refused(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::option::{self, STATE_OPTIONS};
 
     #[test]
     fn the_reference_has_every_word() {
@@ -188,38 +116,27 @@ mod tests {
                 boundary(text[..at].chars().next_back()) && boundary(text[at + word.len()..].chars().next())
             })
         };
-        let words = ACTIONS.iter().chain(OPTIONS).chain(COMMANDS);
+        let words = ACTIONS.iter().chain(COMMANDS).copied().chain(option::words());
         let missing: Vec<_> = words.filter(|word| !has(word)).collect();
         assert!(missing.is_empty(), "{missing:?}");
     }
-
-    /// Words that are about states have stories in place of rows.
-    const STORIES: &[&str] = &[
-        "defer-action",
-        "defer-immediate-action",
-        "keep-state",
-        "limit",
-        "record-state",
-        "set-limit",
-        "lifetime",
-        "strict",
-        "loose",
-    ];
 
     /// Every option has a row that matches one packet and not another, or, as another name for one that has, a row that
     /// prints it as that.
     #[test]
     fn every_option_has_a_row() {
-        let rows =
-            [include_str!("../../../tests/rows/match.in"), include_str!("../../../tests/rows/print.in")];
+        let rows = [include_str!("../../tests/rows/match.in"), include_str!("../../tests/rows/print.in")];
         let words: std::collections::HashSet<&str> =
             rows.iter().flat_map(|rows| rows.split(|c: char| c.is_whitespace() || c == '"')).collect();
-        let stories = include_str!("../../../tests/rules_stories.rs").to_owned()
-            + include_str!("../../../tests/rules_related.rs")
+        let stories = include_str!("../../tests/rules_stories.rs").to_owned()
+            + include_str!("../../tests/rules_related.rs")
             + rows[1];
-        for option in OPTIONS {
-            let shown =
-                if STORIES.contains(option) { stories.contains(option) } else { words.contains(option) };
+        for option in option::words() {
+            let shown = if STATE_OPTIONS.contains(&option) {
+                stories.contains(option)
+            } else {
+                words.contains(option)
+            };
             assert!(shown, "{option}");
         }
         for action in ACTIONS {

@@ -1,0 +1,67 @@
+//! Retired generations: kept until no walker uses them.
+
+use std::collections::HashSet;
+
+use super::gate::{DEFAULT_DYNAMIC_RULE, Gate};
+use super::generation::Generation;
+use super::program::Program;
+use crate::state::RuleId;
+
+/// A replaced generation that a walker may still use.
+pub(super) struct RetiredGeneration {
+    pub(super) version: u64,
+    /// Kept alive so that no walker frees it between two packets.
+    pub(super) generation: Option<Generation>,
+    /// Deleted rules, in order, by which a walker may still create states.
+    pub(super) rules: Vec<RuleId>,
+    /// Orphan these states instead of removing them.
+    pub(super) orphan: bool,
+}
+
+impl RetiredGeneration {
+    pub(super) fn new(version: u64, generation: Generation) -> Self {
+        Self { version, generation: Some(generation), rules: Vec::new(), orphan: false }
+    }
+
+    /// The rules that a walker may still use.
+    pub(super) fn program(&self) -> Option<&Program> {
+        self.generation.as_ref().map(|generation| &*generation.program)
+    }
+}
+
+impl Gate {
+    /// Frees generations that no walker uses, and handles the states that were created meanwhile.
+    pub(super) fn reclaim_retired(&mut self) {
+        let Self { shared, walker, retired, .. } = self;
+        let before = retired.len();
+        retired.retain_mut(|retired| {
+            if !shared.slots.is_used(retired.version) {
+                retired.generation = None;
+            }
+            if shared.slots.all_reached(retired.version + 1) {
+                let rules = std::mem::take(&mut retired.rules);
+                let is_gone = |id: RuleId| rules.binary_search(&id).is_ok();
+                match retired.orphan {
+                    _ if rules.is_empty() => 0,
+                    true => walker.states.orphan_where(is_gone),
+                    false => walker.states.remove_where(is_gone),
+                };
+            }
+            retired.generation.is_some() || !retired.rules.is_empty()
+        });
+        if retired.len() == before {
+            return;
+        }
+        let ids: HashSet<RuleId> = self.rules.iter().chain(&self.hidden).map(|(id, _)| *id).collect();
+        self.shared.slots.retain(|id| ids.contains(&id));
+    }
+
+    /// Frees deleted rules that have no states left.
+    pub(super) fn prune_hidden(&mut self) {
+        let Self { hidden, walker, retired, .. } = self;
+        hidden.retain(|(id, _)| {
+            let late = || retired.iter().any(|retired| retired.rules.binary_search(id).is_ok());
+            *id == DEFAULT_DYNAMIC_RULE || walker.states.count_of(*id) > 0 || late()
+        });
+    }
+}

@@ -1,0 +1,51 @@
+//! The route table of the reverse path tests.
+
+use std::net::IpAddr;
+
+use prefix_trie::PrefixMap;
+
+use super::port::PortId;
+
+/// A route for verrevpath, versrcreach and antispoof.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The transmit port.
+    pub port: PortId,
+    /// The network is directly connected: no gateway.
+    pub connected: bool,
+}
+
+/// The route table.
+#[derive(Clone, Default)]
+pub struct Routes {
+    v4: PrefixMap<(u32, u8), Route>,
+    v6: PrefixMap<(u128, u8), Route>,
+}
+
+impl Routes {
+    /// Creates an empty table.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Returns true if there are no routes.
+    pub fn is_empty(&self) -> bool {
+        self.v4.is_empty() && self.v6.is_empty()
+    }
+
+    /// Adds the route to a prefix, or replaces it.
+    pub fn add(&mut self, net: IpAddr, len: u8, route: Route) {
+        match net {
+            IpAddr::V4(ip) => drop(self.v4.insert((ip.to_bits(), len.min(32)), route)),
+            IpAddr::V6(ip) => drop(self.v6.insert((ip.to_bits(), len.min(128)), route)),
+        }
+    }
+
+    /// Returns the route to an address (longest prefix) and the prefix length.
+    pub fn lookup(&self, ip: IpAddr) -> Option<(Route, u8)> {
+        match ip {
+            IpAddr::V4(ip) => self.v4.get_lpm(&(ip.to_bits(), 32)).map(|((_, len), route)| (*route, len)),
+            IpAddr::V6(ip) => self.v6.get_lpm(&(ip.to_bits(), 128)).map(|((_, len), route)| (*route, len)),
+        }
+    }
+}
