@@ -1,4 +1,4 @@
-//! The attack: somebody who looks for open ports, a flood of connections that nobody means, and a source that wants too much.
+//! The attack: a port scan, a SYN flood, and a source that exceeds its connection limit.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -14,36 +14,36 @@ use towpath_wire::checksum;
 use super::network::{GREEDY, LIMIT, Network, SCANNER, SERVER, SERVER_MAC, SYN_LIFETIME, WEB};
 use super::{Failure, Stop, doing};
 
-/// Ports that the scan tries, without the web server's.
+/// Number of ports that the scan tries, not counting the web server's.
 pub(super) const SCANNED: u16 = 1000;
-/// Connections that the greedy one wants.
+/// Connections that the greedy source requests.
 pub(super) const WANTED: u64 = 20;
-/// Sockets at a time, below the usual bound of descriptors.
+/// Sockets open at a time, below the usual descriptor limit.
 const AT_A_TIME: usize = 100;
-/// How long the scanner waits for answers.
+/// Time the scanner waits for answers.
 const ANSWERS: Duration = Duration::from_millis(40);
-/// SYNs of the flood at a time, and how long it rests between.
+/// SYNs of the flood in one burst, and the pause between bursts.
 const BURST: u32 = 64;
 const REST: Duration = Duration::from_millis(1);
 
 /// Upper bound of the SYN flood's duration: the flood ends before its first states expire.
 pub const FLOOD_MAX: Duration = Duration::from_secs(SYN_LIFETIME - 1);
 
-/// What attackers saw of it.
+/// Results of the attack, as the attackers saw them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Attack {
-    /// Ports that were tried, and those that answered.
+    /// Ports tried, and ports that answered.
     pub(crate) scanned: u64,
     pub(crate) open: u64,
     /// SYNs of the flood, each from another address.
     pub(crate) flood: u64,
-    /// Connections that the greedy source wanted, and got.
+    /// Connections that the greedy source requested, and those it got.
     pub(crate) wanted: u64,
     pub(crate) got: u64,
 }
 
 impl Attack {
-    /// Tries every port below [`SCANNED`] but the web server's.
+    /// Tries every port below [`SCANNED`] except the web server's.
     pub(super) fn scan(&mut self, network: &Network, stop: &Stop) -> Result<(), Failure> {
         let ports: Vec<u16> = (1..=SCANNED).filter(|port| *port != WEB).collect();
         self.scanned = ports.len() as u64;
@@ -63,7 +63,7 @@ impl Attack {
         Ok(())
     }
 
-    /// SYNs from addresses that are nobody's, for so long, or [`FLOOD_MAX`].
+    /// Sends SYNs from unused addresses for `length`, at most [`FLOOD_MAX`].
     pub(super) fn flood(&mut self, network: &Network, stop: &Stop, length: Duration) -> Result<(), Failure> {
         let stop = stop.clone();
         let sent = network.outside.run(move || flood(&stop, length.min(FLOOD_MAX)));
@@ -71,7 +71,7 @@ impl Attack {
         Ok(())
     }
 
-    /// More connections from one source than it may have.
+    /// Requests more connections from one source than its limit.
     pub(super) fn grab(&mut self, network: &Network, stop: &Stop, patience: Duration) -> Result<(), Failure> {
         self.wanted = WANTED;
         let stop = stop.clone();
@@ -80,7 +80,7 @@ impl Attack {
             .run(move || {
                 let sockets = knock(GREEDY, (0..WANTED).map(|_| WEB))?;
                 let end = Instant::now() + patience;
-                // Those within the limit connect at once; the others are given some time to do so wrongly.
+                // Connections within the limit are established at once; the others get time to succeed wrongly.
                 while connected(&sockets) < LIMIT && Instant::now() < end && !stop.is_set() {
                     thread::sleep(Duration::from_millis(1));
                 }
@@ -92,7 +92,7 @@ impl Attack {
     }
 }
 
-/// Begins to connect to these ports of the server.
+/// Starts connections to these ports of the server.
 fn knock(from: Ipv4Addr, ports: impl Iterator<Item = u16>) -> io::Result<Vec<OwnedFd>> {
     ports
         .map(|port| {
@@ -126,7 +126,7 @@ fn flood(stop: &Stop, length: Duration) -> Result<u64, towpath_port::Error> {
     Ok(u64::from(number))
 }
 
-/// The `number`th SYN: RFC 9293's fixed header, from an address of 198.18.0.0/15 (RFC 2544's, for tests).
+/// Builds SYN `number`: RFC 9293's fixed header, from an address of 198.18.0.0/15 (RFC 2544, benchmarking).
 fn syn(number: u32) -> [u8; 60] {
     let mut frame = [0; 60];
     let source = 0xc612_0000 | number.wrapping_mul(2_654_435_761) >> 15;
@@ -134,7 +134,7 @@ fn syn(number: u32) -> [u8; 60] {
     frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 9]);
     frame[12..14].copy_from_slice(&[0x08, 0x00]);
     let ip = &mut frame[14..34];
-    // Version 4, 20 bytes; 40 bytes in all; Don't Fragment; 64 hops; TCP.
+    // Version 4, header length 20, total length 40, Don't Fragment, TTL 64, TCP.
     ip[..10].copy_from_slice(&[0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6]);
     ip[12..16].copy_from_slice(&source.to_be_bytes());
     ip[16..20].copy_from_slice(&SERVER.octets());
@@ -142,7 +142,7 @@ fn syn(number: u32) -> [u8; 60] {
     tcp[..2].copy_from_slice(&(1024 + (number % 60_000) as u16).to_be_bytes());
     tcp[2..4].copy_from_slice(&WEB.to_be_bytes());
     tcp[4..8].copy_from_slice(&number.to_be_bytes());
-    // 20 bytes; SYN; a window.
+    // Data offset 20 bytes, SYN, a window.
     tcp[12..16].copy_from_slice(&[0x50, 0x02, 0xff, 0xff]);
     let _ = checksum::renew(LinkType::ETHERNET, &mut frame, towpath_port::Offload::default());
     frame
@@ -157,7 +157,7 @@ mod tests {
         for number in [0, 1, 77, u32::MAX] {
             let frame = syn(number);
             assert_eq!(checksum::sum(&frame[14..34], 0), 0xffff, "IP's of {number}");
-            // The pseudo header: addresses, protocol, length.
+            // Pseudo header: addresses, protocol, length.
             let pseudo = checksum::sum(&frame[26..34], 6 + 20);
             assert_eq!(checksum::sum(&frame[34..54], pseudo), 0xffff, "TCP's of {number}");
             assert_eq!((frame[26], frame[27] & 0xfe), (198, 18));

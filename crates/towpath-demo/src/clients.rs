@@ -1,4 +1,4 @@
-//! Clients at work, from the beginning to the end: requests over connections that stay, and questions in datagrams.
+//! Clients that work through all scenes: requests over persistent TCP connections, and queries over UDP.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -12,24 +12,24 @@ use serde::Serialize;
 use super::network::{NAMES, Network, PEOPLE, SERVER, WEB};
 use super::{Failure, doing};
 
-/// Bytes of a request, and of its answer; the first eight of both are its number.
+/// Bytes of a request and of its answer; the first eight bytes of both are the request's number.
 const REQUEST: usize = 64;
 const ANSWER: usize = 1024;
-/// Connections that stay, fewer than one source may have.
+/// Persistent connections: fewer than the limit for one source.
 const CONNECTIONS: u64 = 4;
-/// Between two requests.
+/// Pause between two requests.
 const REST: Duration = Duration::from_millis(2);
-/// What takes longer is not answered any more.
+/// Timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// A question without a reply is asked again after this, as resolvers do, and so often at most.
+/// A query is repeated after this time, as a resolver does, and at most this often.
 const AGAIN: Duration = Duration::from_secs(1);
 const TIMES: u32 = 20;
 
-/// Threads that work until they are told to go home.
+/// Client threads that run until told to stop.
 #[derive(Debug)]
 pub(super) struct Clients {
     over: Arc<AtomicBool>,
-    /// Relaxed throughout: each is a count by itself, and exact when the threads have been joined.
+    /// Relaxed throughout: independent counters, exact once the threads are joined.
     tally: Arc<Tally>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -45,25 +45,25 @@ struct Tally {
     trouble: Mutex<Option<String>>,
 }
 
-/// What they got.
+/// Results of the clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Work {
-    /// Over TCP.
+    /// TCP requests.
     pub(crate) requests: u64,
     pub(crate) answers: u64,
-    /// Over UDP.
+    /// UDP queries.
     pub(crate) questions: u64,
     pub(crate) replies: u64,
-    /// Questions that were asked again.
+    /// Repeated queries.
     pub(crate) repeated: u64,
-    /// The longest that somebody waited, in microseconds.
+    /// Longest wait in microseconds.
     pub(crate) slowest_us: u64,
-    /// What went wrong first.
+    /// The first error.
     pub(crate) trouble: Option<String>,
 }
 
 impl Clients {
-    /// Starts the servers and the people.
+    /// Starts the servers and the clients.
     pub(super) fn start(network: &Network) -> Result<Self, Failure> {
         network.inside.run(serve)?;
         let mut people = Self { over: Arc::default(), tally: Arc::default(), threads: Vec::new() };
@@ -76,7 +76,7 @@ impl Clients {
         Ok(people)
     }
 
-    /// What they got so far.
+    /// Results so far.
     pub(super) fn work(&self) -> Work {
         let tally = &self.tally;
         Work {
@@ -86,15 +86,15 @@ impl Clients {
             replies: tally.replies.load(Relaxed),
             repeated: tally.repeated.load(Relaxed),
             slowest_us: tally.slowest_us.load(Relaxed),
-            trouble: tally.trouble.lock().expect("nobody panics with it").clone(),
+            trouble: tally.trouble.lock().expect("no thread panics while holding the lock").clone(),
         }
     }
 
-    /// Sends them home; all that they got.
+    /// Stops the clients. Returns the results.
     pub(super) fn end(mut self) -> Work {
         self.over.store(true, Relaxed);
         for thread in self.threads.drain(..) {
-            // One that panicked has asked more than was answered.
+            // A panicked thread leaves more requests than answers.
             let _ = thread.join();
         }
         self.work()
@@ -110,7 +110,7 @@ impl Drop for Clients {
 impl Tally {
     fn note(&self, result: std::io::Result<()>) {
         if let Err(error) = result {
-            self.trouble.lock().expect("nobody panics with it").get_or_insert(error.to_string());
+            self.trouble.lock().expect("no thread panics while holding the lock").get_or_insert(error.to_string());
         }
     }
 
@@ -119,7 +119,7 @@ impl Tally {
     }
 }
 
-/// The servers; their threads end with the process.
+/// Starts the servers; their threads end with the process.
 fn serve() -> Result<(), Failure> {
     let web = TcpListener::bind((Ipv4Addr::UNSPECIFIED, WEB)).map_err(doing("the web server"))?;
     let names = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, NAMES)).map_err(doing("the name server"))?;
@@ -131,7 +131,7 @@ fn serve() -> Result<(), Failure> {
     thread::spawn(move || {
         let mut question = [0; REQUEST];
         while let Ok((len, from)) = names.recv_from(&mut question) {
-            // Who asks again is answered again.
+            // A repeated query is answered again.
             let _ = names.send_to(&question[..len], from);
         }
     });
@@ -183,7 +183,7 @@ fn questions(over: &AtomicBool, tally: &Tally) -> std::io::Result<()> {
         loop {
             match socket.recv(&mut reply) {
                 Ok(len) if reply[..len] == number => break,
-                // Late, to one that was asked again.
+                // A late answer to a repeated query.
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock && times < TIMES => {
                     times += 1;

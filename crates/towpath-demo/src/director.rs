@@ -1,4 +1,4 @@
-//! The demo from beginning to end: one scene after the other, and what should have happened in each.
+//! The sequence of scenes and the expectations of each.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,16 +29,16 @@ const FILE: &str = "a file is sent";
 const KERNEL: &str = "compared with the kernel";
 const SCENES: [&str; 8] = [PEOPLE, SCAN, FLOOD, GREED, INSPECTOR, WORKERS, FILE, KERNEL];
 
-/// How long the demo takes when scenes have their usual length.
+/// Duration of the demo with scenes of normal length, in seconds.
 const USUAL: f64 = 20.0;
 
-/// The least time in which something can be measured.
+/// Shortest measurable turn.
 const TURN: Duration = Duration::from_millis(75);
 
-/// Descriptors that it needs: the scanner's sockets at a time are most of them.
+/// Descriptors that the demo needs, mostly for the scanner's sockets.
 const DESCRIPTORS: u64 = 256;
 
-/// Plays it, and gives what came of it.
+/// Plays all scenes. Returns the results.
 pub(super) fn play(options: &Options, screen: &Screen) -> Result<Results, Failure> {
     descriptors()?;
     let (root, place) = enter()?;
@@ -54,7 +54,7 @@ pub(super) fn play(options: &Options, screen: &Screen) -> Result<Results, Failur
     })
 }
 
-/// Makes sure that there are descriptors enough.
+/// Raises the descriptor limit if needed.
 fn descriptors() -> Result<(), Failure> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let enough = |limit: Option<u64>| limit.is_none_or(|limit| limit >= DESCRIPTORS);
@@ -66,28 +66,28 @@ fn descriptors() -> Result<(), Failure> {
     setrlimit(Resource::Nofile, Rlimit { current: Some(DESCRIPTORS), maximum }).map_err(|_| {
         let limit = current.unwrap_or(DESCRIPTORS);
         Failure::Missing(format!(
-            "{limit} files may be open at a time, and it needs {DESCRIPTORS} (ulimit -n)"
+            "the limit of open files is {limit}, but {DESCRIPTORS} are needed (ulimit -n)"
         ))
     })
 }
 
-/// Makes sure that namespaces can be made; whether we are root, and where, in words.
+/// Checks that namespaces are available. Returns whether the user is root, and a description of the place.
 fn enter() -> Result<(bool, &'static str), Failure> {
-    // On a thread of its own, which goes with the namespace.
+    // On a separate thread, with which the namespace ends.
     let network = || std::thread::spawn(namespace::enter_network).join();
     if geteuid().is_root() && matches!(network(), Ok(Ok(()))) {
         return Ok((true, "as root, in network namespaces"));
     }
-    let missing = |error| Failure::Missing(format!("no namespaces of one's own: {error}; run it as root"));
+    let missing = |error| Failure::Missing(format!("cannot create namespaces: {error}; run the demo as root"));
     namespace::enter_user().map_err(missing)?;
     match network() {
         Ok(Ok(())) => Ok((false, "without root, in a user namespace and network namespaces")),
         Ok(Err(error)) => Err(missing(error)),
-        Err(_) => Err(Failure::Broken("looking for namespaces panicked".into())),
+        Err(_) => Err(Failure::Broken("the namespace check panicked".into())),
     }
 }
 
-/// The engine of all scenes, and its driver.
+/// Starts the engine of all scenes. Returns its driver.
 fn engine(
     network: &Network,
     asked: Option<Driver>,
@@ -96,10 +96,10 @@ fn engine(
 ) -> Result<(Driver, Process), Failure> {
     let by = |driver| Ok((driver, network.engine(driver, stop)?));
     let engine = match asked {
-        // Another one is not what was asked for.
+        // A driver requested by the user has no fallback.
         Some(driver) => return by(driver),
         None if !root => by(Driver::AfPacket),
-        // A kernel, or a container, that has no XDP sockets says so at once.
+        // Without XDP sockets the engine fails at once.
         None => match by(Driver::AfXdp) {
             Err(Failure::Broken(_)) => by(Driver::AfPacket),
             engine => engine,
@@ -108,7 +108,7 @@ fn engine(
     engine.map_err(Failure::before_the_first_scene)
 }
 
-/// Everything that is there while it plays. What it holds goes with it: the engine and the other processes first.
+/// Everything that lives while the demo plays. Fields are dropped in order: the engine and the other processes first.
 struct Stage {
     engine: Process,
     driver: Driver,
@@ -116,20 +116,20 @@ struct Stage {
     network: Network,
     stop: Stop,
     status: Status,
-    /// 1 is the usual length of scenes.
+    /// Length of scenes; 1 is normal.
     unit: f64,
     watching: Watch,
     results: Results,
 }
 
-/// Ends who looks at the engine.
+/// Stops the thread that polls the engine.
 struct Watch(Arc<AtomicBool>, Option<std::thread::JoinHandle<()>>);
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // Relaxed: the flag is all there is to know.
+        // Relaxed: no other data depends on the flag.
         self.0.store(true, Ordering::Relaxed);
-        // One that panicked has shown it on the screen.
+        // A panic of the thread has been shown on the screen.
         let _ = self.1.take().map(std::thread::JoinHandle::join);
     }
 }
@@ -146,7 +146,7 @@ impl Stage {
         Ok(Self { engine, driver, root, network, stop, status, unit, watching, results })
     }
 
-    /// So many seconds of the usual length.
+    /// Duration of a scene that normally takes `seconds`.
     fn units(&self, seconds: f64) -> Duration {
         Duration::from_secs_f64(seconds * self.unit)
     }
@@ -167,7 +167,7 @@ impl Stage {
         let mut attack = Attack::default();
         self.status.play(SCAN);
         attack.scan(&self.network, &self.stop)?;
-        // The last of it may be on its way.
+        // The last packets may be in flight.
         let mut scan = 0;
         self.stop.until(PATIENCE, || {
             scan = self.rules()?.packets(rule::SCAN);
@@ -258,7 +258,7 @@ impl Stage {
         Ok(())
     }
 
-    /// The end of the people's day.
+    /// Stops the clients and checks their results.
     fn homeward(&mut self, people: Clients) {
         let work = people.end();
         let all = work.requests == work.answers && work.questions == work.replies && work.requests > 0;
@@ -281,7 +281,7 @@ impl Stage {
         for (there, what) in [
             (
                 forwards,
-                "the kernel's own path: this system does not let us forward (/proc/sys is read-only?)",
+                "the kernel's path: cannot enable forwarding (is /proc/sys read-only?)",
             ),
             (conntrack || !forwards, "connection tracking on the kernel's path (install iptables)"),
             (queue || !forwards, "the kernel's NFQUEUE (install iptables)"),
@@ -300,7 +300,7 @@ impl Stage {
         self.drain("the engine drains and ends")?;
         let other = self.driver.other();
         if other == Driver::AfXdp && !self.root {
-            self.results.left_out.push("XDP sockets: they receive nothing without root".into());
+            self.results.left_out.push("XDP sockets: they need root".into());
             return self.end(rows);
         }
         match self.network.engine(other, &self.stop) {
@@ -316,7 +316,7 @@ impl Stage {
         self.end(rows)
     }
 
-    /// The same traffic by both ways, with the engine that runs.
+    /// Measures the same traffic on both paths with the running engine.
     fn measure(&mut self, sinks: &Arc<vs_kernel::Sinks>, rows: &mut Vec<Comparison>) -> Result<(), Failure> {
         if !self.network.way.forwards {
             return Ok(());
@@ -331,10 +331,10 @@ impl Stage {
         })
     }
 
-    /// What the engine counted in all, which must add up, and who dropped what of it.
+    /// Checks that the engine's counters add up, and lists the drops by rule.
     fn count(&mut self, name: &'static str) -> Result<(Engine, Vec<Stopped>), Failure> {
         let (mut engine, mut stopped) = (Engine::default(), Vec::new());
-        // What was on its way has arrived when nothing moves any more.
+        // Packets in flight have arrived once no counter changes.
         let network = &self.network;
         self.stop.until(PATIENCE, || {
             let before = engine.packets;
@@ -349,12 +349,12 @@ impl Stage {
         Ok((engine, stopped))
     }
 
-    /// Who dropped what: all that the engine did.
+    /// Lists all drops of the engine by cause.
     fn stopped(&self) -> Result<Vec<Stopped>, Failure> {
         let rules = self.rules()?;
         let queues = ctl(&self.network.engine_socket(), "show queues");
-        let queues = queues.ok_or_else(|| Failure::Broken("the engine does not tell its queues".into()))?;
-        // Those that no inspector decided are dropped, too: the queue has no other default.
+        let queues = queues.ok_or_else(|| Failure::Broken("towpath ctl show queues failed".into()))?;
+        // Packets without a verdict are dropped, too: drop is the queue's default.
         let queue = |name: &str| queues["queues"][0][name].as_u64().unwrap_or(0);
         let row =
             |rule, what, knocks: u64, stopped| Stopped { rule, what, came: rules.packets(knocks), stopped };
@@ -373,7 +373,7 @@ impl Stage {
         ])
     }
 
-    /// Tells the engine to end.
+    /// Stops the engine.
     fn drain(&mut self, name: &'static str) -> Result<(), Failure> {
         let status = self.engine.stop()?;
         self.results.expect(name, status.success(), status.to_string());
@@ -398,17 +398,17 @@ impl Stage {
 
     fn rules(&self) -> Result<Rules, Failure> {
         let shown = ctl(&self.network.engine_socket(), "show rules");
-        shown.map(Rules).ok_or_else(|| Failure::Broken("the engine does not tell its rules".into()))
+        shown.map(Rules).ok_or_else(|| Failure::Broken("towpath ctl show rules failed".into()))
     }
 }
 
 fn network_stats(network: &Network) -> Result<Engine, Failure> {
     let shown = ctl(&network.engine_socket(), "show stats");
-    let shown = shown.ok_or_else(|| Failure::Broken("the engine does not tell its counters".into()))?;
+    let shown = shown.ok_or_else(|| Failure::Broken("towpath ctl show stats failed".into()))?;
     Ok(Engine::told(&shown["stats"]))
 }
 
-/// What `towpath ctl show rules` said.
+/// Output of `towpath ctl show rules`.
 struct Rules(Value);
 
 impl Rules {

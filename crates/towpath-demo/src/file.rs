@@ -1,4 +1,4 @@
-//! A file through the engine: `towpath send` on one side, `towpath recv` on the other.
+//! A file through the engine: `towpath send` on one host, `towpath recv` on the other.
 
 use std::fmt;
 use std::io::Write;
@@ -12,22 +12,22 @@ use super::process::Process;
 use super::results::bytes;
 use super::{Failure, Stop, doing};
 
-/// How long it may take.
+/// Timeout of the transfer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How it went.
+/// Result of the transfer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Transfer {
     pub(crate) bytes: u64,
-    /// The same bytes on both sides.
+    /// The checksums of both sides are equal.
     pub(crate) whole: bool,
     pub(crate) bytes_per_second: f64,
-    /// Handed over without a copy, and what the kernel said that it had copied after all.
+    /// Bytes sent without a copy, and bytes that the kernel copied after all.
     pub(crate) zerocopy_bytes: u64,
     pub(crate) copied_bytes: u64,
-    /// Sent with a copy.
+    /// Bytes sent with a copy.
     pub(crate) plain_bytes: u64,
-    /// Why most of these were.
+    /// The main reason for copies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) plain_because: Option<String>,
     pub(crate) sender_cpu_seconds: f64,
@@ -35,7 +35,7 @@ pub(crate) struct Transfer {
 }
 
 impl Transfer {
-    /// Whether everything went as it should.
+    /// Returns true if the transfer met every expectation.
     pub(super) fn well(&self) -> bool {
         self.whole && self.zerocopy_bytes + self.plain_bytes >= self.bytes
     }
@@ -54,10 +54,10 @@ impl fmt::Display for Transfer {
     }
 }
 
-/// In words, what `towpath send` says in one.
+/// The summary that `towpath send` prints.
 fn because(word: Option<&str>) -> &str {
     match word {
-        // It tries, and sees.
+        // The policy probes whether zero copy pays.
         Some("copying" | "probing") => "the kernel copies on this way",
         Some("unarmed") => "the socket does not do zero copy",
         Some("budget" | "no-buffers") => "too little memory may be locked (ulimit -l)",
@@ -66,7 +66,7 @@ fn because(word: Option<&str>) -> &str {
     }
 }
 
-/// Sends a file of so many MiB.
+/// Sends a file of `mib` MiB.
 pub(super) fn send(ends: Ends<'_>, stop: &Stop, megabytes: u64) -> Result<Transfer, Failure> {
     let directory = ends.files;
     let (original, copy) = (directory.join("file.bin"), directory.join("copy.bin"));
@@ -103,13 +103,13 @@ pub(super) fn send(ends: Ends<'_>, stop: &Stop, megabytes: u64) -> Result<Transf
     })
 }
 
-/// The reason that has most bytes.
+/// The reason with the most bytes.
 fn most(reasons: &Value) -> Option<String> {
     let reasons = reasons.as_object()?.iter();
     reasons.max_by_key(|(_, bytes)| bytes.as_u64()).map(|(reason, _)| reason.clone())
 }
 
-/// Bytes that differ from place to place.
+/// Content that differs at every offset.
 fn write(path: &std::path::Path, megabytes: u64) -> std::io::Result<()> {
     let mut file = std::fs::File::create(path)?;
     let mut piece = Vec::with_capacity(1 << 20);

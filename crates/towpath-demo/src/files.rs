@@ -1,7 +1,6 @@
-//! The demo's files: a directory that goes with the demo, however that ends.
+//! The demo's files: a directory that is removed when the demo ends, even by SIGKILL.
 //!
-//! SIGKILL leaves nobody who could clean up, so a process of its own waits for the demo's end, which it sees as the end of
-//! its standard input, and removes what is still there.
+//! A separate process reads its standard input until the demo's end closes it, then removes what is left.
 
 use std::io::{self, Read, stdin};
 use std::os::unix::process::CommandExt;
@@ -14,16 +13,16 @@ use tempfile::TempDir;
 
 use super::{Failure, doing};
 
-/// How long processes that were killed may still make files there.
+/// Time during which killed processes may still create files.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Bytes of a path under which `towpath-demo-XXXXXX/towpath-XXXXXX/queue-1.sock` has room in a socket's name (107 bytes, unix(7)).
+/// Longest directory whose `towpath-demo-XXXXXX/towpath-XXXXXX/queue-1.sock` fits into a socket address (107 bytes, unix(7)).
 const LONGEST: usize = 50;
 
 /// A directory private to this user.
 #[derive(Debug)]
 pub(super) struct Files {
-    /// Removed first: then the sweeper finds nothing.
+    /// Dropped first: the sweeper then finds nothing.
     directory: Option<TempDir>,
     sweeper: Child,
 }
@@ -36,7 +35,7 @@ impl Files {
             .map_err(doing("a temporary directory"))?;
         let mut command = Command::new(std::env::current_exe().map_err(doing("this program"))?);
         command.args(["demo-part", "sweep"]).arg(directory.path());
-        // A group of its own: Ctrl-C is for the demo, which cleans up by itself.
+        // In its own process group: Ctrl-C is for the demo, which cleans up itself.
         command.current_dir("/").process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let sweeper = command.spawn().map_err(doing("a process that removes the files"))?;
@@ -52,28 +51,28 @@ impl Drop for Files {
     fn drop(&mut self) {
         self.directory = None;
         self.sweeper.stdin = None;
-        // It ends at once; an error would be that it has been waited for.
+        // The sweeper ends at once; an error means that it was reaped already.
         let _ = self.sweeper.wait();
     }
 }
 
-/// Where the directory is: `$TMPDIR`, unless sockets below it would have longer names than sockets may.
+/// The parent directory: `$TMPDIR`, or /tmp if socket addresses below `$TMPDIR` would be too long.
 fn place(temporary: PathBuf) -> PathBuf {
-    // A relative one becomes longer.
+    // A relative path becomes longer when it is made absolute.
     let long = std::path::absolute(&temporary).map_or(true, |path| path.as_os_str().len() > LONGEST);
     if long { "/tmp".into() } else { temporary }
 }
 
-/// The sweeper: waits for the demo's end, then removes `directory`.
+/// The sweeper: waits until the demo has ended, then removes `directory`.
 pub(crate) fn sweep(directory: &Path) -> Result<(), String> {
-    // Nothing is ever written; an error is an end, too.
+    // Nothing is ever written; a read error also means that the demo has ended.
     let _ = stdin().read_to_end(&mut Vec::new());
     let begun = Instant::now();
     loop {
         match std::fs::remove_dir_all(directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) if begun.elapsed() >= PATIENCE => return Err(error.to_string()),
-            // Others are being killed meanwhile, and may have made something just now.
+            // Processes that are being killed may have created files meanwhile.
             Ok(()) | Err(_) => thread::sleep(Duration::from_millis(20)),
         }
     }

@@ -1,4 +1,4 @@
-//! Lines of a log on their way to a server: an inspector process reads them, and stops those that have a secret in them.
+//! Log lines on their way to a server: an inspector process drops those that contain a secret.
 
 use std::net::UdpSocket;
 use std::sync::Arc;
@@ -11,33 +11,33 @@ use serde::Serialize;
 use super::network::{LOGS, Network, PEOPLE, SERVER};
 use super::{Failure, Stop, doing};
 
-/// What the inspector looks for.
+/// The pattern that the inspector drops.
 pub(super) const PATTERN: &str = "password=";
-/// One line of so many has a secret.
+/// One line in this many has a secret.
 const SECRETS: u64 = 10;
-/// Lines at a time, and how long the sender rests between.
+/// Lines in one burst, and the pause between bursts.
 const BURST: u64 = 20;
 const REST: Duration = Duration::from_millis(2);
-/// Lines that may be on their way: fewer than the smallest of the sockets has room for, on a machine with other things to do.
+/// Lines in flight: fewer than the smallest socket buffer holds, even on a busy machine.
 const WINDOW: u64 = 100;
-/// How long the last lines have to arrive.
+/// Time in which the last lines must arrive.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What was sent and what arrived.
+/// Lines sent and received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Lines {
     pub(crate) sent: u64,
-    /// Of these, with a secret.
+    /// Lines sent with a secret.
     pub(crate) secret: u64,
     pub(crate) arrived: u64,
-    /// Of these, with a secret.
+    /// Lines received with a secret.
     pub(crate) leaked: u64,
 }
 
-/// Sends lines for so long.
+/// Sends lines for `length`.
 pub(super) fn send(network: &Network, stop: &Stop, length: Duration) -> Result<Lines, Failure> {
     let over = Arc::new(AtomicBool::new(false));
-    // Relaxed: a count to look at; what matters is read when the thread has been joined.
+    // Relaxed: a progress counter; exact values are read after joining the thread.
     let count = Arc::new(AtomicU64::new(0));
     let (until, counter) = (Arc::clone(&over), Arc::clone(&count));
     let server = network

@@ -1,15 +1,18 @@
-//! `towpath demo`: all four parts at work on one machine, in network namespaces of its own, and what became of everything.
+//! The demo of Towpath: all four parts at work on one machine, in network namespaces, with a summary of results.
 //!
 //! ```text
-//! people, attackers          the engine            servers, two workers
+//! clients, attackers         the engine            servers, two workers
 //! outside  10.77.0.1 ── l0 ═ wan  middle  lan ═ r0 ── 10.77.0.2  inside
 //!          10.78.1.1 ── l1 ═ k0   kernel   k1 ═ r1 ── 10.78.2.2
 //! ```
 //!
-//! The upper way goes through `towpath run`, the lower one through the kernel's own forwarding: the same sockets, threads and
-//! processors, so the two can be compared. Everything is real: the kernel's TCP and UDP at both ends, and this very program in other
-//! processes, started as a user would start it. Namespaces and processes end with this process, however it ends; its files
-//! lie in one temporary directory, which another process removes then (`files.rs`).
+//! The upper path goes through `towpath run`, the lower one through the kernel's forwarding, with the same sockets, threads and
+//! CPUs, so that the two can be compared. All traffic is real: the kernel's TCP and UDP at both ends, and this executable in
+//! other processes, started as a user would start it. Namespaces and processes end with this process. Its files are in one
+//! temporary directory, which a helper process removes (`files.rs`).
+//!
+//! [`Args`] are the options of `towpath demo`; [`Args::run`] plays it. `towpath` depends on this crate through its default feature
+//! `demo`.
 
 mod asciicast;
 mod attack;
@@ -70,32 +73,32 @@ fn play(options: &Options) -> Result<Results, Failure> {
     }
 }
 
-/// What the demo is asked for.
+/// Options of a demo.
 #[derive(Clone, Debug)]
 struct Options {
-    /// How long it takes, about.
+    /// Approximate duration.
     pub(crate) length: Duration,
-    /// What the engine has its interfaces by; what does best here without it.
+    /// Port driver; `None` selects the best one available.
     pub(crate) driver: Option<Driver>,
-    /// Lines instead of a picture.
+    /// Print lines instead of the live view.
     pub(crate) plain: bool,
-    /// Where the recording goes.
+    /// File for the recording.
     pub(crate) record: Option<PathBuf>,
-    /// Where a picture of its last screen goes.
+    /// File for a picture of the last screen.
     pub(crate) still: Option<PathBuf>,
 }
 
-/// How the engine gets at its interfaces: a driver of `towpath run`.
+/// A port driver of `towpath run`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Driver {
-    /// Packet sockets: everywhere
+    /// Packet sockets: on every interface
     AfPacket,
-    /// XDP sockets: shorter waits; as root only
+    /// XDP sockets: lower latency; root only
     AfXdp,
 }
 
 impl Driver {
-    /// As a configuration has it.
+    /// The driver's name in a configuration.
     fn word(self) -> &'static str {
         match self {
             Self::AfPacket => "af_packet",
@@ -111,10 +114,10 @@ impl Driver {
     }
 }
 
-/// Why the demo came to no result.
+/// Why the demo failed.
 #[derive(Debug, Error)]
 pub(crate) enum Failure {
-    /// The system does not let us have the namespaces, or a program is missing.
+    /// Namespaces are unavailable, or a program is missing.
     #[error("{0}")]
     Missing(String),
     /// SIGINT or SIGTERM.
@@ -123,18 +126,18 @@ pub(crate) enum Failure {
     /// A system call failed.
     #[error("{doing}: {source}")]
     System {
-        /// What was being done.
+        /// The operation.
         doing: String,
-        /// What the system said.
+        /// The error.
         source: io::Error,
     },
-    /// A part of the demo did not do what it is there for.
+    /// A part of the demo failed.
     #[error("{0}")]
     Broken(String),
 }
 
 impl Failure {
-    /// This, while nothing has been played yet: something that the demo needs is not to be had here.
+    /// Converts a failure before the first scene into [`Failure::Missing`]: a prerequisite is unavailable.
     pub(crate) fn before_the_first_scene(self) -> Self {
         match self {
             Self::Interrupted => Self::Interrupted,
@@ -143,18 +146,18 @@ impl Failure {
     }
 }
 
-/// Adds what was being done to an error of the system.
+/// Adds the operation to an I/O error.
 pub(crate) fn doing(what: impl Into<String>) -> impl FnOnce(io::Error) -> Failure {
     let doing = what.into();
     move |source| Failure::System { doing, source }
 }
 
-/// Whether the demo shall end early. Copies are about the same.
+/// A flag that ends the demo early. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// One that SIGINT and SIGTERM set.
+    /// A flag that SIGINT and SIGTERM set.
     pub(crate) fn on_signals() -> Result<Self, Failure> {
         let stop = Self::default();
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -163,18 +166,18 @@ impl Stop {
         Ok(stop)
     }
 
-    /// What to say about a failure. A signal from a terminal ends the programs that the demo runs, too: that they failed is not what happened.
+    /// Attributes a failure: Ctrl-C also ends the programs of the demo, so after a signal the cause is the interruption.
     pub(crate) fn explain(&self, failure: Failure) -> Failure {
         if self.is_set() { Failure::Interrupted } else { failure }
     }
 
-    /// Whether it shall end.
+    /// Returns true if the demo must end.
     pub(crate) fn is_set(&self) -> bool {
-        // Relaxed: the flag is all there is to know.
+        // Relaxed: no other data depends on the flag.
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Waits so long.
+    /// Waits for `length`, or until interrupted.
     pub(crate) fn pause(&self, length: Duration) -> Result<(), Failure> {
         let until = Instant::now() + length;
         loop {
@@ -189,7 +192,7 @@ impl Stop {
         }
     }
 
-    /// Looks every few milliseconds whether `met`, and gives up after `patience`.
+    /// Polls `met` every few milliseconds. Returns false after `patience`.
     pub(crate) fn until(
         &self,
         patience: Duration,

@@ -1,4 +1,4 @@
-//! The message service: `towpath mux` with two worker processes, of which one is killed while it is at a message.
+//! The message server: `towpath mux` with two worker processes, one of which is killed while it processes a message.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,38 +19,37 @@ use super::results::thousands;
 use super::status::Status;
 use super::{Failure, Stop, doing};
 
-/// Connections, and messages that each has on its way at a time: more than the workers can do at once, so that they always
-/// have one.
+/// Connections, and messages in flight on each: more than the workers can process at once, so that each always has one.
 const CONNECTIONS: u64 = 8;
 const WINDOW: usize = 4;
-/// An answer that takes longer is lost.
+/// A message without an answer after this time is lost.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// A worker may be killed between two messages: then another one is.
+/// Attempts to kill a worker while it has a message.
 const KILLS: usize = 5;
 
-/// What became of the messages.
+/// Results of the message server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Service {
     pub(crate) asked: u64,
     pub(crate) answered: u64,
-    /// Answers to what had been answered, or was never asked.
+    /// Duplicate answers, and answers to unknown messages.
     pub(crate) strange: u64,
-    /// Messages that never got an answer.
+    /// Messages without an answer.
     pub(crate) lost: u64,
-    /// Workers that were killed, and started again.
+    /// Workers killed, and workers restarted.
     pub(crate) killed: u64,
     pub(crate) restarted: u64,
-    /// Messages that a killed worker was at, and that were given to another.
+    /// Messages redelivered from a killed worker.
     pub(crate) redelivered: u64,
-    /// Messages that each process answered, the most first.
+    /// Messages answered by each process, in descending order.
     pub(crate) by_worker: Vec<u64>,
-    /// Whether the front drained when it was told to end.
+    /// Whether the server drained on SIGTERM.
     pub(crate) drained: bool,
-    /// What went wrong first.
+    /// The first error.
     pub(crate) trouble: Option<String>,
 }
 
-/// Has people ask for so long, kills a worker in the middle of it, and ends the service.
+/// Runs clients for `length`, kills a worker halfway, and stops the server.
 pub(super) fn ask(
     ends: Ends<'_>,
     stop: &Stop,
@@ -108,7 +107,7 @@ pub(super) fn ask(
 }
 
 impl Service {
-    /// Whether everything went as it should.
+    /// Returns true if every expectation was met.
     pub(super) fn well(&self) -> bool {
         let once = self.answered == self.asked && self.asked > 0 && self.lost == 0 && self.strange == 0;
         once && self.redelivered > 0 && self.restarted >= self.killed && self.drained
@@ -145,7 +144,7 @@ fn redelivered(shown: &Value) -> u64 {
     shown["mux"]["stats"]["redelivered"].as_u64().unwrap_or(0)
 }
 
-/// Lets the workers work for a while, kills one that has a message, and lets them work on; how many were killed.
+/// Lets the workers run, kills one that has a message, and lets them run on. Returns the number of killed workers.
 fn kill(stop: &Stop, status: &Status, socket: &Path, length: Duration) -> Result<u64, Failure> {
     stop.pause(length / 2)?;
     let mut killed = Vec::new();
@@ -155,7 +154,7 @@ fn kill(stop: &Stop, status: &Status, socket: &Path, length: Duration) -> Result
             let shown = ctl(socket, "show mux").unwrap_or_default();
             let workers = shown["mux"]["workers"].as_array().cloned().unwrap_or_default();
             let pid = |worker: &Value| worker["pid"].as_i64().and_then(|pid| Pid::from_raw(pid as i32));
-            // One that was killed may still be named.
+            // A killed worker may still be listed.
             let others =
                 workers.iter().filter(|worker| pid(worker).is_some_and(|pid| !killed.contains(&pid)));
             found = others.max_by_key(|worker| worker["recv_q"].as_u64()).and_then(pid);
@@ -177,7 +176,7 @@ fn kill(stop: &Stop, status: &Status, socket: &Path, length: Duration) -> Result
     Ok(killed.len() as u64)
 }
 
-/// What one connection got.
+/// Results of one connection.
 struct Done {
     answered: u64,
     strange: u64,
@@ -207,7 +206,7 @@ fn converse(
     let mut answers = BufReader::new(stream.try_clone()?);
     let mut line = String::new();
     loop {
-        // Relaxed: nothing else is read because of it.
+        // Relaxed: no other data depends on it.
         while waiting.len() < WINDOW && !over.load(Relaxed) {
             let number = asked.fetch_add(1, Relaxed);
             stream.write_all(format!("{number}\n").as_bytes())?;
@@ -220,7 +219,7 @@ fn converse(
         if answers.read_line(&mut line)? == 0 {
             return Err(ErrorKind::UnexpectedEof.into());
         }
-        // "PROCESS NUMBER", in any order: nothing keeps it here.
+        // "PROCESS NUMBER", in any order: the demo's mux does not order replies.
         let mut words = line.split_whitespace().map(str::parse::<u64>);
         let (Some(Ok(pid)), Some(Ok(number))) = (words.next(), words.next()) else {
             done.strange += 1;

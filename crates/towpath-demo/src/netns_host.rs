@@ -1,4 +1,4 @@
-//! A machine of the demo: a thread in a network namespace of its own, where closures can be run.
+//! A host of the demo: a thread in a network namespace that runs closures there.
 
 use std::env;
 use std::io::Write;
@@ -13,7 +13,7 @@ use super::{Failure, doing};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The namespace goes with the thread, and the thread with this, or with the process.
+/// The namespace ends with the thread, and the thread with this value or the process.
 #[derive(Debug)]
 pub(super) struct NetnsHost {
     tid: i32,
@@ -21,13 +21,13 @@ pub(super) struct NetnsHost {
 }
 
 impl NetnsHost {
-    /// A new one, with `lo` up and without IPv6's own traffic.
+    /// Creates a host with `lo` up and without IPv6 traffic.
     pub(super) fn new() -> Result<Self, Failure> {
         let (jobs, work) = mpsc::channel::<Job>();
         let (ready, made) = mpsc::channel();
         thread::spawn(move || {
             let tid = namespace::enter_network().map(|()| rustix::thread::gettid().as_raw_nonzero().get());
-            // Somebody waits for it.
+            // The receiver waits for it.
             let _ = ready.send(tid);
             work.into_iter().for_each(|job| job());
         });
@@ -35,7 +35,7 @@ impl NetnsHost {
         let host = Self { tid: tid.map_err(doing("a new network namespace"))?, jobs };
         host.run(|| {
             for conf in ["all", "default"] {
-                // A kernel without IPv6 has no such file.
+                // A kernel without IPv6 lacks this file.
                 let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{conf}/disable_ipv6"), "1");
             }
         });
@@ -43,36 +43,36 @@ impl NetnsHost {
         Ok(host)
     }
 
-    /// This machine itself.
+    /// The machine itself instead of a namespace.
     pub(super) fn here() -> Self {
         let (jobs, work) = mpsc::channel::<Job>();
         thread::spawn(move || work.into_iter().for_each(|job| job()));
         Self { tid: 0, jobs }
     }
 
-    /// Names its namespace to ip(8).
+    /// Identifies the namespace for ip(8).
     pub(super) fn tid(&self) -> i32 {
         self.tid
     }
 
-    /// Runs `job` there, and waits for what it returns.
+    /// Runs `job` on the host and waits for its result.
     pub(super) fn run<R: Send + 'static>(&self, job: impl FnOnce() -> R + Send + 'static) -> R {
         let (done, result) = mpsc::channel();
         let job = Box::new(move || {
-            // We wait for it below.
+            // The result is awaited below.
             let _ = done.send(job());
         });
         self.jobs.send(job).expect("the host's thread runs as long as the host is there");
         result.recv().expect("a job of the demo does not panic")
     }
 
-    /// Runs `job` there on a thread of its own.
+    /// Runs `job` on a new thread of the host.
     pub(super) fn start<R: Send + 'static>(&self, job: impl FnOnce() -> R + Send + 'static) -> JoinHandle<R> {
-        // A new thread is where the one is that starts it.
+        // A thread inherits the namespace of the thread that starts it.
         self.run(move || thread::spawn(job))
     }
 
-    /// Commands for ip(8), one a line.
+    /// Runs ip(8) with these commands, one in each line.
     pub(super) fn ip(&self, lines: impl Into<String>) -> Result<(), Failure> {
         let lines = lines.into();
         let (status, said) = self
@@ -99,10 +99,10 @@ impl NetnsHost {
     }
 }
 
-/// Where ip(8) and its like are when they are not in a user's PATH.
+/// Directories of system programs that a user's PATH may lack.
 const SBIN: &str = "/usr/sbin:/sbin:/usr/local/sbin";
 
-/// A program of the system: from PATH, or from where an administrator's programs are, which other users' PATH often lacks.
+/// Finds a system program in PATH or in [`SBIN`].
 pub(super) fn system_program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let places: Vec<PathBuf> = env::split_paths(&path).chain(env::split_paths(SBIN)).collect();

@@ -1,4 +1,4 @@
-//! A process of the demo: this very program, in one of its machines, that ends when the demo does.
+//! A process of the demo: this executable on one of the hosts. It is killed when the demo ends.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +18,7 @@ use super::netns_host::NetnsHost;
 use super::{Failure, Stop, doing};
 use crate::say;
 
-/// How long a part has to be ready.
+/// Time in which a process must be ready.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Dropping it kills the process.
@@ -31,7 +31,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts `towpath` with these words in `host`. What it says goes to files in `directory`, which is also where it runs.
+    /// Starts `towpath` with these arguments on `host`. Its output goes to files in `directory`, its working directory.
     pub(super) fn start(
         host: &NetnsHost,
         directory: &Path,
@@ -45,12 +45,12 @@ impl Process {
             .args(["demo-part", "exec", "--"])
             .args(words)
             .current_dir(directory)
-            // What a part leaves behind when it is killed goes with the directory.
+            // Temporary files of a killed process are removed with the directory.
             .env("TMPDIR", directory)
             .stdin(Stdio::null())
             .stdout(File::create(&answered).map_err(doing(name))?)
             .stderr(File::create(&said).map_err(doing(name))?);
-        // Its parent is the host's thread: should that end, so does the process.
+        // The parent is the host's thread: the process is killed when that thread ends.
         let child = host.run(move || command.spawn()).map_err(doing(name))?;
         Ok(Self { name, child, said, answered })
     }
@@ -59,12 +59,12 @@ impl Process {
         Pid::from_child(&self.child)
     }
 
-    /// What it wrote to standard error so far.
+    /// Standard error so far.
     pub(super) fn said(&self) -> String {
         std::fs::read_to_string(&self.said).unwrap_or_default()
     }
 
-    /// Where it listens, as it says.
+    /// The listening address that the process reported.
     pub(super) fn listening(&self) -> Result<SocketAddr, Failure> {
         let said = self.said();
         let mut words = said.lines().filter_map(|line| line.strip_prefix("listening on "));
@@ -72,7 +72,7 @@ impl Process {
         address.ok_or_else(|| self.broken("does not say where it listens"))
     }
 
-    /// Waits until it is ready.
+    /// Waits until `ready` returns true.
     pub(super) fn wait_until(
         &mut self,
         stop: &Stop,
@@ -86,7 +86,7 @@ impl Process {
         if met { Ok(()) } else { Err(self.broken("did not get ready")) }
     }
 
-    /// Waits for its end, and gives what it wrote to standard output.
+    /// Waits for the end. Returns standard output.
     pub(super) fn answer(mut self, stop: &Stop, patience: Duration) -> Result<String, Failure> {
         let name = self.name;
         let mut ended = None;
@@ -101,10 +101,10 @@ impl Process {
         }
     }
 
-    /// Asks it to end, as systemd would; how it ended.
+    /// Sends SIGTERM and waits. Returns the exit status.
     pub(super) fn stop(&mut self) -> Result<ExitStatus, Failure> {
         let name = self.name;
-        // It may have ended by itself: then waiting tells.
+        // The process may have ended already; the wait reports it.
         let _ = kill_process(self.pid(), Signal::TERM);
         let end = Instant::now() + PATIENCE;
         loop {
@@ -118,10 +118,10 @@ impl Process {
         }
     }
 
-    /// Processor time that it has used so far, in seconds (proc_pid_stat(5): utime and stime).
+    /// CPU time used so far in seconds (proc_pid_stat(5): utime and stime).
     pub(super) fn cpu(&self) -> f64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
-        // The name may have spaces in it; what follows its bracket are fields 3 and on.
+        // The name may contain spaces; fields 3 and following come after its bracket.
         let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
         let ticks: u64 =
             rest.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
@@ -138,13 +138,13 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Asks a running engine, as a user would; `None` when it does not answer.
+/// Runs `towpath ctl` against a running engine. Returns `None` without an answer.
 pub(super) fn ctl(socket: &Path, words: &str) -> Option<Value> {
     let mut command = Command::new(this_program().ok()?);
     command.arg("ctl").arg("--socket").arg(socket).args(words.split_whitespace()).arg("--json");
@@ -155,7 +155,7 @@ pub(super) fn ctl(socket: &Path, words: &str) -> Option<Value> {
     serde_json::from_slice(&output.stdout).ok()
 }
 
-/// A command of this program, as `--worker` and `command` take it.
+/// The command line of a command of this executable, for `--worker` and `command`.
 pub(super) fn command(words: &[&str]) -> Result<String, Failure> {
     let program = this_program()?;
     let program =
@@ -167,7 +167,7 @@ fn this_program() -> Result<PathBuf, Failure> {
     std::env::current_exe().map_err(doing("this program"))
 }
 
-/// The other side of [`Process::start`]: becomes `towpath WORDS`, and is killed when the demo ends.
+/// The child side of [`Process::start`]: executes `towpath WORDS`, to be killed when the demo ends.
 pub(crate) fn exec(words: &[String]) -> io::Error {
     match set_parent_process_death_signal(Some(Signal::KILL)) {
         Ok(()) => match std::env::current_exe() {
@@ -178,7 +178,7 @@ pub(crate) fn exec(words: &[String]) -> io::Error {
     }
 }
 
-/// A worker of the message service: a millisecond for each line, and the answer names the process.
+/// A worker of the message server: takes a millisecond for each line and answers with its process id.
 pub(crate) fn worker() -> Result<(), String> {
     let mut worker = Worker::attach_env().map_err(|error| error.to_string())?;
     let pid = std::process::id();
@@ -192,7 +192,7 @@ pub(crate) fn worker() -> Result<(), String> {
     Ok(())
 }
 
-/// What the kernel gives for an inspector: a consumer of its NFQUEUE that searches as `towpath inspect` does.
+/// The comparison with the kernel: a consumer of NFQUEUE that searches payloads as `towpath inspect` does.
 pub(crate) fn queue(number: u16) -> Result<(), String> {
     let text = |error: towpath_port::Error| error.to_string();
     let pattern = regex::bytes::Regex::new(super::inspect::PATTERN).map_err(|error| error.to_string())?;

@@ -96,7 +96,7 @@ impl Status {
     }
 
     pub(super) fn shown(&self) -> MutexGuard<'_, Shown> {
-        self.0.lock().expect("nobody panics with the status")
+        self.0.lock().expect("no thread panics while holding the lock")
     }
 
     /// A scene begins.
