@@ -1,11 +1,11 @@
-//! A recording of the screen as asciinema plays it: asciicast v2, a line of JSON for the header and one for each piece of output.
+//! A recording of the screen in asciicast v2: a JSON line for the header and one for each chunk of output.
 
 use std::io::{self, Write};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
 
-/// Pieces of output, each with its time. They are few and small: a screen has ten changes a second.
+/// Chunks of output with their times. There are few: the screen is drawn ten times a second.
 #[derive(Debug)]
 pub(super) struct Asciicast {
     width: u16,
@@ -13,7 +13,7 @@ pub(super) struct Asciicast {
     begun: Instant,
     wall: u64,
     pieces: Vec<(Duration, String)>,
-    /// What was written since the last piece.
+    /// Output since the last chunk.
     open: Vec<u8>,
 }
 
@@ -23,7 +23,7 @@ impl Asciicast {
         Self { width, height, begun: Instant::now(), wall, pieces: Vec::new(), open: Vec::new() }
     }
 
-    /// What was written is one piece.
+    /// Ends a chunk.
     pub(super) fn cut(&mut self) {
         self.cut_at(self.begun.elapsed());
     }
@@ -36,7 +36,7 @@ impl Asciicast {
         }
     }
 
-    /// The file.
+    /// The file's contents.
     pub(super) fn emit(&self, to: &mut impl Write) -> io::Result<()> {
         let header = json!({
             "version": 2, "width": self.width, "height": self.height, "timestamp": self.wall,

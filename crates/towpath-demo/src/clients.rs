@@ -110,7 +110,10 @@ impl Drop for Clients {
 impl Tally {
     fn note(&self, result: std::io::Result<()>) {
         if let Err(error) = result {
-            self.trouble.lock().expect("no thread panics while holding the lock").get_or_insert(error.to_string());
+            self.trouble
+                .lock()
+                .expect("no thread panics while holding the lock")
+                .get_or_insert(error.to_string());
         }
     }
 

@@ -78,7 +78,8 @@ fn enter() -> Result<(bool, &'static str), Failure> {
     if geteuid().is_root() && matches!(network(), Ok(Ok(()))) {
         return Ok((true, "as root, in network namespaces"));
     }
-    let missing = |error| Failure::Missing(format!("cannot create namespaces: {error}; run the demo as root"));
+    let missing =
+        |error| Failure::Missing(format!("cannot create namespaces: {error}; run the demo as root"));
     namespace::enter_user().map_err(missing)?;
     match network() {
         Ok(Ok(())) => Ok((false, "without root, in a user namespace and network namespaces")),
@@ -279,10 +280,7 @@ impl Stage {
         self.status.play(KERNEL);
         let Way { forwards, conntrack, queue } = self.network.way;
         for (there, what) in [
-            (
-                forwards,
-                "the kernel's path: cannot enable forwarding (is /proc/sys read-only?)",
-            ),
+            (forwards, "the kernel's path: cannot enable forwarding (is /proc/sys read-only?)"),
             (conntrack || !forwards, "connection tracking on the kernel's path (install iptables)"),
             (queue || !forwards, "the kernel's NFQUEUE (install iptables)"),
         ] {

@@ -1,4 +1,4 @@
-//! The machines, the wires between them, the engine, and the kernel's forwarding path for comparison.
+//! The hosts, their links, the engine, and the kernel's forwarding path for comparison.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -9,17 +9,17 @@ use super::netns_host::{NetnsHost, system_program};
 use super::process::{Process, ctl};
 use super::{Driver, Failure, Stop, doing};
 
-/// Clients, on the outside.
+/// The clients, on the outside.
 pub(super) const PEOPLE: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
-/// Somebody who opens more connections than one may.
+/// A source that exceeds its connection limit.
 pub(super) const GREEDY: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 50);
-/// Somebody who looks for open ports.
+/// The port scanner.
 pub(super) const SCANNER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 66);
-/// The servers, by way of the engine.
+/// The servers, through the engine.
 pub(super) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
-/// The same machine, by way of the kernel.
+/// The same host, through the kernel.
 pub(super) const KERNEL_SERVER: Ipv4Addr = Ipv4Addr::new(10, 78, 2, 2);
-/// Of the server's interface on the engine's side.
+/// Ethernet address of the server's interface on the engine's side.
 pub(super) const SERVER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
 pub(super) const WEB: u16 = 80;
@@ -27,37 +27,37 @@ pub(super) const NAMES: u16 = 53;
 pub(super) const LOGS: u16 = 514;
 pub(super) const MESSAGES: u16 = 7007;
 pub(super) const FILES: u16 = 9000;
-/// Sinks and an echo for what is compared.
+/// Ports of the sinks and the echo server of the comparison.
 pub(super) const STREAM: u16 = 9100;
 pub(super) const DATAGRAMS: u16 = 9101;
 pub(super) const INSPECTED: u16 = 9102;
 pub(super) const ECHO: u16 = 9103;
 
-/// Connections that one source may have, and all strangers together.
+/// Connection limits: for one source, and for all unknown sources together.
 pub(super) const LIMIT: u64 = 8;
 pub(super) const STRANGERS: u64 = 50;
 
-/// How long a connection that only began is remembered, in seconds.
+/// Lifetime of the state of an unanswered SYN, in seconds.
 pub(super) const SYN_LIFETIME: u64 = 5;
 
-/// The rules, by what the page calls them.
+/// Numbers of the rules, by their role.
 pub(super) mod rule {
-    /// Counts every connection that people begin; the limit; those within it.
+    /// Counts all connection attempts of clients; the limit; attempts within the limit.
     pub(crate) const KNOCKS: u64 = 490;
     pub(crate) const LIMIT: u64 = 500;
     pub(crate) const LET_IN: u64 = 510;
-    /// The same for strangers, whom one limit holds together.
+    /// The same for unknown sources, which share one limit.
     pub(crate) const FLOOD_KNOCKS: u64 = 590;
     pub(crate) const FLOOD_LIMIT: u64 = 600;
     pub(crate) const FLOOD_LET_IN: u64 = 610;
-    /// What an inspector reads.
+    /// Packets for the inspector.
     pub(crate) const INSPECT: u64 = 400;
-    /// What nobody serves.
+    /// Ports without a server.
     pub(crate) const SCAN: u64 = 800;
-    /// What no other rule says anything about; and when that is gone.
+    /// Everything else, and the default rule.
     pub(crate) const ELSE: u64 = 900;
     pub(crate) const DEFAULT: u64 = 65_535;
-    /// What belongs to no connection.
+    /// TCP segments without a connection.
     pub(crate) const STRAY: u64 = 300;
 }
 
@@ -123,53 +123,53 @@ dyn_syn_lifetime = SYN_LIFETIME
 socket = "engine.sock"
 "#;
 
-/// All that there is while the demo runs.
+/// The network of the demo.
 #[derive(Debug)]
 pub(super) struct Network {
     pub(super) outside: NetnsHost,
     pub(super) inside: NetnsHost,
     pub(super) kernel: NetnsHost,
-    /// What the kernel's way is, in words: what could be switched on here.
+    /// The kernel's path: the parts that could be enabled here.
     pub(super) way: Way,
     pub(super) files: Files,
     middle: NetnsHost,
 }
 
-/// Where two programs that talk to each other are.
+/// The two hosts of a client and a server.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends<'a> {
     pub(super) outside: &'a NetnsHost,
     pub(super) inside: &'a NetnsHost,
     /// The server's address.
     pub(super) server: Ipv4Addr,
-    /// The machine is shared with others: servers take a free port.
+    /// The host is shared with other programs: servers take an ephemeral port.
     pub(super) shared: bool,
     pub(super) files: &'a Path,
 }
 
 impl Ends<'_> {
-    /// Where a server listens whose port is usually this one.
+    /// The listening address of a server whose usual port is `port`.
     pub(super) fn address(&self, port: u16) -> String {
         format!("{}:{}", self.server, if self.shared { 0 } else { port })
     }
 }
 
-/// The kernel's own way.
+/// The kernel's path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Way {
-    /// Packets are forwarded at all.
+    /// Forwarding is enabled.
     pub(super) forwards: bool,
-    /// It tracks connections.
+    /// Connection tracking is enabled.
     pub(super) conntrack: bool,
-    /// Datagrams to [`INSPECTED`] go to queue [`QUEUE`].
+    /// Datagrams to [`INSPECTED`] go to NFQUEUE [`QUEUE`].
     pub(super) queue: bool,
 }
 
-/// The kernel's NFQUEUE.
+/// Number of the kernel's NFQUEUE.
 pub(super) const QUEUE: u16 = 7;
 
 impl Network {
-    /// Makes it; the engine does not run yet.
+    /// Creates the network. The engine is not started.
     pub(super) fn new(files: Files) -> Result<Self, Failure> {
         if system_program("ip").is_none() {
             return Err(Failure::Missing("there is no program ip (install iproute2)".into()));
@@ -201,7 +201,7 @@ impl Network {
         Ok(Self { outside, inside, kernel, way, files, middle })
     }
 
-    /// Starts the engine, and waits until its ports are up.
+    /// Starts the engine and waits until its ports are up.
     pub(super) fn engine(&self, driver: Driver, stop: &Stop) -> Result<Process, Failure> {
         std::fs::write(self.files.path().join("demo.toml"), configuration(driver))
             .map_err(doing("the configuration"))?;
@@ -217,12 +217,12 @@ impl Network {
         Ok(engine)
     }
 
-    /// How many segments the outside host leaves uncut in one packet, from its next connection on.
+    /// Sets the number of segments in one GSO packet of the outside host, for new connections.
     pub(super) fn segments_at_once(&self, count: u32) -> Result<(), Failure> {
         self.outside.ip(format!("link set l0 gso_max_segs {count}\nlink set l1 gso_max_segs {count}\n"))
     }
 
-    /// The two hosts, by way of the engine.
+    /// The two hosts, connected through the engine.
     pub(super) fn ends(&self) -> Ends<'_> {
         let (outside, inside, files) = (&self.outside, &self.inside, self.files.path());
         Ends { outside, inside, server: SERVER, shared: false, files }
@@ -246,11 +246,11 @@ pub fn configuration(driver: Driver) -> String {
 }
 
 impl Way {
-    /// Switches on what there is, in the calling thread's namespace.
+    /// Enables what is available, in the calling thread's namespace.
     fn open(lock: &Path) -> Self {
         let forwards = std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").is_ok();
         let iptables = |words: &str| {
-            // The legacy program is faster where both are there; either one's rules are the kernel's.
+            // Prefers iptables-legacy, which is faster; both programs install kernel rules.
             ["iptables", "iptables-legacy"].into_iter().filter_map(system_program).any(|program| {
                 let mut command = Command::new(program);
                 command.args(words.split_whitespace()).env("XTABLES_LOCKFILE", lock);

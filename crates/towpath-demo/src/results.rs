@@ -1,4 +1,4 @@
-//! What came of it: numbers, and whether everything happened that should have.
+//! Results of the demo and their presentation.
 
 use std::fmt;
 
@@ -12,20 +12,20 @@ use super::inspect::Lines;
 use super::messages::Service;
 use super::vs_kernel::Comparison;
 
-/// Everything; what `--json` prints.
+/// All results; `--json` prints them.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Results {
-    /// Whether every expectation was met.
+    /// Every expectation was met.
     pub(crate) ok: bool,
     pub(crate) seconds: f64,
-    /// Where it ran, in words.
+    /// Where the demo ran.
     pub(crate) place: String,
-    /// What the engine had its interfaces by, in all scenes.
+    /// The engine's port driver.
     pub(crate) driver: &'static str,
     pub(crate) expected: Vec<Expectation>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) engine: Option<Engine>,
-    /// What the rules stopped, by rule.
+    /// Packets stopped, by rule.
     pub(crate) stopped: Vec<Stopped>,
     pub(crate) people: Work,
     pub(crate) attack: Attack,
@@ -34,26 +34,26 @@ pub(crate) struct Results {
     pub(crate) file: Transfer,
     #[serde(rename = "beside")]
     pub(crate) vs_kernel: Vec<Comparison>,
-    /// TCP's congestion control there, by both ways.
+    /// TCP congestion control of the comparison.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) congestion: Option<&'static str>,
-    /// What could not be shown, and why.
+    /// Scenes that could not be played, with the reason.
     pub(crate) left_out: Vec<String>,
-    /// Only what needs no privilege was shown.
+    /// Only the scenes without privilege were played.
     #[serde(skip)]
     pub(crate) alone: bool,
 }
 
-/// Something that should have happened.
+/// An expectation.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Expectation {
     pub(crate) name: &'static str,
     pub(crate) met: bool,
-    /// What did.
+    /// The observation.
     pub(crate) saw: String,
 }
 
-/// The engine's own counters, `packets = passed + dropped + rejected + undecodable + waiting`.
+/// The engine's counters: `packets = passed + dropped + rejected + undecodable + waiting`.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Engine {
     pub(crate) packets: u64,
@@ -62,17 +62,17 @@ pub(crate) struct Engine {
     pub(crate) rejected: u64,
     pub(crate) undecodable: u64,
     pub(crate) waiting: u64,
-    /// Packets that inspectors had.
+    /// Packets that inspectors received.
     pub(crate) inspected: u64,
-    /// States that were made, and most at one time.
+    /// States created, and the peak.
     pub(crate) states: u64,
     pub(crate) states_peak: u64,
-    /// Processor time of its process, in seconds.
+    /// CPU time of the process, in seconds.
     pub(crate) cpu_seconds: f64,
 }
 
 impl Engine {
-    /// From the report of `towpath replay --json`, or the counters of `towpath ctl show stats --json`: they have the same names.
+    /// Reads the report of `towpath replay --json` or the counters of `towpath ctl show stats --json`, which share names.
     pub(crate) fn told(stats: &Value) -> Self {
         let number = |name: &str| stats[name].as_u64().unwrap_or(0);
         Self {
@@ -90,14 +90,14 @@ impl Engine {
     }
 }
 
-/// A rule that stopped something.
+/// A rule that stopped packets.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Stopped {
     /// The rule's number.
     pub(crate) rule: u64,
-    /// What it is there for.
+    /// The rule's purpose.
     pub(crate) what: &'static str,
-    /// Packets that came to it, and those that it did not let through.
+    /// Packets that matched, and packets that were dropped.
     pub(crate) came: u64,
     pub(crate) stopped: u64,
 }
@@ -191,7 +191,7 @@ impl fmt::Display for ComparisonTable<'_> {
     }
 }
 
-/// With a comma before every third digit.
+/// Formats with a comma between groups of three digits.
 pub(crate) fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -204,7 +204,7 @@ pub(crate) fn thousands(number: u64) -> String {
     text
 }
 
-/// Bytes in the unit that reads best.
+/// Formats bytes with a decimal unit.
 pub(crate) fn bytes(number: u64) -> String {
     match number {
         0..1_000_000 => format!("{:.1} kB", number as f64 / 1e3),

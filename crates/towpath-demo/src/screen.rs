@@ -1,4 +1,4 @@
-//! Where it is shown: a picture on a terminal, or lines; and the files that were asked for, a recording and a still.
+//! Output of the demo: the live view or lines, and the files for the recording and the last picture.
 
 use std::fs::File;
 use std::io;
@@ -10,7 +10,7 @@ use super::view::{Seen, View};
 use super::{Failure, Options, doing, svg};
 use crate::say;
 
-/// The terminal, and files that are open before the first scene: what cannot be written is known before anything is played.
+/// The terminal and the output files. The files are opened before the first scene, so that errors come early.
 #[derive(Debug)]
 pub(super) struct Screen {
     on_terminal: bool,
@@ -29,12 +29,12 @@ impl Screen {
         Ok(Self { on_terminal, recording: open(&options.record)?, still: open(&options.still)? })
     }
 
-    /// A status for these scenes.
+    /// Creates the status of these scenes.
     pub(super) fn status(&self, scenes: &[&'static str]) -> Status {
         Status::new(scenes, !self.on_terminal)
     }
 
-    /// Shows `status` while `play` runs. What went wrong with showing it stands in the results, and costs nothing else.
+    /// Shows `status` while `play` runs. Errors of the view are reported in the results and have no other effect.
     pub(super) fn show(
         &self,
         status: &Status,
@@ -48,7 +48,7 @@ impl Screen {
             status.shown().ended = Some(results.ok);
         }
         let Some(view) = view else { return played };
-        // Where the rest is to be played elsewhere, the files are for that.
+        // If the demo continues without privilege, that run writes the files.
         let seen = match (view.end(), &played) {
             (_, Err(Failure::Missing(_))) => return played,
             (seen, _) => seen,
@@ -59,7 +59,7 @@ impl Screen {
                 results.expect("the screen is recorded", false, failure.to_string());
             }
             (Err(failure), Ok(results)) => results.left_out.push(format!("the picture: {failure}")),
-            // That one is told by who asked for it.
+            // The caller reports this error.
             (Err(failure), Err(_)) => say(format_args!("towpath demo: not recorded: {failure}")),
         }
         played

@@ -1,4 +1,4 @@
-//! What is shown while it runs: the director and those who look at the engine write it, the view reads it.
+//! The status that the view shows. The director and the polling thread write it; the view reads it.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -13,62 +13,62 @@ use super::process::ctl;
 use super::vs_kernel::Comparison;
 use crate::say;
 
-/// How often the engine is asked.
+/// Interval between two queries of the engine.
 const LOOK: Duration = Duration::from_millis(400);
-/// Lines of news that are kept.
+/// Messages kept.
 const NEWS: usize = 8;
-/// Points of the curves.
+/// Points of the rate curves.
 pub(super) const POINTS: usize = 64;
 
-/// Shared; copies are the same status.
+/// The shared status. Clones refer to the same status.
 #[derive(Clone, Debug)]
 pub(super) struct Status(Arc<Mutex<Shown>>);
 
-/// What is on it.
+/// Contents of the status.
 #[derive(Clone, Debug)]
 pub(super) struct Shown {
     pub(super) begun: Instant,
     pub(super) place: String,
-    /// There are two hosts, and an engine between them.
+    /// The network of hosts and engine exists.
     pub(super) hosts: bool,
     pub(super) scenes: Vec<Scene>,
     /// Number, packets, and text of each rule.
     pub(super) rules: Vec<(u64, u64, String)>,
-    /// Packets a second, the newest last.
+    /// Packets per second, the newest last.
     pub(super) passed: VecDeque<u64>,
     pub(super) dropped: VecDeque<u64>,
-    /// Workers of the mux: process, messages, status.
+    /// Workers of the mux: process id, messages, state.
     pub(super) workers: Vec<(u64, u64, String)>,
     pub(super) news: VecDeque<String>,
     pub(super) vs_kernel: Vec<Comparison>,
-    /// It has ended; whether everything happened that should have.
+    /// Set at the end: whether every expectation was met.
     pub(super) ended: Option<bool>,
-    /// Standard error has lines, as there is no picture.
+    /// Print lines to standard error: there is no view.
     plain: bool,
     engine: Option<PathBuf>,
     mux: Option<PathBuf>,
     quiet: bool,
-    /// When the engine was asked last, and what it had passed and dropped then.
+    /// Time of the last query, and the passed and dropped packets then.
     asked: Option<(Instant, u64, u64)>,
 }
 
-/// One thing that is shown.
+/// A scene and its state.
 #[derive(Clone, Debug)]
 pub(super) struct Scene {
     pub(super) name: &'static str,
     pub(super) state: State,
-    /// What came of it.
+    /// The result.
     pub(super) line: String,
 }
 
-/// How far a scene is.
+/// State of a scene.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// It comes later.
+    /// Not started.
     Waits,
-    /// It is on.
+    /// Running.
     Plays,
-    /// As it should have gone, or not.
+    /// Ended; whether its expectations were met.
     Over(bool),
 }
 
@@ -99,7 +99,7 @@ impl Status {
         self.0.lock().expect("no thread panics while holding the lock")
     }
 
-    /// A scene begins.
+    /// Starts a scene.
     pub(super) fn play(&self, name: &'static str) {
         let mut shown = self.shown();
         if let Some(scene) = shown.scenes.iter_mut().find(|scene| scene.name == name) {
@@ -108,7 +108,7 @@ impl Status {
         shown.line(&format!("{name} ..."));
     }
 
-    /// It has ended.
+    /// Ends a scene.
     pub(super) fn over(&self, name: &'static str, well: bool, line: String) {
         let mut shown = self.shown();
         shown.line(&format!("{name}: {line}{}", if well { "" } else { " (FAILED)" }));
@@ -117,7 +117,7 @@ impl Status {
         }
     }
 
-    /// What a scene has to say meanwhile.
+    /// Adds a message of the current scene.
     pub(super) fn note(&self, name: &'static str, line: String) {
         if let Some(scene) = self.shown().scenes.iter_mut().find(|scene| scene.name == name) {
             scene.line = line;
@@ -133,28 +133,28 @@ impl Status {
         shown.news.push_back(line);
     }
 
-    /// Which engine is to be looked at.
+    /// Sets the engine to query.
     pub(super) fn engine(&self, socket: Option<&Path>) {
         self.shown().engine = socket.map(Into::into);
     }
 
-    /// Which mux is to be looked at.
+    /// Sets the mux to query.
     pub(super) fn mux(&self, socket: Option<&Path>) {
         let mut shown = self.shown();
         shown.workers.clear();
         shown.mux = socket.map(Into::into);
     }
 
-    /// While something is measured nobody is asked.
+    /// Suspends queries while something is measured.
     pub(super) fn quiet(&self, quiet: bool) {
         self.shown().quiet = quiet;
     }
 
-    /// Looks at what runs until `over`, on a thread of its own.
+    /// Starts a thread that queries until `over` is set.
     pub(super) fn watch(&self, over: Arc<AtomicBool>) -> JoinHandle<()> {
         let status = self.clone();
         thread::spawn(move || {
-            // Relaxed: the flag is all there is to know.
+            // Relaxed: no other data depends on the flag.
             while !over.load(Ordering::Relaxed) {
                 status.look();
                 thread::sleep(LOOK);
@@ -168,7 +168,7 @@ impl Status {
             (shown.engine.clone(), shown.mux.clone(), shown.quiet)
         };
         if quiet {
-            // What passes meanwhile belongs to no second.
+            // Packets of a suspended interval have no rate.
             self.shown().asked = None;
             return;
         }
@@ -180,7 +180,7 @@ impl Status {
         }
         if let Some(mux) = mux.as_ref().and_then(|socket| ctl(socket, "show mux")) {
             let mut shown = self.shown();
-            // It may have ended meanwhile.
+            // The engine may have ended meanwhile.
             if shown.mux.is_some() {
                 shown.mux_is(&mux["mux"]);
             }

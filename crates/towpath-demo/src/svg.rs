@@ -1,20 +1,20 @@
-//! A screen as a picture: SVG, a line of text for each run of cells that look the same.
+//! Renders a screen as SVG: one text element for each run of cells with the same style.
 
 use std::fmt::Write;
 
 use ratatui::buffer::{Buffer, Cell};
 use ratatui::style::{Color, Modifier};
 
-/// Of one cell, in pixels, and the space around the screen.
+/// Size of a cell in pixels, and the margin around the screen.
 const WIDTH: f64 = 8.4;
 const HEIGHT: f64 = 18.0;
 const MARGIN: f64 = 14.0;
 
-/// The colours that a cell without one has.
+/// Default colours.
 const INK: &str = "#d0d7de";
 const PAPER: &str = "#0d1117";
 
-/// Draws `screen`.
+/// Renders `screen`.
 pub(super) fn svg(screen: &Buffer) -> String {
     let (columns, rows) = (f64::from(screen.area.width), f64::from(screen.area.height));
     let (width, height) = (columns * WIDTH + 2.0 * MARGIN, rows * HEIGHT + 2.0 * MARGIN);
@@ -37,7 +37,7 @@ pub(super) fn svg(screen: &Buffer) -> String {
     out
 }
 
-/// Ink, paper, and whether it is bold.
+/// Foreground, background, and bold.
 fn looks(cell: &Cell) -> (Option<String>, Option<String>, bool) {
     let (mut ink, mut paper) = (colour(cell.fg), colour(cell.bg));
     if cell.modifier.contains(Modifier::REVERSED) {
@@ -78,7 +78,7 @@ fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// What the view uses; `None` is the cell's default.
+/// The colours that the view uses; `None` is the default.
 fn colour(colour: Color) -> Option<String> {
     let named = match colour {
         Color::Red | Color::LightRed => "#ff7b72",

@@ -1,5 +1,5 @@
-//! What can be shown where namespaces cannot be had: a capture through the rules with an inspector process, the message service and
-//! the file over loopback.
+//! The scenes without privilege: a capture through the rules with an inspector process, and the message server and the file over
+//! loopback.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -22,15 +22,15 @@ const FILE: &str = "a file is sent";
 
 const PLACE: &str = "over loopback and from a capture";
 
-/// Where the first part of the capture's story goes.
+/// The queue and inspector of the example.
 const INSPECTOR: &str = "1=towpath inspect --queue 1 --match password= --verdict drop";
 
-/// Plays what needs no privilege; `missing` says what the rest would need.
+/// Plays the scenes that need no privilege. `missing` is the reason why the others cannot be played.
 pub(super) fn play(options: &Options, screen: &Screen, missing: &str) -> Result<Results, Failure> {
     let stop = Stop::on_signals()?;
     let status = screen.status(&[CAPTURE, WORKERS, FILE]);
     status.shown().place = PLACE.into();
-    status.shown().news.push_back(format!("Only this can be shown here: {missing}."));
+    status.shown().news.push_back(format!("Playing only the scenes without privilege: {missing}."));
     screen.show(&status, || scenes(options, &stop, &status, missing).map_err(|failure| stop.explain(failure)))
 }
 
@@ -46,11 +46,11 @@ fn scenes(options: &Options, stop: &Stop, status: &Status, missing: &str) -> Res
     };
     let mut results =
         Results { place: PLACE.into(), driver: "no interfaces", alone: true, ..Results::default() };
-    results
-        .left_out
-        .push(format!("hosts, the engine between them, an attack, the kernel's own path: {missing}"));
+    results.left_out.push(format!(
+        "hosts, the engine between them, an attack, the comparison with the kernel: {missing}"
+    ));
     if options.driver.is_some() {
-        results.left_out.push("--driver: there are no interfaces to have by it".into());
+        results.left_out.push("--driver: no interfaces are used".into());
     }
 
     status.play(CAPTURE);
@@ -92,7 +92,7 @@ fn close(
     results.expect(name, met, saw);
 }
 
-/// The office of examples/, with an inspector process.
+/// Replays the capture of examples/ with an inspector process.
 fn replay(ends: Ends<'_>, stop: &Stop) -> Result<Engine, Failure> {
     let write = |name: &str, bytes: &[u8]| std::fs::write(ends.files.join(name), bytes).map_err(doing(name));
     write("office.pcap", include_bytes!("../../../examples/office.pcap"))?;

@@ -1,4 +1,4 @@
-//! The live view: the status as a picture on a terminal, or into a recording, or both.
+//! The live view: draws the status on a terminal, into a recording, or both.
 
 use std::cell::RefCell;
 use std::io::{self, IsTerminal, Stderr, Write};
@@ -24,42 +24,42 @@ use super::results::thousands;
 use super::status::{Shown, State, Status};
 use super::{Failure, doing};
 
-/// Between two pictures.
+/// Interval between two frames.
 const REST: Duration = Duration::from_millis(100);
-/// The screen of a recording without a terminal; on a terminal not more than this is used either.
+/// Size of a recording without a terminal, and the maximum size on a terminal.
 const SCREEN: (u16, u16) = (120, 38);
-/// The least that can be read.
+/// Minimum size.
 const LEAST: (u16, u16) = (80, 24);
 
-/// Draws until it is told to end.
+/// The view's thread; draws until told to stop.
 #[derive(Debug)]
 pub(super) struct View {
     over: Arc<AtomicBool>,
     thread: JoinHandle<io::Result<Seen>>,
 }
 
-/// What is left of it.
+/// The view's output.
 #[derive(Debug)]
 pub(super) struct Seen {
     pub(super) cast: Asciicast,
-    /// The last picture.
+    /// The last frame.
     pub(super) screen: Buffer,
 }
 
-/// Where the picture goes.
+/// The drawing targets.
 struct Paper {
     terminal: Option<Stderr>,
     cast: Rc<RefCell<Asciicast>>,
 }
 
 impl View {
-    /// Whether there is a terminal for a picture.
+    /// Returns true if standard error is a terminal of sufficient size.
     pub(super) fn fits() -> bool {
         io::stderr().is_terminal()
             && terminal::size().is_ok_and(|(width, height)| width >= LEAST.0 && height >= LEAST.1)
     }
 
-    /// Begins to draw: on the terminal or not, always into the recording.
+    /// Starts drawing, on the terminal if `on_terminal` is set, and always into the recording.
     pub(super) fn start(status: &Status, on_terminal: bool) -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let (status, until) = (status.clone(), Arc::clone(&over));
@@ -67,9 +67,9 @@ impl View {
         Self { over, thread }
     }
 
-    /// Draws once more, and gives the terminal back.
+    /// Draws a last time and restores the terminal.
     pub(super) fn end(self) -> Result<Seen, Failure> {
-        // Relaxed: the status has a lock of its own.
+        // Relaxed: the status is synchronised by its lock.
         self.over.store(true, Ordering::Relaxed);
         let seen = self.thread.join().map_err(|_| Failure::Broken("the view panicked".into()))?;
         seen.map_err(doing("the view"))
@@ -82,7 +82,7 @@ fn draw_until(status: &Status, on_terminal: bool, over: &AtomicBool) -> io::Resu
         let size = terminal::size()?;
         (width, height) = (width.min(size.0), height.min(size.1));
     }
-    // Shared with the backend, which keeps what it writes to to itself. One thread has both.
+    // Shared with the backend, which hides its writer. Only one thread uses both.
     let cast = Rc::new(RefCell::new(Asciicast::new(width, height)));
     let paper = Paper { terminal: on_terminal.then(io::stderr), cast: Rc::clone(&cast) };
     let viewport = Viewport::Fixed(Rect::new(0, 0, width, height));
@@ -92,7 +92,7 @@ fn draw_until(status: &Status, on_terminal: bool, over: &AtomicBool) -> io::Resu
     }
     let drawn = pictures(status, &mut terminal, &cast, over);
     if on_terminal {
-        // One that has gone away needs nothing back.
+        // Restoring a closed terminal fails harmlessly.
         let _ = execute!(io::stderr(), LeaveAlternateScreen, cursor::Show);
     }
     let screen = drawn?;
@@ -101,7 +101,7 @@ fn draw_until(status: &Status, on_terminal: bool, over: &AtomicBool) -> io::Resu
     Ok(Seen { cast, screen })
 }
 
-/// Draws until `over`, and once more.
+/// Draws until `over` is set, and once more.
 fn pictures(
     status: &Status,
     terminal: &mut Terminal<CrosstermBackend<Paper>>,
@@ -133,7 +133,7 @@ fn picture(frame: &mut Frame<'_>, shown: &Shown) {
         frame.render_widget(news(shown), bottom);
         return;
     }
-    // The lower boxes have 8 rows where there is room; the rules have what is left, and as many as there are at most.
+    // The lower boxes have 8 rows if there is room; the rules get the rest, at most one row each.
     let room = frame.area().height.saturating_sub(3 + scenes);
     let rules = (shown.rules.len().max(4) as u16 + 2).min(room.saturating_sub(7));
     let [head, wires, top, middle, bottom] = Layout::vertical([
@@ -187,7 +187,7 @@ fn headline(shown: &Shown) -> Line<'_> {
     ])
 }
 
-/// Who is connected with whom.
+/// The diagram of hosts and links.
 fn map(shown: &Shown) -> Paragraph<'_> {
     let workers: Vec<String> =
         shown.workers.iter().map(|(pid, messages, _)| format!("{pid}: {}", thousands(*messages))).collect();
@@ -228,7 +228,7 @@ fn scene(scene: &super::status::Scene) -> Line<'_> {
 
 fn rules_of(shown: &Shown, area: Rect) -> Vec<Line<'_>> {
     let rows = area.height.saturating_sub(2) as usize;
-    // What does not fit is at the end: the default rule, which has nothing to say here.
+    // Rules that do not fit are at the end: the default rule, which is not of interest here.
     shown.rules.iter().take(rows).map(rule).collect()
 }
 
@@ -282,7 +282,7 @@ fn vs_kernel(shown: &Shown) -> Vec<Line<'_>> {
 
 impl Write for Paper {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // A terminal that has gone away costs its picture, not the recording.
+        // A closed terminal ends the drawing, not the recording.
         if self.terminal.as_mut().is_some_and(|terminal| terminal.write_all(bytes).is_err()) {
             self.terminal = None;
         }

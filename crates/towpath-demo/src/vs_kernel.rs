@@ -1,7 +1,7 @@
-//! The same traffic through the engine and through the kernel's own forwarding, in turns: what arrives, and what it costs.
+//! The same traffic through the engine and through the kernel's forwarding, in turns: throughput and cost.
 //!
-//! What it costs is the time that all processors together were busy (proc_stat(5)), since nobody can say whose work a softirq did. So
-//! other work on the machine spoils it, for both sides.
+//! The cost is the busy time of all CPUs (proc_stat(5)), because the work of softirqs cannot be attributed. Other load on the machine
+//! distorts it for both paths.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
@@ -18,81 +18,81 @@ use super::network::{DATAGRAMS, ECHO, INSPECTED, KERNEL_SERVER, Network, QUEUE, 
 use super::process::Process;
 use super::{Failure, Stop, doing};
 
-/// A frame of 64 bytes: what Ethernet, IPv4 and UDP leave of it.
+/// UDP payload of a 64-byte frame.
 const PAYLOAD: usize = 64 - 14 - 20 - 8;
-/// What the kernel cuts at once unless it is told otherwise (GSO_MAX_SEGS, include/linux/netdevice.h).
+/// The kernel's default of segments in a GSO packet (GSO_MAX_SEGS, include/linux/netdevice.h).
 const SEGMENTS: u32 = 65_535;
 /// Flows of datagrams.
 const FLOWS: u16 = 64;
-/// What an attempt to send or receive waits at most, so that threads hear that it is over.
+/// Timeout of one send or receive, so that threads notice the end.
 const BREATH: Duration = Duration::from_millis(200);
-/// How long a connection or an answer may take.
+/// Timeout of a connection or an answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// One kind of traffic, by the kernel's way and by ours.
+/// One kind of traffic on both paths.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Comparison {
     /// What is measured, with its unit.
     pub(crate) name: &'static str,
     pub(crate) unit: &'static str,
     pub(crate) lower_is_better: bool,
-    /// What the kernel's way was.
+    /// Description of the kernel's path.
     pub(crate) kernel_is: &'static str,
     pub(crate) kernel: Figure,
-    /// By each driver that the engine had.
+    /// The engine's figures, by port driver.
     pub(crate) ours: Vec<Ours>,
-    /// What `cpu` counts: time that the machine's processors were busy, for one of these; none where that makes no sense.
+    /// The unit of `cpu`: busy time per this; `None` where that is meaningless.
     pub(crate) cpu_unit: Option<&'static str>,
-    /// Turns that the kernel had so far.
+    /// Measured turns of the kernel's path.
     #[serde(skip)]
     turns: usize,
 }
 
-/// What the engine made of it.
+/// The engine's figures.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Ours {
     pub(crate) driver: &'static str,
     #[serde(flatten)]
     pub(crate) figure: Figure,
-    /// This over the kernel's.
+    /// The engine's value divided by the kernel's.
     pub(crate) ratio: f64,
 }
 
-/// A rate or a time, and what it cost.
+/// A rate or a time, and its CPU cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Figure {
     pub(crate) value: f64,
     pub(crate) cpu: f64,
 }
 
-/// Who has the engine's side, and whose turn it is.
+/// The engine's driver and the sequence of turns.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Turns {
     pub(super) driver: &'static str,
-    /// How long one is.
+    /// Duration of a turn.
     pub(super) length: Duration,
-    /// What the senders of streams have.
+    /// GSO segments of the streams' sender.
     pub(super) congestion: &'static str,
 }
 
-/// Ours is 0, the kernel's 1: in this order a drift meets both.
+/// Order of turns: 0 is the engine, 1 the kernel. A drift affects both equally.
 const ORDER: [usize; 4] = [0, 1, 1, 0];
 
-/// The first that the kernel lets us have; reno always is. One that paces by its own estimate (bbr, which may be the system's) would
-/// measure its guess of a wire that is not there, not the way.
+/// The first available one is used; reno always is. A pacing algorithm such as bbr, perhaps the system's default, would measure its
+/// own rate estimate instead of the path.
 const CONGESTION: [&str; 2] = ["cubic", "reno"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Traffic {
     Stream,
-    /// A stream whose host cuts it into packets itself, as on a network: nobody on the way carries what is still to be cut.
+    /// A stream that the host segments itself, as on a real network: no GSO packet crosses the path.
     CutStream,
     Datagrams,
     Inspected,
     RoundTrips,
 }
 
-/// What the server's threads have counted. Relaxed: they are sampled while they run.
+/// Counters of the server's threads. Relaxed: sampled while they run.
 #[derive(Debug, Default)]
 pub(super) struct Sinks {
     stream_bytes: AtomicU64,
@@ -100,7 +100,7 @@ pub(super) struct Sinks {
     inspected: AtomicU64,
 }
 
-/// Measures everything that can be measured here, and adds it to `rows`; `progress` hears of each.
+/// Measures all kinds of traffic that are possible here and adds them to `rows`. Calls `progress` after each.
 pub(super) fn measure(
     network: &Network,
     stop: &Stop,
@@ -142,7 +142,7 @@ pub(super) fn measure(
 }
 
 impl Comparison {
-    /// A row that has been measured.
+    /// Adds a measured turn.
     #[cfg(test)]
     pub(super) fn of(
         name: &'static str,
@@ -166,7 +166,7 @@ impl Comparison {
     }
 }
 
-/// Whoever has the kernel's queue.
+/// The consumer of the kernel's NFQUEUE.
 fn consumer(network: &Network, stop: &Stop) -> Result<Process, Failure> {
     let number = QUEUE.to_string();
     let words = ["demo-part", "queue", &number];
@@ -224,7 +224,7 @@ fn sample(
         _ => sinks.inspected.load(Relaxed),
     };
     let idle = count(sinks);
-    // What TCP needs to find its speed, and the engine to make its states; on a busy machine, until anything arrives.
+    // Warm-up: TCP's rate, the engine's states; on a busy machine, until data arrives.
     let moves = |than: u64| stop.until(PATIENCE, || Ok(count(sinks) > than || sender.is_finished()));
     let paused = stop.pause(turn / 4).and_then(|()| moves(idle));
     let (begun, before, busy) = (Instant::now(), count(sinks), busy_seconds());
@@ -237,7 +237,7 @@ fn sample(
     over.store(true, Relaxed);
     paused?;
     joined(stop, sender)?.map_err(doing("the sender"))?;
-    // What is still on its way belongs to nobody's turn.
+    // Lets packets in flight arrive, so that they count for no turn.
     stop.pause(turn / 8)?;
     Ok(match traffic {
         Traffic::Stream | Traffic::CutStream => {
@@ -254,7 +254,7 @@ fn joined<R>(stop: &Stop, thread: JoinHandle<R>) -> Result<R, Failure> {
     thread.join().map_err(|_| Failure::Broken("a sender panicked".into()))
 }
 
-/// What TCP's congestion control is in what is measured.
+/// TCP congestion control of the measurement.
 pub(super) fn congestion(network: &Network) -> Result<&'static str, Failure> {
     let found = network.outside.run(|| {
         let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
@@ -264,17 +264,17 @@ pub(super) fn congestion(network: &Network) -> Result<&'static str, Failure> {
     found.ok_or_else(|| Failure::Broken("the kernel has neither of TCP's cubic and reno".into()))
 }
 
-/// A connection with this congestion control from its beginning: what bbr has begun to pace is paced ever after.
+/// Connects with this congestion control set before the handshake: a connection that bbr has paced stays paced.
 fn dial(to: Ipv4Addr, port: u16, congestion: &str) -> io::Result<TcpStream> {
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     set_tcp_congestion(&socket, congestion)?;
-    // It bounds connect(2) as well (socket(7)).
+    // The timeout also bounds connect(2) (socket(7)).
     set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
     connect(&socket, &SocketAddrV4::new(to, port))?;
     Ok(socket.into())
 }
 
-/// As fast as TCP takes it.
+/// Sends as fast as TCP permits.
 fn pour(to: Ipv4Addr, congestion: &str, over: &AtomicBool) -> io::Result<()> {
     let mut stream = dial(to, STREAM, congestion)?;
     stream.set_write_timeout(Some(BREATH))?;
@@ -288,7 +288,7 @@ fn pour(to: Ipv4Addr, congestion: &str, over: &AtomicBool) -> io::Result<()> {
     Ok(())
 }
 
-/// As fast as one thread can.
+/// Sends datagrams as fast as one thread can.
 fn spray(to: (Ipv4Addr, u16), over: &AtomicBool) -> io::Result<()> {
     let sockets: Vec<UdpSocket> = (0..FLOWS)
         .map(|_| {
@@ -299,14 +299,14 @@ fn spray(to: (Ipv4Addr, u16), over: &AtomicBool) -> io::Result<()> {
         .collect::<io::Result<_>>()?;
     while !over.load(Relaxed) {
         for socket in &sockets {
-            // A full queue on the way is part of what is measured.
+            // A full queue on the path is part of the measurement.
             let _ = socket.send(&[0x5a; PAYLOAD]);
         }
     }
     Ok(())
 }
 
-/// One after the other for so long; the median in microseconds.
+/// Sends requests one after the other for `length`. Returns the median round trip in microseconds.
 fn round_trips(to: Ipv4Addr, congestion: &str, length: Duration) -> io::Result<f64> {
     let mut stream = dial(to, ECHO, congestion)?;
     stream.set_nodelay(true)?;
@@ -325,7 +325,7 @@ fn round_trips(to: Ipv4Addr, congestion: &str, length: Duration) -> io::Result<f
     Ok(times[times.len() / 2].as_secs_f64() * 1e6)
 }
 
-/// Starts what is sent to, and gives its counters.
+/// Starts the receivers. Returns their counters.
 pub(super) fn sinks(network: &Network) -> Result<Arc<Sinks>, Failure> {
     let sinks = Arc::new(Sinks::default());
     let serving = Arc::clone(&sinks);
@@ -333,7 +333,7 @@ pub(super) fn sinks(network: &Network) -> Result<Arc<Sinks>, Failure> {
     Ok(sinks)
 }
 
-/// Sinks and an echo, on threads that end with the process.
+/// Sinks and an echo server on threads that end with the process.
 fn serve(sinks: &Arc<Sinks>) -> io::Result<()> {
     let stream = TcpListener::bind((Ipv4Addr::UNSPECIFIED, STREAM))?;
     let echo = TcpListener::bind((Ipv4Addr::UNSPECIFIED, ECHO))?;
@@ -364,7 +364,7 @@ fn serve(sinks: &Arc<Sinks>) -> io::Result<()> {
         thread::spawn(move || {
             let mut bytes = [0; 2048];
             loop {
-                // An ICMP error is no reason to stop.
+                // An ICMP error does not end the server.
                 if socket.recv(&mut bytes).is_ok() {
                     sink.count(count).fetch_add(1, Relaxed);
                 }
@@ -389,14 +389,14 @@ impl Sinks {
     }
 }
 
-/// How long all processors together were busy since the system began (proc_stat(5), the first line without idle and iowait).
+/// Busy time of all CPUs since boot (proc_stat(5), first line without idle and iowait).
 fn busy_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let fields = stat.lines().next().unwrap_or_default().split_whitespace().skip(1);
     let ticks: u64 = fields
         .take(8)
         .enumerate()
-        // 3 idle, 4 iowait.
+        // Field 3 is idle, 4 iowait.
         .filter(|(index, _)| !(3..5).contains(index))
         .filter_map(|(_, field)| field.parse::<u64>().ok())
         .sum();
@@ -415,7 +415,7 @@ mod tests {
     fn a_stream_has_the_congestion_control_that_is_wanted() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        // Everybody may have reno; what the system has is another one, mostly.
+        // Every user may select reno; the system's default usually is another one.
         let stream = dial(Ipv4Addr::LOCALHOST, port, "reno").unwrap();
         assert_eq!(tcp_congestion(&stream).unwrap(), "reno");
         assert!(dial(Ipv4Addr::LOCALHOST, port, "no such").is_err());
