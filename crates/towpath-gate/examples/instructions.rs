@@ -1,9 +1,9 @@
-//! Instructions of a packet's way through the gate, counted by callgrind, beside those that are kept in `instructions.tsv`:
-//! `cargo run --release -p towpath-gate --example instructions [--write]`.
+//! Counts the instructions of each stage of a packet's path through the gate with callgrind, and compares them
+//! with `instructions.tsv`: `cargo run --release -p towpath-gate --example instructions [--write]`.
 //!
-//! Each step runs in a process of its own under `valgrind --tool=callgrind`, so often and twice as often; the difference is the
-//! step's. Counts depend on the compiler: they are compared with those of the same one only. A step that takes more than 5% more
-//! than what is kept is a warning, not a failure. `--write` keeps the counts.
+//! Each stage runs in a separate process under `valgrind --tool=callgrind`, [`TIMES`] times and twice as often;
+//! the difference is the cost of the stage. The counts depend on the compiler and are compared only with those of
+//! the same version. An increase of more than 5% is a warning, not a failure. `--write` updates the file.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -17,7 +17,8 @@ use towpath_gate::state::{Ends, Flow, Install, Installed, Lookup, Name, RuleId, 
 use towpath_gate::{BURST, Dir, Gate, Ports, Step, Walk};
 use towpath_wire::{self as wire, LinkType, Time};
 
-/// A step: its name, and what does it so often, with the work before and after it that the difference takes out.
+/// A stage: its name, and a function that runs it the given number of times. The difference cancels the setup and
+/// teardown of the function.
 type Counted = (&'static str, fn(u32));
 
 const STEPS: [Counted; 11] = [
@@ -34,16 +35,16 @@ const STEPS: [Counted; 11] = [
     ("insert, IPv6", |times| insert(times, true)),
 ];
 
-/// The counts that are kept, with the compiler they were taken with in the first line.
+/// The stored counts, with the compiler version in the first line.
 const KEPT: &str = include_str!("../instructions.tsv");
 
-/// How much more is told.
+/// Increase that is reported.
 const MORE: f64 = 1.05;
 
-/// How often a step runs: whole bursts.
+/// Number of runs of a stage, in whole bursts.
 const TIMES: u32 = 125 * BURST as u32;
 
-/// Flows that have states.
+/// Number of flows with states.
 const FLOWS: u32 = 1000;
 
 const NOW: Time = Time::from_secs(1_000_000);
@@ -96,7 +97,7 @@ fn count_all(write: bool) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// All instructions of a process that does the step so often.
+/// Returns the number of instructions of a process that runs the stage `times` times.
 fn instructions(name: &str, times: u32) -> Result<f64, Box<dyn Error>> {
     let mut command = Command::new("valgrind");
     command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(std::env::current_exe()?);
@@ -121,7 +122,7 @@ fn read(text: &str) -> (&str, BTreeMap<&str, f64>) {
     (by, rows.collect())
 }
 
-/// Does a step so often, for callgrind to count.
+/// Runs a stage `times` times, for callgrind.
 fn step(name: &str, times: &str) -> Result<(), Box<dyn Error>> {
     let (_, work) = STEPS.iter().find(|(step, _)| *step == name).ok_or("there is no such step")?;
     work(times.parse()?);
@@ -168,7 +169,7 @@ fn full_path(times: u32, six: bool) {
     let (mut states, frames) = (states(six), frames(six));
     for n in bursts(times) {
         let mut hits = [None; BURST];
-        // A closure of its own, here and below: what is used once becomes part of where it is used.
+        // A separate closure, here and below, so that it is inlined into its only use.
         let packets =
             burst(&frames, n).iter().map(|frame| wire::plain(LinkType::ETHERNET, frame, FRAME as u32));
         states.lookup_burst(packets, Lookup::Any, NOW, &mut hits);
@@ -176,7 +177,7 @@ fn full_path(times: u32, six: bool) {
     }
 }
 
-/// Packets whose states let them pass, under twenty rules that begin with check-state.
+/// Packets that pass by state, under twenty rules that start with check-state.
 fn passes(times: u32) {
     let mut text = "add check-state\n".to_owned();
     (1..=18).for_each(|n| text += &format!("add deny tcp from 10.{n}.0.0/16 to any {n}\n"));
@@ -201,7 +202,7 @@ fn insert(times: u32, six: bool) {
     (FLOWS..FLOWS + times).for_each(|n| install(&mut states, six, n));
 }
 
-/// Where each burst begins.
+/// Iterates over the start of each burst.
 fn bursts(times: u32) -> impl Iterator<Item = u32> {
     (0..times).step_by(BURST)
 }
@@ -243,12 +244,12 @@ fn frame(six: bool, n: u32) -> [u8; FRAME] {
     frame
 }
 
-/// Packets of all flows that have states.
+/// The packets of all flows with states.
 fn frames(six: bool) -> Vec<[u8; FRAME]> {
     (0..FLOWS).map(|n| frame(six, n)).collect()
 }
 
-/// As many of them as a burst has, others each time.
+/// A burst of them, different each time.
 fn burst(frames: &[[u8; FRAME]], n: u32) -> &[[u8; FRAME]] {
     let first = n as usize % (frames.len() - BURST);
     &frames[first..first + BURST]

@@ -1,4 +1,5 @@
-//! How long rules take to load, and what a packet costs: `cargo run --release -p towpath-gate --example rules_speed [tables|rules|states]`.
+//! Measures how long rules take to load and the cost per packet: `cargo run --release -p towpath-gate --example
+//! rules_speed [tables|rules|states]`.
 
 use std::fmt::Write;
 use std::hint::black_box;
@@ -11,7 +12,7 @@ use towpath_gate::state::Settings;
 use towpath_gate::{Dir, Gate, PacketSpec, Ports, Walk};
 use towpath_wire::{self as wire, Packet, Time};
 
-/// A small generator, the same every run.
+/// A small generator with a constant seed.
 struct Random(u64);
 
 impl Random {
@@ -21,7 +22,7 @@ impl Random {
     }
 }
 
-/// Rules of address and port, of the kinds that firewalls have.
+/// Rules with addresses and ports, as in typical firewalls.
 fn rules(count: usize) -> String {
     let mut random = Random(1);
     let mut text = String::new();
@@ -70,7 +71,7 @@ fn gate(text: &str) -> Gate {
     Gate::new(ruleset, Ports::new(), Settings::default(), 1)
 }
 
-/// Nanoseconds per packet, parsed before.
+/// Returns the nanoseconds per packet, without parsing.
 fn cost(gate: &mut Gate, packets: &[Packet<'_>], straight: bool) -> f64 {
     let rounds = if straight { 1 } else { 20 };
     let mut best = f64::MAX;
@@ -93,7 +94,8 @@ fn cost(gate: &mut Gate, packets: &[Packet<'_>], straight: bool) -> f64 {
     best
 }
 
-/// Tables of so many prefixes: time to fill, memory, and nanoseconds a lookup of addresses that are mostly in them.
+/// Tables of this many prefixes: time to fill, memory, and nanoseconds per lookup of addresses that are mostly in
+/// the table.
 fn tables(count: u64) {
     for six in [false, true] {
         let before = resident();
@@ -105,7 +107,7 @@ fn tables(count: u64) {
             let bits = u128::from(random.below(1 << 31)) << 33 | u128::from(random.below(1 << 31));
             let (key, ip) = if six {
                 let len = [32, 40, 44, 48, 48, 48, 56, 64][random.below(8) as usize];
-                // 2000::/3, what is given out of IPv6.
+                // 2000::/3, the allocated part of IPv6.
                 let ip = 1u128 << 125 | bits << 61;
                 (Key::Net6(ip & !(u128::MAX >> len), len), IpAddr::V6(ip.into()))
             } else {
@@ -140,7 +142,7 @@ fn tables(count: u64) {
     }
 }
 
-/// Bytes of memory that this process has.
+/// Returns the resident memory of the process in bytes.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     status.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).unwrap_or(0) * 4096

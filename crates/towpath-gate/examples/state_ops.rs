@@ -1,14 +1,14 @@
-//! Random operations against the table of states and its model: `state_ops [OPERATIONS [SEED]]`.
+//! Runs random operations on the state table and on its model, and compares them: `state_ops [OPERATIONS [SEED]]`.
 
 use towpath_gate::state::testing::ops::{OP_BYTES, Op, World};
 
-/// Everything is compared after so many operations; what each of them answers, always.
+/// Everything is compared after this many operations; the result of each operation, always.
 const COMPARE: u64 = 256;
-/// A world is left after so many, and its table grows after so many of these.
+/// Number of operations per world; the table grows during its life.
 const LIFE: u64 = 100_000;
 const SMALL: u64 = 75_000;
 
-/// States that no longer fit into the first chunk of slots (4,096), by far not into the first index.
+/// More states than fit into the first chunk of slots (4,096) and into the first index.
 const MANY: u16 = 4_500;
 
 fn main() {

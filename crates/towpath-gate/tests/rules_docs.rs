@@ -1,4 +1,4 @@
-//! The reference of the language is true: its examples parse, and so do other rules outside the tests.
+//! The rule examples of the reference and of other files outside the tests parse.
 
 use towpath_gate::rules::Ruleset;
 use towpath_wire::Malformed;
@@ -20,7 +20,7 @@ fn examples_of_the_reference_parse() {
 }
 
 #[test]
-fn the_reference_says_which_packets_no_rule_sees() {
+fn reference_lists_the_packets_that_no_rule_sees() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/src/reference/rules.md");
     let text = std::fs::read_to_string(path).unwrap();
     let words: Vec<&str> = text.split_once("## What no rule sees").unwrap().1.split_whitespace().collect();
@@ -30,7 +30,7 @@ fn the_reference_says_which_packets_no_rule_sees() {
     }
 }
 
-/// The fuzzer for packets is not built by the tests; a change of the language must not leave it without rules.
+/// The tests do not build the packet fuzzer; a change of the language must not leave it without rules.
 #[test]
 fn rules_of_the_fuzzer_parse() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/fuzz_targets/packets.ipfw");

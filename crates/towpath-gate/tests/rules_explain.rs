@@ -1,4 +1,4 @@
-//! `explain` says what the walk does, and changes nothing; `reload` changes everything in one step.
+//! `explain` describes the walk without changing anything. `reload` replaces everything in one step.
 
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::{Cursor, Settings};
@@ -41,7 +41,7 @@ const DNS: &str = "udp 10.0.0.1:1000 > 10.0.0.2:53";
 const ANSWER: &str = "udp 10.0.0.2:53 > 10.0.0.1:1000";
 
 #[test]
-fn every_rule_says_why() {
+fn every_rule_is_explained() {
     let mut gate = gate(
         "add 10 check-state\nadd 20 set 4 deny ip from any to any\nadd 30 count tag 7 ip4 from any to 10.0.0.0/8\n\
          add 40 deny tcp from any to any\nadd 50 skipto 70 udp from any to any 53-60 in tagged 7\n\
@@ -71,7 +71,7 @@ fn every_rule_says_why() {
 }
 
 #[test]
-fn states_are_found_without_being_touched() {
+fn explain_finds_states_without_changing_them() {
     let mut gate = gate(
         "add 10 check-state\nadd 20 allow udp from any to any 53 record-state\nadd 30 deny ip from any to any",
     );
@@ -89,7 +89,7 @@ fn states_are_found_without_being_touched() {
 }
 
 #[test]
-fn explain_ends_where_the_walk_ends() {
+fn explain_and_walk_have_the_same_result() {
     let rules = "add 10 call 100 ip from any to any\nadd 20 call 100 udp from any to any\nadd 30 reset tcp from any to any\n\
                  add 40 fwd 10.0.0.9 udp from any to any\nadd 100 count ip from any to any\nadd 110 return ip from any to any";
     let mut gate = gate(rules);
@@ -110,7 +110,7 @@ fn explain_ends_where_the_walk_ends() {
 }
 
 #[test]
-fn a_reload_keeps_what_stays() {
+fn reload_keeps_unchanged_rules() {
     let old = "add 10 check-state\nadd 20 allow udp from any to any 53 record-state\nadd 30 allow udp from any to any 54 record-state\nadd 40 deny ip from any to any";
     let new = "table t add 10.0.0.0/8\nadd 10 check-state\nadd 20 allow udp from any to any 53 record-state\nadd 35 count ip from any to any\nadd 40 deny ip from any to any";
     let other = "udp 10.0.0.1:1000 > 10.0.0.2:54";
@@ -127,7 +127,7 @@ fn a_reload_keeps_what_stays() {
     assert_eq!((step(&mut gate, DNS), step(&mut gate, other)), (Step::Pass, Step::Pass));
     assert_eq!(gate.preview(&ruleset(new), StatePolicy::Keep, NOW), expected);
     assert_eq!(gate.reload(ruleset(new), StatePolicy::Keep, NOW), expected);
-    // Both flows go on; what rule 20 counted stays counted.
+    // Both flows continue, and rule 20 keeps its counters.
     assert_eq!((step(&mut gate, ANSWER), step(&mut gate, back)), (Step::Pass, Step::Pass));
     let shown = gate.show();
     assert_eq!(
@@ -144,7 +144,7 @@ fn a_reload_keeps_what_stays() {
 }
 
 #[test]
-fn a_recheck_drops_what_the_new_rules_would_not_make() {
+fn recheck_removes_states_that_the_new_rules_would_not_create() {
     let old = "add 10 check-state\nadd 20 allow udp from any to any 53 record-state\nadd 30 allow tcp from any to any setup record-state";
     let mut gate = gate(old);
     assert_eq!(step(&mut gate, DNS), Step::Pass);
@@ -156,10 +156,9 @@ fn a_recheck_drops_what_the_new_rules_would_not_make() {
     assert_eq!(step(&mut gate, "tcp 10.0.0.2:80 > 10.0.0.1:1 syn ack ackno 1"), Step::Pass);
 }
 
-/// Which of the states stay is decided for each one: rows of the new rules, and what becomes of three states that one
-/// rule made.
+/// A re-check decides for each state. Rows: new rules, and the result for three states that one rule created.
 #[test]
-fn a_recheck_asks_for_every_state() {
+fn recheck_decides_per_state() {
     let old = "table t add 10.0.0.2 0 10.0.0.3\nadd 10 check-state\nadd 20 allow ip from any to table(t) in recv em0 keep-state";
     let first = [
         "in em0 tcp 10.0.0.1:1 > 10.0.0.2:80 syn",
@@ -200,7 +199,7 @@ fn a_recheck_asks_for_every_state() {
 }
 
 #[test]
-fn a_walk_that_was_stopped_goes_on_in_the_new_rules() {
+fn a_paused_walk_continues_in_the_new_rules() {
     let mut gate = gate("add 10 divert 1 ip from any to any\nadd 20 allow ip from any to any");
     let written = PacketSpec::parse(DNS).unwrap();
     let parsed = wire::parse(written.link(), &written.frame, written.frame.len() as u32).unwrap();
@@ -217,9 +216,9 @@ fn a_walk_that_was_stopped_goes_on_in_the_new_rules() {
     assert!(size_of::<Walk>() <= 192, "{}", size_of::<Walk>());
 }
 
-/// In pieces a re-check does what it does at once, and lets others have the gate in between.
+/// A stepwise re-check has the same result as a single one, and frees the gate between the steps.
 #[test]
-fn a_recheck_in_pieces_drops_the_same() {
+fn stepwise_recheck_removes_the_same_states() {
     let rules = "add 10 check-state\nadd 20 allow udp from any to any keep-state";
     let new =
         "add 10 check-state\nadd 15 deny udp from any to any 53\nadd 20 allow udp from any to any keep-state";
@@ -238,12 +237,12 @@ fn a_recheck_in_pieces_drops_the_same() {
 
     let mut gate = fill();
     assert_eq!(gate.reload(ruleset(new), StatePolicy::RecheckLater, NOW).states_dropped, 0);
-    // The last one's packets go by its state until it has been looked at.
+    // Packets of the last state use it until it has been checked.
     assert_eq!(step(&mut gate, "udp 10.0.40.249:1 > 10.0.0.2:53"), Step::Pass);
     let (mut pieces, mut looked, mut sum, mut from) = (0, 0, 0, Some(Cursor::default()));
     while let Some(cursor) = from {
         let rechecked = gate.recheck_step(cursor, NOW);
-        // What comes in between by these rules stays.
+        // States that the new rules create meanwhile stay.
         assert_eq!(step(&mut gate, &format!("udp 10.9.0.{pieces}:1 > 10.0.0.2:123")), Step::Pass);
         (pieces, looked, sum, from) =
             (pieces + 1, looked + rechecked.checked, sum + rechecked.dropped, rechecked.next);
@@ -253,10 +252,10 @@ fn a_recheck_in_pieces_drops_the_same() {
     assert_eq!(step(&mut gate, "udp 10.0.40.249:1 > 10.0.0.2:53"), Step::Drop(DropReason::Deny));
 }
 
-/// Who has the rules changed while a re-check goes on says what becomes of the states of rules that go by that; orphans from before
-/// go with the re-check.
+/// A reload during a re-check applies its own policy to the states of rules that it deletes. Earlier orphans are
+/// removed by the re-check.
 #[test]
-fn orphans_of_a_change_in_between_stay() {
+fn orphans_of_a_reload_during_a_recheck_stay() {
     let rule = |number: u32, port: u32| format!("add {number} allow udp from any to any {port} keep-state\n");
     let mut gate = gate(&(rule(10, 1) + &rule(20, 2) + &rule(30, 3)));
     let listed = |gate: &Gate| {
@@ -277,7 +276,7 @@ fn orphans_of_a_change_in_between_stay() {
 }
 
 #[test]
-fn a_packet_without_its_arrow_is_told_so() {
+fn invalid_packet_specs_are_rejected() {
     for (words, wrong) in [
         ("in cap0 tcp 10.0.0.1:1234", "\">\" is missing between the addresses;"),
         ("in tcp 10.0.0.1:1234 10.0.0.2:22 syn", "\">\" is missing between the addresses;"),

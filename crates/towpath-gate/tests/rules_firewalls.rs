@@ -1,4 +1,4 @@
-//! Whole rule files of the kinds that people write for ipfw, and what becomes of packets as ipfw would have it.
+//! Complete rule files as written for ipfw, and the verdicts that ipfw would give.
 
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::Settings;
@@ -9,7 +9,7 @@ type Row<'r> = (&'r str, &'r str, &'r [(&'r str, &'r str)]);
 
 fn gate(name: &str, rules: &str) -> Gate {
     let ruleset = Ruleset::parse(name, rules).ruleset.unwrap_or_else(|errors| panic!("{}", errors[0]));
-    // What is printed does the same.
+    // The printed ruleset behaves the same.
     let ruleset =
         Ruleset::parse(name, &ruleset.to_text()).ruleset.unwrap_or_else(|errors| panic!("{}", errors[0]));
     let mut ports = Ports::new();
@@ -19,7 +19,7 @@ fn gate(name: &str, rules: &str) -> Gate {
     Gate::new(ruleset, ports, Settings::default(), 3)
 }
 
-/// A packet's steps in words, an inspector always saying pass.
+/// Describes the steps of a packet; inspectors always pass.
 fn outcome(gate: &mut Gate, words: &str) -> String {
     let written = PacketSpec::parse(words).unwrap_or_else(|error| panic!("{words}: {error}"));
     let packet = wire::parse(written.link(), &written.frame, written.frame.len() as u32).unwrap();

@@ -1,5 +1,5 @@
-//! The indexed walk against the straight one, and bursts against packets alone: any rules, any packets, the same steps,
-//! states and counters.
+//! The indexed walk compared with the linear walk, and bursts compared with single packets: for any rules and
+//! packets the steps, states and counters are equal.
 
 use proptest::prelude::*;
 use towpath_gate::rules::Ruleset;
@@ -11,7 +11,7 @@ fn pick(words: &'static [&'static str]) -> impl Strategy<Value = &'static str> +
     proptest::sample::select(words)
 }
 
-/// One of few hosts, so that rules and packets meet.
+/// One of few hosts, so that rules and packets match often.
 fn host4() -> impl Strategy<Value = String> {
     (pick(&["10.0", "10.1", "192.168"]), 0..3u8, 0..4u8).prop_map(|(net, a, b)| format!("{net}.{a}.{b}"))
 }
@@ -126,7 +126,7 @@ fn rule() -> impl Strategy<Value = String> {
     let check = pick(&["check-state", "check-state :a", "check-state :b", "check-state :any"])
         .prop_map(str::to_owned);
     let ruled = prop_oneof![12 => full, 1 => check];
-    // The grammar wants `prob` in front of everything.
+    // The grammar requires `prob` first.
     (1..400u32, pick(&["", "", "", "set 3", "set 4"]), ruled)
         .prop_map(|(n, set, rule)| format!("add {n} {set} {rule}\n"))
 }
@@ -186,7 +186,7 @@ fn gate(rules: &str) -> Gate {
     Gate::new(ruleset, ports, Settings::default(), 9)
 }
 
-/// All steps of one packet.
+/// Returns all steps of one packet.
 fn steps(gate: &mut Gate, packet: &str, now: u64, straight: bool) -> Vec<(Step, String)> {
     let written = PacketSpec::parse(packet).unwrap_or_else(|e| panic!("{packet}: {e}"));
     let Ok(parsed) = wire::parse(written.link(), &written.frame, written.frame.len() as u32) else {
@@ -212,7 +212,7 @@ fn steps(gate: &mut Gate, packet: &str, now: u64, straight: bool) -> Vec<(Step, 
     }
 }
 
-/// The first step of one packet, and the rule that decided.
+/// Returns the first step of one packet and the rule that decided.
 fn one(walker: &mut Walker, written: &PacketSpec, now: u64) -> Option<(Step, Option<u32>)> {
     let parsed = wire::parse(written.link(), &written.frame, written.frame.len() as u32).ok()?;
     let port = written.port.as_deref().and_then(|name| walker.ports().find(name));
@@ -223,12 +223,12 @@ fn one(walker: &mut Walker, written: &PacketSpec, now: u64) -> Option<(Step, Opt
     Some((walker.walk(&mut walk, &parsed, Time::from_secs(now)), walk.rule()))
 }
 
-/// A rule that IP packets cannot meet may stand before the one that looks for their states; one that they can may not.
+/// A rule before the state lookup may stay if no IP packet can match it.
 #[test]
-fn bursts_pass_behind_rules_for_other_frames() {
+fn bursts_pass_after_rules_for_other_frames() {
     #[rustfmt::skip]
     let rows = [
-        // the rules in front                                   whether bursts pass
+        // Rules before the lookup; whether bursts pass.
         ("",                                                     true),
         ("add allow layer2 mac-type arp\n",                     true),
         ("add allow mac-type arp,0x88cc\nadd deny mac-type 0x8863\n", true),
@@ -255,7 +255,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_index_finds_what_the_straight_walk_finds(
+    fn indexed_and_linear_walk_agree(
         rules in proptest::collection::vec(rule(), 1..90),
         packets in proptest::collection::vec((packet(), 0..8u64), 1..60),
         disabled in any::<bool>(),
@@ -276,9 +276,9 @@ proptest! {
         prop_assert_eq!(indexed.states().counters().created, straight.states().counters().created);
     }
 
-    /// Packets that their states let pass, in bursts, are those that would have passed one by one.
+    /// Packets that pass by state in a burst are those that would pass one by one.
     #[test]
-    fn a_burst_does_what_its_packets_do_one_by_one(
+    fn bursts_and_single_packets_agree(
         opening in pick(&[
             "check-state", "check-state :a", "check-state :any", "allow udp from any to any keep-state", "count ip from any to any",
             "count ip from any to any via em1", "deny ip from any to any frag", "count tcp from any to any 250",
@@ -296,15 +296,15 @@ proptest! {
         let end = "add 500 allow ip from any to any keep-state :a\n";
         let rules = format!("{tables}add 1 {opening}\n{}{end}", rules.concat());
         let (mut alone, mut together) = (gate(&rules), gate(&rules));
-        // Both walkers are the first of their gates: they have the same random numbers.
+        // Each walker is the first of its gate, so that both have the same random numbers.
         let (mut straight, mut walker) = (alone.walker().unwrap(), together.walker().unwrap());
-        // Few packets, many times: nearly all have a state.
+        // Few packets, many times: most of them have a state.
         let burst = order.iter().map(|(at, _)| PacketSpec::parse(&packets[at % packets.len()].0).unwrap());
         let burst: Vec<PacketSpec> = burst.collect();
         let mut now = 1000;
         for (burst, later) in burst.chunks(size).zip(packets.iter().map(|(_, later)| later).cycle()) {
             now += later;
-            // Of those that come in by the port of the first.
+            // Only packets of the same receive port as the first one.
             let port = burst.first().and_then(|written| written.port.clone());
             let plain = |written: &PacketSpec| {
                 let same = written.dir == Dir::In && written.port == port;
@@ -315,7 +315,7 @@ proptest! {
             for (at, written) in burst.iter().enumerate() {
                 let expected = one(&mut straight, written, now);
                 let mut walk = Walk::new(written.dir, recv, None);
-                // The two ways to ask.
+                // Both functions of the fast path.
                 let known = match at % 2 {
                     0 => walker.try_pass(at, Time::from_secs(now)).map(|rule| (Step::Pass, Some(rule))),
                     _ => walker.try_step(at, &mut walk, Time::from_secs(now)).map(|step| (step, walk.rule())),
@@ -329,17 +329,17 @@ proptest! {
         prop_assert!(alone.states().list(now).eq(together.states().list(now)));
     }
 
-    /// Text to rules, to text, to rules: the same.
+    /// Rules that are printed and parsed again are equal.
     #[test]
-    fn what_is_printed_reads_back(rules in proptest::collection::vec(rule(), 1..40)) {
+    fn printed_rules_parse_to_the_same_rules(rules in proptest::collection::vec(rule(), 1..40)) {
         let text = Ruleset::parse("t", &rules.concat()).ruleset.unwrap().to_text();
         let again = Ruleset::parse("t", &text).ruleset.unwrap();
         prop_assert_eq!(again.to_text(), text);
     }
 
-    /// Any text at all: no panic.
+    /// Arbitrary text does not panic.
     #[test]
-    fn any_text_is_read_without_a_panic(text in "(add |table t |:|[0-9]{1,5} |allow |tcp |from |to |any |[a-z0-9/:.,{}()!@-]{1,9} |[ -~]{0,9}|\\PC{0,4}|//|#|\\\\|\n){0,60}") {
+    fn any_text_parses_without_panic(text in "(add |table t |:|[0-9]{1,5} |allow |tcp |from |to |any |[a-z0-9/:.,{}()!@-]{1,9} |[ -~]{0,9}|\\PC{0,4}|//|#|\\\\|\n){0,60}") {
         let parsed = Ruleset::parse("t", &text);
         if let Ok(ruleset) = parsed.ruleset {
             let printed = ruleset.to_text();
@@ -349,9 +349,9 @@ proptest! {
     }
 }
 
-/// Bursts pass by states, and not by one that is gone since they were fetched.
+/// Bursts pass by state, but not by a state that was removed after the prefetch.
 #[test]
-fn a_burst_does_not_pass_by_a_state_that_is_gone() {
+fn a_burst_does_not_pass_by_a_removed_state() {
     let mut gate = gate("add check-state\nadd 200 allow udp from any to any keep-state\n");
     let mut walker = gate.walker().unwrap();
     let written = PacketSpec::parse("in em0 udp 10.0.0.2:4000 > 10.0.0.3:53").unwrap();
@@ -368,9 +368,9 @@ fn a_burst_does_not_pass_by_a_state_that_is_gone() {
     assert_eq!(walker.try_pass(1, now), None);
 }
 
-/// Rules before the first that looks a state up do not keep bursts from passing, as long as they are about other packets.
+/// Rules before the state lookup do not prevent the fast path for packets that they do not match.
 #[test]
-fn a_burst_passes_behind_rules_about_other_packets() {
+fn bursts_pass_after_rules_that_do_not_match() {
     let end = "add 500 allow udp from any to any keep-state\n";
     let rows = [
         ("", true),

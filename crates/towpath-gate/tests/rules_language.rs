@@ -1,8 +1,8 @@
-//! Rule text: what parses, how it prints, what is refused and in which words.
+//! The language: valid rules and their printed form, and the messages for invalid ones.
 
 use towpath_gate::rules::Ruleset;
 
-/// The text of the only rule of `rule`.
+/// Prints the only rule of `rule`.
 fn printed(rule: &str) -> String {
     let parsed = Ruleset::parse("t", &format!("add {rule}\n"));
     let ruleset = parsed.ruleset.unwrap_or_else(|errors| panic!("{rule}: {}", errors[0]));
@@ -29,7 +29,7 @@ fn rules_print_as_ipfw_lists_them() {
 }
 
 #[test]
-fn every_error_says_what_to_do() {
+fn errors_and_hints() {
     let rows: &[(&str, &[&str])] = include!("rows/errors.in");
     let wrong: Vec<_> = rows.iter().filter(|(text, expected)| errors(text) != *expected).collect();
     let found: Vec<_> = wrong.iter().map(|(text, _)| errors(text)).collect();
@@ -37,7 +37,7 @@ fn every_error_says_what_to_do() {
 }
 
 #[test]
-fn what_is_harmless_is_said_and_no_error() {
+fn warnings() {
     let rows: &[(&str, &[&str])] = include!("rows/warnings.in");
     for (text, expected) in rows {
         let parsed = Ruleset::parse("t", text);
@@ -48,7 +48,7 @@ fn what_is_harmless_is_said_and_no_error() {
 }
 
 #[test]
-fn files_are_written_as_they_were_understood() {
+fn files_print_in_normalised_form() {
     let rows: &[(&str, &str)] = include!("rows/files.in");
     for (text, expected) in rows {
         let written = |text: &str| match Ruleset::parse("t", text).ruleset {
@@ -62,7 +62,7 @@ fn files_are_written_as_they_were_understood() {
 }
 
 #[test]
-fn tables_are_written_in_the_order_of_their_keys() {
+fn tables_print_in_key_order() {
     let flows = (0..40).rev().map(|i| format!("table f add 10.0.0.{i},tcp,1,10.0.0.1,80 {i}\n"));
     let ports = (10..40).rev().map(|i| format!("table i add em{i} {i}\n"));
     let head = "table f create type flow\ntable i create type iface\n".to_owned();
@@ -77,7 +77,7 @@ fn tables_are_written_in_the_order_of_their_keys() {
 }
 
 #[test]
-fn what_is_about_tcp_does_nothing_elsewhere() {
+fn tcp_tracking_of_other_protocols_warns() {
     let rows =
         [("udp", 1), ("tcp", 0), ("ip", 0), ("{ udp or tcp }", 0), ("{ udp or icmp }", 1), ("not tcp", 1)];
     for (proto, warnings) in rows {

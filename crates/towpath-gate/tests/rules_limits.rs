@@ -1,4 +1,4 @@
-//! Limits per prefix, by the second, and shared by name: rules, and packets one after the other.
+//! Limits per prefix, per second, and shared by name.
 
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state;
@@ -11,7 +11,7 @@ fn gate(text: &str) -> Gate {
     Gate::new(ruleset, Ports::new(), state::Settings::default(), 7)
 }
 
-/// A UDP packet from `src`, port 4000, to 192.0.2.1 or 2001:db8::1, port `port`, at `millis`.
+/// A UDP packet from `src`, port 4000, to port `port` of 192.0.2.1 or 2001:db8::1, at `millis`.
 fn walk(gate: &mut Gate, src: &str, port: u16, millis: u64) -> Step {
     walk_from(gate, src, 4000, port, millis)
 }
@@ -51,7 +51,7 @@ fn prefixes_share_a_count() {
         ("2001:db8:0:1:8000::1", Step::Pass),
         ("2001:db8:0:1::2", LIMIT),
         ("2001:db8:0:2::2", Step::Pass),
-        // Of a flow that has its state.
+        // This flow has a state.
         ("10.0.0.1", Step::Pass),
     ];
     for (src, step) in rows {
@@ -76,14 +76,14 @@ fn prefixes_share_a_count() {
 }
 
 #[test]
-fn a_rate_counts_what_is_made_in_a_second() {
+fn a_rate_limits_new_states_per_second() {
     let mut gate = gate("add allow udp from any to any limit src-addr 2/second");
     let rows = [
         ("10.0.0.1", 1, 0, Step::Pass),
         ("10.0.0.1", 2, 0, Step::Pass),
         ("10.0.0.1", 3, 0, RATE),
         ("10.0.0.2", 3, 0, Step::Pass),
-        // Of a flow that has its state.
+        // This flow has a state.
         ("10.0.0.1", 1, 0, Step::Pass),
         ("10.0.0.1", 3, 499, RATE),
         ("10.0.0.1", 3, 500, Step::Pass),
@@ -112,14 +112,14 @@ fn rules_that_share_a_name_count_together() {
         ("10.0.0.1", 1, Step::Pass),
         ("10.0.0.1", 2, Step::Pass),
         ("10.0.0.2", 1, Step::Pass),
-        // One more would be the third: too many for the first rule, and not for the second.
+        // The third state: above the limit of the first rule, within that of the second.
         ("10.0.0.1", 3, Step::Pass),
     ];
     for (src, port, step) in rows {
         assert_eq!(walk(&mut gate, src, port, 0), step, "{src} {port}");
     }
     let mut other = |port: u16| {
-        // From another port, by way of a source that differs in nothing that is counted.
+        // Another port and another source, which differ in no counted field.
         let mut frame = vec![0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 192, 0, 2, 1, 0x20, 0];
         frame.extend(port.to_be_bytes().into_iter().chain([0, 8, 0, 0]));
         let packet = wire::parse(LinkType::RAW, &frame, 28).unwrap();
@@ -127,7 +127,7 @@ fn rules_that_share_a_name_count_together() {
     };
     assert_eq!([other(1), other(3), other(2)], [LIMIT, LIMIT, Step::Pass]);
     assert_eq!(other(1), LIMIT);
-    // When one of the rules goes, what it made goes too, and the others go on counting.
+    // Deleting one of the rules removes its states; the others continue to count.
     let ruleset = Ruleset::parse("t", "add 100 allow udp from any to any 1 limit src-addr 2 shared office");
     let policy = towpath_gate::StatePolicy::Recheck;
     gate.reload(ruleset.ruleset.unwrap(), policy, Time::from_secs(1000));
@@ -137,7 +137,7 @@ fn rules_that_share_a_name_count_together() {
 }
 
 #[test]
-fn they_print_as_they_are_written() {
+fn limits_print_in_normalised_form() {
     let rows = [
         ("limit src-addr/24/64 4", ""),
         ("limit src-addr/24 4", "limit src-addr/24/24 4"),
@@ -159,12 +159,12 @@ fn they_print_as_they_are_written() {
     let errors = [
         (
             "limit src-addr/33/64 4",
-            "\"33/64\" are no lengths of prefixes; src-addr/24, or src-addr/24/64 for IPv4 and IPv6",
+            "\"33/64\" is not a valid prefix length; src-addr/24, or src-addr/24/64 for IPv4 and IPv6",
         ),
-        ("limit src-port/8 4", "a port has no prefix: write \"src-port\""),
-        ("limit src-addr 0/second", "\"0\" is no rate; a number from 1 to 1000000000"),
+        ("limit src-port/8 4", "a port has no prefix length: write \"src-port\""),
+        ("limit src-addr 0/second", "\"0\" is not a valid rate; use a number from 1 to 1000000000"),
         ("limit src-addr 4 shared", "the name of the shared limit is missing"),
-        ("limit src-addr 4 shared a/b", "\"a/b\" is no limit name"),
+        ("limit src-addr 4 shared a/b", "\"a/b\" is not a valid limit name"),
     ];
     for (option, error) in errors {
         let parsed = Ruleset::parse("t", &format!("add allow tcp from any to any {option}"));
@@ -174,7 +174,7 @@ fn they_print_as_they_are_written() {
 }
 
 #[test]
-fn who_could_not_have_a_state_is_logged_once_a_second() {
+fn refused_states_are_logged_once_per_second() {
     let mut gate = gate(
         "add 100 allow udp from any to any 1 limit src-addr 1\n\
          add 200 allow udp from any to any 2-9 limit src-addr 1/second\n",

@@ -1,4 +1,4 @@
-//! Every word of the language: a packet that it matches, and one that it does not.
+//! Each word of the language with a packet that matches and a packet that does not.
 
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state;
@@ -26,7 +26,7 @@ fn gate(rules: &str) -> Gate {
     gate
 }
 
-/// The first step of a written packet.
+/// Returns the first step of a packet.
 fn step(gate: &mut Gate, packet: &str) -> Step {
     let written = PacketSpec::parse(packet).unwrap_or_else(|e| panic!("{packet}: {e}"));
     let port = written.port.as_deref().map(|name| gate.ports().find(name).unwrap());
@@ -42,7 +42,7 @@ fn step(gate: &mut Gate, packet: &str) -> Step {
 
 #[test]
 fn every_test_matches_one_packet_and_not_another() {
-    // Rule body; a packet that matches; one that does not, if any.
+    // Rule body; a packet that matches; a packet that does not, if any.
     let rows: &[(&str, &str, &str)] = include!("rows/match.in");
     for (body, yes, no) in rows {
         let tables = "table t add 10.0.0.0/8 7\ntable n create type number\ntable n add 53 1 443 2\n\

@@ -1,4 +1,4 @@
-//! Flow names: more of them over time than there are numbers, and never two with one number.
+//! Flow names: more names over time than numbers, and never two names with the same number.
 
 use std::fmt::Write;
 
@@ -17,7 +17,7 @@ fn gate(text: &str) -> Gate {
     Gate::new(ruleset(text), Ports::new(), state::Settings::default(), 7)
 }
 
-/// Rules with `count` names that begin so.
+/// Rules with `count` names that start with `head`.
 fn named(head: &str, count: usize) -> String {
     (0..count).fold(String::new(), |mut text, n| {
         writeln!(text, "add check-state :{head}{n}").unwrap();
@@ -25,7 +25,7 @@ fn named(head: &str, count: usize) -> String {
     })
 }
 
-/// A packet of 10.0.0.1:4000 to 192.0.2.1:22, or back.
+/// A packet from 10.0.0.1:4000 to 192.0.2.1:22, or in the other direction.
 fn walk(gate: &mut Gate, back: bool) -> Step {
     let mut frame =
         [0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 192, 0, 2, 1, 15, 160, 0, 22, 0, 8, 0, 0];
@@ -38,7 +38,7 @@ fn walk(gate: &mut Gate, back: bool) -> Step {
 }
 
 #[test]
-fn names_of_rules_that_are_gone_make_room() {
+fn names_of_deleted_rules_are_reclaimed() {
     let own = "add check-state :web\nadd allow udp from any to any 22 keep-state :ssh\n";
     let mut gate = gate(own);
     assert_eq!(walk(&mut gate, false), Step::Pass);
@@ -49,7 +49,7 @@ fn names_of_rules_that_are_gone_make_room() {
             gate.states().list(NOW).map(|state| gate.flow_name(state.name).to_owned()).collect();
         assert_eq!(names, ["ssh"]);
     }
-    // The last of them are no names of the first.
+    // The numbers of the last names are not those of the first.
     let last = "add check-state :r11-7999\nadd deny udp from any 22 to any\n\
                 add allow udp from any to any 22 keep-state :ssh\n";
     gate.reload(ruleset(last), StatePolicy::Delete, NOW);
@@ -58,7 +58,7 @@ fn names_of_rules_that_are_gone_make_room() {
 }
 
 #[test]
-fn a_snapshots_names_without_states_are_nobodys() {
+fn names_without_states_are_not_restored() {
     let mut snapshot = Vec::new();
     let mut other =
         gate(&format!("{}add allow udp from any to any keep-state :ssh\n", named("junk", 29_000)));
@@ -75,9 +75,9 @@ fn a_snapshots_names_without_states_are_nobodys() {
 }
 
 #[test]
-fn a_file_has_so_many_names_at_most() {
+fn flow_names_per_file_are_limited() {
     assert!(Ruleset::parse("t", &named("n", 30_000)).ruleset.is_ok());
     let errors = Ruleset::parse("t", &named("n", 30_001)).ruleset.unwrap_err();
     assert_eq!((errors.len(), errors[0].line), (1, 30_001));
-    assert!(errors[0].to_string().contains("more than 30000 names of states"), "{}", errors[0]);
+    assert!(errors[0].to_string().contains("more than 30000 flow names"), "{}", errors[0]);
 }

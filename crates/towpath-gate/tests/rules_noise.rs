@@ -1,4 +1,4 @@
-//! Files that are long and wrong are refused in bounded work: the number of errors stays small.
+//! Long invalid files are rejected with bounded work and a bounded number of errors.
 
 use towpath_gate::rules::Ruleset;
 
@@ -26,7 +26,7 @@ fn one_line_has_at_most_a_hundred_errors() {
 }
 
 #[test]
-fn errors_that_show_at_the_end_are_bounded_too() {
+fn errors_of_the_final_checks_are_bounded() {
     let jumps: String = (0..20_000).map(|i| format!("add skipto :x{i} ip from any to any\n")).collect();
     let errors = Ruleset::parse("noise", &jumps).ruleset.unwrap_err();
     assert_eq!(errors.len(), 10_001);
@@ -34,7 +34,7 @@ fn errors_that_show_at_the_end_are_bounded_too() {
 }
 
 #[test]
-fn what_was_meant_is_looked_for_among_few_names() {
+fn suggestions_are_limited_to_few_names() {
     let labels = |count: usize| -> String { (0..count).map(|i| format!(":label{i}\n")).collect() };
     let hints = |text: &str| {
         let errors = Ruleset::parse("noise", text).ruleset.unwrap_err();
@@ -46,8 +46,8 @@ fn what_was_meant_is_looked_for_among_few_names() {
 }
 
 #[test]
-fn commands_about_many_rules_cost_what_they_change() {
-    // Each of these, when it looks at all rules, takes minutes.
+fn commands_cost_in_proportion_to_their_changes() {
+    // A command that scans all rules would take minutes here.
     let rules = "add 10 set 1 allow ip from any to any\n".repeat(50_000);
     let rows = [
         ("delete 7\n".repeat(100_000), 50_000),
@@ -67,9 +67,9 @@ fn commands_about_many_rules_cost_what_they_change() {
     }
 }
 
-/// Rules, deleted and moved; number and set of those that are left.
+/// Deletes and moves rules; checks number and set of the remaining ones.
 #[test]
-fn deleted_and_moved_rules_end_where_ipfw_has_them() {
+fn deleted_and_moved_rules_match_ipfw() {
     let rows: &[(&str, &[(u32, u8)])] = &[
         ("", &[(10, 1), (10, 2), (20, 1), (30, 31)]),
         ("delete 10", &[(20, 1), (30, 31)]),
@@ -101,7 +101,7 @@ fn deleted_and_moved_rules_end_where_ipfw_has_them() {
 }
 
 #[test]
-fn odd_bytes_are_words_like_others() {
+fn odd_bytes_are_ordinary_words() {
     let rows = [
         ("add allow ip from any to any\r\nadd deny ip from any to any\r\n", None),
         ("\u{feff}add allow ip from any to any", None),
@@ -130,7 +130,7 @@ fn odd_bytes_are_words_like_others() {
         let longest = parsed.ruleset.err().into_iter().flatten().map(|error| error.to_string().len()).max();
         assert!(longest.is_none_or(|longest| longest < 1000), "{}", &text[..40]);
     }
-    // As many rules of one number as there are numbers, and an or-block of as many addresses.
+    // As many rules with one number as there are numbers, and an or-block with as many addresses.
     let rules = "add 7 count ip from any to any\n".repeat(65_535);
     assert_eq!(errors(&rules), 0);
     let block = (0..20_000).map(|i| format!("10.{}.{}.1", i / 256, i % 256)).collect::<Vec<_>>();

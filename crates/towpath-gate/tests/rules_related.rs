@@ -1,4 +1,5 @@
-//! ICMP errors go the way of the flow that they are about; `strict` and `loose` change what a state lets through.
+//! ICMP errors match the state of the flow that they quote. `strict` and `loose` change which packets a state
+//! passes.
 
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::{Refused, Settings};
@@ -23,7 +24,7 @@ fn walk(gate: &mut Gate, frame: &[u8]) -> Step {
     gate.walk(&mut Walk::new(Dir::In, None, None), &packet, NOW)
 }
 
-/// The words of an error, with the packet of `about` (as much as `bytes`) behind its header.
+/// An ICMP error that quotes the first `bytes` bytes of the packet `about`.
 fn error(words: &str, about: &str, bytes: usize) -> Vec<u8> {
     let quote = frame(about)[14..].to_vec();
     let quote = &quote[..bytes.min(quote.len())];
@@ -36,7 +37,7 @@ fn error(words: &str, about: &str, bytes: usize) -> Vec<u8> {
 const SYN: &str = "tcp 10.0.0.1:1000 > 192.0.2.1:80 syn";
 
 #[test]
-fn errors_go_the_way_of_the_state() {
+fn icmp_errors_match_the_state_of_the_quoted_flow() {
     let rules = "add 10 check-state\nadd 20 allow tcp from any to any setup keep-state\n\
                  add 30 allow udp from any to any 53 record-state :dns\nadd 40 allow icmp from any to any icmptypes 8 keep-state\n\
                  add 50 allow ip6 from any to any proto udp keep-state";
@@ -47,11 +48,11 @@ fn errors_go_the_way_of_the_state() {
         (SYN, error(unreach, SYN, 28), Step::Pass),
         (SYN, error("icmp 203.0.113.9 > 10.0.0.1 type 11", SYN, 60), Step::Pass),
         (SYN, error("icmp 203.0.113.9 > 10.0.0.1 type 5", SYN, 60), DENY),
-        // About another flow, for somebody else, about nothing.
+        // Errors that quote another flow, a flow of another host, or nothing.
         (SYN, error(unreach, "tcp 10.0.0.1:1001 > 192.0.2.1:80 syn", 28), DENY),
         (SYN, error("icmp 203.0.113.9 > 10.0.0.2 type 3", SYN, 28), DENY),
         (SYN, frame(unreach), DENY),
-        // Another name than check-state's.
+        // check-state looks up another name.
         (dns, error(unreach, dns, 28), DENY),
         (
             "icmp 10.0.0.1 > 192.0.2.1 type 8",
@@ -73,27 +74,27 @@ fn errors_go_the_way_of_the_state() {
             .any(|step| matches!(step.outcome, RuleOutcome::State { related: true, .. }));
         assert_eq!(related, want == Step::Pass, "row {row}");
         assert_eq!(walk(&mut gate, &error), want, "row {row}");
-        // The error neither counts in the state nor refreshes it, but its rule counts it.
+        // The error does not count in the state and does not refresh it; its rule counts it.
         assert_eq!(gate.states().list(NOW).collect::<Vec<_>>(), listed, "row {row}");
         let counted: u64 =
             gate.show().iter().filter(|rule| rule.number != 65535).map(|rule| rule.packets).sum();
         assert_eq!(counted, 1 + u64::from(want == Step::Pass), "row {row}");
-        // It can be switched off.
+        // The setting disables it.
         gate.set_settings(towpath_gate::GateSettings { related: false, ..gate.settings() });
         assert_eq!(walk(&mut gate, &error), DENY, "row {row}");
     }
 }
 
 #[test]
-fn an_error_before_any_state_option_is_a_packet_like_others() {
+fn an_icmp_error_before_the_first_lookup_is_an_ordinary_packet() {
     let mut gate = gate("add 10 deny icmp from any to any\nadd 20 allow tcp from any to any keep-state");
     assert_eq!(walk(&mut gate, &frame(SYN)), Step::Pass);
     assert_eq!(walk(&mut gate, &error("icmp 203.0.113.9 > 10.0.0.1 type 3", SYN, 28)), DENY);
 }
 
-/// Segments one after the other, and what becomes of each with `keep-state`, `keep-state strict`, `keep-state loose`.
+/// A sequence of segments, with the step for each under `keep-state`, `keep-state strict` and `keep-state loose`.
 #[test]
-fn strict_and_loose_decide_otherwise() {
+fn strict_and_loose_change_the_verdict() {
     let back = |words: &str| format!("tcp 192.0.2.1:80 > 10.0.0.1:1000 {words}");
     let forth = |words: &str| format!("tcp 10.0.0.1:1000 > 192.0.2.1:80 {words}");
     let invalid = Step::Drop(DropReason::NoState(Refused::Invalid));
@@ -101,7 +102,7 @@ fn strict_and_loose_decide_otherwise() {
         (forth("syn seq 100"), [Step::Pass; 3]),
         (back("syn ack seq 500 ackno 101"), [Step::Pass; 3]),
         (forth("ack seq 101 ackno 501"), [Step::Pass; 3]),
-        // Far outside the window: only strict sees it.
+        // Far outside the window: only strict detects it.
         (back("ack seq 900000000 ackno 101"), [Step::Pass, DENY, Step::Pass]),
         (back("ack seq 501 ackno 101 len 100"), [Step::Pass; 3]),
     ];
@@ -112,7 +113,8 @@ fn strict_and_loose_decide_otherwise() {
             assert_eq!(walk(&mut gate, &frame(packet)), wants[at], "{option}: {packet}");
         }
     }
-    // Each time one lookup passes its state by; the rule that would have made the state refuses, and nobody counts it twice.
+    // One lookup misses the state each time. The rule that would create the state refuses it, and the packet
+    // counts once.
     for (rules, want, invalid) in [
         ("add check-state\nadd allow tcp from any to any keep-state strict", invalid, 1),
         ("add allow tcp from any to any keep-state strict", invalid, 1),
@@ -129,7 +131,7 @@ fn strict_and_loose_decide_otherwise() {
         let counters = gate.states().counters();
         assert_eq!((counters.unfit, counters.invalid), (1, invalid), "{rules}");
     }
-    // A connection whose beginning was not seen: none with strict; gone after a second, or not.
+    // A connection that started before: refused by strict; otherwise it expires after a second, or not.
     let middle = forth("ack seq 101 ackno 501");
     for (option, want, after) in [("", Step::Pass, 0), (" strict", invalid, 0), (" loose", Step::Pass, 1)] {
         let mut gate = gate(&format!("add allow tcp from any to any keep-state{option}"));

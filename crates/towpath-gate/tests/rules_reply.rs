@@ -1,4 +1,5 @@
-//! Answers to rejected packets, read by somebody else's parser: addresses, ports, numbers, lengths, checksums.
+//! Replies to rejected packets, read with an independent parser: addresses, ports, sequence numbers, lengths,
+//! checksums.
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use proptest::prelude::*;
@@ -21,7 +22,7 @@ fn reply(words: &str, reject: Reject, me: &[&str]) -> Result<Vec<u8>, NoReply> {
     reply_to(&frame, frame.len() as u32, reject, me)
 }
 
-/// The frame is turned round, and lengths and checksums are right.
+/// Checks that the addresses are swapped and that lengths and checksums are right.
 fn check_headers(frame: &[u8], asked: &[u8]) {
     assert_eq!((&frame[..6], &frame[6..12]), (&asked[6..12], &asked[..6]));
     let sliced = SlicedPacket::from_ethernet(frame).unwrap();
@@ -61,7 +62,7 @@ fn check_headers(frame: &[u8], asked: &[u8]) {
     }
 }
 
-/// RFC 9293, 3.5.2: what is rejected, and sequence number, acknowledgement number and flags of the reset.
+/// RFC 9293 section 3.5.2: rejected segments, and sequence number, acknowledgement number and flags of the reset.
 #[test]
 fn resets() {
     let rows = [
@@ -84,7 +85,7 @@ fn resets() {
             let back = wire::parse(LinkType::ETHERNET, &bytes, bytes.len() as u32).unwrap();
             assert_eq!((back.tcp_seq, back.tcp_ack, back.tcp_flags), want, "{words}");
             assert_eq!((back.src_port, back.dst_port, back.vlan), (23, 40000, Some(7)), "{words}");
-            // A reset is from whom the connection is with, whatever addresses the port has.
+            // A reset has the address of the peer of the connection as its source, not an address of the port.
             assert_eq!(
                 Some(back.flow().unwrap()),
                 wire::parse(LinkType::ETHERNET, &frame(&words), 999)
@@ -109,10 +110,10 @@ fn unreachables_quote_the_packet() {
     assert_eq!((&ip[12..16], &ip[16..20]), (&[192, 0, 2, 1][..], &[10, 0, 0, 1][..]));
     assert_eq!((&ip[20..22], &ip[24..28]), (&[3, 4][..], &[0, 0, 0x05, 0x78][..]));
     assert_eq!(ip[28..], asked[18..18 + 548]);
-    // The port's own address, when it has one; the MTU belongs to needfrag only.
+    // The source is an address of the port, if it has one. Only needfrag has an MTU.
     let bytes = reply(words, Reject::Unreach { code: 3, mtu: 9 }, &["2001:db8::9", "203.0.113.1"]).unwrap();
     assert_eq!((&bytes[30..34], &bytes[42..46]), (&[203, 0, 113, 1][..], &[0; 4][..]));
-    // Of a short packet all, of its link's padding nothing.
+    // A short packet is quoted completely, without the padding of its link.
     let mut short = frame("udp 10.0.0.1:40000 > 192.0.2.1:53 len 4");
     short.resize(60, 0x55);
     let bytes = reply_to(&short, 60, Reject::Unreach { code: 3, mtu: 0 }, &[]).unwrap();
@@ -128,7 +129,7 @@ fn unreachables_quote_the_packet() {
     assert_eq!(ip[48..], asked[14..14 + 1232]);
     assert_eq!(reply(words, Reject::Unreach { code: 1, mtu: 0 }, &[]), Err(NoReply::OtherFamily));
 
-    // A router says how long a packet may be.
+    // A router replies with the maximum length of a packet.
     let packet = wire::parse(LinkType::ETHERNET, &asked, asked.len() as u32).unwrap();
     assert_eq!(Reject::too_big(&packet, 1400), Reject::TooBig { mtu: 1400 });
     let bytes = reply(words, Reject::TooBig { mtu: 1400 }, &[]).unwrap();
@@ -136,7 +137,7 @@ fn unreachables_quote_the_packet() {
     assert_eq!((&bytes[54..56], &bytes[58..62]), (&[2, 0][..], &[0, 0, 0x05, 0x78][..]));
 }
 
-/// RFC 9260, 8.4: chunks, the tag in the packet; the tag of the ABORT and its T bit.
+/// RFC 9260 section 8.4: chunks and verification tag of the packet; verification tag of the ABORT and its T bit.
 #[test]
 fn aborts() {
     let init = [1, 0, 0, 20, 0xca, 0xfe, 0, 1, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0];
@@ -177,14 +178,14 @@ fn aborts() {
     }
 }
 
-/// Bit by bit, as RFC 9260's appendix A describes it.
+/// Bitwise CRC32c, as in RFC 9260, appendix A.
 fn crc32c(bytes: &[u8]) -> u32 {
     let step = |crc: u32| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
     !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), |crc, _| step(crc)))
 }
 
 #[test]
-fn what_the_capture_lacks_is_not_made_up() {
+fn truncated_captures_get_no_reply() {
     let asked = frame("tcp 10.0.0.1:1 > 10.0.0.2:2 ack len 100");
     let cut = |length: usize, reject| reply_to(&asked[..length], asked.len() as u32, reject, &[]);
     let unreach = Reject::Unreach { code: 1, mtu: 0 };
@@ -195,12 +196,12 @@ fn what_the_capture_lacks_is_not_made_up() {
 }
 
 #[test]
-fn link_headers_are_turned_round() {
+fn link_headers_are_reversed() {
     let asked = frame("tcp 10.0.0.1:1 > 10.0.0.2:2 ack len 100");
     let length = asked.len() as u16 - 14 + 8;
     let [high, low] = length.to_be_bytes();
     let macs = |bytes: &[u8]| [&bytes[..6], &bytes[6..12]].map(<[u8]>::to_vec);
-    // 802.2 has a length in its header, which is the answer's own.
+    // The length field of an 802.2 header is that of the reply.
     for tags in [&[][..], &[0x81, 0, 0, 7]] {
         let mut snap = asked[..12].to_vec();
         snap.extend(tags);
@@ -216,7 +217,7 @@ fn link_headers_are_turned_round() {
         assert_eq!(answer.len(), at + 10 + 40);
         assert!(towpath_wire::checksum::fill(LinkType::ETHERNET, &mut answer.clone(), answer.len() as u32));
     }
-    // Cooked: a packet to this host, one to everybody, one to a group; the answer is sent by this host.
+    // Cooked captures: a packet to this host, a broadcast, a multicast. The reply is sent by this host.
     let sll = [0, 0, 0, 1, 0, 6, 2, 0, 0, 0, 0, 9, 0, 0, 8, 0];
     let sll2 = [8, 0, 0, 0, 0, 0, 0, 3, 0, 1, 0, 6, 2, 0, 0, 0, 0, 9, 0, 0];
     let back = [
@@ -238,7 +239,7 @@ fn link_headers_are_turned_round() {
 }
 
 #[test]
-fn two_hundred_in_any_second() {
+fn replies_are_limited_to_200_per_second() {
     let mut limit = ReplyLimiter::default();
     let mut sent: Vec<u64> = Vec::new();
     // In steps of 1 ms, then of 100 ms.
@@ -257,9 +258,9 @@ fn two_hundred_in_any_second() {
 }
 
 proptest! {
-    /// Whatever the packet, an answer is a packet that is read again, is not answered in turn, and goes the other way.
+    /// For any packet, the reply parses, gets no reply itself, and has the reverse direction.
     #[test]
-    fn an_answer_is_never_answered(mut bytes in proptest::collection::vec(any::<u8>(), 20..200), kind in 0u8..4, code: u8, six: bool, proto in prop_oneof![Just(6u8), Just(132), Just(17), Just(1), Just(58), any::<u8>()]) {
+    fn a_reply_gets_no_reply(mut bytes in proptest::collection::vec(any::<u8>(), 20..200), kind in 0u8..4, code: u8, six: bool, proto in prop_oneof![Just(6u8), Just(132), Just(17), Just(1), Just(58), any::<u8>()]) {
         let whole = bytes.len();
         if six {
             bytes[0] = 0x60;

@@ -1,4 +1,4 @@
-//! States in a file: what comes back, what belongs to whom, and what is refused.
+//! Snapshots: which states are restored, to which rule they belong, and which files are rejected.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn gate(text: &str) -> Gate {
     Gate::new(Ruleset::parse("t", text).ruleset.unwrap(), Ports::new(), settings, 7)
 }
 
-/// A segment or datagram from 10.0.0.1:4000 to 192.0.2.1, or back.
+/// A segment or datagram from 10.0.0.1:4000 to 192.0.2.1, or in the other direction.
 fn walk(gate: &mut Gate, back: bool, proto: u8, port: u16, fields: (u8, u32, u32), now: Time) -> Step {
     let (flags, seq, ack) = fields;
     let (mut ends, mut ports) = ([[10, 0, 0, 1], [192, 0, 2, 1]], [4000, port]);
@@ -61,7 +61,7 @@ fn snapshot(gate: &Gate) -> Vec<u8> {
     file
 }
 
-/// States and parents, without what differs between gates.
+/// States and parents, without the fields that differ between gates.
 fn listed(gate: &Gate, now: Time) -> Vec<String> {
     let line = |listed: Listed| {
         let name = gate.flow_name(listed.name).to_owned();
@@ -73,14 +73,14 @@ fn listed(gate: &Gate, now: Time) -> Vec<String> {
 }
 
 #[test]
-fn what_was_saved_is_there_again() {
+fn saved_states_are_restored() {
     let old = filled();
-    // Other rules around them, so that nothing has the number that it had.
+    // Other rules around them, so that all identities differ.
     let mut new = gate(&format!("add 50 count ip from any to any keep-state :first\n{RULES}"));
     let restored = new.restore(&snapshot(&old), NOW).unwrap();
     assert_eq!(restored, Restored { states: 3, ..Restored::default() });
     let parents = |lines: Vec<String>| -> Vec<String> {
-        // A parent is made anew, and lives as long as a new one.
+        // A parent is created again, with a new lifetime.
         lines.into_iter().filter(|line| !line.contains("PARENT")).collect()
     };
     assert_eq!(parents(listed(&new, NOW)), parents(listed(&old, THEN + Duration::from_secs(1))));
@@ -88,31 +88,31 @@ fn what_was_saved_is_there_again() {
         |gate: &Gate| gate.states().list(NOW).find(|state| matches!(state.kind, Kind::Parent { .. }));
     assert_eq!(parent(&new).map(|parent| parent.kind), Some(Kind::Parent { count: 1 }));
     assert_eq!(new.states().counters().unreplied, 2);
-    // They go on: in the window, and outside.
+    // The connections continue: inside the window, and outside.
     assert_eq!(walk(&mut new, false, 6, 443, (0x10, 100, 500), NOW), Step::Pass);
     let invalid = walk(&mut new, false, 6, 443, (0x10, 900_000, 500), NOW);
     assert!(matches!(invalid, Step::Drop(_)), "{invalid}");
     assert_eq!(new.restore(&snapshot(&old), NOW).unwrap(), Restored { existing: 3, ..Restored::default() });
-    // The lifetime of the rule is the state's.
+    // The state keeps the lifetime of its rule.
     assert_eq!(walk(&mut new, true, 17, 53, (0, 0, 0), NOW), Step::Pass);
     assert!(listed(&new, NOW).iter().any(|line| line.contains("(77s) STATE udp")));
 }
 
 #[test]
-fn states_without_a_rule_are_the_companions() {
+fn states_without_a_rule_get_the_default_dynamic_rule() {
     let mut new = gate("add 100 deny ip from any to any keep-state");
     let restored = new.restore(&snapshot(&filled()), NOW).unwrap();
     assert_eq!(restored, Restored { default_dynamic: 3, ..Restored::default() });
     assert!(
         new.states().list(NOW).all(|state| state.rule == DEFAULT_DYNAMIC_RULE && state.kind == Kind::State)
     );
-    // The companion allows, by the names that the states had.
+    // The default dynamic rule allows them, under the names of the states.
     assert_eq!(walk(&mut new, true, 17, 53, (0, 0, 0), NOW), Step::Pass);
     assert_eq!(new.states().parents(), 0);
 }
 
 #[test]
-fn there_is_no_more_room_than_there_is() {
+fn restore_respects_the_limits() {
     let mut new = gate(RULES);
     let settings = state::Settings { dyn_max: 2, ..state::Settings::default() };
     new.states_mut().set_settings(settings);
@@ -120,7 +120,7 @@ fn there_is_no_more_room_than_there_is() {
     assert_eq!(restored, Restored { states: 2, refused: 1, ..Restored::default() });
 }
 
-/// Puts the checksum right.
+/// Corrects the checksum.
 fn sum(snapshot: &mut [u8]) {
     let end = snapshot.len() - 4;
     let sum = crc::Crc::<u32>::new(&crc::CRC_32_ISCSI).checksum(&snapshot[..end]);
@@ -128,7 +128,7 @@ fn sum(snapshot: &mut [u8]) {
 }
 
 #[test]
-fn a_snapshot_that_is_not_whole_and_right_changes_nothing() {
+fn a_damaged_snapshot_changes_nothing() {
     let good = snapshot(&filled());
     let mut new = gate(RULES);
     for cut in 0..good.len() {
@@ -144,13 +144,13 @@ fn a_snapshot_that_is_not_whole_and_right_changes_nothing() {
         let mut bad = good.clone();
         bad[at] ^= 0x40;
         assert!(new.restore(&bad, NOW).is_err(), "changed at {at}");
-        // The same with a checksum that is right: whatever it says now, it is read without harm.
+        // With a correct checksum any other content is read without harm.
         if (12..good.len() - 4).contains(&at) {
             sum(&mut bad);
             let _ = gate(RULES).restore(&bad, NOW);
         }
     }
-    // A state with sequence windows is one of TCP: marks, protocol, tenant.
+    // A state with sequence windows is TCP: flags, protocol, tenant.
     let strict = |state: &[u8]| state[0] & 8 != 0 && state[1..] == [6, 0, 0];
     let at = good.windows(4).position(strict).expect("the state of rule 100");
     let mut bad = good.clone();
@@ -167,9 +167,9 @@ fn a_snapshot_that_is_not_whole_and_right_changes_nothing() {
     }
 }
 
-/// Of states that a re-check has not come to.
+/// States that no re-check has covered.
 #[test]
-fn what_was_not_rechecked_is_said() {
+fn unchecked_states_are_marked() {
     let mut file = Vec::new();
     filled().snapshot_of(THEN, true, |piece| file.extend_from_slice(piece));
     let restored = |file: &[u8]| gate(RULES).restore(file, NOW);
@@ -177,7 +177,7 @@ fn what_was_not_rechecked_is_said() {
     file[12] = 2;
     sum(&mut file);
     assert_eq!(restored(&file), Err(SnapshotError::Malformed(12)));
-    // Version 1 says nothing of it.
+    // Version 1 has no such field.
     file.remove(12);
     file[8] = 1;
     sum(&mut file);

@@ -1,11 +1,11 @@
-//! Stories: packets one after the other, what becomes of each, and what the rules have counted in the end.
+//! Stories: sequences of packets, the step for each, and the counters at the end.
 
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::{Refused, Settings};
 use towpath_gate::{Dir, DropReason, Gate, NoReply, PacketSpec, Ports, Reject, Step, Walk};
 use towpath_wire::{self as wire, Time};
 
-/// A gate, a clock and the packets' walks.
+/// A gate, a clock and the walks of the packets.
 struct Story {
     gate: Gate,
     now: u64,
@@ -24,7 +24,7 @@ impl Story {
         Self { gate: Gate::new(ruleset, ports, settings, 7), now: 1000 }
     }
 
-    /// The next step of a packet's walk.
+    /// Returns the next step of a walk.
     fn step(&mut self, walk: &mut Walk, packet: &str) -> Step {
         let written = PacketSpec::parse(packet).unwrap_or_else(|e| panic!("{packet}: {e}"));
         let parsed = wire::parse(written.link(), &written.frame, written.frame.len() as u32).unwrap();
@@ -45,7 +45,7 @@ impl Story {
         self.step(&mut walk, packet)
     }
 
-    /// Every step of one packet up to its end, an inspector always saying pass.
+    /// Returns every step of one packet to its end; inspectors always pass.
     fn all(&mut self, packet: &str) -> (Vec<Step>, Walk) {
         let mut walk = self.walk(packet);
         let mut steps = Vec::new();
@@ -58,7 +58,7 @@ impl Story {
         }
     }
 
-    /// `number packets` of the rules that counted.
+    /// Returns `number packets` of the rules that counted.
     fn counts(&self) -> Vec<(u32, u64)> {
         self.gate
             .show()
@@ -76,8 +76,8 @@ const DNS: &str = "udp 10.0.0.1:1000 > 10.0.0.2:53";
 const ANSWER: &str = "udp 10.0.0.2:53 > 10.0.0.1:1000";
 
 #[test]
-fn labels_stand_between_rules_of_one_number() {
-    // Into the middle of a number, from before it and from within; a call comes back by it.
+fn labels_between_rules_of_one_number() {
+    // Jumps into the middle of a number from before it and from inside; a call returns through it.
     let rows = [
         "add 200 skipto :T udp from any to any\nadd 300 deny ip from any to any\n:T\nadd 300 allow ip from any to any",
         "add 300 skipto :T udp from any to any\nadd 300 deny ip from any to any\n:T\nadd 300 allow ip from any to any",
@@ -92,7 +92,7 @@ fn labels_stand_between_rules_of_one_number() {
 }
 
 #[test]
-fn keep_state_lets_the_answer_in_and_counts_at_the_parent() {
+fn keep_state_passes_the_reply_and_counts_for_its_rule() {
     let mut story = Story::new("add allow udp from any to any 53 keep-state\nadd deny ip from any to any");
     assert_eq!(story.first(ANSWER), DENY);
     assert_eq!(story.first(DNS), Step::Pass);
@@ -113,7 +113,7 @@ fn bytes_are_those_of_the_ip_packet() {
 }
 
 #[test]
-fn check_state_that_misses_counts_nothing() {
+fn a_check_state_miss_counts_nothing() {
     let mut story = Story::new(
         "add check-state\nadd allow tcp from any to any setup record-state\nadd deny ip from any to any",
     );
@@ -131,7 +131,7 @@ fn record_state_does_not_look_up() {
 }
 
 #[test]
-fn a_hit_goes_on_behind_the_parent_of_a_count() {
+fn a_hit_on_a_count_rule_continues_after_it() {
     let rules =
         "add 10 check-state\nadd 20 count udp from any to any 53 keep-state\nadd 30 allow ip from any to any";
     let mut story = Story::new(rules);
@@ -158,14 +158,14 @@ fn a_state_belongs_to_its_name() {
 
 #[test]
 fn a_second_lookup_is_made_only_for_another_name() {
-    // The state of :a is found by the second check-state, after the first missed :b.
+    // The second check-state finds the state of :a after the first one missed :b.
     let rules =
         "add 10 check-state :b\nadd 20 check-state :a\nadd 30 allow udp from any to any 53 keep-state :a";
     let mut story = Story::new(rules);
     story.first(DNS);
     assert_eq!(story.first(ANSWER), Step::Pass);
-    // After a miss of :any nothing is looked up any more, as in ipfw: the state that record-state makes for the first
-    // packet is not seen by keep-state behind it.
+    // After a miss of :any no further lookup is made, as in ipfw: keep-state does not see the state that
+    // record-state creates for the first packet.
     let rules = "add 10 check-state :any\nadd 20 count udp from any to any 53 record-state :a\n\
                  add 30 allow ip from any to any keep-state :a";
     let mut story = Story::new(rules);
@@ -174,7 +174,7 @@ fn a_second_lookup_is_made_only_for_another_name() {
 }
 
 #[test]
-fn failing_to_install_denies_whatever_the_action() {
+fn a_refused_state_drops_the_packet() {
     let mut settings = Settings::default();
     settings.set("dyn_max", 1).unwrap();
     let mut story = Story::with("add allow udp from any to any keep-state", settings);
@@ -197,7 +197,7 @@ fn limit_counts_states_of_one_source() {
     assert_eq!(story.first(&from(1, 3)), Step::Drop(DropReason::NoState(Refused::OverLimit)));
     assert_eq!(story.first(&from(1, 1)), Step::Pass);
     assert_eq!(story.first(&from(2, 3)), Step::Pass);
-    // The limit may be a table's value.
+    // The limit may be a table value.
     let rules = "table t create valtype limit\ntable t add 10.0.0.1 1 10.0.0.2 2\n\
                  add allow tcp from table(t) to any setup limit src-addr tablearg";
     let mut story = Story::new(rules);
@@ -208,17 +208,17 @@ fn limit_counts_states_of_one_source() {
 }
 
 #[test]
-fn defer_action_installs_and_falls_through() {
+fn defer_action_installs_and_continues() {
     let rules = "add 10 deny udp from any to any 53 keep-state defer-action\nadd 20 allow ip from any to any";
     let mut story = Story::new(rules);
     assert_eq!(story.first(DNS), Step::Pass);
     assert_eq!(story.counts(), [(20, 1)]);
-    // The second packet finds the state, and the rule's action runs.
+    // The second packet finds the state, and the action of the rule runs.
     assert_eq!(story.first(ANSWER), DENY);
 }
 
 #[test]
-fn lifetimes_of_rules_and_of_state_timeout() {
+fn lifetime_and_state_timeout() {
     let rules = "add state-timeout 60 udp from any to any 53\nadd allow udp from any to any keep-state\n";
     let mut story = Story::new(rules);
     story.first(DNS);
@@ -237,18 +237,18 @@ fn lifetimes_of_rules_and_of_state_timeout() {
 }
 
 #[test]
-fn skipto_goes_forward_and_over_disabled_sets() {
+fn skipto_goes_forward_and_skips_disabled_sets() {
     let rules = "add 10 skipto 30 ip from any to any\nadd 20 allow ip from any to any\n\
                  add 30 set 5 deny ip from any to any\nadd 40 allow ip from any to any\nset disable 5";
     let mut story = Story::new(rules);
     assert_eq!(story.first(DNS), Step::Pass);
     assert_eq!(story.counts(), [(10, 1), (40, 1)]);
-    // Not forward: on with the next number.
+    // Not forward: continues at the next number.
     let mut story = Story::new(
         "add 10 count ip from any to any\nadd 20 skipto 10 ip from any to any\nadd 20 deny ip from any to any\nadd 30 allow ip from any to any",
     );
     assert_eq!(story.first(DNS), Step::Pass);
-    // To nowhere: the default rule.
+    // No such rule: the default rule.
     assert_eq!(
         Story::new("add 10 skipto 60000 ip from any to any\nadd 20 allow ip from any to any").first(DNS),
         DENY
@@ -256,7 +256,7 @@ fn skipto_goes_forward_and_over_disabled_sets() {
 }
 
 #[test]
-fn labels_and_tablearg_lead_to_rules() {
+fn labels_and_tablearg_as_targets() {
     let rules = "table t add 10.0.0.2 :two 10.0.0.3 900\n\
                  add skipto tablearg ip from any to table(t)\nadd skipto :end ip from any to any\n\
                  :two\nadd allow ip from any to any // two\n:end\nadd deny ip from any to any\n\
@@ -268,7 +268,7 @@ fn labels_and_tablearg_lead_to_rules() {
 }
 
 #[test]
-fn call_returns_behind_itself() {
+fn call_returns_to_the_next_rule() {
     let rules = "add 10 call 100 ip from any to any\nadd 10 count ip from any to any // same number\n\
                  add 20 allow ip from any to any\nadd 100 count ip from any to any\nadd 110 return ip from any to any\n\
                  add 120 deny ip from any to any";
@@ -278,7 +278,7 @@ fn call_returns_behind_itself() {
     let mut story = Story::new(&rules.replace("return ip", "return next-rule ip"));
     assert_eq!(story.first(DNS), Step::Pass);
     assert_eq!(story.counts(), [(10, 1), (10, 1), (20, 1), (100, 1), (110, 1)]);
-    // Without a call, return is the next rule.
+    // Without a call, return continues at the next rule.
     assert_eq!(
         Story::new("add return ip from any to any\nadd allow ip from any to any").first(DNS),
         Step::Pass
@@ -286,11 +286,11 @@ fn call_returns_behind_itself() {
 }
 
 #[test]
-fn recursion_ends() {
+fn recursion_is_bounded() {
     let mut story = Story::new("add 10 call 10 ip from any to any");
     assert_eq!(story.first(DNS), Step::Drop(DropReason::CallDepth));
     assert_eq!(story.counts(), [(10, 17)]);
-    // Sixteen levels of sixteen calls each would be more steps than there are atoms.
+    // Without the jump limit, sixteen levels of sixteen calls each would not end in practice.
     let level = |n: u32| {
         format!("add {n} call {} ip from any to any\n", n + 1).repeat(16)
             + &format!("add {n} return next-rule ip from any to any\n")
@@ -298,7 +298,7 @@ fn recursion_ends() {
     let rules: String =
         (1..=15).map(level).collect::<String>() + "add 16 return next-rule ip from any to any";
     assert_eq!(Story::new(&rules).first(DNS), Step::Drop(DropReason::Loop));
-    // Two names whose parents stand before the check-states of each other.
+    // Two names whose rules stand before the check-state of the other name.
     let rules = "add 1 count udp from any to any keep-state :a\nadd 2 count udp from any to any keep-state :b\n\
                  add 3 check-state :a\nadd 4 check-state :b\nadd 5 allow ip from any to any";
     let mut story = Story::new(rules);
@@ -318,7 +318,7 @@ fn inspectors_pause_or_end_the_walk() {
     let rules =
         "table t create valtype divert\ntable t add 10.0.0.2 9\nadd divert tablearg ip from any to table(t)";
     assert_eq!(Story::new(rules).all(DNS).0, [Step::Divert(9), DENY]);
-    // A state whose rule diverts, found again behind the divert: no circle.
+    // A state whose rule diverts, found again after the divert: not a loop.
     let rules = "add 10 check-state\nadd 20 divert 4 udp from any to any keep-state\nadd 30 check-state\nadd 40 allow ip from any to any";
     let mut story = Story::new(rules);
     assert_eq!(story.all(DNS).0, [Step::Divert(4), Step::Pass]);
@@ -326,7 +326,7 @@ fn inspectors_pause_or_end_the_walk() {
 }
 
 #[test]
-fn replies_only_where_they_may_be_sent() {
+fn replies_follow_the_rfcs() {
     let unreach = Step::Reject(Reject::Unreach { code: 3, mtu: 0 });
     let unreach6 = |code| Step::Reject(Reject::Unreach6 { code });
     let silent = |reason| Step::Reject(Reject::NoReply(reason));
@@ -394,7 +394,7 @@ fn replies_only_where_they_may_be_sent() {
 }
 
 #[test]
-fn what_nobody_may_see_never_reaches_a_rule() {
+fn early_drops_reach_no_rule() {
     let mut story = Story::new("add allow ip from any to any");
     let tiny = "tcp 10.0.0.1:1 > 10.0.0.2:2 offset 1 len 8";
     assert_eq!(story.first(tiny), Step::Drop(DropReason::TinyFragment));
@@ -406,7 +406,7 @@ fn what_nobody_may_see_never_reaches_a_rule() {
 }
 
 #[test]
-fn marks_tags_and_edits_go_with_the_packet() {
+fn marks_tags_and_edits_stay_with_the_packet() {
     let rules = "table t create valtype tag,mark,dscp\ntable t add 10.0.0.2 ef,5,77\n\
                  add count tag tablearg ip from any to table(t)\nadd setmark tablearg ip from any to table(t)\n\
                  add setdscp tablearg ip from any to table(t)\nadd tcp-setmss 1400 tcp from any to any\n\
@@ -425,7 +425,7 @@ fn marks_tags_and_edits_go_with_the_packet() {
 }
 
 #[test]
-fn next_hops_fit_the_packets_family() {
+fn next_hops_match_the_address_family() {
     let hop = |ip: &str, port| Step::Forward(ip.parse().unwrap(), port);
     assert_eq!(Story::new("add fwd 10.0.0.9,80 ip from any to any").first(DNS), hop("10.0.0.9", Some(80)));
     let mut story = Story::new("add fwd 10.0.0.9 ip from any to any");
@@ -438,20 +438,20 @@ fn next_hops_fit_the_packets_family() {
 }
 
 #[test]
-fn a_state_sends_only_its_own_way_to_the_next_hop() {
+fn fwd_applies_to_the_direction_of_the_rule() {
     let mut story = Story::new("add fwd 10.0.0.9 udp from any to any 53 keep-state");
     let hop = Step::Forward("10.0.0.9".parse().unwrap(), None);
     assert_eq!(story.first(DNS), hop);
     assert_eq!(story.first(ANSWER), Step::Pass);
     assert_eq!(story.first(DNS), hop);
-    // Another rule that sends the answers on does so.
+    // Another rule may forward the reply packets.
     let rules = "add 10 count udp from any to any 53 keep-state\nadd 20 fwd 10.0.0.9 ip from any to any";
     let mut story = Story::new(rules);
     assert_eq!((story.first(DNS), story.first(ANSWER)), (hop, hop));
 }
 
 #[test]
-fn pipes_police() {
+fn pipes_limit_the_rate() {
     let mut story = Story::new(
         "pipe 1 config bw 8Kbit/s burst 3000\nadd pipe 1 udp from any to any\nadd pipe 2 ip from any to any",
     );
@@ -465,7 +465,7 @@ fn pipes_police() {
 }
 
 #[test]
-fn prob_is_about_right_and_repeats_with_its_seed() {
+fn prob_is_accurate_and_repeatable() {
     let passed = || {
         let mut story = Story::new("add prob 0.25 allow ip from any to any");
         (0..10_000).map(|_| story.first(DNS) == Step::Pass).collect::<Vec<_>>()
@@ -484,7 +484,7 @@ fn reass_waits_for_fragments_only() {
 }
 
 #[test]
-fn log_lines_are_ipfws_and_bounded() {
+fn log_lines_have_ipfws_format_and_are_bounded() {
     let mut story = Story::new(
         "add 100 deny log logamount 2 ip from any to any in via em0\nadd count log ip from any to any",
     );
@@ -511,7 +511,7 @@ fn log_lines_are_ipfws_and_bounded() {
 }
 
 #[test]
-fn link_local_states_belong_to_their_port() {
+fn link_local_states_are_per_port() {
     let rules = "add allow udp from any to any 53 keep-state";
     let mut story = Story::new(rules);
     assert_eq!(story.first("in em0 udp [fe80::1]:1 > [fe80::2]:53"), Step::Pass);
@@ -520,7 +520,7 @@ fn link_local_states_belong_to_their_port() {
 }
 
 #[test]
-fn a_tenants_states_are_its_own() {
+fn states_are_per_tenant() {
     let mut story = Story::new("add allow udp from any to any 53 keep-state");
     let mut walk = story.walk(DNS).with_tenant(1);
     assert_eq!(story.step(&mut walk, DNS), Step::Pass);

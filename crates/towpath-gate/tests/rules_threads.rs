@@ -1,4 +1,4 @@
-//! Several walkers of one gate: what must hold whatever they, and whoever changes the rules, do at once.
+//! Several walkers of one gate: invariants under concurrent evaluation and rule changes.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,7 +22,7 @@ fn gate(text: &str) -> Gate {
     Gate::new(ruleset(text), Ports::new(), state::Settings::default(), 7)
 }
 
-/// A UDP packet of 28 bytes from 10.0.0.0 + `n`, and its walk.
+/// Evaluates a UDP packet of 28 bytes from 10.0.0.0 + `n`.
 fn walk(walker: &mut Walker, n: u32, now: Time) -> Step {
     let [a, b, c, d] = (0x0a00_0000 + n).to_be_bytes();
     let frame = [0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, a, b, c, d, 192, 0, 2, 1, 4, 0, 0, 53, 0, 8, 0, 0];
@@ -30,7 +30,7 @@ fn walk(walker: &mut Walker, n: u32, now: Time) -> Step {
     walker.walk(&mut Walk::new(Dir::In, None, None), &packet, now)
 }
 
-/// Runs `work` with a walker on each of several threads, and `meanwhile` here until they are done.
+/// Runs `work` with a walker in each of several threads, and `meanwhile` in this thread until they finish.
 fn beside<T: Send>(
     gate: &mut Gate,
     work: impl Fn(usize, &mut Walker) -> T + Sync,
@@ -64,7 +64,7 @@ fn packets(gate: &Gate) -> Vec<u64> {
 }
 
 #[test]
-fn every_packet_is_counted_once_also_while_rules_change() {
+fn packets_are_counted_once_during_reloads() {
     let texts = [
         "add 100 count ip from any to any\nadd 200 allow udp from any to any 53 keep-state\n",
         "add 50 count tcp from any to any\nadd 100 count ip from any to any\nadd 200 allow udp from any to any 53 keep-state\n",
@@ -98,7 +98,7 @@ fn every_packet_is_counted_once_also_while_rules_change() {
 }
 
 #[test]
-fn what_a_late_walker_makes_by_a_rule_that_is_gone_goes_too() {
+fn states_of_a_late_walker_by_a_deleted_rule_are_removed() {
     let mut gate = gate("add 100 allow udp from any to any keep-state");
     let mut late = gate.walker().unwrap();
     assert_eq!(walk(&mut late, 1, NOW), Step::Pass);
@@ -106,10 +106,10 @@ fn what_a_late_walker_makes_by_a_rule_that_is_gone_goes_too() {
     assert_eq!(gate.states().list(NOW).count(), 0);
     gate.expire(NOW, 10);
     assert!(gate.states().is_empty());
-    // It has not called since; when it does it sees the new rules first.
+    // This walker has not called since the reload; its next call sees the new rules first.
     assert_eq!(walk(&mut late, 1, NOW), Step::Drop(DropReason::Deny));
     assert_eq!(packets(&gate), [1, 0]);
-    // One that is away is not waited for, and comes back to what is in force.
+    // An idle walker delays nothing, and returns to the current generation.
     late.idle();
     gate.reload(ruleset("add 100 allow udp from any to any keep-state"), StatePolicy::Keep, NOW);
     assert_eq!(walk(&mut late, 1, NOW), Step::Pass);
@@ -118,13 +118,13 @@ fn what_a_late_walker_makes_by_a_rule_that_is_gone_goes_too() {
 }
 
 #[test]
-fn a_change_of_a_table_is_one_step() {
+fn table_changes_are_atomic() {
     let mut gate = gate(
         "table 1 create type addr\ntable 1 add 10.0.0.0/24 1\n\
          add 100 skipto 300 udp from table(1) to any\nadd 200 deny ip from any to any\nadd 300 allow ip from any to any",
     );
     let key = |n: u8| Key::Net4(Ipv4Addr::new(10, 0, n, 0).to_bits(), 24);
-    // Either 10.0.0/24 is in it or 10.0.1/24, at any time exactly one.
+    // At any time the table contains exactly one of 10.0.0/24 and 10.0.1/24.
     let stop = AtomicBool::new(false);
     let mut turn = 0_u8;
     let answers = beside(
@@ -154,7 +154,7 @@ fn a_change_of_a_table_is_one_step() {
 }
 
 #[test]
-fn rates_and_log_amounts_are_for_all_walkers_together() {
+fn rates_and_log_limits_cover_all_walkers() {
     let mut gate = gate(
         "pipe 1 config bw 8Mbit/s burst 10000\n\
          add 100 count log logamount 5 ip from any to any\nadd 200 pipe 1 ip from any to any",
@@ -171,9 +171,9 @@ fn rates_and_log_amounts_are_for_all_walkers_together() {
     assert_eq!((passed, logged), (10_000 / 28, 5));
 }
 
-/// From the moment that a rule is deleted on its states let nobody through, and are in no rule's way.
+/// States of a deleted rule pass no packet and do not block other rules.
 #[test]
-fn states_of_a_deleted_rule_are_in_nobodys_way() {
+fn states_of_a_deleted_rule_do_not_interfere() {
     let first = "add 100 allow udp from any to any 53 keep-state\n";
     let mut gate = gate(first);
     let mut walker = gate.walker().unwrap();
@@ -182,7 +182,7 @@ fn states_of_a_deleted_rule_are_in_nobodys_way() {
     let diff = gate.reload(ruleset(other), StatePolicy::Delete, NOW);
     assert_eq!(diff.states_dropped, 1000);
     assert_eq!(gate.states().list(NOW).count(), 0);
-    // The packet makes a state of the new rule, and is none of the old one's.
+    // The packet creates a state of the new rule, not of the old one.
     assert_eq!(walk(&mut walker, 5, NOW), Step::Pass);
     let listed: Vec<_> = gate.states().list(NOW).map(|state| gate.rule_number(state.rule)).collect();
     assert_eq!(listed, [200]);

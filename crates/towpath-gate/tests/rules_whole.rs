@@ -1,4 +1,4 @@
-//! Whole files: printed and read again they say the same.
+//! Complete files: printed and parsed again, they are equal.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ fn check(name: &str, text: &str) {
 }
 
 #[test]
-fn tables_of_every_kind_sets_labels_and_pipes_come_back() {
+fn tables_sets_labels_and_pipes_round_trip() {
     check(
         "all",
         r#"
@@ -68,13 +68,13 @@ set disable 3 5
 }
 
 #[test]
-fn example_files_come_back() {
+fn example_files_round_trip() {
     files_come_back(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples"));
 }
 
 #[towpath_testenv::needs(shared)]
 #[test]
-fn real_files_come_back() {
+fn real_files_round_trip() {
     files_come_back(Path::new(towpath_testenv::shared!()).join("cases/yanet"));
 }
 
@@ -106,7 +106,7 @@ fn files_come_back(directory: PathBuf) {
 }
 
 #[test]
-fn every_row_comes_back_with_its_file() {
+fn rows_round_trip() {
     let rows: &[(&str, &str)] = include!("rows/print.in");
     let text: String = rows.iter().map(|(rule, _)| format!("add {rule}\n")).collect();
     check("rows", &text);

@@ -1,4 +1,4 @@
-//! YANET's rule files with packets sent and expected (`shared/cases/yanet`).
+//! YANET's rule files with sent and expected packets, if present (`shared/cases/yanet`).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,7 +8,7 @@ use towpath_gate::state;
 use towpath_gate::{Dir, Gate, Ports, Step, Walk};
 use towpath_wire::{self as wire, Addresses, LinkType, Packet, Time};
 
-/// The frames of a classic little-endian capture.
+/// Returns the frames of a classic little-endian capture.
 fn frames(path: &Path) -> Vec<Vec<u8>> {
     let bytes = std::fs::read(path).unwrap();
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
@@ -23,7 +23,7 @@ fn frames(path: &Path) -> Vec<Vec<u8>> {
     frames
 }
 
-/// The packet without what their router changes: link header, TTL, IPv4 checksum.
+/// Returns the packet without the fields that their router changes: link header, TTL, IPv4 checksum.
 fn unchanged(frame: &[u8], sent: bool) -> Option<Vec<u8>> {
     let packet = wire::parse(LinkType::ETHERNET, frame, frame.len() as u32).ok()?;
     let end = packet.network + packet.ip_len as usize;
@@ -39,7 +39,7 @@ fn unchanged(frame: &[u8], sent: bool) -> Option<Vec<u8>> {
     Some(ip)
 }
 
-/// Whether a packet passes that comes in by the port of its VLAN.
+/// Returns true if a packet passes that is received on the port of its VLAN.
 fn passes(gate: &mut Gate, packet: &Packet<'_>, now: Time) -> bool {
     let dotted = |vlan| [format!("lp0.{vlan}"), format!("lp.{vlan}")];
     let recv = packet.vlan.and_then(|vlan| dotted(vlan).iter().find_map(|name| gate.ports().find(name)));
@@ -97,17 +97,17 @@ fn run(case: &Path, wrong: &mut BTreeMap<String, String>) {
                         let packet = wire::parse(LinkType::ETHERNET, frame, frame.len() as u32);
                         packet.is_ok_and(|packet| passes(&mut gate, &packet, Time::from_secs(now)))
                     })
-                    // Their router keeps what is sent to itself.
+                    // Their router consumes packets addressed to itself.
                     .filter(|frame| !to_the_router(frame))
                     .filter_map(|frame| unchanged(frame, true))
                     .collect();
-                // Their state synchronisation sends packets of its own, to a multicast address.
+                // Their state synchronisation sends multicast packets.
                 let expected: Vec<_> = frames(&case.join(rest.trim()))
                     .iter()
                     .filter(|frame| frame[0] & 1 == 0)
                     .filter_map(|frame| unchanged(frame, false))
                     .collect();
-                // Here their states come from another machine by synchronisation, which the first capture carries.
+                // These states come from another machine by synchronisation, which the first capture contains.
                 let synchronised = case
                     .ends_with("041_firewall_keepstate_with_sync_multi_state_in_single_packet")
                     && send == "002-send.pcap";

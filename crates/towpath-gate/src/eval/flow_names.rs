@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_one_names_at_a_time() {
+    fn each_number_has_one_name() {
         let mut names = FlowNames::new();
         let numbers: HashSet<Name> =
             (1..MAX_NAMES).map(|n| names.intern(&format!("n{n}")).unwrap()).collect();

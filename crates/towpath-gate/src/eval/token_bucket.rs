@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rate_holds_over_time_and_the_burst_at_once() {
+    fn rate_and_burst_are_enforced() {
         let bucket = TokenBucket::new(Pipe { rate: 8_000_000, burst: 10_000 });
         let second = 1_000_000_000u64;
         let at_once = (0..100).filter(|_| bucket.take(1000, Time::from_nanos(5 * second))).count();

@@ -1,37 +1,37 @@
-//! Addresses in rules: nets with any mask, last-octet sets, tables, `me`.
+//! Addresses in rules: networks with any mask, last-octet sets, tables, `me`.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::cursor::number;
 
-/// An IPv4 net: the bits of `mask` must be those of `addr`. The mask may have gaps.
+/// An IPv4 network: the bits of `mask` must equal those of `addr`. The mask may be non-contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Net4 {
-    /// Address, host bits zero.
+    /// Address, with host bits 0.
     pub addr: u32,
     /// Mask.
     pub mask: u32,
 }
 
 impl Net4 {
-    /// The net of `addr` under `mask`.
+    /// Creates the network of `addr` with `mask`.
     pub const fn new(addr: u32, mask: u32) -> Self {
         Self { addr: addr & mask, mask }
     }
 
-    /// The net of `addr` with a prefix of `len` bits (at most 32).
+    /// Creates the network of `addr` with a prefix of `len` bits, at most 32.
     pub fn prefix(addr: u32, len: u8) -> Self {
         Self::new(addr, u32::MAX.checked_shl(32 - len as u32).unwrap_or(0))
     }
 
-    /// Whether `addr` lies in the net.
+    /// Returns true if the network contains `addr`.
     #[inline]
     pub const fn contains(self, addr: u32) -> bool {
         addr & self.mask == self.addr
     }
 
-    /// The prefix length, if the mask has no gap.
+    /// The prefix length, if the mask is contiguous.
     pub const fn prefix_len(self) -> Option<u8> {
         let ones = self.mask.leading_ones();
         if ones == self.mask.count_ones() { Some(ones as u8) } else { None }
@@ -49,33 +49,33 @@ impl fmt::Display for Net4 {
     }
 }
 
-/// An IPv6 net, likewise.
+/// An IPv6 network: the bits of `mask` must equal those of `addr`. The mask may be non-contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Net6 {
-    /// Address, host bits zero.
+    /// Address, with host bits 0.
     pub addr: u128,
     /// Mask.
     pub mask: u128,
 }
 
 impl Net6 {
-    /// The net of `addr` under `mask`.
+    /// Creates the network of `addr` with `mask`.
     pub const fn new(addr: u128, mask: u128) -> Self {
         Self { addr: addr & mask, mask }
     }
 
-    /// The net of `addr` with a prefix of `len` bits (at most 128).
+    /// Creates the network of `addr` with a prefix of `len` bits, at most 128.
     pub fn prefix(addr: u128, len: u8) -> Self {
         Self::new(addr, u128::MAX.checked_shl(128 - len as u32).unwrap_or(0))
     }
 
-    /// Whether `addr` lies in the net.
+    /// Returns true if the network contains `addr`.
     #[inline]
     pub const fn contains(self, addr: u128) -> bool {
         addr & self.mask == self.addr
     }
 
-    /// The prefix length, if the mask has no gap.
+    /// The prefix length, if the mask is contiguous.
     pub const fn prefix_len(self) -> Option<u8> {
         let ones = self.mask.leading_ones();
         if ones == self.mask.count_ones() { Some(ones as u8) } else { None }
@@ -93,19 +93,19 @@ impl fmt::Display for Net6 {
     }
 }
 
-/// Some addresses of one IPv4 net of at most 256: `192.168.2.0/24{1,5-9}`.
+/// A set of addresses in one IPv4 network of at most 256 addresses: `192.168.2.0/24{1,5-9}`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Set4 {
-    /// First address of the net.
+    /// First address of the network.
     pub base: u32,
-    /// Its prefix length, 24 to 32.
+    /// Prefix length of the network, 24 to 32.
     pub len: u8,
-    /// Which last octets belong to the set.
+    /// Last octets in the set: bit N % 64 of word N / 64 is octet N.
     pub octets: [u64; 4],
 }
 
 impl Set4 {
-    /// Whether `addr` belongs to the set.
+    /// Returns true if the set contains `addr`.
     pub const fn contains(&self, addr: u32) -> bool {
         let octet = (addr & 0xff) as usize;
         addr & 0xffff_ff00 == self.base & 0xffff_ff00 && self.octets[octet / 64] >> (octet % 64) & 1 == 1
@@ -134,9 +134,9 @@ impl fmt::Display for Set4 {
 /// `table(name)` or `table(name,value)`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TableRef {
-    /// The table's name.
+    /// Name of the table.
     pub name: Box<str>,
-    /// Only entries with this value match.
+    /// If present, only entries with this value match.
     pub value: Option<u32>,
 }
 
@@ -158,13 +158,13 @@ pub enum Address {
     Me,
     /// An IPv6 address of one of the configured ports.
     Me6,
-    /// An IPv4 net.
+    /// An IPv4 network.
     Net4(Net4),
-    /// An IPv6 net.
+    /// An IPv6 network.
     Net6(Net6),
-    /// Some addresses of a small IPv4 net.
+    /// A set of addresses of a small IPv4 network.
     Set4(Set4),
-    /// What a table holds.
+    /// The entries of a table.
     Table(TableRef),
 }
 
@@ -182,7 +182,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Why a text is no address.
+/// Why a text is not an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NoAddress {
     pub(crate) message: String,
@@ -193,7 +193,7 @@ fn no(message: impl Into<String>) -> NoAddress {
     NoAddress { message: message.into(), hint: None }
 }
 
-/// Reads `name` or `name,value` out of `table(...)`; `None` when `text` is no such thing.
+/// Parses `table(name)` or `table(name,value)`; `None` if the text has another form.
 pub(crate) fn table_ref(text: &str) -> Option<Result<TableRef, NoAddress>> {
     let inner = text.strip_prefix("table(")?.strip_suffix(')')?;
     let (name, value) = match inner.split_once(',') {
@@ -204,13 +204,13 @@ pub(crate) fn table_ref(text: &str) -> Option<Result<TableRef, NoAddress>> {
         let value = match value.map(number) {
             None => None,
             Some(Some(value)) => Some(value),
-            Some(None) => return Err(no("the value in table(name,value) is a number")),
+            Some(None) => return Err(no("the value in table(name,value) must be a number")),
         };
         Ok(TableRef { name, value })
     }))
 }
 
-/// Checks a table's name.
+/// Validates the name of a table.
 pub(crate) fn table_name(name: &str) -> Result<Box<str>, NoAddress> {
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     if name.is_empty() || name.len() > 63 || !name.chars().all(fits) {
@@ -222,7 +222,7 @@ pub(crate) fn table_name(name: &str) -> Result<Box<str>, NoAddress> {
     Ok(name.into())
 }
 
-/// Reads one element of an address list.
+/// Parses one element of an address list.
 pub(crate) fn parse(text: &str) -> Result<Address, NoAddress> {
     match text {
         "any" => return Ok(Address::Any),
@@ -230,8 +230,8 @@ pub(crate) fn parse(text: &str) -> Result<Address, NoAddress> {
         "me6" => return Ok(Address::Me6),
         "me4" => {
             return Err(NoAddress {
-                message: "no address \"me4\"".into(),
-                hint: Some("write \"me\", with ip4 as the protocol for IPv4 only"),
+                message: "unknown address \"me4\"".into(),
+                hint: Some("use \"me\", with protocol ip4 for IPv4 only"),
             });
         }
         _ => {}
@@ -251,7 +251,7 @@ pub(crate) fn parse(text: &str) -> Result<Address, NoAddress> {
             IpAddr::V6(addr) => mask6(mask).map(|mask| Address::Net6(Net6::new(addr.to_bits(), mask))),
         };
     }
-    // `a:mask`; a plain IPv6 address also has colons, and comes first.
+    // `a:mask`. A plain IPv6 address also contains colons, so it is tried first.
     if let Ok(addr) = text.parse::<IpAddr>() {
         return Ok(match addr {
             IpAddr::V4(addr) => Address::Net4(Net4::prefix(addr.to_bits(), 32)),
@@ -261,7 +261,7 @@ pub(crate) fn parse(text: &str) -> Result<Address, NoAddress> {
     if let Some((addr, mask)) = text.split_once(':')
         && let Ok(addr) = addr.parse::<Ipv4Addr>()
     {
-        let mask: Ipv4Addr = mask.parse().map_err(|_| no("the mask in a:mask is written as an address"))?;
+        let mask: Ipv4Addr = mask.parse().map_err(|_| no("the mask in a:mask must be an address"))?;
         return Ok(Address::Net4(Net4::new(addr.to_bits(), mask.to_bits())));
     }
     Err(no_ip(text))
@@ -273,7 +273,7 @@ fn ip(text: &str) -> Result<IpAddr, NoAddress> {
 
 fn no_ip(text: &str) -> NoAddress {
     let numeric = text.is_empty() || text.contains(':') || text.starts_with(|c: char| c.is_ascii_digit());
-    let hint = (!numeric).then_some("host names are not looked up; write the address");
+    let hint = (!numeric).then_some("host names are not resolved; use an address");
     NoAddress { message: "not an address".into(), hint }
 }
 
@@ -283,7 +283,7 @@ fn mask4(text: &str) -> Result<u32, NoAddress> {
     }
     match text.parse::<u8>() {
         Ok(len) if len <= 32 => Ok(Net4::prefix(0, len).mask),
-        _ => Err(no("an IPv4 prefix length is 0 to 32")),
+        _ => Err(no("an IPv4 prefix length must be 0 to 32")),
     }
 }
 
@@ -293,24 +293,27 @@ fn mask6(text: &str) -> Result<u128, NoAddress> {
     }
     match text.parse::<u8>() {
         Ok(len) if len <= 128 => Ok(Net6::prefix(0, len).mask),
-        _ => Err(no("an IPv6 prefix length is 0 to 128")),
+        _ => Err(no("an IPv6 prefix length must be 0 to 128")),
     }
 }
 
-/// `f805@2222:898::/40`: a prefix, and 32 bits of the interface identifier (bits 64 to 95 of the address).
+/// Parses `f805@2222:898::/40`: a prefix, and 32 bits of the interface identifier (bits 64 to 95 of the address).
 fn project_net(project: &str, net: &str) -> Result<Net6, NoAddress> {
     let id = u32::from_str_radix(project, 16)
-        .map_err(|_| no("what stands before @ is a hexadecimal number of at most 32 bits"))?;
+        .map_err(|_| no("the part before @ must be a hexadecimal number of at most 32 bits"))?;
     let (addr, len) = net.split_once('/').ok_or_else(|| no("a prefix length is missing after @"))?;
-    let addr: Ipv6Addr = addr.parse().map_err(|_| no("what stands after @ is an IPv6 prefix"))?;
-    let len: u8 =
-        len.parse().ok().filter(|len| *len <= 64).ok_or_else(|| no("the prefix after @ has 0 to 64 bits"))?;
+    let addr: Ipv6Addr = addr.parse().map_err(|_| no("the part after @ must be an IPv6 prefix"))?;
+    let len: u8 = len
+        .parse()
+        .ok()
+        .filter(|len| *len <= 64)
+        .ok_or_else(|| no("the prefix length after @ must be 0 to 64"))?;
     let prefix = Net6::prefix(addr.to_bits(), len);
     Ok(Net6::new(prefix.addr | u128::from(id) << 32, prefix.mask | 0xffff_ffff_u128 << 32))
 }
 
 fn set4(text: &str) -> Result<Set4, NoAddress> {
-    let wrong = || no("an address set is written a/len{1,5-9}");
+    let wrong = || no("an address set has the form a/len{1,5-9}");
     let (net, members) = text.strip_suffix('}').and_then(|t| t.split_once('{')).ok_or_else(wrong)?;
     let (addr, len) = net.split_once('/').unwrap_or((net, "24"));
     let addr: Ipv4Addr = addr.parse().map_err(|_| wrong())?;
@@ -318,7 +321,7 @@ fn set4(text: &str) -> Result<Set4, NoAddress> {
         .parse()
         .ok()
         .filter(|len| (24..=32).contains(len))
-        .ok_or_else(|| no("an address set lies in a net of 24 to 32 bits"))?;
+        .ok_or_else(|| no("the prefix length of an address set must be 24 to 32"))?;
     let net = Net4::prefix(addr.to_bits(), len);
     let mut octets = [0u64; 4];
     for member in members.split([',', ' ']).filter(|m| !m.is_empty()) {
@@ -327,7 +330,7 @@ fn set4(text: &str) -> Result<Set4, NoAddress> {
             text.parse::<u8>()
                 .ok()
                 .filter(|octet| net.contains(net.addr & 0xffff_ff00 | u32::from(*octet)))
-                .ok_or_else(|| no(format!("\"{text}\" is no last octet of {net}")))
+                .ok_or_else(|| no(format!("\"{text}\" is not a last octet of {net}")))
         };
         let (lo, hi) = (number(lo)?, number(hi)?);
         if lo > hi {
@@ -374,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn invalid_addresses_are_rejected() {
         for text in [
             "",
             "10.0.0",
@@ -401,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_has_only_its_octets() {
+    fn a_set_contains_only_its_octets() {
         let Ok(Address::Set4(set)) = parse("192.168.2.0/24{1,5-7}") else { panic!() };
         let members: Vec<_> = (0..=255u32).filter(|o| set.contains(0xc0a8_0200 | o)).collect();
         assert_eq!(members, [1, 5, 6, 7]);

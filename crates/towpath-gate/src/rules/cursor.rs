@@ -1,18 +1,18 @@
-//! Reading along the words of one command.
+//! A cursor over the words of one command.
 
 use crate::rules::diagnostic::{Fault, Position, quoted};
 use crate::rules::token::{Line, Token};
 
-/// A place in a command, and what was wrong before it.
+/// A position in a command, and the faults found so far.
 pub(crate) struct Cursor<'l, 'a> {
     line: &'l Line<'a>,
     at: usize,
     faults: &'l mut Vec<Fault>,
-    /// How many faults there were before this command.
+    /// Number of faults before this command.
     before: usize,
 }
 
-/// Most faults that are noted of one command: a line may be as long as the file.
+/// Maximum number of faults noted per command: a line may be as long as the file.
 const MAX_FAULTS: usize = 100;
 
 pub(crate) type Parse<T> = Result<T, Fault>;
@@ -23,17 +23,17 @@ impl<'l, 'a> Cursor<'l, 'a> {
         Self { line, at: 0, faults, before }
     }
 
-    /// The next word.
+    /// Returns the next word without consuming it.
     pub(crate) fn peek(&self) -> Option<&'l str> {
         self.peek_at(0)
     }
 
-    /// The word `ahead` words after the next one.
+    /// Returns the word `ahead` words after the next one.
     pub(crate) fn peek_at(&self, ahead: usize) -> Option<&'l str> {
         self.line.tokens.get(self.at + ahead).map(|token| &*token.text)
     }
 
-    /// Where the next word stands, or would stand.
+    /// Position of the next word, or the end of the line.
     pub(crate) fn here(&self) -> Position {
         self.line.tokens.get(self.at).map_or(self.line.end, Token::position)
     }
@@ -44,20 +44,20 @@ impl<'l, 'a> Cursor<'l, 'a> {
         Some(token)
     }
 
-    /// Takes the next word if it is `word`.
+    /// Consumes the next word if it is `word`.
     pub(crate) fn eat(&mut self, word: &str) -> bool {
         let here = self.peek() == Some(word);
         self.at += usize::from(here);
         here
     }
 
-    /// Takes the next word, or says that `what` is missing.
+    /// Consumes the next word, or reports that `what` is missing.
     pub(crate) fn need(&mut self, what: &str) -> Parse<&'l Token<'a>> {
         let at = self.here();
         self.take().ok_or_else(|| Fault::new(at, format!("{what} is missing")))
     }
 
-    /// Takes a number between `lo` and `hi` (decimal, or hexadecimal with 0x).
+    /// Consumes a number between `lo` and `hi` (decimal, or hexadecimal with 0x).
     pub(crate) fn number(&mut self, what: &str, lo: u32, hi: u32) -> Parse<u32> {
         let token = self.need(what)?;
         number(&token.text)
@@ -65,19 +65,19 @@ impl<'l, 'a> Cursor<'l, 'a> {
             .ok_or_else(|| bad_number(token.position(), &token.text, what, lo, hi))
     }
 
-    /// Notes what is wrong and lets the caller go on.
+    /// Notes a fault; parsing continues.
     pub(crate) fn note(&mut self, fault: Fault) {
         if !self.full() {
             self.faults.push(fault);
         }
     }
 
-    /// Enough is wrong with this command: the rest of it need not be read.
+    /// Returns true if the command has so many faults that the rest is not parsed.
     pub(crate) fn full(&self) -> bool {
         self.faults.len() - self.before >= MAX_FAULTS
     }
 
-    /// Nothing was wrong with this command so far.
+    /// Returns true if the command has no faults so far.
     pub(crate) fn fine(&self) -> bool {
         self.faults.len() == self.before
     }
@@ -87,12 +87,12 @@ impl<'l, 'a> Cursor<'l, 'a> {
         self.line.comment.as_deref()
     }
 
-    /// Complains about words that nothing has read.
+    /// Reports the next word as superfluous, if there is one.
     pub(crate) fn nothing_left(&mut self, after: &str) -> Parse<()> {
         match self.take() {
             None => Ok(()),
             Some(token) => {
-                let message = format!("nothing may follow {after}, but {} does", quoted(&token.text));
+                let message = format!("unexpected {} after {after}", quoted(&token.text));
                 Err(Fault::new(token.position(), message))
             }
         }
@@ -108,10 +108,11 @@ pub(crate) fn number(text: &str) -> Option<u32> {
 }
 
 pub(crate) fn bad_number(at: Position, text: &str, what: &str, lo: u32, hi: u32) -> Fault {
-    Fault::new(at, format!("{} is no {what}", quoted(text))).hint(format!("a number from {lo} to {hi}"))
+    Fault::new(at, format!("{} is not a valid {what}", quoted(text)))
+        .hint(format!("use a number from {lo} to {hi}"))
 }
 
-/// The elements of a comma list with their offsets; commas inside brackets do not separate.
+/// Iterates over the elements of a comma list with their offsets. Commas inside brackets do not separate.
 pub(crate) fn elements(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut start = Some(0);
     std::iter::from_fn(move || {

@@ -1,9 +1,9 @@
-//! What is wrong with a rule file, and where.
+//! Diagnostics of rule files: errors and warnings with their positions.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// A place in a rule file; both count from 1, columns in characters.
+/// A position in a rule file. Both numbers start at 1; columns count characters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position {
     /// Line.
@@ -12,20 +12,20 @@ pub struct Position {
     pub column: u32,
 }
 
-/// One finding about a rule file: an error, or a warning.
+/// An error or a warning about a rule file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Diagnostic {
-    /// The file's name, as the caller gave it.
+    /// File name, as passed to the parser.
     pub file: Arc<str>,
     /// Line, from 1.
     pub line: u32,
     /// Column in characters, from 1.
     pub column: u32,
-    /// The column just behind the word; [`Diagnostic::column`] where something is missing.
+    /// The column after the word; equal to [`Diagnostic::column`] if something is missing.
     pub end: u32,
-    /// What is wrong.
+    /// The problem.
     pub message: String,
-    /// What to do about it.
+    /// The remedy.
     pub hint: Option<String>,
 }
 
@@ -41,7 +41,7 @@ impl fmt::Display for Diagnostic {
 
 impl std::error::Error for Diagnostic {}
 
-/// A diagnostic before it knows its file.
+/// A diagnostic without its file name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub(crate) at: Position,
@@ -59,7 +59,7 @@ impl Fault {
         self
     }
 
-    /// Adds `did you mean "x"?` when one of `words` is close to what was written.
+    /// Adds `did you mean "x"?` if one of `words` is close to `written`.
     pub(crate) fn did_you_mean<'w>(
         mut self,
         written: &str,
@@ -85,9 +85,9 @@ impl Fault {
     }
 }
 
-/// The word of `words` that `written` was probably meant to be.
+/// Returns the word of `words` that is closest to `written`, if any is close enough.
 pub(crate) fn nearest<'w>(written: &str, words: impl IntoIterator<Item = &'w str>) -> Option<&'w str> {
-    // A word longer than any of ours by far is noise, and the distance costs the product of the lengths.
+    // A much longer word is not a typing error, and the distance costs the product of both lengths.
     if written.len() > 40 {
         return None;
     }
@@ -96,7 +96,7 @@ pub(crate) fn nearest<'w>(written: &str, words: impl IntoIterator<Item = &'w str
     let mut best: Option<(usize, &str)> = None;
     for word in words {
         let distance = match word.to_ascii_lowercase() {
-            // Cut short: "estab" for "established".
+            // An abbreviation: "estab" for "established".
             word if written.len() >= 3 && word.starts_with(&written) => far,
             word => strsim::damerau_levenshtein(&written, &word),
         };
@@ -107,7 +107,7 @@ pub(crate) fn nearest<'w>(written: &str, words: impl IntoIterator<Item = &'w str
     best.map(|(_, word)| word)
 }
 
-/// The text of a file inside a message: escaped, and cut when long.
+/// Quotes text of the file for a message: escaped, and truncated if long.
 pub(crate) fn quoted(text: &str) -> String {
     const SHOWN: usize = 40;
     let mut shown: String = text.chars().take(SHOWN).flat_map(char::escape_debug).collect();

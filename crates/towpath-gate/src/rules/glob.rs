@@ -1,13 +1,13 @@
-//! Patterns of ports' names, as fnmatch(3) without flags reads them: `*` is any text, `?` any character, `[a-c]` one of
-//! these, `[!a-c]` one of the others; a `[` that nothing closes stands for itself.
+//! Patterns for port names, like fnmatch(3) without flags: `*` is any text, `?` any character, `[a-c]` one of
+//! these, `[!a-c]` any other character. An unclosed `[` is a literal.
 //!
-//! One `*` is looked back to at a time, so that the work is at most the product of both lengths.
+//! Only the last `*` is retried, so that the time is at most the product of both lengths.
 
-/// Whether all of `name` fits `pattern`.
+/// Returns true if the pattern matches all of `name`.
 pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
     let (mut p, mut n) = (0, 0);
-    // Behind the last `*`, and the first character that it has not yet been tried with.
+    // Position after the last `*`, and the next character to try it with.
     let mut retry = None;
     loop {
         if pattern.get(p) == Some(&'*') {
@@ -32,7 +32,7 @@ pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// The length of what the pattern begins with, when that is `c`.
+/// Returns the length of the first pattern element if it matches `c`.
 fn one(pattern: &[char], c: char) -> Option<usize> {
     match pattern {
         ['?', ..] => Some(1),
@@ -46,7 +46,7 @@ fn one(pattern: &[char], c: char) -> Option<usize> {
     }
 }
 
-/// Whether `c` is in the class, and the class's length with its `]`; `None` without a `]`.
+/// Returns whether `c` is in the class, and the length of the class including `]`; `None` without a `]`.
 fn class(pattern: &[char], c: char) -> Option<(bool, usize)> {
     let negated = matches!(pattern, ['!' | '^', ..]);
     let mut at = usize::from(negated);

@@ -1,6 +1,6 @@
-//! The words of the language: what there is, and what there is not, with the reason.
+//! Keywords of the language, and ipfw keywords that are not supported, with reasons.
 
-/// Action words that [`super::action`] reads.
+/// Actions of the parser ([`super::parse::action`]).
 pub(crate) const ACTIONS: &[&str] = &[
     "allow",
     "accept",
@@ -33,67 +33,67 @@ pub(crate) const ACTIONS: &[&str] = &[
     "state-timeout",
 ];
 
-/// Action words of ipfw that cannot work here: word, reason, what to use instead.
+/// Unsupported actions of ipfw: word, reason, alternative.
 pub(crate) const NO_ACTIONS: &[(&str, &str, &str)] = &[
     (
         "queue",
-        "there is no dummynet scheduler here",
-        "\"inspect\" sends packets to a queue's inspector, \"pipe\" limits a rate",
+        "dummynet scheduling is not implemented",
+        "use \"inspect\" for an inspector queue, or \"pipe\" to limit a rate",
     ),
-    ("sched", "there is no dummynet scheduler here", "\"pipe\" limits a rate"),
-    ("netgraph", "there is no netgraph in user space", "use \"divert\""),
-    ("ngtee", "there is no netgraph in user space", "use \"tee\""),
-    ("nat", "there is no address translation here", "translate in the kernel or on another machine"),
-    ("nat64lsn", "there is no address translation here", "translate on another machine"),
-    ("nat64stl", "there is no address translation here", "translate on another machine"),
-    ("nat64clat", "there is no address translation here", "translate on another machine"),
-    ("nptv6", "there is no address translation here", "translate on another machine"),
-    ("eaction", "there are no loadable actions here", "use \"divert\" to an inspector"),
-    ("setfib", "there is one route table here, not several", "use \"tag\" or \"setmark\""),
-    ("dump", "there is no dump ring here", "use \"tee\""),
-    ("hitcount", "every rule counts here", "use \"count\""),
+    ("sched", "dummynet scheduling is not implemented", "use \"pipe\" to limit a rate"),
+    ("netgraph", "netgraph is a kernel facility", "use \"divert\""),
+    ("ngtee", "netgraph is a kernel facility", "use \"tee\""),
+    ("nat", "address translation is not implemented", "translate in the kernel or on another machine"),
+    ("nat64lsn", "address translation is not implemented", "translate on another machine"),
+    ("nat64stl", "address translation is not implemented", "translate on another machine"),
+    ("nat64clat", "address translation is not implemented", "translate on another machine"),
+    ("nptv6", "address translation is not implemented", "translate on another machine"),
+    ("eaction", "loadable actions are not implemented", "use \"divert\" to an inspector"),
+    ("setfib", "there is only one route table", "use \"tag\" or \"setmark\""),
+    ("dump", "there is no dump buffer", "use \"tee\""),
+    ("hitcount", "every rule has counters", "use \"count\""),
 ];
 
-/// Option words of ipfw that cannot work here.
+/// Unsupported options of ipfw.
 pub(crate) const NO_OPTIONS: &[(&str, &str, &str)] = &[
-    ("uid", "packets belong to no user here", "filter by port or address"),
-    ("gid", "packets belong to no group here", "filter by port or address"),
-    ("jail", "there are no jails here", "filter by port or address"),
-    ("fib", "there is one route table here, not several", "use \"tagged\" or \"mark\""),
-    ("ipsec", "packets carry no IPsec history here", "match \"proto esp\" or \"proto ah\""),
-    ("sockarg", "packets belong to no socket here", "use \"tagged\" or \"mark\""),
-    ("altq", "there is no ALTQ here", "use \"pipe\""),
+    ("uid", "packets have no user", "filter by port or address"),
+    ("gid", "packets have no group", "filter by port or address"),
+    ("jail", "packets have no jail", "filter by port or address"),
+    ("fib", "there is only one route table", "use \"tagged\" or \"mark\""),
+    ("ipsec", "packets have no IPsec history", "match \"proto esp\" or \"proto ah\""),
+    ("sockarg", "packets have no socket", "use \"tagged\" or \"mark\""),
+    ("altq", "ALTQ is not available", "use \"pipe\""),
     (
         "diverted",
-        "a packet never comes back through a divert socket",
+        "packets do not return through a divert socket",
         "use \"tag\" before and \"tagged\" after the divert",
     ),
-    ("diverted-loopback", "a packet never comes back through a divert socket", "use \"tagged\""),
-    ("diverted-output", "a packet never comes back through a divert socket", "use \"tagged\""),
-    ("logdst", "log lines go where the caller takes them", "leave the word out"),
+    ("diverted-loopback", "packets do not return through a divert socket", "use \"tagged\""),
+    ("diverted-output", "packets do not return through a divert socket", "use \"tagged\""),
+    ("logdst", "the configuration sets the destination of the log", "remove the word"),
 ];
 
-/// Commands that a rule file may hold.
+/// Commands of a rule file.
 pub(crate) const COMMANDS: &[&str] =
     &["add", "delete", "disable", "enable", "flush", "pipe", "resetlog", "set", "table", "zero"];
 
-/// Commands of ipfw that a rule file may not hold here.
+/// Commands of ipfw that a rule file cannot contain.
 pub(crate) const NO_COMMANDS: &[(&str, &str, &str)] = &[
-    ("queue", "there is no dummynet scheduler here", "\"pipe N config bw RATE\" makes a policer"),
-    ("sched", "there is no dummynet scheduler here", "\"pipe N config bw RATE\" makes a policer"),
-    ("nat", "there is no address translation here", "translate in the kernel or on another machine"),
-    ("nat64lsn", "there is no address translation here", "translate on another machine"),
-    ("nat64stl", "there is no address translation here", "translate on another machine"),
-    ("nat64clat", "there is no address translation here", "translate on another machine"),
-    ("nptv6", "there is no address translation here", "translate on another machine"),
-    ("internal", "there is no kernel module to ask", "leave the line out"),
-    ("sysctl", "settings do not belong in a rule file", "set dyn_max and its kin in the configuration"),
-    ("list", "a rule file changes rules, it does not show them", "leave the line out"),
-    ("show", "a rule file changes rules, it does not show them", "leave the line out"),
-    ("print", "a rule file changes rules, it does not show them", "leave the line out"),
+    ("queue", "dummynet scheduling is not implemented", "use \"pipe N config bw RATE\" for a policer"),
+    ("sched", "dummynet scheduling is not implemented", "use \"pipe N config bw RATE\" for a policer"),
+    ("nat", "address translation is not implemented", "translate in the kernel or on another machine"),
+    ("nat64lsn", "address translation is not implemented", "translate on another machine"),
+    ("nat64stl", "address translation is not implemented", "translate on another machine"),
+    ("nat64clat", "address translation is not implemented", "translate on another machine"),
+    ("nptv6", "address translation is not implemented", "translate on another machine"),
+    ("internal", "there is no kernel module", "remove the line"),
+    ("sysctl", "settings are not part of a rule file", "put settings such as dyn_max into the configuration"),
+    ("list", "a rule file cannot list rules", "remove the line"),
+    ("show", "a rule file cannot list rules", "remove the line"),
+    ("print", "a rule file cannot list rules", "remove the line"),
 ];
 
-/// Finds `word` in a table of what cannot work.
+/// Finds a word in a table of unsupported keywords.
 pub(crate) fn refused(
     table: &'static [(&str, &str, &str)],
     word: &str,
@@ -121,8 +121,8 @@ mod tests {
         assert!(missing.is_empty(), "{missing:?}");
     }
 
-    /// Every option has a row that matches one packet and not another, or, as another name for one that has, a row that
-    /// prints it as that.
+    /// Each option has a row with a packet that matches and one that does not. An alias has a row that prints the
+    /// option's main word.
     #[test]
     fn every_option_has_a_row() {
         let rows = [include_str!("../../tests/rows/match.in"), include_str!("../../tests/rows/print.in")];

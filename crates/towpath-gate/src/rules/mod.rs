@@ -1,7 +1,7 @@
-//! The rule language: text to rules and back.
+//! The rule language: parser and printer.
 //!
-//! It is ipfw(8)'s, with a few words of our own; `docs/book/src/reference/rules.md` lists every word. A file is read by
-//! [`Ruleset::parse`], which reports everything that is wrong with it at once.
+//! The language is that of ipfw(8) with a few additions; `docs/book/src/reference/rules.md` lists every word.
+//! [`Ruleset::parse`] parses a file and reports all errors at once.
 //!
 //! ```
 //! use towpath_gate::rules::Ruleset;

@@ -1,16 +1,16 @@
-//! Lists of 16-bit numbers and ranges: ports, lengths, ids, TTLs, tags, ethertypes.
+//! Lists of 16-bit numbers and ranges: ports, lengths, identifications, times to live, tags, EtherTypes.
 
 use std::fmt;
 
-/// Most elements of one list, as in ipfw.
+/// Maximum number of elements in a list, as in ipfw.
 pub const MAX_RANGES: usize = 30;
 
-/// A list of numbers and ranges, as written.
+/// A list of numbers and ranges, in the order written.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Ranges(pub Vec<(u16, u16)>);
 
 impl Ranges {
-    /// Whether `number` is in one of the ranges.
+    /// Returns true if one of the ranges contains `number`.
     #[inline]
     pub fn contains(&self, number: u16) -> bool {
         self.0.iter().any(|(lo, hi)| (*lo..=*hi).contains(&number))
@@ -27,16 +27,16 @@ impl fmt::Display for Ranges {
     }
 }
 
-/// Why a list could not be read: at which byte, and the sentence.
+/// A bad element: its byte offset and the error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BadRange {
     pub(crate) offset: usize,
     pub(crate) message: String,
-    /// The word, when it may be a misspelt name.
+    /// The word, if it may be a misspelt name.
     pub(crate) word: Option<String>,
 }
 
-/// Reads `text`; `number` turns one end of a range into a number.
+/// Parses a list. `number` parses one end of a range.
 pub(crate) fn parse(
     text: &str,
     what: &str,
@@ -72,7 +72,7 @@ fn range(
     }
     let unknown = |word: &str| {
         let word = word.replace('\\', "");
-        (format!("{} is no {what}", super::diagnostic::quoted(&word)), Some(word))
+        (format!("{} is not a valid {what}", super::diagnostic::quoted(&word)), Some(word))
     };
     let Some((lo, hi)) = split_range(element) else { return Err(unknown(element)) };
     let (Some(first), Some(last)) = (number(&lo.replace('\\', "")), number(&hi.replace('\\', ""))) else {
@@ -84,14 +84,14 @@ fn range(
     Ok((first, last))
 }
 
-/// Splits at the first `-` that no backslash stands before.
+/// Splits at the first `-` that is not escaped with a backslash.
 fn split_range(element: &str) -> Option<(&str, &str)> {
     let at = element.match_indices('-').map(|(at, _)| at).find(|at| !element[..*at].ends_with('\\'))?;
     Some((&element[..at], &element[at + 1..]))
 }
 
-/// Reads a number of 16 bits, decimal or with 0x. What begins with another 0 is octal to ipfw, and seldom meant so: it is
-/// no number here.
+/// Parses a 16-bit number, decimal or with 0x. A leading 0 is rejected: ipfw reads such a number as octal, which
+/// is seldom intended.
 pub(crate) fn decimal(text: &str) -> Option<u16> {
     match text.strip_prefix("0x").or(text.strip_prefix("0X")) {
         Some(hex) => u16::from_str_radix(hex, 16).ok(),
@@ -100,18 +100,18 @@ pub(crate) fn decimal(text: &str) -> Option<u16> {
     }
 }
 
-/// A port by number or service name.
+/// Parses a port number or service name.
 pub(crate) fn port(text: &str) -> Option<u16> {
     decimal(text).or_else(|| SERVICES.iter().find(|(name, _)| *name == text).map(|(_, port)| *port))
 }
 
-/// An ethertype: hexadecimal (with or without 0x) or a name.
+/// Parses an EtherType: hexadecimal, with or without 0x, or a name.
 pub(crate) fn ethertype(text: &str) -> Option<u16> {
     let named = ETHERTYPES.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
     named.or_else(|| u16::from_str_radix(text.strip_prefix("0x").unwrap_or(text), 16).ok())
 }
 
-/// Service names (IANA) that rules may use in place of ports.
+/// Service names (IANA) for port numbers.
 pub(crate) const SERVICES: &[(&str, u16)] = &[
     ("tcpmux", 1),
     ("echo", 7),
@@ -259,7 +259,7 @@ pub(crate) const SERVICES: &[(&str, u16)] = &[
     ("zabbix-trapper", 10051),
 ];
 
-/// Ethertype names.
+/// EtherType names.
 pub(crate) const ETHERTYPES: &[(&str, u16)] = &[
     ("ip", 0x0800),
     ("ipv4", 0x0800),
@@ -315,7 +315,11 @@ mod tests {
         let seen: Vec<_> = bad.iter().map(|b| (b.offset, b.message.as_str())).collect();
         assert_eq!(
             seen,
-            [(3, "\"xx\" is no port"), (6, "\"65536\" is no port"), (12, "the range 9-1 is empty")]
+            [
+                (3, "\"xx\" is not a valid port"),
+                (6, "\"65536\" is not a valid port"),
+                (12, "the range 9-1 is empty")
+            ]
         );
         assert_eq!(parse(&vec!["1"; 31].join(","), "port", port).unwrap_err().len(), 1);
     }

@@ -1,11 +1,11 @@
-//! Rules back to text, normalised, in the order of `ipfw list`.
+//! Prints rules in normalised form, in the order of `ipfw list`.
 
 use std::fmt::{self, Display, Formatter, Write};
 
 use super::option::{Arg, CodePoint, Term, Test, comma_list};
 use super::rule::*;
 
-/// ICMP unreachable codes by name (RFC 792, 1122, 1812).
+/// Names of ICMP unreachable codes (RFC 792, 1122, 1812).
 pub(crate) const UNREACH: &[(&str, u8)] = &[
     ("net", 0),
     ("host", 1),
@@ -24,12 +24,12 @@ pub(crate) const UNREACH: &[(&str, u8)] = &[
     ("host-precedence", 14),
     ("precedence-cutoff", 15),
 ];
-/// ICMPv6 unreachable codes by name (RFC 4443).
+/// Names of ICMPv6 unreachable codes (RFC 4443).
 pub(crate) const UNREACH6: &[(&str, u8)] =
     &[("no-route", 0), ("admin-prohib", 1), ("address", 3), ("port", 4)];
 
 impl Display for Rule {
-    /// The rule as `ipfw list` shows it, without number and set: `allow tcp from any to me 22 keep-state`.
+    /// Prints the rule as `ipfw list` does, without number and set: `allow tcp from any to me 22 keep-state`.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         if let Some(prob) = self.prob {
             write!(f, "prob {} ", Probability(prob))?;
@@ -58,7 +58,7 @@ impl Display for Rule {
     }
 }
 
-/// `prob` as it was written: the shortest decimal that gives the same 31 bits again.
+/// Prints `prob` as written: the shortest decimal that yields the same 31 bits.
 struct Probability(u32);
 
 impl Display for Probability {
@@ -74,10 +74,10 @@ impl Display for Probability {
     }
 }
 
-/// The probability 1 in ipfw's 31 bits.
+/// Probability 1 in ipfw's 31 bits.
 pub(crate) const PROB_ONE: u32 = 0x7fff_ffff;
 
-/// A probability (more than 0, at most 1) in ipfw's 31 bits.
+/// Converts a probability (above 0, at most 1) to ipfw's 31 bits.
 pub(crate) fn probability(p: f64) -> u32 {
     (p * f64::from(PROB_ONE)).round() as u32
 }
@@ -201,7 +201,7 @@ impl Display for Body {
         }
         for option in &self.options {
             f.write_char(' ')?;
-            // In the option part a test carries its own word.
+            // Among the options each test has its own word.
             braces(f, option, |f, term| {
                 if term.not {
                     f.write_str("not ")?;
@@ -213,14 +213,14 @@ impl Display for Body {
     }
 }
 
-/// A block as it stands among the options: every test with its own word.
+/// Returns a block in the form of options: each test with its own word.
 pub(crate) fn block_text(terms: &[Term]) -> String {
     let each = |term: &Term| format!("{}{}", if term.not { "not " } else { "" }, term.test);
     let texts: Vec<String> = terms.iter().map(each).collect();
     if let [one] = &texts[..] { one.clone() } else { format!("{{ {} }}", texts.join(" or ")) }
 }
 
-/// A protocol or address block: the tests without their words.
+/// Prints a protocol or address block: the tests without their words.
 fn block(f: &mut Formatter<'_>, terms: &[Term]) -> fmt::Result {
     braces(f, terms, |f, term| {
         if term.not {

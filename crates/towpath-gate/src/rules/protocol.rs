@@ -2,21 +2,21 @@
 
 use std::fmt;
 
-/// What stands where a rule names its protocol.
+/// The protocol of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Protocol {
-    /// `ip`, `all`: no restriction, frames that are not IP included.
+    /// `ip`, `all`: any packet, including frames that are not IP.
     Any,
     /// `ip4`: any IPv4 packet.
     Ip4,
     /// `ip6`: any IPv6 packet.
     Ip6,
-    /// The upper-layer protocol (IANA number).
+    /// An upper-layer protocol (IANA number).
     Number(u8),
 }
 
 impl Protocol {
-    /// Reads a protocol's name or number.
+    /// Parses the name or number of a protocol.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         match text {
             "ip" | "all" => return Some(Self::Any),
@@ -25,14 +25,14 @@ impl Protocol {
             _ => {}
         }
         if text.starts_with(|c: char| c.is_ascii_digit()) {
-            // 0 is `ip` in /etc/protocols, and no restriction.
+            // 0 is `ip` in /etc/protocols: any packet.
             return text.parse().ok().map(|n| if n == 0 { Self::Any } else { Self::Number(n) });
         }
         let lower = text.to_ascii_lowercase();
         NAMES.iter().find(|(name, _)| *name == lower).map(|(_, number)| Self::Number(*number))
     }
 
-    /// Every name that [`Self::parse`] knows.
+    /// All names that [`Self::parse`] accepts.
     pub(crate) fn names() -> impl Iterator<Item = &'static str> {
         ["ip", "all", "ip4", "ipv4", "ip6", "ipv6"].into_iter().chain(NAMES.iter().map(|(name, _)| *name))
     }
@@ -52,12 +52,12 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// Name of a protocol number as rules print it, if it has one.
+/// Returns the printed name of a protocol number, if it has one.
 pub fn name(number: u8) -> Option<&'static str> {
     NAMES.iter().find(|(_, n)| *n == number).map(|(name, _)| *name)
 }
 
-/// Names and numbers (IANA, with BSD's spellings); the first name of a number is the one that is printed.
+/// Names and numbers (IANA, with BSD spellings). The first name of a number is printed.
 const NAMES: &[(&str, u8)] = &[
     ("tcp", 6),
     ("udp", 17),

@@ -1,4 +1,4 @@
-//! A rule as data.
+//! The data model of a rule.
 
 use std::net::IpAddr;
 
@@ -8,38 +8,38 @@ use crate::state::Tracking;
 
 /// Number of the default rule.
 pub const DEFAULT_RULE: u32 = 65535;
-/// Sets are 0 to 31.
+/// The set of the default rule, which cannot be disabled. Sets are 0 to 31.
 pub const RESERVED_SET: u8 = 31;
 
 /// One rule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
-    /// Number: rules are ordered by it, then by insertion.
+    /// Rule number. Rules are ordered by number, then by insertion.
     pub number: u32,
     /// Set, 0 to 31.
     pub set: u8,
-    /// `prob p`, as ipfw keeps it: the rule is tried when 31 random bits are below this.
+    /// `prob p`: the rule is evaluated if 31 random bits are below this.
     pub prob: Option<u32>,
-    /// What happens to a packet that matches.
+    /// The action for a matching packet.
     pub action: Action,
     /// `log`.
     pub log: Option<Log>,
     /// `tag` or `untag`.
     pub tag: Option<Tag>,
-    /// What a packet must be.
+    /// The tests.
     pub body: Body,
-    /// keep-state and its kin.
+    /// The state option: keep-state, record-state, limit or set-limit.
     pub state: Option<StateOption>,
-    /// `defer-action`: install the state, and go on with the next rule.
+    /// `defer-action`: install the state and continue at the next rule.
     pub defer: bool,
-    /// The comment, kept and printed.
+    /// The comment, which is printed with the rule.
     pub comment: Option<String>,
-    /// Where the rule stands in its file.
+    /// Position in the rule file.
     pub at: Position,
 }
 
 impl Rule {
-    /// The names of states that it makes, looks up or counts by, but for the default one.
+    /// The flow names that the rule installs, looks up or shares, except the default one.
     pub(crate) fn flow_names(&self) -> impl Iterator<Item = Box<str>> {
         let own = self.state.as_ref().map(|state| &state.name);
         let checked = match &self.action {
@@ -55,12 +55,12 @@ impl Rule {
     }
 }
 
-/// What a packet must be. All blocks must hold.
+/// The tests of a rule. All blocks must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Body {
-    /// How the body was written.
+    /// The form in which the body was written.
     pub form: Form,
-    /// Protocol, as [`super::option::Test::Proto`].
+    /// Protocol ([`super::option::Test::Proto`]).
     pub proto: Block,
     /// Source address.
     pub src: Block,
@@ -70,12 +70,12 @@ pub struct Body {
     pub dst: Block,
     /// Destination port.
     pub dst_port: Option<super::option::Term>,
-    /// The rest, in the order written.
+    /// Options, in the order written.
     pub options: Vec<Block>,
 }
 
 impl Body {
-    /// All blocks in the order in which they are tested.
+    /// All blocks, in the order of evaluation.
     pub fn blocks(&self) -> impl Iterator<Item = &[super::option::Term]> {
         fn one(term: &Option<super::option::Term>) -> Option<&[super::option::Term]> {
             term.as_ref().map(std::slice::from_ref)
@@ -94,7 +94,7 @@ impl Body {
     }
 }
 
-/// How a body was written, and is printed.
+/// The form of a body, which is also its printed form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Form {
     /// `PROTO from SRC to DST OPTIONS`.
@@ -102,87 +102,87 @@ pub enum Form {
     Full,
     /// `PROTO OPTIONS`.
     Proto,
-    /// `OPTIONS`, or nothing at all.
+    /// `OPTIONS`, possibly none.
     Options,
 }
 
-/// What happens to a packet that matches.
+/// The action for a matching packet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Passes.
+    /// Passes the packet.
     Allow,
-    /// Is dropped.
+    /// Drops the packet.
     Deny,
-    /// Is dropped; an ICMP host unreachable answers.
+    /// Drops the packet and replies with ICMP host unreachable.
     Reject,
-    /// Is dropped; an ICMP unreachable with this code answers.
+    /// Drops the packet and replies with ICMP unreachable.
     Unreach {
         /// ICMP code.
         code: u8,
         /// Next-hop MTU for `needfrag`.
         mtu: Option<u16>,
     },
-    /// Is dropped; an ICMPv6 unreachable with this code answers.
+    /// Drops the packet and replies with ICMPv6 unreachable with this code.
     Unreach6(u8),
-    /// Is dropped; a TCP RST answers (IPv4).
+    /// Drops the packet and replies with a TCP RST (IPv4).
     Reset,
-    /// The same for IPv6.
+    /// Drops the packet and replies with a TCP RST (IPv6).
     Reset6,
-    /// Is dropped; an SCTP ABORT answers (IPv4).
+    /// Drops the packet and replies with an SCTP ABORT (IPv4).
     Abort,
-    /// The same for IPv6.
+    /// Drops the packet and replies with an SCTP ABORT (IPv6).
     Abort6,
-    /// Counts; the next rule is tried.
+    /// Counts the packet and continues.
     Count,
-    /// The state of the packet's flow decides, if there is one.
+    /// Runs the action of the packet's state, if it has one.
     CheckState(StateName),
-    /// Goes on at a later rule.
+    /// Continues at a later rule.
     Skipto(Target),
-    /// Goes on at another rule and may return.
+    /// Continues at another rule, which may return.
     Call(Target),
-    /// Returns to where the last `call` was.
+    /// Returns to the last `call`.
     Return(ReturnTo),
-    /// Goes to an inspector whose pass is final.
+    /// Sends the packet to an inspector whose pass verdict is final.
     Inspect(Arg),
-    /// Goes to an inspector; after its pass the next rule is tried.
+    /// Sends the packet to an inspector and continues after its pass verdict.
     Divert(Arg),
-    /// A copy goes to an inspector; the next rule is tried.
+    /// Sends a copy to an inspector and continues.
     Tee(Arg),
-    /// Passes through a policer: what exceeds its rate is dropped.
+    /// Passes the packet through a policer, which drops packets above its rate.
     Pipe(Arg),
-    /// Passes, to this next hop.
+    /// Passes the packet to this next hop.
     Forward(NextHop),
-    /// A fragment is kept until its datagram is whole; the next rule is tried with that.
+    /// Holds a fragment until its datagram is complete, and continues with the datagram.
     Reass,
-    /// The code point is set; the next rule is tried.
+    /// Sets the code point and continues.
     SetDscp(Arg),
-    /// The mark is set; the next rule is tried.
+    /// Sets the mark and continues.
     SetMark(Arg),
-    /// The MSS option of a TCP SYN is lowered to this; the next rule is tried.
+    /// Lowers the MSS option of a TCP SYN to this and continues.
     TcpSetMss(u16),
-    /// States that later rules make for this packet live so many seconds; the next rule is tried.
+    /// Sets the lifetime in seconds of states that later rules create for this packet, and continues.
     StateTimeout(u32),
 }
 
-/// Where skipto and call go.
+/// Target of skipto and call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// The first rule with this number or a greater one.
+    /// The first rule with at least this number.
     Number(u32),
-    /// The rule that the table entry names.
+    /// The rule number in the table value.
     Tablearg,
-    /// The rule below `:NAME`; resolved when the whole file is read.
+    /// The rule below `:NAME`, resolved after the whole file has been read.
     Label {
-        /// The label's name, without the colon.
+        /// Name of the label, without the colon.
         name: Box<str>,
         /// Number of the rule below it.
         number: u32,
-        /// How many rules with this number stand above it.
+        /// Number of rules with the same number above it.
         above: u32,
     },
 }
 
-/// Where `return` goes on.
+/// Where `return` continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReturnTo {
     /// At the next rule number after the call (ipfw's default).
@@ -191,76 +191,76 @@ pub enum ReturnTo {
     NextRule,
 }
 
-/// Where `fwd` sends.
+/// Next hop of `fwd`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NextHop {
-    /// This address, and perhaps port.
+    /// This address, optionally with a port.
     Address(IpAddr, Option<u16>),
-    /// The address that the table entry has.
+    /// The address in the table value.
     Tablearg,
 }
 
 /// `log [logamount N]`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Log {
-    /// Most packets that are logged; `None` is the gate's own limit, 0 is no limit.
+    /// Maximum number of logged packets. `None` uses the limit of the gate; 0 is no limit.
     pub amount: Option<u32>,
 }
 
 /// `tag N` or `untag N`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tag {
-    /// The tag is taken away.
+    /// Removes the tag instead of adding it.
     pub remove: bool,
-    /// Which: 1 to 65534.
+    /// The tag, 1 to 65534.
     pub tag: Arg,
 }
 
-/// Which flow name a state option or check-state has.
+/// The flow name of a state option or check-state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum StateName {
-    /// `:default`, also when none is written.
+    /// `:default`, also if none is written.
     Default,
     /// `:NAME`.
     Named(Box<str>),
-    /// `:any`, for check-state only.
+    /// `:any`, only with check-state.
     Any,
 }
 
-/// The state option of a rule; a rule has at most one.
+/// The state option of a rule; at most one per rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateOption {
-    /// Whether the rule looks a state up first (keep-state, limit) or only makes one (record-state, set-limit).
+    /// The rule looks up a state first (keep-state, limit). False: it only creates one (record-state, set-limit).
     pub probe: bool,
-    /// For limit and set-limit.
+    /// The limit of limit and set-limit.
     pub limit: Option<Limit>,
     /// Flow name.
     pub name: StateName,
-    /// `lifetime N`: seconds that its states live, in place of the settings.
+    /// `lifetime N`: lifetime of its states in seconds, instead of the settings.
     pub lifetime: Option<u32>,
-    /// `strict` or `loose`: how much of TCP its states check.
+    /// `strict` or `loose`: how its states track TCP.
     pub tracking: Tracking,
 }
 
 /// `limit src-addr 4`, `limit src-addr/24/64 100/second shared web`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Limit {
-    /// Flows with the same source address share one count.
+    /// Count flows per source address.
     pub src_addr: bool,
-    /// So many bits of it, of IPv4 and of IPv6; `None` is all.
+    /// Prefix lengths of the source address for IPv4 and IPv6; `None` is the whole address.
     pub src_net: Option<(u8, u8)>,
-    /// So many bits of the destination address.
+    /// Prefix lengths of the destination address for IPv4 and IPv6.
     pub dst_net: Option<(u8, u8)>,
-    /// Same source port.
+    /// Count flows per source port.
     pub src_port: bool,
-    /// Same destination address.
+    /// Count flows per destination address.
     pub dst_addr: bool,
-    /// Same destination port.
+    /// Count flows per destination port.
     pub dst_port: bool,
-    /// Most states.
+    /// Maximum number of states.
     pub max: Arg,
-    /// Most that are made in a second, and not most that there are.
+    /// The limit is a rate of new states per second, instead of a number of states.
     pub per_second: bool,
-    /// Counted together with other rules' of this name.
+    /// Name of the count, shared with other rules.
     pub shared: Option<Box<str>>,
 }

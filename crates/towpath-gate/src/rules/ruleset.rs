@@ -1,4 +1,4 @@
-//! All rules, tables and pipes of a configuration.
+//! Rulesets: all rules, tables and pipes of a configuration.
 
 use std::collections::BTreeMap;
 
@@ -6,16 +6,16 @@ use super::diagnostic::Diagnostic;
 use super::rule::{Action, DEFAULT_RULE, RESERVED_SET, Rule};
 use super::table::Table;
 
-/// What [`Ruleset::parse`] found.
+/// Result of [`Ruleset::parse`].
 #[derive(Debug)]
 pub struct Parsed {
-    /// The rules, or everything that is wrong with the file.
+    /// The ruleset, or all errors of the file.
     pub ruleset: Result<Ruleset, Vec<Diagnostic>>,
-    /// What is allowed but was probably not meant.
+    /// Warnings: valid, but probably not intended.
     pub warnings: Vec<Diagnostic>,
 }
 
-/// All rules, tables and pipes of a configuration. The default rule is always its last rule.
+/// All rules, tables and pipes of a configuration. The last rule is always the default rule.
 #[derive(Clone, Debug)]
 pub struct Ruleset {
     pub(crate) rules: Vec<Rule>,
@@ -24,24 +24,24 @@ pub struct Ruleset {
     pub(crate) disabled_sets: u32,
 }
 
-/// A policer: a token bucket.
+/// A policer (token bucket).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pipe {
-    /// Bits per second; 0 is no limit.
+    /// Rate in bits per second; 0 is no limit.
     pub rate: u64,
-    /// Bytes that may pass at once.
+    /// Burst in bytes; 0 is the traffic of 50 ms.
     pub burst: u64,
 }
 
 impl Ruleset {
-    /// Reads a rule file: one command a line. `file` is its name in messages.
+    /// Parses a rule file: one command per line. `file` is the name in messages.
     pub fn parse(file: &str, text: &str) -> Parsed {
         super::parse::file(file, text)
     }
 
-    /// Carries out commands that add entries to tables or take them away, all or none; nothing else is read again. The names of
-    /// those tables, or everything that is wrong; `None` when `text` has other commands, or tables that there are not: then
-    /// nothing was done, and it has to be read behind the whole.
+    /// Executes commands that add or delete table entries, all or none of them, without parsing the rest again.
+    /// Returns the names of the changed tables, or all errors. Returns `None`, without any change, if `text`
+    /// contains other commands or names unknown tables: the whole ruleset must then be parsed again.
     ///
     /// ```
     /// use towpath_gate::rules::Ruleset;
@@ -61,7 +61,7 @@ impl Ruleset {
         }))
     }
 
-    /// No rules but the default rule, which denies.
+    /// Creates a ruleset with only the default rule, which denies.
     pub fn empty() -> Self {
         let at = super::diagnostic::Position::default();
         let default = Rule {
@@ -80,7 +80,7 @@ impl Ruleset {
         Self { rules: vec![default], tables: BTreeMap::new(), pipes: BTreeMap::new(), disabled_sets: 0 }
     }
 
-    /// Makes the default rule allow (true) or deny, which it does from the start.
+    /// Sets the action of the default rule: allow (true) or deny (false, the initial action).
     #[must_use]
     pub fn with_default_allow(mut self, allow: bool) -> Self {
         if let Some(default) = self.rules.last_mut() {
@@ -89,7 +89,7 @@ impl Ruleset {
         self
     }
 
-    /// The rules in order, the default rule last.
+    /// The rules in order; the default rule is last.
     pub fn rules(&self) -> &[Rule] {
         &self.rules
     }
@@ -104,13 +104,12 @@ impl Ruleset {
         self.pipes.iter().map(|(number, pipe)| (*number, *pipe))
     }
 
-    /// Whether the rules of `set` (0 to 31) are tried.
+    /// Returns true if `set` (0 to 31) is enabled.
     pub fn set_enabled(&self, set: u8) -> bool {
         self.disabled_sets >> (set & 31) & 1 == 0
     }
 
-    /// Whether both say the same: rules, tables with their entries, pipes and sets. Where a rule stands in its file does
-    /// not matter.
+    /// Returns true if both have the same rules, tables, entries, pipes and sets. Positions in files are ignored.
     pub fn same_as(&self, other: &Self) -> bool {
         let rule = |a: &Rule, b: &Rule| Rule { at: b.at, ..a.clone() } == *b;
         self.rules.len() == other.rules.len()
@@ -120,7 +119,7 @@ impl Ruleset {
             && (&self.pipes, self.disabled_sets) == (&other.pipes, other.disabled_sets)
     }
 
-    /// The whole configuration as a rule file that reads back as the same.
+    /// Returns the configuration as a rule file that parses to the same ruleset.
     pub fn to_text(&self) -> String {
         use std::fmt::Write;
         let mut text = String::new();

@@ -1,9 +1,9 @@
-//! Rules that no packet can reach because an earlier one takes every packet that they would match.
+//! Shadowed rules: rules that never match, because an earlier rule takes every packet that they would match.
 //!
-//! A rule covers a later one when each of its blocks holds whenever some block of the later one does. That is decided
-//! from the text of the tests: nets inside nets, ports inside ports, a protocol inside `ip`. What cannot be decided so is
-//! taken as not covered, so that a warning is always right; and a rule that a jump may go around covers nothing behind the
-//! jump's end.
+//! A rule covers a later one if each of its blocks matches whenever some block of the later rule does. This is
+//! decided from the text of the tests: network in network, port range in port range, protocol in `ip`. Undecided
+//! cases count as not covered, so that there are no false warnings. A rule that a jump can bypass covers nothing
+//! after the target of the jump.
 
 use std::sync::Arc;
 
@@ -15,18 +15,18 @@ use super::protocol::Protocol;
 use super::rule::{Action, DEFAULT_RULE, Rule, Target};
 use super::ruleset::Ruleset;
 
-/// With more rules only so many of the widest are held against the others: the time grows with both.
+/// With more rules, only this many of the widest are compared with the others: the time grows with both.
 const MAX_COVERING: usize = 2000;
 
-/// The end of a jump by tablearg: any rule behind it.
+/// Target of a jump by tablearg: any later rule.
 const ANYWHERE: usize = usize::MAX;
 
 impl Ruleset {
-    /// A warning for every rule that can never match because of an earlier one.
+    /// Returns a warning for every rule that never matches because of an earlier one.
     pub fn shadowed(&self, file: &str) -> Vec<Diagnostic> {
         let file: Arc<str> = file.into();
         let jumps = self.jumps();
-        // Few blocks first: these cover most.
+        // Rules with few blocks first: they cover most.
         let mut covering: Vec<usize> = (0..self.rules.len()).filter(|at| self.covers_at_all(*at)).collect();
         if covering.len() > MAX_COVERING {
             covering.sort_by_key(|at| self.rules[*at].body.blocks().filter(|block| !always(block)).count());
@@ -48,10 +48,11 @@ impl Ruleset {
                 before.copied().find(|earlier| covers(&self.rules[*earlier], rule) && !around(*earlier));
             if let Some(earlier) = shadow {
                 let by = &self.rules[earlier];
-                let message = format!("this rule never matches: rule {} takes all its packets", by.number);
+                let message =
+                    format!("this rule never matches: rule {} matches all its packets first", by.number);
                 let fault = Fault::new(rule.at, message).hint(match by.at.line {
-                    0 => "delete it, or move it up".to_owned(),
-                    line => format!("that rule stands in line {line}; delete this one, or move it up"),
+                    0 => "delete this rule or move it up".to_owned(),
+                    line => format!("that rule is in line {line}; delete this rule or move it up"),
                 });
                 warnings.push(fault.in_file(&file));
             }
@@ -59,7 +60,7 @@ impl Ruleset {
         warnings
     }
 
-    /// Whether a rule ends the walk of every packet that it matches.
+    /// Returns true if the rule ends the walk of every packet that it matches.
     fn covers_at_all(&self, at: usize) -> bool {
         let rule = &self.rules[at];
         let ends = matches!(
@@ -80,7 +81,7 @@ impl Ruleset {
         ends && rule.prob.is_none() && !rule.defer && self.set_enabled(rule.set)
     }
 
-    /// Ways around rules: from the position of a jump to that of its target.
+    /// Returns the jumps as pairs of positions: from, to.
     fn jumps(&self) -> Vec<(usize, usize)> {
         let order = super::parse::order;
         let position = |number: u32| self.rules.partition_point(|rule| order(rule.number) < order(number));
@@ -94,7 +95,7 @@ impl Ruleset {
                     }
                     Target::Tablearg => jumps.push((at, ANYWHERE)),
                 },
-                // A state's packets go on behind the rule that made it, wherever they were looked up.
+                // Packets with a state continue after the rule that created it, wherever the state was looked up.
                 _ if rule.state.is_some() && !self.covers_at_all(at) => {
                     let probe = |rule: &Rule| {
                         matches!(rule.action, Action::CheckState(_))
@@ -110,7 +111,7 @@ impl Ruleset {
     }
 }
 
-/// A block that every packet passes.
+/// Returns true if the block matches every packet.
 fn always(block: &[Term]) -> bool {
     block.iter().any(|term| {
         let any = match &term.test {
@@ -124,7 +125,7 @@ fn always(block: &[Term]) -> bool {
 
 fn covers(wide: &Rule, narrow: &Rule) -> bool {
     let no_body = matches!(narrow.action, Action::CheckState(_));
-    // A rule that looks states up does so even when its body does not match.
+    // A rule that looks up states does so even if its body does not match.
     if narrow.state.as_ref().is_some_and(|state| state.probe) && !wide.body.blocks().all(always) {
         return false;
     }
@@ -134,7 +135,7 @@ fn covers(wide: &Rule, narrow: &Rule) -> bool {
     })
 }
 
-/// Whether every packet for which `narrow` holds makes `wide` hold too.
+/// Returns true if every packet that matches `narrow` matches `wide`.
 fn implies(narrow: &Term, wide: &Term) -> bool {
     if narrow == wide {
         return true;
@@ -191,11 +192,11 @@ mod tests {
         assert_eq!(
             shadowed("add deny tcp from 10.0.0.0/8 to any\nadd allow tcp from 10.1.2.3 to any 80"),
             [
-                "t:2:1: this rule never matches: rule 100 takes all its packets; that rule stands in line 1; delete this one, or move it up"
+                "t:2:1: this rule never matches: rule 100 matches all its packets first; that rule is in line 1; delete this rule or move it up"
             ]
         );
         let rows = [
-            // Covering, covered, whether.
+            // Covering rule, covered rule, expected result.
             ("deny ip from any to any", "allow tcp from any to any 80 setup", true),
             ("deny ip from any to any", "allow tcp from any to any keep-state", true),
             ("deny ip from any to any", "check-state", true),
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn ways_around_are_seen() {
+    fn jumps_around_a_rule_are_considered() {
         let body = "add 20 deny ip from any to any\nadd 30 allow tcp from any to any";
         assert_eq!(shadowed(body).len(), 1);
         assert!(shadowed(&format!("add 10 skipto 30 tcp from any to any\n{body}")).is_empty());

@@ -1,8 +1,8 @@
-//! Text to words with positions.
+//! Tokenizer: text to words with positions.
 //!
-//! ipfw reads a line as its shell words: blanks separate, a comma joins with what follows, braces and
-//! parentheses stand alone unless they belong to `table(...)` or to an address set `a/24{1,5-9}`. `#` ends the
-//! line, `//` begins the comment that stays with the rule, a backslash at the end continues on the next line.
+//! A line is split like ipfw's shell words. Blanks separate. A comma joins a word with the next. Braces and
+//! parentheses are words, except in `table(...)` and in an address set `a/24{1,5-9}`. `#` ends the line. `//`
+//! starts the comment of the rule. A backslash at the end continues on the next line.
 
 use std::borrow::Cow;
 
@@ -13,7 +13,7 @@ use super::diagnostic::Position;
 pub(crate) struct Token<'a> {
     pub(crate) text: Cow<'a, str>,
     at: Position,
-    /// Where the later pieces of a joined word came from: (offset in `text`, position).
+    /// Positions of the parts of a joined word: (offset in `text`, position).
     joins: Vec<(usize, Position)>,
 }
 
@@ -22,7 +22,7 @@ impl Token<'_> {
         self.at
     }
 
-    /// The position of the byte at `offset` of the text.
+    /// Returns the position of the byte at `offset` of the text.
     pub(crate) fn position_at(&self, offset: usize) -> Position {
         let behind = self.joins.partition_point(|(start, _)| *start <= offset);
         let (start, at) = behind.checked_sub(1).map_or((0, self.at), |join| self.joins[join]);
@@ -31,21 +31,22 @@ impl Token<'_> {
     }
 }
 
-/// One command of the file: its words, and its comment.
+/// One command: its words and its comment.
 #[derive(Clone, Debug)]
 pub(crate) struct Line<'a> {
     pub(crate) tokens: Vec<Token<'a>>,
     pub(crate) comment: Option<String>,
-    /// Just behind the last word: where something is missing.
+    /// Position after the last word, where a missing word is reported.
     pub(crate) end: Position,
-    /// The word, with `#`, of a line that is for a preprocessor. Here it is a comment.
+    /// A preprocessor directive, including `#`. Here it is a comment.
     pub(crate) directive: Option<(&'a str, Position)>,
 }
 
-/// What the lines of cpp(1) begin with. `#if` and `#else` are left out: sentences begin so too, and there is an `#endif`.
+/// Directives of cpp(1). `#if` and `#else` are not included: comments may start like this, and each has an
+/// `#endif`.
 const DIRECTIVES: &[&str] = &["#include", "#define", "#undef", "#ifdef", "#ifndef", "#endif"];
 
-/// The lines of `text` that say something.
+/// Iterates over the lines of `text` that are not empty.
 pub(crate) fn lines(text: &str) -> impl Iterator<Item = Line<'_>> {
     let mut physical = text.split('\n').zip(1u32..);
     std::iter::from_fn(move || {
@@ -74,7 +75,7 @@ struct Lexer<'a> {
 }
 
 impl<'a> Lexer<'a> {
-    /// Reads one line of the file; true when it continues on the next one.
+    /// Reads one line of the file. Returns true if it continues on the next one.
     fn physical(&mut self, text: &'a str, line: u32) -> bool {
         let text = text.strip_suffix('\r').unwrap_or(text);
         if text.starts_with('#') {
@@ -88,7 +89,7 @@ impl<'a> Lexer<'a> {
             None => (trimmed, false),
         };
         if let Some(comment) = &mut self.comment {
-            // A comment that was continued goes on.
+            // Continues a comment.
             comment.push(' ');
             comment.push_str(text.trim());
             return more;
@@ -140,12 +141,12 @@ impl<'a> Lexer<'a> {
     }
 }
 
-/// Longest text in brackets inside a word; what is longer was not meant to be one.
+/// Maximum length of bracketed text inside a word; longer text is not a bracket expression.
 const MAX_BRACKET: usize = 1024;
 
-/// Bytes of the word that `rest` (not blank, not empty) begins with.
+/// Returns the length in bytes of the first word of `rest`, which must not be empty or start with a blank.
 fn word_length(rest: &str) -> usize {
-    // A quoted word is one word with its blanks; the quotes stay.
+    // A quoted word includes its blanks and quotes.
     if let Some(quoted) = rest.strip_prefix('"')
         && let Some(end) = quoted.find('"')
     {
@@ -172,7 +173,7 @@ fn word_length(rest: &str) -> usize {
             _ => {}
         }
     }
-    // A bracket that nobody closes: the word ends at the first blank after all.
+    // An unclosed bracket: the word ends at the first blank.
     if closing.is_some() { rest.find(char::is_whitespace).unwrap_or(rest.len()) } else { rest.len() }
 }
 
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_the_shells() {
+    fn words_are_split_like_shell_words() {
         let rows: &[(&str, &[&[&str]])] = &[
             ("add allow  tcp\n", &[&["add", "allow", "tcp"]]),
             ("a # b\n\n# c\nd", &[&["a"], &["d"]]),

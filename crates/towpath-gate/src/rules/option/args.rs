@@ -9,27 +9,27 @@ use crate::rules::diagnostic::{Fault, quoted};
 use crate::rules::ports::{self, Ranges};
 use crate::rules::token::Token;
 
-/// Which port: its name, a pattern, an address of it, a table of names.
+/// A port: by name, pattern, address, or a table of names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Interface {
-    /// Any port (the packet has one).
+    /// Any port.
     Any,
-    /// By name.
+    /// The port with this name.
     Name(Box<str>),
-    /// By a pattern: `em*`, `em?`, `em[0-3]` (fnmatch(3)).
+    /// Ports whose name matches a pattern: `em*`, `em?`, `em[0-3]` (fnmatch(3)).
     Glob(Box<str>),
-    /// By an address of the port.
+    /// The port with this address.
     Address(IpAddr),
-    /// By a table of type iface.
+    /// The ports in a table of type `iface`.
     Table(TableRef),
 }
 
 /// Flags that must be set and flags that must be clear.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Flags {
-    /// Must be set.
+    /// Bits that must be set.
     pub set: u8,
-    /// Must be clear.
+    /// Bits that must be clear.
     pub clear: u8,
 }
 
@@ -41,7 +41,7 @@ impl Flags {
     }
 }
 
-/// An Ethernet address and the bits of it that count; a zero mask is `any`.
+/// An Ethernet address with a mask. A zero mask is `any`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MacMask {
     /// Address under the mask.
@@ -54,31 +54,31 @@ impl MacMask {
     /// Any address.
     pub const ANY: Self = Self { addr: [0; 6], mask: [0; 6] };
 
-    /// Whether `mac` matches.
+    /// Returns true if the address matches.
     pub fn contains(&self, mac: [u8; 6]) -> bool {
         (0..6).all(|i| mac[i] & self.mask[i] == self.addr[i])
     }
 }
 
-/// A number in a rule, or the value of the table entry that matched.
+/// A number, or the value of the table entry that matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Arg {
     /// The number.
     Number(u32),
-    /// `tablearg`.
+    /// The value of the table entry (`tablearg`).
     Tablearg,
 }
 
-/// What `tagged` asks for.
+/// Argument of `tagged`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum TagArg {
     /// One of these tags.
     Tags(Ranges),
-    /// The tag that the table entry names.
+    /// The tag in the value of the table entry.
     Tablearg,
 }
 
-/// The field that `lookup` looks up.
+/// The field that `lookup` reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LookupKey {
     /// Destination address.
@@ -95,24 +95,24 @@ pub enum LookupKey {
     SrcMac,
     /// Differentiated services code point.
     Dscp,
-    /// The packet's mark.
+    /// Mark of the packet.
     Mark,
-    /// The rule's own number.
+    /// Number of the rule itself.
     RuleNum,
 }
 
-/// Bits of a looked-up field.
+/// The bits of a field to look up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LookupMask {
-    /// Of a number or an IPv4 address.
+    /// Bits of a number or an IPv4 address.
     Number(u32),
-    /// Of an IPv6 address.
+    /// Bits of an IPv6 address.
     V6(u128),
-    /// Of an Ethernet address.
+    /// Bits of an Ethernet address.
     Mac([u8; 6]),
 }
 
-/// `lookup`.
+/// Fields of `lookup`.
 pub(crate) const LOOKUP_KEYS: &[(&str, LookupKey)] = &[
     ("dst-ip", LookupKey::DstIp),
     ("src-ip", LookupKey::SrcIp),
@@ -151,7 +151,7 @@ pub(crate) const DSCP: &[(&str, u8)] = &[
     ("va", 44),
     ("ef", 46),
 ];
-/// A number, or `tablearg`.
+/// Parses a number or `tablearg`.
 pub(crate) fn arg(cursor: &mut Cursor<'_, '_>, what: &str, lo: u32, hi: u32) -> Parse<Arg> {
     if cursor.eat("tablearg") {
         return Ok(Arg::Tablearg);
@@ -159,14 +159,14 @@ pub(crate) fn arg(cursor: &mut Cursor<'_, '_>, what: &str, lo: u32, hi: u32) -> 
     cursor.number(what, lo, hi).map(Arg::Number)
 }
 
-/// A code point by name or number.
+/// Parses a code point by name or number.
 pub(crate) fn code_point(text: &str) -> Option<u8> {
     let lower = text.to_ascii_lowercase();
     let named = DSCP.iter().find(|(name, _)| *name == lower).map(|(_, point)| *point);
     named.or_else(|| number(text).filter(|n| *n < 64).map(|n| n as u8))
 }
 
-/// A comma list of addresses; every bad one is noted.
+/// Parses a comma list of addresses and notes every bad one.
 pub(crate) fn addresses(cursor: &mut Cursor<'_, '_>, what: &str) -> Parse<Vec<Address>> {
     let token = cursor.need(what)?;
     let mut list = Vec::new();
@@ -186,20 +186,20 @@ pub(crate) fn addresses(cursor: &mut Cursor<'_, '_>, what: &str) -> Parse<Vec<Ad
                     Some(hint) => fault.hint(hint),
                     None => fault,
                 });
-                // Stands in for what was meant; the rule is refused anyway.
+                // A placeholder; the rule is rejected anyway.
                 list.push(Address::Any);
             }
         }
     }
     if list.len() > 1 && list.contains(&Address::Any) {
-        // `any` in a list makes the rest of it meaningless, which is rarely what was meant; ipfw reads it so too.
+        // `any` makes the rest of the list meaningless; ipfw also reads the list as `any`.
         list.retain(|address| *address == Address::Any);
         list.truncate(1);
     }
     Ok(list)
 }
 
-/// A list of numbers; every bad element is noted.
+/// Parses a list of numbers and ranges and notes every bad element.
 pub(crate) fn ranges(
     cursor: &mut Cursor<'_, '_>,
     token: &Token<'_>,
@@ -236,7 +236,7 @@ pub(super) fn option_addresses(cursor: &mut Cursor<'_, '_>, word: &str) -> Parse
     let list = addresses(cursor, "the address")?;
     let six = word.ends_with('6');
     if six && list.iter().any(|a| matches!(a, Address::Net4(_) | Address::Set4(_))) {
-        return Err(Fault::new(at, format!("\"{word}\" takes IPv6 addresses")));
+        return Err(Fault::new(at, format!("\"{word}\" needs IPv6 addresses")));
     }
     // `src-ip6 any` and `src-ip6 me` mean IPv6 packets.
     let list = list.into_iter().map(|address| match address {
@@ -261,7 +261,7 @@ pub(super) fn interface(cursor: &mut Cursor<'_, '_>) -> Parse<Interface> {
     }
     if text.contains('.') && text.chars().all(|c| c.is_ascii_digit() || matches!(c, '.' | '/')) {
         return Err(Fault::new(token.position(), format!("{} is not an address", quoted(text)))
-            .hint("a port's name or one of its addresses"));
+            .hint("use a port name or an address of a port"));
     }
     Ok(if text.contains(['*', '?', '[']) {
         Interface::Glob(text.into())
@@ -285,14 +285,14 @@ fn flag_list(token: &Token<'_>, what: &str, names: &[(&'static str, u8)]) -> Par
         let Some((_, bit)) = names.iter().find(|(name, _)| *name == word) else {
             return Err(Fault::new(
                 token.position_at(offset),
-                format!("{} is no {what}, one of {}", quoted(word), all_names(names)),
+                format!("{} is not a valid {what}: use {}", quoted(word), all_names(names)),
             )
             .did_you_mean(word, names.iter().map(|(name, _)| *name)));
         };
         if not { flags.clear |= bit } else { flags.set |= bit }
     }
     if flags.set & flags.clear != 0 {
-        return Err(Fault::new(token.position(), format!("one {what} is asked to be both there and not")));
+        return Err(Fault::new(token.position(), format!("the same {what} is both required and excluded")));
     }
     Ok(flags)
 }
@@ -318,7 +318,7 @@ pub(super) fn code_points(cursor: &mut Cursor<'_, '_>) -> Parse<u64> {
     let mut points = 0;
     for (offset, text) in elements(&token.text) {
         let point = code_point(text).ok_or_else(|| {
-            Fault::new(token.position_at(offset), format!("{} is no code point", quoted(text)))
+            Fault::new(token.position_at(offset), format!("{} is not a valid code point", quoted(text)))
                 .did_you_mean(text, DSCP.iter().map(|(name, _)| *name))
         })?;
         points |= 1u64 << point;
@@ -359,13 +359,13 @@ pub(super) fn lookup_mask(key: LookupKey, text: &str) -> Option<LookupMask> {
 pub(super) fn mac_mask(cursor: &mut Cursor<'_, '_>) -> Parse<MacMask> {
     let token = cursor.need("the Ethernet address")?;
     parse_mac_mask(&token.text).ok_or_else(|| {
-        Fault::new(token.position(), format!("{} is no Ethernet address", quoted(&token.text))).hint(
+        Fault::new(token.position(), format!("{} is not a valid Ethernet address", quoted(&token.text))).hint(
             "MAC takes the destination, then the source: \"any\", an address, address/bits or address&mask",
         )
     })
 }
 
-/// `any`, an Ethernet address, with `/bits` or `&mask`.
+/// Parses `any`, or an Ethernet address with optional `/bits` or `&mask`.
 pub(crate) fn parse_mac_mask(text: &str) -> Option<MacMask> {
     if text == "any" {
         return Some(MacMask::ANY);
@@ -384,7 +384,7 @@ pub(crate) fn parse_mac_mask(text: &str) -> Option<MacMask> {
     Some(MacMask { addr: std::array::from_fn(|i| addr[i] & mask[i]), mask })
 }
 
-/// Six octets with colons.
+/// Parses six octets separated by colons.
 pub(crate) fn mac(text: &str) -> Option<[u8; 6]> {
     let mut octets = [0; 6];
     let mut parts = text.split(':');
@@ -404,7 +404,7 @@ impl Display for Arg {
     }
 }
 
-/// A code point, by name if it has one.
+/// Prints a code point, by name if it has one.
 pub(crate) struct CodePoint(pub(crate) u8);
 
 impl Display for CodePoint {
@@ -427,7 +427,7 @@ impl Display for Interface {
     }
 }
 
-/// An Ethernet address.
+/// Prints an Ethernet address.
 pub(super) struct MacAddr(pub(super) [u8; 6]);
 
 impl Display for MacAddr {

@@ -219,7 +219,7 @@ fn mark(cursor: &mut Cursor<'_, '_>) -> Parse<Test> {
     Ok(Test::Mark { value, mask })
 }
 
-/// `lookup KEY[:mask] TABLE`.
+/// Parses the arguments of `lookup KEY[:mask] TABLE`.
 fn lookup(cursor: &mut Cursor<'_, '_>) -> Parse<Test> {
     let token = cursor.need("the field to look up")?;
     let (word, mask) = match token.text.split_once(':') {
@@ -230,28 +230,31 @@ fn lookup(cursor: &mut Cursor<'_, '_>) -> Parse<Test> {
         let at = token.position();
         return Err(match word {
             "uid" | "jail" => Fault::new(at, format!("\"lookup {word}\" is not supported"))
-                .hint("packets belong to no user and no jail here"),
-            _ => Fault::new(at, format!("{} is no field to look up", quoted(word)))
+                .hint("packets have no user or jail"),
+            _ => Fault::new(at, format!("{} is not a lookup field", quoted(word)))
                 .did_you_mean(word, LOOKUP_KEYS.iter().map(|(name, _)| *name)),
         });
     };
     let mask = match mask {
         None => None,
         Some(text) => Some(lookup_mask(*key, text).ok_or_else(|| {
-            Fault::new(token.position_at(word.len() + 1), format!("{} is no mask for {word}", quoted(text)))
+            Fault::new(
+                token.position_at(word.len() + 1),
+                format!("{} is not a valid mask for {word}", quoted(text)),
+            )
         })?),
     };
     let table = cursor.need("the table's name")?;
     let name = match table_ref(&table.text) {
         Some(Ok(reference)) if reference.value.is_none() => Ok(reference.name),
-        Some(_) => Err(Fault::new(table.position(), "\"lookup\" takes a table's name")),
+        Some(_) => Err(Fault::new(table.position(), "\"lookup\" needs a table name")),
         None => table_name(&table.text)
             .map_err(|no| Fault::new(table.position(), format!("{} is {}", quoted(&table.text), no.message))),
     }?;
     Ok(Test::Lookup { key: *key, mask, table: name })
 }
 
-/// What stands behind `flow`: `table(NAME)`, `table(NAME,VALUE)`, or the table's name alone.
+/// Parses the argument of `flow`: `table(NAME)`, `table(NAME,VALUE)`, or the name alone.
 fn flow(cursor: &mut Cursor<'_, '_>) -> Parse<TableRef> {
     let token = cursor.need("table(NAME)")?;
     let alone = || table_name(&token.text).map(|name| TableRef { name, value: None });
@@ -260,7 +263,7 @@ fn flow(cursor: &mut Cursor<'_, '_>) -> Parse<TableRef> {
         .map_err(|_| Fault::new(token.position(), "\"flow\" needs table(NAME) or table(NAME,VALUE)"))
 }
 
-/// The bytecode of `tcpdump -ddd`, on one line with commas.
+/// Parses the bytecode of `tcpdump -ddd`, on one line with commas.
 fn bpf(cursor: &mut Cursor<'_, '_>) -> Parse<Box<str>> {
     let token = cursor.need("the bytecode")?;
     let code = token.text.trim_matches('"');
@@ -269,8 +272,8 @@ fn bpf(cursor: &mut Cursor<'_, '_>) -> Parse<Box<str>> {
     let code = code.split(',').map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
     match Program::load(lines.as_bytes(), &options) {
         Ok(_) => Ok(code.collect::<Vec<_>>().join(",").into()),
-        Err(error) => Err(Fault::new(token.position(), format!("the bytecode is refused: {error}"))
-            .hint("write what \"tcpdump -ddd EXPR\" prints in quotes, with commas for the ends of lines")),
+        Err(error) => Err(Fault::new(token.position(), format!("invalid bytecode: {error}"))
+            .hint("quote the output of \"tcpdump -ddd EXPR\", with commas instead of line ends")),
     }
 }
 

@@ -1,4 +1,4 @@
-//! `prob`, the action with its argument, `log`, `tag`.
+//! Parses `prob`, the action with its argument, `log` and `tag`.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use crate::rules::print::{PROB_ONE, UNREACH, UNREACH6, probability};
 use crate::rules::rule::{Action, Log, NextHop, ReturnTo, StateName, Tag, Target};
 use crate::state::LIFETIME_MAX;
 
-/// Longest flow name and label.
+/// Maximum length of a flow name or label.
 const MAX_NAME: usize = 63;
 
 pub(crate) fn prob(cursor: &mut Cursor<'_, '_>) -> Parse<Option<u32>> {
@@ -23,8 +23,8 @@ pub(crate) fn prob(cursor: &mut Cursor<'_, '_>) -> Parse<Option<u32>> {
             let bits = probability(p).max(1);
             Ok((bits < PROB_ONE).then_some(bits))
         }
-        _ => Err(Fault::new(token.position(), format!("{} is no probability", quoted(&token.text)))
-            .hint("a number above 0, at most 1")),
+        _ => Err(Fault::new(token.position(), format!("{} is not a valid probability", quoted(&token.text)))
+            .hint("use a number above 0 and at most 1")),
     }
 }
 
@@ -82,8 +82,11 @@ pub(crate) fn log(cursor: &mut Cursor<'_, '_>) -> Parse<Option<Log>> {
     }
     if cursor.peek() == Some("logdst") {
         let at = cursor.here();
-        return Err(Fault::new(at, "\"logdst\" is not supported: log lines go where the caller takes them")
-            .hint("leave it out"));
+        return Err(Fault::new(
+            at,
+            "\"logdst\" is not supported: the configuration sets the destination of the log",
+        )
+        .hint("remove it"));
     }
     Ok(Some(log))
 }
@@ -98,7 +101,7 @@ pub(crate) fn tag(cursor: &mut Cursor<'_, '_>) -> Parse<Option<Tag>> {
     Ok(Some(Tag { remove, tag: arg(cursor, "tag", 1, 65534)? }))
 }
 
-/// An optional `:NAME` after check-state and keep-state.
+/// Parses an optional `:NAME` after check-state and keep-state.
 pub(crate) fn state_name(cursor: &mut Cursor<'_, '_>, any: bool) -> Parse<StateName> {
     let Some(name) = cursor.peek().and_then(|word| word.strip_prefix(':')) else {
         return Ok(StateName::Default);
@@ -108,7 +111,7 @@ pub(crate) fn state_name(cursor: &mut Cursor<'_, '_>, any: bool) -> Parse<StateN
     match name {
         "default" => Ok(StateName::Default),
         "any" if any => Ok(StateName::Any),
-        "any" => Err(Fault::new(at, "\":any\" names every flow, which only check-state can ask for")),
+        "any" => Err(Fault::new(at, "\":any\" is only valid with check-state")),
         name => {
             check_name(name, "flow name").map(StateName::Named).map_err(|message| Fault::new(at, message))
         }
@@ -117,7 +120,7 @@ pub(crate) fn state_name(cursor: &mut Cursor<'_, '_>, any: bool) -> Parse<StateN
 
 pub(crate) fn check_name(name: &str, what: &str) -> Result<Box<str>, String> {
     if name.is_empty() || name.chars().any(|c| !c.is_ascii_graphic() || matches!(c, ':' | '/' | ',')) {
-        return Err(format!("{} is no {what}", quoted(name)));
+        return Err(format!("{} is not a valid {what}", quoted(name)));
     }
     if name.len() > MAX_NAME {
         return Err(format!("the {what} is longer than {MAX_NAME} characters"));
@@ -137,8 +140,8 @@ fn target(cursor: &mut Cursor<'_, '_>) -> Parse<Target> {
     }
     match number(text) {
         Some(number) if (1..u32::MAX).contains(&number) => Ok(Target::Number(number)),
-        _ => Err(Fault::new(token.position(), format!("{} is no rule number", quoted(text)))
-            .hint("a number from 1 to 65535, \":LABEL\" or \"tablearg\"")),
+        _ => Err(Fault::new(token.position(), format!("{} is not a valid rule number", quoted(text)))
+            .hint("use a number from 1 to 65535, \":LABEL\" or \"tablearg\"")),
     }
 }
 
@@ -153,7 +156,7 @@ fn code(cursor: &mut Cursor<'_, '_>, what: &str, names: &[(&str, u8)]) -> Parse<
     let token = cursor.need(&format!("the {what}"))?;
     let named = names.iter().find(|(name, _)| *name == token.text).map(|(_, code)| *code);
     named.or_else(|| token.text.parse().ok()).ok_or_else(|| {
-        Fault::new(token.position(), format!("{} is no {what}", quoted(&token.text)))
+        Fault::new(token.position(), format!("{} is not a valid {what}", quoted(&token.text)))
             .did_you_mean(&token.text, names.iter().map(|(name, _)| *name))
     })
 }
@@ -164,7 +167,7 @@ fn setdscp(cursor: &mut Cursor<'_, '_>) -> Parse<Arg> {
         return Ok(Arg::Tablearg);
     }
     code_point(&token.text).map(|point| Arg::Number(point.into())).ok_or_else(|| {
-        Fault::new(token.position(), format!("{} is no code point", quoted(&token.text)))
+        Fault::new(token.position(), format!("{} is not a valid code point", quoted(&token.text)))
             .did_you_mean(&token.text, DSCP.iter().map(|(name, _)| *name))
     })
 }
@@ -176,10 +179,10 @@ fn next_hop(cursor: &mut Cursor<'_, '_>) -> Parse<NextHop> {
         return Ok(NextHop::Tablearg);
     }
     let wrong = || {
-        Fault::new(token.position(), format!("{} is no next hop", quoted(text)))
-            .hint("an address, or address,port")
+        Fault::new(token.position(), format!("{} is not a valid next hop", quoted(text)))
+            .hint("use an address or address,port")
     };
-    // `a,80`, `a:80` of IPv4, and an IPv6 address in brackets with either.
+    // `a,80`; `a:80` for IPv4; or an IPv6 address in brackets followed by either.
     let (addr, port) = match (text.split_once(','), text.strip_prefix('[')) {
         (Some((addr, port)), None) => (addr, Some(port)),
         (_, Some(rest)) => {

@@ -1,4 +1,4 @@
-//! Protocol, source, destination, options: what a packet must be.
+//! Parses the body of a rule: protocol, source, destination, options.
 
 use super::state;
 use crate::rules::address::Address;
@@ -11,7 +11,7 @@ use crate::rules::protocol::Protocol;
 use crate::rules::rule::{Body, Form, StateOption};
 use crate::state::{LIFETIME_MAX, Tracking};
 
-/// A body, and what stands among its options without being a test.
+/// A body, and the options that are not tests.
 #[derive(Default)]
 pub(crate) struct WholeBody {
     pub(crate) body: Body,
@@ -37,7 +37,7 @@ pub(crate) fn body(cursor: &mut Cursor<'_, '_>) -> Parse<WholeBody> {
     Ok(whole)
 }
 
-/// How the body is written, from its first words.
+/// Determines the form of the body from its first words.
 fn form(cursor: &mut Cursor<'_, '_>) -> Parse<Form> {
     let mut ahead = 0;
     while matches!(cursor.peek_at(ahead), Some("{" | "not" | "!")) {
@@ -47,7 +47,7 @@ fn form(cursor: &mut Cursor<'_, '_>) -> Parse<Form> {
     if Protocol::parse(word).is_none() && is_option(word) {
         return Ok(Form::Options);
     }
-    // The protocol ends at `from`, or with it the rule is made of options only.
+    // The protocol ends at `from`; without `from` the rule consists of options only.
     let closes =
         |word: &str| matches!(word, "}" | "or" | "not" | "!" | "{") || Protocol::parse(word).is_some();
     let mut end = ahead + 1;
@@ -71,16 +71,16 @@ fn protocol(cursor: &mut Cursor<'_, '_>) -> Parse<Protocol> {
         if let "from" | "any" = &*token.text {
             return Fault::new(
                 token.position(),
-                format!("{} stands where the protocol is missing", quoted(&token.text)),
+                format!("{} found, expected a protocol", quoted(&token.text)),
             )
-            .hint("\"ip\" is any protocol");
+            .hint("\"ip\" matches any protocol");
         }
         Fault::new(token.position(), format!("unknown protocol {}", quoted(&token.text)))
             .did_you_mean(&token.text, Protocol::names().chain(option::words()))
     })
 }
 
-/// `{ not a or b }`, or one test alone.
+/// Parses `{ not a or b }`, or a single test.
 fn block(
     cursor: &mut Cursor<'_, '_>,
     mut test: impl FnMut(&mut Cursor<'_, '_>) -> Parse<Test>,
@@ -92,7 +92,7 @@ fn block(
     let mut terms = Vec::new();
     loop {
         if cursor.peek() == Some("{") {
-            return Err(Fault::new(cursor.here(), "an or-block inside an or-block"));
+            return Err(Fault::new(cursor.here(), "nested or-block"));
         }
         terms.push(term(cursor, &mut test)?);
         if cursor.eat("}") {
@@ -109,7 +109,7 @@ fn block(
     }
 }
 
-/// One test, perhaps negated.
+/// Parses one test, optionally negated.
 fn term(
     cursor: &mut Cursor<'_, '_>,
     test: &mut impl FnMut(&mut Cursor<'_, '_>) -> Parse<Test>,
@@ -122,11 +122,10 @@ fn term(
         Test::Src(list) | Test::Dst(list) => list[..] == [Address::Any],
         _ => false,
     };
-    // With faults it may stand for another address, which was not understood.
+    // After a fault, `any` may stand for an address that could not be parsed.
     if not && any && cursor.fine() {
-        return Err(
-            Fault::new(at, "what matches everything, negated, never matches").hint("leave the rule out")
-        );
+        return Err(Fault::new(at, "the negation of a test that always matches never matches")
+            .hint("remove the rule"));
     }
     Ok(Term { not, test })
 }
@@ -137,7 +136,7 @@ fn not(cursor: &mut Cursor<'_, '_>) -> Parse<bool> {
         return Ok(false);
     }
     let at = cursor.here();
-    if one(cursor) { Err(Fault::new(at, "\"not\" twice")) } else { Ok(true) }
+    if one(cursor) { Err(Fault::new(at, "duplicate \"not\"")) } else { Ok(true) }
 }
 
 fn from_to(cursor: &mut Cursor<'_, '_>, body: &mut Body) -> Parse<()> {
@@ -157,7 +156,7 @@ fn keyword(cursor: &mut Cursor<'_, '_>, word: &str) -> Parse<()> {
     let at = cursor.here();
     match cursor.peek() {
         None => Err(Fault::new(at, format!("\"{word}\" is missing"))),
-        // A slip of the pen: note it, and read on as if the word were there.
+        // A typing error: note it, and continue as if the word were right.
         Some(found) if nearest(found, [word]).is_some() || sorted(found) == sorted(word) => {
             let message = format!("expected \"{word}\", found {}", quoted(found));
             cursor.note(Fault::new(at, message).hint(format!("did you mean \"{word}\"?")));
@@ -175,16 +174,16 @@ fn sorted(word: &str) -> Vec<u8> {
     letters
 }
 
-/// Ports behind an address, perhaps negated; `None` when the next word is something else.
+/// Parses the optional ports after an address; `None` if the next word is something else.
 fn port_term(cursor: &mut Cursor<'_, '_>, test: fn(Ranges) -> Test) -> Parse<Option<Term>> {
     let negated = matches!(cursor.peek(), Some("not" | "!"));
-    // `from any src-port 53 to any`: the word is one too many, and clear.
+    // `from any src-port 53 to any`: the superfluous word is harmless.
     if !negated && matches!(test(Ranges::default()), Test::SrcPort(_)) && cursor.eat("src-port") {
         let token = cursor.need("the ports")?;
         return Ok(Some(Term { not: false, test: test(ranges(cursor, token, "port", ports::port)) }));
     }
     let Some(word) = cursor.peek_at(usize::from(negated)) else { return Ok(None) };
-    // All ports: no test at all, as in ipfw.
+    // All ports: no test, as in ipfw.
     if word == "any" && !negated {
         cursor.take();
         return Ok(None);
@@ -194,7 +193,7 @@ fn port_term(cursor: &mut Cursor<'_, '_>, test: fn(Ranges) -> Test) -> Parse<Opt
     let named = ports::port(word.split(',').next().unwrap_or_default()).is_some()
         || ports::port(first).is_some()
         || word.contains("\\-")
-        // No option has a comma: what is wrong with a list is said of its elements.
+        // No option contains a comma: report errors per element.
         || word.contains(',');
     if is_option(word) || !(numeric || named) {
         return Ok(None);
@@ -218,7 +217,7 @@ fn options(cursor: &mut Cursor<'_, '_>, whole: &mut WholeBody) -> Parse<()> {
                     None => Ok(()),
                     Some(_) => Err(Fault::new(
                         at,
-                        "only one of keep-state, record-state, limit and set-limit may stand in a rule",
+                        "a rule may have only one of keep-state, record-state, limit and set-limit",
                     )),
                 })
             }
@@ -230,7 +229,7 @@ fn options(cursor: &mut Cursor<'_, '_>, whole: &mut WholeBody) -> Parse<()> {
             "lifetime" => {
                 cursor.take();
                 match cursor.number("lifetime in seconds", 1, LIFETIME_MAX) {
-                    Ok(_) if lifetime.is_some() => Err(Fault::new(at, "\"lifetime\" twice")),
+                    Ok(_) if lifetime.is_some() => Err(Fault::new(at, "duplicate \"lifetime\"")),
                     Ok(seconds) => {
                         lifetime = Some((seconds, at));
                         Ok(())
@@ -243,9 +242,9 @@ fn options(cursor: &mut Cursor<'_, '_>, whole: &mut WholeBody) -> Parse<()> {
                 let kind = if word == "strict" { Tracking::Strict } else { Tracking::Loose };
                 match tracking.replace((kind, word, at)) {
                     Some((_, before, _)) if before == word => {
-                        Err(Fault::new(at, format!("\"{word}\" twice")))
+                        Err(Fault::new(at, format!("duplicate \"{word}\"")))
                     }
-                    Some(_) => Err(Fault::new(at, "only one of strict and loose may stand in a rule")),
+                    Some(_) => Err(Fault::new(at, "a rule may have only one of strict and loose")),
                     None => Ok(()),
                 }
             }
@@ -272,7 +271,7 @@ fn options(cursor: &mut Cursor<'_, '_>, whole: &mut WholeBody) -> Parse<()> {
     }
 }
 
-/// After a bad option: on to the next word that is an option for sure, so that its faults are found too.
+/// After a bad option: skips to the next word that is certainly an option, so that its faults are found too.
 fn skip_to_option(cursor: &mut Cursor<'_, '_>) {
     while let Some(word) = cursor.peek() {
         let starts_block = word == "{" && cursor.peek_at(1).is_some_and(is_option);
@@ -283,7 +282,7 @@ fn skip_to_option(cursor: &mut Cursor<'_, '_>) {
     }
 }
 
-/// `dst-port 80` behind `to any` is `to any 80`: one way to print one rule.
+/// Rewrites `dst-port 80` after `to any` as `to any 80`, so that equal rules print equally.
 fn canonical(body: &mut Body) {
     if body.form != Form::Full {
         return;

@@ -1,4 +1,4 @@
-//! What can be said when all commands were read: rules in their order, labels, tables that only rules name.
+//! Final checks after all commands: order of rules, labels, and tables that only rules name.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,24 +11,24 @@ use super::super::ruleset::Ruleset;
 use super::super::table::{Column, FlowFields, Kind, Table};
 use super::{Builder, LabelValue, Place, order};
 
-/// Among more names than these nobody is told which was probably meant: it costs their number times the unknown ones'.
+/// With more names there are no suggestions: the cost is the number of names times the number of unknown ones.
 const MAX_SUGGESTED_FROM: usize = 500;
-/// Most unknown labels, or tables, for which the one that was probably meant is looked for.
+/// Maximum number of suggestions for unknown labels and tables.
 const MAX_SUGGESTIONS: usize = 100;
-/// More flow names than that in one file are an error: there are numbers for two files, and for states of others.
+/// Maximum number of flow names in one file. The numbers suffice for two files and for restored states.
 const FLOW_NAMES_MAX: usize = 30_000;
 
 /// The rule below a label.
 struct Found {
     number: u32,
-    /// How many rules with this number stand above the label.
+    /// Number of rules with the same number above the label.
     above: u32,
-    /// Its place among all rules.
+    /// Index among all rules.
     index: usize,
 }
 
 impl Found {
-    /// Of a label among the rules that are left.
+    /// Resolves a label among the remaining rules.
     fn new(Place { number, added }: Place, rules: &[(u64, u32)]) -> Self {
         let index = rules.partition_point(|place| *place < (order(number), added));
         let first = rules.partition_point(|(other, _)| *other < order(number));
@@ -40,7 +40,7 @@ impl Builder {
     /// Orders the rules and resolves the labels.
     pub(super) fn finish(mut self) -> (Ruleset, Vec<Fault>, Vec<Fault>) {
         let mut faults = Vec::new();
-        // Behind them, the default rule.
+        // The default rule follows them.
         let (rules, places) = self.rules.finish();
         self.ruleset.rules.splice(0..0, rules);
         for label in self.open_labels.drain(..) {
@@ -50,7 +50,7 @@ impl Builder {
         let labels: HashMap<Box<str>, Found> = self.labels.into_iter().filter_map(found).collect();
         let mut suggestions = if labels.len() > MAX_SUGGESTED_FROM { 0 } else { MAX_SUGGESTIONS };
         let mut unknown = |name: &str, at: Position| {
-            let fault = Fault::new(at, format!("there is no label \":{name}\""));
+            let fault = Fault::new(at, format!("unknown label \":{name}\""));
             if suggestions == 0 {
                 return fault;
             }
@@ -63,7 +63,7 @@ impl Builder {
                 && !may_be_tcp(&rule.body.proto)
             {
                 let message =
-                    format!("\"{word}\" is about TCP, which this rule does not match: it does nothing");
+                    format!("\"{word}\" has no effect: it applies to TCP, which this rule does not match");
                 self.warnings.push(Fault::new(rule.at, message));
             }
             let own = rule.number;
@@ -75,15 +75,15 @@ impl Builder {
             match target {
                 Target::Label { name, number, above } => match labels.get(&**name) {
                     Some(found) if forward && found.index <= at => {
-                        let message = format!("the label \":{name}\" stands before this rule");
-                        faults.push(Fault::new(rule.at, message).hint("skipto goes forward only"));
+                        let message = format!("the label \":{name}\" is above this rule");
+                        faults.push(Fault::new(rule.at, message).hint("skipto only jumps forward"));
                     }
                     Some(found) => (*number, *above) = (found.number, found.above),
                     None => faults.push(unknown(name, rule.at)),
                 },
                 Target::Number(number) if forward && order(*number) <= order(own) => {
                     let message =
-                        format!("skipto {number} does not go forward; it goes to the next rule number");
+                        format!("skipto {number} is not ahead: it continues at the next rule number");
                     self.warnings.push(Fault::new(rule.at, message));
                 }
                 _ => {}
@@ -96,13 +96,14 @@ impl Builder {
             {
                 match labels.get(label) {
                     None => faults.push(unknown(label, *at)),
-                    // The value would send packets to the rules above the label too.
+                    // The value would also send packets to the rules above the label.
                     Some(found) if found.above > 0 => {
                         let message = format!(
-                            "the label \":{label}\" stands below another rule with the number {}",
+                            "the label \":{label}\" is below another rule with the number {}",
                             found.number
                         );
-                        let hint = "values are rule numbers: give the rule below the label one of its own";
+                        let hint =
+                            "a table value is a rule number: give the rule below the label a unique number";
                         faults.push(Fault::new(*at, message).hint(hint));
                     }
                     Some(found) => table.set_number(key, *column, found.number),
@@ -117,7 +118,7 @@ impl Builder {
     }
 }
 
-/// Whether a rule with these protocols may match TCP.
+/// Returns true if a rule with these protocols may match TCP.
 fn may_be_tcp(proto: &[Term]) -> bool {
     let may = |term: &Term| match &term.test {
         Test::Proto(Protocol::Number(number)) => (*number == towpath_wire::proto::TCP) != term.not,
@@ -126,18 +127,18 @@ fn may_be_tcp(proto: &[Term]) -> bool {
     proto.is_empty() || proto.iter().any(may)
 }
 
-/// Where the rules have more flow names than there may be.
+/// Reports the first rule that exceeds the limit of flow names.
 fn too_many_names(rules: &[Rule]) -> Option<Fault> {
     let mut names = HashSet::new();
     let over = rules.iter().find(|rule| {
         names.extend(rule.flow_names());
         names.len() > FLOW_NAMES_MAX
     })?;
-    let message = format!("more than {FLOW_NAMES_MAX} names of states");
+    let message = format!("more than {FLOW_NAMES_MAX} flow names");
     Some(Fault::new(over.at, message).hint("rules may share a name"))
 }
 
-/// Makes the tables that only rules name, and says so. A table of another type than a rule asks for is an error.
+/// Creates tables that only rules name, with a warning. A table of a type that a rule cannot use is an error.
 fn unfilled_tables(ruleset: &mut Ruleset, faults: &mut Vec<Fault>) -> Vec<Fault> {
     let Ruleset { rules, tables, .. } = ruleset;
     let mut warnings = Vec::new();
@@ -147,11 +148,11 @@ fn unfilled_tables(ruleset: &mut Ruleset, faults: &mut Vec<Fault>) -> Vec<Fault>
                 if std::mem::discriminant(&table.kind()) != std::mem::discriminant(&asked) {
                     let kind = table.kind();
                     let message =
-                        format!("the table {name} has keys of type {kind}, this rule looks for {asked}");
+                        format!("the table {name} has keys of type {kind}, this rule needs {asked}");
                     faults.push(Fault::new(rule.at, message));
                 }
             } else {
-                let fault = Fault::new(rule.at, format!("the table {name} is neither created nor filled"));
+                let fault = Fault::new(rule.at, format!("the table {name} is never created or filled"));
                 let few = tables.len() <= MAX_SUGGESTED_FROM;
                 warnings.push(match few && warnings.len() < MAX_SUGGESTIONS {
                     true => fault.did_you_mean(name, tables.keys().map(|name| &**name)),
@@ -164,7 +165,7 @@ fn unfilled_tables(ruleset: &mut Ruleset, faults: &mut Vec<Fault>) -> Vec<Fault>
     warnings
 }
 
-/// The tables that a rule names, with the type that each must have (of a flow, any fields).
+/// Returns the tables that a rule names, with the type that each must have (for flows, any fields).
 fn tables_of(rule: &Rule) -> impl Iterator<Item = (&str, Kind)> {
     rule.body.blocks().flatten().flat_map(|term| {
         let mut names: Vec<(&str, Kind)> = Vec::new();

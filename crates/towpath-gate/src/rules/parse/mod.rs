@@ -1,5 +1,5 @@
-//! A rule file to a [`Ruleset`]: commands are carried out one after the other, as ipfw would, and everything that is
-//! wrong is noted with its place.
+//! Parser of rule files. Commands are executed one after the other, as ipfw does, and every error is noted with
+//! its position.
 
 pub(crate) mod action;
 mod body;
@@ -25,16 +25,16 @@ use super::ruleset::{Parsed, Ruleset};
 use super::table::{Column, Key, Table};
 use super::token::{Line, lines};
 
-/// Distance between automatic rule numbers (ipfw's autoinc_step).
+/// Step between automatic rule numbers (ipfw's autoinc_step).
 const AUTOINC_STEP: u32 = 100;
-/// Most errors that are reported for one file; the rest is counted.
+/// Maximum number of reported errors per file. Further errors are counted.
 const MAX_ERRORS: usize = 10_000;
-/// Words that begin a line of a shell script.
+/// Words that start a line of a shell script.
 const SHELL: &[&str] = &[
     "if", "then", "else", "elif", "fi", "for", "do", "done", "while", "until", "case", "esac", ".", "export",
     "echo", "exit", "kldload", "route", "ifconfig", "{", "}",
 ];
-/// Columns up to which the ends of words are looked for.
+/// Maximum column up to which the ends of words are determined.
 const MAX_COLUMN: u32 = 65_536;
 
 /// `ip from any to any`.
@@ -51,7 +51,7 @@ pub(super) fn any_to_any() -> Body {
     }
 }
 
-/// The labels that rules go to, by the index of the rule that they stand above.
+/// Returns the labels that rules jump to, by the index of the rule below.
 pub(super) fn label_lines(rules: &[Rule]) -> BTreeMap<usize, Vec<Box<str>>> {
     let mut seen = HashSet::new();
     let mut at: BTreeMap<usize, Vec<Box<str>>> = BTreeMap::new();
@@ -67,20 +67,20 @@ pub(super) fn label_lines(rules: &[Rule]) -> BTreeMap<usize, Vec<Box<str>>> {
     at
 }
 
-/// The default rule is last, also behind numbers above its own.
+/// Sort key of a rule number. The default rule is last, also after larger numbers.
 pub(crate) const fn order(number: u32) -> u64 {
     if number == DEFAULT_RULE { u64::MAX } else { number as u64 }
 }
 
-/// Reads a whole file.
+/// Parses a whole file.
 pub(super) fn file(name: &str, text: &str) -> Parsed {
-    // The mark that some editors put in front of UTF-8.
+    // Byte order mark, which some editors write at the start of UTF-8 files.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     read(Builder::new(), name, text).0
 }
 
-/// Reads commands that change what `tables` hold, which are then the tables of the result, and nothing else. `None` when
-/// there are other commands among them, or what they mean depends on the rules.
+/// Executes commands that only change entries of `tables`, which become the tables of the result. `None` if there
+/// are other commands, or if the meaning of an entry depends on the rules.
 pub(super) fn entries(name: &str, text: &str, tables: &BTreeMap<Box<str>, Table>) -> Option<Parsed> {
     let mut builder = Builder::new();
     for line in lines(text) {
@@ -97,7 +97,7 @@ pub(super) fn entries(name: &str, text: &str, tables: &BTreeMap<Box<str>, Table>
     (!labels).then_some(parsed)
 }
 
-/// Carries out the commands of `text`; and whether entries of tables name labels.
+/// Executes the commands of `text`. Also returns whether table entries refer to labels.
 fn read(mut builder: Builder, name: &str, text: &str) -> (Parsed, bool) {
     let mut faults = Vec::new();
     let mut unreported = 0usize;
@@ -135,7 +135,7 @@ fn read(mut builder: Builder, name: &str, text: &str) -> (Parsed, bool) {
     (Parsed { ruleset: if errors.is_empty() { Ok(ruleset) } else { Err(errors) }, warnings }, labels)
 }
 
-/// Finds where the word of each finding ends. The findings are in the order of the text.
+/// Determines the end of the word of each diagnostic. The diagnostics are in the order of the text.
 fn find_ends(text: &str, findings: &mut [Diagnostic]) {
     let mut lines = text.split('\n').zip(1u32..);
     let mut line = lines.next();
@@ -144,7 +144,7 @@ fn find_ends(text: &str, findings: &mut [Diagnostic]) {
             line = lines.next();
         }
         let Some((text, _)) = line else { return };
-        // In a line as long as a file the start of the word has to do.
+        // In a very long line only the start of the word is reported.
         if finding.column > MAX_COLUMN {
             continue;
         }
@@ -156,38 +156,38 @@ fn find_ends(text: &str, findings: &mut [Diagnostic]) {
         let word = || text.chars().skip(finding.column.saturating_sub(1) as usize).take(1 + more);
         if word().any(|c| matches!(c, '$' | '`')) {
             let hint =
-                "variables are the shell's: write what it stands for, or let the shell write this file";
+                "shell variables are not expanded: write the value, or generate this file with the shell";
             finding.hint = Some(hint.to_owned());
         } else if word().any(|c| c == '\\') {
-            finding.hint = Some("leave the backslash out: no shell reads this file".to_owned());
+            finding.hint = Some("remove the backslash: no shell reads this file".to_owned());
         }
     }
 }
 
-/// A label in the value of a table's entry.
+/// A label in the value of a table entry.
 struct LabelValue {
     column: Column,
     label: Box<str>,
     at: Position,
 }
 
-/// Where a label stands: above the rule that was added next.
+/// Position of a label: above the rule that is added next.
 #[derive(Clone, Copy)]
 struct Place {
     number: u32,
-    /// How many rules had been added before it, in the whole file.
+    /// Number of rules added before it in the whole file.
     added: u32,
 }
 
 /// The configuration so far.
 struct Builder {
-    /// The default rule, tables and pipes; the rules join at the end.
+    /// Default rule, tables and pipes. The other rules are added at the end.
     ruleset: Ruleset,
     rules: RuleList,
     /// Highest rule number so far.
     last: u32,
-    /// Labels: the rule below; `None` while there is none yet. Those of rules that a flush has deleted are gone with them; one
-    /// without a rule stays open, and may be written once more.
+    /// The rule below each label; `None` while there is none. A flush removes the labels of the rules that it
+    /// deletes. A label without a rule stays open and may be repeated.
     labels: HashMap<Box<str>, Option<Place>>,
     open_labels: Vec<Box<str>>,
     /// By table and key.
@@ -210,8 +210,9 @@ impl Builder {
 
     fn line(&mut self, line: &Line<'_>, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
         if let Some((word, at)) = line.directive {
-            let message = format!("\"{word}\" is a comment here: no preprocessor reads this file");
-            self.warnings.push(Fault::new(at, message).hint("let one write the file that is read"));
+            let message = format!("\"{word}\" is a comment: rule files are not preprocessed");
+            self.warnings
+                .push(Fault::new(at, message).hint("run the preprocessor first and load its output"));
         }
         if line.tokens.is_empty() {
             return Ok(());
@@ -233,7 +234,8 @@ impl Builder {
         let whole = whole_word(word);
         if whole != word {
             self.warnings.push(
-                Fault::new(at, format!("{} is read as \"{whole}\"", quoted(word))).hint("write it whole"),
+                Fault::new(at, format!("{} is an abbreviation of \"{whole}\"", quoted(word)))
+                    .hint("write the full word"),
             );
         }
         match whole {
@@ -247,7 +249,7 @@ impl Builder {
                 self.labels.retain(|_, place| place.is_some_and(|place| rules.has(place.added)));
                 Ok(())
             }
-            // A file that is read has no counters yet.
+            // A new ruleset has no counters.
             "zero" | "resetlog" => Ok(()),
             "set" => self.set(cursor),
             "table" => table::command(self, cursor, quiet),
@@ -259,7 +261,7 @@ impl Builder {
                 }
                 None if other.contains(['=', '`', '[', '(']) || SHELL.contains(&other) => {
                     Fault::new(at, format!("unknown command {}", quoted(other)))
-                        .hint("a rule file holds ipfw commands, not a shell script")
+                        .hint("a rule file contains ipfw commands, not a shell script")
                 }
                 None => Fault::new(at, format!("unknown command {}", quoted(other)))
                     .did_you_mean(other, COMMANDS.iter().copied()),
@@ -271,7 +273,7 @@ impl Builder {
         let name = action::check_name(label, "label").map_err(|message| Fault::new(at, message))?;
         cursor.nothing_left("a label")?;
         if self.labels.insert(name.clone(), None).is_some() {
-            return Err(Fault::new(at, format!("the label \":{name}\" exists already")));
+            return Err(Fault::new(at, format!("duplicate label \":{name}\"")));
         }
         self.open_labels.push(name);
         Ok(())
@@ -280,7 +282,7 @@ impl Builder {
     fn add(&mut self, cursor: &mut Cursor<'_, '_>, at: Position) -> Parse<()> {
         let number = self.rule_number(cursor)?;
         let set = if cursor.eat("set") { cursor.number("set", 0, 31)? as u8 } else { 0 };
-        // Even a rule that turns out to be wrong has taken its number and its labels: one error, not two.
+        // A faulty rule also takes its number and its labels, to avoid follow-up errors.
         self.last = self.last.max(number);
         let place = Place { number, added: self.rules.added() };
         for label in self.open_labels.drain(..) {
@@ -298,15 +300,14 @@ impl Builder {
                 Some(DEFAULT_RULE) => Ok(DEFAULT_RULE + 1),
                 Some(number) if number < u32::MAX => Ok(number),
                 _ => {
-                    Err(Fault::new(at, "no rule number is left behind the last rule")
-                        .hint("write the number"))
+                    Err(Fault::new(at, "no rule number is free after the last rule").hint("write the number"))
                 }
             };
         }
         let number = cursor.number("rule number", 1, u32::MAX - 1)?;
         if number == DEFAULT_RULE {
             return Err(Fault::new(at, "rule 65535 is the default rule and cannot be added")
-                .hint("a configuration may make it allow"));
+                .hint("set its action in the configuration"));
         }
         Ok(number)
     }
@@ -324,7 +325,7 @@ impl Builder {
         while let Some(token) = cursor.take() {
             let (lo, hi) = token.text.split_once('-').unwrap_or((&token.text, &token.text));
             let (Some(lo), Some(hi)) = (number(lo), number(hi)) else {
-                let message = format!("{} is no rule number", quoted(&token.text));
+                let message = format!("{} is not a valid rule number", quoted(&token.text));
                 return Err(Fault::new(token.position(), message));
             };
             if lo == DEFAULT_RULE && hi == DEFAULT_RULE {
@@ -333,17 +334,18 @@ impl Builder {
             let any = self.rules.delete(lo, hi);
             self.last = self.rules.last_number();
             if !any {
-                self.warnings.push(Fault::new(token.position(), format!("there is no rule {}", token.text)));
+                self.warnings
+                    .push(Fault::new(token.position(), format!("rule {} does not exist", token.text)));
             }
         }
         Ok(())
     }
 
-    /// `enable firewall` and the like.
+    /// Parses `enable firewall` and the like.
     fn switch(&mut self, cursor: &mut Cursor<'_, '_>, word: &str) -> Parse<()> {
         let token = cursor.need("what to switch")?;
         match &*token.text {
-            // On already, and harmless.
+            // Already enabled, harmless.
             "firewall" | "verbose" | "dyn_keepalive" | "one_pass" if word == "enable" => Ok(()),
             "debug" | "verbose" | "altq" | "skipto_cache" => Ok(()),
             other => Err(Fault::new(
@@ -355,19 +357,19 @@ impl Builder {
     }
 }
 
-/// The flags of ipfw(8) in front of a command: those about what it prints change nothing here. Whether `-q` is among them,
-/// which has commands for tables do with what is there, and what is not.
+/// Parses the ipfw(8) flags before a command. Flags about output have no effect. Returns true for `-q`, with which
+/// table commands ignore existing or missing entries.
 fn flags(cursor: &mut Cursor<'_, '_>) -> Parse<bool> {
     let mut quiet = false;
     while let Some(flags) = cursor.peek().and_then(|word| word.strip_prefix('-')) {
         let at = cursor.here();
         if flags.contains('n') {
-            return Err(Fault::new(at, "\"-n\" only checks a command: ipfw would not carry it out")
-                .hint("leave the line out, or \"-n\""));
+            return Err(Fault::new(at, "\"-n\" only checks a command; ipfw does not execute it")
+                .hint("remove the line or the flag"));
         }
         if flags.is_empty() || !flags.chars().all(|flag| "acdefiNqStTv".contains(flag)) {
             return Err(Fault::new(at, format!("unknown flag \"-{flags}\""))
-                .hint("\"-q\" and \"-f\" are enough; a preprocessor runs before, over the whole file"));
+                .hint("use \"-q\" or \"-f\"; preprocess the whole file before loading it"));
         }
         quiet |= flags.contains('q');
         cursor.take();
@@ -375,7 +377,7 @@ fn flags(cursor: &mut Cursor<'_, '_>) -> Parse<bool> {
     Ok(quiet)
 }
 
-/// The command that a word begins, as ipfw still takes it: "del" for "delete".
+/// Returns the command that a word abbreviates, as in ipfw: "del" for "delete".
 fn whole_word(word: &str) -> &str {
     let mut fits = COMMANDS.iter().filter(|whole| word.len() >= 2 && whole.starts_with(word));
     match (fits.next(), fits.next()) {
@@ -384,7 +386,7 @@ fn whole_word(word: &str) -> &str {
     }
 }
 
-/// Everything behind `add N set N`.
+/// Parses the rest of `add N set N`.
 fn rule(cursor: &mut Cursor<'_, '_>, number: u32, set: u8, at: Position) -> Parse<Rule> {
     let prob = action::prob(cursor)?;
     let comment = cursor.comment().map(str::to_owned);
@@ -393,17 +395,17 @@ fn rule(cursor: &mut Cursor<'_, '_>, number: u32, set: u8, at: Position) -> Pars
     let log = action::log(cursor)?;
     let mut tag = action::tag(cursor)?;
     if cursor.peek() == Some("altq") {
-        return Err(Fault::new(cursor.here(), "option \"altq\" is not supported: there is no ALTQ here")
+        return Err(Fault::new(cursor.here(), "option \"altq\" is not supported: ALTQ is not available")
             .hint("use \"pipe\""));
     }
-    // ipfw takes log, altq and tag in any order.
+    // ipfw accepts log, altq and tag in any order.
     let log = if log.is_none() { action::log(cursor)? } else { log };
     if tag.is_none() {
         tag = action::tag(cursor)?;
     } else if let Some(word @ ("tag" | "untag")) = cursor.peek() {
         return Err(Fault::new(
             cursor.here(),
-            format!("\"{word}\" after another tag: a rule sets or removes one"),
+            format!("\"{word}\" after another tag option: a rule adds or removes one tag"),
         )
         .hint("add a \"count\" rule for the other"));
     }
@@ -423,8 +425,9 @@ fn rule(cursor: &mut Cursor<'_, '_>, number: u32, set: u8, at: Position) -> Pars
     if matches!(rule.action, Action::CheckState(_)) {
         let here = cursor.here();
         if cursor.peek().is_some() {
-            return Err(Fault::new(here, "check-state takes no protocol, address or option")
-                .hint("it looks up every packet; put the conditions into the rules that make the states"));
+            return Err(Fault::new(here, "check-state takes no protocol, address or option").hint(
+                "check-state looks up every packet; put conditions into the rules that create states",
+            ));
         }
         return Ok(rule);
     }

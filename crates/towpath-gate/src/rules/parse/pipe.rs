@@ -1,4 +1,4 @@
-//! `pipe N config bw RATE [burst BYTES]`: policers.
+//! Parses `pipe N config bw RATE [burst BYTES]`: policers.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use crate::rules::cursor::{Cursor, Parse};
 use crate::rules::diagnostic::{Fault, quoted};
 use crate::rules::ruleset::Pipe;
 
-/// Options of dummynet pipes that a policer does not have.
+/// Unsupported options of dummynet pipes.
 const NOT_HERE: &[&str] = &[
     "delay", "plr", "mask", "buckets", "queue", "gred", "red", "noerror", "profile", "droptail", "codel",
     "fq_codel",
@@ -35,15 +35,18 @@ pub(super) fn command(pipes: &mut BTreeMap<u32, Pipe>, cursor: &mut Cursor<'_, '
             "bw" => {
                 let token = cursor.need("the bandwidth")?;
                 pipe.rate = rate(&token.text).ok_or_else(|| {
-                    Fault::new(token.position(), format!("{} is no bandwidth", quoted(&token.text))).hint(
-                        "a number with bit/s, Kbit/s, Mbit/s, Gbit/s, Byte/s, KByte/s, MByte/s or GByte/s",
+                    Fault::new(token.position(), format!("{} is not a valid bandwidth", quoted(&token.text))).hint(
+                        "use a number with bit/s, Kbit/s, Mbit/s, Gbit/s, Byte/s, KByte/s, MByte/s or GByte/s",
                     )
                 })?;
             }
             "burst" => {
                 let token = cursor.need("the burst")?;
                 pipe.burst = size(&token.text).ok_or_else(|| {
-                    Fault::new(token.position(), format!("{} is no size in bytes", quoted(&token.text)))
+                    Fault::new(
+                        token.position(),
+                        format!("{} is not a valid size in bytes", quoted(&token.text)),
+                    )
                 })?;
             }
             word if NOT_HERE.contains(&word) => {
@@ -51,7 +54,7 @@ pub(super) fn command(pipes: &mut BTreeMap<u32, Pipe>, cursor: &mut Cursor<'_, '
                     token.position(),
                     format!("\"{word}\" is not supported: a pipe only limits a rate"),
                 )
-                .hint("a pipe has \"bw\" and \"burst\""));
+                .hint("use \"bw\" and \"burst\""));
             }
             word => {
                 return Err(Fault::new(token.position(), format!("unknown pipe option {}", quoted(word)))
@@ -63,7 +66,7 @@ pub(super) fn command(pipes: &mut BTreeMap<u32, Pipe>, cursor: &mut Cursor<'_, '
     Ok(())
 }
 
-/// `10Mbit/s` in bits per second.
+/// Parses `10Mbit/s` as bits per second.
 fn rate(text: &str) -> Option<u64> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let number: f64 = text[..digits].parse().ok()?;
@@ -83,7 +86,7 @@ fn rate(text: &str) -> Option<u64> {
     (rate < 1e15).then_some(rate as u64)
 }
 
-/// `64K`, `1M` or bytes.
+/// Parses `64K`, `1M` or a number of bytes.
 fn size(text: &str) -> Option<u64> {
     let lower = text.to_ascii_lowercase();
     let lower = lower.trim_end_matches("bytes").trim_end_matches("byte").trim_end_matches('b');

@@ -1,11 +1,11 @@
-//! The rules of a file while it is read: added, deleted, and moved between sets.
+//! The rules of a file during parsing: added, deleted, and moved between sets.
 //!
-//! What: a command costs what it changes and no look at the rules, however many there are. Rules that one command may take
-//! together share a unit (one number, one set when they were added); units are in groups, groups in bins, and each set has
-//! a bin. So a number is deleted or moved by its units, and a set is moved, swapped or deleted by its groups.
+//! Each command costs time in proportion to its changes, not to the number of rules. Rules that are always changed
+//! together share a unit (same number, and same set when added). Units belong to groups, groups to bins, and each
+//! set has a bin. A number is deleted or moved by its units; a set is moved, swapped or deleted by its groups.
 //!
-//! Invariant: what is gone (a unit, or its group) never comes back, and units only ever grow together: each is cleared
-//! away, or joined with another, once.
+//! Invariant: a deleted unit or group never returns, and units only merge. Each unit is removed, or merged into
+//! another, once.
 //!
 //! References: union-find with path halving (Tarjan and van Leeuwen 1984).
 
@@ -14,25 +14,25 @@ use std::collections::BTreeMap;
 use super::order;
 use crate::rules::{RESERVED_SET, Rule};
 
-/// Sets are 0 to 31.
+/// Number of sets.
 const SETS: usize = 32;
 
 #[derive(Default)]
 pub(super) struct RuleList {
-    /// Each with its unit, as that was when the rule was added.
+    /// Each rule with the unit to which it was added.
     rules: Vec<(Rule, u32)>,
     units: Vec<Unit>,
-    /// The units of each number; some of them may be gone.
+    /// The units of each number, including deleted ones.
     by_number: BTreeMap<u32, Vec<u32>>,
     groups: Vec<Group>,
-    /// The groups of each bin; new rules go into the last one.
+    /// The groups of each bin. New rules go into the last group.
     bins: [Vec<u32>; SETS],
-    /// Which bin each set has.
+    /// The bin of each set.
     bin_of_set: Sets,
 }
 
 struct Group {
-    /// Whether its rules are there.
+    /// The group has not been deleted.
     there: bool,
     bin: u8,
 }
@@ -46,9 +46,9 @@ impl Default for Sets {
 }
 
 struct Unit {
-    /// The unit that this one has joined, or its own index.
+    /// The unit into which this one was merged, or its own index.
     joined: u32,
-    /// `None` when it is deleted.
+    /// `None` if the unit is deleted.
     group: Option<u32>,
 }
 
@@ -68,19 +68,19 @@ impl RuleList {
         self.rules.push((rule, unit));
     }
 
-    /// How many rules were added, those among them that are deleted again.
+    /// Number of rules added, including deleted ones.
     pub(super) fn added(&self) -> u32 {
         self.rules.len() as u32
     }
 
-    /// Whether the rule that was added behind so many others is there still.
+    /// Returns true if the rule that was added as number `added` still exists.
     pub(super) fn has(&mut self, added: u32) -> bool {
         let Some(&(_, unit)) = self.rules.get(added as usize) else { return false };
         let unit = self.joined(unit);
         self.units[unit as usize].group.is_some_and(|group| self.groups[group as usize].there)
     }
 
-    /// The highest number in use; 0 when there is no rule.
+    /// The highest number in use; 0 without rules.
     pub(super) fn last_number(&mut self) -> u32 {
         while let Some(mut entry) = self.by_number.last_entry() {
             while let Some(unit) = entry.get().last() {
@@ -94,7 +94,7 @@ impl RuleList {
         0
     }
 
-    /// Deletes the rules with these numbers. Whether there were any.
+    /// Deletes the rules with these numbers. Returns true if there were any.
     pub(super) fn delete(&mut self, lo: u32, hi: u32) -> bool {
         let mut any = false;
         while let Some((&number, _)) = (lo <= hi).then(|| self.by_number.range(lo..=hi).next()).flatten() {
@@ -106,13 +106,13 @@ impl RuleList {
         any
     }
 
-    /// Deletes the rules of one number that are in this set. Whether there were any.
+    /// Deletes the rules of one number in this set. Returns true if there were any.
     pub(super) fn delete_in_set(&mut self, number: u32, set: u8) -> bool {
         let bin = self.bin_of_set.0[usize::from(set)];
         let Self { units, groups, by_number, .. } = self;
         let Some(list) = by_number.get_mut(&number) else { return false };
         let mut any = false;
-        // What stays is one unit for each bin at most, so that the next command has no long list to look at.
+        // Keeps at most one unit per bin, so that the list of the next command is short.
         let mut first_of = [None; SETS];
         list.retain(|&unit| {
             let Some(group) = units[unit as usize].group else { return false };
@@ -142,7 +142,7 @@ impl RuleList {
         &mut self.bins[usize::from(self.bin_of_set.0[usize::from(set)])]
     }
 
-    /// Deletes all rules but those of set 31.
+    /// Deletes all rules except those of set 31.
     pub(super) fn flush(&mut self) {
         (0..RESERVED_SET).for_each(|set| self.delete_set(set));
     }
@@ -151,7 +151,7 @@ impl RuleList {
         if from == to {
             return;
         }
-        // The shorter list joins the longer one, so that a group is moved a few times at most.
+        // Merges the shorter list into the longer one: a group is moved a logarithmic number of times.
         if self.bin(from).len() > self.bin(to).len() {
             self.swap_sets(from, to);
         }
@@ -165,7 +165,7 @@ impl RuleList {
         self.bin_of_set.0.swap(usize::from(a), usize::from(b));
     }
 
-    /// Moves the rules of one number.
+    /// Moves the rules of one number to a set.
     pub(super) fn move_rule(&mut self, number: u32, to: u8) {
         let group = self.group_of(to);
         let Self { units, groups, by_number, .. } = self;
@@ -178,8 +178,8 @@ impl RuleList {
         units[first as usize].group = Some(group);
     }
 
-    /// The rules that are there, in order, each in the set that it ended in; and what that order is by: the number, and how
-    /// many were added before.
+    /// Returns the remaining rules in order, each in its final set, and their sort keys: number, and how many
+    /// rules were added before.
     pub(super) fn finish(mut self) -> (Vec<Rule>, Vec<(u64, u32)>) {
         let mut set_of = vec![None; self.groups.len()];
         for (set, bin) in self.bin_of_set.0.iter().enumerate() {
@@ -200,7 +200,7 @@ impl RuleList {
         (rules, places)
     }
 
-    /// The unit that a unit is in now.
+    /// Returns the unit into which a unit was merged.
     fn joined(&mut self, mut unit: u32) -> u32 {
         loop {
             let next = self.units[unit as usize].joined;
@@ -212,7 +212,7 @@ impl RuleList {
         }
     }
 
-    /// The group that rules of this set go into.
+    /// Returns the group for new rules of this set.
     fn group_of(&mut self, set: u8) -> u32 {
         if let Some(group) = self.bin(set).last() {
             return *group;

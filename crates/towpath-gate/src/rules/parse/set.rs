@@ -1,4 +1,4 @@
-//! `set`: sets are disabled, enabled, moved and swapped, and a command may be for the rules of one set.
+//! Parses `set`: disable, enable, move and swap sets, or run a command on the rules of one set.
 
 use super::super::diagnostic::{Fault, quoted};
 use super::super::rule::RESERVED_SET;
@@ -61,7 +61,7 @@ impl Builder {
         }
     }
 
-    /// `set N delete RULE...`, `set N flush`, `set N zero`, `set N resetlog`: a command for the rules of one set.
+    /// `set N delete RULE...`, `set N flush`, `set N zero`, `set N resetlog`.
     fn in_set(&mut self, cursor: &mut Cursor<'_, '_>, token: &Token<'_>) -> Parse<()> {
         let set = cursor::number(&token.text).filter(|set| *set <= 31);
         let set = set.ok_or_else(|| cursor::bad_number(token.position(), &token.text, "set", 0, 31))? as u8;
@@ -86,7 +86,7 @@ impl Builder {
         let mut number = cursor.number("rule number", 1, u32::MAX - 1)?;
         loop {
             if !self.rules.delete_in_set(number, set) {
-                self.warnings.push(Fault::new(at, format!("there is no rule {number} in set {set}")));
+                self.warnings.push(Fault::new(at, format!("rule {number} does not exist in set {set}")));
             }
             if cursor.peek().is_none() {
                 self.last = self.rules.last_number();

@@ -1,4 +1,4 @@
-//! State options: keep-state, record-state, limit and set-limit with their arguments.
+//! Parses state options: keep-state, record-state, limit and set-limit with their arguments.
 
 use super::action::{check_name, state_name};
 use crate::rules::cursor::{Cursor, Parse, bad_number, number};
@@ -7,7 +7,7 @@ use crate::rules::option::{Arg, arg};
 use crate::rules::rule::{Limit, StateOption};
 use crate::state::Tracking;
 
-/// Reads keep-state, record-state, limit or set-limit with what belongs to it.
+/// Parses a state option with its arguments.
 pub(crate) fn state(cursor: &mut Cursor<'_, '_>) -> Parse<StateOption> {
     let word = cursor.need("the state option")?;
     let (probe, limited) = match &*word.text {
@@ -52,17 +52,17 @@ fn limit(cursor: &mut Cursor<'_, '_>, word: &str) -> Parse<Limit> {
         let at = cursor.here();
         match (nets, net) {
             (None, _) => break,
-            (Some((true, _)), _) => return Err(Fault::new(at, format!("\"{field}\" twice"))),
+            (Some((true, _)), _) => return Err(Fault::new(at, format!("duplicate \"{field}\""))),
             (Some((asked, _)), None) => *asked = true,
             (Some((asked, Some(lengths))), Some(net)) => {
                 let read = prefix_lengths(net).ok_or_else(|| {
-                    Fault::new(at, format!("{} are no lengths of prefixes", quoted(net)))
+                    Fault::new(at, format!("{} is not a valid prefix length", quoted(net)))
                         .hint(format!("{field}/24, or {field}/24/64 for IPv4 and IPv6"))
                 })?;
                 (*asked, *lengths) = (true, Some(read));
             }
             (Some((_, None)), Some(_)) => {
-                return Err(Fault::new(at, format!("a port has no prefix: write \"{field}\"")));
+                return Err(Fault::new(at, format!("a port has no prefix length: write \"{field}\"")));
             }
         }
         any = true;
@@ -80,7 +80,7 @@ fn limit(cursor: &mut Cursor<'_, '_>, word: &str) -> Parse<Limit> {
         Some(max) => {
             let at = cursor.here();
             cursor.take();
-            // A bucket of nanoseconds cannot tell more apart.
+            // A bucket of nanoseconds cannot represent a higher rate.
             let most = 1_000_000_000;
             let number = number(max).filter(|max| (1..=most).contains(max));
             limit.max = Arg::Number(number.ok_or_else(|| bad_number(at, max, "rate", 1, most))?);
@@ -96,7 +96,7 @@ fn limit(cursor: &mut Cursor<'_, '_>, word: &str) -> Parse<Limit> {
     Ok(limit)
 }
 
-/// `24`, or `24/64`: bits of IPv4 and of IPv6 addresses. One number is for both.
+/// Parses `24` or `24/64`: prefix lengths for IPv4 and IPv6. A single number applies to both.
 fn prefix_lengths(text: &str) -> Option<(u8, u8)> {
     let length = |text: &str, most: u8| text.parse().ok().filter(|length| (1..=most).contains(length));
     match text.split_once('/') {

@@ -1,4 +1,4 @@
-//! `table NAME create|add|delete|...`.
+//! Parses `table NAME create|add|delete|...`.
 
 use super::{Builder, LabelValue};
 use crate::rules::address::{self, Address, table_name};
@@ -14,8 +14,8 @@ const COMMANDS: &[&str] = &[
     "info", "detail", "lookup",
 ];
 
-/// Reads and does a command. With `quiet` (`-q`) an entry that is there is changed by `add`, and one that is not there is no
-/// error for `delete`.
+/// Parses and executes a table command. With `quiet` (`-q`), `add` replaces an existing entry, and `delete`
+/// ignores a missing one.
 pub(super) fn command(builder: &mut Builder, cursor: &mut Cursor<'_, '_>, quiet: bool) -> Parse<()> {
     let token = cursor.need("the table's name")?;
     let at = token.position();
@@ -40,12 +40,12 @@ pub(super) fn command(builder: &mut Builder, cursor: &mut Cursor<'_, '_>, quiet:
                 }
                 (Some(there), Again::Missing | Again::OrFlush) => {
                     let message =
-                        format!("the table {name} exists already, with keys of type {}", there.kind());
+                        format!("the table {name} already exists, with keys of type {}", there.kind());
                     return Err(Fault::new(at, message));
                 }
                 (Some(_), Again::Error) => {
-                    return Err(Fault::new(at, format!("the table {name} exists already"))
-                        .hint("\"missing\" at the end leaves it as it is, \"or-flush\" empties it"));
+                    return Err(Fault::new(at, format!("the table {name} already exists"))
+                        .hint("add \"missing\" to keep it, or \"or-flush\" to empty it"));
                 }
             }
             Ok(())
@@ -59,9 +59,9 @@ pub(super) fn command(builder: &mut Builder, cursor: &mut Cursor<'_, '_>, quiet:
                 "destroy" => tables.remove(&name).is_some(),
                 _ => tables.get_mut(&name).map(Table::flush).is_some(),
             };
-            // As in ipfw no error: it is how a file begins that may be read again.
+            // Not an error, as in ipfw: files that are loaded repeatedly start this way.
             if !there && !quiet {
-                builder.warnings.push(Fault::new(at, format!("there is no table {name}")));
+                builder.warnings.push(Fault::new(at, format!("the table {name} does not exist")));
             }
             cursor.nothing_left("the command")
         }
@@ -92,7 +92,7 @@ pub(super) fn command(builder: &mut Builder, cursor: &mut Cursor<'_, '_>, quiet:
             cursor.nothing_left("\"modify\"")
         }
         "list" | "info" | "detail" | "lookup" => {
-            let message = format!("\"{}\" shows a table; a rule file only changes it", word.text);
+            let message = format!("\"{}\" has no effect: a rule file only changes tables", word.text);
             builder.warnings.push(Fault::new(word.position(), message));
             Ok(())
         }
@@ -102,13 +102,13 @@ pub(super) fn command(builder: &mut Builder, cursor: &mut Cursor<'_, '_>, quiet:
 }
 
 fn existing<'b>(builder: &'b mut Builder, name: &str, at: Position) -> Parse<&'b mut Table> {
-    // Two looks because a borrow that is returned may not be mixed with one that makes the message.
+    // Two lookups, because the borrow checker rejects returning the first borrow here.
     if builder.ruleset.tables.contains_key(name)
         && let Some(table) = builder.ruleset.tables.get_mut(name)
     {
         return Ok(table);
     }
-    Err(Fault::new(at, format!("there is no table {name}")))
+    Err(Fault::new(at, format!("the table {name} does not exist")))
 }
 
 fn all(builder: &mut Builder, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
@@ -134,12 +134,12 @@ fn all(builder: &mut Builder, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
     cursor.nothing_left("the command")
 }
 
-/// What `create` does about a table that is there.
+/// What `create` does if the table exists.
 enum Again {
     Error,
-    /// `missing`: leaves it as it is.
+    /// `missing`: keeps the table.
     Missing,
-    /// `or-flush`: empties it.
+    /// `or-flush`: empties the table.
     OrFlush,
 }
 
@@ -155,7 +155,7 @@ fn create(cursor: &mut Cursor<'_, '_>) -> Parse<(Table, Again)> {
             "valtype" => columns = valtype(cursor.need("the value's columns")?)?,
             "limit" => limit = Some(cursor.number("limit", 0, u32::MAX)? as usize),
             "locked" => locked = true,
-            // How the entries are kept is our own affair.
+            // The algorithm is ignored: the storage depends only on the type.
             "algo" => drop(cursor.need("the algorithm")?),
             "missing" => again = Again::Missing,
             "or-flush" => again = Again::OrFlush,
@@ -203,7 +203,7 @@ fn flow_fields(token: &Token<'_>, text: &str) -> Parse<FlowFields> {
             "dst-port" => &mut fields.dst_port,
             _ => {
                 let at = token.position_at(token.text.len() - text.len() + offset);
-                return Err(Fault::new(at, format!("{} is no field of a flow", quoted(word)))
+                return Err(Fault::new(at, format!("{} is not a valid flow field", quoted(word)))
                     .did_you_mean(word, ["src-ip", "proto", "src-port", "dst-ip", "dst-port"]));
             }
         } = true;
@@ -216,19 +216,22 @@ fn valtype(token: &Token<'_>) -> Parse<Vec<Column>> {
     for (offset, word) in elements(&token.text) {
         let Some((_, column)) = COLUMNS.iter().find(|(name, _)| *name == word) else {
             let fault =
-                Fault::new(token.position_at(offset), format!("{} is no type of value", quoted(word)));
+                Fault::new(token.position_at(offset), format!("{} is not a valid value type", quoted(word)));
             return Err(match word {
-                "fib" | "nat" | "netgraph" => fault.hint("nothing here uses it"),
+                "fib" | "nat" | "netgraph" => fault.hint("the column is not used"),
                 _ => fault.did_you_mean(word, COLUMNS.iter().map(|(name, _)| *name)),
             });
         };
         columns.push(*column);
     }
-    // Whatever the order in which they are named, values have them in this one.
+    // The columns have a fixed order.
     columns.sort_by_key(|column| COLUMNS.iter().position(|(_, other)| other == column));
     columns.dedup();
     if columns.contains(&Column::Legacy) && columns.len() > 1 {
-        return Err(Fault::new(token.position(), "\"legacy\" stands for all columns and goes with no other"));
+        return Err(Fault::new(
+            token.position(),
+            "\"legacy\" covers all columns and cannot be combined with others",
+        ));
     }
     Ok(columns)
 }
@@ -246,7 +249,7 @@ fn add(builder: &mut Builder, name: &str, cursor: &mut Cursor<'_, '_>, quiet: bo
         let columns = table.columns().to_vec();
         let key = parse_key(token, table.kind());
         let value = cursor.take();
-        // A bad key is one error; its value is not a second one.
+        // A bad key is reported once, not again for its value.
         let key = match key {
             Ok(key) => key,
             Err(fault) => {
@@ -276,8 +279,8 @@ fn add(builder: &mut Builder, name: &str, cursor: &mut Cursor<'_, '_>, quiet: bo
     Ok(())
 }
 
-/// The type of a table that nobody has created, from its first key, as ipfw guesses it. What has a dot is to ipfw an address
-/// or a host's name; but a name that ends in a number is no host's, and many a port's (em0.100).
+/// Guesses the type of a table from its first key, as ipfw does. ipfw takes a key with a dot for an address or
+/// host name; here a name that ends in a number is a port (em0.100).
 fn guessed(key: &str) -> Kind {
     let digit = key.starts_with(|c: char| c.is_ascii_digit());
     let dotted = key.rsplit_once('.').is_some_and(|(_, last)| digit || number(last).is_none());
@@ -317,8 +320,10 @@ fn delete(
             Err(fault) => cursor.note(fault),
             Ok(Ok(there)) if there || quiet => {}
             Ok(Ok(_)) => {
-                cursor
-                    .note(Fault::new(token.position(), format!("there is no entry {}", quoted(&token.text))));
+                cursor.note(Fault::new(
+                    token.position(),
+                    format!("the entry {} does not exist", quoted(&token.text)),
+                ));
             }
             Ok(Err(refused)) => {
                 cursor.note(Fault::new(token.position(), format!("{}: {refused}", quoted(&token.text))));
@@ -328,19 +333,19 @@ fn delete(
     Ok(())
 }
 
-/// Reads a key of a table of this type.
+/// Parses a key of this type.
 fn parse_key(token: &Token<'_>, kind: Kind) -> Parse<Key> {
     let text = &*token.text;
-    let wrong = |what: &str| Fault::new(token.position(), format!("{} is no {what}", quoted(text)));
+    let wrong = |what: &str| Fault::new(token.position(), format!("{} is not a valid {what}", quoted(text)));
     match kind {
         Kind::Addr => match address::parse(text) {
             Ok(Address::Net4(net)) => match net.prefix_len() {
                 Some(len) => Ok(Key::Net4(net.addr, len)),
-                None => Err(wrong("prefix").hint("a table's mask has no gaps")),
+                None => Err(wrong("prefix").hint("the mask must be contiguous")),
             },
             Ok(Address::Net6(net)) => match net.prefix_len() {
                 Some(len) => Ok(Key::Net6(net.addr, len)),
-                None => Err(wrong("prefix").hint("a table's mask has no gaps")),
+                None => Err(wrong("prefix").hint("the mask must be contiguous")),
             },
             Err(no) => Err(Fault { hint: no.hint.map(str::to_owned), ..wrong("address or prefix") }),
             Ok(_) => Err(wrong("address or prefix")),
@@ -349,7 +354,7 @@ fn parse_key(token: &Token<'_>, kind: Kind) -> Parse<Key> {
         Kind::Number => number(text).map(Key::Number).ok_or_else(|| wrong("number")),
         Kind::Flow(fields) => flow_key(text, fields)
             .map(Key::Flow)
-            .ok_or_else(|| wrong("flow").hint(format!("this table's keys are {fields}"))),
+            .ok_or_else(|| wrong("flow").hint(format!("the keys of this table are {fields}"))),
         Kind::Mac => {
             parse_mac_mask(text).and_then(Key::mac).ok_or_else(|| wrong("Ethernet address or prefix"))
         }
@@ -380,7 +385,7 @@ fn flow_key(text: &str, fields: FlowFields) -> Option<FlowKey> {
     words.next().is_none().then_some(key)
 }
 
-/// Reads a value; a label becomes a number when the whole file is read.
+/// Parses a value. Labels are resolved after the whole file has been read.
 fn parse_value(token: &Token<'_>, columns: &[Column]) -> Parse<(Value, Vec<LabelValue>)> {
     let mut value = Value::default();
     let mut labels = Vec::new();
@@ -394,8 +399,8 @@ fn parse_value(token: &Token<'_>, columns: &[Column]) -> Parse<(Value, Vec<Label
         };
         let at = token.position_at(offset);
         let wrong = || {
-            Fault::new(at, format!("{} is no value", quoted(text)))
-                .hint("keys and values alternate; only the last key may go without a value")
+            Fault::new(at, format!("{} is not a valid value", quoted(text)))
+                .hint("keys and values alternate; only the last key may have no value")
         };
         let number_of = match (column, text.strip_prefix(':')) {
             (Column::Skipto | Column::Legacy, Some(label)) => {

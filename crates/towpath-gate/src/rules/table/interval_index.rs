@@ -1,40 +1,40 @@
-//! The ranges that nested prefixes cut the address space into, in one sorted array: how large tables of prefixes are looked
-//! up.
+//! A sorted array of the intervals of nested prefixes: the lookup structure of large tables.
 //!
-//! What: in a trie of millions of prefixes, a lookup waits for memory once per level. Here it waits for the index over the
-//! upper bits, and for the few ranges that the index leaves: two or three times.
+//! In a trie of millions of prefixes, a lookup waits for memory once per level. Here it waits two or three times:
+//! for an index over the upper bits, and for the few intervals that remain.
 //!
-//! Invariant: for every address outside the prefixes in `changed`, [`IntervalIndex::get`] is what the trie gives that it was made
-//! from. For the others [`IntervalIndex::knows`] is false, and the trie is asked.
+//! Invariant: for every address outside the prefixes in `changed`, [`IntervalIndex::get`] returns the result of
+//! the trie from which the index was built. For all other addresses [`IntervalIndex::knows`] returns false, and
+//! the caller uses the trie.
 
 use prefix_trie::PrefixMap;
 
-/// A prefix; one of IPv4 has its address in the upper 32 bits.
+/// A prefix. IPv4 addresses are in the upper 32 bits.
 pub(super) type Prefix = (u128, u8);
-/// No prefix holds the range.
+/// No prefix contains the interval.
 const NONE: u32 = u32::MAX;
-/// Of so many changed prefixes in proportion to all, it is time for another array.
+/// The index is discarded when the changed prefixes exceed this fraction (1/16) of all.
 const CHANGED_SHARE: usize = 16;
 
 #[derive(Clone)]
 pub(super) struct IntervalIndex {
     ranges: Ranges,
-    /// Prefixes that were added, deleted or given another value since.
+    /// Prefixes that were added, deleted or changed since.
     changed: PrefixMap<Prefix, ()>,
-    /// Prefixes that it was made from.
+    /// Number of prefixes from which it was built.
     len: usize,
 }
 
 #[derive(Clone)]
 enum Ranges {
-    /// No prefix is longer than 64 bits: the upper halves of addresses are enough.
+    /// All prefixes have at most 64 bits: the upper halves of the addresses suffice.
     Upper(Sorted<u64>),
     Whole(Sorted<u128>),
 }
 
 impl IntervalIndex {
-    /// Of prefixes in order, shorter ones first where several begin, each with the number of its value. `len` is how many
-    /// there are, and `long` whether one of them is longer than 64 bits.
+    /// Builds the index from prefixes in order (shorter first if several start at the same address), each with its
+    /// value number. `len` is their number; `long` is true if a prefix has more than 64 bits.
     pub(super) fn new(prefixes: impl Iterator<Item = (Prefix, u32)>, len: usize, long: bool) -> Self {
         let ranges = ranges(prefixes);
         let ranges = if long {
@@ -45,13 +45,13 @@ impl IntervalIndex {
         Self { ranges, changed: PrefixMap::new(), len }
     }
 
-    /// Whether [`IntervalIndex::get`] is right for this address.
+    /// Returns true if [`IntervalIndex::get`] is valid for this address.
     #[inline]
     pub(super) fn knows(&self, ip: u128) -> bool {
         self.changed.is_empty() || self.changed.get_lpm(&(ip, 128)).is_none()
     }
 
-    /// The value of the longest prefix.
+    /// Returns the value of the longest prefix.
     #[inline]
     pub(super) fn get(&self, ip: u128) -> Option<u32> {
         let value = match &self.ranges {
@@ -61,16 +61,16 @@ impl IntervalIndex {
         (value != NONE).then_some(value)
     }
 
-    /// A prefix has changed in the trie; false when so many have that this array is of no more use.
+    /// Records a changed prefix. Returns false if the index is no longer useful.
     pub(super) fn change(&mut self, prefix: Prefix) -> bool {
         self.changed.insert(prefix, ());
         self.changed.len() <= self.len / CHANGED_SHARE
     }
 }
 
-/// Where each range starts, and its value; the first starts at 0.
+/// Iterates over the start of each interval with its value; the first starts at 0.
 fn ranges(prefixes: impl Iterator<Item = (Prefix, u32)>) -> impl Iterator<Item = (u128, u32)> {
-    // The prefixes around the place that the sweep has come to, the innermost last: last address and value.
+    // The prefixes around the current address, the innermost last: last address and value.
     let mut around: Vec<(u128, u32)> = Vec::new();
     let mut prefixes = prefixes.map(|((start, len), value)| {
         let last = start | u128::MAX.checked_shr(len.into()).unwrap_or(0);
@@ -84,7 +84,7 @@ fn ranges(prefixes: impl Iterator<Item = (Prefix, u32)>) -> impl Iterator<Item =
         }
         loop {
             match (next, around.last()) {
-                // The innermost ends before the next begins: what is around it goes on.
+                // The innermost prefix ends before the next one starts: continue with the one around it.
                 (_, Some(&(last, _))) if next.is_none_or(|(start, ..)| start > last) => {
                     around.pop();
                     let value = around.last().map_or(NONE, |(_, value)| *value);
@@ -98,20 +98,20 @@ fn ranges(prefixes: impl Iterator<Item = (Prefix, u32)>) -> impl Iterator<Item =
                     return Some((start, value));
                 }
                 (None, None) => return None,
-                // No arm is left for it: with something around, the first one takes it.
+                // Unreachable: with a prefix around, the first arm matches.
                 (None, Some(_)) => return None,
             }
         }
     })
 }
 
-/// Sorted starts of ranges, with an index over their upper bits.
+/// Sorted starts of intervals, with an index over their upper bits.
 #[derive(Clone)]
 struct Sorted<K> {
     ranges: Vec<(K, u32)>,
-    /// For each slot of addresses the first range that starts in it or later; one more at the end.
+    /// For each slot, the first interval that starts in it or later; one extra at the end.
     slots: Vec<u32>,
-    /// The first slot begins at `base`, and each has this many bits.
+    /// The first slot starts at `base`; each slot spans `bits` bits.
     base: K,
     bits: u32,
 }
@@ -151,7 +151,7 @@ impl<K: Bits> Sorted<K> {
         let mut ranges: Vec<(K, u32)> = Vec::new();
         for (start, value) in starts {
             match ranges.last_mut() {
-                // A prefix that begins where the one around it begins, or where the one before it ends.
+                // A prefix that starts where the enclosing one starts, or where the previous one ends.
                 Some(last) if last.0 == start => last.1 = value,
                 Some(last) if last.1 == value => {}
                 _ => ranges.push((start, value)),
@@ -160,7 +160,7 @@ impl<K: Bits> Sorted<K> {
         ranges.shrink_to_fit();
         let base = ranges.get(1).map_or(K::ZERO, |(start, _)| *start);
         let span = ranges.last().map_or(K::ZERO, |(start, _)| *start).max(base).minus(base);
-        // About two ranges a slot.
+        // About two intervals per slot.
         let wanted = (ranges.len() / 2).max(1).ilog2();
         let bits = span.width().saturating_sub(wanted);
         let count = span.slot(bits) + 1;
@@ -170,7 +170,7 @@ impl<K: Bits> Sorted<K> {
                 slots[start.minus(base).slot(bits) + 1] += 1;
             }
         }
-        // The range at 0 lies before the first slot, unless it begins there.
+        // The interval at 0 is before the first slot, unless the slot starts there.
         let before = ranges.iter().take_while(|(start, _)| *start < base).count() as u32;
         let mut sum = before;
         for slot in &mut slots {
@@ -180,7 +180,7 @@ impl<K: Bits> Sorted<K> {
         Self { ranges, slots, base, bits }
     }
 
-    /// The value of the range that holds `key`.
+    /// Returns the value of the interval that contains `key`.
     #[inline]
     fn get(&self, key: K) -> u32 {
         if key < self.base {
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Addresses that are close to each other, at either end of the space and in between.
+    /// Addresses close to each other, at both ends of the address space and in between.
     fn address() -> impl Strategy<Value = u128> {
         (0u8..4, 0u128..64, 0u32..60).prop_map(|(place, low, shift)| match place {
             0 => low << shift,
@@ -210,7 +210,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn says_what_the_trie_says(
+        fn agrees_with_the_trie(
             prefixes in proptest::collection::vec((address(), 0u8..=128, 0u32..5), 0..60),
             changes in proptest::collection::vec((address(), 0u8..=128, proptest::option::of(0u32..5)), 0..4),
             asked in proptest::collection::vec(address(), 40),

@@ -1,22 +1,22 @@
-//! Keys of tables, and what a table's keys are.
+//! Table types and keys.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::rules::option::MacMask;
 
-/// What a table's keys are.
+/// The type of a table's keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Addresses with a prefix length; the longest one wins.
+    /// Addresses with a prefix length; the longest prefix matches.
     Addr,
-    /// Names of ports.
+    /// Port names.
     Iface,
     /// 32-bit numbers.
     Number,
-    /// Flows, or some fields of them.
+    /// Flows, or some of their fields.
     Flow(FlowFields),
-    /// Ethernet addresses with a prefix length.
+    /// Ethernet addresses with a prefix length; the longest prefix matches.
     Mac,
 }
 
@@ -32,7 +32,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Which fields of a flow a table's keys have.
+/// The fields of a flow in a table's keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowFields {
     /// Source address.
@@ -48,7 +48,7 @@ pub struct FlowFields {
 }
 
 impl FlowFields {
-    /// All five.
+    /// All five fields.
     pub const ALL: Self = Self { src_ip: true, proto: true, src_port: true, dst_ip: true, dst_port: true };
 }
 
@@ -70,7 +70,7 @@ impl fmt::Display for FlowFields {
     }
 }
 
-/// A flow as a table's key; fields that the table does not use are empty.
+/// A flow as a key. Fields that the table does not use are empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowKey {
     /// Source address.
@@ -92,7 +92,7 @@ pub enum Key {
     Net4(u32, u8),
     /// An IPv6 prefix.
     Net6(u128, u8),
-    /// A port's name.
+    /// A port name.
     Iface(Box<str>),
     /// A number.
     Number(u32),
@@ -103,7 +103,7 @@ pub enum Key {
 }
 
 impl Key {
-    /// The key of an Ethernet address with a mask; `None` when the mask has gaps.
+    /// Creates the key of an Ethernet address with a mask; `None` if the mask is not contiguous.
     pub fn mac(mac: MacMask) -> Option<Self> {
         let bits = |octets: [u8; 6]| octets.iter().fold(0u64, |bits, o| bits << 8 | u64::from(*o)) << 16;
         let mask = bits(mac.mask);

@@ -1,7 +1,7 @@
 //! Lookup tables: keys of five types, values with columns.
 //!
-//! Addresses and Ethernet addresses are kept as longest-prefix tries, the other types as hash tables. Values are
-//! shared: a table of millions of entries has few different ones, and an entry holds a 32-bit number of its value.
+//! Addresses and Ethernet addresses are stored in longest-prefix tries, other keys in hash tables. Equal values
+//! are stored once: an entry holds the 32-bit number of its value.
 
 mod interval_index;
 mod key;
@@ -20,14 +20,14 @@ use prefix_trie::PrefixMap;
 use self::interval_index::{IntervalIndex, Prefix};
 use self::value::{Values, column_name};
 
-/// Why an entry was not added.
+/// Why an entry was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// The key is there already.
+    /// The key exists.
     Exists,
-    /// The table has as many entries as its limit allows.
+    /// The table has reached its limit.
     Full,
-    /// The key is not of the table's type.
+    /// The key does not have the type of the table.
     WrongType,
     /// The table is locked.
     Locked,
@@ -36,7 +36,7 @@ pub enum Refused {
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Exists => "the entry exists already",
+            Self::Exists => "the entry already exists",
             Self::Full => "the table is full",
             Self::WrongType => "the key is not of the table's type",
             Self::Locked => "the table is locked",
@@ -70,14 +70,14 @@ enum Entries {
 struct Prefixes {
     v4: PrefixMap<(u32, u8), u32>,
     v6: PrefixMap<(u128, u8), u32>,
-    /// IPv6 prefixes of more than 64 bits.
+    /// Number of IPv6 prefixes with more than 64 bits.
     long6: usize,
-    /// What the tries say, in a form that is read faster, when there is much of it.
+    /// A faster form of the tries, for large tables.
     fast4: Option<Box<IntervalIndex>>,
     fast6: Option<Box<IntervalIndex>>,
 }
 
-/// Tables of fewer prefixes of one family are fast enough as they are.
+/// Tables with fewer prefixes per family use only the trie.
 const MANY_PREFIXES: usize = 16_384;
 
 impl Prefixes {
@@ -134,7 +134,7 @@ impl Prefixes {
     }
 }
 
-/// A prefix has changed.
+/// Records a changed prefix in the fast form.
 fn change(fast: &mut Option<Box<IntervalIndex>>, prefix: Prefix) {
     if fast.as_mut().is_some_and(|fast| !fast.change(prefix)) {
         *fast = None;
@@ -148,14 +148,14 @@ impl fmt::Debug for Table {
 }
 
 impl Default for Table {
-    /// What a table is when a rule or an entry comes before its `create`: addresses, legacy values.
+    /// The table that a rule or entry creates implicitly: addresses, legacy values.
     fn default() -> Self {
         Self::new(Kind::Addr, vec![Column::Legacy])
     }
 }
 
 impl Table {
-    /// An empty table.
+    /// Creates an empty table.
     pub fn new(kind: Kind, columns: Vec<Column>) -> Self {
         let entries = match kind {
             Kind::Addr => Entries::Addr(Box::default()),
@@ -167,32 +167,32 @@ impl Table {
         Self { kind, columns, limit: None, locked: false, entries, values: Values::default() }
     }
 
-    /// The type of its keys.
+    /// Type of the keys.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// The columns of its values.
+    /// Columns of the values.
     pub fn columns(&self) -> &[Column] {
         &self.columns
     }
 
-    /// Most entries, if there is a limit.
+    /// Maximum number of entries, if limited.
     pub fn limit(&self) -> Option<usize> {
         self.limit
     }
 
-    /// Sets the limit; `None` lifts it.
+    /// Sets the limit; `None` removes it.
     pub fn set_limit(&mut self, limit: Option<usize>) {
         self.limit = limit;
     }
 
-    /// Locks the table against changes, or unlocks it.
+    /// Locks or unlocks the table against changes.
     pub fn set_locked(&mut self, locked: bool) {
         self.locked = locked;
     }
 
-    /// Whether both have the same type, columns, limit and entries.
+    /// Returns true if both have the same type, columns, limit and entries.
     pub(crate) fn same_as(&self, other: &Self) -> bool {
         let shape = |table: &Self| (table.kind, table.limit, table.locked, table.len());
         if shape(self) != shape(other) || self.columns != other.columns {
@@ -212,7 +212,7 @@ impl Table {
         }
     }
 
-    /// Whether there is no entry.
+    /// Returns true if the table has no entries.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -220,7 +220,7 @@ impl Table {
     /// Adds an entry.
     ///
     /// # Errors
-    /// [`Refused`] says why not; the table is then unchanged.
+    /// Returns [`Refused`] without changing the table.
     pub fn add(&mut self, key: &Key, value: Value) -> Result<(), Refused> {
         if self.locked {
             return Err(Refused::Locked);
@@ -235,10 +235,10 @@ impl Table {
         Ok(())
     }
 
-    /// Adds an entry or changes its value.
+    /// Adds an entry or replaces its value.
     ///
     /// # Errors
-    /// [`Refused`] says why not; the table is then unchanged.
+    /// Returns [`Refused`] without changing the table.
     pub fn replace(&mut self, key: &Key, value: Value) -> Result<(), Refused> {
         if self.locked {
             return Err(Refused::Locked);
@@ -250,12 +250,12 @@ impl Table {
         Ok(())
     }
 
-    /// Sets one numeric column of an entry that is there, also when the table is locked.
+    /// Sets one numeric column of an existing entry, also in a locked table.
     pub(crate) fn set_number(&mut self, key: &Key, column: Column, number: u32) {
         let Ok(Some(value)) = self.get(key) else { return };
         let mut value = *value;
         value.set(column, number);
-        // As when the value was read: the tag, or else the first column.
+        // As in parsing: the tag column, otherwise the first one.
         if self.columns.first() == Some(&column) && !self.columns.contains(&Column::Tag) {
             value.number = number;
         }
@@ -271,7 +271,7 @@ impl Table {
             (Entries::Number(map), Key::Number(key)) => map.insert(*key, number),
             (Entries::Flow(map), Key::Flow(key)) => map.insert(*key, number),
             (Entries::Mac(map), Key::Mac(bits, len)) => map.insert((*bits, *len), number),
-            // `get` has refused every other pair.
+            // `get` has rejected all other combinations.
             _ => Some(number),
         };
         if let Some(old) = old {
@@ -279,18 +279,19 @@ impl Table {
         }
     }
 
-    /// Makes lookups in a table of very many prefixes as fast as they can be; [`super::Ruleset::parse`] does it at its end.
-    /// It takes about a second for each million of prefixes. Changes of up to a sixteenth of them leave lookups fast.
+    /// Builds the fast form of a table with many prefixes; [`super::Ruleset::parse`] calls it at its end. Takes
+    /// about one second per million prefixes. Lookups stay fast until more than a sixteenth of the prefixes have
+    /// changed.
     pub fn settle(&mut self) {
         if let Entries::Addr(all) = &mut self.entries {
             all.settle();
         }
     }
 
-    /// Deletes an entry; false when there is none.
+    /// Deletes an entry. Returns false if it does not exist.
     ///
     /// # Errors
-    /// [`Refused::Locked`], [`Refused::WrongType`].
+    /// Returns [`Refused::Locked`] or [`Refused::WrongType`].
     pub fn delete(&mut self, key: &Key) -> Result<bool, Refused> {
         if self.locked {
             return Err(Refused::Locked);
@@ -317,10 +318,10 @@ impl Table {
         self.values = fresh.values;
     }
 
-    /// The value of exactly this key.
+    /// Returns the value of exactly this key.
     ///
     /// # Errors
-    /// [`Refused::WrongType`].
+    /// Returns [`Refused::WrongType`].
     pub fn get(&self, key: &Key) -> Result<Option<&Value>, Refused> {
         let number = match (&self.entries, key) {
             (Entries::Addr(all), Key::Net4(addr, len)) => all.v4.get(&(*addr, *len)),
@@ -334,7 +335,7 @@ impl Table {
         Ok(number.map(|number| self.values.get(*number)))
     }
 
-    /// The value of the longest prefix of an address.
+    /// Returns the value of the longest prefix that contains an address.
     #[inline]
     pub fn lookup_ip(&self, ip: IpAddr) -> Option<&Value> {
         let Entries::Addr(all) = &self.entries else { return None };
@@ -345,33 +346,33 @@ impl Table {
         Some(self.values.get(number))
     }
 
-    /// The value of a number.
+    /// Returns the value of a number.
     #[inline]
     pub fn lookup_number(&self, number: u32) -> Option<&Value> {
         let Entries::Number(map) = &self.entries else { return None };
         map.get(&number).map(|number| self.values.get(*number))
     }
 
-    /// The value of a port's name.
+    /// Returns the value of a port name.
     pub fn lookup_iface(&self, name: &str) -> Option<&Value> {
         let Entries::Iface(map) = &self.entries else { return None };
         map.get(name).map(|number| self.values.get(*number))
     }
 
-    /// The value of a flow; the caller leaves out the fields that the table does not use.
+    /// Returns the value of a flow. The caller leaves fields empty that the table does not use.
     pub fn lookup_flow(&self, key: &FlowKey) -> Option<&Value> {
         let Entries::Flow(map) = &self.entries else { return None };
         map.get(key).map(|number| self.values.get(*number))
     }
 
-    /// The value of the longest prefix of an Ethernet address.
+    /// Returns the value of the longest prefix that contains an Ethernet address.
     pub fn lookup_mac(&self, mac: [u8; 6]) -> Option<&Value> {
         let Entries::Mac(map) = &self.entries else { return None };
         let bits = mac.iter().fold(0u64, |bits, octet| bits << 8 | u64::from(*octet)) << 16;
         map.get_lpm(&(bits, 48)).map(|(_, number)| self.values.get(*number))
     }
 
-    /// Every entry, in the order of the keys.
+    /// Returns all entries in the order of their keys.
     pub fn list(&self) -> Vec<(Key, Value)> {
         let value = |number: &u32| *self.values.get(*number);
         match &self.entries {
@@ -401,7 +402,7 @@ impl Table {
 }
 
 impl Table {
-    /// The commands that make this table, for a rule file.
+    /// Writes the rule file commands that create this table.
     pub(crate) fn write_commands(&self, name: &str, text: &mut String) {
         use fmt::Write;
         let columns: Vec<_> = self.columns.iter().map(|c| column_name(*c)).collect();
@@ -419,7 +420,7 @@ impl Table {
         }
     }
 
-    /// A key as `table NAME list` shows it: of a flow exactly the fields that the table has.
+    /// Formats a key like `table NAME list`. A flow has exactly the fields of the table.
     pub fn show_key(&self, key: &Key) -> String {
         let (Kind::Flow(fields), Key::Flow(flow)) = (self.kind, key) else { return key.to_string() };
         let ip = |ip: Option<IpAddr>| ip.map(|ip| ip.to_string()).unwrap_or_default();
@@ -433,7 +434,7 @@ impl Table {
         all.into_iter().filter(|(there, _)| *there).map(|(_, text)| text).collect::<Vec<_>>().join(",")
     }
 
-    /// A value as `table NAME list` shows it.
+    /// Formats a value like `table NAME list`.
     pub fn show_value(&self, value: &Value) -> String {
         let show = |column: &Column| match column {
             Column::Legacy => match (value.number, value.ipv6) {
@@ -478,9 +479,9 @@ mod tests {
         assert_eq!(table.add(&net([12, 0, 0, 0], 8), Value::legacy(9)), Err(Refused::Full));
     }
 
-    /// A table that is large enough for the fast form answers as one that has none of it, also while it changes.
+    /// A table with the fast form returns the same results as one without, also after changes.
     #[test]
-    fn large_tables_answer_as_small_ones_do() {
+    fn large_and_small_tables_agree() {
         let mut state = 1u64;
         let mut random = |below: u64| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -526,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_kept_once_and_given_back() {
+    fn values_are_reference_counted() {
         let mut table = Table::new(Kind::Number, vec![Column::Legacy]);
         for key in 0..100 {
             table.add(&Key::Number(key), Value::legacy(key % 2)).unwrap();

@@ -1,4 +1,4 @@
-//! Values of tables, by columns.
+//! Table values, by column.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 /// A column of a table's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Column {
-    /// Every number below at once, as one 32-bit number; or an IPv4 address.
+    /// All numeric columns at once, as one 32-bit number; or an address.
     Legacy,
     /// Rule number for skipto and call.
     Skipto,
@@ -28,7 +28,7 @@ pub enum Column {
     Mark,
 }
 
-/// Column names as `valtype` takes them.
+/// Column names for `valtype`.
 pub(crate) const COLUMNS: &[(&str, Column)] = &[
     ("legacy", Column::Legacy),
     ("skipto", Column::Skipto),
@@ -42,10 +42,10 @@ pub(crate) const COLUMNS: &[(&str, Column)] = &[
     ("mark", Column::Mark),
 ];
 
-/// A value: what `tablearg` stands for, per use.
+/// A value: the meaning of `tablearg` for each use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Value {
-    /// What `table(name,value)` compares with, and what is listed for a legacy table.
+    /// The number that `table(name,value)` compares, and that a legacy table lists.
     pub number: u32,
     /// For skipto and call.
     pub skipto: u32,
@@ -68,7 +68,7 @@ pub struct Value {
 }
 
 impl Value {
-    /// The value of a legacy table: one number for every use.
+    /// Creates the value of a legacy table: one number for all uses.
     pub const fn legacy(number: u32) -> Self {
         Self {
             number,
@@ -98,7 +98,7 @@ impl Value {
             Column::Divert => self.divert = number,
             Column::Limit => self.limit = number,
             Column::Mark => self.mark = number,
-            // 0.0.0.0 is no next hop.
+            // 0.0.0.0 is not a next hop.
             Column::Ipv4 => self.ipv4 = if number == 0 { None } else { Some(Ipv4Addr::from_bits(number)) },
             Column::Ipv6 => {}
         }
@@ -109,7 +109,7 @@ pub(super) fn column_name(column: Column) -> &'static str {
     COLUMNS.iter().find(|(_, c)| *c == column).map_or("legacy", |(name, _)| name)
 }
 
-/// Values, each kept once for all entries that have it.
+/// Values with reference counts. Equal values are stored once.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Values {
     pub(super) slots: Vec<(Value, u32)>,
@@ -122,7 +122,7 @@ impl Values {
         &self.slots[number as usize].0
     }
 
-    /// The number of `value`, which one more entry uses.
+    /// Returns the number of `value` and adds a reference.
     pub(super) fn take(&mut self, value: Value) -> u32 {
         if let Some(number) = self.numbers.get(&value) {
             self.slots[*number as usize].1 += 1;
@@ -142,7 +142,7 @@ impl Values {
         number
     }
 
-    /// One entry less uses the value.
+    /// Removes a reference.
     pub(super) fn give_back(&mut self, number: u32) {
         let (value, uses) = &mut self.slots[number as usize];
         *uses -= 1;
