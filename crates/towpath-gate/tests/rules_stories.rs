@@ -421,7 +421,7 @@ fn marks_tags_and_edits_stay_with_the_packet() {
     let rules: String = (1..=20).map(|tag| format!("add count tag {tag} ip from any to any\n")).collect();
     let mut story = Story::new(&rules);
     assert_eq!(story.all(DNS).1.tags().len(), 16);
-    assert_eq!(story.gate.tags_full(), 4);
+    assert_eq!(story.gate.counters().tags_full, 4);
 }
 
 #[test]

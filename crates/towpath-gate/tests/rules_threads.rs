@@ -31,7 +31,7 @@ fn walk(walker: &mut Walker, n: u32, now: Time) -> Step {
 }
 
 /// Runs `work` with a walker in each of several threads, and `meanwhile` in this thread until they finish.
-fn beside<T: Send>(
+fn run_concurrently<T: Send>(
     gate: &mut Gate,
     work: impl Fn(usize, &mut Walker) -> T + Sync,
     mut meanwhile: impl FnMut(&mut Gate),
@@ -73,7 +73,7 @@ fn packets_are_counted_once_during_reloads() {
     let mut gate = gate(texts[0]);
     let mut turn = 0;
     let mut seen = 0;
-    let steps = beside(
+    let steps = run_concurrently(
         &mut gate,
         |_, walker| (0..PACKETS).filter(|&n| walk(walker, n, NOW) == Step::Pass).count(),
         |gate| {
@@ -127,7 +127,7 @@ fn table_changes_are_atomic() {
     // At any time the table contains exactly one of 10.0.0/24 and 10.0.1/24.
     let stop = AtomicBool::new(false);
     let mut turn = 0_u8;
-    let answers = beside(
+    let answers = run_concurrently(
         &mut gate,
         |n, walker| {
             let mut passed = 0_u32;
@@ -159,7 +159,7 @@ fn rates_and_log_limits_cover_all_walkers() {
         "pipe 1 config bw 8Mbit/s burst 10000\n\
          add 100 count log logamount 5 ip from any to any\nadd 200 pipe 1 ip from any to any",
     );
-    let done = beside(
+    let done = run_concurrently(
         &mut gate,
         |_, walker| {
             let passed = (0..PACKETS).filter(|&n| walk(walker, n, NOW) == Step::Pass).count();

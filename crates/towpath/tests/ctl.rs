@@ -494,7 +494,7 @@ fn rules_tables_and_settings_change_while_it_runs() {
     );
     for (words, code, what) in [
         ("table T lookup 192.0.2.2", 1, "192.0.2.2 is not in table T"),
-        ("table T lookup lan", 1, "is no address or prefix"),
+        ("table T lookup lan", 1, "is not a valid address or prefix"),
         ("table T lookup", 64, "table NAME lookup KEY"),
         ("table U lookup 10.0.0.1", 1, "there is no table U"),
         ("table U info", 1, "there is no table U"),

@@ -72,7 +72,7 @@ fn two_halves_are_a_whole() {
     fs::write(&states, "anything").unwrap();
     let output = replay(&second, &with("--states-in"));
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("this is no snapshot of states"), "{said}");
+    assert!(!output.status.success() && said.contains("not a snapshot of states"), "{said}");
     let nowhere = path("no/such/directory");
     let passing = path("passing.pcap");
     let options = ["--rules", "", "--states-out", "", "--out", ""].map(Path::new);

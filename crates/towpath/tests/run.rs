@@ -267,7 +267,7 @@ fn states_go_from_one_engine_to_the_next() {
     // What is no snapshot is said, and costs the states and no more; the next one is whole.
     let whole = std::fs::read(path("states")).unwrap();
     for (wrong, why) in [
-        (b"anything".to_vec(), "this is no snapshot of states"),
+        (b"anything".to_vec(), "not a snapshot of states"),
         (whole[..whole.len() / 2].to_vec(), "checksum is wrong"),
     ] {
         std::fs::write(path("states"), wrong).unwrap();

@@ -20,6 +20,7 @@ use super::walker::{Shared, Walker};
 use crate::rules::table::Table;
 use crate::rules::{DEFAULT_RULE, RESERVED_SET, Rule, Ruleset};
 use crate::state::{self, Keepalive, Name, Pages, RuleId, States};
+use towpath_metrics::metrics;
 use towpath_wire::{Packet, Time};
 
 /// The rule of restored states whose own rule does not exist here: `allow ... // dynamic states default rule`.
@@ -49,6 +50,14 @@ pub struct Gate {
     pub(super) seed: u64,
     /// Earlier generations that a walker may still use.
     pub(super) retired: Vec<RetiredGeneration>,
+}
+
+metrics! {
+    /// Counters of the gate, summed over its walkers.
+    pub struct GateCounters in "gate" {
+        /// Tags that a rule could not attach, because the packet already had 16.
+        pub tags_full: counter events,
+    }
 }
 
 /// Settings of the gate. The settings of the state table are [`state::Settings`].
@@ -261,7 +270,7 @@ impl Gate {
     }
 
     /// Returns the counters of `rules` since they were zeroed.
-    pub(super) fn counters(&self) -> Vec<RuleCounter> {
+    pub(super) fn rule_counters(&self) -> Vec<RuleCounter> {
         let mut counters = self.shared.slots.sums(self.rules.iter().map(|(id, _)| *id));
         for (counter, (id, _)) in counters.iter_mut().zip(&self.rules) {
             if let Some(zeroed) = self.zeroed.get(id) {
@@ -274,7 +283,7 @@ impl Gate {
     /// Returns the rules that have matched no packet since they were loaded or zeroed, except the default rule.
     pub fn unused(&self) -> impl Iterator<Item = &Rule> {
         let default = self.generation().program.default;
-        let counted = self.rules[..default].iter().zip(self.counters());
+        let counted = self.rules[..default].iter().zip(self.rule_counters());
         counted.filter(|(_, counter)| counter.packets == 0).map(|((_, rule), _)| rule)
     }
 
@@ -288,7 +297,7 @@ impl Gate {
             last: (counter.packets > 0).then_some(counter.last),
             text: rule.to_string(),
         };
-        self.rules.iter().zip(self.counters()).map(shown).collect()
+        self.rules.iter().zip(self.rule_counters()).map(shown).collect()
     }
 
     /// The state table.
@@ -421,9 +430,9 @@ impl Gate {
         self.change(|live| live.settings = settings);
     }
 
-    /// Number of tags that were not attached because the packet had no room ([`super::MAX_TAGS`]).
-    pub fn tags_full(&self) -> u64 {
-        self.shared.slots.tags_full()
+    /// Returns the counters of the gate.
+    pub fn counters(&self) -> GateCounters {
+        GateCounters { tags_full: self.shared.slots.tags_full() }
     }
 
     /// Zeroes the counters of all rules, or of the rules with this number.

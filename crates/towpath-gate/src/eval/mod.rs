@@ -32,7 +32,7 @@ mod walker_slot;
 
 pub use burst::BURST;
 pub use explain::{ActionOutcome, ExplainedRule, Explanation, RuleOutcome};
-pub use gate::{DEFAULT_DYNAMIC_RULE, Gate, GateSettings, RuleInfo};
+pub use gate::{DEFAULT_DYNAMIC_RULE, Gate, GateCounters, GateSettings, RuleInfo};
 pub use log::{LogEntry, PacketLog};
 pub use packet_spec::{PacketSpec, PacketSpecError};
 pub use port::{PortId, Ports};
