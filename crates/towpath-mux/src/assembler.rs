@@ -1,18 +1,20 @@
-//! Bytes in any cut go in, whole messages come out.
+//! Assembler: takes the bytes of a stream in any segmentation and returns whole messages.
 //!
-//! What: one direction of one connection. The bytes that arrived and were not yet delivered lie in one buffer, so a message
-//! is always one contiguous view with its first byte at offset 0, and so is what the framing sees.
+//! What: one direction of one connection. Bytes that have arrived and are not delivered are in one contiguous
+//! buffer, so that the framing and the application see a message at offset 0 of one view.
 //!
 //! Invariants:
-//! - the messages do not depend on how the stream was cut: the framing is asked again only with more bytes than
-//!   before, and a framing of unbounded appetite sees no more than [`Limits::head`] of them;
-//! - the framing is asked at most once for each arrival and each message, and not at all before as many bytes are there as it
-//!   said it needs;
-//! - a byte is moved at most a constant number of times on average: the buffer is compacted only when what it holds is not
-//!   more than the room in front;
-//! - memory follows what arrived, not what was announced, and is bounded by [`Limits::message`].
+//! - The messages do not depend on the segmentation of the stream. The framing is called again only with more
+//!   bytes than before. A framing that does not bound its header sees at most [`Limits::head`] bytes.
+//! - The framing is called at most once per arrival and per message, and never before the number of bytes
+//!   that it asked for.
+//! - A byte is moved a constant number of times on average: the buffer is compacted only if it holds no more
+//!   bytes than are free in front.
+//! - Memory follows the bytes that have arrived, not the announced length, and is bounded by
+//!   [`Limits::message`].
 //!
-//! Reference: Linux, net/strparser/strparser.c, whose errors these are (EMSGSIZE, EPROTO, EBADMSG, ETIMEDOUT).
+//! Reference: Linux, net/strparser/strparser.c, which defines the errors (EMSGSIZE, EPROTO, EBADMSG,
+//! ETIMEDOUT).
 
 use std::fmt;
 use std::time::Duration;
@@ -20,25 +22,25 @@ use std::time::Duration;
 use crate::Time;
 use crate::framing::{self, Cause, Framing, State, Step};
 
-/// Bytes of a refused message that are shown.
+/// Number of bytes of a refused message in error texts.
 const SHOWN: usize = 32;
-/// The least that a buffer grows to, in bytes.
+/// Minimum size of a buffer in bytes.
 const SMALLEST: usize = 512;
 
-/// What an assembler allows one connection.
+/// Limits of a connection's assembler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of a message before its length is known, for framings that do not bound that themselves (functions,
-    /// programs). 64 KiB.
+    /// Bytes of a message before its length is known, for framings that do not bound this themselves
+    /// (functions, programs). Default: 64 KiB.
     pub head: usize,
-    /// Bytes of a whole message, and of all that is held. 16 MiB.
+    /// Bytes of a whole message, and of the buffer. Default: 16 MiB.
     pub message: usize,
-    /// From a message's first byte until its length is known; `None` for ever.
+    /// Time from the first byte of a message until its length is known. `None`: no limit.
     pub head_time: Option<Duration>,
-    /// From a message's first byte until its last, besides what `rate` gives; `None` for ever.
+    /// Time from the first byte of a message until its last, extended by `rate`. `None`: no limit.
     pub body_time: Option<Duration>,
-    /// Bytes per second that a long message must arrive with at least: gives `length / rate` beyond `body_time`. 0 gives
-    /// nothing.
+    /// Minimum rate of long messages in bytes per second: extends `body_time` by `length / rate`. 0: no
+    /// extension.
     pub rate: u32,
 }
 
@@ -48,54 +50,54 @@ impl Default for Limits {
     }
 }
 
-/// What came out of the stream.
+/// An event of the stream.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event<'a> {
     /// A whole message.
     Message(Message<'a>),
-    /// The connection goes on in a protocol that is not for the framing. Nothing comes after it.
+    /// The framing gives the connection back: another protocol follows. The last event.
     GiveBack {
-        /// Where in the stream, in bytes.
+        /// Position in the stream, in bytes.
         offset: u64,
-        /// The bytes that arrived and were not delivered.
+        /// Bytes that have arrived and were not delivered.
         bytes: &'a [u8],
     },
-    /// The stream cannot be framed any further. Nothing comes after it.
+    /// The stream cannot be framed any further. The last event.
     Failed(Failure),
-    /// The stream ended. Nothing comes after it.
+    /// The stream ended. The last event.
     End {
-        /// Where the last message ended, in bytes from the stream's start.
+        /// End of the last message, in bytes from the start of the stream.
         offset: u64,
-        /// Bytes of a message that was not whole; 0 for a clean end.
+        /// Number of bytes of an incomplete message; 0 for a clean end.
         inside: usize,
-        /// The length that this message had announced, if that was known.
+        /// Length of this message, if it was known.
         length: Option<usize>,
     },
 }
 
-/// One whole message.
+/// A whole message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// Where it starts, in bytes from the stream's start.
+    /// Position of its first byte in the stream.
     pub offset: u64,
-    /// All of it, header included.
+    /// The whole message, header included.
     pub bytes: &'a [u8],
-    /// What the framing leaves when it strips the header or the delimiter; all of it otherwise.
+    /// The message without the parts that the framing strips.
     pub payload: &'a [u8],
-    /// The framing's mark; 0 without.
+    /// The framing's mark; 0 without one.
     pub mark: u32,
-    /// The hash of what it is ordered by; 0 without.
+    /// The framing's hash; 0 without one.
     pub hash: u32,
 }
 
-/// Where and why a stream could not be framed.
+/// Where and why a stream cannot be framed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Where the message starts, in bytes from the stream's start.
+    /// Position of the message's first byte in the stream.
     pub offset: u64,
-    /// Why.
+    /// The reason.
     pub cause: Cause,
-    /// The message's first bytes, up to 32.
+    /// The first bytes of the message, up to 32.
     pub head: Vec<u8>,
 }
 
@@ -111,43 +113,43 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// What a hole in the stream did, see [`Assembler::handle_gap`].
+/// Effect of a gap in the stream ([`Assembler::handle_gap`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gap {
-    /// The hole lies inside a message of known length: that one is lost, the next follows it.
+    /// The gap is inside a message of known length. This message is lost; the next one follows it.
     Lost {
-        /// Where the lost message starts.
+        /// Position of the lost message.
         offset: u64,
         /// Its length in bytes.
         length: usize,
     },
-    /// Where the next message starts is not known: the stream is over.
+    /// The start of the next message is unknown. The stream is over.
     Over,
 }
 
-/// Puts the messages of one direction of a connection together. See the module's documentation.
+/// Assembles the messages of one direction of a connection. See the documentation of this module.
 #[derive(Debug)]
 pub struct Assembler {
     framing: Framing,
     limits: Limits,
     state: State,
-    /// Storage; the bytes held are `start..end`.
+    /// Storage. It holds the bytes `start..end`.
     buffer: Vec<u8>,
     start: usize,
     end: usize,
-    /// Where in the stream `buffer[start]` is.
+    /// Position of `buffer[start]` in the stream.
     offset: u64,
-    /// The current message, once its length is known.
+    /// The current message after its length is known.
     known: Option<framing::Message>,
-    /// Bytes from `start` before the framing is asked again.
+    /// Number of bytes, from `start`, before the framing is called again.
     need: usize,
-    /// Bytes from `start` when the framing last asked for more.
+    /// Number of bytes, from `start`, at the last call that returned `Need`.
     asked: usize,
     /// When the current message was first found incomplete.
     since: Option<Time>,
-    /// Bytes from `start` that the last event handed out.
+    /// Number of bytes that the last event refers to.
     taken: usize,
-    /// Bytes still to come of a message that a hole made worthless.
+    /// Number of bytes to come of a message that a gap has damaged.
     lost: usize,
     phase: Phase,
 }
@@ -155,7 +157,7 @@ pub struct Assembler {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Open,
-    /// No byte follows what is held.
+    /// No more bytes follow.
     Ending,
     Over,
 }
@@ -166,7 +168,7 @@ impl Assembler {
         Self::with_state(framing, limits, State::default())
     }
 
-    /// An assembler for a connection of which the framing knows something already.
+    /// An assembler for a connection whose framing state is known.
     pub fn with_state(framing: Framing, limits: Limits, state: State) -> Self {
         Self {
             framing,
@@ -186,9 +188,9 @@ impl Assembler {
         }
     }
 
-    /// Takes bytes that arrived, and says how many.
+    /// Takes bytes and returns their number.
     ///
-    /// Fewer than all only if as much is held as the longest message may have (then [`Assembler::poll`] has something to say),
+    /// Takes fewer only if the buffer holds the maximum message (then [`Assembler::poll`] returns an event),
     /// or if the stream is over.
     pub fn handle_bytes(&mut self, bytes: &[u8]) -> usize {
         let mut took = 0;
@@ -205,7 +207,8 @@ impl Assembler {
         took
     }
 
-    /// Room for up to `want` bytes, to read them from a socket; empty when no more may be held or the stream is over.
+    /// Space for up to `want` bytes, to read from a socket. Empty if the buffer is full or the stream is
+    /// over.
     pub fn reserve(&mut self, want: usize) -> &mut [u8] {
         self.consume();
         let held = self.end - self.start;
@@ -219,25 +222,25 @@ impl Assembler {
         &mut self.buffer[self.end..self.end + want]
     }
 
-    /// Takes the first `length` bytes of what [`Assembler::reserve`] gave.
+    /// Commits the first `length` bytes of the space of [`Assembler::reserve`].
     ///
     /// # Panics
     ///
-    /// When it gave less.
+    /// Panics if the space is smaller.
     pub fn commit(&mut self, length: usize) {
         assert!(length <= self.buffer.len() - self.end, "committed more than was reserved");
         self.end += length;
         self.drop_lost();
     }
 
-    /// Says that the stream has ended: no byte follows. The events that are left come from [`Assembler::poll`].
+    /// The stream has ended. [`Assembler::poll`] returns the remaining events.
     pub fn handle_end(&mut self) {
         if self.phase == Phase::Open {
             self.phase = Phase::Ending;
         }
     }
 
-    /// Says that the next `length` bytes of the stream are missing (a capture that lost packets).
+    /// The next `length` bytes of the stream are missing, as in a capture with lost packets.
     pub fn handle_gap(&mut self, length: u64) -> Gap {
         self.consume();
         let held = self.end - self.start;
@@ -258,10 +261,9 @@ impl Assembler {
         Gap::Lost { offset, length: whole }
     }
 
-    /// The next event; `None` until more bytes arrive, the time of [`Assembler::poll_timeout`] comes, or for ever when the
-    /// stream is over.
+    /// Returns the next event. `None` until more bytes arrive or [`Assembler::poll_timeout`] is reached.
     ///
-    /// The bytes of an event stay until the next call of any method that changes the assembler.
+    /// The bytes of an event are valid until the next call of a method that changes the assembler.
     pub fn poll(&mut self, now: Time) -> Option<Event<'_>> {
         self.consume();
         if self.phase == Phase::Over {
@@ -290,8 +292,8 @@ impl Assembler {
         Some(Event::Message(Message { offset, bytes, payload, mark: message.mark, hash: message.hash }))
     }
 
-    /// Takes the whole messages that lie at the front, if that is simple, and says of each where in the stream it starts. What
-    /// [`Assembler::poll`] would say of them, in one go; it goes on behind them.
+    /// Consumes the whole messages at the front, if the framing is plain, and passes each with its position.
+    /// Equivalent to calls of [`Assembler::poll`] and faster.
     pub(crate) fn scan(&mut self, mut each: impl FnMut(u64, framing::Message)) {
         self.consume();
         let Some(plain) = self.framing.plain() else { return };
@@ -313,7 +315,7 @@ impl Assembler {
         }
     }
 
-    /// When to call [`Assembler::poll`] even if nothing arrives.
+    /// When to call [`Assembler::poll`] without an arrival.
     pub fn poll_timeout(&self) -> Option<Time> {
         let since = self.since?;
         match self.known {
@@ -331,39 +333,39 @@ impl Assembler {
         }
     }
 
-    /// Bytes that have to arrive before there is anything new to say, at least 1: what to give SO_RCVLOWAT.
+    /// Number of bytes that must arrive before the next event, at least 1: the value for SO_RCVLOWAT.
     pub fn need(&self) -> usize {
         let held = self.end - self.start - self.taken;
         let need = if self.taken > 0 { 1 } else { self.known.map_or(self.need, |message| message.length) };
         need.saturating_sub(held).max(1) + self.lost
     }
 
-    /// Bytes that are held: arrived and not delivered.
+    /// Number of bytes that have arrived and are not delivered.
     pub fn held(&self) -> usize {
         self.end - self.start - self.taken
     }
 
-    /// The bytes that are held, from the next message's start on: what goes with a connection that is handed back.
+    /// These bytes: what goes with a connection that is given back.
     pub fn rest(&self) -> &[u8] {
         &self.buffer[self.start + self.taken..self.end]
     }
 
-    /// Where the next message starts, in bytes from the stream's start.
+    /// Position of the next message in the stream.
     pub fn offset(&self) -> u64 {
         self.offset + self.taken as u64
     }
 
-    /// Whether nothing more comes out of this stream.
+    /// Returns true after the last event.
     pub fn is_over(&self) -> bool {
         self.phase == Phase::Over
     }
 
-    /// Bytes of memory that the buffer takes.
+    /// Size of the buffer in bytes.
     pub fn memory(&self) -> usize {
         self.buffer.capacity()
     }
 
-    /// Gives the buffer's memory back if nothing is held.
+    /// Frees the buffer if it is empty.
     pub fn shrink(&mut self) {
         self.consume();
         if self.start == self.end {
@@ -372,8 +374,8 @@ impl Assembler {
         }
     }
 
-    /// Lends the buffer out with what it holds at its front, so that a socket is read straight into it. Until
-    /// [`Assembler::restore`] the assembler is as empty as it looks.
+    /// Removes the buffer, with its bytes at the front, so that a socket can be read into it. The assembler
+    /// is empty until [`Assembler::restore`].
     pub(crate) fn lend(&mut self) -> Vec<u8> {
         self.consume();
         let mut buffer = std::mem::take(&mut self.buffer);
@@ -383,7 +385,7 @@ impl Assembler {
         buffer
     }
 
-    /// Takes the buffer back, with what arrived behind what it held. Offset [`Assembler::offset`] is its first byte.
+    /// Puts the buffer back, with the new bytes appended. Its first byte is at [`Assembler::offset`].
     pub(crate) fn restore(&mut self, buffer: Vec<u8>) {
         debug_assert!(self.start == self.end && self.buffer.is_empty());
         self.start = 0;
@@ -391,8 +393,8 @@ impl Assembler {
         self.buffer = buffer;
     }
 
-    /// Parts with the buffer in which the messages since [`Assembler::restore`] lie; what is held behind them moves to
-    /// a buffer of its size.
+    /// Removes the buffer with the messages since [`Assembler::restore`]. The bytes behind them move to a new
+    /// buffer of their size.
     pub(crate) fn detach(&mut self) -> Vec<u8> {
         self.consume();
         let rest = self.buffer[self.start..self.end].to_vec();
@@ -400,19 +402,19 @@ impl Assembler {
         std::mem::replace(&mut self.buffer, rest)
     }
 
-    /// The time until `now` does not count: nobody read the socket.
+    /// Excludes the time until `now` from the timers: the socket was not read.
     pub(crate) fn excuse(&mut self, now: Time) {
         if let Some(since) = &mut self.since {
             *since = (*since).max(now);
         }
     }
 
-    /// Whether the stream ended with bytes that the framing has not seen, because it needs more of them: it may refuse them.
+    /// Returns true if the stream ended with bytes that the framing has not seen because it needs more.
     fn last_words(&self, held: usize) -> bool {
         self.phase == Phase::Ending && held > self.asked
     }
 
-    /// Asks the framing. `None` when it needs more, or gives the connection back (then the phase says so).
+    /// Calls the framing. `None` if it needs more bytes, or gives the connection back (see the phase).
     fn ask(&mut self, held: usize) -> Result<Option<framing::Message>, Cause> {
         let bounds_head = self.framing.bounds_head();
         let most = if bounds_head { self.limits.message } else { self.limits.head };
@@ -421,7 +423,7 @@ impl Assembler {
             Step::Message(message) if message.length > self.limits.message => {
                 Err(Cause::TooBig { length: Some(message.length as u64), max: self.limits.message as u64 })
             }
-            // It had said that these bytes are not a whole message.
+            // The framing said before that these bytes are not a whole message.
             Step::Message(message) if message.length <= self.asked => {
                 Err(Cause::BadLength { length: message.length as i64, least: self.asked as u64 + 1 })
             }
@@ -473,7 +475,7 @@ impl Assembler {
         Event::Failed(Failure { offset: self.offset, cause, head })
     }
 
-    /// Drops the message that the last event lent out.
+    /// Drops the message of the last event.
     fn consume(&mut self) {
         if self.taken == 0 {
             return;
@@ -494,7 +496,7 @@ impl Assembler {
         }
     }
 
-    /// Drops what arrived of a message that a hole made worthless.
+    /// Drops the bytes of a message that a gap has damaged.
     fn drop_lost(&mut self) {
         let dropped = self.lost.min(self.end - self.start);
         self.start += dropped;
@@ -505,10 +507,11 @@ impl Assembler {
         }
     }
 
-    /// Makes room for `want` more bytes behind what is held.
+    /// Makes space for `want` bytes at the end.
     fn make_room(&mut self, want: usize) {
         let held = self.end - self.start;
-        // Moving costs `held`: the `start` bytes that were consumed since the last move pay for it, or the growth does.
+        // Moving costs `held` bytes, paid for by the `start` bytes consumed since the last move, or by the
+        // growth.
         let enough = self.start >= held && held + want <= self.buffer.len();
         self.buffer.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, held);

@@ -1,12 +1,19 @@
-//! Messages, not bytes, over TCP connections.
+//! Messages over TCP connections, balanced over workers: Linux's Kernel Connection Multiplexor (KCM) in user
+//! space.
 //!
-//! Three parts without IO:
-//! - [`framing`]: where a message ends, said in a line, by a preset's name, or by a Rust function;
-//! - [`assembler`]: bytes in any cut go in, whole messages come out;
-//! - [`mux`]: messages of many connections go to the worker that is free, and answers to the connection that asked.
+//! A mux joins connections, each with its framing, to workers. It cuts the byte streams into messages, gives
+//! each message to a free worker, and sends the reply on the connection that the message came from. Use it
+//! for a server whose clients send requests over TCP or Unix stream sockets, if one connection per thread
+//! would leave workers idle while messages wait behind a busy one.
 //!
-//! No descriptor, no clock, no thread: bytes and a [`Time`] go in, messages and causes come out. Feature `io` adds those, in a
-//! module of that name.
+//! The crate has three parts without IO, clock and threads:
+//! - [`framing`]: finds where a message ends, by a declarative rule, a preset's name, a BPF program, or a
+//!   Rust function;
+//! - [`assembler`]: takes bytes in any segmentation and returns whole messages;
+//! - [`mux`]: schedules messages of many connections over workers and queues their replies.
+//!
+//! Feature `io` adds module `io`: sockets, listeners and worker threads on Linux, or workers that are other
+//! processes. Feature `tls` adds TLS, feature `tokio` a `Stream` of messages.
 //!
 //! # Examples
 //!
@@ -18,7 +25,7 @@
 //! let framing: Framing = "offset=0 length=2 be adjust=2".parse()?;
 //! let mut assembler = Assembler::new(framing, Limits::default());
 //!
-//! // Two messages, cut where the network pleased.
+//! Two messages in arbitrary segmentation.
 //! assembler.handle_bytes(b"\x00\x05hel");
 //! assert!(assembler.poll(Time::default()).is_none());
 //! assembler.handle_bytes(b"lo\x00\x01!");

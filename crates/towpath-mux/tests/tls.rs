@@ -230,7 +230,7 @@ fn a_peer_that_shakes_hands_can_be_closed() {
         );
         thread::yield_now();
     }
-    assert_eq!(not_attached(&server), "it is not let in any more");
+    assert_eq!(not_attached(&server), "the peer is not admitted any more");
     silent.read_to_end(&mut Vec::new()).expect("it is closed");
     assert_eq!(*open.0.lock().expect("no panic"), [peer], "before the peer sees it");
     assert!(!server.close_peer(&peer), "it has gone");

@@ -1,33 +1,33 @@
-//! Framings as they are named on a command line and in a configuration: a preset, clauses, or a file with either the same in TOML or
-//! a BPF program made for KCM. docs/book/src/reference/framing.md has them.
+//! Framings as named on the command line and in configurations: a preset, clauses, or a file with clauses in
+//! TOML or a BPF program made for KCM. See docs/book/src/reference/framing.md.
 
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 use towpath_mux::framing::Framing;
 
-/// A framing, and what it was named.
+/// A framing and its name.
 #[derive(Clone, Debug)]
 pub struct Named {
     text: String,
-    /// What the file has, if it is one: another program in the same file is another framing.
+    /// Content of the file, if it is one: a changed file is another framing.
     document: Option<Vec<u8>>,
     framing: Framing,
 }
 
-/// What was named is no framing.
+/// Why a name is not a framing.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// A document in TOML has an error; a line and a column come first.
+    /// The TOML document has an error, with line and column.
     #[error("{0}:{1}")]
     Document(String, String),
-    /// What was named is no framing.
+    /// The name is not a framing.
     #[error("{0}: {1}")]
     Other(String, String),
 }
 
 impl Error {
-    /// Why not, without what was named.
+    /// The reason without the name.
     pub fn why(&self) -> &str {
         let (Self::Document(_, why) | Self::Other(_, why)) = self;
         why
@@ -35,10 +35,10 @@ impl Error {
 }
 
 impl Named {
-    /// The framing that `text` names; files are relative to `directory`.
+    /// Reads the framing that `text` names. Paths are relative to `directory`.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Says why `text` is not a framing.
     ///
     /// # Examples
     ///
@@ -63,7 +63,8 @@ impl Named {
             };
         }
         let bytes = std::fs::read(path).map_err(|error| refused(&error))?;
-        // An object, raw instructions, or the numbers of tcpdump -ddd: no TOML begins like any of them.
+        // An ELF object, raw instructions, or the output of tcpdump -ddd. TOML does not start like any of
+        // them.
         let numbers = bytes.trim_ascii_start().first().is_some_and(u8::is_ascii_digit);
         let framing = match std::str::from_utf8(&bytes) {
             Ok(document) if !numbers && !document.contains('\0') => Framing::from_toml(document)
@@ -84,7 +85,7 @@ impl Named {
     }
 }
 
-/// The same is what was named the same and reads the same.
+/// Equal if the names and the contents are equal.
 impl PartialEq for Named {
     fn eq(&self, other: &Self) -> bool {
         (&self.text, &self.document) == (&other.text, &other.document)
@@ -121,7 +122,7 @@ mod tests {
         let error = read("f.toml").unwrap_err();
         assert_eq!(error.to_string(), "f.toml:2:1: unknown key \"lenght\"; did you mean \"length\"?");
         assert_eq!(error.why(), "2:1: unknown key \"lenght\"; did you mean \"length\"?");
-        // A preset is one whatever files there are.
+        // Presets take precedence over files.
         std::fs::write(directory.path().join("line"), "length = 4\n").unwrap();
         assert_eq!(read("line").unwrap().framing().name(), "line");
     }

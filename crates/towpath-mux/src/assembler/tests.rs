@@ -107,7 +107,7 @@ fn refused_bytes_are_shown_in_hex() {
     assert!(matches!(refusing.poll(at(0)), Some(Event::Message(_))));
     match refusing.poll(at(0)) {
         Some(Event::Failed(failure)) => {
-            let expected = "at byte 2: EBADMSG: the first bytes are not of this protocol (16 03 01)";
+            let expected = "at byte 2: EBADMSG: the first bytes match no case of this framing (16 03 01)";
             assert_eq!(failure.to_string(), expected);
         }
         event => panic!("{event:?}"),

@@ -1,4 +1,4 @@
-//! The declarative form, compiled: choices by first bytes, and rules that say where a message ends.
+//! The compiled declarative form: choices by first bytes, and rules for the end of a message.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::pattern::{Begins, Pattern};
 use super::plain::Plain;
 use super::{Message, State, Step};
 
-/// A whole framing: what holds for the first message, and for the others.
+/// A framing: one body for the first message, one for the others.
 #[derive(Debug)]
 pub(super) struct Declared {
     start: Option<Body>,
@@ -20,7 +20,7 @@ pub(super) struct Declared {
 #[derive(Debug)]
 pub(super) enum Body {
     Rule(Rule),
-    /// The first pattern that the message begins with chooses; without one, `otherwise`.
+    /// The first matching pattern chooses the rule; `otherwise` applies without a match.
     Choice {
         cases: Vec<(Pattern, Body)>,
         otherwise: Option<Box<Body>>,
@@ -30,15 +30,15 @@ pub(super) enum Body {
 #[derive(Debug)]
 pub(super) struct Rule {
     pub(super) end: End,
-    /// Bounds on the whole message in bytes.
+    /// Limits of the whole message in bytes.
     pub(super) min: usize,
     pub(super) max: usize,
     pub(super) strip: Strip,
     pub(super) trim: usize,
-    /// Bytes that the message has to end with.
+    /// Bytes that must end the message.
     pub(super) tail: Vec<u8>,
     pub(super) mark: u32,
-    /// Where the bytes are that messages are ordered by: offset and length.
+    /// Offset and length of the key.
     pub(super) key: Option<(usize, usize)>,
 }
 
@@ -62,11 +62,11 @@ impl Body {
     }
 }
 
-/// What of a message's start (or, for a delimiter, end) is not payload.
+/// The part of a message that is not payload.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Strip {
     Bytes(usize),
-    /// All up to the end of the length field.
+    /// Everything up to the end of the length field.
     Head,
     Delimiter,
 }
@@ -80,7 +80,7 @@ impl Declared {
         Self { start, body, plain }
     }
 
-    /// The same for whole messages only, if it is as simple as that.
+    /// The plain scanner, if the rule is simple enough.
     pub(super) const fn plain(&self) -> Option<&Plain> {
         self.plain.as_ref()
     }
@@ -112,7 +112,7 @@ impl Body {
         }
         match otherwise {
             Some(body) => body.step(bytes, state),
-            None => Step::Error(Cause::malformed("the first bytes are not of this protocol")),
+            None => Step::Error(Cause::malformed("the first bytes match no case of this framing")),
         }
     }
 }
@@ -141,7 +141,8 @@ impl Rule {
         }
     }
 
-    /// Parts behind each other, each with its own field. `state.scanned` is where the part starts that is looked at.
+    /// A message of several parts, each with its length field. `state.scanned` is the start of the current
+    /// part.
     fn chained(&self, field: &Field, bytes: &[u8], state: &mut State) -> Step {
         loop {
             let start = state.scanned;
@@ -174,7 +175,7 @@ impl Rule {
         }
     }
 
-    /// The announced length, if the bounds allow it.
+    /// Checks the announced length.
     fn length(&self, announced: i128, least: usize) -> Result<usize, Cause> {
         if announced > self.max as i128 {
             return Err(self.too_big(Some(u64::try_from(announced).unwrap_or(u64::MAX))));
@@ -224,7 +225,8 @@ impl Rule {
     }
 }
 
-/// FNV-1a, 32 bits (RFC 9923, section 2). Spreads a peer's own messages; no defence against one who aims at a worker.
+/// FNV-1a, 32 bits (RFC 9923, section 2). Not a defence against a peer that chooses keys to overload one
+/// worker.
 fn hash(key: &[u8]) -> u32 {
     key.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }

@@ -1,29 +1,30 @@
-//! CQL's frames (native_protocol_v3.spec to v5.spec, section 2): version, flags, stream, opcode, length, body.
+//! CQL frames (native_protocol_v3.spec to v5.spec, section 2): version, flags, stream, opcode, length, body.
 //!
-//! Version 5 begins like version 4, and goes on in segments with checksums behind the client's STARTUP and behind the
-//! server's answer to it (native_protocol_v5.spec, section 2.3.1): the connection is given back there. A segment's first
-//! byte can look like a version, so only the opcode says where that is. The beta of version 5 has no segments.
+//! Version 5 starts like version 4. After the client's STARTUP and the server's answer it continues in
+//! segments with checksums (native_protocol_v5.spec, section 2.3.1); the connection is given back there. The
+//! first byte of a segment can look like a version, so the opcode decides. The beta of version 5 has no
+//! segments.
 
 use super::body::{End, Rule, Strip};
 use super::cause::Cause;
 use super::field::{Chain, Encoding, Field};
 use super::{State, Step};
 
-/// native_transport_max_frame_size is 256 MiB at most, and the header.
+/// native_transport_max_frame_size (256 MiB) and the header.
 const LONGEST: usize = 257 << 20;
 /// Opcodes.
 const STARTUP: u8 = 0x01;
 const READY: u8 = 0x02;
 const AUTHENTICATE: u8 = 0x03;
-/// USE_BETA of the flags.
+/// Flag USE_BETA.
 const BETA: u8 = 0x10;
-/// The first byte's bit that tells an answer from a request.
+/// Bit of the first byte that marks a response.
 const ANSWER: u8 = 0x80;
 
 /// `cb[0]`: segments follow.
 const SEGMENTS: u32 = 1;
 
-/// Versions 1 and 2, whose stream number has one byte, and 3 to 5, whose has two.
+/// Header formats of versions 1 and 2 (stream id of one byte) and 3 to 5 (two bytes).
 static SHORT: Rule = frames(4, 8);
 static LONG: Rule = frames(5, 9);
 
@@ -67,6 +68,6 @@ pub(super) fn step(bytes: &[u8], state: &mut State) -> Step {
             }
             step
         }
-        _ => Step::Error(Cause::malformed("no version of CQL's protocol, 1 to 5")),
+        _ => Step::Error(Cause::malformed("not a version of CQL's protocol (1 to 5)")),
     }
 }

@@ -1,4 +1,4 @@
-//! Why a framing refuses a stream: strparser's errors, with what a person needs to know.
+//! Why a framing refuses a stream: strparser's errors, with details.
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -6,36 +6,36 @@ use std::fmt;
 
 /// Why a stream cannot be framed any further.
 ///
-/// [`Cause::errno`] is the number that the kernel's strparser gives for the same thing.
+/// [`Cause::errno`] is the error number of the kernel's strparser.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// EMSGSIZE: the message is longer than the framing or the assembler allows.
+    /// EMSGSIZE: the message exceeds the limit of the framing or the assembler.
     TooBig {
-        /// The length that the message announces, in bytes; `None` when its end was never seen.
+        /// Its length in bytes, if known.
         length: Option<u64>,
-        /// The bound that it breaks, in bytes.
+        /// The limit in bytes.
         max: u64,
     },
-    /// EMSGSIZE: so many bytes came and the length was still unknown.
+    /// EMSGSIZE: the length is still unknown after this number of bytes.
     HeadTooBig {
-        /// The bound, in bytes.
+        /// The limit in bytes.
         max: u64,
     },
-    /// EPROTO: the length that the message announces ends before bytes that belong to it.
+    /// EPROTO: the announced length ends before bytes known to belong to the message.
     BadLength {
-        /// The announced length in bytes, which may be below zero after adjusting.
+        /// The announced length in bytes, after adjustment. May be negative.
         length: i64,
-        /// The least that it has to be.
+        /// The minimum.
         least: u64,
     },
-    /// EBADMSG: the bytes are not of this protocol.
+    /// EBADMSG: the bytes violate the protocol.
     Malformed(Cow<'static, str>),
-    /// ETIMEDOUT: the message was not whole in time.
+    /// ETIMEDOUT: the message was incomplete for too long.
     Timeout {
         /// Whether its length was known.
         in_body: bool,
     },
-    /// The number that a framing program gave.
+    /// Error number returned by a framing program.
     Program(i32),
 }
 
@@ -51,7 +51,7 @@ impl Cause {
         Self::Malformed(Cow::Borrowed(reason))
     }
 
-    /// The error's number, positive (Linux, include/uapi/asm-generic/errno.h).
+    /// Error number, positive (Linux, include/uapi/asm-generic/errno.h).
     pub const fn errno(&self) -> i32 {
         match self {
             Self::TooBig { .. } | Self::HeadTooBig { .. } => EMSGSIZE,
@@ -62,7 +62,7 @@ impl Cause {
         }
     }
 
-    /// The error's name as the kernel spells it; `errno` for a program's own number.
+    /// Name of the error in the kernel; `errno` for other numbers of a program.
     pub const fn name(&self) -> &'static str {
         match self.errno() {
             EMSGSIZE => "EMSGSIZE",
@@ -79,17 +79,17 @@ impl fmt::Display for Cause {
         write!(f, "{}: ", self.name())?;
         match self {
             Self::TooBig { length: Some(length), max } => {
-                write!(f, "a message of {length} bytes, at most {max} are allowed")
+                write!(f, "a message of {length} bytes exceeds the limit of {max}")
             }
             Self::TooBig { length: None, max } => write!(f, "no end of the message within {max} bytes"),
-            Self::HeadTooBig { max } => write!(f, "no length known after {max} bytes"),
+            Self::HeadTooBig { max } => write!(f, "the length is unknown after {max} bytes"),
             Self::BadLength { length, least } => {
-                write!(f, "a length of {length} bytes, the message has at least {least}")
+                write!(f, "a length of {length} bytes, but the message has at least {least}")
             }
             Self::Malformed(reason) => f.write_str(reason),
             Self::Timeout { in_body: false } => f.write_str("the message's length did not arrive in time"),
             Self::Timeout { in_body: true } => f.write_str("the rest of the message did not arrive in time"),
-            Self::Program(errno) => write!(f, "the framing program answered {errno}"),
+            Self::Program(errno) => write!(f, "the framing program returned {errno}"),
         }
     }
 }

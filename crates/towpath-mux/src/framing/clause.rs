@@ -1,4 +1,4 @@
-//! The clauses of the declarative form, as both the line and TOML give them.
+//! Clauses of the declarative form, as parsed from a line or from TOML.
 
 /// `key`, `key=value`, or `key pattern (clauses)`.
 #[derive(Debug)]
@@ -7,15 +7,15 @@ pub(super) struct Clause {
     /// Byte offset of the key in the text.
     pub(super) at: usize,
     pub(super) value: Option<Scalar>,
-    /// The first bytes that `when` asks for.
+    /// Pattern of `when`.
     pub(super) pattern: Option<Scalar>,
     pub(super) group: Option<Vec<Clause>>,
 }
 
-/// A value as it was written, escapes resolved.
+/// A value with escapes resolved.
 #[derive(Debug)]
 pub(super) struct Scalar {
     pub(super) text: String,
-    /// Byte offset of its first character (behind the quote) in the text.
+    /// Byte offset of its first character (after the quote) in the text.
     pub(super) at: usize,
 }

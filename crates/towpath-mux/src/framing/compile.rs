@@ -1,10 +1,12 @@
-//! From clauses to rules: which keys there are, what they may be, and which go together.
+//! Compiler from clauses to rules: the keys, their values, and valid combinations.
 //!
-//! Three spellings of the same thing, one of which a group uses:
-//! - ours: `offset length adjust strip max be le`; `adjust` makes the field's value the whole message's length;
-//! - Netty's LengthFieldBasedFrameDecoder: `lengthAdjustment` makes it the number of bytes behind the field;
-//! - tokio-util's LengthDelimitedCodec: the frame is that many bytes behind `num_skip`, and `max_frame_length` bounds the
-//!   field's value.
+//! A group uses one of three spellings:
+//! - Towpath's: `offset length adjust strip max be le`; `adjust` turns the field's value into the length of
+//!   the whole message;
+//! - Netty's LengthFieldBasedFrameDecoder: `lengthAdjustment` turns it into the number of bytes after the
+//!   field;
+//! - tokio-util's LengthDelimitedCodec: the frame is that number of bytes after `num_skip`, and
+//!   `max_frame_length` limits the field's value.
 
 use super::body::{Body, Declared, End, Rule, Strip};
 use super::clause::{Clause, Scalar};
@@ -13,11 +15,11 @@ use super::error::{Fault, hint};
 use super::field::{Chain, Encoding, Field};
 use super::pattern::Pattern;
 
-/// What a message may have when nothing is said, in bytes.
+/// Default limit of a message in bytes.
 const DEFAULT_MAX: usize = 16 << 20;
-/// tokio-util's default for the value of the length field.
+/// tokio-util's default limit of the length field's value.
 const TOKIO_MAX: u64 = 8 << 20;
-/// Bytes before a length field, and of a key's offset: a header, not a message.
+/// Maximum offset of a length field and of a key.
 const MOST_OFFSET: usize = 1 << 16;
 const MOST_CASES: usize = 64;
 const MOST_DELIMITERS: usize = 8;
@@ -47,7 +49,7 @@ const TOKIO: &[&str] = &[
     "little_endian",
     "native_endian",
 ];
-/// Keys that go with any spelling.
+/// Keys for all spellings.
 const NEUTRAL: &[&str] = &["fixed", "delimiter", "giveback", "refuse", "min", "tail", "mark", "key"];
 const GROUPS: &[&str] = &["when", "else", "start"];
 
@@ -71,11 +73,11 @@ pub(super) fn declared(clauses: &[Clause]) -> Result<Declared, Fault> {
         if clause.key != "start" {
             rest.push(clause);
         } else if start.is_some() {
-            return Err(Fault::new(clause.at, "start is there twice"));
+            return Err(Fault::new(clause.at, "start is given twice"));
         } else {
             let group = members(clause)?;
             if let Some(inner) = group.iter().find(|inner| inner.key == "start") {
-                return Err(Fault::new(inner.at, "start stands at the top, not in a group"));
+                return Err(Fault::new(inner.at, "start is valid at the top level only, not in a group"));
             }
             start = Some(body(group.iter().collect(), clause.at)?);
         }
@@ -95,19 +97,19 @@ fn body(clauses: Vec<&Clause>, at: usize) -> Result<Body, Fault> {
                 let Some(written) = &clause.pattern else {
                     return Err(Fault::new(
                         clause.at,
-                        "when needs first bytes: when 16 03 (length=2 offset=3)",
+                        "when needs a pattern of first bytes: when 16 03 (length=2 offset=3)",
                     ));
                 };
                 if cases.len() == MOST_CASES {
-                    return Err(Fault::new(clause.at, format!("more than {MOST_CASES} cases")));
+                    return Err(Fault::new(clause.at, format!("at most {MOST_CASES} cases are allowed")));
                 }
                 let inner = body(members(clause)?.iter().collect(), clause.at)?;
                 cases.push((Pattern::parse(written)?, inner));
             }
-            "else" if otherwise.is_some() => return Err(Fault::new(clause.at, "else is there twice")),
+            "else" if otherwise.is_some() => return Err(Fault::new(clause.at, "else is given twice")),
             "else" => otherwise = Some(Box::new(body(members(clause)?.iter().collect(), clause.at)?)),
             key => {
-                let message = format!("{key} beside when and else: put it into the brackets of each");
+                let message = format!("{key} next to when and else: put it into the brackets of each case");
                 return Err(Fault::new(clause.at, message));
             }
         }
@@ -127,7 +129,7 @@ fn members(clause: &Clause) -> Result<&[Clause], Fault> {
     }
 }
 
-/// The clauses of one rule, by key.
+/// The clauses of a rule by key.
 struct Terms<'a> {
     clauses: Vec<&'a Clause>,
 }
@@ -145,13 +147,13 @@ impl<'a> Terms<'a> {
         for clause in clauses {
             let key = clause.key.as_str();
             if key == "start" {
-                return Err(Fault::new(clause.at, "start stands at the top, not in a group"));
+                return Err(Fault::new(clause.at, "start is valid at the top level only, not in a group"));
             }
             if !is_key(key) {
                 return Err(Fault::new(clause.at, format!("unknown key {key:?}{}", hint(key, keys()))));
             }
             if key != "delimiter" && seen.iter().any(|other| other.key == key) {
-                return Err(Fault::new(clause.at, format!("{key} is there twice")));
+                return Err(Fault::new(clause.at, format!("{key} is given twice")));
             }
             seen.push(clause);
         }
@@ -162,7 +164,7 @@ impl<'a> Terms<'a> {
         self.clauses.iter().find(|clause| clause.key == key).copied()
     }
 
-    /// The first clause of any of `keys`.
+    /// The first clause with one of `keys`.
     fn any(&self, keys: &[&str]) -> Option<&'a Clause> {
         self.clauses.iter().find(|clause| keys.contains(&clause.key.as_str())).copied()
     }
@@ -177,7 +179,7 @@ impl<'a> Terms<'a> {
             Some((second, _)) => Err(Fault::new(
                 second.at,
                 format!(
-                    "{} and {} are spelled after different libraries: use one spelling",
+                    "{} and {} belong to different spellings (Towpath, Netty, tokio-util): use one",
                     first.key, second.key
                 ),
             )),
@@ -189,7 +191,7 @@ impl<'a> Terms<'a> {
         let max = match spelling {
             Spelling::Ours => self.size("max")?.unwrap_or(DEFAULT_MAX),
             Spelling::Netty => self.size("maxFrameLength")?.unwrap_or(DEFAULT_MAX),
-            // Bounds the field instead.
+            // Limits the field, not the message.
             Spelling::Tokio => isize::MAX as usize,
         };
         let end = self.end(spelling, at)?;
@@ -203,7 +205,7 @@ impl<'a> Terms<'a> {
                 None => Vec::new(),
             },
             mark: self.number("mark")?.map_or(Ok(0), |(value, at)| {
-                u32::try_from(value).map_err(|_| Fault::new(at, "mark is a number of 32 bits"))
+                u32::try_from(value).map_err(|_| Fault::new(at, "mark must be a 32-bit number"))
             })?,
             key: self.get("key").map(key).transpose()?,
             end,
@@ -219,7 +221,7 @@ impl<'a> Terms<'a> {
         }
     }
 
-    /// The one key that says where a message ends.
+    /// The key that gives the end of a message.
     fn end(&self, spelling: Spelling, at: usize) -> Result<End, Fault> {
         const ENDS: &[&str] = &[
             "length",
@@ -234,19 +236,19 @@ impl<'a> Terms<'a> {
         ];
         let mut ends = self.clauses.iter().filter(|clause| ENDS.contains(&clause.key.as_str()));
         let Some(end) = ends.next() else {
-            // tokio-util's codec has a default for everything.
+            // tokio-util's codec has a default for each key.
             if spelling == Spelling::Tokio {
                 return self.tokio();
             }
             return Err(Fault::new(
                 at,
-                "nothing says where a message ends: length, varint, ber, digits, delimiter or fixed",
+                "no key gives the end of a message: use length, varint, ber, digits, delimiter or fixed",
             ));
         };
         if let Some(second) = ends.find(|second| second.key != end.key || second.key != "delimiter") {
             return Err(Fault::new(
                 second.at,
-                format!("{} and {} both say where a message ends", end.key, second.key),
+                format!("{} and {} both give the end of a message: use one", end.key, second.key),
             ));
         }
         let only_lengths =
@@ -259,13 +261,13 @@ impl<'a> Terms<'a> {
         if let Some(clause) = self.any(&only_lengths).or(self.any(NETTY)).or(self.any(TOKIO)) {
             return Err(Fault::new(
                 clause.at,
-                format!("{} goes with a length field, not with {}", clause.key, end.key),
+                format!("{} needs a length field and cannot be used with {}", clause.key, end.key),
             ));
         }
         Ok(match end.key.as_str() {
             "fixed" => match self.size("fixed")? {
                 Some(0) | None => {
-                    return Err(Fault::new(end.at, "fixed is a length of 1 byte or more: fixed=24"));
+                    return Err(Fault::new(end.at, "fixed must be at least 1: fixed=24"));
                 }
                 Some(length) => End::Fixed(length),
             },
@@ -282,25 +284,25 @@ impl<'a> Terms<'a> {
                 longest: match self.number("varint")? {
                     None => 10,
                     Some((longest @ 1..=10, _)) => longest as usize,
-                    Some((_, at)) => return Err(Fault::new(at, "varint takes 1 to 10 bytes")),
+                    Some((_, at)) => return Err(Fault::new(at, "varint must be 1 to 10 bytes")),
                 },
             },
             "ber" => Encoding::Ber,
             _ => match (bytes(end)?.as_slice(), end.at) {
                 ([byte], _) if !byte.is_ascii_digit() => Encoding::Digits { end: *byte },
-                (_, at) => return Err(Fault::new(at, "digits takes the byte that ends them: digits=\":\"")),
+                (_, at) => return Err(Fault::new(at, "digits needs the byte that ends them: digits=\":\"")),
             },
         };
         let fixed = matches!(encoding, Encoding::Fixed { .. });
         if let Some(clause) = self.any(&["be", "le", "endian", "mask", "more", "last"]).filter(|_| !fixed) {
             return Err(Fault::new(
                 clause.at,
-                format!("{} goes with length, not with {}", clause.key, end.key),
+                format!("{} needs length and cannot be used with {}", clause.key, end.key),
             ));
         }
         let number = |key: &str, least: i128, most: i128| match self.number(key)? {
             Some((value, at)) if value < least || value > most => {
-                Err(Fault::new(at, format!("{key} is {least} to {most}")))
+                Err(Fault::new(at, format!("{key} must be {least} to {most}")))
             }
             value => Ok(value.map(|(value, _)| value)),
         };
@@ -320,10 +322,7 @@ impl<'a> Terms<'a> {
                 (None, Some(mask), None) => Chain::More(mask),
                 (None, None, Some(mask)) => Chain::Last(mask),
                 _ => {
-                    return Err(Fault::new(
-                        end.at,
-                        "one of chain, more and last says whether another part follows",
-                    ));
+                    return Err(Fault::new(end.at, "chain, more and last exclude each other: use one"));
                 }
             },
         }))
@@ -335,14 +334,14 @@ impl<'a> Terms<'a> {
             Some(clause) => match clause.value.as_ref().map_or("", |value| value.text.as_str()) {
                 "BIG_ENDIAN" => true,
                 "LITTLE_ENDIAN" => false,
-                _ => return Err(Fault::new(clause.at, "byteOrder is BIG_ENDIAN or LITTLE_ENDIAN")),
+                _ => return Err(Fault::new(clause.at, "byteOrder must be BIG_ENDIAN or LITTLE_ENDIAN")),
             },
         };
-        // A frame that is too long is always an error at once.
+        // A frame that is too long always fails at once.
         if let Some(clause) = self.get("failFast")
             && !matches!(clause.value.as_ref().map_or("true", |value| value.text.as_str()), "true" | "false")
         {
-            return Err(Fault::new(clause.at, "failFast is true or false"));
+            return Err(Fault::new(clause.at, "failFast must be true or false"));
         }
         let width = self.width("lengthFieldLength")?;
         let offset = self.bounded("lengthFieldOffset", MOST_OFFSET)?.unwrap_or(0);
@@ -354,19 +353,21 @@ impl<'a> Terms<'a> {
         let orders = ["big_endian", "little_endian", "native_endian"].map(|key| self.get(key));
         let mut orders = orders.into_iter().flatten();
         let big = match (orders.next(), orders.next()) {
-            (Some(_), Some(second)) => return Err(Fault::new(second.at, "the byte order is said twice")),
+            (Some(_), Some(second)) => return Err(Fault::new(second.at, "the byte order is given twice")),
             (Some(order), None) if order.key == "native_endian" => cfg!(target_endian = "big"),
             (order, _) => order.is_none_or(|order| order.key == "big_endian"),
         };
         let width = match (self.get("length_field_length"), self.get("length_field_type")) {
-            (Some(_), Some(second)) => return Err(Fault::new(second.at, "the field's width is said twice")),
+            (Some(_), Some(second)) => {
+                return Err(Fault::new(second.at, "the width of the length field is given twice"));
+            }
             (Some(_), None) => self.width("length_field_length")?,
             (None, Some(of)) => match of.value.as_ref().map_or("", |value| value.text.as_str()) {
                 "u8" => 1,
                 "u16" => 2,
                 "u32" => 4,
                 "u64" => 8,
-                _ => return Err(Fault::new(of.at, "length_field_type is u8, u16, u32 or u64")),
+                _ => return Err(Fault::new(of.at, "length_field_type must be u8, u16, u32 or u64")),
             },
             (None, None) => 4,
         };
@@ -392,10 +393,9 @@ impl<'a> Terms<'a> {
         match (clause.value.as_ref().map_or("", |value| value.text.as_str()), end) {
             ("head", End::Length(_)) => Ok(Strip::Head),
             ("delimiter", End::Until(_)) => Ok(Strip::Delimiter),
-            ("head" | "delimiter", _) => Err(Fault::new(
-                clause.at,
-                "strip=head goes with a length field, strip=delimiter with a delimiter",
-            )),
+            ("head" | "delimiter", _) => {
+                Err(Fault::new(clause.at, "strip=head needs a length field, strip=delimiter a delimiter"))
+            }
             _ => Ok(Strip::Bytes(self.bounded("strip", MOST_OFFSET)?.unwrap_or(0))),
         }
     }
@@ -409,16 +409,16 @@ impl<'a> Terms<'a> {
             if delimiter.is_empty() || delimiter.len() > LONGEST_DELIMITER {
                 return Err(Fault::new(
                     at,
-                    format!("a delimiter is 1 to {LONGEST_DELIMITER} bytes: delimiter=\"\\r\\n\""),
+                    format!("a delimiter must have 1 to {LONGEST_DELIMITER} bytes: delimiter=\"\\r\\n\""),
                 ));
             }
             delimiters.push(delimiter);
         }
         if delimiters.len() > MOST_DELIMITERS {
-            return Err(Fault::new(at, format!("at most {MOST_DELIMITERS} delimiters")));
+            return Err(Fault::new(at, format!("at most {MOST_DELIMITERS} delimiters are allowed")));
         }
         Delimiters::new(delimiters)
-            .ok_or_else(|| Fault::new(at, "delimiters may end in at most three different bytes"))
+            .ok_or_else(|| Fault::new(at, "delimiters must not end in more than three different bytes"))
     }
 
     fn big_endian(&self) -> Result<bool, Fault> {
@@ -427,7 +427,7 @@ impl<'a> Terms<'a> {
             Some(clause) => match clause.value.as_ref().map_or("", |value| value.text.as_str()) {
                 "big" => Some((clause, true)),
                 "little" => Some((clause, false)),
-                _ => return Err(Fault::new(clause.at, "endian is big or little")),
+                _ => return Err(Fault::new(clause.at, "endian must be big or little")),
             },
         };
         let flags = [
@@ -438,7 +438,7 @@ impl<'a> Terms<'a> {
         let mut given = flags.into_iter().flatten();
         let first = given.next();
         match given.next() {
-            Some((second, _)) => Err(Fault::new(second.at, "the byte order is said twice")),
+            Some((second, _)) => Err(Fault::new(second.at, "the byte order is given twice")),
             None => Ok(first.is_none_or(|(_, big)| big)),
         }
     }
@@ -446,10 +446,10 @@ impl<'a> Terms<'a> {
     fn width(&self, key: &str) -> Result<usize, Fault> {
         match self.number(key)? {
             Some((width @ 1..=8, _)) => Ok(width as usize),
-            Some((width, at)) => Err(Fault::new(at, format!("{key} is 1 to 8 bytes wide, not {width}"))),
+            Some((width, at)) => Err(Fault::new(at, format!("{key} must be 1 to 8 bytes wide, not {width}"))),
             None => Err(Fault::new(
                 self.get(key).map_or(0, |clause| clause.at),
-                format!("{key} is missing its width: {key}=4"),
+                format!("{key} needs a width: {key}=4"),
             )),
         }
     }
@@ -459,7 +459,7 @@ impl<'a> Terms<'a> {
             None => Ok(0),
             Some((value, at)) => i32::try_from(value)
                 .map(i64::from)
-                .map_err(|_| Fault::new(at, format!("{key} is a number of 32 bits"))),
+                .map_err(|_| Fault::new(at, format!("{key} must be a 32-bit number"))),
         }
     }
 
@@ -472,12 +472,12 @@ impl<'a> Terms<'a> {
             None => Ok(None),
             Some((value, at)) => match usize::try_from(value) {
                 Ok(value) if value <= most => Ok(Some(value)),
-                _ => Err(Fault::new(at, format!("{key} is 0 to {most}"))),
+                _ => Err(Fault::new(at, format!("{key} must be 0 to {most}"))),
             },
         }
     }
 
-    /// The number of a key and where it stands.
+    /// The number of a key and its offset in the text.
     fn number(&self, key: &str) -> Result<Option<(i128, usize)>, Fault> {
         match self.get(key).map(|clause| (clause, &clause.value)) {
             None => Ok(None),
@@ -506,7 +506,7 @@ fn plain(offset: usize, width: usize, big: bool, adjust: i64, max_value: u64) ->
 /// `16`, `-4`, `0x7fff`, `1_000`, `64K`, `16M`, `1G` (powers of 1024).
 fn number(value: &Scalar) -> Result<i128, Fault> {
     let fault = || {
-        Fault::new(value.at, format!("{:?} is no number: write 4, -4, 0x7fff, 64K, 16M or 1G", value.text))
+        Fault::new(value.at, format!("{:?} is not a number: write 4, -4, 0x7fff, 64K, 16M or 1G", value.text))
     };
     let (sign, digits) = match value.text.strip_prefix('-') {
         Some(digits) => (-1, digits),
@@ -530,14 +530,15 @@ fn number(value: &Scalar) -> Result<i128, Fault> {
     Ok(sign * i128::from(magnitude))
 }
 
-/// Bytes as `0x0d0a` or as text.
+/// Bytes in hex, such as `0x0d0a`, or text.
 fn bytes(clause: &Clause) -> Result<Vec<u8>, Fault> {
     let Some(value) = &clause.value else {
         let key = &clause.key;
         return Err(Fault::new(clause.at, format!("{key} needs bytes: {key}=\"\\r\\n\" or {key}=0x0d0a")));
     };
     let Some(hex) = value.text.strip_prefix("0x") else { return Ok(value.text.clone().into_bytes()) };
-    let fault = || Fault::new(value.at, format!("{:?} is no run of hex bytes such as 0x0d0a", value.text));
+    let fault =
+        || Fault::new(value.at, format!("{:?} is not a sequence of hex bytes such as 0x0d0a", value.text));
     if !hex.is_ascii() || hex.len() % 2 != 0 || hex.is_empty() {
         return Err(fault());
     }
@@ -555,7 +556,5 @@ fn key(clause: &Clause) -> Result<(usize, usize), Fault> {
         (offset <= MOST_OFFSET && (1..=MOST_OFFSET).contains(&length)).then_some((offset, length))
     };
     let at = clause.value.as_ref().map_or(clause.at, |value| value.at);
-    read().ok_or_else(|| {
-        Fault::new(at, "key is offset:length of the bytes that messages are ordered by: key=8:4")
-    })
+    read().ok_or_else(|| Fault::new(at, "key must be offset:length of the key bytes: key=8:4"))
 }

@@ -1,9 +1,9 @@
-//! Bytes that end a message.
+//! Delimiters that end a message.
 //!
-//! The delimiter whose last byte comes first ends the message; of several that end there, the longest does. That choice
-//! does not depend on how much of the stream has arrived, so every cut gives the same.
+//! The delimiter whose last byte comes first ends the message; of several that end there, the longest. The
+//! choice does not depend on how much of the stream has arrived.
 
-/// Distinct last bytes that one pass can search for.
+/// Maximum number of distinct last bytes, searched in one pass.
 const LAST_BYTES: usize = 3;
 
 #[derive(Debug)]
@@ -14,7 +14,7 @@ pub(super) struct Delimiters {
 }
 
 impl Delimiters {
-    /// `None` if there is none, one is empty, or they end in more than three different bytes.
+    /// `None` if the list is empty, a delimiter is empty, or there are more than three distinct last bytes.
     pub(super) fn new(mut delimiters: Vec<Vec<u8>>) -> Option<Self> {
         delimiters.sort_by_key(|delimiter| std::cmp::Reverse(delimiter.len()));
         let mut last =
@@ -27,7 +27,7 @@ impl Delimiters {
         Some(Self { delimiters, last })
     }
 
-    /// Where the first delimiter that ends behind `scanned` ends, and its length.
+    /// End of the first delimiter that ends after `scanned`, and its length.
     pub(super) fn find(&self, bytes: &[u8], scanned: usize) -> Option<(usize, usize)> {
         let fresh = bytes.get(scanned..)?;
         match *self.last.as_slice() {

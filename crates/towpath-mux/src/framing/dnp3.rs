@@ -1,11 +1,12 @@
-//! DNP3 link frames (IEEE 1815, 9.2): ten bytes of header, then blocks of 16 bytes with a checksum behind each.
+//! DNP3 link frames (IEEE 1815, 9.2): a header of ten bytes, then blocks of 16 bytes, each followed by a
+//! checksum.
 
 use super::Step;
 use super::cause::Cause;
 
 const START: [u8; 2] = [0x05, 0x64];
 const HEADER: usize = 10;
-/// Bytes that the length field counts although the header holds them: control, destination, source.
+/// Bytes of the header that the length field includes: control, destination, source.
 const COUNTED_HEADER: usize = 5;
 const BLOCK: usize = 16;
 const CHECKSUM: usize = 2;

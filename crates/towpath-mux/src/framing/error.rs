@@ -1,18 +1,18 @@
-//! What is wrong with a framing's text, where, and what may have been meant.
+//! Errors in the text of a framing: what is wrong, where, and a suggestion.
 
 use std::error::Error;
 use std::fmt;
 
-/// Why a framing's text was refused.
+/// Why the text of a framing is invalid.
 ///
-/// Displays as `column 10: ...` for a line and `3:5: ...` (line, column) for TOML.
+/// Displays as `column 10: ...` for a line and as `3:5: ...` (line, column) for TOML.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseError {
-    /// Line in a document, from 1; `None` for text in a line.
+    /// Line in a document, from 1; `None` for a single line.
     pub line: Option<u32>,
     /// Column in characters, from 1.
     pub column: u32,
-    /// What is wrong, and what to write instead if that is known.
+    /// What is wrong, and a suggestion if there is one.
     pub message: String,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for ParseError {
 
 impl Error for ParseError {}
 
-/// Something wrong at a byte offset of the text; not yet a line and column.
+/// An error at a byte offset of the text.
 #[derive(Debug)]
 pub(super) struct Fault {
     at: usize,
@@ -49,13 +49,13 @@ impl Fault {
         Self { at, message: message.into() }
     }
 
-    /// The fault in text that is one line, whatever it holds.
+    /// Converts to an error in a single line.
     pub(super) fn in_line(self, text: &str) -> ParseError {
         let column = column(text.get(..self.at).unwrap_or(text));
         ParseError { line: None, column, message: self.message }
     }
 
-    /// The fault in a document of lines.
+    /// Converts to an error in a document.
     pub(super) fn in_document(self, document: &str) -> ParseError {
         let before = document.get(..self.at).unwrap_or(document);
         let line = u32::try_from(before.matches('\n').count() + 1).unwrap_or(u32::MAX);
@@ -64,7 +64,7 @@ impl Fault {
     }
 }
 
-/// ` did you mean "x"?`, if one of `known` is near enough to `word`.
+/// `; did you mean "x"?` if one of `known` is similar to `word`.
 pub(super) fn hint<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> String {
     nearest(word, known).map_or_else(String::new, |near| format!("; did you mean {near:?}?"))
 }

@@ -1,13 +1,14 @@
-//! A length field: where it is, how it is written, and what it counts.
+//! Length fields: position, encoding, and meaning.
 
 use super::cause::Cause;
 
-/// A length field and what makes it the length of the message.
+/// A length field and how it gives the length of the message.
 ///
-/// Without `relative`, the message's length is `value * scale + adjust`; with it, that many bytes follow the field.
+/// Without `relative` the length is `value * scale + adjust`. With it, this number of bytes follows the
+/// field.
 #[derive(Debug)]
 pub(super) struct Field {
-    /// Bytes before the field.
+    /// Number of bytes before the field.
     pub(super) offset: usize,
     pub(super) encoding: Encoding,
     pub(super) mask: u64,
@@ -15,7 +16,7 @@ pub(super) struct Field {
     pub(super) scale: u64,
     pub(super) adjust: i64,
     pub(super) relative: bool,
-    /// Bound on the field's own value, before it is adjusted (tokio-util's max_frame_length).
+    /// Limit of the field's value before adjustment (tokio-util's max_frame_length).
     pub(super) max_value: u64,
     pub(super) chain: Chain,
 }
@@ -24,7 +25,8 @@ pub(super) struct Field {
 pub(super) enum Encoding {
     /// 1 to 8 bytes.
     Fixed { width: usize, big: bool },
-    /// Seven bits a byte, least significant first, at most `longest` bytes (DWARF 5, section 7.6; MQTT 5.0, section 1.5.5).
+    /// Seven bits per byte, least significant first, at most `longest` bytes (DWARF 5, section 7.6; MQTT 5.0,
+    /// section 1.5.5).
     Leb128 { longest: usize },
     /// Definite form, short or long (X.690, section 8.1.3).
     Ber,
@@ -32,35 +34,35 @@ pub(super) enum Encoding {
     Digits { end: u8 },
 }
 
-/// Whether a part with its own length is followed by another of the same message.
+/// How a part announces another part of the same message.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Chain {
-    /// A message is one part.
+    /// A message has one part.
     Single,
-    /// Another part follows one whose field has this value (MySQL's 0xffffff).
+    /// Another part follows if the field has this value (MySQL's 0xffffff).
     While(u64),
     /// Another part follows while one of these bits is set.
     More(u64),
-    /// Parts follow until one has one of these bits set (ONC RPC's last fragment).
+    /// Another part follows until one of these bits is set (ONC RPC's last fragment).
     Last(u64),
 }
 
-/// Digits of the largest 64-bit number.
+/// Number of digits of the largest 64-bit number.
 const MOST_DIGITS: usize = 20;
 
-/// One part of a message, measured.
+/// A part of a message.
 pub(super) struct Part {
-    /// Where its field ends, from the part's start.
+    /// End of its field, from the start of the part.
     pub(super) head: usize,
-    /// Its length with the head, as announced.
+    /// Announced length including the header.
     pub(super) length: i128,
-    /// Whether another follows.
+    /// Another part follows.
     pub(super) more: bool,
 }
 
 pub(super) enum Measured {
     Part(Part),
-    /// So many bytes of the part have to be there.
+    /// Number of bytes of the part that are needed.
     Need(usize),
     Error(Cause),
 }
@@ -98,14 +100,14 @@ impl Field {
 }
 
 enum Read {
-    /// The value and the bytes it takes.
+    /// Value, and number of bytes of the field.
     Value(u64, usize),
     Need(usize),
     Bad(&'static str),
 }
 
 fn fixed(field: &[u8], width: usize, big: bool) -> Read {
-    // What nearly all protocols have.
+    // Fast path: most protocols have this width.
     if width == 4
         && let Some(bytes) = field.first_chunk()
     {
@@ -122,7 +124,7 @@ fn leb128(field: &[u8], longest: usize) -> Read {
     let mut value = 0u64;
     for (at, byte) in field.iter().take(longest).enumerate() {
         let bits = u64::from(byte & 0x7f);
-        // Ten bytes hold 70 bits: the last has one that fits.
+        // Ten bytes have 70 bits; the last one may use only one.
         if at == 9 && bits > 1 {
             return Read::Bad("a variable-length number above 64 bits");
         }

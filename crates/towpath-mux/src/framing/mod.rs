@@ -1,17 +1,17 @@
-//! Where a message ends.
+//! Framing: finds where a message ends.
 //!
-//! A [`Framing`] is asked with the bytes of a message so far, the message's first byte at offset 0, and answers with a
-//! [`Step`]: the message's length, how many bytes it needs to say more, an error, or that the connection is not for it.
-//! What it has to remember of a connection is in a [`State`] that the caller keeps.
+//! A [`Framing`] gets the bytes of a message, from its first byte on, and returns a [`Step`]: the length of
+//! the message, the number of bytes that it needs to know more, an error, or that the connection leaves the
+//! protocol. The caller keeps its [`State`] per connection.
 //!
 //! Four ways to make one:
-//! - in a line, or in TOML ([`Framing::parse`], [`Framing::from_toml`]): the declarative form;
-//! - by the name of a preset ([`Framing::preset`], [`PRESETS`]);
+//! - the declarative form, in a line or in TOML ([`Framing::parse`], [`Framing::from_toml`]);
+//! - a preset by name ([`Framing::preset`], [`PRESETS`]);
 //! - a BPF program made for KCM ([`Framing::program`]);
 //! - a Rust function or type ([`Framing::custom`], [`Custom`]).
 //!
-//! Invariant: the answer about the first n bytes of a stream does not change when more bytes follow, except from "need" to
-//! something else. So every cut of a stream gives the same messages.
+//! Invariant: the result for the first n bytes of a stream does not change when more bytes follow, except
+//! from `Need` to another result. Therefore every segmentation of a stream gives the same messages.
 //!
 //! Reference: Linux, Documentation/networking/strparser.rst and kcm.rst.
 
@@ -45,33 +45,33 @@ pub use preset::{PRESETS, Preset};
 use body::Declared;
 pub(crate) use plain::Plain;
 
-/// What a framing says about the bytes at the start of a message.
+/// Result of framing the start of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The message's length is known; its bytes need not all be there yet.
+    /// The length is known. The bytes may still be incomplete.
     Message(Message),
-    /// The length cannot be known before this many bytes, counted from the message's start, are there. Always more than were
-    /// given, never more than are really needed: a caller may wait for them.
+    /// This number of bytes, from the start of the message, is needed to know more. More than were given, and
+    /// never more than necessary: the caller may wait for them.
     Need(usize),
-    /// The stream cannot be framed from here on.
+    /// The stream cannot be framed any further.
     Error(Cause),
-    /// The connection goes on in a protocol that this framing leaves alone (KCM's -ESTRPIPE): give it back to
-    /// whoever attached it, from this message's first byte.
+    /// Another protocol follows (KCM's -ESTRPIPE): give the connection back, from the first byte of this
+    /// message.
     GiveBack,
 }
 
-/// A message whose length is known.
+/// A message of known length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Message {
-    /// Bytes of the whole message, header included; at least 1.
+    /// Length of the whole message in bytes, header included; at least 1.
     pub length: usize,
-    /// Bytes at its start that are not payload.
+    /// Number of bytes at its start that are not payload.
     pub skip: usize,
-    /// Bytes at its end that are not payload; `skip + trim <= length`.
+    /// Number of bytes at its end that are not payload; `skip + trim <= length`.
     pub trim: usize,
-    /// A number the framing gives to the message (strparser's plan for SO_MARK).
+    /// A mark for the worker (strparser's plan for SO_MARK).
     pub mark: u32,
-    /// A hash of what the message is ordered by; 0 when the framing has no key.
+    /// A hash for ordering by key; 0 without a key.
     pub hash: u32,
 }
 
@@ -83,33 +83,32 @@ impl Message {
 }
 
 impl From<usize> for Step {
-    /// A message of that many bytes.
+    /// A message of this length.
     fn from(length: usize) -> Self {
         Self::Message(Message::of(length))
     }
 }
 
-/// What a framing remembers of one direction of a connection.
+/// State of a framing for one direction of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// Messages that were framed on the connection; 0 at its first.
+    /// Number of messages framed on the connection.
     pub messages: u64,
-    /// Bytes of the current message that need not be looked at again. Set to 0 behind each message.
+    /// Number of bytes of the current message that need not be scanned again. Reset to 0 after each message.
     pub scanned: usize,
-    /// Whether the connection was already under way when its bytes were first seen, so that they may start with any message
+    /// The first bytes seen are not the start of the connection. They may start with any message of the
+    /// protocol.
     /// of the protocol.
     pub midstream: bool,
-    /// The framing's own count within the current message. Set to 0 behind each message.
+    /// A counter for the current message. Reset to 0 after each message.
     pub pending: u64,
-    /// The framing's own 20 bytes for the connection (the context's `cb` of a program). Starts at 0 and persists.
+    /// 20 bytes of state for the connection (a program's `cb`). Starts at 0 and persists.
     pub cb: [u32; 5],
 }
 
-/// A framing written in Rust.
-///
-/// Every `Fn(&[u8], &mut State) -> Step` is one.
+/// A framing in Rust. Implemented by every `Fn(&[u8], &mut State) -> Step`.
 pub trait Custom: Send + Sync {
-    /// Says where the message ends that starts with `bytes`. See [`Framing::step`].
+    /// Frames the message that starts with `bytes`. See [`Framing::step`].
     fn step(&self, bytes: &[u8], state: &mut State) -> Step;
 }
 
@@ -119,7 +118,7 @@ impl<F: Fn(&[u8], &mut State) -> Step + Send + Sync> Custom for F {
     }
 }
 
-/// Says where messages end. Cheap to clone; one serves any number of connections.
+/// A framing. Clones share it; one framing serves any number of connections.
 #[derive(Clone)]
 pub struct Framing {
     name: Arc<str>,
@@ -134,7 +133,7 @@ enum Kind {
     Custom(Arc<dyn Custom>),
 }
 
-/// The protocols that the declarative form cannot say.
+/// Protocols that the declarative form cannot express.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Coded {
     Resp,
@@ -146,11 +145,11 @@ enum Coded {
 }
 
 impl Framing {
-    /// A framing in the declarative form, or the name of a preset.
+    /// Parses the declarative form or the name of a preset.
     ///
     /// # Errors
     ///
-    /// [`ParseError`] with the column, and what may have been meant.
+    /// [`ParseError`] with the column and a suggestion.
     ///
     /// # Examples
     ///
@@ -176,11 +175,11 @@ impl Framing {
         Ok(Self { name: name.into(), kind: Kind::Declared(Arc::new(declared)) })
     }
 
-    /// A framing in TOML.
+    /// Parses TOML.
     ///
     /// # Errors
     ///
-    /// [`ParseError`] with line and column, and what may have been meant.
+    /// [`ParseError`] with line, column and a suggestion.
     ///
     /// # Examples
     ///
@@ -200,11 +199,11 @@ impl Framing {
         Ok(Self { name: "declared in TOML".into(), kind: Kind::Declared(Arc::new(declared)) })
     }
 
-    /// The preset of that name, see [`PRESETS`].
+    /// Returns a preset, see [`PRESETS`].
     ///
     /// # Errors
     ///
-    /// When there is none; the error names the nearest.
+    /// Names the most similar preset if there is none.
     pub fn preset(name: &str) -> Result<Self, ParseError> {
         let Some(preset) = preset::find(name) else {
             return Err(ParseError::unknown_preset(name, PRESETS.iter().map(|preset| preset.name)));
@@ -221,9 +220,10 @@ impl Framing {
 
     /// A checked BPF program with KCM's contract.
     ///
-    /// It sees a message's bytes from offset 0. Its result is the message's length; 0 for "need more", where a `mark` says how
-    /// many at least; -ESTRPIPE to give the connection back; another negative number is an error. Its `cb` starts at 0 for a
-    /// connection and persists; `mark` and `hash` go with the message.
+    /// The program sees a message from offset 0. It returns the length of the message; 0 for "need more",
+    /// with `mark` as the minimum number of bytes; -ESTRPIPE to give the connection back; another negative
+    /// number as an error. `cb` starts at 0 for a connection and persists. `mark` and `hash` go with the
+    /// message.
     pub fn program(name: &str, program: towpath_bpf::Program) -> Self {
         Self { name: name.into(), kind: Kind::Program(Arc::new(program)) }
     }
@@ -235,7 +235,7 @@ impl Framing {
     /// ```
     /// use towpath_mux::framing::{Framing, State, Step};
     ///
-    /// // The first byte counts the words of four bytes that follow.
+    /// The first byte is the number of 4-byte words that follow.
     /// let words = Framing::custom("words", |bytes: &[u8], _: &mut State| match bytes {
     ///     [count, ..] => Step::from(1 + 4 * usize::from(*count)),
     ///     [] => Step::Need(1),
@@ -246,15 +246,16 @@ impl Framing {
         Self { name: name.into(), kind: Kind::Custom(Arc::new(custom)) }
     }
 
-    /// The preset's name, the declarative text, or the name given to [`Framing::custom`].
+    /// Name of the preset, text of the declarative form, or name passed to [`Framing::custom`].
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Says where the message ends that starts with `bytes`.
+    /// Frames the message that starts with `bytes`.
     ///
-    /// `bytes` are those that arrived from the message's first byte on, and may go beyond its end. Behind
-    /// [`Step::Message`] the state is that of the next message, so the next call is about the bytes behind this one, even if
+    /// `bytes` may be incomplete or extend beyond the message. After [`Step::Message`] the state is that of
+    /// the next message: the next call gets the bytes behind this one, even if not all of this one had
+    /// arrived. After [`Step::Need`] the next call gets the same bytes and more.
     /// some of this one were not there yet. Behind [`Step::Need`] the next call has the same bytes and more.
     pub fn step(&self, bytes: &[u8], state: &mut State) -> Step {
         if bytes.is_empty() {
@@ -279,7 +280,7 @@ impl Framing {
         step
     }
 
-    /// What finds whole messages sooner, if the framing is simple and keeps no state but their number.
+    /// A faster scanner, if the framing is simple and its only state is the number of messages.
     pub(crate) fn plain(&self) -> Option<&Plain> {
         match &self.kind {
             Kind::Declared(declared) => declared.plain(),
@@ -287,7 +288,7 @@ impl Framing {
         }
     }
 
-    /// Whether messages may have a hash by which they are ordered. A program or a function may give one.
+    /// Returns true if messages may have a hash. A program or function may give one.
     ///
     /// # Examples
     ///
@@ -306,8 +307,8 @@ impl Framing {
         }
     }
 
-    /// Whether the framing itself gives up when a length stays unknown for too long. A program or a function does not, so
-    /// the caller has to bound the bytes that it is shown.
+    /// Returns true if the framing bounds the bytes before the length is known. For programs and functions
+    /// the caller bounds them.
     pub fn bounds_head(&self) -> bool {
         !matches!(self.kind, Kind::Program(_) | Kind::Custom(_))
     }
@@ -327,14 +328,14 @@ impl fmt::Debug for Framing {
     }
 }
 
-/// A name of a preset, rather than clauses.
+/// Returns true for a preset's name, false for clauses.
 fn is_name(text: &str) -> bool {
     !text.is_empty()
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
         && !compile::is_key(text)
 }
 
-/// The answer of somebody else's code, held to what [`Step`] promises.
+/// Enforces what [`Step`] promises on the result of foreign code.
 fn checked(step: Step, given: usize) -> Step {
     match step {
         Step::Need(need) => Step::Need(need.max(given.saturating_add(1))),

@@ -1,46 +1,48 @@
 //! MySQL packets (MySQL Internals, "Protocol Basics"): three bytes of length, a sequence number, the payload.
 //!
-//! A payload of 0xffffff bytes goes on in the next packet; the chain is one message. A connection that turns to TLS is
-//! given back where its first record starts: after the client's SSLRequest in one direction, after the greeting in the other.
+//! A payload of 0xffffff bytes continues in the next packet; the chain is one message. A connection that
+//! switches to TLS is given back at its first record: after the client's SSLRequest in one direction, after
+//! the greeting in the other.
 //!
-//! One that turns to the compressed protocol is given back there too, since its packets are no messages. That happens
-//! behind the handshake: with the first command of a client that asked for it, and with the answer to the first command.
-//! A server's direction does not say whether the client asked; so the packet itself is looked at (MySQL Internals,
-//! "Compressed Packet"): it holds whole packets behind a 7-byte header, or what zlib or zstd made of them.
+//! A connection that switches to the compressed protocol is given back after the handshake: at the first
+//! command of a client that requested compression, and at the response to it. The server's direction does not
+//! show the request, so the packet itself is examined (MySQL Internals, "Compressed Packet"): after a 7-byte
+//! header it has whole packets, or their zlib or zstd form.
 
 use super::body::{End, Rule, Strip};
 use super::cause::Cause;
 use super::field::{Chain, Encoding, Field};
 use super::{State, Step};
 
-/// The longest payload of one packet: more follows.
+/// Maximum payload of a packet: another one follows.
 const FULL: u64 = 0x00ff_ffff;
-/// max_allowed_packet can be set up to 1 GiB.
+/// max_allowed_packet is at most 1 GiB.
 const LONGEST: usize = (1 << 30) + 4 * 65;
-/// CLIENT_SSL of the capability flags.
+/// Capability flag CLIENT_SSL.
 const CLIENT_SSL: u8 = 0x08;
 const SSL_REQUEST_PAYLOAD: usize = 32;
-/// The protocol version that a server's greeting starts with.
+/// Protocol version at the start of a server's greeting.
 const PROTOCOL_10: u8 = 10;
 
-/// CLIENT_COMPRESS, in the first byte of the capability flags, and CLIENT_ZSTD_COMPRESSION_ALGORITHM, in the fourth.
+/// CLIENT_COMPRESS in the first byte of the capability flags, CLIENT_ZSTD_COMPRESSION_ALGORITHM in the
+/// fourth.
 const CLIENT_COMPRESS: u8 = 0x20;
 const CLIENT_ZSTD: u8 = 0x04;
-/// CLIENT_PROTOCOL_41 in the second byte: there are four of them.
+/// CLIENT_PROTOCOL_41 in the second byte: the flags have four bytes.
 const CLIENT_PROTOCOL_41: u8 = 0x02;
-/// The first byte of a server's OK.
+/// First byte of a server's OK packet.
 const OK: u8 = 0;
-/// The shortest plain packet that begins with three zeroes is an OK.
+/// An OK packet is the shortest plain packet that starts with three zero bytes.
 const SHORTEST_OK: usize = 7;
-/// A compressed packet has at least a packet's header and a byte in it.
+/// Minimum length of a compressed packet: a packet header and one byte.
 const SHORTEST_COMPRESSED: usize = 5;
 
 /// `cb[0]`: the next message may be a TLS record.
 const TLS_MAY_FOLLOW: u32 = 1;
-/// A client's handshake, with compression asked for; a server's handshake.
+/// `cb[0]`: handshake of a client that requested compression; handshake of a server.
 const ASKED: u32 = 2;
 const SHAKING: u32 = 3;
-/// A server said OK: the answer to the first command follows.
+/// `cb[0]`: the server sent OK, the response to the first command follows.
 const AGREED: u32 = 4;
 
 static PACKETS: Rule = Rule {
@@ -83,16 +85,16 @@ pub(super) fn step(bytes: &[u8], state: &mut State) -> Step {
             0
         };
     } else if state.cb[0] == TLS_MAY_FOLLOW {
-        // As a packet this would be the second of its side and 66 kB or more: there is no such one.
+        // As a packet it would be the second one of its side with 66 kB or more, which does not exist.
         if matches!(bytes, [0x16, 3, 1..=4, ..]) {
             return Step::GiveBack;
         }
         state.cb[0] = SHAKING;
     }
-    // Where a chain goes on there is no packet to look at.
+    // A continued chain has no header to examine.
     if state.scanned == 0 {
         match (state.cb[0], *sequence) {
-            // Numbers begin anew with a command.
+            // Sequence numbers restart with each command.
             (ASKED, 0) => return begun(bytes, 0, state),
             (AGREED, _) => return begun(bytes, 1, state),
             (SHAKING, 2..) if length(bytes) > 0 => match payload.first() {
@@ -109,13 +111,13 @@ pub(super) fn step(bytes: &[u8], state: &mut State) -> Step {
     PACKETS.step(bytes, state)
 }
 
-/// The capability flags of a login, its first four bytes.
+/// Capability flags of a login: its first four bytes.
 fn asks_to_compress(payload: &[u8]) -> bool {
     let &[a, b, _, d, ..] = payload else { return false };
     a & CLIENT_COMPRESS != 0 || b & CLIENT_PROTOCOL_41 != 0 && d & CLIENT_ZSTD != 0
 }
 
-/// The first packet behind the handshake, which is plain or not; those behind it are the same.
+/// The first packet after the handshake tells whether this and all later packets are plain.
 fn begun(bytes: &[u8], number: u8, state: &mut State) -> Step {
     match compressed(bytes, number) {
         Ok(true) => Step::GiveBack,
@@ -127,18 +129,19 @@ fn begun(bytes: &[u8], number: u8, state: &mut State) -> Step {
     }
 }
 
-/// The payload's length; the header is there.
+/// Length of the payload. The header has arrived.
 fn length(bytes: &[u8]) -> usize {
     bytes.iter().take(3).rev().fold(0, |length, byte| length << 8 | usize::from(*byte))
 }
 
-/// Whether a packet of the compressed protocol stands here, whose first packet within has this number.
+/// Returns true if a packet of the compressed protocol starts here whose first inner packet has this sequence
+/// number.
 fn compressed(bytes: &[u8], number: u8) -> Result<bool, Step> {
     let length = length(bytes);
     if length < SHORTEST_COMPRESSED {
         return Ok(false);
     }
-    // As long as the shortest plain packet of that length.
+    // At least the shortest plain packet.
     let &[_, _, _, _, a, b, c, first, second, ..] = bytes else { return Err(Step::Need(9)) };
     if [a, b, c] != [0; 3] {
         let zlib = first == 0x78 && u16::from_be_bytes([first, second]).is_multiple_of(31);

@@ -1,13 +1,13 @@
-//! The first bytes of a message, by which `when` chooses.
+//! Patterns for the first bytes of a message, used by `when`.
 //!
-//! Written as bytes: `16` this byte, `14-18` a range, `80/80` those bits of a mask, `..` any, `ff*16` sixteen times,
+//! Syntax: `16` a byte, `14-18` a range, `80/80` a value under a mask, `..` any byte, `ff*16` sixteen times,
 //! `"GET "` text.
 
 use super::clause::Scalar;
 use super::error::Fault;
 use super::text::unescape;
 
-/// More bytes than any protocol's magic; bounds what is compared for each message.
+/// Maximum length. Bounds the comparison per message.
 const LONGEST: usize = 64;
 
 /// Bytes in ranges, under masks.
@@ -21,11 +21,11 @@ struct Byte {
     high: u8,
 }
 
-/// Whether a message begins so.
+/// Result of matching.
 pub(super) enum Begins {
     Yes,
     No,
-    /// So far, and one byte more has to be seen.
+    /// Matches so far; one more byte is needed.
     Perhaps,
 }
 
@@ -40,7 +40,7 @@ impl Pattern {
             if first == '"' || first == '\'' {
                 let body = &rest[1..];
                 let Some(end) = closing(body, first) else {
-                    return Err(Fault::new(at, format!("a quote is not closed: {first} is missing")));
+                    return Err(Fault::new(at, format!("missing closing {first}")));
                 };
                 let text = unescape(&body[..end], at + 1)?;
                 bytes.extend(text.bytes().map(|byte| Byte { mask: 0xff, low: byte, high: byte }));
@@ -56,7 +56,7 @@ impl Pattern {
             }
         }
         match bytes.len() {
-            0 => Err(Fault::new(written.at, "a pattern is missing: first bytes such as 16 03")),
+            0 => Err(Fault::new(written.at, "missing pattern of first bytes, such as 16 03")),
             1..=LONGEST => Ok(Self(bytes)),
             _ => Err(Fault::new(written.at, format!("a pattern has at most {LONGEST} bytes"))),
         }
@@ -84,12 +84,14 @@ fn closing(body: &str, quote: char) -> Option<usize> {
     None
 }
 
-/// One byte as written, and how often.
+/// A byte with its repetition.
 fn atom(word: &str, at: usize) -> Result<(Byte, usize), Fault> {
     let fault = || {
         Fault::new(
             at,
-            format!("{word:?} is no byte: write 16, 14-18, 80/80 (value/mask), .. (any), ff*16 or \"text\""),
+            format!(
+                "{word:?} is not a byte: write 16, 14-18, 80/80 (value/mask), .. (any), ff*16 or \"text\""
+            ),
         )
     };
     let (byte, times) = match word.split_once('*') {

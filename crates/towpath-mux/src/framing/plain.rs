@@ -1,8 +1,9 @@
-//! The framing that most protocols have, without choices: one length field of up to four bytes.
+//! Fast scanner for framings without choices: one length field of up to four bytes.
 //!
-//! What: where many messages are in one read, this finds them sooner than asking about each ([`super::Framing::step`]).
+//! What: finds the messages of a read faster than [`super::Framing::step`] per message.
 //!
-//! Invariant: it says what `step` says, or nothing. Whatever is not a whole message within all bounds is `step`'s.
+//! Invariant: returns the same result as `step`, or none. Everything but a whole message within all limits is
+//! left to `step`.
 
 use super::Message;
 use super::body::{End, Rule, Strip};
@@ -10,16 +11,16 @@ use super::field::{Chain, Encoding, Field};
 
 #[derive(Debug)]
 pub(crate) struct Plain {
-    /// Bytes before the field, and up to its end.
+    /// Number of bytes before the field, and up to its end.
     offset: usize,
     head: usize,
-    /// What is left of the four bytes from `offset` on when those behind the field are gone.
+    /// Mask and shift that leave the field in the four bytes at `offset`.
     big: bool,
     unused: u32,
     mask: u64,
     shift: u32,
     max_value: u64,
-    /// The message is so many bytes longer than the field says, and within these bounds.
+    /// The message is longer than the field's value by this number; its limits.
     adjust: i64,
     min: usize,
     max: usize,
@@ -56,7 +57,7 @@ impl Plain {
             Strip::Delimiter => return None,
         };
         let adjust = if relative { adjust.checked_add(i64::try_from(head).ok()?)? } else { adjust };
-        // A value of 32 bits and this make no overflow.
+        // A 32-bit value plus this does not overflow.
         if adjust.unsigned_abs() > 1 << 62 {
             return None;
         }
@@ -80,12 +81,12 @@ impl Plain {
         })
     }
 
-    /// The whole message that `bytes` start with, if there is one of at most `most` bytes.
+    /// The whole message at the start of `bytes`, if it has at most `most` bytes.
     #[inline]
     pub(crate) fn message(&self, bytes: &[u8], most: usize) -> Option<Message> {
         let word = match bytes.get(self.offset..)?.first_chunk::<4>() {
             Some(word) => *word,
-            // A message that is shorter than its field would be with four bytes.
+            // The message ends within the four bytes that would be loaded.
             None => {
                 let mut word = [0; 4];
                 let field = bytes.get(self.offset..self.head)?;

@@ -1,21 +1,22 @@
-//! Framings by the name of a protocol. Most are a line of the declarative form, so they also show how to write one.
+//! Presets: framings by the name of a protocol. Most are a line of the declarative form and serve as
+//! examples.
 
 use super::Coded;
 
-/// A framing with a name.
+/// A preset.
 #[derive(Debug)]
 pub struct Preset {
-    /// What [`super::Framing::preset`] finds it by.
+    /// Name for [`super::Framing::preset`].
     pub name: &'static str,
-    /// Another name for the same, or empty.
+    /// Alias, or empty.
     pub alias: &'static str,
-    /// What it frames, in a few words, and where that is specified.
+    /// What it frames, and the specification.
     pub about: &'static str,
     pub(super) form: Form,
 }
 
 impl Preset {
-    /// The declarative form, when the preset is written in it.
+    /// The declarative form, if the preset uses it.
     pub const fn text(&self) -> Option<&'static str> {
         match self.form {
             Form::Text(text) => Some(text),
@@ -42,7 +43,7 @@ const fn coded(name: &'static str, alias: &'static str, about: &'static str, cod
     Preset { name, alias, about, form: Form::Coded(coded) }
 }
 
-/// Every preset, by name.
+/// All presets, sorted by name.
 pub const PRESETS: &[Preset] = &[
     text(
         "amqp091",

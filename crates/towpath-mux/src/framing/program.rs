@@ -1,11 +1,11 @@
-//! A BPF program as a framing: KCM's contract, put as a [`Step`].
+//! BPF programs as framings: translates KCM's contract to a [`Step`].
 
 use towpath_bpf::{Context, Program};
 
 use super::cause::Cause;
 use super::{Message, State, Step};
 
-/// What one decision may cost: enough to search some thousand bytes, and over in a few milliseconds.
+/// Maximum cost of a call: enough to search some thousand bytes in a few milliseconds.
 const FUEL: u64 = 1 << 18;
 /// "Not for the mux" (include/uapi/asm-generic/errno.h; net/strparser/strparser.c).
 const ESTRPIPE: i32 = 86;

@@ -1,21 +1,21 @@
-//! RESP, versions 2 and 3 (Redis serialization protocol specification), and the inline commands of Redis.
+//! RESP 2 and 3 (Redis serialization protocol specification), and Redis' inline commands.
 //!
-//! A message is one command or one reply with everything inside it. No stack is needed: `pending` counts the values that
-//! are still to come, and an aggregate of n values takes itself off and puts n on.
+//! A message is a command or a reply with all nested values. A counter replaces a stack: `pending` is the
+//! number of values to come; an aggregate of n values removes itself and adds n.
 //!
-//! `scanned` is where the next value starts, `cb[0]` how much of its line was searched: nothing is looked at twice but
-//! a line's few digits.
+//! `scanned` is the start of the next value, `cb[0]` the searched part of its line, so that only the digits
+//! of a line are read twice.
 //!
 //! Not supported: the streamed strings and aggregates of RESP3 (`$?`, `*?`), which no server sends.
 
 use super::cause::Cause;
 use super::{State, Step};
 
-/// A line of digits; Redis' own limit is 32 bytes of number text.
+/// Maximum line of digits; Redis limits the number to 32 bytes.
 const LONGEST_HEAD: usize = 32;
-/// PROTO_INLINE_MAX_SIZE of Redis' server.h, for inline commands and every other line.
+/// PROTO_INLINE_MAX_SIZE of Redis' server.h, for inline commands and other lines.
 const LONGEST_LINE: usize = 64 * 1024;
-/// proto-max-bulk-len, 512 MB, and room for what stands around it.
+/// proto-max-bulk-len (512 MB) and space for the enclosing values.
 const LONGEST: usize = (512 << 20) + LONGEST_LINE;
 
 pub(super) fn step(bytes: &[u8], state: &mut State) -> Step {
@@ -31,7 +31,7 @@ pub(super) fn step(bytes: &[u8], state: &mut State) -> Step {
     }
 }
 
-/// Goes over one value: moves `scanned` behind it and counts `pending`.
+/// Skips one value: advances `scanned` and updates `pending`.
 fn value(bytes: &[u8], state: &mut State) -> Result<(), Step> {
     let at = state.scanned;
     let Some(kind) = bytes.get(at) else { return Err(Step::Need(at + 1)) };
@@ -52,7 +52,7 @@ fn value(bytes: &[u8], state: &mut State) -> Result<(), Step> {
         }
         b'*' | b'~' | b'>' => inner = count(text, usize::MAX)?.unwrap_or(0) as u64,
         b'%' => inner = (count(text, usize::MAX)?.unwrap_or(0) as u64).saturating_mul(2),
-        // Attributes come before the value that they are about, and are part of its message.
+        // An attribute precedes its value and belongs to the same message.
         b'|' => inner = (count(text, usize::MAX)?.unwrap_or(0) as u64).saturating_mul(2).saturating_add(1),
         _ => {}
     }
@@ -65,15 +65,15 @@ fn value(bytes: &[u8], state: &mut State) -> Result<(), Step> {
     Ok(())
 }
 
-/// The line that a value starts with: where it ends, and what stands behind its first byte.
+/// The line at the start of a value: its end, and the text after its first byte.
 fn line<'a>(bytes: &'a [u8], state: &mut State, kind: u8) -> Result<(usize, &'a [u8]), Step> {
     let at = state.scanned;
     let inline = match kind {
         b'+' | b'-' | b':' | b'_' | b',' | b'#' | b'(' | b'$' | b'=' | b'!' | b'*' | b'~' | b'>' | b'%'
         | b'|' => false,
-        // An inline command: printable, and not within another value.
+        // An inline command: printable, and not inside another value.
         b' '..=b'~' | b'\r' | b'\n' if at == 0 => true,
-        _ => return Err(malformed("no type of RESP and no inline command")),
+        _ => return Err(malformed("neither a RESP type nor an inline command")),
     };
     let counted = matches!(kind, b'$' | b'=' | b'!' | b'*' | b'~' | b'>' | b'%' | b'|');
     let longest = if counted { LONGEST_HEAD } else { LONGEST_LINE };
@@ -82,25 +82,25 @@ fn line<'a>(bytes: &'a [u8], state: &mut State, kind: u8) -> Result<(usize, &'a 
     let Some(found) = memchr::memchr(b'\n', fresh) else {
         let length = bytes.len() - at;
         if length >= longest {
-            return Err(malformed("a line of RESP that is too long"));
+            return Err(malformed("a RESP line that is too long"));
         }
         state.cb[0] = length as u32;
         return Err(Step::Need(bytes.len() + 1));
     };
     let end = at + searched + found + 1;
     if end - at > longest {
-        return Err(malformed("a line of RESP that is too long"));
+        return Err(malformed("a RESP line that is too long"));
     }
     let line = &bytes[at..end - 1];
     match line.strip_suffix(b"\r") {
         Some(line) => Ok((end, line.get(1..).unwrap_or(&[]))),
-        // Redis takes an inline command that ends with LF alone.
+        // Redis accepts an inline command that ends with LF only.
         None if inline => Ok((end, &[])),
-        None => Err(malformed("a line of RESP that ends with LF alone")),
+        None => Err(malformed("a RESP line that ends with LF only")),
     }
 }
 
-/// A count of bytes or values; `None` for -1, the null of RESP2.
+/// A count of bytes or values; `None` for -1 (RESP2's null).
 fn count(text: &[u8], most: usize) -> Result<Option<usize>, Step> {
     if text == b"-1" {
         return Ok(None);
@@ -108,7 +108,7 @@ fn count(text: &[u8], most: usize) -> Result<Option<usize>, Step> {
     if text.is_empty() || !text.iter().all(u8::is_ascii_digit) {
         return Err(malformed(match text {
             b"?" => "a streamed value of RESP3, which is not supported",
-            _ => "a count of RESP that is no number",
+            _ => "a RESP count that is not a number",
         }));
     }
     let count = text.iter().try_fold(0usize, |count, digit| {

@@ -1,12 +1,12 @@
-//! The declarative form in a line: `offset=0 length=4 be adjust=4 max=16M`.
+//! Parser for the declarative form in a line: `offset=0 length=4 be adjust=4 max=16M`.
 //!
-//! Words are separated by blanks; a value with blanks or brackets stands in quotes; `when PATTERN ( ... )`, `else ( ... )`
-//! and `start ( ... )` hold clauses of their own.
+//! Blanks separate words. Values with blanks or brackets are quoted. `when PATTERN ( ... )`, `else ( ... )`
+//! and `start ( ... )` contain clauses.
 
 use super::clause::{Clause, Scalar};
 use super::error::{Fault, ParseError};
 
-/// Groups within groups: more than anybody writes, and few enough for the stack.
+/// Maximum nesting of groups. Bounds the stack.
 const DEPTH: usize = 8;
 
 pub(super) fn clauses(text: &str) -> Result<Vec<Clause>, ParseError> {
@@ -20,7 +20,7 @@ fn group(lexer: &mut Lexer<'_>, depth: usize) -> Result<Vec<Clause>, Fault> {
         lexer.skip_blanks();
         match lexer.peek() {
             None if depth == 0 => return Ok(clauses),
-            None => return Err(Fault::new(lexer.at, "a bracket is not closed: \")\" is missing")),
+            None => return Err(Fault::new(lexer.at, "missing \")\"")),
             Some(')') if depth > 0 => {
                 lexer.at += 1;
                 return Ok(clauses);
@@ -50,13 +50,10 @@ fn clause(lexer: &mut Lexer<'_>, depth: usize) -> Result<Clause, Fault> {
     }
     lexer.skip_blanks();
     if lexer.peek() != Some('(') {
-        return Err(Fault::new(
-            lexer.at,
-            format!("{key} is followed by clauses in brackets: {key} ... (length=4)"),
-        ));
+        return Err(Fault::new(lexer.at, format!("{key} needs clauses in brackets: {key} ... (length=4)")));
     }
     if depth == DEPTH {
-        return Err(Fault::new(lexer.at, format!("more than {DEPTH} brackets within each other")));
+        return Err(Fault::new(lexer.at, format!("brackets are nested more than {DEPTH} deep")));
     }
     lexer.at += 1;
     clause.group = Some(group(lexer, depth + 1)?);
@@ -82,7 +79,7 @@ impl<'a> Lexer<'a> {
         self.at += rest.len() - rest.trim_start().len();
     }
 
-    /// Up to a blank, a bracket, a quote or `=`.
+    /// Reads up to a blank, a bracket, a quote or `=`.
     fn word(&mut self) -> &'a str {
         self.take(|c| c.is_whitespace() || matches!(c, '(' | ')' | '=' | '"' | '\''))
     }
@@ -101,7 +98,7 @@ impl<'a> Lexer<'a> {
         let at = self.at;
         let text = self.take(|c| c.is_whitespace() || matches!(c, '(' | ')'));
         if text.is_empty() {
-            return Err(Fault::new(at, "a value is missing behind \"=\""));
+            return Err(Fault::new(at, "missing value after \"=\""));
         }
         Ok(Scalar { text: text.to_owned(), at })
     }
@@ -119,10 +116,10 @@ impl<'a> Lexer<'a> {
             }
             escaped = c == '\\' && !escaped;
         }
-        Err(Fault::new(open, format!("a quote is not closed: {quote} is missing")))
+        Err(Fault::new(open, format!("missing closing {quote}")))
     }
 
-    /// A pattern as written, quotes and escapes kept, up to the bracket behind it.
+    /// A pattern verbatim, with quotes and escapes, up to the bracket.
     fn until_bracket(&mut self) -> Result<Scalar, Fault> {
         self.skip_blanks();
         let at = self.at;
@@ -145,14 +142,11 @@ impl<'a> Lexer<'a> {
                 None => {}
             }
         }
-        Err(Fault::new(
-            at,
-            "when is followed by first bytes and clauses in brackets: when 16 03 (length=2 offset=3)",
-        ))
+        Err(Fault::new(at, "when needs a pattern and clauses in brackets: when 16 03 (length=2 offset=3)"))
     }
 }
 
-/// Resolves `\r \n \t \0 \\ \" \' \xNN`. A byte above 7f is written `0x...`, since text is UTF-8.
+/// Resolves `\r \n \t \0 \\ \" \' \xNN`. Bytes above 7f need `0x...`, because text is UTF-8.
 pub(super) fn unescape(raw: &str, at: usize) -> Result<String, Fault> {
     let mut text = String::with_capacity(raw.len());
     let mut chars = raw.char_indices();
@@ -175,7 +169,7 @@ pub(super) fn unescape(raw: &str, at: usize) -> Result<String, Fault> {
                 if byte > 0x7f {
                     return Err(Fault::new(
                         at + offset,
-                        "a byte above 7f is written in hex: 0xfe, not in quotes",
+                        "write bytes above 7f in hex, such as 0xfe, without quotes",
                     ));
                 }
                 text.push(char::from(byte));

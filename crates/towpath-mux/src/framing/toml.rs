@@ -1,4 +1,4 @@
-//! The declarative form in TOML: the same keys, with `[[when]]`, `[else]` and `[start]` as tables.
+//! Parser for the declarative form in TOML: the same keys, with `[[when]]`, `[else]` and `[start]` as tables.
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -6,7 +6,7 @@ use toml::de::{DeTable, DeValue};
 use super::clause::{Clause, Scalar};
 use super::error::{Fault, ParseError};
 
-/// Tables within tables, as in the line form.
+/// Maximum nesting of tables, as in the line form.
 const DEPTH: usize = 8;
 
 pub(super) fn clauses(document: &str) -> Result<Vec<Clause>, ParseError> {
@@ -37,7 +37,7 @@ impl Source<'_> {
                             _ => self.scalar(key, at, value)?.into_iter().next().ok_or_else(|| {
                                 Fault::new(
                                     value.span().start,
-                                    format!("{key} takes no list of true and false"),
+                                    format!("{key} must not be a list of booleans"),
                                 )
                             })?,
                         };
@@ -47,7 +47,7 @@ impl Source<'_> {
                 _ => clauses.extend(self.scalar(key, at, value)?),
             }
         }
-        // A table has no order of its own; the document has.
+        // Tables are unordered; the positions in the document give the order.
         clauses.sort_by_key(|clause| clause.at);
         Ok(clauses)
     }
@@ -60,23 +60,23 @@ impl Source<'_> {
         depth: usize,
     ) -> Result<Clause, Fault> {
         if depth == DEPTH {
-            return Err(Fault::new(at, format!("more than {DEPTH} tables within each other")));
+            return Err(Fault::new(at, format!("tables are nested more than {DEPTH} deep")));
         }
         let DeValue::Table(table) = value.get_ref() else {
-            return Err(Fault::new(at, format!("{key} is a table")));
+            return Err(Fault::new(at, format!("{key} must be a table")));
         };
         let mut group = self.table(table, depth + 1)?;
         let mut pattern = None;
         if key == "when" {
             let Some(first) = group.iter().position(|clause| clause.key == "first") else {
-                return Err(Fault::new(at, "when needs the first bytes it is for: first = \"16 03\""));
+                return Err(Fault::new(at, "when needs a pattern of first bytes: first = \"16 03\""));
             };
             pattern = group.remove(first).value;
         }
         Ok(Clause { key: key.to_owned(), at, value: None, pattern, group: Some(group) })
     }
 
-    /// `None` for `key = false`: a flag that is not set.
+    /// `None` for `key = false`, a flag that is not set.
     fn scalar(&self, key: &str, at: usize, value: &Spanned<DeValue<'_>>) -> Result<Option<Clause>, Fault> {
         let span = value.span();
         let clause = |value| Clause { key: key.to_owned(), at, value, pattern: None, group: None };
@@ -89,11 +89,13 @@ impl Source<'_> {
                 Some(clause(Some(Scalar { text: text.to_string(), at })))
             }
             DeValue::Integer(_) => {
-                // As written: hex, underscores and sign are read as in the line form.
+                // The text as written: hex, underscores and signs are parsed as in the line form.
                 let text = self.document.get(span.clone()).unwrap_or("").to_owned();
                 Some(clause(Some(Scalar { text, at: span.start })))
             }
-            _ => return Err(Fault::new(span.start, format!("{key} is a number, a string, true or false"))),
+            _ => {
+                return Err(Fault::new(span.start, format!("{key} must be a number, a string or a boolean")));
+            }
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Who may come in: whether a peer that was accepted is attached, decided by somebody outside (a packet filter's rules).
+//! Admission policy: decides about accepted TCP connections, for example by a packet filter's rules.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,40 +11,41 @@ use rustix::net::{getpeername, getsockname, sockopt};
 use super::since;
 use crate::Time;
 
-/// A TCP connection that was accepted: with the protocol, its 5-tuple.
+/// Addresses of an accepted TCP connection: its 5-tuple.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Peer {
-    /// Our end.
+    /// Local address.
     pub local: SocketAddr,
-    /// The peer's.
+    /// Address of the peer.
     pub remote: SocketAddr,
 }
 
-/// What becomes of a connection that was accepted.
+/// Decision about an accepted connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Admit {
-    /// It is attached.
+    /// Attach it.
     Pass,
-    /// It is closed.
+    /// Close it.
     Deny,
-    /// It is reset (RST).
+    /// Reset it (RST).
     Reset,
 }
 
-/// Decides about TCP connections that listeners accepted, see [`super::Server::set_admission`]. Unix sockets are not asked
-/// about: the mode of their path decides.
+/// Decides about TCP connections that listeners accepted ([`super::Server::set_admission`]). Unix sockets are
+/// controlled by the mode of their path instead.
 ///
-/// Both are called without any lock of the server's, on whichever thread has the sockets; messages wait meanwhile.
+/// Both methods are called without the server's lock, by a thread that handles sockets; messages wait
+/// meanwhile.
 pub trait Admission: fmt::Debug + Send + Sync {
-    /// Whether it may come in, before a byte of it is read. `now` is the server's clock: since it was made.
+    /// Decides about a connection before any byte is read. `now`: time since the server was created.
     fn admit(&self, peer: &Peer, now: Time) -> Admit;
 
-    /// A connection that passed is not the mux's any more: it ended, its handshake failed, or it was handed back. Called
-    /// once for each, and before the system can give the same 5-tuple to another.
+    /// A connection that passed has left the mux: it ended, its handshake failed, or it was given back.
+    /// Called once per connection, before the kernel can reuse the 5-tuple.
     fn closed(&self, peer: &Peer, now: Time);
 }
 
-/// A connection that passed; says so when it is dropped.
+/// An admitted connection. Reports its end on drop.
 #[derive(Debug)]
 pub(super) struct Entry {
     admission: Arc<dyn Admission>,
@@ -64,26 +65,26 @@ impl Drop for Entry {
     }
 }
 
-/// Asks. A connection that is to be reset will be, when it is closed.
+/// Asks the policy. Closing the socket after [`Admit::Reset`] sends an RST.
 pub(super) fn admit(
     admission: &Arc<dyn Admission>,
     socket: impl AsFd,
     start: Instant,
 ) -> Result<Entry, Admit> {
-    // A peer that has already gone has no name any more, and needs none.
+    // A peer that has gone has no address.
     let peer = peer(&socket).ok_or(Admit::Deny)?;
     match admission.admit(&peer, since(start)) {
         Admit::Pass => Ok(Entry { admission: Arc::clone(admission), peer, start }),
         Admit::Deny => Err(Admit::Deny),
         Admit::Reset => {
-            // Lingering for no time at all is a reset (tcp(7), RFC 9293 3.10.5: ABORT).
+            // A linger time of 0 makes close(2) reset the connection (tcp(7), RFC 9293 3.10.5: ABORT).
             let _ = sockopt::set_socket_linger(&socket, Some(Duration::ZERO));
             Err(Admit::Reset)
         }
     }
 }
 
-/// The two ends of a TCP socket; `None` of any other, or of one that is not connected.
+/// The addresses of a connected TCP socket; `None` for other sockets.
 pub(super) fn peer(socket: impl AsFd) -> Option<Peer> {
     let local = getsockname(&socket).ok()?.try_into().ok()?;
     let remote = getpeername(&socket).ok()??.try_into().ok()?;

@@ -1,7 +1,7 @@
-//! Outbound connections: made, and made again when they end, with back-off and jitter.
+//! Outbound connections: established, and re-established with back-off and jitter.
 //!
-//! What: a thread for each peer, which connects, has the connection attached (behind its handshake, which the leader does),
-//! and sleeps until it has ended. Names are looked up anew each time. Nobody else waits for any of it.
+//! What: a thread per peer resolves the name, connects, attaches the connection (the leader does the TLS
+//! handshake), and sleeps until the connection ends.
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -14,16 +14,16 @@ use super::Server;
 #[cfg(feature = "tls")]
 use super::Tls;
 
-/// How an outbound connection is made.
+/// Options of an outbound connection.
 #[derive(Clone, Debug)]
 pub struct Connect {
-    /// How long connecting may take, for each of a name's addresses. 10 s.
+    /// Timeout of connect(2) per address. Default: 10 s.
     pub timeout: Duration,
-    /// The pause before the second try in a row; it doubles. 100 ms.
+    /// Delay before the second attempt in a row. Doubles with each attempt. Default: 100 ms.
     pub pause: Duration,
-    /// The pause doubles up to this. 30 s.
+    /// Maximum delay. Default: 30 s.
     pub pause_most: Duration,
-    /// Encrypted so. TCP only.
+    /// TLS, for TCP only. Default: none.
     #[cfg(feature = "tls")]
     pub tls: Option<Tls>,
 }
@@ -40,28 +40,28 @@ impl Default for Connect {
     }
 }
 
-/// Keeps a connection to one peer. Dropping it stops that, not the connection.
+/// Keeps a connection to one peer. Dropping it stops the attempts but not the connection.
 #[derive(Debug)]
 pub struct Connector {
     tell: Sender<ConnectionEvent>,
 }
 
-/// What the thread is told.
+/// Message to the connector's thread.
 #[derive(Debug)]
 pub(super) enum ConnectionEvent {
-    /// Its connection has ended, or never was one.
+    /// Its connection has ended or was not attached.
     Over,
     Stop,
 }
 
 impl Server {
-    /// Keeps a connection to `peer` (HOST:PORT, or unix:PATH): connects, attaches, and does so again when it ends, until the
-    /// server drains. The pause before a try is between half of what [`Connect`] says and all of it, by chance, so that many
-    /// do not come at once.
+    /// Keeps a connection to `peer` (`HOST:PORT` or `unix:PATH`): connects, attaches, and repeats this when
+    /// the connection ends, until the server drains. The actual delay is random between half of that of
+    /// [`Connect`] and all of it, so that many clients do not connect at the same time.
     ///
     /// # Errors
     ///
-    /// When the system gives no thread.
+    /// Fails if the thread cannot be started.
     pub fn connect(&self, peer: &str, how: Connect) -> io::Result<Connector> {
         let (tell, news) = channel();
         let owner = Keeper { server: self.clone(), peer: peer.to_owned(), how, news, tell: tell.clone() };
@@ -73,7 +73,7 @@ impl Server {
 
 impl Drop for Connector {
     fn drop(&mut self) {
-        // It may be connecting, for as long as that takes: nobody waits for it. It may have gone.
+        // The thread may be connecting; it is not waited for. It may have ended.
         let _ = self.tell.send(ConnectionEvent::Stop);
     }
 }
@@ -100,7 +100,7 @@ impl Keeper {
                     log::debug!("the connection to {} has ended", self.peer);
                 }
                 Err(error) => {
-                    // The first is said, and then ever more seldom.
+                    // Warns at attempts 1, 2, 4, 8 and so on.
                     refused = refused.saturating_add(1);
                     let level = if refused.is_power_of_two() { log::Level::Warn } else { log::Level::Debug };
                     log::log!(level, "cannot connect to {}: {error} (try {refused})", self.peer);
@@ -140,13 +140,13 @@ impl Keeper {
     }
 }
 
-/// How long to wait behind so many failures in a row; `chance` is in 0..=255.
+/// Delay after `failures` failures in a row. `chance`: random, 0 to 255.
 fn pause(how: &Connect, failures: u32, chance: u8) -> Duration {
     let most = how.pause.saturating_mul(2u32.saturating_pow(failures)).min(how.pause_most);
     most / 2 + most / 2 * u32::from(chance) / 255
 }
 
-/// Jitter needs no more than what differs from one process and moment to the next.
+/// A random byte.
 fn chance() -> u8 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish() as u8

@@ -1,11 +1,11 @@
-//! Workers that are elsewhere: one thread has the sockets, and somebody (a process at the other end of a ring) does the
-//! messages.
+//! Driver: one thread has the sockets, and workers elsewhere (such as processes at the other end of a ring)
+//! process the messages.
 //!
-//! What: [`Driver`] is the leader for good. It reads and writes the sockets, and waits for descriptors of its caller beside
-//! them; the caller takes messages for its workers from the core ([`Driver::change`]), hands them on, and tells the core
-//! what came back. Nothing here blocks but [`Driver::wait`].
+//! What: [`Driver`] reads and writes the sockets and also waits for descriptors of its caller. The caller
+//! takes messages for its workers from the core ([`Driver::change`]), passes them on, and applies the
+//! completions. Only [`Driver::wait`] blocks.
 //!
-//! The core never recalls messages from such a worker: what it has been handed it may have begun.
+//! The core never recalls messages from such a worker, which may have begun any of them.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -20,12 +20,12 @@ use super::{Server, Shared};
 use crate::Time;
 use crate::mux::Mux;
 
-/// The sockets of a [`Server`], driven by one thread for workers that are elsewhere. See the module's documentation of
+/// Drives the sockets of a [`Server`] from one thread, for workers elsewhere. See the documentation of
 /// [`super`].
 ///
 /// # Examples
 ///
-/// An echo server whose worker is the caller itself:
+/// An echo server whose worker is the caller:
 ///
 /// ```
 /// use std::io::{Read, Write};
@@ -60,17 +60,17 @@ use crate::mux::Mux;
 #[derive(Debug)]
 pub struct Driver {
     shared: Arc<Shared>,
-    /// What [`Driver::apply`] left to be done, if it left anything.
+    /// Work left by [`Driver::apply`].
     work: Work,
     applied: bool,
 }
 
 impl Server {
-    /// Becomes the one who drives the sockets, for good. A server has either a driver or [`super::Worker`]s.
+    /// Makes the caller drive the sockets. This is final.
     ///
     /// # Errors
     ///
-    /// When the server has a driver or workers already.
+    /// Fails if the server has a driver, [`super::Worker`]s or [`super::Socket`]s.
     pub fn driver(&self) -> io::Result<Driver> {
         let mut state = self.shared.lock();
         if state.mode != Mode::Workers || !state.workers.is_empty() {
@@ -94,14 +94,14 @@ impl Drop for Driver {
 }
 
 impl Driver {
-    /// The server whose sockets it drives.
+    /// The driven server.
     pub fn server(&self) -> Server {
         Server { shared: Arc::clone(&self.shared) }
     }
 
-    /// Changes the core, and does what follows: writes what is to be sent.
+    /// Changes the core and performs the effects: writes what is to be sent.
     pub fn change<T>(&mut self, change: impl FnOnce(&mut Mux, Time) -> T) -> T {
-        // In the order of the calls.
+        // Keeps the order of the calls.
         if self.applied {
             self.flush();
         }
@@ -109,8 +109,8 @@ impl Driver {
         self.shared.change(|mux| change(mux, now))
     }
 
-    /// As [`Driver::change`], but what is to be sent is written by [`Driver::flush`], [`Driver::wait`], the next change, or when
-    /// the driver is dropped: workers are handed before what they are to do meanwhile.
+    /// As [`Driver::change`], but leaves writes to [`Driver::flush`], [`Driver::wait`], the next change, or
+    /// the drop. Workers can then get messages before the writes.
     pub fn apply<T>(&mut self, change: impl FnOnce(&mut Mux, Time) -> T) -> T {
         let now = self.shared.now();
         let mut state = self.shared.lock();
@@ -120,59 +120,61 @@ impl Driver {
         result
     }
 
-    /// Writes what [`Driver::apply`] left.
+    /// Performs the writes left by [`Driver::apply`].
     pub fn flush(&mut self) {
         self.applied = false;
         self.shared.perform(std::mem::take(&mut self.work));
     }
 
-    /// From now on, while workers do short messages ([`Mux::quick_batch`]), answers of a connection leave together when all is done that
-    /// it asked, or after some turns: one write is cheaper than many, and wakes the peer once. All leave when [`Driver::wait`] is to wait.
+    /// Holds back replies while workers process short messages ([`Mux::quick_batch`]): the replies of a
+    /// connection are sent together when all of its messages are done, or after some turns. This saves writes
+    /// and wake-ups of the peer. [`Driver::wait`] sends all replies before it sleeps.
     pub fn gather(&mut self) {
         self.shared.lock().tx.coalesces = true;
     }
 
-    /// Has [`Driver::wait`] wait for this descriptor to be readable too, and name it by `token`.
+    /// Makes [`Driver::wait`] report this descriptor by `token` while it is readable.
     ///
     /// # Errors
     ///
-    /// When the system refuses to watch it.
+    /// Fails if epoll refuses the descriptor.
     ///
     /// # Panics
     ///
-    /// When `token` is 2^31 or more.
+    /// Panics if `token` is 2^31 or more.
     pub fn watch(&self, fd: impl AsFd, token: u32) -> io::Result<()> {
         assert!(u64::from(token) < CALLER, "a token has 31 bits");
         let data = EventData::new_u64(CALLER | u64::from(token));
         Ok(epoll::add(&self.shared.epoll, fd, data, EventFlags::IN)?)
     }
 
-    /// The opposite; also done by closing the descriptor.
+    /// Removes a descriptor of [`Driver::watch`]. Closing the descriptor has the same effect.
     pub fn unwatch(&self, fd: BorrowedFd<'_>) {
-        // It was closed meanwhile: nothing is left to be done.
+        // Fails only if the descriptor is closed.
         let _ = epoll::delete(&self.shared.epoll, fd);
     }
 
-    /// Waits for sockets and the caller's descriptors, at most `timeout`; reads and writes sockets, and names to `each` the
-    /// descriptors that are readable. A caller's descriptor that stays readable is named each time. It comes back too when there is
-    /// something new for [`Driver::poll_event`] or [`Server::poll_ended`], whoever caused it.
+    /// Waits up to `timeout` for sockets and for descriptors of [`Driver::watch`]. Reads and writes sockets.
+    /// Passes the tokens of readable descriptors to `each`; a descriptor that stays readable is reported by
+    /// every call. Also returns when there is something for [`Driver::poll_event`] or [`Server::poll_ended`].
     ///
-    /// Whether there was anything, or is, besides what there is to tell.
+    /// Returns true if there was something to do, not counting events.
     ///
     /// # Errors
     ///
-    /// When epoll fails.
+    /// Fails if epoll_wait(2) fails.
     pub fn wait(&mut self, timeout: Option<Duration>, each: impl FnMut(u32)) -> io::Result<bool> {
         self.applied = false;
         let work = std::mem::take(&mut self.work);
         Ok(self.shared.turn(work, timeout, |_| {}, each)? == Turn::Busy)
     }
 
-    /// When [`Driver::wait`] has to be called though its descriptor is not readable. From now on that is readable when this
-    /// becomes sooner. For who waits elsewhere, once a call has found nothing.
+    /// When to call [`Driver::wait`] although its descriptor is not readable. The descriptor becomes readable
+    /// if this time moves forward. For threads that wait elsewhere, after a call of `wait` has returned
+    /// false.
     pub fn poll_timeout(&self) -> Option<std::time::Instant> {
         let mut state = self.shared.lock();
-        // What is worker_wanted was so since the last look, and what was coalesced is to leave.
+        // Idle workers, ended connections and held-back data need a turn at once.
         let at_once =
             state.worker_wanted || state.connection_ended || !state.tx.psocks.is_empty() || self.applied;
         let due = if at_once { Some(self.shared.now()) } else { state.poll_timeout() };
@@ -181,31 +183,31 @@ impl Driver {
         Some(self.shared.start + Duration::from_nanos(time.as_nanos()))
     }
 
-    /// The descriptor, for somebody else to have.
+    /// A duplicate of the epoll descriptor.
     #[cfg(feature = "tokio")]
     pub(super) fn epoll(&self) -> io::Result<std::os::fd::OwnedFd> {
         self.shared.epoll.try_clone()
     }
 
-    /// What the core has to tell, oldest first.
+    /// Returns the next event, oldest first.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.shared.lock().notices.pop_event()
     }
 
-    /// Whether there is something for [`Driver::poll_event`] or [`Server::poll_ended`], or [it has drained](Driver::is_drained): one
-    /// look instead of three, for who looks often.
+    /// Returns true if [`Driver::poll_event`] or [`Server::poll_ended`] has something, or if [the server has
+    /// drained](Driver::is_drained). Takes the lock once.
     pub fn has_news(&self) -> bool {
         let state = self.shared.lock();
         state.closed || !state.notices.is_empty()
     }
 
-    /// Whether the mux was told to drain and holds nothing any more.
+    /// Returns true if the mux drains and has no connections any more.
     pub fn is_drained(&self) -> bool {
         self.shared.lock().closed
     }
 }
 
-/// Readable when there is something to do for [`Driver::wait`].
+/// Readable when [`Driver::wait`] has something to do.
 impl AsFd for Driver {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.epoll.as_fd()

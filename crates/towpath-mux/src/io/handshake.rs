@@ -1,6 +1,6 @@
-//! Connections that shake hands: they are attached when that is done, and stand [pending](super::pending) until then.
+//! TLS handshakes in progress: [pending](super::pending) connections, attached when they are done.
 //!
-//! Invariant: each ends in one way: attached, failed, or too late.
+//! Invariant: each handshake ends once: attached, failed, or late.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,17 +16,17 @@ use super::link::Link;
 use super::pending::{Connection, PendingSet};
 use crate::Time;
 
-/// The event data of their epoll.
+/// Event data of their epoll instance.
 pub(super) const DATA: u64 = 1;
 
 #[derive(Debug, Default)]
 pub(super) struct Handshakes {
     all: PendingSet<PendingHandshake, DATA>,
-    /// Not later than the earliest of their deadlines.
+    /// Not later than the earliest deadline.
     due: Option<Time>,
 }
 
-/// A connection that shakes hands.
+/// A connection whose handshake is in progress.
 #[derive(Debug)]
 pub(super) struct PendingHandshake {
     pub(super) link: Arc<Link>,
@@ -42,7 +42,7 @@ impl Connection for PendingHandshake {
 }
 
 impl Handshakes {
-    /// Takes a connection. Gives back the oldest, when there are too many.
+    /// Adds a connection. Returns the oldest one if there are too many.
     pub(super) fn begin(
         &mut self,
         epoll: &OwnedFd,
@@ -51,7 +51,7 @@ impl Handshakes {
         until: Time,
     ) -> io::Result<Option<PendingHandshake>> {
         let peer = super::admission::peer(&link).map(|peer| peer.remote);
-        // A client speaks first: that there is room to write is what starts it.
+        // Writability starts the handshake of a client.
         let oldest = self.all.begin(
             epoll,
             PendingHandshake { link, peer, owner, until },
@@ -61,28 +61,28 @@ impl Handshakes {
         Ok(oldest)
     }
 
-    /// Those that have something to read or room to write, some of them; each once until it is waited for again.
+    /// Returns some of the ready handshakes. Each is reported once until [`Handshakes::wait`].
     pub(super) fn ready(&self) -> Vec<(u64, Arc<Link>)> {
         self.all.ready()
     }
 
-    /// It goes on when there is something to read, or room to `write`.
+    /// Waits until the socket is readable, or writable with `write`.
     pub(super) fn wait(&self, key: u64, write: bool) -> io::Result<()> {
-        // It reads nothing before it has written.
+        // A session with pending records reads nothing before it has written them.
         self.all.wait(key, if write { EventFlags::OUT } else { EventFlags::IN })
     }
 
-    /// It is not one of them any more.
+    /// Removes a handshake.
     pub(super) fn take(&mut self, key: u64) -> Option<PendingHandshake> {
         self.all.take(key)
     }
 
-    /// The one of this peer, which was admitted, if it is one of them: then it is not any more.
+    /// Removes the handshake of this admitted peer.
     pub(super) fn take_peer(&mut self, peer: &Peer) -> Option<PendingHandshake> {
         self.all.take_peer(peer)
     }
 
-    /// One whose time is over, if there is one.
+    /// Removes and returns a handshake whose deadline has passed.
     pub(super) fn expired(&mut self, now: Time) -> Option<PendingHandshake> {
         if self.due.is_none_or(|due| due > now) {
             return None;
@@ -97,13 +97,13 @@ impl Handshakes {
         }
     }
 
-    /// All of them, when nobody is to come in any more.
+    /// Removes all handshakes.
     pub(super) fn close(&mut self) -> Vec<PendingHandshake> {
         self.due = None;
         self.all.take_all()
     }
 
-    /// When the next one's time is over, at the earliest.
+    /// Not later than the earliest deadline.
     pub(super) const fn due(&self) -> Option<Time> {
         self.due
     }

@@ -1,12 +1,14 @@
-//! Connections that have ended, and whose peers may not have got all of what was sent to them.
+//! Lingering: connections that have ended and whose peers may not have received everything.
 //!
-//! Why: a socket that is closed with bytes that nobody has read, or that get more of them later, is reset (RFC 1122, 4.2.2.13), and
-//! what the kernel had not delivered yet is thrown away: a peer that asks ahead of what it reads would lose its last answers.
+//! Why: closing a socket with unread data, or data that arrives later, makes the kernel reset the connection
+//! (RFC 1122, 4.2.2.13) and drop undelivered data. A peer that pipelines requests would lose its last
+//! replies.
 //!
-//! What: nothing more is sent on them (shutdown(2)), and what still comes is read and dropped, until the peer has closed its side, or has
-//! acknowledged everything and sent nothing for [`QUIET`], or its time is over. They stand [pending](super::pending).
+//! What: the connection is shut down for writing (shutdown(2)). Further data is read and dropped, until the
+//! peer closes, or has acknowledged everything and sent nothing for [`QUIET`], or the deadline passes.
+//! Lingering connections are [pending](super::pending).
 //!
-//! Invariant: for [`LINGER`] at most, and not beyond the time for draining.
+//! Invariant: a connection lingers for at most [`LINGER`], and not after the drain deadline.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,21 +22,21 @@ use super::link::Link;
 use super::pending::{Connection, PendingSet};
 use crate::Time;
 
-/// The event data of their epoll.
+/// Event data of their epoll instance.
 pub(super) const DATA: u64 = 2;
-/// How long one does at most.
+/// Maximum time.
 const LINGER: Duration = Duration::from_secs(30);
-/// Who has everything and was quiet for so long has stopped asking.
+/// A peer that has acknowledged everything and was silent for this time has stopped sending.
 const QUIET: Duration = Duration::from_millis(500);
-/// How often they are asked whether they have everything.
+/// Interval of checks.
 const LOOK: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Default)]
 pub(super) struct Lingers {
     all: PendingSet<Lingering, DATA>,
-    /// When they are looked at next.
+    /// Next check.
     due: Option<Time>,
-    /// The end of the time for draining.
+    /// Drain deadline.
     until: Option<Time>,
 }
 
@@ -42,7 +44,7 @@ pub(super) struct Lingers {
 struct Lingering {
     link: Arc<Link>,
     until: Time,
-    /// When something came last.
+    /// Time of the last data.
     heard: Time,
 }
 
@@ -53,7 +55,7 @@ impl Connection for Lingering {
 }
 
 impl Lingers {
-    /// Takes a connection. Gives back the oldest, when there are too many.
+    /// Adds a connection. Returns the oldest one if there are too many.
     pub(super) fn begin(
         &mut self,
         epoll: &OwnedFd,
@@ -66,35 +68,35 @@ impl Lingers {
         Ok(oldest.map(|oldest| oldest.link))
     }
 
-    /// Those that have something to read, some of them; each once until it is waited for again.
+    /// Returns some of the readable connections. Each is reported once until [`Lingers::wait`].
     pub(super) fn ready(&self) -> Vec<(u64, Arc<Link>)> {
         self.all.ready()
     }
 
-    /// Something came of it, and it may send more.
+    /// Data was read. Waits for more.
     pub(super) fn wait(&mut self, key: u64, now: Time) {
         let Some(lingering) = self.all.get_mut(key) else { return };
         lingering.heard = now;
-        // Not watched any more, it ends when it is looked at: it is quiet.
+        // If it cannot be watched, the next check finds it silent and ends it.
         let _ = self.all.wait(key, EventFlags::IN);
     }
 
-    /// It is not one of them any more.
+    /// Removes a connection.
     pub(super) fn take(&mut self, key: u64) -> Option<Arc<Link>> {
         self.all.take(key).map(|lingering| lingering.link)
     }
 
-    /// The one of this peer, which was admitted, if it is one of them: then it is not any more.
+    /// Removes the connection of this admitted peer.
     pub(super) fn take_peer(&mut self, peer: &Peer) -> Option<Arc<Link>> {
         self.all.take_peer(peer).map(|lingering| lingering.link)
     }
 
-    /// The server drains until then: nobody is waited for any longer.
+    /// Sets the drain deadline.
     pub(super) fn end_by(&mut self, until: Option<Time>) {
         self.until = self.until.into_iter().chain(until).min();
     }
 
-    /// Those that need not linger any more, or whose time is over: whether that is so.
+    /// Removes and returns connections that are finished or late (true).
     pub(super) fn expired(&mut self, now: Time) -> Vec<(Arc<Link>, bool)> {
         if self.due.is_none_or(|due| due > now) {
             return Vec::new();
@@ -111,7 +113,7 @@ impl Lingers {
         over
     }
 
-    /// When that is to be asked.
+    /// Time of the next check.
     pub(super) fn due(&self) -> Option<Time> {
         self.due
     }

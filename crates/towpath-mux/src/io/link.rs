@@ -1,4 +1,4 @@
-//! A connection's socket, with TLS over it or without.
+//! The socket of a connection, with or without TLS.
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -14,36 +14,37 @@ use super::tls::{HandshakeStep, Session};
 use super::zerocopy_sender::{ZerocopySender, ZerocopySenders};
 use crate::mux::{Cause, Outcome, Transmit};
 
-/// Buffers in one sendmsg(2) (include/uapi/linux/uio.h, UIO_MAXIOV).
+/// Maximum number of buffers for sendmsg(2) (include/uapi/linux/uio.h, UIO_MAXIOV).
 const IOV: usize = 1024;
-/// Bytes that are dropped at once.
+/// Size of the buffer for data to discard.
 const DROPPED: usize = 64 << 10;
 
-/// How far a read got.
+/// Result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadOutcome {
-    /// Nothing is left to be read; epoll says when there is.
+    /// Nothing is left; epoll reports more.
     WouldBlock,
     /// There may be more.
     More,
-    /// The peer has sent its last byte.
+    /// End of the stream.
     Eof,
 }
 
-/// See the file's text.
+/// See the documentation of this module.
 #[derive(Debug)]
 pub(super) struct Link {
-    /// Elsewhere: it is large, and most have none.
+    /// Boxed: large, and absent in most connections.
     tls: Option<Box<Session>>,
-    /// Before the descriptor: whoever admitted the peer hears of its end before the 5-tuple is free.
+    /// Dropped before the descriptor: the admission policy learns of the end before the 5-tuple is free.
     entry: Option<Entry>,
-    /// Another way to write, once there was something for it; none where there is none.
+    /// Zero-copy sender, opened for the first long message; `None` if the socket does not support it.
     zerocopy_sender: OnceLock<Option<Mutex<Box<dyn ZerocopySender>>>>,
-    /// SO_ERROR as the zerocopy_sender found it, which cleared it.
+    /// SO_ERROR, which the zero-copy sender has read and cleared.
     broken: OnceLock<i32>,
-    /// A read of less than there was room for may leave some: it ends behind bytes that descriptors came with (unix(7)).
+    /// A read that returns less than its space may leave bytes: it ends after bytes that carried descriptors
+    /// (unix(7)).
     unix: bool,
-    /// Who is at the other end, over IP.
+    /// Address of the peer, over IP.
     address: Option<SocketAddr>,
     fd: OwnedFd,
 }
@@ -51,38 +52,38 @@ pub(super) struct Link {
 impl Link {
     pub(super) fn new(fd: OwnedFd, tls: Option<Session>, entry: Option<Entry>) -> Self {
         let unix = rustix::net::sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX);
-        // It may have gone already.
+        // The peer may have gone.
         let address = if unix { None } else { rustix::net::getpeername(&fd).ok().flatten() };
         let address = address.and_then(|address| address.try_into().ok());
         let (tls, zerocopy_sender, broken) = (tls.map(Box::new), OnceLock::new(), OnceLock::new());
         Self { tls, entry, zerocopy_sender, broken, unix, address, fd }
     }
 
-    /// The socket for whoever attached it; `None` under TLS, where a descriptor is not all there is.
+    /// A duplicate of the socket to give back. `None` under TLS, whose session cannot be given back.
     pub(super) fn hand_back(&self) -> Option<OwnedFd> {
-        // What a zerocopy_sender has in flight is told in the error queue, which has one reader.
+        // Completions of the zero-copy sender arrive in the error queue, which has one reader.
         if self.tls.is_some() || matches!(self.zerocopy_sender.get(), Some(Some(_))) {
             return None;
         }
         self.fd.try_clone().ok()
     }
 
-    /// Whether what is read of the socket is what messages are made of.
+    /// Returns true without TLS: the socket's bytes are the bytes of the messages.
     pub(super) const fn is_plain(&self) -> bool {
         self.tls.is_none()
     }
 
-    /// Who is at the other end, over IP.
+    /// Address of the peer, over IP.
     pub(super) const fn address(&self) -> Option<SocketAddr> {
         self.address
     }
 
-    /// Who was admitted.
+    /// The admitted peer.
     pub(super) fn peer(&self) -> Option<&Peer> {
         self.entry.as_ref().map(Entry::peer)
     }
 
-    /// Shakes hands, as far as that goes now.
+    /// Continues the handshake as far as the socket allows.
     pub(super) fn advance_handshake(&self) -> HandshakeStep {
         match &self.tls {
             Some(tls) => tls.advance_handshake(&self.fd),
@@ -90,19 +91,19 @@ impl Link {
         }
     }
 
-    /// What the peer sent right behind the handshake, and whether it sends no more; once.
+    /// Returns, once, the bytes that the peer sent after the handshake, and true at the end of its stream.
     pub(super) fn early(&self) -> (Vec<u8>, bool) {
         self.tls.as_ref().map_or((Vec::new(), false), |tls| tls.early())
     }
 
-    /// Reads what fits behind what the buffer holds. Nothing that could be read now is no error.
+    /// Reads into the spare capacity of `buffer`. EAGAIN is not an error.
     pub(super) fn read(&self, buffer: &mut Vec<u8>) -> Result<ReadOutcome, Cause> {
         if let Some(tls) = &self.tls {
             return tls.read(&self.fd, buffer);
         }
         loop {
             return match rustix::io::read(&self.fd, rustix::buffer::spare_capacity(buffer)) {
-                // A zerocopy_sender was told why, and the system says no more than that it is over.
+                // The zero-copy sender has consumed the error; the kernel reports only the end.
                 Ok(0) => self.broken.get().map_or(Ok(ReadOutcome::Eof), |&errno| Err(Cause::Reset(errno))),
                 Ok(_) if buffer.len() == buffer.capacity() => Ok(ReadOutcome::More),
                 Ok(_) if self.unix => continue,
@@ -113,7 +114,7 @@ impl Link {
         }
     }
 
-    /// Writes as much as the socket takes.
+    /// Writes as much as the socket accepts.
     pub(super) fn write(&self, transmit: &mut Transmit, zerocopy: Option<&dyn ZerocopySenders>) -> Outcome {
         if let Some(tls) = &self.tls {
             return tls.write(&self.fd, transmit);
@@ -125,7 +126,7 @@ impl Link {
         }
         while !transmit.is_empty() {
             let slices: Vec<_> = transmit.slices().take(IOV).map(IoSlice::new).collect();
-            // As writev(2), but a peer that is gone is no signal: whoever embeds this may not ignore SIGPIPE.
+            // As writev(2), but without SIGPIPE, which the application may not ignore.
             let wrote = sendmsg(&self.fd, &slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL);
             drop(slices);
             match wrote {
@@ -140,7 +141,7 @@ impl Link {
 }
 
 impl Link {
-    /// The zerocopy_sender of this connection, opened for the first message that is long enough.
+    /// The zero-copy sender of this connection. Opened for the first long message.
     fn zerocopy_sender(
         &self,
         transmit: &Transmit,
@@ -156,17 +157,17 @@ impl Link {
         self.zerocopy_sender.get_or_init(|| zerocopy.open(self.fd.as_fd()).map(Mutex::new)).as_ref()
     }
 
-    /// EPOLLERR: whether that was about sends of a zerocopy_sender, and nothing is wrong.
+    /// Handles EPOLLERR. Returns true if it was caused by zero-copy completions only.
     pub(super) fn handle_error_queue(&self) -> bool {
         let Some(Some(zerocopy_sender)) = self.zerocopy_sender.get() else { return false };
         let mut zerocopy_sender = zerocopy_sender.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             match zerocopy_sender.handle_error_queue() {
                 Ok(true) => return true,
-                // No longer than for what is in flight: nobody sends meanwhile.
+                // Ends with the sends in flight: no thread sends meanwhile.
                 Ok(false) => {}
                 Err(errno) => {
-                    // The first is why.
+                    // The first error is the cause.
                     let _ = self.broken.set(errno);
                     return false;
                 }
@@ -174,16 +175,16 @@ impl Link {
         }
     }
 
-    /// Says to the peer that nothing more comes.
+    /// Shuts down the connection for writing.
     pub(super) fn shut(&self) {
         if let Some(tls) = &self.tls {
             tls.close(&self.fd);
         }
-        // It may have been broken meanwhile.
+        // Fails if the connection is broken.
         let _ = shutdown(&self.fd, Shutdown::Write);
     }
 
-    /// Reads what came and drops it. Whether the peer has sent its last byte, or the connection is gone.
+    /// Reads and discards what has arrived. Returns true at the end of the stream or on an error.
     pub(super) fn discard(&self) -> bool {
         let mut dropped = vec![0; DROPPED];
         loop {
@@ -191,7 +192,7 @@ impl Link {
                 Ok(bytes) => bytes == 0,
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => {
-                    // Completions of a zerocopy_sender are told there.
+                    // Completions of the zero-copy sender may have arrived.
                     self.handle_error_queue();
                     false
                 }
@@ -200,17 +201,17 @@ impl Link {
         }
     }
 
-    /// Bytes that were sent and that the peer has not got, as far as is known.
+    /// Number of bytes sent that the peer has not acknowledged. 0 if unknown.
     pub(super) fn unacknowledged(&self) -> usize {
         unacknowledged(self.fd.as_fd())
     }
 
-    /// Whether bytes have come that nobody has read.
+    /// Returns true if there are unread bytes.
     pub(super) fn has_unread(&self) -> bool {
         rustix::io::ioctl_fionread(&self.fd).is_ok_and(|bytes| bytes > 0)
     }
 
-    /// The error number of a broken connection, as far as the system says it only once.
+    /// Error number of a broken connection. The kernel reports it once.
     pub(super) fn error(&self) -> Option<i32> {
         if let Some(&errno) = self.broken.get() {
             return Some(errno);

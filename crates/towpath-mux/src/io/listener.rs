@@ -1,4 +1,4 @@
-//! Listeners: sockets that connections come from.
+//! Listening sockets.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -14,38 +14,38 @@ use super::admission::{Admission, Admit, Entry, admit};
 use super::tls::Tls;
 use crate::Time;
 
-/// The least event data of a listener; its index is added. Connections' data is beyond 2^32.
+/// Event data of the first listener; the index is added. Connections are above 2^32.
 pub(super) const FIRST: u64 = 16;
-/// Connections that are accepted in one go.
+/// Maximum number of connections accepted at once.
 const BURST: usize = 64;
-/// Connections that may wait to be accepted; the system makes less of it if it allows less (net.core.somaxconn, 4096 since Linux 5.4).
-/// Behind these a peer's SYN is dropped, which costs it a second.
+/// Backlog of listen(2), limited by net.core.somaxconn (4096 since Linux 5.4). When it is full, the kernel
+/// drops SYNs, and peers retry after a second.
 const BACKLOG: i32 = 4096;
-/// How long nothing is accepted after there was no descriptor for it, unless a connection ends before.
+/// Pause of accepting after descriptors ran out, unless a connection ends before.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How often that is said.
+/// Minimum interval of the warning about that.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// A mux's listeners.
+/// The listeners of a server.
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
     all: Vec<Arc<Listener>>,
-    /// Who decides about TCP peers.
+    /// Policy for TCP peers.
     pub(super) admission: Option<Arc<dyn Admission>>,
-    /// Not watched, because no descriptor was left for what they accept: until then at most.
+    /// End of the pause after descriptors ran out. Listeners are not watched meanwhile.
     paused: Option<Time>,
-    /// When that is said again at the earliest.
+    /// Earliest time of the next warning.
     quiet: Time,
     /// See [`super::Server::set_descriptor_limit`].
     pub(super) limit: Option<RawFd>,
 }
 
-/// A socket that connections come from.
+/// A listening socket.
 #[derive(Debug)]
 pub(super) struct Listener {
     pub(super) fd: OwnedFd,
     pub(super) tcp: bool,
-    /// What comes is encrypted so.
+    /// TLS for accepted connections.
     pub(super) tls: Option<Tls>,
 }
 
@@ -69,20 +69,20 @@ towpath_metrics::metrics! {
     }
 }
 
-/// What was accepted in one go.
+/// Result of accepting.
 pub(super) struct Accepted {
     pub(super) listener: Arc<Listener>,
     pub(super) passed: Vec<(OwnedFd, Option<Entry>)>,
     pub(super) denied: u64,
     pub(super) reset: u64,
-    /// Why it is not more, if that is a bad reason.
+    /// The error that stopped accepting.
     pub(super) failed: Option<Errno>,
 }
 
 impl Listeners {
     pub(super) fn add(&mut self, epoll: &OwnedFd, listener: Listener) -> io::Result<()> {
         let data = epoll::EventData::new_u64(FIRST + self.all.len() as u64);
-        // One of the standard library listens already, for 128 (listen(2) again sets that anew).
+        // The standard library listens with a backlog of 128; listen(2) again changes it.
         rustix::net::listen(&listener.fd, BACKLOG)?;
         epoll::add(epoll, &listener.fd, data, epoll::EventFlags::IN)?;
         self.all.push(Arc::new(listener));
@@ -90,13 +90,14 @@ impl Listeners {
     }
 
     pub(super) fn close(&mut self) {
-        // The event data of those that are left would be others': all go, and none comes any more.
+        // Event data contains the index, so all listeners are removed together.
         self.all.clear();
         self.paused = None;
     }
 
-    /// Leaves connections where they wait, until one that is open ends, or for [`PAUSE`], since descriptors come back in other
-    /// ways too: they would be reported again and again. Whether that is to be said.
+    /// Pauses accepting for [`PAUSE`] or until a connection ends, because epoll would report waiting
+    /// connections again and again. Descriptors may become free in other ways, too. Returns true if a warning
+    /// is due.
     pub(super) fn pause(&mut self, epoll: &OwnedFd, now: Time) -> bool {
         self.paused = Some(now + PAUSE);
         self.watch(epoll, epoll::EventFlags::empty());
@@ -113,7 +114,7 @@ impl Listeners {
         }
     }
 
-    /// When they are to be resumed at the latest.
+    /// End of the pause.
     pub(super) const fn due(&self) -> Option<Time> {
         self.paused
     }
@@ -129,7 +130,7 @@ impl Listeners {
     }
 }
 
-/// Listens on the first of these addresses that can be had, and says which it is.
+/// Listens on the first of these addresses that can be bound, and returns it.
 pub(super) fn bind(addresses: impl ToSocketAddrs) -> io::Result<(OwnedFd, SocketAddr)> {
     let mut refused = io::Error::new(io::ErrorKind::InvalidInput, "the name has no address");
     for address in addresses.to_socket_addrs()? {
@@ -145,12 +146,13 @@ fn bind_one(address: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = socket_with(family, SocketType::STREAM, flags, None)?;
-    // Connections of a server before this one may still be in TIME_WAIT.
+    // Connections of an earlier process may be in TIME_WAIT.
     sockopt::set_socket_reuseaddr(&fd, true)?;
     if let SocketAddr::V6(six) = address
         && six.ip().to_ipv4_mapped().is_none()
     {
-        // Or it would have the port of every IPv4 address too, and show those peers as ::ffff:192.0.2.1 (ipv6(7), IPV6_V6ONLY).
+        // Otherwise the socket would also take the port on IPv4 and show those peers as ::ffff:192.0.2.1
+        // (ipv6(7), IPV6_V6ONLY).
         sockopt::set_ipv6_v6only(&fd, true)?;
     }
     rustix::net::bind(&fd, &address)?;
@@ -159,7 +161,7 @@ fn bind_one(address: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
     Ok((fd, own))
 }
 
-/// Accepts what waits, without blocking, and asks who may come in.
+/// Accepts waiting connections without blocking, and applies the admission policy.
 pub(super) fn accept(
     listener: Arc<Listener>,
     admission: Option<&Arc<dyn Admission>>,
@@ -191,7 +193,7 @@ pub(super) fn accept(
             }
         };
         if listener.tcp {
-            // Answers are whole messages: waiting for more of them to fill a segment only delays.
+            // Replies are whole messages; delaying them to fill a segment gains nothing.
             let _ = sockopt::set_tcp_nodelay(&socket, true);
         }
         passed.push((socket, entry));
@@ -199,7 +201,8 @@ pub(super) fn accept(
     Accepted { listener, passed, denied, reset, failed }
 }
 
-/// Whether a descriptor below this number is free: a new one is the lowest that is (fcntl(2), F_DUPFD).
+/// Returns true if a descriptor below `limit` is free: a new one has the lowest free number (fcntl(2),
+/// F_DUPFD).
 fn has_below(fd: &OwnedFd, limit: RawFd) -> bool {
     fcntl_dupfd_cloexec(fd, 0).is_ok_and(|free| free.as_raw_fd() < limit)
 }

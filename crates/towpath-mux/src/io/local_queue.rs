@@ -1,10 +1,10 @@
-//! A worker's local_queue: what it has not begun, and what it has done and not told.
+//! A worker's local queue: messages that it has not begun, and completions that the core does not know yet.
 //!
-//! What: the worker takes messages from here and puts here what became of them. Others may take both when it gets stuck in a
-//! message: then what it has not begun goes to them, and answers to what it has done leave.
+//! What: the worker takes messages from here and records completions here. If it gets stuck in a message,
+//! other workers take the messages that it has not begun, and its completed replies are sent.
 //!
-//! Races: the local_queue is locked for moments only, never while the worker is at a message. Who also has the server's lock took that
-//! one first.
+//! Races: the lock is held briefly, never while the worker processes a message. Lock order: the server's
+//! mutex first.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -15,12 +15,12 @@ use bytes::{Bytes, BytesMut};
 use crate::Time;
 use crate::mux::{Batch, Completion, Message, Mux, Ticket, worker};
 
-/// Answers of a batch are written into blocks of so many bytes, so that one write has many; another one is begun when there is no more
-/// room than this.
+/// Size of the blocks that replies of a batch are written into, so that one write sends many. A block with
+/// less free space than the second value is replaced.
 const BLOCK: usize = 64 << 10;
 const LEAST: usize = 4 << 10;
 
-/// What a worker has not begun, and has done and not told. Others may take both when it gets stuck.
+/// Messages that a worker has not begun, and its completions.
 #[derive(Debug, Default)]
 pub(super) struct LocalQueue {
     inner: Mutex<Inner>,
@@ -30,11 +30,12 @@ pub(super) struct LocalQueue {
 pub(super) struct Inner {
     pub(super) messages: VecDeque<Message>,
     pub(super) completions: Vec<Completion>,
-    /// Messages that the worker read itself: so many of them it has begun, and so many it has done and not told.
+    /// The batch that the worker read itself, with the number of messages in progress, and done but not
+    /// applied.
     pub(super) batch: Option<Batch>,
     working: usize,
     done: usize,
-    /// Answers to those, in pieces of so many; the last piece is growing.
+    /// Replies to these messages, in pieces with their number; `block` is the last piece, which still grows.
     replies: Vec<(Bytes, u32)>,
     block: BytesMut,
     answers: u32,
@@ -48,7 +49,7 @@ impl LocalQueue {
 }
 
 impl Inner {
-    /// Tells the core what has been answered and done.
+    /// Applies the completions to the core.
     pub(super) fn settle(&mut self, mux: &mut Mux, id: worker::Id, now: Time) {
         if let Some(batch) = &self.batch {
             let over = batch.is_empty() && self.working == 0;
@@ -63,12 +64,12 @@ impl Inner {
         }
     }
 
-    /// The worker reads a batch. Under the server's lock, so that the core and the local_queue agree on it.
+    /// The worker has read a batch. Called with the server's mutex, so that core and local queue agree.
     pub(super) fn put(&mut self, batch: Batch) {
         (self.batch, self.working, self.done) = (Some(batch), 0, 0);
     }
 
-    /// Gives up what is not begun. Of a batch, the rest becomes messages like others.
+    /// Removes and returns the messages that are not begun. Splits a batch.
     pub(super) fn give_back(&mut self, mux: &mut Mux, id: worker::Id) -> Vec<Ticket> {
         let mut back: Vec<_> = self.messages.drain(..).map(|message| message.ticket()).collect();
         if let Some(batch) = self.batch.take() {
@@ -78,7 +79,7 @@ impl Inner {
         back
     }
 
-    /// The places of the batch's next messages, at most so many, which are thereby begun; empty when there are none.
+    /// Begins up to `most` messages of the batch and returns their indices.
     #[inline]
     pub(super) fn advance(&mut self, most: usize) -> Range<usize> {
         let places = self.batch.as_mut().map_or(0..0, |batch| batch.advance(most));
@@ -86,7 +87,7 @@ impl Inner {
         places
     }
 
-    /// Those of the batch that were begun last and are not to be done are not begun.
+    /// Marks the last `count` begun messages of the batch as not begun.
     pub(super) fn rewind(&mut self, count: usize) {
         if let Some(batch) = &mut self.batch {
             batch.rewind(count);
@@ -94,7 +95,7 @@ impl Inner {
         }
     }
 
-    /// The growing piece is whole.
+    /// Ends the growing piece.
     fn cut(&mut self) {
         if self.answers > 0 {
             let block = std::mem::take(&mut self.block);
@@ -102,8 +103,8 @@ impl Inner {
         }
     }
 
-    /// So many of the batch's messages that were begun are done, the first ones, and this answers them. It is not copied: answers that
-    /// were written one behind the other into the worker's buffer are one piece.
+    /// The first `count` messages in progress are done, with these replies. Consecutive replies in the
+    /// worker's buffer become one piece without copying.
     #[inline]
     pub(super) fn done(&mut self, count: usize, answer: &mut BytesMut, answers: u32) {
         self.working -= count;
@@ -122,7 +123,7 @@ impl Inner {
         }
     }
 
-    /// A long answer to the message that is worked on.
+    /// Adds a long reply to the current message.
     pub(super) fn answer(&mut self, bytes: Bytes) {
         self.cut();
         self.replies.push((bytes, 1));

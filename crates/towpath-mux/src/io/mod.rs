@@ -1,30 +1,43 @@
-//! The multiplexor on real sockets (feature `io`): the threads that call [`Worker::recv`] are all there are.
+//! The multiplexor on sockets (feature `io`).
 //!
-//! What: leader and followers over one epoll. A worker that has nothing to do and finds no leader becomes it: it waits for
-//! sockets, reads them, and does the first message itself; if that takes longer than waking somebody, another worker leads
-//! meanwhile. Everybody else who has nothing to do is parked. The core is behind one mutex that is held for bookkeeping
-//! only: never during a read, a write, a wait or a worker's work.
+//! A [`Server`] has listeners, connections and one of four worker APIs:
+//! - [`Worker`]: threads of the application poll and process messages in turn. No other thread exists. This
+//!   is the fastest API.
+//! - [`Socket`]: handles with the calls of KCM's sockets. A thread of the server has the connections.
+//! - [`Driver`]: the application's thread has the connections and passes messages to workers elsewhere, such
+//!   as other processes.
+//! - `Messages` (feature `tokio`): a `Stream` of messages for one task, over a driver.
+//!
+//! `Socket` and `Driver` run the same loop (`turn.rs`). The rest of this text describes [`Worker`].
+//!
+//! What: leader and followers over one epoll. An idle worker that finds no leader becomes the leader: it
+//! waits for sockets, reads them, and processes the first message itself. If that takes longer than a
+//! wake-up, another worker leads meanwhile. Other idle workers are parked. One mutex protects the core. It is
+//! held for bookkeeping only, never during a read, a write, a wait, or a worker's processing.
 //!
 //! Invariants:
-//! - there is at most one leader. When it finds sockets ready whenever it looks, others wait for them too, on half of the
-//!   processors at most, until nothing comes for [`mux::Config::patience`]; the kernel wakes one of them for each;
-//! - a socket is read by one worker at a time (`reader.rs`), and written by whoever holds its [`mux::Transmit`];
-//! - what has changed is done by whoever changed it, before they go on: writes and wake-ups behind the mutex, what epoll
-//!   watches under it, so that two changes cannot overtake each other;
-//! - when messages take less than a wake-up, a leader that works is not replaced; one parked worker, the watchdog, then looks
-//!   every [`mux::Config::patience`] whether it has got stuck.
+//! - There is at most one leader. While it finds sockets ready whenever it looks, helpers wait for sockets,
+//!   too, on up to half of the processors, until none is ready for [`mux::Config::patience`]. The kernel
+//!   wakes one of them per socket.
+//! - One worker at a time reads a socket (`reader.rs`). The holder of its [`mux::Transmit`] writes it.
+//! - The thread that makes a change performs its effects before it goes on: writes and wake-ups without the
+//!   mutex, changes of epoll interest with it, so that two changes of interest cannot overtake each other.
+//! - A leader that processes messages shorter than a wake-up is not replaced. One parked worker, the
+//!   watchdog, checks every [`mux::Config::patience`] whether the leader got stuck.
 //!
-//! A worker that reads several short messages of a connection does them itself ([`mux::Batch`]): they are with it from the read
-//! on, in its local_queue (`local_queue.rs`). A leader that is alone waits awake for sockets for a moment when they were ready sooner than
-//! sleeping takes, lately.
+//! A worker that reads several short messages of a connection processes them itself, as a local batch in its
+//! local queue ([`mux::Batch`], `local_queue.rs`). A leader without a working follower spins before it
+//! sleeps, if sockets were recently ready within the cost of sleeping.
 //!
-//! Races: a worker parks behind the mutex, and may be woken before it sleeps: then [`std::thread::park`] returns at once. A
-//! leader may be told of messages while it goes to wait: the eventfd (an eventfd) is watched like a socket. Who else waits may hear
-//! it, and leaves it ringing. It rings too when something becomes due sooner than who waits knew of (`state.rs`, `until`).
+//! Races: a worker parks after it has released the mutex and may be woken before it sleeps;
+//! [`std::thread::park`] then returns at once. An event for a leader that is about to wait is not lost,
+//! because the leader's epoll watches an eventfd. A helper that sees the eventfd leaves it readable for the
+//! leader. The eventfd also reports a deadline earlier than the one that the leader waits for
+//! (`state/pollers.rs`, `sleeps_until`).
 //!
-//! With TLS (feature `tls`), a connection is attached when it has handshake_advanced hands.
+//! With TLS (feature `tls`) a connection is attached after its handshake.
 //!
-//! While the rest of a long message is awaited, nobody is woken for a part of it (SO_RCVLOWAT).
+//! While the rest of a long message is missing, SO_RCVLOWAT avoids wake-ups for parts of it.
 
 mod admission;
 mod connector;
@@ -84,7 +97,7 @@ pub use tls::{Tls, TlsError};
 pub use worker::{Answer, Worker};
 pub use zerocopy_sender::{ZerocopySender, ZerocopySenders};
 
-/// Connections, listeners and workers of one multiplexor. Cheap to clone.
+/// Connections, listeners and workers of one multiplexor. Clones refer to the same multiplexor.
 ///
 /// # Examples
 ///
@@ -121,7 +134,7 @@ pub struct Server {
 #[derive(Debug)]
 struct Shared {
     epoll: OwnedFd,
-    /// Rung when the leader is worker_wanted.
+    /// Eventfd that wakes the leader.
     eventfd: OwnedFd,
     start: Instant,
     framing: Framing,
@@ -131,20 +144,20 @@ struct Shared {
 }
 
 impl Server {
-    /// A multiplexor without listeners, connections and workers.
+    /// Returns a multiplexor without listeners, connections and workers.
     ///
     /// # Errors
     ///
-    /// When the system gives no epoll or eventfd.
+    /// Fails if the kernel provides no epoll instance or eventfd.
     pub fn new(framing: Framing, config: mux::Config) -> io::Result<Self> {
         Self::with_limits(framing, Limits::default(), config)
     }
 
-    /// The same, with bounds and timers for messages.
+    /// As [`Server::new`], with bounds and timers for messages.
     ///
     /// # Errors
     ///
-    /// When the system gives no epoll or eventfd.
+    /// As [`Server::new`].
     pub fn with_limits(framing: Framing, limits: Limits, config: mux::Config) -> io::Result<Self> {
         use rustix::event::{EventfdFlags, eventfd};
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -156,21 +169,21 @@ impl Server {
         Ok(Self { shared: Arc::new(Shared { epoll, eventfd, start, framing, limits, zerocopy, state }) })
     }
 
-    /// Listens on a TCP address, and says which it is (a port of 0 is chosen). One of IPv6 is for IPv6 alone, whatever the
-    /// system's default is: `[::]` and `0.0.0.0` may have the same port, and peers have the addresses that they wrote.
+    /// Listens on a TCP address and returns the bound address. Port 0 selects a free port. An IPv6 address
+    /// accepts IPv6 only, whatever the system's default is, so that `[::]` and `0.0.0.0` may share a port.
     ///
     /// # Errors
     ///
-    /// When the address cannot be listened on.
+    /// Fails if the address cannot be bound.
     pub fn listen(&self, address: impl ToSocketAddrs) -> io::Result<SocketAddr> {
         self.listen_as(listener::bind(address)?, None)
     }
 
-    /// The same, with TLS: a connection is attached when it has handshake_advanced hands.
+    /// As [`Server::listen`], with TLS. Connections are attached after their handshakes.
     ///
     /// # Errors
     ///
-    /// When the address cannot be listened on.
+    /// Fails if the address cannot be bound.
     #[cfg(feature = "tls")]
     pub fn listen_tls(&self, address: impl ToSocketAddrs, tls: Tls) -> io::Result<SocketAddr> {
         self.listen_as(listener::bind(address)?, Some(tls))
@@ -186,11 +199,11 @@ impl Server {
         Ok(address)
     }
 
-    /// Listens on a Unix stream socket at this path.
+    /// Listens on a Unix stream socket at `path`.
     ///
     /// # Errors
     ///
-    /// When the path cannot be listened on.
+    /// Fails if the path cannot be bound.
     pub fn listen_unix(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let listener = UnixListener::bind(path)?;
         listener.set_nonblocking(true)?;
@@ -198,7 +211,7 @@ impl Server {
         self.shared.lock().listeners.add(&self.shared.epoll, listener)
     }
 
-    /// Asks `admission` about TCP connections that listeners accept from now on, instead of letting all in.
+    /// Sets the policy for TCP connections accepted from now on. Default: all are attached.
     ///
     /// # Examples
     ///
@@ -246,33 +259,35 @@ impl Server {
         self.shared.lock().listeners.admission = Some(admission);
     }
 
-    /// Has listeners accept only while a descriptor with a number below `limit` is free, so that connections leave those from it on to
-    /// whatever else the process opens (see getrlimit(2), RLIMIT_NOFILE). Others wait, as without any descriptor.
+    /// Accepts connections only while a descriptor below `limit` is free, which reserves the others for the
+    /// rest of the process (getrlimit(2), RLIMIT_NOFILE). Further connections wait in the backlog.
     pub fn set_descriptor_limit(&self, limit: RawFd) {
         self.shared.lock().listeners.limit = Some(limit);
     }
 
-    /// Has long messages leave by `zerocopy` instead of sendmsg(2), on connections without TLS, from now on. Once.
+    /// Sends long messages by `zerocopy` instead of sendmsg(2), on connections without TLS. The first call
+    /// counts.
     pub fn set_zerocopy(&self, zerocopy: Arc<dyn ZerocopySenders>) {
-        // Those who set it twice keep the first.
+        // A second call has no effect.
         let _ = self.shared.zerocopy.set(zerocopy);
     }
 
-    /// What became of connections that came.
+    /// Counters of listeners and handshakes.
     pub fn accept_stats(&self) -> AcceptStats {
         self.shared.lock().accept_stats
     }
 
-    /// Attaches a connected stream socket, and makes it non-blocking. `read` has bytes that were read of it already.
+    /// Attaches a connected stream socket and makes it non-blocking. `read`: bytes that were already read
+    /// from it.
     ///
     /// # Errors
     ///
-    /// When the mux drains, or is full and bytes were read, or the system refuses to watch the descriptor.
+    /// Fails if the mux drains, if it is full and `read` is not empty, or if epoll refuses the descriptor.
     pub fn attach(&self, socket: impl Into<OwnedFd>, read: &[u8]) -> io::Result<psock::Id> {
         self.attach_as(socket, None, read)
     }
 
-    /// The same for a connection with a framing of its own.
+    /// As [`Server::attach`], with a framing for this connection.
     ///
     /// # Errors
     ///
@@ -299,17 +314,18 @@ impl Server {
         self.shared.with(|state, work| state.attach_read(shared, link, None, (framing, read), work))
     }
 
-    /// Attaches a connected stream socket when it has handshake_advanced hands, in either role. [`Server::poll_event`] says when that fails.
+    /// Attaches a connected stream socket after its TLS handshake, as client or server.
+    /// [`Event::NotAttached`] reports a failed handshake.
     ///
     /// # Errors
     ///
-    /// When the mux drains, or the system refuses to watch the descriptor.
+    /// Fails if the mux drains, or if epoll refuses the descriptor.
     #[cfg(feature = "tls")]
     pub fn attach_tls(&self, socket: impl Into<OwnedFd>, tls: &Tls) -> io::Result<()> {
         self.admit_socket(socket.into(), Some(tls), None)
     }
 
-    /// The same for one that is made again when it has ended.
+    /// The same for a connection that its [`Connector`] replaces when it ends.
     fn attach_kept(
         &self,
         socket: impl Into<OwnedFd>,
@@ -330,20 +346,20 @@ impl Server {
         self.shared.with(|state, work| state.admit(shared, (socket, None), tls, owner, work))
     }
 
-    /// Gives a connection back: [`Server::poll_ended`] has it when its messages are done.
+    /// Unattaches a connection. [`Server::poll_ended`] returns it when its messages are done, after
+    /// `patience` at the latest.
     pub fn unattach(&self, id: psock::Id, patience: Option<Duration>) {
         let now = self.shared.now();
         self.shared.change(|mux| mux.unattach(id, patience.map(|patience| now + patience), now));
     }
 
-    /// Ends a connection when its messages are done and answered.
+    /// Ends a connection when its messages are done and answered, after `patience` at the latest.
     pub fn drain_psock(&self, id: psock::Id, patience: Option<Duration>) {
         let now = self.shared.now();
         self.shared.change(|mux| mux.drain_psock(id, patience.map(|patience| now + patience), now));
     }
 
-    /// Ends the connection of a peer that was admitted, at once, as if it had been reset, also while it shakes hands. Whether
-    /// there was one.
+    /// Resets the connection of an admitted peer, also during its handshake. Returns true if there was one.
     pub fn close_peer(&self, peer: &Peer) -> bool {
         let now = self.shared.now();
         self.shared.with(|state, work| {
@@ -358,9 +374,9 @@ impl Server {
         })
     }
 
-    /// Stops listening, drains every connection, and then lets the workers go: [`Worker::recv`] gives `None`. From then on
-    /// connections are not waited for, but a worker that has a message is, however long it takes: nobody can end a thread.
-    /// A peer that still sends is read, and that dropped, until it has taken its answers.
+    /// Stops listening and drains all connections, for at most `patience`. Then [`Worker::recv`] returns
+    /// `None`. A worker that processes a message is waited for without limit. Data that a peer still sends is
+    /// read and dropped until the peer has received its replies.
     pub fn drain(&self, patience: Option<Duration>) {
         let now = self.shared.now();
         self.shared.with(|state, work| {
@@ -371,51 +387,50 @@ impl Server {
         });
     }
 
-    /// A new worker, for one thread.
+    /// Adds a worker, for one thread.
     ///
     /// # Errors
     ///
-    /// When the mux has drained.
+    /// Fails if the mux has drained, or if the server has a [`Driver`] or [`Socket`]s.
     pub fn worker(&self) -> io::Result<Worker> {
         Worker::new(Arc::clone(&self.shared))
     }
 
-    /// Connected mode: sends a message on the connection that has the least to send, now.
+    /// Connected mode: sends a message on the connection with the fewest bytes to send.
     ///
     /// # Errors
     ///
-    /// [`mux::SendError::NotConnected`] when none is open, [`mux::SendError::Full`] when all have as much to send as may wait.
+    /// [`mux::SendError::NotConnected`] if no connection is open, [`mux::SendError::Full`] if all are full.
     ///
     /// # Panics
     ///
-    /// When the mux is not in connected mode.
+    /// Panics if the mux is not in connected mode.
     pub fn send(&self, bytes: impl Into<Bytes>) -> Result<psock::Id, mux::SendError> {
         let now = self.shared.now();
         self.shared.change(|mux| mux.send(bytes, now))
     }
 
-    /// The next connection that ended, oldest first. Up to 1024 are kept.
+    /// Returns the next ended connection, oldest first. The last 1024 are kept.
     pub fn poll_ended(&self) -> Option<Ended> {
         self.shared.lock().notices.pop_ended()
     }
 
-    /// The next message that came back, or was not sent; and, to a [`Driver`], what its workers are to do. Oldest first, up to
-    /// 1024 are kept.
+    /// Returns the next event, oldest first. The last 1024 are kept.
     pub fn poll_event(&self) -> Option<Event> {
         self.shared.lock().notices.pop_event()
     }
 
-    /// Who is at the other end of a connection; none over a Unix socket, or when it has ended.
+    /// Address of the peer. `None` over a Unix socket and after the connection has ended.
     pub fn peer(&self, id: psock::Id) -> Option<SocketAddr> {
         self.shared.lock().sockets.get(id).and_then(|socket| socket.link.address())
     }
 
-    /// Everything as it stands.
+    /// Returns a snapshot.
     pub fn show(&self) -> mux::Show {
         self.shared.lock().mux.show()
     }
 
-    /// The core, to be looked at.
+    /// Calls `look` with the core.
     pub fn look<T>(&self, look: impl FnOnce(&Mux) -> T) -> T {
         look(&self.shared.lock().mux)
     }
@@ -446,7 +461,7 @@ impl Shared {
         self.with(|state, _| change(&mut state.mux))
     }
 
-    /// Writes and wakes, until nothing more follows.
+    /// Performs writes and wake-ups, and their effects, until none is left.
     fn perform(&self, mut work: Work) {
         loop {
             work.wake(self);
@@ -468,12 +483,12 @@ impl Shared {
     }
 
     fn notify(&self) {
-        // It only fails when it has been rung 2^64 times: then it rings.
+        // Fails only if the counter is at its maximum; then the eventfd is readable.
         let _ = rustix::io::write(self.eventfd.as_fd(), &1u64.to_ne_bytes());
     }
 }
 
-/// The time on a clock that began then.
+/// Time since `start`.
 fn since(start: Instant) -> Time {
     Time::from_nanos(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }

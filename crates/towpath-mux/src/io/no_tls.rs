@@ -1,4 +1,4 @@
-//! What stands for TLS when it is left out: no connection has it.
+//! Uninhabited substitutes for `tls.rs` without feature `tls`.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -45,7 +45,7 @@ impl Session {
     }
 }
 
-/// How far a handshake is: without TLS there is none.
+/// Progress of a handshake.
 #[derive(Debug)]
 #[allow(dead_code)] // The cases of TLS.
 pub(super) enum HandshakeStep {

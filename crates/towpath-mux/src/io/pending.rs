@@ -1,12 +1,12 @@
-//! Connections that are not the core's yet, or no more: they cost neither a worker nor the core anything.
+//! Connections outside of the core: before their handshakes are done, and while they linger.
 //!
-//! What: they are watched by an epoll of their own, which the leader's epoll watches like a socket. The leader drives
-//! them, without the mutex.
+//! What: an epoll instance watches them. The leader's epoll watches that instance like a socket. The leader
+//! handles them without the mutex.
 //!
-//! Invariant: there are [`MOST`] at most; the oldest makes room.
+//! Invariant: there are at most [`MOST`]. A new one replaces the oldest.
 //!
-//! Races: others that wait for sockets hear of them too. One that is ready is said once (EPOLLONESHOT), and then not before it
-//! is waited for again; so one worker drives it at a time.
+//! Races: helpers see the events, too. A ready connection is reported once (EPOLLONESHOT) until it is
+//! rearmed, so that one worker at a time handles it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,21 +20,21 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use super::admission::Peer;
 use super::link::Link;
 
-/// Connections at once.
+/// Maximum number of connections.
 const MOST: usize = 1024;
-/// Connections that are driven in one go.
+/// Maximum number of connections that are handled at once.
 const BURST: usize = 16;
 
 pub(super) trait Connection {
     fn link(&self) -> &Arc<Link>;
 }
 
-/// Their epoll has the event data `DATA`.
+/// A set of connections. Its epoll instance has the event data `DATA`.
 #[derive(Debug)]
 pub(super) struct PendingSet<T, const DATA: u64> {
-    /// Made with the first.
+    /// Created with the first connection.
     epoll: Option<OwnedFd>,
-    /// By number, the oldest first.
+    /// By number, oldest first.
     all: BTreeMap<u64, T>,
     next: u64,
 }
@@ -46,7 +46,7 @@ impl<T, const DATA: u64> Default for PendingSet<T, DATA> {
 }
 
 impl<T: Connection, const DATA: u64> PendingSet<T, DATA> {
-    /// Takes a connection, and waits for it. Gives back the oldest, when there are too many.
+    /// Adds a connection. Returns the oldest one if there are too many.
     pub(super) fn begin(
         &mut self,
         epoll: &OwnedFd,
@@ -69,11 +69,11 @@ impl<T: Connection, const DATA: u64> PendingSet<T, DATA> {
         Ok(oldest.and_then(|key| self.take(key)))
     }
 
-    /// Those that are ready, some of them; each once until it is waited for again.
+    /// Returns some of the ready connections. Each is reported once until it is rearmed.
     pub(super) fn ready(&self) -> Vec<(u64, Arc<Link>)> {
         let Some(own) = &self.epoll else { return Vec::new() };
         let mut room = [MaybeUninit::<epoll::Event>::uninit(); BURST];
-        // Interrupted: they are reported again.
+        // After a signal they are reported again.
         let Ok((events, _)) = epoll::wait(own, &mut room, Some(&super::timespec(Duration::ZERO))) else {
             return Vec::new();
         };
@@ -88,14 +88,14 @@ impl<T: Connection, const DATA: u64> PendingSet<T, DATA> {
         self.all.get_mut(&key)
     }
 
-    /// It is said again when it is ready.
+    /// Rearms a connection.
     pub(super) fn wait(&self, key: u64, flags: EventFlags) -> io::Result<()> {
         let (Some(own), Some(connection)) = (&self.epoll, self.all.get(&key)) else { return Ok(()) };
         let data = EventData::new_u64(key);
         Ok(epoll::modify(own, connection.link(), data, flags | EventFlags::ONESHOT)?)
     }
 
-    /// It is not one of them any more.
+    /// Removes a connection.
     pub(super) fn take(&mut self, key: u64) -> Option<T> {
         let connection = self.all.remove(&key)?;
         if let Some(own) = &self.epoll {
@@ -104,14 +104,14 @@ impl<T: Connection, const DATA: u64> PendingSet<T, DATA> {
         Some(connection)
     }
 
-    /// The one of this peer, which was admitted, if it is one of them: then it is not any more.
+    /// Removes the connection of this admitted peer.
     pub(super) fn take_peer(&mut self, peer: &Peer) -> Option<T> {
         let found = self.iter().find(|(_, connection)| connection.link().peer() == Some(peer));
         let key = found.map(|(key, _)| key)?;
         self.take(key)
     }
 
-    /// All of them, none of which is one any more.
+    /// Removes all connections.
     pub(super) fn take_all(&mut self) -> Vec<T> {
         std::mem::take(&mut self.all).into_values().collect()
     }

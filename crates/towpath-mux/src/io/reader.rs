@@ -1,16 +1,17 @@
-//! What a worker does with sockets that are ready.
+//! Reading of ready sockets.
 //!
-//! What: epoll says of each socket once that it is ready (EPOLLET); those stand in a queue until somebody reads them. A worker takes
-//! one or a few from there, reads them without the mutex, and tells the core. Who takes leaves the rest to others: they may
-//! read those at the same time.
+//! What: epoll reports a ready socket once (EPOLLET). It stays in the ready queue until a worker takes it. A
+//! worker takes one or a few sockets, reads them without the mutex, and passes the bytes to the core. Other
+//! workers may read the remaining ones at the same time.
 //!
-//! Invariant: a socket of which not everything was read is in the queue, or somebody reads it, or the core wants nothing of it
-//! now; then it is watched anew when that changes, and epoll says again what is there. Everything was read when read(2) brought less
-//! than it had room for; of a Unix socket, only when it brought nothing: it stops behind bytes that descriptors came with.
+//! Invariant: a socket that was not read completely is in the queue, or a worker reads it, or the core does
+//! not want to read it; in the last case a later change of interest makes epoll report it again. A socket was
+//! read completely if read(2) returned less than it had space for. A Unix socket must return nothing, because
+//! its reads stop after bytes that carried descriptors.
 //!
-//! Races: bytes that come behind a read make epoll say it again. When somebody still reads, that is remembered (`again`), and the
-//! socket goes back into the queue. That the peer has sent its last byte is said once, with the bytes before it: then it is
-//! read until there is nothing.
+//! Races: bytes that arrive after a read make epoll report the socket again. If a worker is still reading,
+//! `again` records that, and the socket returns to the queue. The end of the stream is reported once,
+//! together with the bytes before it. Such a socket is read until nothing is left.
 
 use rustix::event::epoll::EventFlags;
 
@@ -19,13 +20,14 @@ use super::state::{Reading, Work, psock_of};
 use super::{Shared, handshake, linger};
 use crate::mux::worker;
 
-/// Sockets that a worker reads before it tells what came, at most.
+/// Maximum number of sockets that a worker reads before it passes the bytes to the core.
 pub(super) const READS: usize = 8;
-/// Messages from which on a read has brought so many that one socket at a time is enough: they are done and answered
-/// before the next one is read, while they are in the cache.
+/// With this number of queued messages, sockets are read one at a time: their messages are processed while
+/// they are in the cache.
 const MANY: usize = 64;
 
-/// Takes what epoll said, and reads some of the sockets that are ready. Whether it is worker `by` who has a run of it now.
+/// Handles events of epoll and reads some of the ready sockets. Returns true if worker `by` got a local
+/// batch.
 pub(super) fn read(
     shared: &Shared,
     events: &[(u64, EventFlags)],
@@ -36,7 +38,7 @@ pub(super) fn read(
     let mut state = shared.lock();
     let now = shared.now();
     if state.pollers.leader == by {
-        // It is awake. A driver is nobody's leader, and no worker.
+        // The poller is awake. `by` is `None` for a driver, as is its leader.
         state.pollers.sleeps_until = None;
     }
     for &(data, mut flags) in events {
@@ -52,7 +54,7 @@ pub(super) fn read(
         if flags.contains(EventFlags::OUT) {
             state.mux.handle_writable(id, now);
         }
-        // Completions of a zerocopy_sender are EPOLLERR too.
+        // Zero-copy completions are reported as EPOLLERR, too.
         if flags.contains(EventFlags::ERR)
             && state.sockets.get(id).is_some_and(|socket| socket.link.handle_error_queue())
         {
@@ -102,7 +104,7 @@ pub(super) fn read(
         state.accepted(shared, accepted, work);
     }
     if runs && state.mux.queued() > 0 {
-        // Others came besides, which wait behind the run: is it long enough to wake somebody?
+        // Other messages wait behind the batch. Wake a worker if the batch is long enough.
         state.pump(shared, work);
     }
     state.reschedule(work);

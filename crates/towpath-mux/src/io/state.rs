@@ -1,4 +1,4 @@
-//! What is behind the mutex: the core, its sockets, and who waits.
+//! The state behind the mutex: the core, its sockets, and the threads that wait.
 
 mod connections;
 mod mode;
@@ -33,52 +33,52 @@ pub(super) use notices::Notices;
 pub(super) use pollers::Pollers;
 pub(super) use ready::{Reading, ReadySockets};
 
-/// The eventfd's event data.
+/// Event data of the eventfd.
 pub(super) const EVENTFD: EventData = EventData::new_u64(0);
-/// Turns whose answers leave together, when they are full of short messages.
+/// Turns full of short messages whose replies are sent together.
 const GATHERED: u32 = 8;
-/// Looks of a driver that coalesces, after which everything leaves; it takes one to four in a turn.
+/// Turns of a driver after which held-back data is sent. One turn of messages takes one to four.
 pub(super) const COALESCED_MAX: u32 = 32;
-/// Rests of a message from so many bytes on are awaited, up to so many at once.
+/// Bounds of SO_RCVLOWAT: shorter rests of a message are read in parts, longer ones in steps of the maximum.
 const LOWAT_MIN: usize = 64 << 10;
 const LOWAT_MAX: usize = 256 << 10;
-/// Later than anything is due.
+/// Later than every deadline.
 pub(super) const FOREVER: Time = Time::from_nanos(u64::MAX);
 
 /// A connection that ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// Which one.
+    /// The connection.
     pub psock: psock::Id,
-    /// Who was at the other end, over IP.
+    /// Address of the peer, over IP.
     pub peer: Option<SocketAddr>,
-    /// Why.
+    /// Cause of the end.
     pub cause: Cause,
-    /// The descriptor, when it was given back; it is non-blocking. Not of a connection under TLS, nor of one that has a
-    /// [`super::ZerocopySender`].
+    /// The descriptor, non-blocking, if the connection was given back. `None` under TLS, and if the
+    /// connection had a [`super::ZerocopySender`].
     pub socket: Option<OwnedFd>,
     /// Bytes that were read and belong to no delivered message.
     pub rest: Bytes,
-    /// Answers that were not sent, or not all of them.
+    /// Number of replies that were not sent completely.
     pub unsent: usize,
 }
 
-/// What the core has to tell whoever has the server.
+/// An event of a server for the application.
 #[derive(Debug)]
 pub enum Event {
-    /// To a [`super::Driver`]: this worker was told to leave, and holds nothing any more.
+    /// For a [`super::Driver`]: this worker was told to leave and holds no messages any more.
     Left(worker::Id),
-    /// A message was given up because the workers that held it died.
+    /// A message was abandoned because too many workers died with it.
     Undone(Message),
-    /// Connected mode: a message was not sent, or not all of it.
+    /// Connected mode: a message was not sent completely.
     Undelivered(Undelivered),
-    /// There is room again for [`super::Server::send`] after it found none.
+    /// [`super::Server::send`] has space again after it returned [`SendError::Full`].
     WriteSpace,
-    /// A connection was not attached, because its handshake failed or took too long.
+    /// A connection was not attached because its handshake failed or took too long.
     NotAttached {
-        /// Whose, if it was TCP's.
+        /// Address of the peer, over TCP.
         peer: Option<SocketAddr>,
-        /// Why not.
+        /// Reason.
         why: String,
     },
 }
@@ -126,17 +126,17 @@ pub(super) struct TxSchedule {
 #[derive(Debug)]
 pub(super) struct Socket {
     pub(super) link: Arc<Link>,
-    /// Who is told when it has ended.
+    /// Receives a notice when the connection has ended.
     owner: Option<Sender<ConnectionEvent>>,
-    /// Whether epoll watches it.
+    /// The socket is registered with epoll.
     watched: bool,
-    /// It is among those that are ready, with what epoll said of it.
+    /// In the ready queue, with these events.
     queued: bool,
     flags: EventFlags,
-    /// Somebody reads it; it was ready again meanwhile.
+    /// A worker reads it; `again`: it has become ready meanwhile.
     reading: bool,
     again: bool,
-    /// SO_RCVLOWAT.
+    /// Current value of SO_RCVLOWAT.
     lowat: usize,
 }
 
@@ -154,9 +154,9 @@ impl Socket {
         }
     }
 
-    /// So many bytes make a difference: nobody is woken for fewer, when they are many (the kernel's strparser has need_bytes for
-    /// this). The kernel grows the receive buffer for it, up to twice as many bytes, besides what a mux counts; and says sooner
-    /// that there are some when it is short of memory.
+    /// Sets SO_RCVLOWAT so that no thread is woken before `need` bytes are there, if that is many (need_bytes
+    /// of the kernel's strparser). The kernel grows the receive buffer up to twice as many bytes, which the
+    /// mux does not count. Under memory pressure it reports fewer bytes.
     fn expect(&mut self, need: usize) {
         let lowat = if need < LOWAT_MIN { 1 } else { need.min(LOWAT_MAX) };
         if lowat != self.lowat && self.link.is_plain() {
@@ -166,11 +166,11 @@ impl Socket {
     }
 }
 
-/// Where a worker sits: how it is woken, and what it has not begun.
+/// A worker's place in the server: how to wake it, and its local queue.
 #[derive(Debug)]
 pub(super) struct WorkerSlot {
     pub(super) thread: Option<Thread>,
-    /// A handle's, which it is woken by while it is armed: its thread waits for other things as well (eventfd(2)).
+    /// Wakes an armed [`super::Socket`], whose thread waits for other descriptors, too (eventfd(2)).
     pub(super) eventfd: Option<Arc<OwnedFd>>,
     pub(super) armed: bool,
     pub(super) local_queue: Arc<LocalQueue>,
@@ -189,21 +189,21 @@ impl WorkerSlot {
     }
 }
 
-/// What is to be done without the mutex.
+/// Work to do without the mutex.
 #[derive(Debug, Default)]
 pub(super) struct Work {
     pub(super) writes: Vec<(Transmit, Arc<Link>)>,
     wakes: Vec<Thread>,
     eventfds: Vec<Arc<OwnedFd>>,
     notify: bool,
-    /// Nothing more is said to these.
+    /// Connections to shut down for writing.
     shuts: Vec<Arc<Link>>,
-    /// Dropped, and thereby closed, without the mutex.
+    /// Connections to close by dropping them.
     closes: Vec<Arc<Link>>,
 }
 
 impl Work {
-    /// Whether it wakes somebody.
+    /// Returns true if a thread will be woken.
     pub(super) fn wakes(&self) -> bool {
         !self.wakes.is_empty()
     }
@@ -213,7 +213,7 @@ impl Work {
             thread.unpark();
         }
         for eventfd in self.eventfds.drain(..) {
-            // As the mux's own: if it fails, it rings already.
+            // Fails only if the counter is at its maximum; then the eventfd is readable.
             let _ = rustix::io::write(&*eventfd, &1u64.to_ne_bytes());
         }
         if std::mem::take(&mut self.notify) {
@@ -249,7 +249,7 @@ impl State {
         }
     }
 
-    /// Does what is due.
+    /// Handles everything that is due.
     pub(super) fn handle_timeout(&mut self, shared: &Shared, now: Time, work: &mut Work) {
         self.mux.handle_timeout(now);
         if self.listeners.due().is_some_and(|due| due <= now) {
@@ -265,25 +265,25 @@ impl State {
         }
     }
 
-    /// When that is to be called.
+    /// When to call [`State::handle_timeout`].
     pub(super) fn poll_timeout(&self) -> Option<Time> {
         let own = [self.mux.poll_timeout(), self.handshakes.due(), self.lingers.due(), self.listeners.due()];
         own.into_iter().flatten().min()
     }
 
-    /// Takes what the core has to say: what epoll watches is changed at once, the rest is for later. Who waits for something to change
-    /// looks again.
+    /// Handles the core's events. Changes epoll interest at once; adds the rest to `work`. Wakes threads that
+    /// wait for a change.
     pub(super) fn pump(&mut self, shared: &Shared, work: &mut Work) {
         self.pump_quietly(shared, work);
         work.wakes.append(&mut self.waiters);
         self.notify_write_space(work);
     }
 
-    /// The same by who waits, and has found nothing changed and changed nothing: were those woken that wait like it, they would
-    /// wake each other for ever.
+    /// The same for a waiting thread that has changed nothing. Waking other waiting threads here would make
+    /// them wake each other forever.
     pub(super) fn pump_quietly(&mut self, shared: &Shared, work: &mut Work) {
         self.handle_events(shared, work);
-        // Who coalesces and is awake comes again, and leaves nothing behind when it goes to sleep.
+        // An awake thread that holds back data comes again. It sends all before it sleeps.
         let coalesces =
             self.tx.coalesces && self.pollers.sleeps_until.is_none() && self.tx.coalesced < COALESCED_MAX;
         let coalesces = coalesces && self.mux.quick_batch().is_some();
@@ -302,7 +302,7 @@ impl State {
         });
     }
 
-    /// Who is armed and waits for room is rung if there is some, or will never be.
+    /// Wakes armed sockets for which there is write space, or for which there will never be.
     fn notify_write_space(&mut self, work: &mut Work) {
         let Self { write_space_waiters, mux, workers, .. } = self;
         write_space_waiters.retain(|&(id, to)| {
@@ -314,7 +314,7 @@ impl State {
         });
     }
 
-    /// A handle's thread waits by its descriptor from here on, or does not any more.
+    /// Marks a socket's thread as waiting by its eventfd, or not.
     pub(super) fn set_armed(&mut self, id: worker::Id, armed: bool) {
         self.write_space_waiters.retain(|(other, _)| *other != id);
         if let Some(slot) = self.workers.get_mut(id) {
@@ -322,7 +322,7 @@ impl State {
         }
     }
 
-    /// This thread looks again, so it is not among those that wait: nobody may have woken it.
+    /// This thread is not waiting any more. It may have returned without being woken.
     pub(super) fn remove_waiter(&mut self) {
         if !self.waiters.is_empty() {
             let me = std::thread::current().id();
@@ -330,7 +330,7 @@ impl State {
         }
     }
 
-    /// As [`State::pump`], but what is to be sent waits for more of it: the worker has a turn full of messages, and they are short.
+    /// As [`State::pump`], but holds back data to send: the worker has a turn full of short messages.
     pub(super) fn gather(&mut self, shared: &Shared, work: &mut Work) {
         if self.tx.coalesced >= GATHERED {
             return self.pump(shared, work);
@@ -370,7 +370,7 @@ impl State {
         self.reschedule(work);
     }
 
-    /// Nothing more comes: all are told.
+    /// The server has drained: wakes everything.
     pub(super) fn close_all(&mut self, work: &mut Work) {
         self.closed = true;
         work.notify = true;
@@ -378,12 +378,12 @@ impl State {
         self.workers.values().for_each(|slot| slot.wake(work));
     }
 
-    /// A message of a handle that was closed before there was room for it.
+    /// Reports a message of a closed socket for which there was no write space.
     pub(super) fn undelivered(&mut self, bytes: Bytes, work: &mut Work) {
         self.push_event(Event::Undelivered(Undelivered { bytes, left: 0 }), work);
     }
 
-    /// Has whoever sleeps over the sockets look again, if something is due sooner than it knew of.
+    /// Wakes the poller if something is due earlier than it knows.
     pub(super) fn reschedule(&mut self, work: &mut Work) {
         if let Some(until) = self.pollers.sleeps_until
             && self.poll_timeout().is_some_and(|due| due < until)
@@ -392,12 +392,12 @@ impl State {
         }
     }
 
-    /// Wakes whoever sleeps over the sockets. Who is awake looks anyway.
+    /// Wakes the sleeping poller. An awake poller looks anyway.
     fn notify(&mut self, work: &mut Work) {
         work.notify |= self.pollers.sleeps_until.take().is_some();
     }
 
-    /// A driver that sleeps is woken: it gives back to whoever wants to know.
+    /// Adds an event and wakes a sleeping driver.
     fn push_event(&mut self, event: Event, work: &mut Work) {
         if self.mode.is_driver() {
             self.notify(work);
@@ -421,10 +421,10 @@ impl State {
         Some(id)
     }
 
-    /// Somebody begins so many messages: who waits for sockets meanwhile?
+    /// A worker begins `count` messages. Ensures that another one waits for sockets, if that pays.
     pub(super) fn ensure_leader(&mut self, count: usize, work: &mut Work) {
         if self.pollers.leader.is_some() {
-            // It waits for as long as it knew of; more waits now.
+            // The leader waits for an earlier deadline than before.
             let queued = self.mux.queued();
             let leader = self.pollers.leader.filter(|_| queued > 0 && self.mux.is_long(queued));
             leader.into_iter().for_each(|leader| self.wake(leader, work));
@@ -438,7 +438,7 @@ impl State {
         }
     }
 
-    /// Takes from a worker what it has not begun, and settles what it has done.
+    /// Recalls the messages that a worker has not begun, and applies its completions.
     fn recall(&mut self, shared: &Shared, id: worker::Id) {
         let Some(slot) = self.workers.get(id) else { return };
         let local_queue = Arc::clone(&slot.local_queue);
@@ -453,7 +453,7 @@ fn data(id: psock::Id) -> EventData {
     EventData::new_u64(id.data().as_ffi())
 }
 
-/// The connection of an event, whose generation is never 0.
+/// The connection of an event. Generations are never 0, other event data is below 2^32.
 pub(super) fn psock_of(data: u64) -> Option<psock::Id> {
     (data >> 32 != 0).then(|| KeyData::from_ffi(data).into())
 }

@@ -1,12 +1,13 @@
-//! Under tokio: messages are a [`Stream`], and their answers go into a [`Sink`].
+//! tokio: messages as a [`Stream`], replies as a [`Sink`].
 //!
-//! What: [`Messages`] drives the sockets from the task that polls it, and is the mux's only worker: it takes messages as
-//! they are asked for, up to as many as it may hold. Nothing is read or written while nobody polls it. Work that takes long
-//! belongs into tasks of its own, which say their answers to the one that has the messages, by a channel for example.
+//! What: [`Messages`] drives the sockets from the task that polls it, and is the mux's only worker. Sockets
+//! are read and written only while it is polled. Spawn long work as separate tasks and return the replies to
+//! this task, for example by a channel.
 //!
-//! Races: the runtime says once that the server's epoll has something. That is forgotten only when a look behind it found nothing,
-//! and not if it was said anew meanwhile. A task that waits for messages because it holds as many as it may is woken by what is
-//! answered, which another task may do when they are split (`Messages::waiting`).
+//! Races: the runtime reports readiness of the server's epoll once. This is cleared only after a turn that
+//! found nothing, and stays set if it was reported again meanwhile. A task that holds its maximum of messages
+//! waits for a completion; when the stream is split, another task may complete messages, and wakes this one
+//! (`Messages::waiting`).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -67,42 +68,42 @@ pub struct Messages {
     worker: worker::Id,
     batch: Vec<Message>,
     held: VecDeque<Message>,
-    /// Who found no message.
+    /// The task that waits for a message.
     waiting: Option<Waker>,
 }
 
-/// What became of a message: it is done, and answered or not.
+/// Completion of a message, with or without a reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// Which message.
+    /// The message.
     pub ticket: Ticket,
-    /// What answers it, on the connection that it came from; `None` when nothing does.
+    /// The reply, if any.
     pub bytes: Option<Bytes>,
 }
 
 impl Reply {
-    /// These bytes answer it.
+    /// A message done with this reply.
     pub fn to(message: &Message, bytes: impl Into<Bytes>) -> Self {
         Self { ticket: message.ticket(), bytes: Some(bytes.into()) }
     }
 
-    /// It is done without an answer.
+    /// A message done without a reply.
     pub fn none(message: &Message) -> Self {
         Self { ticket: message.ticket(), bytes: None }
     }
 }
 
 impl Server {
-    /// Becomes the one who drives the sockets, for good, from a task of the tokio runtime that this is called in. Up to `credit`
-    /// messages are in its hands at once.
+    /// Drives the sockets from tasks of the current tokio runtime. This is final. Up to `credit` messages are
+    /// held at once.
     ///
     /// # Errors
     ///
-    /// When the server has a driver or workers already, or the system gives no descriptor.
+    /// Fails if the server has a driver, workers or sockets, or if the epoll descriptor cannot be duplicated.
     ///
     /// # Panics
     ///
-    /// Outside of a runtime that has IO and time.
+    /// Panics outside of a tokio runtime with IO and time enabled.
     pub fn messages(&self, credit: usize) -> io::Result<Messages> {
         let mut driver = self.driver()?;
         let epoll = watch(driver.epoll()?)?;
@@ -114,27 +115,28 @@ impl Server {
 }
 
 impl Messages {
-    /// The server that they come from.
+    /// The server.
     pub fn server(&self) -> Server {
         self.driver.server()
     }
 
-    /// The next message; `None` when the mux has drained.
+    /// Returns the next message, or `None` when the mux has drained.
     ///
-    /// Cancel safe: a message that it has not given is there the next time.
+    /// This method is cancel safe: no message is lost.
     ///
     /// # Errors
     ///
-    /// When epoll fails.
+    /// Fails if epoll_wait(2) fails.
     pub async fn recv(&mut self) -> io::Result<Option<Message>> {
         poll_fn(|cx| Pin::new(&mut *self).poll_next(cx)).await.transpose()
     }
 
-    /// A message is done, with its answer if it has one. What the socket does not take waits, within the mux's bounds.
+    /// Completes a message, with its reply if any. Bytes that the socket does not accept wait within the
+    /// bounds of the mux.
     ///
     /// # Errors
     ///
-    /// [`SendError::Gone`] when this does not hold the message, or its connection has ended.
+    /// Returns [`SendError::Gone`] if the message is not held, or if its connection has ended.
     pub fn reply(&mut self, reply: Reply) -> Result<(), SendError> {
         let Reply { ticket, bytes } = reply;
         let worker = self.worker;
@@ -143,14 +145,14 @@ impl Messages {
             let done = mux.done(worker, ticket, now);
             (if done { sent } else { Err(SendError::Gone) }, mux.queued() > 0)
         });
-        // To the core it is awake while it holds messages: nothing else says that it may have more.
+        // The core takes a worker that holds messages for awake and would not wake it.
         if more && let Some(waiting) = self.waiting.take() {
             waiting.wake();
         }
         sent
     }
 
-    /// Takes more from the core; whether there is a message now.
+    /// Takes messages from the core. Returns true if there is one.
     fn take(&mut self) -> bool {
         let Self { driver, worker, batch, held, .. } = self;
         if held.is_empty() {
@@ -160,7 +162,7 @@ impl Messages {
         !held.is_empty()
     }
 
-    /// Waits until the time of the core's next timer; ready when there is one and it has come.
+    /// Waits for the core's next timer.
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(time) = self.driver.poll_timeout() else { return Poll::Pending };
         self.timer.as_mut().reset(Instant::from_std(time));
@@ -181,7 +183,7 @@ impl Stream for Messages {
                 return Poll::Ready(None);
             }
             this.waiting.get_or_insert_with(|| cx.waker().clone()).clone_from(cx.waker());
-            // Before the look: what comes behind that is told again.
+            // Before the turn: readiness reported after this point is kept.
             let told = match this.epoll.poll_read_ready(cx) {
                 Poll::Ready(guard) => Some(guard?),
                 Poll::Pending => None,
@@ -196,7 +198,7 @@ impl Stream for Messages {
                 None => ready!(this.poll_timer(cx)),
             }
             if !this.take() {
-                // There may be more; others have a turn first.
+                // There may be more. Yield to other tasks first.
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
@@ -211,18 +213,18 @@ impl Sink<Reply> for Messages {
         Poll::Ready(Ok(()))
     }
 
-    /// As [`Messages::reply`]; an answer to who is not there any more is no error.
+    /// As [`Messages::reply`]. A reply to a connection that has ended is not an error.
     fn start_send(self: Pin<&mut Self>, reply: Reply) -> io::Result<()> {
         let _ = self.get_mut().reply(reply);
         Ok(())
     }
 
-    /// Ready at once: what the socket has not taken leaves as messages are asked for.
+    /// Ready at once. Bytes that the socket has not accepted are sent while messages are polled.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
-    /// Drains the mux: [`Messages::recv`] gives what was asked, and then `None`.
+    /// Drains the mux. [`Messages::recv`] returns the remaining messages and then `None`.
     fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.driver.server().drain(None);
         Poll::Ready(Ok(()))

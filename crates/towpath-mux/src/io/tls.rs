@@ -1,10 +1,10 @@
-//! TLS over a connection's socket, by rustls (feature `tls`).
+//! TLS by rustls (feature `tls`).
 //!
-//! What: the session is behind a mutex that the reader and the writer of a connection take in turn; a record is made, or
-//! opened, under it, and nobody blocks: the socket is non-blocking.
+//! What: a mutex protects the session, which reader and writer of a connection take in turn. Records are made
+//! and opened under it. The socket is non-blocking.
 //!
-//! Invariant: bytes count as sent when the records that they are in have left, not when the session has taken them; so a
-//! connection that ends when all is sent has sent it.
+//! Invariant: bytes count as sent when the socket has accepted all records that contain them, not when the
+//! session has. A connection that ends after sending everything has sent all records.
 
 use std::fmt;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
@@ -22,14 +22,14 @@ use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerCo
 use super::link::ReadOutcome;
 use crate::mux::{Cause, Outcome, Transmit};
 
-/// Bytes that are made into records before they are written: one record's worth.
+/// Plain bytes per record that is written.
 const CHUNK: usize = 16 << 10;
 /// Slices in such a chunk.
 const SLICES: usize = 64;
-/// How long a handshake may take.
+/// Default handshake timeout.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// How connections are encrypted. Cheap to clone.
+/// TLS configuration of one side. Clones share it.
 #[derive(Clone)]
 pub struct Tls {
     side: Side,
@@ -42,7 +42,7 @@ enum Side {
     Client(Arc<ClientConfig>, ServerName<'static>),
 }
 
-/// Why there is no [`Tls`].
+/// Why TLS cannot be configured.
 #[derive(Debug)]
 pub struct TlsError(String);
 
@@ -64,11 +64,11 @@ impl fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// The side that has the certificate: a chain, the server's first, and its key, both PEM.
+    /// Server side, with a certificate chain (own certificate first) and its private key, both PEM files.
     ///
     /// # Errors
     ///
-    /// What is wrong with which file.
+    /// Names the file and what is wrong with it.
     pub fn server(chain: impl AsRef<Path>, key: impl AsRef<Path>) -> Result<Self, TlsError> {
         let (chain, key) = (chain.as_ref(), key.as_ref());
         let certificates = certificates(chain)?;
@@ -85,16 +85,16 @@ impl Tls {
         Ok(Self::server_with(Arc::new(config)))
     }
 
-    /// The same, with everything that rustls can be told.
+    /// Server side with a rustls configuration.
     pub fn server_with(config: Arc<ServerConfig>) -> Self {
         Self { side: Side::Server(config), time: HANDSHAKE }
     }
 
-    /// The other side: trusts servers of this name whose certificate is signed by one of those in the file, PEM.
+    /// Client side. Trusts servers with this name whose certificate is signed by one in the PEM file.
     ///
     /// # Errors
     ///
-    /// What is wrong with the file or the name.
+    /// Names what is wrong with the file or the name.
     pub fn client(roots: impl AsRef<Path>, name: &str) -> Result<Self, TlsError> {
         let mut store = RootCertStore::empty();
         for certificate in certificates(roots.as_ref())? {
@@ -110,18 +110,18 @@ impl Tls {
         Ok(Self::client_with(Arc::new(config), name))
     }
 
-    /// The same, with everything that rustls can be told.
+    /// Client side with a rustls configuration.
     pub fn client_with(config: Arc<ClientConfig>, name: ServerName<'static>) -> Self {
         Self { side: Side::Client(config, name), time: HANDSHAKE }
     }
 
-    /// How long a handshake may take, instead of 10 s.
+    /// Sets the handshake timeout. Default: 10 s.
     #[must_use]
     pub fn with_handshake_time(self, time: Duration) -> Self {
         Self { time, ..self }
     }
 
-    /// A session at its start.
+    /// Starts a session.
     pub(super) fn session(&self) -> io::Result<Session> {
         let connection = match &self.side {
             Side::Server(config) => ServerConnection::new(Arc::clone(config)).map(Connection::from),
@@ -132,7 +132,7 @@ impl Tls {
         Ok(Session::of(connection.map_err(io::Error::other)?))
     }
 
-    /// How long a handshake may take.
+    /// The handshake timeout.
     pub(super) fn time(&self) -> Duration {
         self.time
     }
@@ -150,7 +150,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     }
 }
 
-/// Why a file has no such part.
+/// Error for a PEM file without such a part.
 fn not_pem(path: &Path, what: &str, error: &pem::Error) -> TlsError {
     let path = path.display();
     TlsError(match error {
@@ -167,25 +167,25 @@ fn wrong(error: rustls::Error) -> TlsError {
     TlsError(error.to_string())
 }
 
-/// How far a handshake is.
+/// Progress of a handshake.
 #[derive(Debug)]
 pub(super) enum HandshakeStep {
-    /// It is done. [`Session::early`] has what the peer sent right behind it.
+    /// Done. [`Session::early`] returns the bytes that followed it.
     Done,
-    /// It waits for the peer, or for room to write.
+    /// Waits for the peer, or for the socket to become writable.
     More { write: bool },
-    /// There will be no connection.
+    /// Failed, with the reason.
     Failed(String),
 }
 
-/// What one read of the socket brought.
+/// Result of one read of the socket.
 enum Received {
     Nothing,
     Some,
     End,
 }
 
-/// One connection's.
+/// The TLS session of a connection.
 #[derive(Debug)]
 pub(super) struct Session {
     inner: Mutex<Inner>,
@@ -194,9 +194,9 @@ pub(super) struct Session {
 #[derive(Debug)]
 struct Inner {
     connection: Connection,
-    /// Bytes of the message queue that are in records which have not all left.
+    /// Number of queued bytes in records that the socket has not accepted completely.
     taken: usize,
-    /// What the peer sent right behind the handshake, and whether it sends no more. Until somebody takes it.
+    /// Bytes that followed the handshake, and whether the peer closed. Taken once.
     early: Vec<u8>,
     over: bool,
 }
@@ -210,7 +210,7 @@ impl Session {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Shakes hands, as far as that goes now.
+    /// Continues the handshake as far as the socket allows.
     pub(super) fn advance_handshake(&self, fd: &OwnedFd) -> HandshakeStep {
         let mut inner = self.lock();
         loop {
@@ -237,13 +237,13 @@ impl Session {
         }
     }
 
-    /// What the peer sent right behind the handshake, and whether it sends no more: for whoever attaches the connection, once.
+    /// Returns, once, the bytes that followed the handshake, and true if the peer closed.
     pub(super) fn early(&self) -> (Vec<u8>, bool) {
         let mut inner = self.lock();
         (std::mem::take(&mut inner.early), std::mem::take(&mut inner.over))
     }
 
-    /// Reads what there is, behind what the buffer holds. As much as there was room for, and what came in the same record.
+    /// Reads up to the spare capacity of `buffer`, plus the rest of the last record.
     pub(super) fn read(&self, fd: &OwnedFd, buffer: &mut Vec<u8>) -> Result<ReadOutcome, Cause> {
         let mut inner = self.lock();
         let full = buffer.capacity();
@@ -253,14 +253,15 @@ impl Session {
                 Received::Some => {}
                 Received::End => return Ok(ReadOutcome::Eof),
             }
-            // An answer to what came. A peer that does not take it does not get any further.
+            // The session may have to answer. If the peer does not read, it makes no progress.
             let _ = inner.flush(fd);
         }
         Ok(ReadOutcome::More)
     }
 
-    /// Writes as much as the socket takes. What is in a record has left when all of the record has: a peer can do nothing with a part of
-    /// one, so a message whose first record did not leave whole may be sent elsewhere.
+    /// Writes as much as the socket accepts. The bytes of a record count as sent when all of the record is. A
+    /// peer cannot use a part of a record, so a message whose first record was not sent completely may be
+    /// sent elsewhere.
     pub(super) fn write(&self, fd: &OwnedFd, transmit: &mut Transmit) -> Outcome {
         let mut inner = self.lock();
         loop {
@@ -273,7 +274,7 @@ impl Session {
             if transmit.is_empty() {
                 return Outcome::Taken;
             }
-            // One record: CHUNK is the most that one has.
+            // One record: CHUNK is its maximum.
             let (mut slices, mut bytes) = (Vec::new(), 0);
             for slice in transmit.slices().take(SLICES) {
                 let part = &slice[..slice.len().min(CHUNK - bytes)];
@@ -291,7 +292,7 @@ impl Session {
         }
     }
 
-    /// Says that nothing more comes, as far as the socket takes that.
+    /// Sends close_notify, as far as the socket accepts it.
     pub(super) fn close(&self, fd: &OwnedFd) {
         let mut inner = self.lock();
         inner.connection.send_close_notify();
@@ -300,7 +301,7 @@ impl Session {
 }
 
 impl Inner {
-    /// Reads records once, and appends what was in them.
+    /// Reads the socket once and appends the plaintext.
     fn receive(&mut self, fd: &OwnedFd, buffer: &mut Vec<u8>) -> Result<Received, Cause> {
         let came = match self.connection.read_tls(&mut Socket(fd)) {
             Ok(came) => came,
@@ -311,7 +312,7 @@ impl Inner {
         let state = match self.connection.process_new_packets() {
             Ok(state) => state,
             Err(error) => {
-                // The alert tells the peer why.
+                // Sends the alert that tells the peer the reason.
                 let _ = self.flush(fd);
                 return Err(Cause::Tls(error.to_string()));
             }
@@ -323,7 +324,7 @@ impl Inner {
         Ok(if came == 0 || state.peer_has_closed() { Received::End } else { Received::Some })
     }
 
-    /// Writes the records that there are.
+    /// Writes pending records.
     fn flush(&mut self, fd: &OwnedFd) -> Result<(), Errno> {
         while self.connection.wants_write() {
             match self.connection.write_tls(&mut Socket(fd)) {
@@ -336,7 +337,7 @@ impl Inner {
     }
 }
 
-/// A socket as `std::io` has it.
+/// The socket as `std::io` streams.
 struct Socket<'a>(&'a OwnedFd);
 
 impl Read for Socket<'_> {

@@ -1,4 +1,4 @@
-//! A worker's thread: what it does between two messages.
+//! A worker's thread: leader and followers. See the documentation of [`super`].
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -17,44 +17,47 @@ use super::{Server, Shared};
 use crate::Time;
 use crate::mux::{Batch, Completion, Message, SendError, Ticket, View, psock, worker};
 
-/// Messages in a turn from which on it is full of short ones.
+/// A turn with at least this number of messages counts as full of short ones.
 const FULL: usize = 8;
-/// From so often on a leader waits awake for sockets before it sleeps, and as often as is remembered.
+/// The leader spins before it sleeps from this score; maximum of the score.
 const SPIN_MIN: u8 = 4;
 const SPIN_MAX: u8 = 16;
-/// Sockets were ready at once when waiting for them took no longer than this; so often in a row, and another is to help.
+/// A wait of at most this time counts as immediate. After this number of immediate waits in a row a helper is
+/// woken.
 const IMMEDIATE: Duration = Duration::from_micros(3);
 const SATURATED: u8 = 8;
-/// Answers in bytes up to which those of a run are copied together, so that one write has them all.
+/// Replies of a batch are copied together up to this number of bytes, to be sent by one write.
 const SMALL: usize = 4096;
 
-/// One worker of a [`Server`], for one thread.
+/// A worker of a [`Server`], for one thread.
 ///
-/// A message is done when the next one is asked for, or when the worker is dropped. If its thread panics, the message goes
-/// to another worker ([`crate::mux::Config::redeliver`]).
+/// A message is done when the next one is requested or the worker is dropped. If the thread panics, another
+/// worker gets the message ([`crate::mux::Config::redeliver`]).
 #[derive(Debug)]
 pub struct Worker {
     shared: Arc<Shared>,
     id: worker::Id,
     local_queue: Arc<LocalQueue>,
     current: Option<Ticket>,
-    /// The run that it is one of, if it is. It was answered so, so many times, in `answer`; or else in `completions`.
+    /// The batch that the current message belongs to. `answer` has the current message's replies, `answers`
+    /// their number; other replies are in `completions`.
     batch: Option<Batch>,
     answer: Answer,
     answers: u32,
     completions: Vec<Completion>,
-    /// [`Worker::serve`]: the messages of the run that it has taken, and where the answers end to those that it has done.
+    /// [`Worker::serve`]: indices of the messages taken from the batch, and the end of each reply in
+    /// `answer`.
     group: Range<usize>,
     ends: Vec<usize>,
-    /// How many it takes at most.
+    /// Maximum length of `group`.
     at_once: usize,
     scratch: Vec<Message>,
     wake_cost: Duration,
-    /// What epoll completions last.
+    /// Events of the last epoll_wait(2).
     events: Vec<(u64, epoll::EventFlags)>,
-    /// How often in a row sockets were ready at once.
+    /// Number of immediate waits in a row.
     ready_streak: u8,
-    /// How often lately, about, sockets were ready sooner than sleeping is worth.
+    /// Score of recent waits that were shorter than the cost of sleeping.
     spin_score: u8,
 }
 
@@ -96,21 +99,21 @@ impl Worker {
         })
     }
 
-    /// Its name in the core.
+    /// The worker's id in the core.
     pub const fn id(&self) -> worker::Id {
         self.id
     }
 
-    /// The multiplexor that it works for.
+    /// The multiplexor of this worker.
     pub fn server(&self) -> Server {
         Server { shared: Arc::clone(&self.shared) }
     }
 
-    /// The next message; waits for it. The one before is done. `None` when the mux has drained.
+    /// Waits for the next message. Completes the previous one. Returns `None` when the mux has drained.
     ///
     /// # Errors
     ///
-    /// When epoll fails.
+    /// Fails if epoll_wait(2) fails.
     pub fn recv(&mut self) -> io::Result<Option<Message>> {
         match self.complete_and_take() {
             Some(message) => Ok(Some(message)),
@@ -118,11 +121,13 @@ impl Worker {
         }
     }
 
-    /// Does messages until the mux has drained: `work` gets each where it lies, and appends its answer; without one there is none. As [`Worker::recv`] and [`Worker::reply_slice`], with less to do for each message.
+    /// Processes messages until the mux has drained. `work` gets a view of each message and appends the
+    /// reply, if any. Equivalent to [`Worker::recv`] and [`Worker::reply_slice`] with less overhead per
+    /// message.
     ///
     /// # Errors
     ///
-    /// When epoll fails.
+    /// Fails if epoll_wait(2) fails.
     ///
     /// # Examples
     ///
@@ -156,7 +161,7 @@ impl Worker {
                 self.flush_answer(message.ticket());
             }
             drop(message);
-            // The others of a run need no more than a look at the local_queue now and then.
+            // The other messages of a batch need the local queue's lock once per group only.
             let Some(batch) = self.batch.clone() else { continue };
             let local_queue = Arc::clone(&self.local_queue);
             while self.next_group(&local_queue) {
@@ -171,16 +176,16 @@ impl Worker {
         Ok(())
     }
 
-    /// Has [`Worker::serve`] take up to so many short messages of a connection at once, if it has read them itself: less is to be
-    /// done for each. Nobody else gets those if one of them takes long after all, nor leave answers to the others of them before
-    /// it is done. 1 without it.
+    /// Makes [`Worker::serve`] take up to `at_once` short messages of a batch together, which costs less per
+    /// message. If one of them takes long, other workers cannot take the others of the group, and their
+    /// replies wait. Default: 1.
     #[must_use]
     pub fn taking(mut self, at_once: usize) -> Self {
         self.at_once = at_once.max(1);
         self
     }
 
-    /// Tells the local_queue what became of the messages that the worker has, and takes the next ones of the batch. Whether there are any.
+    /// Completes the current messages and takes the next group of the batch. Returns false if there are none.
     #[inline]
     fn next_group(&mut self, local_queue: &LocalQueue) -> bool {
         let mut local_queue = local_queue.lock();
@@ -189,7 +194,7 @@ impl Worker {
         !self.group.is_empty()
     }
 
-    /// Tells the local_queue what became of the current message, and takes the next one from there.
+    /// Completes the current message and takes the next one from the local queue.
     fn complete_and_take(&mut self) -> Option<Message> {
         let local_queue = Arc::clone(&self.local_queue);
         let mut local_queue = local_queue.lock();
@@ -206,7 +211,7 @@ impl Worker {
         Some(message)
     }
 
-    /// Tells the local_queue what became of the messages that the worker has.
+    /// Records the completion of the current messages in the local queue.
     #[inline]
     fn complete(&mut self, local_queue: &mut Inner) {
         if !self.group.is_empty() {
@@ -221,7 +226,7 @@ impl Worker {
                 }
             }
         } else {
-            // Its run was taken apart meanwhile.
+            // The batch was split meanwhile.
             self.flush_answer(ticket);
             local_queue.completions.append(&mut self.completions);
             local_queue.completions.push(Completion::Done(ticket));
@@ -235,7 +240,7 @@ impl Worker {
         if local_queue.batch.is_some() {
             local_queue.done(self.ends.len(), &mut self.answer.bytes, self.answers);
         } else if let Some(batch) = &self.batch {
-            // The run was taken apart meanwhile.
+            // The batch was split meanwhile.
             let mut from = 0;
             for (at, &end) in group.zip(&self.ends) {
                 if end > from {
@@ -251,7 +256,7 @@ impl Worker {
         self.answers = 0;
     }
 
-    /// What was answered so far is completions by itself.
+    /// Turns the collected replies into a completion.
     fn flush_answer(&mut self, ticket: Ticket) {
         if self.answers > 0 {
             self.completions.push(Completion::Reply(ticket, self.answer.bytes.split().freeze()));
@@ -259,8 +264,8 @@ impl Worker {
         }
     }
 
-    /// Answers a message on the connection that it came from. It leaves when the worker asks for its next message, or
-    /// after a few.
+    /// Replies to a message on its connection. The reply is sent when the worker requests its next message,
+    /// or a few messages later.
     pub fn reply(&mut self, message: &Message, bytes: impl Into<Bytes>) {
         let bytes = bytes.into();
         if self.coalesces(message.ticket(), bytes.len()) {
@@ -272,7 +277,7 @@ impl Worker {
         self.completions.push(Completion::Reply(message.ticket(), bytes));
     }
 
-    /// The same with a copy of these bytes, which saves an allocation where an answer is made in a buffer that is used again.
+    /// As [`Worker::reply`], copying the bytes. Saves an allocation if the reply is in a reused buffer.
     pub fn reply_slice(&mut self, message: &Message, bytes: &[u8]) {
         if !self.coalesces(message.ticket(), bytes.len()) {
             return self.reply(message, Bytes::copy_from_slice(bytes));
@@ -281,17 +286,17 @@ impl Worker {
         self.answers += 1;
     }
 
-    /// Whether an answer of that length leaves together with others of the batch.
+    /// Returns true if a reply of this length is sent together with others of the batch.
     fn coalesces(&self, ticket: Ticket, length: usize) -> bool {
         let fits = self.answer.bytes.len() + length <= SMALL && self.completions.is_empty();
         self.batch.is_some() && self.current == Some(ticket) && fits
     }
 
-    /// Sends a message to any connection, now. A received message's bytes are not copied.
+    /// Sends a message on any connection at once. Does not copy the bytes of a received message.
     ///
     /// # Errors
     ///
-    /// [`SendError::Gone`] when the connection has ended.
+    /// Returns [`SendError::Gone`] if the connection has ended.
     pub fn forward(&self, psock: psock::Id, bytes: impl Into<Bytes>) -> Result<(), SendError> {
         let now = self.shared.now();
         let bytes = bytes.into();
@@ -299,7 +304,7 @@ impl Worker {
         self.shared.change(|mux| mux.forward(psock, bytes, now).inspect(|()| mux.count_sent(id, length)))
     }
 
-    /// Nothing is left of the batch: tells what was done, and gets more, leads, or sleeps.
+    /// The local queue is empty: applies completions, then gets messages, leads, or sleeps.
     fn next_turn(&mut self) -> io::Result<Option<Message>> {
         let shared = Arc::clone(&self.shared);
         loop {
@@ -336,7 +341,7 @@ impl Worker {
         }
     }
 
-    /// Takes what is ready, and sees to who leads meanwhile.
+    /// Takes messages, and ensures that another worker leads meanwhile.
     fn begin(&mut self, state: &mut State, now: Time, work: &mut Work) -> Option<Message> {
         let shared = &self.shared;
         state.mux.poll_messages(self.id, now, &mut self.scratch);
@@ -358,7 +363,7 @@ impl Worker {
         first
     }
 
-    /// Sleeps until somebody wakes it. The watchdog looks around now and then.
+    /// Sleeps until woken. The watchdog checks the leader at intervals.
     fn park(&self) {
         let shared = &*self.shared;
         let (mut turns, mut quiet) = (u64::MAX, 0);
@@ -368,8 +373,8 @@ impl Worker {
             let now = shared.now();
             let unseen = state.pollers.leader.is_none() || !state.ready.is_empty();
             if state.closed || unseen && state.turns == turns {
-                // Nothing began since the last look, and nobody waits for sockets or reads those that are ready: the one who
-                // works got stuck.
+                // No turn began since the last check, and no worker waits for sockets or reads the ready
+                // ones: the leader is stuck.
                 state.handle_timeout(&self.shared, now, &mut work);
                 if state.pollers.watchdog == Some(self.id) {
                     state.pollers.watchdog = None;
@@ -417,12 +422,12 @@ impl Worker {
         }
     }
 
-    /// How long sockets are waited for awake: going to sleep and being woken takes about as long.
+    /// Time to spin: about the cost of sleeping and waking.
     fn patience(&self) -> Duration {
         2 * self.wake_cost
     }
 
-    /// Waits for sockets, awake for a moment when that was worth it lately, and then asleep.
+    /// Waits for sockets: spins if that paid recently, then sleeps.
     fn wait(&mut self, most: usize, timeout: Option<Duration>, spins: bool) -> io::Result<()> {
         let patience = self.patience();
         let begin = Instant::now();
@@ -439,12 +444,12 @@ impl Worker {
         Ok(())
     }
 
-    /// Whether it waits for sockets beside the leader.
+    /// Returns true if this worker waits for sockets beside the leader.
     fn helps(&self, state: &State) -> bool {
         self.spin_score >= SPIN_MIN && !state.has_enough_pollers()
     }
 
-    /// Waits awake for a moment, when that was worth it lately: whether a socket is ready.
+    /// Spins if that paid recently. Returns true if a socket is ready.
     fn spin(&mut self, most: usize) -> io::Result<bool> {
         if self.spin_score < SPIN_MIN {
             return Ok(false);
@@ -463,12 +468,12 @@ impl Worker {
         Ok(false)
     }
 
-    /// Waiting took so long.
+    /// Updates the streak of immediate waits.
     fn note_wait(&mut self, took: Duration) {
         self.ready_streak = if took < IMMEDIATE { self.ready_streak.saturating_add(1) } else { 0 };
     }
 
-    /// Asks epoll which sockets are ready.
+    /// Calls epoll_wait(2).
     fn poll(&mut self, most: usize, timeout: Option<Duration>) -> io::Result<()> {
         self.events.clear();
         let mut room = [MaybeUninit::<epoll::Event>::uninit(); READS];
@@ -477,8 +482,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Reads the sockets that are ready, and waits for them if nobody does, until there is a message for this worker. `None`
-    /// when somebody else waits and nothing is ready.
+    /// Reads ready sockets, and waits for them as the leader or a helper, until there is a message for this
+    /// worker. Returns `None` if another worker leads and no socket is ready.
     fn lead(&mut self) -> io::Result<Option<Message>> {
         let shared = Arc::clone(&self.shared);
         loop {
@@ -514,7 +519,7 @@ impl Worker {
             let wait = match () {
                 () if !leads && !state.ready.is_empty() => None,
                 () if !leads => Some(Some(state.mux.config().patience)),
-                // Those that are ready may keep it busy for ever: it looks at others now and then.
+                // Ready sockets may never end; look for others at intervals.
                 () if !state.ready.is_empty() => (state.ready.taken >= READS).then_some(Some(Duration::ZERO)),
                 () if !work.writes.is_empty() => Some(Some(Duration::ZERO)),
                 () => Some(state.poll_timeout().map(|time| time.since(now))),
@@ -554,7 +559,7 @@ impl Worker {
                 self.events.retain(|(data, _)| *data != EVENTFD.u64());
             }
             let runs = read(&shared, &self.events, &mut work, Some(self.id));
-            // What came is for this thread first; who waits is woken for the rest when it has begun.
+            // This thread takes the messages first. It wakes other workers for the rest when it begins.
             shared.perform(work);
             if runs {
                 self.batch = self.local_queue.lock().batch.clone();
@@ -567,15 +572,15 @@ impl Worker {
 }
 
 impl Server {
-    /// Has so many threads do messages until the mux has drained, as [`Worker::serve`] does; gives back then.
+    /// Runs [`Worker::serve`] in `workers` threads until the mux has drained.
     ///
     /// # Errors
     ///
-    /// When epoll fails, or the mux has drained already.
+    /// Fails if epoll_wait(2) fails, or if the mux has drained already.
     ///
     /// # Panics
     ///
-    /// When `work` did, after the others have done their part.
+    /// Resumes a panic of `work` after the other threads have finished.
     pub fn serve(
         &self,
         workers: usize,
@@ -592,15 +597,15 @@ impl Server {
     }
 }
 
-/// Where [`Worker::serve`] wants an answer: what is written here is appended to it.
+/// The reply of [`Worker::serve`]: bytes written here are appended to it.
 #[derive(Debug, Default)]
 pub struct Answer {
-    /// Behind those to other messages, maybe.
+    /// May start with replies to other messages.
     bytes: BytesMut,
 }
 
 impl Answer {
-    /// Appends these bytes.
+    /// Appends bytes.
     #[inline]
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
@@ -609,7 +614,7 @@ impl Answer {
 
 impl Extend<u8> for Answer {
     fn extend<T: IntoIterator<Item = u8>>(&mut self, bytes: T) {
-        // A vector's own bytes are not copied here.
+        // `BytesMut` appends slices faster than single bytes.
         self.bytes.extend_from_slice(&bytes.into_iter().collect::<Vec<_>>());
     }
 }
@@ -637,9 +642,9 @@ impl Drop for Worker {
         if !std::thread::panicking() {
             self.complete(&mut local_queue);
         } else if let Some(left) = self.group.len().checked_sub(self.ends.len() + 1) {
-            // It panicked at one of those that it had taken: those before are done, those behind are not begun.
+            // The panic was in a message of a group: those before it are done, those behind it are not begun.
             if let Some(batch) = self.batch.as_ref().filter(|_| local_queue.batch.is_none()) {
-                // The run was taken apart meanwhile: it holds those behind like any others.
+                // The batch was split meanwhile: the worker holds the messages behind it as single ones.
                 tickets.extend((self.group.end - left..self.group.end).map(|at| batch.ticket(at)));
             }
             local_queue.rewind(left);

@@ -1,15 +1,16 @@
-//! Runs: messages of one read that the worker which read them does itself.
+//! Batches: messages of one connection that were read together.
 //!
-//! What: a worker that reads a socket and finds a few short messages gets all of them at once ([`Mux::handle_read_by`]), without
-//! the queue between. They are one thing to the core, whatever their number: it counts how many are done, from the front, and
-//! what was answered goes out as one piece. When somebody else is to have some of them, the batch is unrolled
-//! ([`Mux::split_local`]): from then on they are messages like others, held by that worker, and can be handed back.
+//! What: a worker that reads a socket and finds several short messages gets all of them at once as a *local*
+//! batch ([`Mux::handle_read_by`]), without the queue. The core treats a local batch as one unit: it counts
+//! the messages done, from the front, and sends the replies as one piece. When another worker is to have some
+//! of them, [`Mux::split_local`] turns the rest into single messages, which that worker then holds and can
+//! hand back.
 //!
-//! Who takes messages for workers that are elsewhere gets them as runs too, or parts of runs ([`Mux::poll_batches`]): a worker may
-//! hold several of those, and what is said about some of a batch's messages parts it there ([`BatchList`]).
+//! Worker processes get batches, or parts of them, from the queue ([`Mux::poll_batches`]). Such a worker may
+//! hold several. A completion for some messages of a batch splits it there ([`BatchList`]).
 //!
-//! Invariant: a batch is given to who reads it only when no message waits, order is nobody's concern, and all of it takes less time than
-//! another worker is worth waking for.
+//! Invariant: a worker gets a local batch only if no message waits, [`Order::None`] is configured, and the
+//! batch takes less time than would pay for waking another worker.
 
 use std::collections::VecDeque;
 
@@ -23,37 +24,37 @@ use super::worker::{self, InHand};
 use super::{Mux, Order};
 use crate::Time;
 
-/// Fewer messages go through the queue.
+/// Minimum number of messages of a local batch.
 const LEAST: usize = 4;
 
-/// Messages that one worker has, in order; see [`Mux::handle_read_by`].
+/// Messages of one connection, in order, that were read together.
 #[derive(Clone, Debug)]
 pub struct Batch {
     psock: psock::Id,
-    /// The number of the first message of the read.
+    /// Number of the first message of the read.
     number: u64,
     bytes: Bytes,
     extents: std::sync::Arc<[Extent]>,
-    /// The next one that is to be begun, and behind the last one.
+    /// Index of the first message that is not begun, and the end.
     next: usize,
     end: usize,
     received: Time,
-    /// How many workers died with the only one.
+    /// Number of workers that died with it. More than 0 only for a single message.
     deaths: u8,
-    /// Bytes that each is counted with, and the first besides.
+    /// Bytes charged for each message, and in addition for the first.
     share: usize,
     rest: usize,
 }
 
-/// The same, as the core has it.
+/// A local batch in the core's account.
 #[derive(Debug)]
 pub(super) struct LocalBatch {
     batch: Batch,
     done: usize,
 }
 
-/// Runs that a worker holds, or parts of runs, in the order in which they were given; each with how many of its messages were
-/// answered, from the first on.
+/// Batches that a worker holds, in the order of delivery; each with the number of its messages that were
+/// answered, from the front.
 #[derive(Debug, Default)]
 pub(super) struct BatchList {
     batches: VecDeque<(Batch, usize)>,
@@ -61,7 +62,7 @@ pub(super) struct BatchList {
 }
 
 impl BatchList {
-    /// Messages in them.
+    /// Number of messages in all batches.
     pub(super) const fn len(&self) -> usize {
         self.messages
     }
@@ -71,7 +72,8 @@ impl BatchList {
         self.batches.push_back((batch, 0));
     }
 
-    /// Something was answered to this message, and to some behind it: to how many of those `count` it was. None when it is not here.
+    /// Marks up to `count` messages as answered, starting with `first`. Returns how many of them are in this
+    /// list's batch, or `None` if `first` is not in the list.
     pub(super) fn answered(&mut self, first: Ticket, count: usize) -> Option<usize> {
         let (at, place) = self.find(first)?;
         let (batch, answered) = &mut self.batches[at];
@@ -79,15 +81,15 @@ impl BatchList {
         if place <= *answered {
             *answered = (*answered).max(place + count);
         } else {
-            // Those between were not.
+            // The messages before `place` were not answered.
             let (_, answered) = self.part(at, place);
             *answered = count;
         }
         Some(count)
     }
 
-    /// This message and some behind it are done: those of the `count` that stand here together, and whether something was answered to
-    /// the first. None when it is not here.
+    /// Removes up to `count` consecutive messages, starting with `first`, and returns them with whether
+    /// `first` was answered. `None` if `first` is not in the list.
     pub(super) fn take(&mut self, first: Ticket, count: usize) -> Option<(Batch, bool)> {
         let (mut at, place) = self.find(first)?;
         if place > 0 {
@@ -106,23 +108,23 @@ impl BatchList {
         Some((taken, was))
     }
 
-    /// All of them.
+    /// Removes and returns all batches.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = (Batch, usize)> {
         self.messages = 0;
         self.batches.drain(..)
     }
 
-    /// Which of them has this message, and as which of those that it has.
+    /// Index of the batch that has this message, and the message's place in it.
     fn find(&self, ticket: Ticket) -> Option<(usize, usize)> {
         let place = |(batch, _): &(Batch, usize)| {
             let place = ticket.number.checked_sub(batch.number + batch.next as u64)? as usize;
             (batch.psock == ticket.psock && place < batch.len()).then_some(place)
         };
-        // What is done in order is found at once.
+        // Work done in order is found in the first step.
         self.batches.iter().enumerate().find_map(|(at, row)| Some((at, place(row)?)))
     }
 
-    /// Parts a row before this place: the part behind it.
+    /// Splits a batch before this place and returns the second part.
     fn part(&mut self, at: usize, place: usize) -> &mut (Batch, usize) {
         let (batch, answered) = &mut self.batches[at];
         let first = (batch.split_to(place), (*answered).min(place));
@@ -133,38 +135,38 @@ impl BatchList {
 }
 
 impl Batch {
-    /// How many of its messages are not begun.
+    /// Number of messages that are not begun.
     pub fn len(&self) -> usize {
         self.end - self.next
     }
 
-    /// Whether all are begun.
+    /// Returns true if all messages are begun.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where its messages came from.
+    /// The connection that the messages came from.
     pub const fn psock(&self) -> psock::Id {
         self.psock
     }
 
-    /// The next message, which is thereby begun.
+    /// Begins and returns the next message.
     pub fn begin(&mut self) -> Option<Message> {
         let at = self.advance(1).next()?;
         self.message(at)
     }
 
-    /// The name of the next message.
+    /// Ticket of the next message.
     pub fn first(&self) -> Option<Ticket> {
         (!self.is_empty()).then(|| self.ticket(self.next))
     }
 
-    /// Those that are not begun, where they lie.
+    /// Views of the messages that are not begun.
     pub fn views(&self) -> impl Iterator<Item = View<'_>> + Clone {
         self.extents[self.next..self.end].iter().zip(self.next..).map(|(found, at)| self.view_of(found, at))
     }
 
-    /// How many of those that are not begun, from the first on and `most` at most, have `each` bytes at most, and so many together.
+    /// Number of leading messages, `most` at most, of up to `each` bytes each and `bytes` bytes together.
     pub fn short(&self, most: usize, each: usize, bytes: usize) -> usize {
         let found = &self.extents[self.next..self.end];
         let from = found.first().map_or(0, |first| first.start);
@@ -172,7 +174,7 @@ impl Batch {
         found.iter().take(most).take_while(short).count()
     }
 
-    /// The next so many messages, one behind the other, where they lie.
+    /// The contiguous bytes of the next `count` messages.
     pub fn bytes(&self, count: usize) -> &[u8] {
         let places = self.next..self.next + count.min(self.len());
         let found = &self.extents[places];
@@ -180,28 +182,28 @@ impl Batch {
         &self.bytes[first.start..last.end()]
     }
 
-    /// The next so many messages are begun.
+    /// Begins the next `count` messages.
     pub fn skip(&mut self, count: usize) {
         self.advance(count);
     }
 
-    /// How many workers died with it, if it is one message; no batch of several has been with any.
+    /// Number of workers that died with this message. 0 for a batch of several.
     pub const fn deaths(&self) -> u8 {
         self.deaths
     }
 
-    /// The names of those that are not begun.
+    /// Tickets of the messages that are not begun.
     pub fn rest(&self) -> impl Iterator<Item = Ticket> {
         let (psock, number) = (self.psock, self.number);
         (self.next..self.end).map(move |at| Ticket { psock, number: number + at as u64 })
     }
 
-    /// The name of the one at this place.
+    /// Ticket of the message at this index.
     pub(crate) const fn ticket(&self, at: usize) -> Ticket {
         Ticket { psock: self.psock, number: self.number + at as u64 }
     }
 
-    /// The one at this place, where it lies.
+    /// View of the message at this index.
     #[cfg(feature = "io")]
     pub(crate) fn view(&self, at: usize) -> Option<View<'_>> {
         Some(self.view_of(self.extents.get(at)?, at))
@@ -213,14 +215,14 @@ impl Batch {
         View { ticket: self.ticket(at), bytes, skip, trim, mark, hash, received: self.received }
     }
 
-    /// The places of the next ones, at most so many, which are thereby begun.
+    /// Begins up to `most` messages and returns their indices.
     pub(crate) fn advance(&mut self, most: usize) -> std::ops::Range<usize> {
         let from = self.next;
         self.next += most.min(self.len());
         from..self.next
     }
 
-    /// So many of those that were begun last are not.
+    /// Marks the last `count` begun messages as not begun.
     #[cfg(feature = "io")]
     pub(crate) fn rewind(&mut self, count: usize) {
         self.next -= count;
@@ -242,7 +244,7 @@ impl Batch {
         })
     }
 
-    /// Bytes of those that are not begun, and what they are counted with.
+    /// Bytes of the messages that are not begun, and the bytes charged for them.
     pub(super) fn weight(&self) -> (usize, usize) {
         (self.bytes(self.len()).len(), self.charge(self.next..self.end))
     }
@@ -251,7 +253,7 @@ impl Batch {
         self.received
     }
 
-    /// How many of those that are not begun, from the first on, are at most so many messages and bytes.
+    /// Number of leading messages, `most` at most, of up to `bytes` bytes together.
     pub(super) fn fitting(&self, most: usize, bytes: usize) -> usize {
         let most = most.min(self.len());
         if self.bytes(most).len() <= bytes {
@@ -261,7 +263,7 @@ impl Batch {
         self.extents[self.next..self.next + most].partition_point(|found| found.end() - from <= bytes)
     }
 
-    /// The next so many that are not begun, by themselves; this has the others.
+    /// Splits off the next `count` messages that are not begun.
     pub(super) fn split_to(&mut self, count: usize) -> Self {
         let end = self.next + count.min(self.len());
         let first = Self { end, ..self.clone() };
@@ -269,7 +271,7 @@ impl Batch {
         first
     }
 
-    /// A message that waited by itself, as a batch of one. What it is counted with is the core's to know.
+    /// Wraps a single message. The charge stays in the core's account.
     pub(super) fn of_one(message: &Message) -> Self {
         let Message { ticket, bytes, skip, trim, mark, hash, received, deaths, .. } = message.clone();
         let found = [Extent { start: 0, length: bytes.len(), skip, trim, mark, hash }];
@@ -278,22 +280,22 @@ impl Batch {
         Self { psock, number, bytes, extents: found, next: 0, end: 1, received, deaths, share: 0, rest: 0 }
     }
 
-    /// Bytes that these are counted with.
+    /// Bytes charged for these messages.
     fn charge(&self, range: std::ops::Range<usize>) -> usize {
         range.len() * self.share + if range.start == 0 && !range.is_empty() { self.rest } else { 0 }
     }
 }
 
 impl LocalBatch {
-    /// Those that are not done.
+    /// Number of messages that are not done.
     pub(super) fn left(&self) -> usize {
         self.batch.end - self.done
     }
 }
 
 impl Mux {
-    /// As [`Mux::handle_read`], by a worker that has nothing: it may get the messages that were read as a batch, to do them at
-    /// once.
+    /// As [`Mux::handle_read`], by an idle worker. Returns the messages as a local batch if the worker may
+    /// process them at once.
     pub fn handle_read_by(
         &mut self,
         id: psock::Id,
@@ -307,8 +309,8 @@ impl Mux {
         self.reads.local.take()
     }
 
-    /// The first of these that are not done are, `done` more of them; and this answers them, in pieces of so many replies
-    /// each.
+    /// Completes the next `done` messages of the worker's local batch and sends `replies`: pieces, each with
+    /// its number of replies.
     pub fn handle_local_batch(
         &mut self,
         id: worker::Id,
@@ -361,7 +363,7 @@ impl Mux {
         self.queue_out(to, Outgoing::new(bytes, messages));
     }
 
-    /// What a worker got as rows are messages like others from now on.
+    /// Turns the batches of a worker into single messages.
     pub(super) fn split_batches(&mut self, id: worker::Id) {
         let Some(worker) = self.workers.get_mut(id) else { return };
         for (batch, answered) in worker.batches.drain() {
@@ -371,7 +373,7 @@ impl Mux {
         }
     }
 
-    /// What is not done of a worker's batch are messages like others from now on, which it holds.
+    /// Turns the rest of a worker's local batch into single messages, which the worker holds.
     pub fn split_local(&mut self, id: worker::Id) {
         let Some(worker) = self.workers.get_mut(id) else { return };
         let Some(LocalBatch { batch, done }) = worker.local.take() else { return };
@@ -381,7 +383,7 @@ impl Mux {
         }
     }
 
-    /// Whether the worker that read these may have them as a batch.
+    /// Returns the reading worker if it may have these messages as a local batch.
     pub(super) fn local_reader(&self, count: usize, bytes: usize) -> Option<worker::Id> {
         let id = self.reads.worker?;
         let worker = self.workers.get(id)?;
@@ -392,7 +394,7 @@ impl Mux {
         (free && alone && short && count >= LEAST && self.config.batch > 1).then_some(id)
     }
 
-    /// Gives them to it.
+    /// Gives the messages to the reading worker as a local batch.
     pub(super) fn give_local(
         &mut self,
         by: worker::Id,
@@ -418,14 +420,14 @@ impl Mux {
         self.reads.local = Some(batch);
     }
 
-    /// They wait for a worker, whichever.
+    /// Queues the messages for any worker.
     pub(super) fn queue_batch(&mut self, id: psock::Id, bytes: Bytes, memory: usize, found: &[Extent]) {
         let Some(batch) = self.receive_batch(id, bytes, memory, found) else { return };
         self.counters.totals.queued += batch.len() as u64;
         self.ready.push_batch(batch);
     }
 
-    /// Messages of a read have come, which somebody has from now on.
+    /// Counts and charges messages of a read. The caller delivers the batch.
     fn receive_batch(
         &mut self,
         id: psock::Id,

@@ -1,4 +1,4 @@
-//! The bytes of a message on its way out: ours, or leased by whoever said it.
+//! Bytes to send: owned by the mux, or leased from a worker.
 
 use std::any::Any;
 use std::fmt;
@@ -6,38 +6,39 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-/// Short answers, which share their memory with others (a block that many of them are copied into, the buffer that a socket was
-/// read into): it is all kept for as long as one of them is, and they are counted with their own bytes only.
+/// Bodies up to this size share memory with others (a block of copied replies, a read buffer). One of them
+/// keeps all of that memory, but only its own bytes are counted.
 const SHORT: usize = 16 << 10;
 
-/// Bytes in memory of others, who may change them at any time: nobody here looks at them. They are given back when this is dropped.
+/// Bytes in memory that another process may change at any time. This crate does not read them. They are
+/// released on drop.
 ///
-/// A [`ZerocopySender`](crate::io::ZerocopySender) that knows what they are has the kernel send them from where they lie; for every other way out
-/// they are copied first.
+/// A [`ZerocopySender`](crate::io::ZerocopySender) that supports the type has the kernel send them in place.
+/// They are copied for all other ways of sending.
 pub trait Lease: Any + fmt::Debug + Send + Sync {
-    /// How many bytes.
+    /// Number of bytes.
     fn len(&self) -> usize;
 
-    /// Whether there are none.
+    /// Returns true if there are none.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// A copy of what they are now.
+    /// Copies the current bytes.
     fn copy(&self) -> Bytes;
 }
 
-/// What is sent.
+/// Bytes to send.
 #[derive(Clone, Debug)]
 pub enum Body {
-    /// Bytes that nobody changes.
+    /// Immutable bytes.
     Bytes(Bytes),
-    /// Bytes of others.
+    /// Leased bytes.
     Leased(Arc<dyn Lease>),
 }
 
 impl Body {
-    /// How many bytes.
+    /// Number of bytes.
     pub fn len(&self) -> usize {
         match self {
             Self::Bytes(bytes) => bytes.len(),
@@ -45,12 +46,12 @@ impl Body {
         }
     }
 
-    /// Whether there are none.
+    /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The bytes; none of what is leased, which is [copied](Self::copy_leased) before anybody asks.
+    /// The bytes; empty for leased ones, which the caller [copies](Self::copy_leased) first.
     pub(super) fn bytes(&self) -> &[u8] {
         match self {
             Self::Bytes(bytes) => bytes,
@@ -58,7 +59,7 @@ impl Body {
         }
     }
 
-    /// It is to wait, nobody knows how long: in memory of its own when it is short.
+    /// Copies short bytes into memory of their own, because the time until they are sent is unbounded.
     pub(super) fn own(&mut self) {
         if let Self::Bytes(bytes) = self
             && bytes.len() <= SHORT

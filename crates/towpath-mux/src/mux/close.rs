@@ -1,4 +1,4 @@
-//! How connections end: at once, or when what they hold is done.
+//! Ends of connections: at once, or after their messages are done and their replies sent.
 
 use bytes::Bytes;
 
@@ -9,8 +9,9 @@ use super::{Mux, worker};
 use crate::Time;
 
 impl Mux {
-    /// Gives the connection back to whoever attached it: nothing more is read, its messages are done and answered, then
-    /// [`Event::Ended`] has the bytes that were read behind the last message. From `deadline` on it is not waited for.
+    /// Unattaches a connection: stops reading, waits until its messages are done and answered, then reports
+    /// [`Event::Ended`] with the bytes read after the last message. The connection ends at `deadline` at the
+    /// latest.
     pub fn unattach(&mut self, id: psock::Id, deadline: Option<Time>, now: Time) {
         self.now = self.now.max(now);
         let Some(psock) = self.psocks.get_mut(id) else { return };
@@ -23,7 +24,8 @@ impl Mux {
         self.settle(id);
     }
 
-    /// Ends the connection when its messages are done and its answers sent; from `deadline` on it is not waited for.
+    /// Stops reading; the connection ends when its messages are done and its replies are sent, or at
+    /// `deadline`.
     pub fn drain_psock(&mut self, id: psock::Id, deadline: Option<Time>, now: Time) {
         self.now = self.now.max(now);
         let Some(psock) = self.psocks.get_mut(id) else { return };
@@ -34,7 +36,8 @@ impl Mux {
         }
     }
 
-    /// Drains every connection, takes no new one, and says [`Event::Drained`] when the last has gone.
+    /// Drains all connections and refuses new ones. Reports [`Event::Drained`] when the last connection has
+    /// gone.
     pub fn drain(&mut self, deadline: Option<Time>, now: Time) {
         self.draining = true;
         for id in self.psocks.keys().collect::<Vec<_>>() {
@@ -42,7 +45,7 @@ impl Mux {
         }
     }
 
-    /// What to wait for on the connection's socket.
+    /// The readiness to wait for on the connection's socket.
     pub fn interest(&self, id: psock::Id) -> Interest {
         let Some(psock) = self.psocks.get(id) else { return Interest::default() };
         let room = !psock.full && !psock.tx.full && !self.memory.is_full();
@@ -52,7 +55,7 @@ impl Mux {
         }
     }
 
-    /// Nothing more is read; it ends when what it holds is done.
+    /// Stops reading. The connection ends when its messages are done and its replies are sent.
     pub(super) fn close(&mut self, id: psock::Id, cause: Cause, hand_back: bool) {
         let Some(psock) = self.psocks.get_mut(id) else { return };
         if !psock.is_open() {
@@ -70,7 +73,7 @@ impl Mux {
         self.balance.remove(psock.tx.bytes, id);
     }
 
-    /// It ends now; its messages are still worked on, but nobody is there to be answered.
+    /// Ends the connection now. Workers finish its messages, but their replies are dropped.
     pub(super) fn abort(&mut self, id: psock::Id, cause: Cause) {
         let Some(psock) = self.psocks.get_mut(id) else { return };
         if psock.is_dead() {
@@ -98,7 +101,7 @@ impl Mux {
         self.end_dead(id);
     }
 
-    /// Tells the end of a connection that is gone, once nobody writes to it.
+    /// Reports the end of a dead connection after its writer has returned.
     pub(super) fn end_dead(&mut self, id: psock::Id) {
         let Some(psock) = self.psocks.get_mut(id) else { return };
         let Phase::Dead { unreported } = &mut psock.phase else { return };
@@ -111,7 +114,7 @@ impl Mux {
         self.settle(id);
     }
 
-    /// What follows from a change of a connection: its bounds, what to wait for, its end, its timers.
+    /// Updates a connection after a change: bounds, interest, end, timer.
     pub(super) fn settle(&mut self, id: psock::Id) {
         let Some(psock) = self.psocks.get_mut(id) else { return };
         if self.deferred.is_active() {
@@ -154,7 +157,7 @@ impl Mux {
         self.recount(psock.buffered, 0);
     }
 
-    /// A leaving worker's time is over.
+    /// The deadline of a leaving worker has passed.
     pub(super) fn expire_worker(&mut self, id: worker::Id) {
         let now = self.now;
         self.handle_worker_died(id, now);

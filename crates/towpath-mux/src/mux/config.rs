@@ -1,47 +1,47 @@
-//! What a mux is told when it is made.
+//! Configuration of a mux.
 
 use std::time::Duration;
 
-/// What keeps its order when several workers work at once.
+/// Ordering of messages that several workers process in parallel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// Nothing: the first worker that is free takes the next message (KCM).
+    /// No ordering: the first free worker takes the next message (KCM).
     #[default]
     None,
-    /// Messages are worked on in parallel; the replies to a connection leave in the order of its messages.
+    /// Messages are processed in parallel. Replies to a connection are sent in the order of its messages.
     Replies,
     /// One message of a connection at a time, on any worker.
     Serial,
-    /// All messages of a connection on one worker, until that leaves.
+    /// All messages of a connection go to one worker until it leaves.
     Sticky,
-    /// One message with the same hash ([`crate::framing::Message::hash`]) at a time, on any worker and over all connections. A
-    /// hash of 0 means no key, and no order.
+    /// One message with the same hash ([`crate::framing::Message::hash`]) at a time, over all connections and
+    /// workers. Messages with hash 0 have no key and are not ordered.
     Key,
 }
 
-/// What becomes of a connected mode's message whose connection ended.
+/// Connected mode: what to do with an unsent message whose connection ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Retry {
-    /// It is returned.
+    /// Return it to the sender.
     Never,
-    /// It is sent on another connection if no byte of it left, and returned otherwise.
+    /// Send it on another connection if none of its bytes was sent; return it otherwise.
     #[default]
     IfNoByteLeft,
-    /// It is sent again on another connection: at least once.
+    /// Always send it on another connection: at-least-once delivery.
     Always,
 }
 
-/// A bound with hysteresis: full at `high`, not full any more at `low`.
+/// A bound with hysteresis: full from `high` bytes until `low` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bound {
-    /// Bytes from which on it is full.
+    /// Becomes full at this number of bytes.
     pub high: usize,
-    /// Bytes down to which it stays full.
+    /// Stays full above this number of bytes.
     pub low: usize,
 }
 
 impl Bound {
-    /// Full at `high`, until half of it is free.
+    /// Full at `high`, until half of it.
     pub const fn of(high: usize) -> Self {
         Self { high, low: high / 2 }
     }
@@ -51,48 +51,54 @@ impl Bound {
     }
 }
 
-/// What a mux is told when it is made.
+/// Configuration of a mux.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// What keeps its order.
+    /// Ordering of messages. Default: [`Order::None`].
     pub order: Order,
-    /// Whether all connections lead to one equivalent peer, so that [`super::Mux::send`] may choose one.
+    /// Connected mode: all connections lead to one equivalent peer, and [`super::Mux::send`] chooses one.
+    /// Default: false.
     pub connected: bool,
-    /// What becomes of a message of [`super::Mux::send`] whose connection ended.
+    /// What happens to a message of [`super::Mux::send`] whose connection ended. Default:
+    /// [`Retry::IfNoByteLeft`].
     pub retry: Retry,
-    /// How often a message is given to another worker because the one that held it died; then it comes back as
-    /// [`super::Event::Undone`]. 2.
+    /// Number of times that a message is given to another worker because its worker died. After that it is
+    /// returned by [`super::Event::Undone`]. Default: 2.
     pub redeliver: u8,
-    /// The most messages that a worker gets in one turn, 1 to 64. Short ones that it has read itself ([`super::Batch`]) may be
-    /// more, unless this is 1. 64.
+    /// Maximum number of messages that a worker gets in one turn, 1 to 64. A worker may read more short
+    /// messages by itself ([`super::Batch`]), unless this is 1. Default: 64.
     pub batch: usize,
-    /// Bytes of messages that a worker may hold before it gets no more; it always gets one. 1 MiB.
+    /// A worker that holds this number of message bytes gets no more. A worker without messages always gets
+    /// one. Default: 1 MiB.
     pub worker_bytes: usize,
-    /// Bytes that a read is given room for; up to four times that when the socket had more. 64 KiB.
+    /// Bytes of buffer space for a read. Grows to four times this value while the socket has more. Default:
+    /// 64 KiB.
     pub read: usize,
-    /// Bytes of a connection's whole messages that are queued or being worked on. Full, it is not read. 1 MiB.
+    /// Bytes of a connection's whole messages that are queued or with workers. A full connection is not read.
+    /// Default: 1 MiB.
     pub psock_bytes: Bound,
-    /// Bytes of replies that a connection's peer has not taken, or that wait for an earlier one ([`Order::Replies`]). Full, it is not
-    /// read. 256 KiB.
+    /// Bytes of replies that the peer has not accepted, or that wait for an earlier reply
+    /// ([`Order::Replies`]). A full connection is not read. Default: 256 KiB.
     pub send_bytes: Bound,
-    /// Bytes of such replies above which a connection ends; one may always wait. 16 MiB.
+    /// Bytes of such replies above which the connection ends. A single reply may exceed it. Default: 16 MiB.
     pub send_most: usize,
-    /// All bytes that the mux holds. Full, nothing is read; if it would be full even with all messages done, the connection that holds
-    /// most ends. 256 MiB.
+    /// All bytes that the mux holds. A full mux reads nothing. If it would stay full with all messages done,
+    /// it ends the connection that holds the most. Default: 256 MiB.
     pub mux_bytes: Bound,
-    /// How long a connection may be without traffic and without work; `None` for ever.
+    /// Time without traffic and messages after which a connection ends. Default: `None`, no limit.
     pub idle: Option<Duration>,
-    /// How long a peer may take nothing of what is sent to it. 60 s.
+    /// Time without progress after which a connection with data to send ends. Default: 60 s.
     pub send_time: Option<Duration>,
-    /// What waking a worker costs: messages are left to one that is awake when they take less time than this. 20 us;
-    /// zero wakes an idle worker for every message.
+    /// Cost of waking a worker. Messages that take less time are left to an awake worker. 0 wakes an idle
+    /// worker for every message. Default: 20 us.
     pub wake_cost: Duration,
-    /// How long a message waits at most, while a worker is idle, for one that was thought to be done soon. 1 ms.
+    /// Maximum time that a message waits for an awake worker while another worker is idle. Default: 1 ms.
     pub patience: Duration,
 }
 
 impl Config {
-    /// The default for messages of up to so many bytes: answers that are as long may wait to be sent, two of them.
+    /// Default configuration for messages of up to `bytes` bytes: two replies of this size may wait to be
+    /// sent.
     pub fn for_messages(bytes: usize) -> Self {
         let default = Self::default();
         Self { send_most: default.send_most.max(bytes.saturating_mul(2)), ..default }

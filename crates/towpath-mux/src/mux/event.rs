@@ -1,4 +1,4 @@
-//! What the mux has to tell whoever drives it.
+//! Events of a mux for its caller.
 
 use std::fmt;
 
@@ -8,87 +8,88 @@ use super::message::Message;
 use super::{psock, worker};
 use crate::assembler;
 
-/// What the mux has to tell whoever drives it.
+/// What the caller has to do, or what happened.
 #[derive(Debug)]
 pub enum Event {
-    /// What to wait for on this connection may have changed: see [`super::Mux::interest`].
+    /// The readiness to wait for has changed: see [`super::Mux::interest`].
     Interest(psock::Id),
-    /// There is something to send: see [`super::Mux::transmit`].
+    /// The connection has data to send: see [`super::Mux::transmit`].
     Transmit(psock::Id),
-    /// This idle worker has something to do: have it call [`super::Mux::poll_messages`].
+    /// This idle worker is to call [`super::Mux::poll_messages`].
     Wake(worker::Id),
-    /// Others are idle: have this worker hand back what it has not begun ([`super::Mux::handle_hand_back`]).
+    /// Another worker is idle: this worker is to hand back the messages that it has not begun
+    /// ([`super::Mux::handle_hand_back`]).
     Recall(worker::Id),
-    /// A connection ended; its id is not valid any more.
+    /// A connection ended. Its id is not valid any more.
     Ended(End),
-    /// A message of [`super::Mux::send`] was not sent, or not all of it.
+    /// A message of [`super::Mux::send`] was not sent completely.
     Undelivered(Undelivered),
-    /// A message was given up because the workers that held it died.
+    /// A message was abandoned because too many workers died with it.
     Undone(Message),
-    /// There is room again for [`super::Mux::send`] after it answered [`SendError::Full`].
+    /// [`super::Mux::send`] has space again after it returned [`SendError::Full`].
     WriteSpace,
-    /// A worker that was told to leave holds nothing any more; its id is not valid any more.
+    /// A leaving worker holds no messages any more. Its id is not valid any more.
     Left(worker::Id),
-    /// A mux that was told to drain holds nothing any more.
+    /// A draining mux has no connections any more.
     Drained,
 }
 
 /// The end of a connection.
 #[derive(Debug)]
 pub struct End {
-    /// Which one.
+    /// The connection.
     pub psock: psock::Id,
-    /// Why.
+    /// The cause of its end.
     pub cause: Cause,
-    /// Whether the descriptor goes back to whoever attached it, with `rest` as the bytes that were read and not used: the
-    /// stream stands at a message's start. Otherwise it is to be closed.
+    /// Give the descriptor back to the application, with `rest` as the bytes read but not used: the stream is
+    /// at the start of a message. If false, close the descriptor.
     pub hand_back: bool,
     /// Bytes that were read and belong to no delivered message.
     pub rest: Bytes,
-    /// Replies that were not sent, or not all of them.
+    /// Number of replies that were not sent completely.
     pub unsent: usize,
-    /// Messages of it that workers still have or will get.
+    /// Number of its messages that workers hold or will get.
     pub outstanding: usize,
 }
 
 /// Why a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The peer closed it behind a whole message.
+    /// The peer closed it after a whole message.
     Clean,
     /// The peer closed it inside a message.
     Inside {
-        /// Bytes that had arrived of that message.
+        /// Bytes of the message that had arrived.
         bytes: usize,
-        /// The length that it had announced, if that was known.
+        /// Length of the message, if it was known.
         length: Option<usize>,
     },
-    /// A read or a write failed, with this error number.
+    /// A read or write failed with this error number.
     Reset(i32),
-    /// What came is no TLS, or not by the peer that it is to be by.
+    /// TLS failed: the bytes are not TLS, or the certificate was refused.
     Tls(String),
-    /// The stream could not be framed, was too big, or a message took too long.
+    /// The framing refused the stream, or a message was too big or too slow.
     Framing(assembler::Failure),
     /// The framing gave the connection back (KCM's -ESTRPIPE).
     GivenBack,
-    /// Whoever attached it took it back.
+    /// The application unattached it.
     Unattached,
     /// It was drained.
     Drained,
-    /// Draining it took too long.
+    /// It was not drained before its deadline.
     DrainTimeout,
-    /// Nothing happened on it for too long.
+    /// It was idle for too long.
     Idle,
-    /// The peer took nothing of what was sent for too long.
+    /// The peer accepted no data for too long.
     SendTimeout,
-    /// More was to be sent than may wait.
+    /// It had more data to send than the limit.
     SendFull,
-    /// The mux was full and this connection held most of it.
+    /// The mux was full and this connection held the most memory.
     Memory,
 }
 
 impl Cause {
-    /// The error's number, positive; 0 for ends that are no errors (Linux, include/uapi/asm-generic/errno.h).
+    /// Error number, positive; 0 for a clean end (Linux, include/uapi/asm-generic/errno.h).
     pub const fn errno(&self) -> i32 {
         match self {
             Self::Clean | Self::GivenBack | Self::Unattached | Self::Drained => 0,
@@ -102,7 +103,7 @@ impl Cause {
         }
     }
 
-    /// Whether it is the end that somebody wanted.
+    /// Returns true if the connection ended without an error.
     pub const fn is_clean(&self) -> bool {
         self.errno() == 0
     }
@@ -138,23 +139,23 @@ impl fmt::Display for Cause {
 pub struct Undelivered {
     /// The message.
     pub bytes: Bytes,
-    /// How many of its bytes left before the connection ended.
+    /// Number of its bytes that were sent before the connection ended.
     pub left: usize,
 }
 
-/// Why something cannot be sent.
+/// Why a message cannot be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendError {
-    /// The connection has ended (EPIPE), or the worker does not hold that message any more.
+    /// The connection has ended (EPIPE), or the worker does not hold the message.
     Gone,
     /// No connection is open (ENOTCONN).
     NotConnected,
-    /// Every connection has as much to send as may wait (EAGAIN); [`Event::WriteSpace`] says when to try again.
+    /// Every connection is full (EAGAIN). [`Event::WriteSpace`] reports when to try again.
     Full,
 }
 
 impl SendError {
-    /// The error's number, positive (Linux, include/uapi/asm-generic/errno.h).
+    /// Error number, positive (Linux, include/uapi/asm-generic/errno.h).
     pub const fn errno(self) -> i32 {
         match self {
             Self::Gone => 32,

@@ -1,4 +1,4 @@
-//! What a handle with a queue of its own asks of the core, beside what every worker does (feature `io`).
+//! What [`crate::io::Socket`] needs from the core besides the calls of other workers (feature `io`).
 
 use super::event::{Event, SendError};
 use super::message::Ticket;
@@ -6,12 +6,12 @@ use super::{Mux, psock, worker};
 use crate::Time;
 
 impl Mux {
-    /// Whether a message may be sent now to this connection, or in connected mode to any. When it may not be because too much
-    /// waits, [`Event::WriteSpace`] says that one of any has room again.
+    /// Returns `Ok` if a message may be sent to this connection, or in connected mode (`None`) to any. After
+    /// [`SendError::Full`], [`Event::WriteSpace`] reports space on any connection.
     ///
     /// # Errors
     ///
-    /// As [`Mux::forward`] and [`Mux::send`]; and [`SendError::Full`] for a connection whose peer does not take what is sent to it.
+    /// As [`Mux::forward`] and [`Mux::send`]; [`SendError::Full`] also for a full connection.
     pub(crate) fn check_write_space(&mut self, psock: Option<psock::Id>) -> Result<(), SendError> {
         if let Some(id) = psock {
             let psock = self.psocks.get(id).filter(|psock| psock.is_open()).ok_or(SendError::Gone)?;
@@ -25,17 +25,17 @@ impl Mux {
         Ok(())
     }
 
-    /// Whether a message waits that this worker would get if it asked.
+    /// Returns true if this worker would get a message now.
     pub(crate) fn has_ready(&self, id: worker::Id) -> bool {
         !self.ready.is_empty() || self.workers.get(id).is_some_and(|worker| !worker.pinned.is_empty())
     }
 
-    /// The connection with the least to send, however much that is: for what is the last of its sender.
+    /// The connection with the fewest bytes to send, full or not. For the last messages of a closing sender.
     pub(crate) fn least_loaded(&self) -> Option<psock::Id> {
         self.balance.least().map(|(_, id)| id)
     }
 
-    /// Nobody will do this message, which the worker holds: it comes back as [`Event::Undone`].
+    /// Abandons a message that the worker holds. It is returned by [`Event::Undone`].
     pub(crate) fn give_up(&mut self, id: worker::Id, ticket: Ticket, now: Time) {
         self.now = self.now.max(now);
         let Some(held) = self.workers.get_mut(id).and_then(|worker| worker.take(ticket)) else { return };

@@ -1,29 +1,29 @@
-//! A message on its way from a connection to a worker.
+//! Messages between connections and workers.
 
 use bytes::Bytes;
 
 use super::psock;
 use crate::Time;
 
-/// Names one message: the connection with its generation, and which of its messages.
+/// Identifies a message: its connection, including the generation, and its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket {
     /// The connection that it came from.
     pub psock: psock::Id,
-    /// Which of that connection's messages, from 0.
+    /// Number of the message within its connection, from 0.
     pub number: u64,
 }
 
-/// What a worker says about messages that it holds, see [`super::Mux::handle_completions`].
+/// A step in the processing of a message ([`super::Mux::handle_completions`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Completion {
-    /// This answers it: [`super::Mux::reply`].
+    /// A reply: [`super::Mux::reply`].
     Reply(Ticket, Bytes),
-    /// It is done: [`super::Mux::done`].
+    /// The message is done: [`super::Mux::done`].
     Done(Ticket),
 }
 
-/// A whole message. Cheap to clone: clones share its bytes.
+/// A whole message. Clones share its bytes.
 #[derive(Clone, Debug)]
 pub struct Message {
     pub(super) ticket: Ticket,
@@ -33,13 +33,13 @@ pub struct Message {
     pub(super) mark: u32,
     pub(super) hash: u32,
     pub(super) received: Time,
-    /// Bytes that it is counted with: its share of the buffer it lies in.
+    /// Bytes charged for it: its share of the buffer.
     pub(super) charge: usize,
-    /// How many workers died with it.
+    /// Number of workers that died while they held it.
     pub(super) deaths: u8,
 }
 
-/// A message where it lies, in the buffer it was read into.
+/// A message in the buffer that it was read into.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     pub(super) ticket: Ticket,
@@ -52,7 +52,7 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// What a reply is addressed with.
+    /// The ticket, which addresses a reply.
     pub const fn ticket(&self) -> Ticket {
         self.ticket
     }
@@ -62,39 +62,39 @@ impl<'a> View<'a> {
         self.ticket.psock
     }
 
-    /// All of it, header included.
+    /// The whole message, header included.
     pub const fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// What the framing leaves when it strips the header or the delimiter; all of it otherwise.
+    /// The message without the parts that the framing strips (header, delimiter).
     pub fn payload(&self) -> &'a [u8] {
         &self.bytes[self.skip..self.bytes.len() - self.trim]
     }
 
-    /// How many bytes the framing strips in front and behind.
+    /// Number of bytes that the framing strips at the front and at the end.
     pub const fn stripped(&self) -> (usize, usize) {
         (self.skip, self.trim)
     }
 
-    /// The framing's mark; 0 without.
+    /// The framing's mark; 0 without one.
     pub const fn mark(&self) -> u32 {
         self.mark
     }
 
-    /// The hash of what it is ordered by; 0 without.
+    /// The framing's hash, for [`super::Order::Key`]; 0 without one.
     pub const fn hash(&self) -> u32 {
         self.hash
     }
 
-    /// When it was whole.
+    /// When the message was complete.
     pub const fn received(&self) -> Time {
         self.received
     }
 }
 
 impl Message {
-    /// The same without a share in its bytes.
+    /// A view that does not share ownership of the bytes.
     pub fn view(&self) -> View<'_> {
         View {
             ticket: self.ticket,
@@ -107,7 +107,7 @@ impl Message {
         }
     }
 
-    /// What a reply is addressed with.
+    /// The ticket, which addresses a reply.
     pub const fn ticket(&self) -> Ticket {
         self.ticket
     }
@@ -117,37 +117,37 @@ impl Message {
         self.ticket.psock
     }
 
-    /// All of it, header included. A clone of these shares them.
+    /// The whole message, header included. Clones share the memory.
     pub const fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
-    /// What the framing leaves when it strips the header or the delimiter; all of it otherwise.
+    /// The message without the parts that the framing strips (header, delimiter).
     pub fn payload(&self) -> &[u8] {
         &self.bytes[self.skip..self.bytes.len() - self.trim]
     }
 
-    /// How many bytes the framing strips in front and behind.
+    /// Number of bytes that the framing strips at the front and at the end.
     pub const fn stripped(&self) -> (usize, usize) {
         (self.skip, self.trim)
     }
 
-    /// The framing's mark; 0 without.
+    /// The framing's mark; 0 without one.
     pub const fn mark(&self) -> u32 {
         self.mark
     }
 
-    /// The hash of what it is ordered by; 0 without.
+    /// The framing's hash, for [`super::Order::Key`]; 0 without one.
     pub const fn hash(&self) -> u32 {
         self.hash
     }
 
-    /// When it was whole.
+    /// When the message was complete.
     pub const fn received(&self) -> Time {
         self.received
     }
 
-    /// How many workers died while they held it.
+    /// Number of workers that died while they held it.
     pub const fn deaths(&self) -> u8 {
         self.deaths
     }

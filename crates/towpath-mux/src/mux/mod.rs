@@ -1,21 +1,27 @@
-//! The multiplexor's core: connections on one side, workers on the other, messages between them. No descriptor, no
-//! clock, no thread: whoever drives it reads and writes sockets and says what time it is.
+//! The multiplexor's core: connections on one side, workers on the other, messages between them. It has no
+//! descriptors, clock or threads. The caller reads and writes sockets and passes the time.
 //!
-//! What: bytes of a connection ([`Mux::reserve`] and [`Mux::handle_read`]) become messages; a worker that is free takes them
-//! ([`Mux::poll_messages`]), answers ([`Mux::reply`]) and is done ([`Mux::done`]); answers leave through the connection that asked
-//! ([`Mux::transmit`]). [`Mux::poll_event`] says what is to be done outside, [`Mux::poll_timeout`] when to come back.
+//! What: bytes of a connection ([`Mux::reserve`], [`Mux::handle_read`]) become messages. A free worker takes
+//! messages ([`Mux::poll_messages`]), replies ([`Mux::reply`]) and completes them ([`Mux::done`]). Replies
+//! leave on the connection of their message ([`Mux::transmit`]). [`Mux::poll_event`] returns what the caller
+//! has to do; [`Mux::poll_timeout`] returns when to call [`Mux::handle_timeout`].
 //!
 //! Invariants:
-//! - a message that is ready does not wait while a worker is idle: an idle one is woken, unless one that is awake will
-//!   have done it sooner than that takes, and in any case after [`Config::patience`];
-//! - each message is with one worker at most, and is done once;
-//! - received = done + given up + queued + with workers ([`Totals`], checked by [`Mux::check`]);
-//! - everything is counted in bytes of memory and bounded ([`Config`]); what is full stops being read, so that TCP's
-//!   window closes; a connection that takes nothing or drips costs itself only;
-//! - a message leaves whole and unmixed, unless its connection ends.
+//! - No ready message waits while a worker is idle. An idle worker is woken, unless an awake worker will
+//!   finish the message sooner than the wake-up takes; after [`Config::patience`] it is woken in any case.
+//! - Each message is with at most one worker and is done once.
+//! - received = done + undone + queued + in_hand ([`Totals`], checked by [`Mux::check`]).
+//! - All memory is counted in bytes and bounded ([`Config`]). A full connection or mux is not read, so that
+//!   TCP's window closes. A connection whose peer does not read, or sends slowly, affects only itself.
+//! - A message is sent whole and never interleaved with another, unless its connection ends.
 //!
-//! Reference: Linux, net/kcm/kcmsock.c and Documentation/networking/kcm.rst, whose words these are. There a message's worker is
-//! chosen when it arrives; here a free worker takes the oldest message, so that none waits behind a busy one.
+//! Parts: `receive.rs` reads and assembles, `schedule.rs` and `wake.rs` choose workers (with the tables in
+//! `workers.rs` and `ready.rs`), `batch.rs` has messages that were read together, `transmit.rs` sends,
+//! `close.rs` and `timer.rs` end connections, `stats.rs` counts.
+//!
+//! Reference: Linux, net/kcm/kcmsock.c and Documentation/networking/kcm.rst, which define the terms. KCM
+//! assigns a message to a worker when the message arrives. Here a free worker takes the oldest message, so
+//! that no message waits behind a busy worker.
 
 mod balance;
 mod batch;
@@ -71,7 +77,7 @@ use stats::Counters;
 use timer::Timers;
 use workers::Workers;
 
-/// Joins connections to workers. See the module's documentation.
+/// Joins connections to workers. See the documentation of this module.
 ///
 /// # Examples
 ///
@@ -85,13 +91,13 @@ use workers::Workers;
 /// let psock = mux.attach("line".parse()?, Limits::default(), now)?;
 /// let worker = mux.clone_worker(1, now);
 ///
-/// // The socket had these bytes: one message, and the start of another.
+/// One whole message, and the start of another.
 /// mux.handle_bytes(psock, b"hello\nwor", now);
 /// let mut batch = Vec::new();
 /// mux.poll_messages(worker, now, &mut batch);
 /// assert_eq!(batch[0].payload(), b"hello");
 ///
-/// // It is echoed to whoever sent it.
+/// Echo it.
 /// mux.reply(worker, batch[0].ticket(), batch[0].bytes().clone(), now)?;
 /// mux.done(worker, batch[0].ticket(), now);
 /// let Some(mut transmit) = mux.transmit(psock) else { panic!("nothing to send") };
@@ -103,7 +109,7 @@ use workers::Workers;
 #[derive(Debug)]
 pub struct Mux {
     config: Config,
-    /// The latest time that a call gave.
+    /// Latest time passed by the caller.
     now: Time,
     draining: bool,
     /// [`Event::Drained`] was reported.
@@ -124,11 +130,11 @@ pub struct Mux {
 }
 
 impl Mux {
-    /// A mux without connections and workers.
+    /// Returns a mux without connections and workers.
     ///
     /// # Panics
     ///
-    /// When `config.batch` is 0.
+    /// Panics if `config.batch` is 0.
     pub fn new(config: Config) -> Self {
         assert!(config.batch > 0, "a batch has at least one message");
         Self {
@@ -151,25 +157,25 @@ impl Mux {
         }
     }
 
-    /// What it was told when it was made.
+    /// The configuration passed to [`Mux::new`].
     pub const fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Whether it was told to drain: it takes no new connection.
+    /// Returns true after [`Mux::drain`]. A draining mux refuses new connections.
     pub const fn is_draining(&self) -> bool {
         self.draining
     }
 
-    /// Whether it holds as many bytes as it may, so that nothing is read.
+    /// Returns true if the memory bound is reached ([`Config::mux_bytes`]). No connection is read meanwhile.
     pub const fn is_full(&self) -> bool {
         self.memory.is_full()
     }
 
-    /// What is to be done outside; call it until it is `None`, after anything else was called.
+    /// Returns the next event. Call this after every other call, until it returns `None`.
     pub fn poll_event(&mut self) -> Option<Event> {
         if self.events.is_empty() {
-            // Behind anything that may have been the last that could be worked off.
+            // The call before this one may have been the last that could free memory.
             self.shed_memory();
         }
         if let Some(event) = self.events.pop_front() {

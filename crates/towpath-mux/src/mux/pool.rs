@@ -1,31 +1,31 @@
-//! Buffers to read into, which come back when the last message in them has gone.
+//! A pool of read buffers. A buffer returns when its last message is dropped.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 
-/// Buffers that are kept for the next reads.
+/// Number of buffers that are kept.
 const SPARES: usize = 16;
 
-/// Spare buffers. Messages go to other threads, and so they come back from there.
+/// Spare buffers. Shared, because other threads drop messages.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pool {
     spare: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
-/// A buffer that messages lie in.
+/// A buffer that messages share.
 struct SharedBuffer {
     buffer: Vec<u8>,
     pool: Pool,
 }
 
 impl Pool {
-    /// An empty buffer.
+    /// Removes a buffer, or returns an empty one.
     pub(super) fn take(&self) -> Vec<u8> {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
     }
 
-    /// A buffer that is not needed any more.
+    /// Returns a buffer to the pool.
     pub(super) fn put(&self, mut buffer: Vec<u8>) {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         if spare.len() < SPARES {
@@ -34,7 +34,8 @@ impl Pool {
         }
     }
 
-    /// The buffer's bytes, to be shared; it comes back when nobody has them any more. One of more than `most` bytes does not.
+    /// Shares the buffer's bytes. The buffer returns to the pool when the last share is dropped, unless it is
+    /// larger than `most`.
     pub(super) fn lend(&self, buffer: Vec<u8>, most: usize) -> Bytes {
         if buffer.capacity() > most {
             return Bytes::from(buffer);

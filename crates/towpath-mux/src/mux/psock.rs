@@ -1,4 +1,4 @@
-//! A psock: an attached connection with its framing, its queues and its state.
+//! A psock (KCM): an attached connection with its framing, queues and state.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,24 +12,24 @@ use crate::Time;
 use crate::assembler::Assembler;
 
 slotmap::new_key_type! {
-    /// Names a connection; not valid for another one later.
+    /// Identifies a connection. Ids are not reused.
     pub struct Id;
 }
 
 impl Id {
-    /// Its index and its generation: what names it outside of this process.
+    /// Index and generation, for use outside of this process.
     pub fn parts(self) -> (u32, u32) {
         let ffi = slotmap::Key::data(&self).as_ffi();
         (ffi as u32, (ffi >> 32) as u32)
     }
 
-    /// The opposite. Parts that are no connection's give an id that no connection has.
+    /// The opposite of [`Id::parts`]. Unknown parts give an id without a connection.
     pub fn from_parts(index: u32, generation: u32) -> Self {
         slotmap::KeyData::from_ffi(u64::from(generation) << 32 | u64::from(index)).into()
     }
 }
 
-/// As KCM and `towpath ctl show mux` name it: `psock-1`.
+/// `psock-1`, as in KCM and `towpath ctl show mux`.
 impl fmt::Display for Id {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "psock-{}", self.parts().0)
@@ -40,41 +40,41 @@ impl fmt::Display for Id {
 pub(super) struct Psock {
     pub(super) assembler: Assembler,
     pub(super) phase: Phase,
-    /// The assembler's buffer is with whoever reads the socket: this many bytes of it were there before.
+    /// A reader has the assembler's buffer, which had this number of bytes before the read.
     pub(super) reading: Option<usize>,
-    /// How much room the next read is given, in bytes.
+    /// Space of the next read in bytes.
     pub(super) read_size: usize,
-    /// Not read because something is full. Each remembers itself for its hysteresis.
+    /// Not read because its messages reach [`super::Config::psock_bytes`].
     pub(super) full: bool,
-    /// What was last told of [`Interest`].
+    /// The interest that was last reported.
     pub(super) reported: Interest,
-    /// Messages that are queued or with workers.
+    /// Number of messages that are queued or with workers.
     pub(super) outstanding: usize,
-    /// Of these, those with workers.
+    /// Number of messages with workers.
     pub(super) in_hand: usize,
-    /// Bytes that these are counted with.
+    /// Bytes charged for `outstanding` messages.
     pub(super) memory: usize,
-    /// Bytes that the assembler is counted with.
+    /// Bytes charged for the assembler.
     pub(super) buffered: usize,
-    /// The next message's number.
+    /// Number of the next message.
     pub(super) next: u64,
-    /// Messages that wait for others of this connection.
+    /// Messages that wait for an earlier message of this connection.
     pub(super) pending: VecDeque<Message>,
-    /// [`super::Order::Serial`]: one of them is ready or with a worker.
+    /// [`super::Order::Serial`]: a message is ready or with a worker.
     pub(super) busy: bool,
-    /// [`super::Order::Sticky`]: whose they are.
+    /// [`super::Order::Sticky`]: the worker of this connection.
     pub(super) bound: Option<worker::Id>,
-    /// [`super::Order::Replies`]: answers that wait for earlier ones; the first is that of message `first`.
+    /// [`super::Order::Replies`]: replies that wait for earlier ones. The first belongs to message `first`.
     pub(super) answers: VecDeque<Answer>,
     pub(super) first: u64,
     pub(super) tx: TxQueue,
-    /// Among those that [`super::Mux::handle_completions`] has yet to look after.
+    /// In the list of deferred updates.
     pub(super) unsettled: bool,
-    /// When anything last happened, and when the peer last took something.
+    /// Time of the last traffic or completion.
     pub(super) active: Time,
-    /// When closing it has taken too long.
+    /// When a closing connection ends at the latest.
     pub(super) deadline: Option<Time>,
-    /// The earliest of its entries among the timers.
+    /// Time of its current timer entry.
     pub(super) armed: Option<Time>,
     pub(super) stats: Stats,
 }
@@ -82,31 +82,32 @@ pub(super) struct Psock {
 #[derive(Debug)]
 pub(super) enum Phase {
     Open,
-    /// Nothing more is read; it ends when its messages are done and its replies sent.
+    /// Not read any more. Ends when its messages are done and its replies are sent.
     Closing {
         cause: Cause,
         hand_back: bool,
     },
-    /// It has ended; its messages are still worked on. With the cause until that is told, which waits for who writes to it.
+    /// Ended; workers may still hold its messages. `unreported`: the cause, until its writer has returned and
+    /// the end is reported.
     Dead {
         unreported: Option<Cause>,
     },
 }
 
-/// What answers a message, in the order of messages.
+/// Replies to one message ([`super::Order::Replies`]).
 #[derive(Debug, Default)]
 pub(super) struct Answer {
-    /// Each with how many answers are in it.
+    /// Each with the number of replies in it.
     pub(super) replies: Vec<(Body, u32)>,
     pub(super) done: bool,
 }
 
-/// What to wait for on a connection's socket.
+/// The readiness to wait for on a connection's socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Interest {
-    /// Bytes to read: call [`super::Mux::reserve`].
+    /// Readable: call [`super::Mux::reserve`].
     pub read: bool,
-    /// Room to write: call [`super::Mux::handle_writable`].
+    /// Writable: call [`super::Mux::handle_writable`].
     pub write: bool,
 }
 
@@ -146,24 +147,24 @@ towpath_metrics::metrics! {
     }
 }
 
-/// A connection's state, printed as KCM does: `Rsvd-2 RxPause RdyRx TxWait`.
+/// State of a connection, printed as by KCM: `Rsvd-2 RxPause RdyRx TxWait`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// Messages with workers.
+    /// Number of messages with workers.
     pub reserved: usize,
-    /// A message is not whole.
+    /// A message is incomplete.
     pub rx_wait: bool,
-    /// Not read because something is full.
+    /// Not read because a bound is reached.
     pub rx_pause: bool,
     /// Messages wait for a worker.
     pub ready: bool,
     /// Not read any more.
     pub rx_stop: bool,
-    /// The peer takes no more for now.
+    /// The socket is not writable.
     pub tx_wait: bool,
     /// Nothing is sent any more.
     pub tx_stop: bool,
-    /// It ends when what it holds is done.
+    /// Ends when its messages are done.
     pub done: bool,
 }
 
@@ -219,7 +220,7 @@ impl Psock {
         }
     }
 
-    /// So many of its messages are with a worker from now on.
+    /// A worker got `count` of its messages.
     pub(super) fn hold(&mut self, count: usize) {
         self.stats.reserved += u64::from(self.in_hand == 0);
         self.in_hand += count;
@@ -233,7 +234,7 @@ impl Psock {
         matches!(self.phase, Phase::Dead { .. })
     }
 
-    /// Whether nobody holds anything of it.
+    /// Returns true if no worker, reader or writer holds anything of it.
     pub(super) fn is_free(&self) -> bool {
         self.outstanding == 0 && self.reading.is_none() && !self.tx.sending
     }

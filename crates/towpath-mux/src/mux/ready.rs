@@ -1,9 +1,9 @@
-//! What waits for a worker, whichever: the oldest first.
+//! The ready queue: messages that any worker may take, oldest first.
 //!
-//! What: messages of one read stand here as one thing, a row, until somebody takes them: as many of them as it may have, as a row
-//! again ([`Ready::pop_batch`]), or one ([`Ready::pop_front`]). A row that is not taken whole stays in front with what is left of it.
+//! What: messages of one read stay together as a batch until a worker takes them: as many as it may have, as
+//! a batch ([`Ready::pop_batch`]), or one ([`Ready::pop_front`]). The rest of a batch stays at the front.
 //!
-//! Invariant: `messages` counts those in rows too, and no row is empty.
+//! Invariant: `messages` includes the messages in batches. No batch is empty.
 
 use std::collections::VecDeque;
 
@@ -17,7 +17,7 @@ pub(super) struct Ready {
     messages: usize,
 }
 
-/// One thing that waits.
+/// An entry of the queue.
 #[derive(Debug)]
 pub(super) enum Entry {
     Message(Message),
@@ -25,7 +25,7 @@ pub(super) enum Entry {
 }
 
 impl Ready {
-    /// Messages that wait.
+    /// Number of messages.
     pub(super) const fn len(&self) -> usize {
         self.messages
     }
@@ -34,7 +34,7 @@ impl Ready {
         self.messages == 0
     }
 
-    /// When the oldest of them was whole.
+    /// When the oldest message was complete.
     pub(super) fn oldest(&self) -> Option<Time> {
         self.queue.front().map(|entry| match entry {
             Entry::Message(message) => message.received,
@@ -72,7 +72,8 @@ impl Ready {
         }
     }
 
-    /// The oldest message, or of the oldest row as many as make up no more than `most` messages and `bytes` bytes; one in any case.
+    /// Removes the oldest message, or up to `most` messages and `bytes` bytes of the oldest batch; at least
+    /// one message.
     pub(super) fn pop_batch(&mut self, most: usize, bytes: usize) -> Option<Entry> {
         let count = match self.queue.front_mut()? {
             Entry::Message(_) => 1,

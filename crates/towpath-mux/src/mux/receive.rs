@@ -14,22 +14,22 @@ use crate::Time;
 use crate::assembler::{self, Assembler, Limits};
 use crate::framing::{self, Framing, State};
 
-/// From this many bytes of an unfinished message on, the rest is read behind them rather than into a spare buffer.
+/// With this many bytes of an incomplete message, reads append to its buffer instead of using a spare one.
 const LARGE: usize = 16 << 10;
-/// Messages that are this part of their buffer or more keep it; of others a copy is made.
+/// Messages that take at least 1/KEEP of their buffer keep it. Others are copied.
 const KEEP: usize = 4;
-/// A read that was given too little room is followed by one with twice as much, up to so many times [`super::Config::read`].
+/// A read that fills its space doubles the next one, up to this multiple of [`super::Config::read`].
 const WIDE: usize = 4;
-/// The most that one read is given room for, when a message is known to be that long.
+/// Maximum space of one read if a message is known to be that long.
 const READ_MOST: usize = 1 << 20;
 
-/// Messages of a read that room to note them is kept for.
+/// Maximum length of the extents vector that is kept between reads.
 const NOTED: usize = 1024;
 
 /// Why a connection cannot be attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttachError {
-    /// The mux drains.
+    /// The mux drains and takes no new connection.
     Draining,
 }
 
@@ -41,7 +41,7 @@ impl fmt::Display for AttachError {
 
 impl std::error::Error for AttachError {}
 
-/// Where a message lies in the buffer it was read into.
+/// Place of a message in the buffer that it was read into.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Extent {
     pub(super) start: usize,
@@ -62,18 +62,18 @@ impl Extent {
     }
 }
 
-/// State of reads: buffers, scratch space, and the worker that reads.
+/// State of reads: buffers, scratch space, and the reading worker.
 #[derive(Debug, Default)]
 pub(super) struct Reads {
     pub(super) pool: Pool,
     /// Scratch space; empty between two reads.
     extents: Vec<Extent>,
-    /// The worker that calls [`Mux::handle_read_by`], and the batch that it gets.
+    /// The worker that called [`Mux::handle_read_by`], and the batch that it gets.
     pub(super) worker: Option<worker::Id>,
     pub(super) local: Option<Batch>,
 }
 
-/// What the assembler said last about a stream that goes on no further.
+/// The assembler's event that ended a stream.
 enum Last {
     GiveBack { inside: bool },
     Failed(assembler::Failure),
@@ -81,20 +81,21 @@ enum Last {
 }
 
 impl Mux {
-    /// Attaches a connection at the start of a message. Bytes that were read of it already go to [`Mux::handle_bytes`] first.
+    /// Attaches a connection. Its stream is at the start of a message. Pass bytes that were already read to
+    /// [`Mux::handle_bytes`] first.
     ///
     /// # Errors
     ///
-    /// When the mux drains.
+    /// Returns [`AttachError::Draining`] if the mux drains.
     pub fn attach(&mut self, framing: Framing, limits: Limits, now: Time) -> Result<psock::Id, AttachError> {
         self.attach_with_state(framing, limits, State::default(), now)
     }
 
-    /// Attaches a connection of which the framing knows something already.
+    /// Attaches a connection whose framing state is known.
     ///
     /// # Errors
     ///
-    /// When the mux drains.
+    /// Returns [`AttachError::Draining`] if the mux drains.
     pub fn attach_with_state(
         &mut self,
         framing: Framing,
@@ -117,8 +118,8 @@ impl Mux {
         Ok(id)
     }
 
-    /// A buffer to read the connection's socket into: what arrives goes behind what is there, into its spare capacity, and
-    /// then to [`Mux::handle_read`]. `None` when the connection is not to be read now.
+    /// Returns a buffer for reading the connection's socket. Append the bytes in its spare capacity and pass
+    /// it to [`Mux::handle_read`]. Returns `None` if the connection must not be read now.
     pub fn reserve(&mut self, id: psock::Id) -> Option<Vec<u8>> {
         if !self.interest(id).read {
             self.settle(id);
@@ -138,7 +139,7 @@ impl Mux {
         Some(buffer)
     }
 
-    /// Takes back what [`Mux::reserve`] gave, with what was read behind it. Says how many bytes that was.
+    /// Takes back the buffer of [`Mux::reserve`] with the bytes read. Returns their number.
     pub fn handle_read(&mut self, id: psock::Id, buffer: Vec<u8>, now: Time) -> usize {
         self.now = self.now.max(now);
         let Some(psock) = self.psocks.get_mut(id) else { return 0 };
@@ -164,14 +165,15 @@ impl Mux {
         came
     }
 
-    /// Takes bytes that were read elsewhere. Says how many: none of them when the connection is not to be read now.
+    /// Takes bytes that were read elsewhere. Returns their number, or 0 if the connection must not be read
+    /// now.
     pub fn handle_bytes(&mut self, id: psock::Id, bytes: &[u8], now: Time) -> usize {
         let Some(mut buffer) = self.reserve(id) else { return 0 };
         buffer.extend_from_slice(bytes);
         self.handle_read(id, buffer, now)
     }
 
-    /// The peer has sent its last byte. It may still be answered.
+    /// The peer closed its side. It can still receive replies.
     pub fn handle_eof(&mut self, id: psock::Id, now: Time) {
         self.now = self.now.max(now);
         let Some(psock) = self.psocks.get_mut(id) else { return };
@@ -181,23 +183,23 @@ impl Mux {
         }
     }
 
-    /// A read or a write failed with this error: the connection is gone.
+    /// A read or write failed with this error number. Ends the connection.
     pub fn handle_error(&mut self, id: psock::Id, errno: i32, now: Time) {
         self.handle_failure(id, Cause::Reset(errno), now);
     }
 
-    /// The connection is gone, for this reason.
+    /// Ends the connection with this cause.
     pub fn handle_failure(&mut self, id: psock::Id, cause: Cause, now: Time) {
         self.now = self.now.max(now);
         self.abort(id, cause);
     }
 
-    /// The least bytes that make a difference: what to give SO_RCVLOWAT.
+    /// Minimum number of bytes that complete the next step of assembly: the value for SO_RCVLOWAT.
     pub fn need(&self, id: psock::Id) -> usize {
         self.psocks.get(id).map_or(1, |psock| psock.assembler.need())
     }
 
-    /// Takes the messages that are whole, and what ends the stream.
+    /// Delivers whole messages and handles the end of the stream.
     pub(super) fn assemble(&mut self, id: psock::Id) {
         let now = self.now;
         let Some(psock) = self.psocks.get_mut(id) else { return };
@@ -251,7 +253,7 @@ impl Mux {
         self.settle(id);
     }
 
-    /// Nothing is whole: the buffer is kept as small as what it holds.
+    /// No message is whole: shrinks the buffer to the bytes that it holds.
     fn trim_buffer(&mut self, id: psock::Id) {
         let Some(psock) = self.psocks.get_mut(id) else { return };
         let held = psock.assembler.held();
@@ -262,7 +264,8 @@ impl Mux {
         self.recycle(buffer);
     }
 
-    /// Parts the messages found from the buffer: they keep it, or a copy of what they need of it when that is much less.
+    /// Delivers the messages found in the buffer. They share it, or a copy if they take only a small part of
+    /// it.
     fn deliver(&mut self, id: psock::Id, found: &[Extent]) {
         let now = self.now;
         let Some(psock) = self.psocks.get_mut(id) else { return };
@@ -318,7 +321,7 @@ impl Mux {
         }
     }
 
-    /// Counts the assembler's memory anew.
+    /// Updates the account of the assembler's memory.
     pub(super) fn recount_buffer(&mut self, id: psock::Id) {
         let Some(psock) = self.psocks.get_mut(id) else { return };
         let (before, after) = (psock.buffered, psock.assembler.memory());
@@ -326,8 +329,8 @@ impl Mux {
         self.recount(before, after);
     }
 
-    /// When the mux is full, and would be so when workers had done all that they have and will get, the connection that holds most
-    /// ends: they are not waited for, since they may take for ever.
+    /// Frees memory: while the mux would stay full with all messages done, ends the connection that holds the
+    /// most. It does not wait for workers, which may take forever.
     pub(super) fn shed_memory(&mut self) {
         while self.memory.is_stuck() {
             let most = self
@@ -343,7 +346,7 @@ impl Mux {
         }
     }
 
-    /// Says again what is to be waited for, if that has changed.
+    /// Reports the connection's interest if it has changed.
     pub(super) fn update_interest(&mut self, id: psock::Id) {
         let interest = self.interest(id);
         let Some(psock) = self.psocks.get_mut(id) else { return };
@@ -351,7 +354,7 @@ impl Mux {
             return;
         }
         if interest.read && !psock.reported.read {
-            // Its timers do not run while we are the ones who wait.
+            // Assembly timers do not run while the mux itself pauses the connection.
             psock.assembler.excuse(self.now);
         }
         psock.reported = interest;
@@ -372,7 +375,7 @@ fn extent_of(message: &assembler::Message<'_>, base: u64) -> Extent {
     }
 }
 
-/// The counter of KCM's for what the framing refused; whether there is one.
+/// Counts a refusal by the framing under KCM's name. Returns false if KCM has no counter for it.
 pub(super) fn count_refusal(stats: &mut psock::Stats, cause: &framing::Cause) -> bool {
     match cause {
         framing::Cause::TooBig { .. } | framing::Cause::HeadTooBig { .. } => stats.rx_msg_too_big += 1,

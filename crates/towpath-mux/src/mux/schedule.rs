@@ -1,15 +1,17 @@
-//! Which worker gets which message.
+//! The scheduler: which worker gets which message.
 //!
-//! What: messages that any worker may take wait in one queue, the oldest first, and a worker that is free takes from its front;
-//! so none waits behind a busy worker. [`Order::Sticky`] has a queue for each worker besides. [`Order::Serial`] and
-//! [`Order::Key`] let a message into the queue when the one before it is done.
+//! What: messages that any worker may take wait in one queue, oldest first ([`super::ready`]). A free worker
+//! takes from its front, so that no message waits behind a busy worker. [`Order::Sticky`] has one more queue
+//! per worker. [`Order::Serial`] and [`Order::Key`] put a message into the queue when the one before it is
+//! done.
 //!
-//! A turn is one message; or more, as long as all of them take no longer than waking another worker would, or a few
-//! times that when no other is idle. If one of them takes longer after all, its worker is asked to hand back the rest.
+//! A turn is one message, or as many as take no longer than waking another worker; ten times as many while no
+//! other worker is idle. If a message takes longer than estimated, its worker is asked to hand back the rest
+//! ([`Event::Recall`]).
 //!
-//! Races: none, this is one thread's data. A worker that was woken and one that was awake may both ask for the same
-//! message: the first has it, the other sleeps again. One that was woken and does not ask, because its thread is at something
-//! else, is waited for no longer than [`Config::patience`](super::Config::patience); then the next one is woken.
+//! Races: none, the mux belongs to one thread at a time. A woken and an awake worker may both ask for the
+//! same message; the first one gets it. A woken worker that does not ask, because its thread is busy, is
+//! waited for up to [`Config::patience`](super::Config::patience). Then the next one is woken.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -25,7 +27,8 @@ use super::{Mux, Order};
 use crate::Time;
 
 impl Mux {
-    /// Adds a worker that may hold up to `credit` messages (KCM's SIOCKCMCLONE). It is taken to ask for messages soon.
+    /// Adds a worker that may hold up to `credit` messages (KCM's SIOCKCMCLONE). The worker counts as awake:
+    /// it must ask for messages.
     pub fn clone_worker(&mut self, credit: usize, now: Time) -> worker::Id {
         self.now = self.now.max(now);
         let id = self.workers.insert(Worker::new(credit.max(1), now));
@@ -33,19 +36,20 @@ impl Mux {
         id
     }
 
-    /// Gives a worker what it is to do now, oldest first, and says how many messages that are. With none it is idle, and
-    /// [`Event::Wake`] says when to ask again. A worker that asks while it holds some gets as many as fill up its turn.
+    /// Appends the messages that the worker is to process now, oldest first, and returns their number. After
+    /// 0 the worker is idle until [`Event::Wake`]. A worker that holds messages gets as many as complete its
+    /// turn.
     pub fn poll_messages(&mut self, id: worker::Id, now: Time, out: &mut Vec<Message>) -> usize {
         self.poll(id, (usize::MAX, false), now, out)
     }
 
-    /// As [`Mux::poll_messages`], for who sees to it that others get their part at the same time: the worker holds `most` messages
-    /// afterwards, or what it held before.
+    /// As [`Mux::poll_messages`], for a caller that gives messages to all workers at the same time. The
+    /// worker then holds up to `most` messages, or what it held before.
     pub fn poll_at_most(&mut self, id: worker::Id, most: usize, now: Time, out: &mut Vec<Message>) -> usize {
         self.poll(id, (most, true), now, out)
     }
 
-    /// As [`Mux::poll_messages`], but the worker holds `most` messages afterwards, or what it held before.
+    /// As [`Mux::poll_messages`], but the worker then holds up to `most` messages, or what it held before.
     #[cfg(feature = "io")]
     pub(crate) fn poll_up_to(
         &mut self,
@@ -82,9 +86,9 @@ impl Mux {
         given
     }
 
-    /// The same, but messages of a connection that were read together come together, as far as they may; those that come alone
-    /// are runs of one. What becomes of them is said by [`Mux::reply_batch`] and [`Mux::done_batch`], of all or some of a batch, or one by
-    /// one. Says how many messages that are.
+    /// As [`Mux::poll_at_most`], but messages of a connection that were read together come as one batch. A
+    /// single message is a batch of one. Complete batches, or parts of them, by [`Mux::reply_batch`] and
+    /// [`Mux::done_batch`], or message by message. Returns the number of messages.
     pub fn poll_batches(&mut self, id: worker::Id, most: usize, now: Time, out: &mut Vec<Batch>) -> usize {
         let Some(most) = self.begin_turn(id, most, true, now) else { return 0 };
         let (now, mut given, mut waits) = (self.now, 0, Waits::default());
@@ -118,7 +122,8 @@ impl Mux {
         given
     }
 
-    /// A worker asks for messages: how many it may hold. `others`: they get their part at the same time.
+    /// A worker asks for messages. Returns how many it may hold. `others`: the caller gives other workers
+    /// their share at the same time.
     fn begin_turn(&mut self, id: worker::Id, most: usize, others: bool, now: Time) -> Option<usize> {
         self.now = self.now.max(now);
         self.end_turn(id);
@@ -130,7 +135,7 @@ impl Mux {
         Some(worker.credit.min(share).min(most))
     }
 
-    /// It was given so many.
+    /// The worker was given this number of messages.
     fn end_poll(&mut self, id: worker::Id, given: usize) {
         self.counters.totals.queued -= given as u64;
         self.counters.totals.in_hand += given as u64;
@@ -141,7 +146,7 @@ impl Mux {
         }
     }
 
-    /// The worker has done this message. `false` when it does not hold it (any more).
+    /// The worker has done this message. Returns false if it does not hold the message.
     pub fn done(&mut self, id: worker::Id, ticket: Ticket, now: Time) -> bool {
         self.now = self.now.max(now);
         let Some(worker) = self.workers.get_mut(id) else { return false };
@@ -155,7 +160,8 @@ impl Mux {
         true
     }
 
-    /// The worker has done so many messages of a connection that follow each other, the first of them named. How many it held.
+    /// The worker has done `count` consecutive messages of a connection, starting with `first`. Returns how
+    /// many of them it held.
     pub fn done_batch(&mut self, id: worker::Id, (first, count): (Ticket, u32), now: Time) -> u32 {
         let tickets = (0..u64::from(count)).map(|at| Ticket { number: first.number + at, ..first });
         if self.config.order != Order::None {
@@ -186,7 +192,8 @@ impl Mux {
         done as u32
     }
 
-    /// The worker hands back messages that it has not begun: others get them, before what came later.
+    /// The worker hands back messages that it has not begun. Other workers get them before all newer
+    /// messages.
     pub fn handle_hand_back(&mut self, id: worker::Id, tickets: &[Ticket], now: Time) {
         self.now = self.now.max(now);
         self.split_batches(id);
@@ -205,7 +212,8 @@ impl Mux {
         self.check_left(id);
     }
 
-    /// Stops (`true`) or resumes giving messages to a worker (KCM_RECV_DISABLE). What waits for it goes to others.
+    /// Stops (`true`) or resumes (`false`) giving messages to a worker (KCM_RECV_DISABLE). Messages queued
+    /// for it go to others.
     pub fn disable(&mut self, id: worker::Id, disable: bool, now: Time) {
         self.now = self.now.max(now);
         let Some(worker) = self.workers.get_mut(id) else { return };
@@ -225,8 +233,8 @@ impl Mux {
         }
     }
 
-    /// The worker gets nothing more; what it holds it still does, until `deadline` if there is one. Then it is gone
-    /// ([`Event::Left`]).
+    /// Removes a worker after it has done the messages that it holds, or at `deadline`. Reports
+    /// [`Event::Left`] then. The worker gets no new messages.
     pub fn leave(&mut self, id: worker::Id, deadline: Option<Time>, now: Time) {
         self.now = self.now.max(now);
         let Some(worker) = self.workers.get_mut(id) else { return };
@@ -237,8 +245,8 @@ impl Mux {
         self.check_left(id);
     }
 
-    /// The worker died. What it had not answered goes to others, or comes back as [`Event::Undone`] when too many died
-    /// with it.
+    /// The worker died. Messages that it had not answered go to other workers, or are returned by
+    /// [`Event::Undone`] after [`Config::redeliver`](super::Config::redeliver) deaths.
     pub fn handle_worker_died(&mut self, id: worker::Id, now: Time) {
         self.now = self.now.max(now);
         let Some(worker) = self.workers.get_mut(id) else { return };
@@ -271,52 +279,51 @@ impl Mux {
         self.return_to_queue(id, again);
     }
 
-    /// Messages that wait for a worker, whichever.
+    /// Number of messages that wait for a worker.
     pub fn queued(&self) -> usize {
         self.counters.totals.queued as usize
     }
 
-    /// Whether any message waits for a worker, or is with one.
+    /// Returns true if a message waits for a worker or is with one.
     pub const fn has_work(&self) -> bool {
         self.counters.totals.queued + self.counters.totals.in_hand > 0
     }
 
-    /// Messages of a connection that are not done.
+    /// Number of messages of a connection that are not done.
     #[cfg(feature = "io")]
     pub(crate) fn outstanding(&self, id: super::psock::Id) -> usize {
         self.psocks.get(id).map_or(0, |psock| psock.outstanding)
     }
 
-    /// Workers that have a turn.
+    /// Number of workers that have a turn.
     #[cfg(feature = "io")]
     pub(crate) const fn working(&self) -> usize {
         self.workers.awake()
     }
 
-    /// Whether a worker has a turn.
+    /// Returns true if a worker has a turn.
     #[cfg(feature = "io")]
     pub(crate) const fn is_worked_for(&self) -> bool {
         self.workers.awake() > 0
     }
 
-    /// Whether a worker waits to be woken.
+    /// Returns true if the worker must be woken to ask for messages.
     pub fn is_idle(&self, id: worker::Id) -> bool {
         self.workers.get(id).is_some_and(|worker| worker.activity == Activity::Idle)
     }
 
-    /// What a message takes, lately and on average; zero before the first.
+    /// Moving average of the time per message. 0 before the first message.
     pub const fn mean_service_time(&self) -> Duration {
         Duration::from_nanos(self.service_time.ewma)
     }
 
-    /// The same, but a slow message is remembered for longer than it took to learn of it: among many fast ones, whoever is about to
-    /// begin the next slow one does not know it.
+    /// The same average, slow to fall: it remembers rare slow messages.
     #[cfg(any(feature = "io", test))]
     pub(crate) const fn slow_service_time(&self) -> Duration {
         Duration::from_nanos(self.service_time.ewma_slow)
     }
 
-    /// Puts a message where it waits.
+    /// Puts a new message into its queue.
     pub(super) fn place(&mut self, message: Message) {
         match self.config.order {
             Order::None | Order::Replies => self.ready.push_back(message),
@@ -344,7 +351,8 @@ impl Mux {
         }
     }
 
-    /// [`Order::Sticky`]: gives what waits at a connection to its worker, or to a new one if no other is at it.
+    /// [`Order::Sticky`]: moves the messages queued at a connection to its worker. Chooses a new worker if no
+    /// worker holds messages of the connection.
     fn pin(&mut self, id: super::psock::Id) {
         let Some(psock) = self.psocks.get(id) else { return };
         let bound =
@@ -371,7 +379,7 @@ impl Mux {
         }
     }
 
-    /// [`Order::Sticky`]: a worker has come; connections may have waited for one.
+    /// [`Order::Sticky`]: assigns connections that waited for a worker.
     fn pin_all(&mut self) {
         if self.config.order != Order::Sticky {
             return;
@@ -382,7 +390,7 @@ impl Mux {
         }
     }
 
-    /// Takes back what waits for this worker only.
+    /// Takes back the messages queued for this worker.
     fn unpin(&mut self, id: worker::Id) {
         let Some(worker) = self.workers.get_mut(id) else { return };
         let back = std::mem::take(&mut worker.pinned);
@@ -391,7 +399,7 @@ impl Mux {
         self.requeue(back.into());
     }
 
-    /// Messages that a worker held, the oldest first, wait again.
+    /// Requeues messages that a worker held, oldest first.
     fn return_to_queue(&mut self, id: worker::Id, back: Vec<Message>) {
         for message in &back {
             self.unhold(message.ticket);
@@ -401,7 +409,7 @@ impl Mux {
         if self.config.order != Order::Sticky || !self.workers.get(id).is_some_and(|worker| worker.enabled) {
             return self.requeue(back);
         }
-        // They stay its own, unless their connection was taken from it meanwhile.
+        // They stay with the worker, unless their connection was moved meanwhile.
         let bound = |message: &Message| self.psocks.get(message.ticket.psock).and_then(|psock| psock.bound);
         let (own, others) = back.into_iter().partition(|message| bound(message) == Some(id));
         self.requeue(others);
@@ -411,7 +419,7 @@ impl Mux {
         }
     }
 
-    /// Messages that had their turn to be ready are so again, before all others.
+    /// Requeues messages that were ready, before all others.
     fn requeue(&mut self, back: Vec<Message>) {
         if self.config.order != Order::Sticky {
             for message in back.into_iter().rev() {
@@ -438,7 +446,7 @@ impl Mux {
         psock.stats.unreserved += u64::from(psock.in_hand == 0);
     }
 
-    /// A message is done with: what waited behind it goes on.
+    /// A message is done. The next message in its order becomes ready.
     pub(super) fn finish(&mut self, message: &Message) {
         let ticket = message.ticket;
         let Some(psock) = self.psocks.get_mut(ticket.psock) else { return };
@@ -470,7 +478,7 @@ impl Mux {
         self.settle(ticket.psock);
     }
 
-    /// A worker that leaves and holds nothing has left.
+    /// Removes a leaving worker that holds no messages.
     pub(super) fn check_left(&mut self, id: worker::Id) {
         let Some(worker) = self.workers.get(id) else { return };
         if worker.leaving && worker.held() == 0 {
@@ -482,9 +490,9 @@ impl Mux {
         }
     }
 
-    /// How many messages the worker gets in this turn; `others` that are idle get their part too.
+    /// Number of messages of this turn. `others`: idle workers get their share at the same time.
     fn share(&self, id: worker::Id, others: bool) -> usize {
-        // Several turns of the shortest, for who has the credit.
+        // A worker with more credit gets several turns of short messages at once.
         let credit = self.workers.get(id).map_or(1, |worker| worker.credit);
         let most = self.config.batch.max(if self.config.batch > 1 { credit } else { 1 }) as u64;
         if others && self.quick_batch().is_some() {
@@ -494,7 +502,7 @@ impl Mux {
         self.service_time.turn(others_idle, self.wake_cost(), most)
     }
 
-    /// Counts how long the messages took that the worker has finished since it last asked.
+    /// Records the time per message of the turn that ends.
     fn end_turn(&mut self, id: worker::Id) {
         let Some(worker) = self.workers.get_mut(id) else { return };
         if worker.finished == 0 {
@@ -509,8 +517,8 @@ impl Mux {
     }
 }
 
-/// [`Order::Sticky`]: puts a message before what waits, but behind those of its connection that came before it: they may have been put
-/// back sooner, where a worker was at one in the middle of what it had.
+/// [`Order::Sticky`]: inserts a message before the waiting ones, but after earlier messages of its
+/// connection. Those were put back sooner if the worker was in the middle of its messages.
 fn put_back(waiting: &mut VecDeque<Message>, message: Message) {
     let Ticket { psock, number } = message.ticket;
     let before =
@@ -518,7 +526,7 @@ fn put_back(waiting: &mut VecDeque<Message>, message: Message) {
     waiting.insert(before.map_or(0, |before| before + 1), message);
 }
 
-/// Equal values one behind the other, recorded at once: messages of one read have waited for the same time.
+/// Collects equal values and records them in one step: messages of one read have waited for the same time.
 #[derive(Default)]
 struct Waits {
     value: u64,

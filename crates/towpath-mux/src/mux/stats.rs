@@ -1,11 +1,11 @@
-//! What a mux counts, and what of it a person is shown.
+//! Counters and the snapshot for `towpath ctl show mux`.
 
 use hdrhistogram::Histogram;
 
 use super::psock::{self, Psock, Status};
 use super::{Mux, worker};
 
-/// The longest time that the histograms tell from longer ones: an hour, in nanoseconds.
+/// Maximum of the histograms: one hour in nanoseconds.
 const LONGEST: u64 = 3_600_000_000_000;
 
 towpath_metrics::metrics! {
@@ -84,84 +84,84 @@ impl Default for Counters {
     }
 }
 
-/// One worker as it stands.
+/// A worker in a [`Show`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerRow {
-    /// Which.
+    /// The worker.
     pub id: worker::Id,
     /// Its counters.
     pub stats: worker::Stats,
-    /// Messages that wait for it only, and those that it holds.
+    /// Number of messages queued for this worker only.
     pub queued: usize,
-    /// See `queued`.
+    /// Number of messages that it holds.
     pub in_hand: usize,
-    /// Whether it waits for messages.
+    /// The worker is idle.
     pub rx_wait: bool,
-    /// Whether it gets none, because it is disabled or leaves.
+    /// The worker gets no messages, because it is disabled or leaves.
     pub disabled: bool,
 }
 
-/// One connection as it stands.
+/// A connection in a [`Show`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PsockRow {
-    /// Which.
+    /// The connection.
     pub id: psock::Id,
     /// Its counters.
     pub stats: psock::Stats,
-    /// Messages that are queued or with workers, and the bytes that they and what is not whole take.
+    /// Number of messages that are queued or with workers.
     pub recv_queue: usize,
-    /// See `recv_queue`.
+    /// Bytes of these messages and of the incomplete message.
     pub recv_bytes: usize,
-    /// Bytes that wait to be sent.
+    /// Bytes to send.
     pub send_bytes: usize,
     /// Its state.
     pub status: Status,
 }
 
-/// A mux as it stands, for `ctl show mux` in KCM's columns.
+/// Snapshot of a mux for `towpath ctl show mux`, in KCM's columns.
 #[derive(Clone, Debug)]
 pub struct Show {
-    /// What it counted.
+    /// Counters of the mux.
     pub totals: Totals,
-    /// All connections' counters, of those that are and those that were.
+    /// Sums over all connections, including the ended ones.
     pub psock_totals: psock::Stats,
-    /// All that it holds, in bytes.
+    /// All bytes that the mux holds.
     pub bytes: usize,
-    /// Whether that is too much, so that nothing is read.
+    /// The memory bound is reached: no connection is read.
     pub full: bool,
-    /// Workers.
+    /// All workers.
     pub workers: Vec<WorkerRow>,
-    /// Connections.
+    /// All connections.
     pub psocks: Vec<PsockRow>,
 }
 
 impl Mux {
-    /// What it counted.
+    /// Counters of the mux.
     pub const fn totals(&self) -> &Totals {
         &self.counters.totals
     }
 
-    /// All that it holds, in bytes: messages, unfinished ones, answers.
+    /// All bytes that the mux holds: messages, incomplete messages, replies.
     pub const fn bytes(&self) -> usize {
         self.memory.bytes()
     }
 
-    /// How long messages waited for a worker, in nanoseconds.
+    /// Histogram of the nanoseconds that messages waited for a worker.
     pub const fn queue_wait(&self) -> &Histogram<u64> {
         &self.counters.queue_wait
     }
 
-    /// How long workers had messages, in nanoseconds; of several in one turn, their mean.
+    /// Histogram of the nanoseconds that workers had messages; the mean for the messages of one turn.
     pub const fn service_time(&self) -> &Histogram<u64> {
         &self.counters.service_time
     }
 
-    /// A connection's state; `None` when it has gone.
+    /// State of a connection, `None` if it has gone.
     pub fn status(&self, id: psock::Id) -> Option<Status> {
         Some(self.psocks.get(id)?.status())
     }
 
-    /// Everything as it stands.
+    /// Returns a snapshot.
     pub fn show(&self) -> Show {
         let mut psock_totals = self.counters.psocks;
         for psock in self.psocks.values() {
@@ -193,11 +193,11 @@ impl Mux {
         }
     }
 
-    /// Counts everything again, and compares. For tests.
+    /// Recomputes the counts and compares. For tests.
     ///
     /// # Errors
     ///
-    /// What does not fit.
+    /// Returns the first difference.
     pub fn check(&self) -> Result<(), String> {
         let totals = &self.counters.totals;
         let pending = self.psocks.values().map(|psock| psock.pending.len()).sum::<usize>();

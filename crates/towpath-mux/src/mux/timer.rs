@@ -1,7 +1,7 @@
-//! When to look at connections again though nothing happens on them.
+//! Timers of connections: assembly, idle, send and drain deadlines.
 //!
-//! Each connection has one entry that counts among the timers, never later than the earliest of its deadlines. Deadlines that
-//! move back leave it where it is: it comes, finds nothing due, and is set anew.
+//! What: each connection has one current entry, never later than its earliest deadline. A deadline that moves
+//! back leaves the entry in place: the entry expires, finds nothing due, and is set again.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -57,7 +57,7 @@ impl Mux {
         [timer, leaving, self.schedule_timeout()].into_iter().flatten().min()
     }
 
-    /// Does what is due.
+    /// Handles all timers that are due.
     pub fn handle_timeout(&mut self, now: Time) {
         self.now = self.now.max(now);
         while let Some((time, id)) = self.timers.pop_due(self.now) {
@@ -77,7 +77,7 @@ impl Mux {
         self.recall();
     }
 
-    /// Sets the connection's timer, if what it has is later than needed.
+    /// Sets the connection's timer if its entry is later than its earliest deadline.
     pub(super) fn arm(&mut self, id: psock::Id) {
         let Some(deadline) = self.deadline(id).map(|(time, _)| time) else { return };
         let Some(psock) = self.psocks.get_mut(id) else { return };
@@ -100,7 +100,8 @@ impl Mux {
         }
     }
 
-    /// The earliest of a connection's deadlines, and what it ends with then; no cause when the assembler will say.
+    /// The connection's earliest deadline and the cause with which it ends then; no cause if the assembler
+    /// decides.
     fn deadline(&self, id: psock::Id) -> Option<(Time, Option<Cause>)> {
         let psock = self.psocks.get(id).filter(|psock| !psock.is_dead())?;
         let config = &self.config;

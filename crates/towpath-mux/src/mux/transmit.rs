@@ -1,4 +1,4 @@
-//! From workers to the sockets: answers, and messages of the connected mode.
+//! Sending: replies, and messages of connected mode.
 
 use std::collections::VecDeque;
 
@@ -12,37 +12,37 @@ use super::tx_queue::Outgoing;
 use super::{Mux, Order, Retry, worker};
 use crate::Time;
 
-/// What is to be written to one connection's socket now, whole messages in order. The mux gives it to one writer at a time.
+/// Whole messages to write to a connection's socket, in order. The mux gives them to one writer at a time.
 #[derive(Debug)]
 pub struct Transmit {
     psock: psock::Id,
     queue: VecDeque<Outgoing>,
-    /// Bytes of the first that have left.
+    /// Bytes of the first message that were sent.
     left: usize,
-    /// Bytes that have left since the mux gave this.
+    /// Bytes sent since [`Mux::transmit`].
     sent: usize,
-    /// Messages that have.
+    /// Messages sent completely since then.
     messages: u64,
 }
 
-/// How writing went.
+/// Result of writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The socket took all of it, or more may be tried at once.
+    /// The socket accepted everything, or the caller may try again at once.
     Taken,
-    /// The socket takes no more for now (EAGAIN).
+    /// The socket accepts no more for now (EAGAIN).
     Blocked,
-    /// It failed with this error number.
+    /// Writing failed with this error number.
     Failed(i32),
 }
 
 impl Transmit {
-    /// Whose it is.
+    /// The connection to write to.
     pub const fn psock(&self) -> psock::Id {
         self.psock
     }
 
-    /// The bytes to write, in order, for sendmsg(2). What is lent is copied before.
+    /// The bytes to write, in order, for sendmsg(2). Copies leased bytes.
     pub fn slices(&mut self) -> impl Iterator<Item = &[u8]> {
         for out in &mut self.queue {
             out.bytes.copy_leased();
@@ -54,21 +54,22 @@ impl Transmit {
             .map(move |(at, out)| &out.bytes.bytes()[if at == 0 { left } else { 0 }..])
     }
 
-    /// The same for whoever keeps them for longer and knows what to do about [`Body::Leased`]: each with how many bytes of it have left.
+    /// The messages with the number of bytes of each that were sent. For a writer that keeps the bytes, or
+    /// handles [`Body::Leased`].
     pub fn pieces(&self) -> impl Iterator<Item = (&Body, usize)> {
         self.queue.iter().enumerate().map(|(at, out)| (&out.bytes, if at == 0 { self.left } else { 0 }))
     }
 
-    /// Whether one of them has as many bytes.
+    /// Returns true if a message has at least this number of bytes.
     pub fn has_long(&self, least: usize) -> bool {
         self.queue.iter().any(|out| out.bytes.len() >= least)
     }
 
-    /// The socket took the next `bytes` of it.
+    /// Marks the next `bytes` bytes as sent.
     ///
     /// # Panics
     ///
-    /// When there are fewer.
+    /// Panics if there are fewer.
     pub fn advance(&mut self, bytes: usize) {
         self.sent += bytes;
         self.left += bytes;
@@ -83,19 +84,20 @@ impl Transmit {
         assert_eq!(self.left, 0, "more bytes were taken than there are");
     }
 
-    /// Whether all of it has left.
+    /// Returns true if everything was sent.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 }
 
 impl Mux {
-    /// Answers a message that the worker holds, on the connection that it came from. A message may have several
-    /// answers, until it is done.
+    /// Replies to a message that the worker holds, on the message's connection. A message may have several
+    /// replies until it is done.
     ///
     /// # Errors
     ///
-    /// [`SendError::Gone`] when the worker does not hold it, or its connection has ended, which is counted as `unsent`.
+    /// Returns [`SendError::Gone`] if the worker does not hold the message, or if its connection has ended.
+    /// The latter is counted as `unsent`.
     pub fn reply(
         &mut self,
         id: worker::Id,
@@ -106,13 +108,14 @@ impl Mux {
         self.reply_batch(id, (ticket, 1), 1, bytes.into(), now)
     }
 
-    /// The same for so many messages of a connection that follow each other, the first of them named: `replies` answers to some of
-    /// them, in their order, as one piece. What is lent ([`Body::Leased`]) is only for a connection that no other worker says anything
-    /// on, since who lent it may change it until it is given back.
+    /// Replies to `count` consecutive messages of a connection, starting with `ticket`, by one piece that
+    /// contains `replies` replies in the order of the messages. Use leased bytes ([`Body::Leased`]) only for
+    /// a connection that no other worker sends on, because the lender may change them until they are
+    /// released.
     ///
     /// # Errors
     ///
-    /// As [`Mux::reply`], for the first of them.
+    /// As [`Mux::reply`], for the first message.
     pub fn reply_batch(
         &mut self,
         id: worker::Id,
@@ -137,7 +140,7 @@ impl Mux {
             if let Some(answer) = psock.answers.get_mut(behind as usize) {
                 let (before, length) = (psock.tx.bytes, bytes.len());
                 psock.tx.bytes += length;
-                // It may wait for long.
+                // The time until it is sent is unbounded.
                 bytes.own();
                 answer.replies.push((bytes, replies));
                 self.reorder(ticket.psock, before);
@@ -150,7 +153,7 @@ impl Mux {
         Ok(())
     }
 
-    /// Does what `change` does; what follows for the connections is done once for all of it.
+    /// Runs `change` and updates the affected connections once afterwards.
     pub fn together<T>(&mut self, change: impl FnOnce(&mut Self) -> T) -> T {
         self.deferred.begin();
         let result = change(self);
@@ -159,8 +162,8 @@ impl Mux {
         result
     }
 
-    /// Takes what a worker said, oldest first: as [`Mux::reply`] and [`Mux::done`] one by one, but what follows for the
-    /// connections is done once for all of it.
+    /// Handles the completions of a worker, oldest first. Equivalent to single calls of [`Mux::reply`] and
+    /// [`Mux::done`], but updates the affected connections once.
     pub fn handle_completions(
         &mut self,
         id: worker::Id,
@@ -170,7 +173,7 @@ impl Mux {
         self.together(|mux| {
             for said in said {
                 match said {
-                    // Nobody is there to be answered any more: that is counted.
+                    // A reply to a connection that has ended is counted as unsent.
                     Completion::Reply(ticket, bytes) => drop(mux.reply(id, ticket, bytes, now)),
                     Completion::Done(ticket) => drop(mux.done(id, ticket, now)),
                 }
@@ -178,7 +181,7 @@ impl Mux {
         });
     }
 
-    /// Looks after the connections that something was said about.
+    /// Updates the connections deferred by [`Mux::together`].
     pub(super) fn settle_deferred(&mut self) {
         while let Some(psock) = self.deferred.pop() {
             if let Some(psock) = self.psocks.get_mut(psock) {
@@ -188,11 +191,11 @@ impl Mux {
         }
     }
 
-    /// Sends a message, which may be one that a worker received, to this connection, without copying it.
+    /// Sends a message on this connection. Does not copy the bytes of a received message.
     ///
     /// # Errors
     ///
-    /// [`SendError::Gone`] when the connection has ended.
+    /// Returns [`SendError::Gone`] if the connection has ended.
     pub fn forward(&mut self, id: psock::Id, bytes: impl Into<Bytes>, now: Time) -> Result<(), SendError> {
         self.now = self.now.max(now);
         if !self.psocks.get(id).is_some_and(psock::Psock::is_open) {
@@ -202,15 +205,16 @@ impl Mux {
         Ok(())
     }
 
-    /// Connected mode: sends a message on the connection that has the least to send.
+    /// Connected mode: sends a message on the connection with the fewest bytes to send.
     ///
     /// # Errors
     ///
-    /// [`SendError::NotConnected`] when none is open, [`SendError::Full`] when all have as much to send as may wait.
+    /// Returns [`SendError::NotConnected`] if no connection is open, and [`SendError::Full`] if all
+    /// connections are full.
     ///
     /// # Panics
     ///
-    /// When the mux is not in connected mode ([`super::Config::connected`]).
+    /// Panics if the mux is not in connected mode ([`super::Config::connected`]).
     pub fn send(&mut self, bytes: impl Into<Bytes>, now: Time) -> Result<psock::Id, SendError> {
         assert!(self.config.connected, "only a mux in connected mode chooses a connection");
         self.now = self.now.max(now);
@@ -223,15 +227,16 @@ impl Mux {
         Ok(id)
     }
 
-    /// Counts a message of so many bytes that a worker sent by [`Mux::forward`] or [`Mux::send`], which do not ask whose it is.
+    /// Counts a message of `bytes` bytes sent by this worker. [`Mux::forward`] and [`Mux::send`] do not know
+    /// the worker.
     pub fn count_sent(&mut self, id: worker::Id, bytes: usize) {
         if let Some(worker) = self.workers.get_mut(id) {
             worker.count_sent(1, bytes);
         }
     }
 
-    /// What is to be written to this connection's socket now; `None` when there is nothing, somebody is at it, or the socket
-    /// took no more.
+    /// Returns the messages to write to this connection's socket. `None` if there are none, another writer
+    /// has them, or the socket is not writable.
     pub fn transmit(&mut self, id: psock::Id) -> Option<Transmit> {
         let psock = self.psocks.get_mut(id)?;
         psock.tx.reported = false;
@@ -243,7 +248,7 @@ impl Mux {
         Some(Transmit { psock: id, queue, left: std::mem::take(&mut psock.tx.sent), sent: 0, messages: 0 })
     }
 
-    /// Takes back what [`Mux::transmit`] gave, with what of it has left.
+    /// Takes back the messages of [`Mux::transmit`] with their progress.
     pub fn handle_transmitted(&mut self, transmit: Transmit, outcome: Outcome, now: Time) {
         self.now = self.now.max(now);
         let Transmit { psock: id, mut queue, left, sent, messages } = transmit;
@@ -277,7 +282,7 @@ impl Mux {
         self.settle(id);
     }
 
-    /// The connection's socket takes bytes again.
+    /// The connection's socket is writable again.
     pub fn handle_writable(&mut self, id: psock::Id, now: Time) {
         self.now = self.now.max(now);
         let Some(psock) = self.psocks.get_mut(id) else { return };
@@ -295,7 +300,8 @@ impl Mux {
         if psock.tx.blocked {
             out.own();
         }
-        // Not the bytes that answers take which wait for an earlier one: the peer cannot take those.
+        // Replies that wait for an earlier reply do not start the send timer: the peer cannot accept them
+        // yet.
         psock.tx.start_timer(self.now);
         let before = psock.tx.bytes;
         psock.tx.bytes += length;
@@ -306,7 +312,7 @@ impl Mux {
         self.check_send_limit(id, before);
     }
 
-    /// [`Order::Replies`]: this message is done; answers that waited for it leave.
+    /// [`Order::Replies`]: the message is done. Sends the replies that waited for it.
     pub(super) fn answered(&mut self, ticket: Ticket) {
         let Some(psock) = self.psocks.get_mut(ticket.psock) else { return };
         let at = (ticket.number - psock.first) as usize;
@@ -316,7 +322,7 @@ impl Mux {
         while psock.answers.front().is_some_and(|answer| answer.done) {
             psock.answers.pop_front();
             psock.first += 1;
-            // What is answered next may go on directly from here on.
+            // The replies to the next message are sent without waiting.
             let Some(next) = psock.answers.front_mut() else { break };
             let replies = std::mem::take(&mut next.replies);
             psock.tx.start_timer(self.now);
@@ -333,7 +339,7 @@ impl Mux {
         }
     }
 
-    /// A connection has more to send than `before`: it ends when that is too much. One answer is not, however long it is.
+    /// Ends the connection if it has too much to send. A single reply may exceed the limit (`before` is 0).
     fn check_send_limit(&mut self, id: psock::Id, before: usize) {
         let Some(psock) = self.psocks.get(id) else { return };
         if before > 0 && psock.tx.bytes > self.config.send_most {
@@ -343,7 +349,7 @@ impl Mux {
         }
     }
 
-    /// So many bytes do not wait to be sent any more.
+    /// These bytes were sent.
     fn release_sent(&mut self, id: psock::Id, bytes: usize) {
         let Some(psock) = self.psocks.get_mut(id) else { return };
         let before = psock.tx.bytes;
@@ -355,22 +361,22 @@ impl Mux {
         }
     }
 
-    /// Connected mode: the connection's place among the others changed.
+    /// Connected mode: updates the connection's position in the balance.
     fn reorder(&mut self, id: psock::Id, before: usize) {
         if let Some(psock) = self.psocks.get(id) {
             self.balance.update(id, before, psock.tx.bytes);
         }
     }
 
-    /// Says that there is room, if somebody was told that there is none.
+    /// Reports [`Event::WriteSpace`] if it was waited for.
     pub(super) fn report_write_space(&mut self) {
         if self.balance.take_write_space(self.config.send_bytes.low) {
             self.events.push_back(Event::WriteSpace);
         }
     }
 
-    /// Drops what was to be sent on a connection that ended, and says how many replies that were. What may go to another
-    /// connection does.
+    /// Drops the send queue of a connection that ended, and returns the number of replies in it. Messages of
+    /// connected mode are sent on another connection or returned.
     pub(super) fn drop_queue(&mut self, id: psock::Id) -> usize {
         let Some(psock) = self.psocks.get_mut(id) else { return 0 };
         let queue = std::mem::take(&mut psock.tx.queue);

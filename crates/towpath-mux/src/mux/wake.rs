@@ -1,7 +1,8 @@
-//! Who is woken for what waits, and who is asked to hand back what he has not begun.
+//! Wake policy: when an idle worker is woken, and when a busy one hands back messages.
 //!
-//! What: one idle worker at a time is woken, who sees to the next, and only for what takes longer than waking him. One that
-//! was woken and does not ask is waited for no longer than [`Config::patience`](super::Config::patience).
+//! What: at most one worker is being woken at a time; it wakes the next one. A worker is woken only for work
+//! that takes longer than the wake-up. A woken worker that does not ask is waited for up to
+//! [`Config::patience`](super::Config::patience).
 
 use super::event::Event;
 use super::service_time::WORTH;
@@ -14,7 +15,7 @@ impl Mux {
         self.workers.set_activity(id, activity, self.now);
     }
 
-    /// The idle worker that is to be woken now, if one is: exactly one at a time, who sees to the next.
+    /// Returns the idle worker to wake now. The woken worker causes the next wake-up.
     pub(super) fn wake(&mut self) -> Option<worker::Id> {
         if self.workers.woken() > 0 || self.workers.awake() > 0 && !self.is_worth_waking() {
             return None;
@@ -27,7 +28,7 @@ impl Mux {
         Some(idle)
     }
 
-    /// Those who were told to ask and have not, for too long, are not waited for, if there is another to be told.
+    /// Stops waiting for woken workers that have not asked for too long, if another worker is idle.
     pub(super) fn expire_wakeups(&mut self) {
         if self.workers.woken() == 0 || self.ready.is_empty() || self.workers.first_idle().is_none() {
             return;
@@ -63,19 +64,19 @@ impl Mux {
         self.service_time.is_long(messages, self.wake_cost())
     }
 
-    /// Whether what is ready would keep those that are awake for longer than waking another takes.
+    /// Returns true if the awake workers need longer for the ready messages than waking another worker takes.
     fn is_worth_waking(&self) -> bool {
         let Some(oldest) = self.ready.oldest() else { return false };
         self.is_long(self.ready.len()) || self.now.since(oldest) >= self.config.patience
     }
 
-    /// Asks the worker that has been longest at its turn for what it has not begun, if somebody is idle.
+    /// If a worker is idle, recalls the messages that the longest running worker has not begun.
     pub(super) fn recall(&mut self) {
         if !self.recalls() {
             return;
         }
         let now = self.now;
-        // Whoever has been at it for no longer will soon be through.
+        // A shorter turn will be over soon.
         let patience = self.config.wake_cost * WORTH as u32;
         let slowest = self
             .workers
@@ -89,13 +90,13 @@ impl Mux {
         }
     }
 
-    /// Whether what a worker has not begun could be another's.
+    /// Returns true if another worker could take messages that one has not begun.
     fn recalls(&self) -> bool {
         self.ready.is_empty() && self.config.order != Order::Sticky && self.workers.first_idle().is_some()
     }
 
-    /// When the scheduler wants to look again: somebody is idle, and what seemed soon done may not be, or who was told to ask
-    /// may not come. What it gives is over once it was looked at: nobody looks again and again in vain.
+    /// When the scheduler must run without an event: while a worker is idle, the oldest message has waited
+    /// too long, or a woken worker has not asked. One call of [`Mux::handle_timeout`] handles it.
     pub(super) fn schedule_timeout(&self) -> Option<Time> {
         if let Some(oldest) = self.ready.oldest() {
             self.workers.first_idle()?;

@@ -1,4 +1,4 @@
-//! A worker: KCM's socket, a handle through which one thread or process gets messages.
+//! A worker (KCM's socket): a handle through which a thread or process gets messages.
 
 use std::collections::VecDeque;
 
@@ -8,44 +8,44 @@ use super::message::{Message, Ticket};
 use crate::Time;
 
 slotmap::new_key_type! {
-    /// Names a worker; not valid for another one later.
+    /// Identifies a worker. Ids are not reused.
     pub struct Id;
 }
 
-/// Whether a worker will ask for messages by itself.
+/// Whether a worker will ask for messages without being woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Activity {
-    /// It works, and asks when it is done.
+    /// It processes messages and asks when they are done.
     Awake,
-    /// It asked, and there was nothing.
+    /// It asked and got no message.
     Idle,
-    /// It was idle and is told to ask.
+    /// It was idle and has been woken.
     Woken,
-    /// It has not asked for so long that others are told, who may come sooner.
+    /// Overdue: it was woken and has not asked for so long that another worker is woken.
     Overdue,
 }
 
 #[derive(Debug)]
 pub(super) struct Worker {
     pub(super) activity: Activity,
-    /// When it was told to ask, if it was and has not.
+    /// When it was woken.
     pub(super) woken_at: Time,
-    /// Messages that it may hold.
+    /// Number of messages that it may hold.
     pub(super) credit: usize,
     pub(super) enabled: bool,
     pub(super) leaving: bool,
-    /// When a leaving worker is taken for dead.
+    /// When a leaving worker counts as dead.
     pub(super) deadline: Option<Time>,
-    /// Messages for this worker only.
+    /// Messages for this worker only ([`super::Order::Sticky`]).
     pub(super) pinned: VecDeque<Message>,
     pub(super) in_hand: VecDeque<InHand>,
-    /// Those that it got as rows.
+    /// Messages given as batches.
     pub(super) batches: BatchList,
-    /// Bytes of both.
+    /// Bytes of `in_hand` and `batches`.
     pub(super) in_hand_bytes: usize,
-    /// Messages that it read itself.
+    /// The batch that it read itself.
     pub(super) local: Option<LocalBatch>,
-    /// When its turn began, and how many messages it finished since.
+    /// Start of its turn; `finished`: number of messages done since then.
     pub(super) since: Time,
     pub(super) finished: u64,
     pub(super) recalled: bool,
@@ -56,7 +56,7 @@ pub(super) struct Worker {
 #[derive(Debug)]
 pub(super) struct InHand {
     pub(super) message: Message,
-    /// Something was answered: it must not be done again by another.
+    /// A reply was sent: another worker must not process it again.
     pub(super) answered: bool,
 }
 
@@ -97,7 +97,7 @@ impl Worker {
         }
     }
 
-    /// Whether it may have more, when it may hold so many.
+    /// Returns true if the worker may get more messages, with `most` as the limit of messages that it holds.
     pub(super) fn takes_more(&self, most: usize, config: &Config) -> bool {
         let held = self.in_hand.len() + self.batches.len();
         self.enabled
@@ -106,12 +106,12 @@ impl Worker {
             && (held == 0 || self.in_hand_bytes < config.worker_bytes)
     }
 
-    /// Messages that it has.
+    /// Number of messages that it holds.
     pub(super) fn held(&self) -> usize {
         self.in_hand.len() + self.batches.len() + self.local.as_ref().map_or(0, LocalBatch::left)
     }
 
-    /// It has sent so many messages, of so many bytes together; nothing is no message, there as little as at a connection.
+    /// Counts messages that it sent. Empty messages are not counted, as for connections.
     pub(super) const fn count_sent(&mut self, messages: u32, bytes: usize) {
         if bytes > 0 {
             self.stats.tx_msgs += messages as u64;
@@ -119,18 +119,19 @@ impl Worker {
         }
     }
 
-    /// Something was answered to so many messages that follow each other. Whether the worker holds the first of them.
+    /// Marks `count` consecutive messages as answered, starting with `first`. Returns false if the worker
+    /// does not hold the first one.
     pub(super) fn answered(&mut self, first: Ticket, count: u32) -> bool {
         let (mut next, end) = (first, first.number + u64::from(count));
-        // BatchList and single messages may stand between each other.
+        // Batches and single messages may alternate.
         while next.number < end {
             if let Some(some) = self.batches.answered(next, (end - next.number) as usize) {
                 next.number += some as u64;
                 continue;
             }
-            // What is done in order is found at once.
+            // Work done in order is found in the first step.
             let Some(at) = self.in_hand.iter().position(|held| held.message.ticket == next) else { break };
-            // They were given one behind the other, and most stand so until they are done.
+            // Consecutive messages are mostly adjacent.
             for held in self.in_hand.range_mut(at..) {
                 if next.number == end || held.message.ticket != next {
                     break;
@@ -157,7 +158,8 @@ impl Worker {
         self.batches.push(batch);
     }
 
-    /// Takes so many messages that follow each other from what it holds: how many there were, and what they are counted with.
+    /// Removes up to `count` consecutive messages. Returns the number of messages found and the bytes charged
+    /// for them.
     pub(super) fn take_batch(&mut self, first: Ticket, count: u32) -> (usize, usize) {
         let (mut done, mut charge, mut at) = (0, 0, 0);
         while at < u64::from(count) {

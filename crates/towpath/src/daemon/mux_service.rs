@@ -113,7 +113,7 @@ impl Listening {
             name: name.clone(),
             first_channel: CHANNELS * (place as u32 + 1),
         };
-        let (mut front, control) = WorkerPool::ordered(&server, front, inbox, stopped)
+        let (mut front, control) = WorkerPool::with_control(&server, front, inbox, stopped)
             .map_err(|error| Failure::Workers(name.clone(), error))?;
         front.keep(unix);
         let (runs, served) = if engine {

@@ -1,51 +1,52 @@
 //! One direction of a TCP stream.
 //!
-//! What: the bytes from `next` on are still to come; those that came too early wait in `early`, in pieces that do not overlap
-//! and do not touch `next`. Offsets count from the stream's first byte in 64 bits, so nothing wraps; a sequence number
-//! becomes the offset nearest to `next` that it can mean.
+//! What: bytes from `next` on are missing. Bytes that arrived too early wait in `early`, in pieces that do
+//! not overlap and do not touch `next`. Offsets are 64-bit counts from the first byte of the stream and do
+//! not wrap. A sequence number maps to the nearest offset to `next`.
 //!
-//! Invariant: what was handed out or waits is never replaced. `early` holds `waiting` bytes, all behind `next`.
+//! Invariant: delivered and waiting bytes are never replaced. `early` holds `waiting` bytes, all after
+//! `next`.
 
 use std::collections::BTreeMap;
 
 use super::{Chunk, Counters, Ending};
 
-/// Pieces that wait, of whatever length: bounds what a piece costs beside its bytes.
+/// Maximum number of waiting pieces. Bounds their overhead.
 const MOST_PIECES: usize = 8192;
 
 #[derive(Debug, Default)]
 pub(super) struct Direction {
-    /// The sequence number of offset 0, once known.
+    /// Sequence number of offset 0, if known.
     base: Option<u32>,
-    /// Whether `base` comes from a SYN or its acknowledgement.
+    /// `base` is from a SYN or its acknowledgement.
     started: bool,
-    /// Whether `base` is the number of a segment without data: perhaps of a keep-alive, which is one too low.
+    /// `base` is from a segment without data, possibly a keep-alive, whose number is one too low.
     bare: bool,
     next: u64,
     early: BTreeMap<u64, Vec<u8>>,
     waiting: usize,
-    /// Where the data is known to go to at least: behind bytes that were cut off, too.
+    /// Minimum end of the data, including bytes that the capture cut off.
     known: u64,
-    /// Where the sender ended it.
+    /// End of the data as given by FIN.
     fin: Option<u64>,
     reset: bool,
     over: bool,
 }
 
-/// What of a TCP segment matters here.
+/// The relevant part of a TCP segment.
 pub(super) struct Segment<'a> {
     pub(super) seq: u32,
     pub(super) syn: bool,
     pub(super) fin: bool,
     pub(super) rst: bool,
-    /// The payload as captured.
+    /// Captured payload.
     pub(super) payload: &'a [u8],
-    /// The payload's length on the wire.
+    /// Length of the payload on the wire.
     pub(super) length: u32,
 }
 
 impl Direction {
-    /// Bytes that came too early.
+    /// Number of bytes that arrived too early.
     pub(super) fn waiting(&self) -> usize {
         self.waiting
     }
@@ -54,7 +55,8 @@ impl Direction {
         !self.started
     }
 
-    /// Takes the sequence number of the first byte from a handshake, the first to say it, unless bytes were seen already.
+    /// Sets the sequence number of the first byte, from a handshake. The first handshake counts, unless bytes
+    /// were seen before.
     pub(super) fn start(&mut self, seq: u32) {
         if !self.started && self.next == 0 && self.early.is_empty() && self.fin.is_none() {
             self.base = Some(seq);
@@ -62,12 +64,12 @@ impl Direction {
         }
     }
 
-    /// Takes note that the connection was reset.
+    /// The connection was reset.
     pub(super) fn reset(&mut self) {
         self.reset = true;
     }
 
-    /// Takes one segment, of which at most `room` bytes may wait.
+    /// Takes a segment. At most `room` bytes may wait.
     pub(super) fn handle_segment(
         &mut self,
         segment: &Segment<'_>,
@@ -76,13 +78,14 @@ impl Direction {
         out: &mut impl FnMut(Chunk<'_>),
     ) {
         counters.captured += segment.payload.len() as u64;
-        // A SYN takes a sequence number of its own, before the data (RFC 9293, 3.4).
+        // A SYN takes one sequence number before the data (RFC 9293, 3.4).
         let seq = segment.seq.wrapping_add(u32::from(segment.syn));
         if segment.syn {
             self.start(seq);
         }
         if segment.rst {
-            // What a reset carries is a text for people, not data (RFC 9293, 3.5.3), and its number may be anything.
+            // The payload of a reset is diagnostic text, not data (RFC 9293, 3.5.3), and its sequence number
+            // is arbitrary.
             self.reset = true;
             counters.stray += segment.payload.len() as u64;
             return;
@@ -91,7 +94,7 @@ impl Direction {
         let next_seq = base.wrapping_add(self.next as u32);
         let distance = i64::from(seq.wrapping_sub(next_seq) as i32);
         let signed = self.next as i64 + distance;
-        // Bytes from before the first one seen have no offset.
+        // Bytes before the first one seen have no offset.
         let before = signed.min(0).unsigned_abs();
         let cut = usize::try_from(before).unwrap_or(usize::MAX).min(segment.payload.len());
         counters.stray += cut as u64;
@@ -135,8 +138,8 @@ impl Direction {
         self.end_at_fin(out);
     }
 
-    /// The sequence number of offset 0. Where no handshake says it, the first segment does; a keep-alive repeats the last
-    /// number that was sent (RFC 9293, 3.8.4), so data right behind it is where the stream starts.
+    /// Sequence number of offset 0. Without a handshake, the first segment gives it. A keep-alive repeats the
+    /// last number sent (RFC 9293, 3.8.4), so data right after it is the start.
     fn base(&mut self, seq: u32, segment: &Segment<'_>) -> u32 {
         let data = segment.length > 0;
         match self.base {
@@ -151,7 +154,7 @@ impl Direction {
         }
     }
 
-    /// Ends the direction, whatever is missing.
+    /// Ends the direction. Missing bytes become gaps.
     pub(super) fn finish(
         &mut self,
         ending: Ending,
@@ -182,11 +185,11 @@ impl Direction {
         out(Chunk::Data(bytes));
     }
 
-    /// Keeps those parts of early bytes that do not wait already.
+    /// Retains the parts of early bytes that are not waiting already.
     fn keep(&mut self, mut start: u64, mut bytes: &[u8], counters: &mut Counters) {
         while !bytes.is_empty() {
             let end = start + bytes.len() as u64;
-            // The piece that begins last at or before `start` may cover it.
+            // The last piece that starts at or before `start` may cover it.
             let before = self.early.range(..=start).next_back();
             if let Some((at, piece)) = before.filter(|(at, piece)| *at + piece.len() as u64 > start) {
                 let inside = (start - at) as usize;
@@ -203,7 +206,7 @@ impl Direction {
         }
     }
 
-    /// Delivers what waited for `next`.
+    /// Delivers the bytes that waited for `next`.
     fn drain(&mut self, counters: &mut Counters, out: &mut impl FnMut(Chunk<'_>)) {
         while let Some(first) = self.early.first_entry().filter(|first| *first.key() == self.next) {
             let piece = first.remove();
@@ -212,7 +215,7 @@ impl Direction {
         }
     }
 
-    /// Gives up the hole before what waits.
+    /// Reports the hole before the waiting bytes as a gap.
     fn skip(&mut self, counters: &mut Counters, out: &mut impl FnMut(Chunk<'_>)) {
         if let Some(at) = self.early.first_key_value().map(|(at, _)| *at) {
             self.gap(at, counters, out);

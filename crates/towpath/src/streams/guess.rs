@@ -1,44 +1,44 @@
-//! Which preset fits a stream: each is tried on both directions, and judged by what came out.
+//! Guesses the preset of a stream: tries each preset on both directions and scores the result.
 //!
-//! A framing that only reads a length frames almost anything for a while, so covering the bytes is not enough. For each
-//! preset there is a look at its messages: does the first part of a message hold what the protocol puts there?
-//! A preset's score for a direction is
+//! A framing that only reads a length fits almost any data for a while, so coverage is not enough. Each
+//! preset has a check of its messages: whether their start has what the protocol puts there. The score of a
+//! preset for a direction is
 //!
 //! ```text
-//! covered bytes / bytes  x  (0.1 + 0.9 x messages that look right / messages)  x  weight of the evidence
+//! covered bytes / bytes  x  (0.1 + 0.9 x plausible messages / messages)  x  weight of the evidence
 //! ```
 //!
-//! where one message alone weighs less than many, and a refused byte halves the score. A stream's score is the mean of
-//! its directions by bytes, lowered when one of them fits much worse.
+//! A single message weighs less than many, and a refused byte halves the score. The score of a stream is the
+//! mean of its directions by bytes, reduced if one of them fits much worse.
 
 use towpath_mux::Time;
 use towpath_mux::assembler::{Assembler, Event, Limits};
 use towpath_mux::framing::{Framing, PRESETS, State};
 
-/// Bytes of each direction that are tried.
+/// Number of bytes of each direction that are tried.
 pub const TRIED: usize = 64 << 10;
-/// Messages of each direction that are looked at.
+/// Number of messages of each direction that are checked.
 const LOOKED_AT: usize = 256;
-/// What the ends the other way around count less.
+/// Factor of the score if client and server are swapped.
 const SWAPPED: f64 = 0.95;
-/// Scores below this are not worth telling.
+/// Minimum score of a result.
 const LEAST: f64 = 0.2;
 
-/// One direction's first bytes.
+/// First bytes of a direction.
 #[derive(Clone, Debug, Default)]
 pub struct Sample {
     /// Bytes from the start, up to [`TRIED`] or the first hole.
     pub bytes: Vec<u8>,
-    /// Whether the direction ends with them, so that a message that is cut speaks against a framing.
+    /// The direction ends with them: an incomplete message counts against a framing.
     pub whole: bool,
-    /// Whether the start was not captured.
+    /// The start was not captured.
     pub midstream: bool,
-    /// Whether no byte may be added.
+    /// The sample is closed.
     closed: bool,
 }
 
 impl Sample {
-    /// Takes the next bytes of the direction, as far as there is room.
+    /// Appends bytes, as far as there is space.
     pub fn extend(&mut self, bytes: &[u8], midstream: bool) {
         if !self.closed {
             let room = TRIED - self.bytes.len();
@@ -48,7 +48,7 @@ impl Sample {
         }
     }
 
-    /// Says that the sample ends here: with the direction, or else at a hole.
+    /// Closes the sample: at the end of the direction, or at a hole.
     pub fn close(&mut self, end: bool) {
         if !self.closed {
             self.closed = true;
@@ -57,22 +57,22 @@ impl Sample {
     }
 }
 
-/// How well a preset fits.
+/// A preset with its score.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Guess {
-    /// The preset for what the client sends.
+    /// Preset for the client's bytes.
     pub request: &'static str,
-    /// The preset for what the server sends; mostly the same.
+    /// Preset for the server's bytes; usually the same.
     pub reply: &'static str,
-    /// Whether it fits with the ends the other way around: who was taken for the server is the client.
+    /// Fits with client and server swapped.
     pub swapped: bool,
     /// 0 to 1.
     pub score: f64,
-    /// Why, for a person.
+    /// Explanation.
     pub reason: String,
 }
 
-/// The presets that fit what the client (first) and the server sent, best first; none when none does.
+/// Presets that fit the bytes of client and server, best first.
 ///
 /// # Examples
 ///
@@ -93,7 +93,7 @@ pub fn guess(samples: &[Sample; 2]) -> Vec<Guess> {
             let [client, server] = samples;
             let straight = judge(preset.name, reply, [client, server])?;
             let swapped = judge(preset.name, reply, [server, client])?;
-            // Who is the client may have been a guess itself.
+            // Which end is the client may itself be a guess.
             Some(if swapped.score * SWAPPED > straight.score {
                 Guess { swapped: true, score: swapped.score * SWAPPED, ..swapped }
             } else {
@@ -126,22 +126,22 @@ fn judge(request: &'static str, reply: &'static str, samples: [&Sample; 2]) -> O
     })
 }
 
-/// Whatever is text comes in lines: another preset that fits as well says more.
+/// Any text consists of lines: another preset that fits equally says more.
 fn weight(name: &str) -> f64 {
     if name == "line" { 0.8 } else { 1.0 }
 }
 
-/// What a preset made of a direction.
+/// Result of a preset on a direction.
 struct Attempt {
     bytes: usize,
     covered: usize,
     messages: usize,
     looked: usize,
     right: usize,
-    /// Why it stopped, if it did before the end.
+    /// Why it stopped before the end.
     stopped: Option<String>,
     refused: bool,
-    /// The bytes behind the last message do not belong to the protocol: encryption began.
+    /// Bytes after the last message belong to another protocol: encryption started.
     given_back: bool,
 }
 
@@ -208,17 +208,17 @@ fn attempt(name: &'static str, sample: &Sample, client: bool) -> Attempt {
             Event::End { inside, .. } if inside > 0 && sample.whole => {
                 attempt.stopped = Some(format!("ends {inside} bytes into a message"));
             }
-            // The sample was cut there, not the stream.
+            // The sample was cut, not the stream.
             Event::End { inside, .. } => attempt.covered += if attempt.messages > 0 { inside } else { 0 },
         }
     }
     attempt
 }
 
-/// Whether a message holds what its protocol puts at its start; the flag says whether the client sent it.
+/// Checks the start of a message; the flag is true for the client's messages.
 type Look = fn(&[u8], bool) -> bool;
 
-/// The look for a preset. Those whose framing itself checks what a message starts with have nothing to add.
+/// The check for a preset. Presets whose framing checks the start of messages need none.
 fn look(name: &str) -> Look {
     match name {
         "dns-tcp" => |m, _| dns(m),
@@ -285,14 +285,14 @@ fn look(name: &str) -> Look {
     }
 }
 
-/// Text without control characters, and none that has a preset of its own.
+/// Text without control characters and without the marks of other presets.
 fn line(message: &[u8]) -> bool {
     let text = std::str::from_utf8(message)
         .is_ok_and(|text| !text.trim_end().contains(|c: char| c.is_control() && c != '\t'));
     text && message.len() > 2 && !matches!(message[0], b'*' | b'$')
 }
 
-/// A type of RESP; a client may also send an inline command, which starts with its name.
+/// A RESP type. A client may send an inline command, which starts with its name.
 fn resp(message: &[u8], client: bool) -> bool {
     match message[0] {
         b'*' | b'$' | b'+' | b'-' | b':' | b'%' | b'~' | b'>' | b'_' | b'#' | b',' | b'|' => true,
@@ -300,7 +300,7 @@ fn resp(message: &[u8], client: bool) -> bool {
     }
 }
 
-/// The big-endian number of `width` bytes at `at`.
+/// Big-endian number of `width` bytes at `at`.
 fn be(message: &[u8], at: usize, width: usize) -> Option<u64> {
     let bytes = message.get(at..at + width)?;
     Some(bytes.iter().fold(0, |value, byte| value << 8 | u64::from(*byte)))
@@ -321,20 +321,20 @@ fn dns(message: &[u8]) -> bool {
         && message.len() >= 14 + 5 * questions as usize
 }
 
-/// A request starts with an API key and a version, a response with the request's correlation id.
+/// A request starts with an API key and a version, a response with the correlation id of its request.
 fn kafka(message: &[u8], client: bool) -> bool {
     if !client {
-        // Correlation ids are counted up from 0 or 1.
+        // Correlation ids count up from 0 or 1.
         return be(message, 4, 2) == Some(0) && message.len() >= 8 && !thrift(message);
     }
     let (Some(key), Some(version)) = (be(message, 4, 2), be(message, 6, 2)) else { return false };
-    // A request names its client: a length that fits, or -1.
+    // A request names its client: a plausible length, or -1.
     let client =
         be(message, 12, 2).is_some_and(|length| length == 0xffff || 14 + length as usize <= message.len());
     key <= 92 && version <= 20 && client && message.len() >= 14
 }
 
-/// The strict binary protocol, the compact one, or an old-style name (Thrift, "Binary protocol encoding").
+/// Strict binary protocol, compact protocol, or old-style name (Thrift, "Binary protocol encoding").
 fn thrift(message: &[u8]) -> bool {
     match message.get(4..8) {
         Some([0x80, 0x01, 0, 1..=4]) => true,
@@ -350,7 +350,7 @@ fn thrift(message: &[u8]) -> bool {
     }
 }
 
-/// Flags that go with the packet type (MQTT 5.0, 2.1.3).
+/// Flags that match the packet type (MQTT 5.0, 2.1.3).
 fn mqtt(message: &[u8]) -> bool {
     let flags = message[0] & 0x0f;
     match message[0] >> 4 {
@@ -365,7 +365,7 @@ fn mqtt(message: &[u8]) -> bool {
     }
 }
 
-/// A known frame type with the reserved bit clear, and a length that a peer allows without being asked for more.
+/// Known frame type, reserved bit clear, and a length within the default limit.
 fn http2(message: &[u8]) -> bool {
     message.starts_with(b"PRI ")
         || message.starts_with(b"HTTP/")
@@ -375,8 +375,8 @@ fn http2(message: &[u8]) -> bool {
             && message.len() <= 9 + (1 << 20)
 }
 
-/// A known opcode, no reserved bit but compression's, masked by clients and by nobody else (RFC 6455, 5.1 to 5.5). Parts of
-/// fragmented messages do not count: too much looks like them.
+/// Known opcode, no reserved bit but that of compression, masked if and only if from the client (RFC 6455,
+/// 5.1 to 5.5). Parts of fragmented messages do not count, because much other data resembles them.
 fn websocket(message: &[u8], client: bool) -> bool {
     if message.starts_with(b"GET ") || message.starts_with(b"HTTP/1.1 101") {
         return message.windows(9).any(|at| at.eq_ignore_ascii_case(b"websocket"));

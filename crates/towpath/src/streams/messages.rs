@@ -1,4 +1,4 @@
-//! The messages in the streams of a capture: an assembler for each direction.
+//! Messages in the streams of a capture: one assembler per direction.
 
 use std::collections::HashMap;
 
@@ -8,58 +8,58 @@ use towpath_mux::framing::{Framing, State};
 
 use super::{Chunk, Ending, Way};
 
-/// Bytes that all assemblers together may hold; a direction that goes beyond it is given up.
+/// Maximum number of bytes in all assemblers. A direction that exceeds it is abandoned.
 const MOST_HELD: usize = 256 << 20;
 
-/// What a direction gave.
+/// An event of a direction.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found<'a> {
     /// A whole message.
     Message {
-        /// Where it starts, in bytes from the direction's first.
+        /// Position from the start of the direction, in bytes.
         offset: u64,
-        /// All of it.
+        /// The message.
         bytes: &'a [u8],
     },
-    /// A hole in the capture took a message of known length; the next one follows it.
+    /// A gap in the capture damaged a message of known length. The next one follows it.
     Lost {
-        /// Where the message starts.
+        /// Position of the message.
         offset: u64,
         /// Its length in bytes.
         length: usize,
-        /// Bytes that the capture does not have.
+        /// Number of bytes that the capture does not have.
         missing: u64,
     },
-    /// A hole in the capture hides where the next message starts: nothing comes after it.
+    /// A gap hides the start of the next message. The last event.
     Hole {
-        /// Where the hole, or the message that it cuts, starts.
+        /// Position of the gap, or of the message that it damaged.
         offset: u64,
-        /// Bytes that the capture does not have.
+        /// Number of bytes that the capture does not have.
         missing: u64,
     },
-    /// The framing refuses the bytes: nothing comes after it.
+    /// The framing refuses the bytes. The last event.
     Failed(Failure),
-    /// The framing gives the connection back: nothing comes after it.
+    /// The framing gives the connection back. The last event.
     GivenBack {
-        /// From where on.
+        /// Position.
         offset: u64,
-        /// The bytes there, as far as they are in the segment at hand.
+        /// The bytes there, as far as the current segment has them.
         bytes: &'a [u8],
     },
-    /// More is held for all directions than is allowed: nothing comes after it.
+    /// All directions together hold too many bytes. The last event.
     GivenUp {
-        /// Where the message starts that this direction was waiting for.
+        /// Position of the incomplete message.
         offset: u64,
     },
-    /// The direction is over.
+    /// The direction has ended.
     End {
-        /// Where its last message ended.
+        /// Position after the last message.
         offset: u64,
-        /// Bytes of a message that was not whole.
+        /// Number of bytes of an incomplete message.
         inside: usize,
-        /// The length that this one had announced, if that was known.
+        /// Its length, if known.
         length: Option<usize>,
-        /// Why it is over.
+        /// Why it ended.
         ending: Ending,
     },
 }
@@ -68,20 +68,21 @@ pub enum Found<'a> {
 #[derive(Debug)]
 pub struct Messages {
     framings: [Framing; 2],
-    /// `None` once nothing more comes out of a direction.
+    /// `None` after the last event of a direction.
     ways: HashMap<(u64, u8), Option<Assembler>>,
     held: usize,
 }
 
 impl Messages {
-    /// Frames what clients send with `request`, what servers send with `reply`.
+    /// Frames the client's bytes with `request` and the server's with `reply`.
     ///
-    /// The client is who sent the first packet of a stream; when the handshake was not captured, who has the higher port.
+    /// The client sent the first packet of a stream. If the handshake was not captured, it has the higher
+    /// port.
     pub fn new(request: Framing, reply: Framing) -> Self {
         Self { framings: [request, reply], ways: HashMap::new(), held: 0 }
     }
 
-    /// Takes what comes next in a direction; what is found goes to `out` in order.
+    /// Takes the next part of a direction and passes events to `out`.
     pub fn handle_chunk(&mut self, way: &Way, chunk: Chunk<'_>, out: &mut impl FnMut(&Way, Found<'_>)) {
         let key = (way.stream, way.direction);
         if let Chunk::End(_) = chunk
@@ -93,7 +94,7 @@ impl Messages {
         let assembler = self.ways.entry(key).or_insert_with(|| {
             let framing = framings[usize::from(!way.is_client())].clone();
             let state = State { midstream: way.midstream, ..State::default() };
-            // How long a message may be is the framing's to say.
+            // The framing limits the length of a message.
             let limits = assembler::Limits { message: MOST_HELD, ..assembler::Limits::default() };
             Some(Assembler::with_state(framing, limits, state))
         });
@@ -130,7 +131,7 @@ impl Messages {
     }
 }
 
-/// True when nothing more comes.
+/// Returns true after the last event.
 fn feed(assembler: &mut Assembler, mut bytes: &[u8], out: &mut impl FnMut(Found<'_>)) -> bool {
     while !bytes.is_empty() {
         let took = assembler.handle_bytes(bytes);
@@ -144,7 +145,7 @@ fn feed(assembler: &mut Assembler, mut bytes: &[u8], out: &mut impl FnMut(Found<
 }
 
 fn drain(assembler: &mut Assembler, ending: Ending, out: &mut impl FnMut(Found<'_>)) {
-    // A capture's framing has no deadline.
+    // The framing of a capture has no timeouts.
     while let Some(event) = assembler.poll(Time::default()) {
         out(match event {
             Event::Message(message) => Found::Message { offset: message.offset, bytes: message.bytes },
@@ -161,7 +162,7 @@ mod tests {
 
     use super::*;
 
-    /// A framing's own bound holds, above the assembler's default too.
+    /// The framing's limit applies, also above the assembler's default.
     #[test]
     fn long_messages() {
         let ends = [SocketAddr::from(([192, 0, 2, 1], 4242)), SocketAddr::from(([192, 0, 2, 2], 80))];

@@ -1,23 +1,23 @@
-//! The TCP streams of a capture: segments in the order and shape that the network gave them go in, the bytes that each end
-//! sent come out.
+//! TCP reassembly of a capture: takes segments in any order and returns the bytes that each end sent.
 //!
-//! What: a stream is a pair of addresses and ports in one of its uses; a SYN whose sequence number is not the one that its
-//! sender began with starts the next use. Streams are numbered from 0 in the order of their first packet, tunnels
-//! included, as Wireshark's `tcp.stream` is.
+//! What: a stream is one use of a pair of addresses and ports. A SYN with another initial sequence number
+//! than its sender's starts the next use. Streams are numbered from 0 in the order of their first packets,
+//! including tunnels, as Wireshark's `tcp.stream`.
 //!
-//! Rules of reassembly, for each [`Way`] of a stream on its own (see direction.rs):
-//! - the first data seen for a sequence number wins, whatever comes later for the same; how much came again, and how
-//!   much of that was different where it could still be compared, is counted;
-//! - what never came, and what the capture cut off, is a [`Chunk::Gap`], announced once nothing can fill it any more: when too
-//!   much waits behind it, or the stream is over;
-//! - a stream whose start was not captured begins with the first byte seen.
+//! Rules for each direction ([`Way`], direction.rs):
+//! - The first data seen for a sequence number wins. Repeated bytes, and those of them that differ from
+//!   retained data, are counted.
+//! - Bytes that never arrived or that the capture cut off are a [`Chunk::Gap`], reported when nothing can
+//!   fill it: when too much data waits behind it, or at the end of the stream.
+//! - A stream whose start was not captured starts with the first byte seen.
 //!
-//! Memory is bounded by [`Limits`]; what a bound costs is counted in [`Counters`].
+//! [`Limits`] bound the memory. [`Counters`] count what the bounds cost.
 //!
-//! Not looked at: checksums, windows, timestamps. A segment that IP divided is given when it is whole
-//! ([`towpath_gate::reassembly`]); of fragments given here, the first's bytes are used and the others are a gap.
+//! Not examined: checksums, windows, timestamps. Segments in IP fragments are passed after reassembly
+//! ([`towpath_gate::reassembly`]); of fragments passed here, the first one's bytes are used and the others
+//! are a gap.
 //!
-//! References: RFC 9293, 3.4 (sequence numbers wrap; comparisons are modular); Wireshark's packet-tcp.c for the numbering.
+//! References: RFC 9293, 3.4 (modular sequence numbers); Wireshark's packet-tcp.c for the numbering.
 
 mod direction;
 pub mod guess;
@@ -30,7 +30,7 @@ use towpath_wire::{Addresses, Fragment, Packet, proto, tunnel};
 
 use direction::{Direction, Segment};
 
-/// Tunnels within tunnels that are looked through.
+/// Maximum nesting of tunnels.
 const MAX_LAYERS: usize = 8;
 
 /// TCP flags (RFC 9293, 3.1).
@@ -39,15 +39,16 @@ const SYN: u8 = 0x02;
 const RST: u8 = 0x04;
 const ACK: u8 = 0x10;
 
-/// Bounds on what is held.
+/// Bounds of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Streams that are followed at once; beyond it the eighth that was silent longest is ended. 65,536.
+    /// Maximum number of streams. Beyond it the eighth that was silent for longest is ended. Default: 65,536.
     pub streams: usize,
-    /// Bytes of one direction that wait for earlier ones; beyond it the hole before them is a gap. 8 MiB: more than the
-    /// window that Linux gives a connection by itself (tcp_rmem, 6 MiB), so that a retransmission comes in time.
+    /// Bytes of one direction that wait for earlier ones. Beyond it the hole before them is reported as a
+    /// gap. Default: 8 MiB, more than Linux's default maximum receive window (tcp_rmem, 6 MiB), so that a
+    /// retransmission arrives in time.
     pub waiting: usize,
-    /// Bytes of all directions that wait. 64 MiB.
+    /// Bytes of all directions that wait. Default: 64 MiB.
     pub waiting_total: usize,
 }
 
@@ -57,24 +58,24 @@ impl Default for Limits {
     }
 }
 
-/// One direction of one stream.
+/// One direction of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Way {
-    /// The stream's number, from 0 in the order of first packets.
+    /// Number of the stream, from 0 in the order of first packets.
     pub stream: u64,
-    /// 0 from the sender of the stream's first packet, 1 from the other end.
+    /// 0 for the sender of the stream's first packet, 1 for the other end.
     pub direction: u8,
-    /// Who sends these bytes.
+    /// The sender.
     pub src: SocketAddr,
-    /// Who receives them.
+    /// The receiver.
     pub dst: SocketAddr,
-    /// Whether its start was not captured: the first byte is the first one seen.
+    /// The start was not captured: the first byte is the first one seen.
     pub midstream: bool,
 }
 
 impl Way {
-    /// Whether the client sends these bytes: who sent the first packet, or, when the start was not captured, who has the
-    /// higher port.
+    /// Returns true if the client sends these bytes. The client sent the first packet; if the start was not
+    /// captured, it has the higher port.
     pub fn is_client(&self) -> bool {
         if self.midstream && self.src.port() != self.dst.port() {
             return self.src.port() > self.dst.port();
@@ -83,58 +84,58 @@ impl Way {
     }
 }
 
-/// What comes next in one direction of a stream.
+/// The next part of a direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chunk<'a> {
-    /// These bytes.
+    /// Bytes.
     Data(&'a [u8]),
-    /// So many bytes that are not in the capture.
+    /// Number of bytes that the capture does not have.
     Gap(u64),
-    /// Nothing: the direction is over.
+    /// End of the direction.
     End(Ending),
 }
 
-/// Why a direction is over.
+/// Why a direction ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// Its sender closed it.
+    /// The sender closed it.
     Fin,
     /// One end reset the connection.
     Reset,
-    /// The capture ended before the connection did.
+    /// The capture ended.
     Capture,
-    /// The same addresses and ports were used for a new connection.
+    /// A new connection uses the same addresses and ports.
     Reused,
-    /// More streams than may be followed: this one was silent longest.
+    /// Too many streams: this one was silent for longest.
     Forgotten,
 }
 
-/// What was done to the segments.
+/// Counters of reassembly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// TCP segments looked at.
+    /// TCP segments.
     pub segments: u64,
-    /// Streams seen.
+    /// Streams.
     pub streams: u64,
-    /// Bytes of payload captured: delivered, repeated and stray together.
+    /// Captured bytes of payload: delivered, repeated and stray.
     pub captured: u64,
-    /// Bytes that came out as data.
+    /// Bytes delivered as data.
     pub delivered: u64,
-    /// Bytes that had come before and were dropped.
+    /// Repeated bytes that were dropped.
     pub repeated: u64,
-    /// Of those, bytes that differed from what was kept.
+    /// Repeated bytes that differed from the retained ones.
     pub conflicting: u64,
-    /// Bytes dropped because they lie before a stream's start or behind its end.
+    /// Dropped bytes before the start or after the end of a stream.
     pub stray: u64,
-    /// Bytes missing, announced as gaps.
+    /// Bytes reported as gaps.
     pub missing: u64,
-    /// Gaps announced because too much waited behind them.
+    /// Gaps reported because too much data waited behind them.
     pub overfull: u64,
-    /// Streams ended because too many were followed.
+    /// Streams ended because there were too many.
     pub forgotten: u64,
 }
 
-/// Follows the TCP streams of a capture. See the module's documentation.
+/// Reassembles the TCP streams of a capture. See the documentation of this module.
 #[derive(Debug)]
 pub struct Streams {
     limits: Limits,
@@ -147,23 +148,23 @@ pub struct Streams {
 #[derive(Debug)]
 struct Stream {
     number: u64,
-    /// Who sent the first packet.
+    /// Sender of the first packet.
     first: SocketAddr,
-    /// The sequence numbers that the two ends began with, as far as they are known; for seeing that a port pair is used again.
+    /// Initial sequence numbers of both ends, if known, to detect reuse of the ports.
     began: [Option<u32>; 2],
     directions: [Direction; 2],
-    /// Count of segments when the last one came.
+    /// Value of the segment counter at its last segment.
     last: u64,
 }
 
 impl Streams {
-    /// Nothing seen yet.
+    /// Nothing was seen yet.
     pub fn new(limits: Limits) -> Self {
         Self { limits, streams: HashMap::new(), waiting: 0, counters: Counters::default() }
     }
 
-    /// Takes one packet; what it makes available goes to `out` in order. Packets that are not TCP, or inside a tunnel that is
-    /// not known, change nothing.
+    /// Takes a packet and passes the data that becomes available to `out`, in order. Ignores packets that are
+    /// not TCP, or that are in an unknown tunnel.
     ///
     /// # Examples
     ///
@@ -196,7 +197,7 @@ impl Streams {
         }
     }
 
-    /// Says that no packet follows: every hole is a gap now, and every direction ends.
+    /// The capture has ended: reports remaining holes as gaps and ends all directions.
     pub fn handle_end(&mut self, out: &mut impl FnMut(&Way, Chunk<'_>)) {
         let mut streams: Vec<_> = self.streams.drain().collect();
         streams.sort_unstable_by_key(|(_, stream)| stream.number);
@@ -205,7 +206,7 @@ impl Streams {
         }
     }
 
-    /// What was done so far.
+    /// The counters.
     pub fn counters(&self) -> Counters {
         self.counters
     }
@@ -258,7 +259,7 @@ impl Streams {
         }
     }
 
-    /// Ends the eighth of the streams that was silent longest.
+    /// Ends the eighth of the streams that was silent for longest.
     fn forget(&mut self, out: &mut impl FnMut(&Way, Chunk<'_>)) {
         let mut last: Vec<u64> = self.streams.values().map(|stream| stream.last).collect();
         last.sort_unstable();
@@ -274,24 +275,24 @@ impl Streams {
 }
 
 impl Stream {
-    /// Whether a segment from `src` starts the next use of the same addresses and ports.
+    /// Returns true if a segment from `src` starts the next use of the same addresses and ports.
     fn begins_again(&self, packet: &Packet<'_>, src: SocketAddr) -> bool {
         let began = self.began[usize::from(src != self.first)];
         packet.tcp_flags & (SYN | ACK) == SYN && began.is_some_and(|began| began != packet.tcp_seq)
     }
 
-    /// Takes note of the sequence numbers that the ends began with.
+    /// Records the initial sequence numbers.
     fn learn(&mut self, packet: &Packet<'_>, src: SocketAddr) {
         let sender = usize::from(src != self.first);
         let (syn, ack) = (packet.tcp_flags & SYN != 0, packet.tcp_flags & ACK != 0);
-        // Seen from the middle, the number before the first one seen is as good a guess as any.
+        // Midstream, the number before the first one seen is as good an estimate as any.
         let seq = if syn { packet.tcp_seq } else { packet.tcp_seq.wrapping_sub(1) };
         self.began[sender].get_or_insert(seq);
         if ack {
             self.began[1 - sender].get_or_insert(packet.tcp_ack.wrapping_sub(1));
         }
         if syn && ack {
-            // It acknowledges nothing but the other's SYN.
+            // It acknowledges only the other end's SYN.
             self.directions[1 - sender].start(packet.tcp_ack);
         }
     }

@@ -1,4 +1,4 @@
-//! What workers gave back: read from their rings, kept until the core is reported.
+//! Completions: replies and releases read from the workers' rings, until they are applied to the core.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,38 +13,38 @@ use super::tx_lease::TxLeases;
 use super::zerocopy_tx::LEAST;
 use crate::control::mux::Lost;
 
-/// Messages that were not sent: so many wait for their worker to be reported.
+/// Maximum number of unsent messages that wait to be reported to their worker.
 const UNSENT: usize = 1024;
-/// Bytes of these, whatever their number.
+/// Maximum number of their bytes.
 const UNSENT_BYTES: usize = 4 << 20;
-/// Replies are copied into blocks of this many bytes, so that most need no allocation of their own.
+/// Size of the blocks that replies are copied into, which saves allocations.
 const BLOCK: usize = 64 << 10;
 
-/// An answer to messages of one connection that follow each other.
+/// A reply to consecutive messages of a connection.
 #[derive(Debug)]
 struct Answer {
     worker: worker::Id,
     first: Ticket,
-    /// Messages that it answers, and with how many replies.
+    /// Number of messages that it answers, and of replies in it.
     count: u32,
     replies: u32,
     body: Body,
 }
 
-/// What workers gave back, until the core is reported.
+/// Completions of all workers that are not applied yet.
 #[derive(Debug, Default)]
 pub(super) struct Completions {
     replies: Vec<Answer>,
     sends: Vec<(worker::Id, Option<psock::Id>, Bytes)>,
-    /// Those that nobody took, whose workers are to read of it.
+    /// Unsent messages to be reported to their workers.
     pub(super) unsent: VecDeque<Unsent>,
     pub(super) done: Vec<(worker::Id, FrameMessages)>,
-    /// Messages that no ring can take: their connections end.
+    /// Messages too large for a ring. Their connections end.
     pub(super) refused: Vec<(worker::Id, Ticket)>,
-    /// How long those have for what else they asked.
+    /// Time for these connections to finish their other messages.
     drain: Duration,
     block: BytesMut,
-    /// Messages of workers that were not sent.
+    /// Counters of unsent messages of workers.
     pub(super) lost: Lost,
 }
 
@@ -53,7 +53,7 @@ impl Completions {
         Self { drain, ..Self::default() }
     }
 
-    /// A copy.
+    /// Copies a payload.
     fn copy(&mut self, bytes: &[u8]) -> Bytes {
         if bytes.len() > BLOCK / 4 {
             return Bytes::copy_from_slice(bytes);
@@ -65,27 +65,27 @@ impl Completions {
         self.block.split().freeze()
     }
 
-    /// A worker's message came back: its connection ended before all of it had left, and there is no other.
+    /// A worker's message was returned: its connection ended before it was sent, and there is no other.
     pub(super) fn undelivered(&mut self, bytes: Bytes) {
         self.lost.undelivered += 1;
         push(&mut self.unsent, Unsent { worker: None, to: None, error: SendError::Gone, bytes });
     }
 
-    /// Whether no worker is to read of a message that nobody took.
+    /// Returns true if no unsent message waits to be reported.
     pub(super) fn is_all_reported(&self) -> bool {
         self.unsent.is_empty()
     }
 
-    /// That worker is gone: nobody is there to read of what it sent.
+    /// A worker has gone: drops its reports.
     pub(super) fn forget(&mut self, id: worker::Id) {
         self.unsent.retain(|unsent| unsent.worker != Some(id));
     }
 
-    /// Tells the core: first what was answered, then what is done.
+    /// Applies the completions: replies first, then releases.
     pub(super) fn apply(&mut self, mux: &mut Mux, now: Time) {
         mux.together(|mux| {
             for Answer { worker, first, count, replies, body } in self.replies.drain(..) {
-                // Nobody is there to be answered any more: the core counts that.
+                // A reply without a connection is counted by the core.
                 let _: Result<(), SendError> = mux.reply_batch(worker, (first, count), replies, body, now);
             }
             for (worker, to, bytes) in self.sends.drain(..) {
@@ -109,17 +109,17 @@ impl Completions {
     }
 }
 
-/// A message that was not sent.
+/// An unsent message.
 #[derive(Debug)]
 pub(super) struct Unsent {
-    /// Who sent it, as far as that is known; any worker may read of it otherwise.
+    /// The worker that sent it. `None`: any worker may get the report.
     pub(super) worker: Option<worker::Id>,
     pub(super) to: Option<psock::Id>,
     pub(super) error: SendError,
     pub(super) bytes: Bytes,
 }
 
-/// The oldest make room.
+/// Adds a report. The oldest ones make room.
 fn push(unsent: &mut VecDeque<Unsent>, last: Unsent) {
     unsent.push_back(last);
     let bytes = |unsent: &VecDeque<Unsent>| unsent.iter().map(|unsent| unsent.bytes.len()).sum::<usize>();
@@ -128,21 +128,21 @@ fn push(unsent: &mut VecDeque<Unsent>, last: Unsent) {
     }
 }
 
-/// What a process says, as it is read.
+/// Reads the frames of one process.
 pub(super) struct Answers<'a> {
     pub(super) id: worker::Id,
     pub(super) first: Seq,
     pub(super) out: &'a mut VecDeque<Option<Out>>,
     pub(super) tx_leases: Option<&'a mut TxLeases>,
     pub(super) completions: &'a mut Completions,
-    /// Bytes that were copied.
+    /// Number of bytes copied.
     pub(super) copied: usize,
     pub(super) now: u64,
 }
 
 impl Answers<'_> {
-    /// The frame that a reply answers. None for a number that it does not have: the message was done, or never was, and there
-    /// is nobody to answer.
+    /// The frame that a reply answers. `None` if the process does not hold it: the message is done, or never
+    /// existed.
     fn held(&mut self, header: &Header) -> Option<&mut Out> {
         place(self.first, Seq(header.port)).and_then(|at| self.out.get_mut(at)?.as_mut())
     }
@@ -169,7 +169,7 @@ impl TxSink for Answers<'_> {
             _ => None,
         };
         let body = match (payload, &mut self.tx_leases, answer) {
-            // `hold` has asked whether there is somebody to answer.
+            // `hold` has checked that the frame exists.
             (TxPayload::Held(frame), Some(tx_leases), Some((first, _))) => {
                 Body::Leased(tx_leases.lend(first.psock, frame))
             }
@@ -190,7 +190,7 @@ impl TxSink for Answers<'_> {
     }
 }
 
-/// Where a worker's message is to go: no connection named is any of them.
+/// Destination of a worker's message. `None`: any connection.
 fn addressee(header: &Header) -> Option<psock::Id> {
     let (index, generation) = (header.port, header.group);
     (generation != 0).then(|| psock::Id::from_parts(index, generation))
@@ -208,7 +208,7 @@ mod tests {
         let now = Time::default();
         let send_bytes = Bound { high: 10, low: 5 };
         let rows = [
-            // Whether it is connected mode, whether there is a connection, and whether that one is named: what became of two.
+            // Rows: connected mode, connection open, connection named; results of two messages.
             (true, false, false, Lost { not_connected: 2, ..Lost::default() }),
             (true, true, false, Lost { full: 1, ..Lost::default() }),
             (true, true, true, Lost::default()),

@@ -1,12 +1,14 @@
-//! Who gets which of the messages that wait.
+//! Dispatch: which worker gets the waiting messages.
 //!
-//! What: a message goes to a worker that has nothing, the one that waits longest first. Where all messages are short, waking a worker
-//! costs more than they do: then those that are awake get them, and no more are awake than there are processors beside the front's.
+//! What: a message goes to an idle worker, in rotation. If all messages are short, waking a worker costs more
+//! than processing them. Then the awake workers get them, and no more workers are awake than there are CPUs
+//! besides the pool's.
 //!
 //! Invariants:
-//! - a worker that has messages and has said nothing about them gets nothing more until it does: it may be at a long one, and what it
-//!   has cannot be taken back. After [`STUCK`] it counts as asleep;
-//! - what is left with the core while somebody is idle is dealt anew when a worker has come to that ([`Dispatcher::again`]).
+//! - A worker that holds messages and has made no progress on them gets no more: it may be at a long message,
+//!   and its messages cannot be recalled. After [`STUCK`] it counts as asleep.
+//! - Messages left with the core while a worker is idle are dispatched again when a worker becomes stuck
+//!   ([`Dispatcher::again`]).
 
 use std::time::Duration;
 
@@ -15,19 +17,19 @@ use towpath_mux::mux::{Mux, Order};
 
 use super::worker_slot::WorkerSlot;
 
-/// Messages that wait, from which on short ones are given by the turn.
+/// Number of waiting messages from which short ones are given in turns.
 const MANY: usize = 16;
-/// A worker that has messages and has not said anything for so long is at a long one, or does nothing at all. Longer than a
-/// processor's other tasks keep it waiting usually. In nanoseconds.
+/// Nanoseconds without progress after which a worker counts as stuck. Longer than the usual delay by other
+/// tasks on its CPU.
 const STUCK: u64 = 5_000_000;
 
 #[derive(Debug)]
 pub(super) struct Dispatcher {
-    /// Workers that short messages are given to at a time.
+    /// Maximum number of awake workers for short messages.
     spread: usize,
-    /// Which slot asks first.
+    /// The slot that is served first.
     turn: usize,
-    /// How long those that were left may wait.
+    /// Maximum time until the remaining messages are dispatched again.
     again: Option<Duration>,
 }
 
@@ -37,20 +39,21 @@ impl Dispatcher {
         Self { spread: spread(processors), turn: 0, again: None }
     }
 
-    /// When to dispatcher again though nothing happens.
+    /// When to dispatch again without an event.
     pub(super) const fn again(&self) -> Option<Duration> {
         self.again
     }
 
-    /// Nothing is left.
+    /// No message is left.
     pub(super) const fn rest(&mut self) {
         self.again = None;
     }
 
-    /// Gives workers what they are to do next; whether any of them got something. `now` is the front's clock, `time` the core's.
+    /// Gives messages to workers. Returns true if a worker got any. `now`: clock of the pool; `time`: clock
+    /// of the core.
     pub(super) fn dispatch(&mut self, slots: &mut [WorkerSlot], mux: &mut Mux, time: Time, now: u64) -> bool {
         self.turn = (self.turn + 1) % slots.len();
-        // What waits for one worker only is for that one.
+        // A message for one worker only (sticky order) cannot go to another.
         let quick = mux.quick_batch().filter(|_| mux.config().order != Order::Sticky);
         let busy = match quick {
             Some(turn) => self.dispatch_short(slots, mux, time, now, turn),
@@ -62,7 +65,7 @@ impl Dispatcher {
         busy
     }
 
-    /// To those that are awake, and to as dispatch_short others as will do.
+    /// Short messages: to the awake workers, and to as few others as necessary.
     fn dispatch_short(
         &self,
         slots: &mut [WorkerSlot],
@@ -76,7 +79,7 @@ impl Dispatcher {
             awake += 1;
             busy |= slot.moves() && slot.fill(mux, time, turn);
         }
-        // The same one first each time: what it uses is in its processor's cache.
+        // Prefer the same worker, whose data is in its CPU's cache.
         for slot in slots.iter_mut().filter(|slot| slot.is_idle()) {
             if mux.queued() == 0 || awake >= self.spread {
                 break;
@@ -84,7 +87,7 @@ impl Dispatcher {
             awake += 1;
             busy |= slot.fill(mux, time, turn);
         }
-        // What is more than a turn for each goes to those that are awake all the same, once they have shown that they are.
+        // The remaining messages go to the awake workers that have made progress.
         let share = mux.queued().div_ceil(awake.max(1));
         for slot in slots.iter_mut().filter(|slot| slot.is_going_on(now, STUCK) && slot.moves()) {
             busy |= share > 0 && slot.fill(mux, time, slot.working() + share);
@@ -92,12 +95,12 @@ impl Dispatcher {
         busy
     }
 
-    /// Those that have nothing first: a message does not wait behind another while somebody is idle. What a process has it
-    /// keeps, so all of them share what there is.
+    /// Long messages: to the idle workers first, so that no message waits while a worker is idle. They share
+    /// the messages, because a process keeps what it has.
     fn all(&self, slots: &mut [WorkerSlot], mux: &mut Mux, time: Time, now: u64) -> bool {
         let mut busy = false;
         if let Some(turn) = mux.short_batch().filter(|_| mux.queued() >= MANY) {
-            // Many short ones: each worker has as many as are worth a wake-up before the next one is woken.
+            // Many short messages: give a worker as many as are worth a wake-up before waking the next one.
             for slot in slots.iter_mut().filter(|slot| slot.is_idle() || slot.is_going_on(now, STUCK)) {
                 busy |= slot.fill(mux, time, turn);
             }
@@ -115,7 +118,7 @@ impl Dispatcher {
     }
 }
 
-/// One processor is the front's. Its peers, where they are on this machine, have to make do with what is left.
+/// One CPU is left to the pool. Local peers share the others.
 const fn spread(processors: usize) -> usize {
     match processors {
         0..=2 => 1,
@@ -146,7 +149,7 @@ mod tests {
         });
         let (mut dispatcher, mut completions) =
             (Dispatcher { spread: 1, turn: 0, again: None }, Completions::default());
-        // At so many nanoseconds come so many messages; what the workers have then.
+        // Rows: time in nanoseconds, number of messages that arrive, messages that the workers then hold.
         let rows = [
             (0, 3, [3, 0]),
             (1000, 40, [3, 0]),

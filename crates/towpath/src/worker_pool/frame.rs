@@ -1,15 +1,15 @@
-//! Frames of messages: which of them go into one together and how they stand in it, and which of one were answered.
+//! Frames of messages: which messages share a frame, their layout, and which of them were answered.
 
 use std::collections::VecDeque;
 
 use towpath_mux::mux::{Batch, Ticket, View};
 use towpath_ring::{Channel, Header, Kind, Layers, Meta, Part, ReserveError, Seq};
 
-/// Messages up to so many bytes go to a worker together, in a frame of so many bytes of them.
+/// Messages up to the first size share frames of up to the second size, in bytes.
 const SHORT: usize = 4 << 10;
 const BUNDLE: usize = 32 << 10;
 
-/// Messages of one connection that follow each other: those of a frame.
+/// Consecutive messages of a connection in one frame.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FrameMessages {
     pub(super) first: Ticket,
@@ -17,49 +17,49 @@ pub(super) struct FrameMessages {
 }
 
 impl FrameMessages {
-    /// The one at this place.
+    /// Ticket of the message at this place.
     pub(super) fn at(&self, place: u32) -> Ticket {
         Ticket { number: self.first.number + u64::from(place), ..self.first }
     }
 }
 
-/// A frame that the process has.
+/// A frame that the process holds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Out {
     pub(super) messages: FrameMessages,
-    /// Since when it may have been at it, in nanoseconds of the front's clock: it was given it then, or had done the one before, or
-    /// answered some of it.
+    /// When the process may have started with it, in nanoseconds of the pool's clock: at its delivery, at the
+    /// completion of the frame before it, or at its last reply.
     pub(super) since: u64,
-    /// So many of them were answered, from the first on.
+    /// Number of messages that were answered, from the front.
     pub(super) answered: u32,
 }
 
 impl Out {
-    /// What a reply with this header answers: from which place on, and how many.
+    /// The messages that a reply with this header answers: first place and number.
     pub(super) fn answer(&mut self, header: &Header) -> (u32, u32) {
-        // Without a number, and where there is no choice, it is all of them.
+        // Without a number in the header, the reply answers all of them.
         let upto =
             if header.group == 0 { self.messages.count } else { header.group.min(self.messages.count) };
-        // Another answer to what was answered is one to the last of that.
+        // A second reply to answered messages counts for the last of them.
         let from = self.answered.min(upto - 1);
         self.answered = self.answered.max(upto);
         (from, upto - from)
     }
 
-    /// Those that were not answered.
+    /// The messages that were not answered.
     pub(super) fn unanswered(&self) -> impl Iterator<Item = Ticket> + use<> {
         let Self { messages, answered, .. } = *self;
         (answered..messages.count).map(move |place| messages.at(place))
     }
 }
 
-/// Where the message with number `seq` is behind the first.
+/// Place of sequence number `seq` after `first`.
 pub(super) fn place(first: Seq, seq: Seq) -> Option<usize> {
     (!seq.is_before(first)).then(|| seq.since(first) as usize)
 }
 
-/// How many of these messages, `most` at most, go into one frame: short ones of one connection that follow each other. One that
-/// somebody died with goes alone.
+/// Number of leading messages, up to `most`, that share a frame: short consecutive messages of one
+/// connection. A message that a worker died with gets its own frame.
 pub(super) fn messages(waiting: &VecDeque<Batch>, most: usize) -> usize {
     let (mut next, mut bytes, mut count): (Option<Ticket>, usize, usize) = (None, 0, 0);
     for run in waiting {
@@ -78,7 +78,7 @@ pub(super) fn messages(waiting: &VecDeque<Batch>, most: usize) -> usize {
     count.max(1)
 }
 
-/// The bytes of the first so many messages.
+/// The bytes of the first `count` messages.
 pub(super) fn pieces(waiting: &VecDeque<Batch>, count: usize) -> impl Iterator<Item = &[u8]> {
     let pieces = waiting.iter().scan(count, |left, run| {
         let some = run.len().min(*left);
@@ -88,7 +88,7 @@ pub(super) fn pieces(waiting: &VecDeque<Batch>, count: usize) -> impl Iterator<I
     pieces.take_while(|piece| !piece.is_empty())
 }
 
-/// The first so many messages were published.
+/// The first `count` messages were published.
 pub(super) fn pass(waiting: &mut VecDeque<Batch>, mut count: usize) {
     while let Some(run) = waiting.front_mut() {
         if run.len() > count {
@@ -99,7 +99,7 @@ pub(super) fn pass(waiting: &mut VecDeque<Batch>, mut count: usize) {
     }
 }
 
-/// Publishes the first message of a run by itself.
+/// Publishes the first message of a batch in its own frame.
 pub(super) fn send_first(channel: &mut Channel, run: &Batch, epoch: u64) -> Result<Seq, ReserveError> {
     let first = run.views().next().expect("a run that waits has messages");
     channel.send(first.bytes(), &meta(&first, epoch))
@@ -111,7 +111,7 @@ pub(super) fn part(message: View<'_>) -> Part<'_> {
     Part { bytes: message.bytes(), skip: narrow(skip), trim: narrow(trim), mark, hash }
 }
 
-/// What stands before a message in the ring.
+/// Metadata of a message in the ring.
 fn meta(message: &View<'_>, time: u64) -> Meta {
     let (port, group) = message.psock().parts();
     let (skip, trim) = message.stripped();

@@ -1,4 +1,4 @@
-//! Where a front listens.
+//! Listening addresses of a mux.
 
 use std::io;
 use std::path::Path;
@@ -13,15 +13,15 @@ use towpath_ring::SocketFile;
 pub struct ListenError {
     /// The address.
     pub address: String,
-    /// What the system said.
+    /// The error.
     pub source: io::Error,
 }
 
-/// Listens on HOST:PORT, with `tls` if there is any, or on unix:PATH; a socket that nobody listens on any more is replaced.
-/// The address as it is, as a port of 0 was chosen, and the socket's file, if there is one.
+/// Listens on HOST:PORT, with TLS if given, or on unix:PATH. Replaces the file of a socket without a
+/// listener. Returns the bound address and the socket's file.
 ///
 /// # Errors
-/// Why not, and what to do.
+/// Says why, and what to do.
 pub fn listen(
     server: &Server,
     address: &str,
@@ -39,8 +39,8 @@ pub fn listen(
     at.map(|at| (at.to_string(), None)).map_err(wrong)
 }
 
-/// Whether it was no address that was to be listened on. What bind(2) does not take is one, though its EINVAL is of the same kind: an
-/// address of a link (`fe80::1`) without its interface.
+/// Returns true if the text is not an address. This includes addresses that bind(2) refuses with EINVAL: a
+/// link-local address (`fe80::1`) without its interface.
 pub fn is_no_address(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::InvalidInput && error.raw_os_error().is_none()
 }
@@ -49,14 +49,12 @@ fn hint(address: &str, error: &io::Error) -> &'static str {
     let path = address.strip_prefix("unix:").map(Path::new);
     match error.kind() {
         io::ErrorKind::AddrInUse if path.is_some_and(|path| !SocketFile::is_socket(path)) => {
-            "; something that is no socket is there: choose another path"
+            "; the path exists and is not a socket: choose another path"
         }
-        io::ErrorKind::PermissionDenied if path.is_some() => {
-            "; its directory must be one that you may write to"
-        }
+        io::ErrorKind::PermissionDenied if path.is_some() => "; its directory must exist and be writable",
         io::ErrorKind::AddrInUse => "; another program listens there: stop it, or choose another address",
         io::ErrorKind::PermissionDenied => "; ports below 1024 need root or CAP_NET_BIND_SERVICE",
-        io::ErrorKind::AddrNotAvailable => "; it is none of this machine's addresses",
+        io::ErrorKind::AddrNotAvailable => "; this machine does not have the address",
         _ if is_no_address(error) => "; an address is HOST:PORT or unix:PATH",
         _ => "",
     }

@@ -1,25 +1,28 @@
-//! A server front: connections on one side, worker processes on rings on the other, the multiplexor between them.
+//! Worker pool: a multiplexor whose workers are processes on rings.
 //!
-//! What: one thread has the sockets ([`towpath_mux::io::Driver`]) and the rings. Its turn: read what the workers answered
-//! and released, tell the core, take messages for those that have room, publish them, write answers, wait. No other thread
-//! exists; a thread that has other things to do, too, takes one turn at a time ([`WorkerPool::step`]).
+//! What: one thread has the sockets ([`towpath_mux::io::Driver`]) and the rings. A turn reads the workers'
+//! replies and releases, applies them to the core, takes messages for workers with space, publishes them,
+//! writes replies, and waits. No other thread exists. A thread with other duties runs single turns
+//! ([`WorkerPool::step`]).
 //!
 //! ```text
 //! socket -> psock -> framing -> queue -> RX frame (connection, generation) -> worker process
 //! socket <- psock <- reply, copied <------ TX frame (number of the RX frame) <- reply()
-//!   (long ones leave from that copy without another, or from the frame itself: `zerocopy_tx.rs`, `tx_lease.rs`)
+//! (long replies are sent from that copy, or from the frame itself: `zerocopy_tx.rs`, `tx_lease.rs`)
 //!                    done <--------------- release of the RX frame <----------- done()
 //! ```
 //!
 //! Invariants:
-//! - a reply is believed only for a message that the worker holds: which message a number means is in private memory
-//!   (`process.rs`), the payload is copied before it is looked at;
-//! - a release counts after every reply that the worker wrote before it: releases are read first, applied last;
-//! - a worker that dies costs the message it was at one of its lives; what lies behind that one goes to others unblamed;
-//! - what is to be sent waits at its connection, so a worker never waits for a peer.
+//! - A reply is accepted only for a message that the worker holds. The message of a sequence number is looked
+//!   up in private memory (`process.rs`), and the payload is copied before it is examined.
+//! - A release takes effect after all replies that the worker wrote before it: releases are read first and
+//!   applied last.
+//! - The death of a worker counts against the message that it was processing. Messages behind it go to other
+//!   workers without a count.
+//! - Data to send is queued at its connection, so that a worker never waits for a peer.
 //!
-//! A worker process that dies is started again, after a while that doubles when it dies at once. SIGHUP replaces all of them
-//! one by one: the new one has attached before the old one is drained.
+//! A worker process that dies is restarted, with a delay that doubles if it dies at once. SIGHUP replaces the
+//! workers one by one: the new process attaches before the old one is drained.
 
 mod completions;
 mod dispatch;
@@ -56,56 +59,56 @@ use signals::{Signal, Signals};
 use worker_slot::WorkerSlot;
 use zerocopy_tx::ZerocopyTx;
 
-/// The token of the signals; a slot's is its number and 1.
+/// Token of the signals. The token of a slot is its number + 1.
 const SIGNALS: u32 = 0;
-/// Ends of connections that are reported in a second; more are counted.
-const TOLD: u32 = 10;
-/// How long sockets wait at most while rings give something: to ask for them costs as much as some messages do.
-const LOOK: Duration = Duration::from_micros(10);
-/// What is left behind the time for draining, for the core to end what has not ended and for that to be reported.
-const MOMENT: Duration = Duration::from_millis(100);
+/// Ends of connections that are logged per second. Further ones are counted.
+const ENDS_LOGGED: u32 = 10;
+/// Maximum delay of a look at the sockets while the rings are busy. A look costs as much as several messages.
+const POLL_INTERVAL: Duration = Duration::from_micros(10);
+/// Time after the drain deadline for the core to end the remaining connections and report them.
+const DRAIN_GRACE: Duration = Duration::from_millis(100);
 
-/// What a front is reported when it is made.
+/// Configuration of a worker pool.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The command of a worker, in words. As its first word, `towpath` means this very program.
+    /// Command of a worker, in words. `towpath` as the first word means this executable.
     pub command: Vec<String>,
-    /// How many workers.
+    /// Number of workers.
     pub workers: NonZeroUsize,
-    /// How long connections have to be done when the front is reported to end, and a worker when it is replaced.
+    /// Time for connections to finish when the pool ends, and for a replaced worker.
     pub drain: Duration,
-    /// A worker that has a message for longer is killed; none waits for ever.
+    /// A worker that holds a message for longer is killed. `None`: no limit.
     pub timeout: Option<Duration>,
-    /// Whether a connection ends when its message was given up because its workers died.
+    /// End the connection of a message that was abandoned because its workers died.
     pub close_undone: bool,
-    /// What it is called, where there are several.
+    /// Name of the mux.
     pub name: String,
-    /// Workers' channels are numbered behind this one, where others are listed beside them.
+    /// The workers' channels are numbered from here + 1.
     pub first_channel: u32,
-    /// How long answers leave: see [`towpath_send::Choice`].
+    /// How long replies are sent: see [`towpath_send::Choice`].
     pub send: Choice,
-    /// Whether each long answer's checksum when it was given is compared with that at its completion, which costs two readings of every
-    /// byte: see [`towpath_send::Counters::tampered`].
+    /// Compare the checksum of each long reply at completion with that at submission. Reads every byte twice.
+    /// See [`towpath_send::Counters::tampered`].
     pub send_check: bool,
 }
 
-/// Why there is no front, or why it ended.
+/// Why the pool cannot start, or failed.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// A worker could not be started, or ended before it attached, for the first time.
+    /// A worker could not be started, or ended before it attached for the first time.
     #[error("worker {slot}: {exit}")]
     Worker {
-        /// Which, from 0.
+        /// Number of the worker, from 0.
         slot: usize,
-        /// Why.
+        /// Reason.
         exit: WorkerExit,
     },
     /// A system call failed.
     #[error("{doing}: {source}")]
     System {
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
-        /// What the system said.
+        /// The error.
         source: io::Error,
     },
 }
@@ -114,34 +117,35 @@ fn system(doing: &'static str) -> impl Fn(io::Error) -> Error {
     move |source| Error::System { doing, source }
 }
 
-/// What a front did, when it has ended.
+/// Result of a worker pool that has ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
-    /// Connections were drained in time, and their peers have taken everything, or the kernel has it for them.
+    /// Connections were drained in time, and their peers or the kernel have accepted all data.
     pub drained: bool,
-    /// Connections of which something was not answered or not taken when they were waited for no longer, since it was reported to end.
+    /// Number of connections that were cut before everything was answered and accepted, since the drain
+    /// began.
     pub cut: u64,
-    /// What the multiplexor counted.
+    /// Counters of the multiplexor.
     pub totals: towpath_mux::mux::Totals,
-    /// Worker processes that were started again.
+    /// Number of worker processes that were restarted.
     pub restarts: u64,
 }
 
-/// What a turn of a front came to.
+/// Result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// There was something to do, and there may be more.
     Busy,
     /// There was nothing to do.
     Quiet,
-    /// It has ended: see [`WorkerPool::end`].
+    /// The pool has ended: call [`WorkerPool::end`].
     Over {
         /// Connections were drained in time.
         drained: bool,
     },
 }
 
-/// A multiplexor whose workers are processes. See the module's documentation.
+/// A multiplexor whose workers are processes. See the documentation of this module.
 #[derive(Debug)]
 pub struct WorkerPool {
     driver: Driver,
@@ -151,22 +155,22 @@ pub struct WorkerPool {
     signals: Signals,
     completions: Completions,
     zerocopy_tx: ZerocopyTx,
-    /// Who is next to be replaced, while that goes on.
+    /// The slot being replaced.
     replacing: Option<usize>,
-    /// It was reported to end: when it does so at the latest, and how many connections had been cut before.
+    /// Draining: the deadline, and the number of connections cut before it began.
     draining: Option<Instant>,
     cut_before: u64,
-    /// Ends reported in this second, those that were not, and when it began.
+    /// Ends logged in this second, ends not logged, and start of the second.
     reported: (u32, u64, Instant),
-    /// Workers' messages that were not sent, as far as that was reported, and when.
+    /// Unsent messages of workers when they were last logged, and that time.
     lost: (mux::Lost, Option<Instant>),
     inbox: Option<QueryInbox>,
     dispatcher: Dispatcher,
-    /// How long who looks at it, and what leaves without a copy, can be left alone.
+    /// Time until queries and zero-copy senders need a turn.
     patience: Duration,
-    /// Of the Unix sockets where it listens, as long as it does.
+    /// Files of the Unix sockets that it listens on.
     sockets: Vec<SocketFile>,
-    /// Holds the workers' sockets; removed with it.
+    /// Directory of the workers' sockets; removed on drop.
     _directory: TempDir,
 }
 
@@ -174,24 +178,24 @@ impl WorkerPool {
     /// Starts the workers and waits until all have attached.
     ///
     /// # Errors
-    /// Why not; then every worker has been ended.
+    /// Fails if a worker cannot be started or does not attach. All workers have been ended then.
     pub fn new(server: &Server, config: Config, inbox: Option<QueryInbox>) -> Result<Self, Error> {
         let signals = Signals::new().map_err(system("listening to signals"))?;
         Self::start(server, config, inbox, signals, &|| false)
     }
 
-    /// The same for a process that has other things to do with its signals: what they would say is said by orders. Once it is
-    /// `stopped`, workers that have not attached yet are not waited for any more.
+    /// As [`WorkerPool::new`], for a process that handles signals itself: the returned control replaces them.
+    /// Stops waiting for workers to attach when `stopped` returns true.
     ///
     /// # Errors
     /// As [`WorkerPool::new`].
-    pub fn ordered(
+    pub fn with_control(
         server: &Server,
         config: Config,
         inbox: Option<QueryInbox>,
         stopped: &dyn Fn() -> bool,
     ) -> Result<(Self, PoolControl), Error> {
-        let (signals, orders) = Signals::ordered().map_err(system("listening to orders"))?;
+        let (signals, orders) = Signals::channel().map_err(system("listening to orders"))?;
         Ok((Self::start(server, config, inbox, signals, stopped)?, orders))
     }
 
@@ -205,7 +209,7 @@ impl WorkerPool {
         let mut driver = server.driver().map_err(system("driving the sockets"))?;
         driver.gather();
         driver.watch(&signals, SIGNALS).map_err(system("listening to signals"))?;
-        // tempdir gives it mode 0700.
+        // tempdir uses mode 0700.
         let directory = tempfile::Builder::new().prefix("towpath-").tempdir();
         let directory = directory.map_err(system("making a directory for the workers' sockets"))?;
         if let Some(limit) = descriptor_limit(config.workers.get()) {
@@ -214,7 +218,7 @@ impl WorkerPool {
         let start = Instant::now();
         let zerocopy_tx = ZerocopyTx::new(config.send, config.send_check);
         server.set_zerocopy(Arc::new(zerocopy_tx.clone()));
-        // Else what one worker answers goes out beside what others do.
+        // Leases need a connection that one worker alone sends on.
         let alone = config.workers.get() == 1 || driver.change(|mux, _| mux.config().order) == Order::Sticky;
         let leases = alone && config.send != Choice::Plain;
         let slots = (0..config.workers.get())
@@ -253,22 +257,22 @@ impl WorkerPool {
         Ok(front)
     }
 
-    /// Gives it the files of the Unix sockets that it serves: they go when it stops accepting.
+    /// Keeps the files of Unix sockets until the pool stops accepting.
     pub fn keep(&mut self, sockets: Vec<SocketFile>) {
         self.sockets.extend(sockets);
     }
 
-    /// Serves until a signal ends it: SIGTERM and SIGINT drain, a second one does not wait.
+    /// Serves until a signal ends it: SIGTERM or SIGINT drains, the second one ends at once.
     ///
     /// # Errors
-    /// When epoll fails.
+    /// Fails if epoll_wait(2) fails.
     pub fn run(mut self) -> Result<Outcome, Error> {
         let (mut backoff, mut looked) = (PollBackoff::default(), None);
         loop {
             let now = Instant::now();
             let busy = self.exchange();
             let again = backoff.should_poll(busy, || self.slots.iter().any(WorkerSlot::works_elsewhere));
-            if busy && now.duration_since(*looked.get_or_insert(now)) < LOOK {
+            if busy && now.duration_since(*looked.get_or_insert(now)) < POLL_INTERVAL {
                 continue;
             }
             looked = None;
@@ -280,11 +284,10 @@ impl WorkerPool {
         }
     }
 
-    /// One turn for somebody who has other things to do, too: what is there is done, within bounds, and nobody is waited
-    /// for. Who calls this sleeps with the front's descriptor, when it has [armed](Self::arm) it.
+    /// Runs one bounded turn without waiting. Sleep by the pool's descriptor after [`WorkerPool::arm`].
     ///
     /// # Errors
-    /// When epoll fails.
+    /// Fails if epoll_wait(2) fails.
     pub fn step(&mut self) -> Result<Step, Error> {
         let busy = self.exchange();
         let busy = self.wait(Some(Duration::ZERO))? || busy;
@@ -295,44 +298,44 @@ impl WorkerPool {
         })
     }
 
-    /// Has everything that brings work make the front's descriptor readable; for how long the front may be left alone
-    /// otherwise. Nothing when there is something to do already.
+    /// Makes the pool's descriptor readable when there is work. Returns the maximum time until the next turn,
+    /// or `None` if there is work already.
     pub fn arm(&mut self) -> Option<Duration> {
         let slots = self.arm_slots()?;
         let own = self.driver.poll_timeout().map(|due| due.saturating_duration_since(Instant::now()));
         Some(own.map_or(slots, |own| own.min(slots)))
     }
 
-    /// Ends it when its last [step](Self::step) was over: its workers are reported, and waited for.
+    /// Ends the pool after [`Step::Over`]: closes the workers' channels and waits for the processes.
     pub fn end(mut self, drained: bool) -> Outcome {
         let totals = self.driver.change(|mux, _| *mux.totals());
         let restarts = self.slots.iter().map(WorkerSlot::restarts).sum();
         let open = if drained { 0 } else { totals.attach - totals.unattach };
         let cut = self.cut() + open;
-        // Every channel ends before any process is waited for.
+        // All channels are closed before any process is waited for.
         self.slots.iter_mut().for_each(WorkerSlot::close);
         Outcome { drained, cut, totals, restarts }
     }
 
-    /// Messages, answers and questions; whether there was anything to do.
+    /// Handles messages, replies and queries. Returns true if there was anything to do.
     fn exchange(&mut self) -> bool {
         let serve_queries = self.serve_queries();
-        // Behind the questions: what they take is no worker's delay.
+        // Time spent on queries does not count as a worker's delay.
         let now = Instant::now();
         let busy = self.turn(self.clock(now));
-        // Also while there is always something else to do.
+        // Also while the pool is always busy.
         self.patience = serve_queries.min(self.zerocopy_tx.look(now));
         busy
     }
 
-    /// How long to sleep at most; nothing when a worker has something already.
+    /// Maximum time to sleep; `None` if a worker has something already.
     fn arm_slots(&mut self) -> Option<Duration> {
-        // Every one of them, not up to the first that has something.
+        // Arms every slot; does not stop at the first that has something.
         let armed = self.slots.iter_mut().filter_map(|slot| (!slot.arm()).then_some(())).count() == 0;
         armed.then(|| self.timeout().min(self.patience))
     }
 
-    /// What is not messages: processes, what there is to tell, signals. Whether it is over, and if so whether it was drained.
+    /// Handles processes, events and signals. Returns whether the drain succeeded when the pool is over.
     fn supervise(&mut self) -> Option<bool> {
         self.supervise_slots();
         let news = self.driver.has_news();
@@ -344,12 +347,12 @@ impl WorkerPool {
         if news && self.driver.is_drained() {
             return Some(self.cut() == 0);
         }
-        // A worker that is stuck in a message is not waited for, since nobody is there any more to be answered.
+        // A worker that is stuck in a message is not waited for: its connection has gone.
         let late = self.draining.is_some_and(|latest| Instant::now() >= latest);
         (self.handle_signals() || late).then_some(false)
     }
 
-    /// One turn of messages and answers; whether there was anything to do.
+    /// One turn of messages and replies. Returns true if there was anything to do.
     fn turn(&mut self, now: u64) -> bool {
         let Self { driver, slots, completions, dispatcher, config, .. } = self;
         let mut busy = false;
@@ -370,7 +373,7 @@ impl WorkerPool {
         for slot in slots.iter_mut() {
             slot.hand_over(completions, now, epoch);
         }
-        // Writing takes long: workers are at what they got meanwhile.
+        // Workers process their messages during the writes.
         driver.flush();
         busy
     }
@@ -388,7 +391,7 @@ impl WorkerPool {
         driver.wait(timeout, each).map_err(|source| Error::System { doing: "waiting for sockets", source })
     }
 
-    /// When slots want to be looked after at the latest.
+    /// When the slots need supervision.
     fn timeout(&self) -> Duration {
         let now = Instant::now();
         let slots = self.slots.iter().filter_map(|slot| slot.due(self.config.timeout, self.start));
@@ -397,7 +400,7 @@ impl WorkerPool {
         self.dispatcher.again().map_or(due, |again| again.min(due))
     }
 
-    /// Processes that attached or ended, restarts that are due, replacements that may go on.
+    /// Handles processes that attached or ended, due restarts, and replacements.
     fn supervise_slots(&mut self) {
         let now = Instant::now();
         let clock = self.clock(now);
@@ -407,7 +410,7 @@ impl WorkerPool {
             if !slot.is_due(now) {
                 continue;
             }
-            // Nothing is read while it drains: what nobody holds or waits with then needs nobody any more.
+            // While it drains nothing is read. A worker is needed only for messages that exist.
             match draining.is_none() || driver.server().look(Mux::has_work) {
                 true => slot.start(&self.config.command, driver, now),
                 false => slot.stay_empty(),
@@ -429,7 +432,7 @@ impl WorkerPool {
         }
     }
 
-    /// Does what signals say; whether to end at once.
+    /// Handles signals. Returns true to end at once.
     fn handle_signals(&mut self) -> bool {
         while let Some(signal) = self.signals.next() {
             match signal {
@@ -441,12 +444,12 @@ impl WorkerPool {
                 Signal::Replace => log::warn!("SIGHUP: workers are being replaced, or the front ends"),
                 Signal::End if self.draining.is_some() => return true,
                 Signal::End => {
-                    self.draining = Some(Instant::now() + self.config.drain + MOMENT);
+                    self.draining = Some(Instant::now() + self.config.drain + DRAIN_GRACE);
                     self.cut_before = cut(&self.driver.server());
-                    // One that has been begun comes to its end.
+                    // A replacement that has begun is completed.
                     self.replacing = None;
-                    // Before nobody listens there any more: a successor that finds the file then puts its own in its place, which may
-                    // have the same number (inode(7)), and would go with us.
+                    // Before listening ends: a successor that finds the file would replace it by its own,
+                    // which may have the same inode number (inode(7)) and would be removed with ours.
                     self.sockets.clear();
                     self.driver.server().drain(Some(self.config.drain));
                 }
@@ -467,7 +470,7 @@ impl WorkerPool {
                         message.deaths()
                     );
                     if self.config.close_undone {
-                        // What else it asked is done and answered.
+                        // Its other messages are processed and answered.
                         let drain = self.config.drain;
                         self.driver.change(|mux, now| mux.drain_psock(psock, Some(now + drain), now));
                     }
@@ -482,12 +485,12 @@ impl WorkerPool {
         }
     }
 
-    /// Connections that were cut since it was reported to end.
+    /// Number of connections cut since the drain began.
     fn cut(&self) -> u64 {
         if self.draining.is_some() { cut(&self.driver.server()) - self.cut_before } else { 0 }
     }
 
-    /// Workers' messages that were not sent, at most once a second.
+    /// Logs unsent messages of workers, at most once per second.
     fn report_lost(&mut self) {
         let (before, since) = &mut self.lost;
         let lost = self.completions.lost;
@@ -499,7 +502,7 @@ impl WorkerPool {
         log::warn!("messages of workers were not sent: {more}");
     }
 
-    /// Connections that ended badly, with the cause.
+    /// Logs connections that ended by an error.
     fn report_ends(&mut self) {
         while let Some(Ended { psock, peer, cause, unsent, .. }) = self.driver.server().poll_ended() {
             if cause.is_clean() {
@@ -511,7 +514,7 @@ impl WorkerPool {
         }
     }
 
-    /// Says what became of a connection: some in a second, the others as a number.
+    /// Logs a line about a connection, up to [`ENDS_LOGGED`] per second; counts the others.
     fn warn(&mut self, line: impl FnOnce() -> String) {
         let (count, left_out, since) = &mut self.reported;
         if since.elapsed() >= Duration::from_secs(1) {
@@ -520,7 +523,7 @@ impl WorkerPool {
             }
             (*count, *left_out, *since) = (0, 0, Instant::now());
         }
-        if *count >= TOLD {
+        if *count >= ENDS_LOGGED {
             *left_out += 1;
             return;
         }
@@ -528,7 +531,7 @@ impl WorkerPool {
         log::warn!("{}", line());
     }
 
-    /// Answers those who look; for how long they can be left alone.
+    /// Serves queries. Returns the time until they need the next turn.
     fn serve_queries(&mut self) -> Duration {
         let Some(mut inbox) = self.inbox.take() else { return Duration::MAX };
         let patience = inbox.attend(self);
@@ -536,13 +539,13 @@ impl WorkerPool {
         Duration::from_nanos(patience)
     }
 
-    /// Nanoseconds since it began.
+    /// Nanoseconds since the start.
     fn clock(&self, now: Instant) -> u64 {
         u64::try_from(now.saturating_duration_since(self.start).as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
-/// Readable when there is something to do for [`WorkerPool::step`], once the front was [armed](WorkerPool::arm).
+/// Readable when [`WorkerPool::step`] has something to do, after [`WorkerPool::arm`].
 impl AsFd for WorkerPool {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.driver.as_fd()
@@ -581,15 +584,15 @@ impl QueryHandler for WorkerPool {
     }
 }
 
-/// From which descriptor on they are not for connections, which would otherwise take what a worker needs that is started again: it has
-/// five, and twelve for a moment. At most half of all.
+/// Lowest descriptor that connections must leave free, so that workers can be restarted: each needs five, and
+/// twelve during the start. Reserves at most half of all.
 fn descriptor_limit(workers: usize) -> Option<RawFd> {
     let all = rustix::process::getrlimit(rustix::process::Resource::Nofile).current?;
     let kept = (8 * workers as u64 + 24).min(all / 2);
     RawFd::try_from(all - kept).ok()
 }
 
-/// Connections whose peers were not waited for any longer, though they had not been answered or had not taken what was sent.
+/// Number of connections that ended with unanswered messages or unaccepted data.
 fn cut(server: &Server) -> u64 {
     let ended = |mux: &Mux| {
         let totals = mux.totals();
@@ -604,7 +607,7 @@ fn epoch() -> u64 {
     since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// Sends what a worker said, as far as it may: a message that nobody is there for, or has room for, is not kept.
+/// Sends a message of a worker. A message without destination or space is not kept.
 fn send(
     mux: &mut Mux,
     to: Option<towpath_mux::mux::psock::Id>,

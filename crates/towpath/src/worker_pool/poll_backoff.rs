@@ -1,17 +1,17 @@
-//! How long a front looks for what its workers answer before it sleeps: less when that is in vain.
+//! Busy polling for the workers' replies before the thread sleeps; adapts to its success.
 
-/// Turns without anything to do before the thread sleeps, while workers have messages and run elsewhere: some 10 us.
+/// Empty turns before the thread sleeps while workers on other CPUs hold messages: about 10 us.
 const SPINS: u32 = 30;
-/// Sleeps after which it looks for as long again, to see whether that is worth it now.
+/// Number of sleeps after which the full number of turns is tried again.
 const AGAIN: u32 = 16;
 
 #[derive(Debug)]
 pub(super) struct PollBackoff {
-    /// Turns in a messages in which there was nothing, and how many there may be.
+    /// Empty turns in a row, and their current maximum.
     quiet: u32,
     spins: u32,
     sleeps: u32,
-    /// It slept since there was something.
+    /// The thread slept since the last success.
     slept: bool,
 }
 
@@ -22,7 +22,7 @@ impl Default for PollBackoff {
 }
 
 impl PollBackoff {
-    /// Whether to look again at once, where there was something to do (`busy`), or may be soon (`working`).
+    /// Returns true to poll again: there was something to do (`busy`), or there may be soon (`working`).
     pub(super) fn should_poll(&mut self, busy: bool, working: impl FnOnce() -> bool) -> bool {
         if busy {
             if self.quiet > 0 && !self.slept {
@@ -48,7 +48,7 @@ impl PollBackoff {
 mod tests {
     use super::*;
 
-    /// Turns without anything until it sleeps.
+    /// Number of empty turns before it sleeps.
     fn looks(backoff: &mut PollBackoff) -> u32 {
         let mut looks = 0;
         while backoff.should_poll(false, || true) {
@@ -69,11 +69,11 @@ mod tests {
         while looks(&mut backoff) < SPINS {
             backoff.should_poll(true, || true);
         }
-        // Now and then it looks for as long as ever, and finds something.
+        // The full number of turns is tried at intervals, and succeeds.
         backoff.should_poll(true, || true);
         backoff.should_poll(false, || true);
         backoff.should_poll(true, || true);
         assert_eq!(backoff.spins, SPINS);
-        assert!(!backoff.should_poll(false, || false), "nobody has anything to answer");
+        assert!(!backoff.should_poll(false, || false), "no worker holds a message");
     }
 }

@@ -1,4 +1,4 @@
-//! A worker process: started, attached, and what it has of the multiplexor's messages.
+//! A worker process: start, attachment, and the messages that it holds.
 
 use std::collections::VecDeque;
 use std::io;
@@ -23,25 +23,26 @@ use super::frame::{FrameMessages, Out, messages, part, pass, pieces, place, send
 use super::tx_lease::TxLeases;
 use crate::control::protocol;
 
-/// How long a process has to attach.
+/// Time for a process to attach.
 const ATTACH: Duration = Duration::from_secs(15);
-/// How long it has to end once its channel is closed, before it is killed.
+/// Time to exit after its channel was closed. Then it is killed.
 const EXIT: Duration = Duration::from_secs(5);
-/// How often a process is looked at that does not say when it is ready.
+/// Interval of checks of a process without a channel.
 const LOOK: Duration = Duration::from_millis(20);
-/// Messages that it may have at a time: several turns of them when they are short; the core gives fewer when they take long.
+/// Maximum number of messages that it holds: several turns of short ones. The core gives fewer long ones.
 const CREDIT: usize = 256;
-/// Bytes of its messages from which on it gets no more.
+/// Size of its RX area in bytes.
 const RX: u32 = 4 << 20;
-/// Most calls of [`Channel::poll_messages`] in a turn, so that a worker that only sends does not keep the others waiting.
+/// Maximum number of calls of [`Channel::poll_messages`] per turn, so that a worker that only sends does not
+/// delay the others.
 const ROUNDS: usize = 16;
-/// Messages that were not sent: so many it is reported of at once.
+/// Maximum number of notices of unsent messages that it holds.
 const NOTICES: usize = 64;
 
-/// Why there is no worker process any more, or none yet.
+/// Why a worker process ended or could not be started.
 #[derive(Debug, Error)]
 pub enum WorkerExit {
-    /// The socket could not be made.
+    /// The socket could not be created.
     #[error("{0}")]
     Bind(#[from] ring::BindError),
     /// The program could not be started.
@@ -49,15 +50,15 @@ pub enum WorkerExit {
     Start {
         /// First word of the command.
         program: String,
-        /// What the system said.
+        /// The error.
         source: io::Error,
     },
-    /// The program ended before it attached.
+    /// The program exited before it attached.
     #[error("`{program}` ended before it attached ({status}); run it alone to see why")]
     Early {
         /// First word of the command.
         program: String,
-        /// How it ended.
+        /// Its exit status.
         status: ExitStatus,
     },
     /// The program did not attach in time.
@@ -70,12 +71,12 @@ pub enum WorkerExit {
         /// First word of the command.
         program: String,
     },
-    /// It ended, or was ended, after it had attached.
+    /// It exited or was killed after it had attached.
     #[error("process {pid}: {why}")]
     Gone {
-        /// Its process.
+        /// Its process id.
         pid: u32,
-        /// How.
+        /// How it ended.
         why: String,
     },
     /// A system call failed.
@@ -83,7 +84,7 @@ pub enum WorkerExit {
     System(#[from] io::Error),
 }
 
-/// See the file's text.
+/// See the documentation of this module.
 #[derive(Debug)]
 pub(super) struct Process {
     program: String,
@@ -91,54 +92,56 @@ pub(super) struct Process {
     _pidfd: OwnedFd,
     token: u32,
     started: Instant,
-    /// Where it attaches, until it has.
+    /// Its endpoint, until it attaches.
     endpoint: Option<Endpoint>,
     channel: Option<Channel>,
-    /// What it has lent, where answers may leave from where it wrote them.
+    /// Its leased frames, if replies may be sent from its memory.
     tx_leases: Option<TxLeases>,
     leases: bool,
-    /// Its name in the core, while it has one.
+    /// Its id in the core while it is a worker.
     id: Option<worker::Id>,
-    /// It gets nothing more, and is killed when it has some then, in nanoseconds of the front's clock.
+    /// It leaves: deadline in nanoseconds of the pool's clock, after which it is killed if it still has
+    /// messages.
     leaves: Option<u64>,
-    /// Since when it is to end, and whether it was killed.
+    /// When its channel was closed, and why it was killed.
     closed: Option<Instant>,
     killed: Option<&'static str>,
-    /// It was asked to ring when it has something.
+    /// The channel is armed: the process will write its doorbell.
     armed: bool,
-    /// It may be waiting for the room that was left to it since it was kicked.
+    /// TX space was freed since the process was last woken; it may wait for it.
     gave_room: bool,
-    /// What it has, by number: the first is that of `first`. None where it was done out of order.
+    /// Frames that it holds, by sequence number from `first`. `None`: completed out of order.
     out: VecDeque<Option<Out>>,
     first: Seq,
     working: usize,
-    /// When it last said something or got something while it had nothing, in nanoseconds of the front's clock.
+    /// Time of its last progress, or of its first message after it was idle, in nanoseconds of the pool's
+    /// clock.
     progress: u64,
-    /// It has said something since it had nothing.
+    /// It has made progress since it was idle.
     moves: bool,
     served: bool,
-    /// Taken from the core, and not published: there was no room.
+    /// Taken from the core and not published for lack of space.
     waiting: VecDeque<Batch>,
-    /// Released, and reported the core when all of its replies were read.
+    /// Released frames. They are applied after all earlier replies.
     released: Vec<Seq>,
-    /// Frames that say what was not sent, which it has not given back.
+    /// Frames with notices of unsent messages that it has not released.
     notices: VecDeque<Seq>,
     batch: Vec<Batch>,
 }
 
-/// What a look at a process found.
+/// Result of a check of a process.
 #[derive(Debug)]
 pub(super) enum ProcessState {
-    /// Nothing new.
+    /// No change.
     Same,
     /// It has attached.
     Attached,
-    /// It is gone.
+    /// It has ended.
     Gone(WorkerExit),
 }
 
 impl Process {
-    /// Starts `command`, with the socket at `path` in TOWPATH_SOCKET.
+    /// Starts `command` with the path of its socket in TOWPATH_SOCKET.
     pub(super) fn start(
         command: &[String],
         path: &Path,
@@ -150,7 +153,7 @@ impl Process {
         let config = ring::Config {
             rx: Geometry::with(RX, 1024).expect("4 MiB in frames of 1 KiB"),
             deadline: None,
-            // One meaningless word is a broken or hostile worker: it is detached, nothing more of it counts.
+            // A single invalid word means a broken or hostile worker, which is detached.
             violations_max: 0,
             messages: true,
             bursts: true,
@@ -167,7 +170,8 @@ impl Process {
             .env("TOWPATH_SOCKET", path)
             .stdin(Stdio::null())
             .stdout(io::stderr())
-            // A terminal's interrupt is for the front, which drains; a worker that had it too would die with its message.
+            // Terminal interrupts are for the pool, which drains. A worker that got them, too, would die with
+            // its message.
             .process_group(0)
             .spawn()
             .map_err(|source| WorkerExit::Start { program: first.clone(), source })?;
@@ -210,7 +214,7 @@ impl Process {
         })
     }
 
-    /// Looks whether it has attached, or is gone; kills what takes too long.
+    /// Checks whether it has attached or ended. Kills it if it takes too long.
     pub(super) fn look(&mut self, driver: &mut Driver, now: Instant) -> Result<ProcessState, WorkerExit> {
         if let Some(endpoint) = &mut self.endpoint
             && let Some(channel) = endpoint.accept()?
@@ -249,14 +253,14 @@ impl Process {
         Ok(ProcessState::Same)
     }
 
-    /// Whether it has ended, once its channel is gone. It is killed when it takes too long, or was never reported to end because it had
-    /// not attached; nobody waits for it.
+    /// Returns true if it has exited after its channel was closed. Kills it if it takes too long, or if it
+    /// never attached. Does not wait.
     pub(super) fn has_ended(&mut self, now: Instant) -> bool {
         let late = self.closed.is_none_or(|closed| now > closed + EXIT);
         if (late || self.endpoint.is_some()) && self.killed.is_none() {
             self.kill("it did not end");
         }
-        // One that cannot be waited for is nobody's child any more.
+        // A process that cannot be waited for is not a child any more.
         !matches!(self.child.try_wait(), Ok(None))
     }
 
@@ -265,7 +269,7 @@ impl Process {
         WorkerExit::Gone { pid: self.child.id(), why }
     }
 
-    /// When [`look`](Self::look) or [`collect`](Self::collect) has something to do by itself.
+    /// When [`ProcessState`] must be checked or [`collect`](Self::collect) called without an event.
     pub(super) fn due(&self, timeout: Option<Duration>, start: Instant) -> Option<Instant> {
         if self.channel.is_none() {
             return Some(Instant::now() + LOOK);
@@ -284,7 +288,7 @@ impl Process {
         self.working > 0
     }
 
-    /// Whether it works where this thread runs: then it goes on when this thread does not.
+    /// Returns true if it runs on the CPU of this thread: it then runs only when this thread sleeps.
     pub(super) fn shares_cpu(&self) -> bool {
         self.channel.as_ref().is_some_and(Channel::shares_cpu)
     }
@@ -301,7 +305,7 @@ impl Process {
         self.id == Some(id)
     }
 
-    /// Whether it has done a message.
+    /// Returns true if it has completed a message.
     pub(super) const fn has_served(&self) -> bool {
         self.served
     }
@@ -310,7 +314,7 @@ impl Process {
         self.started
     }
 
-    /// Its socket or its process has something to say.
+    /// Its socket, channel or process is ready.
     pub(super) fn handle_ready(&mut self) {
         if let Some(channel) = &mut self.channel {
             channel.disarm();
@@ -318,7 +322,8 @@ impl Process {
         }
     }
 
-    /// Reads what it answered and released; whether there was anything. `alone`: what it answers may leave from its own memory.
+    /// Reads replies and releases. Returns true if there were any. `alone`: replies may be sent from its
+    /// memory.
     pub(super) fn collect(
         &mut self,
         completions: &mut Completions,
@@ -330,7 +335,7 @@ impl Process {
         let Self { out, first, released, tx_leases, .. } = self;
         let gave = tx_leases.as_mut().is_some_and(|tx_leases| tx_leases.give_back(channel));
         let tx_leases = if alone { tx_leases.as_mut() } else { None };
-        // What is released now was answered before: those replies are there when the lane is read below.
+        // Replies to the frames released here were written before: the TX ring read below has them.
         channel.poll_verdicts(now, |seq, _| released.push(seq));
         let (mut any, mut all) = (!released.is_empty(), false);
         let mut answers = Answers { id, first: *first, out, tx_leases, completions, copied: 0, now };
@@ -339,7 +344,7 @@ impl Process {
             let count = channel.poll_frames(&mut answers);
             any |= count > 0;
             if count < POLL_MESSAGES && answers.copied < POLL_BYTES {
-                // Of one that broke the protocol, answers may stand behind what ended it.
+                // After a protocol violation there may be replies behind the point where reading stopped.
                 all = !channel.is_dead();
                 break;
             }
@@ -364,7 +369,7 @@ impl Process {
         any || gave
     }
 
-    /// What was released is done.
+    /// Applies the releases.
     fn settle(&mut self, completions: &mut Completions, id: worker::Id, now: u64) {
         for seq in self.released.drain(..) {
             if let Some(at) = self.notices.iter().position(|notice| *notice == seq) {
@@ -387,32 +392,32 @@ impl Process {
         }
     }
 
-    /// Whether it has no message and takes one.
+    /// Returns true if it has no message and accepts one.
     pub(super) fn is_idle(&self) -> bool {
         self.has_room() && self.working == 0
     }
 
-    /// Whether it has messages and has not said anything for so long, in nanoseconds.
+    /// Returns true if it has messages and made no progress for `patience` nanoseconds.
     pub(super) fn is_stuck(&self, now: u64, patience: u64) -> bool {
         self.working > 0 && now.saturating_sub(self.progress) >= patience
     }
 
-    /// Whether it has said something about what it has.
+    /// Returns true if it has made progress on its current messages.
     pub(super) const fn moves(&self) -> bool {
         self.moves
     }
 
-    /// How long until it is, if it does not say anything.
+    /// Time until it counts as stuck without progress.
     pub(super) fn until_stuck(&self, now: u64, patience: u64) -> Option<u64> {
         (self.working > 0).then(|| patience.saturating_sub(now.saturating_sub(self.progress)))
     }
 
-    /// Messages that it has.
+    /// Number of messages that it holds.
     pub(super) const fn working(&self) -> usize {
         self.working
     }
 
-    /// Takes messages from the core until it has `most`; whether it got any.
+    /// Takes messages from the core until it holds `most`. Returns true if there are messages to publish.
     pub(super) fn fill(&mut self, mux: &mut Mux, now: Time, most: usize) -> bool {
         let Some(id) = self.id.filter(|_| self.has_room() && self.working < most) else { return false };
         mux.poll_batches(id, most, now, &mut self.batch);
@@ -420,7 +425,7 @@ impl Process {
         !self.waiting.is_empty()
     }
 
-    /// Tells it what it sent and nobody took, as far as there is room.
+    /// Publishes notices of unsent messages, as far as there is space.
     fn report_unsent(&mut self, unsent: &mut VecDeque<Unsent>) {
         let (Some(channel), Some(id)) = (&mut self.channel, self.id) else { return };
         let mut reported = false;
@@ -434,7 +439,7 @@ impl Process {
                 .send(&unsent.bytes, &Meta { kind: Kind::ERROR, port, group, mark, ..Meta::default() })
             {
                 Ok(seq) => self.notices.push_back(seq),
-                // It was counted.
+                // The loss was counted before.
                 Err(ReserveError::TooLarge) => return false,
                 Err(_) => return true,
             }
@@ -446,7 +451,7 @@ impl Process {
         }
     }
 
-    /// Publishes what it was given.
+    /// Publishes waiting messages.
     pub(super) fn hand_over(&mut self, completions: &mut Completions, now: u64, epoch: u64) {
         if !completions.unsent.is_empty() {
             self.report_unsent(&mut completions.unsent);
@@ -465,7 +470,8 @@ impl Process {
                     let parts = self.waiting.iter().flat_map(Batch::views).take(count).map(part);
                     let meta = Meta { time: epoch, port, group, ..Meta::default() };
                     match channel.send_bundle_of(parts, pieces(&self.waiting, count), &meta) {
-                        // No gap for all of them: the first alone, in a memory of its own if need be.
+                        // No contiguous space for all of them: publish the first one alone, in its own area
+                        // if necessary.
                         Err(ReserveError::NoContiguousSpace | ReserveError::TooLarge) => {
                             count = 1;
                             send_first(channel, first, epoch)
@@ -479,7 +485,7 @@ impl Process {
                     if self.out.is_empty() {
                         self.first = seq;
                     }
-                    // Numbers that were no message's (there are none today) are nobody's.
+                    // Unknown sequence numbers do not exist today and are ignored.
                     while place(self.first, seq).is_some_and(|at| at > self.out.len()) {
                         self.out.push_back(None);
                     }
@@ -501,21 +507,21 @@ impl Process {
         channel.kick();
     }
 
-    /// Asks it to ring; false when it has something already.
+    /// Arms the doorbell. Returns false if there is something to read already.
     pub(super) fn arm(&mut self) -> bool {
         let Some(channel) = &mut self.channel else { return true };
-        // Frames came back behind the last look: it may wait for their room.
+        // Frames were released after the last check; the process may wait for their space.
         if self.tx_leases.as_ref().is_some_and(TxLeases::has_back) {
             return false;
         }
-        // Its one doorbell may have been read along with what it answered, and then nobody hears of it.
+        // The doorbell may have been read together with replies. Then it would not be written again.
         if !self.armed || channel.has_rung() {
             self.armed = channel.arm();
         }
         self.armed
     }
 
-    /// It gets nothing more; what it has it does, until the deadline.
+    /// Stops giving it messages. It finishes those that it holds until the deadline.
     pub(super) fn leave(&mut self, driver: &mut Driver, patience: Duration, now: u64) {
         let Some(id) = self.id else { return };
         let patience = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
@@ -524,26 +530,27 @@ impl Process {
             self.waiting.drain(..).flat_map(|run| run.rest().collect::<Vec<_>>()).collect();
         driver.change(|mux, now| {
             mux.handle_hand_back(id, &back, now);
-            // Not the core's deadline: that blames it for all it has, what it has not begun too.
+            // Not the core's deadline, which would count the death against all of its messages.
             mux.leave(id, None, now);
         });
     }
 
-    /// It has left: its channel ends, which tells it to end too.
+    /// It has left: closes its channel, which tells it to exit.
     pub(super) fn close(&mut self) {
         self.id = None;
         self.channel = None;
         self.closed.get_or_insert_with(Instant::now);
     }
 
-    /// Its channel is gone. What it said before counts, what it had not answered goes to others.
+    /// Its channel has gone. Its earlier replies count. Unanswered messages go to other workers.
     pub(super) fn die(&mut self, driver: &mut Driver, completions: &mut Completions, now: u64) {
         if let Some(id) = self.id {
             if self.channel.as_ref().and_then(Channel::death) != Some(Death::Violations) {
                 self.collect(completions, now, None, false);
                 self.settle(completions, id, now);
             }
-            // It worked on one that it had not answered, the first of them unless it said which; the others are not what killed it.
+            // The death counts against the message that it was processing: the one that it named, or the
+            // first unanswered one.
             let mut back: Vec<Ticket> = self.out.iter().flatten().flat_map(Out::unanswered).collect();
             let at = self.at();
             let blamed = back.iter().position(|ticket| Some(*ticket) == at).unwrap_or(0);
@@ -563,7 +570,7 @@ impl Process {
         self.close();
     }
 
-    /// The message that it said it was at, if it has that.
+    /// The message that it named as being processed.
     fn at(&self) -> Option<Ticket> {
         let (seq, index) = self.channel.as_ref()?.at()?;
         let held = place(self.first, seq).and_then(|at| *self.out.get(at)?)?;
@@ -572,11 +579,11 @@ impl Process {
 
     pub(super) fn kill(&mut self, why: &'static str) {
         self.killed = Some(why);
-        // It has ended already: then that is found next.
+        // It has exited; the next check finds that.
         let _ = self.child.kill();
     }
 
-    /// Its ring as `towpath ctl show rings` prints it.
+    /// Its ring for `towpath ctl show rings`.
     pub(super) fn ring(&self, number: u32) -> Option<protocol::Ring> {
         let channel = self.channel.as_ref()?;
         let (peer, geometry, stats) = (channel.peer(), channel.geometry(), channel.stats());
@@ -615,7 +622,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.channel = None;
-        // The end of its socket tells it to go; one that never attached has not been reported anything.
+        // Closing its socket tells it to exit. A process that never attached gets no such sign.
         let closed = self.closed.unwrap_or(self.started);
         while self.endpoint.is_none() && self.killed.is_none() && closed.elapsed() < EXIT {
             match self.child.try_wait() {

@@ -1,4 +1,4 @@
-//! Signals, as something to read.
+//! Signals as readable descriptors.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
-/// What a signal asks for.
+/// Request of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Signal {
     /// SIGTERM, SIGINT.
@@ -17,17 +17,17 @@ pub(super) enum Signal {
     Replace,
 }
 
-/// From here on signals are read, not obeyed by the system.
+/// Receives signals from here on; their default actions are disabled.
 #[derive(Debug)]
 pub(super) struct Signals {
     end: UnixStream,
     replace: UnixStream,
-    /// Readable when one of them is.
+    /// Readable when one of the two is.
     either: std::os::fd::OwnedFd,
     pending: VecDeque<Signal>,
 }
 
-/// Says to a front what signals would: for a process that has several.
+/// Controls a pool in place of signals, for a process that has several.
 #[derive(Debug)]
 pub struct PoolControl {
     end: UnixStream,
@@ -35,33 +35,33 @@ pub struct PoolControl {
 }
 
 impl PoolControl {
-    /// The front drains; the second time it ends at once.
+    /// Drains the pool. A second call ends it at once.
     pub fn end(&self) {
         say(&self.end);
     }
 
-    /// Its workers are replaced one by one.
+    /// Replaces the workers one by one.
     pub fn replace(&self) {
         say(&self.replace);
     }
 }
 
 fn say(mut to: &UnixStream) {
-    // It only fails when as much has been said already, or nobody is there any more.
+    // Fails if the buffer is full, or if the pool has gone.
     let _ = to.write(&[0]);
 }
 
 impl Signals {
     pub(super) fn new() -> io::Result<Self> {
-        let (signals, PoolControl { end, replace }) = Self::ordered()?;
+        let (signals, PoolControl { end, replace }) = Self::channel()?;
         pipe::register(SIGINT, end.try_clone()?)?;
         pipe::register(SIGTERM, end)?;
         pipe::register(SIGHUP, replace)?;
         Ok(signals)
     }
 
-    /// They come from here instead.
-    pub(super) fn ordered() -> io::Result<(Self, PoolControl)> {
+    /// Receives requests from [`PoolControl`] instead of signals.
+    pub(super) fn channel() -> io::Result<(Self, PoolControl)> {
         let (end, end_tx) = UnixStream::pair()?;
         let (replace, replace_tx) = UnixStream::pair()?;
         for stream in [&end, &replace, &end_tx, &replace_tx] {
@@ -75,12 +75,12 @@ impl Signals {
         Ok((Self { end, replace, either, pending: VecDeque::new() }, orders))
     }
 
-    /// Reads what came.
+    /// Reads pending signals.
     pub(super) fn read(&mut self) {
         for (stream, signal) in [(&mut self.replace, Signal::Replace), (&mut self.end, Signal::End)] {
             let mut bytes = [0; 64];
             if let Ok(count) = stream.read(&mut bytes) {
-                // Two that wait to be reported to end mean it; two that wait to be replaced mean one.
+                // Two end requests count as two; two replace requests count as one.
                 let count = if signal == Signal::Replace { count.min(1) } else { count };
                 self.pending.extend(std::iter::repeat_n(signal, count));
             }

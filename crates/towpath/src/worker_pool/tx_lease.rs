@@ -1,16 +1,17 @@
-//! Answers that leave from where their worker wrote them: its TX frames, lent until the kernel is done with them.
+//! TX leases: replies that the kernel sends from the worker's own TX frames.
 //!
-//! Only on connections that one worker alone holds (DESIGN.md, rule 1 and its exception): where there is one worker, or where all
-//! messages of a connection go to the same ([`Order::Sticky`](towpath_mux::mux::Order::Sticky)). A connection gets another worker only when
-//! the one before has nothing of it in hand: what that has lent is behind it then, and whole answers of its own, so that it can spoil
-//! nothing else by it. Nothing here looks at the bytes; what has to be looked at, for TLS or because there is no other way out, is copied.
+//! Leases are used only on connections that one worker alone sends on (DESIGN.md, rule 1 and its exception):
+//! the only worker, or the worker of a connection under [`Order::Sticky`](towpath_mux::mux::Order::Sticky). A
+//! connection moves to another worker only when the previous one holds none of its messages. The leased
+//! frames of the previous worker are then followed by its whole replies only, so that it cannot corrupt other
+//! data. The pool does not read the bytes. Where bytes must be read (TLS, no zero-copy), they are copied.
 //!
-//! A frame is out from [`TxLeases::lend`] until the last of those who have it (the multiplexor, the sender, a quarantine) drops it,
-//! and is then reported to its client by [`TxLeases::give_back`]. When the client is gone before that, nobody is reported: the memory stays
-//! mapped for as long as somebody has a frame of it, and nobody writes it any more.
+//! A frame is leased from [`TxLeases::lend`] until its last owner (the multiplexor, the sender, a quarantine)
+//! drops it. [`TxLeases::give_back`] then releases it to the client. If the client has gone before, the
+//! memory stays mapped until the last lease is dropped, and no process writes it.
 //!
-//! A worker's frames are a bounded good: a connection whose peer does not read has a quarter of them at most, all together half.
-//! What is beyond is copied, so no peer holds up a worker.
+//! Bounds: a connection may lease a quarter of a worker's frames, all connections together half of them.
+//! Further replies are copied, so that no peer can block a worker.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -21,30 +22,30 @@ use towpath_mux::mux::{self, psock};
 use towpath_ring::{Channel, TxFrame};
 use towpath_send::{Lent, Region};
 
-/// What a worker has lent.
+/// The leases of one worker.
 #[derive(Debug)]
 pub(super) struct TxLeases {
     region: Region,
     back: ReturnQueue,
-    /// Bytes of each connection, and of all.
+    /// Leased bytes per connection, and in total.
     lent: HashMap<psock::Id, usize>,
     all: usize,
 }
 
-/// Frames that nobody has any more.
+/// Frames whose leases were dropped.
 type ReturnQueue = Arc<Mutex<Vec<(psock::Id, TxFrame)>>>;
 
-/// One frame.
+/// A leased frame.
 #[derive(Debug)]
 pub(super) struct TxLease {
     region: Region,
     span: Range<usize>,
-    /// None when it has been given back.
+    /// `None` after the release.
     frame: Option<(psock::Id, TxFrame)>,
     back: ReturnQueue,
 }
 
-/// What is left of a frame to be sent.
+/// The unsent part of a frame.
 #[derive(Debug)]
 pub(super) struct Rest {
     tx_lease: Arc<TxLease>,
@@ -52,20 +53,20 @@ pub(super) struct Rest {
 }
 
 impl TxLeases {
-    /// Of the client of `channel`; none when its memory cannot be mapped.
+    /// Maps the memory of the channel's client. `None` if that fails.
     pub(super) fn of(channel: &Channel) -> Option<Self> {
         let (fd, len) = channel.tx_area().ok()?;
         let region = Region::map(&fd, len).inspect_err(|error| log::warn!("answers are copied: {error}"));
         Some(Self { region: region.ok()?, back: ReturnQueue::default(), lent: HashMap::new(), all: 0 })
     }
 
-    /// Whether `bytes` more may be lent for this connection.
+    /// Returns true if `bytes` more may be leased for this connection.
     pub(super) fn has_room(&self, psock: psock::Id, bytes: usize) -> bool {
         let of_it = self.lent.get(&psock).copied().unwrap_or(0);
         of_it + bytes <= self.region.len() / 4 && self.all + bytes <= self.region.len() / 2
     }
 
-    /// Lends a frame.
+    /// Leases a frame.
     pub(super) fn lend(&mut self, psock: psock::Id, frame: TxFrame) -> Arc<TxLease> {
         let span = frame.span();
         *self.lent.entry(psock).or_default() += span.len();
@@ -74,12 +75,12 @@ impl TxLeases {
         Arc::new(TxLease { region, span, frame: Some((psock, frame)), back })
     }
 
-    /// Whether there is something that nobody has any more.
+    /// Returns true if leases were dropped.
     pub(super) fn has_back(&self) -> bool {
         self.all > 0 && !self.back.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Gives back to the client what nobody has any more; whether there was anything.
+    /// Releases frames whose leases were dropped. Returns true if there were any.
     pub(super) fn give_back(&mut self, channel: &mut Channel) -> bool {
         if self.all == 0 {
             return false;
@@ -120,7 +121,7 @@ impl Drop for TxLease {
 }
 
 impl Rest {
-    /// What is behind the first `sent` bytes.
+    /// The bytes after the first `sent`.
     pub(super) fn of(tx_lease: Arc<TxLease>, sent: usize) -> Self {
         Self { tx_lease, sent }
     }

@@ -1,4 +1,4 @@
-//! A worker's slot: the process that sits there, the one that comes after it, and when to start another.
+//! A worker slot: its current process, the replacement, and restarts.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -11,41 +11,41 @@ use super::completions::Completions;
 use super::process::{Process, ProcessState, WorkerExit};
 use crate::control::protocol;
 
-/// A process that lived for so long did not fail at once.
+/// A process that lived this long did not fail at once.
 const LIVED: Duration = Duration::from_secs(10);
-/// Waiting time before the second start in a messages; it doubles.
+/// Delay before the second restart in a row. Doubles.
 const AGAIN: Duration = Duration::from_millis(100);
-/// It does not double beyond this.
+/// Maximum delay.
 const AGAIN_MOST: Duration = Duration::from_secs(10);
-/// Processes without a channel that have time to end; of more, the oldest is killed.
+/// Number of processes without a channel that are given time to exit. Beyond it the oldest is killed.
 const GONE: usize = 8;
 
 #[derive(Debug)]
 pub(super) struct WorkerSlot {
     number: usize,
     directory: PathBuf,
-    /// Its connections are held by nobody else, and its answers may leave from its own memory: it is the only one, or a connection stays
-    /// with its worker.
+    /// Replies may be sent from the worker's own memory, because no other worker sends on its connections: it
+    /// is the only worker, or connections stay with their worker.
     leases: bool,
-    /// Processes that were started here.
+    /// Number of processes started.
     starts: u64,
     process: Option<Process>,
-    /// Takes its place once it has attached.
+    /// The replacement; becomes `process` when it has attached.
     next: Option<Process>,
-    /// Does what it has and then ends.
+    /// The replaced process, which finishes its messages.
     old: Option<Process>,
-    /// Their channels are gone, they are not: nobody waits for them.
+    /// Processes whose channels are closed and that have not exited. They are not waited for.
     gone: Vec<Process>,
-    /// How long the old one has.
+    /// Time for `old` to finish.
     patience: Duration,
-    /// Ends in a messages without having lived.
+    /// Number of failures in a row.
     failures: u32,
-    /// When to start again.
+    /// Time of the next restart.
     again: Option<Instant>,
-    /// Processes that were started because another ended.
+    /// Number of processes started because another ended.
     restarts: u64,
     attached_once: bool,
-    /// The last process that was to take the place of another came to nothing.
+    /// The last replacement failed.
     kept: bool,
     /// How the first process ended, if it never attached.
     exit: Option<WorkerExit>,
@@ -74,7 +74,7 @@ impl WorkerSlot {
         }
     }
 
-    /// The slot that a token is for.
+    /// The slot of a token.
     pub(super) const fn of(token: u32) -> usize {
         token as usize - 1
     }
@@ -88,7 +88,7 @@ impl WorkerSlot {
         }
     }
 
-    /// Starts the process that will take the place of the one that is there.
+    /// Starts the replacement of the current process.
     pub(super) fn replace(&mut self, command: &[String], driver: &Driver, patience: Duration, now: Instant) {
         (self.patience, self.kept) = (patience, false);
         match self.spawn(command, driver, now) {
@@ -100,11 +100,11 @@ impl WorkerSlot {
     fn spawn(&mut self, command: &[String], driver: &Driver, now: Instant) -> Result<Process, WorkerExit> {
         let path = self.directory.join(format!("worker-{}-{}.sock", self.number, self.starts));
         self.starts += 1;
-        let token = u32::try_from(self.number + 1).expect("there are dispatch_short slots");
+        let token = u32::try_from(self.number + 1).expect("the number of slots fits");
         Process::start(command, &path, driver, token, self.leases, now)
     }
 
-    /// Processes that attached or ended.
+    /// Handles processes that attached or ended.
     pub(super) fn look(
         &mut self,
         driver: &mut Driver,
@@ -137,7 +137,7 @@ impl WorkerSlot {
                             old.leave(driver, self.patience, clock);
                             self.old = Some(old);
                         }
-                        // One that was started and has not attached has nothing to do first; among the gone it is killed.
+                        // A process that has not attached has no messages. It is killed as part of `gone`.
                         old => self.gone.extend(old),
                     }
                     (self.again, self.failures) = (None, 0);
@@ -160,7 +160,7 @@ impl WorkerSlot {
         self.gone.iter_mut().take(crowd).for_each(|process| process.kill("too many did not end"));
     }
 
-    /// A process is gone: another one is started, later when it did not live long and did nothing.
+    /// A process has gone: schedules a restart, with a delay if it failed early.
     fn failed(&mut self, exit: WorkerExit, lived: bool, now: Instant) {
         self.failures = if lived { 1 } else { self.failures + 1 };
         let wait = match self.failures {
@@ -178,11 +178,11 @@ impl WorkerSlot {
         self.again = Some(now + wait);
     }
 
-    /// The process that was to take the place of the one that is there came to nothing; that one may have gone meanwhile.
+    /// The replacement failed. The current process may have gone meanwhile.
     fn not_replaced(&mut self, exit: WorkerExit, now: Instant) {
         self.kept = true;
         match self.process {
-            Some(_) => log::warn!("worker {} stays as it is: {exit}", self.number),
+            Some(_) => log::warn!("worker {} keeps its process: {exit}", self.number),
             None => self.failed(exit, false, now),
         }
     }
@@ -199,7 +199,7 @@ impl WorkerSlot {
         self.next.is_some() || self.old.is_some()
     }
 
-    /// Whether its process was not replaced when it was last to be.
+    /// Returns true if the last replacement failed.
     pub(super) const fn was_kept(&self) -> bool {
         self.kept
     }
@@ -208,7 +208,7 @@ impl WorkerSlot {
         self.again.is_some_and(|again| again <= now) && self.process.is_none() && self.next.is_none()
     }
 
-    /// No other process is started, since there is nothing left for one to do.
+    /// Cancels the restart: no message is left to process.
     pub(super) const fn stay_empty(&mut self) {
         self.again = None;
     }
@@ -217,7 +217,7 @@ impl WorkerSlot {
         self.restarts
     }
 
-    /// Whether one of its processes works elsewhere than where this thread runs.
+    /// Returns true if a process has messages and runs on another CPU than this thread.
     pub(super) fn works_elsewhere(&self) -> bool {
         self.all().any(|process| process.is_working() && !process.shares_cpu())
     }
@@ -226,7 +226,7 @@ impl WorkerSlot {
         self.process.as_ref().is_some_and(Process::has_room)
     }
 
-    /// When to look at the latest.
+    /// When the slot needs supervision.
     pub(super) fn due(&self, timeout: Option<Duration>, start: Instant) -> Option<Instant> {
         self.all().filter_map(|process| process.due(timeout, start)).chain(self.again).min()
     }
@@ -248,10 +248,10 @@ impl WorkerSlot {
         now: u64,
         timeout: Option<Duration>,
     ) -> bool {
-        // While one takes another's place, connections are of both.
+        // During a replacement two processes send on the same connections.
         let alone = !self.is_replacing();
         let collect = |process: &mut Process| process.collect(completions, now, timeout, alone);
-        // Every one of them, not up to the first.
+        // Collects from every process; does not stop at the first.
         self.all_mut().map(collect).filter(|any| *any).count() > 0
     }
 
@@ -259,17 +259,17 @@ impl WorkerSlot {
         self.process.as_ref().is_some_and(Process::is_idle)
     }
 
-    /// Whether it has messages, and has said something not longer ago than so many nanoseconds.
+    /// Returns true if it has messages and made progress within `patience` nanoseconds.
     pub(super) fn is_going_on(&self, now: u64, patience: u64) -> bool {
         self.working() > 0 && !self.process.as_ref().is_some_and(|process| process.is_stuck(now, patience))
     }
 
-    /// Whether it has said something about what it has.
+    /// Returns true if it has made progress on its current messages.
     pub(super) fn moves(&self) -> bool {
         self.process.as_ref().is_some_and(Process::moves)
     }
 
-    /// How long it goes on if it does not say anything.
+    /// Time until it counts as stuck without progress.
     pub(super) fn until_stuck(&self, now: u64, patience: u64) -> Option<u64> {
         self.process.as_ref()?.until_stuck(now, patience)
     }
@@ -279,7 +279,7 @@ impl WorkerSlot {
         self.number
     }
 
-    /// Messages that it has.
+    /// Number of messages that it holds.
     pub(super) fn working(&self) -> usize {
         self.process.as_ref().map_or(0, Process::working)
     }
@@ -289,7 +289,7 @@ impl WorkerSlot {
     }
 
     pub(super) fn hand_over(&mut self, completions: &mut Completions, now: u64, epoch: u64) {
-        // One that leaves is given nothing, but may wait for the room that it was given back.
+        // A leaving process gets no messages, but may wait for transmit space.
         for process in self.all_mut() {
             process.hand_over(completions, now, epoch);
         }
@@ -299,12 +299,12 @@ impl WorkerSlot {
         self.all_mut().filter_map(|process| (!process.arm()).then_some(())).count() == 0
     }
 
-    /// The process that has this name in the core.
+    /// Process id of this worker.
     pub(super) fn pid(&self, id: worker::Id) -> Option<u32> {
         self.all().find(|process| process.is(id)).map(Process::pid)
     }
 
-    /// Its processes are to end.
+    /// Closes all processes.
     pub(super) fn close(&mut self) {
         self.all_mut().for_each(Process::close);
     }
@@ -331,7 +331,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A slot whose process attaches (this one, in its place), detaches, and does not end.
+    /// A slot whose process is played by the test: attaches, detaches, and does not exit.
     struct Scene {
         driver: Driver,
         completions: Completions,
@@ -359,7 +359,7 @@ pub(super) mod tests {
             self.slot.look(&mut self.driver, &mut self.completions, now, 0);
         }
 
-        /// Starts one; its process, and this one in its place.
+        /// Starts a process and attaches in its place.
         fn attached(&mut self, now: Instant) -> (u32, Worker) {
             let path = self.directory.path().join(format!("worker-0-{}.sock", self.starts));
             self.starts += 1;
@@ -367,7 +367,7 @@ pub(super) mod tests {
             (self.slot.process.as_ref().unwrap().pid(), worker)
         }
 
-        /// Starts one, and has it detach; its process.
+        /// Starts a process, attaches and detaches. Returns the process id.
         fn detached(&mut self, now: Instant) -> u32 {
             let (pid, worker) = self.attached(now);
             drop(worker);
@@ -385,7 +385,7 @@ pub(super) mod tests {
         }
     }
 
-    /// Has it that messages take a microsecond each.
+    /// Trains the core: messages take a microsecond.
     pub(in super::super) fn learn(mux: &mut Mux, mut now: Time) {
         let mut batch = Vec::new();
         let worker = mux.clone_worker(64, now);
@@ -399,13 +399,13 @@ pub(super) mod tests {
         mux.leave(worker, None, now);
     }
 
-    /// A connection asks so many lines of one letter.
+    /// A connection sends lines of one letter.
     pub(in super::super) fn ask(mux: &mut Mux, lines: usize, now: Time) {
         let psock = mux.attach("line".parse().unwrap(), Limits::default(), now).unwrap();
         mux.handle_bytes(psock, "x\n".repeat(lines).as_bytes(), now);
     }
 
-    /// Starts a process that does nothing; this one attaches in its place.
+    /// Starts an idle process; the test attaches in its place.
     pub(in super::super) fn attach(
         slot: &mut WorkerSlot,
         path: PathBuf,
@@ -422,7 +422,7 @@ pub(super) mod tests {
     }
 
     fn is_alive(pid: u32) -> bool {
-        // proc_pid_stat(5): the state stands behind the name.
+        // proc_pid_stat(5): the state follows the name.
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
     }
@@ -432,11 +432,11 @@ pub(super) mod tests {
         let mut scene = Scene::new();
         let now = Instant::now();
         let pid = scene.detached(now);
-        assert!(is_alive(pid), "it has time to end, and the slot is looked after meanwhile");
-        assert!(scene.slot.is_due(now), "another one may start");
-        assert!(scene.slot.due(None, now).is_some(), "and it is looked at again");
+        assert!(is_alive(pid), "a detached process has time to exit");
+        assert!(scene.slot.is_due(now), "the next process may start");
+        assert!(scene.slot.due(None, now).is_some(), "the slot is supervised again");
         scene.until_gone(0, now + Duration::from_secs(3600));
-        assert!(!is_alive(pid), "then it is killed");
+        assert!(!is_alive(pid), "killed after its time");
     }
 
     #[test]
@@ -494,12 +494,15 @@ pub(super) mod tests {
         while scene.slot.is_attached() {
             scene.look(now);
         }
-        assert!(scene.slot.is_replacing() && !scene.slot.is_due(now + AGAIN_MOST), "the next one may attach");
-        // It does not.
+        assert!(
+            scene.slot.is_replacing() && !scene.slot.is_due(now + AGAIN_MOST),
+            "the replacement may attach"
+        );
+        // The replacement does not attach.
         let late = now + Duration::from_secs(3600);
         scene.look(late);
         assert!(!scene.slot.is_replacing() && scene.slot.was_kept());
-        assert!(scene.slot.is_due(late + AGAIN_MOST), "another one is started");
+        assert!(scene.slot.is_due(late + AGAIN_MOST), "a restart is scheduled");
     }
 
     #[test]
@@ -516,11 +519,11 @@ pub(super) mod tests {
         while !scene.slot.is_attached() {
             scene.look(now);
         }
-        assert!(!scene.slot.is_replacing(), "the next slot may be replaced, and this one again");
-        // The one that detached has time to end; that one has not.
+        assert!(!scene.slot.is_replacing(), "the replacement of the next slot may begin");
+        // The detached process has time to exit; the old one has not.
         scene.until_gone(1, now);
         assert!(!is_alive(late));
-        assert_eq!(scene.driver.change(|mux, _| mux.show().workers.len()), 1, "the core knows of no other");
+        assert_eq!(scene.driver.change(|mux, _| mux.show().workers.len()), 1, "the core has one worker");
         drop(attach.join().unwrap());
     }
 
@@ -532,7 +535,7 @@ pub(super) mod tests {
         let Scene { driver, completions, slot, .. } = &mut scene;
         driver.change(|mux, now| {
             learn(mux, now);
-            // Two connections', so that each has a frame.
+            // Of two connections, so that each message has its own frame.
             ask(mux, 1, now);
             ask(mux, 1, now);
             assert!(slot.fill(mux, now, 2));
@@ -543,6 +546,6 @@ pub(super) mod tests {
         let message = worker.recv().unwrap().unwrap();
         worker.done(message);
         assert!(slot.collect(completions, 4_000_000_000, timeout));
-        assert_eq!(slot.due(timeout, start), Some(start + 9 * second), "it was given both at once");
+        assert_eq!(slot.due(timeout, start), Some(start + 9 * second), "both were delivered at once");
     }
 }

@@ -1,12 +1,14 @@
-//! Long answers leave without being copied into the kernel: `towpath_send` carries them.
+//! Zero-copy transmission of long replies, by `towpath_send`.
 //!
-//! Where a connection is shared by several workers, an answer's frame is copied once, as every answer is (DESIGN.md, rule 1 and its
-//! exception), and given back, and the kernel sends from the copy, which is freed at its completion. On a connection that one worker
-//! alone holds (there is no other, or the order is sticky) the kernel sends from the worker's frame (`tx_lease.rs`), which goes back to the worker at its completion.
+//! On a connection that several workers share, the reply's frame is copied once and released, and the kernel
+//! sends from the copy (DESIGN.md, rule 1 and its exception). The copy is freed at its completion. On a
+//! connection of one worker (there is only one, or the order is sticky) the kernel sends from the worker's
+//! frame (`tx_lease.rs`), which is released at its completion.
 //!
-//! A connection that ended with answers in flight lingers here: its socket was shut, not closed, so that completions still come.
-//! A peer that reads, however slowly, gets all of it; one that acknowledges nothing for [`LINGER`] is reset, as the oldest is when
-//! too many linger or too much is pinned by them. What is not completed then is put into quarantine.
+//! A connection that ended with replies in flight lingers: its socket is shut down, not closed, so that
+//! completions still arrive. A peer that reads, however slowly, gets everything. A peer that acknowledges
+//! nothing for [`LINGER`] is reset, as is the oldest connection when too many linger or they pin too much
+//! memory. Buffers without a completion go to quarantine.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -26,20 +28,21 @@ use towpath_send::{
 use super::tx_lease::Rest;
 use crate::control::send;
 
-/// Shorter answers are written as ever (spec: 16 KiB for each call).
+/// Minimum size of a zero-copy reply (spec: 16 KiB per call).
 pub(super) const LEAST: usize = 16 << 10;
-/// Bytes and buffers that one connection may have in flight: a peer that does not read costs no more.
+/// Maximum number of bytes and buffers in flight per connection. Bounds the cost of a peer that does not
+/// read.
 const PINNED: u64 = 8 << 20;
 const FRAMES: usize = 1024;
-/// How long the peer of a connection that ended may acknowledge nothing: as long as one of a connection that has not ended
+/// Time without acknowledgement after which a lingering connection is reset, as for open ones
 /// ([`towpath_mux::mux::Config::send_time`]).
 const LINGER: Duration = Duration::from_secs(60);
-/// Connections that linger at once, and bytes that they pin together.
+/// Maximum number of lingering connections, and of bytes that they pin.
 const LINGERING: (usize, u64) = (1024, 256 << 20);
-/// How often those that linger, and those that nobody writes to, are looked at.
+/// Interval of checks of lingering and inactive connections.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The zerocopy_tx of a front's connections.
+/// Zero-copy senders of a pool's connections.
 #[derive(Clone, Debug)]
 pub(super) struct ZerocopyTx(Arc<Inner>);
 
@@ -50,7 +53,7 @@ struct Inner {
     limits: Limits,
     locked: Arc<LockedMemory>,
     start: Instant,
-    /// Bytes that were sent from workers' frames. Relaxed: a count, which orders nothing.
+    /// Bytes sent from workers' frames. Relaxed: a statistic without ordering.
     lent: AtomicU64,
     state: Mutex<State>,
 }
@@ -58,43 +61,43 @@ struct Inner {
 #[derive(Debug, Default)]
 struct State {
     live: Vec<Arc<FrameMessages>>,
-    /// The oldest first.
+    /// Oldest first.
     lingering: VecDeque<Lingering>,
-    /// Of those that are gone, those that were reset: their peers acknowledged nothing, or there were too many.
+    /// Number of ended connections that were reset: their peers acknowledged nothing, or too many lingered.
     stalled: u64,
     crowded: u64,
     quarantine: Quarantine<Done>,
-    /// What connections that are gone had counted.
+    /// Sums over the connections that have ended.
     ended: Counters,
     connections: u64,
     looked: Option<Instant>,
 }
 
-/// One connection's sender, which its zerocopy_sender and whoever looks share.
+/// The sender of a connection, shared with [`ZerocopyTx`].
 #[derive(Debug)]
 struct FrameMessages {
     peer: String,
     sender: Mutex<Option<PollSender>>,
 }
 
-/// A connection that ended with answers in flight.
+/// A connection that ended with replies in flight.
 #[derive(Debug)]
 struct Lingering {
     peer: String,
     sender: PollSender,
-    /// What its peer had acknowledged, and numbers that were outstanding, when that last changed; and when that was.
+    /// State of the peer's acknowledgements and of the outstanding ranges at the last change, and its time.
     progress: (Option<u64>, usize),
     since: Instant,
 }
 
-/// How a connection lingers.
+/// State of a lingering connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Linger {
-    /// Its peer reads.
+    /// The peer acknowledges data.
     On,
-    /// All is completed, or the connection is gone.
+    /// Everything is completed, or the connection is gone.
     Over,
-    /// Its peer has acknowledged nothing for too long.
+    /// The peer has acknowledged nothing for too long.
     Stalled,
 }
 
@@ -117,22 +120,24 @@ impl Lingering {
 }
 
 impl State {
-    /// It has ended: what it counted goes into the sums, what the kernel may still read into quarantine.
+    /// The connection has ended: adds its counters to the sums, and moves memory that the kernel may read to
+    /// quarantine.
     fn bury(&mut self, sender: PollSender, time: Time) {
         self.ended += sender.counters();
         self.ended.abandoned += sender.outstanding() as u64;
         self.quarantine.append(sender.abandon(time).quarantine);
     }
 
-    /// The same for one that does not end by itself. A reset completes what the socket has in its queue.
+    /// Resets a lingering connection. The reset completes everything in the socket's queue.
     fn reset(&mut self, mut sender: PollSender, time: Time) {
         sender.reset();
-        // It fails, since the connection is gone.
+        // Fails because the connection is gone.
         let _ = sender.handle_error_queue(time);
         self.bury(sender, time);
     }
 
-    /// One more lingers; the oldest make room when there are more than `most`, or they pin more than that together.
+    /// Adds a lingering connection. Resets the oldest while there are more than `most` or they pin too many
+    /// bytes.
     fn linger(&mut self, lingering: Lingering, (most, most_pinned): (usize, u64), time: Time) {
         self.lingering.push_back(lingering);
         let mut pinned: u64 = self.lingering.iter().map(|lingering| lingering.sender.pinned()).sum();
@@ -164,7 +169,7 @@ impl ZerocopyTx {
         Self(Arc::new(Inner { choice, check, limits, locked, start: Instant::now(), lent, state }))
     }
 
-    /// Completions of connections that ended, or that nobody writes to. When to look again.
+    /// Reads completions of lingering and inactive connections. Returns the time of the next check.
     pub(super) fn look(&self, now: Instant) -> Duration {
         let mut state = lock(&self.0.state);
         let none = state.live.is_empty() && state.lingering.is_empty();
@@ -181,7 +186,7 @@ impl ZerocopyTx {
             if let Some(sender) = &mut *lock(&messages.sender)
                 && sender.outstanding() > 0
             {
-                // Whoever reads the connection finds what is wrong with it.
+                // The reader of the connection handles the error.
                 let _ = sender.read_completions(time);
             }
         }
@@ -208,7 +213,7 @@ impl ZerocopyTx {
         LOOK
     }
 
-    /// As `towpath ctl show send` prints it.
+    /// Snapshot for `towpath ctl show send`.
     pub(super) fn show(&self, name: &str) -> send::Send {
         let state = lock(&self.0.state);
         let time = self.time();
@@ -256,7 +261,7 @@ impl ZerocopySenders for ZerocopyTx {
     fn open(&self, socket: BorrowedFd<'_>) -> Option<Box<dyn ZerocopySender>> {
         let fd = socket.try_clone_to_owned().ok()?;
         let peer = getpeername(&fd).ok().flatten().and_then(|peer| std::net::SocketAddr::try_from(peer).ok());
-        // A Unix socket has no other way.
+        // Unix sockets do not support it.
         let peer = peer?.to_string();
         let options = Options {
             choice: self.0.choice,
@@ -287,10 +292,10 @@ impl ZerocopySender for Connection {
     fn write(&mut self, transmit: &mut Transmit) -> Outcome {
         let mut sender = lock(&self.messages.sender);
         let Some(sender) = &mut *sender else { return Outcome::Failed(broken()) };
-        // What it has and could not hand over is at the front of what is to be sent.
+        // The message that was not accepted is at the front of the queue.
         let mut ahead = sender.unsent();
         if ahead == 0 && !transmit.has_long(LEAST) {
-            // Nothing long: no buffers are made of it.
+            // No long message: no buffers are made.
             return plain(sender.as_fd(), transmit);
         }
         let mut pushed = ahead;
@@ -312,7 +317,8 @@ impl ZerocopySender for Connection {
         let gone = pushed - sender.unsent();
         transmit.advance(usize::try_from(gone).unwrap_or(usize::MAX));
         match outcome {
-            // It holds as many buffers as it may: the rest is copied, so that nothing waits for a completion.
+            // The maximum number of buffers is in flight: the rest is copied, so that it does not wait for
+            // completions.
             Ok(Sent::Flushed) if !transmit.is_empty() => plain(sender.as_fd(), transmit),
             Ok(Sent::Flushed) => Outcome::Taken,
             Ok(Sent::Full | Sent::Busy) => Outcome::Blocked,
@@ -330,7 +336,7 @@ impl ZerocopySender for Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         let Some(sender) = lock(&self.messages.sender).take() else { return };
-        // The mux closes its descriptor, and ours would keep the connection open.
+        // The mux closes its descriptor. The duplicate would keep the connection open.
         let _ = shutdown(&sender, Shutdown::Both);
         let time = self.zerocopy_tx.time();
         let mut state = lock(&self.zerocopy_tx.0.state);
@@ -344,21 +350,21 @@ impl Drop for Connection {
     }
 }
 
-/// What is behind the first `left` bytes.
+/// The bytes after the first `left`.
 fn buffer(body: &Body, left: usize) -> Buffer {
     let lent = match body {
-        // Short answers share a block of memory, which would wait for them all. They are pushed as copies.
+        // Short replies share a block of memory, which would wait for all of them. They are sent as copies.
         Body::Bytes(bytes) if bytes.len() - left < LEAST => return bytes[left..].to_vec().into(),
         Body::Bytes(bytes) => return Buffer::owner(bytes.slice(left..)),
         Body::Leased(lent) => lent,
     };
     let any: Arc<dyn Any + Send + Sync> = lent.clone();
-    // Nothing else is lent here; if it were, a copy would do.
+    // Other leases do not occur here; a copy is correct for all.
     let rest = any.downcast().ok().and_then(|tx_lease| Buffer::lent(Rest::of(tx_lease, left)));
     rest.unwrap_or_else(|| Buffer::owner(lent.copy().slice(left..)))
 }
 
-/// writev(2), as the mux does it.
+/// writev(2), as in the mux.
 fn plain(socket: BorrowedFd<'_>, transmit: &mut Transmit) -> Outcome {
     while !transmit.is_empty() {
         let slices: Vec<_> = transmit.slices().take(64).map(std::io::IoSlice::new).collect();
@@ -406,7 +412,7 @@ mod tests {
 
     use super::*;
 
-    /// A sender whose peer's buffer is full, with answers in flight; and the peer.
+    /// A sender with replies in flight whose peer's buffer is full, and the peer.
     fn full(zerocopy_tx: &ZerocopyTx) -> (PollSender, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -442,7 +448,7 @@ mod tests {
         let short = Duration::from_millis(1);
         assert_eq!(zerocopy_tx.look(start + LINGER - short), LOOK);
         assert_eq!(sums(&zerocopy_tx).lingering, 1);
-        // It reads so much that its window opens again.
+        // Read enough to reopen the window.
         let acked = lock(&zerocopy_tx.0.state).lingering[0].progress.0;
         let mut rest = vec![0; 1 << 20];
         while lock(&zerocopy_tx.0.state).lingering[0].sender.acked() == acked {
@@ -452,8 +458,8 @@ mod tests {
         zerocopy_tx.look(later);
         zerocopy_tx.look(later + LINGER - short);
         let shown = sums(&zerocopy_tx);
-        assert_eq!((shown.lingering, shown.stalled), (1, 0), "its time began again");
-        // What was on its way at the last look has come by now, or comes between these: then it has its time once more.
+        assert_eq!((shown.lingering, shown.stalled), (1, 0), "the deadline was extended");
+        // Data in flight at the last check has arrived since, which extends the deadline once more.
         let mut now = later + LINGER;
         while sums(&zerocopy_tx).lingering == 1 {
             now += LINGER;
@@ -461,7 +467,7 @@ mod tests {
         }
         let shown = sums(&zerocopy_tx);
         assert_eq!((shown.stalled, shown.crowded), (1, 0));
-        assert!(peer.read_to_end(&mut Vec::new()).is_err(), "it is reset");
+        assert!(peer.read_to_end(&mut Vec::new()).is_err(), "the connection is reset");
     }
 
     #[test]
@@ -478,7 +484,7 @@ mod tests {
             let shown = sums(&zerocopy_tx);
             let left = if most.0 == 2 { 2 } else { 1 };
             assert_eq!((shown.lingering, shown.crowded, shown.stalled), (left, 3 - left, 0));
-            assert!(peers[0].read_to_end(&mut Vec::new()).is_err(), "the first is reset");
+            assert!(peers[0].read_to_end(&mut Vec::new()).is_err(), "the first connection is reset");
         }
     }
 }

@@ -18,7 +18,7 @@ fn what_cannot_be_served_is_told_in_a_line() {
     let any = "127.0.0.1:0";
     let rows: [(&[&str], i32, &str); 14] = [
         (&[&taken, "--framing", "line", "--worker", &worker], 7, "another program listens there"),
-        (&[&file, "--framing", "line", "--worker", &worker], 7, "something that is no socket is there"),
+        (&[&file, "--framing", "line", "--worker", &worker], 7, "the path exists and is not a socket"),
         (&["nowhere", "--framing", "line", "--worker", &worker], 64, "an address is HOST:PORT or unix:PATH"),
         (&["[fe80::1]:0", "--framing", "line", "--worker", &worker], 7, "cannot listen on [fe80::1]:0"),
         (&[any, "--framing", "thrift-frame", "--worker", &worker], 64, "did you mean \"thrift-framed\"?"),

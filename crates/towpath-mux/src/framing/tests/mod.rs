@@ -125,7 +125,7 @@ fn needs_and_errors() {
         ("ber", "80", malformed("a BER length in the indefinite form")),
         (r#"digits=":""#, "3a", malformed("a length that is not decimal digits")),
         ("fixed=2 tail=0xff", "0000", malformed("the message does not end with its end mark")),
-        ("when 01 (fixed=1)", "02", malformed("the first bytes are not of this protocol")),
+        ("when 01 (fixed=1)", "02", malformed("the first bytes match no case of this framing")),
         (r#"when 01 (refuse="version 1 is gone") else (fixed=1)"#, "01", malformed("version 1 is gone")),
         ("when 16 (giveback) else (fixed=1)", "16", Step::GiveBack),
     ];
@@ -162,24 +162,27 @@ fn strip_mark_and_key() {
 #[test]
 fn what_is_wrong_and_where() {
     let rows = [
-        ("", "column 1: nothing says where a message ends: length, varint, ber, digits, delimiter or fixed"),
+        (
+            "",
+            "column 1: no key gives the end of a message: use length, varint, ber, digits, delimiter or fixed",
+        ),
         ("offset=0 lenght=4", "column 10: unknown key \"lenght\"; did you mean \"length\"?"),
-        ("length=9", "column 8: length is 1 to 8 bytes wide, not 9"),
-        ("length=four", "column 8: \"four\" is no number: write 4, -4, 0x7fff, 64K, 16M or 1G"),
-        ("length=", "column 8: a value is missing behind \"=\""),
+        ("length=9", "column 8: length must be 1 to 8 bytes wide, not 9"),
+        ("length=four", "column 8: \"four\" is not a number: write 4, -4, 0x7fff, 64K, 16M or 1G"),
+        ("length=", "column 8: missing value after \"=\""),
         ("length", "column 1: length needs a number: length=4"),
-        ("length=4 length=4", "column 10: length is there twice"),
-        ("length=4 varint", "column 10: length and varint both say where a message ends"),
-        ("length=4 be le", "column 13: the byte order is said twice"),
-        ("fixed=4 adjust=1", "column 9: adjust goes with a length field, not with fixed"),
-        ("varint mask=1", "column 8: mask goes with length, not with varint"),
+        ("length=4 length=4", "column 10: length is given twice"),
+        ("length=4 varint", "column 10: length and varint both give the end of a message: use one"),
+        ("length=4 be le", "column 13: the byte order is given twice"),
+        ("fixed=4 adjust=1", "column 9: adjust needs a length field and cannot be used with fixed"),
+        ("varint mask=1", "column 8: mask needs length and cannot be used with varint"),
         (
             "length=4 lengthAdjustment=2",
-            "column 10: length and lengthAdjustment are spelled after different libraries: use one spelling",
+            "column 10: length and lengthAdjustment belong to different spellings (Towpath, Netty, tokio-util): use one",
         ),
         (
             "lengthFieldLength=4 num_skip=0",
-            "column 21: lengthFieldLength and num_skip are spelled after different libraries: use one spelling",
+            "column 21: lengthFieldLength and num_skip belong to different spellings (Towpath, Netty, tokio-util): use one",
         ),
         (
             "lengthfieldlength=4",
@@ -187,27 +190,27 @@ fn what_is_wrong_and_where() {
         ),
         (
             "when 16 length=4",
-            "column 6: when is followed by first bytes and clauses in brackets: when 16 03 (length=2 offset=3)",
+            "column 6: when needs a pattern and clauses in brackets: when 16 03 (length=2 offset=3)",
         ),
         (
             "when 1g (fixed=1)",
-            "column 6: \"1g\" is no byte: write 16, 14-18, 80/80 (value/mask), .. (any), ff*16 or \"text\"",
+            "column 6: \"1g\" is not a byte: write 16, 14-18, 80/80 (value/mask), .. (any), ff*16 or \"text\"",
         ),
         ("when 81/80 (fixed=1)", "column 6: \"81/80\" never matches: the value has bits outside the mask"),
-        ("when 16 (fixed=1", "column 17: a bracket is not closed: \")\" is missing"),
+        ("when 16 (fixed=1", "column 17: missing \")\""),
         (
             "when 16 (fixed=1) length=4",
-            "column 19: length beside when and else: put it into the brackets of each",
+            "column 19: length next to when and else: put it into the brackets of each case",
         ),
         ("else (fixed=1)", "column 1: else without when"),
         ("delimiter=\"\\q\"", "column 12: unknown escape; write \\r \\n \\t \\0 \\\\ \\\" \\xNN"),
-        ("delimiter=\"", "column 11: a quote is not closed: \" is missing"),
-        ("delimiter=0x0", "column 11: \"0x0\" is no run of hex bytes such as 0x0d0a"),
+        ("delimiter=\"", "column 11: missing closing \""),
+        ("delimiter=0x0", "column 11: \"0x0\" is not a sequence of hex bytes such as 0x0d0a"),
         ("fixed=4 max=2", "column 9: fixed is outside min and max"),
         ("length=4 min=9 max=8", "column 10: min, 9, is above max, 8"),
-        ("big_endian little_endian", "column 12: the byte order is said twice"),
-        ("length_field_type=i16", "column 1: length_field_type is u8, u16, u32 or u64"),
-        ("lengthFieldLength=2 failFast=no", "column 21: failFast is true or false"),
+        ("big_endian little_endian", "column 12: the byte order is given twice"),
+        ("length_field_type=i16", "column 1: length_field_type must be u8, u16, u32 or u64"),
+        ("lengthFieldLength=2 failFast=no", "column 21: failFast must be true or false"),
         ("kafak", "column 1: unknown preset \"kafak\"; did you mean \"kafka\"?"),
         ("length=4 =", "column 10: expected a key such as length=4, found '='"),
     ];
@@ -250,13 +253,13 @@ fn toml_says_the_same() {
 fn toml_errors_have_line_and_column() {
     let rows = [
         ("offset = 0\nlenght = 4\n", "2:1: unknown key \"lenght\"; did you mean \"length\"?"),
-        ("length = 2\n[[when]]\nfixed = 2\n", "2:3: when needs the first bytes it is for: first = \"16 03\""),
-        ("length = 2.5\n", "1:10: length is a number, a string, true or false"),
-        ("length = \"2x\"\n", "1:11: \"2x\" is no number: write 4, -4, 0x7fff, 64K, 16M or 1G"),
-        ("length = 4\nmax = '16Q'\n", "2:8: \"16Q\" is no number: write 4, -4, 0x7fff, 64K, 16M or 1G"),
+        ("length = 2\n[[when]]\nfixed = 2\n", "2:3: when needs a pattern of first bytes: first = \"16 03\""),
+        ("length = 2.5\n", "1:10: length must be a number, a string or a boolean"),
+        ("length = \"2x\"\n", "1:11: \"2x\" is not a number: write 4, -4, 0x7fff, 64K, 16M or 1G"),
+        ("length = 4\nmax = '16Q'\n", "2:8: \"16Q\" is not a number: write 4, -4, 0x7fff, 64K, 16M or 1G"),
         (
             "[[when]]\nfirst = '1'\nfixed = 2\n",
-            "2:10: \"1\" is no byte: write 16, 14-18, 80/80 (value/mask), .. (any), ff*16 or \"text\"",
+            "2:10: \"1\" is not a byte: write 16, 14-18, 80/80 (value/mask), .. (any), ff*16 or \"text\"",
         ),
     ];
     for (document, expected) in rows {

@@ -9,7 +9,7 @@ const TLS_HELLO: &str = "16 0301 0002 0100";
 
 fn rows() -> Vec<Row> {
     let malformed = |reason| Some(Step::Error(Cause::malformed(reason)));
-    let foreign = || malformed("the first bytes are not of this protocol");
+    let foreign = || malformed("the first bytes match no case of this framing");
     vec![
         ("amqp091", "'AMQP' 00000901  01 0000 00000002 aabb ce  08 0000 00000000 ce", &[8, 10, 8], None),
         ("amqp091", "01 0000 00000000 cd", &[], malformed("the message does not end with its end mark")),
@@ -28,7 +28,7 @@ fn rows() -> Vec<Row> {
         ("bgp", "feff", &[], foreign()),
         ("cassandra4", "04 00 0001 05 00000002 aabb 84 00 0001 06 00000000", &[11, 9], None),
         ("cassandra4", "02 00 01 05 00000001 aa", &[9], None),
-        ("cassandra4", "06", &[], malformed("no version of CQL's protocol, 1 to 5")),
+        ("cassandra4", "06", &[], malformed("not a version of CQL's protocol (1 to 5)")),
         // OPTIONS, STARTUP, and a segment whose first byte looks like version 5.
         (
             "cassandra4",
@@ -147,7 +147,7 @@ fn rows() -> Vec<Row> {
         ("postgres-frontend", "00000008 04d21630 00000040 60820100", &[8], Some(Step::GiveBack)),
         ("postgres-frontend", "00000008 00ff00ff", &[8], None),
         ("postgres-frontend", "00000007 000300", &[], Some(Step::Need(8))),
-        ("postgres-frontend", "'GET /'", &[], malformed("no message type of a PostgreSQL client")),
+        ("postgres-frontend", "'GET /'", &[], malformed("not a message type of a PostgreSQL client")),
         ("postgres-backend", "'N' 52 00000008 00000000 5a 00000005 49", &[1, 9, 6], None),
         ("postgres-backend", "'S' 16 0303", &[1], Some(Step::GiveBack)),
         ("postgres-backend", "16 0303", &[], Some(Step::GiveBack)),
@@ -165,8 +165,8 @@ fn rows() -> Vec<Row> {
         ("resp", "'*2' 0d0a '*1' 0d0a ':1' 0d0a '%1' 0d0a '+a' 0d0a '_' 0d0a", &[23], None),
         ("resp", "'|1' 0d0a '+ttl' 0d0a ':9' 0d0a '+v' 0d0a '>1' 0d0a '+m' 0d0a", &[18, 8], None),
         ("resp", "'$3' 0d0a 'abcd' 0d0a", &[], malformed("a bulk string that does not end with CR LF")),
-        ("resp", "'*1' 0d0a 'PING' 0d0a", &[], malformed("no type of RESP and no inline command")),
-        ("resp", "'$x' 0d0a", &[], malformed("a count of RESP that is no number")),
+        ("resp", "'*1' 0d0a 'PING' 0d0a", &[], malformed("neither a RESP type nor an inline command")),
+        ("resp", "'$x' 0d0a", &[], malformed("a RESP count that is not a number")),
         ("resp", "'$5' 0d0a 'ab'", &[], Some(Step::Need(11))),
         ("smpp", "00000010 00000015 00000000 00000001", &[16], None),
         ("synphasor", "aa01 0012 003c 00000000 00000000 0000 0000", &[18], None),

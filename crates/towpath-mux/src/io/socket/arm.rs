@@ -1,4 +1,4 @@
-//! A descriptor to wait by: it is rung while the handle is armed.
+//! Waiting for a socket in an event loop, by an eventfd that is written while the socket is armed.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -9,12 +9,13 @@ use super::{Socket, To};
 use crate::mux::SendError;
 
 impl Socket {
-    /// For event loops: says that this thread is about to sleep until [`as_fd`](AsFd::as_fd) is readable. False when it is not to, because
-    /// there is a message to be read, or the mux has drained, or, with `send`, there is room to send there, or something went wrong with
-    /// what was sent. What it wakes for may be gone when it comes: it looks with [`Flags::DONTWAIT`](super::Flags::DONTWAIT).
+    /// For event loops: announces that this thread will sleep until [`as_fd`](AsFd::as_fd) is readable.
+    /// Returns false if the thread must not sleep: a message can be read, the mux has drained, or with `send`
+    /// there is write space or a deferred error. A wake-up may be spurious, so use
+    /// [`Flags::DONTWAIT`](super::Flags::DONTWAIT) after it.
     ///
-    /// Without `send`, messages that were read are done, as when the next one is asked for. With it they are not, and whoever still has
-    /// one wakes for room only.
+    /// Without `send`, messages that were read are done, as by the next `recv`. With `send` they are not, and
+    /// a socket with an unfinished message is woken for write space only.
     ///
     /// # Examples
     ///
@@ -64,7 +65,7 @@ impl Socket {
             self.finish(&mut state, now);
         }
         let changed = (self.held.len(), self.batch.len()) != before;
-        // What is batched and found no room leaves when there is some, too.
+        // Batched messages without write space wait for it, too.
         let to = send.or(self.batch.front().map(|(to, _)| *to));
         let roomy = to.is_some_and(|to| !matches!(room(&mut state, to), Err(SendError::Full)));
         let receives = self.receives && self.held.is_empty();
@@ -72,7 +73,8 @@ impl Socket {
         let mut sleeps = !(state.closed || roomy || ready);
         if sleeps && receives {
             self.attend(&mut state, true, now);
-            // It is idle from here on. It gets something only if that has waited for a handle to come (`Order::Sticky`).
+            // The socket is idle from here on. It gets a message now only with `Order::Sticky`, if that
+            // waited for a worker.
             state.mux.poll_up_to(self.id, 1, now, &mut self.room);
             self.next.extend(self.room.drain(..));
             sleeps = self.next.is_empty();
@@ -93,8 +95,9 @@ impl Socket {
         sleeps
     }
 
-    /// For event loops: awake again. Then it is to look for messages, with [`Flags::DONTWAIT`](super::Flags::DONTWAIT) until there are none: who was woken for
-    /// one and does not come holds others up for [`crate::mux::Config::patience`].
+    /// For event loops: this thread is awake. Call `recv` with [`Flags::DONTWAIT`](super::Flags::DONTWAIT)
+    /// until it returns [`super::Error::WouldBlock`]: a woken socket that does not take its message delays it
+    /// by up to [`crate::mux::Config::patience`].
     pub fn disarm(&mut self) {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.lock();
@@ -102,22 +105,24 @@ impl Socket {
         state.set_armed(self.id, false);
         self.attend(&mut state, false, now);
         if !self.attends {
-            // It gets nothing: it is idle, and not waited for. Nobody else is woken before it has had its time to look.
+            // The disabled worker gets nothing and is not waited for. It has its time to look before another
+            // one is woken.
             state.mux.poll_up_to(self.id, 1, now, &mut self.room);
         }
         drop(state);
         self.drain_eventfd();
     }
 
-    /// Reads what rang.
+    /// Resets the eventfd.
     fn drain_eventfd(&self) {
-        // When nothing has, it says so (EAGAIN).
+        // EAGAIN if it was not written.
         let _ = rustix::io::read(&*self.eventfd, &mut [0; 8]);
     }
 }
 
 impl AsFd for Socket {
-    /// Readable when there may be something to do, between [`Socket::arm`] and [`Socket::disarm`]. Only to be polled.
+    /// Readable between [`Socket::arm`] and [`Socket::disarm`] when there may be something to do. For poll(2)
+    /// only.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.eventfd.as_fd()
     }

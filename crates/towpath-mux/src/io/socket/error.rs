@@ -1,4 +1,4 @@
-//! Why a call on a handle did not do what it was to do.
+//! Errors of socket calls.
 
 use std::fmt;
 use std::io;
@@ -7,40 +7,40 @@ use rustix::io::Errno;
 
 use crate::mux::SendError;
 
-/// Why a call on a [`super::Socket`] failed; each has the error number that Linux's KCM gives, or would.
+/// Why a call on a [`super::Socket`] failed. Each error has KCM's error number.
 #[derive(Debug)]
 pub enum Error {
-    /// Nothing is there to be read, or there is no room to send: EAGAIN. A part of a message that was to be sent was not taken; those
-    /// before it wait for it.
+    /// No message can be read, or there is no write space: EAGAIN. The passed part of a message was not
+    /// taken; earlier parts are kept.
     WouldBlock,
-    /// A message to be sent has more bytes than the mux sends at once: EMSGSIZE. It is dropped with all of its parts.
+    /// The message exceeds [`crate::mux::Config::send_most`]: EMSGSIZE. All of its parts are dropped.
     TooLong {
-        /// Bytes that it would have.
+        /// Its length in bytes.
         length: usize,
-        /// Bytes that it may have.
+        /// The maximum in bytes.
         most: usize,
     },
-    /// The connection that it is for has ended, or the message that it answers is done: EPIPE. What was to be sent is dropped.
+    /// The connection has ended, or the answered message is done: EPIPE. The message is dropped.
     Gone,
-    /// No connection is open: ENOTCONN. What was to be sent is dropped.
+    /// No connection is open: ENOTCONN. The message is dropped.
     NotConnected,
-    /// It says neither to whom, nor is the mux in connected mode ([`crate::mux::Config::connected`]); or it is to go to who asked,
-    /// and nobody did: EDESTADDRREQ.
+    /// EDESTADDRREQ: [`super::To::Any`] without connected mode ([`crate::mux::Config::connected`]), or
+    /// [`super::To::Requester`] without a received message.
     NoAddress,
-    /// A part of a message is for somebody else than its first part: EINVAL. It is not taken.
+    /// A part of a message has another address than the first part: EINVAL. It was not taken.
     AddressMismatch,
-    /// The handle was told to receive nothing ([`super::Socket::set_receive`]): EAGAIN.
+    /// Receiving is disabled ([`super::Socket::set_receive`]): EAGAIN.
     Disabled,
     /// The mux has drained: ESHUTDOWN.
     Drained,
-    /// That connection is not attached: ENOENT.
+    /// The connection is not attached: ENOENT.
     NotAttached,
-    /// The system refused something.
+    /// A system call failed.
     Io(io::Error),
 }
 
 impl Error {
-    /// The error's number, positive (Linux, include/uapi/asm-generic/errno.h).
+    /// Error number, positive (Linux, include/uapi/asm-generic/errno.h).
     pub fn errno(&self) -> i32 {
         let errno = match self {
             Self::WouldBlock | Self::Disabled => Errno::AGAIN,
@@ -60,19 +60,19 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::WouldBlock => f.write_str("it would have to wait"),
+            Self::WouldBlock => f.write_str("the call would block"),
             Self::TooLong { length, most } => {
-                write!(f, "a message of {length} bytes is to be sent, at most {most} are allowed")
+                write!(f, "the message has {length} bytes; at most {most} can be sent")
             }
-            Self::Gone => f.write_str("the connection or the message is not there any more"),
+            Self::Gone => f.write_str("the connection has ended, or the message is done already"),
             Self::NotConnected => f.write_str("no connection is open"),
             Self::NoAddress => f.write_str(
-                "say to whom: the mux is not in connected mode, or no message was received to be answered",
+                "no destination: the mux is not in connected mode, or no message was received to reply to",
             ),
-            Self::AddressMismatch => f.write_str("the parts of a message are for one address"),
-            Self::Disabled => f.write_str("receiving is disabled on this handle"),
+            Self::AddressMismatch => f.write_str("all parts of a message need the same address"),
+            Self::Disabled => f.write_str("receiving is disabled on this socket"),
             Self::Drained => f.write_str("the mux has drained"),
-            Self::NotAttached => f.write_str("that connection is not attached"),
+            Self::NotAttached => f.write_str("the connection is not attached"),
             Self::Io(error) => error.fmt(f),
         }
     }

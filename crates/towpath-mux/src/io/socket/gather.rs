@@ -1,21 +1,22 @@
-//! What becomes one message to be sent: parts, until one ends it.
+//! Gathers the parts of a message to send.
 //!
-//! What: on a datagram handle each part ends a message unless more is said to follow; on a seqpacket handle only the one that says so
-//! does. The first part says to whom the message goes.
+//! What: on a datagram socket each part ends a message unless [`Flags::MORE`] is set. On a seqpacket socket
+//! only [`Flags::EOR`] ends a message. The first part gives the destination.
 //!
-//! Invariant: what leaves is whole; what cannot be sent yet is not taken, and what never can be is dropped with all of its parts.
+//! Invariant: only whole messages are sent. A part that cannot be sent yet is not taken; a message that can
+//! never be sent is dropped with all parts.
 
 use bytes::{Bytes, BytesMut};
 
 use super::{Error, Flags, Kind, To};
 
-/// Parts of the message that is not ended yet.
+/// Parts of the message that has not ended.
 #[derive(Debug)]
 pub(super) struct Gather {
     kind: Kind,
-    /// Bytes that a message may have.
+    /// Maximum length of a message.
     most: usize,
-    /// Whom the first part is for.
+    /// Destination given by the first part.
     to: Option<To>,
     bytes: BytesMut,
 }
@@ -25,12 +26,12 @@ impl Gather {
         Self { kind, most, to: None, bytes: BytesMut::new() }
     }
 
-    /// Whom the message is for, of which there are parts.
+    /// Destination of the message that has parts.
     pub(super) const fn to(&self) -> Option<To> {
         self.to
     }
 
-    /// Whether a part with these flags ends its message.
+    /// Returns true if a part with these flags ends its message.
     pub(super) const fn ends(&self, flags: Flags) -> bool {
         match self.kind {
             Kind::Dgram => !flags.contains(Flags::MORE),
@@ -38,11 +39,11 @@ impl Gather {
         }
     }
 
-    /// How long the message is with this part.
+    /// Length of the message including this part.
     ///
     /// # Errors
     ///
-    /// [`Error::AddressMismatch`] and [`Error::TooLong`], the latter behind dropping it.
+    /// [`Error::AddressMismatch`], and [`Error::TooLong`] after dropping the message.
     pub(super) fn length_with(&mut self, to: To, part: &[u8]) -> Result<usize, Error> {
         if self.to.is_some_and(|first| first != to) {
             return Err(Error::AddressMismatch);
@@ -55,13 +56,13 @@ impl Gather {
         Ok(length)
     }
 
-    /// One more part, behind which others follow.
+    /// Adds a part that is not the last one.
     pub(super) fn add(&mut self, to: To, part: &[u8]) {
         self.to = Some(to);
         self.bytes.extend_from_slice(part);
     }
 
-    /// The message with its last part.
+    /// Returns the message with its last part.
     pub(super) fn finish(&mut self, part: &[u8]) -> Bytes {
         self.to = None;
         if self.bytes.is_empty() {
@@ -71,7 +72,7 @@ impl Gather {
         self.bytes.split().freeze()
     }
 
-    /// Nothing was begun.
+    /// Drops all parts.
     pub(super) fn clear(&mut self) {
         self.to = None;
         self.bytes.clear();
@@ -85,7 +86,7 @@ mod tests {
     use super::super::unread::{Read, read};
     use super::*;
 
-    /// Each row: the kind, what is sent (with `+` when more follows, `.` when it ends a record), and the messages that come of it.
+    /// Rows: socket kind, parts sent (`+`: more follows, `.`: ends the record), resulting messages.
     #[test]
     fn parts_become_messages() {
         use Kind::{Dgram, Seqpacket};
@@ -113,7 +114,7 @@ mod tests {
             });
             let sent = send(*kind, 8, parts);
             if row == 12 {
-                assert_eq!(sent, [&b"a"[..]], "what is too long is dropped with all of its parts");
+                assert_eq!(sent, [&b"a"[..]], "a message that is too long is dropped with all parts");
             } else {
                 assert_eq!(sent, *messages, "row {row}");
             }
@@ -140,7 +141,7 @@ mod tests {
         assert_eq!(gather.length_with(To::Any, b"ab").ok(), Some(2));
         gather.add(To::Any, b"ab");
         assert!(matches!(gather.length_with(To::Requester, b"c"), Err(Error::AddressMismatch)));
-        assert_eq!(gather.length_with(To::Any, b"c").ok(), Some(3), "what was coalesced is there still");
+        assert_eq!(gather.length_with(To::Any, b"c").ok(), Some(3), "earlier parts are kept");
     }
 
     fn kind() -> impl Strategy<Value = Kind> {
@@ -148,8 +149,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the parts and the buffers: what is read is what was sent, in order; a datagram loses what its buffer has no room
-        /// for, and a packet nothing.
+        /// For any parts and buffers: the bytes read are the bytes sent, in order. A datagram loses what
+        /// exceeds the buffer, a packet nothing.
         #[test]
         fn what_is_read_is_what_was_sent(
             sends in kind(),
@@ -160,7 +161,7 @@ mod tests {
             let flag = if sends == Kind::Dgram { Flags::MORE } else { Flags::EOR };
             let flagged = parts.iter().map(|(part, set)| (&part[..], if *set { flag } else { Flags::empty() }));
             let sent = send(sends, usize::MAX, flagged);
-            // Beside it, what a person would say: cut behind each part that ends one; what is empty is none.
+            // The model: cut after each part that ends a message; empty messages do not count.
             let mut said = vec![Vec::new()];
             for (part, set) in &parts {
                 said.last_mut().expect("one at least").extend_from_slice(part);

@@ -1,17 +1,18 @@
-//! Handles with the calls of a socket, as Linux's KCM has them: datagrams or packets in, datagrams or packets out, each a message.
+//! Handles with the calls of Linux's KCM sockets: each datagram or packet is a message.
 //!
-//! What: a [`Socket`] is a worker of the mux, for one thread; a clone of it is another worker. [`Socket::recv`] gives the next message
-//! of any connection, [`Socket::send`] sends one: to who asked, to a named connection, or in connected mode to any. A thread of the mux's own
-//! (`workqueue.rs`) has the sockets, so that bytes come and go while nobody calls.
+//! What: a [`Socket`] is a worker of the mux, for one thread. A clone is another worker. [`Socket::recv`]
+//! returns the next message of any connection. [`Socket::send`] sends one to the requester, to a named
+//! connection, or in connected mode to any connection. A thread of the server (`workqueue.rs`) reads and
+//! writes the connections independently of calls.
 //!
-//! Differences from KCM's sockets, which are its faults or what it had planned: a message waits for the next handle that asks, so that
-//! none waits behind a busy one; answers find who asked; a packet that is longer than the buffer loses nothing; closing sends what is to
-//! be sent.
+//! Differences from KCM's sockets: a message waits for the next socket that calls `recv`, not behind a busy
+//! one; a reply goes to the connection of its request; a packet longer than the buffer loses nothing; closing
+//! sends all queued messages.
 //!
-//! A message is done when the next one is asked for, or when the handle is closed; until then it can be answered, counts in the mux's
-//! bounds, and goes to another handle if the thread panics.
+//! A message is done at the next `recv`, or when the socket is closed. Until then it can be answered, counts
+//! against the bounds of the mux, and goes to another socket if the thread panics.
 //!
-//! A thread that has other things to wait for waits by the handle's descriptor, which is rung while it is armed ([`Socket::arm`]).
+//! Event loops wait for the socket's descriptor ([`Socket::arm`]).
 
 mod arm;
 mod error;
@@ -40,56 +41,57 @@ use gather::Gather;
 pub use error::Error;
 pub use flags::Flags;
 
-/// How long what is to be sent is waited for when the last handle is dropped.
+/// Maximum time to send queued messages after the last socket is dropped.
 const LINGER: Duration = Duration::from_secs(30);
 
 /// What ends a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// SOCK_DGRAM: each send is a message, unless it says [`Flags::MORE`]. A read that is shorter than the message drops its rest.
+    /// SOCK_DGRAM: each send is a message unless [`Flags::MORE`] is set. A read shorter than the message
+    /// drops the rest.
     Dgram,
-    /// SOCK_SEQPACKET: the send that says [`Flags::EOR`] ends a message. A read that is shorter than the message leaves its rest to the
-    /// next one.
+    /// SOCK_SEQPACKET: [`Flags::EOR`] ends a message. A read shorter than the message leaves the rest for the
+    /// next read.
     Seqpacket,
 }
 
-/// Whom a message is for.
+/// Destination of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum To {
-    /// Connected mode: the connection that has the least to send.
+    /// Connected mode: the connection with the fewest bytes to send.
     Any,
-    /// The connection that the message came from which this handle read last. It is its answer.
+    /// The connection of the last message read, as a reply to it.
     Requester,
-    /// The same for any message that this handle has read and that is not done.
+    /// The connection of any message read and not done, as a reply to it.
     Message(Ticket),
     /// This connection.
     Psock(psock::Id),
 }
 
-/// What a read brought.
+/// Result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Bytes that are in the buffer.
+    /// Number of bytes in the buffer.
     pub bytes: usize,
-    /// Bytes that the message has from the first of these on: a datagram's real length.
+    /// Length of the message from the first of these bytes on: the real length of a datagram.
     pub length: usize,
-    /// [`Flags::TRUNC`] when the rest was dropped, [`Flags::EOR`] when these bytes end the message.
+    /// [`Flags::TRUNC`] if the rest was dropped, [`Flags::EOR`] if these bytes end the message.
     pub flags: Flags,
-    /// The message: what [`To::Message`] answers, and in it the connection that it came from.
+    /// The message, for [`To::Message`]; names its connection.
     pub ticket: Ticket,
-    /// The framing's mark; 0 without.
+    /// The framing's mark; 0 without one.
     pub mark: u32,
-    /// The framing's hash; 0 without.
+    /// The framing's hash; 0 without one.
     pub hash: u32,
-    /// How many bytes of the message the framing strips in front and behind. They are read like all others.
+    /// Number of bytes that the framing strips at the front and at the end. They are read with the message.
     pub stripped: (usize, usize),
 }
 
-/// A handle of a mux, as a KCM socket is: for one thread. See the module's documentation of [`super`].
+/// A handle of a mux with the calls of a KCM socket, for one thread. See the documentation of [`super`].
 ///
 /// # Examples
 ///
-/// Lines in capitals, by datagrams; the example `socket` has a handle in each of some threads.
+/// A server that returns lines in capitals. The example `socket` has several threads.
 ///
 /// ```
 /// use std::io::{Read, Write};
@@ -118,23 +120,23 @@ pub struct Socket {
     shared: Arc<Shared>,
     id: worker::Id,
     kind: Kind,
-    /// What is polled: an eventfd(2).
+    /// The eventfd(2) to poll.
     eventfd: Arc<OwnedFd>,
     gather: Gather,
-    /// Whole messages that leave with the next one.
+    /// Messages to send together with the next one.
     batch: VecDeque<(To, Bytes)>,
-    /// What went wrong with one of them when nobody could be told.
+    /// Error of a batched message, for the next call.
     error: Option<Error>,
-    /// The message that is read, and how many of its bytes were.
+    /// The message being read, and the number of bytes read.
     current: Option<(Message, usize)>,
-    /// Those that come next, while a call reads several; empty otherwise.
+    /// The next messages while one call reads several; otherwise empty.
     next: VecDeque<Message>,
     room: Vec<Message>,
-    /// Messages that were read, or begun to be, and are not done.
+    /// Messages that were read, wholly or in part, and are not done.
     held: Vec<Ticket>,
-    /// The one that was answered last.
+    /// The message that was answered last.
     answered: Option<Ticket>,
-    /// It was told to receive; it is counted on to ask for messages.
+    /// `receives`: not disabled by the application; `attends`: enabled in the core.
     receives: bool,
     attends: bool,
     recv_timeout: Option<Duration>,
@@ -142,19 +144,20 @@ pub struct Socket {
 }
 
 impl Server {
-    /// A handle (KCM's socket(2)). The first one starts a thread that has the sockets; when the last one is closed, the mux drains.
+    /// Opens a socket (KCM's socket(2)). The first one starts the thread that has the connections. Closing
+    /// the last one drains the mux.
     ///
     /// # Errors
     ///
-    /// When the server has a [`super::Driver`] or [`super::Worker`]s, or has been told to drain; or the system gives no thread, or no
-    /// descriptor.
+    /// Fails if the server has a [`super::Driver`] or [`super::Worker`]s, if it drains, or if the thread or
+    /// the eventfd cannot be created.
     pub fn socket(&self, kind: Kind) -> io::Result<Socket> {
         let shared = Arc::clone(&self.shared);
         let eventfd = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let now = shared.now();
         let mut state = shared.lock();
         if state.mux.is_draining() || state.closed {
-            return Err(io::Error::new(io::ErrorKind::NotConnected, "the mux was told to drain"));
+            return Err(io::Error::new(io::ErrorKind::NotConnected, "the mux drains"));
         }
         if state.mode.is_driver() || state.mode == Mode::Workers && !state.workers.is_empty() {
             return Err(io::Error::new(
@@ -171,7 +174,7 @@ impl Server {
             id,
             WorkerSlot { eventfd: Some(Arc::clone(&eventfd)), ..WorkerSlot::new(Arc::default()) },
         );
-        // Until it asks for messages it is not to be counted on, by nobody.
+        // The core does not count on the socket before its first `recv`.
         state.mux.disable(id, true, now);
         state.mux.poll_messages(id, now, &mut Vec::new());
         let most = state.mux.config().send_most;
@@ -198,7 +201,7 @@ impl Server {
 }
 
 impl Socket {
-    /// Another handle of the same mux and kind (KCM's SIOCKCMCLONE).
+    /// Opens another socket of the same mux and kind (KCM's SIOCKCMCLONE).
     ///
     /// # Errors
     ///
@@ -207,12 +210,12 @@ impl Socket {
         self.server().socket(self.kind)
     }
 
-    /// The mux: listeners, outbound connections, counters, ends.
+    /// The server: listeners, outbound connections, counters, ended connections.
     pub fn server(&self) -> Server {
         Server { shared: Arc::clone(&self.shared) }
     }
 
-    /// Its name in the core.
+    /// The worker's id in the core.
     pub const fn id(&self) -> worker::Id {
         self.id
     }
@@ -222,11 +225,11 @@ impl Socket {
         self.kind
     }
 
-    /// Attaches a connected stream socket with a framing of its own (KCM's SIOCKCMATTACH), and makes it non-blocking.
+    /// Attaches a connected stream socket with a framing (KCM's SIOCKCMATTACH) and makes it non-blocking.
     ///
     /// # Errors
     ///
-    /// [`Error::Drained`] when the mux was told to drain; [`Error::Io`] when the system refuses to watch the descriptor.
+    /// [`Error::Drained`] if the mux drains; [`Error::Io`] if epoll refuses the descriptor.
     pub fn attach(&self, socket: impl Into<OwnedFd>, framing: Framing) -> Result<psock::Id, Error> {
         let server = self.server();
         if server.look(crate::mux::Mux::is_draining) {
@@ -235,9 +238,9 @@ impl Socket {
         Ok(server.attach_framed(socket, framing, &[])?)
     }
 
-    /// Takes a connection back (KCM's SIOCKCMUNATTACH): waits until its messages are done and answered, at most `patience`. What this
-    /// handle holds is done thereby. The descriptor and the bytes that were read behind the last message are in what comes back; none when
-    /// the connection ended otherwise, as [`Ended::cause`] says.
+    /// Unattaches a connection (KCM's SIOCKCMUNATTACH). Waits until its messages are done and answered, for
+    /// up to `patience`. Completes the messages that this socket holds. The result has the descriptor and the
+    /// bytes read after the last message; no descriptor if the connection ended otherwise ([`Ended::cause`]).
     ///
     /// # Errors
     ///
@@ -245,7 +248,7 @@ impl Socket {
     pub fn unattach(&mut self, id: psock::Id, patience: Option<Duration>) -> Result<Ended, Error> {
         let shared = Arc::clone(&self.shared);
         let mut first = true;
-        // One of it that is read in part would be waited for as well.
+        // A partly read message of this connection would be waited for.
         let current = self.current.take_if(|(message, _)| message.ticket().psock == id);
         if let Some(ticket) = current.map(|(message, _)| message.ticket())
             && !self.held.contains(&ticket)
@@ -282,18 +285,19 @@ impl Socket {
         }
     }
 
-    /// How long [`Socket::recv`] waits at most (SO_RCVTIMEO); `None` for ever. Then it is [`Error::WouldBlock`].
+    /// Timeout of [`Socket::recv`] (SO_RCVTIMEO), after which it returns [`Error::WouldBlock`]. `None`: no
+    /// limit.
     pub const fn set_recv_timeout(&mut self, timeout: Option<Duration>) {
         self.recv_timeout = timeout;
     }
 
-    /// The same for [`Socket::send`] (SO_SNDTIMEO).
+    /// Timeout of [`Socket::send`] (SO_SNDTIMEO).
     pub const fn set_send_timeout(&mut self, timeout: Option<Duration>) {
         self.send_timeout = timeout;
     }
 
-    /// Stops or resumes receiving (KCM_RECV_DISABLE, the other way round). Messages that it has and has not begun to read go to other
-    /// handles; one that is read in part is still read to its end.
+    /// Enables or disables receiving (KCM_RECV_DISABLE, inverted). Messages not begun go to other sockets. A
+    /// partly read message can be read to its end.
     pub fn set_receive(&mut self, receives: bool) {
         self.receives = receives;
         if receives {
@@ -308,9 +312,9 @@ impl Socket {
         self.attends = false;
     }
 
-    /// Closes the handle, and waits until the mux has drained if it was the last one, at most `patience`: messages that nobody has read come
-    /// back as [`super::Event::Undone`], answers leave. Whether it has, or others are open. Dropping it does the same without
-    /// waiting.
+    /// Closes the socket. If it is the last one, waits up to `patience` until the mux has drained: unread
+    /// messages are returned by [`super::Event::Undone`], replies are sent. Returns true if the mux has
+    /// drained or other sockets are open. Dropping the socket does not wait.
     pub fn close(self, patience: Duration) -> bool {
         let shared = Arc::clone(&self.shared);
         drop(self);
@@ -318,7 +322,7 @@ impl Socket {
         if shared.lock().mode.is_unused() {
             server.drain(Some(patience));
         }
-        // A connection's last bytes may leave at that very moment.
+        // The last bytes of a connection may be sent at the deadline.
         let until = Instant::now() + patience + Duration::from_secs(1);
         loop {
             let mut state = shared.lock();
@@ -356,7 +360,7 @@ impl Drop for Socket {
             state.mux.leave(self.id, None, now);
         }
         for (to, bytes) in self.batch.drain(..) {
-            // Nobody can wait for room any more.
+            // No thread waits for write space any more.
             let psock = match to {
                 To::Psock(psock) => Some(psock),
                 To::Any => state.mux.least_loaded(),
@@ -375,7 +379,7 @@ impl Drop for Socket {
         shared.perform(work);
         if last {
             self.server().drain(Some(LINGER));
-            // What nobody will read is taken by the thread that has the sockets.
+            // The thread with the connections takes messages that will not be read.
             shared.notify();
         }
     }

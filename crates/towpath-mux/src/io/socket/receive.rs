@@ -1,4 +1,4 @@
-//! Messages are read, and are done when the next one is asked for.
+//! Receiving. Messages are done at the next receive.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,19 +12,20 @@ use crate::Time;
 use crate::mux::{Message, Order};
 
 impl Socket {
-    /// Reads the next message, or goes on with one that was read in part; waits for one. Messages that were read before are done.
+    /// Waits for the next message and reads it, or continues a partly read one. Completes messages read
+    /// before.
     ///
     /// # Errors
     ///
-    /// [`Error::WouldBlock`] with [`Flags::DONTWAIT`] or behind [`Socket::set_recv_timeout`]; [`Error::Disabled`];
-    /// [`Error::Drained`] when nothing will come any more.
+    /// [`Error::WouldBlock`] with [`Flags::DONTWAIT`] or after [`Socket::set_recv_timeout`];
+    /// [`Error::Disabled`]; [`Error::Drained`] when no more messages will come.
     pub fn recv(&mut self, buffer: &mut [u8], flags: Flags) -> Result<Received, Error> {
         let (message, at) = self.take(1, flags)?;
         let read = unread::read(self.kind, &message.bytes()[at..], buffer, flags.contains(Flags::PEEK));
         Ok(self.put(message, at, read))
     }
 
-    /// The same with a share in the message's bytes instead of a copy: all that is left of it.
+    /// As [`Socket::recv`], but shares the message's remaining bytes instead of copying them.
     ///
     /// # Errors
     ///
@@ -36,12 +37,13 @@ impl Socket {
         Ok((self.put(message, at, read), bytes))
     }
 
-    /// Reads several messages, as many as there are buffers at most (recvmmsg(2) with MSG_WAITFORONE): waits for the first. Where messages
-    /// take long it may be one, and the others are for other handles. None of them is done before the next call.
+    /// Reads up to one message per buffer (recvmmsg(2) with MSG_WAITFORONE). Waits for the first one. Returns
+    /// fewer, often one, if messages take long, to leave the others to other sockets. Messages are done at
+    /// the next call.
     ///
     /// # Errors
     ///
-    /// As [`Socket::recv`], for the first.
+    /// As [`Socket::recv`], for the first message.
     pub fn recv_many(&mut self, buffers: &mut [&mut [u8]], flags: Flags) -> Result<Vec<Received>, Error> {
         let most = buffers.len();
         let mut all = Vec::with_capacity(most);
@@ -61,7 +63,7 @@ impl Socket {
             }
         }
         if !self.next.is_empty() {
-            // A packet took several buffers: others may have those behind it.
+            // A packet filled several buffers. Other sockets may have the messages behind it.
             let now = self.shared.now();
             let back: Vec<_> = self.next.drain(..).map(|message| message.ticket()).collect();
             self.shared.change(|mux| mux.handle_hand_back(self.id, &back, now));
@@ -69,14 +71,14 @@ impl Socket {
         Ok(all)
     }
 
-    /// The messages that this handle has read are done: their connections go on where they waited for that.
+    /// Completes the messages that this socket has read.
     pub fn done(&mut self) {
         let shared = Arc::clone(&self.shared);
         let now = shared.now();
         shared.with(|state, _| self.finish(state, now));
     }
 
-    /// The next message, and how many bytes of it were read. It is nobody's until it is put back.
+    /// Returns the next message and the number of its bytes that were read. The caller puts it back.
     fn take(&mut self, most: usize, flags: Flags) -> Result<(Message, usize), Error> {
         if let Some(current) = self.current.take() {
             return Ok(current);
@@ -121,8 +123,8 @@ impl Socket {
         }
     }
 
-    /// Whether it is counted on to take a message that comes. With [`Order::Sticky`] that cannot be taken back: messages of its connections
-    /// would move.
+    /// Enables or disables the worker in the core. With [`Order::Sticky`] it stays enabled, because disabling
+    /// would move its connections.
     pub(super) fn attend(&mut self, state: &mut State, attends: bool, now: Time) {
         if self.attends != attends && (attends || state.mux.config().order != Order::Sticky) {
             self.attends = attends;
@@ -130,7 +132,7 @@ impl Socket {
         }
     }
 
-    /// What was read of a message is not to be read again.
+    /// Consumes the bytes that were read.
     fn put(&mut self, message: Message, at: usize, read: Read) -> Received {
         let received = Received {
             bytes: read.copied,
@@ -151,7 +153,7 @@ impl Socket {
         received
     }
 
-    /// Messages that were read to their end are done; what answers them leaves before.
+    /// Completes messages that were read to their end, after sending their replies.
     pub(super) fn finish(&mut self, state: &mut State, now: Time) {
         if let Err(error) = self.flush(state, now)
             && !matches!(error, Error::WouldBlock)
@@ -164,12 +166,12 @@ impl Socket {
         }
     }
 
-    /// What was not begun goes to others; and (`all`) what was not read to its end, unless it is answered already.
+    /// Hands back messages that are not begun; with `all` also a partly read one, unless it was answered.
     pub(super) fn hand_back(&mut self, state: &mut State, now: Time, all: bool) {
         let current = self.current.take_if(|(_, at)| all || *at == 0).map(|(message, _)| message);
         let current = current.filter(|message| {
             let (ticket, answered) = (message.ticket(), self.answered == Some(message.ticket()));
-            // Peeked and answered: it is done, when this handle next finishes something.
+            // Peeked and answered: it is completed with the next ones.
             if answered && !self.held.contains(&ticket) {
                 self.held.push(ticket);
             }

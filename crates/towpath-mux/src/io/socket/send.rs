@@ -1,4 +1,4 @@
-//! Messages are put together, batched and sent.
+//! Sending: gather parts, batch messages, send.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,20 +10,21 @@ use super::{Error, Flags, Socket, To, park};
 use crate::Time;
 use crate::mux::{SendError, worker};
 
-/// Messages that a handle coalesces with [`Flags::BATCH`] before it sends them anyway.
+/// Maximum number of messages batched by [`Flags::BATCH`].
 const BATCH: usize = 64;
 
 impl Socket {
-    /// Sends a message or a part of one; how many bytes that were, all of them. A message without bytes is none.
+    /// Sends a message or a part of one, and returns the number of its bytes. Empty messages are not sent.
     ///
-    /// Waits while too much waits to be sent: on every connection for [`To::Any`], on that connection for [`To::Psock`]. An answer never
-    /// waits: a peer that does not take its answers is not read any more, until [`crate::mux::Config::send_most`].
+    /// Waits for write space: on every connection for [`To::Any`], on that connection for [`To::Psock`]. A
+    /// reply does not wait: a peer that does not accept replies is not read, up to
+    /// [`crate::mux::Config::send_most`].
     ///
     /// # Errors
     ///
-    /// [`Error::WouldBlock`], and nothing of these bytes was taken. Behind any other but [`Error::AddressMismatch`] the message is dropped
-    /// with the parts that were taken before. An error of a message that was batched ([`Flags::BATCH`]) is said by the call that sends
-    /// those, which then has taken nothing itself.
+    /// After [`Error::WouldBlock`] and [`Error::AddressMismatch`] the part was not taken. After other errors
+    /// the message is dropped with its earlier parts. An error of a batched message ([`Flags::BATCH`]) is
+    /// returned by the call that sends the batch, which then takes nothing itself.
     pub fn send(&mut self, to: To, bytes: &[u8], flags: Flags) -> Result<usize, Error> {
         if let Some(error) = self.error.take() {
             return Err(error);
@@ -47,7 +48,7 @@ impl Socket {
             let (now, before) = (shared.now(), self.batch.len());
             let sent = self.deliver(&mut state, to, bytes, now);
             if matches!(sent, Err(Error::WouldBlock)) && self.batch.len() == before {
-                // Nothing has changed for others.
+                // Nothing changed for other threads.
                 state.pump_quietly(&shared, &mut work);
             } else {
                 state.pump(&shared, &mut work);
@@ -67,11 +68,11 @@ impl Socket {
         }
     }
 
-    /// Sends several messages at once (sendmmsg(2)), each for its address; how many were taken.
+    /// Sends several messages (sendmmsg(2)), each with its destination. Returns the number of messages taken.
     ///
     /// # Errors
     ///
-    /// As [`Socket::send`], when not even the first was taken.
+    /// As [`Socket::send`], if the first message was not taken.
     pub fn send_many(&mut self, messages: &[(To, &[u8])], flags: Flags) -> Result<usize, Error> {
         for (at, &(to, bytes)) in messages.iter().enumerate() {
             let last = at + 1 == messages.len();
@@ -89,7 +90,7 @@ impl Socket {
         Ok(messages.len())
     }
 
-    /// Whom a message is for, by name.
+    /// Resolves a destination.
     fn address(&self, to: To) -> Result<To, Error> {
         match to {
             To::Any if !self.shared.lock().mux.config().connected => Err(Error::NoAddress),
@@ -101,7 +102,7 @@ impl Socket {
         }
     }
 
-    /// Sends what is batched, and then the message that these bytes end.
+    /// Sends the batch, then the message that these bytes end.
     fn deliver(&mut self, state: &mut State, to: To, part: &[u8], now: Time) -> Result<(), Error> {
         self.flush(state, now)?;
         match room(state, to) {
@@ -119,7 +120,8 @@ impl Socket {
         if whole.is_empty() { Ok(()) } else { transmit(state, self.id, to, whole, now) }
     }
 
-    /// Sends what is batched, as far as there is room for it. One that cannot be sent holds up no other; the first error is told.
+    /// Sends the batch as far as there is write space. A message that fails does not stop the others. Returns
+    /// the first error.
     pub(super) fn flush(&mut self, state: &mut State, now: Time) -> Result<(), Error> {
         let (mut blocked, mut wrong) = (false, None);
         for _ in 0..self.batch.len() {
@@ -145,7 +147,7 @@ impl Socket {
     }
 }
 
-/// Whether there is room for a message.
+/// Returns `Ok` if there is write space.
 pub(super) fn room(state: &mut State, to: To) -> Result<(), SendError> {
     match to {
         To::Any => state.mux.check_write_space(None),

@@ -1,22 +1,22 @@
-//! What one read takes of a message.
+//! How much of a message a read consumes.
 //!
-//! A datagram that is longer than the buffer loses its rest, and says so. Of a packet the next read goes on where this one ended; the one
-//! that reaches its end says that (Linux's KCM loses the rest since 2022).
+//! A datagram longer than the buffer loses the rest, with MSG_TRUNC. A packet continues with the next read;
+//! the read that reaches its end has MSG_EOR. (Linux's KCM loses the rest since 2022.)
 
 use super::{Flags, Kind};
 
-/// What came of a read.
+/// Result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Read {
-    /// Bytes that are in the buffer.
+    /// Number of bytes in the buffer.
     pub(super) copied: usize,
     /// [`Flags::TRUNC`] and [`Flags::EOR`].
     pub(super) flags: Flags,
-    /// Bytes that are not to be read again.
+    /// Number of bytes consumed.
     pub(super) taken: usize,
 }
 
-/// How many bytes of what is left of a message go into so much room, what is said of it, and how many are thereby read.
+/// Reads `rest` bytes of a message into `room` bytes of buffer.
 pub(super) fn fit(kind: Kind, rest: usize, room: usize, peek: bool) -> Read {
     let copied = rest.min(room);
     let whole = copied == rest;
@@ -29,7 +29,7 @@ pub(super) fn fit(kind: Kind, rest: usize, room: usize, peek: bool) -> Read {
     Read { copied, flags, taken: if peek { 0 } else { taken } }
 }
 
-/// Reads what is left of a message.
+/// Copies the rest of a message into the buffer.
 pub(super) fn read(kind: Kind, rest: &[u8], buffer: &mut [u8], peek: bool) -> Read {
     let read = fit(kind, rest.len(), buffer.len(), peek);
     buffer[..read.copied].copy_from_slice(&rest[..read.copied]);

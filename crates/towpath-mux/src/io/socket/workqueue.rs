@@ -1,9 +1,8 @@
-//! The thread that has the sockets of a mux with handles (KCM's work queue): bytes come and go while nobody calls.
+//! The thread that has the connections of a server with sockets (KCM's work queue).
 //!
-//! What: it waits for sockets, reads them, writes what they did not take at once, and does what is due. Messages go to handles that
-//! wait for one, or stay in the core. It ends when the mux has drained.
-//!
-//! When the last handle is closed, it takes what nobody will read, so that connections end when what is to be sent has left.
+//! What: it runs [`Shared::turn`] until the mux has drained. Messages go to sockets that wait for one, or
+//! stay in the core. After the last socket was closed, it takes the messages that will not be read, so that
+//! connections end when everything is sent.
 
 use std::io;
 use std::sync::Arc;
@@ -20,7 +19,7 @@ pub(super) fn start(shared: &Arc<Shared>) -> io::Result<()> {
     std::thread::Builder::new().name("mux".to_owned()).spawn(move || {
         let mut queue = Workqueue { shared: &shared, refuse: None, batch: Vec::new() };
         if let Err(error) = queue.run() {
-            log::error!("the sockets cannot be waited for any more: {error}");
+            log::error!("the mux's thread ends, waiting for sockets failed: {error}");
             let mut work = Work::default();
             shared.lock().close_all(&mut work);
             shared.perform(work);
@@ -31,7 +30,7 @@ pub(super) fn start(shared: &Arc<Shared>) -> io::Result<()> {
 
 struct Workqueue<'a> {
     shared: &'a Shared,
-    /// Who takes what nobody will read.
+    /// Takes the messages that will not be read.
     refuse: Option<worker::Id>,
     batch: Vec<Message>,
 }
@@ -51,7 +50,7 @@ impl Workqueue<'_> {
         }
     }
 
-    /// No handle is open: messages that wait come back as undone.
+    /// No socket is open: returns waiting messages as undone.
     fn refuse(&mut self, state: &mut State) {
         let now = self.shared.now();
         let id = *self.refuse.get_or_insert_with(|| state.mux.clone_worker(usize::MAX, now));

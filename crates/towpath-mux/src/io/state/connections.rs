@@ -1,4 +1,4 @@
-//! Connections come and go: accepted, behind a handshake, attached; ended, given back, lingering, closed.
+//! Life of connections: accept, handshake, attach; end, give back, linger, close.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ use crate::mux::psock::Interest;
 use crate::mux::{AttachError, Cause, End, psock};
 
 impl State {
-    /// Attaches a connection, with a framing of its own or the server's. When that fails it is closed.
+    /// Attaches a connection, with its framing or the server's. Closes it on failure.
     pub(super) fn attach(
         &mut self,
         shared: &Shared,
@@ -55,13 +55,13 @@ impl State {
         }
     }
 
-    /// A connection that is none of ours any more: its descriptor is another one's to have, once the mutex is free.
+    /// Closes a connection after the mutex is released. Its descriptor becomes free.
     pub(super) fn close(&mut self, shared: &Shared, link: Arc<Link>, work: &mut Work) {
         self.listeners.resume(&shared.epoll);
         work.closes.push(link);
     }
 
-    /// Attaches a connection, behind its handshake if it has one.
+    /// Attaches a connection, after its TLS handshake if it has one.
     pub(in crate::io) fn admit(
         &mut self,
         shared: &Shared,
@@ -74,7 +74,7 @@ impl State {
             let link = Arc::new(Link::new(fd, None, entry));
             return self.attach(shared, link, owner, None, work).map(drop);
         };
-        // Whatever goes wrong, the descriptor and the entry are in a link, which is closed without the mutex.
+        // On every path the descriptor and the entry are in a link, which is closed without the mutex.
         let (session, wrong) = match tls.session() {
             _ if self.mux.is_draining() => {
                 (None, Some(io::Error::new(io::ErrorKind::NotConnected, AttachError::Draining)))
@@ -92,7 +92,7 @@ impl State {
             Ok(None) => {}
             Ok(Some(oldest)) => {
                 self.accept_stats.handshakes_late += 1;
-                self.not_attached(shared, oldest, "too many others shake hands".to_owned(), work);
+                self.not_attached(shared, oldest, "too many handshakes are in progress".to_owned(), work);
             }
             Err(error) => {
                 self.close(shared, link, work);
@@ -102,7 +102,7 @@ impl State {
         Ok(())
     }
 
-    /// What a listener accepted.
+    /// Handles accepted connections.
     pub(in crate::io) fn accepted(&mut self, shared: &Shared, accepted: Accepted, work: &mut Work) {
         let Accepted { listener, passed, denied, reset, failed } = accepted;
         self.accept_stats.accepted += passed.len() as u64 + denied + reset;
@@ -123,7 +123,7 @@ impl State {
         }
     }
 
-    /// A handshake went on.
+    /// A handshake made progress.
     pub(in crate::io) fn handshake_advanced(
         &mut self,
         shared: &Shared,
@@ -157,15 +157,15 @@ impl State {
         }
     }
 
-    /// Ends the handshake of a peer that was admitted; whether there was one.
+    /// Ends the handshake of an admitted peer. Returns true if there was one.
     pub(in crate::io) fn refuse_handshake(&mut self, shared: &Shared, peer: &Peer, work: &mut Work) -> bool {
         let Some(shaking) = self.handshakes.take_peer(peer) else { return false };
         self.accept_stats.handshakes_failed += 1;
-        self.not_attached(shared, shaking, "it is not let in any more".to_owned(), work);
+        self.not_attached(shared, shaking, "the peer is not admitted any more".to_owned(), work);
         true
     }
 
-    /// Attaches a connection of which these bytes were read.
+    /// Attaches a connection of which bytes were read.
     pub(in crate::io) fn attach_read(
         &mut self,
         shared: &Shared,
@@ -202,7 +202,7 @@ impl State {
         self.close(shared, link, work);
     }
 
-    /// Ends the lingering of a peer that was admitted; whether there was one.
+    /// Closes the lingering connection of an admitted peer. Returns true if there was one.
     pub(in crate::io) fn refuse_lingering(&mut self, shared: &Shared, peer: &Peer, work: &mut Work) -> bool {
         let link = self.lingers.take_peer(peer);
         let found = link.is_some();
@@ -210,7 +210,7 @@ impl State {
         found
     }
 
-    /// One that lingers was read; whether that is over.
+    /// A lingering connection was read. `over`: it can be closed.
     pub(in crate::io) fn lingered(&mut self, shared: &Shared, key: u64, over: bool, work: &mut Work) {
         if !over {
             return self.lingers.wait(key, shared.now());
@@ -220,13 +220,14 @@ impl State {
         }
     }
 
-    /// A connection has ended: it is closed, or lingers if that would cost its peer what was sent to it.
+    /// Closes a connection that ended, or lets it linger if closing would lose data that the peer has not
+    /// received.
     fn part(&mut self, shared: &Shared, link: Arc<Link>, cause: &Cause, work: &mut Work) {
         let owed = match cause {
             Cause::Drained | Cause::GivenBack | Cause::Unattached => {
                 link.unacknowledged() > 0 || link.has_unread()
             }
-            // Who sends what cannot be framed is not listened to without need.
+            // A peer that violates the framing is read only as long as it has not acknowledged replies.
             Cause::Framing(_) => link.unacknowledged() > 0,
             _ => false,
         };
@@ -246,7 +247,7 @@ impl State {
         }
     }
 
-    /// Nobody comes in any more.
+    /// Stops admitting connections.
     pub(in crate::io) fn shut(&mut self, shared: &Shared, work: &mut Work) {
         self.listeners.close();
         for shaking in self.handshakes.close() {
@@ -263,7 +264,7 @@ impl State {
         notify_owner(socket.owner);
         let link = socket.link;
         let peer = link.address();
-        // A descriptor of the same socket: a writer may still hold the link for a moment.
+        // A duplicate, because a writer may still hold the link.
         let socket = if end.hand_back { link.hand_back() } else { None };
         match socket {
             Some(_) => self.close(shared, link, work),
@@ -280,6 +281,6 @@ impl State {
 }
 
 fn notify_owner(owner: Option<Sender<ConnectionEvent>>) {
-    // It may have stopped.
+    // The connector may have stopped.
     let _ = owner.map(|owner| owner.send(ConnectionEvent::Over));
 }

@@ -1,4 +1,4 @@
-//! Sockets that are ready, and who reads them: what epoll says of each, who helps the leader, what was read.
+//! Ready sockets: the queue, helpers of the leader, and results of reads.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use crate::Time;
 use crate::mux::psock::{self, Interest};
 use crate::mux::{Batch, Cause, worker};
 
-/// How many wake-ups' time a socket that is ready waits to be read before another worker is woken for it.
+/// A ready socket that waits for this number of wake-ups makes the leader wake a helper.
 const HELP: u32 = 3;
 
-/// A socket that is to be read now.
+/// A socket to read now.
 #[derive(Debug)]
 pub(in crate::io) struct Reading {
     pub(in crate::io) id: psock::Id,
     pub(in crate::io) link: Arc<Link>,
     pub(in crate::io) buffer: Vec<u8>,
-    /// The peer hung up or sends no more: that is behind what there is to read, and not said again.
+    /// The peer closed or reset the connection. This follows the bytes and is not reported again.
     pub(in crate::io) over: bool,
 }
 
@@ -54,7 +54,7 @@ impl ReadySockets {
 }
 
 impl State {
-    /// Epoll says that a socket is ready.
+    /// Handles readiness reported by epoll.
     pub(in crate::io) fn handle_ready(&mut self, id: psock::Id, flags: EventFlags, now: Time) {
         let Some(socket) = self.sockets.get_mut(id) else { return };
         socket.flags |= flags;
@@ -65,7 +65,7 @@ impl State {
         }
     }
 
-    /// The sockets that are to be read now, at most so many.
+    /// Takes up to `most` ready sockets.
     pub(in crate::io) fn take_ready(&mut self, shared: &Shared, most: usize) -> Vec<Reading> {
         let mut all = Vec::new();
         while all.len() < most
@@ -82,7 +82,7 @@ impl State {
                     all.push(Reading { id, link: Arc::clone(&socket.link), buffer, over });
                 }
                 None if gone => self.hung_up(shared, id),
-                // It is watched anew when it is to be read again, which says what is there.
+                // Not to be read now. A later change of interest makes epoll report it again.
                 None => {}
             }
         }
@@ -107,12 +107,13 @@ impl State {
         self.pollers.has_enough(self.mux.working())
     }
 
-    /// A worker has read sockets, and has a batch or not. Who sees to those that are ready besides, or will be?
+    /// A worker has read sockets. Ensures that another one reads the remaining ready sockets and waits for
+    /// more. `runs`: the worker got a local batch.
     pub(in crate::io) fn ensure_reader(&mut self, now: Time, runs: bool, work: &mut Work) {
         let patience = self.mux.config().wake_cost * HELP;
         let late = self.ready.queue.front().is_some_and(|&(_, since)| now.since(since) >= patience);
         if late && self.wake_helper(work) {
-            // Who comes sees to them.
+            // The helper reads them.
         } else if runs
             && self.pollers.watchdog.is_none()
             && (self.pollers.leader.is_none() || !self.ready.is_empty())
@@ -120,12 +121,12 @@ impl State {
             self.pollers.watchdog = self.wake_any(work);
         }
         if runs && !self.ready.is_empty() && !work.wakes() {
-            // Nobody is parked; it went to sleep before these were ready.
+            // No worker is parked. The poller went to sleep before these sockets became ready.
             self.notify(work);
         }
     }
 
-    /// A socket was read; whether the worker that did has a batch of what came.
+    /// Handles the result of a read. Returns true if the reading worker got a local batch.
     pub(in crate::io) fn read(
         &mut self,
         (reading, outcome): (Reading, Result<ReadOutcome, Cause>),
@@ -165,7 +166,7 @@ impl State {
         runs
     }
 
-    /// A worker has read a batch: it does that, and leads no more.
+    /// The worker that read a batch processes it and does not lead any more.
     fn begin_batch(&mut self, by: worker::Id, batch: Batch) {
         let Some(slot) = self.workers.get(by) else { return };
         slot.local_queue.lock().put(batch);
@@ -175,7 +176,7 @@ impl State {
         }
     }
 
-    /// Has epoll watch a socket for what the core wants to know of it.
+    /// Updates the epoll interest of a socket.
     pub(super) fn watch(&mut self, shared: &Shared, id: psock::Id) {
         let interest = self.mux.interest(id);
         let Some(socket) = self.sockets.get_mut(id) else { return };
@@ -192,12 +193,12 @@ impl State {
         }
     }
 
-    /// A socket hung up or failed that nobody reads now.
+    /// Handles a hang-up or error of a socket that is not read now.
     fn hung_up(&mut self, shared: &Shared, id: psock::Id) {
         let Some(socket) = self.sockets.get_mut(id) else { return };
         match socket.link.error() {
             None => {
-                // It would be said again and again. Who wants to read or write it adds it again.
+                // Epoll would report it again and again. The next change of interest adds it again.
                 socket.watched = false;
                 let _ = epoll::delete(&shared.epoll, &socket.link);
             }
