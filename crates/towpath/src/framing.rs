@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_in_their_directory_and_another_content_is_another_framing() {
+    fn files_are_relative_and_compared_by_content() {
         let directory = tempfile::tempdir().unwrap();
         let read = |text: &str| Named::read(text, directory.path());
         std::fs::write(directory.path().join("f.toml"), "length = 2\n").unwrap();
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_read_by_their_names() {
+    fn programs_are_selected_by_name() {
         let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../towpath-bpf/tests/programs");
         for text in ["thrift.o", "thrift.o:frame"] {
             let framing = Named::read(text, &programs).unwrap();

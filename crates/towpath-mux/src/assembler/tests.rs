@@ -1,4 +1,4 @@
-//! Cuts, bounds, timers, ends.
+//! Segmentation, limits, timers, ends.
 
 use proptest::prelude::*;
 
@@ -12,12 +12,12 @@ fn at(secs: u64) -> Time {
     Time::from_secs(secs)
 }
 
-/// The messages and how it went on, fed in `pieces`.
+/// Messages and the final event of a stream fed in `pieces`.
 fn run<'a>(assembler: Assembler, pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Vec<u8>>, String) {
     run_by(assembler, pieces, false)
 }
 
-/// The same, and simple ones are found by scanning, if it `scans`.
+/// The same, using the plain scanner if `scans`.
 fn run_by<'a>(
     mut assembler: Assembler,
     pieces: impl IntoIterator<Item = &'a [u8]>,
@@ -60,7 +60,7 @@ fn run_by<'a>(
 #[test]
 fn bounds_and_causes() {
     let limits = Limits { head: 8, message: 16, ..Limits::default() };
-    // Framing, stream, messages, end.
+    // Framing, stream, number of messages, final event.
     let rows: &[(&str, &[u8], usize, &str)] = &[
         ("length=1", b"\x02a\x03bc", 2, "end 5 0"),
         ("length=1", b"\x02a\x03b", 1, "end 2 2"),
@@ -81,7 +81,7 @@ fn bounds_and_causes() {
 }
 
 #[test]
-fn a_function_that_never_knows_is_stopped_at_the_head() {
+fn a_function_that_never_decides_hits_the_head_limit() {
     let limits = Limits { head: 64, ..Limits::default() };
     for size in [1, 7, 64, 200] {
         let never = Framing::custom("never", |bytes: &[u8], _: &mut State| Step::Need(bytes.len() + 1));
@@ -91,7 +91,7 @@ fn a_function_that_never_knows_is_stopped_at_the_head() {
 }
 
 #[test]
-fn a_function_that_takes_back_what_it_said_is_an_error() {
+fn a_function_that_contradicts_itself_is_an_error() {
     let wavers = Framing::custom("wavers", |bytes: &[u8], _: &mut State| match bytes.len() {
         asked @ 0..4 => Step::Need(asked + 1),
         _ => Step::from(2),
@@ -127,9 +127,9 @@ fn timers() {
     };
     let mut idle = assembler("length=2", limits);
     assert_eq!(idle.poll(at(100)), None);
-    assert_eq!(idle.poll_timeout(), None, "nothing has begun");
+    assert_eq!(idle.poll_timeout(), None, "no message has started");
 
-    // The head: from the first byte, not restarted by progress elsewhere.
+    // Head timer: from the first byte, not restarted by other progress.
     idle.handle_bytes(b"\0");
     assert_eq!(idle.poll(at(100)), None);
     assert_eq!(idle.poll_timeout(), Some(at(102)));
@@ -139,20 +139,23 @@ fn timers() {
         event => panic!("{event:?}"),
     }
 
-    // The body: five seconds, and a second for each ten bytes.
+    // Body timer: five seconds, plus one second per ten bytes.
     let mut slow = assembler("length=2", limits);
     slow.handle_bytes(b"\0\x28aaaa");
     assert_eq!(slow.poll(at(100)), None);
     assert_eq!(slow.poll_timeout(), Some(at(109)));
     assert_eq!(slow.need(), 0x28 - 6);
     slow.handle_bytes(&[b'a'; 0x28 - 6]);
-    assert!(matches!(slow.poll(at(200)), Some(Event::Message(_))), "late, but whole before anybody asked");
+    assert!(
+        matches!(slow.poll(at(200)), Some(Event::Message(_))),
+        "late, but complete before the timer was polled"
+    );
     assert_eq!(slow.poll(at(200)), None);
     assert_eq!(slow.poll_timeout(), None);
 }
 
 #[test]
-fn what_it_waits_for() {
+fn need_is_the_number_of_missing_bytes() {
     let mut waiting = assembler("offset=2 length=2 adjust=4", Limits::default());
     assert_eq!(waiting.need(), 1);
     waiting.handle_bytes(b"a");
@@ -167,7 +170,7 @@ fn what_it_waits_for() {
 }
 
 #[test]
-fn a_hole_inside_a_message_costs_that_message() {
+fn a_gap_inside_a_message_loses_that_message() {
     let mut torn = assembler("length=1", Limits::default());
     torn.handle_bytes(b"\x02a\x08bcd");
     assert!(matches!(torn.poll(at(0)), Some(Event::Message(message)) if message.offset == 0));
@@ -184,18 +187,18 @@ fn a_hole_inside_a_message_costs_that_message() {
 }
 
 #[test]
-fn memory_is_given_back() {
+fn unused_memory_is_freed() {
     let mut big = assembler("length=4", Limits::default());
     big.handle_bytes(&100_000u32.to_be_bytes());
     assert_eq!(big.poll(at(0)), None);
-    assert!(big.memory() < 4096, "an announced length takes no memory");
+    assert!(big.memory() < 4096, "an announced length reserves no memory");
     big.handle_bytes(&[0; 100_000 - 4]);
     assert!(matches!(big.poll(at(0)), Some(Event::Message(_))));
     big.shrink();
     assert_eq!(big.memory(), 0);
 }
 
-/// Messages of a few framings, and a stream of them.
+/// Framings with streams of their messages.
 fn stream() -> impl Strategy<Value = (&'static str, Vec<Vec<u8>>)> {
     let body = || prop::collection::vec(any::<u8>(), 0..300);
     let bodies = || prop::collection::vec(body(), 0..30);
@@ -236,7 +239,7 @@ fn stream() -> impl Strategy<Value = (&'static str, Vec<Vec<u8>>)> {
     ]
 }
 
-/// How many bulk strings and the empty array behind them there are.
+/// Number of bulk strings, and of the empty array after them.
 fn words_of(words: &[u8]) -> usize {
     let (mut at, mut count) = (0, 0);
     while at < words.len() {
@@ -266,7 +269,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_do_the_same_in_any_cut(
+    fn any_segmentation_of_any_bytes_gives_the_same_result(
         preset in prop::sample::select(crate::framing::PRESETS.iter().map(|preset| preset.name).collect::<Vec<_>>()),
         stream in prop::collection::vec(prop_oneof![any::<u8>(), 0u8..4, Just(b'\n'), Just(b'0')], 0..200),
         size in 1usize..20,

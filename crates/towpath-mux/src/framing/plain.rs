@@ -130,7 +130,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_says_what_the_framing_says_or_nothing(
+        fn plain_agrees_with_step_or_returns_none(
             which in 0..FRAMINGS.len(),
             length in 0u8..40,
             at in 0usize..5,
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_more_than_a_length_is_not_plain() {
+    fn only_simple_length_fields_are_plain() {
         for text in ["line", "length=4 be scale=2", "length=8 be", "varint=leb128", "resp", "mqtt"] {
             if let Ok(framing) = Framing::parse(text) {
                 assert!(framing.plain().is_none(), "{text}");

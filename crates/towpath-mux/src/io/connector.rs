@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_up_to_the_most_and_differ_by_half() {
+    fn delays_double_up_to_the_maximum_with_jitter() {
         let how = Connect::default();
         let rows =
             [(0, 0, 50), (0, 255, 100), (3, 0, 400), (3, 255, 800), (20, 0, 15_000), (u32::MAX, 255, 30_000)];

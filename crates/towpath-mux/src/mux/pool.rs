@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_comes_back_when_the_last_has_let_it_go() {
+    fn a_buffer_returns_when_its_last_share_is_dropped() {
         let pool = Pool::default();
         let mut buffer = Vec::with_capacity(100);
         buffer.extend_from_slice(b"onetwo");

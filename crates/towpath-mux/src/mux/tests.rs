@@ -1,4 +1,5 @@
-//! The harness under random, simulated and all small runs; and what each bound, timer and end does, one by one: in the modules.
+//! The harness under random, simulated and all short sequences. The modules test bounds, timers and ends one
+//! by one.
 
 mod batches;
 mod bounds;
@@ -17,12 +18,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn any_operations_keep_the_promises(kind in any::<u8>(), ops in prop::collection::vec(any::<Op>(), 0..120)) {
+    fn any_operations_satisfy_the_model(kind in any::<u8>(), ops in prop::collection::vec(any::<Op>(), 0..120)) {
         World::run(kind, ops);
     }
 }
 
-/// One run of the simulation: what happens follows from the seed. xorshift64* (Vigna 2016).
+/// One run of the simulation, determined by the seed. xorshift64* (Vigna 2016).
 fn simulate(seed: u64) {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = move || {
@@ -33,7 +34,7 @@ fn simulate(seed: u64) {
     };
     let kind = next() as u8;
     let length = next() % 200;
-    // Somebody to talk to, and somebody to work, first.
+    // Start with a connection and a worker.
     let start: [Op; 4] = [[0, 0, 0], [6, 0, 4], [0, 0, 0], [6, 0, 0]];
     let ops = (0..length).map(|_| {
         let [act, whom, much, ..] = next().to_le_bytes();
@@ -42,7 +43,7 @@ fn simulate(seed: u64) {
     World::run(kind, start.into_iter().chain(ops));
 }
 
-/// `TOWPATH_SEEDS` says how many worlds, `TOWPATH_SEED` which one comes first.
+/// `TOWPATH_SEEDS`: number of worlds; `TOWPATH_SEED`: first seed.
 #[test]
 fn simulation() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
@@ -53,7 +54,7 @@ fn simulation() {
             scope.spawn(move || {
                 for seed in (first + thread..first + count).step_by(threads as usize) {
                     if let Err(panic) = std::panic::catch_unwind(|| simulate(seed)) {
-                        eprintln!("that was TOWPATH_SEED={seed} TOWPATH_SEEDS=1");
+                        eprintln!("repeat with TOWPATH_SEED={seed} TOWPATH_SEEDS=1");
                         std::panic::resume_unwind(panic);
                     }
                 }
@@ -62,7 +63,7 @@ fn simulation() {
     });
 }
 
-/// Every sequence of four operations of each order, on one connection and one worker that have begun.
+/// Every sequence of four operations in each order, starting with one connection and one worker.
 #[test]
 fn every_small_case() {
     const OPS: [Op; 15] = [
@@ -118,7 +119,7 @@ fn poll(mux: &mut Mux, worker: worker::Id, now: Time) -> Vec<String> {
     batch.iter().map(|message| String::from_utf8_lossy(message.payload()).into_owned()).collect()
 }
 
-/// What the mux says, but for what sockets wait for.
+/// All events but changes of interest.
 fn events(mux: &mut Mux) -> Vec<Event> {
     let events = std::iter::from_fn(|| mux.poll_event());
     events.filter(|event| !matches!(event, Event::Interest(_))).collect()
@@ -138,7 +139,7 @@ fn tickets(mux: &mut Mux, worker: worker::Id, now: Time) -> Vec<Ticket> {
 }
 
 #[test]
-fn connected_mode_chooses_the_least_and_says_when_all_are_full() {
+fn connected_mode_uses_the_least_loaded_connection_and_reports_full() {
     let config = Config { connected: true, send_bytes: Bound::of(4), ..Config::default() };
     let mut mux = Mux::new(config);
     assert_eq!(mux.send(&b"x"[..], at(0)), Err(SendError::NotConnected));
@@ -149,7 +150,7 @@ fn connected_mode_chooses_the_least_and_says_when_all_are_full() {
     assert_eq!(mux.send(&b"cd"[..], at(0)), Ok(second));
     assert_eq!(mux.send(&b"e"[..], at(0)), Err(SendError::Full));
 
-    // Two bytes of the first message left, and none of the others: those go on, it comes back.
+    // Two bytes of the first message were sent, and none of the others, which are retried.
     let mut transmit = mux.transmit(first).expect("a message");
     transmit.advance(2);
     mux.handle_transmitted(transmit, Outcome::Blocked, at(0));
@@ -164,7 +165,7 @@ fn connected_mode_chooses_the_least_and_says_when_all_are_full() {
     assert_eq!((&undelivered.bytes[..], undelivered.left), (&b"abcd"[..], 2));
     mux.handle_error(second, 104, at(0));
     let back = events(&mut mux).iter().filter(|event| matches!(event, Event::Undelivered(_))).count();
-    assert_eq!(back, 2, "nobody is left");
+    assert_eq!(back, 2, "no connection is left");
     let _ = (one, two);
 }
 
@@ -186,7 +187,7 @@ fn messages_share_the_buffer_that_they_were_read_into() {
 }
 
 #[test]
-fn what_a_worker_sent_is_counted_as_its_connections_do() {
+fn worker_and_connection_count_sent_messages_alike() {
     let (mut mux, psock) = lines(Config { connected: true, ..Config::default() });
     let worker = mux.clone_worker(2, at(0));
     mux.handle_bytes(psock, b"a\nb\n", at(0));

@@ -1,15 +1,15 @@
-//! The mux under any operations, beside a plain model of what must come out: one harness for property tests, the
-//! fuzzer, the simulation and the enumeration of small cases.
+//! The mux under arbitrary operations next to a plain model: one harness for property tests, the fuzzer, the
+//! simulation and the enumeration of small cases.
 //!
-//! The model knows what each peer sent and remembers, message by message, who has it. It asserts after every
-//! operation, so that a failure stands where it happened:
-//! - a worker gets a message only when it is whole, right, nobody has it and nobody has done it;
-//! - the mode's order holds when a worker gets it, and in what peers get back;
-//! - what peers get back are whole answers to what they asked;
-//! - no message waits while an enabled worker is idle and none is about to look;
-//! - [`Mux::check`].
+//! The model knows what each peer sent and where each message is. It checks after every operation, so that a
+//! failure appears where it happened:
+//! - A worker gets a message only if it is whole and correct, and no worker has it or has done it.
+//! - The configured order holds for workers and for the replies that peers receive.
+//! - Peers receive whole replies to their own requests.
+//! - No message waits while an enabled worker is idle and no worker is about to ask.
+//! - [`Mux::check`] succeeds.
 //!
-//! At the end everything is let go on, and all that arrived must have been done once, or come back.
+//! At the end everything proceeds, and every message must have been done once or returned.
 
 mod act;
 mod batch;
@@ -29,25 +29,25 @@ pub use act::Op;
 use act::{ACTS, Act};
 use wire::{framing, key_of, notice, request};
 
-/// Connections and workers that there may be at once.
+/// Maximum number of connections and of workers.
 const PEERS: usize = 4;
 const WORKERS: usize = 4;
-/// Messages that a peer has to send.
+/// Number of messages of each peer.
 const MESSAGES: u16 = 40;
 
-/// A worker, and what it has got and not begun or not done.
+/// A worker with the messages that it has not begun or not done.
 #[derive(Debug)]
 struct Actor {
     id: worker::Id,
     batch: VecDeque<Message>,
-    /// What it read itself.
+    /// The local batch that it read.
     run: Option<Batch>,
-    /// The mux thinks that it will ask by itself, or told it to.
+    /// Awake or woken: the mux expects it to ask.
     asks: bool,
     enabled: bool,
-    /// It was disabled or is to leave, so its connections may have got another worker.
+    /// It was disabled or leaves, so its connections may have moved.
     moved: bool,
-    /// When it is taken for dead.
+    /// When it counts as dead.
     deadline: Option<Time>,
 }
 
@@ -61,20 +61,20 @@ impl Actor {
 #[derive(Debug)]
 struct Peer {
     id: psock::Id,
-    /// Which of all connections ever.
+    /// Number of the connection.
     name: u8,
     stream: Vec<u8>,
-    /// Where messages end in `stream`.
+    /// Ends of the messages in `stream`.
     ends: Vec<usize>,
     arrived: usize,
-    /// What came back.
+    /// Bytes received from the mux.
     got: Vec<u8>,
     open: bool,
-    /// It was told to be read, and nobody was told since that it is not to be.
+    /// Readable was reported last, not the opposite.
     reads: bool,
 }
 
-/// Where a message is, in the model.
+/// Place of a message in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Location {
     Waits,
@@ -95,13 +95,13 @@ pub struct World {
     actors: Vec<Actor>,
     names: u8,
     locations: BTreeMap<Ticket, Location>,
-    /// Which messages were answered, in order, by connection.
+    /// Numbers of the answered messages, in order, per connection.
     answered: BTreeMap<psock::Id, Vec<u64>>,
-    /// Messages that a worker answered, whether anybody was there to hear it or not.
+    /// Messages that a worker answered, with or without a connection.
     tried: BTreeSet<Ticket>,
-    /// [`Order::Sticky`]: who had the last message of a connection.
+    /// [`Order::Sticky`]: worker of the last message of a connection.
     last: BTreeMap<psock::Id, worker::Id>,
-    /// Connected mode: messages sent, and what became of them.
+    /// Connected mode: messages sent, and their state.
     sent: BTreeMap<u16, SentState>,
     ended: BTreeSet<psock::Id>,
 }
@@ -112,7 +112,7 @@ struct SentState {
     arrived: u32,
 }
 
-/// Event when it ended badly.
+/// Prints the operations if the test panics.
 struct FailureReport {
     kind: u8,
     ops: Vec<Op>,
@@ -123,13 +123,13 @@ impl Drop for FailureReport {
         if std::thread::panicking() {
             let ops =
                 self.ops.iter().map(|[act, whom, much]| (ACTS[usize::from(*act) % ACTS.len()], whom, much));
-            eprintln!("kind {}, behind {:?}", self.kind, ops.collect::<Vec<_>>());
+            eprintln!("kind {}, after {:?}", self.kind, ops.collect::<Vec<_>>());
         }
     }
 }
 
 impl World {
-    /// A world of that kind: any number makes one. The orders come in turn.
+    /// Returns a world whose configuration follows from `kind`. The orders alternate.
     pub fn new(kind: u8) -> Self {
         const ORDERS: [Order; 5] = [Order::None, Order::Replies, Order::Serial, Order::Sticky, Order::Key];
         let order = ORDERS[usize::from(kind) % ORDERS.len()];
@@ -164,11 +164,11 @@ impl World {
         }
     }
 
-    /// Does all of it, lets everything go on, and looks that nothing is missing.
+    /// Applies all operations, finishes, and checks that nothing is missing.
     ///
     /// # Panics
     ///
-    /// When the mux does what it must not.
+    /// Panics if the mux violates the model.
     pub fn run(kind: u8, ops: impl IntoIterator<Item = Op>) {
         let mut report = FailureReport { kind, ops: Vec::new() };
         let mut world = Self::new(kind);
@@ -179,11 +179,11 @@ impl World {
         world.finish();
     }
 
-    /// Does one thing, and looks whether everything is as it must be.
+    /// Applies an operation and checks the model.
     ///
     /// # Panics
     ///
-    /// When the mux does what it must not.
+    /// Panics if the mux violates the model.
     pub fn apply(&mut self, [act, whom, much]: Op) {
         let act = ACTS[usize::from(act) % ACTS.len()];
         self.act(act, usize::from(whom), usize::from(much));
@@ -225,7 +225,7 @@ impl World {
         match act {
             Act::Poll => self.poll(at),
             Act::Done | Act::DoneSilently => {
-                // Some worker that has something, so that most calls do something.
+                // A worker that has messages, so that most calls have an effect.
                 let count = self.actors.len();
                 let busy = (0..count).map(|more| (at + more) % count).find(|&at| self.actors[at].has_some());
                 if let Some(at) = busy {
@@ -281,10 +281,10 @@ impl World {
         });
     }
 
-    /// Bytes arrive; sometimes it is a worker that reads them.
+    /// Bytes arrive; sometimes a worker reads them.
     fn arrive(&mut self, at: usize, bytes: usize, much: usize) {
         let peer = &mut self.peers[at];
-        // Its socket says once that there is something (EPOLLET), and again when it is to be read again.
+        // Readiness is reported once (EPOLLET), and again when the interest returns.
         if !peer.reads {
             return;
         }
@@ -313,7 +313,7 @@ impl World {
             }
         }
         let Some((actor, run)) = run else { return };
-        assert!(actor.enabled && !actor.has_some(), "a run is for who has nothing");
+        assert!(actor.enabled && !actor.has_some(), "a local batch is for an idle worker");
         assert_eq!(self.config.order, Order::None);
         for ticket in run.rest() {
             assert_eq!(self.locations.insert(ticket, Location::With(actor.id)), Some(Location::Waits));
@@ -329,7 +329,7 @@ impl World {
         }
     }
 
-    /// Workers in locations with odd numbers get rows, as those that are elsewhere do.
+    /// Workers at odd indices get batches, as worker processes do.
     fn poll(&mut self, at: usize) {
         let (id, now, mut batch) = (self.actors[at].id, self.now, Vec::new());
         let given = if at.is_multiple_of(2) {
@@ -351,7 +351,7 @@ impl World {
         }
     }
 
-    /// A worker got this message: may it?
+    /// Checks that the worker may get this message.
     fn got(&mut self, at: usize, message: &Message) {
         let ticket = message.ticket();
         let id = self.actors[at].id;
@@ -360,52 +360,55 @@ impl World {
         assert_eq!(
             message.bytes()[..],
             request(peer.name, ticket.number as u16),
-            "the message is what was sent"
+            "the message equals what was sent"
         );
         let place = self.locations.insert(ticket, Location::With(id));
-        assert_eq!(place, Some(Location::Waits), "{ticket:?} is given once");
+        assert_eq!(place, Some(Location::Waits), "{ticket:?} is delivered once");
         let with = |other: &Ticket| matches!(self.locations.get(other), Some(Location::With(_)));
         match self.config.order {
             Order::None | Order::Replies => {}
             Order::Serial => {
                 let mut others = self.of(ticket.psock).filter(|(other, _)| **other != ticket);
-                assert!(!others.any(|(other, _)| with(other)), "{ticket:?}: one of a connection at a time");
-                assert!(self.is_first(ticket, |_| true), "{ticket:?} is the first that is not done");
+                assert!(
+                    !others.any(|(other, _)| with(other)),
+                    "{ticket:?}: one message of a connection at a time"
+                );
+                assert!(self.is_first(ticket, |_| true), "{ticket:?} is the first message not done");
             }
             Order::Sticky => {
                 for (other, place) in self.of(ticket.psock) {
                     assert!(
                         !matches!(place, Location::With(worker) if *worker != id),
-                        "{other:?} is with another"
+                        "{other:?} is with another worker"
                     );
                     assert!(
                         other.number >= ticket.number || *place != Location::Waits,
-                        "{ticket:?}: before {other:?}, which waits"
+                        "{ticket:?}: before {other:?}, which still waits"
                     );
                 }
                 let before = self.last.insert(ticket.psock, id).filter(|before| *before != id);
                 if let Some(actor) =
                     before.and_then(|before| self.actors.iter().find(|actor| actor.id == before))
                 {
-                    assert!(actor.moved, "{ticket:?} leaves a worker that stays");
+                    assert!(actor.moved, "{ticket:?} left a worker that stays")
                 }
             }
             Order::Key => {
                 let key = key_of(ticket.number as u16);
                 let same = |other: &Ticket| key_of(other.number as u16) == key && key != 0;
                 let mut others = self.locations.keys().filter(|other| **other != ticket && same(other));
-                assert!(!others.any(with), "{ticket:?}: one of a key at a time");
+                assert!(!others.any(with), "{ticket:?}: one message of a key at a time");
                 assert!(key == 0 || self.is_first(ticket, same), "{ticket:?} is the first of its key");
             }
         }
     }
 
-    /// Messages of a connection, and where they are.
+    /// Messages of a connection with their places.
     fn of(&self, psock: psock::Id) -> impl Iterator<Item = (&Ticket, &Location)> {
         self.locations.range(Ticket { psock, number: 0 }..=Ticket { psock, number: u64::MAX })
     }
 
-    /// Whether none before this message of its connection waits, of those that `which` says.
+    /// Returns true if no earlier message of its connection waits, among those that `which` selects.
     fn is_first(&self, ticket: Ticket, which: impl Fn(&Ticket) -> bool) -> bool {
         !self
             .of(ticket.psock)
@@ -418,12 +421,12 @@ impl World {
         if actor.run.is_some() {
             return self.done_of_run(at, answers, much);
         }
-        // Sticky and keyed work is done in order; otherwise the first need not be the first.
+        // Sticky and keyed messages are done in order; otherwise any message may be first.
         let which = if self.config.order == Order::Sticky { 0 } else { much % actor.batch.len() };
         let message = actor.batch.remove(which).expect("it has some");
         let (id, ticket) = (actor.id, message.ticket());
         if answers && much % 3 == 1 && much < 250 {
-            // Both in one go.
+            // Reply and completion in one call.
             let there = !self.ended.contains(&ticket.psock);
             let said = [Completion::Reply(ticket, message.bytes().clone()), Completion::Done(ticket)];
             self.mux.handle_completions(id, said, self.now);
@@ -431,7 +434,7 @@ impl World {
             if there {
                 self.answered.entry(ticket.psock).or_default().push(ticket.number);
             }
-            assert!(!self.mux.done(id, ticket, self.now), "done once");
+            assert!(!self.mux.done(id, ticket, self.now), "a message is done once");
             self.locations.insert(ticket, Location::Done);
             return;
         }
@@ -441,22 +444,22 @@ impl World {
             let replied = self.mux.reply(id, ticket, bytes, self.now);
             self.pump();
             self.tried.insert(ticket);
-            assert!(replied.is_ok() || !there, "an answer to a connection that is there");
+            assert!(replied.is_ok() || !there, "a reply to an open connection succeeds");
             if replied.is_ok() {
                 self.answered.entry(ticket.psock).or_default().push(ticket.number);
             }
         }
         if much >= 250 {
-            // It answered and forgot to say that it is done, and dies.
+            // It answered and dies before it completes the message.
             self.actors[at].batch.push_front(message);
             return self.actor(Act::Die, at, 0);
         }
-        assert!(self.mux.done(id, ticket, self.now), "it held {ticket:?}");
-        assert!(!self.mux.done(id, ticket, self.now), "done once");
+        assert!(self.mux.done(id, ticket, self.now), "the worker held {ticket:?}");
+        assert!(!self.mux.done(id, ticket, self.now), "a message is done once");
         self.locations.insert(ticket, Location::Done);
     }
 
-    /// It has done some of its run, and answered them in one piece.
+    /// Completes a part of the local batch, with one piece of replies.
     fn done_of_run(&mut self, at: usize, answers: bool, much: usize) {
         let actor = &mut self.actors[at];
         let Some(run) = &mut actor.run else { return };
@@ -496,7 +499,7 @@ impl World {
         self.mux.handle_hand_back(self.actors[at].id, &back, self.now);
     }
 
-    /// What a process that dies had besides the message that it was at, if that is known: it is not to blame for those.
+    /// Hands back the messages of a dying process that it had not begun, if that is known.
     fn hand_back_but(&mut self, at: usize, which: usize) {
         let Actor { id, batch, .. } = &mut self.actors[at];
         let blamed = batch.get(which % (batch.len() + 1)).map(Message::ticket);
@@ -529,19 +532,19 @@ impl World {
             Ok(_) => {
                 self.sent.insert(number, SentState::default());
             }
-            Err(super::SendError::Full) => assert!(open, "there is a connection"),
+            Err(super::SendError::Full) => assert!(open, "a connection is open"),
             Err(error) => assert_eq!(error, super::SendError::NotConnected),
         }
     }
 
-    /// Takes what the mux has to say.
+    /// Handles the mux's events.
     fn pump(&mut self) {
         while let Some(event) = self.mux.poll_event() {
             match event {
                 Event::Wake(id) => {
                     let actor =
                         self.actors.iter_mut().find(|actor| actor.id == id).expect("a worker that is there");
-                    assert!(!actor.asks, "only who is idle is woken");
+                    assert!(!actor.asks, "only an idle worker is woken");
                     actor.asks = true;
                 }
                 Event::Ended(end) => {
@@ -554,20 +557,20 @@ impl World {
                         assert_eq!(
                             end.rest[..],
                             peer.stream[whole..peer.arrived],
-                            "from a message's start on"
+                            "from the start of a message"
                         );
                         assert_eq!((end.unsent, end.outstanding), (0, 0));
                     }
                     if let Cause::Inside { bytes, .. } = end.cause {
                         assert_eq!(bytes, peer.arrived - whole);
                     }
-                    assert!(self.ended.insert(end.psock), "it ends once");
+                    assert!(self.ended.insert(end.psock), "a connection ends once");
                     self.gone.push(peer);
                 }
                 Event::Undelivered(undelivered) => {
                     let number = u16::from_be_bytes([undelivered.bytes[2], undelivered.bytes[3]]);
                     let state = self.sent.get_mut(&number).expect("it was sent");
-                    assert!(!std::mem::replace(&mut state.returned, true), "it comes back once");
+                    assert!(!std::mem::replace(&mut state.returned, true), "a message is returned once");
                 }
                 Event::Undone(message) => {
                     assert_eq!(
@@ -594,17 +597,17 @@ impl World {
         }
         let totals = *self.mux.totals();
         let count = |place: fn(&Location) -> bool| self.locations.values().filter(|at| place(at)).count();
-        assert_eq!(totals.queued as usize, count(|place| *place == Location::Waits), "those that wait");
+        assert_eq!(totals.queued as usize, count(|place| *place == Location::Waits), "queued messages");
         assert_eq!(
             totals.in_hand as usize,
             count(|place| matches!(place, Location::With(_))),
-            "those with workers"
+            "messages with workers"
         );
-        assert_eq!(totals.done as usize, count(|place| *place == Location::Done), "those that are done");
+        assert_eq!(totals.done as usize, count(|place| *place == Location::Done), "done messages");
         for peer in &self.peers {
             assert!(
                 peer.reads || !self.mux.interest(peer.id).read,
-                "{:?} may be read, and nobody knows",
+                "{:?} may be read, and this was not reported",
                 peer.id
             );
         }
@@ -614,16 +617,16 @@ impl World {
         let idle = self.actors.iter().any(|actor| !actor.asks && actor.enabled);
         let looking = self.actors.iter().any(|actor| actor.asks);
         if idle && !self.mux.ready.is_empty() {
-            assert!(looking, "messages wait, somebody is idle, and nobody looks");
-            assert!(self.mux.poll_timeout().is_some(), "and nobody will look in time");
+            assert!(looking, "messages wait, a worker is idle, and no worker will ask");
+            assert!(self.mux.poll_timeout().is_some(), "a timer is set");
         }
     }
 
-    /// Lets everything go on until nothing more happens, and looks that nothing is missing.
+    /// Lets everything proceed until nothing more happens, and checks that nothing is missing.
     ///
     /// # Panics
     ///
-    /// When the mux has lost, doubled, cut or reordered something.
+    /// Panics if the mux has lost, duplicated, truncated or reordered something.
     pub fn finish(&mut self) {
         self.clone_worker(64);
         if self.actors.iter().all(|actor| !actor.enabled) {
@@ -632,7 +635,7 @@ impl World {
                 self.mux.workers.get(self.actors[0].id).is_some_and(|worker| worker.enabled);
         }
         if self.actors.iter().all(|actor| !actor.enabled) {
-            // All are leaving; one more is needed.
+            // All workers leave; one more is needed.
             self.actor(Act::Die, 0, 0);
             self.clone_worker(64);
         }
@@ -665,11 +668,11 @@ impl World {
             }
         }
         let totals = *self.mux.totals();
-        assert_eq!((totals.queued, totals.in_hand), (0, 0), "all is done");
+        assert_eq!((totals.queued, totals.in_hand), (0, 0), "all messages are done");
         let gone = std::mem::take(&mut self.gone);
         let peers = std::mem::take(&mut self.peers);
         for peer in peers.iter().chain(&gone) {
-            self.look_at_answers(peer);
+            self.check_replies(peer);
         }
         (self.peers, self.gone) = (peers, gone);
         for (number, state) in &self.sent {
@@ -680,11 +683,11 @@ impl World {
         let now = self.now;
         self.mux.drain(None, now);
         self.pump();
-        assert_eq!(self.mux.bytes(), 0, "nothing is held");
+        assert_eq!(self.mux.bytes(), 0, "no memory is held");
     }
 
-    /// What came back to a peer: whole answers and notices, the answers in the order that the mode says.
-    fn look_at_answers(&mut self, peer: &Peer) {
+    /// Checks what a peer received: whole replies and notices, replies in the configured order.
+    fn check_replies(&mut self, peer: &Peer) {
         let (mut numbers, mut at) = (Vec::new(), 0);
         while let Some(&length) = peer.got.get(at) {
             let Some(bytes) = peer.got.get(at..at + usize::from(length)) else { break };
@@ -694,19 +697,19 @@ impl World {
                 self.sent.get_mut(&number).expect("it was sent").arrived += 1;
                 continue;
             }
-            assert_eq!(bytes, request(peer.name, number), "an answer is whole, and to this peer");
+            assert_eq!(bytes, request(peer.name, number), "a reply is whole and belongs to this peer");
             numbers.push(u64::from(number));
         }
-        assert!(at == peer.got.len() || !peer.open, "nothing is cut on a connection that is open");
+        assert!(at == peer.got.len() || !peer.open, "an open connection has no truncated message");
         let answered = self.answered.get(&peer.id).cloned().unwrap_or_default();
         if peer.open {
             let (mut came, mut meant) = (numbers.clone(), answered);
             came.sort_unstable();
             meant.sort_unstable();
-            assert_eq!(came, meant, "every answer arrives, once");
+            assert_eq!(came, meant, "every reply arrives once");
         }
         if matches!(self.config.order, Order::Replies | Order::Serial | Order::Sticky) {
-            assert!(numbers.is_sorted_by(|a, b| a < b), "answers in order: {numbers:?}");
+            assert!(numbers.is_sorted_by(|a, b| a < b), "replies in order: {numbers:?}");
         }
     }
 }

@@ -189,14 +189,14 @@ fn stories() {
 }
 
 #[test]
-fn conflicts_are_counted_where_they_can_be_seen() {
+fn conflicting_retransmissions_are_counted() {
     let (_, counters) =
         story(Limits::default(), &[(0, SYN, 99, ""), (0, ACK, 102, "cd"), (0, ACK, 100, "abXdef")]);
     assert_eq!((counters.repeated, counters.conflicting, counters.delivered), (2, 1, 6));
 }
 
 #[test]
-fn what_waits_is_bounded() {
+fn waiting_bytes_are_bounded() {
     let rows = [(0, SYN, 99, ""), (0, ACK, 102, "cdef"), (0, ACK, 110, "klmn"), (0, ACK, 120, "u")];
     for limits in
         [Limits { waiting: 6, ..Limits::default() }, Limits { waiting_total: 6, ..Limits::default() }]
@@ -225,7 +225,7 @@ fn streams_are_bounded() {
 }
 
 #[test]
-fn what_the_capture_cut_off_is_a_gap() {
+fn truncated_bytes_are_a_gap() {
     let bytes = segment(0, ACK, 100, 1, b"abcdef");
     let next = segment(0, ACK, 106, 1, b"gh");
     let mut streams = Streams::new(Limits::default());
@@ -244,7 +244,7 @@ proptest! {
 
     /// Segments of one stream, in any order, overlapping, repeated: the stream comes out, or gaps where nothing was sent.
     #[test]
-    fn any_disorder_gives_the_stream(
+    fn any_order_of_segments_gives_the_stream(
         isn in any::<u32>(),
         length in 1usize..600,
         pieces in prop::collection::vec((any::<prop::sample::Index>(), 1usize..80), 0..60),

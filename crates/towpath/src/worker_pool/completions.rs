@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_workers_send_and_nobody_takes_is_counted_by_cause() {
+    fn unsent_messages_of_workers_are_counted_by_cause() {
         let now = Time::default();
         let send_bytes = Bound { high: 10, low: 5 };
         let rows = [

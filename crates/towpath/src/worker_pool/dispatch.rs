@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_messages_wake_one_worker_and_another_when_that_is_stuck() {
+    fn short_messages_use_one_worker_until_it_is_stuck() {
         let server = Server::new("line".parse().unwrap(), towpath_mux::mux::Config::default()).unwrap();
         let mut driver = server.driver().unwrap();
         let directory = tempfile::tempdir().unwrap();

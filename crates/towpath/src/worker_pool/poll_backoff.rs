@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_vain_is_done_less_and_what_is_not_again() {
+    fn unsuccessful_polling_is_reduced_and_success_restores_it() {
         let mut backoff = PollBackoff::default();
         let mut all = Vec::new();
         for _ in 0..7 {

@@ -428,7 +428,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_process_that_detached() {
+    fn a_detached_process_is_not_waited_for() {
         let mut scene = Scene::new();
         let now = Instant::now();
         let pid = scene.detached(now);
@@ -440,7 +440,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn few_such_processes_are_left() {
+    fn the_number_of_detached_processes_is_bounded() {
         let mut scene = Scene::new();
         let now = Instant::now();
         let pids: Vec<u32> = (0..GONE + 2).map(|_| scene.detached(now)).collect();
@@ -450,7 +450,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_was_replaced_and_is_not_done_in_time_is_blamed_for_one_message() {
+    fn a_replaced_worker_past_its_deadline_is_charged_one_death() {
         let mut scene = Scene::new();
         let now = Instant::now();
         let (pid, worker) = scene.attached(now);
@@ -484,7 +484,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_seat_whose_process_dies_beside_a_bad_replacement_is_filled_again() {
+    fn a_slot_restarts_after_process_and_replacement_fail() {
         let mut scene = Scene::new();
         let now = Instant::now();
         let (_, worker) = scene.attached(now);
@@ -506,7 +506,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_process_that_has_not_attached_when_its_replacement_has_is_killed() {
+    fn an_unattached_process_is_killed_when_its_replacement_attaches() {
         let mut scene = Scene::new();
         let now = Instant::now();
         scene.detached(now);
@@ -528,7 +528,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_time_for_a_message_begins_behind_the_one_before() {
+    fn the_timeout_of_a_message_starts_after_the_one_before() {
         let mut scene = Scene::new();
         let start = Instant::now();
         let (_, mut worker) = scene.attached(start);

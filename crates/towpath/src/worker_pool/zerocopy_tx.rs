@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_reads_has_time_and_one_that_does_not_is_reset() {
+    fn a_lingering_peer_that_reads_is_not_reset() {
         let zerocopy_tx = ZerocopyTx::new(Choice::Zerocopy, false);
         let (sender, mut peer) = full(&zerocopy_tx);
         let start = Instant::now();
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_make_room() {
+    fn the_oldest_lingering_connections_are_reset_first() {
         for most in [(2, u64::MAX), (LINGERING.0, 1)] {
             let zerocopy_tx = ZerocopyTx::new(Choice::Zerocopy, false);
             let mut peers: Vec<_> = (0..3)

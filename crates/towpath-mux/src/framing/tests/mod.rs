@@ -1,8 +1,8 @@
-//! Rows: a framing, bytes, and what it says.
+//! Rows: framing, bytes, result.
 
 use super::*;
 
-/// The steps of a whole stream: lengths until something else is said.
+/// Lengths of the messages of a stream, and the step that follows them.
 fn lengths(framing: &Framing, stream: &[u8]) -> (Vec<usize>, Option<Step>) {
     let mut state = State::default();
     let (mut lengths, mut at) = (Vec::new(), 0);
@@ -25,7 +25,7 @@ fn hex(text: &str) -> Vec<u8> {
 
 #[test]
 fn declared_lengths() {
-    // Text, stream in hex, lengths.
+    // Framing, stream in hex, lengths.
     let rows: &[(&str, &str, &[usize])] = &[
         ("length=1 adjust=1", "02 0102 00 01ff", &[3, 1, 2]),
         ("length=2 be adjust=2", "0003 aabbcc 0000", &[5, 2]),
@@ -57,7 +57,7 @@ fn declared_lengths() {
         (r#"when "ab" (fixed=3) else (fixed=1)"#, "616263 61 63", &[3, 1, 1]),
         ("start (fixed=4) length=1 adjust=1", "00010203 01aa 00", &[4, 2, 1]),
         ("start (when 41 (fixed=2) else (length=1)) length=1", "4100 01 02aa", &[2, 1, 2]),
-        // Netty: what stands behind the field, and the documentation's example of a negative adjustment.
+        // Netty: bytes after the field, and the documentation's example of a negative adjustment.
         ("lengthFieldOffset=0 lengthFieldLength=2", "0001 aa", &[3]),
         ("lengthFieldLength=2 lengthAdjustment=-2 byteOrder=LITTLE_ENDIAN", "0300 aa", &[3]),
         (
@@ -65,7 +65,7 @@ fn declared_lengths() {
             "ca 0001 fe aa",
             &[5],
         ),
-        // The rest of its documentation's examples, in other orders.
+        // Other examples of its documentation.
         ("initialBytesToStrip=2 lengthFieldLength=2", "000c 48454c4c4f2c20574f524c44", &[14]),
         ("lengthAdjustment=0 lengthFieldLength=3 lengthFieldOffset=2", "cafe 000003 aabbcc", &[8]),
         ("lengthAdjustment=2 lengthFieldLength=3", "000003 cafe aabbcc", &[8]),
@@ -75,7 +75,7 @@ fn declared_lengths() {
             &[6],
         ),
         ("lengthFieldLength=8 maxFrameLength=9 failFast=true", "0000000000000001 aa", &[9]),
-        // tokio-util: with num_skip=0 the value counts from the frame's start.
+        // tokio-util: with num_skip=0 the value counts from the start of the frame.
         ("length_field_length=2", "0001 aa", &[3]),
         ("length_field_length=2 num_skip=0 length_adjustment=2 big_endian", "0001 aa", &[3]),
         ("length_field_length=2 num_skip=0", "0003 aa", &[3]),
@@ -160,7 +160,7 @@ fn strip_mark_and_key() {
 }
 
 #[test]
-fn what_is_wrong_and_where() {
+fn errors_name_the_column_and_the_fix() {
     let rows = [
         (
             "",
@@ -221,7 +221,7 @@ fn what_is_wrong_and_where() {
 }
 
 #[test]
-fn toml_says_the_same() {
+fn toml_is_equivalent_to_the_line_form() {
     let rows = [
         (
             "offset = 1\nlength = 4\nbe = true\nle = false\nadjust = 1\nmax = '1K'",
@@ -292,9 +292,9 @@ fn every_preset_is_found_by_name_and_alias() {
 
 mod presets;
 
-/// What docs/book/src/reference/framing.md shows is what is there.
+/// docs/book/src/reference/framing.md matches the code.
 #[test]
-fn the_documentation_holds() {
+fn the_reference_page_matches_the_code() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/src/reference/framing.md");
     let text = std::fs::read_to_string(path).expect("docs/book/src/reference/framing.md");
     let documents: Vec<&str> =
@@ -319,7 +319,7 @@ fn the_documentation_holds() {
     }
 }
 
-/// KCM's program, as a user has it: pipelined messages in any cut.
+/// KCM's program on pipelined messages, in any segmentation.
 #[test]
 fn a_program_made_for_kcm() {
     use crate::Time;
@@ -347,7 +347,7 @@ fn a_program_made_for_kcm() {
 }
 
 #[test]
-fn what_a_classic_program_answers() {
+fn results_of_a_classic_program() {
     // One instruction each: `ret #k`.
     let ret = |k: i32| {
         let text = format!("1\n6 0 0 {}\n", k as u32);

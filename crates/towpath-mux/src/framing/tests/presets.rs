@@ -1,8 +1,8 @@
-//! Streams made by hand, for each preset.
+//! Hand-made streams for each preset.
 
 use super::*;
 
-/// Preset, stream (hex, or text between quotes), lengths, what is said behind them.
+/// Preset, stream (hex, text in quotes), lengths, following step.
 type Row = (&'static str, &'static str, &'static [usize], Option<Step>);
 
 const TLS_HELLO: &str = "16 0301 0002 0100";
@@ -43,7 +43,7 @@ fn rows() -> Vec<Row> {
             &[9, 10],
             Some(Step::GiveBack),
         ),
-        // The beta of version 5, and version 4, have none.
+        // The beta of version 5 and version 4 have no segments.
         ("cassandra4", "05 10 0001 01 00000000 05 10 0002 07 00000000", &[9, 9], None),
         ("cassandra4", "84 00 0001 02 00000000 84 00 0002 08 00000000", &[9, 9], None),
         ("diameter", "01 000014 80000101 00000000 00000000 00000000", &[20], None),
@@ -81,7 +81,8 @@ fn rows() -> Vec<Row> {
             &[36],
             Some(Step::GiveBack),
         ),
-        // A login that asks for compression; a query as it is, packed by nothing, by zlib, by zstd.
+        // A login that requests compression; a query: plain, uncompressed in a compressed packet, by zlib, by
+        // zstd.
         ("mysql-packet", "050000 01 20a20000ff 050000 00 0353454c45", &[9, 9], None),
         ("mysql-packet", "050000 01 20a20000ff 010000 00 0e", &[9, 5], None),
         (
@@ -108,7 +109,7 @@ fn rows() -> Vec<Row> {
             &[9],
             Some(Step::GiveBack),
         ),
-        // A server's greeting, more of the handshake, OK, and the answers to plain and packed commands.
+        // A server's greeting, more of the handshake, OK, and responses to plain and compressed commands.
         (
             "mysql-packet",
             "030000 00 0a3500 020000 02 0104 070000 03 00000002000000 070000 01 00000002000000 010000 01 02",
@@ -135,7 +136,7 @@ fn rows() -> Vec<Row> {
         ("opcua", "'HELF' 08000000", &[8], None),
         ("openflow", "01 00 0008 00000001 04 00 0008 00000001", &[8, 8], None),
         ("openwire", "00000002 1e00", &[6], None),
-        // SSLRequest refused, start-up, query, terminate.
+        // SSLRequest refused, startup, query, terminate.
         (
             "postgres-frontend",
             "00000008 04d2162f 00000009 00030000 00 51 00000006 6100 58 00000004",
@@ -202,7 +203,7 @@ fn rows() -> Vec<Row> {
     ]
 }
 
-/// Hex digits, and text in single quotes.
+/// Parses hex digits and text in single quotes.
 fn bytes(written: &str) -> Vec<u8> {
     let part = |(at, part): (usize, &str)| if at % 2 == 0 { hex(part) } else { part.as_bytes().to_vec() };
     written.split('\'').enumerate().flat_map(part).collect()
@@ -224,9 +225,9 @@ fn every_preset_has_a_stream() {
     }
 }
 
-/// Every cut in two, and byte by byte: the same messages and the same end.
+/// Every cut in two parts, and byte by byte, gives the same messages and the same end.
 #[test]
-fn any_cut_says_the_same() {
+fn any_cut_gives_the_same_result() {
     use crate::Time;
     use crate::assembler::{Assembler, Event, Limits};
 
@@ -266,7 +267,7 @@ fn any_cut_says_the_same() {
 }
 
 #[test]
-fn midstream_of_a_server_is_not_taken_for_an_answer_to_ssl() {
+fn midstream_server_bytes_are_not_an_ssl_answer() {
     let framing = Framing::preset("postgres-backend").unwrap();
     let stream = hex("53 00000006 6100");
     let mut state = State { midstream: true, ..State::default() };
@@ -275,7 +276,7 @@ fn midstream_of_a_server_is_not_taken_for_an_answer_to_ssl() {
 }
 
 #[test]
-fn a_tls_hello_is_no_message_of_a_database() {
+fn a_tls_hello_is_not_a_database_message() {
     for preset in ["postgres-frontend", "ldap", "bgp", "resp"] {
         let step = Framing::preset(preset).unwrap().step(&hex(TLS_HELLO), &mut State::default());
         assert!(matches!(step, Step::Error(_) | Step::GiveBack), "{preset}: {step:?}");

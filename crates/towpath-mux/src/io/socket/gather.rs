@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_for_one_address() {
+    fn all_parts_have_one_address() {
         let mut gather = Gather::new(Kind::Dgram, 8);
         assert_eq!(gather.length_with(To::Any, b"ab").ok(), Some(2));
         gather.add(To::Any, b"ab");
@@ -152,7 +152,7 @@ mod tests {
         /// For any parts and buffers: the bytes read are the bytes sent, in order. A datagram loses what
         /// exceeds the buffer, a packet nothing.
         #[test]
-        fn what_is_read_is_what_was_sent(
+        fn bytes_read_equal_bytes_sent(
             sends in kind(),
             reads in kind(),
             parts in prop::collection::vec((prop::collection::vec(any::<u8>(), 0..6), any::<bool>()), 0..24),

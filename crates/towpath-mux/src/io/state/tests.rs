@@ -15,26 +15,26 @@ fn server() -> Server {
     Server::new("line".parse().expect("a framing"), Config::default()).expect("epoll")
 }
 
-/// A connection, and the peer's end.
+/// A connection and its peer.
 fn connection() -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let peer = TcpStream::connect(listener.local_addr().expect("an address")).expect("it listens");
     (listener.accept().expect("it connected").0.into(), peer)
 }
 
-/// The same in one step: what is written at one end is at the other when the call returns, as it need not be with TCP.
+/// A Unix pair: written bytes arrive before write(2) returns, unlike with TCP.
 fn pair() -> (OwnedFd, UnixStream) {
     let (one, peer) = UnixStream::pair().expect("sockets");
     one.set_nonblocking(true).expect("a socket");
     (one.into(), peer)
 }
 
-/// Something that epoll refuses to watch (epoll_ctl(2), EPERM).
+/// A descriptor that epoll refuses (epoll_ctl(2), EPERM).
 fn file() -> OwnedFd {
     tempfile::tempfile().expect("a file").into()
 }
 
-/// The only listener found no descriptor.
+/// The only listener runs out of descriptors.
 fn starve(shared: &Shared, state: &mut State, work: &mut Work) -> Time {
     let listener = state.listeners.get(crate::io::listener::FIRST).expect("there is one");
     let failed = Some(rustix::io::Errno::MFILE);
@@ -43,7 +43,7 @@ fn starve(shared: &Shared, state: &mut State, work: &mut Work) -> Time {
 }
 
 #[test]
-fn listeners_go_on_when_a_descriptor_comes_back_or_a_moment_later() {
+fn paused_listeners_resume_with_a_free_descriptor_or_after_a_pause() {
     let server = server();
     server.listen("127.0.0.1:0").expect("a port");
     let shared = &server.shared;
@@ -78,7 +78,7 @@ fn listeners_go_on_when_a_descriptor_comes_back_or_a_moment_later() {
     assert_eq!(state.accept_stats.refused, 4);
 }
 
-/// Looks whether the server's lock is free when it is told of an end.
+/// Policy that checks whether the server's lock is free when a connection ends.
 #[derive(Debug, Default)]
 struct Lock {
     shared: OnceLock<Weak<Shared>>,
@@ -97,7 +97,7 @@ impl Admission for Lock {
     }
 }
 
-/// A client that trusts nobody.
+/// A client without trusted certificates.
 #[cfg(feature = "tls")]
 fn tls() -> Tls {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -110,7 +110,7 @@ fn tls() -> Tls {
 }
 
 #[test]
-fn ends_are_told_without_the_servers_lock() {
+fn admission_learns_of_ends_without_the_lock() {
     let server = server();
     let shared = &server.shared;
     let lock = Arc::new(Lock::default());
@@ -127,7 +127,7 @@ fn ends_are_told_without_the_servers_lock() {
         Some(tls()),
     ];
     for tls in &ways {
-        assert!(refused(file(), tls.as_ref()), "epoll does not watch it");
+        assert!(refused(file(), tls.as_ref()), "epoll refuses it");
     }
     server.drain(Some(Duration::ZERO));
     for tls in &ways {
@@ -136,31 +136,31 @@ fn ends_are_told_without_the_servers_lock() {
     assert_eq!(*lock.free.lock().expect("no panic"), vec![true; 2 * ways.len()]);
 }
 
-/// Whether the eventfd rang since the last look.
-fn rang(shared: &Shared) -> bool {
+/// Returns true if the eventfd was written since the last call.
+fn was_notified(shared: &Shared) -> bool {
     rustix::io::read(&shared.eventfd, &mut [0; 8]).is_ok()
 }
 
 #[test]
-fn who_sleeps_is_told_what_becomes_due_sooner() {
+fn an_earlier_deadline_wakes_the_poller() {
     let server = server();
     let shared = &server.shared;
     let (fd, _peer) = connection();
     let id = server.attach(fd, b"x\n").expect("epoll");
     shared.lock().pollers.sleeps_until = Some(FOREVER);
     server.drain_psock(id, Some(Duration::from_secs(1)));
-    assert!(rang(shared), "it knew of nothing");
+    assert!(was_notified(shared), "the sleeper knew of no deadline");
     let due = shared.lock().poll_timeout().expect("the deadline");
     shared.lock().pollers.sleeps_until = Some(due);
     server.drain_psock(id, Some(Duration::from_secs(100)));
-    assert!(!rang(shared), "it knew of this");
+    assert!(!was_notified(shared), "the sleeper knows this deadline");
     shared.lock().pollers.sleeps_until = None;
     server.drain_psock(id, Some(Duration::from_millis(1)));
-    assert!(!rang(shared), "it is awake");
+    assert!(!was_notified(shared), "the poller is awake");
 }
 
 #[test]
-fn a_driver_that_sleeps_is_told_of_messages() {
+fn a_message_wakes_a_sleeping_driver() {
     let server = server();
     let shared = &server.shared;
     let mut driver = server.driver().expect("nobody drives it");
@@ -169,12 +169,12 @@ fn a_driver_that_sleeps_is_told_of_messages() {
     shared.lock().pollers.sleeps_until = Some(FOREVER);
     let (fd, _peer) = connection();
     server.attach(fd, b"x\n").expect("epoll");
-    assert!(rang(shared));
+    assert!(was_notified(shared));
     assert!(shared.lock().worker_wanted);
 }
 
 #[test]
-fn who_sleeps_sees_to_what_a_helper_leaves() {
+fn a_sleeping_leader_reads_what_a_helper_leaves() {
     let server = server();
     let shared = &server.shared;
     let (fd, _peer) = connection();
@@ -190,9 +190,10 @@ fn who_sleeps_sees_to_what_a_helper_leaves() {
     }
 }
 
-/// A worker that is not the leader reads two sockets: it has a run of one, and the leader takes what came by the other at once.
+/// A worker that is not the leader reads two sockets: it gets a batch of one, and the leader takes the
+/// messages of the other at once.
 #[test]
-fn who_sleeps_takes_what_waits_behind_a_helpers_run() {
+fn a_sleeping_leader_takes_messages_behind_a_helpers_batch() {
     use std::io::Write;
 
     let server = server();
@@ -217,14 +218,14 @@ fn who_sleeps_takes_what_waits_behind_a_helpers_run() {
     (state.pollers.leader, state.pollers.sleeps_until) = (Some(leader.id()), Some(FOREVER));
     drop(state);
     let mut work = Work::default();
-    assert!(crate::io::reader::read(shared, &[], &mut work, Some(helper.id())), "it has a run");
+    assert!(crate::io::reader::read(shared, &[], &mut work, Some(helper.id())), "it got a batch");
     assert_eq!(shared.lock().mux.queued(), 4);
     assert!(work.notify);
 }
 
-/// Nobody is woken to help who would be in the way; then somebody looks whether the one who works gets stuck.
+/// No helper is woken that would compete for processors. A watchdog is appointed instead.
 #[test]
-fn help_comes_while_there_are_processors() {
+fn helpers_are_limited_by_processors() {
     let server = server();
     let shared = &server.shared;
     let (fd, _peer) = connection();
@@ -253,9 +254,9 @@ fn help_comes_while_there_are_processors() {
     drop(state);
 }
 
-/// A read ends behind bytes that descriptors came with (unix(7)).
+/// A read ends after bytes that carried descriptors (unix(7)).
 #[test]
-fn what_is_behind_descriptors_is_read_too() {
+fn bytes_after_descriptors_are_read() {
     use std::io::{IoSlice, Write};
     use std::mem::MaybeUninit;
 
@@ -275,11 +276,11 @@ fn what_is_behind_descriptors_is_read_too() {
     assert_eq!((&buffer[..], came), (&b"abcd"[..], ReadOutcome::WouldBlock));
 }
 
-/// Two workers drive a handshake; what came with its end is there, whoever attaches the connection, and also when something was
-/// still to be written then.
+/// Two workers continue a handshake. Bytes that followed it are available to either of them, also while
+/// records wait to be written.
 #[cfg(feature = "tls")]
 #[test]
-fn what_came_with_the_handshake_is_not_lost() {
+fn bytes_after_the_handshake_are_kept() {
     use std::io::{Read, Write};
 
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
@@ -308,7 +309,7 @@ fn what_came_with_the_handshake_is_not_lost() {
     state.handshakes.begin(&shared.epoll, Arc::clone(&link), None, FOREVER).expect("epoll");
     let ready = |state: &State| state.handshakes.ready().iter().map(|&(key, _)| key).collect::<Vec<_>>();
     assert_eq!(ready(&state), [0]);
-    assert!(ready(&state).is_empty(), "somebody drives it");
+    assert!(ready(&state).is_empty(), "a worker handles it");
     state.handshakes.wait(0, true).expect("epoll");
     assert_eq!(ready(&state), [0]);
 
@@ -340,10 +341,10 @@ fn what_came_with_the_handshake_is_not_lost() {
     assert_eq!(state.mux.queued(), 1);
 }
 
-/// Who answers may be another task than who waits for messages.
+/// The task that replies may be another than the task that waits for messages.
 #[cfg(feature = "tokio")]
 #[tokio::test]
-async fn an_answer_wakes_who_waits_for_room() {
+async fn a_reply_wakes_the_task_that_waits_for_credit() {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::{Context, Poll, Wake, Waker};
 
@@ -370,9 +371,9 @@ async fn an_answer_wakes_who_waits_for_room() {
     };
     let Poll::Ready(Some(Ok(first))) = next(&mut messages) else { panic!("there is one") };
     loop {
-        // It may want another look before it sleeps.
+        // It may poll once more before it sleeps.
         woken.0.store(0, Ordering::Relaxed);
-        assert!(next(&mut messages).is_pending(), "it may hold one");
+        assert!(next(&mut messages).is_pending(), "it holds its maximum");
         if woken.0.load(Ordering::Relaxed) == 0 {
             break;
         }
@@ -383,16 +384,16 @@ async fn an_answer_wakes_who_waits_for_room() {
     assert_eq!(second.payload(), b"second");
 }
 
-/// What there is to tell is for whoever asks, and keeps no task busy.
+/// Events wait for the application and keep no task busy.
 #[cfg(feature = "tokio")]
 #[tokio::test]
-async fn messages_leave_what_there_is_to_tell() {
+async fn events_do_not_keep_the_stream_busy() {
     use std::task::Poll;
 
     let server = server();
     let mut driver = server.driver().expect("nobody drives it");
     server.shared.lock().push_event(Event::WriteSpace, &mut Work::default());
-    assert!(!driver.wait(Some(Duration::ZERO), |_| {}).expect("epoll"), "nothing is to be done");
+    assert!(!driver.wait(Some(Duration::ZERO), |_| {}).expect("epoll"), "there is nothing to do");
     drop(driver);
     server.shared.lock().mode = Mode::Workers;
     let mut messages = server.messages(1).expect("a runtime");
@@ -403,9 +404,9 @@ async fn messages_leave_what_there_is_to_tell() {
     assert!(matches!(server.poll_event(), Some(Event::WriteSpace)));
 }
 
-/// Peers that fail to shake hands are as many as they like; somebody waits for what was given up.
+/// The number of failed handshakes is up to peers. They must not displace abandoned messages.
 #[test]
-fn what_was_given_up_is_told_however_many_are_not_attached() {
+fn failed_handshakes_do_not_displace_abandoned_messages() {
     let server = server();
     let mut state = server.shared.lock();
     let mut work = Work::default();
@@ -425,9 +426,9 @@ fn what_was_given_up_is_told_however_many_are_not_attached() {
     assert!(matches!(state.notices.pop_event(), Some(Event::Undone(_))));
 }
 
-/// Descriptors from some number on are not for connections.
+/// Descriptors above the limit are not for connections.
 #[test]
-fn listeners_leave_descriptors_to_others() {
+fn listeners_respect_the_descriptor_limit() {
     let server = server();
     let address = server.listen("127.0.0.1:0").expect("a port");
     let mut driver = server.driver().expect("nobody drives it");
@@ -443,7 +444,7 @@ fn listeners_leave_descriptors_to_others() {
     }
 }
 
-/// A zerocopy_sender that reads a part of its error queue at a time.
+/// A zero-copy sender that reads its error queue in parts.
 #[derive(Debug)]
 struct Parts(Arc<std::sync::atomic::AtomicUsize>);
 
@@ -470,9 +471,9 @@ impl crate::io::ZerocopySender for Parts {
     }
 }
 
-/// Epoll says EPOLLERR once (EPOLLET).
+/// EPOLLERR is reported once (EPOLLET).
 #[test]
-fn an_error_queue_is_read_until_it_is_empty() {
+fn the_error_queue_is_read_until_empty() {
     let left = Arc::new(std::sync::atomic::AtomicUsize::new(3));
     let server = server();
     server.set_zerocopy(Arc::new(Parts(Arc::clone(&left))));
@@ -482,12 +483,12 @@ fn an_error_queue_is_read_until_it_is_empty() {
     let events = [(data(id).u64(), EventFlags::ERR)];
     crate::io::reader::read(&server.shared, &events, &mut Work::default(), None);
     assert_eq!(left.load(std::sync::atomic::Ordering::Relaxed), 0);
-    assert!(server.poll_ended().is_none(), "nothing is wrong");
+    assert!(server.poll_ended().is_none(), "the connection is open");
 }
 
-/// Whatever another thread does that there is something to tell of.
+/// Events caused by another thread end the wait.
 #[test]
-fn a_driver_that_sleeps_comes_back_for_what_there_is_to_tell() {
+fn an_event_wakes_a_sleeping_driver() {
     let server = server();
     let shared = &server.shared;
     let mut driver = server.driver().expect("nobody drives it");
@@ -500,19 +501,19 @@ fn a_driver_that_sleeps_comes_back_for_what_there_is_to_tell() {
         state.handshakes.begin(&shared.epoll, link, None, shared.now()).expect("epoll");
         state.handle_timeout(shared, shared.now(), work);
     });
-    assert!(rang(shared));
+    assert!(was_notified(shared));
     assert!(matches!(driver.poll_event(), Some(Event::NotAttached { .. })));
 
     shared.lock().pollers.sleeps_until = Some(FOREVER);
     server.drain_psock(id, Some(Duration::ZERO));
-    assert!(rang(shared));
-    // That has ended while it was awake: it does not go to sleep.
+    assert!(was_notified(shared));
+    // The connection ended while the driver was awake: it does not sleep.
     driver.wait(None, |_| {}).expect("epoll");
     assert!(server.poll_ended().is_some());
 }
 
 #[test]
-fn a_driver_that_gathers_writes_when_all_is_answered_or_it_waits() {
+fn a_gathering_driver_writes_when_all_is_answered_or_before_it_sleeps() {
     let server = server();
     let mut driver = server.driver().expect("nobody drives it");
     driver.gather();
@@ -524,7 +525,7 @@ fn a_driver_that_gathers_writes_when_all_is_answered_or_it_waits() {
         .with(|state, work| state.attach(&shared, Arc::new(Link::new(fd, None, None)), None, None, work))
         .expect("epoll");
     let (worker, mut batch) = driver.change(|mux, mut now| {
-        // What it knows of them: they take a microsecond.
+        // Trains the core: messages take a microsecond.
         let (worker, mut batch) = (mux.clone_worker(64, now), Vec::new());
         let learned = mux.attach("line".parse().expect("a framing"), Default::default(), now).expect("open");
         mux.handle_bytes(learned, "x\n".repeat(100).as_bytes(), now);
@@ -554,20 +555,20 @@ fn a_driver_that_gathers_writes_when_all_is_answered_or_it_waits() {
             .map_or(String::new(), |count| String::from_utf8_lossy(&bytes[..count]).into())
     };
     answer(&mut driver);
-    assert_eq!(came(), "", "it asked more");
+    assert_eq!(came(), "", "more messages are outstanding");
     driver.wait(Some(Duration::ZERO), |_| {}).expect("epoll");
-    assert_eq!(came(), "", "who looks comes again");
-    assert!(driver.poll_timeout().is_some_and(|due| due <= Instant::now()), "nobody sleeps over it");
+    assert_eq!(came(), "", "an awake driver comes again");
+    assert!(driver.poll_timeout().is_some_and(|due| due <= Instant::now()), "the driver must not sleep");
     driver.wait(Some(Duration::from_nanos(1)), |_| {}).expect("epoll");
-    assert_eq!(came(), "a\n", "who waits leaves nothing behind");
+    assert_eq!(came(), "a\n", "held-back data is sent before a sleep");
     answer(&mut driver);
     answer(&mut driver);
-    assert_eq!(came(), "b\nc\n", "all is answered");
+    assert_eq!(came(), "b\nc\n", "all messages are answered");
 }
 
-/// One that waited by its descriptor leaves nothing behind.
+/// Dropping an armed socket removes its registrations.
 #[test]
-fn a_handle_goes_while_it_is_armed() {
+fn an_armed_socket_can_be_dropped() {
     use crate::io::{Flags, Kind, To};
     use crate::mux::Bound;
 
@@ -585,15 +586,16 @@ fn a_handle_goes_while_it_is_armed() {
     assert_eq!(server.shared.lock().workers.len(), 1);
 }
 
-/// Two that wait for room would wake each other for ever, if a look that found none woke who waits.
+/// Two threads that wait for write space would wake each other forever if an unsuccessful check woke waiting
+/// threads.
 #[test]
-fn who_finds_no_room_wakes_nobody() {
+fn an_unsuccessful_send_wakes_no_thread() {
     use crate::io::{Error, Flags, Kind, To};
     use crate::mux::Bound;
 
     let config = Config { connected: true, send_bytes: Bound::of(4096), ..Config::default() };
     let server = Server::new("line".parse().expect("a framing"), config).expect("epoll");
-    // No thread is started that has the sockets: this one does what there is to do.
+    // No thread is started; the test handles the sockets.
     server.shared.lock().mode = Mode::Sockets(0);
     let mut socket = server.socket(Kind::Dgram).expect("a handle");
     let (ours, mut peer) = std::os::unix::net::UnixStream::pair().expect("a pair");
@@ -610,16 +612,16 @@ fn who_finds_no_room_wakes_nobody() {
         assert!(matches!(socket.send(to, &message, Flags::DONTWAIT), Err(Error::WouldBlock)));
         assert_eq!(waits(), 1, "{to:?}: nothing has changed");
     }
-    // Nor does it leave itself behind, again and again.
+    // A thread does not register itself twice.
     socket.set_send_timeout(Some(Duration::from_millis(1)));
     for _ in 0..3 {
         assert!(matches!(socket.send(To::Any, &message, Flags::empty()), Err(Error::WouldBlock)));
         assert!(waits() <= 2);
     }
     assert!(matches!(socket.send(To::Any, &message, Flags::DONTWAIT), Err(Error::WouldBlock)));
-    assert_eq!(waits(), 1, "the other one");
+    assert_eq!(waits(), 1, "only the other thread waits");
 
-    // What there is room for in the socket is read, and that again: it all leaves.
+    // Read what the socket accepts until everything is sent.
     peer.set_nonblocking(true).expect("a mode");
     let (mut got, mut bytes) = (0, vec![0; 1 << 16]);
     while got < sent {
@@ -628,11 +630,11 @@ fn who_finds_no_room_wakes_nobody() {
             Err(_) => server.shared.change(|mux| mux.handle_writable(id, Time::default())),
         }
     }
-    assert_eq!(waits(), 0, "there is room");
+    assert_eq!(waits(), 0, "there is write space");
 }
 
 #[test]
-fn what_is_applied_is_written_later() {
+fn apply_defers_writes() {
     let server = server();
     let mut driver = server.driver().expect("nobody drives it");
     let (fd, peer) = pair();
@@ -649,7 +651,7 @@ fn what_is_applied_is_written_later() {
     for write in [flush, wait] {
         driver.apply(|mux, now| mux.forward(psock, &b"x\n"[..], now)).expect("it is open");
         assert_eq!(came(), 0);
-        assert!(driver.poll_timeout().is_some_and(|due| due <= Instant::now()), "nobody sleeps over it");
+        assert!(driver.poll_timeout().is_some_and(|due| due <= Instant::now()), "the driver must not sleep");
         write(&mut driver);
         assert_eq!(came(), 2);
     }

@@ -1,8 +1,8 @@
-//! Messages that go to a worker together: they come to what each alone comes to.
+//! Batches are equivalent to their single messages.
 
 use super::*;
 
-/// What a mux of this order comes to when its worker answers four lines, and does them: as rows, or one by one.
+/// Final counters when a worker answers and completes four lines, as batches or one by one.
 fn four_lines(order: Order, rows: bool) -> impl PartialEq + std::fmt::Debug {
     let (mut mux, psock) = lines(Config { order, ..Config::default() });
     let worker = mux.clone_worker(64, at(0));
@@ -38,17 +38,17 @@ fn four_lines(order: Order, rows: bool) -> impl PartialEq + std::fmt::Debug {
 }
 
 #[test]
-fn rows_come_to_what_their_messages_come_to() {
+fn batches_count_like_single_messages() {
     for order in [Order::None, Order::Replies, Order::Serial, Order::Sticky, Order::Key] {
         assert_eq!(four_lines(order, true), four_lines(order, false), "{order:?}");
     }
 }
 
 #[test]
-fn what_is_left_of_a_row_when_its_worker_dies_goes_to_another() {
+fn the_rest_of_a_batch_is_redelivered_when_its_worker_dies() {
     let (mut mux, psock) = lines(Config::default());
     let worker = mux.clone_worker(64, at(0));
-    // Two that were short, so that a turn has several.
+    // Two short messages, so that a turn has several.
     for _ in 0..2 {
         mux.handle_bytes(psock, b"short\n", at(0));
         let held = tickets(&mut mux, worker, at(0));
@@ -65,10 +65,10 @@ fn what_is_left_of_a_row_when_its_worker_dies_goes_to_another() {
 }
 
 #[test]
-fn one_answer_to_what_came_alone_and_what_came_together_answers_all() {
+fn one_reply_answers_single_messages_and_batches() {
     let (mut mux, psock) = lines(Config::default());
     let worker = mux.clone_worker(64, at(0));
-    // Short ones: a turn has several.
+    // Short messages, so that a turn has several.
     (mux.service_time.ewma, mux.service_time.median) = (1, 1);
     let mut rows = Vec::new();
     for read in [&b"1\n"[..], b"2\n3\n", b"4\n", b"5\n6\n"] {
@@ -85,8 +85,9 @@ fn one_answer_to_what_came_alone_and_what_came_together_answers_all() {
 }
 
 #[test]
-fn a_row_is_parted_where_something_is_said_about_some_of_it() {
-    // What is said, from which message on and about how many; what there is to be done again when the worker dies then.
+fn a_batch_is_split_by_partial_completions() {
+    // Steps (answered or done, first message, number), and the messages that are delivered again after the
+    // worker dies.
     enum Say {
         Answered,
         Done,
@@ -109,8 +110,8 @@ fn a_row_is_parted_where_something_is_said_about_some_of_it() {
         (mux.service_time.ewma, mux.service_time.median) = (1, 1);
         mux.handle_bytes(psock, b"1\n2\n3\n4\n5\n6\n", at(0));
         let mut rows = Vec::new();
-        assert_eq!(mux.poll_batches(worker, 2, at(0), &mut rows), 2, "no more than it may have");
-        assert_eq!(mux.poll_batches(worker, 64, at(0), &mut rows), 4, "and what is left");
+        assert_eq!(mux.poll_batches(worker, 2, at(0), &mut rows), 2, "up to the limit");
+        assert_eq!(mux.poll_batches(worker, 64, at(0), &mut rows), 4, "the rest");
         assert_eq!(
             rows.iter().map(|row| row.bytes(9)).collect::<Vec<_>>(),
             [&b"1\n2\n"[..], b"3\n4\n5\n6\n"]
@@ -134,7 +135,7 @@ fn a_row_is_parted_where_something_is_said_about_some_of_it() {
 }
 
 #[test]
-fn short_ones_of_a_run_are_counted_from_the_first_that_is_not_begun() {
+fn short_counts_from_the_first_message_not_begun() {
     let (mut mux, psock) = lines(Config::default());
     let worker = mux.clone_worker(64, at(0));
     (mux.service_time.ewma, mux.service_time.median) = (1, 1);
@@ -143,7 +144,7 @@ fn short_ones_of_a_run_are_counted_from_the_first_that_is_not_begun() {
     mux.poll_batches(worker, 64, at(0), &mut rows);
     let run = &mut rows[0];
     run.skip(1);
-    // At most so many, each of so many bytes, and so many together.
+    // Limits: number of messages, bytes of each, bytes together.
     let cases = [
         (9, 9, 99, 4),
         (9, 5, 12, 4),

@@ -1,4 +1,4 @@
-//! What each bound does when it is reached, and when it is not any more.
+//! Effects of each bound, when it is reached and when it is left.
 
 use super::*;
 
@@ -19,7 +19,7 @@ fn a_full_connection_is_not_read_until_half_is_done() {
 }
 
 #[test]
-fn a_peer_that_takes_nothing_costs_itself_only() {
+fn a_peer_that_accepts_nothing_affects_only_its_connection() {
     let config = Config { send_bytes: Bound::of(8), send_most: 64, ..Config::default() };
     let (mut mux, psock) = lines(config);
     let other = attach(&mut mux);
@@ -32,7 +32,7 @@ fn a_peer_that_takes_nothing_costs_itself_only() {
     };
     mux.handle_bytes(psock, b"a\nb\nc\n", at(0));
     answer(&mut mux, 10, at(0)).expect("it is there");
-    assert!(!mux.interest(psock).read, "it is not read any more");
+    assert!(!mux.interest(psock).read, "a full connection is not read");
     let mut transmit = mux.transmit(psock).expect("an answer");
     transmit.advance(3);
     mux.handle_transmitted(transmit, Outcome::Blocked, at(0));
@@ -40,16 +40,16 @@ fn a_peer_that_takes_nothing_costs_itself_only() {
     assert!(mux.transmit(psock).is_none(), "the socket takes no more");
     answer(&mut mux, 10, at(1)).expect("it may wait");
 
-    // Nothing is taken for a minute.
+    // The peer accepts nothing for a minute.
     assert_eq!(mux.poll_timeout(), Some(at(60_000)));
     mux.handle_timeout(at(60_000));
     let ended = end(&mut mux).expect("an end");
     assert_eq!((ended.cause, ended.unsent, ended.outstanding), (Cause::SendTimeout, 2, 1));
     assert_eq!(mux.totals().unsent, 2);
     assert_eq!(answer(&mut mux, 1, at(60_000)), Err(SendError::Gone));
-    assert_eq!(mux.totals().unsent, 3, "one that was made behind the end");
+    assert_eq!(mux.totals().unsent, 3, "including a reply made after the end");
 
-    // More than may wait at all; one alone may.
+    // More than the limit; a single reply may exceed it.
     mux.handle_bytes(other, b"a\nb\n", at(60_000));
     answer(&mut mux, 65, at(60_000)).expect("it is there");
     assert!(end(&mut mux).is_none());
@@ -59,7 +59,7 @@ fn a_peer_that_takes_nothing_costs_itself_only() {
     assert_eq!(mux.bytes(), 0);
 }
 
-/// A block that several answers were copied into, as whoever reads workers' answers makes them; and whether it is still there.
+/// A block shared by several copied replies, and a weak reference to it.
 fn share(bytes: &'static [u8]) -> (bytes::Bytes, std::sync::Weak<[u8]>) {
     let block: std::sync::Arc<[u8]> = [bytes, &[0; 60_000]].concat().into();
     let there = std::sync::Arc::downgrade(&block);
@@ -67,7 +67,7 @@ fn share(bytes: &'static [u8]) -> (bytes::Bytes, std::sync::Weak<[u8]>) {
 }
 
 #[test]
-fn what_waits_for_a_peer_or_another_answer_keeps_its_own_bytes_only() {
+fn waiting_replies_do_not_pin_shared_memory() {
     let (mut mux, psock) = lines(Config::default());
     let worker = mux.clone_worker(1, at(0));
     let answer = |mux: &mut Mux, bytes: &'static [u8]| {
@@ -80,10 +80,10 @@ fn what_waits_for_a_peer_or_another_answer_keeps_its_own_bytes_only() {
     };
     let first = answer(&mut mux, b"one");
     let mut transmit = mux.transmit(psock).expect("an answer");
-    // Answered while somebody writes, and while the socket takes no more.
+    // Replies made while a writer is active and while the socket is blocked.
     let second = answer(&mut mux, b"two");
     transmit.advance(2);
-    assert!(first.upgrade().is_some() && second.upgrade().is_some(), "nothing is copied without need");
+    assert!(first.upgrade().is_some() && second.upgrade().is_some(), "nothing is copied early");
     mux.handle_transmitted(transmit, Outcome::Blocked, at(0));
     let third = answer(&mut mux, b"three");
     for there in [first, second, third] {
@@ -99,7 +99,7 @@ fn what_waits_for_a_peer_or_another_answer_keeps_its_own_bytes_only() {
     let [slow, fast] = workers.map(|worker| tickets(&mut mux, worker, at(0))[0]);
     let (shared, there) = share(b"two");
     mux.reply(workers[1], fast, shared, at(0)).expect("it is there");
-    assert!(there.upgrade().is_none(), "it waits for the other one's");
+    assert!(there.upgrade().is_none(), "a reply that waits for an earlier one is copied");
     mux.reply(workers[0], slow, &b"one"[..], at(0)).expect("it is there");
     mux.done(workers[0], slow, at(0));
     mux.done(workers[1], fast, at(0));
@@ -108,21 +108,22 @@ fn what_waits_for_a_peer_or_another_answer_keeps_its_own_bytes_only() {
 }
 
 #[test]
-fn a_full_mux_reads_nothing_and_drops_who_holds_most() {
+fn a_full_mux_reads_nothing_and_ends_the_largest_connection() {
     let (mut mux, small) = lines(Config { mux_bytes: Bound::of(150_000), ..Config::default() });
     let big = attach(&mut mux);
     mux.handle_bytes(small, &[b'x'; 20_000], at(0));
     mux.handle_bytes(big, &[b'x'; 30_000], at(0));
-    assert!(end(&mut mux).is_none(), "a read's room each");
+    assert!(end(&mut mux).is_none(), "one read buffer each is allowed");
     let third = attach(&mut mux);
     assert_eq!(mux.handle_bytes(big, &[b'x'; 5000], at(0)), 5000);
     assert_eq!(end(&mut mux).map(|end| (end.psock, end.cause)), Some((big, Cause::Memory)));
     assert!(mux.interest(small).read && mux.interest(third).read);
 }
 
-/// What is not whole fills the mux while a worker has a message, which may take for ever: nobody waits for that.
+/// Incomplete messages fill the mux while a worker holds a message, possibly forever. The mux does not wait
+/// for it.
 #[test]
-fn a_mux_that_filled_up_during_a_message_goes_on_beside_it() {
+fn a_mux_full_of_partial_messages_does_not_wait_for_workers() {
     let (mut mux, small) = lines(Config { mux_bytes: Bound::of(100_000), ..Config::default() });
     let worker = mux.clone_worker(1, at(0));
     mux.handle_bytes(small, b"a\n", at(0));
@@ -137,9 +138,9 @@ fn a_mux_that_filled_up_during_a_message_goes_on_beside_it() {
     mux.check().expect("everything is counted");
 }
 
-/// Whole messages fill it: workers make room, as much as is needed beside what is not whole.
+/// Whole messages fill the mux: it waits for workers, which free memory.
 #[test]
-fn a_mux_that_messages_fill_waits_for_workers() {
+fn a_mux_full_of_messages_waits_for_workers() {
     let config =
         Config { mux_bytes: Bound::of(100_000), psock_bytes: Bound::of(90_000), ..Config::default() };
     let (mut mux, psock) = lines(config);
@@ -157,9 +158,9 @@ fn a_mux_that_messages_fill_waits_for_workers() {
     assert!(end(&mut mux).is_none() && mux.interest(other).read);
 }
 
-/// The time in which a peer has to take something begins when there is something that it could take.
+/// The send timer starts when the peer can accept something.
 #[test]
-fn answers_that_wait_for_an_earlier_one_are_not_the_peers_to_take() {
+fn replies_behind_an_earlier_one_do_not_start_the_send_timer() {
     let (mut mux, psock) = lines(Config { order: Order::Replies, ..Config::default() });
     let workers = [mux.clone_worker(1, at(0)), mux.clone_worker(1, at(0))];
     mux.handle_bytes(psock, b"a\nb\nc\n", at(0));
@@ -172,19 +173,19 @@ fn answers_that_wait_for_an_earlier_one_are_not_the_peers_to_take() {
     mux.handle_timeout(at(late));
     mux.reply(workers[0], slow, &b"one"[..], at(late)).expect("it is there");
     mux.handle_timeout(at(late));
-    assert!(end(&mut mux).is_none(), "the first answer was not there before");
+    assert!(end(&mut mux).is_none(), "the first reply was made just now");
     let mut transmit = mux.transmit(psock).expect("the first answer");
     transmit.advance(3);
     mux.handle_transmitted(transmit, Outcome::Taken, at(late));
     mux.done(workers[0], slow, at(2 * late));
     mux.handle_timeout(at(2 * late));
-    assert!(end(&mut mux).is_none(), "nor could the others leave");
+    assert!(end(&mut mux).is_none(), "the others could not be sent before");
     mux.handle_timeout(at(2 * late + 60_000));
-    assert_eq!(end(&mut mux).map(|end| end.cause), Some(Cause::SendTimeout), "it takes nothing");
+    assert_eq!(end(&mut mux).map(|end| end.cause), Some(Cause::SendTimeout), "nothing was accepted");
 }
 
 #[test]
-fn who_came_while_the_mux_was_full_is_read_when_there_is_room() {
+fn a_connection_attached_while_full_is_read_later() {
     let (mut mux, psock) = lines(Config { mux_bytes: Bound::of(4000), ..Config::default() });
     let worker = mux.clone_worker(64, at(0));
     mux.handle_bytes(psock, &b"x\n".repeat(60), at(0));

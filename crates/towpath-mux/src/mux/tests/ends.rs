@@ -1,4 +1,4 @@
-//! How connections end, and what is counted of it.
+//! Ends of connections and their counters.
 
 use super::*;
 
@@ -40,7 +40,7 @@ fn ends_and_their_causes() {
     mux.handle_error(psock, 104, at(200));
     row(&mut mux, "Connection reset by peer (os error 104)", 104);
 
-    // What was asked before the end is answered before it.
+    // Messages received before the end are answered before it.
     let psock = attach(&mut mux);
     let worker = mux.clone_worker(1, at(200));
     mux.handle_bytes(psock, b"one\ntwo\n", at(200));
@@ -78,14 +78,14 @@ fn ends_are_counted_by_their_cause() {
     assert_eq!(counted(&mux), [1, 1, 1]);
     let too_big = attach(&mut mux, "offset=0 length=1 max=4");
     mux.handle_bytes(too_big, b"\x09", at(0));
-    assert_eq!(mux.show().psock_totals.rx_msg_too_big, 1, "that has a name of its own");
+    assert_eq!(mux.show().psock_totals.rx_msg_too_big, 1, "KCM has a counter for it");
     let clean = attach(&mut mux, "line");
     mux.handle_eof(clean, at(0));
     assert_eq!(counted(&mux), [1, 1, 1]);
 }
 
 #[test]
-fn a_connection_goes_back_with_what_was_read() {
+fn a_given_back_connection_has_its_unread_bytes() {
     let mut mux = Mux::new(Config::default());
     let framing = r#"when 01 (fixed=2) when 16 03 (giveback)"#.parse().expect("a framing");
     let psock = mux.attach(framing, Limits::default(), at(0)).expect("it does not drain");
@@ -126,7 +126,7 @@ fn draining_waits_for_answers_until_its_deadline() {
 }
 
 #[test]
-fn timers_of_connections_that_have_gone_are_not_kept() {
+fn stale_timers_are_dropped() {
     let (mut mux, psock) = lines(Config { idle: Some(Duration::from_secs(86_400)), ..Config::default() });
     for _ in 0..5000 {
         let psock = attach(&mut mux);
@@ -134,7 +134,7 @@ fn timers_of_connections_that_have_gone_are_not_kept() {
     }
     assert_eq!(mux.totals().unattach, 5000);
     assert!(mux.timers.len() <= 1100, "{}", mux.timers.len());
-    assert_eq!(mux.poll_timeout(), Some(at(86_400_000)), "that of the one that is there is");
+    assert_eq!(mux.poll_timeout(), Some(at(86_400_000)), "the timer of the open connection is kept");
     assert!(events(&mut mux).iter().all(|event| matches!(event, Event::Ended(end) if end.psock != psock)));
     mux.handle_timeout(at(86_400_000));
     assert_eq!(end(&mut mux).map(|end| (end.psock, end.cause)), Some((psock, Cause::Idle)));

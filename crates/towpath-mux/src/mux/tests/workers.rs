@@ -1,8 +1,8 @@
-//! Which worker gets a message: who is woken, passed over, recalled, given up.
+//! Scheduling: workers that are woken, passed over, recalled, or abandoned.
 
 use super::*;
 
-/// The fault of KCM's that matters most: 154 of 400 messages waited behind a worker that did not read.
+/// KCM's most important fault: 154 of 400 messages waited behind a worker that did not read.
 #[test]
 fn a_message_does_not_wait_behind_a_busy_worker() {
     let (mut mux, psock) = lines(Config::default());
@@ -68,7 +68,8 @@ fn batches_follow_what_messages_take() {
     assert_eq!(fast, [64, 36], "a tenth of a microsecond each");
 }
 
-/// One in fifty takes 20 ms: who begins the next such one has been replaced, though those before took next to nothing.
+/// One message in fifty takes 20 ms: a worker that begins one has been replaced, although the messages before
+/// took almost no time.
 #[test]
 fn a_slow_message_is_remembered_while_fast_ones_follow() {
     let (mut mux, psock) = lines(Config::default());
@@ -84,12 +85,12 @@ fn a_slow_message_is_remembered_while_fast_ones_follow() {
         }
     }
     let cost = mux.config().wake_cost;
-    assert!(mux.mean_service_time() < cost, "batches have forgotten it");
+    assert!(mux.mean_service_time() < cost, "the average has forgotten the slow message");
     assert!(mux.slow_service_time() > cost);
 }
 
 #[test]
-fn what_a_slow_worker_has_not_begun_is_recalled() {
+fn messages_not_begun_by_a_slow_worker_are_recalled() {
     let (mut mux, psock) = lines(Config::default());
     let slow = mux.clone_worker(64, at(0));
     mux.service_time.ewma = 100;
@@ -98,7 +99,7 @@ fn what_a_slow_worker_has_not_begun_is_recalled() {
     assert_eq!(batch.len(), 3);
     let idle = mux.clone_worker(64, at(0));
     assert!(poll(&mut mux, idle, at(0)).is_empty());
-    assert!(events(&mut mux).is_empty(), "it may be done sooner than anybody is woken");
+    assert!(events(&mut mux).is_empty(), "the message may be done before another worker is awake");
     assert_eq!(mux.poll_timeout(), Some(at(1)));
     mux.handle_timeout(at(1));
     assert!(matches!(events(&mut mux)[..], [Event::Recall(worker)] if worker == slow));
@@ -108,7 +109,7 @@ fn what_a_slow_worker_has_not_begun_is_recalled() {
 }
 
 #[test]
-fn who_is_woken_and_does_not_come_is_passed_over() {
+fn a_woken_worker_that_does_not_ask_is_passed_over() {
     let (mut mux, psock) = lines(Config::default());
     let workers = [0; 3].map(|_| mux.clone_worker(1, at(0)));
     for worker in workers {
@@ -126,19 +127,19 @@ fn who_is_woken_and_does_not_come_is_passed_over() {
     assert_eq!(woken(&mut mux), [workers[0]]);
     assert_eq!(mux.poll_timeout(), Some(at(1)));
     mux.handle_timeout(at(1));
-    assert_eq!(woken(&mut mux), [workers[1]], "its thread is at something else");
-    assert_eq!(mux.poll_timeout(), None, "all were told who are to be");
+    assert_eq!(woken(&mut mux), [workers[1]], "the first worker's thread is busy");
+    assert_eq!(mux.poll_timeout(), None, "all idle workers were woken");
     mux.handle_timeout(at(10));
     assert!(woken(&mut mux).is_empty());
     assert_eq!(poll(&mut mux, workers[1], at(10)), ["a"]);
-    // It comes after all.
+    // The first worker asks late.
     assert_eq!(poll(&mut mux, workers[0], at(11)), ["b"]);
     assert!(mux.check().is_ok());
 }
 
-/// Nobody comes who could take what waits, or what a worker has not begun: to look for somebody again and again is in vain.
+/// No worker can take the waiting or recallable messages: no timer is set for that.
 #[test]
-fn nothing_is_due_that_nobody_would_do() {
+fn no_timer_without_a_worker_to_wake() {
     for order in [Order::None, Order::Sticky] {
         let (mut mux, psock) = lines(Config { order, ..Config::default() });
         let (busy, idle) = (mux.clone_worker(64, at(0)), mux.clone_worker(64, at(0)));
@@ -157,7 +158,7 @@ fn nothing_is_due_that_nobody_would_do() {
 }
 
 #[test]
-fn a_worker_that_kills_workers_is_given_up() {
+fn a_message_that_kills_workers_is_abandoned() {
     let (mut mux, psock) = lines(Config { redeliver: 1, ..Config::default() });
     mux.handle_bytes(psock, b"poison\nfine\n", at(0));
     for deaths in 0..2 {
@@ -166,7 +167,7 @@ fn a_worker_that_kills_workers_is_given_up() {
         mux.poll_messages(worker, at(0), &mut batch);
         assert_eq!((batch[0].payload(), batch[0].deaths()), (&b"poison"[..], deaths));
         mux.handle_worker_died(worker, at(0));
-        assert!(!mux.done(worker, batch[0].ticket(), at(0)), "the dead do nothing");
+        assert!(!mux.done(worker, batch[0].ticket(), at(0)), "a dead worker completes nothing");
         assert_eq!(mux.reply(worker, batch[0].ticket(), &b"x"[..], at(0)), Err(SendError::Gone));
     }
     let undone = events(&mut mux);

@@ -1,9 +1,9 @@
-//! What can happen in the world.
+//! The operations of the world.
 
-/// One operation: what, and two numbers that say at whom and how much. Any values make sense.
+/// An operation: the kind, and two numbers that select the target and the amount. All values are valid.
 pub type Op = [u8; 3];
 
-/// What operations there are; the first byte of an [`Op`] modulo their number.
+/// Kinds of operations: the first byte of an [`Op`] modulo their number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Act {
     Attach,
@@ -57,7 +57,7 @@ pub(super) const ACTS: [Act; 38] = [
     Act::LeaveBy,
     Act::PollAtMost,
     Act::DoneRow,
-    // What happens often, oftener.
+    // Frequent operations appear more often.
     Act::Arrive,
     Act::Arrive,
     Act::Flood,

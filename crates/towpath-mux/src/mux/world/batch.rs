@@ -1,5 +1,4 @@
-//! What drivers do in the world: messages of one connection that follow each other are one thing, and what takes too long is not
-//! waited for.
+//! Operations of drivers: batches of messages, and deadlines.
 
 use std::time::Duration;
 
@@ -8,12 +7,12 @@ use crate::Time;
 use crate::mux::{Batch, Message, Ticket};
 
 impl World {
-    /// A driver gives a worker some more, which then has `most` at most, or what it had.
+    /// A driver gives a worker messages, up to `most` in total.
     pub(super) fn poll_at_most(&mut self, at: usize, most: usize) {
         let (mut batch, before) = (Vec::new(), self.actors[at].batch.len());
         let given = self.mux.poll_at_most(self.actors[at].id, most, self.now, &mut batch);
         assert_eq!(given, batch.len());
-        assert!(given == 0 || before + given <= most, "{given} more, {before} and not above {most}");
+        assert!(given == 0 || before + given <= most, "{given} more than {before}, at most {most} in total");
         self.actors[at].asks = given > 0 || self.actors[at].has_some();
         for message in batch {
             self.got(at, &message);
@@ -21,15 +20,15 @@ impl World {
         }
     }
 
-    /// A worker has done messages of a connection that follow each other, and answers some of them in one piece; or dies between the
-    /// two.
+    /// A worker completes consecutive messages of a connection and answers some of them by one piece; or dies
+    /// between the two steps.
     pub(super) fn done_batch(&mut self, at: usize, much: usize) {
         let actor = &mut self.actors[at];
         let (id, count) = (actor.id, actor.batch.len());
         if actor.run.is_some() || count == 0 {
             return;
         }
-        // As one by one, sticky work is done in order.
+        // Sticky messages are done in order, as single ones are.
         let from = if self.config.order == Order::Sticky { 0 } else { much % count };
         let first = actor.batch[from].ticket();
         let follows = |(at, message): (usize, &Message)| {
@@ -48,7 +47,7 @@ impl World {
             let replied =
                 self.mux.reply_batch(id, said, answers.len() as u32, bytes::Bytes::from(bytes), self.now);
             self.tried.extend(messages.iter().map(Message::ticket));
-            assert!(replied.is_ok() || !there, "an answer to a connection that is there");
+            assert!(replied.is_ok() || !there, "a reply to an open connection succeeds");
             if replied.is_ok() {
                 let numbers = answers.iter().map(|message| message.ticket().number);
                 self.answered.entry(first.psock).or_default().extend(numbers);
@@ -59,21 +58,25 @@ impl World {
         }
         self.actors[at].asks = true;
         self.actors[at].batch.drain(from..from + row);
-        assert_eq!(self.mux.done_batch(id, (first, row as u32), self.now), row as u32, "it held them");
-        assert_eq!(self.mux.done_batch(id, (first, row as u32), self.now), 0, "done once");
+        assert_eq!(
+            self.mux.done_batch(id, (first, row as u32), self.now),
+            row as u32,
+            "the worker held them"
+        );
+        assert_eq!(self.mux.done_batch(id, (first, row as u32), self.now), 0, "messages are done once");
         for message in messages {
             self.locations.insert(message.ticket(), Location::Done);
         }
     }
 
-    /// A worker leaves, and is taken for dead then.
+    /// A worker leaves. It counts as dead at the deadline.
     pub(super) fn leave(&mut self, at: usize, deadline: Option<Time>) {
         let actor = &mut self.actors[at];
         (actor.enabled, actor.moved, actor.deadline) = (false, true, deadline);
         self.mux.leave(actor.id, deadline, self.now);
     }
 
-    /// Time passes. Workers that were to have left are dead.
+    /// Time passes. Workers past their deadline are dead.
     pub(super) fn pass(&mut self, time: Duration) {
         self.now = self.now + time;
         let now = self.now;
@@ -85,13 +88,10 @@ impl World {
         self.mux.handle_timeout(now);
         self.pump();
         let due = self.mux.schedule_timeout().filter(|_| !self.mux.ready.is_empty());
-        assert!(
-            due.is_none_or(|due| due > now),
-            "what was looked at is due again, and somebody looks for ever"
-        );
+        assert!(due.is_none_or(|due| due > now), "a timer that was handled is not due again");
     }
 
-    /// A worker is dead: others get what it had not answered.
+    /// A worker is dead: its unanswered messages wait again.
     pub(super) fn lost(&mut self, at: usize) {
         let actor = &self.actors[at];
         for ticket in actor.run.iter().flat_map(Batch::rest) {

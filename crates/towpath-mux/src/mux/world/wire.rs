@@ -1,8 +1,8 @@
-//! What peers of the world say to each other.
+//! The protocol of the world's peers.
 
 use crate::framing::{self, Framing, State, Step};
 
-/// The framing of this world: the first byte is the length, the last one the key.
+/// The framing: the first byte is the length, the last one the key.
 pub(super) fn framing() -> Framing {
     Framing::custom("world", |bytes: &[u8], _: &mut State| match bytes {
         [] => Step::Need(1),
@@ -15,7 +15,7 @@ pub(super) fn framing() -> Framing {
     })
 }
 
-/// What peer `name` asks as its message `number`.
+/// Request number `number` of peer `name`.
 pub(super) fn request(name: u8, number: u16) -> Vec<u8> {
     let length = 5 + (usize::from(number) * 7 + usize::from(name)) % 23;
     let [high, low] = number.to_be_bytes();
@@ -24,13 +24,13 @@ pub(super) fn request(name: u8, number: u16) -> Vec<u8> {
     bytes
 }
 
-/// What is sent in connected mode, of itself.
+/// A message of connected mode.
 pub(super) fn notice(number: u16) -> Vec<u8> {
     let [high, low] = number.to_be_bytes();
     vec![6, 0xff, high, low, 0, 0]
 }
 
-/// One in three messages has no key; the others share two.
+/// One in three messages has no key; the others share two keys.
 pub(super) fn key_of(number: u16) -> u8 {
     (number % 3) as u8
 }
