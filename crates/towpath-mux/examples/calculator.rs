@@ -1,4 +1,5 @@
-//! A calculator for Thrift clients: TBinaryProtocol in frames, `i32 add(1: i32 a, 2: i32 b)`, `subtract` and `multiply`.
+//! A calculator for Thrift clients: framed TBinaryProtocol, `i32 add(1: i32 a, 2: i32 b)`, `subtract` and
+//! `multiply`.
 //!
 //! ```text
 //! cargo run --release -p towpath-mux --features io --example calculator -- 127.0.0.1:9090
@@ -9,7 +10,7 @@ use std::error::Error;
 use towpath_mux::io::Server;
 use towpath_mux::mux::Config;
 
-/// Of TBinaryProtocol (doc/specs/thrift-binary-protocol.md of Apache Thrift).
+/// TBinaryProtocol (doc/specs/thrift-binary-protocol.md of Apache Thrift).
 const VERSION: u32 = 0x8001_0000;
 const REPLY: u32 = 2;
 const EXCEPTION: u32 = 3;
@@ -24,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let server = Server::new("thrift-framed".parse()?, Config::default())?;
     println!("listening on {}", server.listen(address)?);
     server.serve(4, |message, out| {
-        // Behind the four bytes of the frame's length. What is no call is not answered.
+        // Skip the four bytes of the frame's length. Messages other than calls are not answered.
         if let Some(answer) = answer(&message.bytes()[4..]) {
             out.extend_from_slice(&(answer.len() as u32).to_be_bytes());
             out.extend_from_slice(&answer);
@@ -54,7 +55,7 @@ fn answer(mut call: &[u8]) -> Option<Vec<u8>> {
     reply.extend(name);
     reply.extend(number.to_be_bytes());
     match result {
-        // Field 0 of the result struct is what the method returns.
+        // Field 0 of the result struct is the return value.
         Some(result) => reply.extend([&[I32, 0, 0][..], &result.to_be_bytes()].concat()),
         None => {
             let text = b"add, subtract and multiply take two i32";
@@ -66,7 +67,7 @@ fn answer(mut call: &[u8]) -> Option<Vec<u8>> {
     Some(reply)
 }
 
-/// Fields 1 and 2 of the arguments' struct.
+/// Fields 1 and 2 of the argument struct.
 fn arguments(mut fields: &[u8]) -> Option<[i32; 2]> {
     let mut found = [None; 2];
     while *fields.split_off_first()? == I32 {

@@ -1,4 +1,4 @@
-//! A DNS server over TCP (RFC 1035, section 4.2.2; RFC 7766) that knows one address for every name.
+//! A DNS server over TCP (RFC 1035, section 4.2.2; RFC 7766) that returns the same address for every name.
 //!
 //! ```text
 //! cargo run --release -p towpath-mux --features io --example dns -- 127.0.0.1:5353 192.0.2.1
@@ -11,7 +11,7 @@ use std::net::Ipv4Addr;
 use towpath_mux::io::Server;
 use towpath_mux::mux::Config;
 
-/// Bytes of the header (RFC 1035, section 4.1.1).
+/// Size of the header (RFC 1035, section 4.1.1).
 const HEADER: usize = 12;
 const A: u16 = 1;
 const IN: u16 = 1;
@@ -21,11 +21,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let address = args.next().unwrap_or_else(|| "127.0.0.1:5353".to_owned());
     let known: Ipv4Addr = args.next().map_or(Ok(Ipv4Addr::new(192, 0, 2, 1)), |address| address.parse())?;
-    // RFC 7766, section 6.2.1.1: answers may leave in any order.
+    // RFC 7766, section 6.2.1.1: responses may be sent in any order.
     let server = Server::new("dns-tcp".parse()?, Config::default())?;
     println!("listening on {}", server.listen(address)?);
     server.serve(4, |message, out| {
-        // Behind the two bytes of its length.
+        // Skip the two bytes of the length.
         if let Some(answer) = answer(&message.bytes()[2..], known) {
             out.extend_from_slice(&(answer.len() as u16).to_be_bytes());
             out.extend_from_slice(&answer);
@@ -34,27 +34,27 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The answer to a query; `None` when there is not even a header to be answered.
+/// The response to a query; `None` if it has no complete header.
 fn answer(query: &[u8], known: Ipv4Addr) -> Option<Vec<u8>> {
     let header = query.get(..HEADER)?;
     let asked = question(&query[HEADER..]).filter(|_| header[4..6] == [0, 1]);
     let (end, kind, class) = asked.unwrap_or((0, 0, 0));
     let found = kind == A && class == IN;
     let mut answer = query[..HEADER + end].to_vec();
-    // QR and AA, with the query's opcode and RD; then what went wrong.
+    // QR and AA, with the query's opcode and RD; then the response code.
     answer[2] = 0x84 | header[2] & 0x79;
     answer[3] = if asked.is_some() { 0 } else { FORMAT_ERROR };
     let counts = [0, u8::from(asked.is_some()), 0, u8::from(found), 0, 0, 0, 0];
     answer[4..HEADER].copy_from_slice(&counts);
     if found {
-        // The name is that of the question (section 4.1.4); a minute to live; four bytes.
+        // Name: pointer to the question (section 4.1.4); TTL of a minute; four bytes of data.
         answer.extend([0xc0, HEADER as u8, 0, A as u8, 0, IN as u8, 0, 0, 0, 60, 0, 4]);
         answer.extend(known.octets());
     }
     Some(answer)
 }
 
-/// The first question: where it ends, its type and class.
+/// The first question: its end, type and class.
 fn question(bytes: &[u8]) -> Option<(usize, u16, u16)> {
     let mut at = 0;
     loop {

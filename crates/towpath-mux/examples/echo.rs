@@ -1,4 +1,4 @@
-//! An echo server for any framing, with a worker in each of some threads.
+//! An echo server for any framing, with a worker per thread.
 //!
 //! ```text
 //! cargo run --release -p towpath-mux --features io --example echo -- 127.0.0.1:7007 line 4
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let config = Config { idle: Some(Duration::from_secs(300)), ..Config::default() };
     let server = Server::new(framing, config)?;
     println!("listening on {}", server.listen(address)?);
-    // The loop that a server writes: a message, its answer.
+    // The loop of a server: receive a message, reply.
     server.serve(workers, |message, answer| answer.extend_from_slice(message.bytes()))?;
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! A server of lines in capitals, with KCM's calls: a handle for each thread, and one that takes lines of any length in pieces.
+//! Returns lines in capitals, by KCM's socket calls: one socket per thread, reading lines of any length in
+//! pieces.
 //!
 //! ```text
 //! cargo run --release -p towpath-mux --features io --example socket -- 127.0.0.1:7007 4
@@ -28,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Answers what this handle gets, until the mux has drained.
+/// Answers messages until the mux has drained.
 fn serve(mut socket: Socket) -> Result<(), io::Error> {
     let mut piece = [0; 512];
     loop {
@@ -38,9 +39,9 @@ fn serve(mut socket: Socket) -> Result<(), io::Error> {
         };
         let piece = &mut piece[..read.bytes];
         piece.make_ascii_uppercase();
-        // The answer ends where the message does.
+        // The reply ends with the message.
         match socket.send(To::Requester, piece, read.flags & Flags::EOR) {
-            // Who asked has gone: the others have not.
+            // The requester has gone; other clients have not.
             Ok(_) | Err(io::Error::Gone) => {}
             Err(error) => return Err(error),
         }

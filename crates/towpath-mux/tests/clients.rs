@@ -1,10 +1,10 @@
-//! The examples, driven by the clients that people have: bash, dig, and Thrift's own Python library.
+//! The examples, with real clients: bash, dig, and Thrift's Python library.
 #![cfg(feature = "io")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 
-/// An example that listens, and where. Built beside this test.
+/// An example process and its address. The examples are built with this test.
 struct Example {
     child: Child,
     address: String,
@@ -32,7 +32,7 @@ impl Example {
         self.address.rsplit(':').next().expect("a port")
     }
 
-    /// What bash prints that runs this script with the port.
+    /// Runs a bash script with the port and returns its output.
     fn bash(&self, script: &str) -> String {
         let output = Command::new("bash").args(["-c", script, "bash", self.port()]).output();
         let output = output.expect("bash starts");
@@ -52,12 +52,12 @@ impl Drop for Example {
 #[test]
 fn bash_hears_its_echo() {
     let server = Example::start("echo");
-    // Two lines in one write, whose answers may come in any order, and one in two.
+    // Two lines in one write, answered in any order, and one line in two writes.
     let script = "exec 3<>/dev/tcp/127.0.0.1/$1; printf 'hello\nworld\nwho is' >&3; head -2 <&3 | sort; echo ' there' >&3; head -1 <&3";
     assert_eq!(server.bash(script), "hello\nworld\nwho is there\n");
 }
 
-/// Lines in capitals; one of them longer than the pieces that it is read in.
+/// Lines in capitals, one of them longer than the read buffer.
 #[towpath_testenv::needs("bash")]
 #[test]
 fn bash_is_answered_by_handles() {
@@ -87,7 +87,7 @@ fn dig_is_answered_over_tcp() {
     }
 }
 
-/// What Thrift's compiler would make of the calculator's three methods, by hand.
+/// Hand-written equivalent of the Thrift compiler's output for the calculator.
 const CALCULATOR: &str = r"
 import sys
 from thrift.Thrift import TMessageType, TType, TApplicationException
@@ -126,7 +126,7 @@ assert all(call('add', n, n, n) == 2 * n for n in range(5, 500))
 #[towpath_testenv::needs(thrift)]
 #[test]
 fn thrifts_python_client_calculates() {
-    // /usr/bin/python3 has the packages of the distribution.
+    // /usr/bin/python3 has the distribution's packages.
     let server = Example::start("calculator");
     let mut client = Command::new("/usr/bin/python3")
         .args(["-", server.port()])

@@ -1,4 +1,4 @@
-//! A server without descriptors left. Alone in its process, because it uses up all of them.
+//! A server without free descriptors. A process of its own, because it uses all of them.
 #![cfg(feature = "io")]
 
 use std::fs::File;
@@ -11,7 +11,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use towpath_mux::io::Server;
 use towpath_mux::mux::Config;
 
-/// Nothing is attached that could end: descriptors come back from elsewhere.
+/// No attached connection can end: descriptors become free elsewhere.
 #[test]
 fn connections_are_accepted_again_when_there_are_descriptors_again() {
     let server = Server::new("line".parse().expect("a framing"), Config::default()).expect("epoll");
@@ -28,7 +28,7 @@ fn connections_are_accepted_again_when_there_are_descriptors_again() {
     while let Ok(file) = File::open("/dev/null") {
         files.push(file);
     }
-    // The one that is left is the client's end.
+    // The remaining descriptor is the client's.
     files.pop().expect("there were some");
     let mut client = TcpStream::connect(address).expect("it listens");
     while server.accept_stats().refused == 0 {

@@ -1,4 +1,4 @@
-//! What an idle connection costs. Alone in its process, because it looks at all of its memory.
+//! Memory per idle connection. A process of its own, because it measures all memory of the process.
 #![cfg(feature = "io")]
 
 use std::io::{Read, Write};
@@ -9,8 +9,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use towpath_mux::io::Server;
 use towpath_mux::mux::Config;
 
-/// 2 KiB in user space at most (10,000 connections, or as many as this process may open: both ends are in it), also after they
-/// have been used.
+/// At most 2 KiB in user space per connection (10,000 of them, or as many as descriptors permit: both ends
+/// are in this process), also after use.
 #[towpath_testenv::needs(files)]
 #[test]
 fn idle_connections_are_small() {
@@ -42,13 +42,13 @@ fn idle_connections_are_small() {
     }
     let each = resident().saturating_sub(before) / count.max(1);
     println!("{each} bytes for each of {count} idle connections");
-    assert!(each <= 2048, "{each} bytes for an idle connection");
+    assert!(each <= 2048, "{each} bytes per idle connection");
     drop(clients);
     server.drain(None);
     echo.join().expect("it does not panic");
 }
 
-/// Bytes of this process that are in memory (proc_pid_statm(5)).
+/// Resident memory of this process in bytes (proc_pid_statm(5)).
 fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux");
     let pages: usize = statm.split(' ').nth(1).expect("resident").parse().expect("a number");

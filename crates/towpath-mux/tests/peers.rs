@@ -1,4 +1,5 @@
-//! Multiplexors with a preset's framing, and at their other ends programs that other people wrote: what these send is cut as they mean it, and what is answered reaches who asked.
+//! Presets with real client programs: the framing cuts their messages correctly, and replies reach their
+//! requesters.
 #![cfg(feature = "io")]
 
 use std::process::{Command, Output, Stdio};
@@ -7,14 +8,14 @@ use std::thread;
 use towpath_mux::io::Server;
 use towpath_mux::mux::Config;
 
-/// What became of a client, and the messages that it sent.
+/// Output of a client, and the messages that it sent.
 struct Talk {
     output: Output,
     seen: Vec<Vec<u8>>,
 }
 
 impl Talk {
-    /// Runs a command line, whose `PORT` is where a worker answers.
+    /// Runs a command line; `PORT` is replaced by the port of a worker.
     fn run(framing: &str, answer: fn(&[u8]) -> Vec<u8>, client: &str) -> Self {
         let framing = framing.parse().expect("a preset");
         let server = Server::new(framing, Config::default()).expect("epoll");
@@ -28,14 +29,14 @@ impl Talk {
             });
             served.map(|()| seen)
         });
-        // Who waits for an answer that it does not get is ended: the test fails instead of hanging.
+        // A client that gets no answer is killed, so that the test fails instead of hanging.
         let output = Command::new("timeout")
             .arg("60")
             .args(client.split(' ').map(|word| word.replace("PORT", &port)))
             .stdin(Stdio::null())
             .output()
             .expect("timeout starts");
-        // Its last words may be behind its end: who drains at once drops them.
+        // Its last messages may follow its exit; draining at once would drop them.
         while !server.show().psocks.is_empty() && !worker.is_finished() {
             thread::yield_now();
         }
@@ -44,7 +45,7 @@ impl Talk {
         Self { output, seen }
     }
 
-    /// What it printed, after it ended well.
+    /// Its output, after a successful exit.
     fn printed(&self) -> String {
         assert!(self.output.status.success(), "{:?}\n{:x?}", self.output, self.seen);
         String::from_utf8_lossy(&self.output.stdout).into_owned()
@@ -62,11 +63,11 @@ fn mosquitto_publishes() {
     assert!(talk.seen[1].ends_with(b"hello"));
 }
 
-/// MQTT 3.1.1, to who publishes to a topic of one letter.
+/// A minimal MQTT 3.1.1 broker for a topic of one letter.
 fn broker(packet: &[u8]) -> Vec<u8> {
     match packet {
         [0x10, ..] => vec![0x20, 2, 0, 0],
-        // Behind the length and the topic is the number that is acknowledged.
+        // The packet identifier follows the length and the topic.
         &[0x32, _, 0, 1, _, high, low, ..] => vec![0x40, 2, high, low],
         [0xc0, ..] => vec![0xd0, 0],
         _ => Vec::new(),
@@ -76,7 +77,7 @@ fn broker(packet: &[u8]) -> Vec<u8> {
 #[towpath_testenv::needs("psql")]
 #[test]
 fn psql_asks() {
-    // The wrapper of Debian looks at -h and -p; what the environment says of TLS and Kerberos does not count.
+    // Debian's wrapper examines -h and -p. TLS and Kerberos settings of the environment are ignored.
     let client = "psql -X -w -h 127.0.0.1 -p PORT -U u -c select(1) \
                   -d dbname=d\tsslmode=disable\tgssencmode=disable";
     let talk = Talk::run("postgres-frontend", database, client);
@@ -84,11 +85,11 @@ fn psql_asks() {
     assert_eq!(talk.seen[1..], [&b"Q\0\0\0\x0eselect(1)\0"[..], b"X\0\0\0\x04"], "{:x?}", talk.seen);
 }
 
-/// Lets in whoever comes, and has no rows.
+/// A minimal server: accepts every login and returns no rows.
 fn database(message: &[u8]) -> Vec<u8> {
     const READY: &[u8] = b"Z\0\0\0\x05I";
     match message[0] {
-        // The first message has no kind, only a length.
+        // The first message has no type, only a length.
         0 => [b"R\0\0\0\x08\0\0\0\0", READY].concat(),
         b'Q' => [b"C\0\0\0\x0dSELECT 0\0", READY].concat(),
         _ => Vec::new(),
@@ -117,13 +118,13 @@ const FLUSH: u8 = 0x08;
 const VERSION: u8 = 0x0b;
 const STAT: u8 = 0x10;
 
-/// Has every key.
+/// A minimal server that has every key.
 fn cache(request: &[u8]) -> Vec<u8> {
     const EXISTS: u8 = 2;
     match request[1] {
         ADD => response(request, EXISTS, "", ""),
         VERSION => response(request, 0, "", "1.6.0"),
-        // One without a key is behind the last.
+        // The packet without a key ends the sequence.
         STAT => [response(request, 0, "pid", "1"), response(request, 0, "", "")].concat(),
         _ => response(request, 0, "", ""),
     }
@@ -146,7 +147,7 @@ fn h2load_is_answered() {
     assert_eq!(talk.seen.iter().filter(|frame| frame.starts_with(b"PRI ")).count(), 2);
 }
 
-/// Says 200 to every request, and no more.
+/// Returns status 200 for every request.
 fn site(frame: &[u8]) -> Vec<u8> {
     if frame.starts_with(b"PRI ") {
         return vec![0, 0, 0, SETTINGS, 0, 0, 0, 0, 0];

@@ -1,4 +1,4 @@
-//! The mux on real sockets: what peers may do to it, and what it costs whom.
+//! The mux on real sockets: misbehaving peers, bounds, and churn.
 #![cfg(feature = "io")]
 
 use std::io::{ErrorKind, Read, Write};
@@ -16,7 +16,7 @@ use towpath_mux::mux::{Bound, Cause, Config, Order};
 
 const FRAMING: &str = "length=4 be adjust=4";
 
-/// A server whose workers echo, and its address.
+/// A server with echoing workers, and its address.
 fn echo(workers: usize, limits: Limits, config: Config) -> (Server, SocketAddr, Vec<JoinHandle<u64>>) {
     let server = Server::with_limits(FRAMING.parse().expect("a framing"), limits, config).expect("epoll");
     let address = server.listen("127.0.0.1:0").expect("a port");
@@ -24,7 +24,7 @@ fn echo(workers: usize, limits: Limits, config: Config) -> (Server, SocketAddr, 
     (server, address, threads)
 }
 
-/// Echoes this many messages, and leaves.
+/// Echoes a number of messages, then leaves.
 fn spawn(mut worker: Worker, most: u64) -> JoinHandle<u64> {
     thread::spawn(move || {
         let mut done = 0;
@@ -61,7 +61,7 @@ fn ask(stream: &mut (impl Read + Write), body: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The cause with which the next connection ends.
+/// The cause of the next end of a connection.
 fn cause(server: &Server) -> Cause {
     loop {
         match server.poll_ended() {
@@ -148,7 +148,8 @@ fn large_messages_and_unix_sockets() {
     stop(&server, threads);
 }
 
-/// Bytes one by one, a length of 4 GiB, garbage, an end inside a message: each costs that connection, and says why.
+/// Single bytes, a length of 4 GiB, garbage, an end inside a message: each ends only its own connection, with
+/// a cause.
 #[test]
 fn bad_peers_cost_themselves() {
     let limits = Limits {
@@ -178,7 +179,7 @@ fn bad_peers_cost_themselves() {
     assert_eq!(name(&cause(&server)), "ETIMEDOUT");
     ask(&mut good, b"still here").expect("an answer");
 
-    // It asks and asks, and reads nothing.
+    // Sends requests and reads nothing.
     let mut deaf = TcpStream::connect(address).expect("it listens");
     let request = message(&[1; 60_000]);
     while let Ok(()) = deaf.write_all(&request) {}
@@ -187,7 +188,7 @@ fn bad_peers_cost_themselves() {
     drop((drip, good));
     stop(&server, threads);
 
-    // Without limits of time, so that nothing else ends these.
+    // No timeouts, so that nothing else ends these connections.
     let (server, address, threads) =
         echo(2, Limits { message: 1 << 20, ..Limits::default() }, Config::default());
     let mut good = TcpStream::connect(address).expect("it listens");
@@ -208,7 +209,7 @@ fn bad_peers_cost_themselves() {
     stop(&server, threads);
 }
 
-/// Thousands of connections come, ask and are torn off, while workers come and leave.
+/// Thousands of connections are opened, used and reset while workers come and go.
 #[test]
 fn connections_and_workers_come_and_go() {
     let (server, address, mut threads) = echo(1, Limits::default(), Config::default());
@@ -245,7 +246,7 @@ fn connections_and_workers_come_and_go() {
         let changing = scope.spawn(move || {
             let mut done = Vec::new();
             while !over.load(Ordering::Relaxed) {
-                // There are no more workers once the server drains.
+                // No more workers start once the server drains.
                 let some = |most| server.worker().into_iter().map(move |worker| spawn(worker, most));
                 let workers: Vec<_> = [3, 20, 1].into_iter().flat_map(some).collect();
                 done.extend(workers.into_iter().map(|worker| worker.join().expect("it does not panic")));
@@ -255,7 +256,7 @@ fn connections_and_workers_come_and_go() {
         for client in clients {
             client.join().expect("it does not panic");
         }
-        // Those that wait for messages get none any more: draining ends them.
+        // Draining ends the workers that wait for messages.
         over.store(true, Ordering::Relaxed);
         server.drain(Some(Duration::from_secs(20)));
         let done = changing.join().expect("it does not panic");
@@ -266,7 +267,7 @@ fn connections_and_workers_come_and_go() {
     assert_eq!(server.look(|mux| mux.bytes()), 0);
 }
 
-/// A worker that panics: its message goes to another one.
+/// A worker that panics: another one gets its message.
 #[test]
 fn a_worker_that_panics_loses_nothing() {
     let (server, address, _) = echo(0, Limits::default(), Config::default());
@@ -286,7 +287,7 @@ fn a_worker_that_panics_loses_nothing() {
     assert_eq!(stop(&server, threads), 1);
 }
 
-/// Lets in whom it is told to, and remembers what it was told.
+/// An admission policy with a fixed decision that records its calls.
 #[derive(Debug, Default)]
 struct Gate {
     answers: Mutex<Vec<Admit>>,
@@ -344,7 +345,7 @@ fn peers_are_asked_about_and_their_ends_told() {
     assert_eq!(inside(), []);
 }
 
-/// Nobody is woken for parts of a long message: the kernel says when the rest is there.
+/// No thread is woken for parts of a long message: the kernel waits for the rest.
 #[test]
 fn a_long_message_is_read_in_a_few_pieces() {
     const LENGTH: usize = 1 << 20;
@@ -359,7 +360,7 @@ fn a_long_message_is_read_in_a_few_pieces() {
     let mut client = TcpStream::connect(address).unwrap();
     client.set_nodelay(true).unwrap();
     client.write_all(&(LENGTH as u32).to_be_bytes()).unwrap();
-    // A segment each.
+    // One segment each.
     for _ in 0..LENGTH / 1024 {
         client.write_all(&[7; 1024]).unwrap();
     }
@@ -367,19 +368,20 @@ fn a_long_message_is_read_in_a_few_pieces() {
     client.read_exact(&mut answer).unwrap();
     assert_eq!(u32::from_be_bytes(answer) as usize, LENGTH + 4);
     let reads = server.show().psock_totals.rx_need_more;
-    // As long as 64 KiB are missing, the kernel waits for them, or for 256 KiB; the last 64 segments may come one by one.
+    // While 64 KiB are missing, the kernel waits for them, or for 256 KiB. The last 64 segments may be read
+    // one by one.
     assert!(reads <= 80, "{reads} reads before the message was whole");
     server.drain(None);
     lengths.join().unwrap().unwrap();
 }
 
-/// Peers that come together wait to be accepted, and are not told to try again in a second.
+/// Connections that arrive together wait in the backlog; their SYNs are not dropped.
 #[towpath_testenv::needs(somaxconn)]
 #[test]
 fn many_wait_to_be_accepted() {
     let server = Server::new("line".parse().expect("a framing"), Config::default()).expect("epoll");
     let address = server.listen("127.0.0.1:0").expect("a port");
-    // Nobody accepts: there is no worker yet.
+    // There is no worker yet that accepts.
     let patience = Duration::from_secs(30);
     let mut clients: Vec<_> = (0..400)
         .map(|_| TcpStream::connect_timeout(&address, patience).expect("it has room for so many"))

@@ -1,4 +1,4 @@
-//! Under tokio.
+//! Messages as a stream under tokio.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -18,7 +18,7 @@ fn server(config: Config) -> (Server, std::net::SocketAddr, Messages) {
     (server, address, messages)
 }
 
-/// Answers with what it got, by the traits alone, until the mux has drained; how many that were.
+/// Echoes through the traits until the mux has drained. Returns the number of messages.
 async fn echo(mut messages: Messages) -> usize {
     let mut count = 0;
     while let Some(message) = poll_fn(|cx| Pin::new(&mut messages).poll_next(cx)).await {
@@ -61,7 +61,7 @@ async fn many_clients_at_once() {
     server.look(towpath_mux::mux::Mux::check).expect("it adds up");
 }
 
-/// Answers that the peer does not take at once leave when it does; what nobody answers is done all the same.
+/// Replies that the peer does not accept at once are sent later; messages without a reply are completed.
 #[tokio::test]
 async fn a_peer_that_reads_late_and_one_that_is_not_answered() {
     let (server, address, mut messages) = server(Config::default());
@@ -85,7 +85,7 @@ async fn a_peer_that_reads_late_and_one_that_is_not_answered() {
     work.await.expect("it does not panic").expect("epoll");
 }
 
-/// The core's timers run though nothing arrives.
+/// Timers of the core run without traffic.
 #[tokio::test]
 async fn an_idle_connection_ends() {
     let config = Config { idle: Some(Duration::from_millis(20)), ..Config::default() };

@@ -1,4 +1,4 @@
-//! TLS over the mux's sockets, with peers that speak it: rustls on its own, `openssl s_client`, and a second mux.
+//! TLS on the mux's sockets, with rustls, `openssl s_client`, and a second mux as peers.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -17,7 +17,7 @@ use towpath_mux::Time;
 use towpath_mux::io::{Admission, Admit, Connect, Ended, Event, Peer, Server, Tls};
 use towpath_mux::mux::{Cause, Config};
 
-/// A certificate for `localhost` that signs itself, and its key.
+/// A self-signed certificate for `localhost`, and its key.
 struct Pair {
     directory: TempDir,
 }
@@ -43,7 +43,7 @@ impl Pair {
         Tls::server(self.cert(), self.key()).expect("both files are good")
     }
 
-    /// A client of rustls alone.
+    /// A plain rustls client.
     fn client(&self) -> ClientConnection {
         let mut roots = RootCertStore::empty();
         let cert = rustls::pki_types::CertificateDer::from_pem_file(self.cert()).expect("PEM");
@@ -110,13 +110,13 @@ fn bytes_come_back_as_they_went() {
     }
     stream.conn.send_close_notify();
     stream.flush().expect("it reads");
-    // Its close is answered by ours.
+    // The server answers close_notify.
     assert_eq!(stream.read(&mut [0]).expect("an end that was said"), 0);
     assert_eq!(ended(&server).cause, Cause::Clean);
     stop(&server, thread);
 }
 
-/// What comes in one segment with the last words of the handshake, also when nothing follows.
+/// Bytes in the same segment as the end of the handshake, also if nothing follows.
 #[test]
 fn a_request_right_behind_the_handshake_is_answered() {
     let pair = Pair::new();
@@ -151,7 +151,7 @@ fn a_request_right_behind_the_handshake_is_answered() {
 fn what_is_no_tls_is_refused_and_said() {
     let pair = Pair::new();
     let (server, address, thread) = echo("line", pair.server());
-    // Garbage, an end.
+    // Garbage, then the end of the stream.
     let mut peer = TcpStream::connect(address).expect("it listens");
     peer.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("it reads");
     assert!(not_attached(&server).contains("TLS"));
@@ -161,7 +161,7 @@ fn what_is_no_tls_is_refused_and_said() {
     let mut other = StreamOwned::new(Pair::new().client(), TcpStream::connect(address).expect("it listens"));
     assert!(other.write_all(b"hello\n").is_err());
     assert!(not_attached(&server).starts_with("TLS: received fatal alert"));
-    // Garbage behind the handshake.
+    // Garbage after the handshake.
     let mut stream = StreamOwned::new(pair.client(), TcpStream::connect(address).expect("it listens"));
     stream.write_all(b"hello\n").expect("it reads");
     stream.read_exact(&mut [0; 6]).expect("an answer");
@@ -187,7 +187,7 @@ fn silence_ends_a_handshake() {
     let mut silent = TcpStream::connect(address).expect("it listens");
     silent.write_all(&[22, 3, 1]).expect("it reads");
     assert_eq!(not_attached(&server), "its handshake took too long");
-    // What the server has not read when it closes makes it a reset.
+    // Unread data makes the server's close a reset.
     if let Err(error) = silent.read_to_end(&mut Vec::new()) {
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{error}");
     }
@@ -199,7 +199,7 @@ fn silence_ends_a_handshake() {
     stop(&server, thread);
 }
 
-/// Lets everybody in, and remembers whose ends it was told.
+/// Admits every peer and records the ends.
 #[derive(Debug, Default)]
 struct Open(Mutex<Vec<Peer>>);
 
@@ -232,8 +232,8 @@ fn a_peer_that_shakes_hands_can_be_closed() {
     }
     assert_eq!(not_attached(&server), "the peer is not admitted any more");
     silent.read_to_end(&mut Vec::new()).expect("it is closed");
-    assert_eq!(*open.0.lock().expect("no panic"), [peer], "before the peer sees it");
-    assert!(!server.close_peer(&peer), "it has gone");
+    assert_eq!(*open.0.lock().expect("no panic"), [peer], "before the peer sees the end");
+    assert!(!server.close_peer(&peer), "the connection has gone");
     stop(&server, thread);
 }
 
@@ -257,7 +257,7 @@ fn files_that_are_no_certificates_are_named() {
     assert_eq!(error, "`local host` is neither a host's name nor an address");
 }
 
-/// A mux that asks over TLS, connects again when the server is another one, and stops when it drains.
+/// A mux that sends requests over TLS, reconnects to a restarted server, and stops when it drains.
 #[test]
 fn outbound_connections_are_made_again() {
     let pair = Pair::new();
@@ -275,7 +275,7 @@ fn outbound_connections_are_made_again() {
     let tls = Tls::client(pair.cert(), "localhost").expect("a certificate");
     let how = Connect { tls: Some(tls), pause: Duration::from_millis(2), ..Connect::default() };
     let _keeper = client.connect(&address.to_string(), how).expect("a thread");
-    // Somebody who hangs up, and somebody who talks nonsense.
+    // A server that hangs up, and one that sends garbage.
     drop(listener.accept().expect("it connects"));
     let (mut nonsense, _) = listener.accept().expect("it connects again");
     nonsense.write_all(b"220 smtp.example ESMTP\r\n").expect("it reads");
@@ -296,7 +296,7 @@ fn outbound_connections_are_made_again() {
     assert_eq!(answers.recv().expect("an answer"), b"hello");
     stop(&server, echo);
     drop(listener.accept().expect("it connects a fourth time"));
-    assert!(client.accept_stats().handshakes_failed >= 2, "the first two");
+    assert!(client.accept_stats().handshakes_failed >= 2, "the first two attempts");
     stop(&client, asks);
 }
 
@@ -320,7 +320,7 @@ fn openssl_is_answered() {
         let mut answer = [0; 12];
         client.stdout.take().expect("a pipe").read_exact(&mut answer).expect("an answer");
         assert_eq!(&answer, b"hello\nworld\n", "{version}");
-        // Quiet, it does not end with its input.
+        // With -quiet, s_client does not end with its input.
         client.kill().expect("it runs");
         client.wait().expect("it ends");
     }

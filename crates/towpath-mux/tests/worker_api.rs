@@ -1,4 +1,4 @@
-//! Handles with a socket's calls, over real sockets.
+//! KCM's socket calls over real connections.
 #![cfg(feature = "io")]
 
 use std::io::{Read, Write};
@@ -22,7 +22,7 @@ fn connected() -> Config {
     Config { connected: true, ..Config::default() }
 }
 
-/// A server over TCP with one handle, and a client of it.
+/// A server over TCP with one socket, and a client.
 fn over_tcp(kind: Kind) -> (Socket, TcpStream) {
     let server = server(Config::default());
     let address = server.listen("127.0.0.1:0").expect("a port");
@@ -36,7 +36,7 @@ fn client(address: SocketAddr) -> TcpStream {
     client
 }
 
-/// A handle with a connection over a Unix socket, and the other end.
+/// A socket with a connection over a Unix pair, and the other end.
 fn over_unix(kind: Kind, config: Config) -> (Socket, UnixStream) {
     let socket = server(config).socket(kind).expect("a handle");
     let peer = attach(&socket);
@@ -62,7 +62,7 @@ fn recv(socket: &mut Socket, room: usize, flags: Flags) -> Result<(String, Recei
     Ok((String::from_utf8_lossy(&buffer[..received.bytes]).into_owned(), received))
 }
 
-/// Reads what is there at once, again and again until something is.
+/// Reads without blocking until something arrives.
 fn recv_soon(socket: &mut Socket, room: usize) -> String {
     loop {
         match recv(socket, room, Flags::DONTWAIT) {
@@ -73,15 +73,14 @@ fn recv_soon(socket: &mut Socket, room: usize) -> String {
     }
 }
 
-/// Everything that was received has gone somewhere.
+/// Every received message is accounted for.
 fn conserved(server: &Server) {
     let totals = server.show().totals;
     assert_eq!(totals.received, totals.done + totals.undone + totals.queued + totals.in_hand);
     server.look(|mux| mux.check().expect("the counts fit"));
 }
 
-/// Each row: the kind, and for each read its room, whether it peeks, and what it brings: the bytes, the length that there was, and
-/// what is said of it.
+/// Rows: socket kind; for each read: buffer size, peek, and the result (bytes, real length, flags).
 #[test]
 fn short_reads() {
     let (trunc, eor) = (Flags::TRUNC | Flags::EOR, Flags::EOR);
@@ -145,7 +144,7 @@ fn nothing_to_read() {
 fn answers_find_who_asked() {
     let (mut socket, mut first) = over_tcp(Kind::Dgram);
     assert!(matches!(socket.send(To::Requester, b"?", NONE), Err(Error::NoAddress)));
-    assert!(matches!(socket.send(To::Any, b"?", NONE), Err(Error::NoAddress)), "it is not in connected mode");
+    assert!(matches!(socket.send(To::Any, b"?", NONE), Err(Error::NoAddress)), "not in connected mode");
     let mut second = attach(&socket);
     first.write_all(b"1\n").expect("it is open");
     let (_, one) = recv(&mut socket, 9, NONE).expect("a message");
@@ -156,12 +155,15 @@ fn answers_find_who_asked() {
     assert_eq!(read(&mut first, 5), "ab\nc\n");
     second.write_all(b"2\n").expect("it is open");
     let (_, two) = recv(&mut socket, 9, NONE).expect("a message");
-    assert!(matches!(socket.send(To::Message(one.ticket), b"late\n", NONE), Err(Error::Gone)), "it is done");
+    assert!(
+        matches!(socket.send(To::Message(one.ticket), b"late\n", NONE), Err(Error::Gone)),
+        "the message is done"
+    );
     assert_eq!(socket.send(To::Psock(one.ticket.psock), b"news\n", NONE).expect("it is sent"), 5);
     assert_eq!(socket.send(To::Requester, b"d\n", NONE).expect("it is sent"), 2);
     assert_eq!((read(&mut first, 5), read(&mut second, 2)), ("news\n".to_owned(), "d\n".to_owned()));
     drop(second);
-    // Its end is seen a moment later.
+    // The end is noticed a moment later.
     while socket.send(To::Psock(two.ticket.psock), b"e\n", NONE).is_ok() {
         thread::yield_now();
     }
@@ -177,7 +179,7 @@ fn parts_make_one_message() {
     }
     assert_eq!(read(&mut peer, 11), "hello\nworld");
     assert_eq!(socket.server().show().totals.tx_msgs, 2);
-    // One without bytes is none.
+    // An empty message is not sent.
     assert_eq!(socket.send(To::Any, b"", Flags::EOR).expect("nothing is to be done"), 0);
     assert_eq!(socket.send(To::Any, b"!", Flags::EOR).expect("it is sent"), 1);
     assert_eq!(read(&mut peer, 1), "!");
@@ -201,7 +203,7 @@ fn a_batch_leaves_with_the_message_behind_it() {
     socket.send(To::Any, b"1\n", Flags::BATCH).expect("it is taken");
     socket.send(To::Any, b"2", Flags::BATCH | Flags::MORE).expect("it is taken");
     socket.send(To::Any, b"\n", Flags::BATCH).expect("it is taken");
-    assert!(peer.read(&mut [0; 9]).is_err(), "nothing has left");
+    assert!(peer.read(&mut [0; 9]).is_err(), "the batch is held back");
     socket.send(To::Any, b"3\n", NONE).expect("it is sent");
     assert_eq!(read(&mut peer, 6), "1\n2\n3\n");
     assert_eq!(socket.server().show().totals.tx_msgs, 3);
@@ -227,7 +229,7 @@ fn several_messages_in_one_call() {
         }
     }
     assert_eq!(texts, b"1234");
-    assert!(matches!(recv(&mut socket, 9, Flags::DONTWAIT), Err(Error::WouldBlock)), "the batch leaves");
+    assert!(matches!(recv(&mut socket, 9, Flags::DONTWAIT), Err(Error::WouldBlock)), "the batch is sent");
     assert_eq!(read(&mut client, 8), "1\n2\n3\n4\n");
 }
 
@@ -237,11 +239,14 @@ fn a_disabled_handle_gives_others_what_it_has_not_begun() {
     let mut other = socket.try_clone().expect("another handle");
     client.write_all(b"1234\n").expect("it is open");
     assert_eq!(recv(&mut socket, 2, Flags::PEEK).expect("a message").0, "12");
-    assert!(matches!(recv(&mut other, 9, Flags::DONTWAIT), Err(Error::WouldBlock)), "it is the first one's");
+    assert!(
+        matches!(recv(&mut other, 9, Flags::DONTWAIT), Err(Error::WouldBlock)),
+        "the first socket holds it"
+    );
     socket.set_receive(false);
     assert_eq!(recv_soon(&mut other, 2), "12");
     assert!(matches!(recv(&mut socket, 9, NONE), Err(Error::Disabled)));
-    // What is read in part stays.
+    // A partly read message stays.
     other.set_receive(false);
     assert_eq!(recv(&mut other, 9, NONE).expect("its rest").0, "34\n");
     assert!(matches!(recv(&mut other, 9, NONE), Err(Error::Disabled)));
@@ -282,7 +287,7 @@ fn a_connection_has_its_framing_and_is_taken_back() {
     texts.sort();
     assert_eq!(texts, ["\u{2}ab", "ab\n"]);
     peer.write_all(b"\x05ab").expect("it is open");
-    // What it holds is done, so that it does not wait for itself.
+    // It completes its own messages, so that it does not wait for itself.
     let ended = other.unattach(id, Some(PATIENCE)).expect("it is attached");
     assert_eq!(ended.cause, Cause::Unattached);
     let mut back = UnixStream::from(ended.socket.expect("the descriptor"));
@@ -299,7 +304,7 @@ fn sending_to_nobody_and_to_the_dead() {
         server(Config { retry: Retry::IfNoByteLeft, ..connected() }).socket(Kind::Dgram).expect("a handle");
     assert!(matches!(socket.send(To::Any, b"1\n", NONE), Err(Error::NotConnected)));
     socket.send(To::Any, b"1\n", Flags::BATCH).expect("it is taken");
-    assert!(matches!(socket.send(To::Any, b"2\n", NONE), Err(Error::NotConnected)), "the batch says so");
+    assert!(matches!(socket.send(To::Any, b"2\n", NONE), Err(Error::NotConnected)), "the error of the batch");
     let first = attach(&socket);
     let mut second = attach(&socket);
     drop(first);
@@ -330,7 +335,7 @@ fn a_sender_waits_for_room() {
     assert!(matches!(blocked, Error::WouldBlock), "{blocked}");
     socket.set_send_timeout(Some(Duration::from_millis(5)));
     assert!(matches!(socket.send(To::Any, &message, NONE), Err(Error::WouldBlock)));
-    // A part before the last one stays.
+    // Earlier parts are kept.
     assert_eq!(socket.send(To::Any, b"12", Flags::MORE).expect("it is taken"), 2);
     assert!(matches!(socket.send(To::Any, b"3", Flags::DONTWAIT), Err(Error::WouldBlock)));
     socket.set_send_timeout(None);
@@ -341,7 +346,7 @@ fn a_sender_waits_for_room() {
     assert_eq!(socket.send(To::Any, b"3", NONE).expect("there is room by and by"), 1);
     let (peer, all) = reader.join().expect("it does not panic");
     assert!(all.ends_with("x123"));
-    // Waiting for a connection that ends is over with it.
+    // Waiting ends with the connection.
     let id = loop {
         if let Some(row) = socket.server().show().psocks.first() {
             break row.id;
@@ -376,7 +381,7 @@ fn several_senders_wait_for_room_and_get_it() {
     });
 }
 
-/// Whether the handle's descriptor is readable, now or soon.
+/// Returns true if the socket's descriptor becomes readable.
 fn rings(socket: &Socket, patience: Duration) -> bool {
     let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
     poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout)).expect("poll(2)") > 0
@@ -389,7 +394,7 @@ fn a_descriptor_says_when_there_is_a_message() {
         let mut client = client(server.listen("127.0.0.1:0").expect("a port"));
         let mut socket = server.socket(Kind::Seqpacket).expect("a handle");
         for turn in 0..20 {
-            assert!(socket.arm(None), "{turn}: there is nothing");
+            assert!(socket.arm(None), "{turn}: there is no message");
             assert!(!rings(&socket, Duration::ZERO));
             client.write_all(b"1234\n").expect("it is open");
             assert!(rings(&socket, PATIENCE) && rings(&socket, PATIENCE), "until it is disarmed");
@@ -397,7 +402,7 @@ fn a_descriptor_says_when_there_is_a_message() {
             assert!(!rings(&socket, Duration::ZERO));
             assert!(!socket.arm(None), "there is a message");
             assert_eq!(recv(&mut socket, 2, Flags::DONTWAIT).expect("a message").0, "12");
-            assert!(!socket.arm(None), "there is more of it");
+            assert!(!socket.arm(None), "a part of it is left");
             assert_eq!(recv(&mut socket, 9, Flags::DONTWAIT).expect("its rest").0, "34\n");
             socket.send(To::Requester, b"5\n", Flags::EOR).expect("it is held");
             assert_eq!(read(&mut client, 2), "5\n");
@@ -405,14 +410,14 @@ fn a_descriptor_says_when_there_is_a_message() {
                 assert!(matches!(recv(&mut socket, 9, Flags::DONTWAIT), Err(Error::WouldBlock)));
             }
         }
-        // Who waits otherwise is woken otherwise.
+        // A thread that waits in recv is woken without the descriptor.
         assert!(socket.arm(None));
         client.write_all(b"6\n").expect("it is open");
         assert_eq!(recv(&mut socket, 9, NONE).expect("a message").0, "6\n");
         assert!(socket.arm(None));
         server.drain(Some(PATIENCE));
         drop(client);
-        assert!(rings(&socket, PATIENCE), "it has drained");
+        assert!(rings(&socket, PATIENCE), "the mux has drained");
         socket.disarm();
         assert!(!socket.arm(None));
         assert!(matches!(recv(&mut socket, 9, Flags::DONTWAIT), Err(Error::Drained)));
@@ -432,17 +437,17 @@ fn a_descriptor_says_when_there_is_room() {
             sent += bytes;
         }
         assert!(socket.arm(Some(to)));
-        assert!(!rings(&socket, Duration::ZERO), "nobody reads");
+        assert!(!rings(&socket, Duration::ZERO), "the peer does not read");
         let reader = thread::spawn(move || {
             read(&mut peer, sent);
             peer
         });
-        assert!(rings(&socket, PATIENCE), "there is room");
+        assert!(rings(&socket, PATIENCE), "there is write space");
         peer = reader.join().expect("it does not panic");
         socket.disarm();
         assert!(!socket.arm(Some(to)));
     }
-    // What found no room leaves when there is some, and its handle is woken for that.
+    // A batch without write space is sent later, and wakes its socket.
     while socket.send(To::Any, &message, Flags::DONTWAIT).is_ok() {}
     socket.send(To::Any, b"last", Flags::BATCH).expect("it is taken");
     assert!(socket.arm(None));
@@ -450,10 +455,10 @@ fn a_descriptor_says_when_there_is_room() {
         while !read(&mut peer, 1).ends_with('t') {}
         peer
     });
-    assert!(rings(&socket, PATIENCE), "there is room");
+    assert!(rings(&socket, PATIENCE), "there is write space");
     socket.disarm();
     assert!(matches!(recv(&mut socket, 9, Flags::DONTWAIT), Err(Error::WouldBlock)));
-    // Nor is a connection waited for that has ended.
+    // A connection that has ended is not waited for.
     let peer = closer.join().expect("it does not panic");
     while socket.send(To::Psock(id), &message, Flags::DONTWAIT).is_ok() {}
     assert!(socket.arm(Some(To::Psock(id))));
@@ -463,7 +468,7 @@ fn a_descriptor_says_when_there_is_room() {
     assert!(matches!(socket.send(To::Psock(id), &message, Flags::DONTWAIT), Err(Error::Gone)));
 }
 
-/// A message that is held can still be answered by who waits for room meanwhile.
+/// A socket that waits for write space can still answer the message that it holds.
 #[test]
 fn who_waits_for_room_keeps_what_it_has() {
     let config = Config { send_bytes: Bound::of(4096), ..connected() };
@@ -480,7 +485,7 @@ fn who_waits_for_room_keeps_what_it_has() {
     let reader = thread::spawn(move || read(&mut full, sent));
     assert!(rings(&socket, PATIENCE));
     socket.disarm();
-    assert!(!socket.arm(Some(To::Requester)), "an answer does not wait");
+    assert!(!socket.arm(Some(To::Requester)), "a reply does not wait");
     socket.send(To::Requester, b"!\n", NONE).expect("it is not done");
     assert_eq!(read(&mut asks, 2), "!\n");
     reader.join().expect("it does not panic");
@@ -493,13 +498,13 @@ fn who_is_rung_and_does_not_come_holds_up_nobody() {
     let mut waits = busy.try_clone().expect("another handle");
     assert!(busy.arm(None) && other.arm(None));
     client.write_all(b"1\n").expect("it is open");
-    assert!(rings(&busy, PATIENCE), "it came first");
+    assert!(rings(&busy, PATIENCE), "it was armed first");
     assert!(rings(&other, PATIENCE));
     other.disarm();
     assert_eq!(recv(&mut other, 9, Flags::DONTWAIT).expect("a message").0, "1\n");
     busy.disarm();
     assert!(matches!(recv(&mut busy, 9, Flags::DONTWAIT), Err(Error::WouldBlock)));
-    // Nor who comes and does not look.
+    // The same for a socket that is disarmed and does not look.
     assert!(busy.arm(None));
     let waiter = thread::spawn(move || recv(&mut waits, 9, NONE).expect("a message").0);
     while other.server().show().workers.iter().filter(|row| row.rx_wait && !row.disabled).count() < 2 {
@@ -525,12 +530,12 @@ fn closing_sends_what_is_whole_and_nothing_else() {
         peer.write_all(b"unread\n").expect("it is open");
         let reader = thread::spawn(move || {
             let mut all = Vec::new();
-            // A connection of a Unix socket that is closed with unread bytes says so behind the last one.
+            // A Unix connection that is closed with unread bytes reports a reset after the last byte.
             let _ = peer.read_to_end(&mut all);
             all
         });
         let server = socket.server();
-        assert!(socket.close(PATIENCE), "it has drained");
+        assert!(socket.close(PATIENCE), "the mux has drained");
         let all = reader.join().expect("it does not panic");
         assert_eq!(all.len(), long.len() + 8);
         assert!(all.ends_with(b"xbatched\n"));
@@ -547,7 +552,7 @@ fn what_nobody_has_read_comes_back() {
     while server.show().totals.received < 2 {
         thread::yield_now();
     }
-    assert!(socket.close(PATIENCE), "it has drained");
+    assert!(socket.close(PATIENCE), "the mux has drained");
     let mut undone = Vec::new();
     while let Some(Event::Undone(message)) = server.poll_event() {
         undone.push(message.bytes().to_vec());
@@ -575,7 +580,7 @@ fn a_message_of_a_thread_that_panics_goes_to_another_handle() {
         });
         assert!(died.join().is_err());
         assert_eq!(recv(&mut socket, 9, NONE).expect("the same").0, "hello\n");
-        // One that is closed in the middle of a message has not done it either.
+        // A socket that is closed in the middle of a message has not done it.
         let mut closes = socket.try_clone().expect("another handle");
         client.write_all(b"world\n").expect("it is open");
         assert!(recv(&mut closes, 2, if kind == Kind::Dgram { Flags::PEEK } else { NONE }).is_ok());
@@ -595,7 +600,7 @@ fn handles_have_the_sockets_alone() {
     assert!(second.socket(Kind::Dgram).is_err());
 }
 
-/// Each error with its number in Linux, include/uapi/asm-generic/errno.h.
+/// Error numbers of Linux (include/uapi/asm-generic/errno.h).
 #[test]
 fn errors_have_kcms_numbers() {
     let rows = [
@@ -616,7 +621,8 @@ fn errors_have_kcms_numbers() {
     }
 }
 
-/// Clients ask and are reset at any moment, handles come, go, and die: every answer is its client's, and everything is somewhere.
+/// Clients send requests and are reset at any moment; sockets are opened, closed and panic. Every reply
+/// belongs to its client, and every message is accounted for.
 #[test]
 fn nothing_is_lost_when_anything_may_go() {
     for order in [Order::None, Order::Replies, Order::Serial, Order::Sticky] {
@@ -626,7 +632,7 @@ fn nothing_is_lost_when_anything_may_go() {
         let last = stays.try_clone().expect("another handle");
         thread::scope(|scope| {
             scope.spawn(move || {
-                // Those that go leave it what they have.
+                // Sockets that close leave their messages to the others.
                 while let Ok((text, _)) = recv(&mut stays, 99, NONE) {
                     let _ = stays.send(To::Requester, text.as_bytes(), NONE);
                 }
@@ -653,7 +659,7 @@ fn nothing_is_lost_when_anything_may_go() {
     }
 }
 
-/// One handle after the other, each for some messages, read in pieces; some of them panic.
+/// Opens one socket after the other; each reads some messages in pieces; some panic.
 fn work(server: &Server, number: usize) {
     for turn in number.. {
         let Ok(mut socket) = server.socket(Kind::Seqpacket) else { return };
@@ -687,7 +693,7 @@ fn work(server: &Server, number: usize) {
     }
 }
 
-/// Asks on some connections; every third one goes in the middle.
+/// Sends requests on several connections; every third one ends in the middle.
 fn ask(address: SocketAddr, number: usize) {
     for turn in number..number + 12 {
         let mut client = client(address);

@@ -1,4 +1,4 @@
-//! Another way for bytes to leave: what its connections end with.
+//! Zero-copy senders: how their connections end.
 #![cfg(feature = "io")]
 
 use std::io::{Read, Write};
@@ -12,7 +12,7 @@ use rustix::net::sockopt;
 use towpath_mux::io::{Ended, Server, ZerocopySender, ZerocopySenders};
 use towpath_mux::mux::{Cause, Config, Outcome, Transmit};
 
-/// For TCP only, as the system has it.
+/// Supports TCP only, as the kernel does.
 #[derive(Debug)]
 struct Tcp;
 
@@ -48,7 +48,7 @@ impl ZerocopySender for Connection {
     }
 
     fn handle_error_queue(&mut self) -> Result<bool, i32> {
-        // SO_ERROR says it once (socket(7)).
+        // SO_ERROR is reported once (socket(7)).
         sockopt::socket_error(&self.0).expect("a socket").map_err(rustix::io::Errno::raw_os_error)?;
         Ok(true)
     }
@@ -92,7 +92,7 @@ fn a_reset_is_a_reset_with_a_carrier_too() {
             let mut stream = TcpStream::connect(address).expect("it listens");
             ask(&mut stream, length);
             if reset {
-                // Lingering for no time at all is a reset (tcp(7)).
+                // A linger time of 0 resets the connection (tcp(7)).
                 sockopt::set_socket_linger(&stream, Some(std::time::Duration::ZERO)).expect("an option");
             }
             drop(stream);
@@ -105,7 +105,7 @@ fn a_reset_is_a_reset_with_a_carrier_too() {
     thread.join().expect("it does not panic");
 }
 
-/// What a zerocopy_sender has in flight is told to nobody else: only connections that have none are handed back.
+/// Completions belong to the sender alone: only connections without a sender are given back.
 #[test]
 fn connections_without_a_carrier_are_handed_back() {
     let (server, thread) = echo();
@@ -113,7 +113,7 @@ fn connections_without_a_carrier_are_handed_back() {
     let id = server.attach(unix, b"").expect("epoll");
     ask(&mut peer, 1000);
     server.unattach(id, None);
-    assert!(ended(&server).socket.is_some(), "it was asked about, and has none");
+    assert!(ended(&server).socket.is_some(), "it has no sender");
 
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     for (length, given) in [(10, true), (1000, false)] {

@@ -1,4 +1,4 @@
-//! `towpath frame`, from the outside, over captures made by hand.
+//! `towpath frame` over hand-made captures.
 
 use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 const RAW_IP: u32 = 101;
 const USB_LINUX: u32 = 189;
 
-/// A capture of segments with these payloads from 192.0.2.1:4242 to 192.0.2.2:80, the first behind a SYN.
+/// A capture of segments with these payloads from 192.0.2.1:4242 to 192.0.2.2:80, starting with a SYN.
 fn capture(dir: &Path, link: u32, payloads: &[&[u8]]) -> PathBuf {
     let mut file = Vec::new();
     file.extend(0xa1b2_c3d4_u32.to_le_bytes());
@@ -59,7 +59,7 @@ fn messages_as_json_lines() {
     assert!(err.contains("at byte 11: EMSGSIZE") && err.contains("(ff ff ff ff)"), "{err}");
 }
 
-/// As tshark writes it: the port is what follows the last colon.
+/// As tshark writes it: the port follows the last colon.
 #[test]
 fn an_ipv6_end_has_no_brackets_in_json() {
     let dir = tempfile::tempdir().expect("a directory");

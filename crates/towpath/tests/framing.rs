@@ -12,7 +12,7 @@ use towpath_mux::framing::{Framing, State};
 use towpath_port::{Burst, Port, Received, pcap};
 use towpath_wire as wire;
 
-/// One direction as the capture gives it: its bytes up to the first gap, and what is known about it.
+/// One direction of a capture: its bytes up to the first gap.
 #[derive(Clone, Debug, Default)]
 struct Bytes {
     data: Vec<u8>,
@@ -52,13 +52,13 @@ fn reassemble(capture: &Path) -> BTreeMap<Key, Bytes> {
     ways
 }
 
-/// What Wireshark says about one direction.
+/// Wireshark's view of a direction.
 #[derive(Debug, Default)]
 struct Truth {
     payload: usize,
     full: bool,
     protocol: String,
-    /// Whether every message's length is known.
+    /// The length of every message is known.
     whole: bool,
     lengths: Vec<usize>,
 }
@@ -141,7 +141,7 @@ fn preset(protocol: &str, src: &str, dst: &str) -> Option<&'static str> {
     })
 }
 
-/// The messages' lengths and how it ended, fed in pieces of these sizes and the rest.
+/// Lengths of the messages and the final event, fed in pieces of these sizes and the rest.
 fn frame(preset: &str, bytes: &Bytes, sizes: impl IntoIterator<Item = usize>) -> (Vec<usize>, String) {
     let framing = Framing::preset(preset).expect("a preset");
     let state = State { midstream: bytes.midstream, ..State::default() };
@@ -193,10 +193,11 @@ fn captures(shared: &Path) -> Vec<(String, PathBuf, PathBuf)> {
     captures
 }
 
-/// Preset, what such a direction begins with, and why it is one.
+/// Preset, first bytes of such a direction, and reason.
 type Other = (&'static str, fn(&[u8]) -> bool, &'static str);
 
-/// Directions that are marked FULL and still are no stream of the preset's messages, by what they begin with, and why.
+/// Directions marked FULL that are not streams of the preset's messages, by their first bytes, with the
+/// reason.
 const OTHERS: &[Other] = &[
     (
         "thrift-framed",
@@ -206,8 +207,8 @@ const OTHERS: &[Other] = &[
     ("memcached-binary", |bytes| bytes[0].is_ascii_alphabetic(), "memcached's text protocol"),
 ];
 
-/// Wireshark's RESP dissector counts all that one segment holds as one PDU, a stray LF behind a reply included: each of its
-/// boundaries has to be one of ours.
+/// Wireshark's RESP dissector counts everything in a segment as one PDU, including a stray LF after a reply:
+/// each of its boundaries must be one of ours.
 fn same_boundaries(preset: &str, ours: &[usize], theirs: &[usize]) -> bool {
     let ends = |lengths: &[usize]| -> Vec<usize> {
         let sums = lengths.iter().scan(0, |sum, length| {
@@ -265,7 +266,8 @@ fn full_directions_are_framed_exactly() {
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Every cut in two of what is short, and 10,000 segmentations of the longest, say what the whole says.
+/// Every cut in two parts of short streams, and 10,000 segmentations of the longest, give the result of the
+/// whole.
 #[towpath_testenv::needs(shared)]
 #[test]
 fn segmentation_changes_nothing() {
@@ -308,7 +310,7 @@ fn segmentation_changes_nothing() {
     }
 }
 
-/// Streams have Wireshark's numbers, in all captures of which it is known.
+/// Streams have Wireshark's numbers, in all captures with known numbers.
 #[towpath_testenv::needs(shared)]
 #[test]
 fn streams_are_numbered_as_wireshark_does() {
@@ -367,7 +369,7 @@ fn guesses() {
     assert!(right >= 20 * missed.len(), "{} of {} missed", missed.len(), right + missed.len());
 }
 
-/// Numbers that are the same in every run (SplitMix64).
+/// Reproducible numbers (SplitMix64).
 struct Random(u64);
 
 impl Random {

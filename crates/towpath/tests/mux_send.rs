@@ -1,5 +1,5 @@
-//! Long answers of `towpath mux` that leave without a copy: whole, in order, counted; with peers that do not read, and a front that
-//! is killed while the kernel still sends.
+//! Zero-copy replies of `towpath mux`: whole, in order, counted; with peers that do not read, and with a mux
+//! that is killed while the kernel sends.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -17,12 +17,12 @@ struct Front {
 }
 
 impl Front {
-    /// Its connections are of both workers.
+    /// Both workers send on each connection.
     fn start(how: &str) -> Self {
         Self::start_with(how, &["--workers", "2", "--order", "replies"])
     }
 
-    /// One worker alone holds each connection.
+    /// One worker alone sends on each connection.
     fn alone(how: &str) -> Self {
         Self::start_with(how, &["--workers", "1"])
     }
@@ -50,7 +50,7 @@ impl Front {
         let mut line = || lines.next().expect("a line").expect("text");
         let address = line().strip_prefix("listening on ").expect("an address").to_owned();
         while !line().contains("workers attached") {}
-        // Whatever it says from here on must not stop it.
+        // Drain its log so that it does not block.
         std::thread::spawn(move || lines.for_each(drop));
         Self { child, address, control, _directory: directory }
     }
@@ -72,7 +72,7 @@ impl Front {
         all["send"].clone()
     }
 
-    /// Asks until it looks so, for two minutes.
+    /// Queries it until the condition holds, for up to two minutes.
     fn until(&self, what: impl Fn(&serde_json::Value) -> bool) -> serde_json::Value {
         let begin = std::time::Instant::now();
         while begin.elapsed() < Duration::from_secs(120) {
@@ -92,7 +92,7 @@ impl Drop for Front {
     }
 }
 
-/// Bytes that tell which message they are of, and where in it.
+/// Bytes that identify their message and position.
 fn body(number: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 + at / 251 + number * 13) as u8).collect()
 }
@@ -103,7 +103,8 @@ fn ask(stream: &mut TcpStream, number: usize, len: usize) {
     stream.write_all(&body).expect("it is open");
 }
 
-/// Asks from a thread of its own: the front reads no more from a peer that has much to read itself. A peer that ends meanwhile ends it.
+/// Sends requests from another thread, because the mux does not read a peer that has much to receive. Ends
+/// with the connection.
 fn ask_all(stream: &TcpStream, lengths: &[(usize, usize)]) -> std::thread::JoinHandle<()> {
     let (mut stream, lengths) = (stream.try_clone().expect("a descriptor"), lengths.to_vec());
     std::thread::spawn(move || {
@@ -116,7 +117,7 @@ fn ask_all(stream: &TcpStream, lengths: &[(usize, usize)]) -> std::thread::JoinH
     })
 }
 
-/// The worker answers with its process id, which is returned, a space and what it was asked.
+/// The worker replies with its process id, which is returned, a space and the request.
 fn answer(stream: &mut TcpStream, number: usize, len: usize) -> String {
     let mut header = [0; 4];
     stream.read_exact(&mut header).expect("an answer");
@@ -150,24 +151,25 @@ fn answers_of_any_length_arrive_in_order_whichever_way_they_leave() {
         }
         let send = front.until(|send| send["totals"]["numbers"] == send["totals"]["completed"]);
         assert_eq!((&send["choice"], &send["connections"]), (&how.into(), &2.into()), "{send}");
-        // From the workers' frames, where nobody else's answers can suffer.
+        // From the workers' frames, if no other worker sends on the connection.
         assert_eq!(send["lent_bytes"].as_u64() > Some(1_000_000), alone && how != "plain", "{send}");
         let totals = &send["totals"];
         let zerocopy = totals["zerocopy_bytes"].as_u64().expect("a number");
         match how {
             "zerocopy" => {
                 assert!(zerocopy > 10_000_000 && totals["numbers"].as_u64() > Some(30), "{send}");
-                // Loopback copies always, and says so.
+                // Loopback always copies, and reports it.
                 assert!(totals["copied_bytes"].as_u64() > Some(0), "{send}");
             }
-            // After a while it tries again whether it is copied: all that it sends so are probes, and they are copied here.
+            // After a while it probes again whether the kernel copies; all zero-copy sends are probes, and
+            // loopback copies them.
             "adaptive" => assert_eq!(totals["copied"], totals["numbers"], "{send}"),
             _ => assert_eq!(zerocopy, 0, "{send}"),
         }
         assert_eq!((&totals["duplicates"], &totals["unknown"]), (&0.into(), &0.into()));
         let [one, other] = &send["senders"].as_array().expect("a list")[..] else { panic!("{send}") };
         assert!(one["peer"] != other["peer"] && one["outstanding"] == 0, "{send}");
-        // Those that are gone are in the sums.
+        // Ended connections are in the sums.
         drop(streams);
         let gone = front.until(|send| send["senders"] == serde_json::json!([]) && send["lingering"] == 0);
         assert_eq!(&gone["totals"]["zerocopy_bytes"], &totals["zerocopy_bytes"]);
@@ -190,7 +192,7 @@ fn stuck_peer(front: &Front) {
         ask(&mut other, number, 200_000);
         answer(&mut other, number, 200_000);
     }
-    // It ends with answers in flight: they are completed, or reset and put away.
+    // It ends with replies in flight: they are completed, or reset and quarantined.
     stuck.shutdown(std::net::Shutdown::Both).expect("it is open");
     drop(stuck);
     asker.join().expect("it ends with its connection");
@@ -210,14 +212,14 @@ fn a_worker_that_is_killed_leaves_what_it_had_answered() {
 
 fn killed_worker(front: &Front) {
     let stuck = front.connect();
-    // More than the peer's window takes, and what is lent of it is a quarter of the worker's frames.
+    // More than the peer's window, of which a quarter of the worker's frames is leased.
     let asked: Vec<_> = (0..60).map(|number| (number, 100_000)).collect();
     let asker = ask_all(&stuck, &asked);
     front.until(|send| {
-        // Of the first worker there is more than the one answer that is read before it is killed.
+        // More than the reply that is read before the first worker is killed.
         send["lent_bytes"].as_u64() > Some(250_000) && send["senders"][0]["pinned"].as_u64() > Some(0)
     });
-    // Its answers: of the worker that is then killed, whichever it is, and of the next.
+    // Replies of the killed worker, whichever it is, and of the next one.
     let mut stuck = stuck;
     let worker = answer(&mut stuck, asked[0].0, asked[0].1);
     let killed = Command::new("kill").args(["-9", &worker]).status().expect("kill");
@@ -225,7 +227,7 @@ fn killed_worker(front: &Front) {
     let mut other = front.connect();
     ask(&mut other, 1, 200_000);
     assert_ne!(answer(&mut other, 1, 200_000), worker, "another one sits there");
-    // Its memory is gone, but what was lent of it is not.
+    // The process is gone; its leased memory is not.
     let workers: Vec<_> = asked[1..].iter().map(|&(number, len)| answer(&mut stuck, number, len)).collect();
     assert!(workers.contains(&worker), "what it had answered is there");
     asker.join().expect("everything was read");
@@ -252,7 +254,7 @@ fn a_worker_that_writes_into_what_it_has_lent_spoils_its_own_answers_only() {
         ask(&mut other, number, 50_000 * (number % 3));
         assert_eq!(answer(&mut other, number, 50_000 * (number % 3)), worker, "it goes on");
     }
-    // As many bytes as ever, on the connection whose answers these were.
+    // The connection of these replies gets the right number of bytes.
     let right: Vec<u8> = asked
         .iter()
         .flat_map(|&(number, len)| {
@@ -264,12 +266,12 @@ fn a_worker_that_writes_into_what_it_has_lent_spoils_its_own_answers_only() {
     stuck.read_exact(&mut got).expect("all of it");
     asker.join().expect("everything was read");
     let spoilt = got.iter().zip(&right).filter(|(got, right)| got != right).count();
-    assert!(spoilt > 0, "none of it was lent");
+    assert!(spoilt > 0, "some of it was leased");
     assert!(got.iter().zip(&right).all(|(got, right)| got == right || *got == b'!'));
-    // What it says from now on is right there too.
+    // Later replies are right there, too.
     ask(&mut stuck, 99, 100_000);
     answer(&mut stuck, 99, 100_000);
-    // And it is known that somebody wrote.
+    // The write was detected.
     let send = front.until(|send| send["totals"]["numbers"] == send["totals"]["completed"]);
     assert!(send["totals"]["tampered"].as_u64() > Some(0), "{send}");
 }
@@ -289,7 +291,7 @@ fn a_worker_has_its_frames_back() {
 
 #[test]
 fn a_front_that_is_killed_has_sent_nothing_wrong() {
-    // The kernel sends from the front's memory, and from the worker's.
+    // The kernel sends from the memory of the mux and of the worker.
     for front in [Front::start("zerocopy"), Front::alone("zerocopy"), Front::sticky("zerocopy")] {
         killed(front);
     }
@@ -301,7 +303,7 @@ fn killed(mut front: Front) {
     front.until(|send| send["senders"][0]["pinned"].as_u64() > Some(0));
     front.child.kill().expect("it is there");
     front.child.wait().expect("its end");
-    // Its memory is somebody else's now, but what the kernel had pinned is as it was.
+    // The process is gone; pinned pages keep their content.
     let mut got = Vec::new();
     let _ = stream.read_to_end(&mut got);
     asker.join().expect("it ends with its connection");

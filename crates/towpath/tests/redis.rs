@@ -1,11 +1,11 @@
-//! The key-value example whose workers are processes, driven by Redis' own clients.
+//! The key-value example with worker processes and Redis' clients.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// A front that ends with the test, whatever becomes of it.
+/// A `towpath mux` process that is killed on drop.
 struct Front(Child);
 
 impl Drop for Front {
@@ -64,14 +64,14 @@ fn redis_clients_are_served_by_processes() {
     for (args, expected) in rows {
         assert_eq!(ask(args), expected, "{args:?}");
     }
-    // What the framing takes and is no command costs an answer, and no worker.
+    // Input that the framing accepts and that is not a command gets an error reply; the worker survives.
     let mut peer = TcpStream::connect(format!("127.0.0.1:{port}")).expect("a connection");
     peer.write_all(b"*1\r\n$-1\r\n*0\r\n*1\r\n*0\r\n*1\r\n$4\r\nping\r\n").expect("room for it");
     let mut answers = BufReader::new(peer).lines().map(|line| line.expect("an answer"));
     for expected in ["-ERR unknown command ''"; 3].into_iter().chain(["+PONG"]) {
         assert_eq!(answers.next().as_deref(), Some(expected));
     }
-    // Pipelined, on many connections; and every increment counts, whichever process does it.
+    // Pipelined, on many connections. Every increment counts, whichever process handles it.
     let bench = ["-p", &port, "-q", "-n", "2000", "-c", "20", "-P", "4", "-t", "ping,set,get,incr"];
     let output = Command::new("redis-benchmark").args(bench).output().expect("redis-benchmark starts");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,4 +1,4 @@
-//! Packet stories as rows, and any disorder against the stream that was sent.
+//! Packet stories as rows, and any order of segments against the sent stream.
 
 use proptest::prelude::*;
 use towpath_wire::{self as wire, LinkType};
@@ -22,7 +22,7 @@ fn segment(from: u8, flags: u8, seq: u32, ack: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// `stream.direction:text`, `stream.direction-missing` and `stream.direction.` for the end, in order.
+/// `stream.direction:text`, `stream.direction-missing`, and `stream.direction.` for the end, in order.
 fn tell(way: &Way, chunk: Chunk<'_>) -> String {
     let name = format!("{}.{}", way.stream, way.direction);
     match chunk {
@@ -32,7 +32,7 @@ fn tell(way: &Way, chunk: Chunk<'_>) -> String {
     }
 }
 
-/// Who, flags, sequence number, payload.
+/// Sender, flags, sequence number, payload.
 type Row = (u8, u8, u32, &'static str);
 
 fn story(limits: Limits, rows: &[Row]) -> (Vec<String>, Counters) {
@@ -242,7 +242,8 @@ fn truncated_bytes_are_a_gap() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Segments of one stream, in any order, overlapping, repeated: the stream comes out, or gaps where nothing was sent.
+    /// Segments of one stream in any order, overlapping and repeated: the stream results, with gaps where
+    /// nothing was sent.
     #[test]
     fn any_order_of_segments_gives_the_stream(
         isn in any::<u32>(),

@@ -1,4 +1,4 @@
-//! How a front drains, and what it leaves to the next.
+//! Draining a worker pool, and handing over to a successor.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -19,7 +19,7 @@ fn draining_answers_what_was_asked() {
     stream.write_all(&message(body.as_bytes())).expect("open");
     let (holder, _) = gate.accept().expect("the worker");
     front.signal(Signal::TERM);
-    // Nobody is accepted any more, once it has heard.
+    // After it has started to drain, connections are refused.
     while TcpStream::connect(&front.address).is_ok() {
         thread::sleep(Duration::from_millis(5));
     }
@@ -75,7 +75,7 @@ fn a_worker_that_is_stuck_does_not_keep_the_front_from_ending() {
 fn a_peer_that_has_not_taken_its_answer_is_not_done_and_that_is_said() {
     let front = Front::start(&example("mux_worker"), &["--workers", "1", "--drain", "0.5"]);
     let mut stream = front.connect();
-    // The kernel takes it, the peer does not.
+    // The kernel accepts the reply, the peer does not read it.
     stream.write_all(&message(&vec![0; 600_000])).expect("open");
     stream.peek(&mut [0]).expect("it is answered");
     let (code, errors) = front.finish();
@@ -90,7 +90,7 @@ fn a_peer_that_asks_ahead_gets_all_answers_when_the_front_drains() {
     let mut asks = stream.try_clone().expect("a descriptor");
     let body = [b'q'; 200];
     let writer = thread::spawn(move || while asks.write_all(&message(&body).repeat(50)).is_ok() {});
-    // It takes no answer before the front is told to end, and has more to ask all the time.
+    // The peer reads nothing before the drain begins, and keeps sending requests.
     answer(&mut stream).expect("an answer");
     front.signal(Signal::TERM);
     while TcpStream::connect(&front.address).is_ok() {
@@ -123,10 +123,11 @@ fn a_socket_that_another_front_made_stays() {
     assert_eq!(split(&ask(&mut stream, b"hello")).1, b"hello");
     drop(stream);
     assert_eq!(new.finish().0, Some(0));
-    assert!(!path.exists(), "its own goes with it");
+    assert!(!path.exists(), "its own socket is removed");
 }
 
-/// Its file is gone before nobody listens there: a successor's would otherwise look like its own, and go with it.
+/// The socket's file is removed before listening ends. Otherwise a successor's file would look like its own
+/// and be removed with it.
 #[test]
 fn a_front_that_drains_leaves_its_place_to_the_next() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -143,7 +144,7 @@ fn a_front_that_drains_leaves_its_place_to_the_next() {
     while UnixStream::connect(&path).is_ok() {
         thread::sleep(Duration::from_millis(5));
     }
-    assert!(!path.exists(), "it has gone before the listener");
+    assert!(!path.exists(), "the file is removed before the listener");
     let new = Front::listen(&address, &example("mux_worker"), &args);
     drop(worker);
     assert_eq!(split(&answer(&mut asked).expect("an answer")).1, wait.as_bytes());

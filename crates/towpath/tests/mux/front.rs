@@ -1,4 +1,4 @@
-//! A front that a test starts, and what is said to it.
+//! A `towpath mux` process for tests.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -14,13 +14,13 @@ pub(crate) fn towpath() -> Command {
     Command::new(env!("CARGO_BIN_EXE_towpath"))
 }
 
-/// The examples are built beside this test.
+/// The examples are built with this test.
 pub(crate) fn example(name: &str) -> String {
     let bin = Path::new(env!("CARGO_BIN_EXE_towpath"));
     bin.with_file_name("examples").join(name).to_str().expect("UTF-8").to_owned()
 }
 
-/// Workers that take a message at a time, and up to sixteen.
+/// Workers that get one message at a time, and up to sixteen.
 pub(crate) fn workers() -> [String; 2] {
     let worker = example("mux_worker");
     [worker.clone(), format!("{worker} 16")]
@@ -41,7 +41,7 @@ impl Front {
         Self::begin(towpath(), address, worker, more)
     }
 
-    /// Under a limit: a shell's words.
+    /// Starts it under a resource limit, given as shell words.
     pub(crate) fn limited(limit: &str, worker: &str, more: &[&str]) -> Self {
         let mut shell = Command::new("sh");
         shell.args(["-c", &format!("{limit}; exec \"$@\""), "sh", env!("CARGO_BIN_EXE_towpath")]);
@@ -52,7 +52,7 @@ impl Front {
         let mut child = command
             .args(["mux", address, "--worker", worker])
             .args(["--framing", FRAMING].iter().filter(|_| !more.contains(&"--framing")))
-            // A busy machine may take longer than the usual time.
+            // A busy machine may need longer than the default timeout.
             .args(["--drain", "120"].iter().filter(|_| !more.contains(&"--drain")))
             .args(more)
             .stderr(Stdio::piped())
@@ -68,7 +68,7 @@ impl Front {
         front
     }
 
-    /// Reads what it says until a line has this in it.
+    /// Reads its log until a line contains `what`.
     pub(crate) fn until(&mut self, what: &str) -> String {
         let mut line = String::new();
         loop {
@@ -91,13 +91,13 @@ impl Front {
         kill(self.child.id(), signal);
     }
 
-    /// Drains it; its exit code and the rest of what it said.
+    /// Drains it. Returns its exit code and the rest of its log.
     pub(crate) fn finish(self) -> (Option<i32>, String) {
         self.signal(Signal::TERM);
         self.ended()
     }
 
-    /// The same when it was told to end before: a second signal would not wait.
+    /// As above, if it was told to end before: a second signal would not wait.
     pub(crate) fn ended(mut self) -> (Option<i32>, String) {
         let mut errors = String::new();
         self.stderr.read_to_string(&mut errors).expect("text");
@@ -113,7 +113,7 @@ impl Drop for Front {
 }
 
 pub(crate) fn kill(pid: u32, signal: Signal) {
-    // It may be gone already.
+    // It may have exited already.
     let _ = kill_process(Pid::from_raw(pid as i32).expect("a process"), signal);
 }
 
@@ -134,13 +134,13 @@ pub(crate) fn ask(stream: &mut (impl Read + Write), body: &[u8]) -> Vec<u8> {
     answer(stream).expect("an answer")
 }
 
-/// The process that answered: examples/mux_worker.rs answers with its process id, a space and what it was asked.
+/// The process that answered: examples/mux_worker.rs replies with its process id, a space and the request.
 pub(crate) fn split(answer: &[u8]) -> (u32, &[u8]) {
     let at = answer.iter().position(|&byte| byte == b' ').expect("a space");
     (String::from_utf8_lossy(&answer[..at]).parse().expect("a process id"), &answer[at + 1..])
 }
 
-/// "R of N messages: D done": the last line.
+/// "R of N messages: D done" in the last line.
 pub(crate) fn counted(errors: &str) -> (u64, u64, u64, u64) {
     let line =
         errors.lines().rev().find(|line| line.contains(" messages: ")).unwrap_or_else(|| panic!("{errors}"));

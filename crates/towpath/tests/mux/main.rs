@@ -1,4 +1,4 @@
-//! `towpath mux`, from the outside: workers that are processes, and what becomes of messages when they die.
+//! `towpath mux` with worker processes, including their deaths.
 
 mod end;
 mod front;

@@ -1,4 +1,4 @@
-//! Messages and their answers, over whatever connects the two sides.
+//! Messages and replies over all kinds of connections.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use crate::front::{Front, answer, ask, counted, example, message, split, towpath, workers};
 
-/// What was made for KCM serves as it is.
+/// A program made for KCM runs unchanged.
 #[test]
 fn a_framing_may_be_a_program_or_a_document() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -49,7 +49,7 @@ fn any_size(worker: &str) {
         assert!(echo == body, "{size} bytes come back");
         pids.insert(pid);
     }
-    // Many at a time, each with a number, over two connections.
+    // Many numbered messages at once, over two connections.
     let mut other = front.connect();
     for stream in [&mut stream, &mut other] {
         let asked: Vec<u8> = (0..500u32).flat_map(|number| message(&number.to_be_bytes())).collect();
@@ -76,7 +76,7 @@ fn any_size(worker: &str) {
 fn a_slow_message_does_not_keep_others_waiting() {
     let front = Front::start(&example("mux_worker"), &["--workers", "2"]);
     let (mut slow, mut quick) = (front.connect(), front.connect());
-    // It waits until it is told that the others were answered.
+    // The slow message waits until the others were answered.
     let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
     slow.write_all(&message(format!("wait {}", gate.local_addr().expect("an address")).as_bytes()))
         .expect("open");
@@ -109,7 +109,7 @@ fn answers_keep_the_order_that_was_asked_for() {
 fn a_unix_socket_works_as_tcp_does() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("front.sock");
-    // One that somebody left behind is replaced.
+    // A stale socket is replaced.
     drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
     let address = format!("unix:{}", path.display());
     let front = Front::listen(&address, &example("mux_worker"), &["--workers", "1"]);
@@ -118,10 +118,10 @@ fn a_unix_socket_works_as_tcp_does() {
     drop(stream);
     let (code, errors) = front.finish();
     assert_eq!(code, Some(0), "{errors}");
-    assert!(!path.exists(), "it is removed");
+    assert!(!path.exists(), "the socket is removed");
 }
 
-/// It goes to a peer that asks, and again when that one has gone.
+/// The mux connects to a listening peer, and reconnects after the connection has ended.
 #[test]
 fn peers_are_connected_to() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -158,10 +158,10 @@ fn tls_is_spoken_with_openssl() {
     client.stdin.as_mut().expect("a pipe").write_all(&message(b"hello")).expect("it reads");
     let answered = answer(client.stdout.as_mut().expect("a pipe")).expect("an answer");
     assert_eq!(split(&answered).1, b"hello");
-    // Quiet, it does not end with its input.
+    // With -quiet, s_client does not end with its input.
     client.kill().expect("it runs");
     client.wait().expect("it ends");
-    // What is no TLS is said.
+    // Data that is not TLS is logged.
     front.connect().write_all(b"hello, this is no handshake").expect("it reads");
     assert!(front.until("was not attached").contains("TLS: "));
     let (code, errors) = front.finish();

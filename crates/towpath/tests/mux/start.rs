@@ -1,4 +1,4 @@
-//! How a front starts, or says why it does not.
+//! Startup of `towpath mux`, and its errors.
 
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
 
@@ -88,7 +88,7 @@ fn a_front_that_cannot_start_leaves_no_socket_behind() {
 
 #[test]
 fn a_peer_that_cannot_be_connected_to_is_said() {
-    // Nobody else gets the port while it is bound, and nobody listens.
+    // The port is bound but not listening, so no other process can use it.
     let taken = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
     rustix::net::bind(&taken, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let peer = rustix::net::getsockname(&taken).expect("an address");

@@ -1,4 +1,4 @@
-//! What a front tells of itself: as JSON at its end, to `towpath ctl` while it runs.
+//! What `towpath mux` reports: JSON at its end, and `towpath ctl` while it runs.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -59,7 +59,7 @@ fn ctl_shows_the_mux_in_kcms_columns() {
     let (_, text, _) = ctl(&["show", "mux", "--json"]);
     let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     let stats = &json["mux"]["stats"];
-    // The last one's answer may be here before that it is done is written down.
+    // The reply to the last message may arrive before its completion is counted.
     assert_eq!(stats["rx_msgs"], 5, "{json}");
     assert!(stats["done"].as_u64() >= Some(4), "{json}");
     let pids: BTreeSet<u64> = json["mux"]["workers"]
@@ -72,7 +72,7 @@ fn ctl_shows_the_mux_in_kcms_columns() {
     let (_, rings, _) = ctl(&["show", "rings", "--json"]);
     let rings: serde_json::Value = serde_json::from_str(&rings).expect("JSON");
     assert_eq!(rings["rings"].as_array().map(Vec::len), Some(2));
-    // An engine without a mux says so; here there is none at all.
+    // An engine without a mux says so; here there is no engine.
     front.finish();
     let (code, _, errors) = ctl(&["show", "mux"]);
     assert_eq!(code, Some(5), "{errors}");

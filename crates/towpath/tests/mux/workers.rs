@@ -1,4 +1,4 @@
-//! Workers that die, get stuck, hear of what nobody took, or are replaced.
+//! Workers that die, get stuck, are notified of unsent messages, or are replaced.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ fn a_worker_hears_what_nobody_took() {
     for text in ["one", "two"] {
         ask(&mut stream, format!("send {text}").as_bytes());
     }
-    // ENOTCONN: it is not in connected mode.
+    // ENOTCONN: not in connected mode.
     let mut heard = Vec::new();
     while heard.len() < 2 {
         let answer = ask(&mut stream, b"unsent");
@@ -33,14 +33,15 @@ fn a_message_whose_worker_dies_goes_to_another() {
     let mut front = Front::start(&example("mux_worker"), &["--workers", "2"]);
     let mut stream = front.connect();
     let directory = tempfile::tempdir().expect("a directory");
-    // It dies the first time, and leaves a mark so that it does not die again.
+    // The worker dies once and leaves a file as a mark.
     let mark = directory.path().join("mark");
     let body = format!("die once {}", mark.display());
     let answered = ask(&mut stream, body.as_bytes());
     assert!(mark.exists());
     assert_eq!(split(&answered).1, body.as_bytes());
     front.until("another one is started");
-    // One that kills all of them is given up, and its connection ends; others do not notice.
+    // A message that kills every worker is abandoned, and its connection ends. Other connections are not
+    // affected.
     let mut other = front.connect();
     stream.write_all(&message(b"die")).expect("open");
     assert_eq!(stream.read(&mut [0; 16]).expect("an end"), 0, "the connection ends");
@@ -59,14 +60,14 @@ fn nothing_is_lost_when_workers_are_killed_and_connections_reset() {
 
 fn kills(worker: &str) {
     let mut front = Front::start(worker, &["--workers", "3", "--redeliver", "200"]);
-    // Who resets does it while its messages are under way.
+    // Clients reset their connections while messages are in progress.
     for _ in 0..20 {
         let mut stream = front.connect();
         let asked: Vec<u8> = (0..50u32).flat_map(|number| message(&number.to_be_bytes())).collect();
         stream.write_all(&asked).expect("it is open");
         let answered = answer(&mut stream).expect("an answer");
         kill(split(&answered).0, Signal::KILL);
-        // With bytes unread, this is a reset.
+        // Unread bytes make the close a reset.
         drop(stream);
     }
     let clients: Vec<_> = (0..4u32)
@@ -77,7 +78,7 @@ fn kills(worker: &str) {
                     let body = [client.to_be_bytes(), number.to_be_bytes()].concat();
                     let answered = ask(&mut stream, &body);
                     let (pid, echo) = split(&answered);
-                    assert_eq!(echo, body, "its own answer");
+                    assert_eq!(echo, body, "the reply belongs to the request");
                     if number % 20 == 7 {
                         kill(pid, Signal::KILL);
                     }
@@ -113,7 +114,7 @@ fn who_kills_workers_is_found_among_others() {
         }
         assert_eq!(answered, (0..300).filter(|number| Some(*number) != deadly).map(body).collect());
     };
-    // The first are alone, until it is known how short they are.
+    // The first messages are delivered one by one, until their service time is known.
     (0..10).for_each(|_| ask(None));
     [0, 7, 150, 299].into_iter().for_each(|number| ask(Some(number)));
     ask(None);
@@ -122,7 +123,7 @@ fn who_kills_workers_is_found_among_others() {
     assert_eq!(counted(&errors), (15 * 300, 15 * 300 - 4, 4, 0), "{errors}");
 }
 
-/// Connections, opened and reset at random by four threads at once while their workers are killed.
+/// Four threads open and reset connections at random while workers are killed.
 #[towpath_testenv::needs(files)]
 #[test]
 fn nothing_is_lost_among_thousands_of_connections() {
@@ -153,7 +154,7 @@ fn nothing_is_lost_among_thousands_of_connections() {
         while !streams.is_empty() {
             let (number, mut stream) = streams.swap_remove(random(streams.len() as u64) as usize);
             if random(3) == 0 {
-                // Inside a message; with answers unread, this is a reset.
+                // Ends inside a message; unread replies make it a reset.
                 stream.write_all(&message(&[0; 100])[..50]).expect("it is open");
                 continue;
             }
@@ -166,7 +167,7 @@ fn nothing_is_lost_among_thousands_of_connections() {
                     kill(pid, Signal::KILL);
                 }
             }
-            assert_eq!(bodies, (0..3).map(|at| body(number, at)).collect(), "its own, each once");
+            assert_eq!(bodies, (0..3).map(|at| body(number, at)).collect(), "its own replies, each once");
             answered += 3;
         }
         answered
@@ -188,7 +189,7 @@ fn what_else_was_asked_is_answered_when_a_message_is_given_up() {
     let front = Front::start(&example("mux_worker"), &["--workers", "2", "--redeliver", "0"]);
     let mut stream = front.connect();
     let body = |number: u32| if number == 0 { b"die".to_vec() } else { number.to_be_bytes().to_vec() };
-    // They arrive in one piece.
+    // They arrive in one segment.
     stream.write_all(&(0..300).flat_map(|number| message(&body(number))).collect::<Vec<_>>()).expect("open");
     let mut answered = BTreeSet::new();
     while let Ok(answer) = answer(&mut stream) {
@@ -216,7 +217,7 @@ fn a_stuck_worker_is_killed_when_there_is_a_limit() {
 fn hangup_replaces_the_workers_one_by_one() {
     let mut front = Front::start(&example("mux_worker"), &["--workers", "2"]);
     let pids = |front: &Front| -> BTreeSet<u32> {
-        // So that both answer: each waits until both have begun.
+        // Both workers answer: each waits until both have begun.
         let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
         let body = message(format!("wait {}", gate.local_addr().expect("an address")).as_bytes());
         let mut streams = [front.connect(), front.connect()];
@@ -229,7 +230,7 @@ fn hangup_replaces_the_workers_one_by_one() {
     };
     let before = pids(&front);
     assert_eq!(before.len(), 2);
-    // Somebody keeps asking meanwhile, and is always answered.
+    // A client sends requests meanwhile; every one is answered.
     let mut stream = front.connect();
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
     let asks = thread::spawn(move || {
@@ -256,14 +257,14 @@ fn connections_leave_workers_the_descriptors_that_they_need() {
     let mut front = Front::limited("ulimit -n 64", &example("mux_worker"), &["--workers", "1"]);
     let mut stream = front.connect();
     let mut pid = split(&ask(&mut stream, b"who")).0;
-    // More than there is room for: the last of them wait.
+    // More connections than descriptors: the last ones wait.
     let clients: Vec<_> = (0..80).map(|_| front.connect()).collect();
     let line = front.until("cannot accept until a connection ends");
     assert!(line.contains("LimitNOFILE="), "{line}");
     for _ in 0..3 {
         kill(pid, Signal::KILL);
         let before = std::mem::replace(&mut pid, split(&ask(&mut stream, b"who")).0);
-        assert_ne!(pid, before, "another one was started");
+        assert_ne!(pid, before, "another process was started");
     }
     drop(clients);
     let (code, errors) = front.finish();
