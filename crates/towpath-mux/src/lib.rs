@@ -40,12 +40,10 @@
 //! ```
 #![deny(unsafe_code)] // Only `io/sys.rs` has some.
 
-mod time;
-
 pub mod assembler;
 pub mod framing;
 #[cfg(feature = "io")]
 pub mod io;
 pub mod mux;
 
-pub use time::Time;
+pub use towpath_wire::Time;

@@ -50,7 +50,7 @@ impl Drop for Example {
 
 #[towpath_testenv::needs("bash")]
 #[test]
-fn bash_hears_its_echo() {
+fn bash_receives_its_echo() {
     let server = Example::start("echo");
     // Two lines in one write, answered in any order, and one line in two writes.
     let script = "exec 3<>/dev/tcp/127.0.0.1/$1; printf 'hello\nworld\nwho is' >&3; head -2 <&3 | sort; echo ' there' >&3; head -1 <&3";
@@ -60,7 +60,7 @@ fn bash_hears_its_echo() {
 /// Lines in capitals, one of them longer than the read buffer.
 #[towpath_testenv::needs("bash")]
 #[test]
-fn bash_is_answered_by_handles() {
+fn bash_is_answered_by_sockets() {
     let server = Example::start("socket");
     let script = "exec 3<>/dev/tcp/127.0.0.1/$1; echo hello >&3; head -1 <&3; printf '%2000sx\n' >&3; head -1 <&3 | wc -c";
     assert_eq!(server.bash(script), "HELLO\n2002\n");

@@ -13,7 +13,7 @@ use towpath_mux::mux::Config;
 
 /// No attached connection can end: descriptors become free elsewhere.
 #[test]
-fn connections_are_accepted_again_when_there_are_descriptors_again() {
+fn accepting_resumes_when_descriptors_are_free() {
     let server = Server::new("line".parse().expect("a framing"), Config::default()).expect("epoll");
     let address = server.listen("127.0.0.1:0").expect("a port");
     let mut worker = server.worker().expect("a worker");

@@ -98,7 +98,7 @@ fn database(message: &[u8]) -> Vec<u8> {
 
 #[towpath_testenv::needs("memcstat")]
 #[test]
-fn libmemcached_looks() {
+fn libmemcached_clients_work() {
     let rows = [
         ("memcstat --binary --servers=127.0.0.1:PORT", "pid: 1\n", &[VERSION, STAT, QUIT][..]),
         ("memcexist --binary --servers=127.0.0.1:PORT one two", "", &[ADD, ADD, QUIT]),

@@ -73,7 +73,7 @@ fn cause(server: &Server) -> Cause {
 
 #[towpath_testenv::needs(ipv6)]
 #[test]
-fn both_versions_of_ip_have_a_port_of_their_own() {
+fn ipv4_and_ipv6_may_share_a_port() {
     let (server, four, threads) = echo(1, Limits::default(), Config::default());
     let six = server.listen(format!("[::]:{}", four.port())).expect("it is free");
     assert_eq!(six.port(), four.port());
@@ -87,7 +87,7 @@ fn both_versions_of_ip_have_a_port_of_their_own() {
 }
 
 #[test]
-fn answers_come_back_in_every_order() {
+fn replies_arrive_in_every_order_mode() {
     for order in [Order::None, Order::Replies, Order::Serial, Order::Sticky] {
         let (server, address, threads) = echo(4, Limits::default(), Config { order, ..Config::default() });
         let clients: Vec<_> = (0..8)
@@ -151,7 +151,7 @@ fn large_messages_and_unix_sockets() {
 /// Single bytes, a length of 4 GiB, garbage, an end inside a message: each ends only its own connection, with
 /// a cause.
 #[test]
-fn bad_peers_cost_themselves() {
+fn bad_peers_end_only_their_connections() {
     let limits = Limits {
         message: 1 << 20,
         body_time: Some(Duration::from_millis(200)),
@@ -311,7 +311,7 @@ impl Admission for Gate {
 }
 
 #[test]
-fn peers_are_asked_about_and_their_ends_told() {
+fn admission_decides_about_peers_and_learns_of_ends() {
     let (server, address, threads) = echo(2, Limits::default(), Config::default());
     let gate = Arc::new(Gate::default());
     gate.answers.lock().expect("no panic").extend([Admit::Pass, Admit::Reset, Admit::Deny, Admit::Pass]);
@@ -378,7 +378,7 @@ fn a_long_message_is_read_in_a_few_pieces() {
 /// Connections that arrive together wait in the backlog; their SYNs are not dropped.
 #[towpath_testenv::needs(somaxconn)]
 #[test]
-fn many_wait_to_be_accepted() {
+fn the_backlog_holds_many_connections() {
     let server = Server::new("line".parse().expect("a framing"), Config::default()).expect("epoll");
     let address = server.listen("127.0.0.1:0").expect("a port");
     // There is no worker yet that accepts.

@@ -63,7 +63,7 @@ async fn many_clients_at_once() {
 
 /// Replies that the peer does not accept at once are sent later; messages without a reply are completed.
 #[tokio::test]
-async fn a_peer_that_reads_late_and_one_that_is_not_answered() {
+async fn late_readers_and_messages_without_replies() {
     let (server, address, mut messages) = server(Config::default());
     let work = tokio::spawn(async move {
         while let Some(message) = messages.recv().await? {

@@ -118,7 +118,7 @@ fn bytes_come_back_as_they_went() {
 
 /// Bytes in the same segment as the end of the handshake, also if nothing follows.
 #[test]
-fn a_request_right_behind_the_handshake_is_answered() {
+fn a_request_right_after_the_handshake_is_answered() {
     let pair = Pair::new();
     let (server, address, thread) = echo("line", pair.server());
     for close in [false, true] {
@@ -148,7 +148,7 @@ fn a_request_right_behind_the_handshake_is_answered() {
 }
 
 #[test]
-fn what_is_no_tls_is_refused_and_said() {
+fn non_tls_peers_are_refused_with_a_reason() {
     let pair = Pair::new();
     let (server, address, thread) = echo("line", pair.server());
     // Garbage, then the end of the stream.
@@ -214,7 +214,7 @@ impl Admission for Open {
 }
 
 #[test]
-fn a_peer_that_shakes_hands_can_be_closed() {
+fn a_peer_can_be_closed_during_its_handshake() {
     let pair = Pair::new();
     let (server, address, thread) = echo("line", pair.server());
     let open = Arc::new(Open::default());
@@ -238,7 +238,7 @@ fn a_peer_that_shakes_hands_can_be_closed() {
 }
 
 #[test]
-fn files_that_are_no_certificates_are_named() {
+fn invalid_certificate_files_are_named() {
     let (pair, other) = (Pair::new(), Pair::new());
     let none = Path::new("/nonexistent/cert.pem");
     let rows = [
@@ -259,7 +259,7 @@ fn files_that_are_no_certificates_are_named() {
 
 /// A mux that sends requests over TLS, reconnects to a restarted server, and stops when it drains.
 #[test]
-fn outbound_connections_are_made_again() {
+fn outbound_connections_are_reestablished() {
     let pair = Pair::new();
     let config = Config { connected: true, ..Config::default() };
     let client = Server::new("line".parse().expect("a framing"), config).expect("epoll");
@@ -267,7 +267,7 @@ fn outbound_connections_are_made_again() {
     let (tell, answers) = channel();
     let asks = thread::spawn(move || {
         while let Some(message) = worker.recv().expect("epoll") {
-            tell.send(message.payload().to_vec()).expect("somebody asked");
+            tell.send(message.payload().to_vec()).expect("the receiver is open");
         }
     });
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");

@@ -141,7 +141,7 @@ fn nothing_to_read() {
 }
 
 #[test]
-fn answers_find_who_asked() {
+fn replies_reach_their_requesters() {
     let (mut socket, mut first) = over_tcp(Kind::Dgram);
     assert!(matches!(socket.send(To::Requester, b"?", NONE), Err(Error::NoAddress)));
     assert!(matches!(socket.send(To::Any, b"?", NONE), Err(Error::NoAddress)), "not in connected mode");
@@ -187,7 +187,7 @@ fn parts_make_one_message() {
 }
 
 #[test]
-fn what_is_too_long_is_dropped() {
+fn messages_that_are_too_long_are_dropped() {
     let (mut socket, mut peer) = over_unix(Kind::Dgram, Config { send_most: 8, ..connected() });
     socket.send(To::Any, b"1234", Flags::MORE).expect("it is taken");
     let error = socket.send(To::Any, b"56789", NONE).expect_err("it is too long");
@@ -197,7 +197,7 @@ fn what_is_too_long_is_dropped() {
 }
 
 #[test]
-fn a_batch_leaves_with_the_message_behind_it() {
+fn a_batch_is_sent_with_the_next_message() {
     let (mut socket, mut peer) = over_unix(Kind::Dgram, connected());
     peer.set_nonblocking(true).expect("a mode");
     socket.send(To::Any, b"1\n", Flags::BATCH).expect("it is taken");
@@ -234,7 +234,7 @@ fn several_messages_in_one_call() {
 }
 
 #[test]
-fn a_disabled_handle_gives_others_what_it_has_not_begun() {
+fn a_disabled_socket_hands_back_messages_not_begun() {
     let (mut socket, mut client) = over_tcp(Kind::Seqpacket);
     let mut other = socket.try_clone().expect("another handle");
     client.write_all(b"1234\n").expect("it is open");
@@ -256,7 +256,7 @@ fn a_disabled_handle_gives_others_what_it_has_not_begun() {
 }
 
 #[test]
-fn a_handle_that_does_not_ask_holds_nobody_up() {
+fn an_inactive_socket_delays_no_message() {
     for order in [Order::None, Order::Replies, Order::Serial, Order::Key] {
         let server = server(Config { order, ..Config::default() });
         let address = server.listen("127.0.0.1:0").expect("a port");
@@ -275,7 +275,7 @@ fn a_handle_that_does_not_ask_holds_nobody_up() {
 }
 
 #[test]
-fn a_connection_has_its_framing_and_is_taken_back() {
+fn attach_with_a_framing_and_unattach() {
     let socket = server(Config::default()).socket(Kind::Dgram).expect("a handle");
     let mut other = socket.try_clone().expect("another handle");
     let (ours, mut peer) = UnixStream::pair().expect("a pair");
@@ -299,7 +299,7 @@ fn a_connection_has_its_framing_and_is_taken_back() {
 }
 
 #[test]
-fn sending_to_nobody_and_to_the_dead() {
+fn errors_of_sending_without_a_connection() {
     let mut socket =
         server(Config { retry: Retry::IfNoByteLeft, ..connected() }).socket(Kind::Dgram).expect("a handle");
     assert!(matches!(socket.send(To::Any, b"1\n", NONE), Err(Error::NotConnected)));
@@ -321,7 +321,7 @@ fn sending_to_nobody_and_to_the_dead() {
 }
 
 #[test]
-fn a_sender_waits_for_room() {
+fn a_sender_waits_for_write_space() {
     let config = Config { send_bytes: Bound::of(4096), ..connected() };
     let (mut socket, mut peer) = over_unix(Kind::Dgram, config);
     let message = [b'x'; 1024];
@@ -359,7 +359,7 @@ fn a_sender_waits_for_room() {
 }
 
 #[test]
-fn several_senders_wait_for_room_and_get_it() {
+fn several_senders_get_write_space() {
     let config = Config { send_bytes: Bound::of(4096), ..connected() };
     let (mut socket, mut peer) = over_unix(Kind::Dgram, config);
     let message = [b'x'; 1024];
@@ -382,24 +382,27 @@ fn several_senders_wait_for_room_and_get_it() {
 }
 
 /// Returns true if the socket's descriptor becomes readable.
-fn rings(socket: &Socket, patience: Duration) -> bool {
+fn becomes_readable(socket: &Socket, patience: Duration) -> bool {
     let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
     poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout)).expect("poll(2)") > 0
 }
 
 #[test]
-fn a_descriptor_says_when_there_is_a_message() {
+fn the_descriptor_reports_messages() {
     for order in [Order::None, Order::Sticky] {
         let server = server(Config { order, ..Config::default() });
         let mut client = client(server.listen("127.0.0.1:0").expect("a port"));
         let mut socket = server.socket(Kind::Seqpacket).expect("a handle");
         for turn in 0..20 {
             assert!(socket.arm(None), "{turn}: there is no message");
-            assert!(!rings(&socket, Duration::ZERO));
+            assert!(!becomes_readable(&socket, Duration::ZERO));
             client.write_all(b"1234\n").expect("it is open");
-            assert!(rings(&socket, PATIENCE) && rings(&socket, PATIENCE), "until it is disarmed");
+            assert!(
+                becomes_readable(&socket, PATIENCE) && becomes_readable(&socket, PATIENCE),
+                "until it is disarmed"
+            );
             socket.disarm();
-            assert!(!rings(&socket, Duration::ZERO));
+            assert!(!becomes_readable(&socket, Duration::ZERO));
             assert!(!socket.arm(None), "there is a message");
             assert_eq!(recv(&mut socket, 2, Flags::DONTWAIT).expect("a message").0, "12");
             assert!(!socket.arm(None), "a part of it is left");
@@ -417,7 +420,7 @@ fn a_descriptor_says_when_there_is_a_message() {
         assert!(socket.arm(None));
         server.drain(Some(PATIENCE));
         drop(client);
-        assert!(rings(&socket, PATIENCE), "the mux has drained");
+        assert!(becomes_readable(&socket, PATIENCE), "the mux has drained");
         socket.disarm();
         assert!(!socket.arm(None));
         assert!(matches!(recv(&mut socket, 9, Flags::DONTWAIT), Err(Error::Drained)));
@@ -426,7 +429,7 @@ fn a_descriptor_says_when_there_is_a_message() {
 }
 
 #[test]
-fn a_descriptor_says_when_there_is_room() {
+fn the_descriptor_reports_write_space() {
     let config = Config { send_bytes: Bound::of(4096), ..connected() };
     let (mut socket, mut peer) = over_unix(Kind::Dgram, config);
     let id = socket.server().show().psocks[0].id;
@@ -437,12 +440,12 @@ fn a_descriptor_says_when_there_is_room() {
             sent += bytes;
         }
         assert!(socket.arm(Some(to)));
-        assert!(!rings(&socket, Duration::ZERO), "the peer does not read");
+        assert!(!becomes_readable(&socket, Duration::ZERO), "the peer does not read");
         let reader = thread::spawn(move || {
             read(&mut peer, sent);
             peer
         });
-        assert!(rings(&socket, PATIENCE), "there is write space");
+        assert!(becomes_readable(&socket, PATIENCE), "there is write space");
         peer = reader.join().expect("it does not panic");
         socket.disarm();
         assert!(!socket.arm(Some(to)));
@@ -455,7 +458,7 @@ fn a_descriptor_says_when_there_is_room() {
         while !read(&mut peer, 1).ends_with('t') {}
         peer
     });
-    assert!(rings(&socket, PATIENCE), "there is write space");
+    assert!(becomes_readable(&socket, PATIENCE), "there is write space");
     socket.disarm();
     assert!(matches!(recv(&mut socket, 9, Flags::DONTWAIT), Err(Error::WouldBlock)));
     // A connection that has ended is not waited for.
@@ -463,14 +466,14 @@ fn a_descriptor_says_when_there_is_room() {
     while socket.send(To::Psock(id), &message, Flags::DONTWAIT).is_ok() {}
     assert!(socket.arm(Some(To::Psock(id))));
     drop(peer);
-    assert!(rings(&socket, PATIENCE));
+    assert!(becomes_readable(&socket, PATIENCE));
     socket.disarm();
     assert!(matches!(socket.send(To::Psock(id), &message, Flags::DONTWAIT), Err(Error::Gone)));
 }
 
 /// A socket that waits for write space can still answer the message that it holds.
 #[test]
-fn who_waits_for_room_keeps_what_it_has() {
+fn a_socket_that_waits_for_write_space_keeps_its_message() {
     let config = Config { send_bytes: Bound::of(4096), ..connected() };
     let (mut socket, mut full) = over_unix(Kind::Dgram, config);
     let id = socket.server().show().psocks[0].id;
@@ -483,7 +486,7 @@ fn who_waits_for_room_keeps_what_it_has() {
     }
     assert!(socket.arm(Some(To::Psock(id))));
     let reader = thread::spawn(move || read(&mut full, sent));
-    assert!(rings(&socket, PATIENCE));
+    assert!(becomes_readable(&socket, PATIENCE));
     socket.disarm();
     assert!(!socket.arm(Some(To::Requester)), "a reply does not wait");
     socket.send(To::Requester, b"!\n", NONE).expect("it is not done");
@@ -492,14 +495,14 @@ fn who_waits_for_room_keeps_what_it_has() {
 }
 
 #[test]
-fn who_is_rung_and_does_not_come_holds_up_nobody() {
+fn a_woken_socket_that_does_not_read_delays_no_message() {
     let (mut busy, mut client) = over_tcp(Kind::Dgram);
     let mut other = busy.try_clone().expect("another handle");
     let mut waits = busy.try_clone().expect("another handle");
     assert!(busy.arm(None) && other.arm(None));
     client.write_all(b"1\n").expect("it is open");
-    assert!(rings(&busy, PATIENCE), "it was armed first");
-    assert!(rings(&other, PATIENCE));
+    assert!(becomes_readable(&busy, PATIENCE), "it was armed first");
+    assert!(becomes_readable(&other, PATIENCE));
     other.disarm();
     assert_eq!(recv(&mut other, 9, Flags::DONTWAIT).expect("a message").0, "1\n");
     busy.disarm();
@@ -511,14 +514,14 @@ fn who_is_rung_and_does_not_come_holds_up_nobody() {
         thread::yield_now();
     }
     client.write_all(b"2\n").expect("it is open");
-    assert!(rings(&busy, PATIENCE));
+    assert!(becomes_readable(&busy, PATIENCE));
     busy.disarm();
     assert_eq!(waiter.join().expect("it does not panic"), "2\n");
     conserved(&other.server());
 }
 
 #[test]
-fn closing_sends_what_is_whole_and_nothing_else() {
+fn closing_sends_whole_messages_only() {
     for kind in [Kind::Dgram, Kind::Seqpacket] {
         let (mut socket, mut peer) = over_unix(kind, connected());
         let whole = if kind == Kind::Dgram { NONE } else { Flags::EOR };
@@ -545,7 +548,7 @@ fn closing_sends_what_is_whole_and_nothing_else() {
 }
 
 #[test]
-fn what_nobody_has_read_comes_back() {
+fn unread_messages_are_returned() {
     let (socket, mut client) = over_tcp(Kind::Dgram);
     client.write_all(b"1\n2\n").expect("it is open");
     let server = socket.server();
@@ -569,7 +572,7 @@ fn read_all(stream: &mut impl Read) -> String {
 }
 
 #[test]
-fn a_message_of_a_thread_that_panics_goes_to_another_handle() {
+fn a_message_of_a_panicking_thread_goes_to_another_socket() {
     for (room, kind) in [(9, Kind::Dgram), (2, Kind::Seqpacket)] {
         let (mut socket, mut client) = over_tcp(kind);
         let mut dies = socket.try_clone().expect("another handle");
@@ -591,7 +594,7 @@ fn a_message_of_a_thread_that_panics_goes_to_another_handle() {
 }
 
 #[test]
-fn handles_have_the_sockets_alone() {
+fn sockets_exclude_drivers_and_workers() {
     let first = server(Config::default());
     let _socket = first.socket(Kind::Dgram).expect("a handle");
     assert!(first.worker().is_err() && first.driver().is_err());
@@ -624,7 +627,7 @@ fn errors_have_kcms_numbers() {
 /// Clients send requests and are reset at any moment; sockets are opened, closed and panic. Every reply
 /// belongs to its client, and every message is accounted for.
 #[test]
-fn nothing_is_lost_when_anything_may_go() {
+fn nothing_is_lost_under_churn() {
     for order in [Order::None, Order::Replies, Order::Serial, Order::Sticky] {
         let server = server(Config { order, redeliver: u8::MAX, ..Config::default() });
         let address = server.listen("127.0.0.1:0").expect("a port");

@@ -84,7 +84,7 @@ fn ended(server: &Server) -> Ended {
 }
 
 #[test]
-fn a_reset_is_a_reset_with_a_carrier_too() {
+fn a_reset_is_reported_with_a_zerocopy_sender() {
     let (server, thread) = echo();
     let address = server.listen("127.0.0.1:0").expect("a port");
     for length in [10, 1000] {
@@ -107,7 +107,7 @@ fn a_reset_is_a_reset_with_a_carrier_too() {
 
 /// Completions belong to the sender alone: only connections without a sender are given back.
 #[test]
-fn connections_without_a_carrier_are_handed_back() {
+fn only_connections_without_a_zerocopy_sender_are_given_back() {
     let (server, thread) = echo();
     let (unix, mut peer) = UnixStream::pair().expect("sockets");
     let id = server.attach(unix, b"").expect("epoll");

@@ -85,7 +85,7 @@ fn an_ipv6_end_has_no_brackets_in_json() {
 }
 
 #[test]
-fn three_forms_of_one_framing_say_the_same() {
+fn three_forms_of_a_framing_are_equivalent() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = capture(dir.path(), RAW_IP, &[b"", b"\x01\x02\0\x06ab\x01\x02\0", b"\x04"]);
     let document = dir.path().join("framing.toml");
@@ -103,7 +103,7 @@ fn three_forms_of_one_framing_say_the_same() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn errors_are_reported() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = capture(dir.path(), RAW_IP, &[b"", b"x"]);
     let rows: &[(&str, &str)] = &[
@@ -125,7 +125,7 @@ fn what_is_wrong_is_said() {
 }
 
 #[test]
-fn packets_that_nobody_looks_into_are_counted() {
+fn packets_without_a_stream_are_counted() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = capture(dir.path(), USB_LINUX, &[b"", b"x\n"]);
     let (code, out, err) = told(&frame(&path, &["--framing", "line"]));

@@ -131,7 +131,7 @@ fn answer(stream: &mut TcpStream, number: usize, len: usize) -> String {
 const LENGTHS: [usize; 9] = [1, 100_000, 16, 16_384, 0, 300_000, 65_536, 5, 1_000_000];
 
 #[test]
-fn answers_of_any_length_arrive_in_order_whichever_way_they_leave() {
+fn replies_of_any_length_arrive_in_order_on_every_path() {
     type Start = fn(&str) -> Front;
     let starts: [(Start, bool); 3] = [(Front::start, false), (Front::alone, true), (Front::sticky, true)];
     let hows = ["zerocopy", "adaptive", "plain"];
@@ -177,7 +177,7 @@ fn answers_of_any_length_arrive_in_order_whichever_way_they_leave() {
 }
 
 #[test]
-fn a_peer_that_does_not_read_costs_its_own_answers_only() {
+fn a_peer_that_does_not_read_delays_only_its_replies() {
     for front in [Front::start("zerocopy"), Front::alone("zerocopy"), Front::sticky("zerocopy")] {
         stuck_peer(&front);
     }
@@ -204,7 +204,7 @@ fn stuck_peer(front: &Front) {
 }
 
 #[test]
-fn a_worker_that_is_killed_leaves_what_it_had_answered() {
+fn replies_of_a_killed_worker_are_sent() {
     for front in [Front::alone("zerocopy"), Front::sticky("zerocopy")] {
         killed_worker(&front);
     }
@@ -235,7 +235,7 @@ fn killed_worker(front: &Front) {
 }
 
 #[test]
-fn a_worker_that_writes_into_what_it_has_lent_spoils_its_own_answers_only() {
+fn a_worker_that_modifies_leased_frames_corrupts_only_its_replies() {
     let front = Front::start_with("zerocopy", &["--workers", "1", "--send-check"]);
     let mut stuck = front.connect();
     let asked: Vec<_> = (0..12).map(|number| (number, 100_000)).collect();
@@ -277,7 +277,7 @@ fn a_worker_that_writes_into_what_it_has_lent_spoils_its_own_answers_only() {
 }
 
 #[test]
-fn a_worker_has_its_frames_back() {
+fn leased_frames_are_released() {
     let front = Front::alone("zerocopy");
     let mut stream = front.connect();
     // Twenty times its ring.
@@ -290,7 +290,7 @@ fn a_worker_has_its_frames_back() {
 }
 
 #[test]
-fn a_front_that_is_killed_has_sent_nothing_wrong() {
+fn a_killed_mux_has_sent_correct_bytes() {
     // The kernel sends from the memory of the mux and of the worker.
     for front in [Front::start("zerocopy"), Front::alone("zerocopy"), Front::sticky("zerocopy")] {
         killed(front);

@@ -68,7 +68,7 @@ mod tests {
         let (at, whole) = (buffer.as_ptr(), pool.lend(buffer, 1000));
         let (one, two) = (whole.slice(..3), whole.slice(3..));
         drop((whole, one));
-        assert_eq!(pool.take().capacity(), 0, "somebody has a part of it");
+        assert_eq!(pool.take().capacity(), 0, "a share is left");
         drop(two);
         let again = pool.take();
         assert_eq!((again.as_ptr(), again.len()), (at, 0));

@@ -37,8 +37,8 @@ fn simulate(seed: u64) {
     // Start with a connection and a worker.
     let start: [Op; 4] = [[0, 0, 0], [6, 0, 4], [0, 0, 0], [6, 0, 0]];
     let ops = (0..length).map(|_| {
-        let [act, whom, much, ..] = next().to_le_bytes();
-        [act, whom, much]
+        let [act, target, much, ..] = next().to_le_bytes();
+        [act, target, much]
     });
     World::run(kind, start.into_iter().chain(ops));
 }

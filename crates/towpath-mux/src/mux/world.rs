@@ -121,8 +121,10 @@ struct FailureReport {
 impl Drop for FailureReport {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let ops =
-                self.ops.iter().map(|[act, whom, much]| (ACTS[usize::from(*act) % ACTS.len()], whom, much));
+            let ops = self
+                .ops
+                .iter()
+                .map(|[act, target, much]| (ACTS[usize::from(*act) % ACTS.len()], target, much));
             eprintln!("kind {}, after {:?}", self.kind, ops.collect::<Vec<_>>());
         }
     }
@@ -184,19 +186,19 @@ impl World {
     /// # Panics
     ///
     /// Panics if the mux violates the model.
-    pub fn apply(&mut self, [act, whom, much]: Op) {
+    pub fn apply(&mut self, [act, target, much]: Op) {
         let act = ACTS[usize::from(act) % ACTS.len()];
-        self.act(act, usize::from(whom), usize::from(much));
+        self.act(act, usize::from(target), usize::from(much));
         self.look();
     }
 
-    fn act(&mut self, act: Act, whom: usize, much: usize) {
+    fn act(&mut self, act: Act, target: usize, much: usize) {
         let now = self.now;
-        let peer = self.peers.get(whom % self.peers.len().max(1)).map(|peer| peer.id);
+        let peer = self.peers.get(target % self.peers.len().max(1)).map(|peer| peer.id);
         match (act, peer) {
             (Act::Attach, _) => self.attach(),
-            (Act::Arrive, Some(_)) => self.arrive(whom % self.peers.len(), 1 + much % 40, much),
-            (Act::Flood, Some(_)) => self.arrive(whom % self.peers.len(), 200 + much, much),
+            (Act::Arrive, Some(_)) => self.arrive(target % self.peers.len(), 1 + much % 40, much),
+            (Act::Flood, Some(_)) => self.arrive(target % self.peers.len(), 200 + much, much),
             (Act::Eof, Some(id)) => self.mux.handle_eof(id, now),
             (Act::Reset, Some(id)) => self.mux.handle_error(id, 104, now),
             (Act::Unattach, Some(id)) => self.mux.unattach(id, None, now),
@@ -206,16 +208,16 @@ impl World {
             (Act::DeadlineDrain, Some(id)) => {
                 self.mux.drain_psock(id, Some(now + Duration::from_millis(much as u64)), now);
             }
-            (Act::Transmit, Some(_)) => self.transmit(whom % self.peers.len(), much, Outcome::Taken),
+            (Act::Transmit, Some(_)) => self.transmit(target % self.peers.len(), much, Outcome::Taken),
             (Act::Block, Some(id)) if much.is_multiple_of(2) => self.mux.handle_writable(id, now),
-            (Act::Block, Some(_)) => self.transmit(whom % self.peers.len(), much / 2, Outcome::Blocked),
+            (Act::Block, Some(_)) => self.transmit(target % self.peers.len(), much / 2, Outcome::Blocked),
             (Act::WriteFails, Some(_)) => {
-                self.transmit(whom % self.peers.len(), much, Outcome::Failed(32));
+                self.transmit(target % self.peers.len(), much, Outcome::Failed(32));
             }
             (Act::Clone, _) => self.clone_worker(1 + much % 5),
             (Act::Pass, _) => self.pass(Duration::from_micros(1 << (much % 24))),
             (Act::Send, _) if self.config.connected => self.send(),
-            (act, _) if !self.actors.is_empty() => self.actor(act, whom % self.actors.len(), much),
+            (act, _) if !self.actors.is_empty() => self.actor(act, target % self.actors.len(), much),
             _ => {}
         }
     }

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::front::{Front, answer, ask, counted, example, message, split};
+use crate::daemon::{Mux, answer, ask, counted, example, message, split};
 
 #[test]
-fn draining_answers_what_was_asked() {
-    let front = Front::start(&example("mux_worker"), &["--workers", "1"]);
+fn draining_answers_received_requests() {
+    let front = Mux::start(&example("mux_worker"), &["--workers", "1"]);
     let mut stream = front.connect();
     let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
     let body = format!("wait {}", gate.local_addr().expect("an address"));
@@ -30,8 +30,8 @@ fn draining_answers_what_was_asked() {
 }
 
 #[test]
-fn a_worker_that_dies_while_the_front_drains_is_started_again() {
-    let front = Front::start(&example("mux_worker"), &["--workers", "1"]);
+fn a_worker_that_dies_during_a_drain_is_restarted() {
+    let front = Mux::start(&example("mux_worker"), &["--workers", "1"]);
     let mut stream = front.connect();
     let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
     let directory = tempfile::tempdir().expect("a directory");
@@ -58,8 +58,8 @@ fn a_worker_that_dies_while_the_front_drains_is_started_again() {
 }
 
 #[test]
-fn a_worker_that_is_stuck_does_not_keep_the_front_from_ending() {
-    let front = Front::start(&example("mux_worker"), &["--workers", "1", "--drain", "0.2"]);
+fn a_stuck_worker_does_not_block_the_end() {
+    let front = Mux::start(&example("mux_worker"), &["--workers", "1", "--drain", "0.2"]);
     let mut stream = front.connect();
     let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
     let body = format!("wait {}", gate.local_addr().expect("an address"));
@@ -72,8 +72,8 @@ fn a_worker_that_is_stuck_does_not_keep_the_front_from_ending() {
 }
 
 #[test]
-fn a_peer_that_has_not_taken_its_answer_is_not_done_and_that_is_said() {
-    let front = Front::start(&example("mux_worker"), &["--workers", "1", "--drain", "0.5"]);
+fn a_peer_that_has_not_read_its_reply_is_reported() {
+    let front = Mux::start(&example("mux_worker"), &["--workers", "1", "--drain", "0.5"]);
     let mut stream = front.connect();
     // The kernel accepts the reply, the peer does not read it.
     stream.write_all(&message(&vec![0; 600_000])).expect("open");
@@ -84,8 +84,8 @@ fn a_peer_that_has_not_taken_its_answer_is_not_done_and_that_is_said() {
 }
 
 #[test]
-fn a_peer_that_asks_ahead_gets_all_answers_when_the_front_drains() {
-    let front = Front::start(&example("mux_worker"), &["--workers", "2"]);
+fn a_pipelining_peer_gets_all_replies_on_drain() {
+    let front = Mux::start(&example("mux_worker"), &["--workers", "2"]);
     let mut stream = front.connect();
     let mut asks = stream.try_clone().expect("a descriptor");
     let body = [b'q'; 200];
@@ -110,14 +110,14 @@ fn a_peer_that_asks_ahead_gets_all_answers_when_the_front_drains() {
 }
 
 #[test]
-fn a_socket_that_another_front_made_stays() {
+fn the_socket_of_another_process_is_kept() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("front.sock");
     let address = format!("unix:{}", path.display());
     let worker = example("mux_worker");
-    let old = Front::listen(&address, &worker, &["--workers", "1"]);
+    let old = Mux::listen(&address, &worker, &["--workers", "1"]);
     std::fs::rename(&path, directory.path().join("old.sock")).expect("it is there");
-    let new = Front::listen(&address, &worker, &["--workers", "1"]);
+    let new = Mux::listen(&address, &worker, &["--workers", "1"]);
     assert_eq!(old.finish().0, Some(0));
     let mut stream = UnixStream::connect(&path).expect("the new one listens");
     assert_eq!(split(&ask(&mut stream, b"hello")).1, b"hello");
@@ -129,13 +129,13 @@ fn a_socket_that_another_front_made_stays() {
 /// The socket's file is removed before listening ends. Otherwise a successor's file would look like its own
 /// and be removed with it.
 #[test]
-fn a_front_that_drains_leaves_its_place_to_the_next() {
+fn a_draining_mux_hands_its_path_to_a_successor() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("front.sock");
     let address = format!("unix:{}", path.display());
     let held = TcpListener::bind("127.0.0.1:0").expect("a port");
     let args = ["--workers", "1", "--drain", "60"];
-    let old = Front::listen(&address, &example("mux_worker"), &args);
+    let old = Mux::listen(&address, &example("mux_worker"), &args);
     let mut asked = UnixStream::connect(&path).expect("it listens");
     let wait = format!("wait {}", held.local_addr().expect("an address"));
     asked.write_all(&message(wait.as_bytes())).expect("it is open");
@@ -145,7 +145,7 @@ fn a_front_that_drains_leaves_its_place_to_the_next() {
         thread::sleep(Duration::from_millis(5));
     }
     assert!(!path.exists(), "the file is removed before the listener");
-    let new = Front::listen(&address, &example("mux_worker"), &args);
+    let new = Mux::listen(&address, &example("mux_worker"), &args);
     drop(worker);
     assert_eq!(split(&answer(&mut asked).expect("an answer")).1, wait.as_bytes());
     drop(asked);

@@ -1,8 +1,8 @@
 //! `towpath mux` with worker processes, including their deaths.
 
+mod daemon;
 mod end;
-mod front;
 mod messages;
+mod report;
 mod start;
-mod told;
 mod workers;

@@ -7,18 +7,18 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::front::{Front, answer, ask, counted, example, message, split, towpath, workers};
+use crate::daemon::{Mux, answer, ask, counted, example, message, split, towpath, workers};
 
 /// A program made for KCM runs unchanged.
 #[test]
-fn a_framing_may_be_a_program_or_a_document() {
+fn a_framing_may_be_a_program_or_a_toml_file() {
     let directory = tempfile::tempdir().expect("a directory");
     let document = directory.path().join("framing.toml");
     std::fs::write(&document, "length = 4\nadjust = 4\n").expect("a file");
     let object = Path::new(env!("CARGO_MANIFEST_DIR")).join("../towpath-bpf/tests/programs/thrift.o");
     let program = format!("{}:frame", object.display());
     for framing in [document.to_str().expect("UTF-8"), object.to_str().expect("UTF-8"), &program] {
-        let front = Front::start(&example("mux_worker"), &["--workers", "1", "--framing", framing]);
+        let front = Mux::start(&example("mux_worker"), &["--workers", "1", "--framing", framing]);
         let mut stream = front.connect();
         for body in [&b"one"[..], b"another"] {
             assert_eq!(split(&ask(&mut stream, body)).1, body, "{framing}");
@@ -39,7 +39,7 @@ fn messages_of_any_size_are_answered_by_processes() {
 }
 
 fn any_size(worker: &str) {
-    let front = Front::start(worker, &["--workers", "3"]);
+    let front = Mux::start(worker, &["--workers", "3"]);
     let mut stream = front.connect();
     let mut pids = BTreeSet::new();
     for size in [0, 1, 60, 64, 65, 1500, 70_000, 5_000_000] {
@@ -73,8 +73,8 @@ fn any_size(worker: &str) {
 }
 
 #[test]
-fn a_slow_message_does_not_keep_others_waiting() {
-    let front = Front::start(&example("mux_worker"), &["--workers", "2"]);
+fn a_slow_message_does_not_delay_others() {
+    let front = Mux::start(&example("mux_worker"), &["--workers", "2"]);
     let (mut slow, mut quick) = (front.connect(), front.connect());
     // The slow message waits until the others were answered.
     let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -91,10 +91,10 @@ fn a_slow_message_does_not_keep_others_waiting() {
 }
 
 #[test]
-fn answers_keep_the_order_that_was_asked_for() {
+fn replies_keep_the_configured_order() {
     let orders = ["replies", "serial", "sticky"];
     for (order, worker) in orders.into_iter().flat_map(|order| workers().map(|worker| (order, worker))) {
-        let front = Front::start(&worker, &["--workers", "4", "--order", order]);
+        let front = Mux::start(&worker, &["--workers", "4", "--order", order]);
         let mut stream = front.connect();
         let asked: Vec<u8> = (0..300u32).flat_map(|number| message(&number.to_be_bytes())).collect();
         stream.write_all(&asked).expect("it is open");
@@ -112,7 +112,7 @@ fn a_unix_socket_works_as_tcp_does() {
     // A stale socket is replaced.
     drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
     let address = format!("unix:{}", path.display());
-    let front = Front::listen(&address, &example("mux_worker"), &["--workers", "1"]);
+    let front = Mux::listen(&address, &example("mux_worker"), &["--workers", "1"]);
     let mut stream = UnixStream::connect(&path).expect("it listens");
     assert_eq!(split(&ask(&mut stream, b"hello")).1, b"hello");
     drop(stream);
@@ -123,10 +123,10 @@ fn a_unix_socket_works_as_tcp_does() {
 
 /// The mux connects to a listening peer, and reconnects after the connection has ended.
 #[test]
-fn peers_are_connected_to() {
+fn outbound_peers_are_connected() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let peer = listener.local_addr().expect("an address").to_string();
-    let front = Front::start(&example("mux_worker"), &["--workers", "1", "--connected", &peer]);
+    let front = Mux::start(&example("mux_worker"), &["--workers", "1", "--connected", &peer]);
     for _ in 0..3 {
         let (mut stream, _) = listener.accept().expect("it connects");
         assert_eq!(split(&ask(&mut stream, b"hello")).1, b"hello");
@@ -147,7 +147,7 @@ fn tls_is_spoken_with_openssl() {
         .status();
     assert!(made.unwrap().success());
     let files = format!("{},{}", cert.display(), key.display());
-    let mut front = Front::start(&example("mux_worker"), &["--workers", "1", "--tls", &files]);
+    let mut front = Mux::start(&example("mux_worker"), &["--workers", "1", "--tls", &files]);
     let mut client = Command::new("openssl")
         .args(["s_client", "-quiet", "-connect", &front.address])
         .stdin(Stdio::piped())

@@ -4,10 +4,10 @@ use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
 
 use rustix::net::{AddressFamily, SocketType};
 
-use crate::front::{FRAMING, Front, ask, example, split, towpath};
+use crate::daemon::{FRAMING, Mux, ask, example, split, towpath};
 
 #[test]
-fn what_cannot_be_served_is_told_in_a_line() {
+fn startup_errors_are_one_line() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let taken = taken.local_addr().expect("an address").to_string();
     let worker = example("mux_worker");
@@ -57,7 +57,7 @@ fn what_cannot_be_served_is_told_in_a_line() {
 }
 
 #[test]
-fn what_is_wrong_with_peers_and_order_is_said_before_anything_begins() {
+fn peer_and_order_errors_precede_startup() {
     let rows: [(&[&str], &str); 4] = [
         (&["--connected", "foo"], "--connected foo: a peer is HOST:PORT or unix:PATH"),
         (&["--connected", "foo:99999"], "--connected foo:99999: a peer is HOST:PORT or unix:PATH"),
@@ -76,7 +76,7 @@ fn what_is_wrong_with_peers_and_order_is_said_before_anything_begins() {
 }
 
 #[test]
-fn a_front_that_cannot_start_leaves_no_socket_behind() {
+fn a_failed_start_leaves_no_socket() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("front.sock");
     let address = format!("unix:{}", path.display());
@@ -87,20 +87,20 @@ fn a_front_that_cannot_start_leaves_no_socket_behind() {
 }
 
 #[test]
-fn a_peer_that_cannot_be_connected_to_is_said() {
+fn a_failed_outbound_connection_is_logged() {
     // The port is bound but not listening, so no other process can use it.
     let taken = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
     rustix::net::bind(&taken, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let peer = rustix::net::getsockname(&taken).expect("an address");
     let peer = SocketAddrV4::try_from(peer).expect("of IPv4").to_string();
-    let mut front = Front::start(&example("mux_worker"), &["--workers", "1", "--connected", &peer]);
+    let mut front = Mux::start(&example("mux_worker"), &["--workers", "1", "--connected", &peer]);
     front.until(&format!("cannot connect to {peer}: "));
     assert_eq!(front.finish().0, Some(0));
 }
 
 #[test]
 fn the_limit_of_open_files_is_raised() {
-    let front = Front::limited("ulimit -Sn 64", &example("mux_worker"), &["--workers", "1"]);
+    let front = Mux::limited("ulimit -Sn 64", &example("mux_worker"), &["--workers", "1"]);
     let mut clients: Vec<_> = (0..100).map(|_| front.connect()).collect();
     assert_eq!(split(&ask(clients.last_mut().expect("many"), b"hello")).1, b"hello");
 }

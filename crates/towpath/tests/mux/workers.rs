@@ -7,11 +7,11 @@ use std::thread;
 
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 
-use crate::front::{Front, answer, ask, counted, example, kill, message, split, workers};
+use crate::daemon::{Mux, answer, ask, counted, example, kill, message, split, workers};
 
 #[test]
-fn a_worker_hears_what_nobody_took() {
-    let front = Front::start(&example("mux_worker"), &["--workers", "1"]);
+fn a_worker_is_notified_of_unsent_messages() {
+    let front = Mux::start(&example("mux_worker"), &["--workers", "1"]);
     let mut stream = front.connect();
     for text in ["one", "two"] {
         ask(&mut stream, format!("send {text}").as_bytes());
@@ -30,7 +30,7 @@ fn a_worker_hears_what_nobody_took() {
 
 #[test]
 fn a_message_whose_worker_dies_goes_to_another() {
-    let mut front = Front::start(&example("mux_worker"), &["--workers", "2"]);
+    let mut front = Mux::start(&example("mux_worker"), &["--workers", "2"]);
     let mut stream = front.connect();
     let directory = tempfile::tempdir().expect("a directory");
     // The worker dies once and leaves a file as a mark.
@@ -59,7 +59,7 @@ fn nothing_is_lost_when_workers_are_killed_and_connections_reset() {
 }
 
 fn kills(worker: &str) {
-    let mut front = Front::start(worker, &["--workers", "3", "--redeliver", "200"]);
+    let mut front = Mux::start(worker, &["--workers", "3", "--redeliver", "200"]);
     // Clients reset their connections while messages are in progress.
     for _ in 0..20 {
         let mut stream = front.connect();
@@ -99,9 +99,8 @@ fn kills(worker: &str) {
 }
 
 #[test]
-fn who_kills_workers_is_found_among_others() {
-    let front =
-        Front::start(&format!("{} 16", example("mux_worker")), &["--workers", "2", "--undone", "keep"]);
+fn a_message_that_kills_workers_is_identified() {
+    let front = Mux::start(&format!("{} 16", example("mux_worker")), &["--workers", "2", "--undone", "keep"]);
     let mut stream = front.connect();
     let mut ask = |deadly: Option<usize>| {
         let body = |number| if Some(number) == deadly { "die".to_owned() } else { number.to_string() };
@@ -131,7 +130,7 @@ fn nothing_is_lost_among_thousands_of_connections() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).expect("up to there it may");
     let worker = format!("{} 16", example("mux_worker"));
-    let front = Front::start(&worker, &["--workers", "3", "--redeliver", "200"]);
+    let front = Mux::start(&worker, &["--workers", "3", "--redeliver", "200"]);
     let client = &|client: u64| {
         // xorshift64* (Vigna 2016).
         let mut state = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(client + 1);
@@ -185,8 +184,8 @@ fn nothing_is_lost_among_thousands_of_connections() {
 }
 
 #[test]
-fn what_else_was_asked_is_answered_when_a_message_is_given_up() {
-    let front = Front::start(&example("mux_worker"), &["--workers", "2", "--redeliver", "0"]);
+fn other_requests_are_answered_when_a_message_is_abandoned() {
+    let front = Mux::start(&example("mux_worker"), &["--workers", "2", "--redeliver", "0"]);
     let mut stream = front.connect();
     let body = |number: u32| if number == 0 { b"die".to_vec() } else { number.to_be_bytes().to_vec() };
     // They arrive in one segment.
@@ -204,7 +203,7 @@ fn what_else_was_asked_is_answered_when_a_message_is_given_up() {
 #[test]
 fn a_stuck_worker_is_killed_when_there_is_a_limit() {
     let front =
-        Front::start(&example("mux_worker"), &["--workers", "1", "--timeout", "10", "--redeliver", "0"]);
+        Mux::start(&example("mux_worker"), &["--workers", "1", "--timeout", "10", "--redeliver", "0"]);
     let mut stream = front.connect();
     stream.write_all(&message(b"stop")).expect("open");
     assert_eq!(stream.read(&mut [0; 16]).expect("an end"), 0, "the connection ends");
@@ -215,8 +214,8 @@ fn a_stuck_worker_is_killed_when_there_is_a_limit() {
 
 #[test]
 fn hangup_replaces_the_workers_one_by_one() {
-    let mut front = Front::start(&example("mux_worker"), &["--workers", "2"]);
-    let pids = |front: &Front| -> BTreeSet<u32> {
+    let mut front = Mux::start(&example("mux_worker"), &["--workers", "2"]);
+    let pids = |front: &Mux| -> BTreeSet<u32> {
         // Both workers answer: each waits until both have begun.
         let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
         let body = message(format!("wait {}", gate.local_addr().expect("an address")).as_bytes());
@@ -253,8 +252,8 @@ fn hangup_replaces_the_workers_one_by_one() {
 }
 
 #[test]
-fn connections_leave_workers_the_descriptors_that_they_need() {
-    let mut front = Front::limited("ulimit -n 64", &example("mux_worker"), &["--workers", "1"]);
+fn descriptors_are_reserved_for_workers() {
+    let mut front = Mux::limited("ulimit -n 64", &example("mux_worker"), &["--workers", "1"]);
     let mut stream = front.connect();
     let mut pid = split(&ask(&mut stream, b"who")).0;
     // More connections than descriptors: the last ones wait.

@@ -163,7 +163,7 @@ fn an_earlier_deadline_wakes_the_poller() {
 fn a_message_wakes_a_sleeping_driver() {
     let server = server();
     let shared = &server.shared;
-    let mut driver = server.driver().expect("nobody drives it");
+    let mut driver = server.driver().expect("a driver");
     let worker = driver.change(|mux, now| mux.clone_worker(1, now));
     driver.change(|mux, now| mux.poll_messages(worker, now, &mut Vec::new()));
     shared.lock().pollers.sleeps_until = Some(FOREVER);
@@ -391,7 +391,7 @@ async fn events_do_not_keep_the_stream_busy() {
     use std::task::Poll;
 
     let server = server();
-    let mut driver = server.driver().expect("nobody drives it");
+    let mut driver = server.driver().expect("a driver");
     server.shared.lock().push_event(Event::WriteSpace, &mut Work::default());
     assert!(!driver.wait(Some(Duration::ZERO), |_| {}).expect("epoll"), "there is nothing to do");
     drop(driver);
@@ -431,7 +431,7 @@ fn failed_handshakes_do_not_displace_abandoned_messages() {
 fn listeners_respect_the_descriptor_limit() {
     let server = server();
     let address = server.listen("127.0.0.1:0").expect("a port");
-    let mut driver = server.driver().expect("nobody drives it");
+    let mut driver = server.driver().expect("a driver");
     server.set_descriptor_limit(0);
     let _peer = TcpStream::connect(address).expect("the kernel has it");
     while server.accept_stats().refused == 0 {
@@ -491,7 +491,7 @@ fn the_error_queue_is_read_until_empty() {
 fn an_event_wakes_a_sleeping_driver() {
     let server = server();
     let shared = &server.shared;
-    let mut driver = server.driver().expect("nobody drives it");
+    let mut driver = server.driver().expect("a driver");
     let (fd, _peer) = connection();
     let id = server.attach(fd, b"").expect("epoll");
     let (fd, _other) = connection();
@@ -515,7 +515,7 @@ fn an_event_wakes_a_sleeping_driver() {
 #[test]
 fn a_gathering_driver_writes_when_all_is_answered_or_before_it_sleeps() {
     let server = server();
-    let mut driver = server.driver().expect("nobody drives it");
+    let mut driver = server.driver().expect("a driver");
     driver.gather();
     let (fd, peer) = pair();
     peer.set_nonblocking(true).expect("a socket");
@@ -636,7 +636,7 @@ fn an_unsuccessful_send_wakes_no_thread() {
 #[test]
 fn apply_defers_writes() {
     let server = server();
-    let mut driver = server.driver().expect("nobody drives it");
+    let mut driver = server.driver().expect("a driver");
     let (fd, peer) = pair();
     peer.set_nonblocking(true).expect("a socket");
     let psock = server.attach(fd, b"").expect("epoll");

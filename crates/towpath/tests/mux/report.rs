@@ -7,10 +7,10 @@ use std::process::Stdio;
 
 use rustix::process::Signal;
 
-use crate::front::{FRAMING, Front, ask, example, kill, split, towpath};
+use crate::daemon::{FRAMING, Mux, ask, example, kill, split, towpath};
 
 #[test]
-fn what_became_of_messages_is_told_as_json() {
+fn the_final_report_is_json() {
     let mut child = towpath()
         .args(["mux", "127.0.0.1:0", "--framing", FRAMING, "--workers", "1", "--json", "--worker"])
         .arg(example("mux_worker"))
@@ -39,7 +39,7 @@ fn ctl_shows_the_mux_in_kcms_columns() {
     let directory = tempfile::tempdir().expect("a directory");
     let control = directory.path().join("control.sock");
     let control = control.to_str().expect("UTF-8");
-    let front = Front::start(&example("mux_worker"), &["--workers", "2", "--control", control]);
+    let front = Mux::start(&example("mux_worker"), &["--workers", "2", "--control", control]);
     let mut stream = front.connect();
     for _ in 0..5 {
         ask(&mut stream, b"hello");

@@ -26,13 +26,13 @@ pub(crate) fn workers() -> [String; 2] {
     [worker.clone(), format!("{worker} 16")]
 }
 
-pub(crate) struct Front {
+pub(crate) struct Mux {
     child: Child,
     stderr: BufReader<ChildStderr>,
     pub(crate) address: String,
 }
 
-impl Front {
+impl Mux {
     pub(crate) fn start(worker: &str, more: &[&str]) -> Self {
         Self::listen("127.0.0.1:0", worker, more)
     }
@@ -105,7 +105,7 @@ impl Front {
     }
 }
 
-impl Drop for Front {
+impl Drop for Mux {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
