@@ -1,36 +1,37 @@
-//! The time of captures, as states live by it: it never goes back, and does not jump on one packet's word.
+//! The clock of a replay: the time of the dynamic states, from the time stamps of the captures. It never goes back, and one
+//! wrong stamp does not move it.
 //!
-//! What: each packet's time stamp is counted from where its capture begins. A capture that begins before the one before it
-//! has ended (an older one named later, one that another host made meanwhile) goes on where that has ended, so that states
-//! end as they would by its own clock. A stamp more than a day away from the time so far is believed when most of the next
-//! [`JUDGES`] agree; then time goes on from there, and one that goes back counts on from now. One that they contradict is
-//! that packet's alone: the time stays as it was. Less than a day back is what several interfaces and hosts do to the
-//! order of packets: time stands until they have caught up. Clocks that take turns, as those of two interfaces of one
-//! capture may, are known again: a stamp that is near the time so far by an earlier clock's count is of that clock.
+//! What: the stamps of a capture count from its beginning. A capture that begins before the end of the previous one (an older
+//! capture, or one that another host made at the same time) continues at that end, so that states expire as they would by the
+//! capture's own clock. A stamp more than a day from the current time is accepted if most of the next [`JUDGES`] stamps
+//! agree; time then continues from it, and a stamp that goes back counts on from the current time. A stamp that they contradict
+//! is wrong, and the time stays as it was. Less than a day back is normal reordering between interfaces and hosts: time
+//! stands still until the stamps catch up. Clocks that alternate, as those of two interfaces of one capture may, are
+//! remembered: a stamp that is near the current time by an earlier clock's count belongs to that clock.
 //!
-//! Why: states end by this time. Taken as it is, one wrong stamp (a packet of 2106 among those of today) is an end of all of
-//! them, and of none after it: its time would stay the latest.
+//! Why: states expire by this time. If one wrong stamp (a packet of 2106 among those of today) moved it, all states would expire
+//! at once, and none after it.
 //!
-//! Invariant: what [`CaptureClock::at`] says is never less than what it said before.
+//! Invariant: [`CaptureClock::at`] never returns less than before.
 
 use towpath_wire::Time;
 
-/// How far a stamp may be from the time so far without others that agree: the nanoseconds of a day.
+/// How far a stamp may be from the current time without confirmation: one day in nanoseconds.
 const FAR: u64 = 86_400_000_000_000;
 
-/// How many of the next stamps are asked.
+/// How many of the next stamps confirm a stamp.
 pub const JUDGES: usize = 3;
 
-/// How many earlier clocks of a capture are known again.
+/// How many earlier clocks of a capture are remembered.
 const CLOCKS: usize = 8;
 
-/// What is less than the shortest life of a state (`net.inet.ip.fw.dyn_rst_lifetime`, 1 s) is not worth a word.
-const WORTH_A_WORD: u64 = 1_000_000_000;
+/// Smallest step back that is reported: the shortest lifetime of a state (`net.inet.ip.fw.dyn_rst_lifetime`, 1 s).
+const REPORTED: u64 = 1_000_000_000;
 
-/// Stamps from here on, in 2262, are none: a signed count of nanoseconds ends there.
+/// Stamps of 2^63 ns and above (the year 2262) are invalid.
 const END: u64 = 1 << 63;
 
-/// See the module's text.
+/// The clock of a replay. See the module's documentation.
 ///
 /// ```
 /// use towpath_engine::capture_clock::CaptureClock;
@@ -44,49 +45,49 @@ const END: u64 = 1 << 63;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct CaptureClock {
-    /// The time so far; none before the first packet of all.
+    /// The current time. `None` before the first packet.
     now: Option<u64>,
-    /// How much is added to this capture's stamps; none before its first packet.
+    /// The offset of this capture's stamps. `None` before its first packet.
     shift: Option<u64>,
-    /// What was added to its stamps before, the last first: without it, each return of a clock that is ahead of the others
-    /// would add the difference once more.
+    /// The capture's earlier offsets, the latest first. Without them, each return to a clock that is ahead would add the difference
+    /// again.
     earlier: [Option<u64>; CLOCKS],
-    /// The last stamp that was not believed, and which packet's it was.
+    /// The packet number and stamp that was last not accepted.
     doubted: Option<(u64, u64)>,
     packets: u64,
     trouble: Trouble,
 }
 
-/// What is wrong with the stamps of one capture. Packets are counted from 1, times are nanoseconds.
+/// Problems with the stamps of one capture. Packet numbers begin at 1; times are nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Trouble {
-    /// It begins by so much before the end of the captures before it.
+    /// By how much the capture begins before the end of the previous ones.
     pub early: Option<u64>,
-    /// The first packet that is a second or more behind those before it: its number, and by how much.
+    /// The first packet whose stamp is 1 s or more behind: its number, and by how much.
     pub back: Option<(u64, u64)>,
-    /// The first packet whose stamp the next ones contradict: its number, and how far it is ahead.
+    /// The first packet whose stamp is wrong: its number, and how far it is ahead.
     pub wrong: Option<(u64, i64)>,
-    /// How many such packets there are.
+    /// The number of packets with wrong stamps.
     pub wrongs: u64,
 }
 
 impl CaptureClock {
-    /// Another capture begins.
+    /// Begins another capture.
     pub fn begin(&mut self) {
         *self = Self { now: self.now, ..Self::default() };
     }
 
-    /// What is wrong with the stamps of the capture so far.
+    /// The problems of the current capture so far.
     pub fn trouble(&self) -> &Trouble {
         &self.trouble
     }
 
-    /// The time at a packet with this stamp; `next` has those of the packets behind it, as far as they are known, and `more`
-    /// says whether others may come behind those.
+    /// The time at a packet with this stamp. `next` has the next stamps, as far as they are known. `more`: further packets may
+    /// follow those.
     #[inline]
     pub fn at(&mut self, stamp: u64, next: &[u64], more: bool) -> Time {
         self.packets += 1;
-        // Nearly always: a little later than the one before.
+        // The common case: a little later than the previous packet.
         if stamp < END
             && let (Some(now), Some(shift)) = (self.now, self.shift)
         {
@@ -119,24 +120,24 @@ impl CaptureClock {
         }
         let (ahead, back) = (time.saturating_sub(now), now.saturating_sub(time));
         let far = ahead.max(back) > FAR;
-        if stamp >= END || far && !self.is_believed(stamp, ahead > 0, judges, more) {
+        if stamp >= END || far && !self.is_accepted(stamp, ahead > 0, judges, more) {
             self.doubted = Some((self.packets, stamp));
             self.wrong(i64::try_from(ahead).unwrap_or(i64::MAX) - i64::try_from(back).unwrap_or(i64::MAX));
             return now;
         }
-        if back >= WORTH_A_WORD {
+        if back >= REPORTED {
             self.trouble.back.get_or_insert((self.packets, back));
         }
         if far && back > 0 {
-            // From here on it is counted from now.
+            // The stamps count on from the current time.
             self.turn(now.saturating_sub(stamp), CLOCKS - 1);
         }
         self.now = Some(now.max(time));
         now.max(time)
     }
 
-    /// Begins with the first stamp of a capture, or with one of the next, if most of those are far before it, or it is 0 and they
-    /// are not. Returns what is to be added to the stamps, and the time; none for a stamp that is none.
+    /// Begins with the first stamp of a capture, or with a later one, if most of those are far before it, or it is 0 and they
+    /// are not. Returns the offset and the time, or `None` if the stamp is invalid.
     fn start(&mut self, stamp: u64, judges: &[u64]) -> Option<(u64, u64)> {
         let elsewhere = |judge: &&u64| judge.saturating_add(FAR) < stamp || stamp == 0 && **judge > FAR;
         let first = match judges.iter().filter(elsewhere).count() * 2 > judges.len() {
@@ -149,7 +150,7 @@ impl CaptureClock {
         }
         let now = self.now.unwrap_or(first);
         let early = now.saturating_sub(first);
-        if early >= WORTH_A_WORD {
+        if early >= REPORTED {
             self.trouble.early = Some(early);
         }
         self.shift = Some(early);
@@ -157,24 +158,23 @@ impl CaptureClock {
         Some((early, now.max(first)))
     }
 
-    /// The earlier clock by which a stamp is nearest to the time so far, if that is within a day: where it is in `earlier`, and
-    /// what it adds.
+    /// The earlier clock by which a stamp is nearest to the current time, if within a day: its index in `earlier`, and its offset.
     fn known(&self, stamp: u64, now: u64) -> Option<(usize, u64)> {
         let far = |shift: u64| stamp.saturating_add(shift).abs_diff(now);
         let clocks = self.earlier.iter().enumerate().filter_map(|(at, shift)| Some((at, (*shift)?)));
         clocks.filter(|(_, shift)| far(*shift) <= FAR).min_by_key(|(_, shift)| far(*shift))
     }
 
-    /// Counts on by another clock; the one so far takes the place `at` among the earlier ones, and goes to their front.
+    /// Switches to another clock. The current one replaces the one at `at` of the earlier clocks, and moves to their front.
     fn turn(&mut self, shift: u64, at: usize) {
         self.earlier[..=at].rotate_right(1);
         self.earlier[0] = self.shift.replace(shift);
     }
 
-    /// Whether a stamp is right that is far from the time so far.
-    fn is_believed(&self, stamp: u64, ahead: bool, judges: &[u64], more: bool) -> bool {
+    /// Returns true if a stamp far from the current time is accepted.
+    fn is_accepted(&self, stamp: u64, ahead: bool, judges: &[u64], more: bool) -> bool {
         if judges.is_empty() {
-            // The last one ruins nothing. One that others may follow is right if the one before it was doubted for the same.
+            // The last stamp of a capture does no harm. If packets may follow, the previous packet's stamp must agree.
             let same =
                 |(packet, doubted): (u64, u64)| packet + 1 == self.packets && doubted.abs_diff(stamp) <= FAR;
             return !more || self.doubted.is_some_and(same);
@@ -197,18 +197,18 @@ impl CaptureClock {
 }
 
 impl Trouble {
-    /// What a user should know of it, a sentence each, for the capture `name`.
-    pub fn told(&self, name: &str) -> Vec<String> {
-        let mut told = Vec::new();
+    /// The problems as sentences about the capture `name`.
+    pub fn messages(&self, name: &str) -> Vec<String> {
+        let mut messages = Vec::new();
         if let Some(early) = self.early {
             let early = span(early);
-            told.push(format!(
-                "{name}: begins {early} before the end of those before it; its time goes on from there"
+            messages.push(format!(
+                "{name}: begins {early} before the end of the previous captures; its time continues from there"
             ));
         }
         if let Some((packet, back)) = self.back {
-            let (back, rest) = (span(back), if back > FAR { "; it goes on from there" } else { "" });
-            told.push(format!("{name}: time goes back by {back} at packet {packet}{rest}"));
+            let (back, rest) = (span(back), if back > FAR { "; it continues from there" } else { "" });
+            messages.push(format!("{name}: time goes back by {back} at packet {packet}{rest}"));
         }
         if let Some((packet, ahead)) = self.wrong {
             let (far, word) = (span(ahead.unsigned_abs()), if ahead < 0 { "behind" } else { "ahead of" });
@@ -216,15 +216,15 @@ impl Trouble {
                 1 => String::new(),
                 wrongs => format!(", and {} more", wrongs - 1),
             };
-            told.push(format!(
-                "{name}: packet {packet} is {far} {word} those around it{more}; its time is not taken"
+            messages.push(format!(
+                "{name}: packet {packet} is {far} {word} its neighbors{more}; its time stamp is ignored"
             ));
         }
-        told
+        messages
     }
 }
 
-/// Nanoseconds, as one would say it.
+/// A duration as text.
 fn span(nanos: u64) -> String {
     match nanos / 1_000_000_000 {
         seconds if nanos > 2 * FAR => format!("{} days", seconds / 86_400),
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn stamps_and_times() {
+    fn stamps_give_times() {
         let s = |seconds: i64| NOW.wrapping_add_signed(seconds * S as i64);
         let d = |days: i64| s(days * 86_400);
         let (day, month) = (86_400, 30 * 86_400);
@@ -258,10 +258,10 @@ mod tests {
         let rows: &[(&[u64], &[i64], Trouble)] = &[
             (&[], &[], Trouble::default()),
             (&[s(0), s(1), s(1), s(5)], &[0, 1, 1, 5], Trouble::default()),
-            // A little out of order; a second is told.
+            // Slightly out of order. A second is reported.
             (&[s(5), s(5) - 1, s(6)], &[5, 5, 6], Trouble::default()),
             (&[s(5), s(2), s(3), s(1), s(6)], &[5, 5, 5, 5, 6], Trouble { back: Some((2, 3 * S)), ..Trouble::default() }),
-            // A day is nothing; more has to be confirmed, and then it is believed, by the last packet too.
+            // A step of one day is accepted. A longer one needs confirmation, except at the last packet.
             (&[s(0), d(1), d(2)], &[0, day, 2 * day], Trouble::default()),
             (&[s(0), d(9), d(9), d(9)], &[0, 9 * day, 9 * day, 9 * day], Trouble::default()),
             (&[s(0), d(9), d(18), d(27)], &[0, 9 * day, 18 * day, 27 * day], Trouble::default()),
@@ -273,17 +273,17 @@ mod tests {
                 Trouble { wrong: Some((2, 9 * DAY as i64)), wrongs: 2, ..Trouble::default() }),
             (&[s(0), u64::MAX, s(1), u64::MAX], &[0, 0, 1, 1],
                 Trouble { wrong: Some((2, i64::MAX)), wrongs: 2, ..Trouble::default() }),
-            // The first one: the others know better.
+            // The first stamp is wrong.
             (&[d(900), s(1), s(2), s(3)], &[1, 1, 2, 3],
                 Trouble { wrong: Some((1, 900 * DAY as i64 - S as i64)), wrongs: 1, ..Trouble::default() }),
             (&[u64::MAX, s(1), s(2), s(3)], &[1, 1, 2, 3],
                 Trouble { wrong: Some((1, i64::MAX)), wrongs: 1, ..Trouble::default() }),
             (&[0, s(1), s(2), s(3)], &[1, 1, 2, 3],
                 Trouble { wrong: Some((1, -((NOW + S) as i64))), wrongs: 1, ..Trouble::default() }),
-            // Another clock, from some packet on.
+            // Another clock from the fourth packet on.
             (&[s(0), s(1), s(9), d(-30), d(-30) + 5 * S, d(-30) + 7 * S], &[0, 1, 9, 9, 14, 16],
                 Trouble { back: Some((4, 30 * DAY + 9 * S)), ..Trouble::default() }),
-            // Two clocks that take turns, one 30 days behind; neither begins anew when its turn comes.
+            // Two alternating clocks, one 30 days behind. Both are remembered.
             (&[s(0), s(1), s(2),
                 d(-30) + 3 * S, d(-30) + 4 * S, d(-30) + 5 * S,
                 s(6), s(7), s(8),
@@ -291,7 +291,7 @@ mod tests {
                 s(12), s(13)],
                 &[0, 1, 2, 2, 3, 4, 6, 7, 8, 8, 9, 10, 12, 13],
                 Trouble { back: Some((4, 30 * DAY - S)), ..Trouble::default() }),
-            // One 30 days ahead: it is believed once.
+            // One 30 days ahead: it is accepted once.
             (&[s(0), s(1), s(2),
                 d(30) + 3 * S, d(30) + 4 * S, d(30) + 5 * S,
                 s(6), s(7), s(8),
@@ -313,10 +313,10 @@ mod tests {
         let s = |seconds: i64| NOW.wrapping_add_signed(seconds * S as i64);
         let mut clock = CaptureClock::default();
         assert_eq!(times(&mut clock, &[s(0), s(100)]), [0, 100]);
-        assert_eq!(times(&mut clock, &[s(101), s(130)]), [101, 130], "the next one");
-        assert_eq!(times(&mut clock, &[s(-1000), s(-900), s(-800)]), [130, 230, 330], "an older one");
+        assert_eq!(times(&mut clock, &[s(101), s(130)]), [101, 130], "later capture");
+        assert_eq!(times(&mut clock, &[s(-1000), s(-900), s(-800)]), [130, 230, 330], "older capture");
         assert_eq!(clock.trouble().early, Some(1130 * S));
-        assert_eq!(times(&mut clock, &[s(400), s(401)]), [400, 401], "by its own clock again");
+        assert_eq!(times(&mut clock, &[s(400), s(401)]), [400, 401], "its own clock again");
         assert_eq!(
             times(&mut clock, &[s(86_400_000), s(86_400_001)]),
             [86_400_000, 86_400_001],
@@ -325,42 +325,42 @@ mod tests {
         assert_eq!(clock.trouble(), &Trouble::default());
     }
 
-    /// A capture that is still being made: often nobody knows a next stamp.
+    /// A capture that is still being written: the next stamp is often unknown.
     #[test]
     fn packets_one_by_one() {
         let mut clock = CaptureClock::default();
         let mut at = |stamp: u64| clock.at(stamp, &[], true).as_nanos();
         assert_eq!(at(NOW), NOW);
-        assert_eq!(at(NOW + 9 * DAY), NOW, "who knows");
-        assert_eq!(at(NOW + 1), NOW + 1, "it was not");
+        assert_eq!(at(NOW + 9 * DAY), NOW, "unconfirmed");
+        assert_eq!(at(NOW + 1), NOW + 1, "not confirmed");
         assert_eq!(at(NOW + 9 * DAY), NOW + 1);
-        assert_eq!(at(NOW + 9 * DAY + 1), NOW + 9 * DAY + 1, "it is");
+        assert_eq!(at(NOW + 9 * DAY + 1), NOW + 9 * DAY + 1, "confirmed");
     }
 
     #[test]
-    fn it_is_told() {
+    fn problems_are_reported() {
         let trouble = Trouble {
             early: Some(1130 * S),
             back: Some((3, 3 * DAY)),
             wrong: Some((7, -5 * S as i64)),
             wrongs: 2,
         };
-        let told = trouble.told("a.pcap");
+        let messages = trouble.messages("a.pcap");
         assert_eq!(
-            told[0],
-            "a.pcap: begins 1130 s before the end of those before it; its time goes on from there"
+            messages[0],
+            "a.pcap: begins 1130 s before the end of the previous captures; its time continues from there"
         );
-        assert_eq!(told[1], "a.pcap: time goes back by 3 days at packet 3; it goes on from there");
+        assert_eq!(messages[1], "a.pcap: time goes back by 3 days at packet 3; it continues from there");
         assert_eq!(
-            told[2],
-            "a.pcap: packet 7 is 5 s behind those around it, and 1 more; its time is not taken"
+            messages[2],
+            "a.pcap: packet 7 is 5 s behind its neighbors, and 1 more; its time stamp is ignored"
         );
     }
 
     proptest! {
-        /// Whatever the stamps: time does not go back, and a capture in order is taken as it is.
+        /// Time does not go back, for any stamps.
         #[test]
-        fn never_back(captures in prop::collection::vec(prop::collection::vec(any::<u64>(), 0..20), 0..4), known in 0usize..5) {
+        fn time_never_goes_back(captures in prop::collection::vec(prop::collection::vec(any::<u64>(), 0..20), 0..4), known in 0usize..5) {
             let mut clock = CaptureClock::default();
             let mut now = 0;
             for stamps in captures {
@@ -375,7 +375,7 @@ mod tests {
         }
 
         #[test]
-        fn in_order_it_is_the_stamps(mut stamps in prop::collection::vec(0..END, 0..50)) {
+        fn ordered_stamps_are_taken_unchanged(mut stamps in prop::collection::vec(0..END, 0..50)) {
             stamps.sort_unstable();
             let mut clock = CaptureClock::default();
             clock.begin();

@@ -1,14 +1,13 @@
-//! TCP and UDP conversations seen, for the report of a run.
+//! Counts of TCP and UDP conversations, for the report of a replay.
 //!
-//! A conversation is a pair of addresses and ports with a protocol, whichever end speaks. A TCP port pair that is used again
-//! counts again: a SYN whose sequence number is not the one that its sender began with starts the next conversation, as in
-//! Wireshark, whose counts these are meant to agree with. What a tunnel carries counts too, beside the tunnel's own
-//! conversation if it has one. A fragmented datagram counts with its first fragment.
+//! A conversation is a protocol and a pair of addresses and ports, in either direction. A TCP port pair that is reused counts
+//! again: a SYN with another initial sequence number begins the next conversation. The counts agree with Wireshark's.
+//! The payload of a tunnel counts too, in addition to the tunnel's own conversation. A fragmented datagram counts with its
+//! first fragment.
 //!
-//! Addresses are not kept. A conversation is remembered as 64 bits of a hash under a random key (SipHash), so that nobody
-//! outside can make two collide: a million conversations are one too few with a chance of 1 in 37 million. Memory is
-//! bounded by a limit; beyond it, packets of conversations that are not remembered are counted in
-//! [`Conversations::uncounted`].
+//! Addresses are not stored. A conversation is 64 bits of a keyed hash (SipHash with a random key), so that a sender cannot
+//! construct collisions. Of a million conversations, one is lost with a probability of 1 in 37 million. A limit bounds the
+//! memory; [`Conversations::uncounted`] counts the packets of further conversations.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
@@ -16,10 +15,10 @@ use std::net::Ipv4Addr;
 
 use towpath_wire::{Addresses, Fragment, Packet, proto, tunnel};
 
-/// Conversations of each protocol that are remembered: what a hash table of 2^21 slots has room for.
+/// Maximum number of conversations per protocol: the capacity of a hash table of 2^21 slots.
 const LIMIT: usize = 7 << 18;
 
-/// Tunnels within tunnels that are looked through.
+/// Maximum number of nested tunnels.
 const MAX_LAYERS: usize = 8;
 
 /// TCP flags (RFC 9293, 3.1).
@@ -48,7 +47,7 @@ pub struct Conversations {
     limit: usize,
     tcp: HashMap<u64, Bases, Hashed>,
     udp: HashSet<u64, Hashed>,
-    /// Port pairs of `tcp` that began again.
+    /// Reused port pairs of `tcp`.
     reused: u64,
     uncounted: u64,
 }
@@ -60,12 +59,12 @@ impl Default for Conversations {
 }
 
 impl Conversations {
-    /// No conversation yet; room for 1.8 million of each protocol (at most 55 MB for TCP, 20 MB for UDP).
+    /// Creates a counter for 1.8 million conversations per protocol (at most 55 MB for TCP, 20 MB for UDP).
     pub fn new() -> Self {
         Self::with_limit(LIMIT)
     }
 
-    /// No conversation yet; room for `limit` of each protocol.
+    /// Creates a counter for `limit` conversations per protocol.
     pub fn with_limit(limit: usize) -> Self {
         Self {
             key: RandomState::new(),
@@ -77,12 +76,12 @@ impl Conversations {
         }
     }
 
-    /// Takes note of one packet. Packets that are neither TCP nor UDP, and later fragments, belong to none.
+    /// Counts one packet. Packets that are neither TCP nor UDP, and later fragments, have no conversation.
     pub fn observe(&mut self, packet: &Packet<'_>) {
         self.observe_layer(packet);
         let mut layer = *packet;
         for _ in 0..MAX_LAYERS {
-            // What a tunnel carries may well be malformed; then the tunnel's own packet is all there is to see.
+            // The payload of a tunnel may be malformed. The tunnel's own packet counts in any case.
             let Ok(Some(inner)) = tunnel::inner(&layer) else { return };
             self.observe_layer(&inner);
             layer = inner;
@@ -95,28 +94,28 @@ impl Conversations {
         }
         match packet.proto {
             proto::TCP => self.observe_tcp(packet),
-            // Wireshark counts the two as one protocol.
+            // As in Wireshark, both are one protocol.
             proto::UDP | proto::UDPLITE => self.observe_udp(packet),
             _ => {}
         }
     }
 
-    /// TCP conversations seen.
+    /// The number of TCP conversations.
     pub fn tcp(&self) -> u64 {
         self.tcp.len() as u64 + self.reused
     }
 
-    /// UDP conversations seen.
+    /// The number of UDP conversations.
     pub fn udp(&self) -> u64 {
         self.udp.len() as u64
     }
 
-    /// Packets whose conversation is not counted, because as many as the limit allows were remembered already.
+    /// The number of packets whose conversation is beyond the limit.
     pub fn uncounted(&self) -> u64 {
         self.uncounted
     }
 
-    /// The hash of both ends, each its address and port in one number, and which of them sent the packet.
+    /// The hash of both ends (address and port as one number), and which end sent the packet.
     fn hash(&self, packet: &Packet<'_>) -> Option<(u64, usize)> {
         Some(match packet.addresses {
             Addresses::None => return None,
@@ -154,12 +153,12 @@ impl Conversations {
     }
 }
 
-/// Two ends in an order that does not depend on who speaks, and which of them did.
+/// Two ends in an order that does not depend on the direction, and which of them sent the packet.
 fn ordered<T: Ord>(src: T, dst: T) -> ([T; 2], usize) {
     if src <= dst { ([src, dst], 0) } else { ([dst, src], 1) }
 }
 
-/// The sequence numbers that the two ends of a TCP conversation began with, where known.
+/// The initial sequence numbers of the two ends of a TCP conversation, where known.
 #[derive(Debug, Default)]
 struct Bases {
     seq: [u32; 2],
@@ -167,7 +166,7 @@ struct Bases {
 }
 
 impl Bases {
-    /// Takes note of a segment from end `sender`; true when it begins another conversation.
+    /// Handles a segment from end `sender`. Returns true if it begins another conversation.
     fn observe(&mut self, packet: &Packet<'_>, sender: usize) -> bool {
         let syn = packet.tcp_flags & SYN != 0;
         let ack = packet.tcp_flags & ACK != 0;
@@ -175,7 +174,7 @@ impl Bases {
         if again {
             *self = Self::default();
         }
-        // Seen from the middle, the number before the first one seen is as good a guess as any.
+        // For a conversation seen from the middle, the number before the first segment is the guess.
         self.learn(sender, if syn { packet.tcp_seq } else { packet.tcp_seq.wrapping_sub(1) });
         if ack {
             self.learn(1 - sender, packet.tcp_ack.wrapping_sub(1));
@@ -191,7 +190,7 @@ impl Bases {
     }
 }
 
-/// The keys are hashes already.
+/// A hasher for keys that are hashes.
 type Hashed = BuildHasherDefault<Same>;
 
 #[derive(Default)]
@@ -245,21 +244,21 @@ mod tests {
     const BACK: ((u8, u16), (u8, u16)) = (SERVER, CLIENT);
 
     #[test]
-    fn port_pairs_and_their_reuse() {
-        // Who to whom, flags, seq, ack, conversations after it.
+    fn a_reused_port_pair_counts_again() {
+        // Ends, flags, seq, ack, conversations afterwards.
         let rows = [
             (THERE, SYN, 100, 0, 1),
-            (THERE, SYN, 100, 0, 1),               // again, because no answer came
+            (THERE, SYN, 100, 0, 1),               // retransmission
             (BACK, SYN | ACK, 700, 101, 1),        //
             (THERE, ACK, 101, 701, 1),             //
             (BACK, ACK, 900, 150, 1),              //
-            (THERE, SYN, 5000, 0, 2),              // the port is used again
+            (THERE, SYN, 5000, 0, 2),              // the port pair is reused
             (THERE, SYN, 5000, 0, 2),              //
             (BACK, SYN | ACK, 9000, 5001, 2),      //
             (BACK, SYN, 9000, 0, 2),               // a simultaneous open
-            (BACK, SYN, 9001, 0, 3),               // the server calls
+            (BACK, SYN, 9001, 0, 3),               // the server connects
             (((1, 4243), SERVER), ACK, 77, 88, 4), // seen from the middle
-            ((SERVER, (1, 4243)), SYN, 87, 0, 4),  // the SYN of that, late
+            ((SERVER, (1, 4243)), SYN, 87, 0, 4),  // its SYN, late
             (((1, 4243), SERVER), SYN, 76, 0, 4),  //
             (((1, 4243), SERVER), SYN, 75, 0, 5),  //
         ];
@@ -272,12 +271,12 @@ mod tests {
     }
 
     #[test]
-    fn udp_both_ways_is_one() {
+    fn both_directions_of_udp_count_once() {
         let mut seen = Conversations::new();
         for ends in [THERE, BACK, THERE, (CLIENT, (2, 81)), ((1, 80), (2, 4242))] {
             observe(&mut seen, &packet(proto::UDP, ends, 0, 0, 0));
         }
-        // UDP-Lite between the same ports is the same to Wireshark.
+        // UDP-Lite between the same ports is the same conversation, as in Wireshark.
         observe(&mut seen, &packet(proto::UDPLITE, BACK, 0, 0, 0));
         assert_eq!((seen.udp(), seen.tcp(), seen.uncounted()), (3, 0, 0));
         observe(&mut seen, &packet(proto::UDPLITE, ((1, 81), SERVER), 0, 0, 0));
@@ -285,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn other_protocols_and_later_fragments_are_none() {
+    fn other_protocols_and_later_fragments_do_not_count() {
         let mut seen = Conversations::new();
         observe(&mut seen, &packet(132, THERE, 0, 0, 0));
         let mut later = packet(proto::UDP, THERE, 0, 0, 0);
@@ -305,7 +304,7 @@ mod tests {
             observe(&mut seen, &packet(proto::TCP, ((1, port), SERVER), SYN, 1, 0));
             observe(&mut seen, &packet(proto::UDP, ((1, port), SERVER), 0, 0, 0));
         }
-        // Known ones still count as known.
+        // Packets of known conversations are counted.
         observe(&mut seen, &packet(proto::TCP, ((1, 2), SERVER), SYN, 1, 0));
         observe(&mut seen, &packet(proto::UDP, ((1, 2), SERVER), 0, 0, 0));
         assert_eq!((seen.tcp(), seen.udp(), seen.uncounted()), (2, 2, 6));

@@ -1,7 +1,10 @@
-//! What an engine between live ports needs from io: the clock, the way out, and who looks at it.
+//! Egress of live ports: the transmit queues, the router's link headers and fragmentation, and local delivery.
 //!
-//! A packet that leaves as it came is only noted, by its index in the burst; one that was changed, kept or made here is
-//! copied. When the burst is handled, the worker gives each port what leaves by it, in order.
+//! An unchanged packet is queued by its index in the burst. A packet that was changed, kept or created is copied. After a burst, the
+//! worker calls [`PortIo::transmit`] for each port, which sends the queued packets in order.
+//!
+//! A packet that cannot leave is counted by its [`DropReason`], for its port and for the engine
+//! ([`PacketIo::take_drops`]).
 
 use std::convert::Infallible;
 use std::marker::PhantomData;
@@ -9,33 +12,22 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use towpath_gate::{PortId, Reject, ReplyLimiter};
-use towpath_port::{Burst, Frame, Verdict};
-use towpath_wire::checksum;
-use towpath_wire::{self as wire, LinkType, Time};
+use towpath_metrics::metrics;
+use towpath_port::{Burst, Error, Frame, Port, Verdict};
+use towpath_wire::{self as wire, LinkType, Time, checksum};
 
+use crate::drop_reason::{DropReason, Drops};
+use crate::introspect::Introspect;
+use crate::packet_io::{Egress, Meta, PacketIo};
 use crate::queue::Channel;
-use crate::router::{self, Fib, ForwardError, NeighborSnapshot, Resolution, Resolver};
-use crate::{Introspect, Meta, PacketIo};
+use crate::router::{self, NeighborSnapshot, NextHop, Resolution, Resolver};
 
-/// Most packets that may wait for one port, and their bytes: what the engine keeps at most, and as much again.
+/// Bounds of the copies of one transmit queue: twice those of the engine's reorder buffer.
 const COPIES: usize = 16_384;
 const COPY_BYTES: usize = 32 << 20;
 
-/// See the module's text.
-pub struct PortIo<C, Q> {
-    start: Instant,
-    /// By port.
-    pub tx_queues: Vec<TxQueue>,
-    queries: Q,
-    scratch: Vec<u8>,
-    /// The fragment that is being sent.
-    fragment: Vec<u8>,
-    /// Of a router.
-    resolver: Option<Resolver>,
-    /// The time when the engine asked last.
-    time: u64,
-    channel: PhantomData<C>,
-}
+/// How often a port that has no room is offered the rest of a burst again.
+const TX_RETRIES: usize = 16;
 
 /// Answers queries about a running engine.
 pub trait QueryServer {
@@ -50,103 +42,137 @@ impl QueryServer for () {
     }
 }
 
-/// What leaves by one port.
-pub struct TxQueue {
-    pub items: Vec<TxItem>,
-    pub copies: Burst,
-    /// What the kernel waits for, when it holds the packets.
-    pub verdicts: Vec<(Verdict, towpath_port::Meta, Option<usize>)>,
-    /// It can send.
-    pub sends: bool,
-    /// Packets to this port are routed.
-    pub fib: Option<Fib>,
-    /// Bytes of the longest that it sends.
-    pub mtu: usize,
-    /// Those who came in here and were told that they are longer.
-    pub told: ReplyLimiter,
-    /// The router's own addresses there.
-    pub addresses: Vec<IpAddr>,
-    pub lost: TxDrops,
+/// The surroundings of an engine with live ports.
+pub struct PortIo<C, Q> {
+    start: Instant,
+    /// By port.
+    tx_queues: Vec<TxQueue>,
+    queries: Q,
+    /// A frame of the router itself, or a packet with its new link header.
+    scratch: Vec<u8>,
+    /// The fragment that is being sent.
+    fragment: Vec<u8>,
+    /// Neighbor resolution, of a router.
+    resolver: Option<Resolver>,
+    /// The time of the last call of [`now`](PacketIo::now).
+    time: u64,
+    /// Packets that failed to leave since the last [`take_drops`](PacketIo::take_drops).
+    drops: Drops,
+    dropped: bool,
+    channel: PhantomData<C>,
 }
 
-/// One packet on its way out.
+/// The transmit queue of a port.
+pub struct TxQueue {
+    items: Vec<TxItem>,
+    copies: Burst,
+    /// Verdicts for packets that the kernel holds.
+    verdicts: Vec<TxVerdict>,
+    config: TxConfig,
+    /// Limits ICMP "too big" errors to the hosts behind this port.
+    too_big: ReplyLimiter,
+    drops: TxDrops,
+}
+
+/// The properties of a port for its transmit queue.
+#[derive(Clone, Debug)]
+pub struct TxConfig {
+    /// The port can send.
+    pub sends: bool,
+    /// Set for a port of a router.
+    pub router: Option<RouterPort>,
+    /// Bytes of the longest IP packet that the port sends.
+    pub mtu: usize,
+    /// The router's addresses on the port's link.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// A port of a router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TxItem {
-    /// That of the burst.
-    Came(usize),
-    /// That of the copies.
+pub struct RouterPort {
+    /// The port's Ethernet address. `None` if the port carries IP packets.
+    pub mac: Option<[u8; 6]>,
+}
+
+/// A packet in a transmit queue, and the number of received packets that it stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct TxItem {
+    source: TxSource,
+    packets: u16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TxSource {
+    /// Index in the burst.
+    Burst(usize),
+    /// Index in the copies.
     Copy(usize),
 }
 
-/// Packets that passed and were not sent, by reason.
+struct TxVerdict {
+    verdict: Verdict,
+    meta: towpath_port::Meta,
+    /// The replacement's index in the copies.
+    copy: Option<usize>,
+    packets: u16,
+}
+
+/// Packets that a port did not send, and other events of its egress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TxDrops {
-    /// There was no room to keep them until they are sent.
-    pub no_room: u64,
-    /// The port took no more.
-    pub full: u64,
-    /// The port refused them.
-    pub refused: u64,
-    /// They had no hop left.
-    pub expired: u64,
-    /// Nobody knows their next hop.
-    pub no_hop: u64,
-    /// They were longer than the port's link takes, and could not be divided: their senders were told.
-    pub too_long: u64,
-    /// Their next hop did not answer, or too many others waited for it.
-    pub unresolved: u64,
-    /// Neighbors said who they are, and nobody had asked.
-    pub unsolicited: u64,
-    /// They came for another host's Ethernet address, and met no rule; or for several hosts', and would have been routed.
-    pub not_ours: u64,
-    /// They went on, but without what rules would have changed in them: the kernel had not handed them over whole.
-    pub unchanged: u64,
+    /// Packets that passed the rules and did not leave, by reason.
+    pub drops: Drops,
+    /// Events that are not drops of packets.
+    pub events: TxStats,
+}
+
+metrics! {
+    /// Events of a port's egress that are not drops of packets.
+    pub struct TxStats in "egress" {
+        /// Frames received for the Ethernet address of another host. They are not packets of the engine.
+        pub other_host: counter packets,
+        /// Replies of neighbors to requests that the router did not send.
+        pub unsolicited: counter packets,
+        /// Packets that left without the edits of rules, because the kernel handed over only their first bytes.
+        pub unchanged: counter packets,
+    }
 }
 
 impl TxDrops {
-    /// The reasons with their counters.
+    /// The names and values of the counters that are not 0.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
-        let Self {
-            no_room,
-            full,
-            refused,
-            expired,
-            no_hop,
-            too_long,
-            unresolved,
-            unsolicited,
-            not_ours,
-            unchanged,
-        } = *self;
-        [
-            ("no_room", no_room),
-            ("full", full),
-            ("refused", refused),
-            ("expired", expired),
-            ("no_hop", no_hop),
-            ("too_long", too_long),
-            ("unresolved", unresolved),
-            ("unsolicited", unsolicited),
-            ("not_ours", not_ours),
-            ("unchanged", unchanged),
-        ]
-        .into_iter()
+        use towpath_metrics::Metrics;
+        let events: Vec<_> = self.events.values().map(|(metric, value)| (metric.name, value)).collect();
+        let drops = self.drops.iter().map(|(reason, count)| (reason.name(), count));
+        drops.chain(events).filter(|(_, count)| *count > 0)
     }
 }
 
 impl TxQueue {
-    pub fn new(sends: bool, fib: Option<Fib>) -> Self {
+    /// An empty queue.
+    pub fn new(config: TxConfig) -> Self {
         Self {
             items: Vec::new(),
             copies: Burst::with_bytes(COPIES, COPY_BYTES),
             verdicts: Vec::new(),
-            sends,
-            fib,
-            mtu: usize::MAX,
-            told: ReplyLimiter::default(),
-            addresses: Vec::new(),
-            lost: TxDrops::default(),
+            config,
+            too_big: ReplyLimiter::default(),
+            drops: TxDrops::default(),
         }
+    }
+
+    /// Sets the length of the longest IP packet that the port sends.
+    pub fn set_mtu(&mut self, mtu: usize) {
+        self.config.mtu = mtu;
+    }
+
+    /// The packets that did not leave.
+    pub fn drops(&self) -> &TxDrops {
+        &self.drops
+    }
+
+    fn mac(&self) -> Option<[u8; 6]> {
+        self.config.router.and_then(|router| router.mac)
     }
 
     fn copy(&mut self, bytes: &[u8], meta: &Meta) -> Option<usize> {
@@ -158,66 +184,95 @@ impl TxQueue {
             interface: 0,
             meta: meta.port,
         };
-        match self.copies.push(frame) {
-            Ok(()) => Some(self.copies.len() - 1),
-            Err(_) => {
-                self.lost.no_room += 1;
-                None
-            }
-        }
+        self.copies.push(frame).ok().map(|()| self.copies.len() - 1)
     }
 
-    fn send(&mut self, bytes: &[u8], meta: &Meta) {
-        if let Some(at) = self.copy(bytes, meta) {
-            self.items.push(TxItem::Copy(at));
-        }
+    fn push(&mut self, bytes: &[u8], meta: &Meta) -> Result<(), DropReason> {
+        let at = self.copy(bytes, meta).ok_or(DropReason::TxNoBuffer)?;
+        self.items.push(TxItem { source: TxSource::Copy(at), packets: meta.packets });
+        Ok(())
     }
 
-    /// Sends a routed packet, to `ask` where somebody has to be asked for first.
-    fn send_to(
-        &mut self,
-        ask: Option<IpAddr>,
-        bytes: &mut [u8],
-        meta: &Meta,
-        resolver: Option<&mut Resolver>,
-        (port, time): (u16, u64),
-    ) {
-        let Some(address) = ask else { return self.send(bytes, meta) };
-        match resolver.map(|resolver| resolver.resolve(port, address, time, bytes, meta)) {
-            Some(Resolution::To(mac)) => {
-                bytes[..mac.len()].copy_from_slice(&mac);
-                self.send(bytes, meta);
-            }
-            Some(Resolution::Waits(lost) | Resolution::Lost(lost)) => self.lost.unresolved += lost,
-            None => self.lost.no_hop += 1,
-        }
+    /// Queues a verdict for the packet that the kernel holds. It needs the bytes only if they changed.
+    fn push_verdict(&mut self, bytes: &[u8], meta: &Meta) -> Result<(), DropReason> {
+        // Of a packet that the kernel cut, only the first bytes are here. In its place, they would lose the rest.
+        let cut = meta.port.queued.is_some_and(|queued| queued.cut) && bytes.len() < meta.wire_len as usize;
+        self.drops.events.unchanged += u64::from(meta.changed && cut);
+        let (verdict, copy) = match meta.changed && !cut {
+            false => (Verdict::Accept, None),
+            true => match self.copy(bytes, meta) {
+                Some(at) => (Verdict::Replace, Some(at)),
+                None => (Verdict::Drop, None),
+            },
+        };
+        let packets = if verdict == Verdict::Drop { 0 } else { meta.packets };
+        self.verdicts.push(TxVerdict { verdict, meta: meta.port, copy, packets });
+        if verdict == Verdict::Drop { Err(DropReason::TxNoBuffer) } else { Ok(()) }
     }
 
-    /// The kernel's own packet: it needs the verdict, and the bytes only when they are others.
-    fn answer(&mut self, bytes: &[u8], meta: &Meta) {
-        // Only the beginning of the packet is here, as rules have changed it: put in its place, nothing would be left of the rest.
-        let beginning =
-            meta.port.queued.is_some_and(|queued| queued.cut) && bytes.len() < meta.wire_len as usize;
-        self.lost.unchanged += u64::from(meta.changed && beginning);
-        if !meta.changed || beginning {
-            return self.verdicts.push((Verdict::Accept, meta.port, None));
-        }
-        match self.copy(bytes, meta) {
-            Some(at) => self.verdicts.push((Verdict::Replace, meta.port, Some(at))),
-            None => self.verdicts.push((Verdict::Drop, meta.port, None)),
-        }
+    fn push_discard(&mut self, meta: &Meta) {
+        self.verdicts.push(TxVerdict { verdict: Verdict::Drop, meta: meta.port, copy: None, packets: 0 });
     }
 
-    /// Nothing leaves any more.
-    pub fn clear(&mut self) {
+    fn clear(&mut self) {
         self.items.clear();
         self.verdicts.clear();
         self.copies.clear();
     }
+
+    /// Sends the queued packets. Calls `lost` with the packets that the port did not send.
+    fn send_all(
+        &mut self,
+        port: &mut dyn Port,
+        burst: &Burst,
+        lost: &mut dyn FnMut(DropReason, u64, Option<&Error>),
+    ) {
+        let Self { items, copies, .. } = self;
+        let packets = |items: &[TxItem]| items.iter().map(|item| u64::from(item.packets)).sum::<u64>();
+        let (mut done, mut retries) = (0, 0);
+        while done < items.len() {
+            let mut pulled = 0;
+            let mut frames = items[done..].iter().map(|item| {
+                pulled += 1;
+                match item.source {
+                    TxSource::Burst(at) => burst.frame(at),
+                    TxSource::Copy(at) => copies.frame(at),
+                }
+            });
+            match port.send(&mut frames) {
+                Ok(sent) => {
+                    done += sent;
+                    retries += 1;
+                    if done < items.len() && retries > TX_RETRIES {
+                        lost(DropReason::TxFull, packets(&items[done..]), None);
+                        break;
+                    }
+                }
+                Err(error) => {
+                    let end = (done + pulled.max(1)).min(items.len());
+                    // A port that fails has sent none of the frames that it took, and counts them itself. Otherwise it refuses the last.
+                    let refused = if matches!(error, Error::Io { .. }) { done } else { end - 1 };
+                    lost(DropReason::TxRefused, packets(&items[refused..end]), Some(&error));
+                    done = end;
+                }
+            }
+        }
+    }
+
+    fn decide_all(&mut self, port: &mut dyn Port, lost: &mut dyn FnMut(DropReason, u64, Option<&Error>)) {
+        for TxVerdict { verdict, meta, copy, packets } in &self.verdicts {
+            let plain = || Frame { meta: *meta, ..Frame::new(&[], LinkType::RAW) };
+            let frame = copy.map_or_else(plain, |at| self.copies.frame(at));
+            if let Err(error) = port.verdict(frame, *verdict) {
+                lost(DropReason::TxRefused, u64::from(*packets), Some(&error));
+            }
+        }
+    }
 }
 
 impl<C: Channel, Q: QueryServer> PortIo<C, Q> {
-    /// `start` is the beginning of the clock: the same for all threads, whose states are the same.
+    /// Creates the surroundings. `start` is the beginning of the clock; threads that share dynamic states need the same.
+    /// A router needs a `resolver`.
     pub fn new(start: Instant, tx_queues: Vec<TxQueue>, queries: Q, resolver: Option<Resolver>) -> Self {
         Self {
             start,
@@ -227,38 +282,81 @@ impl<C: Channel, Q: QueryServer> PortIo<C, Q> {
             fragment: Vec::new(),
             resolver,
             time: 0,
+            drops: Drops::default(),
+            dropped: false,
             channel: PhantomData,
         }
     }
 
-    /// Asks for neighbors that packets wait for, and sends what does not have to wait any more. Between two bursts.
-    pub fn look_after_neighbors(&mut self) {
-        let Self { tx_queues, scratch, resolver: Some(resolver), time, .. } = self else { return };
-        resolver.ask(*time, |port, asking| {
-            let Some(txq) = tx_queues.get_mut(usize::from(port)) else { return };
-            let Some(own) = txq.fib.as_ref().and_then(|fib| fib.own) else { return };
-            if asking.emit(own, &txq.addresses, scratch) {
-                txq.send(scratch, &ours(port, scratch.len(), *time));
+    /// Sends what is queued for the port number `at`. Calls `complain` with each error of the port.
+    pub fn transmit(
+        &mut self,
+        at: usize,
+        port: &mut dyn Port,
+        burst: &Burst,
+        mut complain: impl FnMut(&Error),
+    ) {
+        let Self { tx_queues, drops, dropped, .. } = self;
+        let tx = &mut tx_queues[at];
+        if tx.items.is_empty() && tx.verdicts.is_empty() {
+            return;
+        }
+        let mut counted = Drops::default();
+        let mut lost = |reason, packets, error: Option<&Error>| {
+            drops[reason] += packets;
+            *dropped |= packets > 0;
+            // A port counts the frames of its own failures.
+            if !matches!(error, Some(Error::Io { .. })) {
+                counted[reason] += packets;
+            }
+            error.into_iter().for_each(&mut complain);
+        };
+        tx.send_all(port, burst, &mut lost);
+        tx.decide_all(port, &mut lost);
+        tx.drops.drops.add(&counted);
+        tx.clear();
+        if let Err(error) = port.flush() {
+            complain(&error);
+        }
+    }
+
+    /// Sends requests for neighbors that are due, and queues the packets whose neighbors were resolved. Call it between two bursts.
+    pub fn poll_neighbors(&mut self) {
+        let Self { tx_queues, scratch, resolver: Some(resolver), time, drops, dropped, .. } = self else {
+            return;
+        };
+        resolver.poll_requests(*time, |port, request| {
+            let Some(tx) = tx_queues.get_mut(usize::from(port)) else { return };
+            let Some(mac) = tx.mac() else { return };
+            if request.emit(mac, &tx.config.addresses, scratch) {
+                let meta = Meta { time: *time, ..own_frame(port.into(), scratch.len()) };
+                // Without room, the request is sent again a second later.
+                let _ = tx.push(scratch, &meta);
             }
         });
         resolver.release(|port, mac, mut frame, meta| {
-            let Some(txq) = tx_queues.get_mut(usize::from(port)) else { return };
-            match mac {
+            let Some(tx) = tx_queues.get_mut(usize::from(port)) else { return };
+            let result = match mac {
                 Some(mac) => {
                     frame[..mac.len()].copy_from_slice(&mac);
-                    txq.send(&frame, &meta);
+                    tx.push(&frame, &meta)
                 }
-                None => txq.lost.unresolved += 1,
+                None => Err(DropReason::Unresolved),
+            };
+            if let Err(reason) = result {
+                tx.drops.drops[reason] += u64::from(meta.packets);
+                drops[reason] += u64::from(meta.packets);
+                *dropped = true;
             }
         });
     }
 
-    /// When to do that at the latest.
+    /// When [`poll_neighbors`](Self::poll_neighbors) must be called at the latest.
     pub fn neighbors_due(&self) -> Option<u64> {
         self.resolver.as_ref().map(Resolver::due).filter(|due| *due != u64::MAX)
     }
 
-    /// The link of a port is another one, perhaps with others on it.
+    /// Forgets the neighbors of a port: its link was down, and the hosts on it may be others.
     pub fn forget_neighbors(&mut self, port: usize) {
         let now = self.wall();
         if let Some(resolver) = &mut self.resolver {
@@ -266,15 +364,30 @@ impl<C: Channel, Q: QueryServer> PortIo<C, Q> {
         }
     }
 
-    /// What waits for a neighbor is dropped: the engine ends.
-    pub fn abandon(&mut self) {
-        let Self { tx_queues, resolver: Some(resolver), .. } = self else { return };
-        resolver.abandon(|port, count| tx_queues[usize::from(port)].lost.unresolved += count);
+    /// Drops the packets that wait for neighbors, when the engine ends.
+    pub fn abandon_neighbors(&mut self) {
+        let mut waiting = Vec::new();
+        if let Some(resolver) = &mut self.resolver {
+            resolver.abandon(|port, packets| waiting.push((usize::from(port), packets)));
+        }
+        for (port, packets) in waiting {
+            self.drop(port, DropReason::Unresolved, packets);
+        }
     }
 
-    /// Whom the router has looked for on the link of a port.
+    /// The neighbors of a port.
     pub fn neighbors(&self, port: usize) -> Vec<NeighborSnapshot> {
         self.resolver.as_ref().map_or_else(Vec::new, |resolver| resolver.snapshot(port as u16))
+    }
+
+    /// The transmit queues, by port.
+    pub fn tx_queues(&self) -> &[TxQueue] {
+        &self.tx_queues
+    }
+
+    /// The transmit queue of a port.
+    pub fn tx_queue_mut(&mut self, port: usize) -> &mut TxQueue {
+        &mut self.tx_queues[port]
     }
 
     /// The query server.
@@ -282,28 +395,92 @@ impl<C: Channel, Q: QueryServer> PortIo<C, Q> {
         &mut self.queries
     }
 
-    /// Nanoseconds of the clock that the engine lives by.
+    /// Nanoseconds of the engine's wall clock.
     pub fn wall(&self) -> u64 {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Tells the sender of `frame` that no more than `mtu` bytes of it would go on: without that, who sends by the MTU of a path (RFC 1191,
-    /// RFC 8201) never learns it.
-    fn tell_too_long(&mut self, frame: &[u8], meta: &Meta, mtu: usize) {
-        let Self { tx_queues, scratch, time, .. } = self;
-        let Ok(packet) = wire::parse(meta.link, frame, meta.wire_len) else { return };
-        let Some(txq) = tx_queues.get_mut(meta.interface as usize).filter(|txq| txq.sends) else { return };
-        let told = Reject::too_big(&packet, u32::try_from(mtu).unwrap_or(u32::MAX));
-        // The limit first: who is beyond it costs no answer.
-        if !txq.told.take(Time::from_nanos(*time)) || told.reply(&packet, &txq.addresses, scratch).is_err() {
-            return;
+    fn drop(&mut self, port: usize, reason: DropReason, packets: u64) {
+        if let Some(tx) = self.tx_queues.get_mut(port) {
+            tx.drops.drops[reason] += packets;
         }
-        let (wire_len, port) = (scratch.len() as u32, towpath_port::Meta::default());
-        txq.send(scratch, &Meta { wire_len, port, hop: None, ..*meta });
+        self.drops[reason] += packets;
+        self.dropped |= packets > 0;
     }
 
-    fn txq(&mut self, port: PortId) -> Option<&mut TxQueue> {
-        self.tx_queues.get_mut(usize::from(port.0))
+    /// Queues a packet. Returns why it is dropped, if it is.
+    fn queue(&mut self, port: PortId, frame: &[u8], meta: &Meta) -> Result<(), DropReason> {
+        let Some(tx) = self.tx_queues.get_mut(usize::from(port.0)) else { return Ok(()) };
+        if meta.port.queued.is_some() {
+            return tx.push_verdict(frame, meta);
+        }
+        match tx.config.router {
+            Some(router) => self.route(router, port, frame, meta),
+            None => tx.push(frame, meta),
+        }
+    }
+
+    /// Queues a routed packet with its new link header, in fragments if necessary.
+    fn route(
+        &mut self,
+        RouterPort { mac }: RouterPort,
+        port: PortId,
+        frame: &[u8],
+        meta: &Meta,
+    ) -> Result<(), DropReason> {
+        let Self { tx_queues, scratch, fragment, resolver, time, .. } = self;
+        let tx = &mut tx_queues[usize::from(port.0)];
+        let (mtu, mut out_meta) = (tx.config.mtu, *meta);
+        let forwarded = router::forward(frame, &mut out_meta, mac, mtu, scratch)?;
+        let mut resolver = resolver.as_mut();
+        let mut push = |bytes: &mut [u8], meta: &Meta| {
+            let Some(neighbor) = forwarded.neighbor else { return tx.push(bytes, meta) };
+            let Some(resolver) = &mut resolver else { return Err(DropReason::NoNextHop) };
+            match resolver.resolve(port.0, neighbor, *time, bytes, meta) {
+                Resolution::To(mac) => {
+                    bytes[..mac.len()].copy_from_slice(&mac);
+                    tx.push(bytes, meta)
+                }
+                Resolution::Waits => Ok(()),
+                Resolution::Full => Err(DropReason::Unresolved),
+            }
+        };
+        let result = match forwarded.fragment_at {
+            None => push(scratch, &out_meta),
+            Some(network) => {
+                out_meta.port.offload = checksum::complete(scratch, out_meta.port.offload);
+                let mut result = Ok(());
+                let fragmented = router::fragment(scratch, network, mtu, fragment, |piece, last| {
+                    // The packet counts with its last fragment.
+                    let packets = if last { out_meta.packets } else { 0 };
+                    let meta = Meta { wire_len: piece.len() as u32, packets, ..out_meta };
+                    result = result.and(push(piece, &meta));
+                });
+                if fragmented { result } else { Err(DropReason::TooLong) }
+            }
+        };
+        let evicted = resolver.map_or(0, Resolver::take_evicted);
+        if evicted > 0 {
+            self.drop(port.0.into(), DropReason::Unresolved, evicted);
+        }
+        result
+    }
+
+    /// Tells the sender of a packet that it is longer than `mtu` (path MTU discovery, RFC 1191 and RFC 8201).
+    fn send_too_big(&mut self, frame: &[u8], meta: &Meta, mtu: usize) {
+        let Self { tx_queues, scratch, time, .. } = self;
+        let Ok(packet) = wire::parse(meta.link, frame, meta.wire_len) else { return };
+        let Some(tx) = tx_queues.get_mut(meta.interface as usize).filter(|tx| tx.config.sends) else {
+            return;
+        };
+        let reject = Reject::too_big(&packet, u32::try_from(mtu).unwrap_or(u32::MAX));
+        // The limit first: over the limit, an answer costs nothing.
+        if tx.too_big.take(Time::from_nanos(*time))
+            && reject.reply(&packet, &tx.config.addresses, scratch).is_ok()
+        {
+            let reply = reply_meta(scratch.len(), meta);
+            let _ = tx.push(scratch, &reply);
+        }
     }
 }
 
@@ -316,85 +493,81 @@ impl<C: Channel, Q: QueryServer> PacketIo for PortIo<C, Q> {
         self.time
     }
 
-    fn takes(&mut self, frame: &[u8], meta: &Meta) -> bool {
-        let Some(txq) = self.tx_queues.get_mut(meta.interface as usize) else { return true };
-        let Some(own) = txq.fib.as_ref().and_then(|fib| fib.own) else { return true };
-        let takes = meta.link != LinkType::ETHERNET || router::is_own(frame, own) || router::is_group(frame);
-        txq.lost.not_ours += u64::from(!takes);
-        takes
+    fn accepts(&mut self, frame: &[u8], meta: &Meta) -> bool {
+        let Some(tx) = self.tx_queues.get_mut(meta.interface as usize) else { return true };
+        let Some(mac) = tx.mac() else { return true };
+        let accepts =
+            meta.link != LinkType::ETHERNET || router::is_for(frame, mac) || router::is_multicast(frame);
+        tx.drops.events.other_host += u64::from(!accepts);
+        accepts
     }
 
     fn send(&mut self, frame: &[u8], meta: &Meta) -> Result<(), Infallible> {
-        let Self { tx_queues, scratch, fragment, resolver, time, .. } = self;
-        // Of a router: what is for itself, and what is for others.
-        if let Some(txq) = tx_queues.get_mut(meta.interface as usize)
-            && let Some(own) = txq.fib.as_ref().and_then(|fib| fib.own)
+        let Egress::Port(port) = meta.egress else { return Ok(()) };
+        let came_in = self.tx_queues.get(meta.interface as usize).and_then(TxQueue::mac);
+        if let Some(mac) = came_in
+            && meta.link == LinkType::ETHERNET
+            && !router::is_for(frame, mac)
         {
-            if meta.out.is_none() {
-                if router::answer(frame, own, &txq.addresses, scratch) {
-                    let (wire_len, port) = (scratch.len() as u32, towpath_port::Meta::default());
-                    txq.send(scratch, &Meta { wire_len, port, ..*meta });
-                } else if let Some(resolver) = resolver {
-                    let (at, ours) = (meta.interface as u16, (own, &txq.addresses[..]));
-                    let asked = resolver.handle_answer(at, frame, ours, *time);
-                    txq.lost.unsolicited += u64::from(asked == Some(false));
-                }
-                return Ok(());
-            }
-            // What came for several hosts at once is for them: RFC 1812 section 5.3.4.
-            if meta.link == LinkType::ETHERNET && !router::is_own(frame, own) {
-                txq.lost.not_ours += 1;
-                return Ok(());
-            }
-        }
-        let Some(out) = meta.out else { return Ok(()) };
-        let Some(txq) = tx_queues.get_mut(usize::from(out.0)) else { return Ok(()) };
-        if meta.port.queued.is_some() {
-            txq.answer(frame, meta);
+            self.drop(meta.interface as usize, DropReason::NotOurs, meta.packets.into());
             return Ok(());
         }
-        let Some(fib) = &txq.fib else {
-            txq.send(frame, meta);
-            return Ok(());
-        };
-        let (mut as_it_leaves, mtu, at) = (*meta, txq.mtu, (out.0, *time));
-        match fib.forward(frame, &mut as_it_leaves, mtu, scratch) {
-            Ok(forwarded) => match forwarded.fragment {
-                None => txq.send_to(forwarded.ask, scratch, &as_it_leaves, resolver.as_mut(), at),
-                Some(network) => {
-                    as_it_leaves.port.offload = checksum::complete(scratch, as_it_leaves.port.offload);
-                    let divided = router::fragment(scratch, network, mtu, fragment, |piece| {
-                        let meta = Meta { wire_len: piece.len() as u32, ..as_it_leaves };
-                        txq.send_to(forwarded.ask, piece, &meta, resolver.as_mut(), at);
-                    });
-                    txq.lost.too_long += u64::from(!divided);
-                }
-            },
-            Err(ForwardError::Expired) => txq.lost.expired += 1,
-            Err(ForwardError::NoHop) => txq.lost.no_hop += 1,
-            Err(ForwardError::TooLong) => {
-                txq.lost.too_long += 1;
-                self.tell_too_long(frame, meta, mtu);
+        if let Err(reason) = self.queue(port, frame, meta) {
+            self.drop(port.0.into(), reason, meta.packets.into());
+            if reason == DropReason::TooLong {
+                let mtu = self.tx_queues[usize::from(port.0)].config.mtu;
+                self.send_too_big(frame, meta, mtu);
             }
         }
         Ok(())
     }
 
-    fn pass(&mut self, index: usize, frame: &[u8], meta: &Meta) -> Result<(), Infallible> {
-        let Some(txq) = meta.out.and_then(|port| self.txq(port)) else { return self.send(frame, meta) };
-        if txq.fib.is_some() || meta.port.queued.is_some() {
-            return self.send(frame, meta);
+    fn send_borrowed(&mut self, index: usize, frame: &[u8], meta: &Meta) -> Result<(), Infallible> {
+        let Egress::Port(port) = meta.egress else { return Ok(()) };
+        let tx = self.tx_queues.get_mut(usize::from(port.0));
+        match tx.filter(|tx| tx.config.router.is_none() && meta.port.queued.is_none()) {
+            Some(tx) => {
+                tx.items.push(TxItem { source: TxSource::Burst(index), packets: meta.packets });
+                Ok(())
+            }
+            None => self.send(frame, meta),
         }
-        txq.items.push(TxItem::Came(index));
-        Ok(())
+    }
+
+    fn deliver_local(&mut self, frame: &[u8], meta: &Meta) {
+        let Self { tx_queues, scratch, resolver, time, .. } = self;
+        let Some(tx) = tx_queues.get_mut(meta.interface as usize) else { return };
+        let Some(mac) = tx.mac() else { return };
+        if router::arp_nd_reply(frame, mac, &tx.config.addresses, scratch) {
+            let reply = reply_meta(scratch.len(), meta);
+            let _ = tx.push(scratch, &reply);
+        } else if let Some(resolver) = resolver {
+            let own = (mac, &tx.config.addresses[..]);
+            let solicited = resolver.handle_reply(meta.interface as u16, frame, own, *time);
+            tx.drops.events.unsolicited += u64::from(solicited == Some(false));
+        }
     }
 
     fn discard(&mut self, meta: &Meta) {
         if meta.port.queued.is_some()
-            && let Some(txq) = self.tx_queues.get_mut(meta.interface as usize)
+            && let Some(tx) = self.tx_queues.get_mut(meta.interface as usize)
         {
-            txq.verdicts.push((Verdict::Drop, meta.port, None));
+            tx.push_discard(meta);
         }
+    }
+
+    fn reply(&mut self, _port: PortId, frame: &[u8], meta: &Meta) -> bool {
+        // By the interface: a VLAN has its own port number, but not its own transmit queue.
+        let tx = self.tx_queues.get_mut(meta.interface as usize);
+        tx.filter(|tx| tx.config.sends).is_some_and(|tx| tx.push(frame, meta).is_ok())
+    }
+
+    fn take_drops(&mut self) -> Option<Drops> {
+        std::mem::take(&mut self.dropped).then(|| std::mem::take(&mut self.drops))
+    }
+
+    fn held(&self) -> u64 {
+        self.resolver.as_ref().map_or(0, Resolver::held)
     }
 
     fn yield_cpu(&mut self) {
@@ -405,30 +578,21 @@ impl<C: Channel, Q: QueryServer> PacketIo for PortIo<C, Q> {
     fn serve_queries(&mut self, engine: &mut dyn Introspect) -> u64 {
         self.queries.serve(engine)
     }
-
-    fn reply(&mut self, port: PortId, frame: &[u8], meta: &Meta) -> bool {
-        // By the interface that the packet came from: its VLAN has a port of its own, but not a txq.
-        let _ = port;
-        let Some(txq) = self.tx_queues.get_mut(meta.interface as usize) else { return false };
-        if !txq.sends {
-            return false;
-        }
-        txq.send(frame, meta);
-        true
-    }
 }
 
-/// What a frame of ours is, on its way out by `port`.
-fn ours(port: u16, len: usize, now: u64) -> Meta {
+/// The metadata of an Ethernet frame of the router itself, on its way out by `port`.
+fn own_frame(port: u32, len: usize) -> Meta {
+    Meta { interface: port, packets: 0, ..Meta::new(LinkType::ETHERNET, len) }
+}
+
+/// The metadata of the answer of `len` bytes to a frame with the metadata `meta`.
+fn reply_meta(len: usize, meta: &Meta) -> Meta {
     Meta {
         wire_len: len as u32,
-        time: now,
-        link: LinkType::ETHERNET,
-        interface: port.into(),
-        out: Some(PortId(port)),
-        hop: None,
-        changed: false,
+        packets: 0,
+        next_hop: NextHop::None,
         port: towpath_port::Meta::default(),
+        ..*meta
     }
 }
 
@@ -439,42 +603,85 @@ mod tests {
     const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];
     const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
+    fn tx_queue(mac: Option<[u8; 6]>) -> TxQueue {
+        let router = mac.map(|mac| RouterPort { mac: Some(mac) });
+        TxQueue::new(TxConfig { sends: true, router, mtu: usize::MAX, addresses: Vec::new() })
+    }
+
+    fn frame(to: [u8; 6]) -> Vec<u8> {
+        let mut frame = to.to_vec();
+        frame.extend([2, 0, 0, 0, 0, 9, 8, 0]);
+        frame.extend([0x45, 0, 0, 28, 0, 7, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 9, 0, 2]);
+        frame.extend([4, 0, 0, 53, 0, 8, 0, 0]);
+        frame
+    }
+
+    fn routed(frame: &[u8], interface: u32, next_hop: NextHop) -> Meta {
+        Meta {
+            interface,
+            egress: Egress::Port(PortId(1)),
+            next_hop,
+            network: 14,
+            ..Meta::new(LinkType::ETHERNET, frame.len())
+        }
+    }
+
     #[test]
-    fn a_router_takes_what_is_for_it() {
-        let fib = || Some(Fib::new(&[], 0, Some(OWN)));
-        let tx_queues = vec![TxQueue::new(true, fib()), TxQueue::new(true, fib()), TxQueue::new(true, None)];
+    fn a_router_accepts_and_routes_frames_for_its_own_address() {
+        let tx_queues = vec![tx_queue(Some(OWN)), tx_queue(Some(OWN)), tx_queue(None)];
         let mut io = PortIo::<Infallible, _>::new(Instant::now(), tx_queues, (), None);
         #[rustfmt::skip]
         let rows = [
-            // to          interface  taken  routed
-            (OWN,          0,         true,  true),
-            (OTHER,        0,         false, false),
-            ([0xff; 6],    0,         true,  false),
-            ([1, 0, 0x5e, 0, 0, 1], 0, true, false),
-            (OTHER,        2,         true,  true),
+            // to          interface  accepted  routed
+            (OWN,          0,         true,     true),
+            (OTHER,        0,         false,    false),
+            ([0xff; 6],    0,         true,     false),
+            ([1, 0, 0x5e, 0, 0, 1], 0, true,    false),
+            (OTHER,        2,         true,     true),
         ];
-        for (to, interface, taken, routed) in rows {
-            let mut frame = to.to_vec();
-            frame.extend([2, 0, 0, 0, 0, 9, 8, 0]);
-            frame.extend([0x45, 0, 0, 28, 0, 7, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 9, 0, 2]);
-            frame.extend([4, 0, 0, 53, 0, 8, 0, 0]);
-            let meta = Meta {
-                wire_len: frame.len() as u32,
-                time: 0,
-                link: LinkType::ETHERNET,
-                interface,
-                out: Some(PortId(1)),
-                hop: None,
-                changed: false,
-                port: towpath_port::Meta::default(),
-            };
-            let not_ours = |io: &PortIo<_, _>| io.tx_queues[interface as usize].lost.not_ours;
-            let before = not_ours(&io);
-            assert_eq!(io.takes(&frame, &meta), taken, "{to:?}");
-            if taken {
+        for (to, interface, accepted, is_routed) in rows {
+            let frame = frame(to);
+            let meta = routed(&frame, interface, NextHop::Mac([2; 6]));
+            let other = |io: &PortIo<_, _>| io.tx_queues[interface as usize].drops.events.other_host;
+            let before = other(&io);
+            assert_eq!(io.accepts(&frame, &meta), accepted, "{to:?}");
+            assert_eq!(other(&io) == before, accepted, "{to:?}");
+            if accepted {
                 let Ok(()) = io.send(&frame, &meta);
+                let not_ours = io.take_drops().map_or(0, |drops| drops[DropReason::NotOurs]);
+                assert_eq!(not_ours, u64::from(!is_routed), "{to:?}");
             }
-            assert_eq!(not_ours(&io) == before, routed, "{to:?}");
+        }
+    }
+
+    /// Each packet that does not leave is dropped for one reason, and no packet is dropped twice.
+    #[test]
+    fn packets_that_do_not_leave_are_dropped_by_reason() {
+        let rows = [
+            (NextHop::Mac([2; 6]), usize::MAX, 64, None),
+            (NextHop::None, usize::MAX, 64, Some(DropReason::NoNextHop)),
+            (NextHop::Neighbor([10, 9, 0, 2].into()), usize::MAX, 64, Some(DropReason::NoNextHop)),
+            (NextHop::Mac([2; 6]), 20, 64, Some(DropReason::TooLong)),
+            (NextHop::Mac([2; 6]), usize::MAX, 1, Some(DropReason::TtlExceeded)),
+        ];
+        for (next_hop, mtu, ttl, expected) in rows {
+            let mut io = PortIo::<Infallible, _>::new(
+                Instant::now(),
+                vec![tx_queue(Some(OWN)), tx_queue(Some(OWN))],
+                (),
+                None,
+            );
+            io.tx_queue_mut(1).set_mtu(mtu);
+            let mut frame = frame(OWN);
+            frame[22] = ttl;
+            let meta = Meta { packets: 3, ..routed(&frame, 0, next_hop) };
+            let Ok(()) = io.send(&frame, &meta);
+            let drops = io.take_drops();
+            assert_eq!(drops.is_some(), expected.is_some(), "{expected:?}");
+            let drops = drops.unwrap_or_default();
+            assert_eq!(expected.map_or(0, |reason| drops[reason]), drops.total());
+            assert_eq!(drops.total(), if expected.is_some() { 3 } else { 0 });
+            assert_eq!(io.take_drops(), None);
         }
     }
 }

@@ -1,67 +1,52 @@
-//! Verdicts that are for a flow from now on.
+//! Verdicts for flows.
 //!
-//! An inspector may say "this flow from now on" with its verdict. The flow's later packets, in both directions, get the
-//! verdict and the mark without going to the inspector, wherever a rule sends them to that inspector's queue. Rules come
-//! first: a packet that no rule sends to the queue is not concerned, so a reload of the rules needs no change here. A
-//! verdict ends:
-//! - when the flow has been silent for [`IDLE`] on the engine's clock;
-//! - with a TCP SYN that has no ACK: the same addresses and ports, and another connection;
-//! - when the inspector that gave it is detached for breaking the protocol. One that merely ends leaves its verdicts
-//!   behind, as connection marks outlive the program behind an NFQUEUE;
-//! - when there are more flows than room: the ones that were silent longest go, and their packets are inspected again.
+//! An inspector's verdict may apply to the packet's flow. Later packets of the flow, in both directions, then get the verdict and
+//! the mark without going to the inspector, wherever a rule sends them to the inspector's queue. A packet that no rule
+//! sends to the queue is not affected, so a reload of the rules needs no change here. A verdict ends:
+//! - after [`IDLE`] without a packet, on the clock of the dynamic states;
+//! - with a TCP SYN without ACK, which begins another connection;
+//! - when its inspector is detached for a protocol violation. An inspector that merely ends leaves its verdicts behind, as
+//!   connection marks outlive the program behind an NFQUEUE;
+//! - when the cache is full: the flows that were idle longest are evicted, and their packets are inspected again.
 //!
-//! Two generations keep the bound without a list: a flow that is seen moves to the young one; when that is full the old
-//! one is forgotten, and the young becomes the old.
+//! Two generations bound the cache without a list. A flow with a packet moves to the young generation. If that is full, the
+//! old generation is dropped, and the young one becomes the old one.
 
 use std::collections::HashMap;
 
 use towpath_gate::state::{Ends, Flow};
+use towpath_ring::Verdict;
 use towpath_wire::Time;
 
-/// Nanoseconds of silence after which a flow's verdict ends: the lifetime of ipfw's established states
-/// (`dyn_ack_lifetime`).
+/// Idle time in nanoseconds after which a verdict ends: the lifetime of ipfw's established states (`dyn_ack_lifetime`).
 pub const IDLE: u64 = 300_000_000_000;
 
 /// FlowVerdictCache of one generation.
 const GENERATION: usize = 1 << 15;
 
-/// What was said of a flow.
+/// A verdict for a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowVerdict {
-    /// What becomes of its packets.
-    pub verdict: Verdict,
+    /// The verdict: pass, drop, reject or queue. Replacements and `repeat` concern one packet.
+    pub verdict: Verdict<'static>,
     /// New bits of the mark, and which bits change.
     pub mark: (u32, u32),
-    /// The channel of the inspector that said so.
+    /// The channel of the inspector that decided.
     pub channel: u32,
 }
 
-/// Verdicts that can be for a flow. A replacement is about one packet, and so is "walk the rules again", which would
-/// lead back here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Let it go on.
-    Pass,
-    /// Drop it.
-    Drop,
-    /// Drop it and tell the sender.
-    Reject,
-    /// Hand it to another queue.
-    Queue(u16),
-}
-
-/// What the table has done.
+/// Counters of the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Verdicts that were given for a flow.
+    /// Inserted verdicts.
     pub given: u64,
-    /// Verdicts that ended because the flow was silent, or began anew.
+    /// Verdicts that ended because the flow was idle or began another connection.
     pub expired: u64,
-    /// Verdicts that gave way to newer ones.
+    /// Verdicts that were evicted.
     pub evicted: u64,
 }
 
-/// See the module's text.
+/// The verdicts for the flows of one queue.
 #[derive(Debug)]
 pub struct FlowVerdictCache {
     young: HashMap<Flow, Entry>,
@@ -83,7 +68,7 @@ impl Default for FlowVerdictCache {
 }
 
 impl FlowVerdictCache {
-    /// Room for at most `flows` flows, and for half as many at least.
+    /// Creates a cache for at least `flows / 2` and at most `flows` flows.
     pub fn with_room(flows: usize) -> Self {
         Self {
             young: HashMap::new(),
@@ -93,22 +78,22 @@ impl FlowVerdictCache {
         }
     }
 
-    /// True when nothing was said about any flow.
+    /// Returns true if there is no verdict.
     pub fn is_empty(&self) -> bool {
         self.young.is_empty() && self.old.is_empty()
     }
 
-    /// FlowVerdictCache that something was said about and that have not been found silent.
+    /// The number of verdicts, idle ones included.
     pub fn len(&self) -> usize {
         self.young.len() + self.old.len()
     }
 
-    /// What it has done.
+    /// The counters.
     pub fn stats(&self) -> Stats {
         self.stats
     }
 
-    /// What was said of the flow that a packet at `now` belongs to. `new`: the packet begins a connection.
+    /// The verdict for the flow of a packet at `now`. `new`: the packet begins a connection.
     pub fn find(&mut self, flow: &Flow, new: bool, now: Time) -> Option<FlowVerdict> {
         let key = key(flow);
         let in_old = !self.young.contains_key(&key);
@@ -131,7 +116,7 @@ impl FlowVerdictCache {
         Some(entry.verdict)
     }
 
-    /// From now on `verdict` is what becomes of the flow's packets.
+    /// Sets the verdict for a flow.
     pub fn insert(&mut self, flow: &Flow, verdict: FlowVerdict, now: Time) {
         let key = key(flow);
         self.old.remove(&key);
@@ -139,7 +124,7 @@ impl FlowVerdictCache {
         self.keep(key, Entry { verdict, seen: now });
     }
 
-    /// Forgets what the inspector on `channel` said.
+    /// Removes the verdicts of the inspector on `channel`.
     pub fn forget(&mut self, channel: u32) {
         self.young.retain(|_, entry| entry.verdict.channel != channel);
         self.old.retain(|_, entry| entry.verdict.channel != channel);
@@ -155,7 +140,7 @@ impl FlowVerdictCache {
     }
 }
 
-/// The same for both directions of a flow.
+/// A key that is the same for both directions of a flow.
 fn key(flow: &Flow) -> Flow {
     let backwards = match flow.ends {
         Ends::V4(src, dst) => (src, flow.src_port) > (dst, flow.dst_port),
@@ -186,21 +171,21 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_is_for_both_directions_until_silence_or_a_new_connection() {
+    fn a_verdict_applies_to_both_directions_until_idle_or_a_new_connection() {
         let mut flows = FlowVerdictCache::default();
         flows.insert(&flow(1), verdict(1), at(0));
         assert_eq!(flows.find(&flow(1).reversed(), false, at(299)), Some(verdict(1)));
         assert_eq!(flows.find(&flow(1), false, at(598)), Some(verdict(1)));
         assert_eq!(flows.find(&flow(2), false, at(598)), None);
-        assert_eq!(flows.find(&flow(1), false, at(898)), None, "300 s of silence");
+        assert_eq!(flows.find(&flow(1), false, at(898)), None, "300 s idle");
         flows.insert(&flow(1), verdict(1), at(900));
         assert_eq!(flows.find(&flow(1), true, at(901)), None, "a SYN");
-        assert_eq!(flows.find(&flow(1), false, at(902)), None, "it does not come back");
+        assert_eq!(flows.find(&flow(1), false, at(902)), None, "the verdict is removed");
         assert_eq!(flows.stats(), Stats { given: 2, expired: 2, evicted: 0 });
     }
 
     #[test]
-    fn what_a_distrusted_inspector_said_is_forgotten() {
+    fn forget_removes_the_verdicts_of_one_inspector() {
         let mut flows = FlowVerdictCache::with_room(2);
         flows.insert(&flow(1), verdict(1), at(0));
         flows.insert(&flow(2), verdict(2), at(0));
@@ -210,21 +195,21 @@ mod tests {
     }
 
     proptest! {
-        /// Against a plain map: what is found was said last, the bound holds, and the most recent half is always there.
+        /// The model: a map. A found verdict is the last one, the bound holds, and the most recent half is present.
         #[test]
         fn agrees_with_a_map(ops in proptest::collection::vec((any::<bool>(), 0u16..24), 1..300)) {
             const ROOM: usize = 8;
             let mut flows = FlowVerdictCache::with_room(ROOM);
-            let mut said = HashMap::new();
+            let mut last = HashMap::new();
             let mut recent: Vec<u16> = Vec::new();
             for (step, (insert, n)) in ops.into_iter().enumerate() {
                 if insert {
                     flows.insert(&flow(n), verdict(step as u32), at(0));
-                    said.insert(n, step as u32);
+                    last.insert(n, step as u32);
                 } else {
                     let found = flows.find(&flow(n), false, at(0));
                     if let Some(found) = found {
-                        prop_assert_eq!(Some(&found.channel), said.get(&n));
+                        prop_assert_eq!(Some(&found.channel), last.get(&n));
                     } else {
                         prop_assert!(!recent.contains(&n), "{} was used among the last {}", n, ROOM / 2);
                         continue;
@@ -237,7 +222,7 @@ mod tests {
                 }
                 prop_assert!(flows.len() <= ROOM);
                 let Stats { given, expired, evicted } = flows.stats();
-                // An insertion may replace what was there.
+                // An insertion may replace a verdict.
                 prop_assert!(flows.len() as u64 + expired + evicted <= given);
             }
         }

@@ -1,32 +1,32 @@
-//! The packets that wait, bucket by bucket in the order they borrowed.
+//! The reorder buffer: packets that wait for a verdict, and packets that passed behind them.
 //!
-//! A packet that an inspector holds must not let later ones of its bucket overtake it on the way out. So as long as a bucket is
-//! not clear, every packet of it that passes joins it at the back, and packets leave it only at the front, once decided.
-//! Lanes do not wait for each other. A replay has one bucket: everything leaves in the order of the capture. A live engine
-//! has one for each bucket of flows: a flow that waits delays nobody else.
+//! What: each packet belongs to a bucket, and the packets of a bucket leave in the order in which they were added. While a bucket is
+//! not clear, a packet that passes joins it at the back. Packets leave a bucket only at its front, once they are decided.
+//! Buckets do not wait for each other. A replay has one bucket: all packets leave in the order of the capture. A live engine
+//! hashes flows into buckets, so that a flow that waits delays only the flows of its bucket.
 //!
-//! Invariant: a bucket is clear, or its front waits for a verdict, or the bucket is in `ready` ([`ReorderBuffer::flush`] empties
-//! that). Bounded in packets and in bytes: [`ReorderBuffer::has_room`] says when there are too many.
+//! Invariant: a bucket is clear, or its front waits for a verdict, or the bucket is in `ready`, which
+//! [`ReorderBuffer::flush`] empties. [`ReorderBuffer::has_room`] bounds packets and bytes.
 
-/// Names an entry for as long as it is in the buffer; never reused.
+/// The name of a packet while it is in the buffer. Names are not reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PacketId {
     generation: u32,
     at: u32,
 }
 
-/// A packet's bytes, and what the port said about it.
+/// The bytes of a packet and its metadata.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Held<M> {
     bytes: Bytes,
-    /// What goes with it.
+    /// The metadata.
     pub meta: M,
 }
 
-/// Where a packet's bytes are.
+/// The bytes of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Bytes {
-    /// Where they borrowed: its place in the burst, and its length.
+    /// In the burst: the packet's index there, and its length.
     Borrowed(u32, u32),
     Own(Vec<u8>),
 }
@@ -34,24 +34,24 @@ enum Bytes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Free,
-    /// Somebody holds the packet.
+    /// The packet waits for a verdict, for room, or for its turn.
     Waiting,
-    /// It goes out when its turn comes.
+    /// The packet leaves when its turn comes.
     Passed,
-    /// It was dropped; only its place is left.
+    /// The packet was dropped or moved. The entry remains until its turn comes.
     Gone,
 }
 
-/// A place in the buffer. What is in it stays where it is while its state changes: it is some cache lines.
+/// An entry of the buffer. Its contents, several cache lines, do not move while its state changes.
 #[derive(Debug)]
 struct Entry<M, W> {
     state: State,
     generation: u32,
     bucket: u16,
-    /// Behind it in its bucket, or among the free ones.
+    /// The next entry of the bucket or of the free list.
     next: u32,
     held: Held<M>,
-    /// Where its walk goes on; none of one that never waited.
+    /// The packet's state on its path. `None` for a packet that never waited.
     walk: Option<W>,
 }
 
@@ -66,16 +66,16 @@ const NONE: u32 = u32::MAX;
 
 const CLEAR: Bucket = Bucket { front: NONE, back: NONE };
 
-/// See the module's text.
+/// The reorder buffer. See the module's documentation.
 #[derive(Debug)]
 pub struct ReorderBuffer<M, W> {
     entries: Vec<Entry<M, W>>,
     /// The first free entry.
     free: u32,
     buckets: Box<[Bucket]>,
-    /// Lanes whose front was decided.
+    /// Buckets whose front was decided.
     ready: Vec<u16>,
-    /// Packets at the front of their bucket that still wait, and were not there before.
+    /// Waiting packets that have come to the front of their bucket.
     turns: Vec<PacketId>,
     packets: usize,
     /// Bytes of all packets.
@@ -83,9 +83,9 @@ pub struct ReorderBuffer<M, W> {
     waiting: usize,
     max_packets: usize,
     max_bytes: usize,
-    /// Buffers for the next packets: the buffer allocates only until it is warm.
+    /// Free byte buffers, so that the buffer allocates only until it is warm.
     spare: Vec<Vec<u8>>,
-    /// Packets whose bytes lay in their burst when they were added.
+    /// Packets that were added with borrowed bytes.
     borrowed: Vec<PacketId>,
 }
 
@@ -105,7 +105,7 @@ impl Bytes {
 }
 
 impl<M> Held<M> {
-    /// Its place in the burst that it borrowed with, as long as its bytes are only there.
+    /// The packet's index in the burst, if its bytes are borrowed.
     pub fn borrowed(&self) -> Option<usize> {
         match self.bytes {
             Bytes::Borrowed(index, _) => Some(index as usize),
@@ -113,7 +113,7 @@ impl<M> Held<M> {
         }
     }
 
-    /// The frame; `borrowed` has the bytes of those that still lie in their burst.
+    /// The bytes. `borrowed` returns the bytes at an index of the burst.
     pub fn bytes<'a>(&'a self, borrowed: impl FnOnce(usize) -> &'a [u8]) -> &'a [u8] {
         match &self.bytes {
             Bytes::Borrowed(index, _) => borrowed(*index as usize),
@@ -121,21 +121,20 @@ impl<M> Held<M> {
         }
     }
 
-    /// The frame and what goes with it, to be changed: a copy of its own from now on.
+    /// The bytes and the metadata for changes. Borrowed bytes are copied.
     pub fn parts_mut<'a>(&mut self, borrowed: impl FnOnce(usize) -> &'a [u8]) -> (&mut [u8], &mut M) {
         if let Bytes::Borrowed(index, _) = self.bytes {
             self.bytes = Bytes::Own(borrowed(index as usize).to_vec());
         }
         match &mut self.bytes {
             Bytes::Own(bytes) => (bytes, &mut self.meta),
-            Bytes::Borrowed(..) => unreachable!("it was copied just now"),
+            Bytes::Borrowed(..) => unreachable!("the bytes were copied"),
         }
     }
 }
 
 impl<M, W> ReorderBuffer<M, W> {
-    /// An empty buffer of so many buckets for at most `max_packets` packets and about `max_bytes` bytes: one packet may
-    /// exceed the bytes.
+    /// Creates a buffer for at most `max_packets` packets and `max_bytes` bytes. The last packet may exceed the bytes.
     pub fn new(buckets: u16, max_packets: usize, max_bytes: usize) -> Self {
         Self {
             entries: Vec::new(),
@@ -153,27 +152,27 @@ impl<M, W> ReorderBuffer<M, W> {
         }
     }
 
-    /// True when nothing is in the buffer.
+    /// Returns true if the buffer is empty.
     pub fn is_empty(&self) -> bool {
         self.packets == 0
     }
 
-    /// True when nothing of the bucket is in the buffer: a packet of it that passes may go straight out.
+    /// Returns true if the bucket is empty: a packet of it that passes may leave at once.
     pub fn is_clear(&self, bucket: u16) -> bool {
         self.buckets[usize::from(bucket)].front == NONE
     }
 
-    /// False when one more packet would break the bounds.
+    /// Returns false if the buffer is full.
     pub fn has_room(&self) -> bool {
         self.packets < self.max_packets && self.bytes < self.max_bytes
     }
 
-    /// Packets that wait for a verdict.
+    /// The number of packets that wait.
     pub fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// The first packet that waits in the first bucket that is not clear.
+    /// The first waiting packet of the first bucket that is not clear.
     pub fn oldest_waiting(&self) -> Option<PacketId> {
         let mut at = self.buckets.iter().map(|bucket| bucket.front).find(|&front| front != NONE)?;
         while at != NONE {
@@ -186,22 +185,21 @@ impl<M, W> ReorderBuffer<M, W> {
         None
     }
 
-    /// All packets that wait for a verdict.
+    /// All packets that wait.
     pub fn waiting_ids(&self) -> Vec<PacketId> {
         let waits = |(_, entry): &(u32, &Entry<M, W>)| entry.state == State::Waiting;
         let id = |(at, entry): (u32, &Entry<M, W>)| PacketId { generation: entry.generation, at };
         (0..).zip(&self.entries).filter(waits).map(id).collect()
     }
 
-    /// Adds a packet that somebody holds.
+    /// Adds a packet that waits. Copies its bytes.
     pub fn push_waiting(&mut self, bytes: &[u8], meta: M, walk: W, bucket: u16) -> PacketId {
         let held = self.store(bytes, meta);
         self.waiting += 1;
         self.push(State::Waiting, held, Some(walk), bucket)
     }
 
-    /// Adds a packet that somebody holds, and that lies at `index` of the burst that is being handled. Its `len` bytes stay there,
-    /// until [`keep`](Self::keep).
+    /// Adds a packet that waits, at `index` of the current burst. Its `len` bytes are borrowed until [`keep`](Self::keep).
     pub fn push_borrowed(&mut self, index: usize, len: usize, meta: M, walk: W, bucket: u16) -> PacketId {
         self.bytes += len;
         self.waiting += 1;
@@ -211,7 +209,7 @@ impl<M, W> ReorderBuffer<M, W> {
         id
     }
 
-    /// The burst goes: what still waits is copied out of it.
+    /// Ends the burst: copies the borrowed bytes of packets that still wait.
     pub fn keep<'a>(&mut self, burst: impl Fn(usize) -> &'a [u8]) {
         let mut borrowed = std::mem::take(&mut self.borrowed);
         for id in borrowed.drain(..) {
@@ -227,20 +225,20 @@ impl<M, W> ReorderBuffer<M, W> {
         self.borrowed = borrowed;
     }
 
-    /// Adds a packet that passed, behind those that wait.
+    /// Adds a packet that passed. Copies its bytes.
     pub fn push_passed(&mut self, bytes: &[u8], meta: M, bucket: u16) {
         let held = self.store(bytes, meta);
         let id = self.push(State::Passed, held, None, bucket);
         self.note(id);
     }
 
-    /// The waiting packet of `id` and its walk; `None` when it is not waiting (any more).
+    /// A waiting packet and its state on its path. `None` if it does not wait.
     pub fn waiting_mut(&mut self, id: PacketId) -> Option<(&mut Held<M>, &mut W)> {
         let Entry { held, walk, .. } = self.waiting_entry(id)?;
         Some((held, walk.as_mut()?))
     }
 
-    /// Decides that the waiting packet of `id` passes. Does nothing when it is not waiting.
+    /// A waiting packet passes. No effect if it does not wait.
     pub fn pass(&mut self, id: PacketId) {
         let Some(entry) = self.waiting_entry(id) else { return };
         entry.state = State::Passed;
@@ -248,7 +246,7 @@ impl<M, W> ReorderBuffer<M, W> {
         self.note(id);
     }
 
-    /// Decides that the waiting packet of `id` does not pass. Does nothing when it is not waiting.
+    /// A waiting packet does not pass. No effect if it does not wait.
     pub fn discard(&mut self, id: PacketId) {
         let Some(entry) = self.waiting_entry(id) else { return };
         entry.state = State::Gone;
@@ -257,8 +255,8 @@ impl<M, W> ReorderBuffer<M, W> {
         self.note(id);
     }
 
-    /// Takes a waiting packet to the back of another bucket: its new id. In its old bucket it has passed nobody, and its place there
-    /// counts until its turn comes, so that there may be twice as many entries as packets. `None` when it is not waiting.
+    /// Moves a waiting packet to the back of another bucket. Returns its new name, or `None` if it does not wait. Its entry in the old
+    /// bucket counts as a packet until its turn comes.
     pub fn move_to(&mut self, id: PacketId, bucket: u16) -> Option<PacketId>
     where
         M: Copy,
@@ -276,7 +274,7 @@ impl<M, W> ReorderBuffer<M, W> {
         Some(id)
     }
 
-    /// Puts other bytes in the place of a waiting packet's. Does nothing when it is not waiting.
+    /// Replaces the bytes of a waiting packet. No effect if it does not wait.
     pub fn replace(&mut self, id: PacketId, bytes: &[u8]) {
         let Some((held, _)) = self.waiting_mut(id) else { return };
         let before = held.bytes.len();
@@ -290,8 +288,11 @@ impl<M, W> ReorderBuffer<M, W> {
         self.bytes = self.bytes - before + bytes.len();
     }
 
-    /// Gives the decided packets at the front of their buckets to `out`, up to the first that waits. After an error of `out`
-    /// the packet that failed is gone and the rest is still here.
+    /// Passes each packet to `out` that passed and is behind no waiting packet of its bucket.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error of `out`. That packet is removed, and the others remain.
     pub fn flush<E>(&mut self, mut out: impl FnMut(&Held<M>) -> Result<(), E>) -> Result<(), E> {
         while let Some(&bucket) = self.ready.last() {
             let at = self.buckets[usize::from(bucket)].front;
@@ -316,12 +317,12 @@ impl<M, W> ReorderBuffer<M, W> {
         Ok(())
     }
 
-    /// A packet that waits and has come to the front of its bucket since this was asked.
+    /// Returns a waiting packet that has come to the front of its bucket, once.
     pub fn take_turn(&mut self) -> Option<PacketId> {
         self.turns.pop()
     }
 
-    /// Forgets whose turn it is.
+    /// Clears the packets of [`take_turn`](Self::take_turn).
     pub fn clear_turns(&mut self) {
         self.turns.clear();
     }
@@ -352,7 +353,7 @@ impl<M, W> ReorderBuffer<M, W> {
         PacketId { generation: self.entries[at as usize].generation, at }
     }
 
-    /// The packet of `id` was decided: its bucket may have something to give.
+    /// A packet was decided: its bucket may have packets that leave.
     fn note(&mut self, id: PacketId) {
         let bucket = self.entries[id.at as usize].bucket;
         if self.buckets[usize::from(bucket)].front == id.at {
@@ -360,13 +361,13 @@ impl<M, W> ReorderBuffer<M, W> {
         }
     }
 
-    /// Takes the front of a bucket out of it.
+    /// Removes the front of a bucket.
     fn unlink(&mut self, bucket: u16, at: u32) {
         self.packets -= 1;
         let entry = &mut self.entries[at as usize];
         let next = std::mem::replace(&mut entry.next, self.free);
         entry.state = State::Free;
-        // Tickets of what was here before find nothing.
+        // Older names of this entry are invalid from now on.
         entry.generation = entry.generation.wrapping_add(1);
         self.free = at;
         let ends = &mut self.buckets[usize::from(bucket)];
@@ -383,15 +384,14 @@ impl<M, W> ReorderBuffer<M, W> {
         Held { bytes: Bytes::Own(buffer), meta }
     }
 
-    /// Takes the bytes of the entry at `at` back.
+    /// Takes the bytes of an entry.
     fn reclaim(&mut self, at: u32) {
         let bytes = std::mem::take(&mut self.entries[at as usize].held.bytes);
-        // A replaced payload may have another length than the one that was counted in: `replace` keeps the sum.
+        // The length may differ from the length that was added: `replace` keeps the sum.
         self.bytes -= bytes.len();
         let Bytes::Own(mut buffer) = bytes else { return };
         buffer.clear();
-        // A jumbo's buffer is not kept, nor more of them than packets ever waited at a time (what borrowed borrowed was none of them): the
-        // spares stay within the buffer's own bound.
+        // The spare buffers stay within the bounds: no large ones, and no more than there are entries.
         if buffer.capacity() <= KEEP && self.spare.len() < self.entries.len() {
             self.spare.push(buffer);
         }
@@ -403,7 +403,7 @@ fn entry_mut<M, W>(entries: &mut [Entry<M, W>], id: PacketId) -> Option<&mut Ent
     entries.get_mut(id.at as usize).filter(|entry| entry.generation == id.generation)
 }
 
-/// Buffers larger than this are freed, not kept.
+/// Maximum size of a spare byte buffer.
 const KEEP: usize = 2048;
 
 #[cfg(test)]
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_leave_in_the_order_they_came() {
+    fn packets_leave_in_order() {
         let mut buffer = ReorderBuffer::new(1, 16, 1000);
         let a = buffer.push_waiting(b"a", 1, (), 0);
         buffer.push_passed(b"b", 2, 0);
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_do_not_wait_for_each_other_and_say_whose_turn_it_is() {
+    fn buckets_do_not_wait_for_each_other() {
         let mut buffer = ReorderBuffer::new(2, 16, 1000);
         let a = buffer.push_waiting(b"a", 1, (), 0);
         let b = buffer.push_waiting(b"b", 2, (), 1);
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_that_goes_to_another_lane_is_the_last_one_there() {
+    fn a_moved_packet_is_the_last_of_its_bucket() {
         let mut buffer = ReorderBuffer::new(2, 16, 1000);
         let a = buffer.push_waiting(b"a", 1, (), 0);
         let b = buffer.push_waiting(b"b", 2, (), 0);
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_verdict_changes_nothing() {
+    fn a_second_verdict_has_no_effect() {
         let mut buffer = ReorderBuffer::<u32, ()>::new(1, 16, 1000);
         let a = buffer.push_waiting(b"a", 1, (), 0);
         buffer.pass(a);
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_decided_in_time_is_not_copied_and_the_rest_is_before_its_burst_goes() {
+    fn borrowed_bytes_are_copied_only_at_the_end_of_the_burst() {
         let burst: [&[u8]; 4] = [b"zero", b"one", b"two", b"three"];
         let mut buffer = ReorderBuffer::<u32, ()>::new(1, 16, 100);
         let ids: Vec<_> = burst
@@ -533,12 +533,11 @@ mod tests {
     }
 
     proptest! {
-        /// Against a plain list for each bucket: what leaves is what passed, in order, and nothing that still waits is
-        /// overtaken.
+        /// The model: a list per bucket. Packets that passed leave in order and overtake no waiting packet.
         #[test]
         fn agrees_with_lists(ops in proptest::collection::vec((0u8..4, 0usize..8, 0u16..3), 1..200)) {
             let mut buffer = ReorderBuffer::<u32, ()>::new(3, usize::MAX, usize::MAX);
-            /// A packet, what was decided about it, and its id when it waited.
+            /// A packet, whether it passed, and its name if it waited.
             type Row = (u32, Option<bool>, Option<PacketId>);
             let mut lists: [Vec<Row>; 3] = Default::default();
             let mut id = 0;
@@ -559,18 +558,18 @@ mod tests {
                         if !open.is_empty() {
                             let i = open[pick % open.len()];
                             list[i].1 = Some(op == 2);
-                            let id = list[i].2.expect("it waits");
+                            let id = list[i].2.expect("a waiting packet");
                             if op == 2 { buffer.pass(id) } else { buffer.discard(id) }
                         }
                     }
                 }
-                // Every bucket but this one had nothing to give.
-                let decided = list.iter().take_while(|(_, fate, _)| fate.is_some()).count();
+                // The other buckets are already flushed.
+                let decided = list.iter().take_while(|(_, passed, _)| passed.is_some()).count();
                 let expected: Vec<_> =
-                    list.drain(..decided).filter(|(_, fate, _)| *fate == Some(true)).map(|(id, _, _)| id).collect();
+                    list.drain(..decided).filter(|(_, passed, _)| *passed == Some(true)).map(|(id, _, _)| id).collect();
                 prop_assert_eq!(flushed(&mut buffer), expected);
                 prop_assert_eq!(buffer.is_clear(bucket), lists[usize::from(bucket)].is_empty());
-                let waiting = lists.iter().flatten().filter(|(_, fate, _)| fate.is_none()).count();
+                let waiting = lists.iter().flatten().filter(|(_, passed, _)| passed.is_none()).count();
                 prop_assert_eq!(buffer.waiting(), waiting);
             }
         }

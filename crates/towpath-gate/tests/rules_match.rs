@@ -16,7 +16,11 @@ fn gate(rules: &str) -> Gate {
     let mut routes = towpath_gate::Routes::new();
     let mut route = |net: &str, len, port: &str, connected| {
         let port = gate.ports().find(port).unwrap();
-        routes.add(net.parse().unwrap(), len, towpath_gate::Route { port, connected });
+        routes.add(
+            net.parse().unwrap(),
+            len,
+            towpath_gate::Route { port, connected, gateway: Default::default() },
+        );
     };
     route("10.0.0.0", 8, "em0", true);
     route("192.168.0.0", 24, "em1", true);

@@ -14,7 +14,8 @@ use towpath_ring::{
     self as ring, Cause, Config, Death, Decision, Endpoint, FrameOut, Loss, Meta, ReserveError, Seq, Verdict,
 };
 
-use towpath_engine::queue::{About, Answer, Channel, Detached, Outcome, Policy, Reply};
+use towpath_engine::DropReason;
+use towpath_engine::queue::{About, Channel, Detached, Policy};
 
 /// How long a process has to attach.
 pub const ATTACH_TIMEOUT: Duration = Duration::from_secs(15);
@@ -214,17 +215,17 @@ impl Channel for Inspector {
         }
     }
 
-    fn poll(&mut self, now: u64, each: &mut dyn FnMut(Seq, Outcome<'_>)) -> usize {
+    fn poll(&mut self, now: u64, each: &mut dyn FnMut(Seq, Result<Decision<'_>, DropReason>)) -> usize {
         let Some(channel) = &mut self.channel else { return 0 };
         let was_over = channel.is_dead();
-        let mut decided = channel.poll_verdicts(now, |seq, decision| each(seq, outcome(decision)));
+        let mut decided = channel.poll_verdicts(now, |seq, decision| each(seq, checked(decision)));
         let Some(death) = channel.death() else { return decided };
-        // What it decided before it went counts, as much of it in each turn as of one that lives: packets do not wait for all that it may
-        // have left. It decides no more, so a look that finds nothing is the last one. Of one that broke the protocol nothing more counts.
+        // The verdicts that a dead inspector left count, in the same portions as those of a live one. A poll that finds none is the last.
+        // After a protocol violation, no verdict counts.
         if death == Death::Violations || was_over && decided == 0 {
             channel.drain_held(|seq| {
                 decided += 1;
-                each(seq, Outcome::Orphan);
+                each(seq, Err(DropReason::InspectorDied));
             });
             self.drained = true;
         }
@@ -286,7 +287,7 @@ impl Channel for Inspector {
         self.channel.as_ref().map_or(Vec::new(), |channel| channel.frames().collect())
     }
 
-    fn gone(&mut self) -> Option<Detached> {
+    fn detached(&mut self) -> Option<Detached> {
         let channel = self.channel.as_ref().filter(|_| self.drained)?;
         let death = channel.death()?;
         let distrusted = death == Death::Violations;
@@ -319,23 +320,15 @@ impl Drop for Inspector {
     }
 }
 
-fn outcome(decision: Decision<'_>) -> Outcome<'_> {
-    match decision.cause {
-        Cause::Overdue => return Outcome::Overdue,
-        Cause::Invalid => return Outcome::Garbage,
-        Cause::Single | Cause::Cumulative => {}
+/// The decision, if the inspector made one that the engine can execute.
+fn checked(decision: Decision<'_>) -> Result<Decision<'_>, DropReason> {
+    match (decision.cause, decision.verdict) {
+        (Cause::Overdue, _) => Err(DropReason::Overdue),
+        (Cause::Invalid, _) => Err(DropReason::InvalidVerdict),
+        // Longer than any port can send.
+        (_, Verdict::Replace(bytes)) if bytes.len() > MAX_FRAME => Err(DropReason::InvalidVerdict),
+        (Cause::Single | Cause::Cumulative, _) => Ok(decision),
     }
-    let answer = match decision.verdict {
-        Verdict::Pass => Answer::Pass,
-        Verdict::Drop | Verdict::Hold => Answer::Drop,
-        Verdict::Reject => Answer::Reject,
-        Verdict::Queue(number) => Answer::Queue(number),
-        Verdict::Repeat => Answer::Repeat,
-        Verdict::Replace(bytes) if bytes.len() <= MAX_FRAME => Answer::Replace(bytes),
-        // No packet: nothing that a port could send.
-        Verdict::Replace(_) => return Outcome::Garbage,
-    };
-    Outcome::Answer(Reply { answer, mark: (decision.mark, decision.mask), flow: decision.flow })
 }
 
 #[cfg(test)]
@@ -379,14 +372,14 @@ mod tests {
         // Seconds apart: each time it is asked whether the client is there.
         for now in (1..100).map(|second| second * 1_000_000_000) {
             let mut replaced = 0;
-            inspector.poll(now, &mut |_, outcome| match outcome {
-                Outcome::Answer(Reply { answer: Answer::Replace(bytes), .. }) if bytes.len() == LONG => {
+            inspector.poll(now, &mut |_, decision| match decision {
+                Ok(Decision { verdict: Verdict::Replace(bytes), .. }) if bytes.len() == LONG => {
                     replaced += 1;
                 }
                 other => panic!("{other:?}"),
             });
             (all, most) = (all + replaced, most.max(replaced));
-            if let Some(gone) = inspector.gone() {
+            if let Some(gone) = inspector.detached() {
                 assert!(!gone.distrusted, "{gone:?}");
                 assert_eq!(all, FRAMES);
                 assert!(most < FRAMES / 3, "{most} in one turn");

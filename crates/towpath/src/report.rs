@@ -1,5 +1,6 @@
 //! What a replay tells its user at the end: as text for people, as one JSON object for programs.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use towpath_engine as engine;
 
 /// The report of one run. Serialised, it is the object that `towpath replay --json` prints.
 ///
-/// `packets = passed + dropped + rejected + undecodable` holds in every report.
+/// `packets = passed + dropped + rejected` holds in every report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
     /// Frames read from the captures.
@@ -22,14 +23,14 @@ pub struct Report {
     pub passed: u64,
     /// Packets that a rule, an inspector or a full table dropped.
     pub dropped: u64,
+    /// Dropped packets by reason: the names of [`DropReason`](towpath_engine::DropReason).
+    pub dropped_by: BTreeMap<String, u64>,
     /// Packets that a rule or an inspector rejected.
     pub rejected: u64,
     /// What became of the answers to them.
     pub replies: Replies,
     /// Packets that were handed to at least one inspector.
     pub inspected: u64,
-    /// Malformed packets: they never met a rule.
-    pub undecodable: u64,
     /// Conversations seen.
     pub conversations: Conversations,
     /// Dynamic states.
@@ -278,10 +279,10 @@ impl From<engine::QueueSnapshot> for Queue {
             lost: stats.lost(),
             lost_by: LostBy {
                 overdue: stats.overdue,
-                garbage: stats.garbage,
-                died: stats.died,
-                overload: stats.overload,
-                no_listener: stats.no_listener,
+                garbage: stats.invalid_verdict,
+                died: stats.inspector_died,
+                overload: stats.queue_full,
+                no_listener: stats.no_inspector,
             },
             handed_on: stats.handed_on,
             redelivered: stats.redelivered,
@@ -293,18 +294,34 @@ impl From<engine::QueueSnapshot> for Queue {
     }
 }
 
+/// The drop reasons that occurred, by name.
+pub fn dropped_by(drops: &engine::Drops) -> BTreeMap<String, u64> {
+    drops.iter().map(|(reason, count)| (reason.name().to_owned(), count)).collect()
+}
+
+pub(crate) fn add_dropped_by(
+    mut all: BTreeMap<String, u64>,
+    other: BTreeMap<String, u64>,
+) -> BTreeMap<String, u64> {
+    for (reason, count) in other {
+        *all.entry(reason).or_default() += count;
+    }
+    all
+}
+
 impl Report {
     /// The report of one engine. The caller adds the rules, the wall-clock time and the number of captures.
     pub fn of<E: engine::PacketIo>(engine: &mut engine::Engine<E>) -> Self {
-        let engine::Summary { stats, replies, conversations, queues, span } = engine.summary();
+        let engine::Summary { totals, replies, conversations, queues, span } = engine.summary();
+        let stats = totals.stats;
         Self {
             packets: stats.packets,
             bytes: stats.bytes,
             passed: stats.passed,
-            dropped: stats.dropped,
+            dropped: totals.dropped(),
+            dropped_by: dropped_by(&totals.drops),
             rejected: stats.rejected,
             inspected: stats.inspected,
-            undecodable: stats.undecodable,
             replies: replies.into(),
             conversations: Conversations { tcp: conversations.tcp, udp: conversations.udp },
             states: States::of(engine.states()),
@@ -322,7 +339,7 @@ impl Report {
         self.dropped += other.dropped;
         self.rejected += other.rejected;
         self.inspected += other.inspected;
-        self.undecodable += other.undecodable;
+        self.dropped_by = add_dropped_by(std::mem::take(&mut self.dropped_by), other.dropped_by.clone());
         self.replies.add(other.replies);
         self.states = other.states;
         self.span = self.span.max(other.span);
@@ -391,6 +408,11 @@ impl fmt::Display for Report {
         }
         line(f, "passed", &self.passed.to_string())?;
         line(f, "dropped", &self.dropped.to_string())?;
+        if !self.dropped_by.is_empty() {
+            let reasons: Vec<_> =
+                self.dropped_by.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+            line(f, "  by reason", &reasons.join(", "))?;
+        }
         line(f, "rejected", &self.rejected.to_string())?;
         let Replies { sent, silent, limited, unsent } = self.replies;
         if self.rejected > 0 {
@@ -401,7 +423,6 @@ impl fmt::Display for Report {
             )?;
         }
         line(f, "inspected", &self.inspected.to_string())?;
-        line(f, "undecodable", &self.undecodable.to_string())?;
         if is_replay {
             let Conversations { tcp, udp } = self.conversations;
             line(f, "conversations", &format!("{tcp} tcp, {udp} udp"))?;
@@ -551,7 +572,7 @@ mod tests {
         };
         assert_eq!(
             keys(&value),
-            "bytes conversations dropped inspected packets passed queues rejected replies rules seconds states undecodable"
+            "bytes conversations dropped dropped_by inspected packets passed queues rejected replies rules seconds states"
         );
         assert_eq!(
             keys(&value["queues"][0]),

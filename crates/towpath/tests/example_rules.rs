@@ -81,7 +81,8 @@ impl Example {
         }
         for (prefix, name) in self.flags("--route") {
             let (net, len) = prefix.split_once('/').unwrap();
-            let route = Route { port: ports.find(name).unwrap(), connected: true };
+            let route =
+                Route { port: ports.find(name).unwrap(), connected: true, gateway: Default::default() };
             world.routes.add(net.parse().unwrap(), len.parse().unwrap(), route);
         }
         let mut gate = Gate::new(ruleset, ports, state::Settings::default(), 1);

@@ -131,7 +131,7 @@ fn routes_and_queues_come_with_their_rules() {
         let ports = engine.control.json("show ports --json");
         for port in ports["ports"].as_array().unwrap() {
             let lost = port["lost"].as_array().unwrap();
-            assert!(!lost.iter().any(|lost| lost[0] == "no_hop"), "{ports}");
+            assert!(!lost.iter().any(|lost| lost[0] == "no_next_hop"), "{ports}");
         }
         engine.stop();
     });

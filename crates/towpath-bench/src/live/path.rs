@@ -7,15 +7,14 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use towpath::report::Report;
-use towpath_engine::queue::{Answer, Channel, Detached, Outcome, Policy, Queue, Reply};
-use towpath_engine::{Engine, ForwardMode, Meta, PacketIo, Topology};
+use towpath_engine::queue::{Channel, Detached, Policy, Queue};
+use towpath_engine::{DropReason, Engine, ForwardMode, Meta, PacketIo, Topology};
 use towpath_gate::Ports;
 use towpath_gate::rules::Ruleset;
 use towpath_gate::{Gate, state};
 use towpath_port::generator::{Description, Generator};
-use towpath_port::{Burst, Frame, Port, Received};
-use towpath_ring::{Loss, ReserveError, Seq};
-use towpath_wire::LinkType;
+use towpath_port::{Burst, Port, Received};
+use towpath_ring::{Decision, Loss, ReserveError, Seq, Verdict};
 
 use super::middle::rules;
 
@@ -104,7 +103,7 @@ impl Path {
     /// So many packets go through, up to whole bursts.
     pub(crate) fn run(&mut self, packets: u32) -> Result<()> {
         for burst in self.bursts.iter().cycle().take((packets as usize).div_ceil(BURST)) {
-            let Ok(()) = self.engine.process_burst_borrowed(burst, meta);
+            let Ok(()) = self.engine.process_burst_borrowed(burst, |frame| Meta::received(frame, 0));
             self.engine.io_mut().now += STEP;
         }
         Ok(())
@@ -124,19 +123,6 @@ fn bursts() -> Result<Vec<Arc<Burst>>> {
     (0..BURSTS).map(|_| next()).collect()
 }
 
-fn meta(frame: &Frame<'_>) -> Meta {
-    Meta {
-        wire_len: frame.wire_len,
-        time: frame.time_ns,
-        link: LinkType::ETHERNET,
-        interface: 0,
-        out: None,
-        hop: None,
-        changed: false,
-        port: frame.meta,
-    }
-}
-
 impl Channel for Inspector {
     fn publish(&mut self, frame: &[u8], _meta: &towpath_ring::Meta) -> Result<Seq, ReserveError> {
         self.bytes += frame.len() as u64;
@@ -148,11 +134,10 @@ impl Channel for Inspector {
 
     fn kick(&mut self) {}
 
-    fn poll(&mut self, _now: u64, each: &mut dyn FnMut(Seq, Outcome<'_>)) -> usize {
-        let pass = Reply { answer: Answer::Pass, mark: (0, 0), flow: false };
+    fn poll(&mut self, _now: u64, each: &mut dyn FnMut(Seq, Result<Decision<'_>, DropReason>)) -> usize {
         let count = self.published - self.answered;
         for seq in std::mem::replace(&mut self.answered, self.published)..self.published {
-            each(Seq(seq), Outcome::Answer(pass));
+            each(Seq(seq), Ok(Verdict::Pass.into()));
         }
         count as usize
     }
@@ -167,7 +152,7 @@ impl Channel for Inspector {
         false
     }
 
-    fn gone(&mut self) -> Option<Detached> {
+    fn detached(&mut self) -> Option<Detached> {
         None
     }
 }

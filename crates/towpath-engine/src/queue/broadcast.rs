@@ -1,85 +1,88 @@
-//! What the inspectors of a broadcast queue say about one packet.
+//! A packet of a broadcast queue: the verdicts of its inspectors combined into one.
 //!
-//! Everybody is waited for, and the strictest counts: reject, drop, then the first that wants the packet to take another
-//! way (replace, queue, repeat), then pass. Marks add up in the order in which the verdicts come. The verdict is for the
-//! flow when everybody's is.
+//! The packet waits for every inspector. The strictest verdict wins: reject, then drop, then the first of replace, queue and
+//! repeat, then pass. An inspector that does not decide counts as the queue's default verdict. Marks combine in the order
+//! of the verdicts. The result applies to the flow if every verdict does.
 
-use super::{Answer, DefaultVerdict, Outcome, Reply};
+use towpath_ring::{Decision, Verdict};
 
+use super::DefaultVerdict;
+use crate::DropReason;
+
+/// Verdicts so far.
 #[derive(Debug)]
 pub(super) struct PendingBroadcast {
     open: usize,
-    verdict: Verdict,
-    mark: (u32, u32),
-    flow: bool,
-}
-
-#[derive(Debug)]
-enum Verdict {
-    Pass,
-    Replace(Vec<u8>),
-    Queue(u16),
-    Repeat,
-    Drop,
-    Reject,
-}
-
-impl Verdict {
-    fn rank(&self) -> u8 {
-        match self {
-            Self::Pass => 0,
-            Self::Replace(_) | Self::Queue(_) | Self::Repeat => 1,
-            Self::Drop => 2,
-            Self::Reject => 3,
-        }
-    }
+    /// The strictest decision. The payload of a replacement is in `replacement`.
+    strictest: Decision<'static>,
+    /// Why the packet is dropped, if the default verdict is the strictest.
+    reason: Option<DropReason>,
+    replacement: Vec<u8>,
 }
 
 impl PendingBroadcast {
-    /// So many inspectors have the packet.
+    /// `open` inspectors have the packet.
     pub(super) fn new(open: usize) -> Self {
-        Self { open, verdict: Verdict::Pass, mark: (0, 0), flow: true }
+        let strictest = Decision::from(Verdict::Pass).for_flow();
+        Self { open, strictest, reason: None, replacement: Vec::new() }
     }
 
-    /// One has said something, or nothing; true when that was the last.
-    pub(super) fn cast(&mut self, outcome: Outcome<'_>, default: DefaultVerdict) -> bool {
-        let verdict = match (outcome, default) {
-            (Outcome::Answer(Reply { answer, mark: (mark, mask), flow }), _) => {
-                self.mark = (self.mark.0 & !mask | mark & mask, self.mark.1 | mask);
-                self.flow &= flow;
-                match answer {
-                    Answer::Pass => Verdict::Pass,
-                    Answer::Drop => Verdict::Drop,
-                    Answer::Reject => Verdict::Reject,
-                    Answer::Queue(number) => Verdict::Queue(number),
-                    Answer::Repeat => Verdict::Repeat,
-                    Answer::Replace(bytes) => Verdict::Replace(bytes.to_vec()),
-                }
+    /// Adds the verdict of one inspector. Returns true if it was the last.
+    pub(super) fn add(
+        &mut self,
+        decision: Result<Decision<'_>, DropReason>,
+        default: DefaultVerdict,
+    ) -> bool {
+        let (verdict, reason) = match decision {
+            Ok(Decision { verdict, mark, mask, flow, .. }) => {
+                self.strictest.mark = self.strictest.mark & !mask | mark & mask;
+                self.strictest.mask |= mask;
+                self.strictest.flow &= flow;
+                (verdict, None)
             }
-            (_, default) => {
-                self.flow = false;
-                match default {
-                    DefaultVerdict::Pass => Verdict::Pass,
-                    DefaultVerdict::Drop => Verdict::Drop,
+            Err(reason) => {
+                self.strictest.flow = false;
+                match default.drops(reason) {
+                    None => (Verdict::Pass, None),
+                    reason => (Verdict::Drop, reason),
                 }
             }
         };
-        if verdict.rank() > self.verdict.rank() {
-            self.verdict = verdict;
+        if strictness(verdict) > strictness(self.strictest.verdict) {
+            self.reason = reason;
+            self.strictest.verdict = match verdict {
+                Verdict::Replace(bytes) => {
+                    self.replacement = bytes.to_vec();
+                    Verdict::Replace(&[])
+                }
+                Verdict::Pass => Verdict::Pass,
+                Verdict::Drop | Verdict::Hold => Verdict::Drop,
+                Verdict::Reject => Verdict::Reject,
+                Verdict::Queue(number) => Verdict::Queue(number),
+                Verdict::Repeat => Verdict::Repeat,
+            };
         }
         self.open -= 1;
         self.open == 0
     }
 
-    pub(super) fn announce(&self, tell: impl FnOnce(Reply<'_>)) {
-        let answer = match &self.verdict {
-            Verdict::Pass => Answer::Pass,
-            Verdict::Drop => Answer::Drop,
-            Verdict::Reject => Answer::Reject,
-            Verdict::Queue(number) => Answer::Queue(*number),
-            Verdict::Repeat => Answer::Repeat,
-            Verdict::Replace(bytes) => Answer::Replace(bytes),
-        };
-        tell(Reply { answer, mark: self.mark, flow: self.flow });
+    /// The combined decision.
+    pub(super) fn result(&self) -> Result<Decision<'_>, DropReason> {
+        match (self.reason, self.strictest.verdict) {
+            (Some(reason), _) => Err(reason),
+            (None, Verdict::Replace(_)) => {
+                Ok(Decision { verdict: Verdict::Replace(&self.replacement), ..self.strictest })
+            }
+            (None, _) => Ok(self.strictest),
+        }
+    }
+}
+
+fn strictness(verdict: Verdict<'_>) -> u8 {
+    match verdict {
+        Verdict::Pass => 0,
+        Verdict::Replace(_) | Verdict::Queue(_) | Verdict::Repeat => 1,
+        Verdict::Drop | Verdict::Hold => 2,
+        Verdict::Reject => 3,
     }
 }

@@ -1,73 +1,75 @@
-//! One inspector of a queue: the frames that it has, and which packets wait for them.
+//! One inspector of a queue: the frames that it has, and the packets that wait for them.
 
 use std::collections::VecDeque;
 
 use towpath_metrics::metrics;
-use towpath_ring::{self as ring, FrameOut, Loss, Meta, ReserveError, Seq};
+use towpath_ring::{self as ring, Decision, FrameOut, Loss, Meta, ReserveError, Seq, Verdict};
 
-use super::{Answer, Channel, Detached, Outcome, Policy, Reply};
+use super::{Channel, Detached, Policy};
 use crate::reorder::PacketId;
-use crate::{ChannelSnapshot, FrameSnapshot, TraceSink};
+use crate::{ChannelSnapshot, DropReason, FrameSnapshot, TraceSink};
 
-/// Traces of one channel at a time.
-const TAPS: usize = 8;
+/// Maximum number of traces of one channel.
+const TRACES: usize = 8;
 
 metrics! {
-    /// Verdicts of one inspector, by kind.
+    /// Verdicts of one inspector by kind.
     pub struct VerdictStats in "channel" {
-        /// Passes, also to another queue and back to the rules.
+        /// Pass verdicts, and verdicts that send the packet to another queue or back to the rules.
         pub pass: counter frames as "verdicts" (verdict = "pass"),
-        /// Drops.
+        /// Drop verdicts.
         pub drop: counter frames as "verdicts" (verdict = "drop"),
-        /// Rejects.
+        /// Reject verdicts.
         pub reject: counter frames as "verdicts" (verdict = "reject"),
-        /// Replaced payloads.
+        /// Verdicts that replace the payload.
         pub replace: counter frames as "verdicts" (verdict = "replace"),
         /// Verdicts for the packet's flow.
         pub flow: counter frames as "flow_verdicts",
     }
 }
 
-/// Who waits for a frame.
+/// What waits for a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waiter {
-    /// It was published just now.
+    /// The frame was just published; [`InspectorSlot::set_waiter`] follows.
     New,
-    /// This packet waits for its verdict.
+    /// This packet waits for the verdict.
     Packet(PacketId),
-    /// It is a copy: nobody waits.
+    /// The frame is a copy. No packet waits.
     Copy,
-    /// Nobody any more; or the number is not a packet's (a gap record's).
+    /// The frame is decided, or the sequence number belongs to a gap record.
     Decided,
 }
 
-/// A frame that was handed over.
+/// A published frame.
 #[derive(Clone, Copy, Debug)]
 struct InFlight {
     waiter: Waiter,
     len: u32,
-    /// When it was handed over, nanoseconds of the engine's wall clock.
+    /// Time of publication in nanoseconds of the engine's wall clock.
     since: u64,
 }
 
-/// See the module's text.
+/// An inspector that serves a queue.
+///
+/// Sequence numbers are consecutive, so the frames in flight are a deque indexed by `seq - first`.
 #[derive(Debug)]
 pub struct InspectorSlot<C> {
     number: u32,
     channel: C,
-    /// Frames by sequence number: the front has `first`. Its front is never [`Waiter::Decided`].
-    held: VecDeque<InFlight>,
+    /// Frames by sequence number, from `first`. The front is never [`Waiter::Decided`].
+    in_flight: VecDeque<InFlight>,
     first: u32,
-    /// Frames that it has now.
+    /// Undecided frames.
     open: u32,
-    /// Frames were published since it was last told.
+    /// Frames were published since the last [`kick`](Self::kick).
     unannounced: bool,
-    gone: Option<Detached>,
+    detached: Option<Detached>,
     verdicts: VerdictStats,
-    taps: Vec<Box<dyn TraceSink>>,
-    /// It has been late once.
+    traces: Vec<Box<dyn TraceSink>>,
+    /// The inspector has exceeded a deadline.
     late: bool,
-    /// Its end was told.
+    /// [`take_end`](Self::take_end) has returned the end.
     ended: bool,
 }
 
@@ -76,13 +78,13 @@ impl<C: Channel> InspectorSlot<C> {
         Self {
             number,
             channel,
-            held: VecDeque::new(),
+            in_flight: VecDeque::new(),
             first: 0,
             open: 0,
             unannounced: false,
-            gone: None,
+            detached: None,
             verdicts: VerdictStats::default(),
-            taps: Vec::new(),
+            traces: Vec::new(),
             late: false,
             ended: false,
         }
@@ -93,7 +95,7 @@ impl<C: Channel> InspectorSlot<C> {
         self.number
     }
 
-    /// Frames that it has now.
+    /// The number of undecided frames.
     pub fn open(&self) -> u32 {
         self.open
     }
@@ -108,100 +110,107 @@ impl<C: Channel> InspectorSlot<C> {
         &mut self.channel
     }
 
-    /// How it went, if it has.
-    pub fn gone(&self) -> Option<&Detached> {
-        self.gone.as_ref()
+    /// How the inspector was detached, if it was.
+    pub fn detached(&self) -> Option<&Detached> {
+        self.detached.as_ref()
     }
 
-    /// The channel at `now`.
     pub(crate) fn snapshot(&self, queue: u16, policy: Policy, now: u64) -> ChannelSnapshot {
         ChannelSnapshot {
             channel: self.number,
             queue,
             policy,
-            gone: self.gone.as_ref().map(|gone| gone.why.clone()),
+            gone: self.detached.as_ref().map(|detached| detached.why.clone()),
             open: self.open,
-            oldest: self.held.front().map(|held| now.saturating_sub(held.since)),
-            traces: self.taps.len() as u32,
+            oldest: self.in_flight.front().map(|frame| now.saturating_sub(frame.since)),
+            traces: self.traces.len() as u32,
             used: self.channel.frames().iter().map(|frame| frame.frames).sum(),
             verdicts: self.verdicts,
             about: self.channel.about(),
         }
     }
 
-    /// The frames that are not free at `now`.
     pub(crate) fn frames(&self, now: u64) -> Vec<FrameSnapshot> {
         let frame_size = self.channel.about().map_or(0, |about| about.geometry.frame_size);
         let snapshot = |out: FrameOut| {
-            let held = self.held.get(out.seq.0.wrapping_sub(self.first) as usize);
-            let held = held.filter(|held| held.waiter != Waiter::Decided);
-            let len = held.map(|held| held.len);
+            let frame = self.in_flight.get(out.seq.0.wrapping_sub(self.first) as usize);
+            let frame = frame.filter(|frame| frame.waiter != Waiter::Decided);
+            let len = frame.map(|frame| frame.len);
             let room = u64::from(out.frames) * u64::from(frame_size);
             let oneshot = len.is_some_and(|len| u64::from(len) > room);
-            FrameSnapshot { out, len, age: held.map(|held| now.saturating_sub(held.since)), oneshot }
+            FrameSnapshot { out, len, age: frame.map(|frame| now.saturating_sub(frame.since)), oneshot }
         };
         self.channel.frames().into_iter().map(snapshot).collect()
     }
 
-    /// Copies what the inspector gets to `sink`. Returns false if the inspector is gone or traced too often.
+    /// Copies the frames to `sink`. Returns false if the inspector is detached or has [`TRACES`] traces.
     pub(crate) fn trace(&mut self, sink: Box<dyn TraceSink>) -> bool {
-        self.taps.retain(|tap| !tap.is_over());
-        if self.gone.is_some() || self.taps.len() >= TAPS {
-            return false;
+        self.traces.retain(|trace| !trace.is_over());
+        let room = self.detached.is_none() && self.traces.len() < TRACES;
+        if room {
+            self.traces.push(sink);
         }
-        self.taps.push(sink);
-        true
+        room
     }
 
-    /// Says who waits for the frame that was published just now, if one was.
-    pub(super) fn name_newest(&mut self, id: Option<PacketId>, now: u64) {
-        if let Some(held) = self.held.back_mut()
-            && held.waiter == Waiter::New
+    /// Sets the waiter of the frame that was just published, if one was. `None`: the frame is a copy.
+    pub(super) fn set_waiter(&mut self, packet: Option<PacketId>, now: u64) {
+        if let Some(frame) = self.in_flight.back_mut()
+            && frame.waiter == Waiter::New
         {
-            held.waiter = id.map_or(Waiter::Copy, Waiter::Packet);
-            held.since = now;
+            frame.waiter = packet.map_or(Waiter::Copy, Waiter::Packet);
+            frame.since = now;
         }
     }
 
-    pub(super) fn poll(&mut self, now: u64, each: &mut dyn FnMut(Waiter, Outcome<'_>)) -> usize {
-        let Self { channel, held, first, open, gone, late, verdicts, taps, .. } = self;
-        if gone.is_some() {
+    pub(super) fn poll(
+        &mut self,
+        now: u64,
+        each: &mut dyn FnMut(Waiter, Result<Decision<'_>, DropReason>),
+    ) -> usize {
+        let Self { channel, in_flight, first, open, detached, late, verdicts, traces, .. } = self;
+        if detached.is_some() {
             return 0;
         }
         let mut decided = 0;
-        channel.poll(now, &mut |Seq(sequence), outcome| {
-            let index = sequence.wrapping_sub(*first) as usize;
-            let Some(held) = held.get_mut(index).filter(|held| held.waiter != Waiter::Decided) else {
-                return debug_assert!(false, "frame {sequence} was decided twice");
+        channel.poll(now, &mut |Seq(seq), decision| {
+            let index = seq.wrapping_sub(*first) as usize;
+            let Some(frame) = in_flight.get_mut(index).filter(|frame| frame.waiter != Waiter::Decided) else {
+                return debug_assert!(false, "frame {seq} was decided twice");
             };
-            let waiter = std::mem::replace(&mut held.waiter, Waiter::Decided);
-            count(verdicts, &outcome);
-            for tap in &mut *taps {
-                tap.decided(Seq(sequence), now.saturating_sub(held.since), &outcome);
+            let waiter = std::mem::replace(&mut frame.waiter, Waiter::Decided);
+            if let Ok(decision) = &decision {
+                verdicts.count(decision);
+            }
+            for trace in &mut *traces {
+                trace.decided(Seq(seq), now.saturating_sub(frame.since), &decision);
             }
             decided += 1;
             *open -= 1;
-            *late |= outcome == Outcome::Overdue;
-            each(waiter, outcome);
+            *late |= matches!(decision, Err(DropReason::Overdue));
+            each(waiter, decision);
         });
-        while let Some(InFlight { waiter: Waiter::Decided, .. }) = held.front() {
-            held.pop_front();
+        while let Some(InFlight { waiter: Waiter::Decided, .. }) = in_flight.front() {
+            in_flight.pop_front();
             *first = first.wrapping_add(1);
         }
-        taps.retain(|tap| !tap.is_over());
-        *gone = channel.gone();
-        if gone.is_some() {
-            taps.clear();
+        traces.retain(|trace| !trace.is_over());
+        *detached = channel.detached();
+        if detached.is_some() {
+            traces.clear();
         }
-        debug_assert!(gone.is_none() || held.is_empty(), "every frame comes back before the channel goes");
+        debug_assert!(
+            detached.is_none() || in_flight.is_empty(),
+            "a channel returns every frame before its end"
+        );
         decided
     }
 
-    /// How it went, once.
+    /// Returns how the inspector was detached, once.
     pub(super) fn take_end(&mut self) -> Option<Detached> {
-        let gone = self.gone.as_ref().filter(|_| !self.ended)?.clone();
+        let detached = self.detached.as_ref().filter(|_| !self.ended)?.clone();
         self.ended = true;
-        Some(gone)
+        Some(detached)
     }
 
     pub(super) fn is_unannounced(&self) -> bool {
@@ -210,17 +219,17 @@ impl<C: Channel> InspectorSlot<C> {
 
     pub(super) fn kick(&mut self) {
         self.unannounced = false;
-        if self.gone.is_none() {
+        if self.detached.is_none() {
             self.channel.kick();
         }
     }
 
     pub(super) fn arm(&mut self) -> bool {
-        self.gone.is_some() || self.channel.arm()
+        self.detached.is_some() || self.channel.arm()
     }
 
     pub(super) fn disarm(&mut self) {
-        if self.gone.is_none() {
+        if self.detached.is_none() {
             self.channel.disarm();
         }
     }
@@ -233,25 +242,25 @@ impl<C: Channel> InspectorSlot<C> {
 impl<C: Channel> ring::Listener for InspectorSlot<C> {
     fn send(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, ReserveError> {
         let seq = self.channel.publish(bytes, meta)?;
-        if self.held.is_empty() {
+        if self.in_flight.is_empty() {
             self.first = seq.0;
         }
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        // Numbers between the last frame's and this one's are gap records'.
-        while self.first.wrapping_add(self.held.len() as u32) != seq.0 {
-            self.held.push_back(InFlight { waiter: Waiter::Decided, len: 0, since: 0 });
+        // Sequence numbers between the last frame's and this one's belong to gap records.
+        while self.first.wrapping_add(self.in_flight.len() as u32) != seq.0 {
+            self.in_flight.push_back(InFlight { waiter: Waiter::Decided, len: 0, since: 0 });
         }
-        self.held.push_back(InFlight { waiter: Waiter::New, len, since: 0 });
+        self.in_flight.push_back(InFlight { waiter: Waiter::New, len, since: 0 });
         self.open += 1;
         self.unannounced = true;
-        for tap in &mut self.taps {
-            tap.given(seq, bytes, meta);
+        for trace in &mut self.traces {
+            trace.given(seq, bytes, meta);
         }
         Ok(seq)
     }
 
     fn depth(&self) -> u32 {
-        // What was overdue is decided, and yet it is with the inspector until that gives it back.
+        // The inspector still has overdue frames, although they are decided.
         if self.late { self.open + self.channel.unreturned() } else { self.open }
     }
 
@@ -260,17 +269,18 @@ impl<C: Channel> ring::Listener for InspectorSlot<C> {
     }
 
     fn is_dead(&self) -> bool {
-        self.gone.is_some() || self.channel.is_dead()
+        self.detached.is_some() || self.channel.is_dead()
     }
 }
 
-fn count(verdicts: &mut VerdictStats, outcome: &Outcome<'_>) {
-    let Outcome::Answer(Reply { answer, flow, .. }) = outcome else { return };
-    verdicts.flow += u64::from(*flow);
-    match answer {
-        Answer::Pass | Answer::Queue(_) | Answer::Repeat => verdicts.pass += 1,
-        Answer::Drop => verdicts.drop += 1,
-        Answer::Reject => verdicts.reject += 1,
-        Answer::Replace(_) => verdicts.replace += 1,
+impl VerdictStats {
+    fn count(&mut self, decision: &Decision<'_>) {
+        self.flow += u64::from(decision.flow);
+        match decision.verdict {
+            Verdict::Pass | Verdict::Queue(_) | Verdict::Repeat => self.pass += 1,
+            Verdict::Drop | Verdict::Hold => self.drop += 1,
+            Verdict::Reject => self.reject += 1,
+            Verdict::Replace(_) => self.replace += 1,
+        }
     }
 }

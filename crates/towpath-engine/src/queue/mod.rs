@@ -1,13 +1,13 @@
-//! One queue: the frames that rules send to inspectors, and what came back.
+//! A queue: packets that rules hand to inspectors, and the verdicts for them.
 //!
-//! Several inspectors may serve one queue. Who gets a frame, and what becomes of one that finds no room, is
-//! [`towpath_ring::Queue`]'s work; here is which packet waits for which frame.
+//! Several inspectors may serve one queue. [`towpath_ring::Queue`] selects the inspector for a frame and applies the overload
+//! policy; this module knows which packet waits for which frame.
 //!
-//! Invariant: `frames = passed + dropped + replaced + lost + held`, where held is what the inspectors have now; at the
-//! end of a run held is 0. A frame is `lost` when no inspector decided it. A broadcast packet is one frame for each
-//! inspector that got it. A packet that goes to another inspector because its first one died counts once.
+//! Invariant: `frames = passed + dropped + replaced + lost + open`. A frame is lost if no inspector decided it: its packet
+//! gets the queue's default verdict. A broadcast packet is one frame per inspector. A packet that is given to a second
+//! inspector because the first one died counts once.
 //!
-//! The channel to an inspector is behind a trait, so that what is here can be tested without a process.
+//! The channel to an inspector is a trait, so that the queue can be tested without a process.
 
 mod broadcast;
 mod inspector_slot;
@@ -19,56 +19,58 @@ use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 
 use rustix::fd::BorrowedFd;
-use towpath_gate::state::Flow;
 use towpath_metrics::metrics;
 use towpath_ring::{
-    self as ring, ChannelStats, Credentials, Fanout, FrameOut, Geometry, Loss, Meta, Overload, ReserveError,
-    Seq,
+    self as ring, ChannelStats, Credentials, Decision, Fanout, FrameOut, Geometry, Loss, Meta, Overload,
+    ReserveError, Seq, Verdict,
 };
-use towpath_wire::Time;
+use towpath_wire::{Flow, Time};
 
 use self::broadcast::PendingBroadcast;
 use self::inspector_slot::Waiter;
 pub use self::inspector_slot::{InspectorSlot, VerdictStats};
-use crate::QueueSnapshot;
 use crate::flow_verdict::{FlowVerdict, FlowVerdictCache};
 use crate::reorder::PacketId;
+use crate::{DropReason, QueueSnapshot};
 
-/// The link to one inspector process. Later frames have later sequence numbers.
+/// A channel to one inspector. Sequence numbers increase.
 pub trait Channel {
-    /// Publishes one frame.
+    /// Publishes a frame.
     ///
     /// # Errors
-    /// There is no room for it now.
+    ///
+    /// The ring has no room.
     fn publish(&mut self, frame: &[u8], meta: &Meta) -> Result<Seq, ReserveError>;
 
-    /// Counts a frame that was meant for the inspector, and tells it.
+    /// Counts a frame that the inspector does not get, and tells the inspector with the next gap record.
     fn lose(&mut self, loss: Loss);
 
-    /// Tells the inspector about what was published, if it sleeps.
+    /// Wakes the inspector if it sleeps and frames were published.
     fn kick(&mut self);
 
-    /// Gives each frame that was decided to `each`, once. Returns how many there were.
-    fn poll(&mut self, now: u64, each: &mut dyn FnMut(Seq, Outcome<'_>)) -> usize;
+    /// Passes each decided frame to `each`, once: the inspector's decision, or why it did not decide
+    /// ([`Overdue`](DropReason::Overdue), [`InvalidVerdict`](DropReason::InvalidVerdict),
+    /// [`InspectorDied`](DropReason::InspectorDied)). Returns the number of frames.
+    fn poll(&mut self, now: u64, each: &mut dyn FnMut(Seq, Result<Decision<'_>, DropReason>)) -> usize;
 
-    /// Sleeps until there may be something to poll for, a frame is overdue, or it is `until`. May return early.
+    /// Sleeps until [`poll`](Self::poll) may have something, a frame is overdue, or the time is `until`. May return early.
     fn wait(&mut self, now: u64, until: u64);
 
-    /// For event loops: asks the inspector to ring when it has decided something. False when there is something to poll
-    /// for already.
+    /// Asks the inspector to signal [`descriptor`](Self::descriptor) with its next verdict. Returns false if
+    /// [`poll`](Self::poll) has something already.
     fn arm(&mut self) -> bool {
         true
     }
 
-    /// No doorbells any more; and a look whether the inspector is still there.
+    /// Ends [`arm`](Self::arm), and checks whether the inspector is alive.
     fn disarm(&mut self) {}
 
-    /// Whether the inspector was last seen on the CPU of the calling thread: it decides nothing while that runs.
+    /// Returns true if the inspector last ran on the CPU of the calling thread: it decides nothing while this thread runs.
     fn shares_cpu(&self) -> bool {
         false
     }
 
-    /// What to poll for reading while armed.
+    /// The descriptor to poll for reading while armed.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -78,24 +80,24 @@ pub trait Channel {
         None
     }
 
-    /// Frames that were decided without the inspector because they were overdue, and that it still has.
+    /// The number of overdue frames that the inspector has not returned.
     fn unreturned(&self) -> u32;
 
-    /// Whether the inspector is known to be gone: it gets no more frames.
+    /// Returns true if the inspector is known to be dead. It gets no more frames.
     fn is_dead(&self) -> bool;
 
-    /// Who is at the other end, and what the channel has done; nothing for one that has neither.
+    /// The peer and the ring. `None` for a channel without them.
     fn about(&self) -> Option<About> {
         None
     }
 
-    /// The frames that are not free.
+    /// The frames of the ring that are not free.
     fn frames(&self) -> Vec<FrameOut> {
         Vec::new()
     }
 
-    /// How the inspector went, once it has and every frame it had has come back through [`Channel::poll`].
-    fn gone(&mut self) -> Option<Detached>;
+    /// How the inspector was detached. `None` until [`poll`](Self::poll) has returned every frame that it had.
+    fn detached(&mut self) -> Option<Detached>;
 }
 
 /// The channel type of an engine without inspectors.
@@ -112,7 +114,7 @@ impl Channel for Infallible {
         match *self {}
     }
 
-    fn poll(&mut self, _now: u64, _each: &mut dyn FnMut(Seq, Outcome<'_>)) -> usize {
+    fn poll(&mut self, _now: u64, _each: &mut dyn FnMut(Seq, Result<Decision<'_>, DropReason>)) -> usize {
         match *self {}
     }
 
@@ -128,75 +130,34 @@ impl Channel for Infallible {
         match *self {}
     }
 
-    fn gone(&mut self) -> Option<Detached> {
+    fn detached(&mut self) -> Option<Detached> {
         match *self {}
     }
 }
 
-/// Who is at the other end of a channel, and what the channel has done.
+/// The peer of a channel, and the channel's ring.
 #[derive(Clone, Debug)]
 pub struct About {
-    /// The process.
+    /// The peer's process and user.
     pub peer: Credentials,
-    /// What it calls itself.
+    /// The peer's name for itself.
     pub name: String,
-    /// The ring towards it.
+    /// The ring towards the peer.
     pub geometry: Geometry,
-    /// What the channel has done.
+    /// The channel's counters.
     pub stats: ChannelStats,
 }
 
-/// How an inspector went.
+/// How an inspector was detached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Detached {
-    /// For people.
+    /// The reason, as text.
     pub why: String,
-    /// It broke the protocol: nothing of what it said counts any more.
+    /// The inspector violated the protocol: its verdicts for flows no longer count.
     pub distrusted: bool,
 }
 
-/// What came of a frame that an inspector had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome<'a> {
-    /// The inspector decided.
-    Answer(Reply<'a>),
-    /// It let the deadline pass.
-    Overdue,
-    /// What it said has no meaning.
-    Garbage,
-    /// It is gone.
-    Orphan,
-}
-
-/// An inspector's verdict.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer<'a> {
-    /// Let it go on.
-    Pass,
-    /// Drop it.
-    Drop,
-    /// Drop it and tell the sender.
-    Reject,
-    /// Let it go on with these bytes in its place.
-    Replace(&'a [u8]),
-    /// Hand it to another queue.
-    Queue(u16),
-    /// Walk the rules again from the first.
-    Repeat,
-}
-
-/// An inspector's verdict, and what goes with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reply<'a> {
-    /// The verdict.
-    pub answer: Answer<'a>,
-    /// New bits of the mark, and which bits change.
-    pub mark: (u32, u32),
-    /// It is for the packet's flow from now on.
-    pub flow: bool,
-}
-
-/// What becomes of a frame that no inspector decides.
+/// The verdict for a packet that no inspector decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DefaultVerdict {
     /// Fail open.
@@ -206,28 +167,38 @@ pub enum DefaultVerdict {
     Drop,
 }
 
-/// How a queue treats its inspectors.
+impl DefaultVerdict {
+    /// `reason` if the verdict is to drop, `None` if it is to pass.
+    pub fn drops(self, reason: DropReason) -> Option<DropReason> {
+        match self {
+            Self::Pass => None,
+            Self::Drop => Some(reason),
+        }
+    }
+}
+
+/// The policy of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// How long an inspector may keep a frame, and how long one may wait for room, in nanoseconds of wall-clock time.
+    /// How long an inspector may keep a frame, and how long a packet waits for room, in nanoseconds of wall-clock time.
+    /// Default: 1 s.
     pub deadline: u64,
-    /// The verdict for frames that no inspector decides.
+    /// The verdict for packets that no inspector decides. Default: drop.
     pub default: DefaultVerdict,
-    /// Which inspector gets a frame.
+    /// Which inspector gets a frame. Default: by flow.
     pub fanout: Fanout,
-    /// What becomes of a frame whose inspector has no room.
+    /// What happens to a frame if its inspector has no room. Default: the packet waits.
     pub overload: Overload,
-    /// An inspector that has so many frames is overloaded ...
+    /// An inspector with this many frames is overloaded, until it has `low`. Default: no limit.
     pub high: u32,
-    /// ... until it has so many or fewer.
+    /// See `high`.
     pub low: u32,
 }
 
 impl Policy {
-    /// How frames are shared out among the inspectors.
-    fn members(&self) -> ring::Policy {
+    fn ring_policy(&self) -> ring::Policy {
         let overload = match self.overload {
-            // The packets wait in the queue, where they can be named.
+            // The packets wait in this queue's own backlog, which knows their ids.
             Overload::DropOldest(_) => Overload::Block,
             other => other,
         };
@@ -236,7 +207,6 @@ impl Policy {
 }
 
 impl Default for Policy {
-    /// One second, fail closed, by flow; a full ring makes the packet wait.
     fn default() -> Self {
         Self {
             deadline: 1_000_000_000,
@@ -249,30 +219,30 @@ impl Default for Policy {
     }
 }
 
-/// What [`Queue::offer`] did.
+/// The result of [`Queue::enqueue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enqueue {
-    /// An inspector has it, and its verdict will come.
+    /// An inspector has the frame. Its verdict follows.
     Held,
-    /// Copies went out, and nobody waits for what is said of them.
+    /// Only copies were made. No verdict follows.
     Copied,
-    /// There is no room: wait for verdicts, then offer it again.
+    /// No room: wait for verdicts, then try again.
     Full,
-    /// It was decided without an inspector.
-    Lost(DefaultVerdict),
-    /// The policy hands it to this queue.
+    /// No inspector gets the frame. The packet is dropped for this reason, or passes.
+    Lost(Option<DropReason>),
+    /// The overload policy gives the packet to this queue.
     Queue(u16),
 }
 
-/// What became of a packet that was held.
+/// The result of a frame that was held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decided<'a> {
-    /// This inspector decided (its channel's number).
-    Answer(Reply<'a>, u32),
-    /// Nobody did: the default verdict.
-    Lost(DefaultVerdict),
-    /// Its inspector is gone, and there are others. [`Queue::abandon`] if it is not offered again.
-    Orphan,
+pub enum QueueVerdict<'a> {
+    /// The inspector on this channel decided.
+    Decided(Decision<'a>, u32),
+    /// No inspector decided. The packet is dropped for this reason, or passes.
+    Lost(Option<DropReason>),
+    /// The inspector died and the queue has others: enqueue the packet again, or call [`Queue::abandon`].
+    Redeliver,
 }
 
 metrics! {
@@ -289,13 +259,13 @@ metrics! {
         /// Frames that had no verdict within the deadline, or at the stop of the engine.
         pub overdue: counter frames as "lost" (reason = "overdue"),
         /// Frames with an invalid verdict.
-        pub garbage: counter frames as "lost" (reason = "garbage"),
+        pub invalid_verdict: counter frames as "lost" (reason = "invalid_verdict"),
         /// Frames of an inspector that died.
-        pub died: counter frames as "lost" (reason = "died"),
+        pub inspector_died: counter frames as "lost" (reason = "inspector_died"),
         /// Frames for which the inspector had no room.
-        pub overload: counter frames as "lost" (reason = "overload"),
+        pub queue_full: counter frames as "lost" (reason = "queue_full"),
         /// Frames for which there was no inspector.
-        pub no_listener: counter frames as "lost" (reason = "no_listener"),
+        pub no_inspector: counter frames as "lost" (reason = "no_inspector"),
         /// Frames that the overload policy gave to another queue. They do not count here.
         pub handed_on: counter frames,
         /// Frames that were given to another inspector because theirs died. Each counts once.
@@ -312,38 +282,37 @@ metrics! {
 impl Stats {
     /// Frames that no inspector decided.
     pub fn lost(&self) -> u64 {
-        self.overdue + self.garbage + self.died + self.overload + self.no_listener
+        self.overdue + self.invalid_verdict + self.inspector_died + self.queue_full + self.no_inspector
     }
 
-    fn count(&mut self, outcome: &Outcome<'_>) {
-        match outcome {
-            Outcome::Answer(reply) => match reply.answer {
-                Answer::Pass | Answer::Queue(_) | Answer::Repeat => self.passed += 1,
-                Answer::Drop | Answer::Reject => self.dropped += 1,
-                Answer::Replace(_) => self.replaced += 1,
+    fn count(&mut self, decision: &Result<Decision<'_>, DropReason>) {
+        match decision {
+            Ok(decision) => match decision.verdict {
+                Verdict::Pass | Verdict::Queue(_) | Verdict::Repeat => self.passed += 1,
+                Verdict::Drop | Verdict::Reject | Verdict::Hold => self.dropped += 1,
+                Verdict::Replace(_) => self.replaced += 1,
             },
-            Outcome::Overdue => self.overdue += 1,
-            Outcome::Garbage => self.garbage += 1,
-            Outcome::Orphan => self.died += 1,
+            Err(DropReason::Overdue) => self.overdue += 1,
+            Err(DropReason::InspectorDied) => self.inspector_died += 1,
+            Err(_) => self.invalid_verdict += 1,
         }
     }
 }
 
-/// Inspectors that are gone and still shown.
-const GONE_MAX: usize = 16;
+/// Detached inspectors that a queue keeps for introspection.
+const DETACHED_MAX: usize = 16;
 
-/// See the module's text.
+/// A queue with its inspectors. See the module's documentation.
 #[derive(Debug)]
 pub struct Queue<C> {
-    members: ring::Queue<InspectorSlot<C>>,
+    inspectors: ring::Queue<InspectorSlot<C>>,
     policy: Policy,
-    /// Broadcast packets that have not heard from everybody.
+    /// Broadcast packets that wait for further verdicts.
     broadcasts: BTreeMap<PacketId, PendingBroadcast>,
-    /// Packets that wait for room, oldest first ([`Overload::DropOldest`]).
+    /// Packets that wait for room, oldest first.
     backlog: VecDeque<PacketId>,
-    /// What inspectors said about flows.
-    flows: FlowVerdictCache,
-    /// A frame waited for room until its deadline: until an inspector answers again nobody waits for one.
+    flow_verdicts: FlowVerdictCache,
+    /// A frame waited for room until its deadline. No packet waits for room until an inspector decides again.
     stalled: bool,
     number: u16,
     stats: Stats,
@@ -352,14 +321,14 @@ pub struct Queue<C> {
 }
 
 impl<C: Channel> Queue<C> {
-    /// A queue that nobody serves yet: every frame is lost.
+    /// A queue without inspectors: every frame is lost.
     pub fn new(number: u16, policy: Policy) -> Self {
         Self {
-            members: ring::Queue::new(policy.members()),
+            inspectors: ring::Queue::new(policy.ring_policy()),
             policy,
             broadcasts: BTreeMap::new(),
             backlog: VecDeque::new(),
-            flows: FlowVerdictCache::default(),
+            flow_verdicts: FlowVerdictCache::default(),
             stalled: false,
             number,
             stats: Stats::default(),
@@ -367,268 +336,291 @@ impl<C: Channel> Queue<C> {
         }
     }
 
-    /// Another policy from now on. While there are inspectors only its default verdict changes: the rest is theirs, too.
+    /// Sets the policy. If the queue has inspectors or a backlog, only the default verdict changes.
     pub fn set_policy(&mut self, policy: Policy) {
-        if self.members.listeners().next().is_none() && self.backlog.is_empty() {
+        if self.inspectors.listeners().next().is_none() && self.backlog.is_empty() {
             self.policy = policy;
-            self.members = ring::Queue::new(policy.members());
+            self.inspectors = ring::Queue::new(policy.ring_policy());
         }
         self.policy.default = policy.default;
     }
 
-    /// An inspector attaches; `number` names its channel.
+    /// Attaches an inspector; `number` is the number of its channel.
     pub fn join(&mut self, number: u32, channel: C) {
-        // Those that are gone are shown for a while; a queue that many come to and leave does not keep them all.
-        let gone = self.members.listeners().filter(|listener| listener.gone().is_some()).count();
-        let dying = self.members.listeners().filter(|l| ring::Listener::is_dead(*l)).count();
-        if gone >= GONE_MAX && gone == dying {
-            drop(self.members.take_dead());
+        // Detached inspectors are kept for introspection, up to a limit.
+        let detached = self.inspectors.listeners().filter(|slot| slot.detached().is_some()).count();
+        let dead = self.inspectors.listeners().filter(|slot| ring::Listener::is_dead(*slot)).count();
+        if detached >= DETACHED_MAX && detached == dead {
+            drop(self.inspectors.take_dead());
         }
-        self.members.join(InspectorSlot::new(number, channel));
+        self.inspectors.join(InspectorSlot::new(number, channel));
     }
 
-    /// Hands a frame over; it came on `cpu`. `id` names the packet that waits for the verdict; a copy has none.
+    /// Gives a frame to an inspector. The frame was received on `cpu`. `packet` waits for the verdict; a copy has none.
     ///
-    /// A frame counts once it is held or lost, not when the answer is `Full` or `Queue`.
-    pub fn offer(&mut self, frame: &[u8], meta: &Meta, cpu: u32, now: u64, id: Option<PacketId>) -> Enqueue {
-        let number = self.number;
-        let meta = Meta { group: number.into(), ..*meta };
+    /// The frame counts if the result is `Held`, `Copied` or `Lost`.
+    pub fn enqueue(
+        &mut self,
+        frame: &[u8],
+        meta: &Meta,
+        cpu: u32,
+        now: u64,
+        packet: Option<PacketId>,
+    ) -> Enqueue {
+        let meta = Meta { group: self.number.into(), ..*meta };
         let fanout = self.policy.fanout;
-        match self.members.enqueue(frame, &meta, cpu) {
+        match self.inspectors.enqueue(frame, &meta, cpu) {
             ring::Enqueue::Sent(index, _) => {
-                if let Some(listener) = self.members.listeners().nth(index) {
-                    listener.name_newest(id, now);
+                if let Some(slot) = self.inspectors.listeners().nth(index) {
+                    slot.set_waiter(packet, now);
                 }
-                self.hold(1)
+                self.count_open(1);
+                Enqueue::Held
             }
             ring::Enqueue::SentTo(copies) => {
-                let id = id.filter(|_| fanout == Fanout::Broadcast);
-                for listener in self.members.listeners() {
-                    listener.name_newest(id, now);
+                let packet = packet.filter(|_| fanout == Fanout::Broadcast);
+                for slot in self.inspectors.listeners() {
+                    slot.set_waiter(packet, now);
                 }
-                if let Some(id) = id.filter(|_| copies > 1) {
-                    self.broadcasts.insert(id, PendingBroadcast::new(copies));
+                if let Some(packet) = packet.filter(|_| copies > 1) {
+                    self.broadcasts.insert(packet, PendingBroadcast::new(copies));
                 }
-                self.hold(copies as u64);
-                if id.is_some() { Enqueue::Held } else { Enqueue::Copied }
+                self.count_open(copies as u64);
+                if packet.is_some() { Enqueue::Held } else { Enqueue::Copied }
             }
-            // A copy is not worth a place in the backlog.
-            ring::Enqueue::Blocked if self.stalled || self.has_backlog() && id.is_none() => {
-                self.lose_overload(&meta, cpu, self.policy.default)
+            // A copy does not wait in the backlog.
+            ring::Enqueue::Blocked if self.stalled || self.has_backlog() && packet.is_none() => {
+                self.lose_for_room(&meta, cpu)
             }
             ring::Enqueue::Blocked | ring::Enqueue::Backlogged => Enqueue::Full,
-            ring::Enqueue::Verdict(ring::Verdict::Pass) => self.count_overload(DefaultVerdict::Pass),
-            ring::Enqueue::Verdict(ring::Verdict::Queue(number)) => {
+            ring::Enqueue::Verdict(Verdict::Queue(number)) => {
                 self.stats.handed_on += 1;
                 Enqueue::Queue(number)
             }
-            ring::Enqueue::Lost | ring::Enqueue::Verdict(_) => self.count_overload(DefaultVerdict::Drop),
+            ring::Enqueue::Verdict(Verdict::Pass) => {
+                self.count_full();
+                Enqueue::Lost(None)
+            }
+            ring::Enqueue::Lost | ring::Enqueue::Verdict(_) => {
+                self.count_full();
+                Enqueue::Lost(Some(DropReason::QueueFull))
+            }
             ring::Enqueue::NoListener => {
-                self.stats.no_listener += 1;
-                self.count_lost(self.policy.default)
+                self.stats.frames += 1;
+                self.stats.no_inspector += 1;
+                Enqueue::Lost(self.policy.default.drops(DropReason::NoInspector))
             }
         }
     }
 
-    fn hold(&mut self, copies: u64) -> Enqueue {
-        let counters = &mut self.stats;
-        counters.frames += copies;
-        counters.open += copies;
-        counters.high_water = counters.high_water.max(counters.open);
-        Enqueue::Held
+    fn count_open(&mut self, copies: u64) {
+        self.stats.frames += copies;
+        self.stats.open += copies;
+        self.stats.high_water = self.stats.high_water.max(self.stats.open);
     }
 
-    /// Gives up on a frame that found no room within the deadline; from now on nobody waits for the inspectors until
-    /// one answers again.
-    pub fn give_up(&mut self, meta: &Meta, cpu: u32) -> DefaultVerdict {
+    fn count_full(&mut self) {
+        self.stats.frames += 1;
+        self.stats.queue_full += 1;
+    }
+
+    fn lose_for_room(&mut self, meta: &Meta, cpu: u32) -> Enqueue {
+        self.inspectors.lose(Loss::NoRoom, meta, cpu);
+        self.count_full();
+        Enqueue::Lost(self.policy.default.drops(DropReason::QueueFull))
+    }
+
+    /// Gives up on a frame that found no room within the deadline. Further frames do not wait for room until an inspector
+    /// decides again. Returns why the packet is dropped, or `None` if it passes.
+    pub fn give_up(&mut self, meta: &Meta, cpu: u32) -> Option<DropReason> {
         self.stalled = true;
-        self.lose_overload(meta, cpu, self.policy.default);
-        self.policy.default
+        self.lose_for_room(meta, cpu);
+        self.policy.default.drops(DropReason::QueueFull)
     }
 
-    /// Gives up on a frame whose inspector is gone.
-    pub fn abandon(&mut self) -> DefaultVerdict {
-        self.stats.died += 1;
-        self.count_lost(self.policy.default);
-        self.policy.default
+    /// Gives up on a frame whose inspector died ([`QueueVerdict::Redeliver`]). Returns why the packet is dropped, or `None`
+    /// if it passes.
+    pub fn abandon(&mut self) -> Option<DropReason> {
+        self.stats.frames += 1;
+        self.stats.inspector_died += 1;
+        self.policy.default.drops(DropReason::InspectorDied)
     }
 
-    /// Nothing is waited for any more: what inspectors have is overdue, what waits for room has found none, and the inspectors are
-    /// let go. The caller decides about the packets.
+    /// Detaches all inspectors. Their frames count as overdue, packets in the backlog as without room. The caller drops
+    /// the packets.
     pub fn close(&mut self) {
-        let open = std::mem::take(&mut self.stats.open);
-        self.stats.overdue += open;
-        for _ in 0..std::mem::take(&mut self.backlog).len() {
-            self.count_overload(DefaultVerdict::Drop);
+        self.stats.overdue += std::mem::take(&mut self.stats.open);
+        for _ in self.backlog.drain(..) {
+            self.stats.frames += 1;
+            self.stats.queue_full += 1;
         }
         self.broadcasts.clear();
-        self.members = ring::Queue::new(self.policy.members());
+        self.inspectors = ring::Queue::new(self.policy.ring_policy());
     }
 
-    /// The packet waits in the queue's backlog, if the policy has one. Returns the packet that had to give way (counted
-    /// as lost: drop it), or the packet back when there is no backlog.
+    /// Puts a packet into the backlog, if the policy is [`Overload::DropOldest`]. Returns the oldest packet if the backlog was
+    /// full: it is counted as lost, and the caller drops it.
     ///
     /// # Errors
-    /// The packet back: this queue has no backlog.
-    pub fn enqueue(&mut self, id: PacketId) -> Result<Option<PacketId>, PacketId> {
-        let Overload::DropOldest(max) = self.policy.overload else { return Err(id) };
-        self.backlog.push_back(id);
+    ///
+    /// Returns the packet if the policy has no backlog.
+    pub fn push_backlog(&mut self, packet: PacketId) -> Result<Option<PacketId>, PacketId> {
+        let Overload::DropOldest(max) = self.policy.overload else { return Err(packet) };
+        self.backlog.push_back(packet);
         if self.backlog.len() <= max.max(1) {
             return Ok(None);
         }
-        self.count_overload(DefaultVerdict::Drop);
-        if let Some(listener) = self.members.listeners().find(|l| !ring::Listener::is_dead(*l)) {
-            ring::Listener::lose(listener, Loss::Oldest);
+        self.count_full();
+        if let Some(slot) = self.inspectors.listeners().find(|slot| !ring::Listener::is_dead(*slot)) {
+            ring::Listener::lose(slot, Loss::Oldest);
         }
         Ok(self.backlog.pop_front())
     }
 
-    /// The packet waits in the queue's backlog, whatever the policy: nobody else waits for it there.
-    pub fn put_off(&mut self, id: PacketId) {
-        self.backlog.push_back(id);
+    /// Puts a packet into the backlog, whatever the policy.
+    pub fn force_backlog(&mut self, packet: PacketId) {
+        self.backlog.push_back(packet);
     }
 
-    /// A copy that finds no room is not made.
-    pub fn skip(&mut self, meta: &Meta, cpu: u32) {
-        self.lose_overload(meta, cpu, self.policy.default);
+    /// Counts a copy that was not made for want of room.
+    pub fn skip_copy(&mut self, meta: &Meta, cpu: u32) {
+        self.lose_for_room(meta, cpu);
     }
 
-    /// The packet that has waited longest in the backlog.
+    /// The oldest packet of the backlog.
     pub fn next_in_backlog(&self) -> Option<PacketId> {
         self.backlog.front().copied()
     }
 
-    /// The packet of [`next_in_backlog`](Self::next_in_backlog) waits no more.
-    pub fn leave_backlog(&mut self) {
+    /// Removes the packet of [`next_in_backlog`](Self::next_in_backlog).
+    pub fn pop_backlog(&mut self) {
         self.backlog.pop_front();
     }
 
-    /// Collects what was decided: verdicts, deadlines that passed, and all that inspectors had who are gone. Returns
-    /// how many frames there were.
-    ///
-    /// `now` is wall-clock time in nanoseconds.
-    pub fn poll(&mut self, now: u64, mut each: impl FnMut(PacketId, Decided<'_>)) -> usize {
-        let Self { members, policy, broadcasts, flows, stalled, stats, trouble, .. } = self;
+    /// Collects verdicts, expired deadlines, and the frames of dead inspectors. Returns the number of frames. `now` is
+    /// wall-clock time in nanoseconds.
+    pub fn poll(&mut self, now: u64, mut each: impl FnMut(PacketId, QueueVerdict<'_>)) -> usize {
+        let Self { inspectors, policy, broadcasts, flow_verdicts, stalled, stats, trouble, .. } = self;
         let single = !matches!(policy.fanout, Fanout::Broadcast | Fanout::Mirror);
-        let alive = members.listeners().filter(|l| !ring::Listener::is_dead(*l)).count();
+        let alive = inspectors.listeners().filter(|slot| !ring::Listener::is_dead(*slot)).count();
         let mut decided = 0;
-        for listener in members.listeners() {
-            let others = alive - usize::from(!ring::Listener::is_dead(listener));
-            let number = listener.number();
-            decided += listener.poll(now, &mut |slot, outcome| {
+        for slot in inspectors.listeners() {
+            let others = alive - usize::from(!ring::Listener::is_dead(slot));
+            let channel = slot.number();
+            decided += slot.poll(now, &mut |waiter, decision| {
                 stats.open -= 1;
-                if outcome == Outcome::Orphan
+                if matches!(decision, Err(DropReason::InspectorDied))
                     && others > 0
                     && single
-                    && let Waiter::Packet(id) = slot
+                    && let Waiter::Packet(packet) = waiter
                 {
                     stats.frames -= 1;
                     stats.redelivered += 1;
-                    return each(id, Decided::Orphan);
+                    return each(packet, QueueVerdict::Redeliver);
                 }
-                *stalled &= !matches!(outcome, Outcome::Answer(_));
-                stats.count(&outcome);
-                let Waiter::Packet(id) = slot else { return };
-                match broadcasts.get_mut(&id) {
-                    None => each(id, decide(outcome, policy.default, number)),
+                *stalled &= decision.is_err();
+                stats.count(&decision);
+                let Waiter::Packet(packet) = waiter else { return };
+                match broadcasts.get_mut(&packet) {
+                    None => each(packet, packet_verdict(decision, policy.default, channel)),
                     Some(open) => {
-                        if open.cast(outcome, policy.default) {
-                            open.announce(|reply| each(id, Decided::Answer(reply, number)));
-                            broadcasts.remove(&id);
+                        if open.add(decision, policy.default) {
+                            each(packet, packet_verdict(open.result(), DefaultVerdict::Drop, channel));
+                            broadcasts.remove(&packet);
                         }
                     }
                 }
             });
-            if let Some(Detached { why, distrusted }) = listener.take_end() {
+            if let Some(Detached { why, distrusted }) = slot.take_end() {
                 let trouble = trouble.get_or_insert_default();
                 if !trouble.is_empty() {
                     trouble.push_str("; ");
                 }
                 trouble.push_str(&why);
                 if distrusted {
-                    flows.forget(number);
+                    flow_verdicts.forget(channel);
                 }
             }
         }
         decided
     }
 
-    /// Tells the inspectors about new frames, those that sleep.
+    /// Wakes every inspector that sleeps.
     pub fn kick(&mut self) {
-        self.members.listeners().for_each(InspectorSlot::kick);
+        self.inspectors.listeners().for_each(InspectorSlot::kick);
     }
 
-    /// Tells the inspectors that sleep, those for whom there are frames that nobody has told them about.
+    /// Wakes the inspectors that got frames since their last wake-up.
     pub fn announce(&mut self) {
-        self.members.listeners().filter(|listener| listener.is_unannounced()).for_each(InspectorSlot::kick);
+        self.inspectors.listeners().filter(|slot| slot.is_unannounced()).for_each(InspectorSlot::kick);
     }
 
-    /// Sleeps until there may be something to poll for, a frame is overdue, or it is `until`.
+    /// Sleeps until [`poll`](Self::poll) may have something, a frame is overdue, or the time is `until`.
     pub fn wait(&mut self, now: u64, until: u64) {
-        if let Some(listener) = self.members.listeners().find(|listener| listener.open() > 0) {
-            listener.wait(now, until);
+        if let Some(slot) = self.inspectors.listeners().find(|slot| slot.open() > 0) {
+            slot.wait(now, until);
         }
     }
 
-    /// For event loops: asks the inspectors to ring when they have decided something. False when there is something to poll
-    /// for already. [`Queue::disarm`] afterwards.
+    /// Asks the inspectors to signal their [`descriptors`](Self::descriptors) with the next verdict. Returns false if
+    /// [`poll`](Self::poll) has something already. [`disarm`](Self::disarm) ends it.
     pub fn arm(&mut self) -> bool {
-        self.members.listeners().all(InspectorSlot::arm)
+        self.inspectors.listeners().all(InspectorSlot::arm)
     }
 
-    /// No doorbells any more.
+    /// Ends [`arm`](Self::arm), and checks whether the inspectors are alive.
     pub fn disarm(&mut self) {
-        self.members.listeners().for_each(InspectorSlot::disarm);
+        self.inspectors.listeners().for_each(InspectorSlot::disarm);
     }
 
-    /// Whether an inspector has frames and was last seen on the CPU of the calling thread.
+    /// Returns true if an inspector has frames and last ran on the CPU of the calling thread.
     pub fn shares_cpu(&mut self) -> bool {
-        self.members.listeners().any(|listener| listener.open() > 0 && listener.channel().shares_cpu())
+        self.inspectors.listeners().any(|slot| slot.open() > 0 && slot.channel().shares_cpu())
     }
 
-    /// What to poll for reading while armed.
+    /// The descriptors to poll for reading while armed.
     pub fn descriptors(&mut self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.members.listeners().filter_map(|listener| listener.channel().descriptor())
+        self.inspectors.listeners().filter_map(|slot| slot.channel().descriptor())
     }
 
-    /// When something of it is overdue, in nanoseconds of the wall clock.
+    /// When the oldest frame is overdue, in nanoseconds of the wall clock.
     pub fn deadline(&mut self) -> Option<u64> {
-        self.members.listeners().filter_map(|listener| listener.channel().deadline()).min()
+        self.inspectors.listeners().filter_map(|slot| slot.channel().deadline()).min()
     }
 
-    /// Inspectors that have frames now.
+    /// The number of inspectors that have frames.
     pub fn busy(&mut self) -> usize {
         if self.stats.open == 0 {
             return 0;
         }
-        self.members.listeners().filter(|listener| listener.open() > 0).count()
+        self.inspectors.listeners().filter(|slot| slot.open() > 0).count()
     }
 
-    /// The inspectors, those that are gone included.
-    pub fn listeners(&mut self) -> impl Iterator<Item = &mut InspectorSlot<C>> {
-        self.members.listeners()
+    /// The inspectors, detached ones included.
+    pub fn inspectors(&mut self) -> impl Iterator<Item = &mut InspectorSlot<C>> {
+        self.inspectors.listeners()
     }
 
-    /// What an inspector said about the flow from then on, if one did.
+    /// The inspectors' verdict for a flow. `new`: the packet begins a connection, which ends an earlier verdict.
     pub fn flow_verdict(&mut self, flow: &Flow, new: bool, now: Time) -> Option<FlowVerdict> {
-        let flow_verdict = self.flows.find(flow, new, now)?;
+        let verdict = self.flow_verdicts.find(flow, new, now)?;
         self.stats.by_flow += 1;
-        Some(flow_verdict)
+        Some(verdict)
     }
 
-    /// Whether inspectors said anything about flows.
+    /// Returns true if the queue has verdicts for flows.
     pub fn has_flow_verdicts(&self) -> bool {
-        !self.flows.is_empty()
+        !self.flow_verdicts.is_empty()
     }
 
-    /// An inspector said this about the flow, from now on.
-    pub fn rule(&mut self, flow: &Flow, flow_verdict: FlowVerdict, now: Time) {
-        self.flows.insert(flow, flow_verdict, now);
+    /// Sets the verdict for a flow.
+    pub fn set_flow_verdict(&mut self, flow: &Flow, verdict: FlowVerdict, now: Time) {
+        self.flow_verdicts.insert(flow, verdict, now);
     }
 
-    /// What inspectors said about flows.
-    pub fn flows(&self) -> &FlowVerdictCache {
-        &self.flows
+    /// The verdicts for flows.
+    pub fn flow_verdicts(&self) -> &FlowVerdictCache {
+        &self.flow_verdicts
     }
 
     /// The queue's number.
@@ -636,7 +628,7 @@ impl<C: Channel> Queue<C> {
         self.number
     }
 
-    /// How the queue treats its inspectors.
+    /// The queue's policy.
     pub fn policy(&self) -> Policy {
         self.policy
     }
@@ -646,40 +638,33 @@ impl<C: Channel> Queue<C> {
         self.stats.open
     }
 
-    /// What happened so far.
+    /// The queue's counters.
     pub fn stats(&self) -> &Stats {
         &self.stats
     }
 
-    /// The queue as it is now.
     pub(crate) fn snapshot(&mut self) -> QueueSnapshot {
-        let inspectors = self.members.listeners().filter(|listener| listener.gone().is_none()).count() as u64;
-        QueueSnapshot { number: self.number, stats: self.stats, inspectors, trouble: self.trouble.clone() }
+        let attached = self.inspectors.listeners().filter(|slot| slot.detached().is_none());
+        QueueSnapshot {
+            number: self.number,
+            inspectors: attached.count() as u64,
+            stats: self.stats,
+            trouble: self.trouble.clone(),
+        }
     }
 
     fn has_backlog(&self) -> bool {
         matches!(self.policy.overload, Overload::DropOldest(_))
     }
-
-    fn lose_overload(&mut self, meta: &Meta, cpu: u32, verdict: DefaultVerdict) -> Enqueue {
-        self.members.lose(Loss::NoRoom, meta, cpu);
-        self.count_overload(verdict)
-    }
-
-    fn count_overload(&mut self, verdict: DefaultVerdict) -> Enqueue {
-        self.stats.overload += 1;
-        self.count_lost(verdict)
-    }
-
-    fn count_lost(&mut self, verdict: DefaultVerdict) -> Enqueue {
-        self.stats.frames += 1;
-        Enqueue::Lost(verdict)
-    }
 }
 
-fn decide(outcome: Outcome<'_>, default: DefaultVerdict, number: u32) -> Decided<'_> {
-    match outcome {
-        Outcome::Answer(reply) => Decided::Answer(reply, number),
-        Outcome::Overdue | Outcome::Garbage | Outcome::Orphan => Decided::Lost(default),
+fn packet_verdict(
+    decision: Result<Decision<'_>, DropReason>,
+    default: DefaultVerdict,
+    channel: u32,
+) -> QueueVerdict<'_> {
+    match decision {
+        Ok(decision) => QueueVerdict::Decided(decision, channel),
+        Err(reason) => QueueVerdict::Lost(default.drops(reason)),
     }
 }

@@ -1,4 +1,4 @@
-//! How a queue's policy is written: on the command line, in a configuration, and in answers.
+//! The text form of a queue's policy, on the command line, in the configuration and in control answers.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -15,10 +15,10 @@ const FANOUTS: [(&str, Fanout); 6] = [
     ("mirror", Fanout::Mirror),
 ];
 
-/// Which of several inspectors gets a packet.
+/// Parses a fan-out mode.
 ///
 /// # Errors
-/// The words that there are.
+/// The error names the valid words.
 pub fn fanout(text: &str) -> Result<Fanout, String> {
     if text == "tap" {
         return Err("fanout `tap` is now called `mirror`".to_owned());
@@ -29,15 +29,15 @@ pub fn fanout(text: &str) -> Result<Fanout, String> {
         .ok_or_else(|| format!("fanout `{text}` is not exclusive, flow, cpu, least, broadcast or mirror"))
 }
 
-/// The word that [`fanout`] reads.
+/// The word that [`fanout`] parses.
 pub fn fanout_word(fanout: Fanout) -> &'static str {
     FANOUTS.iter().find(|(_, of)| *of == fanout).map_or("", |(word, _)| word)
 }
 
-/// What becomes of a packet whose inspector has no room.
+/// Parses an overload policy.
 ///
 /// # Errors
-/// The words that there are, or what is wrong with the number.
+/// The error names the valid words, or the range of the number.
 pub fn overload(text: &str) -> Result<Overload, String> {
     Ok(match text.split_once(':').unwrap_or((text, "")) {
         ("block", "") => Overload::Block,
@@ -54,7 +54,7 @@ pub fn overload(text: &str) -> Result<Overload, String> {
     })
 }
 
-/// The words that [`overload`] reads.
+/// The text that [`overload`] parses.
 pub fn overload_words(overload: Overload) -> String {
     match overload {
         Overload::Block => "block".to_owned(),
@@ -66,10 +66,10 @@ pub fn overload_words(overload: Overload) -> String {
     }
 }
 
-/// A queue's number.
+/// Parses a queue number.
 ///
 /// # Errors
-/// It is none.
+/// The text is not a number in 1..65535.
 pub fn queue_number(text: &str) -> Result<u16, String> {
     match text.parse() {
         Ok(0) | Err(_) => Err(format!("queue number `{text}` is not in 1..65535")),
@@ -77,10 +77,10 @@ pub fn queue_number(text: &str) -> Result<u16, String> {
     }
 }
 
-/// A number in a range.
+/// Parses a number in `range`.
 ///
 /// # Errors
-/// It is none.
+/// The text is not such a number.
 pub fn within<N: FromStr + PartialOrd + Display>(text: &str, range: RangeInclusive<N>) -> Result<N, String> {
     match text.parse() {
         Ok(number) if range.contains(&number) => Ok(number),

@@ -1,19 +1,21 @@
-use towpath_gate::state::Ends;
+use towpath_wire::Ends;
 
 use super::*;
-use crate::flow_verdict;
 use crate::reorder::ReorderBuffer;
 
-/// An inspector in memory: `said` is given at the next poll.
+/// The result for one frame.
+type FrameResult = Result<Decision<'static>, DropReason>;
+
+/// An inspector in memory. The next poll returns `verdicts`.
 #[derive(Debug, Default)]
 struct Fake {
     next: u32,
     room: usize,
-    said: Vec<(u32, Outcome<'static>)>,
+    verdicts: Vec<(u32, FrameResult)>,
     dead: bool,
     unreturned: u32,
-    gone: Option<Detached>,
-    told: Vec<Loss>,
+    detached: Option<Detached>,
+    lost: Vec<Loss>,
 }
 
 impl Channel for Fake {
@@ -23,12 +25,12 @@ impl Channel for Fake {
         Ok(Seq(self.next.wrapping_sub(1)))
     }
     fn lose(&mut self, loss: Loss) {
-        self.told.push(loss);
+        self.lost.push(loss);
     }
     fn kick(&mut self) {}
-    fn poll(&mut self, _now: u64, each: &mut dyn FnMut(Seq, Outcome<'_>)) -> usize {
-        let n = self.said.len();
-        self.said.drain(..).for_each(|(sequence, outcome)| each(Seq(sequence), outcome));
+    fn poll(&mut self, _now: u64, each: &mut dyn FnMut(Seq, Result<Decision<'_>, DropReason>)) -> usize {
+        let n = self.verdicts.len();
+        self.verdicts.drain(..).for_each(|(seq, verdict)| each(Seq(seq), verdict));
         n
     }
     fn wait(&mut self, _now: u64, _until: u64) {}
@@ -38,8 +40,8 @@ impl Channel for Fake {
     fn is_dead(&self) -> bool {
         self.dead
     }
-    fn gone(&mut self) -> Option<Detached> {
-        self.gone.take()
+    fn detached(&mut self) -> Option<Detached> {
+        self.detached.take()
     }
 }
 
@@ -52,16 +54,19 @@ const POLICY: Policy = Policy {
     low: u32::MAX,
 };
 
-const PASS: Outcome<'_> = answer(Answer::Pass);
-const DROP: Outcome<'_> = answer(Answer::Drop);
+const FULL: Enqueue = Enqueue::Lost(Some(DropReason::QueueFull));
+const PASS: FrameResult = decided(Verdict::Pass);
+const DROP: FrameResult = decided(Verdict::Drop);
+const OVERDUE: FrameResult = Err(DropReason::Overdue);
+const DIED: FrameResult = Err(DropReason::InspectorDied);
 
-const fn answer(answer: Answer<'static>) -> Outcome<'static> {
-    Outcome::Answer(Reply { answer, mark: (0, 0), flow: false })
+const fn decided(verdict: Verdict<'static>) -> FrameResult {
+    Ok(Decision { verdict, mark: 0, mask: 0, flow: false, cause: ring::Cause::Single })
 }
 
 fn ids(n: usize) -> Vec<PacketId> {
-    let mut window = ReorderBuffer::<(), ()>::new(1, 100, 100);
-    (0..n).map(|_| window.push_waiting(b"", (), (), 0)).collect()
+    let mut buffer = ReorderBuffer::<(), ()>::new(1, 100, 100);
+    (0..n).map(|_| buffer.push_waiting(b"", (), (), 0)).collect()
 }
 
 fn queue<const N: usize>(policy: Policy, fakes: [Fake; N]) -> Queue<Fake> {
@@ -77,21 +82,24 @@ fn room(room: usize) -> Fake {
 }
 
 fn offer(queue: &mut Queue<Fake>, id: Option<PacketId>) -> Enqueue {
-    queue.offer(b"x", &Meta::default(), 0, 0, id)
+    queue.enqueue(b"x", &Meta::default(), 0, 0, id)
 }
 
-/// Inspector `who` says this; what the queue makes of it.
-fn say(queue: &mut Queue<Fake>, who: usize, said: &[(u32, Outcome<'static>)]) -> Vec<(PacketId, String)> {
-    let listener = queue.members.listeners().nth(who).unwrap();
-    listener.channel_mut().said = said.to_vec();
+/// The inspector at `index` gives these verdicts. Returns the verdicts of the queue.
+fn give(queue: &mut Queue<Fake>, index: usize, verdicts: &[(u32, FrameResult)]) -> Vec<(PacketId, String)> {
+    fake(queue, index).verdicts = verdicts.to_vec();
     poll(queue)
+}
+
+fn fake(queue: &mut Queue<Fake>, index: usize) -> &mut Fake {
+    queue.inspectors().nth(index).unwrap().channel_mut()
 }
 
 fn poll(queue: &mut Queue<Fake>) -> Vec<(PacketId, String)> {
     let mut out = Vec::new();
-    queue.poll(0, |id, decided| {
-        let text = match decided {
-            Decided::Answer(Reply { answer, .. }, _) => format!("{answer:?}"),
+    queue.poll(0, |id, verdict| {
+        let text = match verdict {
+            QueueVerdict::Decided(Decision { verdict, .. }, _) => format!("{verdict:?}"),
             other => format!("{other:?}"),
         };
         out.push((id, text));
@@ -102,83 +110,83 @@ fn poll(queue: &mut Queue<Fake>) -> Vec<(PacketId, String)> {
 }
 
 #[test]
-fn verdicts_come_in_any_order() {
+fn verdicts_are_accepted_in_any_order() {
     let mut queue = queue(POLICY, [Fake { next: u32::MAX, room: 9, ..Fake::default() }]);
     let t = ids(3);
     for &id in &t {
         assert_eq!(offer(&mut queue, Some(id)), Enqueue::Held);
     }
-    let got = say(&mut queue, 0, &[(1, DROP), (0, answer(Answer::Replace(b"y")))]);
+    let got = give(&mut queue, 0, &[(1, DROP), (0, decided(Verdict::Replace(b"y")))]);
     assert_eq!(got, [(t[2], "Drop".into()), (t[1], "Replace([121])".into())]);
     assert_eq!(queue.open(), 1);
-    assert_eq!(say(&mut queue, 0, &[(u32::MAX, Outcome::Overdue)]), [(t[0], "Lost(Drop)".into())]);
+    assert_eq!(give(&mut queue, 0, &[(u32::MAX, OVERDUE)]), [(t[0], "Lost(Some(Overdue))".into())]);
     let c = queue.stats();
     assert_eq!((c.frames, c.passed, c.dropped, c.replaced, c.lost(), c.high_water), (3, 0, 1, 1, 1, 3));
 }
 
 #[test]
-fn numbers_of_gap_records_are_no_frames() {
+fn sequence_numbers_of_gap_records_are_skipped() {
     let mut queue = queue(POLICY, [room(9)]);
     let t = ids(2);
     offer(&mut queue, Some(t[0]));
-    queue.members.listeners().next().unwrap().channel_mut().next += 3;
+    fake(&mut queue, 0).next += 3;
     offer(&mut queue, Some(t[1]));
-    assert_eq!(say(&mut queue, 0, &[(4, PASS)]), [(t[1], "Pass".into())]);
-    assert_eq!(say(&mut queue, 0, &[(0, PASS)]), [(t[0], "Pass".into())]);
+    assert_eq!(give(&mut queue, 0, &[(4, PASS)]), [(t[1], "Pass".into())]);
+    assert_eq!(give(&mut queue, 0, &[(0, PASS)]), [(t[0], "Pass".into())]);
     assert_eq!(queue.open(), 0);
 }
 
 #[test]
-fn a_dead_inspector_loses_what_it_had_and_what_comes() {
+fn frames_of_a_dead_inspector_are_lost() {
     let mut queue = queue(POLICY, [room(9)]);
     let t = ids(2);
     offer(&mut queue, Some(t[0]));
     offer(&mut queue, None);
-    let fake = queue.members.listeners().next().unwrap().channel_mut();
+    let fake = fake(&mut queue, 0);
     fake.dead = true;
-    fake.gone = Some(Detached { why: "killed".into(), distrusted: false });
-    let got = say(&mut queue, 0, &[(0, Outcome::Orphan), (1, Outcome::Orphan)]);
-    assert_eq!(got, [(t[0], "Lost(Drop)".into())]);
-    assert_eq!(offer(&mut queue, Some(t[1])), Enqueue::Lost(DefaultVerdict::Drop));
+    fake.detached = Some(Detached { why: "killed".into(), distrusted: false });
+    let got = give(&mut queue, 0, &[(0, DIED), (1, DIED)]);
+    assert_eq!(got, [(t[0], "Lost(Some(InspectorDied))".into())]);
+    assert_eq!(offer(&mut queue, Some(t[1])), Enqueue::Lost(Some(DropReason::NoInspector)));
     let c = queue.stats();
     assert_eq!((c.frames, c.lost(), queue.trouble.as_deref()), (3, 3, Some("killed")));
-    assert_eq!((c.died, c.no_listener), (2, 1));
+    assert_eq!((c.inspector_died, c.no_inspector), (2, 1));
 }
 
 #[test]
-fn what_a_dead_inspector_had_goes_to_another() {
+fn frames_of_a_dead_inspector_are_redelivered() {
     let mut queue = queue(Policy { fanout: Fanout::LeastLoaded, ..POLICY }, [room(9), room(9)]);
     let t = ids(2);
     offer(&mut queue, Some(t[0]));
     offer(&mut queue, Some(t[1]));
-    queue.members.listeners().next().unwrap().channel_mut().dead = true;
-    assert_eq!(say(&mut queue, 0, &[(0, Outcome::Orphan)]), [(t[0], "Orphan".into())]);
-    assert_eq!(queue.stats().frames, 1, "it counts with the one that gets it");
+    fake(&mut queue, 0).dead = true;
+    assert_eq!(give(&mut queue, 0, &[(0, DIED)]), [(t[0], "Redeliver".into())]);
+    assert_eq!(queue.stats().frames, 1, "the frame counts when it is delivered");
     assert_eq!(offer(&mut queue, Some(t[0])), Enqueue::Held);
-    assert_eq!(say(&mut queue, 1, &[(0, PASS), (1, DROP)]), [(t[1], "Pass".into()), (t[0], "Drop".into())]);
+    assert_eq!(give(&mut queue, 1, &[(0, PASS), (1, DROP)]), [(t[1], "Pass".into()), (t[0], "Drop".into())]);
     let c = queue.stats();
     assert_eq!((c.frames, c.passed, c.dropped, c.lost(), c.redelivered), (2, 1, 1, 0, 1));
 }
 
 #[test]
-fn of_a_broadcast_the_strictest_verdict_counts_once_all_have_spoken() {
-    let rows: &[(Outcome<'_>, Outcome<'_>, &str)] = &[
+fn the_strictest_verdict_of_a_broadcast_wins() {
+    let rows: &[(FrameResult, FrameResult, &str)] = &[
         (PASS, PASS, "Pass"),
         (PASS, DROP, "Drop"),
-        (DROP, answer(Answer::Reject), "Reject"),
-        (answer(Answer::Reject), DROP, "Reject"),
-        (PASS, answer(Answer::Replace(b"y")), "Replace([121])"),
-        (answer(Answer::Queue(4)), answer(Answer::Repeat), "Queue(4)"),
-        (PASS, Outcome::Overdue, "Drop"),
-        (Outcome::Orphan, PASS, "Drop"),
+        (DROP, decided(Verdict::Reject), "Reject"),
+        (decided(Verdict::Reject), DROP, "Reject"),
+        (PASS, decided(Verdict::Replace(b"y")), "Replace([121])"),
+        (decided(Verdict::Queue(4)), decided(Verdict::Repeat), "Queue(4)"),
+        (PASS, OVERDUE, "Lost(Some(Overdue))"),
+        (DIED, PASS, "Lost(Some(InspectorDied))"),
     ];
     for (first, second, expected) in rows {
         let mut queue = queue(Policy { fanout: Fanout::Broadcast, ..POLICY }, [room(9), room(9)]);
         let t = ids(1);
         assert_eq!(offer(&mut queue, Some(t[0])), Enqueue::Held);
-        assert_eq!(say(&mut queue, 1, &[(0, *second)]), []);
-        let got = say(&mut queue, 0, &[(0, *first)]);
-        // The second spoke first: of two that want another way, its one would count.
+        assert_eq!(give(&mut queue, 1, &[(0, *second)]), []);
+        let got = give(&mut queue, 0, &[(0, *first)]);
+        // The second inspector decides first, and the first of two equally strict verdicts wins.
         let expected = if *expected == "Queue(4)" { "Repeat" } else { expected };
         assert_eq!(got, [(t[0], expected.to_owned())], "{first:?} {second:?}");
         assert_eq!(queue.stats().frames, 2);
@@ -186,24 +194,24 @@ fn of_a_broadcast_the_strictest_verdict_counts_once_all_have_spoken() {
 }
 
 #[test]
-fn nobody_waits_for_a_tap() {
+fn a_mirror_gets_copies() {
     let mut queue = queue(Policy { fanout: Fanout::Mirror, ..POLICY }, [room(9), room(1)]);
     let t = ids(2);
     assert_eq!(offer(&mut queue, Some(t[0])), Enqueue::Copied);
     assert_eq!(offer(&mut queue, Some(t[1])), Enqueue::Copied);
-    assert_eq!(queue.members.listeners().nth(1).unwrap().channel_mut().told, [Loss::NoRoom]);
-    assert_eq!(say(&mut queue, 0, &[(0, DROP), (1, PASS)]), []);
+    assert_eq!(fake(&mut queue, 1).lost, [Loss::NoRoom]);
+    assert_eq!(give(&mut queue, 0, &[(0, DROP), (1, PASS)]), []);
     assert_eq!(queue.stats().frames, 3);
 }
 
 #[test]
-fn what_becomes_of_a_packet_that_finds_no_room() {
+fn the_overload_policy_applies_without_room() {
     let rows = [
         (Overload::Block, Enqueue::Full),
-        (Overload::DropNewest, Enqueue::Lost(DefaultVerdict::Drop)),
+        (Overload::DropNewest, FULL),
         (Overload::DropOldest(1), Enqueue::Full),
-        (Overload::Pass, Enqueue::Lost(DefaultVerdict::Pass)),
-        (Overload::Drop, Enqueue::Lost(DefaultVerdict::Drop)),
+        (Overload::Pass, Enqueue::Lost(None)),
+        (Overload::Drop, FULL),
         (Overload::Queue(7), Enqueue::Queue(7)),
     ];
     for (overload, expected) in rows {
@@ -212,81 +220,82 @@ fn what_becomes_of_a_packet_that_finds_no_room() {
         assert_eq!(offer(&mut queue, Some(t[0])), Enqueue::Held);
         assert_eq!(offer(&mut queue, Some(t[1])), expected, "{overload:?}");
         let lost = u64::from(matches!(expected, Enqueue::Lost(_)));
-        assert_eq!(queue.stats().overload, lost, "{overload:?}");
+        assert_eq!(queue.stats().queue_full, lost, "{overload:?}");
         poll(&mut queue);
     }
 }
 
 #[test]
-fn a_backlog_keeps_the_newest() {
+fn a_full_backlog_drops_the_oldest_packet() {
     let mut queue = queue(Policy { overload: Overload::DropOldest(2), ..POLICY }, [room(0)]);
     let t = ids(4);
-    assert_eq!(queue.enqueue(t[0]), Ok(None));
-    assert_eq!(queue.enqueue(t[1]), Ok(None));
-    assert_eq!(queue.enqueue(t[2]), Ok(Some(t[0])));
+    assert_eq!(queue.push_backlog(t[0]), Ok(None));
+    assert_eq!(queue.push_backlog(t[1]), Ok(None));
+    assert_eq!(queue.push_backlog(t[2]), Ok(Some(t[0])));
     assert_eq!(queue.next_in_backlog(), Some(t[1]));
-    queue.leave_backlog();
+    queue.pop_backlog();
     assert_eq!(queue.next_in_backlog(), Some(t[2]));
     assert_eq!((queue.stats().frames, queue.stats().lost()), (1, 1));
-    assert_eq!(queue.members.listeners().next().unwrap().channel_mut().told, [Loss::Oldest]);
-    // A copy is not worth a place.
-    assert_eq!(offer(&mut queue, None), Enqueue::Lost(DefaultVerdict::Drop));
+    assert_eq!(fake(&mut queue, 0).lost, [Loss::Oldest]);
+    // A copy does not wait.
+    assert_eq!(offer(&mut queue, None), FULL);
 }
 
 #[test]
-fn an_inspector_above_its_marks_has_no_room() {
+fn an_inspector_above_the_high_mark_has_no_room() {
     let policy = Policy { overload: Overload::Pass, high: 2, low: 0, ..POLICY };
     let mut queue = queue(policy, [room(9)]);
     let t = ids(4);
     assert_eq!(offer(&mut queue, Some(t[0])), Enqueue::Held);
     assert_eq!(offer(&mut queue, Some(t[1])), Enqueue::Held);
-    assert_eq!(offer(&mut queue, Some(t[2])), Enqueue::Lost(DefaultVerdict::Pass));
-    say(&mut queue, 0, &[(0, PASS)]);
-    assert_eq!(offer(&mut queue, Some(t[2])), Enqueue::Lost(DefaultVerdict::Pass));
-    queue.members.listeners().next().unwrap().channel_mut().unreturned = 1;
-    say(&mut queue, 0, &[(1, Outcome::Overdue)]);
-    assert_eq!(offer(&mut queue, Some(t[2])), Enqueue::Lost(DefaultVerdict::Pass), "it has the overdue one");
-    queue.members.listeners().next().unwrap().channel_mut().unreturned = 0;
+    assert_eq!(offer(&mut queue, Some(t[2])), Enqueue::Lost(None));
+    give(&mut queue, 0, &[(0, PASS)]);
+    assert_eq!(offer(&mut queue, Some(t[2])), Enqueue::Lost(None));
+    fake(&mut queue, 0).unreturned = 1;
+    give(&mut queue, 0, &[(1, OVERDUE)]);
+    assert_eq!(
+        offer(&mut queue, Some(t[2])),
+        Enqueue::Lost(None),
+        "the inspector still has the overdue frame"
+    );
+    fake(&mut queue, 0).unreturned = 0;
     assert_eq!(offer(&mut queue, Some(t[3])), Enqueue::Held);
 }
 
 #[test]
-fn nobody_waits_for_a_stalled_inspector_until_it_answers() {
+fn packets_do_not_wait_for_a_stalled_inspector() {
     let mut queue = queue(POLICY, [room(1)]);
     let t = ids(3);
     assert_eq!(offer(&mut queue, Some(t[0])), Enqueue::Held);
     assert_eq!(offer(&mut queue, Some(t[1])), Enqueue::Full);
-    assert_eq!(queue.give_up(&Meta::default(), 0), DefaultVerdict::Drop);
-    assert_eq!(offer(&mut queue, Some(t[1])), Enqueue::Lost(DefaultVerdict::Drop));
-    assert_eq!(say(&mut queue, 0, &[(0, PASS)]), [(t[0], "Pass".into())]);
+    assert_eq!(queue.give_up(&Meta::default(), 0), Some(DropReason::QueueFull));
+    assert_eq!(offer(&mut queue, Some(t[1])), FULL);
+    assert_eq!(give(&mut queue, 0, &[(0, PASS)]), [(t[0], "Pass".into())]);
     assert_eq!(offer(&mut queue, Some(t[2])), Enqueue::Full);
     let c = queue.stats();
     assert_eq!((c.frames, c.passed, c.lost()), (3, 1, 2));
 }
 
 #[test]
-fn a_queue_without_inspector_loses_everything() {
+fn frames_of_a_queue_without_inspectors_are_lost() {
     let mut queue = queue(Policy { default: DefaultVerdict::Pass, ..POLICY }, []);
-    assert_eq!(offer(&mut queue, None), Enqueue::Lost(DefaultVerdict::Pass));
+    assert_eq!(offer(&mut queue, None), Enqueue::Lost(None));
     assert_eq!((queue.stats().frames, queue.stats().lost()), (1, 1));
 }
 
 #[test]
-fn what_a_detached_inspector_said_about_flows_counts_no_more() {
-    for (distrusted, left) in [(true, None), (false, Some(flow_verdict::Verdict::Pass))] {
+fn flow_verdicts_of_a_distrusted_inspector_end() {
+    for (distrusted, left) in [(true, None), (false, Some(Verdict::Pass))] {
         let mut queue = queue(POLICY, [room(9)]);
         let ends = Ends::V4([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
         let flow = Flow { ends, proto: 17, src_port: 5, dst_port: 6, tenant: 0 };
         let now = Time::default();
-        queue.rule(
-            &flow,
-            FlowVerdict { verdict: flow_verdict::Verdict::Pass, mark: (0, 0), channel: 1 },
-            now,
-        );
+        let verdict = FlowVerdict { verdict: Verdict::Pass, mark: (0, 0), channel: 1 };
+        queue.set_flow_verdict(&flow, verdict, now);
         assert!(queue.flow_verdict(&flow, false, now).is_some());
-        let fake = queue.members.listeners().next().unwrap().channel_mut();
-        fake.gone = Some(Detached { why: "gone".into(), distrusted });
+        let fake = fake(&mut queue, 0);
+        fake.detached = Some(Detached { why: "gone".into(), distrusted });
         poll(&mut queue);
-        assert_eq!(queue.flow_verdict(&flow, false, now).map(|flow_verdict| flow_verdict.verdict), left);
+        assert_eq!(queue.flow_verdict(&flow, false, now).map(|found| found.verdict), left);
     }
 }

@@ -1,18 +1,18 @@
-//! What a router knows of its neighbors: the states of RFC 4861 section 7.3.2, for ARP too, as the kernel has them.
+//! The neighbor table: the states of RFC 4861 section 7.3.2, for ARP too, as in the kernel.
 //!
 //! ```text
-//!              a packet         an answer            30 s          a packet       5 s
-//!   (nothing) ---------> INCOMPLETE -----> REACHABLE -----> STALE ---------> DELAY ---> PROBE --an answer--> REACHABLE
-//!                            | three requests, no answer                                  | the same
+//!              a packet         a reply              30 s          a packet       5 s
+//!   (nothing) ---------> INCOMPLETE -----> REACHABLE -----> STALE ---------> DELAY ---> PROBE --a reply--> REACHABLE
+//!                            | three requests, no reply                                   | the same
 //!                            `--------------------------> FAILED <------------------------'
 //!                                                            | a packet: INCOMPLETE
 //! ```
 //!
-//! Invariants: an address is taken from an answer only while a request for it is out, so nobody is believed who was not
-//! asked; of one neighbor there is one request a second at most; of neighbors that nobody has found yet there are
-//! half as many as there is room for, so who makes us look for what is not there does not push out what is.
+//! Invariants: an Ethernet address is taken from a reply only while a request is outstanding, so unsolicited replies change
+//! nothing. The router sends at most one request per second and neighbor. At most half of the table is INCOMPLETE, so
+//! packets to absent hosts do not evict present ones.
 //!
-//! Not supported: confirmations by upper layers (a router has none), proxies, anycast.
+//! Not supported: confirmation by upper layers (a router has none), proxies, anycast.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -22,12 +22,12 @@ const SOLICIT: u8 = 3;
 const RETRANS: u64 = 1_000_000_000;
 const REACHABLE: u64 = 30_000_000_000;
 const DELAY: u64 = 5_000_000_000;
-/// How long one is remembered that nobody needs (the kernel's gc_stale_time).
+/// How long an unused neighbor is kept (the kernel's gc_stale_time).
 const FORGET: u64 = 60_000_000_000;
-/// Most neighbors (the kernel's gc_thresh3).
+/// Maximum number of neighbors (the kernel's gc_thresh3).
 pub(super) const NEIGHBORS: usize = 1024;
 
-/// An address on the link of a port.
+/// An IP address on the link of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     /// The port's number.
@@ -35,7 +35,7 @@ pub(super) struct Key {
     pub(super) address: IpAddr,
 }
 
-/// The kernel's words, without NUD_.
+/// The kernel's names, without NUD_.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Incomplete,
@@ -46,70 +46,70 @@ pub(super) enum State {
     Failed,
 }
 
-/// Where a packet for a neighbor goes.
+/// The result of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Resolved {
-    /// There; until then nobody has to ask the table again.
+    /// The Ethernet address, and until when it needs no further lookup.
     At([u8; 6], u64),
-    /// It is being looked for.
+    /// A request is outstanding.
     Wait,
-    /// There is no room to look for it.
+    /// The table is full.
     Full,
 }
 
-/// Who is to be asked.
+/// A request that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) key: Key,
-    /// Whether it is still there; otherwise everybody is asked who it is.
+    /// The Ethernet address for a unicast request. `None`: a broadcast or multicast request.
     pub(super) known: Option<[u8; 6]>,
 }
 
-/// What a neighbor said of itself.
+/// A neighbor's reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct Reply {
     pub(super) address: IpAddr,
-    /// IPv6's may leave it out when it is asked whether it is still there.
+    /// IPv6 neighbors may omit it in the reply to a unicast request.
     pub(super) mac: Option<[u8; 6]>,
-    /// It replaces what is known.
+    /// The override flag: the reply replaces a known address.
     pub(super) overrides: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Neighbor {
     state: State,
-    /// Known, but when INCOMPLETE or FAILED.
+    /// Valid unless INCOMPLETE or FAILED.
     mac: [u8; 6],
-    /// When its state changes by itself, or it is asked again.
+    /// When its state changes, or the next request is sent.
     due: u64,
-    /// Requests since it was last known, or found missing.
-    asked: u8,
-    /// When it was last of use.
+    /// Requests since its address was last known or lost.
+    requests_sent: u8,
+    /// When a packet last needed it.
     used: u64,
 }
 
-/// See the file's text.
+/// The neighbor table.
 #[derive(Debug)]
 pub(super) struct Table {
     neighbors: HashMap<Key, Neighbor>,
     most: usize,
     incomplete: usize,
-    /// When to look at the latest.
+    /// The next timeout.
     due: u64,
-    /// When everybody on a port's link was forgotten.
+    /// When the neighbors of a port were last forgotten.
     forgotten: HashMap<u16, u64>,
 }
 
-/// Every thread looks at the links once a second: within so long they mean the same one.
+/// Every thread checks the links once per second. Calls of `forget` within this time concern the same event.
 const SAME: u64 = 2_000_000_000;
 
 impl Table {
-    /// One with room for so many.
+    /// Creates a table for at most `most` neighbors.
     pub(super) fn new(most: usize) -> Self {
         Self { neighbors: HashMap::new(), most, incomplete: 0, due: u64::MAX, forgotten: HashMap::new() }
     }
 
-    /// A packet is to be sent to it.
+    /// Looks a neighbor up for a packet, and requests it if necessary.
     pub(super) fn resolve(&mut self, key: Key, now: u64) -> Resolved {
         if let Some(neighbor) = self.neighbors.get_mut(&key) {
             neighbor.used = now;
@@ -129,14 +129,15 @@ impl Table {
         if self.incomplete >= self.most.div_ceil(2) || !self.has_room(key) {
             return Resolved::Full;
         }
-        let neighbor = Neighbor { state: State::Incomplete, mac: [0; 6], due: now, asked: 0, used: now };
+        let neighbor =
+            Neighbor { state: State::Incomplete, mac: [0; 6], due: now, requests_sent: 0, used: now };
         self.neighbors.insert(key, neighbor);
         self.incomplete += 1;
         self.due = self.due.min(now);
         Resolved::Wait
     }
 
-    /// Whether there is room for this one; one that nobody needs may have to go.
+    /// Returns true if there is room for this neighbor. It may evict an unused one.
     fn has_room(&mut self, key: Key) -> bool {
         if self.neighbors.len() < self.most || self.neighbors.contains_key(&key) {
             return true;
@@ -149,7 +150,7 @@ impl Table {
         true
     }
 
-    /// What is known of it, without a wish to send there; none when it is not there, or was not found.
+    /// Looks a neighbor up without a packet. `None` if it is unknown or FAILED.
     pub(super) fn look(&self, key: Key) -> Option<Resolved> {
         let neighbor = self.neighbors.get(&key)?;
         match neighbor.state {
@@ -159,30 +160,36 @@ impl Table {
         }
     }
 
-    /// It has answered. Whether it was asked and is believed.
-    pub(super) fn handle_answer(&mut self, port: u16, answer: Answer, now: u64) -> bool {
-        let Some(neighbor) = self.neighbors.get_mut(&Key { port, address: answer.address }) else {
+    /// Handles a reply. Returns true if the request was outstanding and the reply is accepted.
+    pub(super) fn handle_reply(&mut self, port: u16, reply: Reply, now: u64) -> bool {
+        let Some(neighbor) = self.neighbors.get_mut(&Key { port, address: reply.address }) else {
             return false;
         };
-        let asked = matches!(neighbor.state, State::Incomplete | State::Probe) && neighbor.asked > 0;
-        let mac = match (neighbor.state, answer.mac) {
+        let outstanding =
+            matches!(neighbor.state, State::Incomplete | State::Probe) && neighbor.requests_sent > 0;
+        let mac = match (neighbor.state, reply.mac) {
             // "If the Override flag is clear and the supplied link-layer address differs": section 7.2.5.
-            (State::Probe, Some(mac)) if mac != neighbor.mac && !answer.overrides => return false,
+            (State::Probe, Some(mac)) if mac != neighbor.mac && !reply.overrides => return false,
             (State::Probe, None) => neighbor.mac,
             (_, Some(mac)) => mac,
             (_, None) => return false,
         };
-        if !asked {
+        if !outstanding {
             return false;
         }
         self.incomplete -= usize::from(neighbor.state == State::Incomplete);
-        *neighbor =
-            Neighbor { state: State::Reachable, mac, due: now + REACHABLE, asked: 0, used: neighbor.used };
+        *neighbor = Neighbor {
+            state: State::Reachable,
+            mac,
+            due: now + REACHABLE,
+            requests_sent: 0,
+            used: neighbor.used,
+        };
         self.due = self.due.min(neighbor.due);
         true
     }
 
-    /// Does what is due; whom to ask now is put into `requests`. Whether somebody was not found.
+    /// Executes the timeouts that are due and appends the requests that are due. Returns true if a neighbor FAILED.
     pub(super) fn handle_timeout(&mut self, now: u64, requests: &mut Vec<Request>) -> bool {
         if now < self.due {
             return false;
@@ -190,7 +197,8 @@ impl Table {
         let (mut due, mut lost) = (u64::MAX, false);
         let incomplete = &mut self.incomplete;
         self.neighbors.retain(|key, neighbor| {
-            let keep = neighbor.due > now || neighbor.go_on(*key, now, incomplete, &mut lost, requests);
+            let keep =
+                neighbor.due > now || neighbor.handle_timeout(*key, now, incomplete, &mut lost, requests);
             due = if keep { due.min(neighbor.due) } else { due };
             keep
         });
@@ -198,13 +206,13 @@ impl Table {
         lost
     }
 
-    /// When to call that at the latest; never is `u64::MAX`.
+    /// When [`handle_timeout`](Self::handle_timeout) must be called at the latest. `u64::MAX`: never.
     pub(super) fn poll_timeout(&self) -> u64 {
         self.due
     }
 
-    /// Nobody on the link of this port is known any more. What threads say of it one after the other is one thing: who was found since
-    /// the first of them said so stays.
+    /// Forgets the neighbors of a port. Several threads report the same event: neighbors that were resolved after the first report
+    /// stay.
     pub(super) fn forget(&mut self, port: u16, now: u64) {
         if self.forgotten.get(&port).is_some_and(|at| now.saturating_sub(*at) < SAME) {
             return;
@@ -214,7 +222,7 @@ impl Table {
         self.incomplete = self.neighbors.values().filter(|n| n.state == State::Incomplete).count();
     }
 
-    /// Everybody: the address, its state, and where it is if that is known.
+    /// The neighbors: key, state, and the Ethernet address if known.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Key, State, Option<[u8; 6]>)> {
         self.neighbors.iter().map(|(key, neighbor)| {
             let known = !matches!(neighbor.state, State::Incomplete | State::Failed);
@@ -224,8 +232,8 @@ impl Table {
 }
 
 impl Neighbor {
-    /// Its time has come. False when it is not needed any more.
-    fn go_on(
+    /// Executes the neighbor's timeout. Returns false if it is to be removed.
+    fn handle_timeout(
         &mut self,
         key: Key,
         now: u64,
@@ -234,20 +242,20 @@ impl Neighbor {
         requests: &mut Vec<Request>,
     ) -> bool {
         match self.state {
-            State::Incomplete | State::Probe if self.asked < SOLICIT => {
+            State::Incomplete | State::Probe if self.requests_sent < SOLICIT => {
                 let known = (self.state == State::Probe).then_some(self.mac);
                 requests.push(Request { key, known });
-                (self.asked, self.due) = (self.asked + 1, now + RETRANS);
+                (self.requests_sent, self.due) = (self.requests_sent + 1, now + RETRANS);
             }
             State::Incomplete | State::Probe => {
                 *incomplete -= usize::from(self.state == State::Incomplete);
                 *lost = true;
-                (self.state, self.asked, self.due) = (State::Failed, 0, now + FORGET);
+                (self.state, self.requests_sent, self.due) = (State::Failed, 0, now + FORGET);
             }
             State::Reachable => (self.state, self.due) = (State::Stale, now + FORGET),
             State::Delay => {
                 requests.push(Request { key, known: Some(self.mac) });
-                (self.state, self.asked, self.due) = (State::Probe, 1, now + RETRANS);
+                (self.state, self.requests_sent, self.due) = (State::Probe, 1, now + RETRANS);
             }
             State::Stale | State::Failed => return false,
         }
@@ -256,8 +264,8 @@ impl Neighbor {
 }
 
 impl State {
-    /// As ip-neighbour(8) writes it.
-    pub(super) const fn word(self) -> &'static str {
+    /// The name in ip-neighbour(8).
+    pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Incomplete => "INCOMPLETE",
             Self::Reachable => "REACHABLE",
@@ -283,17 +291,17 @@ mod tests {
         Key { port: 1, address: [10, 0, 0, last].into() }
     }
 
-    fn answer(last: u8, mac: Option<[u8; 6]>, overrides: bool) -> Answer {
-        Answer { address: key(last).address, mac, overrides }
+    fn reply(last: u8, mac: Option<[u8; 6]>, overrides: bool) -> Reply {
+        Reply { address: key(last).address, mac, overrides }
     }
 
     fn state(table: &Table, last: u8) -> Option<State> {
         table.iter().find(|(of, ..)| *of == key(last)).map(|(_, state, _)| state)
     }
 
-    /// Each thread says so within its second.
+    /// Each thread reports the link within a second.
     #[test]
-    fn a_link_that_comes_back_is_forgotten_once() {
+    fn a_link_is_forgotten_once() {
         let mut table = Table::new(4);
         let mut requests = Vec::new();
         let rows = [(10, None), (11, Some(State::Reachable)), (13, None)];
@@ -301,13 +309,13 @@ mod tests {
             let now = at * SECOND;
             table.resolve(key(1), now);
             table.handle_timeout(now, &mut requests);
-            table.handle_answer(1, answer(1, Some(MAC), true), now);
+            table.handle_reply(1, reply(1, Some(MAC), true), now);
             table.forget(1, now);
             assert_eq!(state(&table, 1), then, "at {at} s");
         }
     }
 
-    /// A neighbor's life, a row for each thing that happens: when, what, whether it is asked or believed, and its state then.
+    /// Rows: time, event, whether a request is due or the reply is accepted, state afterwards.
     #[test]
     fn the_states_of_a_neighbor() {
         enum Do {
@@ -320,13 +328,13 @@ mod tests {
         let rows = [
             (0,   Hear(Some(MAC), true),    false, None),
             (0,   Send,                     false, Some(State::Incomplete)),
-            (0,   Hear(Some(MAC), true),    false, Some(State::Incomplete)), // nobody was asked yet
+            (0,   Hear(Some(MAC), true),    false, Some(State::Incomplete)), // no request was sent yet
             (0,   Time,                     true,  Some(State::Incomplete)),
-            (0,   Time,                     false, Some(State::Incomplete)), // one a second
+            (0,   Time,                     false, Some(State::Incomplete)), // one per second
             (1,   Time,                     true,  Some(State::Incomplete)),
             (1,   Hear(None, true),         false, Some(State::Incomplete)),
             (1,   Hear(Some(MAC), false),   true,  Some(State::Reachable)),
-            (2,   Hear(Some(OTHER), true),  false, Some(State::Reachable)), // nobody has asked
+            (2,   Hear(Some(OTHER), true),  false, Some(State::Reachable)), // no request is outstanding
             (2,   Send,                     false, Some(State::Reachable)),
             (31,  Time,                     false, Some(State::Stale)),
             (40,  Hear(Some(OTHER), true),  false, Some(State::Stale)),
@@ -366,26 +374,26 @@ mod tests {
                     table.handle_timeout(now, &mut requests);
                     !requests.is_empty()
                 }
-                Hear(mac, overrides) => table.handle_answer(1, answer(1, mac, overrides), now),
+                Hear(mac, overrides) => table.handle_reply(1, reply(1, mac, overrides), now),
             };
             assert_eq!((happened, state(&table, 1)), (expected, then), "at {at} s");
         }
     }
 
     #[test]
-    fn who_makes_us_look_for_what_is_not_there_does_not_push_out_what_is() {
+    fn requests_for_absent_hosts_do_not_evict_present_ones() {
         let mut table = Table::new(8);
         for last in 0..4 {
             table.resolve(key(last), 0);
         }
         table.handle_timeout(0, &mut Vec::new());
         for last in 0..4 {
-            assert!(table.handle_answer(1, answer(last, Some(MAC), true), 0));
+            assert!(table.handle_reply(1, reply(last, Some(MAC), true), 0));
         }
         let full = (10..200).filter(|last| table.resolve(key(*last), 0) == Resolved::Full).count();
         assert_eq!((full, table.neighbors.len()), (190 - 4, 8));
         assert!((0..4).all(|last| matches!(table.resolve(key(last), 0), Resolved::At(MAC, _))));
-        // What was not found makes room.
+        // FAILED neighbors make room.
         for at in 0..4 {
             table.handle_timeout(at * SECOND, &mut Vec::new());
         }
@@ -393,11 +401,11 @@ mod tests {
         assert_eq!(table.neighbors.len(), 8);
     }
 
-    /// What a stupid observer knows of a neighbor: what it was told, and what it saw asked.
+    /// The model: what an observer of requests and replies knows of a neighbor.
     #[derive(Clone, Copy, Debug, Default)]
     struct Seen {
         mac: Option<[u8; 6]>,
-        /// Requests without an answer, and the time of the last one.
+        /// Requests without a reply, and the time of the last one.
         out: u8,
         last: Option<u64>,
     }
@@ -413,33 +421,34 @@ mod tests {
         let op = prop_oneof![
             (0..6_u8).prop_map(Op::Send),
             prop_oneof![Just(0), 1..3 * SECOND, Just(SECOND), Just(30 * SECOND)].prop_map(Op::Pass),
-            (0..6_u8, 1..4_u8, any::<bool>()).prop_map(|(who, mac, overrides)| Op::Hear(who, mac, overrides)),
+            (0..6_u8, 1..4_u8, any::<bool>())
+                .prop_map(|(host, mac, overrides)| Op::Hear(host, mac, overrides)),
         ];
         prop::collection::vec(op, 0..200)
     }
 
     proptest! {
         #[test]
-        fn only_answers_are_believed(ops in ops()) {
+        fn only_solicited_replies_are_accepted(ops in ops()) {
             const MOST: usize = 4;
             let (mut table, mut now) = (Table::new(MOST), 0);
             let mut seen = [Seen::default(); 6];
             for op in ops {
                 match op {
-                    Op::Send(who) => {
-                        if let Resolved::At(mac, until) = table.resolve(key(who), now) {
-                            prop_assert_eq!(Some(mac), seen[usize::from(who)].mac);
+                    Op::Send(host) => {
+                        if let Resolved::At(mac, until) = table.resolve(key(host), now) {
+                            prop_assert_eq!(Some(mac), seen[usize::from(host)].mac);
                             prop_assert!(until > now);
                         }
                     }
                     Op::Pass(time) => now += time,
-                    Op::Hear(who, mac, overrides) => {
-                        let told = answer(who, Some([mac; 6]), overrides);
-                        let believed = table.handle_answer(1, told, now);
-                        let seen = &mut seen[usize::from(who)];
+                    Op::Hear(host, mac, overrides) => {
+                        let reply = reply(host, Some([mac; 6]), overrides);
+                        let accepted = table.handle_reply(1, reply, now);
+                        let seen = &mut seen[usize::from(host)];
                         let expected = seen.out > 0 && (overrides || seen.mac.is_none_or(|old| old == [mac; 6]));
-                        prop_assert_eq!(believed, expected, "{:?} at {}", seen, now);
-                        if believed {
+                        prop_assert_eq!(accepted, expected, "{:?} at {}", seen, now);
+                        if accepted {
                             *seen = Seen { mac: Some([mac; 6]), out: 0, ..*seen };
                         }
                     }
@@ -458,9 +467,9 @@ mod tests {
                     (seen.out, seen.last) = (seen.out + 1, Some(now));
                     prop_assert!(seen.out <= SOLICIT);
                 }
-                for (who, seen) in seen.iter_mut().enumerate() {
+                for (host, seen) in seen.iter_mut().enumerate() {
                     // Three requests, and a second after the last: it was not found.
-                    if matches!(state(&table, who as u8), None | Some(State::Failed)) {
+                    if matches!(state(&table, host as u8), None | Some(State::Failed)) {
                         let over = seen.last.is_some_and(|last| now >= last + SECOND);
                         prop_assert!(seen.out == 0 || seen.out == SOLICIT && over);
                         *seen = Seen { mac: None, out: 0, last: seen.last };

@@ -1,96 +1,126 @@
-//! A thread's way to what is known of neighbors, and its packets that wait for one.
+//! Neighbor resolution of one thread: a copy of the neighbor table, and the packets that wait for a neighbor.
 //!
-//! What: one [`Table`] for all threads, since the answer to a request comes to one of them. Each has a copy of what it needs, so a
-//! packet takes no lock: only who looks for a neighbor, or asks again when its time is over, and what nobody but another
-//! thread can keep, for as long as one entry takes.
+//! What: all threads share one table, because the reply to a request arrives on any of them. Each thread copies the entries
+//! that it uses, so that a packet takes no lock. A thread locks the table to resolve an unknown neighbor, when an entry expires, to
+//! handle a reply, and to send requests; each time for the work on one entry, or for one scan.
 //!
-//! Invariant: a packet waits only while its neighbor is INCOMPLETE; of each neighbor the newest [`WAITING`] do, as in the kernel
-//! (unres_qlen), and no more than [`BYTES`] of all.
-//! Races: a neighbor may be found between a thread's look and its packet's wait. If the change is before the look, the packet
-//! finds it; if behind it, the version is another one than the thread has seen, and its bell has been rung.
+//! Invariant: a packet waits only while its neighbor is INCOMPLETE. At most [`WAITING`] packets wait for one neighbor (the newest),
+//! as with the kernel's unres_qlen, and at most [`WAITING_BYTES`] bytes for all.
+//!
+//! Races: a neighbor may be resolved between a thread's lookup and its packet's wait. If the table changes before the lookup,
+//! the lookup finds the neighbor. If it changes after, the version differs from the one that the thread has seen, and the
+//! thread was woken.
 
 use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use super::arp_nd_solicit;
 use super::neighbor_table::{Key, NEIGHBORS, Request, Resolved, Table};
-use crate::Meta;
-use std::net::IpAddr;
+use crate::packet_io::Meta;
 
-/// Packets that wait for one neighbor (the kernel's unres_qlen, arp(7), as packets of 2 KiB in its unres_qlen_bytes).
+/// Packets that wait for one neighbor (the kernel's unres_qlen, arp(7): packets of 2 KiB in unres_qlen_bytes).
 const WAITING: usize = 101;
-/// Bytes of all packets that wait, of a thread.
-const BYTES: usize = 4 << 20;
+/// Bytes of all waiting packets of a thread.
+const WAITING_BYTES: usize = 4 << 20;
 
-/// What all threads know. See the file's text.
+/// The neighbor table that the threads of a router share.
 #[derive(Debug)]
 pub struct Directory {
     table: Mutex<Table>,
-    /// Another one whenever a neighbor is found, lost, or somewhere else.
+    /// Changes whenever a neighbor is resolved, lost, or moves.
     version: AtomicU64,
-    /// The table's time, for those who do not have it locked.
+    /// The table's next timeout, for threads that do not hold the lock.
     due: AtomicU64,
-    /// Wake the threads.
+    /// Wake the threads after a change.
     wakers: Vec<Waker>,
 }
 
-/// A thread's part of it.
+/// One thread's part of neighbor resolution.
 #[derive(Debug)]
 pub struct Resolver {
     directory: Arc<Directory>,
+    /// The version of the directory that `known` is a copy of.
     seen: u64,
+    /// Ethernet addresses, and until when they are valid.
     known: HashMap<Key, ([u8; 6], u64)>,
-    /// The one of the last packet: most have it in common.
+    /// The neighbor of the last packet. Consecutive packets often have the same.
     last: Option<(Key, [u8; 6], u64)>,
     waiting: HashMap<Key, VecDeque<(Vec<u8>, Meta)>>,
+    /// Bytes of the frames in `waiting`.
     bytes: usize,
+    /// Received packets that the frames in `waiting` stand for.
+    held: u64,
+    /// Received packets that were evicted from `waiting` since [`take_evicted`](Self::take_evicted).
+    evicted: u64,
     requests: Vec<Request>,
 }
 
-/// What becomes of a packet for a neighbor.
+/// The result of resolving a packet's neighbor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resolution {
-    /// It goes there.
+    /// The neighbor has this Ethernet address.
     To([u8; 6]),
-    /// It waits; so many others do not any more.
-    Waits(u64),
-    /// There is no room for it, nor for others that waited; so many in all.
-    Lost(u64),
+    /// The packet was copied and waits.
+    Waits,
+    /// There is no room to wait.
+    Full,
+}
+
+/// A neighbor of a router.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NeighborSnapshot {
+    /// The IP address.
+    pub address: IpAddr,
+    /// The Ethernet address, if known.
+    pub mac: Option<[u8; 6]>,
+    /// `INCOMPLETE`, `REACHABLE`, `STALE`, `DELAY`, `PROBE` or `FAILED`.
+    pub state: &'static str,
 }
 
 impl Directory {
-    /// A directory for the threads that `wakers` wake.
+    /// Creates the table for threads that `wakers` wake.
     pub fn new(wakers: Vec<Waker>) -> Self {
         let table = Mutex::new(Table::new(NEIGHBORS));
         Self { table, version: AtomicU64::new(0), due: AtomicU64::new(u64::MAX), wakers }
     }
 
     fn with<T>(&self, change: impl FnOnce(&mut Table) -> T) -> T {
-        // What is in there is whole after every step.
+        // The table is consistent after every step, so a poisoned lock is usable.
         let mut table: MutexGuard<'_, Table> = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut table);
-        // Relaxed: who reads it late is told by the bell, or looks in its next turn.
+        // Relaxed: a thread that reads an old value is woken, or reads again in its next turn.
         self.due.store(table.poll_timeout(), Ordering::Relaxed);
         result
     }
 
-    /// What threads have copied is old.
+    /// Invalidates the threads' copies.
     fn changed(&self) {
-        // Release: pairs with the acquire load in Resolver::has_changed; the table was changed before.
+        // Release: pairs with the acquire load in Resolver::release. The table was changed before.
         self.version.fetch_add(1, Ordering::Release);
         self.wakers.iter().for_each(Waker::wake_by_ref);
     }
 }
 
 impl Resolver {
+    /// Creates the part of one thread.
     pub fn new(directory: Arc<Directory>) -> Self {
-        let (known, waiting) = (HashMap::new(), HashMap::new());
-        Self { directory, seen: 0, known, last: None, waiting, bytes: 0, requests: Vec::new() }
+        Self {
+            directory,
+            seen: 0,
+            known: HashMap::new(),
+            last: None,
+            waiting: HashMap::new(),
+            bytes: 0,
+            held: 0,
+            evicted: 0,
+            requests: Vec::new(),
+        }
     }
 
-    /// Where a packet to `address` on the link of `port` goes; one that has to wait is copied.
+    /// Resolves `address` on the link of `port` for a packet. Copies the packet if it waits.
     pub(crate) fn resolve(
         &mut self,
         port: u16,
@@ -106,7 +136,7 @@ impl Resolver {
         {
             return Resolution::To(mac);
         }
-        // Those that wait leave behind this burst, and this one after them.
+        // Waiting packets leave after this burst, and this packet must not overtake them.
         if self.waiting.get(&key).is_some_and(|queue| !queue.is_empty()) {
             return self.hold(key, frame, meta);
         }
@@ -122,42 +152,52 @@ impl Resolver {
                 Resolution::To(mac)
             }
             Resolved::Wait => self.hold(key, frame, meta),
-            Resolved::Full => Resolution::Lost(1),
+            Resolved::Full => Resolution::Full,
         }
     }
 
     fn hold(&mut self, key: Key, frame: &[u8], meta: &Meta) -> Resolution {
         let queue = self.waiting.entry(key).or_default();
-        let mut lost = 0;
-        while queue.len() >= WAITING || self.bytes + frame.len() > BYTES {
-            let Some((oldest, _)) = queue.pop_front() else { return Resolution::Lost(lost + 1) };
+        while queue.len() >= WAITING || self.bytes + frame.len() > WAITING_BYTES {
+            let Some((oldest, meta)) = queue.pop_front() else { return Resolution::Full };
             self.bytes -= oldest.len();
-            lost += 1;
+            self.held -= u64::from(meta.packets);
+            self.evicted += u64::from(meta.packets);
         }
         self.bytes += frame.len();
+        self.held += u64::from(meta.packets);
         queue.push_back((frame.to_vec(), *meta));
-        Resolution::Waits(lost)
+        Resolution::Waits
     }
 
-    /// A frame that the rules let in, for us: when it answers a request, it is believed. Nothing when it is no answer; otherwise
-    /// whether one was asked for.
-    pub(crate) fn handle_answer(
+    /// Received packets that wait.
+    pub(crate) fn held(&self) -> u64 {
+        self.held
+    }
+
+    /// Received packets that were evicted since the last call, because newer ones wait.
+    pub(crate) fn take_evicted(&mut self) -> u64 {
+        std::mem::take(&mut self.evicted)
+    }
+
+    /// Handles a frame that may be a reply to a request. Returns whether the request was sent, or `None` if the frame is no reply.
+    pub(crate) fn handle_reply(
         &mut self,
         port: u16,
         frame: &[u8],
-        (own, addresses): ([u8; 6], &[IpAddr]),
+        (mac, addresses): ([u8; 6], &[IpAddr]),
         now: u64,
     ) -> Option<bool> {
-        let answer = arp_nd_solicit::read(frame, own, addresses)?;
-        let believed = self.directory.with(|table| table.handle_answer(port, answer, now));
-        if believed {
+        let reply = arp_nd_solicit::parse_reply(frame, mac, addresses)?;
+        let accepted = self.directory.with(|table| table.handle_reply(port, reply, now));
+        if accepted {
             self.directory.changed();
         }
-        Some(believed)
+        Some(accepted)
     }
 
-    /// Whom to ask now: each is given to `send`, with what it takes to make the request.
-    pub(crate) fn ask(&mut self, now: u64, mut send: impl FnMut(u16, Asking)) {
+    /// Passes each request that is due to `send`, with the number of its port.
+    pub(crate) fn poll_requests(&mut self, now: u64, mut send: impl FnMut(u16, PendingRequest)) {
         if self.due() > now {
             return;
         }
@@ -165,16 +205,16 @@ impl Resolver {
         if directory.with(|table| table.handle_timeout(now, requests)) {
             directory.changed();
         }
-        requests.drain(..).for_each(|request| send(request.key.port, Asking(request)));
+        requests.drain(..).for_each(|request| send(request.key.port, PendingRequest(request)));
     }
 
-    /// When that is to be called at the latest.
+    /// When [`poll_requests`](Self::poll_requests) must be called at the latest.
     pub(crate) fn due(&self) -> u64 {
         // Relaxed: see Directory::with.
         self.directory.due.load(Ordering::Relaxed)
     }
 
-    /// Gives the packets that do not have to wait any more to `each`, with where they go; nowhere when their neighbor was not found.
+    /// Passes the packets that no longer wait to `each`, with their neighbor's Ethernet address, or `None` if it did not answer.
     pub(crate) fn release(&mut self, mut each: impl FnMut(u16, Option<[u8; 6]>, Vec<u8>, Meta)) {
         // Acquire: pairs with the release in Directory::changed.
         let version = self.directory.version.load(Ordering::Acquire);
@@ -183,7 +223,7 @@ impl Resolver {
         }
         (self.seen, self.last) = (version, None);
         self.known.clear();
-        let Self { directory, waiting, bytes, .. } = self;
+        let Self { directory, waiting, bytes, held, .. } = self;
         if waiting.is_empty() {
             return;
         }
@@ -198,28 +238,31 @@ impl Resolver {
         for (key, mac) in decided {
             for (frame, meta) in waiting.remove(&key).into_iter().flatten() {
                 *bytes -= frame.len();
+                *held -= u64::from(meta.packets);
                 each(key.port, mac, frame, meta);
             }
         }
     }
 
-    /// Nobody waits any more: how many did, by port.
+    /// Drops the waiting packets. Calls `each` with the number of received packets by port.
     pub(crate) fn abandon(&mut self, mut each: impl FnMut(u16, u64)) {
-        self.bytes = 0;
-        self.waiting.drain().for_each(|(key, queue)| each(key.port, queue.len() as u64));
+        (self.bytes, self.held) = (0, 0);
+        for (key, queue) in self.waiting.drain() {
+            each(key.port, queue.iter().map(|(_, meta)| u64::from(meta.packets)).sum());
+        }
     }
 
-    /// The link of a port is another one.
+    /// Forgets the neighbors of a port.
     pub(crate) fn forget(&mut self, port: u16, now: u64) {
         self.directory.with(|table| table.forget(port, now));
         self.directory.changed();
     }
 
-    /// The neighbors on the link of a port, by address.
+    /// The neighbors of a port, by address.
     pub(crate) fn snapshot(&self, port: u16) -> Vec<NeighborSnapshot> {
         let mut found: Vec<_> = self.directory.with(|table| {
             let here = table.iter().filter(|(key, ..)| key.port == port);
-            here.map(|(key, state, mac)| NeighborSnapshot { address: key.address, mac, state: state.word() })
+            here.map(|(key, state, mac)| NeighborSnapshot { address: key.address, mac, state: state.name() })
                 .collect()
         });
         found.sort_by_key(|neighbor| neighbor.address);
@@ -227,25 +270,14 @@ impl Resolver {
     }
 }
 
-/// A neighbor of a router.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NeighborSnapshot {
-    /// Its address.
-    pub address: IpAddr,
-    /// Its Ethernet address, while that is known.
-    pub mac: Option<[u8; 6]>,
-    /// `INCOMPLETE`, `REACHABLE`, `STALE`, `DELAY`, `PROBE` or `FAILED`.
-    pub state: &'static str,
-}
-
-/// A request that is to be made.
+/// A request that is due.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asking(Request);
+pub(crate) struct PendingRequest(Request);
 
-impl Asking {
-    /// Puts the frame into `out`, in the name of `own` and one of `addresses`. False when none is of its family.
-    pub(crate) fn emit(self, own: [u8; 6], addresses: &[IpAddr], out: &mut Vec<u8>) -> bool {
-        arp_nd_solicit::ask(self.0, own, addresses, out)
+impl PendingRequest {
+    /// Writes the request into `out`, from `mac` and one of `addresses`. Returns false if no address is of the request's family.
+    pub(crate) fn emit(self, mac: [u8; 6], addresses: &[IpAddr], out: &mut Vec<u8>) -> bool {
+        arp_nd_solicit::emit(self.0, mac, addresses, out)
     }
 }
 
@@ -260,21 +292,12 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     fn meta() -> Meta {
-        Meta {
-            wire_len: 60,
-            time: 0,
-            link: LinkType::ETHERNET,
-            interface: 0,
-            out: None,
-            hop: None,
-            changed: false,
-            port: towpath_port::Meta::default(),
-        }
+        Meta::new(LinkType::ETHERNET, 60)
     }
 
-    /// Two threads: one looks for a neighbor, the answer comes to the other.
+    /// One thread resolves a neighbor, the reply arrives on the other.
     #[test]
-    fn packets_wait_until_their_neighbor_is_found_or_is_not() {
+    fn packets_wait_until_their_neighbor_is_resolved_or_lost() {
         let directory = Arc::new(Directory::new(vec![Waker::noop().clone(); 2]));
         let [mut one, mut two] = [(); 2].map(|()| Resolver::new(Arc::clone(&directory)));
         let addresses: [IpAddr; 1] = [[10, 0, 0, 1].into()];
@@ -283,22 +306,23 @@ mod tests {
             resolver.resolve(3, there, now, &[number; 60], &meta())
         };
         for number in 0..100 {
-            assert_eq!(send(&mut one, number, 0), Resolution::Waits(0));
+            assert_eq!(send(&mut one, number, 0), Resolution::Waits);
         }
-        assert_eq!(send(&mut one, 100, 0), Resolution::Waits(0));
-        assert_eq!(send(&mut one, 101, 0), Resolution::Waits(1), "the oldest has to go");
+        assert_eq!(send(&mut one, 100, 0), Resolution::Waits);
+        assert_eq!(send(&mut one, 101, 0), Resolution::Waits);
+        assert_eq!((one.take_evicted(), one.held()), (1, 101), "the oldest is evicted");
         let (mut request, mut reply) = (Vec::new(), Vec::new());
-        one.ask(0, |port, asking| {
-            assert!(port == 3 && request.is_empty() && asking.emit(OWN, &addresses, &mut request));
+        one.poll_requests(0, |port, pending| {
+            assert!(port == 3 && request.is_empty() && pending.emit(OWN, &addresses, &mut request));
         });
-        two.ask(0, |_, _| panic!("it was asked"));
-        assert!(super::super::answer(&request, THEIRS, &[there], &mut reply));
-        // On another link, from another, and again: not believed.
+        two.poll_requests(0, |_, _| panic!("the request was sent"));
+        assert!(super::super::arp_nd_reply(&request, THEIRS, &[there], &mut reply));
+        // Not accepted: a reply on another link, a second reply.
         let ours = (OWN, &addresses[..]);
-        assert_eq!(two.handle_answer(4, &reply, ours, 0), Some(false));
-        assert_eq!(two.handle_answer(3, &reply, ours, 0), Some(true));
-        assert_eq!(two.handle_answer(3, &reply, ours, 0), Some(false));
-        assert_eq!(two.handle_answer(3, &request, ours, 0), None);
+        assert_eq!(two.handle_reply(4, &reply, ours, 0), Some(false));
+        assert_eq!(two.handle_reply(3, &reply, ours, 0), Some(true));
+        assert_eq!(two.handle_reply(3, &reply, ours, 0), Some(false));
+        assert_eq!(two.handle_reply(3, &request, ours, 0), None);
         let mut left = Vec::new();
         one.release(|port, mac, frame, _| left.push((port, mac, frame[0])));
         assert_eq!(left, (1..=101).map(|number| (3, Some(THEIRS), number)).collect::<Vec<_>>());
@@ -308,19 +332,19 @@ mod tests {
         );
         assert_eq!(one.snapshot(3).len(), 1);
         assert_eq!((one.snapshot(3)[0].state, one.snapshot(3)[0].mac), ("REACHABLE", Some(THEIRS)));
-        // The link is another one, where it is not found.
+        // The link changed, and the neighbor does not answer.
         two.forget(3, SECOND);
-        one.release(|_, _, _, _| panic!("nothing waits"));
-        assert_eq!(send(&mut one, 8, SECOND), Resolution::Waits(0));
-        let mut asked = 0;
+        one.release(|_, _, _, _| panic!("no packet waits"));
+        assert_eq!(send(&mut one, 8, SECOND), Resolution::Waits);
+        let mut requests = 0;
         for now in 1..4 {
-            two.ask(now * SECOND, |_, _| asked += 1);
-            one.release(|_, _, _, _| panic!("it is still looked for"));
+            two.poll_requests(now * SECOND, |_, _| requests += 1);
+            one.release(|_, _, _, _| panic!("requests are not exhausted"));
         }
-        two.ask(4 * SECOND, |_, _| asked += 1);
+        two.poll_requests(4 * SECOND, |_, _| requests += 1);
         let mut gone = Vec::new();
         one.release(|port, mac, frame, _| gone.push((port, mac, frame[0])));
-        assert_eq!((asked, gone), (3, vec![(3, None, 8)]));
-        assert_eq!(one.bytes, 0);
+        assert_eq!((requests, gone), (3, vec![(3, None, 8)]));
+        assert_eq!((one.bytes, one.held()), (0, 0));
     }
 }

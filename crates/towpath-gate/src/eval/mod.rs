@@ -39,7 +39,7 @@ pub use port::{PortId, Ports};
 pub use recheck::RecheckStep;
 pub use reload::{Diff, StatePolicy};
 pub use reply::{NoReply, REPLIES_PER_SECOND, ReplyLimiter};
-pub use routes::{Route, Routes};
+pub use routes::{Gateway, Route, Routes};
 pub use snapshot::{Restored, SNAPSHOT_VERSION, SnapshotError, check_snapshot};
 pub use step::{DropReason, Reject, Step};
 pub use walk::{CALL_DEPTH, Dir, Edits, MAX_TAGS, Walk};

@@ -1,4 +1,4 @@
-//! The route table of the reverse path tests.
+//! The route table of the reverse path tests and of a router.
 
 use std::net::IpAddr;
 
@@ -6,13 +6,27 @@ use prefix_trie::PrefixMap;
 
 use super::port::PortId;
 
-/// A route for verrevpath, versrcreach and antispoof.
+/// A route for verrevpath, versrcreach and antispoof, and for a router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     /// The transmit port.
     pub port: PortId,
     /// The network is directly connected: no gateway.
     pub connected: bool,
+    /// The next hop. Rules do not use it.
+    pub gateway: Gateway,
+}
+
+/// The next hop of a route.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gateway {
+    /// The destination itself, on the port's link.
+    #[default]
+    OnLink,
+    /// The router with this address, on the port's link.
+    Address(IpAddr),
+    /// The host with this Ethernet address.
+    Mac([u8; 6]),
 }
 
 /// The route table.

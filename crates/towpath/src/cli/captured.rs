@@ -16,7 +16,7 @@ pub(crate) const BURST: usize = 64;
 /// Captures that are read one behind the other.
 #[derive(Default)]
 pub(crate) struct Captured {
-    timeline: CaptureClock,
+    clock: CaptureClock,
     stamps: Vec<u64>,
     times: Vec<Time>,
     /// Frames whose link header nobody reads.
@@ -27,13 +27,13 @@ pub(crate) struct Captured {
 impl Captured {
     /// The next capture begins.
     pub(crate) fn begin(&mut self) {
-        self.timeline.begin();
+        self.clock.begin();
     }
 
     /// The time of each packet of a burst, for states. `next` is the burst behind it, empty at the end; none where that is not
     /// known yet.
     pub(crate) fn times(&mut self, burst: &Burst, next: Option<&Burst>) -> &[Time] {
-        let Self { timeline, stamps, times, unread, .. } = self;
+        let Self { clock, stamps, times, unread, .. } = self;
         stamps.clear();
         for frame in burst.iter() {
             stamps.push(frame.time_ns);
@@ -43,14 +43,14 @@ impl Captured {
         }
         stamps.extend(next.into_iter().flat_map(Burst::iter).take(JUDGES).map(|frame| frame.time_ns));
         times.clear();
-        times.extend((0..burst.len()).map(|at| timeline.at(stamps[at], &stamps[at + 1..], next.is_none())));
+        times.extend((0..burst.len()).map(|at| clock.at(stamps[at], &stamps[at + 1..], next.is_none())));
         times
     }
 
     /// The capture has been read, as far as anybody wanted it.
     pub(crate) fn end(&mut self, reader: &pcap::Reader) {
         self.warnings.extend(reader.warning().map(pcap::Warning::to_string));
-        self.warnings.extend(self.timeline.trouble().told(reader.name()));
+        self.warnings.extend(self.clock.trouble().messages(reader.name()));
     }
 
     /// Reads a capture: each frame, with its time. What `each` breaks with, if it does.

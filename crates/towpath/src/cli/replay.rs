@@ -247,22 +247,9 @@ fn take_burst(
         engine.io_mut().restore(*first);
     }
     engine.set_times(times);
-    let frames = burst.iter().map(|frame| (frame.bytes, meta(&frame)));
+    let frames = burst.iter().map(|frame| (frame.bytes, Meta::received(&frame, frame.interface)));
     engine.process_burst(frames).map_err(Failure::Output)?;
     engine.io_mut().go_on()
-}
-
-fn meta(frame: &Frame<'_>) -> Meta {
-    Meta {
-        wire_len: frame.wire_len,
-        time: frame.time_ns,
-        link: frame.link,
-        interface: frame.interface,
-        out: None,
-        hop: None,
-        changed: false,
-        port: frame.meta,
-    }
 }
 
 fn queues(args: &Replay, policy: Policy, ending: &Ending) -> Result<Vec<Queue<Inspector>>, Failure> {

@@ -8,7 +8,7 @@ use std::path::Path;
 use clap::Args;
 use towpath_engine::Topology;
 use towpath_gate::rules::Ruleset;
-use towpath_gate::{Dir, Gate, PortId, Ports, Route, Routes, Step, Walk, state};
+use towpath_gate::{Dir, Gate, Gateway, PortId, Ports, Route, Routes, Step, Walk, state};
 use towpath_wire::{Addresses, Packet, Time};
 
 use crate::args::{AddressArg, RouteArg, VlanPort, address, exit, route, vlan_port};
@@ -86,7 +86,11 @@ impl Wiring {
         for route in &self.routes {
             let port = ids[known(&route.port)?];
             // The command line names no gateways. The default route has one: what lies behind it is nobody's own net.
-            routes.add(route.net, route.len, Route { port, connected: route.len > 0 });
+            routes.add(
+                route.net,
+                route.len,
+                Route { port, connected: route.len > 0, gateway: Gateway::OnLink },
+            );
         }
         Ok((ports, topology, routes))
     }

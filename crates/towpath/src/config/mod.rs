@@ -50,10 +50,9 @@ pub use self::queue::{Inspectors, Queue};
 use self::reader::{Findings, Table};
 pub use self::ruleset::Rules;
 pub use self::users::Users;
-pub use self::wiring::Bridge;
+pub use self::wiring::{Bridge, Route};
 use crate::settings::Settings;
 use towpath_engine::queue::DefaultVerdict;
-pub use towpath_engine::router::Route;
 
 /// Everything that `towpath run` is told.
 #[derive(Clone, Debug)]

@@ -4,7 +4,6 @@ use std::net::IpAddr;
 
 use super::port::{Driver, Port};
 use super::reader::{At, Table, meant};
-use towpath_engine::router::Route;
 
 /// Two ports: what comes in by one leaves by the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +12,21 @@ pub struct Bridge {
     pub ports: [usize; 2],
     /// Packets walk the rules again, direction out, on the port that they leave by.
     pub walk_out: bool,
+}
+
+/// Packets to a prefix leave by a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The prefix.
+    pub net: IpAddr,
+    /// Its length.
+    pub len: u8,
+    /// Index of the port.
+    pub port: usize,
+    /// The next hop. Default: the packet's destination.
+    pub via: Option<IpAddr>,
+    /// The next hop's Ethernet address, for ports with Ethernet frames. Default: ARP or neighbor discovery resolves it.
+    pub mac: Option<[u8; 6]>,
 }
 
 pub(super) struct Wiring {

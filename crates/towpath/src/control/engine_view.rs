@@ -1,6 +1,6 @@
 //! The packet engine's snapshots as answers of the control protocol.
 
-use towpath_ring::{self as ring, Loss};
+use towpath_ring::{self as ring, Decision, Loss, Verdict};
 use towpath_wire::{Packet, Time};
 
 use super::protocol::{Defaults, Frame, Kind, Lost, Ring, State, Verdicts};
@@ -8,10 +8,11 @@ use super::records::{self, Neighbor};
 use super::{FlowFilter, QueryHandler, TraceBuffer, TraceOutcome, TraceRecord};
 use crate::report;
 use crate::ruleset_manager::Rechecks;
+use towpath_engine::queue::About;
 use towpath_engine::queue::parse::{fanout_word, overload_words};
-use towpath_engine::queue::{About, Answer, Outcome, Reply};
 use towpath_engine::{
-    ChannelSnapshot, Fate, FrameSnapshot, Introspect, QueueSnapshot, TraceFilter, TraceSink, TracedPacket,
+    ChannelSnapshot, DropReason, FrameSnapshot, Introspect, Outcome, QueueSnapshot, TraceFilter, TraceSink,
+    TracedPacket,
 };
 
 /// A packet engine that answers queries.
@@ -43,18 +44,16 @@ impl QueryHandler for EngineView<'_> {
     }
 
     fn stats(&self) -> records::Stats {
-        let stats = self.0.stats();
+        let totals = self.0.totals();
+        let stats = totals.stats;
         records::Stats {
             packets: stats.packets,
             bytes: stats.bytes,
             passed: stats.passed,
-            dropped: stats.dropped,
-            no_room: stats.no_room,
-            no_route: stats.no_route,
-            expired: stats.expired,
+            dropped: totals.dropped(),
+            dropped_by: report::dropped_by(&totals.drops),
             rejected: stats.rejected,
-            undecodable: stats.undecodable,
-            waiting: stats.waiting(),
+            waiting: totals.held(),
             inspected: stats.inspected,
             replies: self.0.replies().into(),
             states: report::States::of(self.0.states()),
@@ -174,25 +173,23 @@ impl TraceSink for TraceBuffer {
         TraceBuffer::given(self, seq, bytes, meta);
     }
 
-    fn decided(&mut self, seq: ring::Seq, after: u64, outcome: &Outcome<'_>) {
-        TraceBuffer::decided(self, seq, after, || note(outcome));
+    fn decided(&mut self, seq: ring::Seq, after: u64, decision: &Result<Decision<'_>, DropReason>) {
+        TraceBuffer::decided(self, seq, after, || trace_outcome(decision));
     }
 
     fn packet(&mut self, packet: &TracedPacket<'_>) {
-        let what = match (packet.fate, packet.out) {
-            (None, Some(port)) => format!("pass, out by {port}"),
-            (None, None) => "pass".to_owned(),
-            (Some(Fate::Dropped), _) => "drop".to_owned(),
-            (Some(Fate::NoRoute), _) => "drop, there is no route".to_owned(),
-            (Some(Fate::Expired), _) => "drop, it has no hop left".to_owned(),
-            (Some(Fate::Rejected(_)), _) => "reject".to_owned(),
+        let what = match (packet.outcome, packet.out) {
+            (Outcome::Passed, Some(port)) => format!("pass, out by {port}"),
+            (Outcome::Passed, None) => "pass".to_owned(),
+            (Outcome::Dropped(reason), _) => format!("drop, {reason}"),
+            (Outcome::Rejected(_), _) => "reject".to_owned(),
         };
         self.push(TraceRecord {
             seq: packet.number as u32,
             time: packet.meta.time,
             wire_len: packet.meta.wire_len,
             link: packet.meta.link.0,
-            port: packet.arrival,
+            port: packet.arrival.0.into(),
             queue: 0,
             bytes: packet.bytes.into(),
             after: 0,
@@ -201,21 +198,19 @@ impl TraceSink for TraceBuffer {
     }
 }
 
-fn note(outcome: &Outcome<'_>) -> TraceOutcome {
-    match *outcome {
-        Outcome::Overdue => TraceOutcome::Overdue,
-        Outcome::Garbage => TraceOutcome::Garbage,
-        Outcome::Orphan => TraceOutcome::Orphan,
-        Outcome::Answer(Reply { answer, mark, flow }) => {
-            let verdict = match answer {
-                Answer::Pass => "pass".to_owned(),
-                Answer::Drop => "drop".to_owned(),
-                Answer::Reject => "reject".to_owned(),
-                Answer::Replace(bytes) => format!("replace by {} bytes", bytes.len()),
-                Answer::Queue(number) => format!("queue {number}"),
-                Answer::Repeat => "repeat".to_owned(),
+fn trace_outcome(decision: &Result<Decision<'_>, DropReason>) -> TraceOutcome {
+    match *decision {
+        Err(reason) => TraceOutcome::Lost(reason),
+        Ok(Decision { verdict, mark, mask, flow, .. }) => {
+            let verdict = match verdict {
+                Verdict::Pass => "pass".to_owned(),
+                Verdict::Drop | Verdict::Hold => "drop".to_owned(),
+                Verdict::Reject => "reject".to_owned(),
+                Verdict::Replace(bytes) => format!("replace by {} bytes", bytes.len()),
+                Verdict::Queue(number) => format!("queue {number}"),
+                Verdict::Repeat => "repeat".to_owned(),
             };
-            TraceOutcome::Verdict { verdict, mark, flow }
+            TraceOutcome::Verdict { verdict, mark: (mark, mask), flow }
         }
     }
 }

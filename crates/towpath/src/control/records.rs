@@ -1,5 +1,7 @@
 //! The rows of answers: what `towpath ctl show` prints, a line each.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use towpath_gate::Diff;
 
@@ -123,8 +125,8 @@ pub struct Neighbor {
     pub state: String,
 }
 
-/// What became of the packets: `packets = passed + dropped + rejected + undecodable + waiting`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Packets by outcome: `packets = passed + dropped + rejected + waiting`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
     /// Packets that came.
     pub packets: u64,
@@ -132,19 +134,13 @@ pub struct Stats {
     pub bytes: u64,
     /// Those that went on.
     pub passed: u64,
-    /// Those that a rule, an inspector or a full table dropped.
+    /// Dropped packets.
     pub dropped: u64,
-    /// Of these, because there was no room to keep them until they are decided.
-    pub no_room: u64,
-    /// Of these, because there is no route.
-    pub no_route: u64,
-    /// Of those dropped: they had no hop left.
+    /// Dropped packets by reason.
     #[serde(default)]
-    pub expired: u64,
+    pub dropped_by: BTreeMap<String, u64>,
     /// Those that a rule or an inspector rejected.
     pub rejected: u64,
-    /// Malformed ones: they never met a rule.
-    pub undecodable: u64,
     /// Those that wait for a verdict, or for other fragments.
     pub waiting: u64,
     /// Those that went to at least one inspector.
@@ -199,11 +195,8 @@ impl Stats {
             bytes: self.bytes + other.bytes,
             passed: self.passed + other.passed,
             dropped: self.dropped + other.dropped,
-            no_room: self.no_room + other.no_room,
-            no_route: self.no_route + other.no_route,
-            expired: self.expired + other.expired,
+            dropped_by: report::add_dropped_by(self.dropped_by, other.dropped_by),
             rejected: self.rejected + other.rejected,
-            undecodable: self.undecodable + other.undecodable,
             waiting: self.waiting + other.waiting,
             inspected: self.inspected + other.inspected,
             replies,

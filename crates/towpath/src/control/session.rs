@@ -474,9 +474,7 @@ fn comment(traced: &TraceRecord) -> String {
         TraceOutcome::Decided { rule: Some(rule), what } => return format!("rule {rule}: {what}"),
         TraceOutcome::Decided { rule: None, what } => return what.clone(),
         TraceOutcome::Verdict { verdict, .. } => format!("queue {queue}, seq {seq}: {verdict}"),
-        TraceOutcome::Overdue => format!("queue {queue}, seq {seq}: no verdict within the deadline"),
-        TraceOutcome::Garbage => format!("queue {queue}, seq {seq}: an answer without meaning"),
-        TraceOutcome::Orphan => format!("queue {queue}, seq {seq}: the inspector was gone"),
+        TraceOutcome::Lost(reason) => format!("queue {queue}, seq {seq}: no verdict, {reason}"),
     };
     if let TraceOutcome::Verdict { mark: (mark, mask), flow, .. } = note {
         if *mask != 0 {
@@ -492,6 +490,7 @@ fn comment(traced: &TraceRecord) -> String {
 
 #[cfg(test)]
 mod tests {
+    use towpath_engine::DropReason;
     use towpath_ring::{Meta, Seq};
 
     use super::super::protocol::{Kind, State as FrameState, parse_answer};
@@ -639,8 +638,8 @@ mod tests {
             mark: (1, 3),
             flow: true,
         });
-        tap.decided(Seq(1), 3000, || TraceOutcome::Overdue);
-        tap.decided(Seq(3), 3000, || TraceOutcome::Garbage);
+        tap.decided(Seq(1), 3000, || TraceOutcome::Lost(DropReason::Overdue));
+        tap.decided(Seq(3), 3000, || TraceOutcome::Lost(DropReason::InvalidVerdict));
         let (answers, capture) = take(&mut session);
         assert_eq!(
             answers,
@@ -650,10 +649,10 @@ mod tests {
         assert!(
             text.contains("queue 3, seq 2: drop, mark 0x1/0x3, for the flow from now on, after 2.500 us")
         );
-        assert!(text.contains("queue 3, seq 1: no verdict within the deadline, after 3.000 us"));
+        assert!(text.contains("queue 3, seq 1: no verdict, overdue, after 3.000 us"));
         assert!(text.contains("cap0"));
         assert!(!session.is_tracing());
-        tap.decided(Seq(3), 0, || TraceOutcome::Orphan);
+        tap.decided(Seq(3), 0, || TraceOutcome::Lost(DropReason::InspectorDied));
     }
 
     #[test]

@@ -225,12 +225,13 @@ pub fn stats(stats: &Stats) -> String {
         ("bytes", stats.bytes),
         ("passed", stats.passed),
         ("dropped", stats.dropped),
-        ("  no room", stats.no_room),
-        ("  no route", stats.no_route),
-        ("  expired", stats.expired),
+    ];
+    let by_reason: Vec<_> =
+        stats.dropped_by.iter().map(|(reason, count)| (format!("  {reason}"), *count)).collect();
+    rows.extend(by_reason.iter().map(|(reason, count)| (&**reason, *count)));
+    rows.extend([
         ("rejected", stats.rejected),
         ("  answered", stats.replies.sent),
-        ("undecodable", stats.undecodable),
         ("waiting", stats.waiting),
         ("inspected", stats.inspected),
         ("states", stats.states.left),
@@ -243,7 +244,7 @@ pub fn stats(stats: &Stats) -> String {
         ("  unfit", stats.states.unfit),
         ("  waiting", stats.states.waiting),
         ("  at most", stats.states.max),
-    ];
+    ]);
     if stats.recheck != Rechecks::default() {
         let going = if stats.recheck.running { "rechecking" } else { "rechecked" };
         rows.extend([(going, stats.recheck.looked), ("  dropped", stats.recheck.dropped)]);

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Weak};
 
+use towpath_engine::DropReason;
 use towpath_ring::{Meta, Seq};
 
 /// Copies that wait for their verdict, and their bytes.
@@ -52,12 +53,8 @@ pub enum TraceOutcome {
         /// From now on.
         flow: bool,
     },
-    /// The deadline passed.
-    Overdue,
-    /// An answer without meaning.
-    Garbage,
-    /// The inspector is gone.
-    Orphan,
+    /// No inspector decided.
+    Lost(DropReason),
     /// The rules decided, this one last; and what that was.
     Decided {
         /// Its number.
@@ -138,7 +135,7 @@ impl TraceBuffer {
             queue: meta.group,
             bytes: bytes.into(),
             after: 0,
-            note: TraceOutcome::Orphan,
+            note: TraceOutcome::Lost(DropReason::InspectorDied),
         };
         self.undecided.push_back(traced);
     }
@@ -182,19 +179,25 @@ mod tests {
         for seq in [u32::MAX, 0, 1] {
             given(&mut tap, seq, 10);
         }
-        tap.decided(Seq(0), 50, || TraceOutcome::Overdue);
-        tap.decided(Seq(0), 50, || TraceOutcome::Overdue);
-        tap.decided(Seq(7), 50, || TraceOutcome::Overdue);
-        tap.decided(Seq(u32::MAX), 60, || TraceOutcome::Orphan);
+        tap.decided(Seq(0), 50, || TraceOutcome::Lost(DropReason::Overdue));
+        tap.decided(Seq(0), 50, || TraceOutcome::Lost(DropReason::Overdue));
+        tap.decided(Seq(7), 50, || TraceOutcome::Lost(DropReason::Overdue));
+        tap.decided(Seq(u32::MAX), 60, || TraceOutcome::Lost(DropReason::InspectorDied));
         let got: Vec<_> =
             source.ready.try_iter().map(|traced| (traced.seq, traced.after, traced.note)).collect();
-        assert_eq!(got, [(0, 50, TraceOutcome::Overdue), (u32::MAX, 60, TraceOutcome::Orphan)]);
+        assert_eq!(
+            got,
+            [
+                (0, 50, TraceOutcome::Lost(DropReason::Overdue)),
+                (u32::MAX, 60, TraceOutcome::Lost(DropReason::InspectorDied))
+            ]
+        );
         let again = tap.again();
         assert!(!tap.is_over() && !again.is_over());
         // Nothing has to come for it to be noticed.
         drop(source);
         assert!(tap.is_over() && again.is_over());
-        tap.decided(Seq(1), 70, || TraceOutcome::Overdue);
+        tap.decided(Seq(1), 70, || TraceOutcome::Lost(DropReason::Overdue));
     }
 
     #[test]
@@ -205,7 +208,7 @@ mod tests {
         }
         assert_eq!(source.dropped.load(Ordering::Relaxed), 5000 - UNDECIDED as u64);
         for seq in 0..5000 {
-            tap.decided(Seq(seq), 9, || TraceOutcome::Garbage);
+            tap.decided(Seq(seq), 9, || TraceOutcome::Lost(DropReason::InvalidVerdict));
         }
         assert_eq!(source.dropped.load(Ordering::Relaxed), 5000 - READY as u64);
         assert_eq!(source.ready.try_iter().count(), READY);

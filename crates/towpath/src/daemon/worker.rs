@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
-use towpath_port::{Burst, Frame, LinkType, Port, Received, State};
+use towpath_port::{Burst, Port, Received, State};
 
 use super::muxes::Muxes;
 use super::worker_command::WorkerCommand;
@@ -19,8 +19,8 @@ use crate::eventfd::EventFd;
 use crate::inspector::Inspector;
 use crate::report::Report;
 use crate::ruleset_manager::Clock;
-use towpath_engine::egress::{PortIo, QueryServer, TxItem, TxQueue};
-use towpath_engine::router::{self, Fib};
+use towpath_engine::egress::{PortIo, QueryServer, TxQueue};
+use towpath_engine::router;
 use towpath_engine::{Engine, Introspect, Meta};
 
 /// Interval between two checks of the ports, and the longest sleep.
@@ -28,9 +28,6 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// Turns between two clock reads while packets arrive.
 const TURNS: u32 = 256;
-
-/// Attempts to send the rest of a burst to a port whose transmit queue is full.
-const TRIES: usize = 16;
 
 /// The packet IO of a worker's engine.
 pub(super) type Io = PortIo<Inspector, Queries>;
@@ -192,7 +189,8 @@ impl Worker {
                 continue;
             }
             came = true;
-            let Ok(()) = self.engine.process_burst_borrowed(&self.burst, |frame| meta(frame, at));
+            let Ok(()) =
+                self.engine.process_burst_borrowed(&self.burst, |frame| Meta::received(frame, at as u32));
             self.transmit();
             Arc::get_mut(&mut self.burst).expect("the engine has released the burst").clear();
         }
@@ -212,15 +210,10 @@ impl Worker {
     /// Sends what leaves by each port.
     fn transmit(&mut self) {
         let Self { engine, ports, burst, .. } = self;
-        engine.io_mut().look_after_neighbors();
-        for (tx, live) in engine.io_mut().tx_queues.iter_mut().zip(ports) {
-            if !tx.items.is_empty() {
-                live.send(tx, burst);
-            }
-            if !tx.verdicts.is_empty() {
-                live.decide(tx);
-            }
-            tx.clear();
+        let io = engine.io_mut();
+        io.poll_neighbors();
+        for (at, Live { port, errors, .. }) in ports.iter_mut().enumerate() {
+            io.transmit(at, &mut **port, burst, |error| warn(errors, error));
         }
     }
 
@@ -262,12 +255,6 @@ impl Worker {
         match command {
             WorkerCommand::Queue(number, policy) => self.engine.set_queue(number, policy),
             WorkerCommand::Unserved(default) => self.engine.set_unserved(default),
-            WorkerCommand::Routes(routes, others) => {
-                let tx_queues = self.engine.io_mut().tx_queues.iter_mut().enumerate();
-                tx_queues.filter_map(|(at, tx)| Some((at, tx.fib.as_mut()?))).for_each(|(at, fib)| {
-                    *fib = Fib::new(&routes, at, fib.own).or(&others, at);
-                });
-            }
             WorkerCommand::Pace(engine) => {
                 self.burst = Arc::new(Burst::new(engine.burst));
                 (self.wait, self.drain) = (engine.wait, engine.drain);
@@ -354,7 +341,7 @@ impl Worker {
                 Err(error) => live.warn(&error),
             }
             // The MTU may have changed.
-            self.engine.io_mut().tx_queues[at].mtu = router::mtu(&live.port.caps());
+            self.engine.io_mut().tx_queue_mut(at).set_mtu(router::mtu(&live.port.caps()));
             let name = live.port.name();
             match (before, live.state) {
                 (State::Up, State::Down) => log::warn!("{name}: its interface is down"),
@@ -376,7 +363,7 @@ impl Worker {
             let stats = live.port.stats();
             live.tell_too_long(stats.dropped.rx_too_long);
             live.tell_uncut(stats.dropped.rx_uncut);
-            let lost = stats.dropped.iter().chain(tx.lost.iter()).filter(|(_, count)| *count > 0);
+            let lost = stats.dropped.iter().chain(tx.drops().iter()).filter(|(_, count)| *count > 0);
             records::Port {
                 name: live.port.name().to_owned(),
                 driver: live.driver.to_owned(),
@@ -393,7 +380,7 @@ impl Worker {
                 neighbors: neighbors(io.neighbors(at)),
             }
         };
-        let rows = ports.iter_mut().zip(&io.tx_queues).enumerate().map(row).collect();
+        let rows = ports.iter_mut().zip(io.tx_queues()).enumerate().map(row).collect();
         engine.io_mut().queries_mut().set_ports(rows);
     }
 
@@ -415,7 +402,7 @@ impl Worker {
         }
         let left = !self.engine.is_drained();
         let Ok(dropped) = self.engine.abandon();
-        self.engine.io_mut().abandon();
+        self.engine.io_mut().abandon_neighbors();
         self.transmit();
         if left {
             let waited = start.elapsed().as_secs_f64();
@@ -441,56 +428,6 @@ impl Worker {
 }
 
 impl Live {
-    fn send(&mut self, tx: &mut TxQueue, burst: &Burst) {
-        let TxQueue { items, copies, lost, .. } = tx;
-        let (mut done, mut tries) = (0, 0);
-        while done < items.len() {
-            let mut pulled = 0;
-            let mut frames = items[done..].iter().map(|items| {
-                pulled += 1;
-                match *items {
-                    TxItem::Came(at) => burst.frame(at),
-                    TxItem::Copy(at) => copies.frame(at),
-                }
-            });
-            match self.port.send(&mut frames) {
-                Ok(sent) => {
-                    done += sent;
-                    if done < items.len() {
-                        tries += 1;
-                        if tries > TRIES {
-                            lost.full += (items.len() - done) as u64;
-                            break;
-                        }
-                    }
-                }
-                Err(error) => {
-                    // On an error the port has counted the unsent frames; otherwise all frames before the last pulled one were sent.
-                    lost.refused += u64::from(!matches!(error, towpath_port::Error::Io { .. }));
-                    done += pulled.max(1);
-                    self.warn(&error);
-                }
-            }
-        }
-        if let Err(error) = self.port.flush() {
-            self.warn(&error);
-        }
-    }
-
-    fn decide(&mut self, tx: &mut TxQueue) {
-        for (verdict, meta, copy) in &tx.verdicts {
-            let plain = || Frame { meta: *meta, ..Frame::new(&[], LinkType::RAW) };
-            let frame = copy.map_or_else(plain, |at| tx.copies.frame(at));
-            if let Err(error) = self.port.verdict(frame, *verdict) {
-                tx.lost.refused += 1;
-                self.warn(&error);
-            }
-        }
-        if let Err(error) = self.port.flush() {
-            self.warn(&error);
-        }
-    }
-
     /// Warns about oversized frames: a connection whose full-sized segments are lost stalls without any other sign.
     fn tell_too_long(&mut self, too_long: u64) {
         if too_long > self.too_long * 2 {
@@ -514,25 +451,15 @@ impl Live {
             );
         }
     }
-
-    /// Logs an error: the first one, and then ever more rarely.
     fn warn(&mut self, error: &towpath_port::Error) {
-        self.errors += 1;
-        if self.errors.is_power_of_two() {
-            log::warn!("{error} ({} so far)", self.errors);
-        }
+        warn(&mut self.errors, error);
     }
 }
 
-fn meta(frame: &Frame<'_>, port: usize) -> Meta {
-    Meta {
-        wire_len: frame.wire_len,
-        time: frame.time_ns,
-        link: frame.link,
-        interface: port as u32,
-        out: None,
-        hop: None,
-        changed: false,
-        port: frame.meta,
+/// Logs an error of a port with `errors` errors so far: the first one, and then ever more rarely.
+fn warn(errors: &mut u64, error: &towpath_port::Error) {
+    *errors += 1;
+    if errors.is_power_of_two() {
+        log::warn!("{error} ({errors} so far)");
     }
 }

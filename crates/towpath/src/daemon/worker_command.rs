@@ -5,7 +5,7 @@ use std::sync::mpsc::Sender;
 use towpath_gate::state::Keepalive;
 
 use super::muxes::Served;
-use crate::config::{Engine, Route};
+use crate::config::Engine;
 use crate::inspector::Inspector;
 use towpath_engine::queue::{DefaultVerdict, Policy};
 
@@ -24,8 +24,6 @@ pub(super) enum WorkerCommand {
     Queue(u16, Policy),
     /// Sets the verdict for packets of queues that are not configured.
     Unserved(DefaultVerdict),
-    /// Replaces the routes. The second list has the fallback routes of ports without an entry in the first.
-    Routes(Vec<Route>, Vec<Route>),
     /// Sets burst size, wait policy and drain timeout.
     Pace(Engine),
     /// Drops the sender once all earlier commands are done.

@@ -69,9 +69,6 @@ impl Supervisor {
             self.say(&|| WorkerCommand::Unserved(config.unserved));
             services.iter().for_each(|service| service.set_unserved(config.unserved));
         }
-        if config.routes != before.routes {
-            self.say(&|| WorkerCommand::Routes(before.routes.clone(), config.routes.clone()));
-        }
         self.settle();
     }
 
@@ -114,9 +111,6 @@ impl Supervisor {
         }
         if config.engine != before.engine {
             say(&|| WorkerCommand::Pace(config.engine.clone()));
-        }
-        if config.routes != before.routes {
-            say(&|| WorkerCommand::Routes(config.routes.clone(), before.routes.clone()));
         }
     }
 

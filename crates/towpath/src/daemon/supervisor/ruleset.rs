@@ -2,7 +2,7 @@
 
 use towpath_gate::rules::Ruleset;
 use towpath_gate::{Gate, state};
-use towpath_gate::{PortId, Ports, Routes};
+use towpath_gate::{Gateway, PortId, Ports, Routes};
 
 use super::super::huge_pages;
 use crate::config::Config;
@@ -38,7 +38,12 @@ pub(super) fn routes(config: &Config) -> Routes {
         let port = PortId(route.port as u16);
         // With a gateway, or as the default route, the network is not directly connected.
         let connected = route.via.is_none() && route.len > 0;
-        routes.add(route.net, route.len, towpath_gate::Route { port, connected });
+        let gateway = match (route.mac, route.via) {
+            (Some(mac), _) => Gateway::Mac(mac),
+            (None, Some(via)) => Gateway::Address(via),
+            (None, None) => Gateway::OnLink,
+        };
+        routes.add(route.net, route.len, towpath_gate::Route { port, connected, gateway });
     }
     routes
 }

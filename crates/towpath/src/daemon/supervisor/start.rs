@@ -39,9 +39,9 @@ use crate::report::Report;
 use crate::ruleset_manager::{Rechecks, RulesetManager};
 use crate::snapshot::{self, Saving};
 use towpath_engine::Engine;
-use towpath_engine::egress::{PortIo, TxQueue};
+use towpath_engine::egress::{PortIo, RouterPort, TxConfig, TxQueue};
 use towpath_engine::queue::{Policy, Queue};
-use towpath_engine::router::{self, Fib};
+use towpath_engine::router;
 use towpath_engine::router::{Directory, Resolver};
 
 impl Supervisor {
@@ -305,9 +305,9 @@ fn tx_queues(config: &Config, ports: &[(Box<dyn Port>, &'static str)]) -> Vec<Tx
     let tx = |(at, (port, _)): (usize, &(Box<dyn Port>, _))| {
         let caps = port.caps();
         let routed = !config.taps.contains(&at) && !config.bridges.iter().any(|b| b.ports.contains(&at));
-        let fib = (routed && !caps.verdicts).then(|| Fib::new(&config.routes, at, caps.address));
+        let router = (routed && !caps.verdicts).then_some(RouterPort { mac: caps.address });
         let addresses = config.ports[at].addresses.clone();
-        TxQueue { addresses, mtu: router::mtu(&caps), ..TxQueue::new(caps.send, fib) }
+        TxQueue::new(TxConfig { sends: caps.send, router, mtu: router::mtu(&caps), addresses })
     };
     ports.iter().enumerate().map(tx).collect()
 }

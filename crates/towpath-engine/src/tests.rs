@@ -1,4 +1,4 @@
-//! A live engine with an inspector in memory, which sleeps until it is told.
+//! A live engine with an inspector in memory, which sleeps until it is woken.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -6,44 +6,44 @@ use std::rc::Rc;
 
 use towpath_gate::rules::Ruleset;
 use towpath_gate::{Gate, PacketSpec, Ports, state};
-use towpath_ring::{Loss, ReserveError, Seq};
+use towpath_ring::{Decision, Loss, ReserveError, Seq, Verdict};
+use towpath_wire::LinkType;
 
 use super::*;
-use crate::queue::Channel;
-use crate::queue::{Answer, Detached, Outcome, Reply};
+use crate::queue::{Channel, DefaultVerdict, Detached, Policy, Queue};
 
-/// What an inspector and its test see.
+/// The state that an inspector shares with its test.
 #[derive(Debug, Default)]
 struct Inside {
-    /// Frames that it may have at one time; 0 is without end.
+    /// Maximum number of undecided frames. 0: no limit.
     room: usize,
     published: u32,
-    /// Of those published, so many were told.
-    told: u32,
-    /// Of those told, so many were answered.
-    answered: u32,
-    said: Vec<(u32, Outcome<'static>)>,
+    /// Published frames that were announced.
+    announced: u32,
+    /// Announced frames that were decided.
+    decided: u32,
+    /// Decided frames that were not polled.
+    passed: Vec<u32>,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Inspector(Rc<RefCell<Inside>>);
 
 impl Inspector {
-    /// It looks at what it was told about, and lets it pass. Returns how many frames that were.
-    fn answer(&self) -> u32 {
+    /// Passes the announced frames. Returns their number.
+    fn decide(&self) -> u32 {
         let mut inside = self.0.borrow_mut();
-        let answers = inside.answered..inside.told;
-        let pass = Outcome::Answer(Reply { answer: Answer::Pass, mark: (0, 0), flow: false });
-        inside.said.extend(answers.clone().map(|seq| (seq, pass)));
-        inside.answered = inside.told;
-        answers.len() as u32
+        let frames = inside.decided..inside.announced;
+        inside.passed.extend(frames.clone());
+        inside.decided = inside.announced;
+        frames.len() as u32
     }
 }
 
 impl Channel for Inspector {
     fn publish(&mut self, _frame: &[u8], _meta: &towpath_ring::Meta) -> Result<Seq, ReserveError> {
         let mut inside = self.0.borrow_mut();
-        if inside.room > 0 && inside.published - inside.answered >= inside.room as u32 {
+        if inside.room > 0 && inside.published - inside.decided >= inside.room as u32 {
             return Err(ReserveError::RingFull);
         }
         inside.published += 1;
@@ -52,12 +52,12 @@ impl Channel for Inspector {
     fn lose(&mut self, _loss: Loss) {}
     fn kick(&mut self) {
         let mut inside = self.0.borrow_mut();
-        inside.told = inside.published;
+        inside.announced = inside.published;
     }
-    fn poll(&mut self, _now: u64, each: &mut dyn FnMut(Seq, Outcome<'_>)) -> usize {
-        let said = std::mem::take(&mut self.0.borrow_mut().said);
-        said.iter().for_each(|(seq, outcome)| each(Seq(*seq), *outcome));
-        said.len()
+    fn poll(&mut self, _now: u64, each: &mut dyn FnMut(Seq, Result<Decision<'_>, DropReason>)) -> usize {
+        let passed = std::mem::take(&mut self.0.borrow_mut().passed);
+        passed.iter().for_each(|seq| each(Seq(*seq), Ok(Verdict::Pass.into())));
+        passed.len()
     }
     fn wait(&mut self, _now: u64, _until: u64) {}
     fn unreturned(&self) -> u32 {
@@ -66,12 +66,12 @@ impl Channel for Inspector {
     fn is_dead(&self) -> bool {
         false
     }
-    fn gone(&mut self) -> Option<Detached> {
+    fn detached(&mut self) -> Option<Detached> {
         None
     }
 }
 
-/// What left, in order.
+/// The packets that left, in order.
 #[derive(Debug, Default)]
 struct Out(Vec<Vec<u8>>);
 
@@ -112,38 +112,28 @@ impl World {
     }
 
     fn burst(&mut self, frames: &[&[u8]]) {
-        let meta = |frame: &[u8]| Meta {
-            wire_len: frame.len() as u32,
-            time: 0,
-            link: LinkType::ETHERNET,
-            interface: 0,
-            out: None,
-            hop: None,
-            changed: false,
-            port: towpath_port::Meta::default(),
-        };
+        let meta = |frame: &[u8]| Meta::new(LinkType::ETHERNET, frame.len());
         let Ok(()) = self.engine.process_burst(frames.iter().map(|frame| (*frame, meta(frame))));
     }
 
-    /// Nothing comes any more, and the inspector answers what it is told about. No time passes.
+    /// No packet arrives, and the inspector decides every frame. No time passes.
     fn settle(&mut self) {
-        while self.inspector.answer() > 0 {
+        while self.inspector.decide() > 0 {
             let Ok(()) = self.engine.idle();
         }
     }
 
-    /// Packets, passed, dropped, and those that wait.
-    fn counts(&self) -> [u64; 4] {
-        let queue = self.engine.queues[0].stats();
+    /// Packets: received, passed, dropped, held.
+    fn counts(&mut self) -> [u64; 4] {
+        let queue = self.engine.queues.get(0).stats();
         assert_eq!(queue.frames, queue.passed + queue.dropped + queue.replaced + queue.lost() + queue.open);
-        let stats = self.engine.stats();
-        [stats.packets, stats.passed, stats.dropped, stats.waiting()]
+        let totals = self.engine.totals();
+        [totals.stats.packets, totals.stats.passed, totals.dropped(), totals.held()]
     }
 
-    /// Nothing is left of what was there.
     fn assert_clear(&self) {
         assert!(self.engine.reorder.is_empty());
-        assert!(self.engine.continuing.iter().all(|count| *count == 0));
+        assert!(self.engine.locks.is_clear());
     }
 }
 
@@ -164,14 +154,14 @@ fn fragments(frame: &[u8]) -> [Vec<u8>; 2] {
 }
 
 #[test]
-fn what_is_published_between_bursts_is_told() {
+fn frames_published_between_bursts_are_announced() {
     for room in [0, 3] {
         let mut world = World::new(
             "add divert 1 ip from any to any\nadd allow ip from any to any\n",
             Inside { room, ..Inside::default() },
         );
         let flow = packet("udp 10.0.0.1:4000 > 10.0.0.2:53");
-        // Each waits for the one before it, or for room.
+        // Each packet waits for the one before it, or for room.
         world.burst(&[&flow[..]; 20]);
         world.settle();
         assert_eq!(world.counts(), [20, 20, 0, 0]);
@@ -180,7 +170,7 @@ fn what_is_published_between_bursts_is_told() {
 }
 
 #[test]
-fn a_datagram_that_was_put_together_keeps_its_flows_order() {
+fn a_reassembled_datagram_keeps_the_order_of_its_flow() {
     let one = packet("udp 10.0.0.1:4000 > 10.0.0.2:53 len 8");
     let two = packet("udp 10.0.0.1:4000 > 10.0.0.2:53 len 24 id 7");
     let three = packet("udp 10.0.0.1:4000 > 10.0.0.2:53 len 9");
@@ -189,13 +179,13 @@ fn a_datagram_that_was_put_together_keeps_its_flows_order() {
         "add reass ip from any to any\nadd divert 1 ip from any to any\nadd allow ip from any to any\n",
         "add divert 1 ip from any to any\nadd reass ip from any to any\nadd allow ip from any to any\n",
     ];
-    // What comes together; and the lengths of what leaves.
+    // Rules, bursts, and the lengths of the packets that leave.
     type Row<'a> = (usize, &'a [&'a [&'a [u8]]], &'a [usize]);
     let rows: [Row<'_>; 4] = [
         (0, &[&[&first], &[&last, &three]], &[24, 9]),
         (0, &[&[&last], &[&first, &three]], &[24, 9]),
         (0, &[&[&first], &[&one, &last, &three]], &[8, 24, 9]),
-        // Whole only when both were answered: behind what burst meanwhile.
+        // Complete when both fragments were decided: behind the packet that arrived meanwhile.
         (1, &[&[&first, &last], &[&one]], &[8, 24]),
     ];
     for (which, bursts, expected) in rows {
@@ -204,8 +194,8 @@ fn a_datagram_that_was_put_together_keeps_its_flows_order() {
             world.burst(burst);
         }
         world.settle();
-        let burst: usize = bursts.iter().map(|burst| burst.len()).sum();
-        assert_eq!(world.counts(), [burst as u64, burst as u64, 0, 0], "{expected:?}");
+        let received: usize = bursts.iter().map(|burst| burst.len()).sum();
+        assert_eq!(world.counts(), [received as u64, received as u64, 0, 0], "{expected:?}");
         let left: Vec<_> = world.engine.io.0.iter().map(|frame| frame.len() - 42).collect();
         assert_eq!(left, expected);
         world.assert_clear();
@@ -213,7 +203,7 @@ fn a_datagram_that_was_put_together_keeps_its_flows_order() {
 }
 
 #[test]
-fn what_is_left_at_a_stop_is_counted() {
+fn undecided_packets_are_dropped_at_a_stop() {
     let rules =
         "add reass ip from any to any\nadd divert 1 udp from any to any\nadd allow ip from any to any\n";
     let mut world = World::new(rules, Inside { room: 2, ..Inside::default() });
@@ -225,16 +215,16 @@ fn what_is_left_at_a_stop_is_counted() {
     assert_eq!(world.counts(), [9, 1, 0, 8]);
     assert_eq!(world.engine.abandon(), Ok(8));
     assert_eq!(world.counts(), [9, 1, 8, 0]);
-    assert_eq!(world.engine.queues[0].open(), 0);
+    assert_eq!(world.engine.queues.get(0).open(), 0);
     assert!(world.engine.is_drained());
     world.assert_clear();
 }
 
 #[test]
-fn what_passed_behind_a_packet_that_is_left_leaves() {
+fn packets_that_passed_behind_an_undecided_one_leave_at_a_stop() {
     let mut world =
         World::new("add inspect 1 ip from any to any 53\nadd allow ip from any to any\n", Inside::default());
-    // The same flow both ways; only one of them is inspected.
+    // Both directions of a flow; one of them is inspected.
     world.burst(&[&packet("udp 10.0.0.1:4000 > 10.0.0.2:53"), &packet("udp 10.0.0.2:53 > 10.0.0.1:4000")]);
     assert_eq!((world.counts(), world.engine.io.0.len()), ([2, 1, 0, 1], 0));
     assert_eq!(world.engine.abandon(), Ok(1));
@@ -242,14 +232,14 @@ fn what_passed_behind_a_packet_that_is_left_leaves() {
 }
 
 #[test]
-fn unserved_reaches_queues_that_were_named_before() {
+fn set_unserved_changes_implicit_queues() {
     let mut world = World::new("add inspect 5 ip from any to any\n", Inside::default());
     let frame = packet("udp 10.0.0.1:4000 > 10.0.0.2:53");
     world.burst(&[&frame]);
     world.engine.set_unserved(DefaultVerdict::Pass);
     world.burst(&[&frame]);
     assert_eq!(world.counts(), [2, 1, 1, 0]);
-    // One that is configured has its own word.
+    // A configured queue has its own policy.
     world.engine.set_queue(5, Policy::default());
     world.engine.set_unserved(DefaultVerdict::Pass);
     world.burst(&[&frame]);

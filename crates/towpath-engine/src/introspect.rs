@@ -1,7 +1,7 @@
 //! Introspection: values that describe a running engine, for statistics and for `towpath ctl`.
 //!
-//! Every value is a copy. The engine hands itself as [`Introspect`] to the query server of its
-//! [`PacketIo`](super::PacketIo) between two bursts, so a query never waits for a packet and a packet never waits for a query.
+//! Every value is a copy. The engine passes itself as [`Introspect`] to [`PacketIo::serve_queries`](crate::PacketIo::serve_queries)
+//! between two bursts, so that no packet waits for a query.
 
 use towpath_gate::Walker;
 use towpath_gate::state::States;
@@ -9,9 +9,12 @@ use towpath_metrics::metrics;
 use towpath_ring::FrameOut;
 use towpath_wire::Time;
 
-use super::trace::{TraceFilter, TraceSink, Traces};
-use super::{ReplyStats, Stats};
+use crate::clock::Clock;
+use crate::engine::Totals;
 use crate::queue::{self, About, Channel, InspectorSlot, Policy, Queue, VerdictStats};
+use crate::queue_set::QueueSet;
+use crate::replies::ReplyStats;
+use crate::trace::{TraceFilter, TraceSink, Traces};
 
 /// A running engine, as a query sees it.
 pub trait Introspect {
@@ -24,8 +27,8 @@ pub trait Introspect {
     /// Every queue, by number.
     fn queues(&mut self) -> Vec<QueueSnapshot>;
 
-    /// Packet counters.
-    fn stats(&self) -> Stats;
+    /// The packets by outcome.
+    fn totals(&self) -> Totals;
 
     /// Counters of the answers to rejected packets.
     fn replies(&self) -> ReplyStats;
@@ -108,46 +111,49 @@ metrics! {
     }
 }
 
-/// The engine's parts that a query may look at.
-pub(super) struct View<'a, C> {
-    pub(super) queues: &'a mut [Queue<C>],
-    pub(super) walker: &'a Walker,
-    /// The engine's wall clock in nanoseconds.
-    pub(super) wall: u64,
-    pub(super) clock: Time,
-    pub(super) stats: Stats,
-    pub(super) replies: ReplyStats,
-    pub(super) traces: &'a mut Traces,
+/// The parts of an engine that queries read.
+pub(crate) struct EngineView<'a, C> {
+    pub(crate) queues: &'a mut QueueSet<C>,
+    pub(crate) walker: &'a Walker,
+    pub(crate) clock: &'a Clock,
+    pub(crate) totals: &'a Totals,
+    /// Packets that passed and wait for a neighbor.
+    pub(crate) held: u64,
+    pub(crate) replies: ReplyStats,
+    pub(crate) traces: &'a mut Traces,
 }
 
-impl<C: Channel> View<'_, C> {
+impl<C: Channel> EngineView<'_, C> {
     fn slot(&mut self, channel: u32) -> Option<&mut InspectorSlot<C>> {
-        self.queues.iter_mut().flat_map(Queue::listeners).find(|slot| slot.number() == channel)
+        self.queues.iter_mut().flat_map(Queue::inspectors).find(|slot| slot.number() == channel)
     }
 }
 
-impl<C: Channel> Introspect for View<'_, C> {
+impl<C: Channel> Introspect for EngineView<'_, C> {
     fn channels(&mut self) -> Vec<ChannelSnapshot> {
+        let wall = self.clock.wall;
         let mut channels = Vec::new();
-        for queue in &mut *self.queues {
+        for queue in self.queues.iter_mut() {
             let (number, policy) = (queue.number(), queue.policy());
-            channels.extend(queue.listeners().map(|slot| slot.snapshot(number, policy, self.wall)));
+            channels.extend(queue.inspectors().map(|slot| slot.snapshot(number, policy, wall)));
         }
         channels.sort_by_key(|channel| channel.channel);
         channels
     }
 
     fn frames(&mut self, channel: u32) -> Option<Vec<FrameSnapshot>> {
-        let wall = self.wall;
+        let wall = self.clock.wall;
         self.slot(channel).map(|slot| slot.frames(wall))
     }
 
     fn queues(&mut self) -> Vec<QueueSnapshot> {
-        snapshots(self.queues)
+        self.queues.snapshots()
     }
 
-    fn stats(&self) -> Stats {
-        self.stats
+    fn totals(&self) -> Totals {
+        let mut totals = *self.totals;
+        totals.stats.passed -= self.held;
+        totals
     }
 
     fn replies(&self) -> ReplyStats {
@@ -159,7 +165,7 @@ impl<C: Channel> Introspect for View<'_, C> {
     }
 
     fn clock(&self) -> Time {
-        self.clock
+        self.clock.now
     }
 
     fn ports(&self) -> Vec<String> {
@@ -174,11 +180,4 @@ impl<C: Channel> Introspect for View<'_, C> {
     fn trace_packets(&mut self, filter: Box<dyn TraceFilter>, sink: Box<dyn TraceSink>) -> bool {
         self.traces.add(filter, sink)
     }
-}
-
-/// The queues by number.
-pub(super) fn snapshots<C: Channel>(queues: &mut [Queue<C>]) -> Vec<QueueSnapshot> {
-    let mut snapshots: Vec<_> = queues.iter_mut().map(Queue::snapshot).collect();
-    snapshots.sort_by_key(|queue| queue.number);
-    snapshots
 }

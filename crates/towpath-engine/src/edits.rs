@@ -1,0 +1,75 @@
+//! Changes to a packet's bytes: by rules (DSCP, TCP MSS) and by inspectors (replaced payload).
+
+use std::ops::Range;
+
+use towpath_gate::Edits;
+use towpath_port::Checksum;
+use towpath_wire::{self as wire, Packet, edit};
+
+use crate::packet_io::Meta;
+
+/// Applies the edits of rules. An edit that does not apply to the packet (no MSS option) is left out.
+pub(crate) fn apply(edits: Edits, frame: &mut [u8], meta: &mut Meta) {
+    if edits == Edits::default() {
+        return;
+    }
+    let Ok(Packet { network, transport, transport_len, .. }) = wire::parse(meta.link, frame, meta.wire_len)
+    else {
+        return;
+    };
+    meta.changed = true;
+    if let Some(dscp) = edits.dscp {
+        edit::set_dscp(frame, network, dscp);
+    }
+    if let Some(mss) = edits.mss {
+        let partial = partial_checksum(frame, meta);
+        edit::clamp_mss(frame, transport, transport_len, mss);
+        // A partial checksum covers the pseudo header only, so the segment's bytes must not change it.
+        if let Some((at, sum)) = partial {
+            frame[at].copy_from_slice(&sum);
+        }
+    }
+}
+
+/// The position and value of a checksum that the port or the kernel completes.
+fn partial_checksum(frame: &[u8], meta: &Meta) -> Option<(Range<usize>, [u8; 2])> {
+    let Checksum::Partial { start, offset } = meta.port.offload.checksum else { return None };
+    let at = usize::from(start) + usize::from(offset);
+    Some((at..at + 2, frame.get(at..at + 2)?.try_into().ok()?))
+}
+
+/// The length on the wire of a packet whose `had` captured bytes an inspector replaced by `bytes`.
+///
+/// It is the replacement's own length. If the capture cut the packet short, the inspector saw and replaced only the first
+/// bytes, and the missing bytes are still missing. If the whole packet waits in a kernel queue, its first bytes do not stand
+/// for it.
+pub(crate) fn replaced_len(meta: &Meta, had: usize, bytes: &[u8]) -> u32 {
+    let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    let missing = meta.wire_len.saturating_sub(had as u32);
+    let whole = missing == 0 || meta.port.queued.is_some();
+    if whole || wire::parse(meta.link, bytes, len).is_ok() { len } else { len.saturating_add(missing) }
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_port::Queued;
+    use towpath_wire::LinkType;
+
+    use super::*;
+
+    #[test]
+    fn the_replacement_of_a_cut_packet_keeps_the_missing_bytes() {
+        // The first 28 bytes of a packet of 100, and a complete packet of 28.
+        let whole = [0x45, 0, 0, 28, 0, 0, 0, 0, 9, 17, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 0, 7, 0, 9, 0, 8, 0, 0];
+        let mut first = whole;
+        (first[3], first[25]) = (100, 80);
+        let queued = Some(Queued { cut: true, ..Queued::default() });
+        for (bytes, queued, expected) in
+            [(first, None, 100), (whole, None, 28), (first, queued, 28), (whole, queued, 28)]
+        {
+            let port = towpath_port::Meta { queued, ..towpath_port::Meta::default() };
+            let meta = Meta { port, ..Meta::new(LinkType::RAW, 100) };
+            assert_eq!(replaced_len(&meta, 28, &bytes), expected, "{queued:?}");
+        }
+    }
+}

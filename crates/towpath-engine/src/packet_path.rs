@@ -1,0 +1,753 @@
+//! The path of a packet, from top to bottom: ingress, fast path or slow path, queue, verdict, egress.
+//!
+//! ```text
+//! burst -> fast path (a state passes the packet) ------------------------------> egress
+//!       -> ingress -> rules in -> forwarding decision -> rules out ------------> egress
+//!                        |  ^
+//!       inspect, divert, |  | verdict
+//!                   tee  v  |
+//!                       queue       (the packet is in the reorder buffer meanwhile)
+//! ```
+//!
+//! `drive` takes a packet that is in the reorder buffer as far as it gets without waiting. What it then waits for is in
+//! [`Wait`]; `settle` (a verdict), `retry_backlog` (room), `reassemble` (fragments) and `resume_deferred` (earlier packets of
+//! the flow) continue.
+
+use std::sync::Arc;
+
+use towpath_gate::{BURST, Edits};
+use towpath_port::{Burst, Checksum};
+use towpath_ring::Verdict;
+use towpath_wire::{self as wire, Packet, checksum};
+
+use crate::drop_reason::{DropReason, Outcome};
+use crate::edits;
+use crate::engine::Engine;
+use crate::flow_verdict::FlowVerdict;
+use crate::forward::{after_flow_verdict, after_pass, after_step, answer, walk};
+use crate::packet_ctx::{Handover, Next, PacketCtx, Wait, begins_connection};
+use crate::packet_io::{Egress, Meta, PacketIo};
+use crate::queue::{Enqueue, Queue, QueueVerdict};
+use crate::reorder::{Held, PacketId};
+use crate::verdicts::{Settlement, VerdictBatch};
+
+/// The result of offering a packet to its queue.
+enum Offered {
+    /// An inspector has it.
+    Held,
+    /// The packet continues: only a copy was made, or no inspector decides and the default is to pass.
+    Continues,
+    /// No inspector decides and the default is to drop.
+    Dropped(DropReason),
+    /// The queue has no room.
+    Full,
+    /// The queue has no room, and its policy names another queue.
+    Other(u16),
+}
+
+// Ingress.
+impl<E: PacketIo> Engine<E> {
+    /// Processes the packets of a burst, each with its index.
+    ///
+    /// For [`BURST`] packets at a time, the dynamic states are prefetched together, so that their cache misses overlap. A packet
+    /// takes the fast path if the reorder buffer is empty, no trace is active, and the packet's interface needs no
+    /// look at the packet. Invariant: the slow path would pass the same packets in the same order.
+    pub(crate) fn process_packets<'a>(
+        &mut self,
+        mut packets: impl Iterator<Item = (usize, (&'a [u8], Meta))> + Clone,
+    ) -> Result<(), E::Error> {
+        if !self.live {
+            return packets.try_for_each(|(index, (frame, meta))| self.slow_path(None, index, frame, meta));
+        }
+        loop {
+            let chunk = packets.clone().take(BURST);
+            // While packets wait and no packet of the last chunk had a state, a prefetch rarely helps.
+            let prefetched =
+                self.traces.is_empty() && (self.reorder.is_empty() || std::mem::take(&mut self.by_states));
+            if prefetched {
+                self.prefetch_states(chunk.clone());
+            }
+            let mut count = 0;
+            for (index, (frame, meta)) in chunk {
+                let slot = count;
+                count += 1;
+                if !self.io.accepts(frame, &meta) {
+                    continue;
+                }
+                let direct = self.topology.direct(meta.interface);
+                match direct.filter(|_| prefetched && self.reorder.is_empty()) {
+                    Some(egress) if self.fast_path((slot, egress), index, frame, &meta)? => {}
+                    _ => self.slow_path(prefetched.then_some(slot), index, frame, meta)?,
+                }
+            }
+            if count < BURST || packets.nth(BURST - 1).is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn prefetch_states<'a>(&mut self, chunk: impl Iterator<Item = (usize, (&'a [u8], Meta))> + Clone) {
+        // A chunk nearly always comes from one interface. Packets of another one walk the rules.
+        let interface = chunk.clone().next().map(|(_, (_, meta))| meta.interface);
+        let recv = interface.and_then(|interface| self.topology.untagged(interface));
+        let plain = |(_, (frame, meta)): (_, (&'a [u8], Meta))| {
+            let same = Some(meta.interface) == interface;
+            if same { wire::plain(meta.link, frame, meta.wire_len) } else { None }
+        };
+        self.walker.prefetch(recv, chunk.map(plain));
+    }
+
+    /// Passes a packet if the state that was prefetched in `slot` passes it. Returns false if the packet must take the slow path.
+    #[inline]
+    fn fast_path(
+        &mut self,
+        (slot, egress): (usize, Egress),
+        index: usize,
+        frame: &[u8],
+        meta: &Meta,
+    ) -> Result<bool, E::Error> {
+        if self.walker.try_pass(slot, self.clock.now).is_none() {
+            return Ok(false);
+        }
+        self.count_received(index, meta);
+        self.totals.stats.passed += 1;
+        self.io.send_borrowed(index, frame, &Meta { egress, ..*meta })?;
+        Ok(true)
+    }
+
+    /// Processes one packet; `index` is its position in the burst, `slot` that of its prefetched state.
+    fn slow_path(
+        &mut self,
+        slot: Option<usize>,
+        index: usize,
+        frame: &[u8],
+        meta: Meta,
+    ) -> Result<(), E::Error> {
+        self.count_received(index, &meta);
+        // Borrowed, not moved: a packet is larger than a cache line.
+        let parsed = wire::parse(meta.link, frame, meta.wire_len);
+        let Ok(packet) = &parsed else {
+            self.count(Outcome::Dropped(DropReason::Undecodable), 1);
+            self.io.discard(&meta);
+            return Ok(());
+        };
+        if !self.live {
+            self.conversations.observe(packet);
+        }
+        let (arrival, mode) = self.topology.of(packet, meta.interface);
+        let mut ctx = PacketCtx::new(arrival, mode);
+        // Without queues and with an empty reorder buffer, most packets need no bucket.
+        let placed = !self.queues.is_empty() || !self.reorder.is_empty();
+        if placed {
+            ctx.place(packet);
+        }
+        while self.reorder.waiting() > 0 && self.locks.is_locked(ctx.bucket()) {
+            if self.live {
+                self.defer(index, frame, meta, ctx);
+                return Ok(());
+            }
+            self.wait()?;
+        }
+        let now = self.clock.now;
+        let known = slot.and_then(|slot| self.walker.try_step(slot, &mut ctx.walk, now));
+        let next = match known {
+            Some(step) => {
+                self.by_states = true;
+                after_step(step, &mut self.walker, packet, &mut ctx, now)
+            }
+            None => walk(&mut self.walker, packet, &mut ctx, now),
+        };
+        match self.apply_flow_verdicts(packet, &mut ctx, next) {
+            Next::End(Outcome::Passed) => return self.pass_now(index, frame, meta, &mut ctx, packet),
+            Next::End(outcome) => self.end_now(outcome, frame, &meta, &ctx, packet),
+            _ if self.live && !self.reorder.has_room() => self.drop_for_room(&meta),
+            next => {
+                if !placed {
+                    ctx.place(packet);
+                }
+                let id = self.hold(index, frame, meta, ctx);
+                self.drive(id, next);
+            }
+        }
+        while !self.live && (!self.queues.backlog.is_empty() || !self.reorder.has_room()) {
+            self.wait()?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn count_received(&mut self, index: usize, meta: &Meta) {
+        self.totals.stats.packets += 1;
+        self.totals.stats.bytes += u64::from(meta.wire_len);
+        self.clock.packet(index, meta.time);
+    }
+
+    /// Keeps a packet until earlier packets of its flow have been evaluated.
+    fn defer(&mut self, index: usize, frame: &[u8], meta: Meta, mut ctx: PacketCtx) {
+        if !self.reorder.has_room() {
+            return self.drop_for_room(&meta);
+        }
+        let bucket = ctx.bucket();
+        self.locks.lock(&mut ctx.lock, bucket);
+        ctx.deferred = true;
+        self.hold(index, frame, meta, ctx);
+    }
+
+    /// Puts a packet that waits into the reorder buffer.
+    fn hold(&mut self, index: usize, frame: &[u8], meta: Meta, ctx: PacketCtx) -> PacketId {
+        let bucket = self.order_bucket(&ctx);
+        match self.burst {
+            Some(_) => self.reorder.push_borrowed(index, frame.len(), meta, ctx, bucket),
+            None => self.reorder.push_waiting(frame, meta, ctx, bucket),
+        }
+    }
+
+    /// The packet's bucket in the reorder buffer. All packets of a replay leave in order.
+    fn order_bucket(&self, ctx: &PacketCtx) -> u16 {
+        if self.live { ctx.bucket() } else { 0 }
+    }
+
+    fn drop_for_room(&mut self, meta: &Meta) {
+        self.count(Outcome::Dropped(DropReason::NoRoom), 1);
+        self.io.discard(meta);
+    }
+}
+
+// Egress of a packet that was decided without waiting.
+impl<E: PacketIo> Engine<E> {
+    /// Sends a packet, or puts it into the reorder buffer behind those that wait.
+    fn pass_now(
+        &mut self,
+        index: usize,
+        frame: &[u8],
+        mut meta: Meta,
+        ctx: &mut PacketCtx,
+        packet: &Packet<'_>,
+    ) -> Result<(), E::Error> {
+        ctx.write_egress(&mut meta);
+        meta.network = packet.network as u16;
+        let (edits, bucket) = (ctx.walk.edits(), self.order_bucket(ctx));
+        let clear = self.reorder.is_clear(bucket);
+        if self.live && !clear && !self.reorder.has_room() {
+            self.drop_for_room(&meta);
+            return Ok(());
+        }
+        self.count(Outcome::Passed, 1);
+        self.trace((frame, &meta), ctx, Outcome::Passed);
+        if clear && edits == Edits::default() {
+            return transmit(&mut self.io, Some(index), frame, &meta);
+        }
+        let Self { scratch, reorder, io, .. } = self;
+        scratch.clear();
+        scratch.extend_from_slice(frame);
+        edits::apply(edits, scratch, &mut meta);
+        if clear {
+            return transmit(io, None, scratch, &meta);
+        }
+        reorder.push_passed(scratch, meta, bucket);
+        while !self.live && !self.reorder.has_room() {
+            self.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Drops or rejects a packet.
+    fn end_now(&mut self, outcome: Outcome, frame: &[u8], meta: &Meta, ctx: &PacketCtx, packet: &Packet<'_>) {
+        self.count(outcome, 1);
+        self.trace((frame, meta), ctx, outcome);
+        if let Some(reject) = answer(outcome, packet, self.walker.ports().addresses(ctx.arrival)) {
+            let Self { replies, walker, clock, io, .. } = self;
+            replies.answer(reject, packet, (ctx.arrival, meta), 1, walker, clock.now, io);
+        }
+        self.io.discard(meta);
+    }
+
+    #[inline]
+    fn trace(&mut self, (frame, meta): (&[u8], &Meta), ctx: &PacketCtx, outcome: Outcome) {
+        if !self.traces.is_empty() {
+            let number = self.totals.stats.packets;
+            self.traces.record((number, ctx.arrival), (frame, meta), &ctx.walk, outcome, &self.walker);
+        }
+    }
+}
+
+// Queues.
+impl<E: PacketIo> Engine<E> {
+    /// Takes a packet in the reorder buffer along its path until it is decided or waits.
+    pub(crate) fn drive(&mut self, mut id: PacketId, mut next: Next) {
+        loop {
+            let step = match next {
+                Next::End(outcome) => return self.end(id, outcome),
+                Next::Queue(number, kind) => self.enqueue(id, number, kind),
+                Next::Reassemble => self.reassemble(id).map(|whole| {
+                    id = whole;
+                    self.pass(whole)
+                }),
+            };
+            match step {
+                Some(step) => next = step,
+                None => return,
+            }
+        }
+    }
+
+    /// Hands a packet to a queue. Returns the next step, or `None` while the packet waits.
+    fn enqueue(&mut self, id: PacketId, number: u16, kind: Handover) -> Option<Next> {
+        let queue = self.queues.index(number);
+        self.set_wait(id, Wait { queue, kind, since: None });
+        if let Some(next) = self.flow_verdict_of_held(id, kind) {
+            return Some(next);
+        }
+        // Behind the packets that wait for room there.
+        let behind = self.live && self.queues.get(queue).next_in_backlog().is_some();
+        match if behind { Offered::Full } else { self.offer(id) } {
+            // A copy never delays a live packet.
+            Offered::Full if self.live && kind == Handover::Tee => self.skip_copy(id),
+            Offered::Full => {
+                self.wait_for_room(id, queue, kind);
+                None
+            }
+            offered => self.after_offer(id, offered),
+        }
+    }
+
+    fn after_offer(&mut self, id: PacketId, offered: Offered) -> Option<Next> {
+        match offered {
+            Offered::Held | Offered::Full => None,
+            Offered::Continues => Some(self.pass(id)),
+            Offered::Dropped(reason) => Some(Next::End(Outcome::Dropped(reason))),
+            Offered::Other(number) => {
+                let (_, ctx) = self.reorder.waiting_mut(id)?;
+                let kind = ctx.wait.kind;
+                match ctx.reinject() {
+                    false => Some(Next::Queue(number, kind)),
+                    true if kind == Handover::Tee => Some(self.pass(id)),
+                    true => Some(Next::End(Outcome::Dropped(DropReason::ReinjectLimit))),
+                }
+            }
+        }
+    }
+
+    /// Offers a packet to the queue that it waits for.
+    fn offer(&mut self, id: PacketId) -> Offered {
+        let Self { reorder, burst, queues, totals, clock, .. } = self;
+        let Some((held, ctx)) = reorder.waiting_mut(id) else { return Offered::Held };
+        let Wait { queue, kind, .. } = ctx.wait;
+        let copy = kind == Handover::Tee;
+        let ring_meta = ctx.ring_meta(&held.meta);
+        // In a replay, the interface stands for the CPU that received the packet.
+        let cpu = held.meta.interface;
+        let frame = bytes(held, burst.as_ref());
+        let waiter = (!copy).then_some(id);
+        let result = queues.get_mut(queue).enqueue(frame, &ring_meta, cpu, clock.wall, waiter);
+        if matches!(result, Enqueue::Held | Enqueue::Copied) && !std::mem::replace(&mut ctx.inspected, true) {
+            totals.stats.inspected += u64::from(ctx.packets);
+        }
+        match result {
+            Enqueue::Full => Offered::Full,
+            Enqueue::Queue(number) => Offered::Other(number),
+            Enqueue::Held if !copy => Offered::Held,
+            Enqueue::Lost(Some(reason)) if !copy => Offered::Dropped(reason),
+            Enqueue::Held | Enqueue::Copied | Enqueue::Lost(_) => Offered::Continues,
+        }
+    }
+
+    fn wait_for_room(&mut self, id: PacketId, queue: usize, kind: Handover) {
+        self.set_wait(id, Wait { queue, kind, since: Some(self.clock.wall) });
+        match self.queues.get_mut(queue).push_backlog(id) {
+            Ok(None) => {}
+            Ok(Some(oldest)) => self.end(oldest, Outcome::Dropped(DropReason::QueueFull)),
+            Err(id) if self.live => self.queues.get_mut(queue).force_backlog(id),
+            Err(id) => self.queues.backlog.push_back(id),
+        }
+    }
+
+    /// Offers the packets that wait for room, oldest first. Gives up on packets that have waited for the deadline.
+    pub(crate) fn retry_backlog(&mut self) {
+        while let Some(&id) = self.queues.backlog.front() {
+            let Some(offered) = self.offer_again(id) else { break };
+            self.queues.backlog.pop_front();
+            self.resume(id, offered);
+        }
+        for queue in 0..self.queues.len() {
+            while let Some(id) = self.queues.get(queue).next_in_backlog() {
+                let Some(offered) = self.offer_again(id) else { break };
+                self.queues.get_mut(queue).pop_backlog();
+                self.resume(id, offered);
+            }
+        }
+    }
+
+    fn resume(&mut self, id: PacketId, offered: Offered) {
+        if let Some(next) = self.after_offer(id, offered) {
+            self.drive(id, next);
+        }
+    }
+
+    /// Offers a packet that waits for room. Returns `None` if it still has to wait.
+    fn offer_again(&mut self, id: PacketId) -> Option<Offered> {
+        let Some((_, ctx)) = self.reorder.waiting_mut(id) else { return Some(Offered::Held) };
+        let wait = ctx.wait;
+        match self.offer(id) {
+            Offered::Full => {
+                let wall = self.clock.wall;
+                let (held, ctx) = self.reorder.waiting_mut(id)?;
+                let queue = self.queues.get_mut(wait.queue);
+                if wall.saturating_sub(wait.since.unwrap_or(wall)) <= queue.policy().deadline {
+                    return None;
+                }
+                let dropped = queue.give_up(&ctx.ring_meta(&held.meta), held.meta.interface);
+                let dropped = dropped.filter(|_| wait.kind != Handover::Tee);
+                Some(dropped.map_or(Offered::Continues, Offered::Dropped))
+            }
+            offered => Some(offered),
+        }
+    }
+
+    /// The packet continues without its copy.
+    fn skip_copy(&mut self, id: PacketId) -> Option<Next> {
+        let (held, ctx) = self.reorder.waiting_mut(id)?;
+        let queue = self.queues.get_mut(ctx.wait.queue);
+        queue.skip_copy(&ctx.ring_meta(&held.meta), held.meta.interface);
+        Some(self.pass(id))
+    }
+
+    fn set_wait(&mut self, id: PacketId, wait: Wait) {
+        let Self { reorder, burst, locks, walker, .. } = self;
+        let Some((held, ctx)) = reorder.waiting_mut(id) else { return };
+        ctx.wait = wait;
+        // The inspector sees the edits of the rules so far.
+        edit(ctx.walk.edits(), held, burst.as_ref());
+        if wait.kind != Handover::Inspect || ctx.may_walk_out(walker) {
+            let bucket = ctx.bucket();
+            locks.lock(&mut ctx.lock, bucket);
+        }
+    }
+
+    /// Applies the inspectors' verdicts for the packet's flow: the packet does not go to those queues.
+    fn apply_flow_verdicts(&mut self, packet: &Packet<'_>, ctx: &mut PacketCtx, mut next: Next) -> Next {
+        while let Next::Queue(number, kind @ (Handover::Inspect | Handover::Divert)) = next {
+            let now = self.clock.now;
+            let queue = self.queues.find(number).filter(|queue| queue.has_flow_verdicts());
+            let find =
+                |queue: &mut Queue<_>| queue.flow_verdict(&packet.flow()?, begins_connection(packet), now);
+            let Some(verdict) = queue.and_then(find) else { break };
+            next = after_flow_verdict(verdict, &mut self.walker, packet, ctx, kind, now);
+        }
+        next
+    }
+
+    /// The same for a packet in the reorder buffer.
+    fn flow_verdict_of_held(&mut self, id: PacketId, kind: Handover) -> Option<Next> {
+        let Self { reorder, burst, queues, walker, clock, .. } = self;
+        let (held, ctx) = reorder.waiting_mut(id)?;
+        let queue = queues.get_mut(ctx.wait.queue);
+        if kind == Handover::Tee || !queue.has_flow_verdicts() {
+            return None;
+        }
+        let packet = parse(held, burst.as_ref()).ok()?;
+        let verdict = queue.flow_verdict(&packet.flow()?, begins_connection(&packet), clock.now)?;
+        Some(after_flow_verdict(verdict, walker, &packet, ctx, kind, clock.now))
+    }
+}
+
+// Verdicts.
+impl<E: PacketIo> Engine<E> {
+    /// Collects verdicts and acts on them. Returns the number of frames.
+    pub(crate) fn poll(&mut self) -> Result<usize, E::Error> {
+        self.read_clock();
+        let mut verdicts = std::mem::take(&mut self.verdicts);
+        let mut decided = 0;
+        for queue in self.queues.iter_mut() {
+            decided += queue.poll(self.clock.wall, |id, verdict| verdicts.push(id, verdict));
+        }
+        let settlements = verdicts.take();
+        for (id, settlement) in &settlements {
+            self.settle(*id, settlement, &verdicts);
+        }
+        verdicts.recycle(settlements);
+        self.verdicts = verdicts;
+        self.retry_backlog();
+        loop {
+            self.flush()?;
+            if !self.resume_deferred() {
+                break;
+            }
+        }
+        // Packets that were published here were not announced with the burst.
+        self.queues.iter_mut().for_each(Queue::announce);
+        Ok(decided)
+    }
+
+    /// Acts on the verdict for a packet that waits.
+    fn settle(&mut self, id: PacketId, settlement: &Settlement, verdicts: &VerdictBatch) {
+        let Self { reorder, burst, queues, clock, .. } = self;
+        let Some((held, ctx)) = reorder.waiting_mut(id) else { return };
+        let queue = queues.get_mut(ctx.wait.queue);
+        let (decision, channel) = match settlement.verdict {
+            QueueVerdict::Decided(decision, channel) => (decision, channel),
+            QueueVerdict::Lost(None) => {
+                let next = self.pass(id);
+                return self.drive(id, next);
+            }
+            QueueVerdict::Lost(Some(reason)) => return self.end(id, Outcome::Dropped(reason)),
+            QueueVerdict::Redeliver => {
+                // Once: a packet that kills its inspector must not kill them all.
+                let next = match std::mem::replace(&mut ctx.redelivered, true) {
+                    false => Next::Queue(queue.number(), ctx.wait.kind),
+                    true => match queue.abandon() {
+                        Some(reason) => Next::End(Outcome::Dropped(reason)),
+                        None => self.pass(id),
+                    },
+                };
+                return self.drive(id, next);
+            }
+        };
+        let mark = (decision.mark, decision.mask);
+        ctx.set_mark(mark.0, mark.1);
+        if decision.flow
+            && !matches!(decision.verdict, Verdict::Replace(_) | Verdict::Repeat)
+            && let Ok(packet) = parse(held, burst.as_ref())
+            && let Some(flow) = packet.flow()
+        {
+            let verdict = FlowVerdict { verdict: decision.verdict, mark, channel };
+            queue.set_flow_verdict(&flow, verdict, clock.now);
+        }
+        let next = match decision.verdict {
+            Verdict::Pass => self.pass(id),
+            Verdict::Drop | Verdict::Hold => Next::End(Outcome::Dropped(DropReason::Inspector)),
+            Verdict::Reject => Next::End(Outcome::Rejected(None)),
+            Verdict::Replace(_) => match verdicts.replacement(settlement) {
+                Some(bytes) => {
+                    self.replace(id, bytes);
+                    self.pass(id)
+                }
+                None => Next::End(Outcome::Dropped(DropReason::ReplaceLimit)),
+            },
+            Verdict::Queue(_) | Verdict::Repeat if ctx.reinject() => {
+                Next::End(Outcome::Dropped(DropReason::ReinjectLimit))
+            }
+            Verdict::Repeat => {
+                ctx.restart();
+                self.pass(id)
+            }
+            Verdict::Queue(number) => {
+                let kind = ctx.wait.kind;
+                // An inspector cannot create a queue that is neither configured nor named by a rule.
+                match self.queues.find(number).is_some() {
+                    true => Next::Queue(number, kind),
+                    false => match self.queues.unserved().drops(DropReason::NoInspector) {
+                        Some(reason) => Next::End(Outcome::Dropped(reason)),
+                        None => self.pass(id),
+                    },
+                }
+            }
+        };
+        self.drive(id, next);
+    }
+
+    /// Puts an inspector's bytes in the place of a packet's. The engine makes the checksums fit. Where it cannot (a fragment, a packet
+    /// that the capture cut short, an unknown protocol), those of the inspector stand.
+    fn replace(&mut self, id: PacketId, replacement: &[u8]) {
+        let Self { reorder, burst, scratch, .. } = self;
+        let Some((held, _)) = reorder.waiting_mut(id) else { return };
+        let had = bytes(held, burst.as_ref()).len();
+        let meta = &mut held.meta;
+        scratch.clear();
+        scratch.extend_from_slice(replacement);
+        meta.wire_len = edits::replaced_len(meta, had, scratch);
+        checksum::fill(meta.link, scratch, meta.wire_len);
+        meta.changed = true;
+        meta.port.offload.checksum = Checksum::Unverified;
+        reorder.replace(id, scratch);
+    }
+
+    /// The packet continues after its queue. Returns the next step.
+    fn pass(&mut self, id: PacketId) -> Next {
+        let Self { reorder, burst, walker, clock, .. } = self;
+        let Some((held, ctx)) = reorder.waiting_mut(id) else {
+            return Next::End(Outcome::Dropped(DropReason::Shutdown));
+        };
+        if !held.meta.changed && ctx.passes_unseen() {
+            return Next::End(Outcome::Passed);
+        }
+        let Ok(packet) = parse(held, burst.as_ref()) else {
+            // The received packet was well-formed.
+            return Next::End(Outcome::Dropped(DropReason::BadReplacement));
+        };
+        ctx.note_headers(&packet);
+        after_pass(walker, &packet, ctx, ctx.wait.kind, clock.now)
+    }
+
+    /// Resumes the deferred packets whose turn has come. Returns true if there was one.
+    fn resume_deferred(&mut self) -> bool {
+        if !self.live {
+            self.reorder.clear_turns();
+            return false;
+        }
+        let mut any = false;
+        while let Some(id) = self.reorder.take_turn() {
+            let Self { reorder, burst, walker, clock, locks, .. } = self;
+            let Some((held, ctx)) = reorder.waiting_mut(id) else { continue };
+            if !std::mem::take(&mut ctx.deferred) {
+                continue;
+            }
+            any = true;
+            locks.unlock(&mut ctx.lock);
+            let next = match parse(held, burst.as_ref()) {
+                Ok(packet) => walk(walker, &packet, ctx, clock.now),
+                Err(_) => Next::End(Outcome::Dropped(DropReason::Undecodable)),
+            };
+            self.drive(id, next);
+        }
+        any
+    }
+}
+
+// Reassembly.
+impl<E: PacketIo> Engine<E> {
+    /// Gives a fragment to the reassembler. Returns the datagram if it is complete and no earlier packet of its flow waits.
+    fn reassemble(&mut self, id: PacketId) -> Option<PacketId> {
+        let Self { reorder, burst, reassembler, clock, .. } = self;
+        let (held, ctx) = reorder.waiting_mut(id)?;
+        let Ok(packet) = parse(held, burst.as_ref()) else {
+            self.end(id, Outcome::Dropped(DropReason::BadReplacement));
+            return None;
+        };
+        let added = reassembler.add(&packet, ctx.packets.into(), clock.now);
+        // From here on the reassembler counts the fragment, or the datagram does.
+        ctx.packets = added.whole.as_ref().map_or(0, |whole| u16::try_from(whole.parts).unwrap_or(u16::MAX));
+        ctx.wait.kind = Handover::Divert;
+        if let Some(whole) = &added.whole {
+            held.meta.wire_len = whole.frame.len() as u32;
+            held.meta.changed = true;
+            held.meta.port.offload = towpath_port::Offload::default();
+            reorder.replace(id, &whole.frame);
+        }
+        self.count(Outcome::Dropped(DropReason::Reassembly), added.dropped);
+        if added.whole.is_none() {
+            self.end(id, Outcome::Dropped(DropReason::Reassembly));
+            return None;
+        }
+        self.join_flow(id)
+    }
+
+    /// Moves a complete datagram into the order of its flow. Its fragments, except the first, were in another bucket. Returns
+    /// `None` if the datagram has to wait there.
+    fn join_flow(&mut self, id: PacketId) -> Option<PacketId> {
+        let Self { reorder, burst, locks, .. } = self;
+        let (held, ctx) = reorder.waiting_mut(id)?;
+        let Ok(packet) = parse(held, burst.as_ref()) else {
+            self.end(id, Outcome::Dropped(DropReason::Reassembly));
+            return None;
+        };
+        let before = ctx.bucket();
+        ctx.place(&packet);
+        let bucket = ctx.bucket();
+        if bucket == before {
+            return Some(id);
+        }
+        locks.unlock(&mut ctx.lock);
+        if !self.live {
+            return Some(id);
+        }
+        let waits = locks.is_locked(bucket);
+        if waits {
+            locks.lock(&mut ctx.lock, bucket);
+            ctx.deferred = true;
+        }
+        let id = reorder.move_to(id, bucket)?;
+        (!waits).then_some(id)
+    }
+}
+
+// Egress of packets in the reorder buffer.
+impl<E: PacketIo> Engine<E> {
+    /// A packet in the reorder buffer is decided. If it passed, it leaves when its turn comes.
+    pub(crate) fn end(&mut self, id: PacketId, outcome: Outcome) {
+        let Self { reorder, burst, locks, walker, clock, io, totals, traces, replies, .. } = self;
+        let Some((held, ctx)) = reorder.waiting_mut(id) else { return };
+        locks.unlock(&mut ctx.lock);
+        let packets = u32::from(ctx.packets);
+        if !traces.is_empty() {
+            let (number, mut meta) = (totals.stats.packets, held.meta);
+            ctx.write_egress(&mut meta);
+            let frame = bytes(held, burst.as_ref());
+            traces.record((number, ctx.arrival), (frame, &meta), &ctx.walk, outcome, walker);
+        }
+        if outcome == Outcome::Passed {
+            edit(ctx.walk.edits(), held, burst.as_ref());
+            ctx.write_egress(&mut held.meta);
+            reorder.pass(id);
+        } else {
+            let (frame, meta) = (bytes(held, burst.as_ref()), &held.meta);
+            let me = walker.ports().addresses(ctx.arrival);
+            if may_be_answered(outcome)
+                && let Ok(packet) = wire::parse(meta.link, frame, meta.wire_len)
+                && let Some(reject) = answer(outcome, &packet, me)
+            {
+                replies.answer(reject, &packet, (ctx.arrival, meta), packets, walker, clock.now, io);
+            }
+            io.discard(meta);
+            reorder.discard(id);
+        }
+        self.count(outcome, packets);
+    }
+
+    /// Counts `packets` packets with this outcome.
+    #[inline]
+    pub(crate) fn count(&mut self, outcome: Outcome, packets: u32) {
+        *match outcome {
+            Outcome::Passed => &mut self.totals.stats.passed,
+            Outcome::Dropped(reason) => &mut self.totals.drops[reason],
+            Outcome::Rejected(_) => &mut self.totals.stats.rejected,
+        } += u64::from(packets);
+    }
+
+    /// Sends the packets of the reorder buffer that are decided and behind no packet that waits.
+    pub(crate) fn flush(&mut self) -> Result<(), E::Error> {
+        let Self { reorder, burst, io, .. } = self;
+        reorder.flush(|held| transmit(io, held.borrowed(), bytes(held, burst.as_ref()), &held.meta))
+    }
+}
+
+/// Hands a packet that passed to the egress. `index` is its position in the burst, if its bytes are those of the burst.
+#[inline]
+fn transmit<E: PacketIo>(
+    io: &mut E,
+    index: Option<usize>,
+    frame: &[u8],
+    meta: &Meta,
+) -> Result<(), E::Error> {
+    match (meta.egress, index) {
+        (Egress::Local, _) => {
+            io.deliver_local(frame, meta);
+            Ok(())
+        }
+        (_, Some(index)) => io.send_borrowed(index, frame, meta),
+        (_, None) => io.send(frame, meta),
+    }
+}
+
+fn may_be_answered(outcome: Outcome) -> bool {
+    matches!(outcome, Outcome::Rejected(_) | Outcome::Dropped(DropReason::NoRoute | DropReason::TtlExceeded))
+}
+
+/// The bytes of a packet in the reorder buffer: its own copy, or those in the burst.
+#[inline]
+fn bytes<'a>(held: &'a Held<Meta>, burst: Option<&'a Arc<Burst>>) -> &'a [u8] {
+    held.bytes(|index| burst.expect("the burst is being processed").frame(index).bytes)
+}
+
+#[inline]
+fn parse<'a>(held: &'a Held<Meta>, burst: Option<&'a Arc<Burst>>) -> Result<Packet<'a>, wire::Malformed> {
+    wire::parse(held.meta.link, bytes(held, burst), held.meta.wire_len)
+}
+
+fn edit(edits: Edits, held: &mut Held<Meta>, burst: Option<&Arc<Burst>>) {
+    if edits != Edits::default() {
+        let borrowed = |index| burst.expect("the burst is being processed").frame(index).bytes;
+        let (frame, meta) = held.parts_mut(borrowed);
+        edits::apply(edits, frame, meta);
+    }
+}

@@ -1,0 +1,101 @@
+//! The wiring of the ports: the port that a packet arrives on, and how it is forwarded.
+
+use towpath_gate::PortId;
+use towpath_wire::Packet;
+
+use crate::packet_io::Egress;
+
+/// The interfaces, by number, with their ports and forward modes.
+#[derive(Clone, Debug)]
+pub struct Topology {
+    interfaces: Vec<Interface>,
+}
+
+#[derive(Clone, Debug)]
+struct Interface {
+    untagged: PortId,
+    by_vlan: Vec<(u16, PortId)>,
+    mode: ForwardMode,
+}
+
+/// How packets of an interface are forwarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForwardMode {
+    /// By their routes, after a walk in direction `out`. A packet without a route passes without a port. For replays.
+    Routes,
+    /// By their routes, after a walk in direction `out`. A packet without a route is dropped.
+    Router,
+    /// By another port.
+    Bridge {
+        /// The other port.
+        xmit: PortId,
+        /// Packets walk the rules in direction `out`.
+        walk_out: bool,
+    },
+    /// By the port that they came in by (NFQUEUE).
+    Back,
+    /// Not at all: the port is monitored.
+    Nowhere,
+}
+
+impl Topology {
+    /// One interface whose packets arrive on `port`, with [`ForwardMode::Routes`].
+    pub fn new(port: PortId) -> Self {
+        let mut topology = Self::none();
+        topology.add(port, ForwardMode::Routes);
+        topology
+    }
+
+    /// No interface.
+    pub fn none() -> Self {
+        Self { interfaces: Vec::new() }
+    }
+
+    /// Adds the next interface: its packets arrive on `port`.
+    pub fn add(&mut self, port: PortId, mode: ForwardMode) {
+        self.interfaces.push(Interface { untagged: port, by_vlan: Vec::new(), mode });
+    }
+
+    /// Packets of the last interface whose outermost VLAN is `vlan` arrive on `port`.
+    pub fn tagged(&mut self, vlan: u16, port: PortId) {
+        if let Some(interface) = self.interfaces.last_mut() {
+            interface.by_vlan.push((vlan, port));
+        }
+    }
+
+    /// The port that a packet of the first interface arrives on.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there is no interface.
+    pub fn port(&self, packet: &Packet<'_>) -> PortId {
+        self.of(packet, 0).0
+    }
+
+    /// The port that a packet arrives on, and how it is forwarded. An unknown interface is the first one.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there is no interface.
+    pub fn of(&self, packet: &Packet<'_>, interface: u32) -> (PortId, ForwardMode) {
+        let interface = self.interfaces.get(interface as usize).unwrap_or(&self.interfaces[0]);
+        let tagged = packet.vlan.and_then(|vlan| interface.by_vlan.iter().find(|(id, _)| *id == vlan));
+        (tagged.map_or(interface.untagged, |&(_, port)| port), interface.mode)
+    }
+
+    /// Where the packets of an interface leave, if that does not depend on the packet.
+    pub(crate) fn direct(&self, interface: u32) -> Option<Egress> {
+        match self.interfaces.get(interface as usize)?.mode {
+            ForwardMode::Bridge { xmit, walk_out: false } => Some(Egress::Port(xmit)),
+            ForwardMode::Nowhere => Some(Egress::Unrouted),
+            ForwardMode::Bridge { .. } | ForwardMode::Routes | ForwardMode::Router | ForwardMode::Back => {
+                None
+            }
+        }
+    }
+
+    /// The port that the untagged packets of an interface arrive on.
+    pub(crate) fn untagged(&self, interface: u32) -> Option<PortId> {
+        self.interfaces.get(interface as usize).map(|interface| interface.untagged)
+    }
+}
