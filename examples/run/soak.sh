@@ -1,10 +1,11 @@
 #!/bin/bash
-# Whether `towpath run` keeps its memory: ten minutes of a bridge at a low rate, with an inspector, TCP, reloads and somebody who
-# looks. Every ten seconds a line: seconds, KiB of the engine and of its inspector (VmRSS), states, packets, dropped.
+# Checks that the memory of `towpath run` does not grow: a bridge at a low rate for ten minutes, with an inspector, TCP, reloads and
+# `towpath ctl`. Every ten seconds it prints: seconds, KiB of the engine and of its inspector (VmRSS), states, packets, dropped.
 #
-# soak.sh [SECONDS]   as root, with the release build of `towpath` and of towpath-port's example `forward`, iproute2, iptables,
-# and iperf3. RATE=20000 packets a second of UDP in 5,000 flows. At the end it says by how much the engine has grown since the first
-# minute, and fails when that is more than 4 MiB.
+# soak.sh [SECONDS]
+#
+# It needs root, the release builds of `towpath` and of the example `forward` of towpath-port, iproute2, iptables and iperf3.
+# RATE=20000: UDP packets per second, in 5,000 flows. It fails if the engine grows by more than 4 MiB after the first minute.
 set -eu
 cd "$(dirname "$0")/../.."
 towpath=$PWD/target/release/towpath
@@ -68,7 +69,7 @@ started+=($engine)
 ctl() { "$towpath" ctl --socket "$work/ctl.sock" "$@"; }
 for _ in $(seq 100); do ctl show stats > /dev/null 2>&1 && break; sleep 0.1; done
 
-# First as much as there can be, so that every buffer is as large as it ever gets.
+# The highest rate first, so that every buffer reaches its maximum.
 ip netns exec $a "$forward" "generator:flows=5000 size=106" packet:a0 --seconds 2 > /dev/null 2>&1
 
 ip netns exec $b iperf3 -s > /dev/null 2>&1 &

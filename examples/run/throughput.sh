@@ -1,13 +1,13 @@
 #!/bin/bash
-# What a bridge of `towpath run` carries on this machine, between two veth pairs in namespaces of their own:
+# Measures the throughput of a bridge of `towpath run` between two veth pairs in private network namespaces:
 #
 #   A (10.9.0.1) a0 == wan [towpath run: 20 rules, keep-state] lan == b0 B (10.9.0.2)
 #
-# throughput.sh [DRIVER...]   af_packet, af_xdp, offload (af_packet with segments that are not cut); all three without a word
+# throughput.sh [DRIVER...]   af_packet, af_xdp, offload (af_packet with large segments); default: all three
 #
-# For each: UDP of 64 bytes in 2,000 flows, as fast as one core makes them (af_packet, af_xdp; what B's interface counts), or TCP
-# by iperf3 (offload). As root, with the release build of `towpath` and of towpath-port's example `forward`, iproute2, iptables,
-# and iperf3 for TCP. PEER="COMMAND wan lan" runs that forwarder in place of towpath, for a comparison. SECONDS_EACH=2, REPS=3.
+# af_packet and af_xdp: UDP of 64 bytes in 2,000 flows at the rate of one core, counted at B's interface. offload: TCP with iperf3.
+# It needs root, the release builds of `towpath` and of the example `forward` of towpath-port, iproute2, iptables, and iperf3 for TCP.
+# PEER="COMMAND wan lan" runs another forwarder in place of towpath. SECONDS_EACH=2 and REPS=3 are the defaults.
 set -eu
 cd "$(dirname "$0")/../.."
 towpath=$PWD/target/release/towpath
@@ -37,7 +37,7 @@ ip -n "$b" addr add 10.9.0.2/24 dev b0
 for end in "$a a0" "$m wan" "$m lan" "$b b0"; do ip -n ${end% *} link set ${end#* } up; done
 ip -n "$a" neigh replace 10.9.0.2 lladdr 02:00:00:00:00:0b dev a0
 ip -n "$b" neigh replace 10.9.0.1 lladdr 02:00:00:00:00:0a dev b0
-# B takes what comes at the least cost.
+# B drops the packets at the lowest cost.
 ip netns exec "$b" iptables-legacy -t raw -A PREROUTING -p udp -j DROP
 
 {
@@ -47,7 +47,7 @@ ip netns exec "$b" iptables-legacy -t raw -A PREROUTING -p udp -j DROP
     echo 'add allow ip from any to any keep-state'
 } > "$work/rules"
 
-# Starts the engine, or the peer; on the second core, and never asleep.
+# Starts the engine, or the peer, on the second core.
 start() {
     if [ -n "${PEER:-}" ]; then
         ip netns exec "$m" taskset -c 1 $PEER > "$work/said" 2>&1 &
