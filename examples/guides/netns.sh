@@ -30,13 +30,13 @@ host() {
 start() {
     cp "$here"/"$1".toml "$here"/"$1".ipfw .
     towpath run --check "$1".toml
-    towpath run "$1".toml &
+    towpath run "$1".toml 2>engine.log &
     export TOWPATH_CONTROL="$work/control.sock"
     for _ in $(seq 100); do
         towpath ctl show stats >/dev/null 2>&1 && return
         sleep 0.1
     done
-    echo "the engine did not start" >&2
+    cat engine.log >&2
     exit 1
 }
 
