@@ -39,6 +39,7 @@ const OPTIONAL: [&str; 2] = ["shared", "ktls"];
 /// | `files` | a limit of 11,000 open files or more |
 /// | `somaxconn` | `net.core.somaxconn` of 400 or more |
 /// | `hugepages` | a writable `/proc/sys/vm/nr_hugepages` |
+/// | `hugetlb` | a kernel with huge pages of 2 MiB for memfds |
 /// | `thp` | transparent huge pages |
 /// | `clang` | a clang |
 /// | `python` | a `python3` of version 3.11 or later |
@@ -111,6 +112,7 @@ fn has(need: &str) -> Option<bool> {
         "somaxconn" => std::fs::read_to_string("/proc/sys/net/core/somaxconn")
             .is_ok_and(|most| most.trim().parse::<u32>().is_ok_and(|most| most >= 400)),
         "hugepages" => std::fs::OpenOptions::new().write(true).open("/proc/sys/vm/nr_hugepages").is_ok(),
+        "hugetlb" => Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB").exists(),
         "thp" => Path::new("/sys/kernel/mm/transparent_hugepage").exists(),
         "clang" => ["clang", "clang-19", "clang-14"].iter().any(|clang| runs(&format!("{clang} --version"))),
         "python" => in_python("python3", "import sys; sys.exit(sys.version_info < (3, 11))"),

@@ -73,7 +73,9 @@ fn run(page: &str, info: &str) {
 fn example(package: &str, name: &str) {
     let built = Path::new(env!("CARGO_BIN_EXE_towpath")).parent().unwrap();
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "-p", package, "--example", name, "--target-dir"]).arg(built.parent().unwrap());
+    cargo
+        .args(["build", "--quiet", "-p", package, "--example", name, "--target-dir"])
+        .arg(built.parent().unwrap());
     if built.ends_with("release") {
         cargo.arg("--release");
     }

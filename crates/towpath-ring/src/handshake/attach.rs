@@ -225,9 +225,10 @@ fn system(doing: &'static str) -> impl Fn(std::io::Error) -> AttachError {
 mod tests {
     use super::*;
 
+    #[towpath_testenv::needs(hugetlb)]
     #[test]
     fn only_the_payload_may_be_in_huge_pages() {
-        let Some(fd) = sys::tests::hugetlb(2 << 20) else { return };
+        let fd = sys::tests::hugetlb(2 << 20);
         sys::seal(&fd, sys::READ_ONLY).unwrap();
         verify_area("payload", &fd, sys::READ_ONLY, 2 << 20).unwrap();
         let refused = verify("header", &fd, sys::READ_ONLY, 2 << 20).unwrap_err();

@@ -363,9 +363,10 @@ mod tests {
         assert_eq!(reader.lent(8190, 4), b"abcd");
     }
 
+    #[towpath_testenv::needs(hugetlb)]
     #[test]
     fn part_of_a_huge_page_is_not_mapped() {
-        let Some(fd) = sys::tests::hugetlb(4 << 20) else { return };
+        let fd = sys::tests::hugetlb(4 << 20);
         assert!(in_huge_pages(fd.as_fd()).unwrap());
         assert!(!in_huge_pages(sys::memfd("ordinary", 4096).unwrap().as_fd()).unwrap());
         // Whether the system has such pages to give or not: it is not asked.
