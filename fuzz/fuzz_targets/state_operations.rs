@@ -1,4 +1,4 @@
-//! The states under any operations, beside the model that their tests have.
+//! Arbitrary operations on the states, compared with the model of their tests.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

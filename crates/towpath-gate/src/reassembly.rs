@@ -1,14 +1,14 @@
-//! IPv4 datagrams put together from their fragments, for the rule action `reass` (ipfw(8)).
+//! Reassembly of IPv4 datagrams, for the rule action `reass` (ipfw(8)).
 //!
-//! As in RFC 791, a datagram is known by source, destination, protocol and identification; tenants are not told apart.
-//! Fragments that overlap, that end beyond 65,535 bytes, or that disagree about the end make the whole datagram invalid:
-//! it is dropped with all its fragments (what RFC 5722 demands for IPv6; FreeBSD trims them instead, and so leaves it to
-//! the sender which bytes count). One that came before, byte for byte, is none of these: the network may double packets
-//! (RFC 8200, 4.5), and so does a capture of several interfaces.
+//! Source, destination, protocol and identification identify a datagram (RFC 791). Tenants are not distinguished.
+//! Fragments that overlap, that end beyond 65,535 bytes, or that disagree about the end invalidate the datagram: it
+//! is dropped with all its fragments. RFC 5722 requires that for IPv6; FreeBSD trims them, which lets the sender
+//! choose the bytes that count. An exact duplicate is not an overlap: the network may duplicate packets (RFC 8200,
+//! 4.5), and a capture of several interfaces contains duplicates.
 //!
-//! Bounded in datagrams, in fragments of each, and in bytes; when there is no room the oldest datagram goes. Time comes
-//! from the caller. Each fragment is accounted for once: in a whole datagram's `parts`, or in what `add` or `expire` say
-//! was dropped.
+//! Bounded in datagrams, in fragments of each, and in bytes; without room, the oldest datagram is dropped. The caller
+//! provides the time. Each fragment is accounted for once: in the `parts` of a complete datagram, or in the number
+//! that `add`, `expire` or `drain` report as dropped.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -16,20 +16,20 @@ use std::time::Duration;
 
 use towpath_wire::{self as wire, Addresses, Fragment, Packet, Time};
 
-/// How long a datagram may take to become whole: `net.inet.ip.fragttl` of FreeBSD, 30 s.
+/// Maximum time to complete a datagram: 30 s, as FreeBSD's `net.inet.ip.fragttl`.
 pub const LIFETIME: Duration = Duration::from_secs(30);
-/// Most fragments of one datagram (FreeBSD's `net.inet.ip.maxfragsperpacket` is 16; jumbo datagrams over small links need
-/// 45).
+/// Maximum number of fragments of one datagram. FreeBSD's `net.inet.ip.maxfragsperpacket` is 16; jumbo datagrams over
+/// small links need 45.
 pub const MAX_FRAGMENTS: usize = 64;
-/// Most datagrams that wait at one time.
+/// Maximum number of incomplete datagrams.
 pub const MAX_DATAGRAMS: usize = 1024;
-/// Most bytes that wait at one time.
+/// Maximum number of bytes in incomplete datagrams.
 pub const MAX_BYTES: usize = 8 << 20;
 
 /// The longest IPv4 packet.
 const MAX_PACKET: usize = 65_535;
 
-/// Datagrams that are not whole yet.
+/// Incomplete datagrams.
 #[derive(Debug, Default)]
 pub struct Reassembler {
     waiting: HashMap<Key, Datagram>,
@@ -47,57 +47,57 @@ struct Key {
 #[derive(Debug)]
 struct Datagram {
     since: Time,
-    /// Link header and IPv4 header of the first fragment, once it is there.
+    /// The link header and IPv4 header of the first fragment, and the position of the latter.
     head: Option<(Vec<u8>, usize)>,
-    /// Length of the payload, once the last fragment is there.
+    /// The length of the payload, known from the last fragment.
     len: Option<usize>,
     /// Payload by offset.
     pieces: Vec<(usize, Vec<u8>)>,
     bytes: usize,
-    /// How many packets the pieces stand for.
+    /// The number of packets that the pieces stand for.
     parts: u32,
 }
 
-/// What became of a fragment.
+/// The result of [`Reassembler::add`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Added {
-    /// The datagram, if this fragment made it whole.
+    /// The datagram, if this fragment completed it.
     pub whole: Option<Whole>,
-    /// Fragments that were dropped for it: this one and those before, because they do not fit together; those before, because
-    /// they have waited too long; or the oldest datagram's, because there was no room.
+    /// Fragments that were dropped: this one and those before, because they are inconsistent; those before, because
+    /// they have waited too long; or those of the oldest datagrams, because there was no room.
     pub dropped: u32,
 }
 
-/// A datagram that is whole.
+/// A complete datagram.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Whole {
-    /// The frame: the first fragment's link header, its IPv4 header with length, flags and checksum put right, and all of
-    /// the payload.
+    /// The frame: the first fragment's link header, its IPv4 header with corrected length, flags and checksum, and
+    /// the whole payload.
     pub frame: Vec<u8>,
-    /// How many packets it came in.
+    /// The number of packets that it came in.
     pub parts: u32,
 }
 
 impl Reassembler {
-    /// Nothing waits.
+    /// A reassembler without datagrams.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Fragments that wait.
+    /// The number of fragments that wait.
     pub fn waiting(&self) -> u32 {
         self.waiting.values().map(|datagram| datagram.parts).sum()
     }
 
-    /// Takes one fragment. A packet that is no IPv4 fragment, or was cut short by the capture, is dropped.
+    /// Adds a fragment. A packet that is not an IPv4 fragment, or that the capture truncated, is dropped.
     ///
-    /// `parts` is how many packets it stands for: 1, unless it was itself put together from fragments.
+    /// `parts` is the number of packets that it stands for: 1, unless it was itself reassembled.
     pub fn add(&mut self, packet: &Packet<'_>, parts: u32, now: Time) -> Added {
         let Some((key, piece)) = piece(packet) else { return Added { whole: None, dropped: parts } };
-        // The caller looks for what is late now and then only; which fragments go together must not depend on when.
+        // The caller expires datagrams only now and then. Which fragments belong together must not depend on that.
         let late = |datagram: &Datagram| now.since(datagram.since) > LIFETIME;
-        let mut dropped = if self.waiting.get(&key).is_some_and(late) { self.give_up(&key) } else { 0 };
-        // What is there already needs no room.
+        let mut dropped = if self.waiting.get(&key).is_some_and(late) { self.drop_datagram(&key) } else { 0 };
+        // A duplicate needs no room.
         if let Some(datagram) = self.waiting.get_mut(&key).filter(|datagram| datagram.has(&piece)) {
             datagram.parts += parts;
             return Added { whole: None, dropped };
@@ -123,7 +123,7 @@ impl Reassembler {
         }
     }
 
-    /// Drops the datagrams that have waited too long; returns how many fragments that were.
+    /// Drops the datagrams that have waited longer than [`LIFETIME`]. Returns the number of fragments dropped.
     pub fn expire(&mut self, now: Time) -> u32 {
         let mut dropped = 0;
         let bytes = &mut self.bytes;
@@ -138,7 +138,7 @@ impl Reassembler {
         dropped
     }
 
-    /// Gives up on everything; returns how many fragments that were.
+    /// Drops all datagrams. Returns the number of fragments dropped.
     pub fn drain(&mut self) -> u32 {
         let dropped = self.waiting();
         self.waiting.clear();
@@ -148,18 +148,18 @@ impl Reassembler {
 
     fn drop_oldest(&mut self) -> u32 {
         let oldest = self.waiting.iter().min_by_key(|(_, datagram)| datagram.since).map(|(key, _)| *key);
-        oldest.map_or(0, |key| self.give_up(&key))
+        oldest.map_or(0, |key| self.drop_datagram(&key))
     }
 
-    /// Drops a datagram; returns how many fragments that were.
-    fn give_up(&mut self, key: &Key) -> u32 {
+    /// Drops a datagram. Returns the number of its fragments.
+    fn drop_datagram(&mut self, key: &Key) -> u32 {
         let Some(datagram) = self.waiting.remove(key) else { return 0 };
         self.bytes -= datagram.bytes;
         datagram.parts
     }
 }
 
-/// One fragment, checked.
+/// One validated fragment.
 struct Piece<'a> {
     offset: usize,
     last: bool,
@@ -177,7 +177,7 @@ fn piece<'a>(packet: &Packet<'a>) -> Option<(Key, Piece<'a>)> {
     let network = packet.network;
     let header = usize::from(packet.frame.get(network)? & 0x0f) * 4;
     let end = network + packet.ip_len as usize;
-    // Not there when the capture was cut short.
+    // None if the capture truncated the packet.
     let payload = packet.frame.get(network + header..end)?;
     let offset = usize::from(packet.fragment_offset) * 8;
     let last = packet.ipoff_flags() & wire::MF == 0;
@@ -195,14 +195,14 @@ impl Datagram {
         Self { since, head: None, len: None, pieces: Vec::new(), bytes: 0, parts: 0 }
     }
 
-    /// Whether this very piece is there.
+    /// Returns true if exactly this piece is there.
     fn has(&self, piece: &Piece<'_>) -> bool {
         let same = |(offset, bytes): &(usize, Vec<u8>)| *offset == piece.offset && bytes == piece.payload;
         let ends = self.len == Some(piece.offset + piece.payload.len());
         ends == piece.last && self.pieces.iter().any(same)
     }
 
-    /// Keeps a piece. False when the datagram makes no sense with it.
+    /// Keeps a piece. Returns false if the datagram is inconsistent with it.
     fn insert(&mut self, piece: &Piece<'_>) -> bool {
         let (start, end) = (piece.offset, piece.offset + piece.payload.len());
         let at = self.pieces.partition_point(|(offset, _)| *offset < start);
@@ -238,7 +238,7 @@ impl Datagram {
         let total = u16::try_from(frame.len() - network).ok()?;
         let header = frame.get_mut(network..)?;
         header[2..4].copy_from_slice(&total.to_be_bytes());
-        // Don't Fragment stays; More Fragments and the offset go.
+        // Don't Fragment stays; More Fragments and the offset are cleared.
         header[6] &= 0x40;
         header[7] = 0;
         wire::checksum::fill_ip4(&mut frame, network);
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_together_is_dropped_whole() {
+    fn inconsistent_fragments_drop_the_datagram() {
         let (_, pieces) = fragments(&[1; 100], 24, 5);
         let mut reassembler = Reassembler::new();
         add(&mut reassembler, &pieces[0], 1);
@@ -319,7 +319,7 @@ mod tests {
         let mut other = pieces[0].clone();
         *other.last_mut().unwrap() ^= 1;
         assert_eq!(add(&mut reassembler, &other, 1), Added { whole: None, dropped: 3 }, "other bytes");
-        // Two ends that differ.
+        // Two different ends.
         let (_, longer) = fragments(&[1; 200], 24, 5);
         add(&mut reassembler, pieces.last().unwrap(), 1);
         assert_eq!(add(&mut reassembler, longer.last().unwrap(), 1), Added { whole: None, dropped: 2 });
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repeat_is_no_overlap() {
+    fn a_duplicate_is_not_an_overlap() {
         let (whole, pieces) = fragments(&[1; 60], 24, 5);
         let mut reassembler = Reassembler::new();
         for piece in [&pieces[2], &pieces[2], &pieces[0], &pieces[0], &pieces[2]] {
@@ -341,7 +341,7 @@ mod tests {
 
         add(&mut reassembler, &pieces[0], 1);
         add(&mut reassembler, &pieces[1], 1);
-        // Its bytes are there, but as those of a piece that is not the last.
+        // The same bytes, as a piece that is not the last.
         let mut last = pieces[1].clone();
         last[20] &= !0x20;
         assert_eq!(add(&mut reassembler, &last, 1), Added { whole: None, dropped: 3 });
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_too_long_or_is_too_much_goes() {
+    fn datagrams_are_dropped_by_time_and_number() {
         let mut reassembler = Reassembler::new();
         let (_, pieces) = fragments(&[1; 100], 24, 5);
         add(&mut reassembler, &pieces[0], 1);
@@ -367,21 +367,21 @@ mod tests {
     }
 
     #[test]
-    fn a_fragment_does_not_join_others_that_have_waited_too_long() {
+    fn a_fragment_does_not_join_expired_ones() {
         let (whole, pieces) = fragments(&[1; 40], 24, 5);
         let [first, last] = &pieces[..] else { panic!("two fragments") };
         let mut reassembler = Reassembler::new();
         add(&mut reassembler, first, 1);
-        // Nobody has asked for what is late meanwhile, as within a burst.
+        // expire() was not called meanwhile, as within a burst.
         assert_eq!(add(&mut reassembler, last, 32), Added { whole: None, dropped: 1 });
         assert_eq!((reassembler.waiting(), reassembler.bytes), (1, 24));
         let whole = Some(Whole { frame: whole, parts: 2 });
-        assert_eq!(add(&mut reassembler, first, 62), Added { whole, dropped: 0 }, "30 s, not more");
+        assert_eq!(add(&mut reassembler, first, 62), Added { whole, dropped: 0 }, "exactly 30 s");
         assert_eq!((reassembler.waiting(), reassembler.bytes), (0, 0));
     }
 
     #[test]
-    fn only_whole_fragments_of_ipv4_count() {
+    fn only_complete_ipv4_fragments_are_accepted() {
         let mut reassembler = Reassembler::new();
         let (whole, pieces) = fragments(&[1; 100], 24, 5);
         assert_eq!(add(&mut reassembler, &whole, 1).dropped, 1, "no fragment");

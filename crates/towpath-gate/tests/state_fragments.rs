@@ -1,4 +1,4 @@
-//! Later fragments find their state.
+//! Later fragments match the state of their datagram's first fragment.
 
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state;
@@ -18,7 +18,7 @@ fn fragment(six: bool, id: u16, offset: u16, more: bool) -> Vec<u8> {
         frame.extend([0x45, 0, 0, 28].into_iter().chain(id.to_be_bytes()).chain(field.to_be_bytes()));
         frame.extend([64, 17, 0, 0, 10, 0, 0, 1, 192, 0, 2, 1]);
     }
-    // A later one has data where ports would be.
+    // A later fragment has data in place of ports.
     frame.extend(if offset == 0 { [0x0f, 0xa0, 0, 53, 0, 16, 0, 0] } else { [9; 8] });
     frame
 }
@@ -31,7 +31,7 @@ fn walk(gate: &mut Gate, frame: &[u8], seconds: u64) -> Step {
 const DENY: Step = Step::Drop(DropReason::Deny);
 
 #[test]
-fn a_later_fragment_goes_the_way_of_the_first() {
+fn later_fragments_match_the_state_of_the_first() {
     for six in [false, true] {
         for option in ["keep-state", "keep-state strict", "record-state", "limit src-addr 1"] {
             let rules = format!("add check-state\nadd allow udp from any to any 53 {option}");
@@ -43,8 +43,8 @@ fn a_later_fragment_goes_the_way_of_the_first() {
             assert_eq!(walk(7, 0, true, 10), Step::Pass);
             assert_eq!(walk(7, 1, true, 11), Step::Pass);
             assert_eq!(walk(7, 2, false, 12), Step::Pass);
-            assert_eq!(walk(8, 1, false, 12), DENY, "of another datagram");
-            // Of a hit, too. The state is gone 10 s after its last packet with ports.
+            assert_eq!(walk(8, 1, false, 12), DENY, "another datagram");
+            // Also when the first fragment was a hit. The state expires 10 s after its last packet with ports.
             assert_eq!(walk(8, 0, true, 13), Step::Pass);
             assert_eq!(walk(8, 1, false, 22), Step::Pass);
             assert_eq!(walk(8, 1, false, 23), DENY);
@@ -56,7 +56,7 @@ fn a_later_fragment_goes_the_way_of_the_first() {
 }
 
 #[test]
-fn switched_off_it_has_no_ports() {
+fn without_the_setting_later_fragments_have_no_ports() {
     let ruleset = Ruleset::parse("t", "add allow udp from any to any 53 keep-state").ruleset.unwrap();
     let mut gate = Gate::new(ruleset, Ports::new(), state::Settings::default(), 7);
     gate.set_settings(GateSettings { fragments: false, ..gate.settings() });

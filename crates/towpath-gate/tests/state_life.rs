@@ -1,4 +1,4 @@
-//! What is done about states beside packets: keepalives, the first SYN, events, top talkers.
+//! Operations on states besides packets: keepalives, the first SYN, events, top talkers.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn after(seconds: u64) -> Time {
     START + Duration::from_secs(seconds)
 }
 
-/// A connection whose two sides have acknowledged 500 and 900, the latter last.
+/// A connection whose two sides have acknowledged 500 and 900; the reverse side's acknowledgement came last.
 fn connect(states: &mut States, flow: &Flow, now: Time) {
     install(states, flow, &segment(0x02, 0), now).unwrap();
     assert!(hit(states, &flow.reversed(), &segment(0x12, 500), now));
@@ -47,29 +47,29 @@ fn connect(states: &mut States, flow: &Flow, now: Time) {
 
 fn keepalives(states: &mut States, now: Time) -> Vec<Keepalive> {
     let mut all = Vec::new();
-    // In pieces: a round is finished by several calls.
+    // With a small budget: several calls complete a scan.
     (0..3000).for_each(|_| states.keepalives(now, 3, |keepalive| all.push(keepalive)));
     all
 }
 
 #[test]
-fn who_is_asked_whether_it_is_still_there() {
+fn keepalives_go_to_idle_established_connections() {
     for flow in [flow(1, TCP), flow6(1)] {
         let mut states = States::new(Settings::default(), 1);
         connect(&mut states, &flow, START);
-        // An opening connection, one that is over, and one without connections.
+        // An opening connection, one that was reset, and a UDP flow.
         install(&mut states, &self::flow(2, TCP), &segment(0x02, 0), START).unwrap();
         connect(&mut states, &self::flow(3, TCP), START);
         assert!(hit(&mut states, &self::flow(3, TCP), &segment(0x14, 900), START));
         install(&mut states, &self::flow(4, UDP), &segment(0, 0), START).unwrap();
         assert_eq!(keepalives(&mut states, START), []);
-        assert_eq!(keepalives(&mut states, after(270)), [], "more than 20 s are left");
-        // The forward side is asked: what the reverse side acknowledged was the last to be accepted.
+        assert_eq!(keepalives(&mut states, after(270)), [], "more than 20 s left");
+        // Toward the forward side: the reverse side's acknowledgement was accepted last.
         let asked = keepalives(&mut states, after(285));
         assert_eq!(asked, [Keepalive { flow: flow.reversed(), seq: 899, ack: 500 }]);
-        assert_eq!(keepalives(&mut states, after(289)), [], "once in a round of 5 s");
+        assert_eq!(keepalives(&mut states, after(289)), [], "once in 5 s");
         assert_eq!(keepalives(&mut states, after(290)), asked);
-        // It answers, and the state lives on.
+        // It answers, and its state lives on.
         assert!(hit(&mut states, &flow, &segment(0x10, 900), after(291)));
         assert_eq!(keepalives(&mut states, after(296)), []);
         assert!(hit(&mut states, &flow, &segment(0x10, 900), after(580)));
@@ -77,14 +77,14 @@ fn who_is_asked_whether_it_is_still_there() {
 }
 
 #[test]
-fn no_keepalives_when_switched_off() {
+fn no_keepalives_without_the_setting() {
     let mut states = States::new(Settings { dyn_keepalive: false, ..Settings::default() }, 1);
     connect(&mut states, &flow(1, TCP), START);
     assert_eq!(keepalives(&mut states, after(290)), []);
 }
 
 #[test]
-fn a_keepalive_is_a_segment_that_is_one_behind() {
+fn a_keepalive_is_a_segment_one_behind() {
     for flow in [flow(1, TCP), flow6(1)] {
         let mut frame = vec![7; 3];
         Keepalive { flow, seq: 0x0102_0304, ack: 0x0506_0708 }.write(&mut frame);
@@ -95,32 +95,28 @@ fn a_keepalive_is_a_segment_that_is_one_behind() {
         assert_eq!(fields, (0x10, 0x0102_0304, 0x0506_0708, 0, Some(0)));
         let mut again = frame.clone();
         assert!(wire::checksum::fill(LinkType::RAW, &mut again, frame.len() as u32));
-        assert_eq!(frame, again, "its checksums are right");
+        assert_eq!(frame, again, "correct checksums");
     }
 }
 
 #[test]
-fn the_first_syn_has_to_be_repeated() {
+fn the_first_syn_must_be_repeated() {
     let mut states = States::new(Settings { dyn_first_syn: true, ..Settings::default() }, 1);
     for flow in [flow(1, TCP), flow6(1)] {
         let syn = segment(0x02, 0);
         assert_eq!(install(&mut states, &flow, &syn, START), Err(Refused::FirstSyn));
-        assert_eq!(
-            install(&mut states, &flow, &syn, START),
-            Err(Refused::FirstSyn),
-            "a flood repeats at once"
-        );
+        assert_eq!(install(&mut states, &flow, &syn, START), Err(Refused::FirstSyn), "repeated too soon");
         assert_eq!(install(&mut states, &flow, &syn, after(1)), Ok(()));
-        assert_eq!(install(&mut states, &flow, &syn, after(1)), Ok(()), "of a flow with a state");
+        assert_eq!(install(&mut states, &flow, &syn, after(1)), Ok(()), "the flow has a state");
     }
-    // Only SYNs.
+    // Other packets are not affected.
     assert_eq!(install(&mut states, &flow(2, UDP), &segment(0, 0), START), Ok(()));
     assert_eq!(install(&mut states, &flow(3, TCP), &segment(0x10, 7), START), Ok(()));
     assert_eq!((states.counters().first_syn, states.len()), (4, 4));
 }
 
 #[test]
-fn a_flow_goes_with_all_its_names() {
+fn removing_a_flow_removes_its_states_of_all_names() {
     for flow in [flow(1, TCP), flow6(1)] {
         let mut states = States::new(Settings::default(), 1);
         let limit = Install::default();
@@ -136,7 +132,7 @@ fn a_flow_goes_with_all_its_names() {
 }
 
 #[test]
-fn who_watches_is_told_and_told_what_was_lost() {
+fn events_are_queued_and_lost_ones_counted() {
     let settings = Settings { dyn_max: 10, dyn_evict: true, ..Settings::default() };
     let mut states = States::new(settings, 1);
     install(&mut states, &flow(100, UDP), &segment(0, 0), START).unwrap();
@@ -146,9 +142,9 @@ fn who_watches_is_told_and_told_what_was_lost() {
     install(&mut other, &flow(2, UDP), &segment(0, 0), after(2)).unwrap();
     states.expire_all(after(11));
     assert!(states.remove(&flow(2, UDP), Name::DEFAULT, after(11)));
-    let told: Vec<_> = states.take_events();
-    let what: Vec<_> =
-        told.iter().map(|event| (event.kind, event.state.as_ref().map(|state| state.flow))).collect();
+    let events: Vec<_> = states.take_events();
+    let kinds: Vec<_> =
+        events.iter().map(|event| (event.kind, event.state.as_ref().map(|state| state.flow))).collect();
     let rows = [
         (EventKind::Created, Some(flow(1, UDP))),
         (EventKind::Created, Some(flow(2, UDP))),
@@ -156,29 +152,29 @@ fn who_watches_is_told_and_told_what_was_lost() {
         (EventKind::Expired, Some(flow(1, UDP))),
         (EventKind::Removed, Some(flow(2, UDP))),
     ];
-    assert_eq!(what, rows);
-    assert_eq!(told[0].state.as_ref().map(|state| state.bytes), Some([100, 0]));
-    // Nine of ten is nearly full; the eleventh evicts.
-    let mut what = Vec::new();
+    assert_eq!(kinds, rows);
+    assert_eq!(events[0].state.as_ref().map(|state| state.bytes), Some([100, 0]));
+    // The ninth of ten states makes the table nearly full; the eleventh evicts one.
+    let mut kinds = Vec::new();
     for n in 0..11 {
         other.idle();
         install(&mut states, &flow(n, UDP), &segment(0, 0), after(20)).unwrap();
-        what.extend(
+        kinds.extend(
             states
                 .take_events()
                 .into_iter()
                 .map(|event| event.kind)
-                .filter(|what| *what != EventKind::Created),
+                .filter(|kind| *kind != EventKind::Created),
         );
     }
-    assert_eq!(what, [EventKind::NearlyFull, EventKind::Evicted]);
+    assert_eq!(kinds, [EventKind::NearlyFull, EventKind::Evicted]);
     assert_eq!(states.events_lost(), 0);
     states.remove_where(|_| true);
     states.expire_all(after(20));
     assert_eq!(
         (states.take_events().len(), states.events_lost()),
         (8, 3),
-        "ten and one that it is no longer full"
+        "ten removals, and no longer nearly full"
     );
     states.set_event_queue(0);
     install(&mut states, &flow(1, UDP), &segment(0, 0), after(30)).unwrap();

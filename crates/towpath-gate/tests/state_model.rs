@@ -1,4 +1,4 @@
-//! Random operations: the table does what the model says, step by step.
+//! Random operations: the table behaves as the model, step by step.
 
 use std::collections::BTreeMap;
 
@@ -18,9 +18,9 @@ proptest! {
     }
 }
 
-/// The operations come to everything that can happen, so that the test above says something about it.
+/// The random operations cause every event, so that the test above covers them.
 #[test]
-fn everything_happens() {
+fn random_operations_cause_every_event() {
     let mut world = World::default();
     let mut random = 1_u64;
     let mut happened = BTreeMap::new();
@@ -29,7 +29,7 @@ fn everything_happens() {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (random >> 56) as u8
         });
-        // Then its table is a large one for a while.
+        // The table is large for a while.
         if n % 60_000 == 59_000 {
             world.grow(4_500, n > 60_000);
         }
@@ -41,7 +41,7 @@ fn everything_happens() {
     assert!(happened.values().all(|times| *times >= 5), "{happened:?}");
 }
 
-/// Adds what a table has counted.
+/// Adds the counters of one table.
 fn add(happened: &mut BTreeMap<&'static str, u64>, counters: &Counters) {
     let rows = [
         ("created", counters.created),
@@ -64,9 +64,9 @@ fn add(happened: &mut BTreeMap<&'static str, u64>, counters: &Counters) {
     }
 }
 
-/// Long random runs found these two; the world above may take millions of operations to come to them.
+/// Two sequences found by long random runs. The test above would need millions of operations to find them.
 #[test]
-fn what_settings_leave_behind() {
+fn changed_settings_leave_nothing_behind() {
     let mut ops: Vec<Op> = Vec::new();
     let udp = Flow {
         ends: Ends::V4([10, 0, 0, 1].into(), [10, 0, 0, 0].into()),
@@ -77,7 +77,7 @@ fn what_settings_leave_behind() {
     };
     let packet = Segment::default();
     let limit = |max| Install { limit: Some(Limit::new(LimitMask::DST_ADDR, max)), ..Install::default() };
-    // A parent whose time is over with the install that asks for it, and room for no other.
+    // A parent expires in the install that uses it, and there is no room for another.
     ops.extend([
         Op::Install(udp, Name::DEFAULT, packet, RuleId(0), limit(1)),
         Op::RemoveOne(udp, Name::DEFAULT),
@@ -85,7 +85,7 @@ fn what_settings_leave_behind() {
         Op::Set("dyn_short_lifetime", 0),
         Op::Install(udp, Name::DEFAULT, packet, RuleId(0), limit(0)),
     ]);
-    // An association is aborted, and looked at again after the setting was off for a packet.
+    // An association is aborted, and seen again after `dyn_sctp` was off for one packet.
     let sctp = Flow { proto: 132, ..udp };
     let chunk = |kind| Segment { sctp_chunk: Some(kind), ..packet };
     ops.extend([

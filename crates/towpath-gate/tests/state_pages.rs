@@ -1,4 +1,4 @@
-//! The pages that states are in, as the kernel has them.
+//! The pages that hold the states, as the kernel reports them.
 #![cfg(target_os = "linux")]
 
 use std::sync::{Mutex, PoisonError};
@@ -8,7 +8,8 @@ use towpath_gate::state::{Ends, Flow, Install, Name, Pages, RuleId, Segment, Set
 use towpath_gate::{Gate, Ports};
 use towpath_wire::Time;
 
-/// Bytes of this process's memory for which huge pages were asked (proc_pid_smaps(5): `hg`, "huge page advise flag").
+/// Bytes of this process's memory that are advised to be in huge pages (proc_pid_smaps(5): `hg`, "huge page advise
+/// flag").
 fn advised() -> Option<usize> {
     let smaps = std::fs::read_to_string("/proc/self/smaps").ok().filter(|smaps| smaps.contains("VmFlags"))?;
     let (mut bytes, mut size) = (0, 0);
@@ -23,14 +24,14 @@ fn advised() -> Option<usize> {
     Some(bytes)
 }
 
-/// Bytes of memory that this process holds.
+/// Bytes of resident memory of this process.
 fn resident() -> Option<usize> {
     let smaps = std::fs::read_to_string("/proc/self/smaps_rollup").ok()?;
     let rss = smaps.lines().find_map(|line| line.strip_prefix("Rss:"))?;
     Some(rss.split_whitespace().next()?.parse::<usize>().ok()? << 10)
 }
 
-/// What each test says of the process's memory is about its own.
+/// The tests measure the memory of the process, so only one runs at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn install(gate: &mut Gate, n: u32) {
@@ -42,21 +43,21 @@ fn install(gate: &mut Gate, n: u32) {
 }
 
 #[test]
-fn memory_that_was_prepared_is_there() {
+fn prepared_memory_is_resident() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut gate = Gate::new(Ruleset::empty(), Ports::new(), Settings::default(), 1);
-    // More than half of the room of the index: the next one is prepared too.
+    // More than half of the index's capacity: the next index is prepared, too.
     (0..200_000).for_each(|n| install(&mut gate, n));
     let before = resident().expect("/proc/self/status");
     while gate.prepare() {}
-    // A quarter more slots of nine words each, and 2^15 lines at least.
+    // At least a quarter more slots of nine words each, and 2^15 lines.
     let (more, prepared) = (resident().unwrap().saturating_sub(before), 50_000 * 72 + (64 << 15));
     assert!(more > prepared * 3 / 4, "{more} bytes are there of {prepared}");
 }
 
 #[towpath_testenv::needs(thp)]
 #[test]
-fn huge_pages_are_asked_for_where_they_are_wanted() {
+fn huge_pages_are_advised_if_configured() {
     const FLOWS: u32 = 100_000;
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let before = advised().expect("/proc/self/smaps");
@@ -64,12 +65,12 @@ fn huge_pages_are_asked_for_where_they_are_wanted() {
         let mut gate = Gate::with_pages(Ruleset::empty(), Ports::new(), Settings::default(), 1, pages);
         for n in 0..FLOWS {
             install(&mut gate, n);
-            // What is touched ahead of its use is the same memory.
+            // Prefaulted memory is of the same kind.
             if n % 1000 == 0 {
                 gate.prepare();
             }
         }
-        // A line of 64 bytes for each state at least.
+        // At least a line of 64 bytes per state.
         let more = advised().unwrap_or(0).saturating_sub(before);
         assert_eq!(more > FLOWS as usize * 64 / 2, wanted, "{pages:?}: {more} bytes more");
     }

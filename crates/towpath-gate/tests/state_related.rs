@@ -1,4 +1,4 @@
-//! ICMP errors find the state of the packet that they quote.
+//! ICMP errors match the state of the packet that they quote.
 
 use towpath_gate::state::{
     Direction, Ends, Flow, Install, Lookup, Name, Quoted, RuleId, Segment, Settings, States,
@@ -28,7 +28,7 @@ fn ip6(src: &str, dst: &str, next: u8, upper: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// The first 8 bytes of TCP: what RFC 792 promises of it.
+/// The first 8 bytes of the TCP header: what RFC 792 guarantees.
 const TCP: [u8; 8] = [0x9c, 0x40, 0x01, 0xbb, 0, 0, 0x12, 0x34];
 const UDP: [u8; 8] = [0x9c, 0x40, 0x00, 0x35, 0, 40, 0, 0];
 
@@ -42,14 +42,14 @@ fn quoted(packet: &[u8]) -> Option<Quoted> {
     Quoted::of(&wire::parse(LinkType::RAW, packet, packet.len() as u32).unwrap())
 }
 
-/// An IPv4 packet whose total length says that it went on after what is quoted.
+/// An IPv4 packet whose total length exceeds what is quoted.
 fn longer(mut packet: Vec<u8>) -> Vec<u8> {
     packet[2..4].copy_from_slice(&1500_u16.to_be_bytes());
     packet
 }
 
 #[test]
-fn which_errors_quote_what() {
+fn quotes_of_icmp_errors() {
     let sent = |upper: &[u8], proto| longer(ip4(CLIENT, SERVER, proto, upper));
     let error = |kind, quote: &[u8]| ip4(ROUTER, CLIENT, 1, &icmp(kind, quote));
     let echo = [8, 0, 0, 0, 0, 7, 0, 1];
@@ -71,11 +71,11 @@ fn which_errors_quote_what() {
         ("about a later fragment", error(3, &later), None),
         ("no quote", error(3, &[]), None),
         ("half a quote", error(3, &sent(&TCP, 6)[..19]), None),
-        ("for somebody else", ip4(ROUTER, SERVER, 1, &icmp(3, &sent(&TCP, 6))), None),
+        ("for another host", ip4(ROUTER, SERVER, 1, &icmp(3, &sent(&TCP, 6))), None),
         ("not ICMP", ip4(ROUTER, CLIENT, 17, &icmp(3, &sent(&TCP, 6))), None),
     ];
     for (title, packet, want) in rows {
-        // The last row's bytes are no good UDP, which is malformed: nothing is quoted either.
+        // The quote of the last row is malformed UDP.
         let is = wire::parse(LinkType::RAW, &packet, packet.len() as u32)
             .ok()
             .and_then(|packet| Quoted::of(&packet));
@@ -88,7 +88,7 @@ fn which_errors_quote_what() {
 }
 
 #[test]
-fn of_ipv6() {
+fn quotes_of_icmpv6_errors() {
     let (client, server, router) = ("2001:db8::1", "2001:db8:1::1", "2001:db8:2::1");
     let mut sent = ip6(client, server, 17, &UDP);
     sent[4..6].copy_from_slice(&1400_u16.to_be_bytes());
@@ -96,12 +96,12 @@ fn of_ipv6() {
         let error = ip6(router, client, 58, &icmp(kind, &sent));
         assert_eq!(quoted(&error).is_some(), is, "type {kind}");
     }
-    // An IPv6 quote does not belong into an IPv4 error.
+    // An IPv6 quote is not valid in an IPv4 error.
     assert_eq!(quoted(&ip4(ROUTER, CLIENT, 1, &icmp(3, &sent))), None);
 }
 
 #[test]
-fn an_error_finds_the_state_and_leaves_it_alone() {
+fn an_error_matches_the_state_without_changing_it() {
     let mut states = States::new(Settings::default(), 1);
     let now = Time::from_secs(1);
     let flow = Flow {
@@ -117,7 +117,7 @@ fn an_error_finds_the_state_and_leaves_it_alone() {
 
     let rows = [
         (ip4(ROUTER, CLIENT, 1, &icmp(11, &longer(ip4(CLIENT, SERVER, 6, &TCP)))), Some(Direction::Reverse)),
-        // The server's own packets travel in the state's reverse direction, errors about them forward.
+        // The server's packets have the state's reverse direction, errors about them the forward direction.
         (
             ip4(
                 ROUTER,

@@ -1,4 +1,4 @@
-//! Room for states where others have to be seen before it is free: floods, listings, handles that are away.
+//! Room for states that is free only after a grace period: floods, listings, idle and stalled handles.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -45,31 +45,31 @@ fn left(states: &mut States, flows: impl Iterator<Item = Flow>) -> usize {
 }
 
 #[test]
-fn a_flood_empties_no_table_while_somebody_stands_still() {
+fn a_flood_does_not_empty_the_table_while_a_worker_stalls() {
     for make in [flow, flow6] {
-        // Established, of 2000: some, and nearly all.
+        // Established connections, of 2000 states: some, nearly all, and all.
         for established in [400, 1950, 2000] {
             let mut states = evicting(2000);
             (0..established).for_each(|n| connect(&mut states, &make(n)));
-            let mut still = states.worker().unwrap();
-            still.expire(NOW, 0);
+            let mut stalled = states.worker().unwrap();
+            stalled.expire(NOW, 0);
             let flood = (0..20_000).map(|n| syn(&mut states, &make(100_000 + n)));
             let made = flood.filter(Result::is_ok).count();
-            assert_eq!(made, 2000 - established as usize, "room that is free is used");
+            assert_eq!(made, 2000 - established as usize, "free slots are used");
             let evicted = states.counters().evicted;
             assert!(evicted <= 2000 / 16, "{evicted} of {established}");
-            // Where all were replied to, one has to make way.
-            let must = usize::from(established == 2000);
-            assert_eq!(left(&mut states, (0..established).map(make)), established as usize - must);
-            // It moves again.
-            still.expire(NOW, 0);
+            // Where all are assured, one is evicted.
+            let evicted_of_all = usize::from(established == 2000);
+            assert_eq!(left(&mut states, (0..established).map(make)), established as usize - evicted_of_all);
+            // The handle is called again.
+            stalled.expire(NOW, 0);
             assert_eq!(syn(&mut states, &make(99_999)), Ok(Installed::New));
         }
     }
 }
 
 #[test]
-fn a_flood_is_let_in_at_the_pace_at_which_room_is_seen_to_be_free() {
+fn a_flood_is_admitted_as_slots_become_free() {
     let mut states = evicting(8000);
     (0..3000).for_each(|n| connect(&mut states, &flow(n)));
     let mut other = states.worker().unwrap();
@@ -85,24 +85,25 @@ fn a_flood_is_let_in_at_the_pace_at_which_room_is_seen_to_be_free() {
 }
 
 #[test]
-fn a_flood_finds_its_own_behind_any_number_of_connections() {
+fn a_flood_evicts_its_own_states_behind_any_number_of_connections() {
     for make in [flow, flow6] {
         let mut states = evicting(10_000);
         (0..5000).for_each(|n| connect(&mut states, &make(n)));
         let refused = (0..50_000).filter(|n| syn(&mut states, &make(100_000 + n)).is_err()).count();
-        // A round of 10,000 slots meets 5,000 connections, 512 with each install that is refused.
+        // A round of 10,000 slots passes 5,000 connections, 512 with each refused install.
         assert!(refused <= 45_000 / 5000 * 10 + 10, "{refused} of 50,000");
         assert_eq!(left(&mut states, (0..5000).map(make)), 5000);
         assert_eq!(states.len(), 10_000);
     }
 }
 
-/// A server answers whoever asks: who made the address up does not hear it.
+/// A server replies to forged addresses, but the sender does not receive the reply.
 #[test]
-fn a_flood_that_is_answered_costs_no_connection() {
+fn a_flood_with_replies_evicts_no_connection() {
     const SCTP: u8 = 132;
     let packet = |flags, ack, sctp_chunk| Segment { sctp_chunk, ..segment(flags, ack) };
-    // What the flood sends, what is answered, and what may follow: nothing, more of the same, and for what the server resets anything.
+    // The packets of a flood with replies: SYN and SYN-ACK; the same twice; a reset and an ACK; an ACK that the
+    // server resets.
     let tcp: [&[(bool, Segment)]; 4] = [
         &[(true, segment(0x02, 0)), (false, segment(0x12, 1))],
         &[
@@ -156,9 +157,10 @@ fn a_flood_that_is_answered_costs_no_connection() {
     }
 }
 
-/// What was picked up in the middle, or opened from the other side, is a connection once both sides hear each other.
+/// A connection that was picked up in the middle, or opened from the other side, is assured once both sides hear each
+/// other.
 #[test]
-fn a_connection_whose_beginning_was_not_seen_is_replied_to() {
+fn a_connection_picked_up_in_the_middle_becomes_assured() {
     let mut states = evicting(100);
     let stories = [
         [(true, 0x18), (false, 0x10), (true, 0x18)],
@@ -180,10 +182,10 @@ fn a_connection_whose_beginning_was_not_seen_is_replied_to() {
     }
 }
 
-/// A table of 3,000 under connections, floods, time and a second handle that calls at random: the hand of who evicts goes
-/// round many times.
+/// A table of 3,000 states under connections, floods and a second handle that is called at random: the eviction
+/// cursor wraps around many times.
 #[test]
-fn a_connection_is_lost_to_no_flood_whatever_comes_between() {
+fn floods_evict_no_connection_under_random_operations() {
     for seed in 1..=3_u64 {
         let mut states = evicting(3000);
         let mut other = states.worker().unwrap();
@@ -197,7 +199,7 @@ fn a_connection_is_lost_to_no_flood_whatever_comes_between() {
         for _ in 0..3000 {
             let make = if next(3) == 0 { flow6 } else { flow };
             match next(8) {
-                // Half of the table at most: there is always one without a reply.
+                // At most half of the table: there is always a state that is not assured.
                 0 if connected.len() < 1500 => {
                     let flow = make(connected.len() as u32);
                     if syn(&mut states, &flow).is_ok() {
@@ -233,14 +235,14 @@ fn a_connection_is_lost_to_no_flood_whatever_comes_between() {
 }
 
 #[test]
-fn who_lists_states_reads_whole_ones() {
+fn slots_are_not_reused_while_a_listing_reads_them() {
     let mut states = States::new(Settings { dyn_max: 2, ..Settings::default() }, 7);
     (0..2).for_each(|n| connect(&mut states, &flow(n)));
     let reader = states.worker().unwrap();
     let mut entries = reader.list(NOW);
     let (mut second, first) = (reader.list(NOW), entries.next().unwrap());
     assert_eq!(first.flow, flow(0));
-    // The room of a state that goes waits for both of them.
+    // The slot of a removed state waits for both iterators.
     assert!(states.remove(&flow(1), Name::DEFAULT, NOW));
     assert_eq!(syn(&mut states, &flow(2)), Err(Refused::Full));
     assert!(second.next().is_some());
@@ -253,18 +255,18 @@ fn who_lists_states_reads_whole_ones() {
 }
 
 #[test]
-fn what_one_takes_away_that_goes_away_is_the_others_to_free() {
+fn other_workers_free_the_slots_of_an_idle_one() {
     let mut states = States::new(Settings { dyn_max: 100, ..Settings::default() }, 7);
     (0..100).for_each(|n| connect(&mut states, &flow(n)));
-    let mut administrator = states.worker().unwrap();
-    assert_eq!(administrator.remove_where(|_| true), 100);
-    administrator.idle();
+    let mut supervisor = states.worker().unwrap();
+    assert_eq!(supervisor.remove_where(|_| true), 100);
+    supervisor.idle();
     (0..100).for_each(|n| assert_eq!(syn(&mut states, &flow(n)), Ok(Installed::New), "{n}"));
 }
 
-/// Room for more would take more than one that goes for each that comes: nobody is thrown out for nothing.
+/// Evicting one state for each new one makes no room: no connection is evicted in vain.
 #[test]
-fn fewer_allowed_than_there_are_costs_no_connection() {
+fn lowering_dyn_max_evicts_no_connection() {
     for make in [flow, flow6] {
         let mut states = evicting(300);
         (0..200).for_each(|n| connect(&mut states, &make(n)));
@@ -272,7 +274,7 @@ fn fewer_allowed_than_there_are_costs_no_connection() {
         states.set_settings(Settings { dyn_max: 20, ..states.settings().clone() });
         (0..500).for_each(|n| assert_eq!(syn(&mut states, &make(1000 + n)), Err(Refused::Full)));
         assert_eq!((states.len(), states.counters().evicted), (300, 0));
-        // Of those that are left the first is one too many.
+        // One connection more than `dyn_max`.
         states.set_settings(Settings { dyn_max: 199, ..states.settings().clone() });
         states.expire_all(NOW + Duration::from_secs(20));
         let late = |states: &mut States, n| {
@@ -285,9 +287,9 @@ fn fewer_allowed_than_there_are_costs_no_connection() {
     }
 }
 
-/// What is gone counts for a moment: no packet waits until all of it is taken out.
+/// Stale states count until they are unlinked: no packet waits for a full sweep.
 #[test]
-fn who_is_over_a_limit_takes_out_some_of_what_is_gone() {
+fn an_install_over_a_limit_collects_some_stale_states() {
     let mut states = States::new(Settings { dyn_source_max: 1, ..Settings::default() }, 7);
     (0..5000).for_each(|n| connect(&mut states, &flow(n)));
     assert_eq!(states.remove_where(|_| true), 5000);
@@ -317,7 +319,7 @@ fn datagram(n: u32) -> [u8; 28] {
 }
 
 #[test]
-fn walkers_wait_for_no_gate_that_has_no_packets() {
+fn slots_do_not_wait_for_a_gate_without_packets() {
     let rules =
         |text: &str| Ruleset::parse("t", &format!("{text}\nadd 100 allow udp from any to any keep-state"));
     let new = || {
@@ -350,9 +352,9 @@ fn walkers_wait_for_no_gate_that_has_no_packets() {
     }
 }
 
-/// A flood that is refused does not look at the same slots again and again; and is let in when states have ended.
+/// A refused flood does not sweep the same slots repeatedly, and is admitted when states have expired.
 #[test]
-fn who_was_refused_is_let_in_when_states_have_ended() {
+fn installs_are_admitted_when_states_have_expired() {
     const MOST: u32 = 3000;
     for make in [flow, flow6] {
         let mut states = States::new(Settings { dyn_max: MOST, ..Settings::default() }, 7);
@@ -361,7 +363,7 @@ fn who_was_refused_is_let_in_when_states_have_ended() {
             let (segment, install) = (segment(2, 0), Install::default());
             states.install(&make(n), Name::DEFAULT, &segment, RuleId(1), &install, now)
         };
-        // Often enough to have gone round in vain, in every tick until they end.
+        // Enough calls to have swept all slots in vain, in every tick until the states expire.
         for tick in 0..70 {
             let now = NOW + Duration::from_millis(285 * tick);
             (0..50).for_each(|n| assert_eq!(at(10_000 + n, now), Err(Refused::Full)));
@@ -372,13 +374,13 @@ fn who_was_refused_is_let_in_when_states_have_ended() {
 }
 
 #[test]
-fn what_has_ended_is_collected_while_a_table_grows() {
+fn expired_states_are_collected_while_the_table_grows() {
     for make in [flow, flow6] {
-        // So many new ones with each burst, and so many that may be looked at.
+        // New states per burst, and the budget.
         for (burst, budget) in [(1, 2), (8, 16), (32, 64), (32, 256), (100, 128)] {
             let settings = Settings { dyn_syn_lifetime: 10, ..Settings::default() };
             let mut states = States::new(Settings { dyn_max: 1_000_000, ..settings }, 7);
-            // A thousand in a lifetime.
+            // 1,000 bursts per lifetime.
             for n in 0..12_000 {
                 let now = NOW + Duration::from_millis(10) * n;
                 states
@@ -393,20 +395,20 @@ fn what_has_ended_is_collected_while_a_table_grows() {
     }
 }
 
-/// What begins with a SYN while the table is nearly full has less time to be answered, if that is asked for.
+/// A connection that begins while the table is nearly full has a shorter SYN lifetime (`dyn_adaptive`).
 #[test]
-fn connections_that_begin_in_a_nearly_full_table_are_short() {
+fn connections_in_a_nearly_full_table_have_a_short_syn_lifetime() {
     let lifetimes = |dyn_adaptive| {
         let settings = Settings { dyn_max: 10, dyn_adaptive, ..Settings::default() };
         let mut states = States::new(settings, 7);
         assert!((0..10).all(|n| syn(&mut states, &flow(n)).is_ok()));
-        // A place becomes free, which is not enough.
+        // One slot becomes free: still nearly full.
         assert!(states.remove(&flow(0), Name::DEFAULT, NOW));
         syn(&mut states, &flow(10)).unwrap();
-        // Three more, and it is no longer nearly full.
+        // Three more: no longer nearly full.
         (1..4).for_each(|n| assert!(states.remove(&flow(n), Name::DEFAULT, NOW)));
         syn(&mut states, &flow(11)).unwrap();
-        // One that is answered is a connection as any other.
+        // A connection that is answered has the usual lifetime.
         assert!(states.lookup(&flow(10).reversed(), Lookup::Any, &segment(0x12, 1), NOW).is_some());
         assert!(states.lookup(&flow(10), Lookup::Any, &segment(0x10, 1), NOW).is_some());
         [8, 9, 10, 11].map(|n| {

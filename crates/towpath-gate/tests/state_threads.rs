@@ -1,4 +1,4 @@
-//! Several threads with the same states: what must hold whatever they do at once.
+//! Several threads with the same states: invariants that hold for every interleaving.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -41,7 +41,7 @@ fn keep(states: &mut States, flow: &Flow) -> Result<Installed, Refused> {
     install(states, flow, &Install::default(), NOW)
 }
 
-/// Runs the same on several threads, each with its number and its handle.
+/// Runs `work` on several threads, each with its number and its handle.
 fn threads<T: Send>(states: &States, work: impl Fn(usize, &mut States) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let run = |n| {
@@ -54,11 +54,11 @@ fn threads<T: Send>(states: &States, work: impl Fn(usize, &mut States) -> T + Sy
 }
 
 #[test]
-fn threads_that_install_the_same_flows_make_each_once() {
+fn threads_insert_each_flow_once() {
     for make in [flow, flow6] {
         let mut states = States::new(Settings::default(), 1);
         let new = threads(&states, |n, states| {
-            // Some forward, some backward, so that they meet.
+            // In both orders and directions, so that the threads meet.
             let flows = 0..5000_u32;
             let flow_of = |i| if n.is_multiple_of(2) { make(i) } else { make(4999 - i).reversed() };
             flows.filter(|&i| keep(states, &flow_of(i)) == Ok(Installed::New)).count()
@@ -74,7 +74,7 @@ fn threads_that_install_the_same_flows_make_each_once() {
 }
 
 #[test]
-fn limits_are_never_overstepped() {
+fn limits_are_never_exceeded() {
     let states = States::new(Settings::default(), 1);
     let limit = Some(Limit::new(LimitMask::DST_ADDR, 100));
     let limited = Install { limit, ..Install::default() };
@@ -90,8 +90,8 @@ fn limits_are_never_overstepped() {
 }
 
 #[test]
-fn a_limit_of_one_flow_is_not_reached_by_its_own_packets() {
-    // Threads that lose the race to make a state give back what they had reserved.
+fn a_lost_race_to_insert_releases_its_reservation() {
+    // Threads that lose the race to insert a state release what they had reserved.
     let states = States::new(Settings::default(), 1);
     let limit = Some(Limit::new(LimitMask::SRC_ADDR, THREADS as u32));
     let limited = Install { limit, ..Install::default() };
@@ -107,7 +107,7 @@ fn a_limit_of_one_flow_is_not_reached_by_its_own_packets() {
 }
 
 #[test]
-fn no_packet_is_lost_in_the_counts() {
+fn no_packet_is_missing_in_the_counts() {
     let mut states = States::new(Settings::default(), 1);
     (0..64).for_each(|i| assert!(keep(&mut states, &flow(i)).is_ok()));
     let rounds = 3000;
@@ -139,7 +139,7 @@ fn no_packet_is_lost_in_the_counts() {
 }
 
 #[test]
-fn dyn_max_is_never_overstepped() {
+fn dyn_max_is_never_exceeded() {
     for dyn_evict in [false, true] {
         let settings = Settings { dyn_max: 500, dyn_evict, ..Settings::default() };
         let mut states = States::new(settings, 1);
@@ -163,7 +163,7 @@ fn dyn_max_is_never_overstepped() {
             (new.iter().sum(), counters.created - states.len() as u64)
         );
         assert_eq!(counters.evicted > 0, dyn_evict);
-        // Not one slot was lost on the way.
+        // No slot was lost.
         let later = NOW + std::time::Duration::from_secs(60);
         states.expire_all(later);
         assert!(states.is_empty());
@@ -175,7 +175,7 @@ fn dyn_max_is_never_overstepped() {
 }
 
 #[test]
-fn a_worker_that_stands_still_costs_room_and_no_memory() {
+fn a_stalled_worker_holds_slots_and_no_more_memory() {
     let mut states = States::new(Settings { dyn_max: 1000, ..Settings::default() }, 1);
     let mut still = states.worker().unwrap();
     let mut now = NOW;
@@ -184,13 +184,13 @@ fn a_worker_that_stands_still_costs_room_and_no_memory() {
         states.expire_all(now);
         (0..400).filter(|&i| install(states, &flow(i), &Install::default(), now).is_ok()).count()
     };
-    // A call that never comes back would look like this to the others.
+    // To the other workers, this looks like a call that does not return.
     still.expire(NOW, 1);
     let made: Vec<_> = (0..5).map(|_| round(&mut states)).collect();
     assert_eq!(made, [400, 400, 200, 0, 0]);
     still.idle();
     assert_eq!(round(&mut states), 400);
-    // It comes back.
+    // The handle comes back.
     assert!(
         still.lookup(&flow(1), Lookup::Any, &PACKET, NOW + std::time::Duration::from_secs(121)).is_some()
     );
@@ -199,14 +199,14 @@ fn a_worker_that_stands_still_costs_room_and_no_memory() {
 }
 
 #[test]
-fn workers_that_go_leave_no_room_behind() {
+fn workers_that_are_dropped_leave_their_slots() {
     let mut states = States::new(Settings { dyn_max: 100, ..Settings::default() }, 1);
     let mut now = NOW;
     for _ in 0..10 {
         let mut other = states.worker().unwrap();
         (0..100).for_each(|i| assert!(install(&mut other, &flow(i), &Install::default(), now).is_ok()));
         now = now + std::time::Duration::from_secs(20);
-        // The slots wait for `states`, which is not seen before the other is gone.
+        // The slots wait for `states`, which is called again only after the other worker is gone.
         states.expire(now, 0);
         other.expire_all(now);
         drop(other);
@@ -217,7 +217,7 @@ fn workers_that_go_leave_no_room_behind() {
 }
 
 #[test]
-fn what_is_there_is_found_while_the_table_grows() {
+fn states_are_found_while_the_table_grows() {
     let states = States::new(Settings::default(), 1);
     let made = AtomicU32::new(0);
     let count = 60_000;
@@ -253,7 +253,7 @@ fn what_is_there_is_found_while_the_table_grows() {
 }
 
 #[test]
-fn a_connection_that_both_sides_end_at_once_has_ended() {
+fn a_connection_closed_by_both_sides_at_once_is_closed() {
     let tcp = |flags| Segment { tcp_flags: flags, tcp_ack: 1, ..PACKET };
     let tcp_flow = |i| Flow { proto: 6, ..flow(i) };
     let mut states = States::new(Settings::default(), 1);
@@ -266,7 +266,7 @@ fn a_connection_that_both_sides_end_at_once_has_ended() {
     threads(&states, |n, states| {
         for i in 0..2000 {
             let flow = if n.is_multiple_of(2) { tcp_flow(i) } else { tcp_flow(i).reversed() };
-            // After both FINs the state has a second to live, and time stands still here.
+            // After both FINs the state has one second to live; the time stands still here.
             assert!(states.lookup(&flow, Lookup::Any, &tcp(0x11), NOW).is_some());
         }
     });
@@ -275,7 +275,7 @@ fn a_connection_that_both_sides_end_at_once_has_ended() {
 }
 
 #[test]
-fn rules_are_deleted_while_packets_come() {
+fn rules_are_deleted_under_traffic() {
     let mut states = States::new(Settings::default(), 1);
     let removed = threads(&states, |n, states| {
         let mut removed = 0;
@@ -290,16 +290,16 @@ fn rules_are_deleted_while_packets_come() {
     });
     states.expire_all(NOW);
     let counters = states.counters();
-    // One that somebody was about to make, and did not, may be among those that were removed.
+    // The number removed may include a state that a thread was about to insert and did not.
     assert!(counters.removed > 0 && counters.removed <= removed.iter().sum::<usize>() as u64);
     assert_eq!(counters.created, counters.removed + states.len() as u64);
     let by_rule: usize = (0..9).map(|rule| states.count_of(RuleId(rule))).sum();
     assert_eq!((by_rule, states.list(NOW).count()), (states.len(), states.len()));
 }
 
-/// Growth, eviction, limits, deleted rules, changed settings, listings and handles that come and go, all at once.
+/// Growth, eviction, limits, deleted rules, changed settings, listings, and handles that go idle, all at once.
 #[test]
-fn whatever_happens_at_once_the_sums_are_right() {
+fn counters_add_up_under_all_operations_at_once() {
     const MOST: u32 = 3_000;
     let settings = Settings { dyn_max: MOST, dyn_evict: true, dyn_source_max: 3, ..Settings::default() };
     let mut states = States::new(settings.clone(), 1);
@@ -322,7 +322,7 @@ fn whatever_happens_at_once_the_sums_are_right() {
                         states.peek(&flow, Lookup::Any, now),
                         states.lookup(&flow.reversed(), Lookup::Any, &PACKET, now),
                     ];
-                    // Whoever made it meanwhile: of this flow, by the rule that makes it.
+                    // A state of this flow is always of the rule that installs it.
                     assert!(hits.iter().flatten().all(|hit| hit.rule == rule));
                 }
                 230..245 => {
@@ -347,7 +347,7 @@ fn whatever_happens_at_once_the_sums_are_right() {
     states.set_settings(settings);
     states.expire_all(end);
     let counters = states.counters();
-    // Whether any were evicted depends on how soon all threads have seen what was removed.
+    // The number of evictions depends on how soon the threads see removed rules.
     assert!(counters.full > 0 && counters.removed > 0, "{counters:?}");
     let gone = counters.expired + counters.removed + counters.evicted;
     assert_eq!(counters.created, gone + states.len() as u64, "{counters:?}");
@@ -364,7 +364,7 @@ fn whatever_happens_at_once_the_sums_are_right() {
     // A parent that is used while its rule is being deleted is not listed until it is used again.
     let counted = counted.sum::<usize>();
     assert!(counted > 0 && counted <= limited, "{counted} of {limited}");
-    // A second later than the last of them ends there is none.
+    // One second after the last state has expired.
     states.expire_all(end + std::time::Duration::from_secs(20));
     assert_eq!((states.len(), states.parents(), states.counters().unreplied), (0, 0, 0));
 }

@@ -1,7 +1,7 @@
-//! What happens to states, for those who watch: a bounded queue for each worker, and a count of what found no room.
+//! Events of states: a bounded queue for each worker, and a count of lost events.
 //!
-//! Only making and taking away states is told, so packets of states that are there cost nothing. While nobody watches, it
-//! costs one look at a word.
+//! Only inserting and unlinking states makes events; packets of existing states do not. While no queue is enabled,
+//! the cost is one load.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -12,27 +12,27 @@ use crate::state::concurrent::sync::{AtomicU64, Ordering};
 use crate::state::table::family::locked;
 use towpath_wire::Time;
 
-/// What happened to a state, or to all of them.
+/// What happened to a state, or to the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventKind {
-    /// A state was made.
+    /// A state was inserted.
     Created,
-    /// It was made as the copy of one that was saved; the event before says that it was made.
+    /// The state inserted by the event before has the contents of a saved one.
     Restored,
-    /// One was collected because its time was over.
+    /// A state was collected after it expired.
     Expired,
-    /// One was removed, by itself or with its rule.
+    /// A state was removed, by itself or with its rule.
     Removed,
-    /// One was evicted to make room.
+    /// A state was evicted to make room.
     Evicted,
-    /// The states have come to 9/10 of `dyn_max`.
+    /// The number of states has reached 9/10 of `dyn_max`.
     NearlyFull,
-    /// They have fallen below 8/10 again.
+    /// The number of states has fallen below 8/10 of `dyn_max` after [`EventKind::NearlyFull`].
     NoLongerFull,
 }
 
 impl EventKind {
-    /// The event in a word, for logs.
+    /// The word for logs and `towpath ctl`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Created => "created",
@@ -53,14 +53,14 @@ pub struct StateEvent {
     pub at: Time,
     /// What happened.
     pub kind: EventKind,
-    /// The state as it was then; `None` for what happens to all.
+    /// The state at that time; `None` for events of the table.
     pub state: Option<Listed>,
 }
 
-/// The queues.
+/// The event queues of all workers.
 #[derive(Debug)]
 pub(crate) struct EventQueues {
-    /// The most events that wait at each worker; 0 while nobody watches.
+    /// The maximum length of each queue; 0 while events are disabled.
     max: AtomicU64,
     queues: Box<[Mutex<VecDeque<StateEvent>>]>,
     lost: AtomicU64,
@@ -73,7 +73,7 @@ impl EventQueues {
     }
 
     pub(crate) fn set_max(&self, max: usize) {
-        // Relaxed: whoever sees it late tells a little more, or less.
+        // Relaxed: a worker that sees it late queues some more events, or fewer.
         self.max.store(max as u64, Ordering::Relaxed);
         if max == 0 {
             self.queues.iter().for_each(|queue| *locked(queue) = VecDeque::new());
@@ -85,7 +85,7 @@ impl EventQueues {
         self.max.load(Ordering::Relaxed) != 0
     }
 
-    /// Tells what happened at a worker.
+    /// Queues an event of a worker.
     pub(crate) fn push(&self, worker: usize, event: StateEvent) {
         let max = self.max.load(Ordering::Relaxed) as usize;
         let mut queue = locked(&self.queues[worker]);
@@ -96,13 +96,13 @@ impl EventQueues {
         }
     }
 
-    /// What was told since the last time, in the order of its times.
+    /// Takes all queued events, sorted by time.
     pub(crate) fn take(&self) -> Vec<StateEvent> {
         let mut events = Vec::new();
         for queue in &self.queues {
-            // The queue's owner waits for no more than this exchange.
-            let told = std::mem::take(&mut *locked(queue));
-            events.extend(told);
+            // The worker waits for no more than this exchange.
+            let queued = std::mem::take(&mut *locked(queue));
+            events.extend(queued);
         }
         events.sort_by_key(|event| event.at);
         events

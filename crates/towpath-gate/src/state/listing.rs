@@ -1,25 +1,25 @@
-//! States as `ipfw -d show` lists them.
+//! States in the form of `ipfw -d show`.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::state::{Ends, Flow, Name, RuleId, tcp};
 
-/// What an entry is.
+/// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Made by keep-state or record-state.
     State,
-    /// Made by limit or set-limit: counted by a parent.
+    /// Made by limit or set-limit; a parent counts it.
     Limit,
-    /// What a limit counts in.
+    /// The counter of a limit.
     Parent {
-        /// How many states it counts.
+        /// The number of states that it counts.
         count: u32,
     },
 }
 
-/// Where a dump goes on; the default is the beginning.
+/// Where a dump continues. The default is the beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cursor {
     /// 0 parents, 1 IPv4, 2 IPv6.
@@ -28,12 +28,12 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// As a number, for programs that ask again later.
+    /// The cursor as a number, for programs that continue later.
     pub fn to_bits(self) -> u64 {
         u64::from(self.part) << 32 | u64::from(self.slot)
     }
 
-    /// The cursor of a number. One that [`Cursor::to_bits`] never gave stands somewhere, or at the end.
+    /// The cursor of a number. A number that [`Cursor::to_bits`] never returned gives some position, or the end.
     pub fn from_bits(bits: u64) -> Self {
         Self { part: (bits >> 32) as u8, slot: bits as u32 }
     }
@@ -42,39 +42,39 @@ impl Cursor {
 /// One entry of a listing. Pairs are \[forward, reverse\].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// What it is.
+    /// The kind of entry.
     pub kind: Kind,
     /// The rule that made it.
     pub rule: RuleId,
     /// Its flow name.
     pub name: Name,
-    /// The rule is gone, the entry was kept.
+    /// The rule was deleted and the entry kept.
     pub orphaned: bool,
-    /// Its flow, in the direction of the first packet; for a parent the fields outside its mask are zero.
+    /// Its flow, in the direction of the first packet. In a parent, fields outside the mask are zero.
     pub flow: Flow,
-    /// Packets; none for a parent.
+    /// Packets; 0 for a parent.
     pub packets: [u64; 2],
-    /// Bytes; none for a parent.
+    /// Bytes; 0 for a parent.
     pub bytes: [u64; 2],
-    /// Time to live.
+    /// Time until it expires.
     pub remaining: Duration,
-    /// ipfw's word of what was seen of a TCP connection: FIN 1, SYN 2, RST 4 forward, the same << 8 reverse,
-    /// 0x10000 and 0x20000 for the side whose acknowledgement was accepted last.
+    /// ipfw's word of what was seen of a TCP connection: FIN 1, SYN 2, RST 4 forward, the same << 8 reverse, 0x10000
+    /// and 0x20000 for the side whose acknowledgement was accepted last.
     pub tcp_seen: u32,
-    /// The last acknowledgement numbers that were accepted; 0 is none.
+    /// The last acknowledgement numbers that were accepted; 0 if there was none.
     pub tcp_ack: [u32; 2],
 }
 
-/// Set in the word that `ipfw -v` prints when the rule is gone.
+/// Set in the word that `ipfw -v` prints when the rule was deleted.
 const ORPHANED: u32 = 0x4_0000;
 
 impl Listed {
-    /// Seconds to live, rounded up: what is live shows at least one.
+    /// Seconds until it expires, rounded up: a live entry has at least one.
     pub fn seconds(&self) -> u64 {
         self.remaining.as_secs() + u64::from(self.remaining.subsec_nanos() > 0)
     }
 
-    /// The entry as ipfw prints it. `number` is its rule's, `name` resolves its flow name.
+    /// The entry as ipfw prints it. `number` is the number of its rule, `name` returns its flow name.
     ///
     /// ```text
     /// NNNNN pkts bytes (Ns) STATE|LIMIT|PARENT n proto src sport <-> dst dport :name
@@ -95,7 +95,7 @@ pub struct Line<'a> {
 }
 
 impl Line<'_> {
-    /// Pads packets and bytes to these widths, so that the columns of a listing stand below each other.
+    /// Pads packets and bytes to these widths, to align the columns of a listing.
     pub fn widths(self, packets: usize, bytes: usize) -> Self {
         Self { widths: (packets, bytes), ..self }
     }
@@ -150,7 +150,7 @@ impl Line<'_> {
     }
 }
 
-/// Protocols by the names of the protocols database; others print as a number.
+/// The name of a protocol in the protocols database. Others print as a number.
 fn protocol(proto: u8) -> Option<&'static str> {
     Some(match proto {
         0 => "ip",

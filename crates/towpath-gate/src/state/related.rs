@@ -1,8 +1,8 @@
 //! ICMP errors belong to the flow whose packet they quote.
 //!
-//! A router that could not deliver a packet says so to its sender and quotes the packet's beginning (RFC 792; RFC 4443,
-//! section 2.4 (c)). The quote has the flow, in the direction that the packet went. An error neither refreshes a state
-//! nor counts in it: anybody on the way could send it.
+//! A router that cannot deliver a packet reports that to the sender and quotes the beginning of the packet (RFC 792;
+//! RFC 4443, section 2.4 (c)). The quote has the flow, in the packet's direction. An error neither refreshes a state
+//! nor counts in it, because any host on the path can send it.
 
 use crate::state::Flow;
 use towpath_wire::{self as wire, Addresses, Fragment, LinkType, Packet, proto};
@@ -17,8 +17,8 @@ pub struct Quoted {
 }
 
 impl Quoted {
-    /// What `packet` quotes, if it is an ICMP or ICMPv6 error whose quote has a flow and was sent by whom the error is
-    /// for. A redirect is no error; an error about an error is none either.
+    /// The quote in `packet`, if it is an ICMP or ICMPv6 error whose quote has a flow and whose destination is the
+    /// sender of the quoted packet. Redirects and errors about errors do not count.
     ///
     /// The scope zone and the tenant are 0, as in [`Packet::flow`].
     pub fn of(packet: &Packet<'_>) -> Option<Self> {
@@ -32,7 +32,7 @@ impl Quoted {
         if !error || packet.fragment == Fragment::Later {
             return None;
         }
-        // A quote is a packet cut short: all of it that is not there was on the wire once.
+        // A quote is a truncated packet: its lengths may exceed what is quoted.
         let quote = wire::parse(LinkType::RAW, packet.payload(), u32::from(u16::MAX) + 40).ok()?;
         if quote.fragment == Fragment::Later || !sent_by_receiver(&quote, packet) {
             return None;
@@ -47,7 +47,7 @@ impl Quoted {
     }
 }
 
-/// Whether the quoted packet's source is the error's destination.
+/// Returns true if the quoted packet's source is the error's destination.
 fn sent_by_receiver(quote: &Packet<'_>, error: &Packet<'_>) -> bool {
     match (quote.addresses, error.addresses) {
         (Addresses::V4(sender, _), Addresses::V4(_, receiver)) => sender == receiver,

@@ -1,8 +1,8 @@
-//! What a state remembers of an SCTP association, with `dyn_sctp` on, and which lifetime a packet gives it.
+//! What a state remembers of an SCTP association, with `dyn_sctp` on, and the lifetime that a packet gives it.
 //!
-//! The first chunk of a packet says what it does to the association: those that open and close it come alone or first
-//! (RFC 9260, 5.1 and 6.10). Neither verification tags nor checksums are looked at: as with a TCP reset in ipfw's way,
-//! whoever can forge the addresses and ports can end the state, not the association.
+//! The first chunk of a packet determines what it does to the association: chunks that open and close it come alone
+//! or first (RFC 9260, 5.1 and 6.10). Verification tags and checksums are not checked. As with a TCP reset in ipfw's
+//! tracking, a sender that forges addresses and ports can end the state, but not the association.
 
 use crate::state::Direction;
 
@@ -15,27 +15,27 @@ const COOKIE_ECHO: u8 = 10;
 const COOKIE_ACK: u8 = 11;
 const SHUTDOWN_COMPLETE: u8 = 14;
 
-/// How far the association has come.
+/// The phase of the association.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Its beginning was not seen.
     #[default]
     Unknown,
-    /// An INIT was seen, from this side.
+    /// This side has sent an INIT.
     Opening(Direction),
-    /// Its cookie came back from this side, and awaits the acknowledgement.
+    /// This side has returned the cookie, which is not acknowledged yet.
     Cookie(Direction),
-    /// Both sides agree. A packet came from this side last.
+    /// Both sides agree. This side sent the last packet.
     Established(Direction),
-    /// One side wants to end it.
+    /// One side is closing it.
     Shutdown,
-    /// It has ended.
+    /// It is closed.
     Closed,
     /// It was aborted.
     Aborted,
 }
 
-/// The lifetime that a packet gives, by the names that ipfw has for TCP.
+/// The lifetime that a packet gives, by ipfw's names for TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Life {
     Short,
@@ -70,16 +70,16 @@ impl Phase {
         Self::ALL.get(bits as usize).copied().unwrap_or_default()
     }
 
-    /// Takes a packet in. The lifetime to refresh with, or `None` when the state keeps the expiry that it has.
+    /// Applies a packet. Returns the lifetime to refresh with, or `None` when the state keeps its expiry.
     pub(crate) fn packet(&mut self, direction: Direction, chunk: Option<u8>) -> Option<Life> {
         let before = *self;
         *self = match (before, chunk) {
-            // Whatever came before; the ports of the next association are often the same.
+            // Whatever came before: the next association often has the same ports.
             (Self::Unknown | Self::Opening(_) | Self::Closed | Self::Aborted, Some(INIT)) => {
                 Self::Opening(direction)
             }
             (_, Some(ABORT)) => Self::Aborted,
-            // The side that sent the INIT returns the other's cookie.
+            // The side that sent the INIT returns the other side's cookie.
             (Self::Opening(side), Some(COOKIE_ECHO)) if side == direction => Self::Cookie(direction),
             (Self::Cookie(side), Some(COOKIE_ACK)) if side != direction => Self::Established(direction),
             (Self::Established(_) | Self::Cookie(_), Some(SHUTDOWN | SHUTDOWN_ACK)) => Self::Shutdown,
@@ -90,9 +90,9 @@ impl Phase {
         match *self {
             Self::Unknown => Some(Life::Short),
             Self::Opening(_) | Self::Cookie(_) => Some(Life::Syn),
-            // As with TCP, traffic in one direction only does not keep it alive.
+            // As with TCP, traffic in one direction alone does not keep it alive.
             Self::Established(_) => (*self != before).then_some(Life::Ack),
-            // The three packets of the end are repeated until they are answered (RFC 9260, 9.2).
+            // The three packets of the shutdown are repeated until they are answered (RFC 9260, 9.2).
             Self::Shutdown => (before != Self::Shutdown).then_some(Life::Syn),
             Self::Closed => Some(Life::Fin),
             Self::Aborted => Some(Life::Rst),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn without_its_beginning_it_is_like_any_other_protocol() {
+    fn an_association_without_its_beginning_is_like_other_protocols() {
         let mut phase = Phase::default();
         for (direction, chunk) in [(Forward, Some(DATA)), (Reverse, Some(COOKIE_ACK)), (Forward, None)] {
             assert_eq!(phase.packet(direction, chunk), Some(Life::Short));
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_right_side_agrees() {
+    fn only_the_expected_side_advances_the_handshake() {
         let mut phase = Phase::default();
         let story = [(Forward, INIT), (Reverse, COOKIE_ECHO), (Forward, COOKIE_ECHO), (Forward, COOKIE_ACK)];
         for (direction, chunk) in story {

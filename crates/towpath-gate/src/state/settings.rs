@@ -2,36 +2,37 @@
 
 use std::fmt;
 
-/// Every how many seconds keepalives are sent; ipfw has it as a hidden constant.
+/// Seconds between two keepalive scans. A hidden constant in ipfw.
 pub const KEEPALIVE_PERIOD: u32 = 5;
 
-/// The longest lifetime, in seconds: a hundred days and more; a state's clock holds less than 2^53 ns.
+/// The longest lifetime, in seconds (104 days): an expiry word holds less than 2^53 ns.
 pub const LIFETIME_MAX: u32 = 9_000_000;
 
-/// Settings of the dynamic states. Lifetimes are in seconds.
+/// Settings of the dynamic states. Lifetimes are in seconds, at most [`LIFETIME_MAX`]; longer ones are limited to it.
 ///
-/// They may change while running ([`States::set_settings`](crate::state::States::set_settings)); a lifetime that changes
-/// applies from each state's next packet. One over [`LIFETIME_MAX`] is cut to it.
+/// Settings may change at any time ([`States::set_settings`](crate::state::States::set_settings)). A changed lifetime
+/// applies from each state's next packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The most states there may be, of IPv4 and IPv6 together. Default 1,048,576 (ipfw: 16,384).
+    /// Maximum number of states, IPv4 and IPv6 together. Default 1,048,576 (ipfw: 16,384).
     ///
-    /// It bounds states, not bytes: memory that a state of one family had is used again for that family only (72 bytes and
-    /// 136, beside the index), and that of `strict` states' windows (in pieces of 256 KiB) for windows only. So at most
-    /// both families' memory for `dyn_max` states is held, when first the one and then the other has had so many.
+    /// It bounds states, not bytes. Memory of an IPv4 state (72 bytes plus the index) is reused for IPv4 states only,
+    /// that of an IPv6 state (136 bytes) for IPv6 states only, and that of windows (`strict`, in pieces of 256 KiB)
+    /// for windows only. So the memory is at most that of `dyn_max` states of both families, if first the one and
+    /// then the other had that many.
     pub dyn_max: u32,
-    /// The most parents, the entries that `limit` counts in, there may be. Default 4,096.
+    /// Maximum number of parents, the entries that `limit` counts in. Default 4,096.
     pub dyn_parent_max: u32,
-    /// Accepted for ipfw's sake; the index grows with the states by itself. Default 8,192.
+    /// Accepted for compatibility with ipfw; the index grows by itself. Default 8,192.
     pub dyn_buckets: u32,
     /// Lifetime of an established TCP connection. Default 300.
     pub dyn_ack_lifetime: u32,
     /// Lifetime of a TCP connection of which only the first SYN was seen. Default 20.
     pub dyn_syn_lifetime: u32,
-    /// Lifetime of a TCP connection that both sides closed; kept below [`KEEPALIVE_PERIOD`]. Default 1.
+    /// Lifetime of a TCP connection that both sides have closed. Less than [`KEEPALIVE_PERIOD`]. Default 1.
     pub dyn_fin_lifetime: u32,
-    /// Lifetime of a TCP connection that was reset, or whose beginning was not seen; kept below
-    /// [`KEEPALIVE_PERIOD`] while `dyn_keepalive` is on. Default 1.
+    /// Lifetime of a TCP connection that was reset, or whose beginning was not seen. Less than [`KEEPALIVE_PERIOD`]
+    /// while `dyn_keepalive` is on. Default 1.
     pub dyn_rst_lifetime: u32,
     /// Lifetime of UDP and UDP-Lite. Default 10.
     pub dyn_udp_lifetime: u32,
@@ -41,29 +42,29 @@ pub struct Settings {
     pub dyn_keepalive: bool,
     /// Whether states outlive their rule, as orphans. Default off.
     pub dyn_keep_states: bool,
-    /// Ours, not ipfw's: whether the identifier of an ICMP query is part of its state's key, so that two pings between
-    /// the same hosts are two states. Default off.
+    /// Not in ipfw. Whether the identifier of an ICMP query is part of the state's key: two pings between the same
+    /// hosts are two states. Default off.
     pub dyn_icmp_id: bool,
-    /// Ours: what happens when there are `dyn_max` states and one more is to be made. Off, it is refused, as in ipfw;
-    /// on, another one has to go: one that was never replied to, or else, of a few, the one that would end first.
-    /// Default off.
+    /// Not in ipfw. Whether an install into a full table evicts a state: one without a reply, or, if there is none,
+    /// of a few the one that expires first. Off, the install is refused. Default off.
     pub dyn_evict: bool,
-    /// Ours: the most states that one source, the side that sends the first packet, may have: an IPv4 address, or
-    /// the /64 of an IPv6 address that is not link-local. States made while it was 0 do not count. Default 0, which is
-    /// no bound.
+    /// Not in ipfw. Maximum number of states of one source, the sender of the first packet: an IPv4 address, or the
+    /// /64 of an IPv6 address that is not link-local. States made while it was 0 do not count. Default 0 (no
+    /// maximum).
     pub dyn_source_max: u32,
-    /// Ours: whether an SCTP association lives as a TCP connection does, by its opening, agreement, shutdown and
-    /// abort. Off, it has `dyn_short_lifetime`, as in ipfw. Default off.
+    /// Not in ipfw. Whether an SCTP association has the lifetimes of a TCP connection, by its handshake, shutdown and
+    /// abort. Off, it has `dyn_short_lifetime`. Default off.
     pub dyn_sctp: bool,
-    /// Ours, against floods of SYNs from made-up sources: whether the first SYN of a flow that has no state is dropped,
-    /// and only its repetition, between 0.2 and 60 s later, makes one. A connection takes a second longer. Default off.
+    /// Not in ipfw; against SYN floods from forged sources. Whether the first SYN of a flow without a state is
+    /// dropped; its repetition, 0.2 s to 60 s later, makes the state. A connection takes a second longer. Default
+    /// off.
     pub dyn_first_syn: bool,
-    /// Ours, against floods of SYNs too: whether a TCP connection of which only the first SYN was seen lives [`SYN_NEARLY_FULL`]
-    /// seconds, if `dyn_syn_lifetime` is not less, when it begins while the table is nearly full. Default off.
+    /// Not in ipfw; against SYN floods. Whether a TCP connection that begins while the table is nearly full has a SYN
+    /// lifetime of at most [`SYN_NEARLY_FULL`] seconds. Default off.
     pub dyn_adaptive: bool,
 }
 
-/// See [`Settings::dyn_adaptive`]: who has answered a SYN and its repetition after a second, or after three, is in time.
+/// See [`Settings::dyn_adaptive`]. Long enough for the answer to a SYN that was repeated after one and three seconds.
 pub const SYN_NEARLY_FULL: u32 = 5;
 
 impl Default for Settings {
@@ -93,15 +94,15 @@ impl Default for Settings {
 /// Why a setting was not changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettingError {
-    /// There is no setting of that name; there are these besides the states' own.
+    /// There is no setting of that name. The list has the names that are valid besides those of the states.
     Unknown(String, &'static [&'static str]),
-    /// The setting can be read only.
+    /// The setting is read-only.
     ReadOnly(&'static str),
-    /// The value is not in the setting's range.
+    /// The value is out of the setting's range.
     Range {
         /// The setting.
         name: &'static str,
-        /// What it takes.
+        /// The values that it accepts.
         takes: &'static str,
     },
 }
@@ -123,10 +124,10 @@ impl fmt::Display for SettingError {
 
 impl std::error::Error for SettingError {}
 
-/// The read-only names, which [`States`](crate::state::States) answers.
+/// Read-only names, which [`States`](crate::state::States) answers.
 const READ_ONLY: [&str; 3] = ["dyn_count", "dyn_parent_count", "curr_max_length"];
 
-/// A setting and where it is kept.
+/// A setting and its field.
 struct Row {
     name: &'static str,
     field: Field,
@@ -159,10 +160,10 @@ const ROWS: [Row; 17] = [
 ];
 
 impl Settings {
-    /// Changes the setting called `name`, with or without `net.inet.ip.fw.` before it.
+    /// Sets the setting called `name`, with or without the prefix `net.inet.ip.fw.`.
     ///
     /// # Errors
-    /// When there is no such setting, it is read-only, or `value` is out of its range.
+    /// There is no such setting, it is read-only, or `value` is out of its range.
     ///
     /// ```
     /// let mut settings = towpath_gate::state::Settings::default();
@@ -208,12 +209,12 @@ impl Settings {
         })
     }
 
-    /// What a connection goes by that begins while the table is nearly full.
+    /// The settings for a connection that begins while the table is nearly full.
     pub(crate) fn when_nearly_full(&self) -> Self {
         Self { dyn_syn_lifetime: self.dyn_syn_lifetime.min(SYN_NEARLY_FULL), ..self.clone() }
     }
 
-    /// As ipfw keeps them: a closed connection must be gone before a keepalive could prolong it.
+    /// The settings as ipfw limits them: a closed connection must be gone before a keepalive could prolong it.
     pub(crate) fn clamped(mut self) -> Self {
         self.dyn_fin_lifetime = self.dyn_fin_lifetime.min(KEEPALIVE_PERIOD - 1);
         if self.dyn_keepalive {
@@ -228,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_row_sets_its_own_field() {
+    fn each_row_sets_its_field() {
         for (i, row) in ROWS.iter().enumerate() {
             let mut settings = Settings::default();
             let before: Vec<_> = settings.rows().collect();
@@ -241,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_say_what_to_do() {
+    fn errors_name_the_valid_values() {
         let mut settings = Settings::default();
         let mut error = |name, value| settings.set(name, value).unwrap_err().to_string();
         assert!(
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_connections_are_gone_before_a_keepalive() {
+    fn closed_connections_end_before_a_keepalive() {
         let long = Settings { dyn_fin_lifetime: 9, dyn_rst_lifetime: 9, ..Settings::default() };
         assert_eq!(
             (long.clone().clamped().dyn_fin_lifetime, long.clone().clamped().dyn_rst_lifetime),

@@ -1,9 +1,9 @@
-//! How many states there may be: `dyn_max`, limits and their parents, sources, and who goes when it is full.
+//! Bounds on the number of states: `dyn_max`, limits and their parents, sources, and eviction.
 
 use super::*;
 
 #[test]
-fn dyn_max_is_exact_and_says_why() {
+fn dyn_max_is_exact_and_counted() {
     let mut world = World::new(Settings { dyn_max: 3, ..Settings::default() });
     let v6 = Flow { proto: 17, ..flow6(17) };
     for flow in [udp(1, 1, 2, 2), udp(1, 2, 2, 2), v6] {
@@ -12,7 +12,7 @@ fn dyn_max_is_exact_and_says_why() {
     assert_eq!(world.keep(udp(1, 3, 2, 2), 1), Err(Refused::Full));
     assert_eq!(world.keep(v6, 1), Ok(Installed::Existing));
     assert_eq!(world.states.counters().full, 1);
-    // Fewer than there are: they stay, and no new one comes.
+    // Fewer than there are: they stay, and no new one is admitted.
     world.states.set_settings(Settings { dyn_max: 1, ..Settings::default() });
     assert_eq!(world.states.len(), 3);
     assert_eq!(world.keep(udp(1, 3, 2, 2), 1), Err(Refused::Full));
@@ -35,7 +35,7 @@ fn limits_count_by_their_mask() {
         let mut world = World::new(Settings::default());
         assert_eq!(world.limit(udp(1, 2, 3, 4), 1, mask, 1), Ok(Installed::New));
         assert_eq!(world.limit(same, 1, mask, 1), Err(Refused::OverLimit), "{mask:?}");
-        // Another rule counts apart, and so does another protocol.
+        // Another rule and another protocol are counted separately.
         assert_eq!(world.limit(Flow { proto: 6, ..same }, 1, mask, 1), Ok(Installed::New));
         assert_eq!(world.limit(same, 2, mask, 1), Ok(Installed::New));
         if other != udp(3, 4, 1, 2) {
@@ -46,7 +46,7 @@ fn limits_count_by_their_mask() {
 }
 
 #[test]
-fn a_limit_frees_what_its_children_leave() {
+fn a_limit_counts_live_children() {
     let mut world = World::new(Settings::default());
     for port in 1..=2 {
         world.limit(udp(1, port, 2, 53), 1, LimitMask::SRC_ADDR, 2).unwrap();
@@ -59,7 +59,7 @@ fn a_limit_frees_what_its_children_leave() {
             "00001 1 50 (10s) LIMIT udp 10.0.0.1 2 <-> 10.0.0.2 53 :default",
         ]
     );
-    // A hit on a child is no new child; a refusal is none either.
+    // Neither a hit on a child nor a refusal counts as another child.
     assert_eq!(world.limit(udp(2, 53, 1, 1), 1, LimitMask::SRC_ADDR, 2), Ok(Installed::Existing));
     assert_eq!(world.limit(udp(1, 3, 2, 53), 1, LimitMask::SRC_ADDR, 2), Err(Refused::OverLimit));
     world.wait(9);
@@ -102,7 +102,7 @@ fn dyn_parent_max_is_exact() {
 }
 
 #[test]
-fn a_full_table_leaves_the_limit_uncounted() {
+fn a_full_table_releases_the_parent() {
     let mut world = World::new(Settings { dyn_max: 1, ..Settings::default() });
     world.keep(udp(9, 9, 9, 9), 1).unwrap();
     assert_eq!(world.limit(udp(1, 1, 2, 53), 2, LimitMask::SRC_ADDR, 1), Err(Refused::Full));
@@ -111,7 +111,7 @@ fn a_full_table_leaves_the_limit_uncounted() {
 }
 
 #[test]
-fn a_flood_evicts_its_own() {
+fn a_flood_evicts_its_own_states() {
     let mut world = World::new(Settings { dyn_max: 100, dyn_evict: true, ..Settings::default() });
     let established: Vec<_> = (1..=60).map(|port| tcp_flow(1, port)).collect();
     established.iter().for_each(|&flow| connect(&mut world, flow));
@@ -121,13 +121,13 @@ fn a_flood_evicts_its_own() {
     }
     assert!(established.iter().all(|&flow| world.find(flow, Lookup::Any).is_some()));
     assert_eq!(world.states.counters().evicted, 10_000 - 40);
-    // What is left of the flood is its end.
+    // The end of the flood is left.
     assert!(world.find(tcp_flow(2, 9_900), Lookup::Any).is_none());
     assert!(world.find(tcp_flow(2, 10_000), Lookup::Any).is_some());
 }
 
 #[test]
-fn of_replied_states_the_first_to_end_goes() {
+fn of_assured_states_the_first_to_expire_is_evicted() {
     let mut world = World::new(Settings { dyn_max: 3, dyn_evict: true, ..Settings::default() });
     for port in [2, 3, 1] {
         connect(&mut world, tcp_flow(1, port));
@@ -135,7 +135,7 @@ fn of_replied_states_the_first_to_end_goes() {
     }
     syn(&mut world, tcp_flow(2, 1)).unwrap();
     assert!(world.find(tcp_flow(1, 2), Lookup::Any).is_none());
-    // As long as there is a state without a reply, it goes.
+    // A state without a reply is evicted first.
     syn(&mut world, tcp_flow(2, 2)).unwrap();
     assert!(world.find(tcp_flow(2, 1), Lookup::Any).is_none());
     connect(&mut world, tcp_flow(2, 2));
@@ -145,7 +145,7 @@ fn of_replied_states_the_first_to_end_goes() {
 }
 
 #[test]
-fn an_evicted_child_leaves_its_limit() {
+fn an_evicted_child_no_longer_counts() {
     let mut world = World::new(Settings { dyn_max: 1, dyn_evict: true, ..Settings::default() });
     assert_eq!(world.limit(udp(1, 1, 2, 53), 1, LimitMask::SRC_ADDR, 1), Ok(Installed::New));
     assert_eq!(world.limit(udp(1, 2, 2, 53), 1, LimitMask::SRC_ADDR, 1), Err(Refused::OverLimit));
@@ -154,7 +154,7 @@ fn an_evicted_child_leaves_its_limit() {
 }
 
 #[test]
-fn one_source_cannot_have_it_all() {
+fn the_states_of_a_source_are_bounded() {
     let mut world = World::new(Settings { dyn_source_max: 2, ..Settings::default() });
     for port in 1..=2 {
         assert_eq!(world.keep(udp(1, port, 2, 53), 1), Ok(Installed::New));
@@ -168,7 +168,7 @@ fn one_source_cannot_have_it_all() {
 }
 
 #[test]
-fn the_gauge_says_so_before_it_is_full() {
+fn nearly_full_is_reported_with_hysteresis() {
     let mut world = World::new(Settings { dyn_max: 10, ..Settings::default() });
     let mut nearly = Vec::new();
     for port in 1..=10 {
@@ -189,7 +189,7 @@ fn the_gauge_says_so_before_it_is_full() {
 }
 
 #[test]
-fn both_families_make_room_for_each_other() {
+fn states_of_both_families_are_evicted() {
     let mut world = World::new(Settings { dyn_max: 2, dyn_evict: true, ..Settings::default() });
     let v6 = |src_port| Flow { src_port, ..flow6(6) };
     connect(&mut world, tcp_flow(1, 1));
@@ -205,27 +205,27 @@ fn both_families_make_room_for_each_other() {
 }
 
 #[test]
-fn a_parent_that_only_expired_children_keep_makes_way() {
+fn a_parent_with_expired_children_only_is_collected() {
     let mut world = World::new(Settings { dyn_parent_max: 2, ..Settings::default() });
     world.limit(udp(1, 1, 9, 53), 1, LimitMask::SRC_ADDR, 5).unwrap();
     world.wait(9);
     world.limit(udp(2, 1, 9, 53), 1, LimitMask::SRC_ADDR, 5).unwrap();
     world.wait(1);
-    // The first parent is over with its child, though neither was collected; there is room for one, and it is taken.
+    // The first parent and its child have expired and were not collected. There is room for one parent.
     world.states.set_settings(Settings { dyn_parent_max: 1, ..Settings::default() });
     assert_eq!(world.limit(udp(1, 2, 9, 53), 1, LimitMask::SRC_ADDR, 5), Err(Refused::ParentsFull));
     assert_eq!(world.limit(udp(2, 2, 9, 53), 1, LimitMask::SRC_ADDR, 5), Ok(Installed::New));
 }
 
 #[test]
-fn what_is_removed_is_gone_at_once_and_taken_out_by_and_by() {
+fn removed_states_are_stale_at_once_and_unlinked_later() {
     let mut world = World::new(Settings::default());
     let mut other = world.states.worker().unwrap();
     for port in 1..=3000 {
         world.keep(udp(1, port, 2, 53), 1 + u32::from(port % 3)).unwrap();
     }
     assert_eq!(world.states.remove_where(|rule| rule == RuleId(1)), 1000);
-    // It has not gone through the states for that.
+    // The removal did not scan the states.
     assert_eq!((world.states.len(), world.states.counters().removed), (3000, 0));
     assert_eq!((world.states.count_of(RuleId(1)), world.lines().len()), (0, 2000));
     assert_eq!(world.find(udp(1, 3, 2, 53), Lookup::Any), None);
@@ -234,7 +234,7 @@ fn what_is_removed_is_gone_at_once_and_taken_out_by_and_by() {
     assert_eq!(other.lookup_burst(packets, Lookup::Any, world.now, &mut hits), 2);
     assert_eq!(hits.map(|hit| hit.map(|hit| hit.rule.0)), [None, Some(2)]);
     assert!(!other.remove(&udp(1, 6, 2, 53), Name::DEFAULT, world.now));
-    // Another takes its place; the rule's own are no different from those of others.
+    // Another state takes its place. The rule's new states are like those of others.
     assert_eq!(world.keep(udp(1, 9, 2, 53), 7), Ok(Installed::New));
     assert_eq!(world.keep(udp(1, 12, 2, 53), 1), Ok(Installed::New));
     assert_eq!(world.states.count_of(RuleId(1)), 1);
@@ -253,7 +253,7 @@ fn what_is_removed_is_gone_at_once_and_taken_out_by_and_by() {
 }
 
 #[test]
-fn what_is_removed_stays_gone_however_often_its_rule_is_removed() {
+fn removed_states_stay_stale_over_all_generations() {
     let mut world = World::new(Settings::default());
     for port in 1..=1000 {
         world.keep(udp(1, port, 2, 53), 1).unwrap();
@@ -268,7 +268,7 @@ fn what_is_removed_stays_gone_however_often_its_rule_is_removed() {
 }
 
 #[test]
-fn what_is_removed_makes_room_for_all_that_is_bounded() {
+fn removed_states_release_all_bounds() {
     let settings = Settings { dyn_max: 2, dyn_parent_max: 1, dyn_source_max: 2, ..Settings::default() };
     let mut world = World::new(settings);
     let shared = |world: &mut World, port, rule| {
@@ -284,7 +284,7 @@ fn what_is_removed_makes_room_for_all_that_is_bounded() {
         assert_eq!(shared(&mut world, port, 2), Ok(Installed::New));
     }
     assert!(shared(&mut world, 5, 2).is_err());
-    // A parent of its own: the shared one goes with what it counts, after its time.
+    // The shared parent goes with its states; the rule's own parent needs its place.
     world.states.remove_where(|_| true);
     world.wait(5);
     assert_eq!(world.limit(udp(3, 1, 2, 53), 3, LimitMask::SRC_ADDR, 1), Ok(Installed::New));

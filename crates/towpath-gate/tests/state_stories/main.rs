@@ -1,4 +1,4 @@
-//! Packet stories: what is sent when, and how long the state lives after it.
+//! Packet stories: which packet comes when, and how long the state lives after it.
 
 mod bounds;
 
@@ -33,8 +33,8 @@ fn only(states: &States, now: Time) -> Option<Listed> {
     first
 }
 
-/// A packet: milliseconds since the story's beginning, direction, TCP flags as letters, acknowledgement number; then
-/// the milliseconds that the state lives after it, 0 when there is none.
+/// A packet: milliseconds since the beginning, direction, TCP flags as letters, acknowledgement number; then the
+/// milliseconds that the state lives after it, 0 if there is none.
 type Step = (u64, char, &'static str, u32, u64);
 
 fn flags(letters: &str) -> u8 {
@@ -49,7 +49,7 @@ fn flags(letters: &str) -> u8 {
     letters.chars().map(bit).sum()
 }
 
-/// Plays a story; each packet is looked up, and installed when it is forward and there is no state.
+/// Plays a story. Looks each packet up; a forward packet without a state installs one.
 fn play(title: &str, flow: Flow, install: &Install, steps: &[Step]) {
     let mut states = States::new(Settings::default(), 1);
     for &(at, direction, letters, tcp_ack, life) in steps {
@@ -67,11 +67,11 @@ fn play(title: &str, flow: Flow, install: &Install, steps: &[Step]) {
 
 const TCP_STORIES: &[(&str, &[Step])] = &[
     (
-        "a lone SYN lives 20 s, and so does its repetition",
+        "a SYN lives 20 s, and so does its repetition",
         &[(0, '>', "S", 0, 20_000), (3_000, '>', "S", 0, 20_000)],
     ),
     (
-        "a SYN that was answered lives on, until the ACK makes it a connection",
+        "a SYN-ACK refreshes nothing, the ACK establishes the connection",
         &[(0, '>', "S", 0, 20_000), (100, '<', "SA", 101, 19_900), (200, '>', "A", 201, 300_000)],
     ),
     (
@@ -113,7 +113,7 @@ const TCP_STORIES: &[(&str, &[Step])] = &[
         ],
     ),
     (
-        "an acknowledgement number of 0 is as good as none",
+        "acknowledgement number 0 is unset",
         &[
             (0, '>', "S", 0, 20_000),
             (100, '<', "SA", 0, 19_900),
@@ -131,7 +131,7 @@ const TCP_STORIES: &[(&str, &[Step])] = &[
         ],
     ),
     (
-        "a half-closed connection lives on",
+        "a half-closed connection is refreshed",
         &[
             (0, '>', "S", 0, 20_000),
             (100, '<', "SA", 101, 19_900),
@@ -142,7 +142,7 @@ const TCP_STORIES: &[(&str, &[Step])] = &[
         ],
     ),
     (
-        "and so it does when the other side closed",
+        "also if the other side closed",
         &[
             (0, '>', "S", 0, 20_000),
             (100, '<', "SA", 101, 19_900),
@@ -152,7 +152,7 @@ const TCP_STORIES: &[(&str, &[Step])] = &[
         ],
     ),
     (
-        "closed by both sides: 1 s, from each further packet",
+        "closed by both sides: 1 s after each further packet",
         &[
             (0, '>', "S", 0, 20_000),
             (100, '<', "SA", 101, 19_900),
@@ -175,7 +175,7 @@ const TCP_STORIES: &[(&str, &[Step])] = &[
         ],
     ),
     (
-        "a reset ends what is closed too",
+        "a reset after the close",
         &[
             (0, '>', "S", 0, 20_000),
             (100, '<', "SA", 101, 19_900),
@@ -204,7 +204,7 @@ const TCP_STORIES: &[(&str, &[Step])] = &[
 #[test]
 fn tcp() {
     for (title, steps) in TCP_STORIES {
-        // The one mistake that rows invite: a story whose state is missing from the start.
+        // Catches a story whose state is missing from the start.
         assert!(steps[0].4 > 0, "{title}");
         play(title, flow(6), &Install::default(), steps);
         play(title, flow6(6), &Install::default(), steps);
@@ -234,7 +234,7 @@ fn other_protocols() {
 }
 
 #[test]
-fn a_lifetime_of_its_own_replaces_what_refreshes() {
+fn the_lifetime_option_replaces_the_lifetime_of_refreshes() {
     let install = Install { lifetime: Some(60), ..Install::default() };
     let tcp: &[Step] = &[
         (0, '>', "S", 0, 20_000),
@@ -249,7 +249,7 @@ fn a_lifetime_of_its_own_replaces_what_refreshes() {
     play("icmp", flow(1), &install, &[(0, '>', "", 0, 60_000)]);
 }
 
-/// A table with helpers for what the stories below do.
+/// A table with helper functions for the stories below.
 struct World {
     states: States,
     now: Time,
@@ -305,8 +305,8 @@ fn udp(src: u8, src_port: u16, dst: u8, dst_port: u16) -> Flow {
 }
 
 #[test]
-fn either_direction_matches_and_forward_is_the_maker() {
-    // The maker's end sorts first in one flow and last in the other.
+fn both_directions_match_and_forward_is_that_of_the_first_packet() {
+    // The maker's end sorts first in some flows and last in others.
     for flow in [udp(1, 1000, 2, 53), udp(2, 1000, 1, 53), udp(1, 1000, 1, 53), udp(1, 53, 1, 1000)] {
         let mut world = World::new(Settings::default());
         world.keep(flow, 1).unwrap();
@@ -318,7 +318,7 @@ fn either_direction_matches_and_forward_is_the_maker() {
 }
 
 #[test]
-fn what_is_in_the_key() {
+fn fields_of_the_key() {
     let base = udp(1, 1000, 2, 53);
     let link_local =
         |zone| Flow { ends: Ends::V6("fe80::1".parse().unwrap(), "fe80::2".parse().unwrap(), zone), ..base };
@@ -344,7 +344,7 @@ fn what_is_in_the_key() {
 }
 
 #[test]
-fn names_are_apart_and_any_takes_the_newest() {
+fn names_are_separate_and_any_finds_the_newest() {
     let mut world = World::new(Settings::default());
     let flow = udp(1, 1, 2, 2);
     for rule in [1, 2, 3] {
@@ -367,7 +367,7 @@ fn names_are_apart_and_any_takes_the_newest() {
 }
 
 #[test]
-fn a_second_install_is_a_packet_of_the_first() {
+fn a_second_install_counts_a_packet() {
     let mut world = World::new(Settings { dyn_max: 1, ..Settings::default() });
     let flow = udp(1, 1, 2, 2);
     assert_eq!(world.keep(flow, 1), Ok(Installed::New));
@@ -378,7 +378,7 @@ fn a_second_install_is_a_packet_of_the_first() {
 }
 
 #[test]
-fn an_expired_state_never_matches_and_makes_room() {
+fn an_expired_state_never_matches_and_takes_no_room() {
     let mut world = World::new(Settings { dyn_max: 1, ..Settings::default() });
     world.keep(udp(1, 1, 2, 2), 1).unwrap();
     world.wait(10);
@@ -392,7 +392,7 @@ fn an_expired_state_never_matches_and_makes_room() {
 }
 
 #[test]
-fn deleting_a_rule_takes_its_states_and_parents() {
+fn deleting_a_rule_removes_its_states_and_parents() {
     let mut world = World::new(Settings::default());
     world.keep(udp(1, 1, 2, 53), 1).unwrap();
     world.keep(flow6(17), 1).unwrap();
@@ -407,7 +407,7 @@ fn deleting_a_rule_takes_its_states_and_parents() {
 }
 
 #[test]
-fn orphans_live_on_until_they_expire() {
+fn orphans_live_until_they_expire() {
     let mut world = World::new(Settings { dyn_keep_states: true, ..Settings::default() });
     world.keep(udp(1, 1, 2, 53), 1).unwrap();
     world.limit(udp(1, 3, 2, 53), 1, LimitMask::SRC_ADDR, 9).unwrap();
@@ -421,7 +421,7 @@ fn orphans_live_on_until_they_expire() {
 }
 
 #[test]
-fn a_lifetime_that_changes_applies_from_the_next_packet() {
+fn a_changed_lifetime_applies_from_the_next_packet() {
     let mut world = World::new(Settings::default());
     world.keep(udp(1, 1, 2, 53), 1).unwrap();
     world.keep(udp(1, 2, 2, 53), 1).unwrap();
@@ -430,14 +430,14 @@ fn a_lifetime_that_changes_applies_from_the_next_packet() {
     let seconds =
         |world: &World| world.states.list(world.now).map(|listed| listed.seconds()).collect::<Vec<_>>();
     assert_eq!(seconds(&world), [10, 2]);
-    // The shortened state is collected at its new end, not at its old one.
+    // The shortened state is collected at its new expiry.
     world.wait(3);
     world.states.expire(world.now, 1_000);
     assert_eq!((world.states.len(), seconds(&world)), (1, vec![7]));
 }
 
 #[test]
-fn a_budget_bounds_the_work_and_all_are_collected_in_the_end() {
+fn a_budget_bounds_the_work_of_each_call() {
     let mut world = World::new(Settings::default());
     for port in 1..=1000 {
         world.keep(udp(1, port, 2, 53), 1).unwrap();
@@ -456,7 +456,7 @@ fn a_budget_bounds_the_work_and_all_are_collected_in_the_end() {
 }
 
 #[test]
-fn icmp_queries_are_apart_by_identifier_when_asked() {
+fn icmp_queries_are_separate_with_dyn_icmp_id() {
     let ping = |id| Flow { src_port: id, dst_port: id, ..flow(1) };
     for (dyn_icmp_id, states) in [(false, 1), (true, 2)] {
         let mut world = World::new(Settings { dyn_icmp_id, ..Settings::default() });
@@ -489,7 +489,7 @@ fn tcp_flow(src: u8, src_port: u16) -> Flow {
 }
 
 #[test]
-fn sctp_lives_as_tcp_does_when_asked() {
+fn sctp_has_the_lifetimes_of_tcp_with_dyn_sctp() {
     let association = Flow { proto: 132, ..flow(17) };
     let open = [(false, 1), (true, 2), (false, 10), (true, 11)];
     for (dyn_sctp, lives) in [(false, [5, 5, 5, 5]), (true, [20, 20, 20, 300])] {
@@ -508,29 +508,29 @@ fn tracked(tracking: Tracking) -> Install {
     Install { tracking, ..Install::default() }
 }
 
-/// A TCP segment: direction, flags, sequence and acknowledgement number.
+/// A TCP segment: direction, flags, sequence number and acknowledgement number.
 fn tcp_segment(direction: char, letters: &str, tcp_seq: u32, tcp_ack: u32) -> (Flow, Segment) {
     let flow = if direction == '>' { flow(6) } else { flow(6).reversed() };
     (flow, Segment { tcp_flags: flags(letters), tcp_seq, tcp_ack, tcp_window: 1000, ..PACKET })
 }
 
 #[test]
-fn strict_tracking_believes_what_fits() {
-    // A segment, whether there is a hit, and the seconds that the state lives after it.
+fn strict_tracking_accepts_segments_that_fit() {
+    // A segment, whether it is a hit, and the seconds that the state lives after it.
     let rows = [
         (('>', "S", 100, 0), false, 20),
         (('<', "SA", 500, 101), true, 20),
         (('>', "A", 101, 501), true, 300),
-        // A blind reset: out of the window, and in it.
+        // A blind reset: outside the window, and inside.
         (('<', "R", 5_000, 0), false, 300),
         (('<', "R", 900, 0), true, 300),
-        // A blind SYN, blind data.
+        // A blind SYN, and blind data.
         (('>', "S", 7_777, 0), true, 300),
         (('<', "A", 90_000, 101), false, 300),
         (('>', "A", 101, 501), true, 300),
-        // The reset that the receiver's challenge ACK brings about.
+        // The reset that follows the receiver's challenge ACK.
         (('<', "R", 501, 0), true, 1),
-        // The ports again, in the direction of the first connection only.
+        // The same ports again, only in the direction of the first connection.
         (('<', "S", 1, 0), true, 1),
         (('>', "S", 9_000, 0), true, 20),
         (('<', "SA", 44, 9_001), true, 20),
@@ -552,12 +552,12 @@ fn strict_tracking_believes_what_fits() {
     }
     let counters = world.states.counters();
     assert_eq!((counters.unfit, counters.invalid), (2, 0));
-    // What is ignored counts; what is invalid does not.
+    // Ignored segments count, invalid ones do not.
     assert_eq!(only(&world.states, world.now).unwrap().packets, [6, 5]);
 }
 
 #[test]
-fn who_renews_a_state_counts_no_packet() {
+fn a_renewal_counts_no_packet() {
     let mut world = World::new(Settings::default());
     let (flow, first) = tcp_segment('>', "S", 0, 0);
     let install = tracked(Tracking::Ipfw);
@@ -572,7 +572,7 @@ fn who_renews_a_state_counts_no_packet() {
 }
 
 #[test]
-fn strict_tracking_refuses_what_does_not_fit() {
+fn strict_tracking_refuses_other_segments() {
     let mut world = World::new(Settings::default());
     let mut install = |direction, letters, seq, ack, tracking| {
         let (flow, segment) = tcp_segment(direction, letters, seq, ack);
@@ -582,19 +582,19 @@ fn strict_tracking_refuses_what_does_not_fit() {
         assert_eq!(install('>', letters, 1, 1, Tracking::Strict), Err(Refused::Invalid), "{letters}");
     }
     assert_eq!(install('>', "S", 100, 0, Tracking::Strict), Ok(Installed::New));
-    // The state is strict, whatever the rule that comes across it says.
+    // The state is strict, whatever the rule of the packet says.
     assert_eq!(install('<', "A", 500, 101, Tracking::Ipfw), Err(Refused::Invalid));
     assert_eq!(install('<', "SA", 500, 101, Tracking::Ipfw), Ok(Installed::Existing));
     assert_eq!(world.states.counters().invalid, 7);
     assert_eq!(world.states.count_of(RULE), 1);
-    // Other protocols have nothing to check.
+    // Other protocols are not checked.
     let udp =
         world.states.install(&flow(17), Name::DEFAULT, &PACKET, RULE, &tracked(Tracking::Strict), world.now);
     assert_eq!(udp, Ok(Installed::New));
 }
 
 #[test]
-fn strict_tracking_asks_errors_for_a_number_in_flight() {
+fn strict_tracking_requires_a_sequence_number_in_flight_in_errors() {
     let mut world = World::new(Settings::default());
     let (flow, segment) = tcp_segment('>', "S", 100, 0);
     world
@@ -608,7 +608,7 @@ fn strict_tracking_asks_errors_for_a_number_in_flight() {
 }
 
 #[test]
-fn loose_tracking_picks_connections_up() {
+fn loose_tracking_picks_up_connections() {
     let loose = tracked(Tracking::Loose);
     let picked_up: &[Step] = &[
         (0, '>', "PA", 500, 20_000),
@@ -625,9 +625,9 @@ fn loose_tracking_picks_connections_up() {
         &loose,
         &[(0, '>', "S", 0, 20_000), (100, '<', "SA", 101, 19_900), (200, '>', "A", 201, 300_000)],
     );
-    play("a reset is no connection", flow(6), &loose, &[(0, '>', "R", 0, 1_000)]);
+    play("a reset is not picked up", flow(6), &loose, &[(0, '>', "R", 0, 1_000)]);
     play(
-        "one side only does not keep it",
+        "one side alone does not keep it alive",
         flow(6),
         &loose,
         &[(0, '>', "A", 5, 20_000), (20_000, '<', "A", 9, 0)],
@@ -635,7 +635,7 @@ fn loose_tracking_picks_connections_up() {
 }
 
 #[test]
-fn a_dump_goes_on_where_it_was() {
+fn a_dump_continues_at_its_cursor() {
     let mut world = World::new(Settings::default());
     let v6 = |port| Flow { src_port: port, ..flow6(17) };
     for port in 1..=10 {
@@ -650,11 +650,11 @@ fn a_dump_goes_on_where_it_was() {
         let Some((_, next)) = piece.last() else { break };
         cursor = *next;
         dumped.extend(piece.into_iter().map(|(listed, _)| (listed.kind, listed.flow)));
-        // States come and go meanwhile.
+        // States come and go between the parts.
         world.keep(udp(9, other, 2, 53), other.into()).unwrap();
         world.keep(v6(other), other.into()).unwrap();
         world.states.remove_where(|rule| rule.0 == u32::from(other) - 2);
-        // Their slots are used again: else there is always one more behind the cursor.
+        // Reuses the slots: otherwise there is always one more behind the cursor.
         world.states.expire_all(world.now);
     }
     for entry in &throughout {

@@ -1,6 +1,6 @@
-//! Doubly linked lists of slots, the links beside the slots and not in them.
+//! Doubly linked lists of slots. The links are beside the slots.
 //!
-//! Each slot is in at most one list of a `SlotLists`. A list is its two ends, kept by whoever owns the list.
+//! Each slot is in at most one list of a [`SlotLists`]. The owner of a list keeps its two ends.
 
 /// No slot.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -32,7 +32,7 @@ struct Link {
 pub(crate) struct SlotLists(Vec<Link>);
 
 impl SlotLists {
-    /// Puts `slot`, which is in no list, at the end of `list`.
+    /// Appends `slot`, which is in no list.
     #[inline]
     pub(crate) fn push_back(&mut self, list: &mut List, slot: u32) {
         let at = slot as usize;
@@ -47,7 +47,7 @@ impl SlotLists {
         list.last = slot;
     }
 
-    /// Takes `slot` out of `list`, in which it is.
+    /// Removes `slot`, which is in `list`.
     #[inline]
     pub(crate) fn remove(&mut self, list: &mut List, slot: u32) {
         let Link { prev, next } = self.0[slot as usize];
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn takes_from_front_middle_and_back() {
+    fn removes_from_front_middle_and_back() {
         let mut lists = SlotLists::default();
         for (gone, left) in [(1, [2, 3, 4]), (2, [1, 3, 4]), (3, [1, 2, 4])] {
             let mut list = List::EMPTY;
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_apart_and_end() {
+    fn lists_are_independent() {
         let (mut lists, mut one, mut other) = (SlotLists::default(), List::EMPTY, List::EMPTY);
         lists.push_back(&mut one, 0);
         lists.push_back(&mut other, 5);

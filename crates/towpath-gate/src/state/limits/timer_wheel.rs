@@ -1,13 +1,13 @@
-//! A timer wheel: which slots are due, without looking at those that are not.
+//! A timer wheel: which slots are due, without looking at the others.
 //!
-//! What: time is cut into ticks of 2^28 ns (0.27 s); slot lists for the next 2048 ticks (9 minutes). A slot is len
-//! under the tick of its expiry, or the last tick of the wheel when that is farther away. A state that is refreshed
-//! is not len anew: when its old tick is over it comes out, is seen to live on, and is len again. So a refresh
-//! costs nothing here, and each state is looked at about once per lifetime.
+//! What: time is divided into ticks of 2^28 ns (0.27 s), and the wheel has a list of slots for each of the next 2048
+//! ticks (9 minutes). A slot is in the list of its expiry's tick, or in the last one if that is farther away. An
+//! entry that is refreshed stays in its list. When that tick is over, it is found to be live and is inserted again.
+//! So a refresh costs nothing here, and each entry is looked at about once per lifetime.
 //!
-//! Invariant: a len slot's tick is never after the tick of its expiry (whoever shortens a life calls
-//! [`TimerWheel::hasten`]), and `at` never passes a tick whose list is not empty. So a slot whose tick is over is out at
-//! the latest when `at` has caught up with now.
+//! Invariant: the tick of a slot is never after the tick of its expiry (a caller that shortens a lifetime calls
+//! [`TimerWheel::reschedule_earlier`]), and `at` never passes a tick whose list is not empty. So a slot whose tick is
+//! over is returned at the latest when `at` has caught up with the current time.
 //!
 //! Reference: Varghese and Lauck 1987, "Hashed and Hierarchical Timing Wheels", scheme 6.
 
@@ -21,14 +21,14 @@ const WORDS: usize = TICKS as usize / 64;
 /// A timer wheel over slots.
 #[derive(Clone, Debug)]
 pub(crate) struct TimerWheel {
-    /// The first tick whose list may hold something.
+    /// The first tick whose list may be non-empty.
     at: u64,
     len: usize,
-    /// Which lists hold something, a bit for each.
+    /// A bit for each non-empty list.
     occupied: [u64; WORDS],
     lists: Box<[List; TICKS as usize]>,
     slots: SlotLists,
-    /// The tick that each slot is len under.
+    /// The tick of each slot.
     ticks: Vec<u64>,
 }
 
@@ -44,7 +44,7 @@ impl TimerWheel {
         }
     }
 
-    /// Files `slot`, which is not len.
+    /// Inserts a slot that is not in the wheel.
     #[inline]
     pub(crate) fn insert(&mut self, slot: u32, expire: Time, now: Time) {
         if self.len == 0 {
@@ -62,7 +62,7 @@ impl TimerWheel {
         self.len += 1;
     }
 
-    /// Takes `slot`, which is len, out.
+    /// Removes a slot that is in the wheel.
     #[inline]
     pub(crate) fn remove(&mut self, slot: u32) {
         let list = (self.ticks[slot as usize] % TICKS) as usize;
@@ -73,7 +73,7 @@ impl TimerWheel {
         self.len -= 1;
     }
 
-    /// Files `slot`, which is len, anew if `expire` is before its tick.
+    /// Moves a slot that is in the wheel to the tick of `expire`, if that is earlier.
     pub(crate) fn reschedule_earlier(&mut self, slot: u32, expire: Time, now: Time) {
         if tick(expire) < self.ticks[slot as usize] {
             self.remove(slot);
@@ -81,14 +81,15 @@ impl TimerWheel {
         }
     }
 
-    /// A slot whose tick is over: it may be due. It stays len; the caller takes it out or files it anew, with an
-    /// expiry after now. Takes one off `budget`; `None` when there is nothing more or the budget is spent.
+    /// A slot whose tick is over, which may be due. It stays in the wheel: the caller removes it, or inserts it again
+    /// with an expiry after `now`. Takes one off `budget`. Returns `None` when there is no such slot or the budget is
+    /// spent.
     pub(crate) fn next(&mut self, now: Time, budget: &mut usize) -> Option<u32> {
         if self.len == 0 || *budget == 0 {
             return None;
         }
         let now = tick(now);
-        // After a jump in time each list needs to be seen only once.
+        // After a jump in time, each list is visited once.
         self.at = self.at.max(now.saturating_sub(TICKS - 1));
         while self.at < now {
             let list = (self.at % TICKS) as usize;
@@ -97,13 +98,13 @@ impl TimerWheel {
                 *budget -= 1;
                 return self.lists[list].first();
             }
-            // To the next list that holds something, or to the next word of lists.
+            // To the next non-empty list, or to the next word of the bitmap.
             self.at = (self.at + ahead.min(64 - list as u64 % 64)).min(now);
         }
         None
     }
 
-    /// The slots len under the tick that has begun and is not over, some of which may be due.
+    /// The slots of the current tick, some of which may be due.
     pub(crate) fn current(&self) -> impl Iterator<Item = u32> + '_ {
         let first = self.lists[(self.at % TICKS) as usize].first();
         std::iter::successors(first, |&slot| self.slots.next(slot))
@@ -125,7 +126,7 @@ mod tests {
         Time::from_nanos(tick * TICK)
     }
 
-    /// The slots that come out at `now`, all of them due.
+    /// The slots returned at `now`, all of which are due.
     fn out(wheel: &mut TimerWheel, now: Time) -> Vec<u32> {
         let mut slots = Vec::new();
         while let Some(slot) = wheel.next(now, &mut usize::MAX.clone()) {
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn out_when_the_tick_is_over() {
+    fn slots_are_due_when_their_tick_is_over() {
         for start in [0, 5, 1 << 30] {
             let mut wheel = TimerWheel::new();
             for (slot, ahead) in [(0, 0), (1, 1), (2, 63), (3, 64), (4, 2047)] {
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jump_in_time_leaves_nothing_behind() {
+    fn a_jump_in_time_skips_no_slot() {
         for jump in [2047, 2048, 2049, 10_000, 1 << 34] {
             let mut wheel = TimerWheel::new();
             (0..2048).for_each(|slot| wheel.insert(slot, at(u64::from(slot)), at(0)));
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_far_away_comes_out_early_and_goes_in_again() {
+    fn slots_beyond_the_wheel_are_due_early_and_inserted_again() {
         let mut wheel = TimerWheel::new();
         wheel.insert(7, at(5000), at(0));
         let mut seen = Vec::new();
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shorter_life_comes_out_sooner() {
+    fn a_rescheduled_slot_is_due_earlier() {
         let mut wheel = TimerWheel::new();
         wheel.insert(1, at(1000), at(0));
         wheel.reschedule_earlier(1, at(10), at(0));
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn time_that_goes_back_loses_nothing() {
+    fn time_that_goes_back_skips_no_slot() {
         let mut wheel = TimerWheel::new();
         wheel.insert(1, at(100), at(90));
         wheel.insert(2, at(20), at(10));

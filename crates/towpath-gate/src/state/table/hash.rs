@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn regular_keys_spread() {
+    fn regular_keys_are_distributed() {
         for seed in 0..8 {
             let secret = Secret::new(seed);
             // 4096 keys into 4096 buckets: a random function's fullest bucket holds 6 or 7; 12 has a probability
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_seed_matters() {
+    fn hashes_depend_on_the_seed() {
         assert_ne!(Secret::new(1).hash(&[1, 2]), Secret::new(2).hash(&[1, 2]));
     }
 }

@@ -147,14 +147,14 @@ impl Index {
         self.stashed.load(Ordering::Relaxed) != 0
     }
 
-    /// Prefaults the memory of `most` more lines. Returns true if more remain.
-    pub(crate) fn prefault(&self, most: u64) -> bool {
+    /// Prefaults the memory of `max` more lines. Returns true if more remain.
+    pub(crate) fn prefault(&self, max: u64) -> bool {
         let all = self.lines.len() as u64;
         // Relaxed, here and below: prefaulting a line twice, or migrating too early, does no harm.
         if self.prefaulted.load(Ordering::Relaxed) < all {
-            let from = self.prefaulted.fetch_add(most, Ordering::Relaxed);
+            let from = self.prefaulted.fetch_add(max, Ordering::Relaxed);
             self.waits.store(0, Ordering::Relaxed);
-            self.lines.prefault(from.min(all) as usize..from.saturating_add(most).min(all) as usize);
+            self.lines.prefault(from.min(all) as usize..from.saturating_add(max).min(all) as usize);
         }
         !self.is_prefaulted()
     }
@@ -267,16 +267,16 @@ impl Index {
         if self.migrated.load(Ordering::Acquire) == all { Migration::Complete } else { Migration::Partial }
     }
 
-    /// Prefetches what the next [`Index::migrate_some`] of `lines` lines reads first; `fetch` prefetches the key in a
+    /// Prefetches what the next [`Index::migrate_some`] of `lines` lines reads first; `prefetch` prefetches the key in a
     /// slot. Also prefetches the lines of the call after that. In vain if another thread migrates these lines first.
-    pub(crate) fn prefetch_migration(&self, lines: u64, fetch: impl Fn(u32)) {
+    pub(crate) fn prefetch_migration(&self, lines: u64, prefetch: impl Fn(u32)) {
         // Relaxed: a hint.
         let from = self.next_line.load(Ordering::Relaxed) as usize;
         for at in from..from.saturating_add(lines as usize) {
             let Some(line) = self.lines.get(at) else { return };
             for entry in 0..ENTRIES {
                 if tag(line, entry) != 0 {
-                    fetch(slot(line, entry));
+                    prefetch(slot(line, entry));
                 }
             }
             if let Some(line) = self.lines.get(at + lines as usize) {
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_added_is_found_until_it_is_removed() {
+    fn an_entry_is_found_until_it_is_removed() {
         let index = index(4, 1);
         (0..100).for_each(|slot| assert!(add(&index, slot)));
         for slot in 0..100 {
@@ -581,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_are_exact() {
+    fn tag_matches_are_exact() {
         // Tags that differ from `wanted` in one bit, at every position.
         let lines = Lines::zeroed(1, Pages::Base);
         let line = lines.line(0);
@@ -598,7 +598,7 @@ mod tests {
     }
 
     #[test]
-    fn two_choices_fill_lines_well() {
+    fn two_choices_fill_the_lines() {
         for seed in 0..4 {
             let index = index(12, seed);
             let fits = (0..).take_while(|&slot| add(&index, slot) && !index.stashed()).count();
@@ -608,7 +608,7 @@ mod tests {
     }
 
     #[test]
-    fn regular_keys_fill_lines_as_well() {
+    fn regular_keys_fill_the_lines() {
         for shift in [0, 8, 16, 32, 48] {
             let (index, mut count) = (index(10, 5), 0_u32);
             let key = |n: u32| Key([u64::from(n) << shift, 7]);
@@ -621,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn moving_keeps_every_entry() {
+    fn a_migration_keeps_every_entry() {
         let old = index(6, 1);
         (0..500).for_each(|slot| assert!(add(&old, slot)));
         let next = Arc::new(index(7, 2));
@@ -642,7 +642,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stash_takes_what_finds_no_room() {
+    fn the_stash_takes_entries_without_room() {
         let index = index(1, 1);
         let added = (0..100).take_while(|&slot| add(&index, slot)).count();
         assert_eq!(added, ENTRIES * (2 + STASH));

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn both_directions_have_one_key_and_unpack_as_they_were() {
+    fn both_directions_have_one_key_and_unpack() {
         let flows = [
             flow(v4([10, 0, 0, 1], [10, 0, 0, 2]), 1024, 80),
             flow(v4([10, 0, 0, 2], [10, 0, 0, 1]), 1024, 80),
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_to_itself_is_forward_both_ways() {
+    fn a_flow_to_itself_is_forward_in_both_directions() {
         let own = flow(v4([127, 0, 0, 1], [127, 0, 0, 1]), 5, 5);
         let Ends::V4(a, b) = own.ends else { unreachable!() };
         assert_eq!(Key4::new(a, b, &own), Key4::new(b, a, &own.reversed()));

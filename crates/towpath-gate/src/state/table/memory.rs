@@ -171,7 +171,7 @@ pub(crate) fn equal_tags(words: [u64; 3], tag: u16) -> u32 {
         unsafe { equal_tags_sse2(words, tag) }
     }
     #[cfg(not(target_arch = "x86_64"))]
-    equal_tags_anywhere(words, tag)
+    equal_tags_portable(words, tag)
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -189,7 +189,7 @@ fn equal_tags_sse2(words: [u64; 3], tag: u16) -> u32 {
 }
 
 #[cfg(any(all(test, not(loom)), not(target_arch = "x86_64")))]
-fn equal_tags_anywhere(words: [u64; 3], tag: u16) -> u32 {
+fn equal_tags_portable(words: [u64; 3], tag: u16) -> u32 {
     let same = |at: usize| (words[at / 4] >> (at % 4 * 16)) as u16 == tag;
     (0..12).map(|at| u32::from(same(at)) << at).sum()
 }
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_zero_aligned_and_apart() {
+    fn lines_are_zeroed_aligned_and_distinct() {
         for (len, pages) in [(1, Pages::Base), (100, Pages::Base), (40_000, Pages::Huge)] {
             let lines = Lines::zeroed(len, pages);
             for at in [0, len / 2, len - 1] {
@@ -222,11 +222,11 @@ mod tests {
     }
 
     #[test]
-    fn lanes_are_compared_alike_everywhere() {
+    fn tag_comparisons_agree() {
         for word in [0, 0x0001_0000_8000_7fff, 0x8001_8000_ffff_0001, u64::MAX] {
             for tag in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
                 for words in [[word, 0, 1], [7, word, word], [0x8000, !word, word << 16]] {
-                    assert_eq!(equal_tags(words, tag), equal_tags_anywhere(words, tag), "{words:x?} {tag:x}");
+                    assert_eq!(equal_tags(words, tag), equal_tags_portable(words, tag), "{words:x?} {tag:x}");
                 }
             }
         }

@@ -165,14 +165,14 @@ impl<const N: usize> Slab<N> {
         self.due_tick(slot).is_some()
     }
 
-    /// Examines up to `most` slots from `first` on, 64 at most and of one chunk. Returns a bit for each slot that
+    /// Examines up to `max` slots from `first` on, 64 at most and of one chunk. Returns a bit for each slot that
     /// holds a state which is due at `tick`, or any state if `tick` is `None`; and the number of slots examined.
     #[inline]
-    pub(crate) fn due_mask(&self, first: u32, most: u32, tick: Option<u32>) -> (u64, u32) {
+    pub(crate) fn due_mask(&self, first: u32, max: u32, tick: Option<u32>) -> (u64, u32) {
         let (chunk, at) = locate(first);
         let Chunk { states, meta, .. } = self.chunk(chunk);
         // Slots of one chunk are adjacent.
-        let slots = (states.len() - at).min(most as usize).min(u64::BITS as usize);
+        let slots = (states.len() - at).min(max as usize).min(u64::BITS as usize);
         let mut found = 0;
         for slot in 0..slots {
             let at = at + slot;
@@ -229,12 +229,12 @@ impl<const N: usize> Slab<N> {
         self.change_meta(slot, |word| u64::from(link) << HIGH | word & LOW);
     }
 
-    /// Prefaults the memory of up to `most` slots, of the `ahead` slots that follow those in use. Returns true if
+    /// Prefaults the memory of up to `max` slots, of the `ahead` slots that follow those in use. Returns true if
     /// more remain.
-    pub(crate) fn prefault(&self, ahead: u32, most: u32) -> bool {
+    pub(crate) fn prefault(&self, ahead: u32, max: u32) -> bool {
         let end = self.len().saturating_add(ahead).min(MAX_SLOTS as u32);
         let from = (self.prefaulted.load(Ordering::Relaxed) as u32).max(self.len()).min(end);
-        let to = from.saturating_add(most).min(end);
+        let to = from.saturating_add(max).min(end);
         let mut slot = from;
         while slot < to {
             let (chunk, at) = locate(slot);
@@ -339,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_slot_is_somewhere_else() {
+    fn each_slot_has_its_place() {
         let first = 1_u32 << FIRST_BITS;
         let rows = [
             (0, (0, 0)),
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_is_taken_again() {
+    fn freed_slots_are_allocated_again() {
         let slab = Slab::<2>::new(Pages::Base);
         let slots: Vec<u32> = (0..5000).map(|_| slab.alloc().unwrap()).collect();
         assert_eq!(slots, (0..5000).collect::<Vec<u32>>());
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn the_word_beside_keeps_its_halves_apart() {
+    fn the_halves_of_the_metadata_are_independent() {
         let slab = Slab::<2>::new(Pages::Base);
         let slot = slab.alloc().unwrap();
         assert_eq!((slab.due_tick(slot), slab.sibling(slot)), (None, None));
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_be_looked_at_is_found_by_its_tick_across_chunks() {
+    fn due_slots_are_found_across_chunks() {
         let slab = Slab::<2>::new(Pages::Base);
         let first = 1_u32 << FIRST_BITS;
         (0..first + 100).for_each(|_| _ = slab.alloc().unwrap());
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn preparing_is_bounded_and_ends() {
+    fn prefaulting_is_bounded_and_ends() {
         let slab = Slab::<6>::new(Pages::Base);
         let mut rounds = 0;
         while slab.prefault(20_000, 1000) {

@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_worker_counts_apart_until_the_slot_is_made_anew() {
+    fn each_worker_counts_separately_until_the_slot_is_cleared() {
         let slot_counters = SlotCounters::new();
         let workers = [slot_counters.of_worker(0), slot_counters.of_worker(1)];
         for slot in [0, 1, 5, SLOTS - 1] {

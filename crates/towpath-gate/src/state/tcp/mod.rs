@@ -1,33 +1,33 @@
-//! What a state remembers of a TCP connection, and which lifetime a segment gives it.
+//! What a state remembers of a TCP connection, and the lifetime that a segment gives it.
 //!
-//! A pure step: (what was seen, direction, segment) to (what is seen now, lifetime). There is no sequence window in
-//! it; see [`Tracking`](crate::state::Tracking) for that.
+//! A pure step: (what was seen, direction, segment) to (what is seen now, lifetime). It checks no sequence numbers;
+//! [`window`] does that for states with [strict tracking](crate::state::Tracking::Strict).
 //!
-//! The word that holds what was seen is ipfw's, bit for bit (`ipfw -v` prints it): the forward side's FIN, SYN, RST
-//! in bits 0 to 2, the reverse side's in bits 8 to 10, and one mark for each side whose acknowledgement was the last
-//! to be accepted.
+//! The word that holds what was seen is ipfw's, bit for bit (`ipfw -v` prints it): the forward side's FIN, SYN and
+//! RST in bits 0 to 2, the reverse side's in bits 8 to 10, and a mark for the side whose acknowledgement was accepted
+//! last.
 //!
-//! Reference: ipfw's dynamic states, `dyn_update_tcp_state`. One deviation: the acknowledgement number counts only when
-//! the segment has ACK set ("If the ACK control bit is set, this field contains ...", RFC 9293 section 3.1). ipfw reads
-//! the field always, so that there a repeated SYN after the SYN-ACK passes for an acknowledgement.
+//! Reference: ipfw's dynamic states, `dyn_update_tcp_state`. Deviation: the acknowledgement number counts only if the
+//! segment has ACK set ("If the ACK control bit is set, this field contains ...", RFC 9293 section 3.1). ipfw always
+//! reads the field, so that a repeated SYN after the SYN-ACK passes for an acknowledgement.
 
 pub(crate) mod window;
 pub(crate) mod window_table;
 
 use crate::state::Direction;
 
-/// TCP flags, RFC 9293 section 3.1.
+/// TCP flags, RFC 9293 section 3.1: no more data from the sender.
 pub(crate) const FIN: u8 = 0x01;
-/// Synchronise.
+/// Synchronize sequence numbers.
 pub(crate) const SYN: u8 = 0x02;
-/// Reset.
+/// Reset the connection.
 pub(crate) const RST: u8 = 0x04;
 /// The acknowledgement number is valid.
 pub(crate) const ACK: u8 = 0x10;
 
-/// The forward side's acknowledgement was accepted, and the reverse side's has not been since.
+/// The forward side's acknowledgement was accepted last.
 pub(crate) const ACK_FWD: u32 = 0x1_0000;
-/// Likewise the other way round.
+/// The reverse side's acknowledgement was accepted last.
 pub(crate) const ACK_REV: u32 = 0x2_0000;
 
 /// The lifetime that a segment gives, by ipfw's names.
@@ -43,7 +43,7 @@ pub(crate) enum Life {
     Rst,
 }
 
-/// One row of the table: when the flags seen so far, of those in `of`, are exactly `seen`.
+/// A row of the table: it matches when the flags seen so far, of those in `of`, are exactly `seen`.
 struct Row {
     of: [u8; 2],
     seen: [u8; 2],
@@ -52,22 +52,22 @@ struct Row {
 
 const ALL: [u8; 2] = [FIN | SYN | RST; 2];
 
-/// First row that fits; flags as \[forward, reverse\].
+/// The first matching row applies; flags as \[forward, reverse\].
 const ROWS: [Row; 8] = [
-    // A reset, from either side and whatever else came before or after it: the connection is gone.
+    // A reset from either side, whatever came before or after it: the connection is gone.
     Row { of: [RST, 0], seen: [RST, 0], life: Life::Rst },
     Row { of: [0, RST], seen: [0, RST], life: Life::Rst },
     // Opening: the first SYN, or its repetition, waits for an answer.
     Row { of: ALL, seen: [SYN, 0], life: Life::Syn },
-    // Established, or about to be: lives on the acknowledgements of both sides.
+    // Established, or about to be: the acknowledgements of both sides keep it alive.
     Row { of: ALL, seen: [SYN, SYN], life: Life::Ack },
-    // FamilyBurst closed: one side is done, the other may send for as long as it likes.
+    // Half closed: one side is done, the other may send for as long as it likes.
     Row { of: ALL, seen: [SYN | FIN, SYN], life: Life::Ack },
     Row { of: ALL, seen: [SYN, SYN | FIN], life: Life::Ack },
     // Closed by both sides: time for the last ACK.
     Row { of: ALL, seen: [SYN | FIN, SYN | FIN], life: Life::Fin },
-    // Everything else is no connection that began here: picked up in the middle, SYN from the reverse side only,
-    // SYN and FIN at once without an answer.
+    // Everything else did not begin here: picked up in the middle, SYN from the reverse side only, SYN and FIN at
+    // once without an answer.
     Row { of: [0, 0], seen: [0, 0], life: Life::Rst },
 ];
 
@@ -99,7 +99,7 @@ pub(crate) struct Tcp {
 }
 
 impl Tcp {
-    /// Takes a segment in. The lifetime to refresh with, or `None` when the state keeps the expiry that it has.
+    /// Applies a segment. Returns the lifetime to refresh with, or `None` when the state keeps its expiry.
     #[inline]
     pub(crate) fn segment(&mut self, direction: Direction, flags: u8, ack: u32) -> Option<Life> {
         self.seen |= u32::from(flags & (FIN | SYN | RST)) << (8 * direction as u32);
@@ -110,24 +110,24 @@ impl Tcp {
         Some(life)
     }
 
-    /// Takes the connection for established, whatever was seen.
+    /// Treats the connection as established.
     pub(crate) fn assume_established(&mut self) {
         self.seen |= u32::from(SYN) | u32::from(SYN) << 8;
     }
 
-    /// Whether a side has reset the connection.
+    /// Returns true if a side has reset the connection.
     pub(crate) fn was_reset(&self) -> bool {
         self.seen & (u32::from(RST) | u32::from(RST) << 8) != 0
     }
 
-    /// Whether the connection has ended, by both sides or by a reset.
+    /// Returns true if both sides have closed the connection, or one has reset it.
     pub(crate) fn ended(&self) -> bool {
         let fin = u32::from(FIN) | u32::from(FIN) << 8;
         self.seen & fin == fin || self.was_reset()
     }
 
-    /// Whether this acknowledgement refreshes the state: it is acceptable, and the last acceptable one came from the
-    /// other side. So traffic in one direction only never prolongs a state.
+    /// Returns true if this acknowledgement refreshes the state: it is acceptable, and the last acceptable one came
+    /// from the other side. Traffic in one direction alone never prolongs a state.
     fn acknowledge(&mut self, direction: Direction, flags: u8, ack: u32) -> bool {
         if flags & ACK == 0 {
             return false;

@@ -1,39 +1,39 @@
-//! Sequence windows: whether a segment fits into its connection. For [`Tracking::Strict`](crate::state::Tracking::Strict).
+//! TCP windows: whether a segment fits into its connection. For [`Tracking::Strict`](crate::state::Tracking::Strict).
 //!
-//! What: from the two directions together it is known what each side has sent, what the other has acknowledged, and how
-//! much it is ready to take. A segment fits when it lies in the window that its receiver has open, and acknowledges
-//! what the receiver has sent. Bounds are from the middle of the path: what one side knows may not have come by yet, so
-//! they are as wide as either side could rightly see them, and no wider.
+//! What: both directions together show what each side has sent, what the other has acknowledged, and how much it
+//! accepts. A segment fits if it lies in its receiver's window and acknowledges what the receiver has sent. The
+//! observer is in the middle of the path: what one side knows may not have passed yet. The bounds are as wide as
+//! either side could legitimately see them, and no wider.
 //!
-//! A reset or a SYN in the middle of a connection ends nothing unless it is exact: an inexact one goes on to the
-//! receiver, who answers it with a challenge ACK if it is in the window (RFC 5961, sections 3 and 4), and the state
-//! stays as it is.
+//! A reset or a SYN in the middle of a connection ends nothing unless it is exact. An inexact one goes on to the
+//! receiver, which answers it with a challenge ACK if it is in the window (RFC 5961, sections 3 and 4). The state
+//! does not change.
 //!
-//! Not supported: selective acknowledgements and timestamps are not looked at; urgent data is data.
+//! Not supported: selective acknowledgements and timestamps are not checked; urgent data is treated as data.
 //!
-//! References: van Rooij 2000, "Real Stateful TCP Packet Filtering in IP Filter", section 4; RFC 9293, 3.4 and 3.10.7;
-//! RFC 7323, 2; RFC 5961, 3 to 5.
+//! References: van Rooij 2000, "Real Stateful TCP Packet Filtering in IP Filter", section 4; RFC 9293, 3.4 and
+//! 3.10.7; RFC 7323, 2; RFC 5961, 3 to 5.
 
 use crate::state::tcp::{ACK, FIN, RST, SYN};
 use crate::state::{Direction, Segment};
 
-/// The least that an acknowledgement may be behind: a full window without scaling.
+/// How far an acknowledgement may at least lag behind: a full window without scaling.
 const ACK_WINDOW: u32 = 66_000;
 
 /// What one side has shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Side {
+struct Peer {
     /// Its initial sequence number.
     isn: u32,
     /// The end of what it has sent.
     end: u32,
-    /// The end of what the other side was ready to take.
+    /// The end of what the other side accepts.
     max_end: u32,
-    /// The largest window it has offered, in bytes.
+    /// The largest window that it has offered, in bytes.
     max_window: u32,
-    /// The last acknowledgement number it has sent.
+    /// The last acknowledgement number that it has sent.
     acked: u32,
-    /// Shift of its windows.
+    /// The shift of its windows.
     scale: u8,
     /// Its SYN had the window scale option.
     scales: bool,
@@ -43,34 +43,34 @@ struct Side {
     agreed: bool,
 }
 
-/// What a segment is to the connection.
+/// How a segment relates to the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fit {
-    /// A part of it.
+    /// It is part of it.
     Fits,
-    /// For its receiver to answer: the connection stays as it is.
+    /// Its receiver answers it: the connection does not change.
     Ignored,
-    /// No part of it.
+    /// It is not part of it.
     Invalid,
 }
 
 /// The windows of one connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Window([Side; 2]);
+pub(crate) struct Window([Peer; 2]);
 
-/// Words that a window is packed into.
+/// The words of a packed window.
 pub(crate) const WORDS: usize = 6;
 
 impl Window {
-    /// Whether a connection can begin with this segment: a SYN, and nothing that contradicts it.
+    /// Returns true if the segment can open a connection: a SYN without flags that contradict it.
     pub(crate) fn begins(segment: &Segment) -> bool {
         segment.tcp_flags & (SYN | ACK | RST | FIN) == SYN
     }
 
-    /// The window as words: numbers of both sides, then the words with what is known of each.
+    /// The packed window: the numbers of both sides, then a word for each with what is known of it.
     pub(crate) fn words(&self) -> [u64; WORDS] {
         let two = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
-        let known = |side: &Side| {
+        let known = |side: &Peer| {
             let flags = [side.scales, side.known, side.agreed];
             let bits = flags.iter().zip(8..).map(|(&flag, bit)| u32::from(flag) << bit).sum::<u32>();
             two(side.acked, bits | u32::from(side.scale))
@@ -86,11 +86,11 @@ impl Window {
         ]
     }
 
-    /// The window that was packed into these.
+    /// Unpacks a window.
     pub(crate) fn from_words(words: [u64; WORDS]) -> Self {
         let high = |at: usize| (words[at] >> 32) as u32;
         let low = |at: usize| words[at] as u32;
-        let side = |numbers: usize, known: usize| Side {
+        let side = |numbers: usize, known: usize| Peer {
             isn: high(numbers),
             end: low(numbers),
             max_end: high(numbers + 1),
@@ -104,25 +104,25 @@ impl Window {
         Self([side(0, 4), side(2, 5)])
     }
 
-    /// Takes a segment in, if it fits.
+    /// Applies a segment, if it fits.
     pub(crate) fn segment(&mut self, direction: Direction, segment: &Segment) -> Fit {
         let sender = direction as usize;
         let (from, to) = (self.0[sender], self.0[1 - sender]);
         let flags = segment.tcp_flags;
         match (from.known, to.known) {
             _ if flags & RST != 0 => from.reset(&to, segment),
-            // Until it is acknowledged, an answer may be another one: a listener without memory makes a new initial
-            // sequence number for every repetition of the SYN.
+            // Until it is acknowledged, the answer may change: a stateless listener makes a new initial sequence
+            // number for every repetition of the SYN.
             (true, true) if flags & (SYN | ACK) == SYN | ACK && !to.agreed => self.answer(sender, segment),
             (true, true) if flags & SYN != 0 => Fit::Ignored,
             (true, true) => self.established(sender, segment),
-            // Before the answer there is only the SYN, or its repetition, or another attempt.
+            // Before the answer there is only the SYN, its repetition, or another attempt.
             (_, false) => self.open(sender, segment),
             (false, true) => self.answer(sender, segment),
         }
     }
 
-    /// Whether the side that sends in `direction` may have sent a segment at `seq` that is still on its way.
+    /// Returns true if the side that sends in `direction` may have sent a segment at `seq` that is still in flight.
     pub(crate) fn sent(&self, direction: Direction, seq: u32) -> bool {
         let (from, to) = (self.0[direction as usize], self.0[1 - direction as usize]);
         let oldest = from.end.wrapping_sub(to.max_window.max(ACK_WINDOW));
@@ -133,7 +133,7 @@ impl Window {
         if !Self::begins(segment) {
             return Fit::Invalid;
         }
-        self.0[sender] = Side::of_syn(segment);
+        self.0[sender] = Peer::of_syn(segment);
         Fit::Fits
     }
 
@@ -143,7 +143,7 @@ impl Window {
         if segment.tcp_flags & SYN == 0 || !acknowledges {
             return Fit::Invalid;
         }
-        let mut side = Side::of_syn(segment);
+        let mut side = Peer::of_syn(segment);
         side.max_end = side.end.wrapping_add(peer.max_window);
         let peer = &mut self.0[1 - sender];
         let una = if segment.tcp_flags & ACK == 0 { peer.end } else { segment.tcp_ack };
@@ -161,13 +161,13 @@ impl Window {
         }
         let (seq, end, ack) = (segment.tcp_seq, end(segment), segment.tcp_ack);
         let fits =
-            // Not beyond what the receiver was ready to take.
+            // Not beyond what the receiver accepts.
             !before(from.max_end, seq)
-            // Nor older than its largest window.
+            // Not older than its largest window.
             && !before(end, from.end.wrapping_sub(to.max_window.max(1)))
             // It does not acknowledge what was not sent,
             && !before(to.end, ack)
-            // nor what is long forgotten (RFC 5961, 5.2).
+            // or what was acknowledged long ago (RFC 5961, 5.2).
             && !before(ack, to.end.wrapping_sub(from.max_window.max(ACK_WINDOW)));
         if !fits {
             return Fit::Invalid;
@@ -186,7 +186,7 @@ impl Window {
     }
 }
 
-impl Side {
+impl Peer {
     fn of_syn(segment: &Segment) -> Self {
         let end = end(segment);
         Self {
@@ -202,21 +202,21 @@ impl Side {
         }
     }
 
-    /// Whether an answer with this acknowledgement number is one to this side's SYN: of all of it, or of less data
-    /// than came with it (RFC 7413, 4.2.2).
+    /// Returns true if this acknowledgement number answers this side's SYN: all of it, or less data than came with it
+    /// (RFC 7413, 4.2.2).
     fn syn_acknowledged_by(&self, ack: u32) -> bool {
         !before(self.end, ack) && before(self.isn, ack)
     }
 
-    /// What a reset from this side to `to` is.
-    fn reset(&self, to: &Side, segment: &Segment) -> Fit {
+    /// Checks a reset from this side to `to`.
+    fn reset(&self, to: &Peer, segment: &Segment) -> Fit {
         if !self.known {
-            // The answer to a SYN that nobody listens for: it must acknowledge that SYN (RFC 9293, 3.10.7.3).
+            // The answer to a SYN without a listener: it must acknowledge that SYN (RFC 9293, 3.10.7.3).
             let refused = to.known && segment.tcp_flags & ACK != 0 && to.syn_acknowledged_by(segment.tcp_ack);
             return if refused { Fit::Fits } else { Fit::Invalid };
         }
         let seq = segment.tcp_seq;
-        // What the receiver expects next is what it acknowledged, or what came by here and it has not yet.
+        // The receiver expects what it acknowledged, or what has passed here and not yet reached it.
         let oldest = if to.known { to.acked } else { self.isn };
         if seq == self.end || seq == oldest {
             Fit::Fits
@@ -234,7 +234,7 @@ fn end(segment: &Segment) -> u32 {
     segment.tcp_seq.wrapping_add(segment.tcp_len).wrapping_add(phantom)
 }
 
-/// Whether `a` is before `b`, modulo 2^32 (RFC 9293, 3.4).
+/// Returns true if `a` is before `b`, modulo 2^32 (RFC 9293, 3.4).
 fn before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }
@@ -247,7 +247,7 @@ fn later(a: u32, b: u32) -> u32 {
 mod tests {
     use super::*;
 
-    /// A segment: direction, flags, sequence number, acknowledgement number, payload, window; and what it is.
+    /// A segment: direction, flags, sequence number, acknowledgement number, payload length, window; and the result.
     type Row = (char, &'static str, u32, u32, u32, u16, Fit);
     use Fit::{Fits, Ignored, Invalid};
 
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn stories() {
-        // Sequence numbers from the initial ones; offsets of both sides begin at 1 after the handshake.
+        // Sequence numbers relative to the initial ones; both sides continue at 1 after the handshake.
         let stories: &[(&str, &[Row])] = &[
             (
                 "data both ways",
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_scale_when_both_agree() {
+    fn windows_scale_if_both_sides_do() {
         let wide: &[Row] = &[OPEN[0], OPEN[1], OPEN[2], ('<', "A", 1, 1, 0, 2000, Fits)];
         let far: Row = ('>', "A", 1 + 2000 * 128, 1, 0, 1000, Fits);
         let (mut beyond, mut unscaled) = (far, far);
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent() {
+    fn sequence_numbers_in_flight() {
         let mut window = Window::default();
         let syn = Segment { tcp_flags: SYN, tcp_seq: 1000, tcp_window: 1000, ..Segment::default() };
         window.segment(Direction::Forward, &syn);

@@ -1,5 +1,5 @@
-//! Every interleaving, and every reordering that the memory model permits, of what threads do to a table at once, explored
-//! by loom: `RUSTFLAGS="--cfg loom" cargo test --release -p towpath-gate --lib interleavings`
+//! loom tests: every interleaving of threads that use a table at once, and every reordering that the memory model
+//! permits: `RUSTFLAGS="--cfg loom" cargo test --release -p towpath-gate --lib interleavings`
 
 use std::sync::Arc;
 
@@ -29,16 +29,16 @@ struct World {
     epochs: Epochs,
 }
 
-fn explore(play: impl Fn() + Sync + Send + 'static) {
+fn explore(run: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    // More switches than that find nothing more in practice, and take days.
+    // More preemptions find nothing more in practice, and take days.
     builder.preemption_bound = Some(2);
-    builder.check(play);
+    builder.check(run);
 }
 
 fn world() -> Arc<World> {
     let world = World { family: Family::new(1, Pages::Base), epochs: Epochs::new() };
-    // The memory of the first slots is made by std's OnceLock, whose ordering loom does not see.
+    // std's OnceLock, whose ordering loom does not model, allocates the memory of the first slots.
     let slot = world.family.slab.alloc().unwrap();
     world.family.slab.free(slot, slot);
     Arc::new(world)
@@ -48,7 +48,7 @@ fn key(n: u64) -> Key4 {
     Key([n, 7])
 }
 
-/// Makes the state of flow `n` for rule `n` in a slot of its own.
+/// Inserts a state for flow `n` and rule `n` from a slot of its own. Returns the slot.
 fn insert(family: &Family<2>, index: &Index, n: u32) -> (u32, InsertResult) {
     let slot = family.slab.alloc().unwrap();
     let new = NewEntry {
@@ -82,7 +82,7 @@ fn find(family: &Family<2>, index: &Index, n: u32) -> Option<u32> {
 }
 
 #[test]
-fn of_two_that_make_a_state_one_does() {
+fn of_two_threads_one_inserts_a_state() {
     explore(|| {
         let world = world();
         let make = |world: &World| insert(&world.family, &world.family.index.current(), 1);
@@ -102,7 +102,7 @@ fn of_two_that_make_a_state_one_does() {
 }
 
 #[test]
-fn a_state_that_is_found_is_whole() {
+fn a_state_that_is_found_is_complete() {
     explore(|| {
         let world = world();
         let header = {
@@ -118,7 +118,7 @@ fn a_state_that_is_found_is_whole() {
 }
 
 #[test]
-fn a_slot_is_not_used_again_while_somebody_reads_it() {
+fn a_slot_is_not_reused_while_a_worker_reads_it() {
     explore(|| {
         let world = world();
         insert(&world.family, &world.family.index.current(), 1);
@@ -133,7 +133,7 @@ fn a_slot_is_not_used_again_while_somebody_reads_it() {
                 assert!(family.unlink(&index, slot, |_| true));
                 retired.push(&family.slab, slot);
                 retired.free(&family.slab, &world.epochs, &mut remover);
-                // In the same slot if it is free already.
+                // In the same slot, if it is free already.
                 insert(family, &index, 2);
             })
         };
@@ -157,7 +157,7 @@ fn a_slot_is_not_used_again_while_somebody_reads_it() {
 }
 
 #[test]
-fn a_flow_that_moves_is_found() {
+fn a_flow_that_migrates_is_found() {
     explore(|| {
         let world = world();
         insert(&world.family, &world.family.index.current(), 1);
@@ -176,7 +176,7 @@ fn a_flow_that_moves_is_found() {
 }
 
 #[test]
-fn a_flow_that_is_made_while_flows_move_is_made_once() {
+fn a_flow_is_inserted_once_during_a_migration() {
     explore(|| {
         let world = world();
         let index = world.family.index.current();
@@ -228,7 +228,7 @@ fn no_fin_is_lost() {
 }
 
 #[test]
-fn windows_grow_by_both_of_two_segments() {
+fn a_window_has_the_effect_of_both_segments() {
     explore(|| {
         let windows = Arc::new(WindowTable::new());
         let segment = |tcp_flags, tcp_seq, tcp_ack, tcp_len| Segment {
@@ -261,26 +261,23 @@ fn windows_grow_by_both_of_two_segments() {
 }
 
 #[test]
-fn a_state_counts_in_the_era_that_it_is_of() {
+fn a_state_counts_in_its_generation() {
     explore(|| {
         let rules = Arc::new(RuleCounts::default());
         let rule = RuleId(1);
-        // Made before, so that there is something to turn.
+        // Before the threads start, so that the rule has a state to remove.
         let first = RuleCountCache::default().add(&rules, rule);
-        let turner = {
+        let remover = {
             let rules = Arc::clone(&rules);
-            thread::spawn(move || {
-                let mut gone = RemovedRules::default();
-                (rules.turn(|_| true, &mut gone), gone)
-            })
+            thread::spawn(move || (rules.remove_where(|_| true), rules.removed()))
         };
-        let mut recent = RuleCountCache::default();
-        let era = recent.add(&rules, rule);
-        assert!(recent.subtract(&rules, rule, first) || era == first);
-        let (turned, gone) = turner.join().unwrap();
-        let is_gone = recent.subtract(&rules, rule, era);
-        assert_eq!(is_gone, turned > 0 && era == first);
-        assert!(gone.is_over());
+        let mut cache = RuleCountCache::default();
+        let generation = cache.add(&rules, rule);
+        assert!(cache.subtract(&rules, rule, first) || generation == first);
+        let (states, removed) = remover.join().unwrap();
+        let stale = cache.subtract(&rules, rule, generation);
+        assert_eq!(stale, states > 0 && generation == first);
+        assert!(removed.all_unlinked());
         assert_eq!(rules.count(rule), 0);
     });
 }

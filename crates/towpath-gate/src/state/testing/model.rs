@@ -1,7 +1,7 @@
-//! The slow, obvious model of dynamic states: a list, written down from what a user of ipfw relies on.
+//! The model of dynamic states: a list that is slow and obviously correct.
 //!
-//! What it says is right; [`crate::state::testing::ops`] holds the table to it. It shares no code with the table but for sequence
-//! windows, which have rows of their own to be right by.
+//! [`super::ops`] compares the table with it after every operation. The model shares no code with the table except
+//! TCP windows, which have tests of their own.
 
 mod packet;
 
@@ -21,24 +21,24 @@ struct State {
     rule: RuleId,
     orphaned: bool,
     lifetime: Option<u32>,
-    /// Its rule's limit, and where it counts, for a limit of states that there are.
+    /// The limit of its rule. `counted` says where it counts, unless the limit is per second.
     limit: Option<Limit>,
     counted: Option<Counted>,
     expire: Time,
     packets: [u64; 2],
     bytes: [u64; 2],
-    /// FIN, SYN, RST seen, forward and reverse.
+    /// FIN, SYN and RST seen, forward and reverse.
     flags: [u8; 2],
     ack: [u32; 2],
     /// The side whose acknowledgement was accepted last.
     turn: Option<Direction>,
     /// With strict tracking.
     window: Option<Window>,
-    /// SCTP chunks and who sent them.
+    /// SCTP chunks with their direction.
     chunks: Vec<(u8, Direction)>,
-    /// The other side has spoken.
+    /// The other side has replied.
     answered: bool,
-    /// It has, and so that it takes more than a made-up address.
+    /// The state is assured: both sides hear each other.
     replied: bool,
     capped: bool,
 }
@@ -47,11 +47,11 @@ struct Parent {
     counts: Counted,
     orphaned: bool,
     expire: Time,
-    /// For a limit by the second: until when what was made takes up all of its second, and what is made next begins.
+    /// For a limit per second: the end of the time that the installs so far take up.
     busy: Time,
 }
 
-/// What is counted together.
+/// What identifies a parent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Counted {
     flow: Flow,
@@ -68,16 +68,16 @@ struct Datagram {
     at: Time,
 }
 
-/// The model. It has what [`States`](crate::state::States) has, and nothing in it expires late.
+/// The model. It has the operations of [`States`](crate::state::States), and collects everything at once.
 pub struct Model {
     settings: Settings,
-    /// In the order of their making.
+    /// In the order of their installs.
     states: Vec<State>,
     parents: Vec<Parent>,
     datagrams: Vec<Datagram>,
-    /// Flows, either way round, and when the SYN came that was their first.
+    /// Flows, in either direction, with the time of their first SYN.
     first_syns: Vec<(Flow, Time)>,
-    /// States of before a restart, until they are taken over.
+    /// States saved before a restart and not restored yet.
     saved: Vec<State>,
     counters: Counters,
 }
@@ -105,7 +105,7 @@ impl Model {
         found.ok().flatten()
     }
 
-    /// The error is a packet that does not fit.
+    /// An error is a packet that does not fit into its connection.
     fn find(
         &mut self,
         flow: &Flow,
@@ -171,8 +171,8 @@ impl Model {
         hit
     }
 
-    /// See [`States::install`](crate::state::States::install). Of states that may be evicted with equal right those go that are
-    /// not `kept`.
+    /// See [`States::install`](crate::state::States::install). If several states may be evicted, evicts one that is
+    /// not in `kept`.
     pub fn install(
         &mut self,
         (flow, name): (&Flow, Name),
@@ -245,7 +245,7 @@ impl Model {
         Ok(Installed::New)
     }
 
-    /// Whether there is room for one more state, and where it counts.
+    /// Checks all bounds. Returns the parent that counts the state.
     fn admit(
         &mut self,
         (flow, name): (&Flow, Name),
@@ -256,11 +256,11 @@ impl Model {
     ) -> Result<Option<Counted>, Refused> {
         let mut counted = None;
         if let Some(limit) = limit {
-            // What is shared by name belongs to no rule, whatever the state is called.
+            // A shared count belongs to no rule and has its own name.
             let (rule, name) =
                 limit.shared.map_or((rule, name), |name| (RuleId(u32::MAX - u32::from(name.0.get())), name));
             let counts = Counted { flow: masked(flow, limit.mask), rule, name };
-            // A second is remembered for a second.
+            // A limit per second must remember one second.
             let least = u32::from(limit.per_second);
             let expire = now + seconds(self.settings.dyn_short_lifetime.max(least));
             if let Some(parent) = self.parents.iter_mut().find(|parent| parent.counts == counts) {
@@ -296,14 +296,14 @@ impl Model {
         Ok(counted)
     }
 
-    /// Whether a SYN is one that was sent again, neither at once nor much later.
+    /// Returns true if a SYN is a repetition, neither too soon nor too late.
     fn is_repeated(&mut self, flow: &Flow, now: Time) -> bool {
         let same = |first: &&mut (Flow, Time)| first.0 == *flow || first.0 == flow.reversed();
         let Some((_, first)) = self.first_syns.iter_mut().find(same) else {
             self.first_syns.push((*flow, now));
             return false;
         };
-        // Milliseconds, and the 2^32nd is the first again.
+        // Milliseconds modulo 2^32.
         let millis = |time: Time| time.as_nanos() / 1_000_000;
         let age = (millis(now) - millis(*first)) % (1 << 32);
         if age >= 60_000 {
@@ -345,7 +345,7 @@ impl Model {
     ) -> Option<Hit> {
         self.expire(now);
         let whole = Flow { src_port: 0, dst_port: 0, ..*flow };
-        // In units of 8 s, and the 65,536th is the first again.
+        // In units of 8 s, modulo 65,536.
         let unit = |time: Time| time.as_nanos() / 8_000_000_000;
         let is_known = |at: Time| (unit(now) - unit(at)) % 65_536 <= 4;
         let same = |datagram: &&Datagram| (datagram.flow, datagram.id) == (whole, id);
@@ -362,7 +362,7 @@ impl Model {
         Some(Hit { rule: state.rule, direction })
     }
 
-    /// Another engine begins: nothing is left but a snapshot of the states, none of which it has taken over yet.
+    /// Restarts with an empty table and a snapshot of the states, none of which is restored yet.
     pub fn restart(&mut self, now: Time) {
         self.expire(now);
         self.saved = std::mem::take(&mut self.states);
@@ -370,17 +370,17 @@ impl Model {
         self.first_syns = Vec::new();
     }
 
-    /// The limit by which a state of the snapshot was made.
+    /// The limit that a saved state was installed with.
     pub fn saved_limit(&self, flow: &Flow, name: Name) -> Option<Limit> {
         self.saved.iter().find(|state| (state.flow, state.name) == (*flow, name))?.limit
     }
 
-    /// States of the snapshot that were not taken over yet.
+    /// The number of saved states that were not restored yet.
     pub fn saved(&self) -> usize {
         self.saved.len()
     }
 
-    /// Takes over a state of the snapshot: its rule is here too, and its limit does not keep it out.
+    /// Restores a saved state. Its rule exists, and its limit does not refuse it.
     pub fn restore(
         &mut self,
         flow: &Flow,
@@ -401,7 +401,7 @@ impl Model {
         match self.admit((&state.flow, name), state.rule, limit, now, kept) {
             Ok(counted) => state.counted = counted,
             Err(refused) => {
-                // What it does not need to know is not counted.
+                // A restore counts no other refusal.
                 self.counters.full += u64::from(refused == Refused::Full);
                 return Err(refused);
             }
@@ -441,7 +441,7 @@ impl Model {
         parents.filter(|parent| gone(parent.counts.rule)).for_each(|parent| parent.orphaned = true);
     }
 
-    /// Lets time pass: what is over is gone.
+    /// Advances the time: collects what has expired.
     pub fn expire(&mut self, now: Time) {
         self.states.retain(|state| state.expire > now);
         let states = &self.states;
@@ -457,10 +457,10 @@ impl Model {
         self.settings = settings;
     }
 
-    /// Makes room: one that was never replied to goes, or else, of all, the one that would end first.
+    /// Makes room: evicts a state that is not assured, or, if all are, the one that expires first.
     fn evict(&mut self, kept: &[(Flow, Name)]) {
         for _ in 0..64 {
-            // One for one: where there are more, as the setting was lowered, the others end by themselves.
+            // One for one: if `dyn_max` was lowered below their number, the others end by themselves.
             if self.states.len() != self.settings.dyn_max as usize || self.states.is_empty() {
                 return;
             }
@@ -480,22 +480,22 @@ impl Model {
         if query && !self.settings.dyn_icmp_id { Flow { src_port: 0, dst_port: 0, ..*flow } } else { *flow }
     }
 
-    /// States.
+    /// The number of states.
     pub fn len(&self) -> usize {
         self.states.len()
     }
 
-    /// States that were never replied to.
+    /// The number of states that are not assured.
     pub fn unreplied(&self) -> usize {
         self.states.iter().filter(|state| !state.replied).count()
     }
 
-    /// Whether there are no states.
+    /// Returns true if there are no states.
     pub fn is_empty(&self) -> bool {
         self.states.is_empty()
     }
 
-    /// See [`States::counters`](crate::state::States::counters); what was expired and removed is not counted here.
+    /// See [`States::counters`](crate::state::States::counters). Does not count expired and removed states.
     pub fn counters(&self) -> Counters {
         self.counters
     }
@@ -540,7 +540,8 @@ fn children(states: &[State], counts: &Counted) -> usize {
     states.iter().filter(|state| state.counted == Some(*counts)).count()
 }
 
-/// Whether one more may be made: each takes up its part of a second, and no more than a second is taken up ahead.
+/// Returns true if a limit per second admits one more: each install takes up its part of a second, and no more than
+/// one second ahead.
 fn takes(parent: &mut Parent, most: u32, now: Time) -> bool {
     if most == 0 {
         return false;
@@ -553,7 +554,7 @@ fn takes(parent: &mut Parent, most: u32, now: Time) -> bool {
     true
 }
 
-/// Who is counted for `dyn_source_max`.
+/// What `dyn_source_max` counts by.
 fn source(flow: &Flow) -> (u16, Vec<u8>, u32) {
     match flow.ends {
         Ends::V4(src, _) => (flow.tenant, src.octets().to_vec(), 0),
@@ -586,7 +587,7 @@ fn masked(flow: &Flow, mask: LimitMask) -> Flow {
     flow
 }
 
-/// The address without its last bits, or without any.
+/// The address without its last `without` bits, or zero.
 fn first<const N: usize>(address: [u8; N], wanted: bool, without: u8) -> [u8; N] {
     let kept = if wanted { 8 * N - usize::from(without) } else { 0 };
     let bit = |at: usize| if at < kept { address[at / 8] & 0x80 >> (at % 8) } else { 0 };

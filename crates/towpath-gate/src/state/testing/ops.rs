@@ -1,9 +1,9 @@
-//! One harness for the table of states: operations, run against the table and against the model.
+//! The test harness of the states: operations that run against the table and the model.
 //!
-//! The same harness serves the property test, long random runs (`examples/state_ops.rs`) and the fuzzer
-//! (`fuzz/fuzz_targets/state_operations.rs`): operations come from bytes, and the space of keys is so small that flows meet.
-//! Two handles take turns, as the workers of an engine do; the one that waits is away, as otherwise it would hold up room, of
-//! which the model knows nothing (`tests/state_room.rs` is about that).
+//! The property test, the long random runs (`examples/state_ops.rs`) and the fuzzer
+//! (`fuzz/fuzz_targets/state_operations.rs`) use it. Operations are decoded from bytes, and the space of keys is so
+//! small that flows meet. Two handles take turns like the workers of an engine. The one that waits is idle: otherwise
+//! slots would wait for it, which the model does not know about (`tests/state_room.rs` tests that).
 
 use std::time::Duration;
 
@@ -14,46 +14,46 @@ use crate::state::{
 };
 use towpath_wire::Time;
 
-/// Bytes that make one operation.
+/// Bytes of one operation.
 pub const OP_BYTES: usize = 12;
 
-/// Something that is done to states.
+/// An operation.
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// A packet is looked up.
+    /// Looks a packet up.
     Lookup(Flow, Lookup, Segment),
-    /// An ICMP error quotes a packet.
+    /// Looks an ICMP error up.
     Related(Quoted, Lookup),
-    /// A later fragment of a datagram is looked up, right after the first one of another or of the same.
+    /// Looks a later fragment of a datagram up, right after the first one of the same or another datagram.
     Fragment(Flow, [u32; 2], Lookup, u32),
-    /// A packet that a rule with a state option matched.
+    /// Installs a state.
     Install(Flow, Name, Segment, RuleId, Install),
-    /// Time passes.
+    /// Advances the time.
     Advance(Duration),
-    /// A rule is deleted.
+    /// Deletes a rule with its states.
     Remove(RuleId),
-    /// One state is removed.
+    /// Removes one state.
     RemoveOne(Flow, Name),
-    /// A rule is deleted, its states are kept.
+    /// Deletes a rule and keeps its states.
     Orphan(RuleId),
-    /// A setting is changed.
+    /// Changes a setting.
     Set(&'static str, u64),
-    /// Collection with a budget.
+    /// Collects with a budget.
     Expire(usize),
-    /// Collection of all that is over.
+    /// Collects everything that has expired.
     Settle,
-    /// The states are saved, and taken over by a table that is new.
+    /// Saves the states and restores them in a new table.
     Restart,
 }
 
-/// How often something happened that no counter of the table counts.
+/// Counts of events that no counter of the table has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorldCounts {
     /// Later fragments that found their state.
     pub fragments: u64,
-    /// States that a new table has taken over.
+    /// States restored by a new table.
     pub restored: u64,
-    /// States that it did not, as there was no room, or one of the same flow.
+    /// States not restored, because there was no room or a state of the same flow.
     pub left: u64,
 }
 
@@ -65,13 +65,13 @@ pub struct World {
     model: Model,
     settings: Settings,
     now: Time,
-    /// All is compared every so many steps.
+    /// Steps between two full comparisons.
     every: u64,
     steps: u64,
-    /// There are so many slots that not each look for room sees all of them.
+    /// The table has so many slots that a reclaim does not sweep all of them.
     grown: bool,
     seen: WorldCounts,
-    /// What tables counted that are gone.
+    /// The counters of tables before a restart.
     past: Vec<Counters>,
 }
 
@@ -82,7 +82,7 @@ impl Default for World {
 }
 
 impl World {
-    /// A world in which all is compared every so many steps; what each step answers is compared always.
+    /// A world that compares everything after every `every` steps. The result of each step is compared always.
     pub fn new(every: u64) -> Self {
         let settings = Settings { dyn_max: 12, dyn_parent_max: 3, ..Settings::default() };
         let states = States::new(settings.clone(), 0);
@@ -100,8 +100,9 @@ impl World {
         }
     }
 
-    /// Makes so many states of a family that live for two seconds, whatever `dyn_max` is: more than fit where the first ones are.
-    /// What is done next is done while the index moves, and in a table of many slots afterwards.
+    /// Installs `count` states of a family with a lifetime of two seconds, regardless of `dyn_max`: more than the
+    /// first chunk of slots has. The next operations run while the index migrates, and later ones in a table with
+    /// many slots.
     ///
     /// # Panics
     /// When the table and the model disagree.
@@ -118,7 +119,7 @@ impl World {
             let is = states.install(&flow, Name::DEFAULT, &segment, RuleId(0), &install, *now);
             let want = model.install((&flow, Name::DEFAULT), &segment, RuleId(0), &install, *now, &[]);
             assert_eq!(is, want, "install");
-            // One of those before, wherever it is by now.
+            // One of those before, in whichever index it is.
             let of = n.wrapping_mul(40_503) % (n + 1);
             let flow = Flow { ends: ends(1, of, v6), proto: 17, src_port: of, dst_port: 53, tenant: 0 };
             let (is, want) = (
@@ -128,14 +129,14 @@ impl World {
             assert_eq!(is, want, "peek");
             assert_eq!(is, model.lookup(&flow.reversed(), Lookup::Any, &segment, *now), "lookup");
         }
-        // No state has to go for room: which of so many that would be is not the model's to say.
+        // No eviction: the model does not say which of so many states goes.
         (self.grown, self.settings.dyn_evict) = (true, false);
         model.set_settings(self.settings.clone());
         states.set_settings(self.settings.clone());
         self.compare();
     }
 
-    /// Does `op` to both.
+    /// Applies `op` to both.
     ///
     /// # Panics
     /// When the table and the model disagree.
@@ -148,7 +149,7 @@ impl World {
         let Self { states, model, settings, now, steps, grown, seen, .. } = self;
         match op {
             Op::Lookup(flow, lookup, segment) => {
-                // An answer, a packet of nobody's, and the same again: a burst, or one by one.
+                // The flow, a packet without a flow, the reply, and the flow again: as a burst or one by one.
                 let flows = [Some(*flow), None, Some(flow.reversed()), Some(*flow)];
                 let flows = if steps.is_multiple_of(3) { &flows[..1] } else { &flows[..] };
                 let wants = flows.iter().map(|flow| model.lookup(&(*flow)?, *lookup, segment, *now));
@@ -164,7 +165,7 @@ impl World {
                     states.lookup_burst(packets, *lookup, *now, &mut hits);
                 }
                 assert_eq!(hits, wants, "lookup");
-                // What does not fit into its connection is there for who only asks.
+                // A peek finds the state of a packet that does not fit into its connection.
                 assert!(asked == wants[0] || wants[0].is_none(), "peek");
             }
             Op::Related(quoted, lookup) => {
@@ -181,7 +182,7 @@ impl World {
             }
             Op::Install(flow, name, segment, rule, install) => {
                 if *grown {
-                    // An install looks for room at some slots, which are not all any more.
+                    // An install sweeps some slots only.
                     states.expire_all(*now);
                 }
                 let is = states.install(flow, *name, segment, *rule, install, *now);
@@ -192,7 +193,7 @@ impl World {
             Op::Advance(time) => *now = *now + *time,
             Op::Remove(rule) => {
                 let want = model.remove_where(|r| r == *rule, *now);
-                // The table counts expired states that it had not collected yet too.
+                // The table also counts expired states that were not collected yet.
                 assert!(states.remove_where(|r| r == *rule) >= want, "remove");
             }
             Op::RemoveOne(flow, name) => {
@@ -223,7 +224,7 @@ impl World {
         }
     }
 
-    /// Another table takes over what this one saves, state by state.
+    /// A new table restores what this one saves, state by state.
     fn restart(&mut self) {
         let Self { states, other, model, settings, now, grown, seen, past, .. } = self;
         let saved: Vec<_> = states.save(*now).collect();
@@ -247,9 +248,9 @@ impl World {
         self.compare();
     }
 
-    /// Now and then the other handle goes on, and now and then it is a new one.
+    /// Sometimes switches to the other handle, and sometimes replaces it.
     fn take_turns(&mut self) {
-        // A multiplicative hash (Knuth): no pattern of operations goes with it.
+        // A multiplicative hash (Knuth), so that it does not correlate with the operations.
         let turn = self.steps.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
         if turn < 40 {
             self.states.idle();
@@ -260,12 +261,12 @@ impl World {
         }
     }
 
-    /// What happened to each of the tables that there were, one after the other.
+    /// The counters of each table, one after the other.
     pub fn counters(&self) -> impl Iterator<Item = Counters> {
         self.past.iter().copied().chain([self.states.counters()])
     }
 
-    /// What else happened so far.
+    /// Counts of other events.
     pub fn seen(&self) -> WorldCounts {
         self.seen
     }
@@ -308,7 +309,7 @@ impl World {
         assert_eq!(sorted(states.list(*now).collect()).1, live, "live states");
     }
 
-    /// What is left when all is collected.
+    /// Compares what is left when everything is collected.
     fn compare_settled(&mut self) {
         let Self { states, model, now, .. } = self;
         let (parents, live) = sorted(model.list(*now));
@@ -322,7 +323,7 @@ impl World {
     }
 }
 
-/// The states that are left, where others had to go for room.
+/// The states that are left after an eviction.
 fn kept(states: &States, settings: &Settings, now: Time) -> Vec<(Flow, Name)> {
     if !settings.dyn_evict {
         return Vec::new();
@@ -331,7 +332,7 @@ fn kept(states: &States, settings: &Settings, now: Time) -> Vec<(Flow, Name)> {
     states.map(|listed| (listed.flow, listed.name)).collect()
 }
 
-/// Parents and states apart, in an order of their own.
+/// Parents and states, separately, in a fixed order.
 fn sorted(mut list: Vec<Listed>) -> (Vec<Listed>, Vec<Listed>) {
     list.sort_by_cached_key(|listed| format!("{:?} {:?} {:?}", listed.flow, listed.name, listed.rule));
     list.into_iter().partition(|listed| matches!(listed.kind, Kind::Parent { .. }))
@@ -339,7 +340,7 @@ fn sorted(mut list: Vec<Listed>) -> (Vec<Listed>, Vec<Listed>) {
 
 const RULES: u8 = 3;
 
-/// Settings that the operations change, and to what.
+/// The settings that operations change, with their values.
 const SETTINGS: [(&str, [u64; 3]); 17] = [
     ("dyn_max", [12, 3, 40]),
     ("dyn_parent_max", [3, 0, 10]),
@@ -361,7 +362,7 @@ const SETTINGS: [(&str, [u64; 3]); 17] = [
 ];
 
 impl Op {
-    /// The operation that some bytes make; any bytes make one.
+    /// Decodes an operation. All bytes are valid.
     pub fn new(bytes: &[u8; OP_BYTES]) -> Self {
         let [what, a, b, c, d, e, f, g, h, i, j, k] = *bytes;
         let rule = RuleId((a % RULES).into());
@@ -414,7 +415,7 @@ fn name(byte: u8) -> Name {
     Name(u16::from(1 + byte % 3).try_into().expect("not zero"))
 }
 
-/// A net's address and one of many hosts', which no other operation has.
+/// The network address and a host of a net that no other operation uses.
 fn ends(net: u8, host: u16, v6: bool) -> Ends {
     let [high, low] = host.to_be_bytes();
     match v6 {
@@ -441,7 +442,7 @@ fn flow(kind: u8, addresses: u8, ports: u8) -> Flow {
 }
 
 fn segment(flags: u8, ack: u8, seq: u8) -> Segment {
-    // Mostly what a connection is made of.
+    // Mostly segments of a regular connection.
     let tcp_flags = [0x02, 0x12, 0x10, 0x10, 0x10, 0x11, 0x04, flags][usize::from(flags % 8)];
     let tcp_ack = [0, 1, 2, 0x7fff_ffff, 0x8000_0000, 0x8000_0001, u32::MAX, 1000][usize::from(ack % 8)];
     // In the order in which they open and close an association.
@@ -449,7 +450,7 @@ fn segment(flags: u8, ack: u8, seq: u8) -> Segment {
     Segment {
         tcp_flags,
         tcp_ack,
-        // Initial sequence numbers are 0, and not much is sent.
+        // Initial sequence numbers are 0, and little is sent.
         tcp_seq: (seq % 4).into(),
         tcp_len: (seq / 4 % 2).into(),
         tcp_window: (seq / 8).into(),
@@ -461,7 +462,7 @@ fn segment(flags: u8, ack: u8, seq: u8) -> Segment {
 
 fn install(kind: u8, max: u8, tracking: u8) -> Install {
     let limit = (kind % 2 == 1).then(|| {
-        // By whole addresses mostly, by the prefix that the two have in common, by none.
+        // By whole addresses mostly, by the prefix that both addresses share, or by none.
         let (v4, v6) = [(32, 128), (32, 128), (31, 127), (0, 0)][usize::from(tracking / 4 % 4)];
         let (src, dst) = (LimitMask::src_net(v4, v6), LimitMask::dst_net(v4, v6));
         let masks = [src, dst, LimitMask::SRC_PORT, LimitMask::DST_PORT];

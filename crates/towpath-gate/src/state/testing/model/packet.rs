@@ -1,4 +1,4 @@
-//! What a packet does to its state: counters, windows, flags and chunks seen, and how long it lives from then on.
+//! What a packet does to its state: counts, windows, flags and chunks seen, and the lifetime.
 
 use super::{State, seconds};
 use crate::state::tcp::window::{Fit, Window};
@@ -20,7 +20,7 @@ pub(super) fn fit(state: &mut State, direction: Direction, segment: &Segment) ->
     window.segment(direction, segment)
 }
 
-/// Whether a packet, after what it did to the state, says that both sides hear each other.
+/// Returns true if the packet, after it was applied, shows that both sides hear each other.
 pub(super) fn replied(state: &State, direction: Direction, segment: &Segment, settings: &Settings) -> bool {
     let chunk = |kind: u8| state.chunks.iter().any(|chunk| chunk.0 == kind);
     match state.flow.proto {
@@ -84,7 +84,7 @@ fn tcp(state: &mut State, direction: Direction, segment: &Segment, settings: &Se
     refresh.then(|| state.lifetime.unwrap_or(settings.dyn_ack_lifetime))
 }
 
-/// The chunks seen since the last INIT that counted, and from which side; the table has phases instead.
+/// Records the chunks since the last INIT that counted, with their side. The table has phases instead.
 fn sctp(state: &mut State, direction: Direction, chunk: Option<u8>, settings: &Settings) -> Option<u32> {
     let seen =
         |state: &State, kind: u8| state.chunks.iter().find(|chunk| chunk.0 == kind).map(|chunk| chunk.1);
