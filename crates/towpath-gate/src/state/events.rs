@@ -82,16 +82,19 @@ impl EventQueues {
 
     #[inline]
     pub(crate) fn is_enabled(&self) -> bool {
+        // Relaxed: see set_max().
         self.max.load(Ordering::Relaxed) != 0
     }
 
     /// Queues an event of a worker.
     pub(crate) fn push(&self, worker: usize, event: StateEvent) {
+        // Relaxed: see set_max(). The mutex orders the events.
         let max = self.max.load(Ordering::Relaxed) as usize;
         let mut queue = locked(&self.queues[worker]);
         if queue.len() < max {
             queue.push_back(event);
         } else {
+            // Relaxed: a statistic.
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -109,6 +112,7 @@ impl EventQueues {
     }
 
     pub(crate) fn lost(&self) -> u64 {
+        // Relaxed: a statistic.
         self.lost.load(Ordering::Relaxed)
     }
 }

@@ -42,6 +42,7 @@ impl FragmentTable {
 
     /// The ports of the datagram with this hash.
     pub(crate) fn find(&self, hash: u64, now: Time) -> Option<(u16, u16)> {
+        // Relaxed: as in note().
         let word = self.0.get()?[hash as usize % PLACES].load(Ordering::Relaxed);
         let age = unit(now).wrapping_sub(word >> 32 & UNITS) & UNITS;
         let same = word != 0 && word >> 48 << 48 == tag(hash) && age <= LATE;

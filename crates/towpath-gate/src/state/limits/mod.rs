@@ -134,6 +134,7 @@ impl Limits {
         }
         let Ok(mut parents) = self.parents.try_lock() else { return };
         parents.collect(now, budget);
+        // Relaxed: a statistic. The mutex guards the parents.
         self.parents_len.store(parents.len() as u64, Ordering::Relaxed);
     }
 
@@ -160,6 +161,7 @@ impl Limits {
     fn with_parents<T>(&self, work: impl FnOnce(&mut Parents) -> T) -> T {
         let mut parents = locked(&self.parents);
         let done = work(&mut parents);
+        // Relaxed: as above.
         self.parents_len.store(parents.len() as u64, Ordering::Relaxed);
         done
     }

@@ -22,7 +22,7 @@ impl Occupancy {
 
     /// Slots in use, including retired ones.
     pub(crate) fn used(&self) -> u64 {
-        // Relaxed, here and below: the count only bounds. The slab synchronizes the users of a slot.
+        // Relaxed, here and in all methods below: the counts only bound. The slab synchronizes the users of a slot.
         self.used.load(Ordering::Relaxed)
     }
 

@@ -93,6 +93,7 @@ impl RuleCount {
             .current
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
             .unwrap_or_else(|current| current);
+        // Relaxed: has_stale() pairs with the release of the unlinking only.
         self.stale.fetch_add(current & COUNT, Ordering::Relaxed);
         current & COUNT
     }

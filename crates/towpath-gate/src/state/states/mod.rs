@@ -386,6 +386,7 @@ impl States {
             self.count_many(Counter::Expired, expired);
             self.update_nearly_full();
         }
+        // Relaxed: as above.
         self.shared.time.fetch_max(now.as_nanos(), Ordering::Relaxed);
         self.shared_time = self.shared.time.load(Ordering::Relaxed);
     }

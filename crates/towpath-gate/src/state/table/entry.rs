@@ -30,20 +30,21 @@ const UDP: u8 = 17;
 pub(crate) const SCTP: u8 = 132;
 const UDP_LITE: u8 = 136;
 
-/// Flags of a state, in the low bits of the header.
-/// - `FORWARD_HIGH`: the first packet came from the higher end of the key.
-/// - `CAPPED`: the state's source counts it (`dyn_source_max`).
-/// - `LIMITED`: a parent counts it.
-/// - `STRICT`: it has a TCP window.
-/// - `ORPHANED`: its rule was deleted.
-/// - `ASSURED`: replied to, as conntrack's IPS_ASSURED: both sides hear each other.
-/// - `WIDE_COUNTS`: it has wide counters.
+// Flags of a state, in the low bits of the header.
+
+/// The first packet came from the higher end of the key.
 pub(crate) const FORWARD_HIGH: u64 = 1;
+/// The state's source counts it (`dyn_source_max`).
 pub(crate) const CAPPED: u64 = 1 << 1;
+/// A parent counts it.
 pub(crate) const LIMITED: u64 = 1 << 2;
+/// It has a TCP window.
 pub(crate) const STRICT: u64 = 1 << 3;
+/// Its rule was deleted (`dyn_keep_states`).
 pub(crate) const ORPHANED: u64 = 1 << 4;
+/// Both sides hear each other (conntrack's IPS_ASSURED).
 pub(crate) const ASSURED: u64 = 1 << 5;
+/// It has wide counters.
 pub(crate) const WIDE_COUNTS: u64 = 1 << 6;
 /// The other side has replied (conntrack's IPS_SEEN_REPLY).
 pub(crate) const SEEN_REPLY: u64 = 1 << 7;
@@ -168,7 +169,8 @@ impl<'a, const N: usize> Entry<'a, N> {
 
     #[inline]
     pub(crate) fn has_key(self, key: &Key<N>) -> bool {
-        // Relaxed, here and below: these words were written before the slot number that was read with acquire.
+        // Relaxed, here and in all loads below: these words were written before the slot number that the caller read with
+        // acquire. Later changes of a word publish nothing.
         let differ = |(at, &word): (usize, &u64)| self.0.word(at).load(Ordering::Relaxed) ^ word;
         key.0.iter().enumerate().map(differ).fold(0, |all, word| all | word) == 0
     }
@@ -208,6 +210,7 @@ impl<'a, const N: usize> Entry<'a, N> {
 
     /// Resets what was seen of a TCP connection, for another connection in the same state.
     pub(crate) fn reset_tcp(self) {
+        // Relaxed: see refresh_tcp().
         self.0.word(Self::ACKS).store(0, Ordering::Relaxed);
         self.0.word(Self::EXPIRY).fetch_and(!SEEN, Ordering::Relaxed);
     }
@@ -251,6 +254,7 @@ impl<'a, const N: usize> Entry<'a, N> {
     /// Subtracts the counts of a direction from the word and returns them.
     pub(crate) fn take_counts(self, direction: Direction) -> [u64; 2] {
         let counted = self.counts(direction);
+        // Relaxed: a count publishes nothing. A concurrent addition stays in the word.
         let word = counted[0] << BYTE_BITS | counted[1];
         self.0.word(Self::COUNTS + direction as usize).fetch_sub(word, Ordering::Relaxed);
         counted

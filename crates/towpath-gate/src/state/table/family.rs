@@ -194,6 +194,7 @@ impl<const N: usize> Family<N> {
                     self.slab.set_link(slot, 0);
                     return InsertResult::Full;
                 }
+                // Relaxed: a statistic.
                 self.longest.fetch_max(1, Ordering::Relaxed);
                 return InsertResult::Inserted { replaced: None };
             };

@@ -54,6 +54,7 @@ impl EvictCursor {
 
     /// The next search begins after `slot`.
     pub(crate) fn advance_past(&self, slot: u32) {
+        // Relaxed: as above.
         self.0.store(u64::from(slot) + 1, Ordering::Relaxed);
     }
 }

@@ -100,6 +100,7 @@ impl<const N: usize> Slab<N> {
 
     /// Frees the slots of a list, linked from `first` to `last`, that no worker holds.
     pub(crate) fn free(&self, first: u32, last: u32) {
+        // Relaxed: the exchange below checks it.
         let mut head = self.free.load(Ordering::Relaxed);
         loop {
             self.set_link(last, (head & LOW) as u32);
@@ -202,6 +203,7 @@ impl<const N: usize> Slab<N> {
 
     /// Changes the tick, unless another worker has changed it from `before`.
     pub(crate) fn reschedule(&self, slot: u32, before: u32, tick: u32) {
+        // Relaxed: the exchange below checks it.
         let word = self.meta(slot).load(Ordering::Relaxed);
         if word & OCCUPIED != 0 && (word >> HIGH) as u32 & (u32::MAX >> 1) == before {
             let new = OCCUPIED | u64::from(tick & (u32::MAX >> 1)) << HIGH | word & LOW;
@@ -233,6 +235,7 @@ impl<const N: usize> Slab<N> {
     /// more remain.
     pub(crate) fn prefault(&self, ahead: u32, max: u32) -> bool {
         let end = self.len().saturating_add(ahead).min(MAX_SLOTS as u32);
+        // Relaxed, here and below: only this function uses the number.
         let from = (self.prefaulted.load(Ordering::Relaxed) as u32).max(self.len()).min(end);
         let to = from.saturating_add(max).min(end);
         let mut slot = from;
@@ -245,19 +248,21 @@ impl<const N: usize> Slab<N> {
             meta.prefault(at / WORDS..stop.div_ceil(WORDS));
             slot += (stop - at) as u32;
         }
-        // Relaxed: only this function reads it.
         self.prefaulted.fetch_max(u64::from(to), Ordering::Relaxed);
         to < end
     }
 
+    /// Changes the metadata word of a slot by compare-and-exchange: several workers change its halves.
     fn change_meta(&self, slot: u32, change: impl Fn(u64) -> u64) {
         let word = self.meta(slot);
+        // Relaxed: the exchange below checks it.
         let mut now = word.load(Ordering::Relaxed);
         loop {
             let new = change(now);
             if new == now {
                 return;
             }
+            // Release: pairs with the acquire of sibling() and due_tick().
             match word.compare_exchange_weak(now, new, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(other) => now = other,

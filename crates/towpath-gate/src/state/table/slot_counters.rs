@@ -49,6 +49,7 @@ impl SlotCounters {
     pub(crate) fn counted(&self, slot: u32, direction: usize) -> impl Iterator<Item = u64> {
         let workers = if slot < SLOTS { &self.0[..] } else { &[] };
         workers.iter().filter_map(OnceLock::get).map(move |lines| {
+            // Relaxed: a count publishes nothing.
             lines.line(slot as usize / IN_LINE).word(word_of(slot, direction)).load(Ordering::Relaxed)
         })
     }
@@ -62,7 +63,7 @@ impl SlotCounters {
         for lines in self.0.iter().take(workers).filter_map(OnceLock::get) {
             let line = lines.line(slot as usize / IN_LINE);
             for word in [0, 1].map(|direction| line.word(word_of(slot, direction))) {
-                // Most are zero: the worker's cache line is left alone.
+                // Most are zero: the worker's cache line is left alone. Relaxed: the index publishes the new state.
                 if word.load(Ordering::Relaxed) != 0 {
                     word.store(0, Ordering::Relaxed);
                 }
@@ -87,6 +88,7 @@ impl LocalSlotCounters {
     pub(crate) fn take(&self, slot: u32, direction: usize) -> u64 {
         let Some(line) = self.0.get(slot as usize / IN_LINE) else { return 0 };
         let word = line.word(word_of(slot, direction));
+        // Relaxed: as in add().
         let counted = word.load(Ordering::Relaxed);
         word.store(0, Ordering::Relaxed);
         counted
