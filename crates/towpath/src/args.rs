@@ -10,6 +10,8 @@ use clap_complete::Shell;
 use towpath_engine::queue::parse::{fanout, overload, queue_number, within};
 use towpath_ring::{Fanout, Overload};
 
+pub(crate) use towpath::exit;
+
 use crate::cli::bpf::Bpf;
 use crate::cli::ctl::Ctl;
 
@@ -21,46 +23,27 @@ use crate::cli::run::Run;
 use crate::cli::send::Send;
 use crate::cli::wiring::Wiring;
 
-/// Exit codes, stable: scripts may rely on them.
-pub(crate) mod exit {
-    /// Done.
-    pub(crate) const OK: u8 = 0;
-    /// The run failed: writing, a broken pipe, the system.
-    pub(crate) const FAILED: u8 = 1;
-    /// A capture that cannot be opened, or is none.
-    pub(crate) const NO_CAPTURE: u8 = 2;
-    /// The rules have errors.
-    pub(crate) const BAD_RULES: u8 = 3;
-    /// An inspector or worker could not be started, did not attach, or its socket refused us.
-    pub(crate) const INSPECTOR: u8 = 4;
-    /// There is no engine at the control socket, it does not let us in, or it cannot have the socket.
-    pub(crate) const NO_ENGINE: u8 = 5;
-    /// The configuration has errors.
-    pub(crate) const BAD_CONFIG: u8 = 6;
-    /// A port cannot be had: no such interface, no privilege, a driver that this kernel lacks.
-    pub(crate) const NO_PORT: u8 = 7;
-    /// Wrong usage (`EX_USAGE` of sysexits.h).
-    pub(crate) const USAGE: u8 = 64;
-}
-
 #[derive(Debug, Parser)]
-#[command(name = "towpath", version, about, max_term_width = 100, after_help = EXIT_CODES)]
+#[command(name = "towpath", version, about, max_term_width = 100, after_help = exit::help())]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
 }
-
-const EXIT_CODES: &str = "\
-Exit codes: 0 done, 1 the run failed, 2 no capture, 3 errors in the rules, \
-4 an inspector or worker did not start or attach, 5 no engine or no control socket, 6 errors in the configuration, \
-7 a port, or an address to listen on, cannot be had, 64 wrong usage, \
-128 + N signal N ended a replay.";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Run(Run),
     Replay(Replay),
     Check(Check),
+    /// Show and change a running engine
+    ///
+    /// Connects to the control socket of an engine: `towpath run`, or `towpath replay` or `towpath mux` with `--control PATH`. Root, the
+    /// engine's user and the socket's owner may show and change everything; other users that the mode of the socket file lets in may show
+    /// everything except packets. Showing an engine does not slow it down.
+    #[command(after_help = "\
+Example:
+  towpath replay - --rules FILE --queue 1=COMMAND --control /tmp/ctl.sock < CAPTURE &
+  towpath ctl --socket /tmp/ctl.sock show rings")]
     Ctl(Ctl),
     Explain(Explain),
     Inspect(Inspect),
@@ -120,7 +103,7 @@ pub(crate) struct Replay {
 
     /// How queue N treats its inspectors; KEY:VALUE pairs with commas between them
     ///
-    /// workers:COUNT starts each of the queue's commands so often. fanout:exclusive|flow|cpu|least|broadcast|tap says
+    /// workers:COUNT starts each of the queue's commands so often. fanout:exclusive|flow|cpu|least|broadcast|mirror says
     /// which of several inspectors gets a packet (flow). overload:block|drop-newest|drop-oldest:COUNT|pass|drop|queue:N
     /// says what becomes of a packet whose inspector has no room (block: it waits, up to the deadline). An inspector
     /// that has high:COUNT packets has no room until it has low:COUNT. deadline:SECONDS and default:pass|drop take the
@@ -417,7 +400,7 @@ mod tests {
             (queue_policy("1=high:4,low:4").unwrap_err(), "low: needs a high: that is larger"),
             (
                 queue_policy("1=fanout:hash").unwrap_err(),
-                "fanout `hash` is not exclusive, flow, cpu, least, broadcast or tap",
+                "fanout `hash` is not exclusive, flow, cpu, least, broadcast or mirror",
             ),
             (
                 queue_policy("1=overload:drop-oldest").unwrap_err(),

@@ -299,10 +299,7 @@ pub fn dropped_by(drops: &engine::Drops) -> BTreeMap<String, u64> {
     drops.iter().map(|(reason, count)| (reason.name().to_owned(), count)).collect()
 }
 
-pub(crate) fn add_dropped_by(
-    mut all: BTreeMap<String, u64>,
-    other: BTreeMap<String, u64>,
-) -> BTreeMap<String, u64> {
+fn add_dropped_by(mut all: BTreeMap<String, u64>, other: BTreeMap<String, u64>) -> BTreeMap<String, u64> {
     for (reason, count) in other {
         *all.entry(reason).or_default() += count;
     }

@@ -23,18 +23,14 @@ pub(crate) mod wiring;
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 
+pub(crate) use towpath::output::{say, warn};
+
 use crate::args::exit;
 
 /// Prints an error as every command does, and gives back the code to exit with.
 pub(crate) fn fail(code: u8, error: impl Display) -> u8 {
     say(format_args!("towpath: {error}"));
     code
-}
-
-/// Prints a line on standard error. Who read it may have gone (`2>&1 | tee`): that ends nobody, least of all a daemon.
-pub(crate) fn say(line: impl Display) {
-    // In one piece: others may be writing to the same terminal.
-    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// Prints a command's answer, and gives back the code to exit with: `code`, unless it could not be printed. Somebody who
@@ -46,9 +42,4 @@ pub(crate) fn answer(code: u8, text: &str) -> u8 {
         }
         _ => code,
     }
-}
-
-/// Prints something the user should know although the run goes on.
-pub(crate) fn warn(warning: impl Display) {
-    say(format_args!("towpath: warning: {warning}"));
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::process::DumpableBehavior;
-use towpath::control::{self, EngineView, QueryInbox, Server};
+use towpath::control::{self, QueryInbox, Server};
 use towpath::inspector::{self, Inspector};
 use towpath::report::{self, Report};
 use towpath::ruleset_manager::{Clock, RulesetManager};
@@ -476,7 +476,7 @@ impl PacketIo for Outside {
 
     fn serve_queries(&mut self, engine: &mut dyn Introspect) -> u64 {
         self.clock.set(engine.clock());
-        self.inbox.as_mut().map_or(u64::MAX, |inbox| inbox.attend(&mut EngineView(engine))).min(LOOK)
+        self.inbox.as_mut().map_or(u64::MAX, |inbox| inbox.serve_engine(engine)).min(LOOK)
     }
 
     fn reply(&mut self, _port: PortId, frame: &[u8], meta: &Meta) -> bool {

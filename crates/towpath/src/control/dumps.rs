@@ -22,7 +22,7 @@ use towpath_gate::state::Cursor;
 use towpath_ring::{Allow, Channel, Config, Endpoint, Kind, Meta, Progress, Source};
 
 use super::accept_backoff::AcceptBackoff;
-use super::records::State;
+use super::commands::show_states::State;
 use crate::eventfd::EventFd;
 use crate::ruleset_manager::RulesetManager;
 

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use towpath_engine::TraceFilter;
 use towpath_wire::{Addresses, Packet};
 
 /// Which packets somebody follows. Without any word: all of them.
@@ -58,6 +59,12 @@ impl FlowFilter {
         let (from, to) = ((from, packet.src_port), (to, packet.dst_port));
         let [one, other] = self.ends;
         one.is(from) && other.is(to) || one.is(to) && other.is(from)
+    }
+}
+
+impl TraceFilter for FlowFilter {
+    fn takes(&self, packet: &Packet<'_>, rule: Option<u32>) -> bool {
+        Self::takes(self, packet, rule)
     }
 }
 

@@ -1,41 +1,37 @@
-//! Looking into a running engine: what `towpath ctl` asks, and who answers.
+//! The control socket: `towpath ctl` and its server.
 //!
 //! ```text
-//! towpath ctl --socket--> server (a thread of its own) --sender--> inbox (on the engine's thread)
-//!                         sessions, bounded                         snapshots: values, never waits
+//! towpath ctl --socket--> Server (one thread) --queries--> QueryInbox (each engine thread)
+//!                         Session per client               a closure runs between two bursts
 //! ```
 //!
-//! The engine makes no system call for anybody who looks at it: between two bursts it takes at most a few questions from
-//! its sender and answers with a copy of what it knows. Sockets, slow readers and garbage are the server's concern.
-//! A trace is a tap: copies go into a bounded queue, and when that is full they are dropped and counted.
+//! An engine thread makes no system call for a client, except the wake-up of the server: between two bursts it runs a few queries,
+//! which copy values. Sockets, slow readers and malformed requests are the server's concern. Packets of a trace go into a
+//! bounded buffer; a packet without room is dropped and counted.
 //!
-//! - [`protocol`]: requests and answers, and how they lie in the stream;
+//! - [`commands`]: the subcommands, one file each, and their table;
+//! - [`command`]: the parts of a subcommand;
+//! - [`protocol`]: messages on the socket;
 //! - [`Session`]: one client, without IO;
-//! - [`QueryInbox`], [`QueryHandler`]: the engine's side;
-//! - [`Server`]: the socket;
-//! - [`show`]: answers as text.
+//! - [`QueryInbox`]: the engine's side;
+//! - [`Server`], [`client`]: the two ends of the socket;
+//! - [`dumps`]: dumps of states over a ring beside the socket.
 
 mod accept_backoff;
+pub mod client;
+pub mod command;
+pub mod commands;
 pub mod dumps;
-mod engine_view;
 mod flow_filter;
-pub mod mux;
 pub mod protocol;
 mod query;
-pub mod records;
-mod ruleset;
-pub mod send;
 mod server;
 mod session;
-pub mod show;
+mod text;
 mod trace;
 
 pub(crate) use accept_backoff::AcceptBackoff;
-pub use engine_view::EngineView;
-pub(crate) use engine_view::neighbors;
 pub use flow_filter::FlowFilter;
-pub use query::{Query, QueryHandler, QueryInbox, QuerySender, Response};
-pub use server::Access;
+pub use query::{QueryInbox, QuerySender, SendError, Target, WorkerPoolView};
 pub use server::{BindError, Listening, Server};
 pub use session::Session;
-pub use trace::{TraceBuffer, TraceOutcome, TraceRecord};

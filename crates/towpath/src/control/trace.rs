@@ -1,87 +1,60 @@
-//! A trace: copies of what one channel gets, with the verdicts that came for them.
+//! Traces: copies of packets with their verdicts, from the engine's threads to one client.
 //!
-//! A copy waits in the tap until its frame is decided, and then goes to whoever traces. Both places are bounded; what
-//! finds no room is dropped and counted, and nothing that the channel does ever waits for a tap.
+//! A copy of a frame waits in the [`TraceBuffer`] until the frame is decided, and then in a queue until the server reads it from the
+//! [`TraceSource`]. Both are bounded. A copy without room is dropped and counted; the engine never waits for a trace.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Weak};
 
-use towpath_engine::DropReason;
-use towpath_ring::{Meta, Seq};
+use towpath_engine::{DropReason, Outcome, TraceSink, TracedPacket};
+use towpath_ring::{Decision, Meta, Seq, Verdict};
 
-/// Copies that wait for their verdict, and their bytes.
+/// Maximum number of copies that wait for their verdict, and of their bytes.
 const UNDECIDED: usize = 4096;
 const UNDECIDED_BYTES: usize = 8 << 20;
 
-/// Copies that wait to be read.
+/// Maximum number of copies that wait for the server.
 const READY: usize = 1024;
 
-/// A packet that was traced.
+/// A traced packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TraceRecord {
-    /// Its number on the channel.
-    pub seq: u32,
-    /// Capture time, nanoseconds since the epoch.
-    pub time: u64,
+pub(super) struct TraceRecord {
+    /// Its number on the channel, or in the engine.
+    pub(super) seq: u32,
+    /// Capture time in nanoseconds since the epoch.
+    pub(super) time: u64,
     /// Bytes on the wire.
-    pub wire_len: u32,
-    /// Link type, pcap's number.
-    pub link: u16,
-    /// The port that it came in on.
-    pub port: u32,
-    /// The queue.
-    pub queue: u32,
-    /// The packet.
-    pub bytes: Box<[u8]>,
-    /// How long the inspector had it, in nanoseconds of the engine's clock.
-    pub after: u64,
-    /// What came of it.
-    pub note: TraceOutcome,
+    pub(super) wire_len: u32,
+    /// pcap's number of the link type.
+    pub(super) link: u16,
+    /// The number of the port on which it was received.
+    pub(super) port: u32,
+    /// The queue. 0 outside of a channel's trace.
+    pub(super) queue: u32,
+    pub(super) bytes: Box<[u8]>,
+    /// The outcome, as Wireshark shows it beside the packet.
+    pub(super) comment: String,
 }
 
-/// What came of a frame, for a comment.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TraceOutcome {
-    /// A verdict, its mark and mask, and whether it is for the flow.
-    Verdict {
-        /// Its name, with what belongs to it.
-        verdict: String,
-        /// New bits of the mark, and which.
-        mark: (u32, u32),
-        /// From now on.
-        flow: bool,
-    },
-    /// No inspector decided.
-    Lost(DropReason),
-    /// The rules decided, this one last; and what that was.
-    Decided {
-        /// Its number.
-        rule: Option<u32>,
-        /// In words.
-        what: String,
-    },
-}
-
-/// The engine's end of a trace.
+/// The engine thread's end of a trace.
 #[derive(Debug)]
-pub struct TraceBuffer {
+pub(super) struct TraceBuffer {
     undecided: VecDeque<TraceRecord>,
     bytes: usize,
     ready: SyncSender<TraceRecord>,
-    /// Counted here, read by who traces. Relaxed: a statistic, which orders nothing.
+    /// Relaxed: a counter that orders nothing.
     dropped: Arc<AtomicU64>,
-    /// Lives as long as the other end.
+    /// Dead when the source is dropped.
     open: Weak<()>,
 }
 
-/// The other end.
+/// The server's end of a trace.
 #[derive(Debug)]
 pub(super) struct TraceSource {
     pub(super) ready: Receiver<TraceRecord>,
     pub(super) dropped: Arc<AtomicU64>,
-    /// As long as this lives, somebody traces.
     _open: Arc<()>,
 }
 
@@ -90,18 +63,18 @@ impl TraceBuffer {
         let (tx, ready) = sync_channel(READY);
         let dropped = Arc::new(AtomicU64::new(0));
         let open = Arc::new(());
-        let tap = Self {
+        let buffer = Self {
             undecided: VecDeque::new(),
             bytes: 0,
             ready: tx,
             dropped: Arc::clone(&dropped),
             open: Arc::downgrade(&open),
         };
-        (tap, TraceSource { ready, dropped, _open: open })
+        (buffer, TraceSource { ready, dropped, _open: open })
     }
 
-    /// Another one, of another thread of the engine, for the same trace.
-    pub(super) fn again(&self) -> Self {
+    /// Creates the buffer of another engine thread for the same trace.
+    pub(super) fn for_another_thread(&self) -> Self {
         Self {
             undecided: VecDeque::new(),
             bytes: 0,
@@ -111,22 +84,33 @@ impl TraceBuffer {
         }
     }
 
-    /// True when nobody traces any more, whether there was something for it meanwhile or not.
-    pub fn is_over(&self) -> bool {
+    fn drop_one(&self) {
+        self.dropped.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn push(&mut self, record: TraceRecord) {
+        match self.ready.try_send(record) {
+            // Disconnected: the trace has ended.
+            Ok(()) | Err(TrySendError::Disconnected(_)) => {}
+            Err(TrySendError::Full(_)) => self.drop_one(),
+        }
+    }
+}
+
+impl TraceSink for TraceBuffer {
+    fn is_over(&self) -> bool {
         self.open.strong_count() == 0
     }
 
-    /// The channel gets this frame.
-    pub fn given(&mut self, Seq(seq): Seq, bytes: &[u8], meta: &Meta) {
+    fn given(&mut self, Seq(seq): Seq, bytes: &[u8], meta: &Meta) {
         if self.is_over() {
             return;
         }
         if self.undecided.len() >= UNDECIDED || self.bytes + bytes.len() > UNDECIDED_BYTES {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
-            return;
+            return self.drop_one();
         }
         self.bytes += bytes.len();
-        let traced = TraceRecord {
+        self.undecided.push_back(TraceRecord {
             seq,
             time: meta.time,
             wire_len: meta.wire_len,
@@ -134,86 +118,118 @@ impl TraceBuffer {
             port: meta.port,
             queue: meta.group,
             bytes: bytes.into(),
-            after: 0,
-            note: TraceOutcome::Lost(DropReason::InspectorDied),
-        };
-        self.undecided.push_back(traced);
+            comment: String::new(),
+        });
     }
 
-    /// What came of frame `seq`, which the inspector had for `after` nanoseconds.
-    pub fn decided(&mut self, Seq(seq): Seq, after: u64, note: impl FnOnce() -> TraceOutcome) {
+    fn decided(&mut self, Seq(seq): Seq, after: u64, decision: &Result<Decision<'_>, DropReason>) {
         // Sequence numbers are given in order: the distance from the first is at most an index.
-        let place = self.undecided.binary_search_by_key(&0, |traced| traced.seq.wrapping_sub(seq) as i32);
+        let place = self.undecided.binary_search_by_key(&0, |record| record.seq.wrapping_sub(seq) as i32);
         let Ok(index) = place else { return };
-        let Some(mut traced) = self.undecided.remove(index) else { return };
-        self.bytes -= traced.bytes.len();
-        traced.after = after;
-        traced.note = note();
-        self.push(traced);
+        let Some(mut record) = self.undecided.remove(index) else { return };
+        self.bytes -= record.bytes.len();
+        let outcome = comment(decision);
+        let (micros, nanos) = (after / 1000, after % 1000);
+        record.comment =
+            format!("queue {}, seq {seq}: {outcome}, after {micros}.{nanos:03} us", record.queue);
+        self.push(record);
     }
 
-    /// A packet that is decided already.
-    pub fn push(&mut self, traced: TraceRecord) {
-        match self.ready.try_send(traced) {
-            Ok(()) => {}
-            Err(TrySendError::Full(_)) => {
-                self.dropped.fetch_add(1, Ordering::Relaxed);
-            }
-            // It is over.
-            Err(TrySendError::Disconnected(_)) => {}
-        }
+    fn packet(&mut self, packet: &TracedPacket<'_>) {
+        let what = match (packet.outcome, packet.out) {
+            (Outcome::Passed, Some(port)) => format!("pass, out by {port}"),
+            (Outcome::Passed, None) => "pass".to_owned(),
+            (Outcome::Dropped(reason), _) => format!("drop, {reason}"),
+            (Outcome::Rejected(_), _) => "reject".to_owned(),
+        };
+        let comment = match packet.rule {
+            Some(rule) => format!("rule {rule}: {what}"),
+            None => what,
+        };
+        self.push(TraceRecord {
+            seq: packet.number as u32,
+            time: packet.meta.time,
+            wire_len: packet.meta.wire_len,
+            link: packet.meta.link.0,
+            port: packet.arrival.0.into(),
+            queue: 0,
+            bytes: packet.bytes.into(),
+            comment,
+        });
     }
+}
+
+/// The outcome of a frame, for people.
+fn comment(decision: &Result<Decision<'_>, DropReason>) -> String {
+    let Decision { verdict, mark, mask, flow, .. } = match *decision {
+        Err(reason) => return format!("no verdict, {reason}"),
+        Ok(decision) => decision,
+    };
+    let mut text = match verdict {
+        Verdict::Pass => "pass".to_owned(),
+        Verdict::Drop | Verdict::Hold => "drop".to_owned(),
+        Verdict::Reject => "reject".to_owned(),
+        Verdict::Replace(bytes) => format!("replace by {} bytes", bytes.len()),
+        Verdict::Queue(number) => format!("queue {number}"),
+        Verdict::Repeat => "repeat".to_owned(),
+    };
+    if mask != 0 {
+        text += &format!(", mark {mark:#x}/{mask:#x}");
+    }
+    if flow {
+        text += ", for the flow";
+    }
+    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn given(tap: &mut TraceBuffer, seq: u32, len: usize) {
-        tap.given(Seq(seq), &vec![0; len], &Meta { wire_len: len as u32, ..Meta::default() });
+    fn given(buffer: &mut TraceBuffer, seq: u32, len: usize) {
+        buffer.given(Seq(seq), &vec![0; len], &Meta { wire_len: len as u32, ..Meta::default() });
     }
 
     #[test]
-    fn a_copy_comes_out_when_its_frame_is_decided() {
-        let (mut tap, source) = TraceBuffer::new();
+    fn a_copy_is_ready_when_its_frame_is_decided() {
+        let (mut buffer, source) = TraceBuffer::new();
         for seq in [u32::MAX, 0, 1] {
-            given(&mut tap, seq, 10);
+            given(&mut buffer, seq, 10);
         }
-        tap.decided(Seq(0), 50, || TraceOutcome::Lost(DropReason::Overdue));
-        tap.decided(Seq(0), 50, || TraceOutcome::Lost(DropReason::Overdue));
-        tap.decided(Seq(7), 50, || TraceOutcome::Lost(DropReason::Overdue));
-        tap.decided(Seq(u32::MAX), 60, || TraceOutcome::Lost(DropReason::InspectorDied));
-        let got: Vec<_> =
-            source.ready.try_iter().map(|traced| (traced.seq, traced.after, traced.note)).collect();
+        buffer.decided(Seq(0), 50, &Err(DropReason::Overdue));
+        buffer.decided(Seq(0), 50, &Err(DropReason::Overdue));
+        buffer.decided(Seq(7), 50, &Err(DropReason::Overdue));
+        buffer.decided(Seq(u32::MAX), 2060, &Err(DropReason::InspectorDied));
+        let got: Vec<_> = source.ready.try_iter().map(|record| record.comment).collect();
         assert_eq!(
             got,
             [
-                (0, 50, TraceOutcome::Lost(DropReason::Overdue)),
-                (u32::MAX, 60, TraceOutcome::Lost(DropReason::InspectorDied))
+                "queue 0, seq 0: no verdict, overdue, after 0.050 us",
+                "queue 0, seq 4294967295: the inspector has ended, after 2.060 us"
             ]
         );
-        let again = tap.again();
-        assert!(!tap.is_over() && !again.is_over());
-        // Nothing has to come for it to be noticed.
+        let other = buffer.for_another_thread();
+        assert!(!buffer.is_over() && !other.is_over());
         drop(source);
-        assert!(tap.is_over() && again.is_over());
-        tap.decided(Seq(1), 70, || TraceOutcome::Lost(DropReason::Overdue));
+        assert!(buffer.is_over() && other.is_over());
+        buffer.decided(Seq(1), 70, &Err(DropReason::Overdue));
     }
 
     #[test]
-    fn what_finds_no_room_is_dropped_and_counted() {
-        let (mut tap, source) = TraceBuffer::new();
+    fn copies_without_room_are_dropped_and_counted() {
+        let (mut buffer, source) = TraceBuffer::new();
+        let dropped = || source.dropped.load(Ordering::Relaxed);
         for seq in 0..5000 {
-            given(&mut tap, seq, 1);
+            given(&mut buffer, seq, 1);
         }
-        assert_eq!(source.dropped.load(Ordering::Relaxed), 5000 - UNDECIDED as u64);
+        assert_eq!(dropped(), 5000 - UNDECIDED as u64);
         for seq in 0..5000 {
-            tap.decided(Seq(seq), 9, || TraceOutcome::Lost(DropReason::InvalidVerdict));
+            buffer.decided(Seq(seq), 9, &Err(DropReason::InvalidVerdict));
         }
-        assert_eq!(source.dropped.load(Ordering::Relaxed), 5000 - READY as u64);
+        assert_eq!(dropped(), 5000 - READY as u64);
         assert_eq!(source.ready.try_iter().count(), READY);
-        given(&mut tap, 6000, UNDECIDED_BYTES);
-        given(&mut tap, 6001, 1);
-        assert_eq!(source.dropped.load(Ordering::Relaxed), 5001 - READY as u64);
+        given(&mut buffer, 6000, UNDECIDED_BYTES);
+        given(&mut buffer, 6001, 1);
+        assert_eq!(dropped(), 5001 - READY as u64);
     }
 }

@@ -14,7 +14,8 @@ use towpath_port::{Burst, Port, Received, State};
 use super::muxes::Muxes;
 use super::worker_command::WorkerCommand;
 use crate::config::Wait;
-use crate::control::{EngineView, QueryInbox, neighbors, records};
+use crate::control::QueryInbox;
+use crate::control::commands::show_ports;
 use crate::eventfd::EventFd;
 use crate::inspector::Inspector;
 use crate::report::Report;
@@ -36,8 +37,8 @@ pub(super) type Io = PortIo<Inspector, Queries>;
 pub(super) struct Queries(pub(super) Option<QueryInbox>);
 
 impl Queries {
-    /// The last published records of the ports.
-    fn set_ports(&mut self, ports: Vec<records::Port>) {
+    /// Sets what queries see of the ports.
+    fn set_ports(&mut self, ports: Vec<show_ports::Port>) {
         if let Some(inbox) = &mut self.0 {
             inbox.set_ports(ports);
         }
@@ -46,7 +47,7 @@ impl Queries {
 
 impl QueryServer for Queries {
     fn serve(&mut self, engine: &mut dyn Introspect) -> u64 {
-        self.0.as_mut().map_or(u64::MAX, |inbox| inbox.attend(&mut EngineView(engine)))
+        self.0.as_mut().map_or(u64::MAX, |inbox| inbox.serve_engine(engine))
     }
 }
 
@@ -364,20 +365,20 @@ impl Worker {
             live.tell_too_long(stats.dropped.rx_too_long);
             live.tell_uncut(stats.dropped.rx_uncut);
             let lost = stats.dropped.iter().chain(tx.drops().iter()).filter(|(_, count)| *count > 0);
-            records::Port {
+            show_ports::Port {
                 name: live.port.name().to_owned(),
                 driver: live.driver.to_owned(),
                 state: match live.state {
-                    State::Up => "up".to_owned(),
-                    State::Down => "down".to_owned(),
-                    State::Gone => "gone".to_owned(),
+                    State::Up => "up",
+                    State::Down => "down",
+                    State::Gone => "gone",
                 },
                 received: stats.received,
                 received_bytes: stats.received_bytes,
                 sent: stats.sent,
                 sent_bytes: stats.sent_bytes,
                 lost: lost.map(|(reason, count)| (reason.to_owned(), count)).collect(),
-                neighbors: neighbors(io.neighbors(at)),
+                neighbors: io.neighbors(at).into_iter().map(Into::into).collect(),
             }
         };
         let rows = ports.iter_mut().zip(io.tx_queues()).enumerate().map(row).collect();

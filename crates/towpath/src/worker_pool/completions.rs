@@ -11,7 +11,7 @@ use towpath_ring::{Header, Kind, Seq, TxPayload, TxSink};
 use super::frame::{FrameMessages, Out, place};
 use super::tx_lease::TxLeases;
 use super::zerocopy_tx::LEAST;
-use crate::control::mux::Lost;
+use crate::control::commands::show_mux::Lost;
 
 /// Maximum number of unsent messages that wait to be reported to their worker.
 const UNSENT: usize = 1024;

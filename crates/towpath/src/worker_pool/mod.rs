@@ -48,7 +48,8 @@ use towpath_mux::mux::{Mux, Order, SendError};
 use towpath_ring::SocketFile;
 use towpath_send::Choice;
 
-use crate::control::{QueryHandler, QueryInbox, mux, protocol, send};
+use crate::control::commands::{show_mux, show_rings, show_send};
+use crate::control::{QueryInbox, WorkerPoolView};
 use completions::Completions;
 use dispatch::Dispatcher;
 pub use listen::{ListenError, is_no_address, listen};
@@ -163,7 +164,7 @@ pub struct WorkerPool {
     /// Ends logged in this second, ends not logged, and start of the second.
     reported: (u32, u64, Instant),
     /// Unsent messages of workers when they were last logged, and that time.
-    lost: (mux::Lost, Option<Instant>),
+    lost: (show_mux::Lost, Option<Instant>),
     inbox: Option<QueryInbox>,
     dispatcher: Dispatcher,
     /// Time until queries and zero-copy senders need a turn.
@@ -237,7 +238,7 @@ impl WorkerPool {
             draining: None,
             cut_before: 0,
             reported: (0, 0, start),
-            lost: (mux::Lost::default(), None),
+            lost: (show_mux::Lost::default(), None),
             inbox,
             dispatcher: Dispatcher::new(),
             patience: Duration::ZERO,
@@ -534,7 +535,7 @@ impl WorkerPool {
     /// Serves queries. Returns the time until they need the next turn.
     fn serve_queries(&mut self) -> Duration {
         let Some(mut inbox) = self.inbox.take() else { return Duration::MAX };
-        let patience = inbox.attend(self);
+        let patience = inbox.serve_pool(self);
         self.inbox = Some(inbox);
         Duration::from_nanos(patience)
     }
@@ -552,18 +553,14 @@ impl AsFd for WorkerPool {
     }
 }
 
-impl QueryHandler for WorkerPool {
-    fn rings(&mut self) -> Vec<protocol::Ring> {
+impl WorkerPoolView for WorkerPool {
+    fn rings(&self) -> Vec<show_rings::Ring> {
         let first = self.config.first_channel;
-        let ring = |ring: protocol::Ring| protocol::Ring { channel: first + ring.channel, ..ring };
+        let ring = |ring: show_rings::Ring| show_rings::Ring { channel: first + ring.channel, ..ring };
         self.slots.iter().filter_map(WorkerSlot::ring).map(ring).collect()
     }
 
-    fn frames(&mut self, _channel: u32) -> Option<Vec<protocol::Frame>> {
-        None
-    }
-
-    fn mux(&mut self) -> Option<Box<mux::Mux>> {
+    fn mux(&self) -> show_mux::Mux {
         let slots = &self.slots;
         let pid = |id| slots.iter().find_map(|slot| slot.pid(id)).unwrap_or(0);
         let restarts = slots.iter().map(WorkerSlot::restarts).sum();
@@ -571,16 +568,13 @@ impl QueryHandler for WorkerPool {
         let lost = self.completions.lost;
         let server = self.driver.server();
         let arrivals = server.accept_stats().into();
-        let of = |core: &Mux| mux::Mux { name, lost, arrivals, ..mux::Mux::of(core, restarts, pid) };
-        Some(Box::new(server.look(of).with_peers(|psock| server.peer(psock))))
+        let of =
+            |core: &Mux| show_mux::Mux { name, lost, arrivals, ..show_mux::Mux::of(core, restarts, pid) };
+        server.look(of).with_peers(|psock| server.peer(psock))
     }
 
-    fn send(&mut self) -> Option<Box<send::Send>> {
-        Some(Box::new(self.zerocopy_tx.show(&self.config.name)))
-    }
-
-    fn ports(&self) -> Vec<String> {
-        Vec::new()
+    fn send(&self) -> show_send::Send {
+        self.zerocopy_tx.show(&self.config.name)
     }
 }
 

@@ -21,7 +21,7 @@ use towpath_ring::{
 use super::completions::{Answers, Completions, Unsent};
 use super::frame::{FrameMessages, Out, messages, part, pass, pieces, place, send_first};
 use super::tx_lease::TxLeases;
-use crate::control::protocol;
+use crate::control::commands::show_rings;
 
 /// Time for a process to attach.
 const ATTACH: Duration = Duration::from_secs(15);
@@ -584,10 +584,10 @@ impl Process {
     }
 
     /// Its ring for `towpath ctl show rings`.
-    pub(super) fn ring(&self, number: u32) -> Option<protocol::Ring> {
+    pub(super) fn ring(&self, number: u32) -> Option<show_rings::Ring> {
         let channel = self.channel.as_ref()?;
         let (peer, geometry, stats) = (channel.peer(), channel.geometry(), channel.stats());
-        Some(protocol::Ring {
+        Some(show_rings::Ring {
             channel: number,
             name: channel.name().to_owned(),
             pid: peer.pid,
@@ -604,17 +604,17 @@ impl Process {
             held: stats.held,
             published: stats.published,
             bytes: stats.bytes,
-            verdicts: protocol::Verdicts {
+            verdicts: show_rings::Verdicts {
                 decided: stats.decided,
                 cumulative: stats.cumulative,
                 pass: stats.decided,
-                ..protocol::Verdicts::default()
+                ..show_rings::Verdicts::default()
             },
             full: stats.full,
             violations: stats.violations,
             wakeups: stats.wakeups,
             oneshots: stats.oneshots,
-            ..protocol::Ring::default()
+            ..show_rings::Ring::default()
         })
     }
 }

@@ -9,7 +9,7 @@ use towpath_mux::mux::{Mux, worker};
 
 use super::completions::Completions;
 use super::process::{Process, ProcessState, WorkerExit};
-use crate::control::protocol;
+use crate::control::commands::show_rings;
 
 /// A process that lived this long did not fail at once.
 const LIVED: Duration = Duration::from_secs(10);
@@ -309,7 +309,7 @@ impl WorkerSlot {
         self.all_mut().for_each(Process::close);
     }
 
-    pub(super) fn ring(&self) -> Option<protocol::Ring> {
+    pub(super) fn ring(&self) -> Option<show_rings::Ring> {
         self.process.as_ref()?.ring(u32::try_from(self.number + 1).unwrap_or(u32::MAX))
     }
 

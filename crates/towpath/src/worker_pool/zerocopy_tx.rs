@@ -26,7 +26,7 @@ use towpath_send::{
 };
 
 use super::tx_lease::Rest;
-use crate::control::send;
+use crate::control::commands::show_send;
 
 /// Minimum size of a zero-copy reply (spec: 16 KiB per call).
 pub(super) const LEAST: usize = 16 << 10;
@@ -214,7 +214,7 @@ impl ZerocopyTx {
     }
 
     /// Snapshot for `towpath ctl show send`.
-    pub(super) fn show(&self, name: &str) -> send::Send {
+    pub(super) fn show(&self, name: &str) -> show_send::Send {
         let state = lock(&self.0.state);
         let time = self.time();
         let mut totals = state.ended.clone();
@@ -223,12 +223,12 @@ impl ZerocopyTx {
             let sender = lock(&messages.sender);
             let Some(sender) = &*sender else { continue };
             totals += sender.counters();
-            zerocopy_tx.push(send::Sender::of(&messages.peer, sender, time));
+            zerocopy_tx.push(show_send::Sender::of(&messages.peer, sender, time));
         }
         for lingering in &state.lingering {
             totals += lingering.sender.counters();
         }
-        let mut shown = send::Send {
+        let mut shown = show_send::Send {
             name: name.to_owned(),
             choice: word(self.0.choice).to_owned(),
             locked_limit: self.0.limits.locked,
@@ -240,9 +240,9 @@ impl ZerocopyTx {
             crowded: state.crowded,
             quarantined: state.quarantine.len() as u64,
             lent_bytes: self.0.lent.load(Relaxed),
-            totals: send::Totals::of(&totals),
+            totals: show_send::Totals::of(&totals),
             senders: zerocopy_tx,
-            ..send::Send::default()
+            ..show_send::Send::default()
         };
         shown.bound();
         shown
@@ -432,7 +432,7 @@ mod tests {
         lock(&zerocopy_tx.0.state).linger(lingering, most, zerocopy_tx.time());
     }
 
-    fn sums(zerocopy_tx: &ZerocopyTx) -> send::Send {
+    fn sums(zerocopy_tx: &ZerocopyTx) -> show_send::Send {
         let shown = zerocopy_tx.show("");
         let totals = &shown.totals;
         assert!(shown.lingering > 0 || totals.numbers == totals.completed + totals.abandoned, "{shown:?}");

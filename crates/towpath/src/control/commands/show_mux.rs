@@ -1,14 +1,49 @@
-//! A multiplexor as `towpath ctl show mux` has it: KCM's columns (`/proc/net/kcm`, `/proc/net/kcm_stats`), with right numbers.
+//! `towpath ctl show mux`: the columns of KCM's `/proc/net/kcm` and `/proc/net/kcm_stats`.
 
 use std::fmt::Write;
 
+use clap::Args;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use towpath_mux::mux::psock::Status;
 use towpath_mux::mux::{self, PsockRow, WorkerRow};
 
-use super::show::table;
+use super::super::command::{Context, Handled, Query, Reply};
+use super::super::protocol::{Code, Refusal};
+use super::super::text::{duration, table};
 
-/// Connections that are listed; of more, those that hold most.
+/// The muxes, in the columns of Linux's /proc/net/kcm and /proc/net/kcm_stats
+///
+/// A line for the mux, for each worker (kcm) and for each connection (psock): messages and bytes received and sent, messages that
+/// wait or are with workers, bytes held, state. Then the counters, the fate of the messages, and how long messages waited and
+/// took. Of more than 1000 connections those that hold the most are listed.
+#[derive(Debug, Default, Args, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShowMux {}
+
+impl Query for ShowMux {
+    const WORDS: &'static str = "show mux";
+    const ANSWER: &'static str = "mux";
+
+    fn handle(self, context: &Context<'_>) -> Handled {
+        context.query(
+            |target| target.pool().map(|pool| pool.mux()),
+            |parts| match parts.into_iter().flatten().reduce(Mux::and) {
+                Some(mux) => Ok(Reply::Answer(Self::ANSWER, json!({ "mux": mux }))),
+                None => {
+                    let message = "this engine has no multiplexor; `towpath mux` has one";
+                    Err(Refusal::new(Code::NoMux, message))
+                }
+            },
+        )
+    }
+
+    fn text(&self, answer: &Value) -> String {
+        Mux::deserialize(&answer["mux"]).map_or_else(|error| format!("mux: {error}\n"), |mux| show(&mux))
+    }
+}
+
+/// Maximum number of connections in the list.
 const PSOCKS: usize = 1000;
 
 /// A multiplexor.
@@ -275,7 +310,7 @@ impl Mux {
 
     /// This one and another, by name; no more connections are listed than of one alone.
     #[must_use]
-    pub(super) fn and(mut self, mut other: Self) -> Self {
+    fn and(mut self, mut other: Self) -> Self {
         if other.name < self.name {
             std::mem::swap(&mut self, &mut other);
             self.others = std::mem::take(&mut other.others);
@@ -387,7 +422,7 @@ impl Psock {
 }
 
 /// `towpath ctl show mux`: KCM's two files, for each.
-pub fn show(mux: &Mux) -> String {
+fn show(mux: &Mux) -> String {
     let all = std::iter::once(mux).chain(&mux.others);
     all.map(show_one).collect::<Vec<_>>().join("\n")
 }
@@ -443,7 +478,7 @@ fn show_one(mux: &Mux) -> String {
         let status = psock.peer.iter().chain([&psock.status]).cloned().collect::<Vec<_>>().join(" ");
         rows.push(row([&object, &a, &b, &c, &d, &e, &f, "-", &g, status.trim_end()]));
     }
-    let mut text: String = table(&rows).into_iter().map(|line| line + "\n").collect();
+    let mut text = table(&rows);
     if mux.psocks_left_out > 0 {
         let _ = writeln!(text, "and {} psocks that hold less", mux.psocks_left_out);
     }
@@ -531,7 +566,7 @@ fn show_one(mux: &Mux) -> String {
         let numbers =
             std::iter::once(String::new()).chain(counters.iter().map(|(_, number)| number.to_string()));
         text.push('\n');
-        for line in table(&[names.map(str::to_owned).collect(), numbers.collect()]) {
+        for line in table(&[names.map(str::to_owned).collect(), numbers.collect()]).lines() {
             text += line.trim_end();
             text.push('\n');
         }
@@ -539,7 +574,7 @@ fn show_one(mux: &Mux) -> String {
     text.push('\n');
     for (name, times) in [("wait", &mux.queue_wait), ("service", &mux.service_time)] {
         let Times { p50, p90, p99, p999, max } = *times;
-        let [p50, p90, p99, p999, max] = [p50, p90, p99, p999, max].map(super::show::duration);
+        let [p50, p90, p99, p999, max] = [p50, p90, p99, p999, max].map(duration);
         let _ = writeln!(text, "{name}: p50 {p50} p90 {p90} p99 {p99} p99.9 {p999} max {max}");
     }
     text

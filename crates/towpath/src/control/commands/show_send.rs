@@ -1,14 +1,51 @@
-//! Sends without a copy as `towpath ctl show send` has them.
+//! `towpath ctl show send`: zero-copy sends.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use clap::Args;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use towpath_send::{Counters, Histogram, Mode, PlainCause, PollSender, Reason, Time};
 
-use super::show::table;
+use super::super::command::{Context, Handled, Query, Reply};
+use super::super::protocol::{Code, Refusal};
+use super::super::text::table;
 
-/// Connections that are listed; of more, those that pin most.
+/// Zero-copy sends: the long replies of the muxes
+///
+/// The limits, why bytes were sent with a copy, notification ranges, how long buffers were pinned, and why modes switched. Then a line
+/// for each connection that had a long reply: bytes sent without a copy, bytes that the kernel copied, bytes sent with a copy,
+/// notification numbers used and outstanding, bytes pinned and their limit, ENOBUFS.
+#[derive(Debug, Default, Args, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShowSend {}
+
+impl Query for ShowSend {
+    const WORDS: &'static str = "show send";
+    const ANSWER: &'static str = "send";
+
+    fn handle(self, context: &Context<'_>) -> Handled {
+        context.query(
+            |target| target.pool().map(|pool| pool.send()),
+            |parts| {
+                let mut all = parts.into_iter().flatten();
+                let Some(mut send) = all.next() else {
+                    let message = "this engine has no multiplexor and sends no messages; `towpath mux` does";
+                    return Err(Refusal::new(Code::NotFound, message));
+                };
+                send.others.extend(all);
+                Ok(Reply::Answer(Self::ANSWER, json!({ "send": send })))
+            },
+        )
+    }
+
+    fn text(&self, answer: &Value) -> String {
+        Send::deserialize(&answer["send"]).map_or_else(|error| format!("send: {error}\n"), |send| show(&send))
+    }
+}
+
+/// Maximum number of connections in the list.
 const SENDERS: usize = 200;
 
 /// The senders of an engine.
@@ -202,7 +239,7 @@ impl Sender {
 }
 
 /// `towpath ctl show send`.
-pub fn show(send: &Send) -> String {
+fn show(send: &Send) -> String {
     let name = if send.name.is_empty() { String::new() } else { format!("{}: ", send.name) };
     let mut text = format!(
         "{name}{}; {} connections had long answers, {} are there, {} linger ({} were reset), {} buffers in quarantine\n",
@@ -258,9 +295,7 @@ pub fn show(send: &Send) -> String {
         let counts = [sender.outstanding, sender.pinned, sender.budget].map(|n| n.to_string());
         push(&sender.peer, mode, &sender.totals, counts);
     }
-    for line in table(&rows) {
-        let _ = writeln!(text, "{line}");
-    }
+    text += &table(&rows);
     if send.senders_left_out > 0 {
         let _ = writeln!(text, "and {} connections more", send.senders_left_out);
     }

@@ -1,0 +1,136 @@
+//! `towpath ctl show ports`
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use towpath_engine::router::NeighborSnapshot;
+
+use super::super::command::{Context, Handled, Query, Reply};
+use super::super::protocol::{Code, Refusal};
+use super::super::text::{columns, items, table};
+
+/// The ports: driver, state, frames, and losses by reason, at most one second old
+#[derive(Debug, Default, Args, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShowPorts {}
+
+impl Query for ShowPorts {
+    const WORDS: &'static str = "show ports";
+    const ANSWER: &'static str = "ports";
+
+    fn handle(self, context: &Context<'_>) -> Handled {
+        context.query(
+            |target| target.ports().map(<[Port]>::to_vec),
+            |parts| match merge(parts) {
+                Some(ports) => Ok(Reply::Answer(Self::ANSWER, json!({ "ports": ports }))),
+                None => Err(Refusal::new(Code::NotFound, "this engine has no live ports")),
+            },
+        )
+    }
+
+    fn text(&self, answer: &Value) -> String {
+        let ports = items(&answer["ports"]);
+        let spec = [
+            ("port", "name"),
+            ("driver", "driver"),
+            ("state", "state"),
+            ("received", "received"),
+            ("bytes", "received_bytes"),
+            ("sent", "sent"),
+            ("bytes", "sent_bytes"),
+        ];
+        let mut rows = columns(&spec, ports);
+        rows[0].push("lost".to_owned());
+        for (row, port) in rows[1..].iter_mut().zip(ports) {
+            let lost = items(&port["lost"]).iter();
+            let lost: Vec<String> =
+                lost.filter_map(|reason| Some(format!("{} {}", reason[1], reason[0].as_str()?))).collect();
+            row.push(if lost.is_empty() { "-".to_owned() } else { lost.join(", ") });
+        }
+        let mut text = table(&rows);
+        // As ip-neighbour(8) prints them.
+        for port in ports {
+            let name = port["name"].as_str().unwrap_or_default();
+            for neighbor in items(&port["neighbors"]) {
+                let word = |key: &str| neighbor[key].as_str();
+                let mac = word("mac").map(|mac| format!(" lladdr {mac}")).unwrap_or_default();
+                let (address, state) = (word("address").unwrap_or("-"), word("state").unwrap_or("-"));
+                text += &format!("{address} dev {name}{mac} {state}\n");
+            }
+        }
+        text
+    }
+}
+
+/// The ports of all threads.
+pub(super) fn merge(parts: Vec<Option<Vec<Port>>>) -> Option<Vec<Port>> {
+    parts.into_iter().flatten().reduce(|mut all, ports| {
+        all.iter_mut().zip(ports).for_each(|(own, port)| own.add(port));
+        all
+    })
+}
+
+/// A live port.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Port {
+    /// Its name.
+    pub name: String,
+    /// The driver's name.
+    pub driver: String,
+    /// `up`, `down` or `gone`.
+    pub state: &'static str,
+    /// Frames received.
+    pub received: u64,
+    /// Bytes received.
+    pub received_bytes: u64,
+    /// Frames sent.
+    pub sent: u64,
+    /// Bytes sent.
+    pub sent_bytes: u64,
+    /// Frames lost by the port, and packets that passed and were not sent, by reason.
+    pub lost: Vec<(String, u64)>,
+    /// The neighbors of a router on this link.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub neighbors: Vec<Neighbor>,
+}
+
+/// A neighbor of a router.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Neighbor {
+    /// Its IP address.
+    pub address: String,
+    /// Its Ethernet address, if known.
+    pub mac: Option<String>,
+    /// `INCOMPLETE`, `REACHABLE`, `STALE`, `DELAY`, `PROBE` or `FAILED`.
+    pub state: String,
+}
+
+impl Port {
+    /// Adds the same port of another thread.
+    fn add(&mut self, other: Self) {
+        self.received += other.received;
+        self.received_bytes += other.received_bytes;
+        self.sent += other.sent;
+        self.sent_bytes += other.sent_bytes;
+        for (reason, count) in other.lost {
+            match self.lost.iter_mut().find(|(own, _)| *own == reason) {
+                Some((_, own)) => *own += count,
+                None => self.lost.push((reason, count)),
+            }
+        }
+        if other.state != "up" {
+            self.state = other.state;
+        }
+    }
+}
+
+impl From<NeighborSnapshot> for Neighbor {
+    fn from(neighbor: NeighborSnapshot) -> Self {
+        let text = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
+        Self {
+            address: neighbor.address.to_string(),
+            mac: neighbor.mac.map(text),
+            state: neighbor.state.to_owned(),
+        }
+    }
+}
