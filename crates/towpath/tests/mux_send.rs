@@ -9,14 +9,14 @@ use std::time::Duration;
 
 const FRAMING: &str = "offset=0 length=4 be adjust=4";
 
-struct Front {
+struct Mux {
     child: Child,
     address: String,
     control: PathBuf,
     _directory: tempfile::TempDir,
 }
 
-impl Front {
+impl Mux {
     /// Both workers send on each connection.
     fn start(how: &str) -> Self {
         Self::start_with(how, &["--workers", "2", "--order", "replies"])
@@ -85,7 +85,7 @@ impl Front {
     }
 }
 
-impl Drop for Front {
+impl Drop for Mux {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -132,12 +132,12 @@ const LENGTHS: [usize; 9] = [1, 100_000, 16, 16_384, 0, 300_000, 65_536, 5, 1_00
 
 #[test]
 fn replies_of_any_length_arrive_in_order_on_every_path() {
-    type Start = fn(&str) -> Front;
-    let starts: [(Start, bool); 3] = [(Front::start, false), (Front::alone, true), (Front::sticky, true)];
+    type Start = fn(&str) -> Mux;
+    let starts: [(Start, bool); 3] = [(Mux::start, false), (Mux::alone, true), (Mux::sticky, true)];
     let hows = ["zerocopy", "adaptive", "plain"];
     for (how, (start, alone)) in hows.into_iter().flat_map(|how| starts.map(|start| (how, start))) {
-        let front = start(how);
-        let mut streams = [front.connect(), front.connect()];
+        let mux = start(how);
+        let mut streams = [mux.connect(), mux.connect()];
         for round in 0..5 {
             let lengths: Vec<_> =
                 LENGTHS.into_iter().enumerate().map(|(at, len)| (round + at, len)).collect();
@@ -149,7 +149,7 @@ fn replies_of_any_length_arrive_in_order_on_every_path() {
             }
             askers.into_iter().for_each(|asker| asker.join().expect("everything was read"));
         }
-        let send = front.until(|send| send["totals"]["numbers"] == send["totals"]["completed"]);
+        let send = mux.until(|send| send["totals"]["numbers"] == send["totals"]["completed"]);
         assert_eq!((&send["choice"], &send["connections"]), (&how.into(), &2.into()), "{send}");
         // From the workers' frames, if no other worker sends on the connection.
         assert_eq!(send["lent_bytes"].as_u64() > Some(1_000_000), alone && how != "plain", "{send}");
@@ -171,23 +171,23 @@ fn replies_of_any_length_arrive_in_order_on_every_path() {
         assert!(one["peer"] != other["peer"] && one["outstanding"] == 0, "{send}");
         // Ended connections are in the sums.
         drop(streams);
-        let gone = front.until(|send| send["senders"] == serde_json::json!([]) && send["lingering"] == 0);
+        let gone = mux.until(|send| send["senders"] == serde_json::json!([]) && send["lingering"] == 0);
         assert_eq!(&gone["totals"]["zerocopy_bytes"], &totals["zerocopy_bytes"]);
     }
 }
 
 #[test]
 fn a_peer_that_does_not_read_delays_only_its_replies() {
-    for front in [Front::start("zerocopy"), Front::alone("zerocopy"), Front::sticky("zerocopy")] {
-        stuck_peer(&front);
+    for mux in [Mux::start("zerocopy"), Mux::alone("zerocopy"), Mux::sticky("zerocopy")] {
+        stuck_peer(&mux);
     }
 }
 
-fn stuck_peer(front: &Front) {
-    let stuck = front.connect();
+fn stuck_peer(mux: &Mux) {
+    let stuck = mux.connect();
     let asker = ask_all(&stuck, &[0, 1, 2, 3].map(|number| (number, 3_000_000)));
-    front.until(|send| send["senders"][0]["pinned"].as_u64() > Some(0));
-    let mut other = front.connect();
+    mux.until(|send| send["senders"][0]["pinned"].as_u64() > Some(0));
+    let mut other = mux.connect();
     for number in 0..50 {
         ask(&mut other, number, 200_000);
         answer(&mut other, number, 200_000);
@@ -197,7 +197,7 @@ fn stuck_peer(front: &Front) {
     drop(stuck);
     asker.join().expect("it ends with its connection");
     let send =
-        front.until(|send| send["lingering"] == 0 && send["senders"].as_array().map(Vec::len) == Some(1));
+        mux.until(|send| send["lingering"] == 0 && send["senders"].as_array().map(Vec::len) == Some(1));
     assert_eq!(send["totals"]["unknown"], 0);
     ask(&mut other, 51, 200_000);
     answer(&mut other, 51, 200_000);
@@ -205,17 +205,17 @@ fn stuck_peer(front: &Front) {
 
 #[test]
 fn replies_of_a_killed_worker_are_sent() {
-    for front in [Front::alone("zerocopy"), Front::sticky("zerocopy")] {
-        killed_worker(&front);
+    for mux in [Mux::alone("zerocopy"), Mux::sticky("zerocopy")] {
+        killed_worker(&mux);
     }
 }
 
-fn killed_worker(front: &Front) {
-    let stuck = front.connect();
+fn killed_worker(mux: &Mux) {
+    let stuck = mux.connect();
     // More than the peer's window, of which a quarter of the worker's frames is leased.
     let asked: Vec<_> = (0..60).map(|number| (number, 100_000)).collect();
     let asker = ask_all(&stuck, &asked);
-    front.until(|send| {
+    mux.until(|send| {
         // More than the reply that is read before the first worker is killed.
         send["lent_bytes"].as_u64() > Some(250_000) && send["senders"][0]["pinned"].as_u64() > Some(0)
     });
@@ -224,26 +224,26 @@ fn killed_worker(front: &Front) {
     let worker = answer(&mut stuck, asked[0].0, asked[0].1);
     let killed = Command::new("kill").args(["-9", &worker]).status().expect("kill");
     assert!(killed.success());
-    let mut other = front.connect();
+    let mut other = mux.connect();
     ask(&mut other, 1, 200_000);
     assert_ne!(answer(&mut other, 1, 200_000), worker, "another one sits there");
     // The process is gone; its leased memory is not.
     let workers: Vec<_> = asked[1..].iter().map(|&(number, len)| answer(&mut stuck, number, len)).collect();
     assert!(workers.contains(&worker), "what it had answered is there");
     asker.join().expect("everything was read");
-    front.until(|send| send["totals"]["numbers"] == send["totals"]["completed"]);
+    mux.until(|send| send["totals"]["numbers"] == send["totals"]["completed"]);
 }
 
 #[test]
 fn a_worker_that_modifies_leased_frames_corrupts_only_its_replies() {
-    let front = Front::start_with("zerocopy", &["--workers", "1", "--send-check"]);
-    let mut stuck = front.connect();
+    let mux = Mux::start_with("zerocopy", &["--workers", "1", "--send-check"]);
+    let mut stuck = mux.connect();
     let asked: Vec<_> = (0..12).map(|number| (number, 100_000)).collect();
     let asker = ask_all(&stuck, &asked);
-    front.until(|send| {
+    mux.until(|send| {
         send["lent_bytes"].as_u64() > Some(0) && send["senders"][0]["pinned"].as_u64() > Some(0)
     });
-    let mut other = front.connect();
+    let mut other = mux.connect();
     other.write_all(b"\0\0\0\x08scribble").expect("it is open");
     let mut header = [0; 4];
     other.read_exact(&mut header).expect("an answer");
@@ -272,37 +272,37 @@ fn a_worker_that_modifies_leased_frames_corrupts_only_its_replies() {
     ask(&mut stuck, 99, 100_000);
     answer(&mut stuck, 99, 100_000);
     // The write was detected.
-    let send = front.until(|send| send["totals"]["numbers"] == send["totals"]["completed"]);
+    let send = mux.until(|send| send["totals"]["numbers"] == send["totals"]["completed"]);
     assert!(send["totals"]["tampered"].as_u64() > Some(0), "{send}");
 }
 
 #[test]
 fn leased_frames_are_released() {
-    let front = Front::alone("zerocopy");
-    let mut stream = front.connect();
+    let mux = Mux::alone("zerocopy");
+    let mut stream = mux.connect();
     // Twenty times its ring.
     for number in 0..200 {
         ask(&mut stream, number, 100_000);
         answer(&mut stream, number, 100_000);
     }
-    let send = front.until(|send| send["totals"]["numbers"] == send["totals"]["completed"]);
+    let send = mux.until(|send| send["totals"]["numbers"] == send["totals"]["completed"]);
     assert!(send["lent_bytes"].as_u64() > Some(10_000_000), "{send}");
 }
 
 #[test]
 fn a_killed_mux_has_sent_correct_bytes() {
     // The kernel sends from the memory of the mux and of the worker.
-    for front in [Front::start("zerocopy"), Front::alone("zerocopy"), Front::sticky("zerocopy")] {
-        killed(front);
+    for mux in [Mux::start("zerocopy"), Mux::alone("zerocopy"), Mux::sticky("zerocopy")] {
+        killed(mux);
     }
 }
 
-fn killed(mut front: Front) {
-    let mut stream = front.connect();
+fn killed(mut mux: Mux) {
+    let mut stream = mux.connect();
     let asker = ask_all(&stream, &[0, 1, 2].map(|number| (number, 2_000_000)));
-    front.until(|send| send["senders"][0]["pinned"].as_u64() > Some(0));
-    front.child.kill().expect("it is there");
-    front.child.wait().expect("its end");
+    mux.until(|send| send["senders"][0]["pinned"].as_u64() > Some(0));
+    mux.child.kill().expect("it is there");
+    mux.child.wait().expect("its end");
     // The process is gone; pinned pages keep their content.
     let mut got = Vec::new();
     let _ = stream.read_to_end(&mut got);

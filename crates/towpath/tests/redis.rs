@@ -6,9 +6,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 /// A `towpath mux` process that is killed on drop.
-struct Front(Child);
+struct Mux(Child);
 
-impl Drop for Front {
+impl Drop for Mux {
     fn drop(&mut self) {
         let _ = self.0.kill().and_then(|()| self.0.wait());
     }
@@ -21,7 +21,7 @@ fn redis_clients_are_served_by_processes() {
     let towpath = Path::new(env!("CARGO_BIN_EXE_towpath"));
     let worker = towpath.with_file_name("examples").join("redis");
     let worker = format!("{} {}", worker.display(), keys.path().display());
-    let front = Command::new(towpath)
+    let mux = Command::new(towpath)
         .args([
             "mux",
             "127.0.0.1:0",
@@ -37,8 +37,8 @@ fn redis_clients_are_served_by_processes() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("towpath starts");
-    let mut front = Front(front);
-    let mut stderr = BufReader::new(front.0.stderr.take().expect("a pipe"));
+    let mut mux = Mux(mux);
+    let mut stderr = BufReader::new(mux.0.stderr.take().expect("a pipe"));
     let mut line = String::new();
     stderr.read_line(&mut line).expect("a line");
     let port = line.trim().rsplit(':').next().expect("a port").to_owned();

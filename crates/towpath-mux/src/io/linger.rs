@@ -45,7 +45,7 @@ struct Lingering {
     link: Arc<Link>,
     until: Time,
     /// Time of the last data.
-    heard: Time,
+    last_data: Time,
 }
 
 impl Connection for Lingering {
@@ -62,7 +62,7 @@ impl Lingers {
         link: Arc<Link>,
         now: Time,
     ) -> io::Result<Option<Arc<Link>>> {
-        let lingering = Lingering { link, until: now + LINGER, heard: now };
+        let lingering = Lingering { link, until: now + LINGER, last_data: now };
         let oldest = self.all.begin(epoll, lingering, EventFlags::IN)?;
         self.due.get_or_insert(now + LOOK);
         Ok(oldest.map(|oldest| oldest.link))
@@ -76,7 +76,7 @@ impl Lingers {
     /// Data was read. Waits for more.
     pub(super) fn wait(&mut self, key: u64, now: Time) {
         let Some(lingering) = self.all.get_mut(key) else { return };
-        lingering.heard = now;
+        lingering.last_data = now;
         // If it cannot be watched, the next check finds it silent and ends it.
         let _ = self.all.wait(key, EventFlags::IN);
     }
@@ -104,7 +104,7 @@ impl Lingers {
         let drain = self.until.is_some_and(|until| until <= now);
         let over = self.all.iter().filter_map(|(key, lingering)| {
             let late = drain || lingering.until <= now;
-            let quiet = now.since(lingering.heard) >= QUIET && lingering.link.unacknowledged() == 0;
+            let quiet = now.since(lingering.last_data) >= QUIET && lingering.link.unacknowledged() == 0;
             (late || quiet).then_some((key, !quiet))
         });
         let over: Vec<_> = over.collect();

@@ -66,7 +66,7 @@ pub struct Ended {
 /// An event of a server for the application.
 #[derive(Debug)]
 pub enum Event {
-    /// For a [`super::Driver`]: this worker was told to leave and holds no messages any more.
+    /// For a [`super::Driver`]: this worker leaves and holds no messages any more.
     Left(worker::Id),
     /// A message was abandoned because too many workers died with it.
     Undone(Message),

@@ -184,12 +184,12 @@ impl Stream for Messages {
             }
             this.waiting.get_or_insert_with(|| cx.waker().clone()).clone_from(cx.waker());
             // Before the turn: readiness reported after this point is kept.
-            let told = match this.epoll.poll_read_ready(cx) {
+            let readiness = match this.epoll.poll_read_ready(cx) {
                 Poll::Ready(guard) => Some(guard?),
                 Poll::Pending => None,
             };
             let turned = this.driver.wait(Some(Duration::ZERO), |_| {})?;
-            match told {
+            match readiness {
                 _ if turned => {}
                 Some(mut guard) => {
                     guard.clear_ready();

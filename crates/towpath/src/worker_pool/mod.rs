@@ -226,7 +226,7 @@ impl WorkerPool {
             .map(|number| WorkerSlot::new(number, directory.path(), leases))
             .collect();
         let completions = Completions::new(config.drain);
-        let mut front = Self {
+        let mut pool = Self {
             driver,
             config,
             start,
@@ -245,17 +245,17 @@ impl WorkerPool {
             sockets: Vec::new(),
             _directory: directory,
         };
-        for slot in &mut front.slots {
-            slot.start(&front.config.command, &front.driver, start);
+        for slot in &mut pool.slots {
+            slot.start(&pool.config.command, &pool.driver, start);
         }
-        while front.slots.iter().any(|slot| !slot.is_attached()) && !stopped() {
-            front.wait(Some(Duration::from_millis(100)))?;
-            front.supervise_slots();
-            if let Some((slot, exit)) = front.slots.iter_mut().find_map(WorkerSlot::take_exit) {
+        while pool.slots.iter().any(|slot| !slot.is_attached()) && !stopped() {
+            pool.wait(Some(Duration::from_millis(100)))?;
+            pool.supervise_slots();
+            if let Some((slot, exit)) = pool.slots.iter_mut().find_map(WorkerSlot::take_exit) {
                 return Err(Error::Worker { slot, exit });
             }
         }
-        Ok(front)
+        Ok(pool)
     }
 
     /// Keeps the files of Unix sockets until the pool stops accepting.
@@ -442,7 +442,9 @@ impl WorkerPool {
                     let now = Instant::now();
                     self.slots[0].replace(&self.config.command, &self.driver, self.config.drain, now);
                 }
-                Signal::Replace => log::warn!("SIGHUP: workers are being replaced, or the front ends"),
+                Signal::Replace => {
+                    log::warn!("SIGHUP ignored: workers are being replaced already, or the mux is draining")
+                }
                 Signal::End if self.draining.is_some() => return true,
                 Signal::End => {
                     self.draining = Some(Instant::now() + self.config.drain + DRAIN_GRACE);

@@ -63,9 +63,9 @@ impl Mux {
         stderr.read_line(&mut line).expect("a line");
         let address =
             line.strip_prefix("listening on ").unwrap_or_else(|| panic!("{line}")).trim().to_owned();
-        let mut front = Self { child, stderr, address };
-        front.until("workers attached");
-        front
+        let mut mux = Self { child, stderr, address };
+        mux.until("workers attached");
+        mux
     }
 
     /// Reads its log until a line contains `what`.

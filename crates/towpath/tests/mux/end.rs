@@ -12,27 +12,27 @@ use crate::daemon::{Mux, answer, ask, counted, example, message, split};
 
 #[test]
 fn draining_answers_received_requests() {
-    let front = Mux::start(&example("mux_worker"), &["--workers", "1"]);
-    let mut stream = front.connect();
+    let mux = Mux::start(&example("mux_worker"), &["--workers", "1"]);
+    let mut stream = mux.connect();
     let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
     let body = format!("wait {}", gate.local_addr().expect("an address"));
     stream.write_all(&message(body.as_bytes())).expect("open");
     let (holder, _) = gate.accept().expect("the worker");
-    front.signal(Signal::TERM);
+    mux.signal(Signal::TERM);
     // After it has started to drain, connections are refused.
-    while TcpStream::connect(&front.address).is_ok() {
+    while TcpStream::connect(&mux.address).is_ok() {
         thread::sleep(Duration::from_millis(5));
     }
     drop(holder);
     assert_eq!(split(&answer(&mut stream).expect("an answer")).1, body.as_bytes());
-    let (code, errors) = front.ended();
+    let (code, errors) = mux.ended();
     assert_eq!(code, Some(0), "{errors}");
 }
 
 #[test]
 fn a_worker_that_dies_during_a_drain_is_restarted() {
-    let front = Mux::start(&example("mux_worker"), &["--workers", "1"]);
-    let mut stream = front.connect();
+    let mux = Mux::start(&example("mux_worker"), &["--workers", "1"]);
+    let mut stream = mux.connect();
     let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
     let directory = tempfile::tempdir().expect("a directory");
     let wait = format!("wait {}", gate.local_addr().expect("an address"));
@@ -40,8 +40,8 @@ fn a_worker_that_dies_during_a_drain_is_restarted() {
     let both = [&wait, &die].map(|body| message(body.as_bytes())).concat();
     stream.write_all(&both).expect("open");
     let (holder, _) = gate.accept().expect("the worker");
-    front.signal(Signal::TERM);
-    while TcpStream::connect(&front.address).is_ok() {
+    mux.signal(Signal::TERM);
+    while TcpStream::connect(&mux.address).is_ok() {
         thread::sleep(Duration::from_millis(5));
     }
     drop(holder);
@@ -52,20 +52,20 @@ fn a_worker_that_dies_during_a_drain_is_restarted() {
         pid
     });
     assert_ne!(answers[0], answers[1], "the only one died with the second");
-    let (code, errors) = front.ended();
+    let (code, errors) = mux.ended();
     assert_eq!(code, Some(0), "{errors}");
     assert!(errors.contains(" 1 workers started again"), "{errors}");
 }
 
 #[test]
 fn a_stuck_worker_does_not_block_the_end() {
-    let front = Mux::start(&example("mux_worker"), &["--workers", "1", "--drain", "0.2"]);
-    let mut stream = front.connect();
+    let mux = Mux::start(&example("mux_worker"), &["--workers", "1", "--drain", "0.2"]);
+    let mut stream = mux.connect();
     let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
     let body = format!("wait {}", gate.local_addr().expect("an address"));
     stream.write_all(&message(body.as_bytes())).expect("open");
     let _holder = gate.accept().expect("the worker");
-    let (code, errors) = front.finish();
+    let (code, errors) = mux.finish();
     assert_eq!(code, Some(1), "{errors}");
     assert!(errors.contains("ended before everything was drained"), "{errors}");
     assert!(errors.contains("not drained in time"), "{errors}");
@@ -73,27 +73,27 @@ fn a_stuck_worker_does_not_block_the_end() {
 
 #[test]
 fn a_peer_that_has_not_read_its_reply_is_reported() {
-    let front = Mux::start(&example("mux_worker"), &["--workers", "1", "--drain", "0.5"]);
-    let mut stream = front.connect();
+    let mux = Mux::start(&example("mux_worker"), &["--workers", "1", "--drain", "0.5"]);
+    let mut stream = mux.connect();
     // The kernel accepts the reply, the peer does not read it.
     stream.write_all(&message(&vec![0; 600_000])).expect("open");
     stream.peek(&mut [0]).expect("it is answered");
-    let (code, errors) = front.finish();
+    let (code, errors) = mux.finish();
     assert_eq!(code, Some(1), "{errors}");
     assert!(errors.contains("1 connections were not done"), "{errors}");
 }
 
 #[test]
 fn a_pipelining_peer_gets_all_replies_on_drain() {
-    let front = Mux::start(&example("mux_worker"), &["--workers", "2"]);
-    let mut stream = front.connect();
+    let mux = Mux::start(&example("mux_worker"), &["--workers", "2"]);
+    let mut stream = mux.connect();
     let mut asks = stream.try_clone().expect("a descriptor");
     let body = [b'q'; 200];
     let writer = thread::spawn(move || while asks.write_all(&message(&body).repeat(50)).is_ok() {});
     // The peer reads nothing before the drain begins, and keeps sending requests.
     answer(&mut stream).expect("an answer");
-    front.signal(Signal::TERM);
-    while TcpStream::connect(&front.address).is_ok() {
+    mux.signal(Signal::TERM);
+    while TcpStream::connect(&mux.address).is_ok() {
         thread::sleep(Duration::from_millis(5));
     }
     let mut answered = 1;
@@ -102,7 +102,7 @@ fn a_pipelining_peer_gets_all_replies_on_drain() {
     }
     stream.shutdown(std::net::Shutdown::Both).expect("it is open");
     writer.join().expect("it ends");
-    let (code, errors) = front.ended();
+    let (code, errors) = mux.ended();
     assert_eq!(code, Some(0), "{errors}");
     let (received, done, undone, left) = counted(&errors);
     assert_eq!((done, undone, left), (received, 0, 0), "{errors}");
@@ -112,7 +112,7 @@ fn a_pipelining_peer_gets_all_replies_on_drain() {
 #[test]
 fn the_socket_of_another_process_is_kept() {
     let directory = tempfile::tempdir().expect("a directory");
-    let path = directory.path().join("front.sock");
+    let path = directory.path().join("mux.sock");
     let address = format!("unix:{}", path.display());
     let worker = example("mux_worker");
     let old = Mux::listen(&address, &worker, &["--workers", "1"]);
@@ -131,7 +131,7 @@ fn the_socket_of_another_process_is_kept() {
 #[test]
 fn a_draining_mux_hands_its_path_to_a_successor() {
     let directory = tempfile::tempdir().expect("a directory");
-    let path = directory.path().join("front.sock");
+    let path = directory.path().join("mux.sock");
     let address = format!("unix:{}", path.display());
     let held = TcpListener::bind("127.0.0.1:0").expect("a port");
     let args = ["--workers", "1", "--drain", "60"];

@@ -18,13 +18,13 @@ fn a_framing_may_be_a_program_or_a_toml_file() {
     let object = Path::new(env!("CARGO_MANIFEST_DIR")).join("../towpath-bpf/tests/programs/thrift.o");
     let program = format!("{}:frame", object.display());
     for framing in [document.to_str().expect("UTF-8"), object.to_str().expect("UTF-8"), &program] {
-        let front = Mux::start(&example("mux_worker"), &["--workers", "1", "--framing", framing]);
-        let mut stream = front.connect();
+        let mux = Mux::start(&example("mux_worker"), &["--workers", "1", "--framing", framing]);
+        let mut stream = mux.connect();
         for body in [&b"one"[..], b"another"] {
             assert_eq!(split(&ask(&mut stream, body)).1, body, "{framing}");
         }
         drop(stream);
-        assert_eq!(front.finish().0, Some(0), "{framing}");
+        assert_eq!(mux.finish().0, Some(0), "{framing}");
     }
     let refused = towpath().args(["mux", "127.0.0.1:0", "--worker", "w", "--framing", "no/such.o"]).output();
     let refused = refused.expect("towpath starts");
@@ -39,8 +39,8 @@ fn messages_of_any_size_are_answered_by_processes() {
 }
 
 fn any_size(worker: &str) {
-    let front = Mux::start(worker, &["--workers", "3"]);
-    let mut stream = front.connect();
+    let mux = Mux::start(worker, &["--workers", "3"]);
+    let mut stream = mux.connect();
     let mut pids = BTreeSet::new();
     for size in [0, 1, 60, 64, 65, 1500, 70_000, 5_000_000] {
         let body: Vec<u8> = (0..size).map(|at| at as u8).collect();
@@ -50,7 +50,7 @@ fn any_size(worker: &str) {
         pids.insert(pid);
     }
     // Many numbered messages at once, over two connections.
-    let mut other = front.connect();
+    let mut other = mux.connect();
     for stream in [&mut stream, &mut other] {
         let asked: Vec<u8> = (0..500u32).flat_map(|number| message(&number.to_be_bytes())).collect();
         stream.write_all(&asked).expect("it is open");
@@ -67,15 +67,15 @@ fn any_size(worker: &str) {
     }
     assert!(pids.len() <= 3);
     drop((stream, other));
-    let (code, errors) = front.finish();
+    let (code, errors) = mux.finish();
     assert_eq!(code, Some(0), "{errors}");
     assert_eq!(counted(&errors), (1008, 1008, 0, 0));
 }
 
 #[test]
 fn a_slow_message_does_not_delay_others() {
-    let front = Mux::start(&example("mux_worker"), &["--workers", "2"]);
-    let (mut slow, mut quick) = (front.connect(), front.connect());
+    let mux = Mux::start(&example("mux_worker"), &["--workers", "2"]);
+    let (mut slow, mut quick) = (mux.connect(), mux.connect());
     // The slow message waits until the others were answered.
     let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
     slow.write_all(&message(format!("wait {}", gate.local_addr().expect("an address")).as_bytes()))
@@ -94,8 +94,8 @@ fn a_slow_message_does_not_delay_others() {
 fn replies_keep_the_configured_order() {
     let orders = ["replies", "serial", "sticky"];
     for (order, worker) in orders.into_iter().flat_map(|order| workers().map(|worker| (order, worker))) {
-        let front = Mux::start(&worker, &["--workers", "4", "--order", order]);
-        let mut stream = front.connect();
+        let mux = Mux::start(&worker, &["--workers", "4", "--order", order]);
+        let mut stream = mux.connect();
         let asked: Vec<u8> = (0..300u32).flat_map(|number| message(&number.to_be_bytes())).collect();
         stream.write_all(&asked).expect("it is open");
         for number in 0..300u32 {
@@ -108,15 +108,15 @@ fn replies_keep_the_configured_order() {
 #[test]
 fn a_unix_socket_works_as_tcp_does() {
     let directory = tempfile::tempdir().expect("a directory");
-    let path = directory.path().join("front.sock");
+    let path = directory.path().join("mux.sock");
     // A stale socket is replaced.
     drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
     let address = format!("unix:{}", path.display());
-    let front = Mux::listen(&address, &example("mux_worker"), &["--workers", "1"]);
+    let mux = Mux::listen(&address, &example("mux_worker"), &["--workers", "1"]);
     let mut stream = UnixStream::connect(&path).expect("it listens");
     assert_eq!(split(&ask(&mut stream, b"hello")).1, b"hello");
     drop(stream);
-    let (code, errors) = front.finish();
+    let (code, errors) = mux.finish();
     assert_eq!(code, Some(0), "{errors}");
     assert!(!path.exists(), "the socket is removed");
 }
@@ -126,12 +126,12 @@ fn a_unix_socket_works_as_tcp_does() {
 fn outbound_peers_are_connected() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let peer = listener.local_addr().expect("an address").to_string();
-    let front = Mux::start(&example("mux_worker"), &["--workers", "1", "--connected", &peer]);
+    let mux = Mux::start(&example("mux_worker"), &["--workers", "1", "--connected", &peer]);
     for _ in 0..3 {
         let (mut stream, _) = listener.accept().expect("it connects");
         assert_eq!(split(&ask(&mut stream, b"hello")).1, b"hello");
     }
-    let (code, errors) = front.finish();
+    let (code, errors) = mux.finish();
     assert_eq!(code, Some(0), "{errors}");
 }
 
@@ -147,9 +147,9 @@ fn tls_is_spoken_with_openssl() {
         .status();
     assert!(made.unwrap().success());
     let files = format!("{},{}", cert.display(), key.display());
-    let mut front = Mux::start(&example("mux_worker"), &["--workers", "1", "--tls", &files]);
+    let mut mux = Mux::start(&example("mux_worker"), &["--workers", "1", "--tls", &files]);
     let mut client = Command::new("openssl")
-        .args(["s_client", "-quiet", "-connect", &front.address])
+        .args(["s_client", "-quiet", "-connect", &mux.address])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -162,8 +162,8 @@ fn tls_is_spoken_with_openssl() {
     client.kill().expect("it runs");
     client.wait().expect("it ends");
     // Data that is not TLS is logged.
-    front.connect().write_all(b"hello, this is no handshake").expect("it reads");
-    assert!(front.until("was not attached").contains("TLS: "));
-    let (code, errors) = front.finish();
+    mux.connect().write_all(b"hello, this is no handshake").expect("it reads");
+    assert!(mux.until("was not attached").contains("TLS: "));
+    let (code, errors) = mux.finish();
     assert_eq!(code, Some(0), "{errors}");
 }

@@ -39,8 +39,8 @@ fn ctl_shows_the_mux_in_kcms_columns() {
     let directory = tempfile::tempdir().expect("a directory");
     let control = directory.path().join("control.sock");
     let control = control.to_str().expect("UTF-8");
-    let front = Mux::start(&example("mux_worker"), &["--workers", "2", "--control", control]);
-    let mut stream = front.connect();
+    let mux = Mux::start(&example("mux_worker"), &["--workers", "2", "--control", control]);
+    let mut stream = mux.connect();
     for _ in 0..5 {
         ask(&mut stream, b"hello");
     }
@@ -73,7 +73,7 @@ fn ctl_shows_the_mux_in_kcms_columns() {
     let rings: serde_json::Value = serde_json::from_str(&rings).expect("JSON");
     assert_eq!(rings["rings"].as_array().map(Vec::len), Some(2));
     // An engine without a mux says so; here there is no engine.
-    front.finish();
+    mux.finish();
     let (code, _, errors) = ctl(&["show", "mux"]);
     assert_eq!(code, Some(5), "{errors}");
 }

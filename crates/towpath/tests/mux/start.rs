@@ -78,7 +78,7 @@ fn peer_and_order_errors_precede_startup() {
 #[test]
 fn a_failed_start_leaves_no_socket() {
     let directory = tempfile::tempdir().expect("a directory");
-    let path = directory.path().join("front.sock");
+    let path = directory.path().join("mux.sock");
     let address = format!("unix:{}", path.display());
     let args = ["mux", &address, "nowhere", "--framing", "line", "--worker", "true"];
     let output = towpath().args(args).output().expect("towpath starts");
@@ -93,14 +93,14 @@ fn a_failed_outbound_connection_is_logged() {
     rustix::net::bind(&taken, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let peer = rustix::net::getsockname(&taken).expect("an address");
     let peer = SocketAddrV4::try_from(peer).expect("of IPv4").to_string();
-    let mut front = Mux::start(&example("mux_worker"), &["--workers", "1", "--connected", &peer]);
-    front.until(&format!("cannot connect to {peer}: "));
-    assert_eq!(front.finish().0, Some(0));
+    let mut mux = Mux::start(&example("mux_worker"), &["--workers", "1", "--connected", &peer]);
+    mux.until(&format!("cannot connect to {peer}: "));
+    assert_eq!(mux.finish().0, Some(0));
 }
 
 #[test]
 fn the_limit_of_open_files_is_raised() {
-    let front = Mux::limited("ulimit -Sn 64", &example("mux_worker"), &["--workers", "1"]);
-    let mut clients: Vec<_> = (0..100).map(|_| front.connect()).collect();
+    let mux = Mux::limited("ulimit -Sn 64", &example("mux_worker"), &["--workers", "1"]);
+    let mut clients: Vec<_> = (0..100).map(|_| mux.connect()).collect();
     assert_eq!(split(&ask(clients.last_mut().expect("many"), b"hello")).1, b"hello");
 }

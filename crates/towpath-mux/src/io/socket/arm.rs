@@ -50,9 +50,9 @@ impl Socket {
     /// ```
     #[must_use = "false means that there is something to do"]
     pub fn arm(&mut self, send: Option<To>) -> bool {
-        let told = send.is_some() && self.error.is_some();
+        let failed = send.is_some() && self.error.is_some();
         let answers = matches!(send, Some(To::Requester | To::Message(_)));
-        if self.current.is_some() || !self.next.is_empty() || told || answers {
+        if self.current.is_some() || !self.next.is_empty() || failed || answers {
             return false;
         }
         self.drain_eventfd();

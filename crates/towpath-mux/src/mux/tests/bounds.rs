@@ -198,7 +198,7 @@ fn a_connection_attached_while_full_is_read_later() {
             mux.done(worker, ticket, at(0));
         }
     }
-    let told = std::iter::from_fn(|| mux.poll_event());
-    assert!(told.into_iter().any(|event| matches!(event, Event::Interest(id) if id == late)));
+    let events = std::iter::from_fn(|| mux.poll_event());
+    assert!(events.into_iter().any(|event| matches!(event, Event::Interest(id) if id == late)));
     assert!(mux.interest(late).read);
 }
