@@ -74,7 +74,7 @@ impl ServiceTime {
     /// as many otherwise. 1 if the service time is unknown.
     pub(super) fn turn(&self, others_idle: bool, cost: u64, most: u64) -> usize {
         let budget = if others_idle { cost } else { cost.saturating_mul(BUSY_TURN) };
-        if self.ewma == 0 { 1 } else { (budget / self.ewma).clamp(1, most) as usize }
+        budget.checked_div(self.ewma).map_or(1, |count| count.clamp(1, most) as usize)
     }
 }
 
