@@ -110,7 +110,7 @@ fn errors_are_reported() {
         ("nothing/such.toml", "no such file, and no framing either"),
         ("kafak", "did you mean \"kafka\"?"),
         ("offset=0 lenght=4", "column 10: unknown key \"lenght\"; did you mean \"length\"?"),
-        ("", "nothing says where a message ends"),
+        ("", "no key gives the end of a message"),
     ];
     for (framing, expected) in rows {
         let (code, out, err) = told(&frame(&path, &["--framing", framing]));
