@@ -25,7 +25,7 @@
 //! let framing: Framing = "offset=0 length=2 be adjust=2".parse()?;
 //! let mut assembler = Assembler::new(framing, Limits::default());
 //!
-//! Two messages in arbitrary segmentation.
+//! // Two messages in arbitrary segmentation.
 //! assembler.handle_bytes(b"\x00\x05hel");
 //! assert!(assembler.poll(Time::default()).is_none());
 //! assembler.handle_bytes(b"lo\x00\x01!");

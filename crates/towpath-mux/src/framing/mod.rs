@@ -190,7 +190,7 @@ impl Framing {
     /// assert_eq!(framing.step(b"\x03\x00\x07", &mut State::default()), Step::from(3));
     ///
     /// let error = Framing::from_toml("offset = 0\nlength = 9\n").unwrap_err();
-    /// assert_eq!(error.to_string(), "2:10: length is 1 to 8 bytes wide, not 9");
+    /// assert_eq!(error.to_string(), "2:10: length must be 1 to 8 bytes wide, not 9");
     /// # Ok::<(), towpath_mux::framing::ParseError>(())
     /// ```
     pub fn from_toml(document: &str) -> Result<Self, ParseError> {
@@ -235,7 +235,7 @@ impl Framing {
     /// ```
     /// use towpath_mux::framing::{Framing, State, Step};
     ///
-    /// The first byte is the number of 4-byte words that follow.
+    /// // The first byte is the number of 4-byte words that follow.
     /// let words = Framing::custom("words", |bytes: &[u8], _: &mut State| match bytes {
     ///     [count, ..] => Step::from(1 + 4 * usize::from(*count)),
     ///     [] => Step::Need(1),

@@ -91,13 +91,13 @@ use workers::Workers;
 /// let psock = mux.attach("line".parse()?, Limits::default(), now)?;
 /// let worker = mux.clone_worker(1, now);
 ///
-/// One whole message, and the start of another.
+/// // One whole message, and the start of another.
 /// mux.handle_bytes(psock, b"hello\nwor", now);
 /// let mut batch = Vec::new();
 /// mux.poll_messages(worker, now, &mut batch);
 /// assert_eq!(batch[0].payload(), b"hello");
 ///
-/// Echo it.
+/// // Echo it.
 /// mux.reply(worker, batch[0].ticket(), batch[0].bytes().clone(), now)?;
 /// mux.done(worker, batch[0].ticket(), now);
 /// let Some(mut transmit) = mux.transmit(psock) else { panic!("nothing to send") };
