@@ -36,7 +36,7 @@ fuzz_target!(|data: &[u8]| {
         decide(&mut gate, walk, &packet, now);
         gate.expire(now, 16);
     }
-    assert!(gate.states().len() <= gate.states().peak());
+    assert!(gate.states().len() as u64 <= gate.states().counters().peak);
 });
 
 fn gate() -> Gate {
@@ -45,9 +45,9 @@ fn gate() -> Gate {
     let em0 = ports.add("em0", vec![address("192.0.2.1"), address("2001:db8::1")]);
     let em1 = ports.add("em1", vec![address("198.51.100.1")]);
     let mut routes = Routes::new();
-    routes.add(address("192.0.2.0"), 24, Route { port: em0, connected: true });
-    routes.add(address("2001:db8::"), 32, Route { port: em0, connected: true });
-    routes.add(address("0.0.0.0"), 0, Route { port: em1, connected: false });
+    routes.add(address("192.0.2.0"), 24, Route { port: em0, connected: true, gateway: Default::default() });
+    routes.add(address("2001:db8::"), 32, Route { port: em0, connected: true, gateway: Default::default() });
+    routes.add(address("0.0.0.0"), 0, Route { port: em1, connected: false, gateway: Default::default() });
     let mut gate = Gate::new(RULES.clone(), ports, state::Settings::default(), 1);
     gate.set_routes(routes);
     gate
