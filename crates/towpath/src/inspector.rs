@@ -1,4 +1,4 @@
-//! An inspector process: started, attached, and at the other end of a ring.
+//! Inspector processes: start, attachment, and the [`Channel`] of the engine over a ring.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,44 +17,44 @@ use towpath_ring::{
 use towpath_engine::DropReason;
 use towpath_engine::queue::{About, Channel, Detached, Policy};
 
-/// How long a process has to attach.
+/// Time within which a process must attach.
 pub const ATTACH_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long a process has to end once its channel is closed, before it is killed.
+/// Time within which a process must exit after its channel is closed, before it is killed.
 pub const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often a process is looked at while it is waited for.
+/// Interval between two checks of a process that is waited for.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Why there is no inspector.
+/// An error that prevents the start of an inspector.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// The socket could not be made.
+    /// The socket cannot be created.
     #[error("queue {queue}: {source}")]
     Bind {
         /// The queue.
         queue: u16,
-        /// What the ring said.
+        /// The ring's error.
         source: ring::BindError,
     },
-    /// The program could not be started.
+    /// The program cannot be started.
     #[error("queue {queue}: cannot start `{program}`: {source}")]
     Start {
         /// The queue.
         queue: u16,
         /// First word of the command.
         program: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The program ended before it attached.
+    /// The program exited before it attached.
     #[error("queue {queue}: `{program}` ended before it attached ({status})")]
     Ended {
         /// The queue.
         queue: u16,
         /// First word of the command.
         program: String,
-        /// How it ended.
+        /// Its exit status.
         status: ExitStatus,
     },
     /// The program did not attach in time.
@@ -69,7 +69,7 @@ pub enum Error {
         /// First word of the command.
         program: String,
     },
-    /// Nobody waited for the program any more.
+    /// The start was stopped while the program had not attached.
     #[error("queue {queue}: `{program}` had not attached when it was ended")]
     Stopped {
         /// The queue.
@@ -77,45 +77,46 @@ pub enum Error {
         /// First word of the command.
         program: String,
     },
-    /// A system call failed while the program was waited for.
+    /// A system call failed during the start.
     #[error("queue {queue}: {source}")]
     System {
         /// The queue.
         queue: u16,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// Where a queue's inspectors attach. Needed only to start them.
+/// The socket to which the inspectors of a queue attach. It is needed only for the start.
 #[derive(Debug)]
 pub struct Socket {
     queue: u16,
     path: PathBuf,
     endpoint: Endpoint,
-    /// Holds the socket; removed with it.
+    /// The directory of the socket, removed on drop.
     _directory: TempDir,
 }
 
-/// A process on a queue. Dropping it closes the channel and waits for the process to end.
+/// An inspector of a queue. Dropping it closes the channel and waits for the process to exit.
 #[derive(Debug)]
 pub struct Inspector {
-    /// `None` once closed.
+    /// `None` after the end.
     channel: Option<ring::Channel>,
-    /// The process, when we started it.
+    /// The process, if [`Socket::start`] started it.
     child: Option<Child>,
     attached: bool,
-    /// Its channel has ended, and every frame that it had has come back.
+    /// The channel has ended and every frame was returned.
     drained: bool,
-    /// What is left of a channel that is gone.
+    /// The last snapshot of a channel that has ended.
     last: Option<About>,
 }
 
 impl Socket {
-    /// Makes the socket of a queue, in a directory that only this user can reach.
+    /// Creates the socket of a queue in a directory with mode 0700.
     ///
     /// # Errors
-    /// It could not be made.
+    ///
+    /// The directory or the socket cannot be created.
     pub fn bind(queue: u16, policy: Policy) -> Result<Self, Error> {
         let system = |source| Error::System { queue, source };
         // tempdir gives it mode 0700.
@@ -123,9 +124,9 @@ impl Socket {
         let path = directory.path().join(format!("queue-{queue}.sock"));
         let config = Config {
             deadline: Some(Duration::from_nanos(policy.deadline)),
-            // One meaningless word is a broken or hostile inspector: it is detached, nothing more of it counts.
+            // An inspector that writes one invalid word is broken or hostile: it is detached.
             violations_max: 0,
-            // What a port can carry.
+            // The longest frame of a port.
             replacement_max: MAX_FRAME as u32,
             ..Config::default()
         };
@@ -133,14 +134,15 @@ impl Socket {
         Ok(Self { queue, path, endpoint, _directory: directory })
     }
 
-    /// Starts `words` as a process, with the socket's path in `TOWPATH_SOCKET`, and waits until it has attached, or until
-    /// `stopped` says so.
+    /// Starts the command `words` with the socket's path in `TOWPATH_SOCKET`, and waits until it has attached or `stopped`
+    /// returns true.
     ///
-    /// The first word `towpath` means this very program. The process has no standard input, its standard output
-    /// goes to our standard error, and it is the first of a process group of its own.
+    /// The first word `towpath` stands for this executable. The process has no standard input, writes its standard output to
+    /// our standard error, and leads a new process group.
     ///
     /// # Errors
-    /// Why there is no inspector; the process has been ended.
+    ///
+    /// The process did not start or attach. It was killed.
     pub fn start(&mut self, words: &[String], stopped: &dyn Fn() -> bool) -> Result<Inspector, Error> {
         let queue = self.queue;
         let (first, rest) = words.split_first().expect("a command has a first word");
@@ -153,7 +155,7 @@ impl Socket {
             .env("TOWPATH_SOCKET", &self.path)
             .stdin(Stdio::null())
             .stdout(io::stderr())
-            // A terminal's interrupt is for the engine, which ends it when it is no longer needed.
+            // The terminal's interrupt goes to the engine only. The engine ends the process.
             .process_group(0)
             .spawn()
             .map_err(|source| Error::Start { queue, program: first.clone(), source })?;
@@ -192,7 +194,7 @@ impl Socket {
 }
 
 impl Inspector {
-    /// A process that has attached by itself.
+    /// An inspector that attached by itself.
     pub fn attached(channel: ring::Channel) -> Self {
         Self { channel: Some(channel), child: None, attached: true, drained: false, last: None }
     }
@@ -236,7 +238,7 @@ impl Channel for Inspector {
         let Some(channel) = &mut self.channel else { return };
         let until = channel.deadline().map_or(until, |deadline| deadline.min(until));
         let timeout = (until != u64::MAX).then(|| Duration::from_nanos(until.saturating_sub(now)));
-        // An error here would be one of poll(2) with valid descriptors; the caller looks again in any case.
+        // poll(2) with valid descriptors does not fail, and the caller polls again in any case.
         let _ = channel.wait(timeout);
     }
 
@@ -292,11 +294,11 @@ impl Channel for Inspector {
         let death = channel.death()?;
         let distrusted = death == Death::Violations;
         let why = match channel.stats().violations {
-            n if distrusted => format!("the inspector was detached: it wrote {n} words that have no meaning"),
+            n if distrusted => format!("the inspector was detached: it wrote {n} invalid words"),
             _ => format!("the inspector is gone: {death}"),
         };
         self.last = self.about();
-        // Its memory is given back now; the process is waited for when the run is over, not by the engine.
+        // Releases the memory. The process is waited for on drop, not by the engine.
         self.channel = None;
         Some(Detached { why, distrusted })
     }
@@ -306,7 +308,7 @@ impl Drop for Inspector {
     fn drop(&mut self) {
         self.channel = None;
         let Some(child) = &mut self.child else { return };
-        // The end of its socket tells it to go; one that never attached has not been told anything.
+        // An attached process sees the end of its socket. A process that never attached is killed at once.
         let patience = if self.attached { EXIT_TIMEOUT } else { Duration::ZERO };
         let start = Instant::now();
         while start.elapsed() < patience {
@@ -339,9 +341,9 @@ mod tests {
 
     use super::*;
 
-    /// Packets wait no longer for what an inspector has left than for what one says.
+    /// The verdicts of a dead inspector are polled in portions, like those of a live one.
     #[test]
-    fn the_dead_have_their_turns_as_the_living() {
+    fn verdicts_of_a_dead_inspector_are_polled_in_portions() {
         const FRAMES: usize = 1000;
         const LONG: usize = 16 << 10;
         let directory = tempfile::tempdir().unwrap();
@@ -369,7 +371,7 @@ mod tests {
         client.join().unwrap();
 
         let (mut all, mut most) = (0, 0);
-        // Seconds apart: each time it is asked whether the client is there.
+        // Seconds apart, so that each poll checks whether the client is alive.
         for now in (1..100).map(|second| second * 1_000_000_000) {
             let mut replaced = 0;
             inspector.poll(now, &mut |_, decision| match decision {
@@ -382,10 +384,10 @@ mod tests {
             if let Some(gone) = inspector.detached() {
                 assert!(!gone.distrusted, "{gone:?}");
                 assert_eq!(all, FRAMES);
-                assert!(most < FRAMES / 3, "{most} in one turn");
+                assert!(most < FRAMES / 3, "{most} in one poll");
                 return;
             }
         }
-        panic!("it is there for ever, with {all} decided");
+        panic!("the inspector is still attached, with {all} verdicts");
     }
 }
