@@ -341,7 +341,7 @@ impl Stage {
             Ok(engine.packets == before && engine.waiting == 0)
         })?;
         engine.cpu_seconds = self.engine.cpu();
-        let sum = engine.passed + engine.dropped + engine.rejected + engine.undecodable + engine.waiting;
+        let sum = engine.passed + engine.dropped + engine.rejected + engine.waiting;
         let saw = format!("{} packets in, {} accounted for", thousands(engine.packets), thousands(sum));
         self.results.expect(name, sum == engine.packets && engine.undecodable == 0, saw);
         Ok((engine, stopped))

@@ -53,13 +53,14 @@ pub(crate) struct Expectation {
     pub(crate) saw: String,
 }
 
-/// The engine's counters: `packets = passed + dropped + rejected + undecodable + waiting`.
+/// The engine's counters: `packets = passed + dropped + rejected + waiting`.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Engine {
     pub(crate) packets: u64,
     pub(crate) passed: u64,
     pub(crate) dropped: u64,
     pub(crate) rejected: u64,
+    /// Malformed packets, which are dropped.
     pub(crate) undecodable: u64,
     pub(crate) waiting: u64,
     /// Packets that inspectors received.
@@ -80,7 +81,7 @@ impl Engine {
             passed: number("passed"),
             dropped: number("dropped"),
             rejected: number("rejected"),
-            undecodable: number("undecodable"),
+            undecodable: stats["dropped_by"]["undecodable"].as_u64().unwrap_or(0),
             waiting: number("waiting"),
             inspected: number("inspected"),
             states: stats["states"]["created"].as_u64().unwrap_or(0),
@@ -115,13 +116,12 @@ impl fmt::Display for Results {
         if let Some(engine) = &self.engine {
             writeln!(
                 f,
-                "{} packets = {} passed + {} dropped + {} rejected + {} undecodable + {} waiting\n\
+                "{} packets = {} passed + {} dropped + {} rejected + {} waiting\n\
                  {} read by the inspector; {} states, {} at one time\n",
                 thousands(engine.packets),
                 thousands(engine.passed),
                 thousands(engine.dropped),
                 thousands(engine.rejected),
-                thousands(engine.undecodable),
                 thousands(engine.waiting),
                 thousands(engine.inspected),
                 thousands(engine.states),

@@ -55,7 +55,7 @@ fn scenes(options: &Options, stop: &Stop, status: &Status, missing: &str) -> Res
 
     status.play(CAPTURE);
     let engine = replay(ends, stop)?;
-    let sum = engine.passed + engine.dropped + engine.rejected + engine.undecodable;
+    let sum = engine.passed + engine.dropped + engine.rejected;
     let line = format!(
         "{} packets = {} passed + {} dropped + {} rejected; {} read by the inspector",
         thousands(engine.packets),

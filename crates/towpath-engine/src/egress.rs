@@ -72,6 +72,8 @@ pub struct TxQueue {
     /// Limits ICMP "too big" errors to the hosts behind this port.
     too_big: ReplyLimiter,
     drops: TxDrops,
+    /// The port's own counters at the last [`PortIo::count_port_drops`].
+    port_drops: [u64; 2],
 }
 
 /// The properties of a port for its transmit queue.
@@ -158,6 +160,7 @@ impl TxQueue {
             config,
             too_big: ReplyLimiter::default(),
             drops: TxDrops::default(),
+            port_drops: [0; 2],
         }
     }
 
@@ -303,11 +306,11 @@ impl<C: Channel, Q: QueryServer> PortIo<C, Q> {
         }
         let mut counted = Drops::default();
         let mut lost = |reason, packets, error: Option<&Error>| {
-            drops[reason] += packets;
-            *dropped |= packets > 0;
-            // A port counts the frames of its own failures.
+            // A port counts the frames of its own failures: see `count_port_drops`.
             if !matches!(error, Some(Error::Io { .. })) {
+                drops[reason] += packets;
                 counted[reason] += packets;
+                *dropped |= packets > 0;
             }
             error.into_iter().for_each(&mut complain);
         };
@@ -318,6 +321,18 @@ impl<C: Channel, Q: QueryServer> PortIo<C, Q> {
         if let Err(error) = port.flush() {
             complain(&error);
         }
+    }
+
+    /// Takes over the port's own counters of frames that it accepted and did not send: `full` without room, `refused` for other
+    /// reasons, both since the port was opened.
+    pub fn count_port_drops(&mut self, at: usize, full: u64, refused: u64) {
+        let tx = &mut self.tx_queues[at];
+        let [new_full, new_refused] =
+            [full.saturating_sub(tx.port_drops[0]), refused.saturating_sub(tx.port_drops[1])];
+        tx.port_drops = [full, refused];
+        self.drops[DropReason::TxFull] += new_full;
+        self.drops[DropReason::TxRefused] += new_refused;
+        self.dropped |= new_full + new_refused > 0;
     }
 
     /// Sends requests for neighbors that are due, and queues the packets whose neighbors were resolved. Call it between two bursts.

@@ -429,9 +429,11 @@ impl<E: PacketIo> Engine<E> {
 
     /// Takes over the packets that passed and failed to leave.
     fn take_drops(&mut self) {
-        if let Some(drops) = self.io.take_drops() {
-            self.totals.stats.passed -= drops.total();
-            self.totals.drops.add(&drops);
+        for (reason, packets) in self.io.take_drops().iter().flat_map(Drops::iter) {
+            // A port counts frames, and some are the engine's own: no more packets are dropped than have passed.
+            let packets = packets.min(self.totals.stats.passed);
+            self.totals.stats.passed -= packets;
+            self.totals.drops[reason] += packets;
         }
     }
 

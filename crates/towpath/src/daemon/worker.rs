@@ -356,15 +356,34 @@ impl Worker {
         }
     }
 
+    /// Counts the frames that the ports accepted and did not send.
+    fn take_port_drops(&mut self) {
+        let io = self.engine.io_mut();
+        for (at, live) in self.ports.iter_mut().enumerate() {
+            let dropped = live.port.stats().dropped;
+            io.count_port_drops(at, dropped.tx_full, dropped.tx_refused);
+        }
+    }
+
     /// Publishes the records of the ports.
     fn show_ports(&mut self) {
+        self.take_port_drops();
         let Self { engine, ports, .. } = self;
         let io = engine.io_mut();
         let row = |(at, (live, tx)): (usize, (&mut Live, &TxQueue))| {
             let stats = live.port.stats();
             live.tell_too_long(stats.dropped.rx_too_long);
             live.tell_uncut(stats.dropped.rx_uncut);
-            let lost = stats.dropped.iter().chain(tx.drops().iter()).filter(|(_, count)| *count > 0);
+            // The port and its transmit queue may drop for the same reason.
+            let mut lost: Vec<(String, u64)> = Vec::new();
+            for (reason, count) in
+                stats.dropped.iter().chain(tx.drops().iter()).filter(|(_, count)| *count > 0)
+            {
+                match lost.iter_mut().find(|(own, _)| own == reason) {
+                    Some((_, own)) => *own += count,
+                    None => lost.push((reason.to_owned(), count)),
+                }
+            }
             show_ports::Port {
                 name: live.port.name().to_owned(),
                 driver: live.driver.to_owned(),
@@ -377,7 +396,7 @@ impl Worker {
                 received_bytes: stats.received_bytes,
                 sent: stats.sent,
                 sent_bytes: stats.sent_bytes,
-                lost: lost.map(|(reason, count)| (reason.to_owned(), count)).collect(),
+                lost,
                 neighbors: io.neighbors(at).into_iter().map(Into::into).collect(),
             }
         };
@@ -424,6 +443,7 @@ impl Worker {
         if self.unlogged > 0 {
             log::warn!("{} lines of log rules were dropped: the log is too slow", self.unlogged);
         }
+        self.take_port_drops();
         Report::of(&mut self.engine)
     }
 }

@@ -61,7 +61,9 @@ impl Bench {
         let output = self.run(capture, &[more, patient, &["--json"]].concat());
         assert!(output.status.success(), "{}", text(&output.stderr));
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let sum = ["passed", "dropped", "rejected", "undecodable"].map(|key| number(&report, key));
+        let sum = ["passed", "dropped", "rejected"].map(|key| number(&report, key));
+        let reasons = report["dropped_by"].as_object().unwrap().values().map(|count| count.as_u64().unwrap());
+        assert_eq!(number(&report, "dropped"), reasons.sum::<u64>(), "{report}");
         assert_eq!(number(&report, "packets"), sum.iter().sum::<u64>(), "{report}");
         let answers = ["sent", "silent", "limited", "unsent"].map(|key| number(&report["replies"], key));
         assert_eq!(number(&report, "rejected"), answers.iter().sum::<u64>(), "{report}");
