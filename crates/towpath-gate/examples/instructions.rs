@@ -103,6 +103,9 @@ fn instructions(name: &str, times: u32) -> Result<f64, Box<dyn Error>> {
     command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(std::env::current_exe()?);
     let output = command.args(["step", name, &times.to_string()]).output()?;
     let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        return Err(format!("the stage {name:?} fails: {}", said.trim()).into());
+    }
     let collected = said.lines().find_map(|line| line.split_once("Collected :"));
     let (_, number) = collected.ok_or_else(|| format!("callgrind counted nothing: {}", said.trim()))?;
     Ok(number.trim().parse()?)
@@ -124,7 +127,7 @@ fn read(text: &str) -> (&str, BTreeMap<&str, f64>) {
 
 /// Runs a stage `times` times, for callgrind.
 fn step(name: &str, times: &str) -> Result<(), Box<dyn Error>> {
-    let (_, work) = STEPS.iter().find(|(step, _)| *step == name).ok_or("there is no such step")?;
+    let (_, work) = STEPS.iter().find(|(step, _)| *step == name).ok_or("unknown stage")?;
     work(times.parse()?);
     Ok(())
 }

@@ -371,9 +371,15 @@ fn a_burst_does_not_pass_by_a_removed_state() {
 /// Rules before the state lookup do not prevent the fast path for packets that they do not match.
 #[test]
 fn bursts_pass_after_rules_that_do_not_match() {
-    let end = "add 500 allow udp from any to any keep-state\n";
+    // The rules after the lookup do not matter, however many there are.
+    let after: String = (600..620).map(|n| format!("add {n} deny tcp from any to any {n}\n")).collect();
+    let end = format!("add 500 allow udp from any to any keep-state\n{after}");
+    let nine = (1..=9).map(|n| format!("add {n} deny tcp from any to any\n")).collect::<String>();
     let rows = [
         ("", true),
+        // A long prefix is left to the index.
+        (&nine[..nine.len() / 9 * 8], true),
+        (&nine, false),
         ("add allow ip from any to any via em1\nadd deny ip from any to 127.0.0.0/8\n", true),
         ("add deny ip from me to any\nadd deny tcp from any to any\n", true),
         ("add deny ip6 from any to any\nadd count ip from any to any 54,70-80\n", true),

@@ -60,14 +60,15 @@ impl Walker {
     pub fn prefetch(&mut self, recv: Option<PortId>, packets: impl Iterator<Item = Option<(Flow, Segment)>>) {
         self.catch_up();
         self.fetched = self.version;
-        let live = &self.generation;
-        let prefix = live.program.prefix.as_ref().filter(|prefix| !prefix.is_empty());
+        let generation = &self.generation;
+        let prefix = generation.program.prefix.as_ref().filter(|prefix| !prefix.is_empty());
         // A single chain for both cases keeps the closure inlined in its only loop. The rare condition gets a
         // copy, so that the packet itself stays in registers.
         self.states.fetch(packets.map(|packet| {
             packet.filter(|&(flow, segment)| {
                 !has_zone(&flow)
-                    && prefix.is_none_or(|prefix| prefix.misses(live, &PlainPacket { flow, segment, recv }))
+                    && prefix
+                        .is_none_or(|prefix| prefix.misses(generation, &PlainPacket { flow, segment, recv }))
             })
         }));
     }

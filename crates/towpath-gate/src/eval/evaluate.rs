@@ -48,10 +48,10 @@ impl Walker {
     pub fn walk(&mut self, walk: &mut Walk, packet: &Packet<'_>, now: Time) -> Step {
         let dir = walk.dir;
         let mut key = None;
-        self.walk_rules(walk, packet, now, |live, at, cache| {
+        self.walk_rules(walk, packet, now, |generation, at, cache| {
             // Most walks end with a state at their first rule: the packet key is built only when a rule is
             // searched.
-            let index = &live.program.index;
+            let index = &generation.program.index;
             if index.looks_up_at(at, cache) {
                 return Candidate { position: at, certain: false };
             }

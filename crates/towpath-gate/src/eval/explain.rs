@@ -137,12 +137,12 @@ impl Gate {
         packet: &Packet<'_>,
         now: Time,
     ) -> (RuleOutcome, Next) {
-        let ready = &self.generation().program.rules[at];
+        let compiled = &self.generation().program.rules[at];
         let on = Next::Rule(self.generation().program.next(at));
-        if !ready.enabled {
+        if !compiled.enabled {
             return (RuleOutcome::Disabled, on);
         }
-        if let Some(lookup) = ready.lookup.filter(|lookup| walk.cache.needs(*lookup)) {
+        if let Some(lookup) = compiled.lookup.filter(|lookup| walk.cache.needs(*lookup)) {
             walk.cache = match lookup {
                 Lookup::Any => LookupCache::Any,
                 Lookup::Named(name) => LookupCache::Named(name),
@@ -158,8 +158,8 @@ impl Gate {
                 return (RuleOutcome::State { state, related, parent, lead }, next);
             }
         }
-        if matches!(ready.action, CompiledAction::CheckState) {
-            let name = match ready.lookup {
+        if matches!(compiled.action, CompiledAction::CheckState) {
+            let name = match compiled.lookup {
                 Some(Lookup::Named(name)) => format!(":{}", self.flow_name(name)),
                 _ => ":any".to_owned(),
             };
@@ -178,12 +178,12 @@ impl Gate {
             );
         }
         let makes_state =
-            ready.install.as_ref().map(|installs| format!(":{}", self.flow_name(installs.name)));
+            compiled.install.as_ref().map(|installs| format!(":{}", self.flow_name(installs.name)));
         if makes_state.is_some() && packet.addresses == Addresses::None {
             return (RuleOutcome::CannotMakeState, Next::Stop(Step::Drop(DropReason::NotIp)));
         }
         match makes_state {
-            Some(makes_state) if ready.defer => (RuleOutcome::Deferred { makes_state }, on),
+            Some(makes_state) if compiled.defer => (RuleOutcome::Deferred { makes_state }, on),
             makes_state => {
                 let (lead, next) = self.explain_action(at, walk, packet, tablearg);
                 (RuleOutcome::Matched { makes_state, lead }, next)

@@ -172,7 +172,7 @@ impl Gate {
         let bucket = |(number, pipe)| (number, Arc::new(TokenBucket::new(pipe)));
         let pipes = Arc::new(pipes.into_iter().map(bucket).collect());
         let ports = Arc::new(ports);
-        self.compile(|live| *live = Generation { tables, pipes, ports, ..live.clone() });
+        self.compile(|generation| *generation = Generation { tables, pipes, ports, ..generation.clone() });
     }
 
     pub(super) fn new_id(&mut self) -> RuleId {
@@ -202,7 +202,7 @@ impl Gate {
             &self.resolver(&next.ports),
         );
         next.program = Arc::new(program);
-        self.change(|live| *live = next);
+        self.change(|generation| *generation = next);
     }
 
     /// Assigns numbers to the flow names of all rules.
@@ -249,12 +249,12 @@ impl Gate {
 
     /// Publishes a change to the current generation.
     pub(super) fn change<T>(&mut self, change: impl FnOnce(&mut Generation) -> T) -> T {
-        let alone = self.shared.slots.is_single();
-        let before = (!alone).then(|| (self.shared.current.version(), self.generation().clone()));
+        let single = self.shared.slots.is_single();
+        let before = (!single).then(|| (self.shared.current.version(), self.generation().clone()));
         let mut own = std::mem::take(&mut self.walker.generation);
         let (version, done) = self.shared.current.change(&mut own, change);
         self.walker.switch_to(version, own);
-        self.retired.extend(before.map(|(version, live)| RetiredGeneration::new(version, live)));
+        self.retired.extend(before.map(|(version, generation)| RetiredGeneration::new(version, generation)));
         done
     }
 
@@ -363,7 +363,7 @@ impl Gate {
 
     /// Replaces the ports. The numbers of ports that walks in progress hold must not change.
     pub fn set_ports(&mut self, ports: Ports) {
-        self.compile(|live| live.ports = Arc::new(ports));
+        self.compile(|generation| generation.ports = Arc::new(ports));
     }
 
     /// The routes.
@@ -373,7 +373,7 @@ impl Gate {
 
     /// Replaces the routes of `verrevpath`, `versrcreach` and `antispoof`.
     pub fn set_routes(&mut self, routes: Routes) {
-        self.change(|live| live.routes = Arc::new(routes));
+        self.change(|generation| generation.routes = Arc::new(routes));
     }
 
     /// Enables and disables sets: bit N of `disabled` disables set N. Set 31 cannot be disabled. States are kept.
@@ -403,8 +403,8 @@ impl Gate {
                 change.take().map(|change| (change(&mut table), Arc::new(table)))
             }
         };
-        self.change(|live| {
-            let table = Arc::make_mut(&mut live.tables).get_mut(at)?;
+        self.change(|generation| {
+            let table = Arc::make_mut(&mut generation.tables).get_mut(at)?;
             match (copied, change) {
                 (Some((done, copy)), _) => {
                     *table = copy;
@@ -427,7 +427,7 @@ impl Gate {
 
     /// Replaces the settings of the gate.
     pub fn set_settings(&mut self, settings: GateSettings) {
-        self.change(|live| live.settings = settings);
+        self.change(|generation| generation.settings = settings);
     }
 
     /// Returns the counters of the gate.

@@ -131,20 +131,20 @@ impl Gate {
         loop {
             let found = self.generation().program.index.next(at, &mut key, packet, LookupCache::Any);
             at = found.position;
-            let ready = self.generation().program.rules.get(at)?;
+            let compiled = self.generation().program.rules.get(at)?;
             let mut tablearg = None;
             let context = self.generation().context(packet);
-            let insns = self.generation().program.insns_of(ready);
-            let holds = all_hold(insns, &context, &walk, ready.number, &mut tablearg);
-            if !holds || matches!(ready.action, CompiledAction::CheckState) {
+            let insns = self.generation().program.insns_of(compiled);
+            let holds = all_hold(insns, &context, &walk, compiled.number, &mut tablearg);
+            if !holds || matches!(compiled.action, CompiledAction::CheckState) {
                 if at == self.generation().program.default {
                     return None;
                 }
                 at = self.generation().program.next(at);
                 continue;
             }
-            if ready.install.as_ref().is_some_and(|installs| installs.name == state.name) {
-                return Some(ready.id);
+            if compiled.install.as_ref().is_some_and(|installs| installs.name == state.name) {
+                return Some(compiled.id);
             }
             let tablearg = tablearg.copied();
             self.generation().tag(at, &mut walk, tablearg);

@@ -153,9 +153,9 @@ impl Gate {
         self.prune_hidden();
         if policy == StatePolicy::Keep {
             // Walkers may still create states by rules that have no states yet.
-            let alone = self.shared.slots.is_single();
+            let single = self.shared.slots.is_single();
             let states = &self.walker.states;
-            self.hidden.extend(gone.into_iter().filter(|(id, _)| !alone || states.count_of(*id) > 0));
+            self.hidden.extend(gone.into_iter().filter(|(id, _)| !single || states.count_of(*id) > 0));
         }
         self.disabled_sets = disabled_sets;
         let tables = self.name_tables(tables);
@@ -165,10 +165,10 @@ impl Gate {
             (number, same.cloned().unwrap_or_else(|| Arc::new(TokenBucket::new(pipe))))
         };
         let pipes = Arc::new(pipes.into_iter().map(bucket).collect());
-        self.compile(|live| {
-            (live.tables, live.pipes) = (tables, pipes);
+        self.compile(|generation| {
+            (generation.tables, generation.pipes) = (tables, pipes);
             if let Some(routes) = routes {
-                live.routes = Arc::new(routes);
+                generation.routes = Arc::new(routes);
             }
         });
         let mut dropped = self.remove_states_of(&ids, policy);
@@ -186,12 +186,12 @@ impl Gate {
 
     /// Removes or orphans the states of deleted rules. Returns their number.
     fn remove_states_of(&mut self, gone: &[RuleId], policy: StatePolicy) -> usize {
-        let is_gone = |id: RuleId| gone.binary_search(&id).is_ok();
+        let is_deleted = |id: RuleId| gone.binary_search(&id).is_ok();
         let states = &mut self.walker.states;
         match policy {
-            StatePolicy::Keep => states.orphan_where(is_gone),
+            StatePolicy::Keep => states.orphan_where(is_deleted),
             StatePolicy::Recheck | StatePolicy::RecheckLater | StatePolicy::Delete => {
-                states.remove_where(is_gone)
+                states.remove_where(is_deleted)
             }
             StatePolicy::Drop => states.remove_where(|_| true),
         }
@@ -211,7 +211,7 @@ impl Gate {
         }
         next.flow_names = self.flow_names.clone();
         let routes = Arc::clone(&self.generation().routes);
-        next.compile(|live| live.routes = routes);
+        next.compile(|generation| generation.routes = routes);
         next
     }
 

@@ -40,11 +40,11 @@ impl Gate {
             }
             if shared.slots.all_reached(retired.version + 1) {
                 let rules = std::mem::take(&mut retired.rules);
-                let is_gone = |id: RuleId| rules.binary_search(&id).is_ok();
+                let is_deleted = |id: RuleId| rules.binary_search(&id).is_ok();
                 match retired.orphan {
                     _ if rules.is_empty() => 0,
-                    true => walker.states.orphan_where(is_gone),
-                    false => walker.states.remove_where(is_gone),
+                    true => walker.states.orphan_where(is_deleted),
+                    false => walker.states.remove_where(is_deleted),
                 };
             }
             retired.generation.is_some() || !retired.rules.is_empty()

@@ -51,7 +51,7 @@ impl StatelessPrefix {
         let lookup = rules[first].lookup.filter(|_| rules[first].prob == 0)?;
         let ahead = (0..first).filter(|&at| rules[at].enabled && !is_never_for_ip(insns_of(&rules[at])));
         let before: Box<[usize]> = ahead.collect();
-        (rules.len() <= MAX_RULES).then_some(Self { lookup, rules: before })
+        (before.len() <= MAX_RULES).then_some(Self { lookup, rules: before })
     }
 
     /// Returns true if no rule comes before the lookup.
