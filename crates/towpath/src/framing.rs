@@ -48,7 +48,7 @@ impl Named {
     ///
     /// assert_eq!(Named::read("dns-tcp", Path::new(".")).unwrap().framing().name(), "dns-tcp");
     /// let error = Named::read("no/such.o", Path::new(".")).unwrap_err();
-    /// assert_eq!(error.to_string(), "no/such.o: no such file, and no framing either");
+    /// assert_eq!(error.to_string(), "no/such.o: no such file, and not a framing");
     /// ```
     pub fn read(text: &str, directory: &Path) -> Result<Self, Error> {
         let refused = |error: &dyn std::fmt::Display| Error::Other(text.to_owned(), error.to_string());
@@ -57,7 +57,7 @@ impl Named {
         if Framing::preset(text).is_ok() || !path.is_file() {
             let looks_like_a_file = text.contains(['/', '.']) && !text.contains(['=', '(', ' ']);
             return match Framing::parse(text) {
-                Err(_) if looks_like_a_file => Err(refused(&"no such file, and no framing either")),
+                Err(_) if looks_like_a_file => Err(refused(&"no such file, and not a framing")),
                 Err(error) => Err(refused(&error)),
                 Ok(framing) => Ok(named(framing, None)),
             };

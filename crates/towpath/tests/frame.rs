@@ -107,7 +107,7 @@ fn errors_are_reported() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = capture(dir.path(), RAW_IP, &[b"", b"x"]);
     let rows: &[(&str, &str)] = &[
-        ("nothing/such.toml", "no such file, and no framing either"),
+        ("nothing/such.toml", "no such file, and not a framing"),
         ("kafak", "did you mean \"kafka\"?"),
         ("offset=0 lenght=4", "column 10: unknown key \"lenght\"; did you mean \"length\"?"),
         ("", "no key gives the end of a message"),

@@ -99,7 +99,7 @@ fn check_tells_every_error_with_its_place() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     let config = path("t.toml");
-    std::fs::write(&config, "rules = \"r\"\ntap = [\"a\"]\n[port.a]\ndriver = \"af_paket\"\n[engin]\n")
+    std::fs::write(&config, "rules = \"r\"\nmonitor = [\"a\"]\n[port.a]\ndriver = \"af_paket\"\n[engin]\n")
         .unwrap();
     // Those of the rules behind those of the configuration, in one go; and so says a start.
     let ends = |errors: &str, ends: &[&str]| {
@@ -108,7 +108,7 @@ fn check_tells_every_error_with_its_place() {
         lines.iter().zip(ends).for_each(|(line, end)| assert!(line.ends_with(end), "{line}: {end}"));
     };
     let wrong = [
-        "t.toml:4:10: there is no driver \"af_paket\"; did you mean `af_packet`?",
+        "t.toml:4:10: unknown driver \"af_paket\"; did you mean `af_packet`?",
         "t.toml:5:2: unknown key `engin`; did you mean `engine`?",
     ];
     let unread = format!(
@@ -135,7 +135,7 @@ fn check_tells_every_error_with_its_place() {
     assert!(err.lines().last().unwrap().ends_with(rules[1]), "{err}");
     std::fs::remove_file(path("r")).unwrap();
 
-    std::fs::write(&config, "rules = \"r\"\ntap = [\"a\"]\n[port.a]\ndriver = \"af_packet\"\n").unwrap();
+    std::fs::write(&config, "rules = \"r\"\nmonitor = [\"a\"]\n[port.a]\ndriver = \"af_packet\"\n").unwrap();
     let (code, _, err) = towpath(&["run", "--check", &config]);
     assert_eq!(code, 3);
     assert!(err.contains("/r:1:1: cannot be read: No such file or directory"), "{err}");
@@ -401,7 +401,7 @@ fn a_start_that_fails_leaves_no_process_behind() {
     // Whoever is left has the standard error that is read to its end here.
     let count = "i=0; while [ $i -lt 500000000 ]; do i=$((i + 1)); done; echo left behind >&2";
     let config = format!(
-        "rules = \"r\"\ntap = \"a\"\n[port.a]\ndriver = \"pcap\"\nwrite = \"x.pcap\"\n\
+        "rules = \"r\"\nmonitor = \"a\"\n[port.a]\ndriver = \"pcap\"\nwrite = \"x.pcap\"\n\
          [queue.1]\ncommand = [\"sh -c '{count}'\", \"/no/such/program\"]\n"
     );
     std::fs::write(path("t.toml"), config).unwrap();
@@ -432,7 +432,7 @@ fn what_cannot_be_had_is_named() {
         ),
     ];
     for (port, more, expected, words) in rows {
-        let text = format!("rules = \"r\"\ntap = \"a\"\n[port.a]\n{port}\n{more}\n");
+        let text = format!("rules = \"r\"\nmonitor = \"a\"\n[port.a]\n{port}\n{more}\n");
         std::fs::write(path("t.toml"), text).unwrap();
         let (code, _, err) = towpath(&["run", &path("t.toml")]);
         assert_eq!(code, expected, "{err}");

@@ -126,12 +126,12 @@ fn summary(config: &Config, rules: usize) -> String {
         mebibytes => format!(", {mebibytes} MiB for the rings of their inspectors"),
     };
     format!(
-        "{}: {}; {} bridges, {} routes, {} taps; {}; {} rules; {} queues{rings}\n",
+        "{}: {}; {} bridges, {} routes, {} monitors; {}; {} rules; {} queues{rings}\n",
         config.file.display(),
         list("ports", ports.collect()),
         config.bridges.len(),
         config.routes.len(),
-        config.taps.len(),
+        config.monitors.len(),
         list("muxes", muxes.collect()),
         rules,
         config.queues.len()

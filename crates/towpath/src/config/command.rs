@@ -4,22 +4,22 @@ use std::path::Path;
 
 use super::reader::{At, Table};
 
-/// The words of a command, split as a shell would. A program that is named with a directory is looked for from the configuration's
-/// own; one without is looked for in PATH.
+/// The words of a command, split as by a shell. A program with a directory is relative to the configuration's directory; other
+/// programs are looked up in PATH.
 pub(super) fn words(table: &Table<'_, '_>, text: &At<&str>, directory: &Path) -> Option<Vec<String>> {
     match shell_words::split(text.value) {
         Ok(mut words) => {
             if let Some(program) = words.first_mut() {
                 if program.contains('/') {
-                    // Whatever is not UTF-8 in the directory's own name cannot be in a word: then as it was written.
+                    // A directory that is not UTF-8 cannot become part of a word: keep the program as written.
                     let joined = directory.join(&*program).into_os_string().into_string();
                     *program = joined.unwrap_or_else(|_| std::mem::take(program));
                 }
                 return Some(words);
             }
-            table.wrong(&text.span, "the command has no word", "name a program");
+            table.wrong(&text.span, "the command is empty", "name a program");
         }
-        Err(error) => table.wrong(&text.span, format!("the command cannot be split: {error}"), ""),
+        Err(error) => table.wrong(&text.span, format!("cannot split the command: {error}"), ""),
     }
     None
 }

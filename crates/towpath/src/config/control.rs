@@ -8,13 +8,13 @@ use super::users;
 /// The control socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Control {
-    /// Where it is.
+    /// Path of the socket.
     pub socket: PathBuf,
-    /// Who may change things, beside root and the engine's user: the file is theirs.
+    /// User with full access besides root and the engine's user; owns the file.
     pub owner: Option<u32>,
-    /// Whose members may look.
+    /// Group with read access.
     pub group: Option<u32>,
-    /// The file's permissions.
+    /// File mode of the socket.
     pub mode: u32,
 }
 

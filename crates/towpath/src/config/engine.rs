@@ -1,36 +1,34 @@
-//! `[engine]`: the threads that have the packets.
+//! `[engine]`: the threads that process packets.
 
 use std::time::Duration;
-
-use rustix::thread::CpuSet;
 
 use super::reader::Table;
 use super::{Config, Driver};
 
-/// The threads that have the packets.
+/// Configuration of the threads that process packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Engine {
-    /// How many.
+    /// Number of threads.
     pub threads: usize,
-    /// Which processor each stays on; none when empty.
+    /// CPU of each thread; empty: not pinned.
     pub cpus: Vec<usize>,
-    /// What a thread does when nothing comes.
+    /// Behaviour of a thread without packets.
     pub wait: Wait,
-    /// How long a stop waits for inspectors.
+    /// Time that a stop waits for inspectors.
     pub drain: Duration,
-    /// Most packets of one burst.
+    /// Maximum number of packets in one burst.
     pub burst: usize,
-    /// Whether the states are in huge pages, where there are any.
+    /// Keep the state table in huge pages if the kernel has any.
     pub hugepages: bool,
 }
 
-/// Threads that may have packets, or a mux's peers, to take through the rules: a gate has 64 places, and its own.
+/// Maximum number of threads and muxes: a gate has 64 walkers, one of them its own.
 const WALKERS: usize = 63;
 
-/// What an engine thread does when nothing comes.
+/// Behaviour of an engine thread without packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Looks for so long, then sleeps.
+    /// Polls for this time, then sleeps.
     Park(Duration),
     /// Never sleeps.
     Spin,
@@ -49,43 +47,44 @@ impl Default for Engine {
     }
 }
 
-/// What the threads, the ports and the muxes ask of each other.
+/// Checks requirements between threads, ports and muxes.
 pub(super) fn check(top: &Table<'_, '_>, config: &Config) {
     let threads = config.engine.threads;
     let span = top.table("engine").map_or(top.span.clone(), |table| table.span_of("threads"));
     let single = |driver: &Driver| matches!(driver, Driver::Nfqueue { .. } | Driver::Pcap { .. });
     if let Some(port) = config.ports.iter().find(|port| threads > 1 && single(&port.driver)) {
-        let message = format!("port `{}` is of {}, which has one thread", port.name, port.driver.word());
+        let message =
+            format!("port `{}` has the driver {}, which supports one thread", port.name, port.driver.word());
         top.wrong(&span, message, "write threads = 1");
     }
     let walkers = threads + config.muxes.len();
     if walkers > WALKERS {
-        let message = format!("threads and muxes together can be {WALKERS}, not {walkers}");
-        top.wrong(&span, message, "write fewer threads, or give some muxes an engine of their own");
+        let message = format!("{walkers} threads and muxes; at most {WALKERS} together are supported");
+        top.wrong(&span, message, "write fewer threads, or run some muxes in another engine");
     }
 }
 
 pub(super) fn take(top: &Table<'_, '_>) -> Engine {
     let default = Engine::default();
     let Some(table) = top.table("engine") else { return default };
-    let threads = table.number_at("threads", 1..=WALKERS as u64);
-    let cpus = table.numbers("cpus", 0..=CpuSet::MAX_CPU as u64 - 1);
+    let threads = table.number_at("threads");
+    let cpus = table.numbers("cpus");
     let count = threads.as_ref().map_or(1, |at| at.value as usize);
     if !cpus.is_empty() && cpus.len() != count {
-        let message = format!("{} processors for {count} threads", cpus.len());
+        let message = format!("{} CPUs for {count} threads", cpus.len());
         table.wrong(&table.span_of("cpus"), message, "name one for each thread, or none");
     }
-    let spin = table.number("spin", 0..=1_000_000).map(Duration::from_micros);
-    let wait = match table.word("wait", &[("park", false), ("spin", true)]) {
-        Some(true) => Wait::Spin,
+    let spin = table.number("spin").map(Duration::from_micros);
+    let wait = match table.word("wait") {
+        Some("spin") => Wait::Spin,
         _ => spin.map_or(default.wait, Wait::Park),
     };
     let engine = Engine {
         threads: count,
         cpus: cpus.into_iter().map(|at| at.value as usize).collect(),
         wait,
-        drain: table.seconds("drain", 0.0..=3600.0).unwrap_or(default.drain),
-        burst: table.number("burst", 1..=1024).map_or(default.burst, |burst| burst as usize),
+        drain: table.seconds("drain").unwrap_or(default.drain),
+        burst: table.number("burst").map_or(default.burst, |burst| burst as usize),
         hugepages: table.flag("hugepages").unwrap_or(default.hugepages),
     };
     table.finish();

@@ -1,7 +1,7 @@
 //! The configuration of `towpath run`: a TOML file, checked as a whole.
 //!
-//! Reading it finds everything that is wrong at once, each with line, column and what to do. What every key means is in
-//! `docs/book/src/reference/run.md`.
+//! Reading reports all errors at once, each with line, column and a hint. [`keys::KEYS`] describes every key;
+//! `docs/book/src/reference/run.md` is the reference.
 //!
 //! ```
 //! use towpath::config::Config;
@@ -16,17 +16,18 @@
 //! ports = ["wan", "lann"]
 //! "#;
 //! let errors = Config::parse("towpath.toml", text).unwrap_err();
-//! // And `lan` is wired to nothing.
+//! // And `lan` is not wired.
 //! assert_eq!(errors.len(), 2);
 //! assert_eq!(
 //!     errors[1].to_string(),
-//!     "towpath.toml:8:17: there is no port `lann`; did you mean `lan`?"
+//!     "towpath.toml:8:17: unknown port `lann`; did you mean `lan`?"
 //! );
 //! ```
 
 mod command;
 mod control;
 mod engine;
+pub mod keys;
 mod mux;
 mod port;
 mod queue;
@@ -54,34 +55,34 @@ pub use self::wiring::{Bridge, Route};
 use crate::settings::Settings;
 use towpath_engine::queue::DefaultVerdict;
 
-/// Everything that `towpath run` is told.
+/// The configuration of `towpath run`.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The file it was read from, as it was named.
+    /// The file that it was read from.
     pub file: PathBuf,
     /// The rule file.
     pub rules: PathBuf,
-    /// Whether the default rule allows.
+    /// The default rule allows.
     pub default_allow: bool,
-    /// What becomes of the states when rules are reloaded.
+    /// Treatment of states at a reload.
     pub reload: StatePolicy,
-    /// The file that states outlive the engine in.
+    /// The file that keeps states across a restart.
     pub states: Option<PathBuf>,
     /// The ports, in the order of the file.
     pub ports: Vec<Port>,
-    /// Pairs of ports.
+    /// Bridges.
     pub bridges: Vec<Bridge>,
-    /// Ports whose packets go no further (indices into `ports`).
-    pub taps: Vec<usize>,
-    /// What is routed, and whereto.
+    /// Ports whose packets are not forwarded (indices into `ports`).
+    pub monitors: Vec<usize>,
+    /// Routes.
     pub routes: Vec<Route>,
-    /// Services whose messages worker processes answer.
+    /// Message servers.
     pub muxes: Vec<Mux>,
     /// The queues, by number.
     pub queues: Vec<Queue>,
-    /// What becomes of packets for a queue that is not configured.
+    /// Verdict for packets of a queue that is not configured.
     pub unserved: DefaultVerdict,
-    /// Settings under ipfw's names, as they were written and checked.
+    /// Settings under ipfw's names, checked.
     pub settings: Vec<(String, u64)>,
     /// The threads.
     pub engine: Engine,
@@ -89,12 +90,12 @@ pub struct Config {
     pub control: Option<Control>,
 }
 
-/// What is wrong with a configuration and its rules.
+/// Errors of a configuration and its rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wrong {
-    /// With the configuration, or the certificates and keys that it names.
+    /// Errors of the configuration, its certificates and keys.
     pub config: Vec<Diagnostic>,
-    /// With the rules.
+    /// Errors of the rules.
     pub rules: Vec<Diagnostic>,
 }
 
@@ -102,15 +103,17 @@ impl Config {
     /// Reads a configuration file. Names of files in it are relative to its directory.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    ///
+    /// All errors of the file.
     pub fn read(path: &Path) -> Result<Self, Vec<Diagnostic>> {
         Self::parse(&path.display().to_string(), &text_of(path)?)
     }
 
-    /// Reads a configuration file and its rules, and looks at the certificates and keys that it names.
+    /// Reads a configuration file and its rules, and checks its certificates and keys.
     ///
     /// # Errors
-    /// Everything that is wrong with any of them: the rules are read also when the configuration has errors.
+    ///
+    /// All errors of all files. The rules are read even if the configuration has errors.
     pub fn read_whole(path: &Path) -> Result<(Self, Rules), Wrong> {
         match Self::read_all(path)? {
             (config, rules, denied) if denied.is_empty() => Ok((config, rules)),
@@ -118,17 +121,19 @@ impl Config {
         }
     }
 
-    /// The same for who may not be who will run it: of a certificate or key that may not be read it is only warned.
+    /// As [`read_whole`](Self::read_whole), for a user that need not be the engine's: an unreadable certificate or key is only a
+    /// warning.
     ///
     /// # Errors
-    /// Everything else that is wrong.
+    ///
+    /// All other errors of all files.
     pub fn check(path: &Path) -> Result<(Self, Rules), Wrong> {
         let (config, mut rules, denied) = Self::read_all(path)?;
         rules.warnings.splice(..0, denied);
         Ok((config, rules))
     }
 
-    /// With them what is wrong with certificates and keys that may not be read.
+    /// Also returns the errors about certificates and keys that this user may not read.
     fn read_all(path: &Path) -> Result<(Self, Rules, Vec<Diagnostic>), Wrong> {
         let file = path.display().to_string();
         let only = |config| Wrong { config, rules: Vec::new() };
@@ -145,23 +150,24 @@ impl Config {
     /// Reads the text of a configuration file; `file` is its name.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    ///
+    /// All errors of the text.
     pub fn parse(file: &str, text: &str) -> Result<Self, Vec<Diagnostic>> {
         Self::take_text(file, text, false).map(|(config, _)| config)
     }
 
-    /// `whole`: with the certificates and keys that it names; what is wrong with those that may not be read is no error yet.
+    /// `whole`: check certificates and keys, too; the second value has the errors about unreadable ones.
     fn take_text(file: &str, text: &str, whole: bool) -> Result<(Self, Vec<Diagnostic>), Vec<Diagnostic>> {
         let findings = Findings::new(file, text);
         let (document, errors) = DeTable::parse_recoverable(text);
         for error in &errors {
             findings.add(&error.span().unwrap_or_default(), error.message().replace('\n', ", "), None);
         }
-        // What the parser made up to go on would only be complained about again.
+        // The parser recovers with made-up values, which would only cause further errors.
         if !errors.is_empty() {
             return Err(findings.into_found());
         }
-        let top = Table::new(document.get_ref(), 0..0, &findings);
+        let top = Table::new(document.get_ref(), &findings);
         let config = Self::take(Path::new(file), top, whole);
         let denied = findings.take_denied();
         let found = findings.into_found();
@@ -172,14 +178,15 @@ impl Config {
         let directory = file.parent().unwrap_or(Path::new("."));
         top.need("rules", "name the rule file: rules = \"FILE\"");
         let rules = top.text("rules").map_or_else(PathBuf::new, |text| directory.join(text.value));
-        let default_allow = top.word("default", &[("allow", true), ("deny", false)]).unwrap_or(false);
-        let policies =
-            [("recheck", StatePolicy::Recheck), ("keep", StatePolicy::Keep), ("drop", StatePolicy::Drop)];
-        let reload = top.word("states-at-reload", &policies).unwrap_or(StatePolicy::Recheck);
-        let verdicts = [("pass", DefaultVerdict::Pass), ("drop", DefaultVerdict::Drop)];
-        let unserved = top.word("unserved", &verdicts).unwrap_or_default();
+        let default_allow = top.word("default") == Some("allow");
+        let reload = match top.word("states-at-reload") {
+            Some("keep") => StatePolicy::Keep,
+            Some("drop") => StatePolicy::Drop,
+            _ => StatePolicy::Recheck,
+        };
+        let unserved = verdict(top.word("unserved")).unwrap_or_default();
         let (ports, unknown) = port::take(&top, directory);
-        let wiring::Wiring { bridges, taps, routes } = wiring::take(&top, &ports, &unknown);
+        let wiring::Wiring { bridges, monitors, routes } = wiring::take(&top, &ports, &unknown);
         let engine = engine::take(&top);
         let config = Self {
             file: file.into(),
@@ -188,7 +195,7 @@ impl Config {
             reload,
             states: top.text("states").map(|text| directory.join(text.value)),
             bridges,
-            taps,
+            monitors,
             routes,
             muxes: mux::take(&top, directory, &ports, engine.threads),
             queues: queue::take(&top, directory, unserved, engine.threads),
@@ -206,18 +213,17 @@ impl Config {
         config
     }
 
-    /// Numbers the ports as `other` does, when it has ports of the same names: what names a port by its place here then means the
-    /// same port there.
+    /// Orders the ports as in `other` if both have ports of the same names, so that a port has the same index in both.
     pub fn number_ports_as(&mut self, other: &Self) {
         let places: Option<Vec<usize>> = self.ports.iter().map(|port| other.port(&port.name)).collect();
         let Some(places) = places.filter(|places| places.len() == other.ports.len()) else { return };
         self.ports.sort_by_key(|port| other.port(&port.name));
         self.bridges.iter_mut().flat_map(|bridge| &mut bridge.ports).for_each(|port| *port = places[*port]);
-        self.taps.iter_mut().for_each(|port| *port = places[*port]);
+        self.monitors.iter_mut().for_each(|port| *port = places[*port]);
         self.routes.iter_mut().for_each(|route| route.port = places[route.port]);
     }
 
-    /// What of another configuration cannot be taken by an engine that runs with this one, by its name.
+    /// The parts of `other` that a reload cannot change in an engine that runs with this configuration.
     pub fn fixed_differences(&self, other: &Self) -> Vec<String> {
         let mut names = Vec::new();
         for port in &self.ports {
@@ -242,7 +248,7 @@ impl Config {
         let rows = [
             (bridges(self) != bridges(other), "[[bridge]]"),
             (self.routes.is_empty() != other.routes.is_empty(), "whether there is a [[route]]"),
-            (sorted(&self.taps) != sorted(&other.taps), "tap"),
+            (sorted(&self.monitors) != sorted(&other.monitors), "monitor"),
             (self.muxes != other.muxes, "[mux]"),
             (threads(self) != threads(other), "`threads` and `cpus` of [engine]"),
             (self.engine.hugepages != other.engine.hugepages, "`hugepages` of [engine]"),
@@ -252,21 +258,26 @@ impl Config {
         names
     }
 
-    /// How many threads the engine has: none when nothing would be there for them to do.
+    /// Number of engine threads: 0 without ports and without muxes on engine threads.
     pub fn engine_threads(&self) -> usize {
         let idle = self.ports.is_empty() && self.mux_threads().iter().all(Option::is_none);
         if idle { 0 } else { self.engine.threads }
     }
 
-    /// Which of the engine's threads each mux has, by place; none has one of its own.
+    /// The engine thread of each mux, by position; `None`: a separate thread.
     pub fn mux_threads(&self) -> Vec<Option<usize>> {
         mux::threads(&self.muxes, !self.ports.is_empty(), self.engine.threads)
     }
 
-    /// The port of this name, as an index.
+    /// Index of the port `name`.
     pub fn port(&self, name: &str) -> Option<usize> {
         self.ports.iter().position(|port| port.name == name)
     }
+}
+
+/// A default verdict by its word.
+fn verdict(word: Option<&str>) -> Option<DefaultVerdict> {
+    word.map(|word| if word == "pass" { DefaultVerdict::Pass } else { DefaultVerdict::Drop })
 }
 
 fn text_of(path: &Path) -> Result<String, Vec<Diagnostic>> {
@@ -278,7 +289,7 @@ fn text_of(path: &Path) -> Result<String, Vec<Diagnostic>> {
     })
 }
 
-/// The bridges in an order of their own, each with its ports in theirs: what they mean, however they were written.
+/// The bridges in a canonical order, for comparison.
 fn bridges(config: &Config) -> Vec<([usize; 2], bool)> {
     let bridge = |bridge: &Bridge| {
         let [one, other] = bridge.ports;
@@ -303,9 +314,7 @@ fn settings(top: &Table<'_, '_>) -> Vec<(String, u64)> {
             Err(error @ state::SettingError::Unknown(..)) => {
                 let names = Settings::default().rows();
                 match reader::meant(name.value, names.iter().map(|(name, _)| *name)) {
-                    Some(hint) => {
-                        table.wrong(&name.span, format!("there is no setting `{}`", name.value), hint)
-                    }
+                    Some(hint) => table.wrong(&name.span, format!("unknown setting `{}`", name.value), hint),
                     None => table.wrong(&name.span, error.to_string(), ""),
                 }
             }

@@ -1,4 +1,4 @@
-//! `[mux.NAME]`: services whose messages worker processes answer, and where they listen.
+//! `[mux.NAME]`: message servers with worker processes.
 
 use std::fs::File;
 use std::io;
@@ -14,61 +14,61 @@ use super::port::Port;
 use super::reader::{At, Table};
 use crate::framing::Named;
 
-/// Which thread a mux has.
+/// The thread that serves a mux.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Thread {
-    /// Where there are packets, one of the engine's: the muxes take turns at them. Otherwise one of its own.
+    /// With ports: an engine thread, assigned in turn. Without ports: a separate thread.
     #[default]
     Shared,
-    /// This one of the engine's.
+    /// This engine thread.
     Engine(usize),
-    /// One of its own.
+    /// A separate thread.
     Own,
 }
 
-/// A service.
+/// A message server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mux {
-    /// What rules call it: a connection to it is received by this name.
+    /// Name in rules: `recv NAME` matches its connections.
     pub name: String,
-    /// Where it listens: HOST:PORT, or unix:PATH.
+    /// Listening addresses: HOST:PORT, or unix:PATH.
     pub listen: Vec<String>,
     /// The framing.
     pub framing: Named,
-    /// The command of a worker process, in words.
+    /// Command of a worker process, split into words.
     pub worker: Vec<String>,
-    /// How many worker processes.
+    /// Number of worker processes.
     pub workers: usize,
-    /// Which thread has its sockets and rings.
+    /// Thread that serves its sockets and rings.
     pub thread: Thread,
-    /// What keeps its order when several workers work at once.
+    /// Ordering of messages and replies.
     pub order: Order,
-    /// How long connections have to be done when the engine ends.
+    /// Time for connections to finish when the engine stops.
     pub drain: Duration,
-    /// A worker that has a message for longer is killed.
+    /// Time for one message, after which its worker is killed.
     pub timeout: Option<Duration>,
-    /// Connections without traffic and work for so long end.
+    /// Time without traffic and work, after which a connection is closed.
     pub idle: Option<Duration>,
-    /// Messages that take longer to arrive end their connection.
+    /// Time for a message to arrive, after which its connection is closed.
     pub message_time: Option<Duration>,
-    /// The longest message, in bytes.
+    /// Maximum length of a message in bytes.
     pub message_max: usize,
-    /// How often a message whose worker died is given to another.
+    /// Attempts with other workers after a worker died.
     pub redeliver: u8,
-    /// Whether the connection of a message that was given up after that goes on.
+    /// Keep the connection of a message that was given up.
     pub keep_undone: bool,
-    /// How long answers leave, and whether their checksums are compared when they have left.
+    /// How long replies are sent.
     pub send: Choice,
-    /// See `send`.
+    /// Compare checksums of replies at completion.
     pub send_check: bool,
-    /// The certificate chain and its key, PEM: what comes in over TCP is encrypted.
+    /// Certificate chain and key (PEM) for TLS over TCP.
     pub tls: Option<(PathBuf, PathBuf)>,
 }
 
-/// Longest name: as an interface's, which stand in rules beside it.
+/// Longest name, as for interfaces.
 const NAME_MAX: usize = 15;
 
-/// The engine thread of each mux, by place; none has one of its own.
+/// The engine thread of each mux, by position; `None`: a separate thread.
 pub(super) fn threads(muxes: &[Mux], ports: bool, threads: usize) -> Vec<Option<usize>> {
     let mut next = (0..threads).cycle();
     let thread = |mux: &Mux| match mux.thread {
@@ -79,7 +79,7 @@ pub(super) fn threads(muxes: &[Mux], ports: bool, threads: usize) -> Vec<Option<
     muxes.iter().map(thread).collect()
 }
 
-/// The muxes, of an engine with so many threads.
+/// Reads the muxes of an engine with `threads` threads.
 pub(super) fn take(
     top: &Table<'_, '_>,
     directory: &Path,
@@ -91,8 +91,8 @@ pub(super) fn take(
         let taken =
             |port: &Port| port.name == name.value || port.vlans.iter().any(|vlan| vlan.name == name.value);
         if ports.iter().any(|(_, port)| taken(port)) {
-            let message = format!("there is a port called `{}` already", name.value);
-            table.wrong(&name.span, message, "rules could not tell them apart: choose another name");
+            let message = format!("a port is already called `{}`", name.value);
+            table.wrong(&name.span, message, "rules cannot distinguish them: choose another name");
         }
         if name.value.is_empty() || name.value.len() > NAME_MAX || name.value.contains([' ', '/']) {
             let hint = format!("a name has 1 to {NAME_MAX} bytes, without `/` and spaces");
@@ -111,21 +111,20 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
     let listen = table.texts("listen").iter().filter_map(|text| address(table, text, directory)).collect();
     let framing = table.text("framing").map(|text| (Named::read(text.value, directory), text));
     let worker = table.text("worker").and_then(|text| command::words(table, &text, directory));
-    let orders = [
-        ("none", Order::None),
-        ("replies", Order::Replies),
-        ("serial", Order::Serial),
-        ("sticky", Order::Sticky),
-        ("key", Order::Key),
-    ];
-    let order = table.word("order", &orders).unwrap_or(Order::None);
+    let order = match table.word("order") {
+        Some("replies") => Order::Replies,
+        Some("serial") => Order::Serial,
+        Some("sticky") => Order::Sticky,
+        Some("key") => Order::Key,
+        _ => Order::None,
+    };
     match &framing {
         Some((Err(error), text)) => {
-            let message = format!("`{}` is no framing: {}", text.value, error.why());
+            let message = format!("`{}` is not a framing: {}", text.value, error.why());
             table.wrong(&text.span, message, "docs/book/src/reference/framing.md has them");
         }
         Some((Ok(named), text)) if order == Order::Key && !named.framing().may_have_key() => {
-            let message = format!("`{}` gives no key, and the order is by key", text.value);
+            let message = format!("`{}` has no key, but `order` is \"key\"", text.value);
             table.wrong(
                 &text.span,
                 message,
@@ -134,23 +133,27 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
         }
         _ => {}
     }
-    let sends = [("adaptive", Choice::Adaptive), ("zerocopy", Choice::Zerocopy), ("plain", Choice::Plain)];
-    let seconds = |key| table.seconds(key, 0.001..=86_400.0);
+    let send = match table.word("send") {
+        Some("zerocopy") => Choice::Zerocopy,
+        Some("plain") => Choice::Plain,
+        _ => Choice::Adaptive,
+    };
+    let seconds = |key| table.seconds(key);
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
     Some(Mux {
         name: name.value.to_owned(),
         listen,
-        workers: table.number("workers", 1..=64).map_or(processors.min(64), |count| count as usize),
+        workers: table.number("workers").map_or(processors.min(64), |count| count as usize),
         thread: thread(table, threads),
         order,
         drain: seconds("drain").unwrap_or(Duration::from_secs(10)),
         timeout: seconds("timeout"),
         idle: seconds("idle"),
         message_time: seconds("message-time"),
-        message_max: table.number("message-max", 1..=33_554_432).unwrap_or(16 << 20) as usize,
-        redeliver: table.number("redeliver", 0..=255).unwrap_or(2) as u8,
-        keep_undone: table.word("undone", &[("close", false), ("keep", true)]).unwrap_or(false),
-        send: table.word("send", &sends).unwrap_or_default(),
+        message_max: table.number("message-max").unwrap_or(16 << 20) as usize,
+        redeliver: table.number("redeliver").unwrap_or(2) as u8,
+        keep_undone: table.word("undone") == Some("keep"),
+        send,
         send_check: table.switch("send-check").unwrap_or(false),
         tls: tls(table, directory),
         framing: framing?.0.ok()?,
@@ -159,7 +162,7 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
 }
 
 fn thread(table: &Table<'_, '_>, threads: usize) -> Thread {
-    match table.number_or("thread", 0..=63, "own") {
+    match table.number_or("thread") {
         None => Thread::Shared,
         Some(None) => Thread::Own,
         Some(Some(at)) => {
@@ -180,7 +183,7 @@ fn address(table: &Table<'_, '_>, text: &At<&str>, directory: &Path) -> Option<S
     }
     let port = text.value.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
     if port.and_then(|port| port.parse::<u16>().ok()).is_none() {
-        let message = format!("`{}` is no address to listen on", text.value);
+        let message = format!("`{}` is not an address to listen on", text.value);
         table.wrong(&text.span, message, "write \"HOST:PORT\", such as \"0.0.0.0:7007\", or \"unix:PATH\"");
         return None;
     }
@@ -194,14 +197,14 @@ fn tls(table: &Table<'_, '_>, directory: &Path) -> Option<(PathBuf, PathBuf)> {
         (None, None) => None,
         (cert, _) => {
             let (has, lacks) = if cert.is_some() { ("tls-cert", "tls-key") } else { ("tls-key", "tls-cert") };
-            let message = format!("there is no `{lacks}`");
+            let message = format!("`{lacks}` is missing");
             table.wrong(&table.span_of(has), message, "TLS needs a certificate chain and its key, both PEM");
             None
         }
     }
 }
 
-/// Looks whether the certificates and keys of muxes can be served with.
+/// Checks that the certificates and keys of muxes are usable.
 pub(super) fn look_at_files(top: &Table<'_, '_>, muxes: &[Mux]) {
     for (name, table) in top.named("mux") {
         let mux = muxes.iter().find(|mux| mux.name == name.value);
@@ -215,7 +218,7 @@ pub(super) fn look_at_files(top: &Table<'_, '_>, muxes: &[Mux]) {
                 table.denied(
                     &table.span_of(word),
                     message,
-                    "the engine reads it when it starts, as who starts it",
+                    "the user that starts the engine must be able to read it",
                 );
                 readable = false;
             }

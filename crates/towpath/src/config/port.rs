@@ -1,4 +1,4 @@
-//! `[port.NAME]`: where packets come from and go to.
+//! `[port.NAME]`: the ports and their drivers.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -8,26 +8,26 @@ use super::reader::{At, Table, meant};
 /// A port and its driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// What rules call it.
+    /// Its name in rules.
     pub name: String,
     /// Its driver.
     pub driver: Driver,
-    /// Its own addresses: `me` in the rules, and where answers come from.
+    /// Own addresses: `me` in rules, and the source of replies.
     pub addresses: Vec<IpAddr>,
-    /// Ports of their own for some VLANs.
+    /// VLANs that rules see as separate ports.
     pub vlans: Vec<Vlan>,
 }
 
-/// A VLAN of a port that rules know by a name of its own.
+/// A VLAN that rules see as a separate port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vlan {
-    /// The outermost tag.
+    /// VLAN id of the outermost tag.
     pub id: u16,
-    /// What rules call it.
+    /// Its name in rules.
     pub name: String,
 }
 
-/// How a port reaches its medium.
+/// A port driver and its options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Driver {
     /// An interface, by packet(7).
@@ -41,18 +41,18 @@ pub enum Driver {
     AfXdp {
         /// The interface.
         interface: String,
-        /// Native mode; the generic one otherwise.
+        /// Native mode instead of generic mode.
         native: bool,
-        /// Without a copy, where the driver can.
+        /// Zero-copy mode, if the driver supports it.
         zero_copy: bool,
-        /// Frames of several buffers, for a large MTU and for segments that are not cut; without a word, where it can be had.
+        /// Multi-buffer frames, for a large MTU and for large segments; `None`: if supported.
         multi_buffer: Option<bool>,
-        /// Packets are dropped while no engine is there (the program stays); otherwise the kernel has them.
+        /// Without an engine packets are dropped (the program stays) instead of passed to the kernel.
         closed: bool,
     },
     /// A TUN (IP packets) or TAP (Ethernet frames) device.
     Tun {
-        /// The device; made when it is not there.
+        /// The device, created if missing.
         device: String,
         /// Ethernet frames.
         tap: bool,
@@ -63,24 +63,24 @@ pub enum Driver {
     Nfqueue {
         /// Its number.
         queue: u16,
-        /// The kernel lets packets through while it has no room.
+        /// The kernel passes packets while the queue is full.
         fail_open: bool,
-        /// Bytes of each packet.
+        /// Bytes copied of each packet.
         copy_range: u32,
         /// Unsegmented packets.
         gso: bool,
     },
-    /// Captures: packets come from one, and what leaves goes to another.
+    /// Capture files: one to receive from, one to send to.
     Pcap {
-        /// Where packets come from.
+        /// The capture to receive from.
         read: Option<PathBuf>,
-        /// What leaves is written here.
+        /// The capture to send to.
         write: Option<PathBuf>,
     },
 }
 
 impl Driver {
-    /// The word of the configuration.
+    /// The driver's name in the configuration.
     pub fn word(&self) -> &'static str {
         match self {
             Self::AfPacket { .. } => "af_packet",
@@ -92,7 +92,7 @@ impl Driver {
         }
     }
 
-    /// Whether a packet's verdict goes back to where it came from, so that the port is wired by itself.
+    /// Returns true if packets return to the kernel with their verdict, so that the port needs no wiring.
     pub fn returns(&self) -> bool {
         matches!(self, Self::Nfqueue { .. })
     }
@@ -100,13 +100,13 @@ impl Driver {
 
 const DRIVERS: [&str; 6] = ["af_packet", "af_xdp", "tun", "tap", "nfqueue", "pcap"];
 
-/// Longest name of an interface (`IFNAMSIZ` less the final zero, linux/if.h).
+/// Longest name of an interface (`IFNAMSIZ` - 1, linux/if.h).
 const NAME_MAX: usize = 15;
 
-/// Most ports.
+/// Maximum number of ports.
 const PORTS_MAX: usize = 256;
 
-/// The ports; and the names of those whose driver is not known, of which nothing more can be said.
+/// Reads the ports. Also returns the names of ports with an unknown driver, whose other errors cannot be checked.
 pub(super) fn take<'t>(top: &Table<'t, '_>, directory: &Path) -> (Vec<(At<&'t str>, Port)>, Vec<&'t str>) {
     let (mut ports, mut unknown): (Vec<(At<&str>, Port)>, _) = (Vec::new(), Vec::new());
     for (name, table) in top.named("port") {
@@ -125,7 +125,11 @@ pub(super) fn take<'t>(top: &Table<'t, '_>, directory: &Path) -> (Vec<(At<&'t st
         ports.push((name.clone(), Port { name: name.value.to_owned(), driver, addresses, vlans }));
     }
     if !top.has("port") && !top.has("mux") {
-        top.wrong(&top.span, "there is no port", "write [port.NAME] with driver = \"...\" below");
+        top.wrong(
+            &top.span,
+            "a configuration needs a port or a mux",
+            "write [port.NAME] with driver = \"...\" below",
+        );
     }
     twice(top, &ports);
     (ports, unknown)
@@ -148,10 +152,10 @@ fn driver(name: &At<&str>, table: &Table<'_, '_>, directory: &Path) -> Option<Dr
         }
         "af_xdp" => Driver::AfXdp {
             interface: interface(),
-            native: table.word("mode", &[("generic", false), ("native", true)]).unwrap_or(false),
+            native: table.word("mode") == Some("native"),
             zero_copy: table.flag("zero-copy").unwrap_or(false),
             multi_buffer: table.flag("multi-buffer"),
-            closed: table.word("fail", &[("open", false), ("closed", true)]).unwrap_or(false),
+            closed: table.word("fail") == Some("closed"),
         },
         kind @ ("tun" | "tap") => Driver::Tun {
             device: interface(),
@@ -159,9 +163,9 @@ fn driver(name: &At<&str>, table: &Table<'_, '_>, directory: &Path) -> Option<Dr
             offload: table.flag("offload").unwrap_or(false),
         },
         "nfqueue" => Driver::Nfqueue {
-            queue: table.number("queue", 0..=65_535).unwrap_or(0) as u16,
-            fail_open: table.word("fail", &[("open", true), ("closed", false)]).unwrap_or(false),
-            copy_range: table.number("copy-range", 0..=65_535).unwrap_or(65_535) as u32,
+            queue: table.number("queue").unwrap_or(0) as u16,
+            fail_open: table.word("fail") == Some("open"),
+            copy_range: table.number("copy-range").unwrap_or(65_535) as u32,
             gso: table.flag("gso").unwrap_or(true),
         },
         "pcap" => {
@@ -179,7 +183,7 @@ fn driver(name: &At<&str>, table: &Table<'_, '_>, directory: &Path) -> Option<Dr
         other => {
             let hint = meant(other, DRIVERS);
             let hint = hint.unwrap_or_else(|| format!("there are {}", DRIVERS.join(", ")));
-            table.wrong(&word.span, format!("there is no driver \"{other}\""), hint);
+            table.wrong(&word.span, format!("unknown driver \"{other}\""), hint);
             return None;
         }
     })
@@ -188,7 +192,7 @@ fn driver(name: &At<&str>, table: &Table<'_, '_>, directory: &Path) -> Option<Dr
 fn vlans(table: &Table<'_, '_>) -> Vec<Vlan> {
     let read = |(name, inner): (At<&str>, Table<'_, '_>)| {
         inner.need("id", "write id = N, the tag");
-        let id = inner.number("id", 0..=4094);
+        let id = inner.number("id");
         inner.finish();
         id.map(|id| Vlan { id: id as u16, name: name.value.to_owned() })
     };
@@ -204,7 +208,7 @@ fn address(table: &Table<'_, '_>, text: &At<&str>) -> Option<IpAddr> {
     address
 }
 
-/// Names and media that two ports would have.
+/// Reports names and interfaces that two ports share.
 fn twice(top: &Table<'_, '_>, ports: &[(At<&str>, Port)]) {
     for (index, (at, port)) in ports.iter().enumerate() {
         for (_, other) in &ports[..index] {
@@ -215,8 +219,8 @@ fn twice(top: &Table<'_, '_>, ports: &[(At<&str>, Port)]) {
                 (a, b) => device(a).filter(|name| device(b) == Some(*name)).map(|name| format!("`{name}`")),
             };
             if let Some(medium) = medium {
-                let message = format!("ports `{}` and `{}` both have {medium}", other.name, port.name);
-                top.wrong(&at.span, message, "every port needs one of its own");
+                let message = format!("ports `{}` and `{}` both use {medium}", other.name, port.name);
+                top.wrong(&at.span, message, "use another interface or queue");
             }
         }
         let names = |port: &Port| -> Vec<String> {
@@ -226,14 +230,14 @@ fn twice(top: &Table<'_, '_>, ports: &[(At<&str>, Port)]) {
         let taken: Vec<String> = ports[..index].iter().flat_map(|(_, port)| names(port)).collect();
         for (i, vlan) in port.vlans.iter().enumerate() {
             if vlan.name == port.name || taken.contains(&vlan.name) {
-                top.wrong(&at.span, format!("there are two ports called `{}`", vlan.name), "");
+                top.wrong(&at.span, format!("the port name `{}` is used twice", vlan.name), "");
             }
             if port.vlans[..i].iter().any(|other| other.id == vlan.id) {
                 top.wrong(&at.span, format!("VLAN {} of `{}` has two names", vlan.id, port.name), "");
             }
         }
         if taken.contains(&port.name) {
-            top.wrong(&at.span, format!("there are two ports called `{}`", port.name), "");
+            top.wrong(&at.span, format!("the port name `{}` is used twice", port.name), "");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `[queue.N]`: who inspects what rules send there, and what becomes of packets that nobody decides.
+//! `[queue.N]`: the inspectors of a queue, and its policy.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,49 +13,49 @@ use towpath_engine::queue::{DefaultVerdict, Policy, parse};
 /// A queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Queue {
-    /// Its number.
+    /// The queue number in rules.
     pub number: u16,
-    /// How it treats its inspectors.
+    /// Policy towards its inspectors.
     pub policy: Policy,
-    /// Where its inspectors come from.
+    /// Its inspectors.
     pub inspectors: Inspectors,
 }
 
-/// Where a queue's inspectors come from.
+/// How inspectors reach a queue: they attach to a socket, or the engine starts them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inspectors {
-    /// Where they may attach by themselves.
+    /// The socket where inspectors attach.
     pub socket: Option<PathBuf>,
-    /// Who may, beside root and the engine's user.
+    /// Users that may attach besides root and the engine's user.
     pub users: Users,
-    /// The socket's permissions.
+    /// File mode of the socket.
     pub mode: Option<u32>,
     /// Commands that the engine starts.
     pub commands: Vec<Vec<String>>,
-    /// How often it starts each.
+    /// Processes of each command.
     pub workers: usize,
-    /// Most bytes of shared memory that those of one user may have.
+    /// Bytes of shared memory for the inspectors of one user.
     pub memory: Option<u64>,
 }
 
-/// A mebibyte, in which `memory` is written.
+/// Unit of `memory`.
 const MIB: u64 = 1 << 20;
 
 impl Inspectors {
-    /// How many processes the engine starts.
+    /// Number of processes that the engine starts.
     pub fn wanted(&self) -> usize {
         self.commands.len() * self.workers
     }
 
-    /// Bytes of their rings' memory in an engine with so many threads; without any, those of one that comes by itself.
+    /// Bytes of the rings of all started inspectors, or of one attached inspector, in an engine with `threads` threads.
     pub fn rings(&self, threads: usize) -> u64 {
         let lanes = u32::try_from(threads).unwrap_or(u32::MAX);
         let each = ring::Config { lanes, ..ring::Config::default() }.bytes_per_client();
         each * self.wanted().max(1) as u64
     }
 
-    /// What those of one user may have in an engine with so many threads. Unless it was said otherwise there is room for twice as many as it
-    /// starts: those that take another one's place at a reload attach before that has gone.
+    /// Limits for one user in an engine with `threads` threads. The default has room for twice the started inspectors: at a reload the
+    /// new ones attach before the old ones have ended.
     pub fn limits(&self, threads: usize) -> Limits {
         let (default, twice) = (Limits::default(), 2 * self.wanted());
         let bytes = default.bytes_per_user.max(2 * self.rings(threads));
@@ -69,7 +69,7 @@ impl Inspectors {
 }
 
 impl Queue {
-    /// Whether a running queue can become that one.
+    /// Returns true if a reload can change this queue to `other`.
     pub(super) fn may_become(&self, other: &Self) -> bool {
         let mut same = other.clone();
         same.policy.default = self.policy.default;
@@ -80,11 +80,11 @@ impl Queue {
     }
 }
 
-/// A second, fail closed, by flow. A live port has nowhere to keep packets while an inspector is slow: the newest is
-/// dropped.
+/// Default deadline in nanoseconds, and default overload policy: a live port cannot keep packets for a slow inspector, so the
+/// newest is dropped.
 const LIVE: (u64, Overload) = (1_000_000_000, Overload::DropNewest);
 
-/// The queues, of an engine with so many threads.
+/// Reads the queues of an engine with `threads` threads.
 pub(super) fn take(
     top: &Table<'_, '_>,
     directory: &Path,
@@ -97,7 +97,7 @@ pub(super) fn take(
         let number = name.value.parse::<u16>().ok().filter(|number| *number > 0);
         let Some(number) = number else {
             let hint = "write [queue.N] with N in 1..65535, the number that rules name";
-            table.wrong(&name.span, format!("`{}` is no queue number", name.value), hint);
+            table.wrong(&name.span, format!("`{}` is not a queue number", name.value), hint);
             continue;
         };
         let policy = policy(&table, unserved);
@@ -110,31 +110,32 @@ pub(super) fn take(
     }
     for (number, other, span) in handed {
         if number == other || !queues.iter().any(|queue| queue.number == other) {
-            let message = format!("queue {number} hands packets to queue {other}, which is no other queue");
+            let message = format!(
+                "queue {number} hands packets to queue {other}, which is not another queue of this file"
+            );
             top.wrong(&span, message, "name another [queue.N]");
         }
     }
     queues.sort_by_key(|queue| queue.number);
     if let Some(pair) = queues.windows(2).find(|pair| pair[0].number == pair[1].number) {
-        top.wrong(&top.span, format!("there are two queues {}", pair[0].number), "");
+        top.wrong(&top.span, format!("queue {} is defined twice", pair[0].number), "");
     }
     queues
 }
 
 fn policy(table: &Table<'_, '_>, unserved: DefaultVerdict) -> Policy {
     let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-    let verdicts = [("pass", DefaultVerdict::Pass), ("drop", DefaultVerdict::Drop)];
-    let high = table.number("high", 1..=65_536).map(|high| high as u32);
-    let low = table.number_at("low", 0..=65_535);
+    let high = table.number("high").map(|high| high as u32);
+    let low = table.number_at("low");
     if let Some(at) = &low
         && high.is_none_or(|high| at.value >= u64::from(high))
     {
-        table.wrong(&at.span, "`low` needs a `high` that is larger", "");
+        table.wrong(&at.span, "`low` needs a larger `high`", "");
     }
     let high = high.unwrap_or(u32::MAX);
     Policy {
-        deadline: table.seconds("deadline", 0.001..=3600.0).map_or(LIVE.0, nanos),
-        default: table.word("default", &verdicts).unwrap_or(unserved),
+        deadline: table.seconds("deadline").map_or(LIVE.0, nanos),
+        default: super::verdict(table.word("default")).unwrap_or(unserved),
         fanout: words_of(table, "fanout", parse::fanout).unwrap_or(Fanout::FlowHash),
         overload: words_of(table, "overload", parse::overload).unwrap_or(LIVE.1),
         high,
@@ -159,20 +160,20 @@ fn inspectors(table: &Table<'_, '_>, directory: &Path, name: &At<&str>, threads:
     let commands: Vec<_> =
         commands.iter().filter_map(|text| command::words(table, text, directory)).collect();
     if socket.is_none() && commands.is_empty() {
-        let hint = "write socket = \"PATH\" for inspectors that come by themselves, or command = \"...\"";
-        table.wrong(&name.span, format!("nobody can inspect queue {}", name.value), hint);
+        let hint = "write socket = \"PATH\" for inspectors that attach, or command = \"...\" for one that the engine starts";
+        table.wrong(&name.span, format!("queue {} needs `socket` or `command`", name.value), hint);
     }
     let users = users::take(table);
     if socket.is_none() && !users.is_empty() {
         table.wrong(&name.span, "`users` and `groups` are for a `socket`", "");
     }
-    let memory = table.number_at("memory", 1..=1 << 20);
+    let memory = table.number_at("memory");
     let inspectors = Inspectors {
         mode: users::mode(table),
         socket,
         users,
         commands,
-        workers: table.number("workers", 1..=64).unwrap_or(1) as usize,
+        workers: table.number("workers").unwrap_or(1) as usize,
         memory: memory.as_ref().map(|at| at.value * MIB),
     };
     let need = inspectors.rings(threads).div_ceil(MIB);

@@ -1,7 +1,7 @@
-//! Reads a TOML document key by key, and notes everything that is wrong with it, each with its place.
+//! Reads a TOML document key by key and collects all errors with their positions.
 //!
-//! A key that is asked for counts as known; [`Table::finish`] complains about all others. A value of the wrong kind is noted
-//! and then taken for absent, so that the reading goes on.
+//! Reading a key marks it as known; [`Table::finish`] reports all other keys. A value of the wrong type is reported and then treated
+//! as absent, so that reading continues. Types, ranges and words of the keys come from [`keys`].
 
 use std::cell::RefCell;
 use std::ops::{Range, RangeInclusive};
@@ -12,7 +12,9 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 use towpath_gate::rules::Diagnostic;
 
-/// What is wrong so far.
+use super::keys::{self, Key, RENAMED, Value};
+
+/// Errors found so far.
 #[derive(Debug)]
 pub(super) struct Findings<'t> {
     file: Arc<str>,
@@ -21,7 +23,7 @@ pub(super) struct Findings<'t> {
     denied: RefCell<Vec<Diagnostic>>,
 }
 
-/// A value and where it stands.
+/// A value and its position.
 #[derive(Clone, Debug)]
 pub(super) struct At<T> {
     pub(super) value: T,
@@ -33,8 +35,11 @@ pub(super) struct At<T> {
 pub(super) struct Table<'t, 'f> {
     entries: &'t DeTable<'t>,
     findings: &'f Findings<'t>,
-    /// Of its header or its braces.
+    /// The table's name in [`KEYS`](super::keys::KEYS).
+    path: &'static str,
+    /// Position of its header or its braces.
     pub(super) span: Range<usize>,
+    /// Keys that were read.
     known: RefCell<Vec<&'static str>>,
 }
 
@@ -43,30 +48,30 @@ impl<'t> Findings<'t> {
         Self { file: file.into(), text, found: RefCell::default(), denied: RefCell::default() }
     }
 
-    /// Notes what is wrong at `span`, and what to do about it.
+    /// Adds an error at `span`, with a hint what to do about it.
     pub(super) fn add(&self, span: &Range<usize>, message: impl Into<String>, hint: Option<String>) {
         self.found.borrow_mut().push(self.diagnostic(span, message.into(), hint));
     }
 
-    /// What `add` would note, about a file that we may not read.
+    /// Adds an error about a file that this user may not read.
     fn deny(&self, span: &Range<usize>, message: String, hint: &str) {
         self.denied.borrow_mut().push(self.diagnostic(span, message, Some(hint.to_owned())));
     }
 
-    /// What was [denied](Table::denied) until now.
+    /// Removes and returns the errors of [`Table::denied`].
     pub(super) fn take_denied(&self) -> Vec<Diagnostic> {
         self.denied.take()
     }
 
     fn diagnostic(&self, span: &Range<usize>, message: String, hint: Option<String>) -> Diagnostic {
         let (line, column) = self.position(span.start);
-        // A header stands for its whole table: only its first line is the word.
+        // The span of a header covers its whole table; only the first line is the word.
         let word = self.text.get(span.clone()).unwrap_or_default();
         let width = word.lines().next().unwrap_or_default().chars().count() as u32;
         Diagnostic { file: Arc::clone(&self.file), line, column, end: column + width, message, hint }
     }
 
-    /// Everything that is wrong, in the order of the file.
+    /// All errors in the order of the file.
     pub(super) fn into_found(self) -> Vec<Diagnostic> {
         let mut found = self.found.into_inner();
         found.sort();
@@ -83,14 +88,26 @@ impl<'t> Findings<'t> {
 }
 
 impl<'t, 'f> Table<'t, 'f> {
-    pub(super) fn new(table: &'t DeTable<'t>, span: Range<usize>, findings: &'f Findings<'t>) -> Self {
-        Self { entries: table, findings, span, known: RefCell::default() }
+    /// The top of the file.
+    pub(super) fn new(table: &'t DeTable<'t>, findings: &'f Findings<'t>) -> Self {
+        Self { entries: table, findings, path: "", span: 0..0, known: RefCell::default() }
     }
 
-    /// Notes a key that must be there and is not.
+    fn child(&self, key: &'static str, table: &'t DeTable<'t>, span: Range<usize>) -> Self {
+        // The only table of the second level.
+        let path = if self.path == "port" && key == "vlan" { "port.vlan" } else { key };
+        Self { entries: table, findings: self.findings, path, span, known: RefCell::default() }
+    }
+
+    /// The row of a key in the table of keys.
+    fn row(&self, key: &'static str) -> &'static Key {
+        keys::key(self.path, key)
+    }
+
+    /// Reports a missing required key.
     pub(super) fn need(&self, key: &str, hint: impl Into<String>) {
         if !self.entries.contains_key(key) {
-            self.wrong(&self.span, format!("there is no `{key}`"), hint.into());
+            self.wrong(&self.span, format!("`{key}` is missing"), hint.into());
         }
     }
 
@@ -99,7 +116,7 @@ impl<'t, 'f> Table<'t, 'f> {
         self.findings.add(span, message, (!hint.is_empty()).then_some(hint));
     }
 
-    /// Notes a file that we may not read: whoever has the configuration looked at need not be who runs it.
+    /// Reports a file that this user may not read: the user of `--check` need not be the user of the engine.
     pub(super) fn denied(&self, span: &Range<usize>, message: String, hint: &str) {
         self.findings.deny(span, message, hint);
     }
@@ -132,26 +149,25 @@ impl<'t, 'f> Table<'t, 'f> {
         flag
     }
 
-    pub(super) fn number(&self, key: &'static str, range: RangeInclusive<u64>) -> Option<u64> {
-        self.number_at(key, range).map(|at| at.value)
+    pub(super) fn number(&self, key: &'static str) -> Option<u64> {
+        self.number_at(key).map(|at| at.value)
     }
 
-    pub(super) fn number_at(&self, key: &'static str, range: RangeInclusive<u64>) -> Option<At<u64>> {
-        let value = self.get(key)?;
+    pub(super) fn number_at(&self, key: &'static str) -> Option<At<u64>> {
+        let Value::Number(min, max) = self.row(key).value else { panic!("`{key}` is not a number in KEYS") };
+        let (range, value) = (min..=max, self.get(key)?);
         integer(value, &range).or_else(|| {
             self.outside(key, value, &format!("a whole number in {}..{}", range.start(), range.end()));
             None
         })
     }
 
-    /// A whole number, or this word: `None`.
-    pub(super) fn number_or(
-        &self,
-        key: &'static str,
-        range: RangeInclusive<u64>,
-        word: &str,
-    ) -> Option<Option<At<u64>>> {
-        let value = self.get(key)?;
+    /// A whole number, or the key's word: `None`.
+    pub(super) fn number_or(&self, key: &'static str) -> Option<Option<At<u64>>> {
+        let Value::NumberOr(min, max, word) = self.row(key).value else {
+            panic!("`{key}` is not a number or a word in KEYS")
+        };
+        let (range, value) = (min..=max, self.get(key)?);
         if value.get_ref().as_str() == Some(word) {
             return Some(None);
         }
@@ -164,7 +180,7 @@ impl<'t, 'f> Table<'t, 'f> {
         number.map(Some)
     }
 
-    /// It is no number, or none that is wanted.
+    /// Reports a value of another type or outside the range.
     fn outside(&self, key: &str, value: &Spanned<DeValue<'_>>, wanted: &str) {
         match value.get_ref() {
             DeValue::Integer(other) => {
@@ -176,7 +192,11 @@ impl<'t, 'f> Table<'t, 'f> {
     }
 
     /// A list of whole numbers.
-    pub(super) fn numbers(&self, key: &'static str, range: RangeInclusive<u64>) -> Vec<At<u64>> {
+    pub(super) fn numbers(&self, key: &'static str) -> Vec<At<u64>> {
+        let Value::Numbers(min, max) = self.row(key).value else {
+            panic!("`{key}` is not a list of numbers in KEYS")
+        };
+        let range = min..=max;
         let read = |value: &'t Spanned<DeValue<'t>>| {
             integer(value, &range).or_else(|| {
                 self.outside(key, value, &format!("whole numbers in {}..{}", range.start(), range.end()));
@@ -187,8 +207,9 @@ impl<'t, 'f> Table<'t, 'f> {
     }
 
     /// A number of seconds.
-    pub(super) fn seconds(&self, key: &'static str, range: RangeInclusive<f64>) -> Option<Duration> {
-        let value = self.get(key)?;
+    pub(super) fn seconds(&self, key: &'static str) -> Option<Duration> {
+        let Value::Seconds(min, max) = self.row(key).value else { panic!("`{key}` is not a time in KEYS") };
+        let (range, value) = (min..=max, self.get(key)?);
         let wanted = format!("a number of seconds in {}..{}", range.start(), range.end());
         let (written, number) = match value.get_ref() {
             DeValue::Integer(number) => {
@@ -207,7 +228,7 @@ impl<'t, 'f> Table<'t, 'f> {
         number.map(Duration::from_secs_f64)
     }
 
-    /// True or false; "yes" and "no" are as good.
+    /// A flag that also accepts "yes" and "no".
     pub(super) fn switch(&self, key: &'static str) -> Option<bool> {
         match self.get(key)?.get_ref().as_str() {
             Some("yes") => Some(true),
@@ -216,17 +237,17 @@ impl<'t, 'f> Table<'t, 'f> {
         }
     }
 
-    /// One of these words.
-    pub(super) fn word<T: Copy>(&self, key: &'static str, words: &[(&str, T)]) -> Option<T> {
+    /// One of the key's words.
+    pub(super) fn word(&self, key: &'static str) -> Option<&'static str> {
+        let Value::Word(words) = self.row(key).value else { panic!("`{key}` is not a word in KEYS") };
         let text = self.text(key)?;
-        let found = words.iter().find(|(word, _)| *word == text.value);
+        let found = words.iter().find(|word| **word == text.value);
         if found.is_none() {
-            let names: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-            let hint = meant(text.value, names.iter().copied())
-                .unwrap_or_else(|| format!("there are {}", names.join(", ")));
+            let hint = meant(text.value, words.iter().copied())
+                .unwrap_or_else(|| format!("the values are {}", words.join(", ")));
             self.wrong(&text.span, format!("`{key}` cannot be \"{}\"", text.value), hint);
         }
-        found.map(|(_, value)| *value)
+        found.copied()
     }
 
     /// A list of texts; a single text is a list of one.
@@ -241,7 +262,7 @@ impl<'t, 'f> Table<'t, 'f> {
         self.items(key).filter_map(read).collect()
     }
 
-    /// The items of a list; a value that is no list is one item.
+    /// The items of a list. A value that is not a list is a single item.
     fn items(&self, key: &'static str) -> impl Iterator<Item = &'t Spanned<DeValue<'t>>> {
         let value = self.get(key);
         let (list, single) = match value {
@@ -258,7 +279,7 @@ impl<'t, 'f> Table<'t, 'f> {
         self.entries.contains_key(key)
     }
 
-    /// Where the value of `key` stands; the whole table when there is none.
+    /// Position of the value of `key`; of the table if the key is missing.
     pub(super) fn span_of(&self, key: &str) -> Range<usize> {
         self.entries.get(key).map_or_else(|| self.span.clone(), Spanned::span)
     }
@@ -270,13 +291,13 @@ impl<'t, 'f> Table<'t, 'f> {
             self.kind(key, value, "a table");
             return None;
         };
-        Some(Table::new(table, self.header(key, value), self.findings))
+        Some(self.child(key, table, self.header(key, value)))
     }
 
     /// The tables `[[key]]`, in the order of the file.
     pub(super) fn tables(&self, key: &'static str) -> Vec<Table<'t, 'f>> {
         let read = |value: &'t Spanned<DeValue<'t>>| match value.get_ref().as_table() {
-            Some(table) => Some(Table::new(table, value.span(), self.findings)),
+            Some(table) => Some(self.child(key, table, value.span())),
             None => {
                 self.kind(key, value, &format!("a list of tables: write [[{key}]]"));
                 None
@@ -294,7 +315,7 @@ impl<'t, 'f> Table<'t, 'f> {
             .filter_map(|(name, value)| match value.get_ref().as_table() {
                 Some(inner) => {
                     let at = At { value: name.get_ref().as_ref(), span: name.span() };
-                    Some((at, Table::new(inner, name.span(), self.findings)))
+                    Some((at, self.child(key, inner, name.span())))
                 }
                 None => {
                     let hint = format!("write [{key}.NAME] and its keys below");
@@ -307,7 +328,7 @@ impl<'t, 'f> Table<'t, 'f> {
         named
     }
 
-    /// Every key with its number, for tables whose keys are not known here.
+    /// Every key with its number, for the table of settings.
     pub(super) fn all_numbers(&self) -> Vec<(At<&'t str>, At<u64>)> {
         let mut all = Vec::new();
         for (name, value) in self.entries {
@@ -326,22 +347,34 @@ impl<'t, 'f> Table<'t, 'f> {
         all
     }
 
-    /// Complains about the keys that nobody asked for.
+    /// Reports the keys that were not read.
     pub(super) fn finish(self) {
         let mut known: Vec<&str> = Vec::new();
-        // Some are asked for twice.
+        // A key may be read twice.
         for key in self.known.borrow().iter() {
             if !known.contains(key) {
                 known.push(*key);
             }
         }
+        let in_table = |name: &&str| {
+            let table = |key: &Key| {
+                key.table == *name || key.table.strip_prefix(self.path) == Some(&format!(".{name}"))
+            };
+            keys::KEYS.iter().any(|key| (key.table, key.name) == (self.path, name) || table(key))
+                || *name == "settings"
+        };
+        debug_assert!(known.iter().all(in_table), "[{}] reads a key that KEYS lacks: {known:?}", self.path);
         for key in self.entries.keys() {
             let name: &str = key.get_ref();
             if known.contains(&name) {
                 continue;
             }
-            let hint = meant(name, known.iter().copied())
-                .unwrap_or_else(|| format!("the keys here are {}", known.join(", ")));
+            let renamed = RENAMED.iter().find(|(path, old, _)| (*path, *old) == (self.path, name));
+            let hint = match renamed {
+                Some((_, _, new)) => format!("this key is now `{new}`"),
+                None => meant(name, known.iter().copied())
+                    .unwrap_or_else(|| format!("the keys here are {}", known.join(", "))),
+            };
             self.wrong(&key.span(), format!("unknown key `{name}`"), hint);
         }
     }
@@ -362,7 +395,7 @@ fn article(kind: &str) -> String {
     format!("{article} {kind}")
 }
 
-/// A hint when what was written is close to one of `words`.
+/// A hint if `written` is similar to one of `words`.
 pub(super) fn meant<'w>(written: &str, words: impl IntoIterator<Item = &'w str>) -> Option<String> {
     if written.len() > 40 {
         return None;

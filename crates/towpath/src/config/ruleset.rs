@@ -1,4 +1,4 @@
-//! The rules of a configuration, and what they name that the configuration does not have.
+//! The rules of a configuration, checked against its ports and queues.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use towpath_gate::rules::{Action, Diagnostic, Rule, Ruleset};
 use super::Config;
 use super::reader::meant;
 
-/// The rules, and what is allowed but was probably not meant.
+/// The rules and warnings about them.
 #[derive(Clone, Debug)]
 pub struct Rules {
     /// The rules.
@@ -22,7 +22,8 @@ impl Config {
     /// Reads the rule file.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    ///
+    /// All errors of the rule file.
     pub fn read_rules(&self) -> Result<Rules, Vec<Diagnostic>> {
         let text = text_of(&self.file, &self.rules)?;
         self.parse_rules(&self.rules.display().to_string(), &text)
@@ -31,7 +32,8 @@ impl Config {
     /// Reads the text of a rule file as [`Config::read_rules`] does.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    ///
+    /// All errors of the rule file.
     pub fn parse_rules(&self, file: &str, text: &str) -> Result<Rules, Vec<Diagnostic>> {
         let parsed = Ruleset::parse(file, text);
         let ruleset = parsed.ruleset?.with_default_allow(self.default_allow);
@@ -44,7 +46,7 @@ impl Config {
         Ok(Rules { ruleset, warnings })
     }
 
-    /// Rules that hand nothing but a mux's connections to inspectors, who see packets.
+    /// Reports rules that send only connections of a mux to inspectors: inspection is per packet.
     fn look_for_connections(&self, file: &str, ruleset: &Ruleset) -> Vec<Diagnostic> {
         let mut found = Vec::new();
         for rule in ruleset.rules() {
@@ -56,7 +58,7 @@ impl Config {
             let Some(mux) = self.only_mux(rule) else { continue };
             let (line, column) = (rule.at.line, rule.at.column);
             let message = format!(
-                "rule {} hands connections of the mux `{mux}` to inspectors, and those see packets only",
+                "rule {} sends connections of the mux `{mux}` to inspectors; inspection is per packet",
                 rule.number
             );
             let hint = Some(format!(
@@ -67,7 +69,7 @@ impl Config {
         found
     }
 
-    /// The mux that a rule is for, when it can match nothing else but muxes' connections.
+    /// The mux of a rule that matches only connections of muxes.
     fn only_mux(&self, rule: &Rule) -> Option<&str> {
         let named: Vec<&str> = rule
             .body
@@ -89,8 +91,8 @@ impl Config {
         .map(|mux| mux.name.as_str())
     }
 
-    /// Ports and queues that rules name and the configuration does not have: such a rule matches nothing, or its packets
-    /// are decided by default.
+    /// Warns about ports and queues that rules name and the configuration lacks: such a rule never matches, or its packets get the
+    /// default verdict.
     fn look_for_strangers(&self, file: &str, ruleset: &Ruleset, warnings: &mut Vec<Diagnostic>) {
         let names: Vec<&str> = self
             .ports
@@ -113,7 +115,7 @@ impl Config {
                 let Interface::Name(name) = interface else { continue };
                 if !names.contains(&&**name) {
                     let hint = meant(name, names.iter().copied());
-                    warn(format!("rule {} names the port `{name}`, which there is not", rule.number), hint);
+                    warn(format!("rule {} names the port `{name}`, which does not exist", rule.number), hint);
                 }
             }
             let (Action::Inspect(arg) | Action::Divert(arg) | Action::Tee(arg)) = &rule.action else {
@@ -123,13 +125,13 @@ impl Config {
                 && !self.queues.iter().any(|queue| u32::from(queue.number) == *number)
             {
                 let hint = format!("`unserved` decides its packets; configure them with [queue.{number}]");
-                warn(format!("rule {} uses queue {number}, which there is not", rule.number), Some(hint));
+                warn(format!("rule {} uses queue {number}, which does not exist", rule.number), Some(hint));
             }
         }
     }
 }
 
-/// What is wrong with the rules of a configuration that has errors itself, as far as it can be told.
+/// The errors of the rules of a configuration that has errors itself.
 pub(super) fn errors_of(config: &Path, text: &str) -> Vec<Diagnostic> {
     let (document, _) = DeTable::parse_recoverable(text);
     let name = document.get_ref().get("rules").and_then(|value| value.get_ref().as_str());

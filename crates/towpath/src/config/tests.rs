@@ -25,37 +25,37 @@ fn every_error_is_told_with_its_place_and_what_to_do() {
         (
             "rule = \"x\"\n[port.a]\ndriver = \"tun\"\n".into(),
             &[
-                "t:1:1: there is no `rules`; name the rule file: rules = \"FILE\"",
+                "t:1:1: `rules` is missing; name the rule file: rules = \"FILE\"",
                 "t:1:1: unknown key `rule`; did you mean `rules`?",
-                "t:2:7: port `a` is wired to nothing; name it in a [[bridge]] or in tap = [...], or add a [[route]]",
+                "t:2:7: port `a` is not wired; name it in a [[bridge]] or in monitor = [...], or add a [[route]]",
             ],
         ),
         (
             "rules = 7\n".into(),
             &[
-                "t:1:1: there is no port; write [port.NAME] with driver = \"...\" below",
+                "t:1:1: a configuration needs a port or a mux; write [port.NAME] with driver = \"...\" below",
                 "t:1:9: `rules` is text, not an integer",
             ],
         ),
         (
             bridge("[engine]\nwait = \"sleep\"\nthreads = 0"),
             &[
-                "t:11:8: `wait` cannot be \"sleep\"; there are park, spin",
+                "t:11:8: `wait` cannot be \"sleep\"; the values are park, spin",
                 "t:12:11: `threads` is a whole number in 1..63, not 0",
             ],
         ),
         (
             bridge("[engine]\nthreads = 2\ncpus = [0]"),
-            &["t:12:8: 1 processors for 2 threads; name one for each thread, or none"],
+            &["t:12:8: 1 CPUs for 2 threads; name one for each thread, or none"],
         ),
         (
             bridge("[port.wan2]\ndriver = \"af-packet\""),
-            &["t:11:10: there is no driver \"af-packet\"; did you mean `af_packet`?"],
+            &["t:11:10: unknown driver \"af-packet\"; did you mean `af_packet`?"],
         ),
         // Of a port whose driver is not known nothing else is said.
         (
-            "rules = \"r\"\ntap = \"x\"\n[port.x]\ndriver = \"nfqeue\"\nqueue = 5\n[[route]]\nto = \"::/0\"\nport = \"x\"\n".into(),
-            &["t:4:10: there is no driver \"nfqeue\"; did you mean `nfqueue`?"],
+            "rules = \"r\"\nmonitor = \"x\"\n[port.x]\ndriver = \"nfqeue\"\nqueue = 5\n[[route]]\nto = \"::/0\"\nport = \"x\"\n".into(),
+            &["t:4:10: unknown driver \"nfqeue\"; did you mean `nfqueue`?"],
         ),
         (
             bridge("[mux.m]\nlisten = \"[::1]:7\"\nframing = \"line\"\nworker = \"w\"\ndrain = 0\nidle = 0x1_0000_0000\ntimeout = \"1\"\nsend-check = 1"),
@@ -73,14 +73,14 @@ fn every_error_is_told_with_its_place_and_what_to_do() {
         (
             bridge("[port.x]\ndriver = \"tun\"\nofload = true"),
             &[
-                "t:10:7: port `x` is wired to nothing; name it in a [[bridge]] or in tap = [...], or add a [[route]]",
+                "t:10:7: port `x` is not wired; name it in a [[bridge]] or in monitor = [...], or add a [[route]]",
                 "t:12:1: unknown key `ofload`; did you mean `offload`?",
             ],
         ),
         (
             bridge("[port.x]\ndriver = \"af_xdp\"\ninterface = \"eth1\"\n[[bridge]]\nports = [\"x\"]"),
             &[
-                "t:10:7: ports `lan` and `x` both have `eth1`; every port needs one of its own",
+                "t:10:7: ports `lan` and `x` both use `eth1`; use another interface or queue",
                 "t:14:9: a bridge has two ports, not 1",
             ],
         ),
@@ -90,9 +90,9 @@ fn every_error_is_told_with_its_place_and_what_to_do() {
                  listen = \"[::1]:7\"\nframing = \"line\"\nworker = \"w\"",
             ),
             &[
-                "t:14:11: port `k` is of nfqueue, which has one thread; write threads = 1",
-                "t:14:11: threads and muxes together can be 63, not 64; write fewer threads, or give some muxes an engine of \
-             their own",
+                "t:14:11: 64 threads and muxes; at most 63 together are supported; write fewer threads, or run some muxes in \
+             another engine",
+                "t:14:11: port `k` has the driver nfqueue, which supports one thread; write threads = 1",
                 "t:15:9: `cpus` is whole numbers in 0..1023, not 1024",
             ],
         ),
@@ -100,7 +100,7 @@ fn every_error_is_told_with_its_place_and_what_to_do() {
             bridge("[[bridge]]\nports = [\"wan\", \"lam\"]"),
             &[
                 "t:11:10: port `wan` is in a bridge already; a port is wired once",
-                "t:11:17: there is no port `lam`; did you mean `lan`?",
+                "t:11:17: unknown port `lam`; did you mean `lan`?",
             ],
         ),
         (
@@ -117,21 +117,21 @@ fn every_error_is_told_with_its_place_and_what_to_do() {
             bridge("[[route]]\nto = \"::/0\"\nport = \"lan\"\nvia = \"10.0.0.1\"\nmac = \"2:0:0:0:0:1\""),
             &[
                 "t:12:8: port `lan` is in a bridge; a packet that is routed cannot leave there",
-                "t:13:7: `10.0.0.1` cannot be the next hop; write the address of a router on the port's link, of the \
+                "t:13:7: `10.0.0.1` cannot be a next hop; write the address of a router on the port's link, of the \
              prefix's family",
             ],
         ),
         (
             bridge("[queue.0]\n[queue.1]\n[queue.2]\ncommand = \"a 'b\"\noverload = \"queue:9\"\nlow = 3"),
             &[
-                "t:10:8: `0` is no queue number; write [queue.N] with N in 1..65535, the number that rules name",
-                "t:11:8: nobody can inspect queue 1; write socket = \"PATH\" for inspectors that come by themselves, or \
+                "t:10:8: `0` is not a queue number; write [queue.N] with N in 1..65535, the number that rules name",
+                "t:11:8: queue 1 needs `socket` or `command`; write socket = \"PATH\" for inspectors that attach, or \
              command = \"...\"",
-                "t:12:8: nobody can inspect queue 2; write socket = \"PATH\" for inspectors that come by themselves, or \
+                "t:12:8: queue 2 needs `socket` or `command`; write socket = \"PATH\" for inspectors that attach, or \
              command = \"...\"",
-                "t:13:11: the command cannot be split: missing closing quote",
-                "t:14:12: queue 2 hands packets to queue 9, which is no other queue; name another [queue.N]",
-                "t:15:7: `low` needs a `high` that is larger",
+                "t:13:11: cannot split the command: missing closing quote",
+                "t:14:12: queue 2 hands packets to queue 9, which is not another queue of this file; name another [queue.N]",
+                "t:15:7: `low` needs a larger `high`",
             ],
         ),
         (
@@ -144,7 +144,7 @@ fn every_error_is_told_with_its_place_and_what_to_do() {
         (
             bridge("[settings]\ndyn_mx = 5\ndyn_keepalive = 2\ndyn_count = 1\nxyzzy = 1"),
             &[
-                "t:11:1: there is no setting `dyn_mx`; did you mean `dyn_max`?",
+                "t:11:1: unknown setting `dyn_mx`; did you mean `dyn_max`?",
                 "t:12:17: dyn_keepalive takes 0 or 1",
                 "t:13:13: dyn_count can only be read",
                 "t:14:1: there is no setting \"xyzzy\"; settable are dyn_max",
@@ -153,10 +153,10 @@ fn every_error_is_told_with_its_place_and_what_to_do() {
         (
             bridge("[control]\nowner = \"rooot\"\ngroup = \"no such group\"\nmode = \"9\""),
             &[
-                "t:10:2: there is no `socket`; write socket = \"/run/towpath/control.sock\"",
-                "t:11:9: there is no user `rooot`; did you mean `root`?",
-                "t:12:9: there is no group `no such group`",
-                "t:13:8: `9` is no mode; write it in octal, such as \"0660\"",
+                "t:10:2: `socket` is missing; write socket = \"/run/towpath/control.sock\"",
+                "t:11:9: unknown user `rooot`; did you mean `root`?",
+                "t:12:9: unknown group `no such group`",
+                "t:13:8: `9` is not a file mode; write it in octal, such as \"0660\"",
             ],
         ),
     ];
@@ -198,7 +198,7 @@ rules = "r.ipfw"
 default = "allow"
 states-at-reload = "keep"
 unserved = "pass"
-tap = "mon"
+monitor = "mon"
 [port.mon]
 driver = "af_packet"
 interface = "eth2"
@@ -249,7 +249,7 @@ group = "0"
     assert_eq!((config.reload, config.unserved), (StatePolicy::Keep, DefaultVerdict::Pass));
     let names: Vec<&str> = config.ports.iter().map(|port| port.name.as_str()).collect();
     assert_eq!(names, ["mon", "wan", "vpn", "kernel"]);
-    assert_eq!(config.taps, [0]);
+    assert_eq!(config.monitors, [0]);
     assert_eq!(config.ports[1].vlans, [Vlan { id: 200, name: "guest".into() }]);
     assert_eq!(
         config.ports[1].driver,
@@ -307,11 +307,14 @@ fn rules_that_name_what_is_not_there_are_warned_of() {
     let rules = config.parse_rules("r", rules).unwrap();
     let warnings: Vec<String> = rules.warnings.iter().map(ToString::to_string).collect();
     assert_eq!(warnings.len(), 2, "{warnings:?}");
-    assert_eq!(warnings[0], "r:1:1: rule 100 names the port `wann`, which there is not; did you mean `wan`?");
-    assert!(warnings[1].starts_with("r:3:1: rule 300 uses queue 2, which there is not"), "{warnings:?}");
+    assert_eq!(
+        warnings[0],
+        "r:1:1: rule 100 names the port `wann`, which does not exist; did you mean `wan`?"
+    );
+    assert!(warnings[1].starts_with("r:3:1: rule 300 uses queue 2, which does not exist"), "{warnings:?}");
 }
 
-/// Connections of a mux are no packets: a rule that can match nothing else says what it wants of whom in vain.
+/// Inspection is per packet: a rule that sends only connections of a mux to inspectors is an error.
 #[test]
 fn inspectors_do_not_get_a_muxs_connections() {
     let mux =
@@ -334,7 +337,7 @@ fn inspectors_do_not_get_a_muxs_connections() {
         let Err(errors) = rules else { continue };
         let said = errors[0].to_string();
         assert!(
-            said.starts_with("r:2:1: rule 200 hands connections of the mux `web` to inspectors"),
+            said.starts_with("r:2:1: rule 200 sends connections of the mux `web` to inspectors"),
             "{said}"
         );
         assert!(said.contains("write `allow`, `deny` or `reset`"), "{said}");
@@ -412,9 +415,9 @@ fn a_framing_may_be_a_file_beside_the_configuration() {
     assert_eq!(before.fixed_differences(&mux("f.toml").unwrap()), ["[mux]"]);
     std::fs::write(directory.path().join("f.toml"), "lenght = 4\n").unwrap();
     for (framing, why) in [
-        ("f.toml", "`f.toml` is no framing: 1:1: unknown key \"lenght\"; did you mean \"length\"?"),
-        ("g.toml", "`g.toml` is no framing: no such file, and no framing either"),
-        ("thrift.o:x", "`thrift.o:x` is no framing: "),
+        ("f.toml", "`f.toml` is not a framing: 1:1: unknown key \"lenght\"; did you mean \"length\"?"),
+        ("g.toml", "`g.toml` is not a framing: no such file, and not a framing"),
+        ("thrift.o:x", "`thrift.o:x` is not a framing: "),
     ] {
         let errors = mux(framing).unwrap_err();
         assert!(errors[0].message.starts_with(why), "{errors:?}");
@@ -470,11 +473,15 @@ fn what_names_a_port_by_its_place_means_the_same_port_after_a_reload() {
     let route = |to: &str, port: &str| format!("[[route]]\nto = \"{to}\"\nport = \"{port}\"\n");
     let routes = format!("{}{}", route("10.0.0.0/8", "x"), route("::/0", "z"));
     let read = |text: String| Config::parse("t", &text).unwrap();
-    let before = read(format!("{}{}{}{}{routes}", head("tap = \"y\""), port("x"), port("y"), port("z")));
-    let mut after = read(format!("{}{}{}{}{routes}", head("tap = \"y\""), port("z"), port("x"), port("y")));
+    let before = read(format!("{}{}{}{}{routes}", head("monitor = \"y\""), port("x"), port("y"), port("z")));
+    let mut after =
+        read(format!("{}{}{}{}{routes}", head("monitor = \"y\""), port("z"), port("x"), port("y")));
     assert_ne!(after.routes, before.routes);
     after.number_ports_as(&before);
-    assert_eq!((&after.routes, &after.taps, &after.ports), (&before.routes, &before.taps, &before.ports));
+    assert_eq!(
+        (&after.routes, &after.monitors, &after.ports),
+        (&before.routes, &before.monitors, &before.ports)
+    );
 
     // The places are the same as before; the ports are others, and only the second time they are wired otherwise.
     let bridges = |a: &str, b: &str| {
@@ -495,4 +502,72 @@ fn what_names_a_port_by_its_place_means_the_same_port_after_a_reload() {
         after.number_ports_as(&before);
         assert_eq!(before.fixed_differences(&after), expected);
     }
+}
+
+/// Puts the tables of [`keys::KEYS`] into the documentation with `TOWPATH_WRITE_DOCS=1`; compares them otherwise.
+#[test]
+fn the_documentation_has_the_table_of_keys() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/book/src/reference/run.md");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (mut expected, mut rest, mut tables) = (String::new(), text.as_str(), Vec::new());
+    while let Some((before, after)) = rest.split_once("<!-- keys: ") {
+        let (name, after) = after.split_once(" -->\n").unwrap();
+        let (_, after) = after.split_once("<!-- end -->").unwrap();
+        let table = if name == "top" { "" } else { name };
+        expected += &format!("{before}<!-- keys: {name} -->\n{}<!-- end -->", keys::markdown(table));
+        tables.push(table);
+        rest = after;
+    }
+    expected += rest;
+    if std::env::var_os("TOWPATH_WRITE_DOCS").is_some() {
+        std::fs::write(&path, &expected).unwrap();
+        return;
+    }
+    assert!(expected == text, "run.md differs from KEYS: run this test once with TOWPATH_WRITE_DOCS=1");
+    for key in keys::KEYS {
+        assert!(tables.contains(&key.table), "run.md has no table of [{}]", key.table);
+    }
+}
+
+/// A documented default in backquotes is the value that an absent key has.
+#[test]
+fn documented_defaults_hold() {
+    let drivers =
+        [("af_packet", "offload"), ("af_xdp", "mode zero-copy"), ("nfqueue", "queue copy-range gso")];
+    for key in keys::KEYS {
+        let Some(value) = key.default.strip_prefix('`').and_then(|rest| rest.strip_suffix('`')) else {
+            continue;
+        };
+        let driver = drivers.iter().find(|(_, names)| names.split(' ').any(|name| name == key.name));
+        let driver = driver.filter(|_| key.table == "port").map_or("af_packet", |(driver, _)| *driver);
+        let text = |written: &str| {
+            let line = |table: &str| if key.table == table { written } else { "" };
+            format!(
+                "rules = \"r\"\n{}\n[port.a]\ndriver = \"{driver}\"\naddress = \"10.0.0.1\"\n{}\n[port.b]\n\
+                 driver = \"af_packet\"\n[port.c]\ndriver = \"af_packet\"\n[[bridge]]\nports = [\"b\", \"c\"]\n{}\n\
+                 {}[queue.1]\nsocket = \"s\"\n{}\n[mux.m]\nlisten = \"unix:u\"\nframing = \"line\"\n\
+                 worker = \"w\"\n{}\n[engine]\n{}\n[control]\nsocket = \"c\"\n{}\n",
+                line(""),
+                line("port"),
+                line("bridge"),
+                if driver == "nfqueue" { "" } else { "[[route]]\nto = \"10.0.0.0/8\"\nport = \"a\"\n" },
+                line("queue"),
+                line("mux"),
+                line("engine"),
+                line("control"),
+            )
+        };
+        let absent =
+            Config::parse("t", &text("")).unwrap_or_else(|errors| panic!("{}: {errors:?}", text("")));
+        let written = text(&format!("{} = {value}", key.name));
+        let present = Config::parse("t", &written).unwrap_or_else(|errors| panic!("{written}: {errors:?}"));
+        assert_eq!(format!("{absent:?}"), format!("{present:?}"), "[{}] {}", key.table, key.name);
+    }
+}
+
+#[test]
+fn a_renamed_key_is_an_error_that_names_the_new_one() {
+    let errors = Config::parse("t", "rules = \"r\"\ntap = \"a\"\n[port.a]\ndriver = \"tun\"\n").unwrap_err();
+    let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    assert!(errors.contains(&"t:2:1: unknown key `tap`; this key is now `monitor`".to_owned()), "{errors:?}");
 }

@@ -1,20 +1,20 @@
 //! Users and groups by name or number.
 //!
-//! Names are looked up in /etc/passwd and /etc/group only. Who is known elsewhere (LDAP, systemd) is named by number.
+//! Names are looked up in /etc/passwd and /etc/group only. Users of other databases (LDAP, systemd) are given by number.
 
 use super::reader::{At, Table, meant};
 
-/// Who may attach to a queue, beside root and the engine's user.
+/// Users that may attach to a queue besides root and the engine's user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Users {
-    /// User ids, those included who were members of the named groups when this was read, in order.
+    /// User ids in ascending order, including members of the named groups at the time of reading.
     pub ids: Vec<u32>,
-    /// The named groups: who runs with one of them may, listed as a member or not.
+    /// Ids of the named groups: a process whose group is one of them may attach.
     pub groups: Vec<u32>,
 }
 
 impl Users {
-    /// Whether nobody is named.
+    /// Returns true if no user and no group is named.
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty() && self.groups.is_empty()
     }
@@ -24,7 +24,7 @@ impl Users {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Group {
     pub(super) id: u32,
-    /// The users in it, those whose first group it is included.
+    /// Its members, including users whose primary group it is.
     pub(super) members: Vec<u32>,
 }
 
@@ -51,7 +51,7 @@ pub(super) fn take(table: &Table<'_, '_>) -> Users {
     Users { ids, groups }
 }
 
-/// The user of this name or number.
+/// Looks up a user by name or number.
 pub(super) fn user(table: &Table<'_, '_>, name: &At<&str>) -> Option<u32> {
     if let Ok(id) = name.value.parse() {
         return Some(id);
@@ -61,12 +61,12 @@ pub(super) fn user(table: &Table<'_, '_>, name: &At<&str>) -> Option<u32> {
     if found.is_none() {
         let hint = meant(name.value, entries.iter().map(|entry| entry.name.as_str()));
         let hint = hint.unwrap_or_else(|| "name one of /etc/passwd, or give a number as text".into());
-        table.wrong(&name.span, format!("there is no user `{}`", name.value), hint);
+        table.wrong(&name.span, format!("unknown user `{}`", name.value), hint);
     }
     found
 }
 
-/// The group of this name or number.
+/// Looks up a group by name or number.
 pub(super) fn group(table: &Table<'_, '_>, name: &At<&str>) -> Option<Group> {
     let text = std::fs::read_to_string("/etc/group").unwrap_or_default();
     let number: Option<u32> = name.value.parse().ok();
@@ -83,7 +83,7 @@ pub(super) fn group(table: &Table<'_, '_>, name: &At<&str>) -> Option<Group> {
             let names = text.lines().filter_map(|line| line.split(':').next());
             let hint = meant(name.value, names);
             let hint = hint.unwrap_or_else(|| "name one of /etc/group, or give a number as text".into());
-            table.wrong(&name.span, format!("there is no group `{}`", name.value), hint);
+            table.wrong(&name.span, format!("unknown group `{}`", name.value), hint);
             return None;
         }
     };
@@ -93,14 +93,14 @@ pub(super) fn group(table: &Table<'_, '_>, name: &At<&str>) -> Option<Group> {
     Some(Group { id, members: members.map(|entry| entry.user).collect() })
 }
 
-/// The key `mode`: permissions as chmod(1) takes them.
+/// Reads the key `mode`: an octal file mode.
 pub(super) fn mode(table: &Table<'_, '_>) -> Option<u32> {
     let text = table.text("mode")?;
     let mode = u32::from_str_radix(text.value, 8).ok().filter(|mode| *mode <= 0o777);
     if mode.is_none() {
         table.wrong(
             &text.span,
-            format!("`{}` is no mode", text.value),
+            format!("`{}` is not a file mode", text.value),
             "write it in octal, such as \"0660\"",
         );
     }

@@ -1,16 +1,16 @@
-//! `[[bridge]]`, `[[route]]` and `tap`: where a packet that passed goes.
+//! `[[bridge]]`, `[[route]]` and `monitor`: the destination of passed packets.
 
 use std::net::IpAddr;
 
 use super::port::{Driver, Port};
 use super::reader::{At, Table, meant};
 
-/// Two ports: what comes in by one leaves by the other.
+/// Two ports that forward to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bridge {
     /// Indices of the ports.
     pub ports: [usize; 2],
-    /// Packets walk the rules again, direction out, on the port that they leave by.
+    /// Evaluate the rules again, direction out, on the sending port.
     pub walk_out: bool,
 }
 
@@ -31,14 +31,14 @@ pub struct Route {
 
 pub(super) struct Wiring {
     pub(super) bridges: Vec<Bridge>,
-    pub(super) taps: Vec<usize>,
+    pub(super) monitors: Vec<usize>,
     pub(super) routes: Vec<Route>,
 }
 
 /// The ports.
 struct Ports<'p, 't> {
     all: &'p [(At<&'t str>, Port)],
-    /// Of further ports, whose drivers are not known.
+    /// Names of ports with an unknown driver.
     unknown: &'p [&'t str],
 }
 
@@ -63,18 +63,21 @@ pub(super) fn take(top: &Table<'_, '_>, all: &[(At<&str>, Port)], unknown: &[&st
         }
         table.finish();
     }
-    let taps: Vec<usize> =
-        top.texts("tap").iter().filter_map(|name| wire(top, ports, &mut wired, name, "tap")).collect();
+    let monitors: Vec<usize> = top
+        .texts("monitor")
+        .iter()
+        .filter_map(|name| wire(top, ports, &mut wired, name, "monitor"))
+        .collect();
     let routes: Vec<Route> =
         top.tables("route").into_iter().filter_map(|table| route(table, ports, &wired)).collect();
-    // With routes every port that is wired to nothing else is the router's.
+    // With routes every port that is not wired else is the router's.
     if !top.has("route") {
         for ((at, port), _) in all.iter().zip(&wired).filter(|(_, wired)| wired.is_none()) {
-            let hint = "name it in a [[bridge]] or in tap = [...], or add a [[route]]";
-            top.wrong(&at.span, format!("port `{}` is wired to nothing", port.name), hint);
+            let hint = "name it in a [[bridge]] or in monitor = [...], or add a [[route]]";
+            top.wrong(&at.span, format!("port `{}` is not wired", port.name), hint);
         }
     }
-    Wiring { bridges, taps, routes }
+    Wiring { bridges, monitors, routes }
 }
 
 fn find(table: &Table<'_, '_>, ports: &Ports<'_, '_>, name: &At<&str>) -> Option<usize> {
@@ -83,12 +86,12 @@ fn find(table: &Table<'_, '_>, ports: &Ports<'_, '_>, name: &At<&str>) -> Option
         let names: Vec<&str> = ports.all.iter().map(|(_, port)| port.name.as_str()).collect();
         let hint = meant(name.value, names.iter().copied());
         let hint = hint.unwrap_or_else(|| format!("the ports are {}", names.join(", ")));
-        table.wrong(&name.span, format!("there is no port `{}`", name.value), hint);
+        table.wrong(&name.span, format!("unknown port `{}`", name.value), hint);
     }
     found
 }
 
-/// The port of this name, which may be wired once.
+/// Finds a port by name and marks it as wired; reports a second wiring.
 fn wire<'w>(
     table: &Table<'_, '_>,
     ports: &Ports<'_, '_>,
@@ -127,10 +130,10 @@ fn route(table: Table<'_, '_>, ports: &Ports<'_, '_>, wired: &[Option<&str>]) ->
             table.wrong(&name.span, format!("port `{}` is in a {other}", name.value), hint);
         }
         let bare = matches!(ports.all[port].1.driver, Driver::Tun { tap: false, .. });
-        // Who asks for the next hop has to be somebody.
+        // ARP and neighbor solicitations need a source address.
         let six = to.is_some_and(|(net, _)| net.is_ipv6());
-        let nobody = !ports.all[port].1.addresses.iter().any(|address| address.is_ipv6() == six);
-        if !bare && nobody && !table.has("mac") {
+        let unnumbered = !ports.all[port].1.addresses.iter().any(|address| address.is_ipv6() == six);
+        if !bare && unnumbered && !table.has("mac") {
             let message = format!("port `{}` has no `address` to ask for the next hop from", name.value);
             let hint = format!(
                 "give it an IPv{} address, or write mac = \"aa:bb:cc:dd:ee:ff\", the next hop's Ethernet address",
@@ -144,14 +147,14 @@ fn route(table: Table<'_, '_>, ports: &Ports<'_, '_>, wired: &[Option<&str>]) ->
     Some(Route { net, len, port: port?, via, mac })
 }
 
-/// The next hop of a route to this prefix.
+/// Parses the next hop of a route to this prefix.
 fn hop(table: &Table<'_, '_>, text: &At<&str>, to: Option<(IpAddr, u8)>) -> Option<IpAddr> {
     let hop = text.value.parse::<IpAddr>().ok().filter(|hop| !hop.is_multicast() && !hop.is_unspecified());
     let family = |hop: &IpAddr| to.is_none_or(|(net, _)| net.is_ipv6() == hop.is_ipv6());
     let found = hop.filter(family);
     if found.is_none() {
         let hint = "write the address of a router on the port's link, of the prefix's family";
-        table.wrong(&text.span, format!("`{}` cannot be the next hop", text.value), hint);
+        table.wrong(&text.span, format!("`{}` cannot be a next hop", text.value), hint);
     }
     found
 }

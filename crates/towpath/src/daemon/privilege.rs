@@ -82,7 +82,8 @@ mod tests {
     #[test]
     fn what_a_configuration_needs() {
         let needed = |driver: &str| {
-            let text = format!("rules = \"r\"\ntap = \"a\"\n[port.a]\ndriver = \"{driver}\"\nread = \"x\"\n");
+            let text =
+                format!("rules = \"r\"\nmonitor = \"a\"\n[port.a]\ndriver = \"{driver}\"\nread = \"x\"\n");
             let text = if driver == "pcap" { text } else { text.replace("read = \"x\"\n", "") };
             Capabilities::needed(&Config::parse("t", &text).unwrap()).to_string()
         };

@@ -30,7 +30,7 @@ fn a_framing_may_be_a_program_or_a_toml_file() {
     let refused = refused.expect("towpath starts");
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert_eq!(refused.status.code(), Some(64), "{said}");
-    assert!(said.contains("--framing no/such.o: no such file, and no framing either"), "{said}");
+    assert!(said.contains("--framing no/such.o: no such file, and not a framing"), "{said}");
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn way(config: &Config, port: usize, ids: &[towpath_gate::PortId]) -> ForwardMod
     if config.ports[port].driver.returns() {
         return ForwardMode::Back;
     }
-    if config.taps.contains(&port) {
+    if config.monitors.contains(&port) {
         return ForwardMode::Nowhere;
     }
     let bridge = config.bridges.iter().find(|bridge| bridge.ports.contains(&port));

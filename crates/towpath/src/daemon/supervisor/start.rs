@@ -304,7 +304,7 @@ fn restore(
 fn tx_queues(config: &Config, ports: &[(Box<dyn Port>, &'static str)]) -> Vec<TxQueue> {
     let tx = |(at, (port, _)): (usize, &(Box<dyn Port>, _))| {
         let caps = port.caps();
-        let routed = !config.taps.contains(&at) && !config.bridges.iter().any(|b| b.ports.contains(&at));
+        let routed = !config.monitors.contains(&at) && !config.bridges.iter().any(|b| b.ports.contains(&at));
         let router = (routed && !caps.verdicts).then_some(RouterPort { mac: caps.address });
         let addresses = config.ports[at].addresses.clone();
         TxQueue::new(TxConfig { sends: caps.send, router, mtu: router::mtu(&caps), addresses })

@@ -1,0 +1,172 @@
+//! The table of configuration keys: the values, default and purpose of each key, stated once.
+//!
+//! The reader takes ranges and words from it, and docs/book/src/reference/run.md has its text; a test compares them.
+
+/// One key of the configuration file.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// The table that has the key: `""` is the top of the file, `"port"` stands for `[port.NAME]`.
+    pub table: &'static str,
+    /// The key.
+    pub name: &'static str,
+    /// Its values.
+    pub value: Value,
+    /// Its default: a value as it is written in the file, or a description. Empty: no default.
+    pub default: &'static str,
+    /// Its purpose, without a final dot. Where only some drivers have the key, their names come first.
+    pub help: &'static str,
+}
+
+/// The values of a key.
+#[derive(Clone, Copy, Debug)]
+pub enum Value {
+    /// Text.
+    Text,
+    /// A list of texts, or one text.
+    Texts,
+    /// `true` or `false`.
+    Flag,
+    /// A whole number, from the first to the second bound inclusive.
+    Number(u64, u64),
+    /// A list of whole numbers within bounds.
+    Numbers(u64, u64),
+    /// A whole number within bounds, or the word.
+    NumberOr(u64, u64, &'static str),
+    /// A number of seconds within bounds.
+    Seconds(f64, f64),
+    /// One of these words.
+    Word(&'static [&'static str]),
+}
+
+/// A key that has another name now.
+pub(super) const RENAMED: &[(&str, &str, &str)] = &[("", "tap", "monitor")];
+
+/// The key `name` of `table`.
+///
+/// # Panics
+///
+/// Panics if [`KEYS`] has no such key: the reader asks for a key that is not in the table.
+pub(super) fn key(table: &str, name: &str) -> &'static Key {
+    let found = KEYS.iter().find(|key| key.table == table && key.name == name);
+    found.unwrap_or_else(|| panic!("the key `{name}` of [{table}] is missing in KEYS"))
+}
+
+impl Value {
+    /// The values as the documentation lists them: `"0..63 or \"own\""`.
+    pub fn words(&self) -> String {
+        match self {
+            Self::Text => "text".to_owned(),
+            Self::Texts => "text or list of texts".to_owned(),
+            Self::Flag => "`true`, `false`".to_owned(),
+            Self::Number(min, max) => format!("{min}..{max}"),
+            Self::Numbers(min, max) => format!("list of {min}..{max}"),
+            Self::NumberOr(min, max, word) => format!("{min}..{max}, `\"{word}\"`"),
+            Self::Seconds(min, max) => format!("{min}..{max} s"),
+            Self::Word(words) => {
+                words.iter().map(|word| format!("`\"{word}\"`")).collect::<Vec<_>>().join(", ")
+            }
+        }
+    }
+}
+
+/// The documentation's rows of one table's keys in Markdown: key, values, purpose, default.
+pub fn markdown(table: &str) -> String {
+    let mut text = "| key | values | meaning | default |\n|---|---|---|---|\n".to_owned();
+    for key in KEYS.iter().filter(|key| key.table == table) {
+        let default = if key.default.is_empty() { "none" } else { key.default };
+        text += &format!("| `{}` | {} | {} | {default} |\n", key.name, key.value.words(), key.help);
+    }
+    text
+}
+
+const fn new(
+    table: &'static str,
+    name: &'static str,
+    value: Value,
+    default: &'static str,
+    help: &'static str,
+) -> Key {
+    Key { table, name, value, default, help }
+}
+
+use Value::{Flag, Number, NumberOr, Numbers, Seconds, Text, Texts, Word};
+
+/// All keys, by table in the order of the documentation.
+#[rustfmt::skip]
+pub const KEYS: &[Key] = &[
+    new("", "rules", Text, "required", "the [rule file](rules.md)"),
+    new("", "default", Word(&["allow", "deny"]), "`\"deny\"`", "action of the default rule"),
+    new("", "states", Text, "", "file that keeps the states across a restart"),
+    new("", "states-at-reload", Word(&["recheck", "keep", "drop"]), "`\"recheck\"`", "states at a reload ([rules](rules.md#another-rule-file))"),
+    new("", "unserved", Word(&["pass", "drop"]), "`\"drop\"`", "verdict for packets whose queue has no inspector"),
+    new("", "monitor", Texts, "", "ports whose packets are not forwarded; rules and inspectors see them"),
+
+    new("port", "driver", Word(&["af_packet", "af_xdp", "tun", "tap", "nfqueue", "pcap"]), "required", "[port driver](ports.md)"),
+    new("port", "address", Texts, "", "own addresses without prefix length: `me` in rules, and the source of replies"),
+    new("port", "interface", Text, "NAME", "`af_packet`, `af_xdp`, `tun`, `tap`: the interface; TUN and TAP create a missing one"),
+    new("port", "offload", Flag, "`false`", "`af_packet`, `tun`, `tap`: forward large segments and partial checksums as they are"),
+    new("port", "mode", Word(&["generic", "native"]), "`\"generic\"`", "`af_xdp`: XDP mode"),
+    new("port", "zero-copy", Flag, "`false`", "`af_xdp`: needs `mode = \"native\"` and a driver that supports it"),
+    new("port", "multi-buffer", Flag, "if supported", "`af_xdp`: frames of several buffers, for large segments and an MTU above 3,822"),
+    new("port", "fail", Word(&["open", "closed"]), "see below", "`af_xdp`: when the engine dies; `nfqueue`: when the queue is full"),
+    new("port", "queue", Number(0, 65_535), "`0`", "`nfqueue`: the kernel's queue number"),
+    new("port", "copy-range", Number(0, 65_535), "`65535`", "`nfqueue`: bytes of each packet"),
+    new("port", "gso", Flag, "`true`", "`nfqueue`: receive large segments"),
+    new("port", "read", Text, "", "`pcap`: capture to receive from; `read`, `write` or both are required"),
+    new("port", "write", Text, "", "`pcap`: capture to send to"),
+
+    new("port.vlan", "id", Number(0, 4094), "required", "outermost VLAN tag of the packets that arrive on the port NAME"),
+
+    new("bridge", "ports", Texts, "required", "the two ports"),
+    new("bridge", "walk-out", Flag, "`false`", "evaluate the rules again, direction `out`, on the sending port"),
+
+    new("route", "to", Text, "required", "prefix of the destination"),
+    new("route", "port", Text, "required", "sending port"),
+    new("route", "via", Text, "the destination", "address of the next hop"),
+    new("route", "mac", Text, "resolved", "Ethernet address of the next hop"),
+
+    new("queue", "socket", Text, "", "Unix socket where inspectors attach"),
+    new("queue", "users", Texts, "", "users that may attach besides root and the engine's user: names, or numbers as text"),
+    new("queue", "groups", Texts, "", "groups that may attach"),
+    new("queue", "mode", Text, "see below", "permissions of the socket file, in octal"),
+    new("queue", "command", Texts, "", "commands of inspector processes, split into words as by a shell"),
+    new("queue", "workers", Number(1, 64), "`1`", "processes of each command"),
+    new("queue", "memory", Number(1, 1 << 20), "256", "MiB of shared memory for the inspectors of one user (below)"),
+    new("queue", "fanout", Text, "`\"flow\"`", "selection of the inspector (below)"),
+    new("queue", "overload", Text, "`\"drop-newest\"`", "policy for a packet whose inspector has no room (below)"),
+    new("queue", "high", Number(1, 65_536), "size of the ring", "packets at which an inspector has no room"),
+    new("queue", "low", Number(0, 65_535), "`high` - 1", "packets at which it has room again"),
+    new("queue", "deadline", Seconds(0.001, 3600.0), "`1`", "time until a packet without a verdict gets the `default`"),
+    new("queue", "default", Word(&["pass", "drop"]), "as `unserved`", "verdict for packets that no inspector decides"),
+
+    new("mux", "listen", Texts, "required", "`\"HOST:PORT\"` or `\"unix:PATH\"`"),
+    new("mux", "thread", NumberOr(0, 63, "own"), "in turn", "engine thread that serves the mux; without ports `\"own\"`"),
+    new("mux", "framing", Text, "required", "preset, clauses, or file ([framing](framing.md))"),
+    new("mux", "worker", Text, "required", "command of a worker process"),
+    new("mux", "workers", Number(1, 64), "number of CPUs", "worker processes"),
+    new("mux", "order", Word(&["none", "replies", "serial", "sticky", "key"]), "`\"none\"`", "[order](mux.md#order) of messages and replies"),
+    new("mux", "message-max", Number(1, 33_554_432), "`16777216`", "bytes of the longest message"),
+    new("mux", "message-time", Seconds(0.001, 86_400.0), "", "time limit of a message from its first byte, plus 1 s for each 64 KiB"),
+    new("mux", "idle", Seconds(0.001, 86_400.0), "", "time without traffic and work after which a connection is closed"),
+    new("mux", "timeout", Seconds(0.001, 86_400.0), "", "time for one message after which its worker is killed"),
+    new("mux", "redeliver", Number(0, 255), "`2`", "attempts with other workers after a worker died"),
+    new("mux", "undone", Word(&["close", "keep"]), "`\"close\"`", "connection of a message that was given up"),
+    new("mux", "drain", Seconds(0.001, 86_400.0), "`10`", "time to finish when the engine stops"),
+    new("mux", "send", Word(&["adaptive", "zerocopy", "plain"]), "`\"adaptive\"`", "how replies of 16 KiB and more are sent ([send](send.md))"),
+    new("mux", "send-check", Flag, "`false`", "count replies that changed between reply and completion"),
+    new("mux", "tls-cert", Text, "", "certificate chain for TLS over TCP, PEM"),
+    new("mux", "tls-key", Text, "", "key of the certificate, PEM"),
+
+    new("engine", "threads", Number(1, 63), "`1`", "threads that process packets; at most 63 together with the muxes"),
+    new("engine", "cpus", Numbers(0, 1023), "", "CPU of each thread"),
+    new("engine", "wait", Word(&["park", "spin"]), "`\"park\"`", "`park` sleeps without packets, `spin` never sleeps"),
+    new("engine", "spin", Number(0, 1_000_000), "`50`", "microseconds to poll before sleeping"),
+    new("engine", "burst", Number(1, 1024), "`256`", "packets in one burst"),
+    new("engine", "drain", Seconds(0.0, 3600.0), "`5`", "time that a stop waits for inspectors"),
+    new("engine", "hugepages", Flag, "`false`", "state table in huge pages"),
+
+    new("control", "socket", Text, "required", "Unix socket of [`towpath ctl`](ctl.md)"),
+    new("control", "owner", Text, "", "user with full access besides root and the engine's user"),
+    new("control", "group", Text, "", "group with read access"),
+    new("control", "mode", Text, "see below", "permissions of the socket file, in octal"),
+];
