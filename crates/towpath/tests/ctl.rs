@@ -358,7 +358,7 @@ fn who_may_not_is_refused_and_named_in_the_log() {
     };
     let (code, said) = ctl(0o666);
     assert_eq!(code, Some(5), "{said}");
-    assert!(said.contains("user 65534 may not look into an engine of user 0"), "{said}");
+    assert!(said.contains("user 65534 has no access to the engine of user 0"), "{said}");
     let (code, said) = ctl(0o600);
     assert_eq!(code, Some(5), "{said}");
     assert!(said.contains("only the engine's user and root may"), "{said}");
@@ -383,7 +383,7 @@ fn a_socket_is_one_engines() {
     drop(UnixListener::bind(&stale).unwrap());
     let rows = [
         (engine.socket(), Some(5), "another engine listens on"),
-        (rules.clone(), Some(5), "is there already and no socket"),
+        (rules.clone(), Some(5), "exists and is not a socket"),
         (engine.directory.path().join("none/ctl.sock"), Some(5), "cannot listen on"),
         (stale.clone(), Some(0), ""),
     ];
@@ -540,6 +540,15 @@ fn rules_tables_and_settings_change_while_it_runs() {
     assert_eq!(ok("show states"), "## Dynamic rules (0):\n");
     let stats: Value = serde_json::from_str(&ok("show stats --json")).unwrap();
     assert_eq!(stats["stats"]["packets"], json!(0));
+    let metrics = ok("metrics");
+    assert!(metrics.ends_with("# EOF\n"), "{metrics}");
+    for line in [
+        "towpath_engine_packets_total{} 0",
+        "# TYPE towpath_rule_bytes counter",
+        "towpath_states_max_states{} 77",
+    ] {
+        assert!(metrics.lines().any(|other| other == line), "{line}: {metrics}");
+    }
     assert_eq!(ok("show top"), "## Dynamic rules (0):\n");
     let (code, _, err) = said("dump states");
     assert_eq!(code, 1, "{err}");

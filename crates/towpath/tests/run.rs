@@ -422,7 +422,7 @@ fn what_cannot_be_had_is_named() {
             "driver = \"pcap\"\nwrite = \"x.pcap\"",
             "[control]\nsocket = \"file\"",
             5,
-            "is there already and no socket; choose another path or remove it",
+            "exists and is not a socket; choose another path or remove it",
         ),
         (
             "driver = \"pcap\"\nwrite = \"x.pcap\"",

@@ -12,6 +12,7 @@ use towpath_engine::Introspect;
 
 use super::commands::{show_mux, show_ports, show_rings, show_send};
 use crate::eventfd::EventFd;
+use crate::metrics::Samples;
 
 /// Nanoseconds that an engine may sleep between two looks into its inbox, if the server cannot wake it.
 const POLL_INTERVAL: u64 = 5_000_000;
@@ -39,6 +40,11 @@ pub trait WorkerPoolView {
 
     /// The zero-copy senders.
     fn send(&self) -> show_send::Send;
+
+    /// Adds the counters of the mux and of the zero-copy senders.
+    fn metrics(&self, samples: &mut Samples) {
+        let _ = samples;
+    }
 }
 
 impl<'a> Target<'a> {

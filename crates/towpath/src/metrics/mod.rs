@@ -19,6 +19,38 @@ metrics! {
     }
 }
 
+metrics! {
+    /// Traffic of a port.
+    pub struct PortStats in "port" {
+        /// Frames received.
+        pub received: counter packets,
+        /// Bytes received.
+        pub received_bytes: counter bytes as "received",
+        /// Frames sent.
+        pub sent: counter packets,
+        /// Bytes sent.
+        pub sent_bytes: counter bytes as "sent",
+    }
+}
+
+metrics! {
+    /// Zero-copy sends of a mux.
+    pub struct SendStats in "send" {
+        /// Bytes sent with MSG_ZEROCOPY.
+        pub zerocopy_bytes: counter bytes as "zerocopy",
+        /// Bytes sent with MSG_ZEROCOPY that the kernel copied.
+        pub copied_bytes: counter bytes as "copied",
+        /// Calls of sendmsg(2) with MSG_ZEROCOPY.
+        pub calls: counter events,
+        /// Calls with MSG_ZEROCOPY that have completed.
+        pub completed: counter events,
+        /// Calls of sendmsg(2) without MSG_ZEROCOPY.
+        pub plain_calls: counter events,
+        /// Calls that failed with ENOBUFS.
+        pub no_buffers: counter events,
+    }
+}
+
 /// The counters as an object: name and value.
 pub fn json(group: &impl Metrics) -> Map<String, Value> {
     grouped(group, &[])

@@ -29,25 +29,30 @@ impl Samples {
     /// Adds a group of counters with further labels. Values with the same labels are added up.
     pub fn add(&mut self, labels: &[(&'static str, &str)], group: &impl Metrics) {
         for (metric, value) in group.values() {
-            let Metric { kind, unit, label, help, .. } = *metric;
-            let mut all: Labels = labels.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
-            all.extend(label.map(|(name, value)| (name, value.to_owned())));
-            let family = self.0.entry(metric.family()).or_insert_with(|| Family {
-                kind,
-                unit,
-                help: String::new(),
-                values: BTreeMap::new(),
-            });
-            let help = match label {
-                Some((name, value)) => format!("{name}={value}: {help}"),
-                None => help.to_owned(),
-            };
-            if !family.help.contains(&help) {
-                let space = if family.help.is_empty() { "" } else { " " };
-                family.help += &format!("{space}{help}");
-            }
-            *family.values.entry(all).or_default() += value;
+            self.add_value(labels, metric, value);
         }
+    }
+
+    /// Adds one value with further labels.
+    pub fn add_value(&mut self, labels: &[(&'static str, &str)], metric: &Metric, value: u64) {
+        let Metric { kind, unit, label, help, .. } = *metric;
+        let mut all: Labels = labels.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
+        all.extend(label.map(|(name, value)| (name, value.to_owned())));
+        let family = self.0.entry(metric.family()).or_insert_with(|| Family {
+            kind,
+            unit,
+            help: String::new(),
+            values: BTreeMap::new(),
+        });
+        let help = match label {
+            Some((name, value)) => format!("{name}={value}: {help}"),
+            None => help.to_owned(),
+        };
+        if !family.help.contains(&help) {
+            let space = if family.help.is_empty() { "" } else { " " };
+            family.help += &format!("{space}{help}");
+        }
+        *family.values.entry(all).or_default() += value;
     }
 
     /// Adds the values of another thread.

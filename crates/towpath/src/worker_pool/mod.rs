@@ -50,6 +50,7 @@ use towpath_send::Choice;
 
 use crate::control::commands::{show_mux, show_rings, show_send};
 use crate::control::{QueryInbox, WorkerPoolView};
+use crate::metrics::{Samples, SendStats};
 use completions::Completions;
 use dispatch::Dispatcher;
 pub use listen::{ListenError, is_no_address, listen};
@@ -577,6 +578,25 @@ impl WorkerPoolView for WorkerPool {
 
     fn send(&self) -> show_send::Send {
         self.zerocopy_tx.show(&self.config.name)
+    }
+
+    fn metrics(&self, samples: &mut Samples) {
+        let name = if self.config.name.is_empty() { "mux" } else { &self.config.name };
+        let server = self.driver.server();
+        let show = server.look(Mux::show);
+        samples.add(&[("mux", name)], &show.totals);
+        samples.add(&[("mux", name)], &show.psock_totals);
+        samples.add(&[("mux", name)], &server.accept_stats());
+        let totals = self.zerocopy_tx.show(name).totals;
+        let stats = SendStats {
+            zerocopy_bytes: totals.zerocopy_bytes,
+            copied_bytes: totals.copied_bytes,
+            calls: totals.numbers,
+            completed: totals.completed,
+            plain_calls: totals.plain_calls,
+            no_buffers: totals.no_buffers,
+        };
+        samples.add(&[("mux", name)], &stats);
     }
 }
 

@@ -5,13 +5,15 @@ use std::sync::Arc;
 use clap::Args;
 use serde_json::{Map, Value, json};
 use towpath_engine::QueueSnapshot;
+use towpath_gate::state;
+use towpath_metrics::{Kind, Metric, Unit};
 
 use super::super::client::{Engine, Failure};
 use super::super::command::{Access, Command, Context, Handled, Progress, Reply, Request, Stream, parse};
 use super::super::protocol::answer;
 use super::super::query::Target;
-use super::{show_queues, show_stats};
-use crate::metrics::{RuleStats, Samples};
+use super::{show_ports, show_queues, show_stats};
+use crate::metrics::{PortStats, RuleStats, Samples};
 
 /// Maximum number of rules in the text: a bound for the number of labels.
 const RULES: usize = 1000;
@@ -31,10 +33,24 @@ pub(super) const COMMAND: Command = Command::other::<ShowMetrics>(
     |engine, _| metrics(engine),
 );
 
+/// Losses of a port. The reasons are the driver's.
+const PORT_DROPS: Metric = Metric {
+    group: "port",
+    name: "lost",
+    stem: "dropped",
+    kind: Kind::Counter,
+    unit: Unit::Packets,
+    label: None,
+    help: "Frames lost by the port, and packets that passed and were not sent.",
+};
+
 /// The counters of one engine thread.
 struct Part {
     samples: Samples,
     queues: Vec<QueueSnapshot>,
+    ports: Option<Vec<show_ports::Port>>,
+    /// The threads share the states.
+    states: Option<state::Counters>,
 }
 
 fn handle(body: Value, context: &Context<'_>) -> Handled {
@@ -42,10 +58,21 @@ fn handle(body: Value, context: &Context<'_>) -> Handled {
     let ruleset = context.ruleset.map(Arc::clone);
     context.query(part, move |parts| {
         let mut samples = Samples::default();
-        let mut queues = Vec::new();
+        let (mut queues, mut ports, mut states) = (Vec::new(), Vec::new(), None);
         for part in parts {
             samples.merge(part.samples);
             queues.push(part.queues);
+            ports.push(part.ports);
+            states = states.or(part.states);
+        }
+        if let Some(states) = states {
+            samples.add(&[], &states);
+        }
+        for port in show_ports::merge(ports).into_iter().flatten() {
+            samples.add(&[("port", &port.name)], &PortStats::from(&port));
+            for (reason, count) in &port.lost {
+                samples.add_value(&[("port", &port.name), ("reason", reason)], &PORT_DROPS, *count);
+            }
         }
         for queue in show_queues::merge(queues) {
             samples.add(&[("queue", &queue.number.to_string())], &queue.stats);
@@ -69,7 +96,19 @@ fn part(target: &mut Target<'_>) -> Part {
         samples.add(&[], &totals.drops);
         samples.add(&[], &replies);
     }
-    Part { samples, queues: show_queues::queues(target) }
+    let ports = target.ports().map(<[_]>::to_vec);
+    if let Some(pool) = target.pool() {
+        pool.metrics(&mut samples);
+    }
+    let mut states = None;
+    if let Some(engine) = target.engine() {
+        states = Some(engine.states().counters());
+        for channel in engine.channels() {
+            let (number, queue) = (channel.channel.to_string(), channel.queue.to_string());
+            samples.add(&[("channel", &number), ("queue", &queue)], &channel.verdicts);
+        }
+    }
+    Part { samples, queues: show_queues::queues(target), ports, states }
 }
 
 /// Several answers, of which all but the last have `more`.
@@ -99,5 +138,12 @@ fn metrics(engine: &Engine) -> Result<String, Failure> {
         if answer["more"] != true {
             return Ok(text);
         }
+    }
+}
+
+impl From<&show_ports::Port> for PortStats {
+    fn from(port: &show_ports::Port) -> Self {
+        let &show_ports::Port { received, received_bytes, sent, sent_bytes, .. } = port;
+        Self { received, received_bytes, sent, sent_bytes }
     }
 }
