@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
 
 use rustix::io::Errno;
-use towpath_ring::{BUNDLE_MOST, Reply, Ticket, View};
+use towpath_ring::{BATCH_MAX, Reply, Ticket, View};
 
 use crate::failure::{Failure, guard};
 use crate::foreign::{Bytes, Text};
@@ -160,7 +160,7 @@ pub extern "C" fn towpath_worker_serve(
         let worker = some(worker)?;
         let work = work.ok_or(Failure::null("the function is NULL"))?;
         let at_once = at_once as usize;
-        if !(1..=BUNDLE_MOST).contains(&at_once) {
+        if !(1..=BATCH_MAX).contains(&at_once) {
             return Err(Failure::new(Errno::INVAL, "a worker takes 1 to 64 messages at once"));
         }
         worker.set_taking(at_once);

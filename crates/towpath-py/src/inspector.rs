@@ -298,7 +298,7 @@ impl Frame {
     /// "too large", "overwritten", "limited", or "unknown").
     #[getter]
     fn gap(&self) -> Option<(u32, &'static str)> {
-        let gap = self.header.gap()?;
+        let gap = self.header.loss_record()?;
         let why = gap.loss.map_or("unknown", |loss| match loss {
             Loss::NoRoom => "no room",
             Loss::Oldest => "oldest",

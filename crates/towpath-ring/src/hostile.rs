@@ -22,8 +22,7 @@ use crate::shm::park::Fences;
 use crate::shm::region::{Access, Words};
 use crate::shm::sys;
 use crate::{
-    AttachError, Cause, Channel, Config, Consumer, Death, Endpoint, Geometry, Kind, Limits, Meta, Seq,
-    Verdict,
+    AttachError, Cause, Channel, Config, Consumer, Death, Endpoint, Geometry, Kind, Meta, Quota, Seq, Verdict,
 };
 
 struct Pair {
@@ -180,8 +179,8 @@ fn replace(raw: &Attached, n: u32, len: u32, flags: u16) {
 
 #[test]
 fn a_replacement_that_is_too_long_is_garbage_and_not_copied() {
-    let limits = Limits { descriptors: 1, ..Limits::default() };
-    let config = Config { replacement_max: 3000, deadline: None, limits, ..config() };
+    let quota = Quota { descriptors: 1, ..Quota::default() };
+    let config = Config { replacement_max: 3000, deadline: None, quota, ..config() };
     let mut pair = pair(config);
     let (mut channel, raw) = pair.attach(|path| attach(&path, &Options::named("hostile")).unwrap().remove(0));
     // The ring has 4096 bytes, and a memory of its own may have 8000.
@@ -305,7 +304,7 @@ fn records_are_one_walk_through_the_window_however_many_they_are() {
         mock::record(&raw, n, word(n + 1, Verdict::Pass));
     }
     assert_eq!(channel.poll_verdicts(0, |_, _| panic!("held")), 0);
-    assert_eq!((channel.stats().violations, channel.rings.verdicts.walked), (0, 32));
+    assert_eq!((channel.stats().violations, channel.rings.verdict_reader.walked), (0, 32));
 }
 
 fn engine_op() -> impl Strategy<Value = EngineOp> {
@@ -438,8 +437,8 @@ fn a_refused_client_is_told_why() {
     );
     assert_eq!(nobody.endpoint.stats().not_permitted, 1);
 
-    let limits = Limits { channels_per_user: 1, ..Limits::default() };
-    let mut one = pair(Config { limits, ..config() });
+    let quota = Quota { channels_per_user: 1, ..Quota::default() };
+    let mut one = pair(Config { quota, ..config() });
     let (channel, _client) = one.attach(|path| Consumer::attach_as(path, "first").unwrap());
     let e = refused(&mut one.endpoint);
     assert!(matches!(&e, AttachError::Limit(why) if why.contains("held by: first[")), "{e}");
@@ -462,8 +461,8 @@ fn a_refused_client_is_told_why() {
 
 #[test]
 fn descriptors_beyond_the_limit_are_closed_and_counted() {
-    let limits = Limits { descriptors: 2, ..Limits::default() };
-    let mut pair = pair(Config { limits, deadline: None, ..config() });
+    let quota = Quota { descriptors: 2, ..Quota::default() };
+    let mut pair = pair(Config { quota, deadline: None, ..config() });
     let (mut channel, raw) = pair.attach(|path| attach(&path, &Options::named("hostile")).unwrap().remove(0));
     let fd = sys::frozen(&[1; 100]).unwrap();
     let one = |seq| Notice::OneShot { seq: Seq(seq), len: 100 };

@@ -46,9 +46,9 @@ pub use engine::fanout::{Enqueue, Fanout, Listener, Overload, Policy, Queue, Que
 #[cfg(not(loom))]
 pub use engine::peer_liveness::Death;
 #[cfg(not(loom))]
-pub use engine::quota::Limits;
+pub use engine::quota::Quota;
 #[cfg(not(loom))]
-pub use engine::reservation::Slot;
+pub use engine::reservation::Reservation;
 #[cfg(not(loom))]
 pub use engine::socket_file::SocketFile;
 #[cfg(not(loom))]
@@ -60,9 +60,9 @@ pub use handshake::attach::Options;
 #[cfg(not(loom))]
 pub use handshake::error::{AttachError, BindError, RecvError};
 #[cfg(not(loom))]
-pub use lane::batch::{BUNDLE_MOST, Part};
+pub use lane::batch::{BATCH_MAX, Part};
 #[cfg(not(loom))]
-pub use lane::loss_record::{Gap, Loss};
+pub use lane::loss_record::{Loss, LossRecord};
 #[cfg(not(loom))]
 pub use lane::reserve_error::ReserveError;
 pub use lane::verdict::{Cause, Decision, Verdict};

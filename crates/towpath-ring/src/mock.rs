@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::engine::open::open;
-use crate::engine::quota::Shares;
+use crate::engine::quota::Quotas;
 use crate::handshake::attach::{Attached, Memory, receive};
 use crate::handshake::messages::{Hello, Notice, Offer, Welcome};
 use crate::shm::abi::{self, ENTRY_WORDS, HEADER_WORDS, Layout};
@@ -17,7 +17,7 @@ use crate::shm::park::Fences;
 use crate::shm::region::{Access, Payload, Words};
 use crate::shm::sys;
 use crate::{
-    Channel, Config, Consumer, Credentials, Decision, FrameId, Geometry, Kind, Limits, Meta, ReserveError,
+    Channel, Config, Consumer, Credentials, Decision, FrameId, Geometry, Kind, Meta, Quota, ReserveError,
     Seq, Verdict,
 };
 
@@ -123,8 +123,8 @@ pub(crate) fn replaced<'a>(decision: &Decision<'a>) -> Option<&'a [u8]> {
 pub(crate) fn channel(config: &Config) -> (Vec<Channel>, Vec<Attached>) {
     let (ours, theirs) = sockets();
     let peer = Credentials { pid: std::process::id(), uid: 0, gid: 0 };
-    let share = Shares::new(Limits::default()).take(&peer, "mock", 0).expect("a share");
-    let channel = open(config, &ours, peer, &hello(), share).expect("a channel");
+    let charge = Quotas::new(Quota::default()).take(&peer, "mock", 0).expect("a charge");
+    let channel = open(config, &ours, peer, &hello(), charge).expect("a channel");
     let lanes = receive(theirs, std::path::Path::new("mock"), Fences::Both).expect("attached");
     (channel.split(), lanes)
 }

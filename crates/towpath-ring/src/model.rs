@@ -92,7 +92,7 @@ fn a_frame_is_seen_whole_and_reused_after_release() {
         publish(&mut producer, &shared);
         publish(&mut producer, &shared);
         for at in 0..FRAME_NR {
-            if let Entry::Says(word) = producer.entry(&shared.theirs, at) {
+            if let Entry::Word(word) = producer.entry(&shared.theirs, at) {
                 assert_eq!(producer.mark(&shared.theirs, at), (word.seq.0, !word.seq.0));
                 producer.frames.release(at);
             }
@@ -117,9 +117,9 @@ fn a_note_leads_to_the_frame() {
         consumer.release(&shared.theirs, first.at, hold(first.seq), 0, 0);
         let second = consumer.next(&shared.ours).unwrap().unwrap();
         consumer.release(&shared.theirs, second.at, pass(second.seq), 0, 0);
-        assert!(matches!(producer.entry(&shared.theirs, 0), Entry::Says(w) if w.is_hold()));
+        assert!(matches!(producer.entry(&shared.theirs, 0), Entry::Word(w) if w.is_hold()));
         producer.frames.hold(0);
-        assert!(matches!(producer.entry(&shared.theirs, 1), Entry::Says(_)));
+        assert!(matches!(producer.entry(&shared.theirs, 1), Entry::Word(_)));
         producer.frames.release(1);
         let client = {
             let shared = shared.clone();
@@ -170,7 +170,7 @@ fn a_record_comes_after_what_was_said_before_it() {
             if expected == 2 && count > 0 {
                 let first = producer.entry(&shared.theirs, 0);
                 assert!(
-                    matches!(first, Entry::Says(w) if w == Word::new(Seq(1), Verdict::Drop)),
+                    matches!(first, Entry::Word(w) if w == Word::new(Seq(1), Verdict::Drop)),
                     "{first:?}"
                 );
             }

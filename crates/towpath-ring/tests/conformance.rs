@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_ring::{
-    BindError, Busy, Config, Consumer, Credentials, Endpoint, Enqueue, Fanout, Gap, Geometry, GeometryError,
-    Header, Kind, Loss, Meta, Options, Overload, Policy, Progress, Queue, ReserveError, Seq, Source, TxFrame,
-    TxPayload, TxSink, Verdict,
+    BindError, Busy, Config, Consumer, Credentials, Endpoint, Enqueue, Fanout, Geometry, GeometryError,
+    Header, Kind, Loss, LossRecord, Meta, Options, Overload, Policy, Progress, Queue, ReserveError, Seq,
+    Source, TxFrame, TxPayload, TxSink, Verdict,
 };
 use world::{World, assert_conserved, pair};
 
@@ -366,7 +366,7 @@ fn item_8_an_overrun_is_dropped_counted_and_told_once() {
             let mut told = Vec::new();
             for _ in 0..3 {
                 while let Some(frame) = client.try_recv().expect("received") {
-                    told.extend(frame.header().gap());
+                    told.extend(frame.header().loss_record());
                     client.verdict(frame, Verdict::Pass);
                 }
                 queue.listeners().for_each(|channel| {
@@ -374,7 +374,7 @@ fn item_8_an_overrun_is_dropped_counted_and_told_once() {
                     channel.kick();
                 });
             }
-            let gap = Gap { count: 3, loss: Some(Loss::NoRoom) };
+            let gap = LossRecord { count: 3, loss: Some(Loss::NoRoom) };
             assert_eq!(told, if gaps { vec![gap] } else { vec![] });
             assert_eq!(
                 queue.enqueue(&[1; 10], &Meta::default(), 0),

@@ -5,7 +5,7 @@ mod world;
 use std::time::Duration;
 
 use rustix::process::{Signal, getpid, kill_process};
-use towpath_ring::{Cause, Config, Consumer, Death, Limits, Meta, Options, ReserveError, Verdict};
+use towpath_ring::{Cause, Config, Consumer, Death, Meta, Options, Quota, ReserveError, Verdict};
 use world::{PATIENCE, World, assert_conserved, bare, consumer, message, send};
 
 /// The client ends itself here, without a chance to tidy up.
@@ -77,9 +77,9 @@ fn a_client_may_die_at_any_step() {
 #[test]
 fn a_client_may_die_before_it_is_attached() {
     world::each(|| {
-        let limits = Limits { channels: 1, ..Limits::default() };
+        let quota = Quota { channels: 1, ..Quota::default() };
         for step in ["connected", "half a hello", "hello", "welcome"] {
-            let mut world = World::new(Config { deadline: None, limits, ..Config::default() });
+            let mut world = World::new(Config { deadline: None, quota, ..Config::default() });
             let client = world.spawn_with("client_dies_early", step);
             // One that greets and goes at once may be gone when the engine answers.
             let channel = loop {
@@ -108,7 +108,7 @@ fn a_client_may_die_before_it_is_attached() {
                 assert_conserved(&channel);
             }
             drop(client);
-            // Its share of the limits is free again: there may be one channel, and this is it.
+            // Its charge of the quota is free again: there may be one channel, and this is it.
             let (mut channel, mut next) = world.attach(Options::default());
             channel.send(b"next", &Meta::default()).expect("room");
             let frame = next.recv().expect("received").expect("a frame");

@@ -6,8 +6,8 @@ mod world;
 use std::thread;
 
 use towpath_ring::{
-    BindError, Cause, Config, Consumer, Death, Decision, Endpoint, Enqueue, Fanout, FrameId, Geometry,
-    Limits, Meta, Options, Overload, Policy, Queue, ReserveError, Seq, Verdict,
+    BindError, Cause, Config, Consumer, Death, Decision, Endpoint, Enqueue, Fanout, FrameId, Geometry, Meta,
+    Options, Overload, Policy, Queue, Quota, ReserveError, Seq, Verdict,
 };
 use world::{World, assert_conserved, bare, consumer, message, replaced, send, settle};
 
@@ -270,8 +270,8 @@ fn the_number_of_lanes_has_its_bounds_and_its_price() {
 
     // What one lane takes is enough for one lane.
     let bytes = |lanes| {
-        let limits = Limits { bytes_per_user: 1, ..Limits::default() };
-        let mut endpoint = Endpoint::bind(&path, Config { limits, ..config(lanes) }).expect("an endpoint");
+        let quota = Quota { bytes_per_user: 1, ..Quota::default() };
+        let mut endpoint = Endpoint::bind(&path, Config { quota, ..config(lanes) }).expect("an endpoint");
         let path = path.clone();
         let client = thread::spawn(move || Consumer::attach_with(path, &Options::named("c")).unwrap_err());
         while !client.is_finished() {

@@ -128,7 +128,7 @@ impl Lane {
             socket,
             oneshot_max: *oneshot_max,
         };
-        let at = rings.outbox.send(way, payload, meta)?;
+        let at = rings.tx.send(way, payload, meta)?;
         self.unflushed = true;
         Ok(at)
     }
@@ -147,11 +147,11 @@ impl Lane {
 
     /// Whether a frame towards the engine has come back that was not taken back yet.
     pub(crate) fn is_returned(&self) -> bool {
-        self.rings.outbox.is_returned(&self.rings.memory.theirs)
+        self.rings.tx.is_returned(&self.rings.memory.theirs)
     }
 
     pub(crate) fn has_room(&mut self, len: usize) -> bool {
-        self.rings.outbox.has_room(&self.rings.memory.theirs, len)
+        self.rings.tx.has_room(&self.rings.memory.theirs, len)
     }
 
     /// Wakes the engine's thread if it waits for what was written.
@@ -202,7 +202,7 @@ impl Lane {
     }
 
     pub(crate) fn stats(&self) -> ConsumerStats {
-        ConsumerStats { oneshots: self.stats.oneshots + self.rings.outbox.oneshots, ..self.stats }
+        ConsumerStats { oneshots: self.stats.oneshots + self.rings.tx.oneshots, ..self.stats }
     }
 
     /// The page in which we say that we sleep.

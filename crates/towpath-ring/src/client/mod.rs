@@ -101,7 +101,7 @@ impl Frame {
 
 /// The client's end of a channel.
 ///
-/// Verdicts become visible to the engine at once; if it sleeps it is woken by the next call that receives, or by
+/// VerdictReader become visible to the engine at once; if it sleeps it is woken by the next call that receives, or by
 /// [`flush`](Self::flush). See [`crate::Endpoint`] for an example of both ends.
 #[derive(Debug)]
 pub struct Consumer {
@@ -359,11 +359,11 @@ impl Consumer {
     }
 
     /// Says how many messages this client takes in one frame.
-    pub(crate) fn tell_bundle(&self, most: usize) {
+    pub(crate) fn set_batch_max(&self, most: usize) {
         // Relaxed: a number that orders nothing.
-        self.lanes
-            .iter()
-            .for_each(|lane| lane.own_page().word(abi::CLIENT_BUNDLE).store(most as u64, Ordering::Relaxed));
+        self.lanes.iter().for_each(|lane| {
+            lane.own_page().word(abi::CLIENT_BATCH_MAX).store(most as u64, Ordering::Relaxed)
+        });
     }
 
     /// Says that this client is at this message of a frame.

@@ -7,7 +7,7 @@
 //! Invariants: who gets one message at a time never stays away, nor does who has left some behind; and it costs at most
 //! [`PER_FRAME`] spins for a frame, [`LONGEST`] in all. That is also what frames may be late by: 6 us where a spin
 //! (`PAUSE`) takes longest, 140 cycles, and a tenth of that where it takes 10. An engine that waits for all verdicts before it
-//! sends more is slowed by as much; its clients had better take single frames. On a CPU that both sides share nobody stays away:
+//! sends more is slowed by as much; its clients had better take single frames. On a CPU that both sides charge nobody stays away:
 //! nothing comes while the client runs.
 
 /// Spins for each frame but the first.

@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
-use crate::client::tx_ring::Outbox;
+use crate::client::tx_ring::TxRing;
 use crate::handshake::attach::Memory;
 use crate::handshake::error::RecvError;
-use crate::lane::consumer::{Consumer, Found, Nonsense};
+use crate::lane::consumer::{BadHeader, Consumer, Found};
 use crate::lane::records;
 use crate::lane::verdict::{Decision, Verdict, Word};
 use crate::shm::header::{FLAG_INLINE, FLAG_ONESHOT};
@@ -18,7 +18,7 @@ use crate::shm::sys;
 pub(crate) struct Rings {
     pub(crate) memory: Memory,
     pub(crate) rx: Consumer,
-    pub(crate) outbox: Outbox,
+    pub(crate) tx: TxRing,
     /// By first frame.
     mine: Box<[Mine]>,
     /// Received and undecided, oldest first; some were decided or held since.
@@ -56,7 +56,7 @@ impl Rings {
         let none = Mine { seq: Seq(0), len: 0, place: Place::NotMine, held: false };
         Self {
             rx: Consumer::new(layout.rx_place(), rx),
-            outbox: Outbox::new(&layout, &memory.own, tx),
+            tx: TxRing::new(&layout, &memory.own, tx),
             mine: vec![none; layout.rx.frame_nr as usize].into(),
             undecided: VecDeque::new(),
             oneshots: Vec::new(),
@@ -77,7 +77,7 @@ impl Rings {
         let found = match self.rx.next(&self.memory.theirs) {
             Ok(Some(found)) => found,
             Ok(None) => return Ok(false),
-            Err(what) => return Err(nonsense(what)),
+            Err(what) => return Err(bad_header(what)),
         };
         let Found { seq, at, header } = found;
         let Some(mine) = self.mine.get_mut(at as usize).filter(|mine| mine.place == Place::NotMine) else {
@@ -215,7 +215,7 @@ impl Rings {
 }
 
 #[cold]
-fn nonsense(what: Nonsense) -> RecvError {
+fn bad_header(what: BadHeader) -> RecvError {
     RecvError::Damaged(format!("{what:?}"))
 }
 
@@ -230,7 +230,7 @@ mod tests {
 
     use super::*;
     use crate::client::tx_ring::Way;
-    use crate::engine::control_rx::Inbox;
+    use crate::engine::control_rx::ControlRx;
     use crate::engine::rings::{self, First};
     use crate::engine::tx_ring::{Next, Taken};
     use crate::handshake::attach;
@@ -244,7 +244,7 @@ mod tests {
     struct World {
         engine: rings::Rings,
         client: Rings,
-        inbox: Inbox,
+        control: ControlRx,
         socket: OwnedFd,
     }
 
@@ -256,7 +256,12 @@ mod tests {
         let fds = memory.fds().map(|fd| fd.try_clone_to_owned().unwrap());
         let memory = attach::map(config.layout(), fds).unwrap();
         let (ours, socket) = mock::sockets();
-        World { engine, client: Rings::new(memory, first, first), inbox: Inbox::new(ours, 4, 1000), socket }
+        World {
+            engine,
+            client: Rings::new(memory, first, first),
+            control: ControlRx::new(ours, 4, 1000),
+            socket,
+        }
     }
 
     impl World {
@@ -286,12 +291,12 @@ mod tests {
             let window = std::iter::successors(Some(oldest), |seq| Some(seq.next()));
             let mut out: Vec<u32> =
                 window.take(next.since(oldest) as usize).filter_map(|seq| rx.frames.find(seq)).collect();
-            out.extend(rx.frames.aside());
+            out.extend(rx.frames.skipped());
             for at in out {
                 match rx.entry(theirs, at) {
-                    Entry::Nothing => {}
-                    Entry::Says(word) if word.is_hold() => rx.frames.hold(at),
-                    Entry::Says(_) => rx.frames.release(at),
+                    Entry::Unchanged => {}
+                    Entry::Word(word) if word.is_hold() => rx.frames.hold(at),
+                    Entry::Word(_) => rx.frames.release(at),
                     other => panic!("{other:?} at {at}"),
                 }
             }
@@ -308,14 +313,14 @@ mod tests {
                 oneshot_max: 1000,
             };
             let meta = Meta { kind: Kind::MESSAGE, ..Meta::default() };
-            self.client.outbox.send(way, bytes, &meta).unwrap();
+            self.client.tx.send(way, bytes, &meta).unwrap();
         }
 
         /// The next message that the engine finds, held if `hold` says so.
         fn take(&mut self, hold: bool) -> Option<(Seq, Taken)> {
-            let rings::Rings { own, theirs, transmit, .. } = &mut self.engine;
-            let ready = transmit.is_ready(theirs);
-            match transmit.next(own, theirs, &mut self.inbox, |_| hold).unwrap() {
+            let rings::Rings { own, theirs, tx, .. } = &mut self.engine;
+            let ready = tx.is_ready(theirs);
+            match tx.next(own, theirs, &mut self.control, |_| hold).unwrap() {
                 Next::Nothing => {
                     assert!(!ready);
                     None
@@ -375,7 +380,7 @@ mod tests {
                 if n % 40 == 35
                     && let Some(frame) = held.take()
                 {
-                    w.engine.transmit.give_back(&w.engine.own, &frame);
+                    w.engine.tx.give_back(&w.engine.own, &frame);
                 }
             }
         }
@@ -407,7 +412,7 @@ mod tests {
             w.reply(&vec![1; len]);
             assert!(w.take(false).is_some());
         }
-        assert_eq!((w.client.rx.expected(), w.client.outbox.next_seq()), (Seq(0), Seq(0)));
+        assert_eq!((w.client.rx.expected(), w.client.tx.next_seq()), (Seq(0), Seq(0)));
         assert!(w.receive().is_none());
         assert!(w.take(false).is_none());
     }

@@ -25,7 +25,7 @@ pub(crate) struct Way<'a> {
 }
 
 #[derive(Debug)]
-pub(crate) struct Outbox {
+pub(crate) struct TxRing {
     tx: Producer,
     /// Messages under way in a memory of their own.
     under_way: Vec<Seq>,
@@ -33,8 +33,8 @@ pub(crate) struct Outbox {
     pub(crate) oneshots: u64,
 }
 
-impl Outbox {
-    /// An outbox whose first message gets the number `first`, in memory that is new.
+impl TxRing {
+    /// An tx whose first message gets the number `first`, in memory that is new.
     pub(crate) fn new(layout: &Layout, own: &Words, first: Seq) -> Self {
         let tx = Producer::new(layout.tx_place(), first);
         tx.clear(own);
@@ -113,17 +113,17 @@ impl Outbox {
             if let Some(at) = self.tx.frames.find(seq) {
                 match self.tx.entry(theirs, at) {
                     // The engine passes it on from where it is: the frames behind it come back before it does.
-                    Entry::Says(word) if word.is_hold() => self.tx.frames.hold(at),
-                    Entry::Says(_) => self.tx.frames.release(at),
+                    Entry::Word(word) if word.is_hold() => self.tx.frames.hold(at),
+                    Entry::Word(_) => self.tx.frames.release(at),
                     _ => {}
                 }
             }
             seq = seq.next();
         }
         let mut held = 0;
-        while let Some(&at) = self.tx.frames.aside().get(held) {
+        while let Some(&at) = self.tx.frames.skipped().get(held) {
             match self.tx.entry(theirs, at) {
-                Entry::Says(word) if !word.is_hold() => self.tx.frames.release(at),
+                Entry::Word(word) if !word.is_hold() => self.tx.frames.release(at),
                 _ => held += 1,
             }
         }
@@ -138,6 +138,6 @@ impl Outbox {
             }
             seq = seq.next();
         }
-        self.tx.frames.aside().iter().any(|at| self.tx.has_entry(theirs, *at))
+        self.tx.frames.skipped().iter().any(|at| self.tx.has_entry(theirs, *at))
     }
 }

@@ -59,7 +59,7 @@ impl Consumer {
         }
     }
 
-    /// From now on it looks less long for what does not come: for clients that have a CPU to share.
+    /// From now on it looks less long for what does not come: for clients that have a CPU to charge.
     pub(crate) fn learn(&mut self) {
         self.learns = true;
     }

@@ -11,7 +11,7 @@ use thiserror::Error;
 use crate::client::{Consumer, ConsumerStats, Frame, Ticket};
 use crate::handshake::attach::Options;
 use crate::handshake::error::{AttachError, RecvError};
-use crate::lane::batch::{self, BUNDLE_MOST, Part};
+use crate::lane::batch::{self, BATCH_MAX, Part};
 use crate::lane::reserve_error::ReserveError;
 use crate::lane::verdict::Verdict;
 use crate::shm::header::{Kind, Meta};
@@ -47,7 +47,7 @@ const SMALL: usize = 16 << 10;
 pub struct Worker {
     queue: Consumer,
     /// Messages that it takes in a frame.
-    bundle: usize,
+    batch: usize,
     reply: Reply,
     /// What [`Worker::serve`] was at when it ended with an error.
     begun: Option<Begun>,
@@ -235,10 +235,10 @@ impl Worker {
 
     fn over(mut queue: Consumer) -> Self {
         queue.learn();
-        Self { queue, bundle: 1, reply: Reply::default(), begun: None, unsent: VecDeque::new() }
+        Self { queue, batch: 1, reply: Reply::default(), begun: None, unsent: VecDeque::new() }
     }
 
-    /// Has [`serve`](Self::serve) take up to so many short messages of a connection at once, [`BUNDLE_MOST`] at most: less is to
+    /// Has [`serve`](Self::serve) take up to so many short messages of a connection at once, [`BATCH_MAX`] at most: less is to
     /// be done for each. Nobody else gets those if one of them takes long after all, nor leave answers to the others of them before
     /// it is done; if the process dies, those before it are done again, by another. 1 without it.
     #[must_use]
@@ -249,7 +249,7 @@ impl Worker {
 
     /// The same for a worker that is there already, before [`serve`](Self::serve).
     pub fn set_taking(&mut self, at_once: usize) {
-        self.bundle = at_once.clamp(1, BUNDLE_MOST);
+        self.batch = at_once.clamp(1, BATCH_MAX);
     }
 
     /// Does messages until the multiplexor wants this worker no more: `work` gets each where it lies, and appends its answer; without
@@ -266,7 +266,7 @@ impl Worker {
     /// # }
     /// ```
     pub fn serve(&mut self, mut work: impl FnMut(View<'_>, &mut Reply)) -> Result<(), ServeError> {
-        self.queue.tell_bundle(self.bundle);
+        self.queue.set_batch_max(self.batch);
         if let Some(begun) = self.begun.take() {
             self.serve_frame(begun, &mut work)?;
         }

@@ -1,7 +1,7 @@
 //! The engine's end of one attached client: of one of its lanes, each of which an engine thread may have for itself.
 //!
 //! Everything that decides anything is private: who holds which frame is in `Producer`, how far the records were taken
-//! in `Verdicts`. What the client writes (release entries, records, TX headers and payloads) is loaded once, compared
+//! in `VerdictReader`. What the client writes (release entries, records, TX headers and payloads) is loaded once, compared
 //! with that, and never stored anywhere it would be believed later.
 
 mod poll;
@@ -11,12 +11,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::control_rx::Inbox;
+use crate::engine::control_rx::ControlRx;
 use crate::engine::dump::Dump;
-use crate::engine::peer_liveness::{Death, Life};
+use crate::engine::peer_liveness::{Death, PeerLiveness};
 use crate::engine::rings::Rings;
 use crate::engine::stats::ChannelStats;
-use crate::lane::loss_record::Gaps;
+use crate::lane::loss_record::LossRecords;
 use crate::shm::abi;
 use crate::shm::cpu;
 use crate::shm::geometry::Geometry;
@@ -38,17 +38,17 @@ pub(crate) const PEER_CHECK: u64 = 5_000_000;
 /// [`drain_held`](Self::drain_held) + still out; see [`ChannelStats`].
 #[derive(Debug)]
 pub struct Channel {
-    pub(crate) life: Arc<Life>,
+    pub(crate) liveness: Arc<PeerLiveness>,
     pub(crate) lane: u32,
     pub(crate) rings: Rings,
-    pub(crate) inbox: Inbox,
+    pub(crate) control: ControlRx,
     pub(crate) sleeper: Sleeper,
     pub(crate) ringer: Ringer,
     /// Messages that are out in a memory of their own, with their sizes.
     pub(crate) oneshots: Vec<(Seq, u64)>,
-    pub(crate) demands: Demands,
+    pub(crate) policy: ClientPolicy,
     pub(crate) dump: Option<Dump>,
-    pub(crate) gaps: Gaps,
+    pub(crate) gaps: LossRecords,
     /// When the client was last looked at.
     pub(crate) checked: u64,
     pub(crate) stats: ChannelStats,
@@ -58,7 +58,7 @@ pub struct Channel {
 
 /// What a channel asks of its client.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Demands {
+pub(crate) struct ClientPolicy {
     pub(crate) violations_max: u64,
     pub(crate) overdue_max: Option<u64>,
     /// Largest message in a memory of its own, and most bytes of them under way.
@@ -83,7 +83,7 @@ pub struct FrameOut {
 }
 
 impl Channel {
-    /// The lanes, each for a thread of its own: it sends on its lane, and gets the verdicts for what it sent. They share the
+    /// The lanes, each for a thread of its own: it sends on its lane, and gets the verdicts for what it sent. They charge the
     /// client and its end: [`detach`](Self::detach) or drop one of them, and all have ended. Until it is split, a channel
     /// is its first lane.
     ///
@@ -142,19 +142,19 @@ impl Channel {
     /// How many lanes the channel has ([`Config::lanes`](crate::Config::lanes)).
     #[must_use]
     pub fn lanes(&self) -> u32 {
-        self.life.lanes()
+        self.liveness.lanes()
     }
 
     /// The process at the other end.
     #[must_use]
     pub fn peer(&self) -> Credentials {
-        self.life.peer
+        self.liveness.peer
     }
 
     /// What the client calls itself; printable, and nothing to rely on.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.life.name
+        &self.liveness.name
     }
 
     /// Notes how many messages are out, before some come back: they become more by being published only.
@@ -172,43 +172,43 @@ impl Channel {
     /// How the client's end came, if it has. Looks at what is known; [`check_peer`](Self::check_peer) asks.
     #[must_use]
     pub fn death(&self) -> Option<Death> {
-        self.life.death()
+        self.liveness.death()
     }
 
     /// Whether the client is gone: publish nothing more, poll for its last verdicts, then
     /// [`drain_held`](Self::drain_held).
     #[must_use]
     pub fn is_dead(&self) -> bool {
-        self.life.is_over()
+        self.liveness.is_over()
     }
 
     /// Asks the system whether the client lives, and reads its doorbells. Also done by
     /// [`poll_verdicts`](Self::poll_verdicts) every 5 ms of its clock, and by [`wait`](Self::wait).
     pub fn check_peer(&mut self) -> bool {
-        self.inbox.listen();
-        let strangers = self.inbox.take_strangers();
-        if strangers > 0 {
+        self.control.listen();
+        let invalid = self.control.take_invalid();
+        if invalid > 0 {
             // Bounded: so many of them end the channel.
-            let Life { name, peer, .. } = &*self.life;
+            let PeerLiveness { name, peer, .. } = &*self.liveness;
             log::warn!(
-                "client {name:?} (process {}): {strangers} messages without a meaning, or with a descriptor beyond the \
+                "client {name:?} (process {}): {invalid} messages without a meaning, or with a descriptor beyond the \
                  {} that may wait for their messages",
                 peer.pid,
-                self.inbox.descriptors_max()
+                self.control.descriptors_max()
             );
-            self.stats.violations += strangers;
+            self.stats.violations += invalid;
         }
-        if self.inbox.is_ended() {
-            self.life.close(Death::Closed);
-        } else if !self.life.is_over() && self.life.has_exited() {
-            self.life.end(Death::Exited);
+        if self.control.is_ended() {
+            self.liveness.close(Death::Closed);
+        } else if !self.liveness.is_over() && self.liveness.has_exited() {
+            self.liveness.end(Death::Exited);
         }
-        !self.life.is_over()
+        !self.liveness.is_over()
     }
 
     /// Ends the channel from this side. The client sees the end of its socket.
     pub fn detach(&mut self) {
-        self.life.end(Death::Detached);
+        self.liveness.end(Death::Detached);
     }
 
     /// After the end: every frame that is undecided, once, oldest first where that is known. They are the caller's to
@@ -223,7 +223,7 @@ impl Channel {
         let window = std::iter::successors(Some(frames.oldest()), |seq| Some(seq.next()));
         let window = window.take(frames.next_seq().since(frames.oldest()) as usize);
         let mut all: Vec<_> = window.filter_map(|seq| frames.find(seq)).collect();
-        all.extend_from_slice(frames.aside());
+        all.extend_from_slice(frames.skipped());
         for at in all {
             let (seq, undecided) = (frames.seq_at(at), !frames.is_expired(at));
             frames.release(at);
@@ -249,7 +249,7 @@ impl Channel {
     pub fn wait(&mut self, timeout: Option<Duration>) -> std::io::Result<()> {
         self.kick();
         if self.arm() {
-            sys::wait(&self.life.watched(self.lane), timeout)?;
+            sys::wait(&self.liveness.watched(self.lane), timeout)?;
         }
         self.disarm();
         self.check_peer();
@@ -263,7 +263,7 @@ impl Channel {
     /// ask again when [`has_rung`](Self::has_rung).
     #[must_use]
     pub fn arm(&mut self) -> bool {
-        self.inbox.rung = false;
+        self.control.rung = false;
         // Relaxed: a statistic for the other side. It lies on a line that the client reads with each verdict, so it is
         // written only when we are about to sleep.
         self.rings
@@ -272,8 +272,8 @@ impl Channel {
             .store(self.rings.rx.frames.next_seq().0.into(), Ordering::Relaxed);
         cpu::tell(&self.rings.own);
         self.sleeper.arm([&self.rings.own])
-            && !self.life.is_over()
-            && !self.rings.verdicts.is_ready(&self.rings.theirs, &self.rings.rx)
+            && !self.liveness.is_over()
+            && !self.rings.verdict_reader.is_ready(&self.rings.theirs, &self.rings.rx)
             && !self.has_message()
     }
 
@@ -287,14 +287,14 @@ impl Channel {
 
     /// Whether there is a message that is wanted.
     fn has_message(&mut self) -> bool {
-        self.demands.messages && self.rings.transmit.is_ready(&self.rings.theirs)
+        self.policy.messages && self.rings.tx.is_ready(&self.rings.theirs)
     }
 
     /// Whether the doorbell for which [`arm`](Self::arm) asked has come and was read, here or by
     /// [`poll_verdicts`](Self::poll_verdicts), [`poll_messages`](Self::poll_messages) or [`check_peer`](Self::check_peer).
     #[must_use]
     pub fn has_rung(&self) -> bool {
-        self.inbox.rung
+        self.control.rung
     }
 
     /// For event loops: no doorbells any more.
@@ -310,7 +310,7 @@ impl Channel {
         stats.out = self.held();
         stats.high_water = stats.high_water.max(stats.out);
         stats.huge_pages = self.rings.huge;
-        stats.oneshots_in += self.rings.transmit.oneshots;
+        stats.oneshots_in += self.rings.tx.oneshots;
         // Relaxed: a claim, shown as one.
         stats.consumed = self.rings.theirs.word(abi::CLIENT_CONSUMED).load(Ordering::Relaxed) as u32;
         stats
@@ -337,13 +337,13 @@ impl Channel {
 impl Drop for Channel {
     /// A lane that nobody serves would be waited on for ever: the end of one is the end of all.
     fn drop(&mut self) {
-        self.life.close(Death::Detached);
+        self.liveness.close(Death::Detached);
     }
 }
 
 impl AsFd for Channel {
     /// Readable when the client rings or goes: call [`Channel::check_peer`], then [`Channel::poll_verdicts`].
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.life.socket(self.lane).as_fd()
+        self.liveness.socket(self.lane).as_fd()
     }
 }

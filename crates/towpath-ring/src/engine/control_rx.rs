@@ -13,15 +13,15 @@ use crate::shm::sys::{self, Received};
 const NOTICES: usize = 64;
 
 #[derive(Debug)]
-pub(crate) struct Inbox {
+pub(crate) struct ControlRx {
     socket: OwnedFd,
     /// By sequence number; without its memory if this process had no descriptor left for it.
     announced: Vec<(Seq, u64, Option<OwnedFd>)>,
     descriptors_max: usize,
     oneshot_max: u64,
-    strangers: u64,
+    invalid: u64,
     /// Memories that this process had no descriptor for.
-    shortages: u64,
+    fd_shortages: u64,
     /// A message was not there because of that.
     short: bool,
     /// A doorbell was read since this was last set back.
@@ -29,15 +29,15 @@ pub(crate) struct Inbox {
     ended: bool,
 }
 
-impl Inbox {
+impl ControlRx {
     pub(crate) fn new(socket: OwnedFd, descriptors_max: usize, oneshot_max: u64) -> Self {
         Self {
             socket,
             announced: Vec::new(),
             descriptors_max,
             oneshot_max,
-            strangers: 0,
-            shortages: 0,
+            invalid: 0,
+            fd_shortages: 0,
             short: false,
             rung: false,
             ended: false,
@@ -72,7 +72,7 @@ impl Inbox {
                 self.announced.push((seq, len, Some(fd)));
             }
             // What came with it is closed here.
-            _ => self.strangers += 1,
+            _ => self.invalid += 1,
         }
     }
 
@@ -82,15 +82,15 @@ impl Inbox {
         match Notice::parse(message) {
             Ok(Notice::OneShot { seq, len }) if self.announced.len() < self.descriptors_max => {
                 self.announced.push((seq, len, None));
-                self.shortages += 1;
-                let count = self.shortages;
+                self.fd_shortages += 1;
+                let count = self.fd_shortages;
                 if count.is_power_of_two() {
                     log::warn!(
                         "a message of {len} bytes is lost: too many files are open here for its memory ({count} so far)"
                     );
                 }
             }
-            _ => self.strangers += 1,
+            _ => self.invalid += 1,
         }
     }
 
@@ -100,8 +100,8 @@ impl Inbox {
     }
 
     /// Messages without a meaning since this was last asked.
-    pub(crate) fn take_strangers(&mut self) -> u64 {
-        std::mem::take(&mut self.strangers)
+    pub(crate) fn take_invalid(&mut self) -> u64 {
+        std::mem::take(&mut self.invalid)
     }
 
     /// Whether the client has closed the socket.
@@ -149,7 +149,7 @@ impl Inbox {
     }
 }
 
-impl AsFd for Inbox {
+impl AsFd for ControlRx {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

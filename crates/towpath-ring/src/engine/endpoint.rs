@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::engine::channel::Channel;
 use crate::engine::open::open;
-use crate::engine::quota::{Limits, Shares};
+use crate::engine::quota::{Quota, Quotas};
 use crate::engine::socket_file::SocketFile;
 use crate::handshake::error::BindError;
 use crate::handshake::messages::{HELLO, Hello, Refusal, Reply, Welcome};
@@ -84,7 +84,7 @@ pub struct Config {
     /// sleep makes everybody's fence (membarrier(2)), which costs nothing for each frame, and microseconds for each sleep.
     pub bursts: bool,
     /// What each user may have.
-    pub limits: Limits,
+    pub quota: Quota,
 }
 
 impl Default for Config {
@@ -108,7 +108,7 @@ impl Default for Config {
             replacement_max: 256 << 10,
             messages: false,
             bursts: false,
-            limits: Limits::default(),
+            quota: Quota::default(),
         }
     }
 }
@@ -119,7 +119,7 @@ impl Config {
     }
 
     /// Bytes of shared memory that each client takes to begin with, of what its user may have
-    /// ([`Limits::bytes_per_user`]).
+    /// ([`Quota::bytes_per_user`]).
     #[must_use]
     pub fn bytes_per_client(&self) -> u64 {
         u64::from(self.lanes) * self.layout().total_bytes()
@@ -169,9 +169,9 @@ struct Pending {
 ///         None => endpoint.wait(None)?,
 ///     }
 /// };
-/// let mut slot = channel.reserve(5)?;
-/// slot.write(b"hello");
-/// let seq = slot.commit(&Meta::default());
+/// let mut reservation = channel.reserve(5)?;
+/// reservation.write(b"hello");
+/// let seq = reservation.commit(&Meta::default());
 /// channel.kick();
 /// channel.wait(None)?;
 /// channel.poll_verdicts(0, |decided, decision| {
@@ -191,7 +191,7 @@ pub struct Endpoint {
     config: Config,
     /// Oldest first.
     pending: VecDeque<Pending>,
-    shares: Shares,
+    quotas: Quotas,
     fences: Fences,
     stats: Stats,
 }
@@ -231,7 +231,7 @@ impl Endpoint {
             file,
             listener,
             watched,
-            shares: Shares::new(config.limits),
+            quotas: Quotas::new(config.quota),
             fences: if config.bursts { Fences::Both } else { Fences::offer() },
             config,
             pending: VecDeque::new(),
@@ -381,8 +381,8 @@ impl Endpoint {
         }
         // What the client offers and we cannot take part in is not agreed on.
         hello.fences = hello.fences.and(self.fences);
-        let share = match self.shares.take(&peer, &hello.name, self.config.bytes_per_client()) {
-            Ok(share) => share,
+        let charge = match self.quotas.take(&peer, &hello.name, self.config.bytes_per_client()) {
+            Ok(charge) => charge,
             Err(over) => {
                 log::warn!("{}: refused process {}: {over}", self.path().display(), peer.pid);
                 self.stats.over_limit += 1;
@@ -390,7 +390,7 @@ impl Endpoint {
                 return None;
             }
         };
-        match open(&self.config, &socket, peer, &hello, share) {
+        match open(&self.config, &socket, peer, &hello, charge) {
             Ok(channel) => {
                 self.stats.attached += 1;
                 Some(channel)

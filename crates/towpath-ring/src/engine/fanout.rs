@@ -555,8 +555,8 @@ mod tests {
         (0..4).for_each(|who| join(&mut q, who));
         let mut before = flows(&mut q);
         for who in 0..4 {
-            let share = before.iter().filter(|b| **b == who).count();
-            assert!((150..350).contains(&share), "listener {who} has {share} of 1000 flows");
+            let charge = before.iter().filter(|b| **b == who).count();
+            assert!((150..350).contains(&charge), "listener {who} has {charge} of 1000 flows");
         }
         // Who goes; whether it is taken out at once; who comes.
         for (gone, taken, come) in [(1, false, None), (0, true, None), (3, true, Some(4)), (2, true, Some(5))]

@@ -3,15 +3,15 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::engine::channel::{Channel, Demands};
-use crate::engine::control_rx::Inbox;
+use crate::engine::channel::{Channel, ClientPolicy};
+use crate::engine::control_rx::ControlRx;
 use crate::engine::endpoint::Config;
-use crate::engine::peer_liveness::Life;
-use crate::engine::quota::Share;
+use crate::engine::peer_liveness::PeerLiveness;
+use crate::engine::quota::Charge;
 use crate::engine::rings::{First, Rings};
 use crate::engine::stats::ChannelStats;
 use crate::handshake::messages::{Hello, Offer, Reply, Terms, Welcome};
-use crate::lane::loss_record::Gaps;
+use crate::lane::loss_record::LossRecords;
 use crate::shm::abi::{self, VERSION};
 use crate::shm::header::Credentials;
 use crate::shm::park::{Answered, Ringer, Sleeper};
@@ -24,7 +24,7 @@ pub(crate) fn open(
     socket: &OwnedFd,
     peer: Credentials,
     hello: &Hello,
-    share: Share,
+    charge: Charge,
 ) -> std::io::Result<Channel> {
     let pidfd = sys::pidfd(peer.pid);
     let layout = config.layout();
@@ -45,7 +45,7 @@ pub(crate) fn open(
     // The first lane comes with the welcome, and its socket is the one that is there.
     let first = memory.next().ok_or(std::io::ErrorKind::InvalidInput)?;
     hand_over(socket, &welcome.emit(), &first.fds())?;
-    share.lend();
+    charge.lend();
     for (lane, memory) in (1..).zip(memory) {
         let (ours, theirs) = sys::pair()?;
         let mut fds = memory.fds().to_vec();
@@ -55,9 +55,9 @@ pub(crate) fn open(
     }
 
     let answered = Answered::default();
-    let life = Life::new(sockets.into(), peer, pidfd, hello.name.clone(), share);
-    let life = Arc::new(life);
-    let demands = Demands {
+    let liveness = PeerLiveness::new(sockets.into(), peer, pidfd, hello.name.clone(), charge);
+    let liveness = Arc::new(liveness);
+    let policy = ClientPolicy {
         violations_max: config.violations_max,
         overdue_max: config.overdue_max,
         oneshot_max: config.oneshot_max,
@@ -65,21 +65,21 @@ pub(crate) fn open(
     };
     let mut lanes = Vec::with_capacity(made.len());
     for (lane, (rings, _)) in (0..).zip(made) {
-        let socket = life.socket(lane).try_clone()?;
+        let socket = liveness.socket(lane).try_clone()?;
         lanes.push(Channel {
             lane,
             rings,
-            inbox: Inbox::new(socket, config.limits.descriptors, config.oneshot_max),
+            control: ControlRx::new(socket, config.quota.descriptors, config.oneshot_max),
             sleeper: Sleeper::new(abi::ENGINE_NEED_WAKEUP, hello.fences),
             ringer: Ringer::new(abi::CLIENT_NEED_WAKEUP, hello.fences, answered.clone()),
             oneshots: Vec::new(),
-            demands,
+            policy,
             dump: None,
-            gaps: Gaps::new(hello.gaps),
+            gaps: LossRecords::new(hello.gaps),
             checked: 0,
             stats: ChannelStats::default(),
             others: Vec::new(),
-            life: life.clone(),
+            liveness: liveness.clone(),
         });
     }
     let others = lanes.split_off(1);

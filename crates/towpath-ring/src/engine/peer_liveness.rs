@@ -1,10 +1,10 @@
-//! The other process: who it is, and whether it lives. The lanes of a channel share one life.
+//! The other process: who it is, and whether it lives. The lanes of a channel charge one life.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use crate::engine::quota::Share;
+use crate::engine::quota::Charge;
 use crate::handshake::messages::Notice;
 use crate::shm::header::Credentials;
 use crate::shm::sync::{AtomicU64, Ordering};
@@ -31,7 +31,7 @@ impl Death {
 
 /// The end of one lane is the end of all: what is left of the others is taken back by the threads that have them.
 #[derive(Debug)]
-pub(crate) struct Life {
+pub(crate) struct PeerLiveness {
     pub(crate) peer: Credentials,
     pub(crate) name: String,
     pub(crate) pidfd: Option<OwnedFd>,
@@ -39,19 +39,19 @@ pub(crate) struct Life {
     sockets: Box<[OwnedFd]>,
     /// 0 while it lives, then 1 + the index of its [`Death`].
     dead: AtomicU64,
-    /// What the channel counts against its user's limits; given back when the last lane is dropped.
-    _share: Share,
+    /// What the channel counts against its user's quota; given back when the last lane is dropped.
+    _charge: Charge,
 }
 
-impl Life {
+impl PeerLiveness {
     pub(crate) fn new(
         sockets: Box<[OwnedFd]>,
         peer: Credentials,
         pidfd: Option<OwnedFd>,
         name: String,
-        share: Share,
+        charge: Charge,
     ) -> Self {
-        Self { peer, name, pidfd, sockets, dead: AtomicU64::new(0), _share: share }
+        Self { peer, name, pidfd, sockets, dead: AtomicU64::new(0), _charge: charge }
     }
 
     /// How its end came, if it has.

@@ -21,7 +21,7 @@ const TOGETHER: Duration = Duration::from_secs(60);
 
 /// What each user may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct Quota {
     /// Most bytes of shared memory of all channels of one user. Of a user who is neither the engine's own nor root, what a channel had counts
     /// until the client's process has ended, or for an hour where that cannot be seen. The default is 256 MiB.
     pub bytes_per_user: u64,
@@ -33,7 +33,7 @@ pub struct Limits {
     pub descriptors: usize,
 }
 
-impl Default for Limits {
+impl Default for Quota {
     fn default() -> Self {
         Self { bytes_per_user: 256 << 20, channels_per_user: 64, channels: 256, descriptors: 16 }
     }
@@ -41,8 +41,8 @@ impl Default for Limits {
 
 /// One channel's part; given back when it is dropped, unless somebody else may still have it.
 #[derive(Debug)]
-pub(crate) struct Share {
-    shares: Shares,
+pub(crate) struct Charge {
+    quotas: Quotas,
     number: u64,
 }
 
@@ -85,20 +85,20 @@ struct Book {
 
 /// Who has what. Locked at attach and detach only.
 #[derive(Clone, Debug)]
-pub(crate) struct Shares {
-    limits: Limits,
+pub(crate) struct Quotas {
+    quota: Quota,
     book: Arc<Mutex<Book>>,
 }
 
-impl Shares {
-    pub(crate) fn new(limits: Limits) -> Self {
-        Self { limits, book: Arc::default() }
+impl Quotas {
+    pub(crate) fn new(quota: Quota) -> Self {
+        Self { quota, book: Arc::default() }
     }
 
-    /// Takes a share of `bytes`, or says which limit stands against it and who holds what.
-    pub(crate) fn take(&self, peer: &Credentials, name: &str, bytes: u64) -> Result<Share, String> {
+    /// Takes a charge of `bytes`, or says which limit stands against it and who holds what.
+    pub(crate) fn take(&self, peer: &Credentials, name: &str, bytes: u64) -> Result<Charge, String> {
         let mut book = self.lock();
-        let Limits { channels_per_user, channels, .. } = self.limits;
+        let Quota { channels_per_user, channels, .. } = self.quota;
         let uid = peer.uid;
         if book.holders.len() >= channels {
             return Err(format!("{channels} channels; {}", holders(book.holders.values())));
@@ -123,11 +123,11 @@ impl Shares {
         book.next += 1;
         let holder = Holder { uid, pid: peer.pid, name: name.into(), bytes, process, lent: false };
         book.holders.insert(number, holder);
-        Ok(Share { shares: self.clone(), number })
+        Ok(Charge { quotas: self.clone(), number })
     }
 
     fn has_room(&self, book: &Book, uid: u32, bytes: u64) -> Result<(), String> {
-        let most = self.limits.bytes_per_user;
+        let most = self.quota.bytes_per_user;
         if book.bytes_of(uid).saturating_add(bytes) <= most {
             return Ok(());
         }
@@ -214,18 +214,18 @@ fn holders<'a>(holders: impl Iterator<Item = &'a Holder>) -> String {
     text
 }
 
-impl Share {
+impl Charge {
     /// From now on the client has the memory.
     pub(crate) fn lend(&self) {
-        if let Some(holder) = self.shares.lock().holders.get_mut(&self.number) {
+        if let Some(holder) = self.quotas.lock().holders.get_mut(&self.number) {
             holder.lent = true;
         }
     }
 }
 
-impl Drop for Share {
+impl Drop for Charge {
     fn drop(&mut self) {
-        self.shares.lock().end(self.number, Instant::now());
+        self.quotas.lock().end(self.number, Instant::now());
     }
 }
 
@@ -239,14 +239,10 @@ mod tests {
 
     #[test]
     fn a_limit_names_itself_and_the_holders() {
-        let shares = Shares::new(Limits {
-            bytes_per_user: 100,
-            channels_per_user: 2,
-            channels: 3,
-            ..Limits::default()
-        });
+        let quotas =
+            Quotas::new(Quota { bytes_per_user: 100, channels_per_user: 2, channels: 3, ..Quota::default() });
         let peer = |uid, pid| Credentials { pid, uid, gid: 0 };
-        let take = |uid, pid, bytes| shares.take(&peer(uid, pid), "ids", bytes);
+        let take = |uid, pid, bytes| quotas.take(&peer(uid, pid), "ids", bytes);
         let us = rustix::process::geteuid().as_raw();
         let first = take(us, 11, 60).unwrap();
         assert_eq!(
@@ -269,13 +265,13 @@ mod tests {
     #[test]
     fn what_a_process_of_another_user_had_counts_until_it_ends() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("cat");
-        let shares = Shares::new(Limits { bytes_per_user: 100, ..Limits::default() });
+        let quotas = Quotas::new(Quota { bytes_per_user: 100, ..Quota::default() });
         let uid = rustix::process::geteuid().as_raw() + 7;
         let (pid, us) = (child.id(), std::process::id());
         let take = |pid, bytes| {
-            let share = shares.take(&Credentials { pid, uid, gid: 0 }, "ids", bytes)?;
-            share.lend();
-            Ok::<_, String>(share)
+            let charge = quotas.take(&Credentials { pid, uid, gid: 0 }, "ids", bytes)?;
+            charge.lend();
+            Ok::<_, String>(charge)
         };
         // Again and again: no more than it may have at a time.
         for _ in 0..3 {
@@ -292,7 +288,7 @@ mod tests {
         // Nothing was handed over, so nothing is kept.
         drop(child.stdin.take());
         child.wait().unwrap();
-        drop(shares.take(&Credentials { pid: us, uid, gid: 0 }, "ids", 60).unwrap());
+        drop(quotas.take(&Credentials { pid: us, uid, gid: 0 }, "ids", 60).unwrap());
         let more = take(us, 60).unwrap();
         assert!(take(us, 1).is_err());
         drop((live, more));
@@ -302,17 +298,17 @@ mod tests {
 
     #[test]
     fn what_a_process_had_whose_end_cannot_be_seen_counts_for_an_hour() {
-        let shares = Shares::new(Limits { bytes_per_user: 100, ..Limits::default() });
+        let quotas = Quotas::new(Quota { bytes_per_user: 100, ..Quota::default() });
         let uid = rustix::process::geteuid().as_raw() + 7;
         let outside = Credentials { pid: 0, uid, gid: 0 };
         for _ in 0..2 {
-            let share = shares.take(&outside, "ids", 50).unwrap();
-            share.lend();
+            let charge = quotas.take(&outside, "ids", 50).unwrap();
+            charge.lend();
         }
-        assert!(shares.take(&outside, "ids", 1).is_err());
+        assert!(quotas.take(&outside, "ids", 1).is_err());
         let now = Instant::now();
         let left = |later| {
-            let mut book = shares.lock();
+            let mut book = quotas.lock();
             book.forget(uid, now + later);
             book.bytes_of(uid)
         };
@@ -321,14 +317,14 @@ mod tests {
 
     #[test]
     fn what_is_new_puts_nothing_off() {
-        let shares = Shares::new(Limits { channels_per_user: 1, ..Limits::default() });
+        let quotas = Quotas::new(Quota { channels_per_user: 1, ..Quota::default() });
         let (uid, begin) = (rustix::process::geteuid().as_raw() + 7, Instant::now());
-        let book = || shares.lock();
+        let book = || quotas.lock();
         // More often than there may be channels at a time: nothing of ours is with any.
         for n in 0..120 {
-            let share = shares.take(&Credentials { pid: 0, uid, gid: 0 }, "ids", 10).unwrap();
-            share.lend();
-            book().end(share.number, begin + n * Duration::from_secs(10));
+            let charge = quotas.take(&Credentials { pid: 0, uid, gid: 0 }, "ids", 10).unwrap();
+            charge.lend();
+            book().end(charge.number, begin + n * Duration::from_secs(10));
         }
         assert!(book().kept.len() <= 20);
         let left = |later: Duration| {
@@ -345,19 +341,19 @@ mod tests {
     fn what_was_never_handed_over_and_what_a_dead_process_had_does_not_count() {
         let mut child = Command::new("true").spawn().expect("true");
         child.wait().unwrap();
-        let shares = Shares::new(Limits::default());
+        let quotas = Quotas::new(Quota::default());
         let uid = rustix::process::geteuid().as_raw() + 7;
         let peer = |pid| Credentials { pid, uid, gid: 0 };
-        let share = shares.take(&peer(child.id()), "ids", 50).unwrap();
-        share.lend();
-        drop(share);
-        assert_eq!(shares.lock().bytes_of(uid), 0);
+        let charge = quotas.take(&peer(child.id()), "ids", 50).unwrap();
+        charge.lend();
+        drop(charge);
+        assert_eq!(quotas.lock().bytes_of(uid), 0);
 
         let (ours, theirs) = sys::pair().unwrap();
         drop(theirs);
         let peer = peer(0);
-        let share = shares.take(&peer, "ids", 50).unwrap();
-        open(&mock::config(), &ours, peer, &mock::hello(), share).unwrap_err();
-        assert_eq!(shares.lock().bytes_of(uid), 0);
+        let charge = quotas.take(&peer, "ids", 50).unwrap();
+        open(&mock::config(), &ours, peer, &mock::hello(), charge).unwrap_err();
+        assert_eq!(quotas.lock().bytes_of(uid), 0);
     }
 }

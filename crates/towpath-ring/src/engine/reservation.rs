@@ -8,7 +8,7 @@ use crate::shm::seq::Seq;
 
 /// Room for one message: fill it, then commit it.
 #[derive(Debug)]
-pub struct Slot<'a> {
+pub struct Reservation<'a> {
     pub(crate) channel: &'a mut Channel,
     pub(crate) room: Room,
     pub(crate) len: usize,
@@ -16,7 +16,7 @@ pub struct Slot<'a> {
     pub(crate) inline: [u8; INLINE_BYTES],
 }
 
-impl Slot<'_> {
+impl Reservation<'_> {
     /// The bytes to be filled, as many as were reserved; [`commit_len`](Self::commit_len) says how many count.
     /// What is not filled is from earlier messages of this channel or zero.
     #[must_use]

@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::engine::endpoint::Config;
-use crate::engine::tx_ring::Transmit;
-use crate::engine::verdict_reader::Verdicts;
+use crate::engine::tx_ring::TxRing;
+use crate::engine::verdict_reader::VerdictReader;
 use crate::lane::producer::Producer;
 use crate::shm::abi::{self, Layout, VERSION};
 use crate::shm::region::{Access, Payload, Words};
@@ -21,8 +21,8 @@ pub(crate) struct Rings {
     pub(crate) theirs: Words,
     pub(crate) payload: Payload,
     pub(crate) rx: Producer,
-    pub(crate) verdicts: Verdicts,
-    pub(crate) transmit: Transmit,
+    pub(crate) verdict_reader: VerdictReader,
+    pub(crate) tx: TxRing,
     /// The memory of the TX payload.
     pub(crate) tx_fd: OwnedFd,
     pub(crate) layout: Layout,
@@ -109,8 +109,8 @@ impl Rings {
             theirs,
             payload,
             rx,
-            verdicts: Verdicts::new(config, &layout, first.rx),
-            transmit: Transmit::new(&layout, tx_payload, first.tx),
+            verdict_reader: VerdictReader::new(config, &layout, first.rx),
+            tx: TxRing::new(&layout, tx_payload, first.tx),
             tx_fd: kept_fd,
             layout,
             huge,

@@ -27,7 +27,7 @@ pub struct ChannelStats {
     pub high_water: u32,
     /// Holds beyond the quota, not honoured.
     pub holds_refused: u64,
-    /// Verdicts for frames that had been decided without the client.
+    /// VerdictReader for frames that had been decided without the client.
     pub late: u64,
     /// Words from the client that have no meaning.
     pub violations: u64,
@@ -45,7 +45,7 @@ pub struct ChannelStats {
     pub lost: u64,
     /// The same by reason, in the order of [`Loss::ALL`].
     pub lost_by: [u64; Loss::ALL.len()],
-    /// Gap records published; they count as frames published and, later, as decided.
+    /// LossRecord records published; they count as frames published and, later, as decided.
     pub gaps: u64,
     /// Doorbells rung.
     pub wakeups: u64,

@@ -8,8 +8,8 @@
 //! it, its place and length are those of the checked copy of the header, and the client is told that the frame is held, so that
 //! the others go on. It is given back in any order.
 
-use crate::engine::control_rx::Inbox;
-use crate::lane::consumer::{Consumer, Found, Nonsense};
+use crate::engine::control_rx::ControlRx;
+use crate::lane::consumer::{BadHeader, Consumer, Found};
 use crate::lane::verdict::{Verdict, Word};
 use crate::shm::abi::{self, Layout};
 use crate::shm::header::{FLAG_INLINE, FLAG_ONESHOT, Header, Kind};
@@ -98,7 +98,7 @@ pub trait TxSink {
     fn take(&mut self, header: &Header, payload: TxPayload<'_>);
 }
 
-/// What [`Transmit::next`] found.
+/// What [`TxRing::next`] found.
 #[derive(Debug)]
 pub(crate) enum Taken {
     Copied(Vec<u8>),
@@ -106,7 +106,7 @@ pub(crate) enum Taken {
 }
 
 #[derive(Debug)]
-pub(crate) struct Transmit {
+pub(crate) struct TxRing {
     lane: Consumer,
     payload: Payload,
     frame_nr: u32,
@@ -119,7 +119,7 @@ pub(crate) struct Transmit {
     pub(crate) held: u32,
 }
 
-impl Transmit {
+impl TxRing {
     /// The TX ring of a lane, whose first message has the number `first`.
     pub(crate) fn new(layout: &Layout, payload: Payload, first: Seq) -> Self {
         Self {
@@ -139,16 +139,16 @@ impl Transmit {
         &mut self,
         own: &Words,
         theirs: &Words,
-        inbox: &mut Inbox,
+        control: &mut ControlRx,
         hold: impl FnMut(&Header) -> bool,
-    ) -> Result<Next, Nonsense> {
+    ) -> Result<Next, BadHeader> {
         let Some(found) = self.peek(theirs)? else { return Ok(Next::Nothing) };
         self.lane.step(&found)?;
         self.prefetch_behind(theirs, &found);
         if let Some(frame) = self.hold(own, &found, hold) {
             return Ok(Next::Message(found, Taken::Held(frame)));
         }
-        Ok(match self.take(own, theirs, inbox, &found, u32::MAX) {
+        Ok(match self.take(own, theirs, control, &found, u32::MAX) {
             Some(bytes) => Next::Message(found, Taken::Copied(bytes)),
             // No search for one that is there: each costs system calls, and there may be a whole ring of them.
             None => Next::Missing,
@@ -192,7 +192,7 @@ impl Transmit {
         !matches!(self.peek(theirs), Ok(None))
     }
 
-    fn peek(&mut self, theirs: &Words) -> Result<Option<Found>, Nonsense> {
+    fn peek(&mut self, theirs: &Words) -> Result<Option<Found>, BadHeader> {
         // At most once round: a client that only ever writes replacements could otherwise keep us here.
         for _ in 0..self.frame_nr {
             match self.lane.peek(theirs)? {
@@ -211,7 +211,7 @@ impl Transmit {
         &mut self,
         own: &Words,
         theirs: &Words,
-        inbox: &mut Inbox,
+        control: &mut ControlRx,
         frame: u16,
         of: Seq,
         budget: &mut Budget,
@@ -226,7 +226,7 @@ impl Transmit {
         if found.header.kind != Kind::REPLACEMENT || found.header.port != of.0 {
             return None;
         }
-        let bytes = self.take(own, theirs, inbox, &found, budget.each)?;
+        let bytes = self.take(own, theirs, control, &found, budget.each)?;
         let calls = if found.header.flags & FLAG_ONESHOT != 0 { Budget::ONESHOT } else { 0 };
         budget.left = left.saturating_sub(bytes.len() + calls);
         Some(bytes)
@@ -244,22 +244,22 @@ impl Transmit {
         &mut self,
         own: &Words,
         theirs: &Words,
-        inbox: &mut Inbox,
+        control: &mut ControlRx,
         found: &Found,
         most: u32,
     ) -> Option<Vec<u8>> {
-        let bytes = self.copy(theirs, inbox, found, most);
+        let bytes = self.copy(theirs, control, found, most);
         let verdict = if bytes.is_some() { Verdict::Pass } else { Verdict::Drop };
         self.lane.release(own, found.at, Word::new(found.seq, verdict), 0, 0);
         bytes
     }
 
-    fn copy(&mut self, theirs: &Words, inbox: &mut Inbox, found: &Found, most: u32) -> Option<Vec<u8>> {
+    fn copy(&mut self, theirs: &Words, control: &mut ControlRx, found: &Found, most: u32) -> Option<Vec<u8>> {
         let oneshot = found.header.flags & FLAG_ONESHOT != 0;
         // Looked at before anything is copied: every frame of the ring could otherwise name the whole area.
         if found.header.len > most {
             if oneshot {
-                inbox.forget(found.seq);
+                control.forget(found.seq);
             }
             return None;
         }
@@ -267,7 +267,7 @@ impl Transmit {
         bytes.clear();
         let len = found.header.len as usize;
         if oneshot {
-            if !inbox.oneshot(found.seq, found.header.len, &mut bytes) {
+            if !control.oneshot(found.seq, found.header.len, &mut bytes) {
                 self.put_back(bytes);
                 return None;
             }

@@ -10,10 +10,10 @@
 //! applied from where the one before it ended. Once as much of replacements was copied as a poll may ([`Budget`]), nothing
 //! that is new is read: entries keep their words, and a record that was applied in part is applied again from where it began.
 
-use crate::engine::control_rx::Inbox;
+use crate::engine::control_rx::ControlRx;
 use crate::engine::endpoint::Config;
 use crate::engine::stats::ChannelStats;
-use crate::engine::tx_ring::{Budget, Transmit};
+use crate::engine::tx_ring::{Budget, TxRing};
 use crate::lane::deadline::Deadline;
 use crate::lane::producer::{Entry, Producer};
 use crate::lane::records;
@@ -29,13 +29,13 @@ pub(crate) struct Lane<'a> {
     pub(crate) own: &'a Words,
     pub(crate) theirs: &'a Words,
     pub(crate) rx: &'a mut Producer,
-    pub(crate) transmit: &'a mut Transmit,
-    pub(crate) inbox: &'a mut Inbox,
+    pub(crate) tx: &'a mut TxRing,
+    pub(crate) control: &'a mut ControlRx,
     pub(crate) stats: &'a mut ChannelStats,
 }
 
 #[derive(Debug)]
-pub(crate) struct Verdicts {
+pub(crate) struct VerdictReader {
     default: Verdict<'static>,
     held_max: u32,
     /// What is left of it, in a poll.
@@ -46,7 +46,7 @@ pub(crate) struct Verdicts {
     upto: Seq,
     /// Where the search for far verdicts goes on.
     far: Seq,
-    far_aside: usize,
+    far_skipped: usize,
     /// Everything below is overdue.
     overdue: Seq,
     /// Frames that records were applied to.
@@ -56,7 +56,7 @@ pub(crate) struct Verdicts {
 
 type Emit<'f> = dyn FnMut(Seq, Decision<'_>) + 'f;
 
-impl Verdicts {
+impl VerdictReader {
     /// What becomes of frames of which the first has the number `first`.
     pub(crate) fn new(config: &Config, layout: &Layout, first: Seq) -> Self {
         Self {
@@ -67,7 +67,7 @@ impl Verdicts {
             records: records::Reader::new(layout.records_place()),
             upto: first.back(1),
             far: first,
-            far_aside: 0,
+            far_skipped: 0,
             overdue: first,
             #[cfg(test)]
             walked: 0,
@@ -90,7 +90,7 @@ impl Verdicts {
             }
             seq = seq.next();
         }
-        rx.frames.aside().iter().any(|at| rx.has_entry(theirs, *at))
+        rx.frames.skipped().iter().any(|at| rx.has_entry(theirs, *at))
     }
 
     pub(crate) fn poll(&mut self, mut lane: Lane<'_>, now: u64, f: &mut Emit<'_>) -> usize {
@@ -177,14 +177,14 @@ impl Verdicts {
                 if self.far.is_before(stopped) || !self.far.is_before(end) { stopped } else { self.far };
             self.far = self.scan(lane, from, end, f);
         }
-        for _ in 0..MISSES.min(lane.rx.frames.aside().len() as u32) {
-            if self.far_aside >= lane.rx.frames.aside().len() {
-                self.far_aside = 0;
+        for _ in 0..MISSES.min(lane.rx.frames.skipped().len() as u32) {
+            if self.far_skipped >= lane.rx.frames.skipped().len() {
+                self.far_skipped = 0;
             }
-            let Some(at) = lane.rx.frames.aside().get(self.far_aside).copied() else { break };
+            let Some(at) = lane.rx.frames.skipped().get(self.far_skipped).copied() else { break };
             // When it came back, another took its place in the list.
             if !self.take_entry(lane, at, f) {
-                self.far_aside += 1;
+                self.far_skipped += 1;
             }
         }
     }
@@ -215,8 +215,8 @@ impl Verdicts {
         }
         let seq = lane.rx.frames.seq_at(at);
         let word = match lane.rx.entry(lane.theirs, at) {
-            Entry::Nothing => return false,
-            Entry::Foreign => {
+            Entry::Unchanged => return false,
+            Entry::WrongSeq => {
                 lane.stats.violations += 1;
                 return false;
             }
@@ -225,7 +225,7 @@ impl Verdicts {
                 self.give_back(lane, at, self.by_default(Cause::Invalid), f);
                 return true;
             }
-            Entry::Says(word) => word,
+            Entry::Word(word) => word,
         };
         if word.is_hold() {
             self.hold(lane, at);
@@ -238,23 +238,23 @@ impl Verdicts {
         };
         // The copy is taken even when the verdict comes too late: it gives the TX frame back.
         let budget = &mut self.budget;
-        let scratch = lane.transmit.take_replacement(lane.own, lane.theirs, lane.inbox, frame, seq, budget);
+        let scratch = lane.tx.take_replacement(lane.own, lane.theirs, lane.control, frame, seq, budget);
         let decision = if let Some(bytes) = &scratch {
             word.decision(mark, bytes, Cause::Single)
         } else {
             // One that we had no descriptor for is not the client's fault.
-            lane.stats.violations += u64::from(!lane.inbox.take_short());
+            lane.stats.violations += u64::from(!lane.control.take_short());
             self.by_default(Cause::Invalid)
         };
         self.give_back(lane, at, decision, f);
         if let Some(bytes) = scratch {
-            lane.transmit.put_back(bytes);
+            lane.tx.put_back(bytes);
         }
         true
     }
 
     fn hold(&self, lane: &mut Lane<'_>, at: u32) {
-        if lane.rx.frames.is_aside(at) {
+        if lane.rx.frames.is_skipped(at) {
             return;
         }
         if lane.rx.frames.held() >= self.held_max {
@@ -301,8 +301,8 @@ impl Verdicts {
             seq = seq.next();
         }
         self.overdue = below;
-        for i in 0..lane.rx.frames.aside().len() {
-            let at = lane.rx.frames.aside()[i];
+        for i in 0..lane.rx.frames.skipped().len() {
+            let at = lane.rx.frames.skipped()[i];
             if lane.rx.frames.seq_at(at).is_before(below) {
                 self.decide_overdue(lane, at, f);
             }

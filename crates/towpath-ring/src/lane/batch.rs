@@ -2,7 +2,7 @@
 //!
 //! What: a frame of [`Kind::MESSAGES`] has as many messages as its mark says: an entry for each, one behind the other, and then
 //! their bytes in the same order. It is one frame to the ring, with one number and one release. Who takes such frames says so
-//! ([`Channel::bundle_max`]), and at which message of which frame it is ([`Channel::at`]): if it dies, that one is to blame.
+//! ([`Channel::batch_max`]), and at which message of which frame it is ([`Channel::at`]): if it dies, that one is to blame.
 //!
 //! | entry: offset | size | what |
 //! |---|---|---|
@@ -20,11 +20,11 @@ use crate::shm::seq::Seq;
 use crate::shm::sync::Ordering;
 
 /// Most messages in a frame.
-pub const BUNDLE_MOST: usize = 64;
+pub const BATCH_MAX: usize = 64;
 /// Bytes of an entry.
 const ENTRY: usize = 16;
 
-/// A message of a bundle.
+/// A message of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part<'a> {
     /// All of it.
@@ -70,13 +70,13 @@ pub(crate) fn parse(payload: &[u8], count: u32) -> Option<impl Iterator<Item = P
 }
 
 impl Channel {
-    /// How many short messages the client takes in one frame ([`Channel::send_bundle`]), up to [`BUNDLE_MOST`]; 1 when it takes no
+    /// How many short messages the client takes in one frame ([`Channel::send_batch`]), up to [`BATCH_MAX`]; 1 when it takes no
     /// such frames. What the client says: more than it takes is its own loss.
     #[must_use]
-    pub fn bundle_max(&self) -> usize {
+    pub fn batch_max(&self) -> usize {
         // Relaxed: a number that orders nothing.
-        let most = self.rings.theirs.word(abi::CLIENT_BUNDLE).load(Ordering::Relaxed);
-        usize::try_from(most).map_or(BUNDLE_MOST, |most| most.clamp(1, BUNDLE_MOST))
+        let most = self.rings.theirs.word(abi::CLIENT_BATCH_MAX).load(Ordering::Relaxed);
+        usize::try_from(most).map_or(BATCH_MAX, |most| most.clamp(1, BATCH_MAX))
     }
 
     /// The frame that the client says it is at, and which message of it, from 0. To be believed as far as the client itself is
@@ -88,21 +88,21 @@ impl Channel {
         (at >> 63 != 0).then_some((Seq(at as u32), (at >> 32) as u32 & 0xffff))
     }
 
-    /// Publishes copies of several messages in one frame, to a client that takes so many ([`Channel::bundle_max`]). Kind and mark of
+    /// Publishes copies of several messages in one frame, to a client that takes so many ([`Channel::batch_max`]). Kind and mark of
     /// `meta` are set here.
     ///
     /// # Errors
     /// [`ReserveError`]: there is no room.
     ///
     /// # Panics
-    /// When there are more than [`BUNDLE_MOST`], or the iterator's clone gives others.
-    pub fn send_bundle<'a>(
+    /// When there are more than [`BATCH_MAX`], or the iterator's clone gives others.
+    pub fn send_batch<'a>(
         &mut self,
         parts: impl Iterator<Item = Part<'a>> + Clone,
         meta: &Meta,
     ) -> Result<Seq, ReserveError> {
         let pieces = parts.clone().map(|part| part.bytes);
-        self.send_bundle_of(parts, pieces, meta)
+        self.send_batch_of(parts, pieces, meta)
     }
 
     /// The same where messages lie one behind the other: `pieces` are their bytes, in as few pieces as may be.
@@ -111,16 +111,16 @@ impl Channel {
     /// [`ReserveError`]: there is no room.
     ///
     /// # Panics
-    /// When there are more than [`BUNDLE_MOST`], or the pieces are not as many bytes as the messages.
-    pub fn send_bundle_of<'a>(
+    /// When there are more than [`BATCH_MAX`], or the pieces are not as many bytes as the messages.
+    pub fn send_batch_of<'a>(
         &mut self,
         parts: impl Iterator<Item = Part<'a>>,
         pieces: impl Iterator<Item = &'a [u8]>,
         meta: &Meta,
     ) -> Result<Seq, ReserveError> {
-        let (mut entries, mut count, mut bytes) = ([[0; ENTRY]; BUNDLE_MOST], 0, 0);
+        let (mut entries, mut count, mut bytes) = ([[0; ENTRY]; BATCH_MAX], 0, 0);
         for part in parts {
-            assert!(count < BUNDLE_MOST, "more than {BUNDLE_MOST} messages in a frame");
+            assert!(count < BATCH_MAX, "more than {BATCH_MAX} messages in a frame");
             (entries[count], count, bytes) = (part.emit(), count + 1, bytes + part.bytes.len());
         }
         let mut slot = self.reserve(count * ENTRY + bytes)?;

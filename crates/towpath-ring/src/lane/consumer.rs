@@ -21,7 +21,7 @@ pub(crate) struct Found {
 
 /// What the producer wrote makes no sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Nonsense {
+pub(crate) enum BadHeader {
     /// A note that points outside of the ring.
     Note,
     /// A length beyond the area, or beyond what fits beside a header.
@@ -61,7 +61,7 @@ impl Consumer {
     // Always inline, with all that it calls: a header goes from the ring to where the caller wants it. Each copy in between
     // would wait for the words of the one before to leave the store buffer.
     #[inline(always)]
-    pub(crate) fn next(&mut self, theirs: &Words) -> Result<Option<Found>, Nonsense> {
+    pub(crate) fn next(&mut self, theirs: &Words) -> Result<Option<Found>, BadHeader> {
         if !self.look(theirs)? {
             return Ok(None);
         }
@@ -72,7 +72,7 @@ impl Consumer {
     }
 
     /// The next message, not taken.
-    pub(crate) fn peek(&mut self, theirs: &Words) -> Result<Option<Found>, Nonsense> {
+    pub(crate) fn peek(&mut self, theirs: &Words) -> Result<Option<Found>, BadHeader> {
         if !self.look(theirs)? {
             return Ok(None);
         }
@@ -83,14 +83,14 @@ impl Consumer {
 
     /// Whether the next message is there; the cursor is at it then.
     #[inline(always)]
-    fn look(&mut self, theirs: &Words) -> Result<bool, Nonsense> {
+    fn look(&mut self, theirs: &Words) -> Result<bool, BadHeader> {
         if self.is_here(theirs) { Ok(true) } else { self.look_elsewhere(theirs) }
     }
 
     /// The same, when it is not where it would be if nothing had been gone round. What is returned while there is nothing
     /// does not make room in the way of what is.
     #[inline(never)]
-    fn look_elsewhere(&mut self, theirs: &Words) -> Result<bool, Nonsense> {
+    fn look_elsewhere(&mut self, theirs: &Words) -> Result<bool, BadHeader> {
         if let Some(at) = self.elsewhere(theirs)? {
             self.cursor.jump(at);
             return Ok(true);
@@ -101,12 +101,12 @@ impl Consumer {
     }
 
     /// Where the note says that the next message is, if it is there.
-    fn elsewhere(&self, theirs: &Words) -> Result<Option<u32>, Nonsense> {
+    fn elsewhere(&self, theirs: &Words) -> Result<Option<u32>, BadHeader> {
         let note = self.note(theirs);
         if !self.cursor.is_noted(note) {
             return Ok(None);
         }
-        let at = self.cursor.noted(note).ok_or(Nonsense::Note)?;
+        let at = self.cursor.noted(note).ok_or(BadHeader::Note)?;
         // The message is published before its note. A note that leads to something else is no lie: it is 2^32 messages old, or
         // was never written and the number is 0.
         Ok(self.is_at(theirs, at).then_some(at))
@@ -121,7 +121,7 @@ impl Consumer {
 
     /// Takes the message that [`peek`](Self::peek) found.
     #[inline(always)]
-    pub(crate) fn step(&mut self, found: &Found) -> Result<(), Nonsense> {
+    pub(crate) fn step(&mut self, found: &Found) -> Result<(), BadHeader> {
         let frames = self.frames(&found.header)?;
         self.cursor.step(frames);
         Ok(())
@@ -135,16 +135,16 @@ impl Consumer {
 
     /// Frames that the message takes. A length that lies could otherwise make us read outside of the area.
     #[inline(always)]
-    fn frames(&self, header: &Header) -> Result<u32, Nonsense> {
+    fn frames(&self, header: &Header) -> Result<u32, BadHeader> {
         let len = header.len as usize;
         if header.flags & FLAG_ONESHOT != 0 {
             return Ok(1);
         }
         if header.flags & FLAG_INLINE != 0 {
-            return if len <= abi::INLINE_BYTES { Ok(1) } else { Err(Nonsense::Length(header.len)) };
+            return if len <= abi::INLINE_BYTES { Ok(1) } else { Err(BadHeader::Length(header.len)) };
         }
         if len > self.geometry.bytes() {
-            return Err(Nonsense::Length(header.len));
+            return Err(BadHeader::Length(header.len));
         }
         Ok(self.geometry.frames_for(len) as u32)
     }
@@ -165,7 +165,7 @@ impl Consumer {
     }
 
     /// The header at `at`, whatever it is, with the number in it: for messages that are named and not received in turn.
-    pub(crate) fn named(&self, theirs: &Words, at: u32) -> Result<Found, Nonsense> {
+    pub(crate) fn named(&self, theirs: &Words, at: u32) -> Result<Found, BadHeader> {
         let words: &[_; HEADER_WORDS] = theirs.line(self.headers + at as usize * HEADER_WORDS);
         // Acquire: pairs with the release store in Producer::publish.
         let seq = Seq(words[0].load(Ordering::Acquire) as u32);

@@ -2,20 +2,20 @@
 //!
 //! The frames form a circle. A message takes adjacent frames, its first frame's index names it. The messages that are
 //! out form a list in the order of the circle; `position` is where the next message goes, and `ahead` the first
-//! message at or after it. A message that its consumer holds back is *aside*: the producer goes round it. One that is
+//! message at or after it. A message that its consumer holds back is *skipped*: the producer goes round it. One that is
 //! merely out is not passed: it will come back in its turn, and passing it would only scatter the free frames.
 //!
 //! ```text
-//!        released     out, in order of publication    position   aside
+//!        released     out, in order of publication    position   skipped
 //!   |....................[3][4  ][5][6     ]..............^........[1 ]....|
 //!                        ^ window                                  ^ ahead
 //! ```
 //!
 //! Invariants:
 //! - every frame belongs to at most one message that is out; free frames belong to none;
-//! - `window` maps each number from `oldest` up to `next` to its message, unless that has come back or is aside: so a
+//! - `window` maps each number from `oldest` up to `next` to its message, unless that has come back or is skipped: so a
 //!   number that has left the window is one that its consumer has seen, and the note that led there is not needed;
-//! - in = came back + in the window + aside.
+//! - in = came back + in the window + skipped.
 //!
 //! All of it is private: the other side's words are compared with it and never stored in it.
 
@@ -44,7 +44,7 @@ struct Message {
     /// Neighbours in the circle, by first frame.
     prev: u32,
     next: u32,
-    /// Index in `aside`.
+    /// Index in `skipped`.
     place: u32,
 }
 
@@ -53,7 +53,7 @@ struct Message {
 pub(crate) struct Room {
     /// Where the consumer looks for it.
     pub(crate) from: u32,
-    /// Where it is; not `from` when the producer went round messages that are aside.
+    /// Where it is; not `from` when the producer went round messages that are skipped.
     pub(crate) at: u32,
     ahead: u32,
 }
@@ -78,7 +78,7 @@ pub(crate) struct Frames {
     oldest: Seq,
     window: Box<[u32]>,
     lent: u32,
-    aside: Vec<u32>,
+    skipped: Vec<u32>,
     held: u32,
     /// Frames that belong to a message.
     used: u32,
@@ -97,7 +97,7 @@ impl Frames {
             oldest: first,
             window: vec![NONE; frame_nr.next_power_of_two() as usize].into(),
             lent: 0,
-            aside: Vec::new(),
+            skipped: Vec::new(),
             held: 0,
             used: 0,
         }
@@ -133,31 +133,31 @@ impl Frames {
         self.lent
     }
 
-    /// Messages that are held: aside and undecided.
+    /// Messages that are held: skipped and undecided.
     pub(crate) fn held(&self) -> u32 {
         self.held
     }
 
-    /// Messages that are aside, held or expired: the first frame of each.
-    pub(crate) fn aside(&self) -> &[u32] {
-        &self.aside
+    /// Messages that are skipped, held or expired: the first frame of each.
+    pub(crate) fn skipped(&self) -> &[u32] {
+        &self.skipped
     }
 
     /// Every message that is out, in the order of the circle from `position` on: number, first frame, frames, whether
-    /// it is aside, whether it was decided without its consumer.
+    /// it is skipped, whether it was decided without its consumer.
     pub(crate) fn out(&self) -> impl Iterator<Item = (Seq, u32, u32, bool, bool)> {
         let (mut at, mut left) = (self.ahead, self.messages_out());
         std::iter::from_fn(move || {
             left = left.checked_sub(1)?;
             let message = &self.messages[at as usize];
-            let row = (message.seq, at, message.frames, self.is_aside(at), self.is_expired(at));
+            let row = (message.seq, at, message.frames, self.is_skipped(at), self.is_expired(at));
             at = message.next;
             Some(row)
         })
     }
 
     fn messages_out(&self) -> usize {
-        let (mut seq, mut count) = (self.oldest, self.aside.len());
+        let (mut seq, mut count) = (self.oldest, self.skipped.len());
         while seq != self.next {
             count += usize::from(self.window[self.window_index(seq)] != NONE);
             seq = seq.next();
@@ -269,12 +269,12 @@ impl Frames {
     pub(crate) fn hold(&mut self, at: u32) {
         let overdue = self.is_expired(at);
         self.leave(at);
-        self.put_aside(at, if overdue { State::Expired } else { State::Held });
+        self.skip(at, if overdue { State::Expired } else { State::Held });
         self.held += u32::from(!overdue);
     }
 
-    /// Whether the message at `at` is aside.
-    pub(crate) fn is_aside(&self, at: u32) -> bool {
+    /// Whether the message at `at` is skipped.
+    pub(crate) fn is_skipped(&self, at: u32) -> bool {
         matches!(self.messages[at as usize].state, State::Held | State::Expired)
     }
 
@@ -294,7 +294,7 @@ impl Frames {
         }
     }
 
-    /// Takes it from the window or from aside.
+    /// Takes it from the window or from skipped.
     #[inline]
     fn leave(&mut self, at: u32) {
         let Message { seq, state, place, .. } = self.messages[at as usize];
@@ -307,8 +307,8 @@ impl Frames {
                 self.advance();
             }
             State::Held | State::Expired => {
-                self.aside.swap_remove(place as usize);
-                if let Some(moved) = self.aside.get(place as usize) {
+                self.skipped.swap_remove(place as usize);
+                if let Some(moved) = self.skipped.get(place as usize) {
                     self.messages[*moved as usize].place = place;
                 }
                 self.held -= u32::from(state == State::Held);
@@ -316,10 +316,10 @@ impl Frames {
         }
     }
 
-    fn put_aside(&mut self, at: u32, state: State) {
+    fn skip(&mut self, at: u32, state: State) {
         self.messages[at as usize].state = state;
-        self.messages[at as usize].place = self.aside.len() as u32;
-        self.aside.push(at);
+        self.messages[at as usize].place = self.skipped.len() as u32;
+        self.skipped.push(at);
     }
 
     /// The window begins with a message that is out, or is empty.
@@ -470,11 +470,11 @@ mod tests {
             let count = |s| oracle.out.iter().filter(|o| o.3 == s).count();
             assert_eq!(frames.lent() as usize, count(State::Lent));
             assert_eq!(frames.held() as usize, count(State::Held));
-            assert_eq!(frames.aside().len(), count(State::Held) + count(State::Expired));
+            assert_eq!(frames.skipped().len(), count(State::Held) + count(State::Expired));
             for (seq, at, _, state) in &oracle.out {
-                let aside = matches!(state, State::Held | State::Expired);
-                assert_eq!(frames.find(*seq), (!aside).then_some(*at));
-                assert_eq!(frames.is_aside(*at), aside);
+                let skipped = matches!(state, State::Held | State::Expired);
+                assert_eq!(frames.find(*seq), (!skipped).then_some(*at));
+                assert_eq!(frames.is_skipped(*at), skipped);
                 assert_eq!(frames.seq_at(*at), *seq);
                 assert_eq!(frames.is_expired(*at), matches!(state, State::Overdue | State::Expired));
             }

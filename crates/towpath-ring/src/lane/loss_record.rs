@@ -1,4 +1,4 @@
-//! Gap records: what a client did not get, told in its own stream.
+//! LossRecord records: what a client did not get, told in its own stream.
 //!
 //! A loss is counted at once, and told twice: the next message's header says how many were lost before it
 //! ([`Header::lost`]), and a frame of [`Kind::GAP`] for each reason says how many and why. The frame stands before that
@@ -58,7 +58,7 @@ impl Loss {
 
 /// What a frame of [`Kind::GAP`] says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gap {
+pub struct LossRecord {
     /// How many frames were lost; `u32::MAX` stands for that many or more.
     pub count: u32,
     /// Why; none when the engine names a reason that this library does not know.
@@ -68,14 +68,15 @@ pub struct Gap {
 impl Header {
     /// What this frame says about lost ones, when it is of [`Kind::GAP`].
     #[must_use]
-    pub fn gap(&self) -> Option<Gap> {
-        (self.kind == Kind::GAP).then(|| Gap { count: self.wire_len, loss: Loss::from_code(self.mark) })
+    pub fn loss_record(&self) -> Option<LossRecord> {
+        (self.kind == Kind::GAP)
+            .then(|| LossRecord { count: self.wire_len, loss: Loss::from_code(self.mark) })
     }
 }
 
 /// One client's losses: counted, and not yet told.
 #[derive(Debug)]
-pub(crate) struct Gaps {
+pub(crate) struct LossRecords {
     /// Whether the client wants records.
     wanted: bool,
     /// Lost since the last message was published.
@@ -87,7 +88,7 @@ pub(crate) struct Gaps {
     out: Vec<Seq>,
 }
 
-impl Gaps {
+impl LossRecords {
     pub(crate) fn new(wanted: bool) -> Self {
         Self { wanted, before: 0, untold: [0; _], pending: false, out: Vec::new() }
     }
@@ -146,7 +147,7 @@ mod tests {
 
     #[test]
     fn each_reason_has_a_record_and_is_told_once() {
-        let mut gaps = Gaps::new(true);
+        let mut gaps = LossRecords::new(true);
         assert!(!gaps.is_pending() && gaps.next().is_none());
         gaps.count(Loss::Passed, 3);
         gaps.count(Loss::NoRoom, 70_000);
@@ -155,16 +156,16 @@ mod tests {
         let mut told = Vec::new();
         while let Some(meta) = gaps.next() {
             let header = meta.header(0, 0);
-            told.push(header.gap().unwrap());
+            told.push(header.loss_record().unwrap());
             assert_eq!(gaps.is_pending(), told.len() == 1);
         }
-        let gap = |count, loss| Gap { count, loss: Some(loss) };
+        let gap = |count, loss| LossRecord { count, loss: Some(loss) };
         assert_eq!(told, [gap(70_000, Loss::NoRoom), gap(4, Loss::Passed)]);
     }
 
     #[test]
     fn who_does_not_want_records_gets_the_number_only() {
-        let mut gaps = Gaps::new(false);
+        let mut gaps = LossRecords::new(false);
         gaps.count(Loss::Oldest, 2);
         assert!(!gaps.is_pending() && gaps.next().is_none());
         assert_eq!(gaps.take_before(), 2);

@@ -14,12 +14,12 @@ use crate::shm::sync::Ordering;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
     /// Nothing new.
-    Nothing,
+    Unchanged,
     /// A word with another number: it means nothing.
-    Foreign,
+    WrongSeq,
     /// The right number and no verdict that has a meaning.
     Invalid,
-    Says(Word),
+    Word(Word),
 }
 
 #[derive(Debug)]
@@ -112,13 +112,13 @@ impl Producer {
         // it may name, were written before it.
         let raw = theirs.word(self.entries + at as usize * ENTRY_WORDS + 1).load(Ordering::Acquire);
         if raw == self.seen[at as usize] {
-            return Entry::Nothing;
+            return Entry::Unchanged;
         }
         self.seen[at as usize] = raw;
         if Word::seq_of(raw) != self.frames.seq_at(at) {
-            return Entry::Foreign;
+            return Entry::WrongSeq;
         }
-        Word::parse(raw).map_or(Entry::Invalid, Entry::Says)
+        Word::parse(raw).map_or(Entry::Invalid, Entry::Word)
     }
 
     /// Whether there is an unread word in the release entry of the message at `at`.

@@ -1,4 +1,4 @@
-//! Verdicts, and the 64-bit word that carries one through shared memory.
+//! VerdictReader, and the 64-bit word that carries one through shared memory.
 //!
 //! [`Verdict`] and [`Decision`] are the only representation of a packet's outcome outside of this crate. The word ([`Word`]) is
 //! what a client writes into a release entry or a record; only the readers and writers of this crate see it.

@@ -1,4 +1,4 @@
-//! The layout of everything that two processes share.
+//! The layout of everything that two processes charge.
 //!
 //! The byte table is in `docs/book/src/reference/ring-abi.md`; this file is the same table for the compiler. Shared memory is an array
 //! of 64-bit words in the machine's byte order, positions are indices of words, and nothing is a pointer.
@@ -51,7 +51,7 @@ pub(crate) const CLIENT_RECORDS: usize = CLIENT_CONSUMED + 2;
 /// Word of the client's memory: the sequence number after the last published TX frame.
 pub(crate) const CLIENT_PUBLISHED: usize = CLIENT_CONSUMED + 3;
 /// Word of the client's memory: how many messages it takes in one frame; 0 and 1 are one.
-pub(crate) const CLIENT_BUNDLE: usize = CLIENT_CONSUMED + 5;
+pub(crate) const CLIENT_BATCH_MAX: usize = CLIENT_CONSUMED + 5;
 /// Word of the client's memory: the message that it is at. On a line of its own: it is written for each, and the engine reads
 /// the lines above.
 pub(crate) const CLIENT_AT: usize = 4 * LINE;
@@ -257,7 +257,7 @@ const _: () = {
     );
     assert!(CLIENT_CONSUMED * 8 == 128 && CLIENT_NEED_WAKEUP * 8 == 136);
     assert!(CLIENT_RECORDS * 8 == 144 && CLIENT_PUBLISHED * 8 == 152);
-    assert!(CLIENT_BUNDLE * 8 == 168 && CLIENT_AT * 8 == 256);
+    assert!(CLIENT_BATCH_MAX * 8 == 168 && CLIENT_AT * 8 == 256);
     assert!(layout.rx_headers() * 8 == 4096);
     assert!(layout.rx_notes() * 8 == 4096 + 4096 * 128);
     assert!(layout.tx_entries() * 8 == 4096 + 4096 * 128 + 4096 * 8);

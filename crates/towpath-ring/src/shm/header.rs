@@ -25,14 +25,14 @@ impl Kind {
     pub const REPLACEMENT: Self = Self(6);
     /// TX only: asks for a dump.
     pub const REQUEST: Self = Self(7);
-    /// RX only: frames for this client were lost; [`Header::gap`] says how many and why.
+    /// RX only: frames for this client were lost; [`Header::loss_record`] says how many and why.
     pub const GAP: Self = Self(8);
     /// TX only: answers the message whose number is in [`Header::port`], on the connection that it came from.
     /// Of several messages in a frame ([`Self::MESSAGES`]), [`Header::group`] says how many are answered then, from the first on, and
     /// [`Header::mark`] with how many replies.
     pub const REPLY: Self = Self(9);
     /// RX only: several messages of one connection, as many as [`Header::mark`] says; see
-    /// [`Channel::send_bundle`](crate::Channel::send_bundle).
+    /// [`Channel::send_batch`](crate::Channel::send_batch).
     pub const MESSAGES: Self = Self(10);
 }
 

@@ -17,7 +17,7 @@
 //! - if its publication is after F, so is its look at the word, whose store was before the call: it rings.
 //!
 //! A client with several lanes sleeps once for all of them: it stores one number into each lane's word, and looks at each lane
-//! after the fence. The engine's threads each ring for their own lane and share the number that was answered, so that the
+//! after the fence. The engine's threads each ring for their own lane and charge the number that was answered, so that the
 //! first of them rings and the others need not: the doorbell is one.
 //!
 //! It holds only for a ringer that is registered, and a sleeper that makes the call, so both say in the attach that

@@ -34,7 +34,7 @@ fn inspect(args: &Inspect, pattern: &Regex, mut consumer: Consumer) -> Result<()
     let mut batch = Vec::with_capacity(BATCH);
     while consumer.recv_batch(&mut batch, BATCH).map_err(|error| error.to_string())? > 0 {
         for frame in batch.drain(..) {
-            if let Some(gap) = frame.header().gap() {
+            if let Some(gap) = frame.header().loss_record() {
                 if args.verbose {
                     let why = gap.loss.map_or("for an unknown reason".to_owned(), |loss| format!("{loss:?}"));
                     say(format_args!("queue {}: {} packets were lost: {why}", args.queue, gap.count));

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use towpath_ring::{self as ring, Fanout, Limits, Overload};
+use towpath_ring::{self as ring, Fanout, Overload, Quota};
 
 use super::command;
 use super::reader::{At, Table};
@@ -56,10 +56,10 @@ impl Inspectors {
 
     /// Limits for one user in an engine with `threads` threads. The default has room for twice the started inspectors: at a reload the
     /// new ones attach before the old ones have ended.
-    pub fn limits(&self, threads: usize) -> Limits {
-        let (default, twice) = (Limits::default(), 2 * self.wanted());
+    pub fn limits(&self, threads: usize) -> Quota {
+        let (default, twice) = (Quota::default(), 2 * self.wanted());
         let bytes = default.bytes_per_user.max(2 * self.rings(threads));
-        Limits {
+        Quota {
             bytes_per_user: self.memory.unwrap_or(bytes),
             channels_per_user: default.channels_per_user.max(twice),
             channels: default.channels.max(default.channels_per_user + twice),

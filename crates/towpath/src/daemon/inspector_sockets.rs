@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use towpath_port::MAX_FRAME;
-use towpath_ring::{Allow, Channel, Config, Endpoint, Limits};
+use towpath_ring::{Allow, Channel, Config, Endpoint, Quota};
 
 use crate::config;
 use crate::control::AcceptBackoff;
@@ -31,7 +31,7 @@ pub(super) struct Socket {
     endpoint: Endpoint,
     pause: AcceptBackoff,
     /// Limits for each user, and the number of engine threads.
-    limits: Limits,
+    limits: Quota,
     threads: usize,
     children: Vec<InspectorChild>,
     /// Holds the socket if the configuration names no path.
@@ -70,7 +70,7 @@ impl Socket {
             violations_max: 0,
             // The largest frame of a port.
             replacement_max: MAX_FRAME as u32,
-            limits,
+            quota: limits,
             ..Config::default()
         };
         let endpoint =

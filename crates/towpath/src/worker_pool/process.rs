@@ -460,7 +460,7 @@ impl Process {
         if self.waiting.is_empty() && !std::mem::take(&mut self.gave_room) {
             return;
         }
-        let most = channel.bundle_max();
+        let most = channel.batch_max();
         while let Some((first, ticket)) = self.waiting.front().and_then(|run| Some((run, run.first()?))) {
             let mut count = messages(&self.waiting, most);
             let sent = match count {
@@ -469,7 +469,7 @@ impl Process {
                     let (port, group) = ticket.psock.parts();
                     let parts = self.waiting.iter().flat_map(Batch::views).take(count).map(part);
                     let meta = Meta { time: epoch, port, group, ..Meta::default() };
-                    match channel.send_bundle_of(parts, pieces(&self.waiting, count), &meta) {
+                    match channel.send_batch_of(parts, pieces(&self.waiting, count), &meta) {
                         // No contiguous space for all of them: publish the first one alone, in its own area
                         // if necessary.
                         Err(ReserveError::NoContiguousSpace | ReserveError::TooLarge) => {

@@ -58,7 +58,7 @@ fn several_messages_of_a_frame_are_answered_together() {
         })
     });
     let mut channel = accept(&mut endpoint);
-    while channel.bundle_max() != 16 {
+    while channel.batch_max() != 16 {
         std::thread::yield_now();
     }
     let meta = Meta {
@@ -69,9 +69,9 @@ fn several_messages_of_a_frame_are_answered_together() {
         ..Meta::default()
     };
     let one = channel.send(b"xone", &meta).unwrap().0;
-    let three = channel.send_bundle(parts(&["xa", "xsilent", "xc"]), &meta).unwrap().0;
-    let long = channel.send_bundle(parts(&["xlong", "xd", "xsilent"]), &meta).unwrap().0;
-    let none = channel.send_bundle(parts(&["xsilent", "xsilent"]), &meta).unwrap();
+    let three = channel.send_batch(parts(&["xa", "xsilent", "xc"]), &meta).unwrap().0;
+    let long = channel.send_batch(parts(&["xlong", "xd", "xsilent"]), &meta).unwrap().0;
+    let none = channel.send_batch(parts(&["xsilent", "xsilent"]), &meta).unwrap();
     let replies = until(&mut channel, 4);
     let expected = [
         (one, 1, 1, "one".to_owned()),
@@ -107,11 +107,11 @@ fn what_cannot_be_answered_is_done_and_all_else_is_answered() {
         }
     });
     let mut channel = accept(&mut endpoint);
-    let bundle = channel.send_bundle(parts(&["a", "b", "c"]), &Meta::default()).unwrap().0;
+    let batch = channel.send_batch(parts(&["a", "b", "c"]), &Meta::default()).unwrap().0;
     channel.send(b"d", &Meta { kind: Kind::MESSAGE, ..Meta::default() }).unwrap();
-    let last = channel.send_bundle(parts(&["a", "e", "b"]), &Meta::default()).unwrap().0;
+    let last = channel.send_batch(parts(&["a", "e", "b"]), &Meta::default()).unwrap().0;
     let r = || "r".to_owned();
-    let expected = [(bundle, 1, 1, r()), (bundle, 3, 1, r()), (last, 2, 2, "rr".to_owned())];
+    let expected = [(batch, 1, 1, r()), (batch, 3, 1, r()), (last, 2, 2, "rr".to_owned())];
     assert_eq!(until(&mut channel, 3), expected);
     drop(channel);
     let (seen, refused, ended) = worker.join().unwrap();
@@ -132,11 +132,11 @@ fn answers_that_are_too_long_together_go_in_parts() {
         worker.serve(|message, reply| reply.extend(std::iter::repeat_n(message.bytes()[0], 3000)))
     });
     let mut channel = accept(&mut endpoint);
-    let bundle = channel.send_bundle(parts(&["a", "b", "c", "d"]), &Meta::default()).unwrap().0;
+    let batch = channel.send_batch(parts(&["a", "b", "c", "d"]), &Meta::default()).unwrap().0;
     let (mut text, mut replies) = (String::new(), 0);
     for (port, group, mark, bytes) in until(&mut channel, 1) {
         replies += mark;
-        assert_eq!((port, group), (bundle, replies));
+        assert_eq!((port, group), (batch, replies));
         text += &bytes;
     }
     assert_eq!(replies, 4);
@@ -175,7 +175,7 @@ fn an_answer_that_found_no_room_in_time_is_sent_by_the_next_call() {
     while worker.queue().try_send(b"x", &meta).is_ok() {
         filled += 1;
     }
-    let bundle = channel.send_bundle(parts(&["a", "b"]), &Meta::default()).unwrap().0;
+    let batch = channel.send_batch(parts(&["a", "b"]), &Meta::default()).unwrap().0;
     worker.queue().set_send_timeout(Some(Duration::from_millis(1)));
     let error = worker.serve(|message, reply| reply.extend_from_slice(message.bytes())).unwrap_err();
     assert!(matches!(error, ServeError::Reply { len: 2, why: ReserveError::RingFull }), "{error}");
@@ -183,7 +183,7 @@ fn an_answer_that_found_no_room_in_time_is_sent_by_the_next_call() {
         filled -= channel.poll_messages(|_, bytes| assert_eq!(bytes, b"x"));
     }
     let worker = std::thread::spawn(move || worker.serve(|_, _| panic!("both are done")));
-    assert_eq!(until(&mut channel, 1), [(bundle, 2, 2, "ab".to_owned())]);
+    assert_eq!(until(&mut channel, 1), [(batch, 2, 2, "ab".to_owned())]);
     drop(channel);
     worker.join().unwrap().unwrap();
 }
@@ -227,7 +227,7 @@ fn what_was_done_before_a_panic_is_answered() {
         })
     });
     let mut channel = accept(&mut endpoint);
-    let frame = channel.send_bundle(parts(&["a", "b", "bad", "c"]), &Meta::default()).unwrap();
+    let frame = channel.send_batch(parts(&["a", "b", "bad", "c"]), &Meta::default()).unwrap();
     assert_eq!(until(&mut channel, 1), [(frame.0, 2, 2, "ab".to_owned())]);
     assert_eq!(channel.at(), Some((frame, 2)), "that one is to blame");
     assert_eq!(channel.held(), 1);

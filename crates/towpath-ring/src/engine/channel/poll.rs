@@ -3,12 +3,12 @@
 use std::os::fd::OwnedFd;
 
 use super::{Channel, PEER_CHECK};
-use crate::engine::control_rx::Inbox;
+use crate::engine::control_rx::ControlRx;
 use crate::engine::peer_liveness::Death;
 use crate::engine::rings::Rings;
 use crate::engine::stats::ChannelStats;
 use crate::engine::tx_ring::{Next, Taken, TxFrame, TxPayload, TxSink};
-use crate::lane::loss_record::Gaps;
+use crate::lane::loss_record::LossRecords;
 use crate::lane::verdict::Decision;
 use crate::shm::cpu;
 use crate::shm::header::{Credentials, Header};
@@ -32,22 +32,22 @@ impl Channel {
             cpu::tell(&self.rings.own);
         }
         self.note_high_water();
-        let Self { rings, inbox, stats, gaps, .. } = self;
-        let decided = poll(rings, inbox, stats, gaps, now, &mut f);
+        let Self { rings, control, stats, gaps, .. } = self;
+        let decided = poll(rings, control, stats, gaps, now, &mut f);
         if !self.oneshots.is_empty() {
             self.forget_oneshots();
         }
         self.look_at_violations();
         // An overdue frame is with the client until its answer comes, too late.
-        if self.demands.overdue_max.is_some_and(|max| self.stats.overdue - self.stats.late > max) {
-            self.life.end(Death::Stuck);
+        if self.policy.overdue_max.is_some_and(|max| self.stats.overdue - self.stats.late > max) {
+            self.liveness.end(Death::Stuck);
         }
         decided
     }
 
     fn look_at_violations(&mut self) {
-        if self.stats.violations > self.demands.violations_max {
-            self.life.end(Death::Violations);
+        if self.stats.violations > self.policy.violations_max {
+            self.liveness.end(Death::Violations);
         }
     }
 
@@ -57,7 +57,7 @@ impl Channel {
     fn forget_oneshots(&mut self) {
         let frames = &self.rings.rx.frames;
         self.oneshots.retain(|(seq, _)| {
-            frames.find(*seq).is_some() || frames.aside().iter().any(|at| frames.seq_at(*at) == *seq)
+            frames.find(*seq).is_some() || frames.skipped().iter().any(|at| frames.seq_at(*at) == *seq)
         });
     }
 
@@ -91,39 +91,39 @@ impl Channel {
             if left == 0 {
                 return count;
             }
-            if self.life.death() == Some(Death::Violations) || !self.demands.messages {
+            if self.liveness.death() == Some(Death::Violations) || !self.policy.messages {
                 return count;
             }
             let rings = &mut self.rings;
             let next =
-                rings.transmit.next(&rings.own, &rings.theirs, &mut self.inbox, |header| sink.hold(header));
-            self.stats.oneshots_in += std::mem::take(&mut rings.transmit.oneshots);
+                rings.tx.next(&rings.own, &rings.theirs, &mut self.control, |header| sink.hold(header));
+            self.stats.oneshots_in += std::mem::take(&mut rings.tx.oneshots);
             match next {
                 Ok(Next::Nothing) => return count,
                 Ok(Next::Missing) => {
                     // One that we had no descriptor for is not the client's fault.
-                    self.stats.violations += u64::from(!self.inbox.take_short());
+                    self.stats.violations += u64::from(!self.control.take_short());
                     self.look_at_violations();
                     return count;
                 }
                 Ok(Next::Message(found, taken)) => {
                     self.stats.messages += 1;
                     // Who sends is what the kernel said, not what the sender says.
-                    let Credentials { pid, uid, gid } = self.life.peer;
+                    let Credentials { pid, uid, gid } = self.liveness.peer;
                     let header = Header { pid, uid, gid, ..found.header };
                     match taken {
                         Taken::Held(frame) => sink.take(&header, TxPayload::Held(frame)),
                         Taken::Copied(bytes) => {
                             left = left.saturating_sub(bytes.len());
                             sink.take(&header, TxPayload::Copied(&bytes));
-                            rings.transmit.put_back(bytes);
+                            rings.tx.put_back(bytes);
                         }
                     }
                 }
                 Err(_) => {
                     // Where the next message would be is not known any more.
                     self.stats.violations += 1;
-                    self.life.end(Death::Violations);
+                    self.liveness.end(Death::Violations);
                 }
             }
         }
@@ -141,13 +141,13 @@ impl Channel {
 
     /// Gives a message back to the client, which may use its memory again. It is woken by the next [`kick`](Self::kick).
     pub fn give_back(&mut self, frame: TxFrame) {
-        self.rings.transmit.give_back(&self.rings.own, &frame);
+        self.rings.tx.give_back(&self.rings.own, &frame);
     }
 
     /// When [`poll_verdicts`](Self::poll_verdicts) should be called again at the latest, for frames that become overdue.
     #[must_use]
     pub fn deadline(&self) -> Option<u64> {
-        self.rings.verdicts.deadline()
+        self.rings.verdict_reader.deadline()
     }
 }
 
@@ -155,18 +155,18 @@ impl Channel {
 #[inline]
 fn poll(
     rings: &mut Rings,
-    inbox: &mut Inbox,
+    control: &mut ControlRx,
     stats: &mut ChannelStats,
-    gaps: &mut Gaps,
+    gaps: &mut LossRecords,
     now: u64,
     f: &mut impl FnMut(Seq, Decision<'_>),
 ) -> usize {
-    let Rings { own, theirs, rx, transmit, verdicts, .. } = rings;
-    let lane = crate::engine::verdict_reader::Lane { own, theirs, rx, transmit, inbox, stats };
+    let Rings { own, theirs, rx, tx, verdict_reader, .. } = rings;
+    let lane = crate::engine::verdict_reader::Lane { own, theirs, rx, tx, control, stats };
     if gaps.none_out() {
-        return verdicts.poll(lane, now, f);
+        return verdict_reader.poll(lane, now, f);
     }
-    verdicts.poll(lane, now, &mut |seq, decision| {
+    verdict_reader.poll(lane, now, &mut |seq, decision| {
         if !gaps.take(seq) {
             f(seq, decision);
         }

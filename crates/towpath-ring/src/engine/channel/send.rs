@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use super::Channel;
 use crate::engine::peer_liveness::Death;
-use crate::engine::reservation::Slot;
+use crate::engine::reservation::Reservation;
 use crate::handshake::messages::Notice;
 use crate::lane::frames::Room;
 use crate::lane::loss_record::Loss;
@@ -17,13 +17,13 @@ use crate::shm::sync::Ordering;
 use crate::shm::sys::{self, Sent};
 
 impl Channel {
-    /// Room for a message of `len` bytes, to be filled and committed. Dropping the slot gives the room back unused.
+    /// Room for a message of `len` bytes, to be filled and committed. Dropping the reservation gives the room back unused.
     ///
     /// # Errors
     /// [`ReserveError`]: there is none.
-    pub fn reserve(&mut self, len: usize) -> Result<Slot<'_>, ReserveError> {
+    pub fn reserve(&mut self, len: usize) -> Result<Reservation<'_>, ReserveError> {
         let room = self.room(len)?;
-        Ok(Slot { room, len, written: 0, inline: [0; INLINE_BYTES], channel: self })
+        Ok(Reservation { room, len, written: 0, inline: [0; INLINE_BYTES], channel: self })
     }
 
     /// Publishes a copy of `bytes`: [`reserve`](Self::reserve), write and commit in one. A message that is larger than
@@ -50,7 +50,7 @@ impl Channel {
 
     #[inline]
     pub(crate) fn room(&mut self, len: usize) -> Result<Room, ReserveError> {
-        if self.life.is_over() {
+        if self.liveness.is_over() {
             return Err(ReserveError::Disconnected);
         }
         if self.gaps.is_pending() {
@@ -77,7 +77,7 @@ impl Channel {
     }
 
     fn send_oneshot(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, ReserveError> {
-        if bytes.len() as u64 > self.demands.oneshot_max || bytes.is_empty() {
+        if bytes.len() as u64 > self.policy.oneshot_max || bytes.is_empty() {
             return Err(ReserveError::TooLarge);
         }
         let room = self.rings.rx.room(0)?;
@@ -92,19 +92,20 @@ impl Channel {
     /// Sends the memory of the message that is published next.
     fn hand_over(&mut self, fd: &OwnedFd, len: usize) -> Result<(), ReserveError> {
         let (seq, len) = (self.rings.rx.frames.next_seq(), len as u64);
-        if len > self.demands.oneshot_max.min(u32::MAX.into()) {
+        if len > self.policy.oneshot_max.min(u32::MAX.into()) {
             return Err(ReserveError::TooLarge);
         }
         let under_way: u64 = self.oneshots.iter().map(|(_, len)| len).sum();
-        if under_way + len > self.demands.oneshot_max {
+        if under_way + len > self.policy.oneshot_max {
             return Err(ReserveError::RingFull);
         }
         // Sent before it is published: when the client sees the header, the descriptor is there.
-        match sys::send(self.life.socket(self.lane), &Notice::OneShot { seq, len }.emit(), &[fd.as_fd()]) {
+        match sys::send(self.liveness.socket(self.lane), &Notice::OneShot { seq, len }.emit(), &[fd.as_fd()])
+        {
             Ok(Sent::Yes) => {}
             Ok(Sent::Full) => return Err(ReserveError::RingFull),
             Ok(Sent::Gone) => {
-                self.life.end(Death::Closed);
+                self.liveness.end(Death::Closed);
                 return Err(ReserveError::Disconnected);
             }
             Err(e) => {
@@ -158,7 +159,7 @@ impl Channel {
     #[inline]
     pub fn kick(&mut self) {
         // Without a message that follows, a loss is told when the client has caught up by half.
-        if self.gaps.is_pending() && !self.life.is_over() {
+        if self.gaps.is_pending() && !self.liveness.is_over() {
             self.tell_gaps(self.rings.rx.frames.frame_nr() as usize / 2);
         }
         if self.ringer.should_ring(&self.rings.theirs) {
@@ -169,6 +170,6 @@ impl Channel {
     #[cold]
     fn ring(&mut self) {
         self.stats.wakeups += 1;
-        self.life.ring();
+        self.liveness.ring();
     }
 }

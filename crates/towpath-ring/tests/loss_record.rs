@@ -3,7 +3,7 @@
 mod world;
 
 use towpath_ring::{
-    Channel, Config, Consumer, Gap, Geometry, Kind, Loss, Meta, Options, ReserveError, Verdict,
+    Channel, Config, Consumer, Geometry, Kind, Loss, LossRecord, Meta, Options, ReserveError, Verdict,
 };
 use world::{assert_conserved, pair, pair_with};
 
@@ -12,10 +12,10 @@ fn config() -> Config {
 }
 
 /// Receives and passes everything: first byte and header's `lost` of a message, or the gap record.
-fn drain(client: &mut Consumer, channel: &mut Channel) -> Vec<Result<(u8, u16), Gap>> {
+fn drain(client: &mut Consumer, channel: &mut Channel) -> Vec<Result<(u8, u16), LossRecord>> {
     let mut got = Vec::new();
     while let Some(frame) = client.try_recv().expect("received") {
-        got.push(match frame.header().gap() {
+        got.push(match frame.header().loss_record() {
             Some(gap) => Err(gap),
             None => Ok((client.payload(&frame)[0], frame.header().lost)),
         });
@@ -28,8 +28,8 @@ fn drain(client: &mut Consumer, channel: &mut Channel) -> Vec<Result<(u8, u16), 
     got
 }
 
-fn gap(count: u32, loss: Loss) -> Result<(u8, u16), Gap> {
-    Err(Gap { count, loss: Some(loss) })
+fn gap(count: u32, loss: Loss) -> Result<(u8, u16), LossRecord> {
+    Err(LossRecord { count, loss: Some(loss) })
 }
 
 #[test]
