@@ -58,7 +58,7 @@ pub use engine::tx_ring::{TxFrame, TxPayload, TxSink};
 #[cfg(not(loom))]
 pub use handshake::attach::Options;
 #[cfg(not(loom))]
-pub use handshake::error::{AttachError, BindError, RecvError};
+pub use handshake::attach_error::AttachError;
 #[cfg(not(loom))]
 pub use lane::batch::{BATCH_MAX, Part};
 #[cfg(not(loom))]
@@ -70,3 +70,5 @@ pub use shm::abi::{INLINE_BYTES, VERSION};
 pub use shm::geometry::{Geometry, GeometryError};
 pub use shm::header::{Credentials, Header, Kind, Layers, Meta};
 pub use shm::seq::Seq;
+#[cfg(not(loom))]
+pub use {client::recv_error::RecvError, engine::bind_error::BindError};

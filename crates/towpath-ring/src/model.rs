@@ -6,11 +6,11 @@ use std::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread;
 
-use crate::lane::Place;
 use crate::lane::consumer::Consumer;
 use crate::lane::producer::{Entry, Producer};
 use crate::lane::records;
 use crate::lane::verdict::{Verdict, Word};
+use crate::shm::abi::{RecordsPlace, RingPlace};
 use crate::shm::geometry::Geometry;
 use crate::shm::header::{Credentials, Header, Kind, Layers, Meta};
 use crate::shm::park::{Fences, Ringer, Sleeper};
@@ -38,8 +38,8 @@ fn geometry() -> Geometry {
     Geometry { block_size: 4096, block_nr: 1, frame_size: 64, frame_nr: FRAME_NR }
 }
 
-fn place() -> Place {
-    Place { geometry: geometry(), headers: HEADERS, notes: NOTES, entries: ENTRIES }
+fn place() -> RingPlace {
+    RingPlace { geometry: geometry(), headers: HEADERS, notes: NOTES, entries: ENTRIES }
 }
 
 fn producer() -> Producer {
@@ -141,7 +141,7 @@ fn a_note_leads_to_the_frame() {
 #[test]
 fn a_record_comes_after_what_was_said_before_it() {
     // Behind the entries: the counter, then two records. And where the producer says how many it took.
-    let place = records::Place { ring: SLEEP + 2, records: 2, written: SLEEP + 1, taken: NOTES + 2 };
+    let place = RecordsPlace { ring: SLEEP + 2, records: 2, written: SLEEP + 1, taken: NOTES + 2 };
     loom::model(move || {
         let shared = Arc::new(Shared {
             ours: Words::heap(NOTES + 3),

@@ -46,8 +46,8 @@ fn a_loss_is_told_before_the_next_message() {
         assert_eq!(drain(&mut client, &mut channel), expected);
         assert_eq!((client.overrun(), client.overrun(), client.stats().lost), (3, 0, 3));
         let stats = channel.stats();
-        assert_eq!((stats.published, stats.gaps, stats.lost), (5, 2, 3));
-        assert_eq!(stats.lost_by[Loss::NoRoom as usize], 2);
+        assert_eq!((stats.published, stats.gaps, stats.lost()), (5, 2, 3));
+        assert_eq!(stats.lost_no_room, 2);
         assert_conserved(&channel);
     });
 }

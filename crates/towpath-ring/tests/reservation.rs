@@ -76,7 +76,7 @@ fn a_header_says_what_the_producer_said_and_what_was_lost() {
         assert_eq!((frame.header().lost, frame.header().wire_len, frame.header().pid), (0, 0, 0));
         client.verdict(frame, Verdict::Pass);
         assert_eq!(client.stats().lost, 2);
-        assert_eq!(channel.stats().lost, 2);
+        assert_eq!(channel.stats().lost(), 2);
     });
 }
 

@@ -3,8 +3,8 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use tokio::io::unix::AsyncFd;
 
+use crate::client::recv_error::RecvError;
 use crate::client::{Consumer, Frame};
-use crate::handshake::error::RecvError;
 use crate::shm::sys;
 
 /// A [`Consumer`] whose frames are awaited on tokio's reactor. Everything else is the consumer's, through `Deref`; its

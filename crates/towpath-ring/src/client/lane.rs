@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use super::rings::Rings;
 use super::{ConsumerStats, Frame, FrameId};
+use crate::client::recv_error::RecvError;
 use crate::client::tx_ring;
 use crate::handshake::attach::Attached;
-use crate::handshake::error::RecvError;
 use crate::handshake::messages::{NOTICE, Notice};
 use crate::lane::consumer::Found;
 use crate::lane::reserve_error::ReserveError;

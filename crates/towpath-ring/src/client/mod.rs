@@ -9,8 +9,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use towpath_metrics::metrics;
+
+use crate::client::recv_error::RecvError;
 use crate::handshake::attach::{Attached, Options, attach};
-use crate::handshake::error::{AttachError, RecvError};
+use crate::handshake::attach_error::AttachError;
 use crate::lane::batch;
 use crate::lane::verdict::{Decision, Verdict};
 use crate::shm::abi;
@@ -27,6 +30,7 @@ use wait::SPINS;
 pub(crate) mod asynchronous;
 mod lane;
 mod pace;
+pub(crate) mod recv_error;
 mod rings;
 mod send;
 pub(crate) mod tx_ring;
@@ -129,19 +133,20 @@ pub struct Consumer {
     sleeps: u64,
 }
 
-/// What a consumer has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ConsumerStats {
-    /// Frames received.
-    pub received: u64,
-    /// Frames that were meant for it and lost, as the gap records say.
-    pub lost: u64,
-    /// Times it slept.
-    pub sleeps: u64,
-    /// Doorbells rung.
-    pub wakeups: u64,
-    /// Messages and replacements sent in a memory of their own.
-    pub oneshots: u64,
+metrics! {
+    /// Counters of a consumer.
+    pub struct ConsumerStats in "consumer" {
+        /// Frames received, loss records included.
+        pub received: counter frames,
+        /// Frames lost before they were received, as the engine reports them.
+        pub lost: counter frames,
+        /// Times that the consumer slept.
+        pub sleeps: counter events,
+        /// Doorbells sent to the engine.
+        pub wakeups: counter events,
+        /// Messages and replacements sent in a one-shot memfd.
+        pub oneshots: counter messages,
+    }
 }
 
 impl Consumer {
@@ -433,12 +438,7 @@ impl Consumer {
     #[must_use]
     pub fn stats(&self) -> ConsumerStats {
         let mut sum = ConsumerStats { sleeps: self.sleeps, ..ConsumerStats::default() };
-        for lane in self.lanes.iter().map(Lane::stats) {
-            sum.received += lane.received;
-            sum.lost += lane.lost;
-            sum.wakeups += lane.wakeups;
-            sum.oneshots += lane.oneshots;
-        }
+        self.lanes.iter().for_each(|lane| sum.add(&lane.stats()));
         sum
     }
 

@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
+use crate::client::recv_error::RecvError;
 use crate::client::tx_ring::TxRing;
 use crate::handshake::attach::Memory;
-use crate::handshake::error::RecvError;
 use crate::lane::consumer::{BadHeader, Consumer, Found};
 use crate::lane::records;
 use crate::lane::verdict::{Decision, Verdict, Word};

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use super::Consumer;
-use crate::handshake::error::RecvError;
+use crate::client::recv_error::RecvError;
 use crate::shm::cpu;
 use crate::shm::sys;
 

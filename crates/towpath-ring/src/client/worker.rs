@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use crate::client::recv_error::RecvError;
 use crate::client::{Consumer, ConsumerStats, Frame, Ticket};
 use crate::handshake::attach::Options;
-use crate::handshake::error::{AttachError, RecvError};
+use crate::handshake::attach_error::AttachError;
 use crate::lane::batch::{self, BATCH_MAX, Part};
 use crate::lane::reserve_error::ReserveError;
 use crate::lane::verdict::Verdict;

@@ -4,6 +4,7 @@
 //! in `VerdictReader`. What the client writes (release entries, records, TX headers and payloads) is loaded once, compared
 //! with that, and never stored anywhere it would be believed later.
 
+mod batch;
 mod poll;
 mod send;
 
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use crate::engine::control_rx::ControlRx;
 use crate::engine::dump::Dump;
+use crate::engine::oneshots::OneShots;
 use crate::engine::peer_liveness::{Death, PeerLiveness};
 use crate::engine::rings::Rings;
 use crate::engine::stats::ChannelStats;
@@ -44,14 +46,15 @@ pub struct Channel {
     pub(crate) control: ControlRx,
     pub(crate) sleeper: Sleeper,
     pub(crate) ringer: Ringer,
-    /// Messages that are out in a memory of their own, with their sizes.
-    pub(crate) oneshots: Vec<(Seq, u64)>,
+    pub(crate) oneshots: OneShots,
     pub(crate) policy: ClientPolicy,
     pub(crate) dump: Option<Dump>,
     pub(crate) gaps: LossRecords,
     /// When the client was last looked at.
     pub(crate) checked: u64,
     pub(crate) stats: ChannelStats,
+    /// Frames lost for this client: the word that the client reads.
+    pub(crate) lost: u64,
     /// The other lanes, until they are [`split`](Self::split) off.
     pub(crate) others: Vec<Channel>,
 }
@@ -61,8 +64,6 @@ pub struct Channel {
 pub(crate) struct ClientPolicy {
     pub(crate) violations_max: u64,
     pub(crate) overdue_max: Option<u64>,
-    /// Largest message in a memory of its own, and most bytes of them under way.
-    pub(crate) oneshot_max: u64,
     /// Whether messages from the client are wanted.
     pub(crate) messages: bool,
 }
@@ -159,7 +160,7 @@ impl Channel {
 
     /// Notes how many messages are out, before some come back: they become more by being published only.
     fn note_high_water(&mut self) {
-        self.stats.high_water = self.stats.high_water.max(self.held());
+        self.stats.high_water = self.stats.high_water.max(self.held().into());
     }
 
     /// Frames that are out and undecided.
@@ -306,13 +307,14 @@ impl Channel {
     #[must_use]
     pub fn stats(&self) -> ChannelStats {
         let mut stats = self.stats;
-        stats.held = self.rings.rx.frames.held();
-        stats.out = self.held();
+        stats.held = self.rings.rx.frames.held().into();
+        stats.out = self.held().into();
         stats.high_water = stats.high_water.max(stats.out);
-        stats.huge_pages = self.rings.huge;
+        stats.huge_pages = self.rings.huge.into();
         stats.oneshots_in += self.rings.tx.oneshots;
         // Relaxed: a claim, shown as one.
-        stats.consumed = self.rings.theirs.word(abi::CLIENT_CONSUMED).load(Ordering::Relaxed) as u32;
+        stats.consumed =
+            u64::from(self.rings.theirs.word(abi::CLIENT_CONSUMED).load(Ordering::Relaxed) as u32);
         stats
     }
 

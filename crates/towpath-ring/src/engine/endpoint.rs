@@ -5,11 +5,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
+use towpath_metrics::metrics;
+
+use crate::engine::bind_error::BindError;
 use crate::engine::channel::Channel;
 use crate::engine::open::open;
 use crate::engine::quota::{Quota, Quotas};
 use crate::engine::socket_file::SocketFile;
-use crate::handshake::error::BindError;
 use crate::handshake::messages::{HELLO, Hello, Refusal, Reply, Welcome};
 use crate::lane::verdict::Verdict;
 use crate::shm::abi::{self, Layout, VERSION};
@@ -196,19 +198,20 @@ pub struct Endpoint {
     stats: Stats,
 }
 
-/// What an endpoint has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Channels made.
-    pub attached: u64,
-    /// Connections refused: user not allowed.
-    pub not_permitted: u64,
-    /// Connections refused: another version.
-    pub wrong_version: u64,
-    /// Connections refused: a limit.
-    pub over_limit: u64,
-    /// Connections closed because the set-up failed or what they said was no hello.
-    pub failed: u64,
+metrics! {
+    /// Counters of an endpoint.
+    pub struct Stats in "endpoint" {
+        /// Clients attached.
+        pub attached: counter connections,
+        /// Connections refused because the allow-list does not contain the user.
+        pub not_permitted: counter connections as "refused" (reason = "not_permitted"),
+        /// Connections refused because the client has another ABI version.
+        pub wrong_version: counter connections as "refused" (reason = "wrong_version"),
+        /// Connections refused because a quota was reached.
+        pub over_limit: counter connections as "refused" (reason = "over_limit"),
+        /// Connections closed because the set-up failed or the first message was no hello.
+        pub failed: counter connections as "refused" (reason = "failed"),
+    }
 }
 
 impl Endpoint {

@@ -5,6 +5,8 @@
 
 use std::collections::VecDeque;
 
+use towpath_metrics::metrics;
+
 use crate::engine::channel::Channel;
 use crate::lane::loss_record::Loss;
 use crate::lane::reserve_error::ReserveError;
@@ -128,31 +130,34 @@ impl Default for Policy {
     }
 }
 
-/// What a queue has done. offered = sent + blocked + lost + passed + dropped + handed on + without listener + backlog.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct QueueStats {
-    /// Frames offered; one that is offered again after [`Enqueue::Blocked`] counts again.
-    pub offered: u64,
-    /// Frames that a listener has, or several.
-    pub sent: u64,
-    /// Copies that a listener of a broadcast or a tap lost.
-    pub copies_lost: u64,
-    /// Frames given back with [`Enqueue::Blocked`].
-    pub blocked: u64,
-    /// Frames lost by [`Overload::DropNewest`] or [`Overload::DropOldest`], or because they are too large.
-    pub lost: u64,
-    /// Frames that passed uninspected.
-    pub passed: u64,
-    /// Frames dropped.
-    pub dropped: u64,
-    /// Frames handed to another queue.
-    pub handed_on: u64,
-    /// Frames that nobody was there for.
-    pub no_listener: u64,
-    /// Frames in the backlog now.
-    pub backlog: u64,
-    /// Times that a listener reached the high mark.
-    pub overloads: u64,
+metrics! {
+    /// Counters of a queue.
+    ///
+    /// `offered` = `sent` + `blocked` + `lost` + `passed` + `dropped` + `handed_on` + `no_listener` + `backlog`, at any time.
+    pub struct QueueStats in "fanout" {
+        /// Frames offered. A frame offered again after [`Enqueue::Blocked`] counts again.
+        pub offered: counter frames,
+        /// Frames published to one or several listeners.
+        pub sent: counter frames,
+        /// Copies of broadcast or mirrored frames that one listener lost.
+        pub copies_lost: counter frames,
+        /// Frames returned with [`Enqueue::Blocked`].
+        pub blocked: counter frames,
+        /// Frames lost by [`Overload::DropNewest`] or [`Overload::DropOldest`], or because they are too large.
+        pub lost: counter frames,
+        /// Frames passed without inspection.
+        pub passed: counter frames,
+        /// Frames dropped without inspection.
+        pub dropped: counter frames,
+        /// Frames sent to another queue.
+        pub handed_on: counter frames,
+        /// Frames offered while the queue had no listener.
+        pub no_listener: counter frames,
+        /// Frames in the backlog.
+        pub backlog: gauge frames,
+        /// Times that a listener reached the high mark.
+        pub overloads: counter events,
+    }
 }
 
 #[derive(Debug)]

@@ -1,10 +1,12 @@
 //! The engine's side: endpoints, channels, and queues with several listeners.
 
+pub(crate) mod bind_error;
 pub(crate) mod channel;
 pub(crate) mod control_rx;
 pub(crate) mod dump;
 pub(crate) mod endpoint;
 pub(crate) mod fanout;
+pub(crate) mod oneshots;
 pub(crate) mod open;
 pub(crate) mod peer_liveness;
 pub(crate) mod quota;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::engine::channel::{Channel, ClientPolicy};
 use crate::engine::control_rx::ControlRx;
 use crate::engine::endpoint::Config;
+use crate::engine::oneshots::OneShots;
 use crate::engine::peer_liveness::PeerLiveness;
 use crate::engine::quota::Charge;
 use crate::engine::rings::{First, Rings};
@@ -60,7 +61,6 @@ pub(crate) fn open(
     let policy = ClientPolicy {
         violations_max: config.violations_max,
         overdue_max: config.overdue_max,
-        oneshot_max: config.oneshot_max,
         messages: config.messages,
     };
     let mut lanes = Vec::with_capacity(made.len());
@@ -72,12 +72,13 @@ pub(crate) fn open(
             control: ControlRx::new(socket, config.quota.descriptors, config.oneshot_max),
             sleeper: Sleeper::new(abi::ENGINE_NEED_WAKEUP, hello.fences),
             ringer: Ringer::new(abi::CLIENT_NEED_WAKEUP, hello.fences, answered.clone()),
-            oneshots: Vec::new(),
+            oneshots: OneShots::new(config.oneshot_max),
             policy,
             dump: None,
             gaps: LossRecords::new(hello.gaps),
             checked: 0,
             stats: ChannelStats::default(),
+            lost: 0,
             others: Vec::new(),
             liveness: liveness.clone(),
         });

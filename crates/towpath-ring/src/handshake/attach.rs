@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::SealFlags;
 
-use crate::handshake::error::AttachError;
+use crate::handshake::attach_error::AttachError;
 use crate::handshake::messages::{Hello, Offer, Refusal, Reply, Terms, WELCOME, Welcome};
 use crate::shm::abi::{self, Layout, MAGIC, VERSION};
 use crate::shm::park::Fences;

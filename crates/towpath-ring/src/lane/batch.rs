@@ -12,17 +12,12 @@
 //! | 8 | 4 | mark |
 //! | 12 | 4 | hash |
 
-use crate::engine::channel::Channel;
-use crate::lane::reserve_error::ReserveError;
-use crate::shm::abi;
-use crate::shm::header::{Kind, Meta};
 use crate::shm::seq::Seq;
-use crate::shm::sync::Ordering;
 
 /// Most messages in a frame.
 pub const BATCH_MAX: usize = 64;
 /// Bytes of an entry.
-const ENTRY: usize = 16;
+pub(crate) const ENTRY: usize = 16;
 
 /// A message of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +35,7 @@ pub struct Part<'a> {
 }
 
 impl Part<'_> {
-    fn emit(&self) -> [u8; ENTRY] {
+    pub(crate) fn emit(&self) -> [u8; ENTRY] {
         let mut entry = [0; ENTRY];
         entry[..4].copy_from_slice(&(self.bytes.len() as u32).to_ne_bytes());
         entry[4..6].copy_from_slice(&self.skip.to_ne_bytes());
@@ -67,69 +62,6 @@ pub(crate) fn parse(payload: &[u8], count: u32) -> Option<impl Iterator<Item = P
         let (skip, trim) = (word(4) as u16, (word(4) >> 16) as u16);
         Part { bytes, skip, trim, mark: word(8), hash: word(12) }
     }))
-}
-
-impl Channel {
-    /// How many short messages the client takes in one frame ([`Channel::send_batch`]), up to [`BATCH_MAX`]; 1 when it takes no
-    /// such frames. What the client says: more than it takes is its own loss.
-    #[must_use]
-    pub fn batch_max(&self) -> usize {
-        // Relaxed: a number that orders nothing.
-        let most = self.rings.theirs.word(abi::CLIENT_BATCH_MAX).load(Ordering::Relaxed);
-        usize::try_from(most).map_or(BATCH_MAX, |most| most.clamp(1, BATCH_MAX))
-    }
-
-    /// The frame that the client says it is at, and which message of it, from 0. To be believed as far as the client itself is
-    /// concerned: which of those that it has it died at.
-    #[must_use]
-    pub fn at(&self) -> Option<(Seq, u32)> {
-        // Relaxed: asked when the client is gone, or to be shown.
-        let at = self.rings.theirs.word(abi::CLIENT_AT).load(Ordering::Relaxed);
-        (at >> 63 != 0).then_some((Seq(at as u32), (at >> 32) as u32 & 0xffff))
-    }
-
-    /// Publishes copies of several messages in one frame, to a client that takes so many ([`Channel::batch_max`]). Kind and mark of
-    /// `meta` are set here.
-    ///
-    /// # Errors
-    /// [`ReserveError`]: there is no room.
-    ///
-    /// # Panics
-    /// When there are more than [`BATCH_MAX`], or the iterator's clone gives others.
-    pub fn send_batch<'a>(
-        &mut self,
-        parts: impl Iterator<Item = Part<'a>> + Clone,
-        meta: &Meta,
-    ) -> Result<Seq, ReserveError> {
-        let pieces = parts.clone().map(|part| part.bytes);
-        self.send_batch_of(parts, pieces, meta)
-    }
-
-    /// The same where messages lie one behind the other: `pieces` are their bytes, in as few pieces as may be.
-    ///
-    /// # Errors
-    /// [`ReserveError`]: there is no room.
-    ///
-    /// # Panics
-    /// When there are more than [`BATCH_MAX`], or the pieces are not as many bytes as the messages.
-    pub fn send_batch_of<'a>(
-        &mut self,
-        parts: impl Iterator<Item = Part<'a>>,
-        pieces: impl Iterator<Item = &'a [u8]>,
-        meta: &Meta,
-    ) -> Result<Seq, ReserveError> {
-        let (mut entries, mut count, mut bytes) = ([[0; ENTRY]; BATCH_MAX], 0, 0);
-        for part in parts {
-            assert!(count < BATCH_MAX, "more than {BATCH_MAX} messages in a frame");
-            (entries[count], count, bytes) = (part.emit(), count + 1, bytes + part.bytes.len());
-        }
-        let mut slot = self.reserve(count * ENTRY + bytes)?;
-        slot.write(entries[..count].as_flattened());
-        // More bytes than were asked for are the slot's to refuse.
-        let wrote: usize = pieces.map(|piece| (slot.write(piece), piece.len()).1).sum();
-        assert_eq!(wrote, bytes, "bytes of the messages");
-        Ok(slot.commit(&Meta { kind: Kind::MESSAGES, mark: count as u32, ..*meta }))
-    }
 }
 
 /// The word that says that the client is at message `index` of frame `seq`.

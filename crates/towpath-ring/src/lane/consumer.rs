@@ -1,9 +1,8 @@
 //! The consumer's end of a lane: reads headers in the producer's memory, writes release entries in its own.
 
-use super::Place;
 use super::cursor::Cursor;
 use crate::lane::verdict::Word;
-use crate::shm::abi::{self, ENTRY_WORDS, HEADER_WORDS};
+use crate::shm::abi::{self, ENTRY_WORDS, HEADER_WORDS, RingPlace};
 use crate::shm::geometry::Geometry;
 use crate::shm::header::{FLAG_INLINE, FLAG_ONESHOT, Header};
 use crate::shm::region::{Use, Words};
@@ -42,8 +41,8 @@ pub(crate) struct Consumer {
 
 impl Consumer {
     /// A consumer whose first message has the number `first`.
-    pub(crate) fn new(place: Place, first: Seq) -> Self {
-        let Place { geometry, headers, notes, entries } = place;
+    pub(crate) fn new(place: RingPlace, first: Seq) -> Self {
+        let RingPlace { geometry, headers, notes, entries } = place;
         Self { cursor: Cursor::new(geometry.frame_nr, first), geometry, headers, notes, entries }
     }
 

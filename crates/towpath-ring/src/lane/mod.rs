@@ -29,17 +29,3 @@ pub(crate) mod records;
 #[cfg(not(loom))]
 pub(crate) mod reserve_error;
 pub(crate) mod verdict;
-
-use crate::shm::geometry::Geometry;
-
-/// Where the parts of a ring are, in words of the memory that they lie in.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    pub(crate) geometry: Geometry,
-    /// First word of the headers, in the producer's memory.
-    pub(crate) headers: usize,
-    /// First note, in the producer's memory.
-    pub(crate) notes: usize,
-    /// First word of the release entries, in the consumer's memory.
-    pub(crate) entries: usize,
-}

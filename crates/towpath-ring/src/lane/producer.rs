@@ -1,9 +1,8 @@
 //! The producer's end of a lane: fills headers in its own memory, reads the release entries in the consumer's.
 
-use super::Place;
 use super::frames::{Frames, NoRoom, Room};
 use crate::lane::verdict::Word;
-use crate::shm::abi::{self, ENTRY_WORDS, HEADER_WORDS};
+use crate::shm::abi::{self, ENTRY_WORDS, HEADER_WORDS, RingPlace};
 use crate::shm::geometry::Geometry;
 use crate::shm::header::{FLAG_INLINE, FLAG_ONESHOT, Header};
 use crate::shm::region::{Use, Words};
@@ -38,8 +37,8 @@ pub(crate) struct Producer {
 
 impl Producer {
     /// A producer whose first message gets the number `first`.
-    pub(crate) fn new(place: Place, first: Seq) -> Self {
-        let Place { geometry, headers, notes, entries } = place;
+    pub(crate) fn new(place: RingPlace, first: Seq) -> Self {
+        let RingPlace { geometry, headers, notes, entries } = place;
         Self {
             frames: Frames::new(geometry.frame_nr, first),
             geometry,

@@ -3,40 +3,21 @@
 //! Whoever sees a record sees every single verdict and every hold that was given before it: so those win.
 
 use crate::lane::verdict::Word;
-use crate::shm::abi::ENTRY_WORDS;
+use crate::shm::abi::{ENTRY_WORDS, RecordsPlace};
 use crate::shm::region::Words;
 use crate::shm::sync::Ordering;
-
-/// Where the ring and its two counters are.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    /// First word of the ring, in the consumer's memory.
-    pub(crate) ring: usize,
-    /// How many records there are: a power of two.
-    pub(crate) records: u32,
-    /// Word of the consumer's memory: how many it has written.
-    pub(crate) written: usize,
-    /// Word of the producer's memory: how many it has taken.
-    pub(crate) taken: usize,
-}
-
-impl Place {
-    fn record(&self, number: u32) -> usize {
-        self.ring + (number & (self.records - 1)) as usize * ENTRY_WORDS
-    }
-}
 
 /// The consumer's end.
 #[derive(Debug)]
 pub(crate) struct Writer {
-    place: Place,
+    place: RecordsPlace,
     written: u32,
     /// How many the producer had taken when that was last of interest.
     taken: u32,
 }
 
 impl Writer {
-    pub(crate) fn new(place: Place) -> Self {
+    pub(crate) fn new(place: RecordsPlace) -> Self {
         Self { place, written: 0, taken: 0 }
     }
 
@@ -69,14 +50,14 @@ pub(crate) struct Overrun;
 /// The producer's end.
 #[derive(Debug)]
 pub(crate) struct Reader {
-    place: Place,
+    place: RecordsPlace,
     taken: u32,
     /// How many of them the consumer was told of.
     told: u32,
 }
 
 impl Reader {
-    pub(crate) fn new(place: Place) -> Self {
+    pub(crate) fn new(place: RecordsPlace) -> Self {
         Self { place, taken: 0, told: 0 }
     }
 

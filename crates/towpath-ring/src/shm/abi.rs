@@ -3,7 +3,6 @@
 //! The byte table is in `docs/book/src/reference/ring-abi.md`; this file is the same table for the compiler. Shared memory is an array
 //! of 64-bit words in the machine's byte order, positions are indices of words, and nothing is a pointer.
 
-use crate::lane::{Place, records};
 use crate::shm::geometry::{Geometry, GeometryError, PAGE};
 use crate::shm::header::{Header, Kind, Layers};
 use crate::shm::seq::Seq;
@@ -107,8 +106,8 @@ impl Layout {
     }
 
     /// The records of the lane.
-    pub(crate) const fn records_place(&self) -> records::Place {
-        records::Place {
+    pub(crate) const fn records_place(&self) -> RecordsPlace {
+        RecordsPlace {
             ring: self.record_ring(),
             records: self.records,
             written: CLIENT_RECORDS,
@@ -127,8 +126,8 @@ impl Layout {
     }
 
     /// The parts of the RX ring.
-    pub(crate) const fn rx_place(&self) -> Place {
-        Place {
+    pub(crate) const fn rx_place(&self) -> RingPlace {
+        RingPlace {
             geometry: self.rx,
             headers: self.rx_headers(),
             notes: self.rx_notes(),
@@ -137,8 +136,8 @@ impl Layout {
     }
 
     /// The parts of the TX ring.
-    pub(crate) const fn tx_place(&self) -> Place {
-        Place {
+    pub(crate) const fn tx_place(&self) -> RingPlace {
+        RingPlace {
             geometry: self.tx,
             headers: self.tx_headers(),
             notes: self.tx_notes(),
@@ -154,6 +153,37 @@ impl Layout {
     /// Bytes of the memory that the client writes.
     pub(crate) const fn client_bytes(&self) -> usize {
         pages(self.tx_notes() + notes(&self.tx))
+    }
+}
+
+/// Where the parts of a ring are, in words of the memory that they lie in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RingPlace {
+    pub(crate) geometry: Geometry,
+    /// First word of the headers, in the producer's memory.
+    pub(crate) headers: usize,
+    /// First note, in the producer's memory.
+    pub(crate) notes: usize,
+    /// First word of the release entries, in the consumer's memory.
+    pub(crate) entries: usize,
+}
+
+/// Where the ring and its two counters are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RecordsPlace {
+    /// First word of the ring, in the consumer's memory.
+    pub(crate) ring: usize,
+    /// How many records there are: a power of two.
+    pub(crate) records: u32,
+    /// Word of the consumer's memory: how many it has written.
+    pub(crate) written: usize,
+    /// Word of the producer's memory: how many it has taken.
+    pub(crate) taken: usize,
+}
+
+impl RecordsPlace {
+    pub(crate) fn record(&self, number: u32) -> usize {
+        self.ring + (number & (self.records - 1)) as usize * ENTRY_WORDS
     }
 }
 

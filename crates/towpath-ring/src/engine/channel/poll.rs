@@ -34,9 +34,7 @@ impl Channel {
         self.note_high_water();
         let Self { rings, control, stats, gaps, .. } = self;
         let decided = poll(rings, control, stats, gaps, now, &mut f);
-        if !self.oneshots.is_empty() {
-            self.forget_oneshots();
-        }
+        self.oneshots.forget_released(&self.rings.rx.frames);
         self.look_at_violations();
         // An overdue frame is with the client until its answer comes, too late.
         if self.policy.overdue_max.is_some_and(|max| self.stats.overdue - self.stats.late > max) {
@@ -49,16 +47,6 @@ impl Channel {
         if self.stats.violations > self.policy.violations_max {
             self.liveness.end(Death::Violations);
         }
-    }
-
-    /// Counts those messages in a memory of their own no more that have come back. An overdue one is decided, but its memory
-    /// is with the client until it gives the frame back.
-    #[cold]
-    fn forget_oneshots(&mut self) {
-        let frames = &self.rings.rx.frames;
-        self.oneshots.retain(|(seq, _)| {
-            frames.find(*seq).is_some() || frames.skipped().iter().any(|at| frames.seq_at(*at) == *seq)
-        });
     }
 
     /// Takes the messages that the client has sent (with [`Config::messages`](crate::Config::messages)) and gives a copy of each to `f`: its

@@ -1,11 +1,7 @@
 //! Towards the client: room for messages, their publication, what was lost instead, and its doorbell.
 
-use std::os::fd::{AsFd, OwnedFd};
-
 use super::Channel;
-use crate::engine::peer_liveness::Death;
 use crate::engine::reservation::Reservation;
-use crate::handshake::messages::Notice;
 use crate::lane::frames::Room;
 use crate::lane::loss_record::Loss;
 use crate::lane::reserve_error::ReserveError;
@@ -14,7 +10,6 @@ use crate::shm::header::{FLAG_INLINE, FLAG_ONESHOT, Kind, Meta};
 use crate::shm::region::Use;
 use crate::shm::seq::Seq;
 use crate::shm::sync::Ordering;
-use crate::shm::sys::{self, Sent};
 
 impl Channel {
     /// Room for a message of `len` bytes, to be filled and committed. Dropping the reservation gives the room back unused.
@@ -77,45 +72,10 @@ impl Channel {
     }
 
     fn send_oneshot(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, ReserveError> {
-        if bytes.len() as u64 > self.policy.oneshot_max || bytes.is_empty() {
-            return Err(ReserveError::TooLarge);
-        }
         let room = self.rings.rx.room(0)?;
-        let fd = sys::frozen(bytes).map_err(|e| {
-            log::warn!("no memory for a message of {} bytes: {e}", bytes.len());
-            ReserveError::TooLarge
-        })?;
-        self.hand_over(&fd, bytes.len())?;
-        Ok(self.publish(room, bytes.len(), FLAG_ONESHOT, meta, &[]))
-    }
-
-    /// Sends the memory of the message that is published next.
-    fn hand_over(&mut self, fd: &OwnedFd, len: usize) -> Result<(), ReserveError> {
-        let (seq, len) = (self.rings.rx.frames.next_seq(), len as u64);
-        if len > self.policy.oneshot_max.min(u32::MAX.into()) {
-            return Err(ReserveError::TooLarge);
-        }
-        let under_way: u64 = self.oneshots.iter().map(|(_, len)| len).sum();
-        if under_way + len > self.policy.oneshot_max {
-            return Err(ReserveError::RingFull);
-        }
-        // Sent before it is published: when the client sees the header, the descriptor is there.
-        match sys::send(self.liveness.socket(self.lane), &Notice::OneShot { seq, len }.emit(), &[fd.as_fd()])
-        {
-            Ok(Sent::Yes) => {}
-            Ok(Sent::Full) => return Err(ReserveError::RingFull),
-            Ok(Sent::Gone) => {
-                self.liveness.end(Death::Closed);
-                return Err(ReserveError::Disconnected);
-            }
-            Err(e) => {
-                log::warn!("a message of {len} bytes cannot be handed over: {e}");
-                return Err(ReserveError::TooLarge);
-            }
-        }
-        self.oneshots.push((seq, len));
+        self.oneshots.send(&self.liveness, self.lane, self.rings.rx.frames.next_seq(), bytes)?;
         self.stats.oneshots += 1;
-        Ok(())
+        Ok(self.publish(room, bytes.len(), FLAG_ONESHOT, meta, &[]))
     }
 
     #[inline]
@@ -134,10 +94,10 @@ impl Channel {
     /// message, and, to a client that wants to know, in a frame of [`Kind::GAP`].
     pub fn lose(&mut self, loss: Loss) {
         self.gaps.count(loss, 1);
-        self.stats.lost += 1;
-        self.stats.lost_by[loss as usize] += 1;
+        *self.stats.lost_mut(loss) += 1;
+        self.lost += 1;
         // Relaxed: a number for Consumer::overrun, which orders nothing.
-        self.rings.own.word(abi::ENGINE_LOST).store(self.stats.lost, Ordering::Relaxed);
+        self.rings.own.word(abi::ENGINE_LOST).store(self.lost, Ordering::Relaxed);
     }
 
     /// Publishes gap records while they leave room for `frames` frames behind them.

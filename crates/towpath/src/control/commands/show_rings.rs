@@ -6,7 +6,6 @@ use serde_json::{Value, json};
 use towpath_engine::ChannelSnapshot;
 use towpath_engine::queue::About;
 use towpath_engine::queue::parse::{fanout_word, overload_words};
-use towpath_ring::Loss;
 
 use super::super::command::{Context, Handled, Query, Reply};
 use super::super::query::Target;
@@ -248,18 +247,15 @@ impl From<ChannelSnapshot> for Ring {
             ..Self::default()
         };
         let Some(About { peer, name, geometry, stats }) = channel.about else { return ring };
-        let lost = |loss: Loss| stats.lost_by[loss as usize];
         let lost = Lost {
-            no_room: lost(Loss::NoRoom),
-            oldest: lost(Loss::Oldest),
-            dropped: lost(Loss::Dropped),
-            passed: lost(Loss::Passed),
-            handed_on: lost(Loss::HandedOn),
-            too_large: lost(Loss::TooLarge),
-            other: 0,
+            no_room: stats.lost_no_room,
+            oldest: stats.lost_oldest,
+            dropped: stats.lost_dropped,
+            passed: stats.lost_passed,
+            handed_on: stats.lost_handed_on,
+            too_large: stats.lost_too_large,
+            other: stats.lost_overwritten + stats.lost_limited,
         };
-        let Lost { no_room, oldest, dropped, passed, handed_on, too_large, .. } = lost;
-        let named = no_room + oldest + dropped + passed + handed_on + too_large;
         Self {
             name,
             pid: peer.pid,
@@ -269,20 +265,20 @@ impl From<ChannelSnapshot> for Ring {
             frame_size: geometry.frame_size,
             frame_nr: geometry.frame_nr,
             used: channel.used,
-            high_water: stats.high_water,
-            held: stats.held,
+            high_water: stats.high_water as u32,
+            held: stats.held as u32,
             published: stats.published,
             bytes: stats.bytes,
             verdicts: Verdicts { decided: stats.decided, cumulative: stats.cumulative, ..verdicts },
             defaults: Defaults { overdue: stats.overdue, garbage: stats.invalid, drained: stats.drained },
-            lost: Lost { other: stats.lost.saturating_sub(named), ..lost },
+            lost,
             full: stats.full,
             late: stats.late,
             violations: stats.violations,
             wakeups: stats.wakeups,
             oneshots: stats.oneshots,
             gaps: stats.gaps,
-            huge_pages: stats.huge_pages,
+            huge_pages: stats.huge_pages != 0,
             ..ring
         }
     }
