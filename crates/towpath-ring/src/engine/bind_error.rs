@@ -5,32 +5,32 @@ use thiserror::Error;
 
 use crate::shm::geometry::GeometryError;
 
-/// Why an endpoint could not be set up.
+/// Why an endpoint could not be created.
 #[derive(Debug, Error)]
 pub enum BindError {
-    /// The socket could not be made.
+    /// The socket could not be created.
     #[error("cannot listen on {path}: {source}", path = path.display())]
     Listen {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// A live engine listens there.
+    /// Another engine listens at the path.
     #[error("another engine listens on {0}; stop it or choose another path")]
     InUse(PathBuf),
-    /// The shape of a ring breaks a rule.
+    /// The geometry of a ring is invalid.
     #[error("{direction} ring: {rule}")]
     Geometry {
-        /// Which ring.
+        /// `RX` or `TX`.
         direction: &'static str,
-        /// The rule.
+        /// The broken rule.
         rule: GeometryError,
     },
-    /// The number of lanes breaks a rule.
-    #[error("{0} lanes: a channel has 1 to 64")]
+    /// The number of lanes is invalid.
+    #[error("{0} lanes: must be 1 to 64")]
     Lanes(u32),
-    /// The number of records breaks a rule.
-    #[error("{0} records: the number must be a power of two from 2 to 65536")]
+    /// The number of records is invalid.
+    #[error("{0} records: must be a power of two from 2 to 65536")]
     Records(u32),
 }

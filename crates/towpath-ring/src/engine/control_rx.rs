@@ -1,7 +1,7 @@
-//! What a client sends over the socket: doorbells, and the memories of messages that are larger than its ring.
+//! Messages that a client sends over the socket: doorbells, and the memfds of one-shot messages.
 //!
-//! A descriptor is kept until the frame that it belongs to is read, and only so many of them: more are closed. A memory is
-//! read, never mapped: nothing that its sender does to it can fault in this process.
+//! A descriptor is kept until its frame is read. The number of kept descriptors is limited; further ones are closed.
+//! A memfd is read with pread(2), never mapped: no action of its sender can fault this process.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -9,22 +9,23 @@ use crate::handshake::messages::{NOTICE, Notice};
 use crate::shm::seq::Seq;
 use crate::shm::sys::{self, Received};
 
-/// Most messages read from a client's socket at a time.
+/// Messages read from the socket at a time.
 const NOTICES: usize = 64;
 
 #[derive(Debug)]
 pub(crate) struct ControlRx {
     socket: OwnedFd,
-    /// By sequence number; without its memory if this process had no descriptor left for it.
+    /// One-shot messages by sequence number, with their length and memfd. The memfd is missing if this process had
+    /// no free descriptor.
     announced: Vec<(Seq, u64, Option<OwnedFd>)>,
     descriptors_max: usize,
     oneshot_max: u64,
     invalid: u64,
-    /// Memories that this process had no descriptor for.
+    /// Memfds lost because this process had no free descriptor.
     fd_shortages: u64,
-    /// A message was not there because of that.
+    /// The last one-shot message was missing for that reason.
     short: bool,
-    /// A doorbell was read since this was last set back.
+    /// A doorbell was read since this was reset.
     pub(crate) rung: bool,
     ended: bool,
 }
@@ -44,9 +45,9 @@ impl ControlRx {
         }
     }
 
-    /// Reads what has come; a bounded number of messages.
+    /// Reads pending messages, a bounded number.
     pub(crate) fn listen(&mut self) {
-        // A client that keeps sending could otherwise keep us here.
+        // A client that keeps sending could otherwise keep the engine here.
         for _ in 0..NOTICES {
             let mut message = [0; NOTICE];
             match sys::recv_with_fds::<1>(&self.socket, &mut message) {
@@ -65,18 +66,18 @@ impl ControlRx {
         let count = fds.len();
         match (Notice::parse(message), fds.into_iter().next()) {
             (Ok(Notice::Doorbell), None) => self.rung = true,
-            // More would let a client fill our table of descriptors.
+            // More descriptors would let a client fill the engine's descriptor table.
             (Ok(Notice::OneShot { seq, len }), Some(fd))
                 if count == 1 && self.announced.len() < self.descriptors_max =>
             {
                 self.announced.push((seq, len, Some(fd)));
             }
-            // What came with it is closed here.
+            // Descriptors of an invalid message are closed here.
             _ => self.invalid += 1,
         }
     }
 
-    /// A message whose descriptor there was no room for: that is our fault and not the client's.
+    /// Handles a message whose descriptor was lost for lack of a free one. That is not a violation by the client.
     #[cold]
     fn handle_short(&mut self, message: &[u8]) {
         match Notice::parse(message) {
@@ -86,7 +87,7 @@ impl ControlRx {
                 let count = self.fd_shortages;
                 if count.is_power_of_two() {
                     log::warn!(
-                        "a message of {len} bytes is lost: too many files are open here for its memory ({count} so far)"
+                        "lost a message of {len} bytes: this process has too many open files to receive its memfd ({count} so far)"
                     );
                 }
             }
@@ -94,23 +95,23 @@ impl ControlRx {
         }
     }
 
-    /// Most descriptors that are kept.
+    /// Largest number of descriptors kept.
     pub(crate) fn descriptors_max(&self) -> usize {
         self.descriptors_max
     }
 
-    /// Messages without a meaning since this was last asked.
+    /// Invalid messages since the last call.
     pub(crate) fn take_invalid(&mut self) -> u64 {
         std::mem::take(&mut self.invalid)
     }
 
-    /// Whether the client has closed the socket.
+    /// Returns true if the client has closed the socket.
     pub(crate) fn is_ended(&self) -> bool {
         self.ended
     }
 
-    /// Appends a copy of the `len` bytes that were announced for that message; false when there is no such memory, or not
-    /// as it should be.
+    /// Appends the `len` bytes announced for message `which`. Returns false if the memfd is missing or not as
+    /// announced.
     pub(crate) fn oneshot(&mut self, which: Seq, len: u32, into: &mut Vec<u8>) -> bool {
         let Some((announced, fd)) = self.take(which) else { return false };
         let Some(fd) = fd else {
@@ -118,25 +119,26 @@ impl ControlRx {
             return false;
         };
         let Ok((seals, size)) = sys::sealed(fd.as_fd()) else { return false };
-        // Not sealed, it could change between a check of what it says and the use of it; without seals it may be a file
-        // of any kind, whose reading blocks.
+        // Without the seals, the content could change between a check and its use, or the file could be of a kind
+        // whose reading blocks.
         let safe = seals.contains(sys::FROZEN) && announced == u64::from(len) && size >= announced;
         safe && announced > 0
             && announced <= self.oneshot_max
             && sys::read_exactly(&fd, len as usize, into).is_ok()
     }
 
-    /// Whether the message that was not there is one that this process had no descriptor for, since this was last asked.
+    /// Returns true if a one-shot message was missing, since the last call, because this process had no free
+    /// descriptor.
     pub(crate) fn take_short(&mut self) -> bool {
         std::mem::take(&mut self.short)
     }
 
-    /// Closes the memory of a message that is not wanted.
+    /// Closes the memfd of a message that is discarded.
     pub(crate) fn forget(&mut self, which: Seq) {
         drop(self.take(which));
     }
 
-    /// What was announced for that message: its length and its memory.
+    /// Removes the announced length and memfd of message `which`.
     fn take(&mut self, which: Seq) -> Option<(u64, Option<OwnedFd>)> {
         let position =
             |announced: &[(Seq, u64, Option<OwnedFd>)]| announced.iter().position(|(w, ..)| *w == which);

@@ -1,8 +1,8 @@
-//! Dumps: an answer of any size, in frames, never in the way of other frames.
+//! Dumps: answers of any size, in frames, that do not delay other frames.
 //!
-//! A step publishes parts as long as at least half of the ring is free (the rule of netlink_dump_space, Linux commit
-//! cd1df525), and the next step goes on where that one stopped. The last frame is DONE; it is marked when the data
-//! changed meanwhile. One dump per channel at a time.
+//! A step publishes parts while at least half of the ring is free (the rule of netlink_dump_space, Linux commit
+//! cd1df525); the next step continues. The last frame is DONE, and is marked if the data changed during the dump.
+//! Each channel has one dump at a time.
 
 use crate::engine::channel::Channel;
 use crate::lane::loss_record::Loss;
@@ -12,47 +12,47 @@ use crate::shm::header::{FLAG_INLINE, FLAG_INTERRUPTED, Kind, Meta};
 /// EBUSY of errno(3).
 const EBUSY: u32 = 16;
 
-/// What a dump is made from.
+/// Source of a dump.
 pub trait Source {
-    /// Appends the next part to `into`, which is empty; false when there is none.
+    /// Appends the next part to `into`, which is empty. Returns false at the end.
     fn next(&mut self, into: &mut Vec<u8>) -> bool;
 
-    /// A number that changes whenever the data does.
+    /// A number that changes with the data.
     fn generation(&self) -> u64;
 }
 
-/// A dump under way.
+/// A dump in progress.
 #[derive(Debug)]
 pub(crate) struct Dump {
     group: u32,
     generation: Option<u64>,
     interrupted: bool,
-    /// A part that found no room.
+    /// A part that found no space.
     part: Vec<u8>,
     pending: bool,
 }
 
-/// How far a dump has come.
+/// State of a dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// There is no dump on this channel.
+    /// The channel has no dump.
     Idle,
-    /// It goes on when frames have come back.
+    /// The dump continues when the client has released frames.
     Running,
     /// DONE was sent.
     Done,
 }
 
-/// A dump is under way on this channel (EBUSY); the client has been told.
+/// The channel has a dump already (EBUSY); the client was informed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a dump is under way on this channel")]
+#[error("this channel already has a dump")]
 pub struct Busy;
 
 impl Channel {
-    /// Begins a dump of what `group` names; [`dump`](Self::dump) then sends it.
+    /// Begins a dump of `group`; [`dump`](Self::dump) sends it.
     ///
     /// # Errors
-    /// [`Busy`]: one is under way. The client gets a frame of [`Kind::ERROR`] with EBUSY.
+    /// [`Busy`]: the channel has a dump already. The client gets a frame of [`Kind::ERROR`] with EBUSY.
     pub fn begin_dump(&mut self, group: u32) -> Result<(), Busy> {
         if self.dump.is_some() {
             let meta = Meta { kind: Kind::ERROR, group, mark: EBUSY, ..Meta::default() };
@@ -66,8 +66,8 @@ impl Channel {
         Ok(())
     }
 
-    /// Sends as much of the dump as may be sent now. Call it again whenever [`poll_verdicts`](Self::poll_verdicts) has
-    /// found something, until it says [`Progress::Done`].
+    /// Sends as much of the dump as the ring permits. Call it again whenever [`poll_verdicts`](Self::poll_verdicts)
+    /// has released frames, until it returns [`Progress::Done`].
     pub fn dump(&mut self, source: &mut dyn Source) -> Progress {
         let Some(mut dump) = self.dump.take() else { return Progress::Idle };
         let generation = source.generation();
@@ -84,7 +84,7 @@ impl Channel {
             }
             match self.send(&dump.part, &meta) {
                 Ok(_) => dump.pending = false,
-                // It will never fit: the client learns from the gap record that a part is missing.
+                // The part never fits: a loss record reports it to the client.
                 Err(ReserveError::TooLarge) => {
                     self.lose(Loss::TooLarge);
                     dump.pending = false;
@@ -160,7 +160,7 @@ mod tests {
         (dir, channel, client.join().unwrap())
     }
 
-    /// Takes every frame there is: kind, first byte, whether it is marked.
+    /// Receives every frame: kind, first byte, whether it is marked.
     fn drain(client: &mut Consumer, channel: &mut Channel) -> Vec<(Kind, Option<u8>, bool)> {
         let mut got = Vec::new();
         while let Some(frame) = client.try_recv().unwrap() {
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dump_leaves_half_of_the_ring_and_goes_on() {
+    fn a_dump_leaves_half_of_the_ring_free_and_continues() {
         for change in [false, true] {
             let (_dir, mut channel, mut client) = pair();
             client.request(7, b"").unwrap();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_dump_is_told_that_the_first_is_under_way() {
+    fn a_second_dump_is_busy() {
         let (_dir, mut channel, mut client) = pair();
         channel.begin_dump(7).unwrap();
         assert_eq!(channel.begin_dump(7), Err(Busy));

@@ -1,7 +1,7 @@
-//! One queue, several listeners: who gets a frame, and what becomes of one that nobody has room for.
+//! A queue with several listeners: which listener gets a frame, and the overload policy.
 //!
-//! Every frame that is offered is accounted for: delivered, lost by a named policy, sent back to the caller to pass, drop
-//! or hand on, or waiting in the backlog. A loss is told to the listener in the header of its next frame.
+//! Invariant: every offered frame is accounted for: sent, lost by the policy, returned to the caller with a verdict
+//! or to be retried, or in the backlog. A lost frame is reported to its listener in the header of the next frame.
 
 use std::collections::VecDeque;
 
@@ -14,81 +14,83 @@ use crate::lane::verdict::Verdict;
 use crate::shm::header::Meta;
 use crate::shm::seq::Seq;
 
-/// Who gets a frame.
+/// Selection of the listener for a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fanout {
-    /// The first listener; the others stand by.
+    /// The first listener. The others are standby.
     Exclusive,
-    /// One listener per flow, by [`Meta::hash`]. A flow moves only when its listener goes, or to one that comes.
+    /// One listener per flow, by [`Meta::hash`]. A flow moves only if its listener leaves, or to a listener that
+    /// joins.
     FlowHash,
     /// One listener per CPU.
     Cpu,
-    /// The listener that has the fewest frames out.
+    /// The listener with the fewest outstanding frames.
     LeastLoaded,
-    /// Every listener, each with its own verdict and its own copy. With [`Overload::Block`] nobody gets a frame while a
-    /// listener is above its marks; set them below what the rings hold, because a ring that is full all the same loses
-    /// that listener's copy (counted, and told to it).
+    /// Every listener; each has a copy and gives a verdict. With [`Overload::Block`], no listener gets a frame while
+    /// one is above its marks. Set the marks below the capacity of the rings: a full ring loses that listener's
+    /// copy, which is counted and reported to the listener.
     Broadcast,
-    /// Every listener that has room; nobody waits for them and nothing depends on what they say.
+    /// Every listener that has space. The queue never waits for a listener, and the verdicts have no effect.
     Mirror,
 }
 
-/// What becomes of a frame whose listener has no room.
+/// Policy for a frame whose listener has no space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overload {
-    /// The caller waits: back-pressure.
+    /// The caller retries: back-pressure.
     Block,
     /// This frame is lost.
     DropNewest,
-    /// It waits in a backlog of this many frames, whose oldest is lost when it is full.
+    /// The frame enters a backlog of this many frames; a full backlog loses its oldest frame.
     DropOldest(usize),
-    /// It passes uninspected: fail open.
+    /// The frame passes without inspection: fail open.
     Pass,
-    /// It is dropped: fail closed.
+    /// The frame is dropped: fail closed.
     Drop,
-    /// It goes to this queue.
+    /// The frame goes to this queue.
     Queue(u16),
 }
 
 impl Overload {
-    /// Whether a frame is kept, or offered again, until there is room; if not, its fate is decided at once, too large or not.
+    /// Returns true if a frame is kept or offered again until there is space. Otherwise its verdict is immediate,
+    /// even for a frame that is too large.
     fn waits(self) -> bool {
         matches!(self, Self::Block | Self::DropNewest | Self::DropOldest(_))
     }
 }
 
-/// What became of a frame.
+/// Result of [`Queue::enqueue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enqueue {
-    /// This listener (its place among [`Queue::listeners`] at present) has it, under this number.
+    /// Published to this listener (index into [`Queue::listeners`]) with this sequence number.
     Sent(usize, Seq),
-    /// So many listeners have it ([`Fanout::Broadcast`], [`Fanout::Mirror`]).
+    /// Published to this many listeners ([`Fanout::Broadcast`], [`Fanout::Mirror`]).
     SentTo(usize),
-    /// It waits in the backlog.
+    /// In the backlog.
     Backlogged,
-    /// No room, and the policy is to wait: offer it again.
+    /// No space, and the policy is [`Overload::Block`]: enqueue the frame again later.
     Blocked,
-    /// Lost by [`Overload::DropNewest`]; or larger than the listener can ever be sent ([`Loss::TooLarge`]), so that waiting
-    /// for room would never end.
+    /// Lost by [`Overload::DropNewest`], or larger than the largest message of the listener ([`Loss::TooLarge`]):
+    /// waiting for space would never end.
     Lost,
     /// The policy's verdict: [`Overload::Pass`], [`Overload::Drop`] or [`Overload::Queue`].
     Verdict(Verdict<'static>),
-    /// Nobody listens.
+    /// The queue has no listener.
     NoListener,
 }
 
-/// What a queue needs of a listener; a [`Channel`], or a double in a test.
+/// A listener of a queue: a [`Channel`], or a test double.
 pub trait Listener {
     /// Publishes a frame.
     ///
     /// # Errors
-    /// [`ReserveError`]: there is no room.
+    /// [`ReserveError`]: the ring has no space.
     fn send(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, ReserveError>;
-    /// Frames that are out.
+    /// Number of outstanding frames.
     fn depth(&self) -> u32;
-    /// Counts a loss and tells it with the next frame.
+    /// Counts a loss and reports it with the next frame.
     fn lose(&mut self, loss: Loss);
-    /// Whether it is gone.
+    /// Returns true if the listener has disconnected.
     fn is_dead(&self) -> bool;
 }
 
@@ -110,30 +112,29 @@ impl Listener for Channel {
     }
 }
 
-/// How a queue behaves.
+/// Behaviour of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Who gets a frame.
+    /// Selection of the listener. The default is [`Fanout::Exclusive`].
     pub fanout: Fanout,
-    /// What becomes of one that finds no room.
+    /// Policy for a frame without space. The default is [`Overload::Drop`].
     pub overload: Overload,
-    /// A listener with this many frames out is overloaded ...
+    /// High mark: a listener with this many outstanding frames is overloaded. The default is no mark: overloaded if
+    /// the ring is full.
     pub high: u32,
-    /// ... until it has this many or fewer.
+    /// Low mark: the listener is overloaded until it has this many frames or fewer.
     pub low: u32,
 }
 
 impl Default for Policy {
-    /// Exclusive, fail closed, and overloaded only when the ring is full.
+    /// Exclusive, fail closed, overloaded only if the ring is full.
     fn default() -> Self {
         Self { fanout: Fanout::Exclusive, overload: Overload::Drop, high: u32::MAX, low: u32::MAX }
     }
 }
 
 metrics! {
-    /// Counters of a queue.
-    ///
-    /// `offered` = `sent` + `blocked` + `lost` + `passed` + `dropped` + `handed_on` + `no_listener` + `backlog`, at any time.
+    /// A queue and its listeners. See [`Policy`].
     pub struct QueueStats in "fanout" {
         /// Frames offered. A frame offered again after [`Enqueue::Blocked`] counts again.
         pub offered: counter frames,
@@ -162,7 +163,7 @@ metrics! {
 
 #[derive(Debug)]
 struct Member<L> {
-    /// Its own for as long as the queue lives, whoever goes: what flows are shared out by.
+    /// Unique for the lifetime of the queue. Rendezvous hashing assigns flows by it.
     id: u32,
     listener: L,
     overloaded: bool,
@@ -179,7 +180,7 @@ pub struct Queue<L> {
 }
 
 impl<L: Listener> Queue<L> {
-    /// A queue without listeners.
+    /// Creates a queue without listeners.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
         Self {
@@ -197,7 +198,7 @@ impl<L: Listener> Queue<L> {
         self.next_id = self.next_id.wrapping_add(1);
     }
 
-    /// Takes out the listeners that are gone, so that what they held can be decided.
+    /// Removes and returns the disconnected listeners, so that the caller decides their frames.
     pub fn take_dead(&mut self) -> Vec<L> {
         let dead = self.members.extract_if(.., |m| m.listener.is_dead());
         dead.map(|m| m.listener).collect()
@@ -208,13 +209,13 @@ impl<L: Listener> Queue<L> {
         self.members.iter_mut().map(|m| &mut m.listener)
     }
 
-    /// What it has done.
+    /// The queue's counters.
     #[must_use]
     pub fn stats(&self) -> QueueStats {
         QueueStats { backlog: self.backlog.len() as u64, ..self.stats }
     }
 
-    /// Offers a frame that came on `cpu`.
+    /// Sends a frame that was received on `cpu` to a listener, or applies the overload policy.
     pub fn enqueue(&mut self, bytes: &[u8], meta: &Meta, cpu: u32) -> Enqueue {
         self.flush();
         self.stats.offered += 1;
@@ -225,7 +226,7 @@ impl<L: Listener> Queue<L> {
         if matches!(self.policy.fanout, Fanout::Broadcast | Fanout::Mirror) {
             return self.enqueue_all(bytes, meta);
         }
-        // What is in the backlog comes first.
+        // The backlog precedes this frame.
         if self.backlog.is_empty()
             && let Some(sent) = self.try_one(bytes, meta, cpu)
         {
@@ -234,7 +235,7 @@ impl<L: Listener> Queue<L> {
         self.overloaded(bytes, meta, cpu)
     }
 
-    /// Sends what is in the backlog and has room now. What will never have room is lost.
+    /// Sends the frames of the backlog that have space now. Frames that are too large for their listener are lost.
     pub fn flush(&mut self) {
         while let Some((meta, cpu, bytes)) = self.backlog.pop_front() {
             if self.try_one(&bytes, &meta, cpu).is_none() {
@@ -244,7 +245,7 @@ impl<L: Listener> Queue<L> {
         }
     }
 
-    /// What became of the frame; none while it has to wait.
+    /// Sends the frame to its listener; none if it must wait.
     fn try_one(&mut self, bytes: &[u8], meta: &Meta, cpu: u32) -> Option<Enqueue> {
         let index = self.choose(meta, cpu)?;
         if !self.has_room(index) {
@@ -255,7 +256,7 @@ impl<L: Listener> Queue<L> {
                 self.stats.sent += 1;
                 Some(Enqueue::Sent(index, seq))
             }
-            // No room will ever be enough: behind it, nothing else would get through either.
+            // Space for this frame would never suffice, and it would block the frames behind it.
             Err(ReserveError::TooLarge) if self.policy.overload.waits() => {
                 self.members[index].listener.lose(Loss::TooLarge);
                 self.stats.lost += 1;
@@ -310,7 +311,8 @@ impl<L: Listener> Queue<L> {
         let all = 0..self.members.len();
         match self.policy.fanout {
             Fanout::Exclusive | Fanout::Broadcast | Fanout::Mirror => all.into_iter().find(live),
-            // Rendezvous hashing: the listener with the highest score for this flow; when it goes, only its flows move.
+            // Rendezvous hashing: the listener with the highest score for this flow. If it leaves, only its flows
+            // move.
             Fanout::FlowHash => all.filter(live).max_by_key(|i| suits(meta.hash, *i)),
             Fanout::Cpu => {
                 all.filter(live).max_by_key(|i| (*i == cpu as usize % self.members.len(), suits(cpu, *i)))
@@ -319,7 +321,7 @@ impl<L: Listener> Queue<L> {
         }
     }
 
-    /// Whether the listener is below its marks.
+    /// Returns true if the listener is below its marks.
     fn has_room(&mut self, index: usize) -> bool {
         let Policy { high, low, .. } = self.policy;
         let member = &mut self.members[index];
@@ -360,14 +362,14 @@ impl<L: Listener> Queue<L> {
         Enqueue::Backlogged
     }
 
-    /// Tells the listener that would have had the frame that it is lost, when the caller decides so.
+    /// Reports to the listener of the frame that the frame is lost; for losses that the caller decides.
     pub fn lose(&mut self, loss: Loss, meta: &Meta, cpu: u32) {
         if let Some(index) = self.choose(meta, cpu) {
             self.members[index].listener.lose(loss);
         }
     }
 
-    /// The policies that leave the frame to the caller.
+    /// Applies the policies that return the frame to the caller.
     fn refuse(&mut self) -> Enqueue {
         match self.policy.overload {
             Overload::Block => {
@@ -394,7 +396,7 @@ impl<L: Listener> Queue<L> {
     }
 }
 
-/// How well the listener with this id suits `hash`: a mix of the two (the finaliser of MurmurHash3).
+/// Score of the listener `id` for `hash`: a mix of the two (the finaliser of MurmurHash3).
 fn score(hash: u32, id: u32) -> u32 {
     let mut x = hash ^ id.wrapping_mul(0x9e37_79b9);
     x = (x ^ (x >> 16)).wrapping_mul(0x85eb_ca6b);
@@ -408,10 +410,10 @@ mod tests {
 
     use super::*;
 
-    /// Most bytes that a listener can be sent.
+    /// Largest message of a test listener.
     const LARGEST: usize = 3;
 
-    /// A listener with room for `room` frames.
+    /// A listener with space for `room` frames.
     #[derive(Debug, Default)]
     struct Double {
         room: usize,
@@ -466,8 +468,8 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_of_the_third_frame_when_there_is_room_for_two() {
-        // Policy, the third frame's fate, what the listener is told after the fourth, what it has after room for one more.
+    fn each_overload_policy_with_room_for_two_frames() {
+        // Policy, result for the third frame, losses reported after the fourth, frames after space for one more.
         for (overload, third, told, out) in [
             (Overload::Block, Enqueue::Blocked, (0, None), vec![1, 2, 5]),
             (Overload::DropNewest, Enqueue::Lost, (2, Some(Loss::NoRoom)), vec![1, 2, 5]),
@@ -497,10 +499,10 @@ mod tests {
     }
 
     #[test]
-    fn what_never_fits_is_lost_and_keeps_nothing_waiting() {
+    fn a_frame_that_is_too_large_is_lost_and_blocks_nothing() {
         let all = [1; LARGEST + 1];
         for fanout in [Fanout::Exclusive, Fanout::Broadcast] {
-            // Policy, its fate, what the listener is told.
+            // Policy, result, loss reported to the listener.
             for (overload, fate, told) in [
                 (Overload::Block, Enqueue::Lost, Loss::TooLarge),
                 (Overload::DropNewest, Enqueue::Lost, Loss::TooLarge),
@@ -517,7 +519,7 @@ mod tests {
                 assert_eq!(q.stats().lost, u64::from(fate == Enqueue::Lost));
             }
         }
-        // In the backlog, with a frame behind it.
+        // In the backlog, followed by another frame.
         let mut q = queue(with(Fanout::Exclusive, Overload::DropOldest(4)), 1, 1);
         assert!(matches!(q.enqueue(&[1], &hash(0), 0), Enqueue::Sent(0, _)));
         for bytes in [&[2][..], &all, &[3]] {
@@ -546,9 +548,9 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_stays_with_its_listener_while_others_come_and_go() {
+    fn a_flow_stays_with_its_listener_while_other_listeners_join_and_leave() {
         let mut q = queue(with(Fanout::FlowHash, Overload::Drop), 0, 0);
-        // Who a listener is, wherever it stands: its room.
+        // The value of `room` identifies a listener.
         let join = |q: &mut Queue<Double>, who| q.join(Double { room: 10_000 + who, ..Double::default() });
         let flows = |q: &mut Queue<Double>| {
             let mut at = |flow| match q.enqueue(&[0], &hash(flow), 0) {
@@ -563,7 +565,7 @@ mod tests {
             let charge = before.iter().filter(|b| **b == who).count();
             assert!((150..350).contains(&charge), "listener {who} has {charge} of 1000 flows");
         }
-        // Who goes; whether it is taken out at once; who comes.
+        // Listener that leaves; whether it is removed at once; listener that joins.
         for (gone, taken, come) in [(1, false, None), (0, true, None), (3, true, Some(4)), (2, true, Some(5))]
         {
             for member in q.members.iter_mut().filter(|m| m.listener.room == 10_000 + gone) {
@@ -584,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_ways_of_choosing() {
+    fn cpu_least_loaded_and_exclusive() {
         let mut q = queue(with(Fanout::Cpu, Overload::Drop), 3, 10);
         for cpu in 0..6 {
             assert!(matches!(q.enqueue(&[0], &hash(0), cpu), Enqueue::Sent(i, _) if i == cpu as usize % 3));
@@ -603,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_listener_of_a_tap_slows_nobody() {
+    fn a_slow_mirror_listener_loses_only_its_own_copies() {
         let mut q = queue(with(Fanout::Mirror, Overload::Block), 2, 100);
         q.members[1].listener.room = 1;
         for n in 0..10 {

@@ -1,4 +1,4 @@
-//! Making a channel: the memory of every lane, handed to a client that may attach.
+//! Creation of a channel: the memory of every lane, sent to a client that may attach.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::shm::park::{Answered, Ringer, Sleeper};
 use crate::shm::seq::Seq;
 use crate::shm::sys::{self, Sent};
 
-/// Makes the memory of each lane, seals it and hands it over.
+/// Creates the memory of each lane, seals it and sends it to the client.
 pub(crate) fn open(
     config: &Config,
     socket: &OwnedFd,
@@ -43,7 +43,7 @@ pub(crate) fn open(
     };
     let welcome = Welcome { version: VERSION, answer: Reply::Attached(terms) };
     let mut memory = made.iter().map(|(.., memory)| memory);
-    // The first lane comes with the welcome, and its socket is the one that is there.
+    // The first lane comes with the welcome and uses the attached socket.
     let first = memory.next().ok_or(std::io::ErrorKind::InvalidInput)?;
     hand_over(socket, &welcome.emit(), &first.fds())?;
     charge.lend();
@@ -92,7 +92,7 @@ pub(crate) fn open(
 fn hand_over(socket: &OwnedFd, message: &[u8], fds: &[BorrowedFd<'_>]) -> std::io::Result<()> {
     match sys::send(socket, message, fds)? {
         Sent::Yes => Ok(()),
-        // What a client is sent before it has said anything more finds room, or it is not a client.
+        // A client that has just connected has an empty socket buffer; otherwise it is not a ring client.
         Sent::Full | Sent::Gone => Err(std::io::ErrorKind::BrokenPipe.into()),
     }
 }

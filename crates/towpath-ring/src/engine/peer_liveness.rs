@@ -1,4 +1,4 @@
-//! The other process: who it is, and whether it lives. The lanes of a channel charge one life.
+//! Liveness and identity of the client's process. The lanes of a channel share it.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,18 +10,18 @@ use crate::shm::header::Credentials;
 use crate::shm::sync::{AtomicU64, Ordering};
 use crate::shm::sys::{self, Sent};
 
-/// How a client's end came.
+/// Why a channel ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Death {
-    /// It closed its socket.
+    /// The client closed its socket.
     Closed,
-    /// Its process ended while something else kept its socket open.
+    /// The client's process ended while another process kept the socket open.
     Exited,
-    /// It wrote too much that has no meaning.
+    /// The client wrote more invalid words than [`Config::violations_max`](crate::Config::violations_max).
     Violations,
-    /// It sat on more overdue frames than [`Config::overdue_max`](crate::Config::overdue_max).
+    /// The client kept more overdue frames than [`Config::overdue_max`](crate::Config::overdue_max).
     Stuck,
-    /// The engine detached it.
+    /// The engine detached the client.
     Detached,
 }
 
@@ -29,17 +29,17 @@ impl Death {
     const ALL: [Self; 5] = [Self::Closed, Self::Exited, Self::Violations, Self::Stuck, Self::Detached];
 }
 
-/// The end of one lane is the end of all: what is left of the others is taken back by the threads that have them.
+/// The end of one lane ends all lanes; the threads that own the other lanes take back their frames.
 #[derive(Debug)]
 pub(crate) struct PeerLiveness {
     pub(crate) peer: Credentials,
     pub(crate) name: String,
     pub(crate) pidfd: Option<OwnedFd>,
-    /// Each lane's. The client sleeps on the first one, for all lanes.
+    /// The socket of each lane. The client sleeps on the first one, for all lanes.
     sockets: Box<[OwnedFd]>,
-    /// 0 while it lives, then 1 + the index of its [`Death`].
+    /// 0 while the client lives, then 1 + the index of its [`Death`].
     dead: AtomicU64,
-    /// What the channel counts against its user's quota; given back when the last lane is dropped.
+    /// The channel's charge against its user's quota; returned when the last lane is dropped.
     _charge: Charge,
 }
 
@@ -54,9 +54,9 @@ impl PeerLiveness {
         Self { peer, name, pidfd, sockets, dead: AtomicU64::new(0), _charge: charge }
     }
 
-    /// How its end came, if it has.
+    /// Why the channel ended, if it has.
     pub(crate) fn death(&self) -> Option<Death> {
-        // Relaxed: the word says everything; nothing is read because of it.
+        // Relaxed: the word is self-contained; no other data depends on it.
         let dead = self.dead.load(Ordering::Relaxed);
         Death::ALL.get((dead as usize).checked_sub(1)?).copied()
     }
@@ -66,27 +66,27 @@ impl PeerLiveness {
         self.dead.load(Ordering::Relaxed) != 0
     }
 
-    /// Ends it, if it is not over.
+    /// Ends the channel if it lives, and logs it.
     pub(crate) fn end(&self, how: Death) {
         if self.close(how) {
             log::info!("client {:?} (process {}) detached: {how}", self.name, self.peer.pid);
         }
     }
 
-    /// The same without a word; whether it was not over.
+    /// Ends the channel without a log line; returns true if it lived.
     pub(crate) fn close(&self, how: Death) -> bool {
-        // Relaxed: as in death; the first one counts.
+        // Relaxed: as in death; the first reason counts.
         if self.dead.compare_exchange(0, how as u64 + 1, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return false;
         }
         for socket in &self.sockets {
-            // The client, if it lives, sees the end of the socket; that it may be gone already is no error.
+            // The client sees the end of the socket. An error means that it has closed the socket already.
             let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
         }
         true
     }
 
-    /// Whether its process has ended.
+    /// Returns true if the client's process has ended.
     pub(crate) fn has_exited(&self) -> bool {
         let ended = |pidfd: &OwnedFd| sys::wait(&[pidfd.as_fd()], Some(Duration::ZERO)).unwrap_or(false);
         self.pidfd.as_ref().is_some_and(ended)
@@ -94,7 +94,7 @@ impl PeerLiveness {
 
     /// Rings the client's doorbell.
     pub(crate) fn ring(&self) {
-        // Full: there are doorbells enough that it has not read.
+        // A full socket has unread doorbells.
         if matches!(sys::send(&self.sockets[0], &Notice::Doorbell.emit(), &[]), Ok(Sent::Gone)) {
             self.end(Death::Closed);
         }
@@ -105,12 +105,12 @@ impl PeerLiveness {
         &self.sockets[lane as usize]
     }
 
-    /// How many lanes there are.
+    /// Number of lanes.
     pub(crate) fn lanes(&self) -> u32 {
         self.sockets.len() as u32
     }
 
-    /// What lane `lane` waits for: its socket, and the end of the process.
+    /// Descriptors that lane `lane` polls: its socket and the pidfd.
     pub(crate) fn watched(&self, lane: u32) -> Vec<BorrowedFd<'_>> {
         let mut fds = vec![self.socket(lane).as_fd()];
         fds.extend(self.pidfd.as_ref().map(AsFd::as_fd));
@@ -123,8 +123,8 @@ impl fmt::Display for Death {
         f.write_str(match self {
             Self::Closed => "it closed its socket",
             Self::Exited => "its process ended",
-            Self::Violations => "it wrote too much that has no meaning",
-            Self::Stuck => "it sat on too many overdue frames",
+            Self::Violations => "it wrote too many invalid words",
+            Self::Stuck => "it kept too many overdue frames",
             Self::Detached => "detached by the engine",
         })
     }

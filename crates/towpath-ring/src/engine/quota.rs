@@ -1,9 +1,10 @@
-//! What each user may have of an endpoint, and who has it.
+//! Quotas per user, and the charges against them.
 //!
-//! The end of a channel gives its memory back only if the client lets go of it too: nobody can take memory from a process that has
-//! mapped it. What was in the hands of another user's process therefore counts until that has ended; to attach, close and keep
-//! would otherwise be a way to all of the system's memory. (A process can still pass it on to one that lives longer.) Of our own
-//! user, and of root, nothing is kept count of: they could end us, too.
+//! What: the end of a channel does not free its memory while the client has it mapped; no call takes memory from
+//! another process. Memory that was sent to a process of another user therefore counts until that process ends.
+//! Otherwise a client could attach, close and keep mappings until the system has no memory. (A process can still
+//! pass the memory on to one that lives longer.) Memory of the engine's own user and of root is not tracked: they
+//! can end the engine anyway.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -14,22 +15,23 @@ use std::time::{Duration, Instant};
 use crate::shm::header::Credentials;
 use crate::shm::sys::{self, Process};
 
-/// How long memory counts that is with a process whose end cannot be seen.
+/// How long memory counts if the end of its process is not visible.
 const UNSEEN: Duration = Duration::from_secs(3600);
-/// What such a process had of channels that ended within so long is counted together, as long as the last of it.
+/// Memory of such a process that was released within this time is counted in one entry.
 const TOGETHER: Duration = Duration::from_secs(60);
 
-/// What each user may have.
+/// Limits per user and per endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
-    /// Most bytes of shared memory of all channels of one user. Of a user who is neither the engine's own nor root, what a channel had counts
-    /// until the client's process has ended, or for an hour where that cannot be seen. The default is 256 MiB.
+    /// Bytes of shared memory of all channels of one user. The memory of a user who is neither the engine's own nor
+    /// root counts until the client's process has ended, or for an hour if the end is not visible. The default is
+    /// 256 MiB.
     pub bytes_per_user: u64,
-    /// Most channels of one user. The default is 64.
+    /// Channels of one user. The default is 64.
     pub channels_per_user: usize,
-    /// Most channels of all users. The default is 256.
+    /// Channels of all users. The default is 256.
     pub channels: usize,
-    /// Most descriptors that a client may have passed and that were not used yet; more are closed. The default is 16.
+    /// Unused descriptors that a client may have passed; more are closed. The default is 16.
     pub descriptors: usize,
 }
 
@@ -39,7 +41,7 @@ impl Default for Quota {
     }
 }
 
-/// One channel's part; given back when it is dropped, unless somebody else may still have it.
+/// The charge of one channel. Dropping it returns the memory, unless another process may still have it.
 #[derive(Debug)]
 pub(crate) struct Charge {
     quotas: Quotas,
@@ -52,13 +54,13 @@ struct Holder {
     pid: u32,
     name: String,
     bytes: u64,
-    /// Its process, if that counts.
+    /// The client's process, if the memory must be tracked.
     process: Process,
-    /// The memory was handed over.
+    /// True if the memory was sent to the client.
     lent: bool,
 }
 
-/// What a process may have kept of channels that have ended.
+/// Memory that a process may have kept of ended channels.
 #[derive(Debug)]
 struct Kept {
     uid: u32,
@@ -70,7 +72,7 @@ struct Kept {
 
 #[derive(Debug)]
 enum Until {
-    /// This process has ended.
+    /// Until this process has ended.
     Ended(OwnedFd),
     Then(Instant),
 }
@@ -78,12 +80,12 @@ enum Until {
 #[derive(Debug, Default)]
 struct Book {
     holders: BTreeMap<u64, Holder>,
-    /// One for each process whose end can be seen; of others, one for each minute.
+    /// One entry per process whose end is visible; for others, one per minute.
     kept: Vec<Kept>,
     next: u64,
 }
 
-/// Who has what. Locked at attach and detach only.
+/// All charges of an endpoint. Locked at attach and detach only.
 #[derive(Clone, Debug)]
 pub(crate) struct Quotas {
     quota: Quota,
@@ -95,7 +97,7 @@ impl Quotas {
         Self { quota, book: Arc::default() }
     }
 
-    /// Takes a charge of `bytes`, or says which limit stands against it and who holds what.
+    /// Charges `bytes`, or returns which limit is exceeded and by which clients.
     pub(crate) fn take(&self, peer: &Credentials, name: &str, bytes: u64) -> Result<Charge, String> {
         let mut book = self.lock();
         let Quota { channels_per_user, channels, .. } = self.quota;
@@ -107,7 +109,7 @@ impl Quotas {
             return Err(format!("{channels_per_user} channels for user {uid}; {}", book.theirs(uid)));
         }
         book.forget(uid, Instant::now());
-        // Each is a descriptor of ours.
+        // Each entry is an open descriptor of this process.
         let seen = |k: &&Kept| k.uid == uid && matches!(k.until, Until::Ended(_));
         if book.kept.iter().filter(seen).count() >= channels_per_user {
             return Err(format!("{channels_per_user} processes of user {uid}; {}", book.theirs(uid)));
@@ -139,7 +141,7 @@ impl Quotas {
     }
 }
 
-/// Whether the user is our own, or root.
+/// Returns true for the engine's own user and for root.
 fn is_trusted(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
@@ -150,7 +152,7 @@ impl Book {
         held.chain(self.kept.iter().filter(|k| k.uid == uid).map(|k| k.bytes)).sum()
     }
 
-    /// What the user has, for people.
+    /// The user's charges, as text.
     fn theirs(&self, uid: u32) -> String {
         let mut text = holders(self.holders.values().filter(|h| h.uid == uid));
         let kept = self.kept.iter().filter(|k| k.uid == uid);
@@ -161,12 +163,12 @@ impl Book {
         text
     }
 
-    /// Counts no more what processes of the user had that have ended.
+    /// Removes the kept memory of the user's processes that have ended.
     fn forget(&mut self, uid: u32, now: Instant) {
         self.kept.retain(|kept| kept.uid != uid || !kept.until.has_come(now));
     }
 
-    /// The channel has ended. What its client may have kept counts on.
+    /// Ends a channel's charge. Memory that its client may have kept still counts.
     fn end(&mut self, number: u64, now: Instant) {
         let Some(Holder { uid, pid, name, bytes, process, lent }) = self.holders.remove(&number) else {
             return;
@@ -184,9 +186,10 @@ impl Book {
         }
         self.forget(uid, now);
         let goes_with = |kept: &&mut Kept| match (&kept.until, &until) {
-            // As long as a process is there, no other has its number.
+            // A process id is not reused while the process exists.
             (Until::Ended(_), Until::Ended(_)) => true,
-            // Its time is not put off by what comes later: all of it would count for as long as there are new channels.
+            // A later channel does not extend the time of earlier memory: it would count for as long as there are
+            // new channels.
             (Until::Then(then), Until::Then(_)) => *then >= now + UNSEEN,
             _ => false,
         };
@@ -215,7 +218,7 @@ fn holders<'a>(holders: impl Iterator<Item = &'a Holder>) -> String {
 }
 
 impl Charge {
-    /// From now on the client has the memory.
+    /// Marks the memory as sent to the client.
     pub(crate) fn lend(&self) {
         if let Some(holder) = self.quotas.lock().holders.get_mut(&self.number) {
             holder.lent = true;
@@ -261,9 +264,8 @@ mod tests {
         take(us, 13, 60).unwrap();
     }
 
-    /// Memory that another user's process was handed, and may have mapped still, is no less than it was.
     #[test]
-    fn what_a_process_of_another_user_had_counts_until_it_ends() {
+    fn memory_of_another_users_process_counts_until_it_ends() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("cat");
         let quotas = Quotas::new(Quota { bytes_per_user: 100, ..Quota::default() });
         let uid = rustix::process::geteuid().as_raw() + 7;
@@ -297,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_had_whose_end_cannot_be_seen_counts_for_an_hour() {
+    fn memory_of_a_process_with_an_invisible_end_counts_for_an_hour() {
         let quotas = Quotas::new(Quota { bytes_per_user: 100, ..Quota::default() });
         let uid = rustix::process::geteuid().as_raw() + 7;
         let outside = Credentials { pid: 0, uid, gid: 0 };
@@ -316,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_puts_nothing_off() {
+    fn new_channels_do_not_extend_the_time_of_old_memory() {
         let quotas = Quotas::new(Quota { channels_per_user: 1, ..Quota::default() });
         let (uid, begin) = (rustix::process::geteuid().as_raw() + 7, Instant::now());
         let book = || quotas.lock();
@@ -338,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_handed_over_and_what_a_dead_process_had_does_not_count() {
+    fn memory_never_sent_or_of_a_dead_process_does_not_count() {
         let mut child = Command::new("true").spawn().expect("true");
         child.wait().unwrap();
         let quotas = Quotas::new(Quota::default());

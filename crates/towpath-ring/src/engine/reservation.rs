@@ -1,4 +1,4 @@
-//! Room for one message in the ring towards a client.
+//! Space for one message in the ring towards a client.
 
 use crate::engine::channel::Channel;
 use crate::lane::frames::Room;
@@ -6,7 +6,7 @@ use crate::shm::abi::INLINE_BYTES;
 use crate::shm::header::{FLAG_INLINE, Meta};
 use crate::shm::seq::Seq;
 
-/// Room for one message: fill it, then commit it.
+/// Space for one message: fill it, then commit it.
 #[derive(Debug)]
 pub struct Reservation<'a> {
     pub(crate) channel: &'a mut Channel,
@@ -17,8 +17,8 @@ pub struct Reservation<'a> {
 }
 
 impl Reservation<'_> {
-    /// The bytes to be filled, as many as were reserved; [`commit_len`](Self::commit_len) says how many count.
-    /// What is not filled is from earlier messages of this channel or zero.
+    /// Returns all reserved bytes. [`commit_len`](Self::commit_len) says how many are part of the message. Bytes
+    /// that are not written contain earlier messages of this channel, or zeros.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.written = self.len;
@@ -28,15 +28,15 @@ impl Reservation<'_> {
     /// Appends bytes.
     ///
     /// # Panics
-    /// When they are more than was reserved.
+    /// More bytes than were reserved.
     pub fn write(&mut self, bytes: &[u8]) {
         let written = self.written;
-        assert!(bytes.len() <= self.len - written, "more bytes than the {} that were reserved", self.len);
+        assert!(bytes.len() <= self.len - written, "more bytes than the {} reserved", self.len);
         self.room_mut()[written..written + bytes.len()].copy_from_slice(bytes);
         self.written += bytes.len();
     }
 
-    /// Publishes what was written. The client is woken by the next [`Channel::kick`] or [`Channel::wait`].
+    /// Publishes the written bytes. The next [`Channel::kick`] or [`Channel::wait`] wakes the client.
     pub fn commit(self, meta: &Meta) -> Seq {
         let len = self.written;
         self.commit_len(len, meta)
@@ -45,7 +45,7 @@ impl Reservation<'_> {
     /// Publishes the first `len` bytes.
     ///
     /// # Panics
-    /// When `len` is more than was written.
+    /// `len` is larger than the number of written bytes.
     pub fn commit_len(self, len: usize, meta: &Meta) -> Seq {
         assert!(len <= self.written, "{len} bytes were not written");
         let inline = self.len <= INLINE_BYTES;

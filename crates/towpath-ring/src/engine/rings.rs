@@ -1,4 +1,4 @@
-//! The memory of a lane, as the engine has it: an RX ring, a TX ring, and what is known about both.
+//! The memory of a lane at the engine: an RX ring, a TX ring, and the engine's private state of both.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -15,22 +15,22 @@ use crate::shm::sys;
 /// The rings of a lane.
 #[derive(Debug)]
 pub(crate) struct Rings {
-    /// The memory that we write.
+    /// Memory that the engine writes.
     pub(crate) own: Words,
-    /// The memory that the client writes.
+    /// Memory that the client writes.
     pub(crate) theirs: Words,
     pub(crate) payload: Payload,
     pub(crate) rx: Producer,
     pub(crate) verdict_reader: VerdictReader,
     pub(crate) tx: TxRing,
-    /// The memory of the TX payload.
+    /// Memfd of the TX payload.
     pub(crate) tx_fd: OwnedFd,
     pub(crate) layout: Layout,
-    /// Whether the RX payload is in huge pages.
+    /// True if the RX payload is in huge pages.
     pub(crate) huge: bool,
 }
 
-/// What is handed to the client: the engine's memory, the RX payload, the client's memory, the TX payload.
+/// Descriptors for the client: engine memory, RX payload, client memory, TX payload.
 #[derive(Debug)]
 pub(crate) struct Memory([OwnedFd; 4]);
 
@@ -40,22 +40,23 @@ impl Memory {
     }
 }
 
-/// A payload area that only we write: mapped for writing, and sealed after that.
+/// A payload area that only this process writes: mapped for writing, then sealed.
 #[derive(Debug)]
 pub(crate) struct Area {
     pub(crate) fd: OwnedFd,
     pub(crate) payload: Payload,
-    /// Whether it is in huge pages.
+    /// True if it is in huge pages.
     pub(crate) huge: bool,
 }
 
 impl Area {
-    /// Makes one, in huge pages if they are wanted, it consists of them, and the system has enough.
+    /// Creates an area. Uses huge pages if they are wanted, the size is a multiple of them, and the system has
+    /// enough.
     pub(crate) fn make(name: &str, bytes: usize, huge: bool) -> std::io::Result<Self> {
         if huge && bytes.is_multiple_of(sys::HUGE_PAGE) {
             match Self::huge(name, bytes) {
                 Ok(area) => return Ok(area),
-                Err(e) => log::debug!("no huge pages for {bytes} bytes ({e}): ordinary ones"),
+                Err(e) => log::debug!("no huge pages for {bytes} bytes ({e}): using ordinary pages"),
             }
         }
         Self::seal(sys::memfd(name, bytes)?, bytes, false)
@@ -63,7 +64,7 @@ impl Area {
 
     fn huge(name: &str, bytes: usize) -> std::io::Result<Self> {
         let area = Self::seal(sys::huge_memfd(name, bytes)?, bytes, true)?;
-        // Before Linux 5.14 the seal did not hold for huge pages.
+        // Before Linux 5.14, the seal had no effect on huge pages.
         if Payload::map(area.fd.as_fd(), bytes, Access::Own).is_ok() {
             return Err(std::io::ErrorKind::Unsupported.into());
         }
@@ -90,7 +91,7 @@ impl Rings {
         let engine_fd = sys::memfd("towpath-engine", layout.engine_bytes())?;
         let client_fd = sys::memfd("towpath-client", layout.client_bytes())?;
         let tx_fd = sys::memfd("towpath-tx", layout.tx.bytes())?;
-        // What only we write is mapped before the seal: afterwards nobody can map it for writing, nor write(2) to it.
+        // Mapped for writing before the seal: afterwards no process can map it for writing, or write(2) to it.
         let own = Words::map(engine_fd.as_fd(), layout.engine_bytes(), Access::Own)?;
         let Area { fd: payload_fd, payload, huge } =
             Area::make("towpath-rx", layout.rx.bytes(), config.huge_pages)?;

@@ -1,8 +1,9 @@
-//! The file of a Unix socket that is listened on.
+//! The file of a listening Unix socket.
 //!
-//! Two engines that start at once both find what a third one has left. Without more, the second removes what the first has put in its
-//! place: bind(2) and listen(2) are two steps, and between them a socket looks as one that nobody listens on. So whoever looks, removes
-//! and binds has the directory's lock meanwhile (flock(2)). It is advice: who has it for longer is no engine, and is not waited for.
+//! Race: two engines that start at the same time both find the stale socket of a third. bind(2) and listen(2) are
+//! two steps, and between them a socket looks stale. Without a lock, the second engine would remove the new socket
+//! of the first. The engine therefore checks, removes and binds under flock(2) of the directory. The lock is
+//! advisory: a process that keeps it for longer than a second is not an engine, and is not waited for.
 
 use std::fs::File;
 use std::io;
@@ -14,25 +15,26 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::shm::sys;
 
-/// How long the lock is waited for: much longer than somebody needs it.
+/// Longest wait for the lock: much longer than an engine holds it.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The file of a Unix socket, which goes with this, unless there is another's by then.
+/// The file of a listening Unix socket. Dropping it removes the file, unless the path names another file by then.
 ///
-/// Drop it before the listener, which keeps its number taken: a file that somebody makes there after the listener is closed may get the
-/// same one, and would be removed in its place. (Fields of a struct are dropped in their order, variables in the reverse of theirs.)
+/// Drop it before the listener. The listener keeps the inode number in use; a file created after the listener is
+/// closed may get the same number, and would be removed. (Struct fields are dropped in order, variables in reverse
+/// order.)
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
-    /// What it is (stat(2)): its device and its number there. No other has these as long as it is listened on.
+    /// Device and inode number (stat(2)); unique while the socket listens.
     file: Option<(u64, u64)>,
 }
 
 impl SocketFile {
-    /// Has `listen` listen at `path`. A socket that nobody listens on any more is replaced; a file of any other kind is not.
+    /// Calls `listen`, which listens at `path`. Replaces a stale socket; keeps a file of any other kind.
     ///
     /// # Errors
-    /// What the system said: EADDRINUSE when somebody listens there, or it is no socket.
+    /// The system's error: EADDRINUSE if a process listens at `path`, or the file is not a socket.
     pub fn bind<L>(path: &Path, listen: impl FnMut() -> io::Result<L>) -> io::Result<(L, Self)> {
         Self::bind_within(PATIENCE, path, listen)
     }
@@ -50,13 +52,13 @@ impl SocketFile {
         Ok((listener, Self { path: path.into(), file: identity(path) }))
     }
 
-    /// Whether there is a socket at `path`, whoever listens.
+    /// Returns true if `path` is a socket.
     #[must_use]
     pub fn is_socket(path: &Path) -> bool {
         std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
     }
 
-    /// Where it is.
+    /// The path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -71,8 +73,8 @@ impl Drop for SocketFile {
     }
 }
 
-/// Removes a socket that nobody listens on; whether nothing is there then. An engine that ends removes its own without the lock, so
-/// it may go between any two steps of this.
+/// Removes a stale socket; returns true if the path is free then. An ending engine removes its own socket without
+/// the lock, possibly between any two steps of this function.
 fn make_room(path: &Path) -> io::Result<bool> {
     let removed = || {
         let is_dead = std::fs::symlink_metadata(path)?.file_type().is_socket() && !sys::is_listened_on(path)?;
@@ -84,7 +86,7 @@ fn make_room(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// The lock of the directory of `path`, until it is dropped; nothing when it cannot be had.
+/// Locks the directory of `path` until the result is dropped. None if the lock is not available.
 fn lock(path: &Path, patience: Duration) -> Option<File> {
     let directory = match path.parent()? {
         here if here.as_os_str().is_empty() => Path::new("."),

@@ -1,12 +1,12 @@
-//! The TX lane, seen from the engine: frames that the client fills.
+//! The TX ring at the engine: reads frames that the client fills.
 //!
-//! A header is copied once, the copy is checked, and only the copy is used; the payload is copied to our own memory, if its
-//! length is one that was asked for. How much one poll copies is bounded ([`Budget`]): messages may overlap in the area, so its
-//! size is no bound.
+//! What: a header is copied once; the copy is checked, and only the copy is used. The payload is copied to private
+//! memory after its length was checked. [`Budget`] limits how much one poll copies: messages may overlap in the
+//! area, so the size of the area is no limit.
 //!
-//! One exception (DESIGN.md, rule 1): a payload that is only passed on may stay where it is, as a [`TxFrame`]. Nobody here looks at
-//! it, its place and length are those of the checked copy of the header, and the client is told that the frame is held, so that
-//! the others go on. It is given back in any order.
+//! Exception (DESIGN.md, rule 1): a payload that is only forwarded may stay in place, as a [`TxFrame`]. The engine
+//! does not read it. Its position and length are those of the checked copy of the header. The client sees the frame
+//! as held, so that later frames proceed. Held frames are released in any order.
 
 use crate::engine::control_rx::ControlRx;
 use crate::lane::consumer::{BadHeader, Consumer, Found};
@@ -16,22 +16,22 @@ use crate::shm::header::{FLAG_INLINE, FLAG_ONESHOT, Header, Kind};
 use crate::shm::region::{Payload, Use, Words};
 use crate::shm::seq::Seq;
 
-/// A copy of a message that is larger is not kept for the next one.
+/// Longer copies are not kept for reuse.
 const SCRATCH: usize = 1 << 20;
 
-/// How much of replacements one poll copies. What is beyond that stays unread until the next.
+/// Bytes of replacements that one poll copies. The rest stays unread until the next poll.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
     /// Longest replacement.
     each: u32,
-    /// Bytes that are left; the last replacement may go beyond them.
+    /// Remaining bytes; the last replacement may exceed them.
     left: usize,
 }
 
 impl Budget {
-    /// More than a client that keeps to the default sizes has under way at a time.
+    /// More than a client with default sizes has in flight.
     const BYTES: usize = 4 << 20;
-    /// What the system calls for a message in a memory of its own count as, in bytes.
+    /// Charge for the system calls of a one-shot message, in bytes.
     const ONESHOT: usize = 64 << 10;
 
     /// For replacements of at most `each` bytes.
@@ -39,7 +39,7 @@ impl Budget {
         Self { each, left: Self::BYTES }
     }
 
-    /// For the next poll.
+    /// Resets the budget for the next poll.
     pub(crate) fn renew(&mut self) {
         self.left = Self::BYTES;
     }
@@ -49,56 +49,56 @@ impl Budget {
     }
 }
 
-/// What there is of a client's messages.
+/// Result of [`TxRing::next`].
 #[derive(Debug)]
 pub(crate) enum Next {
     Nothing,
-    /// A message: its payload copied, or where it is.
+    /// A message with its payload, copied or in place.
     Message(Found, Taken),
-    /// One was announced whose payload is not where its header says.
+    /// A message whose payload is not where its header says.
     Missing,
 }
 
-/// A message of the client that stays in the client's memory until it is given back
-/// ([`Channel::give_back`](crate::Channel::give_back)).
+/// A message of the client that stays in the client's memory until
+/// [`Channel::give_back`](crate::Channel::give_back).
 #[derive(Debug)]
 #[must_use = "the client gets its frame back only when it is given back"]
 pub struct TxFrame {
     at: u32,
     seq: Seq,
-    /// Its bytes, in the area.
+    /// Offset of the payload in the area.
     offset: usize,
     len: usize,
 }
 
 impl TxFrame {
-    /// Where its bytes are in the memory that [`Channel::tx_area`](crate::Channel::tx_area) names. The client may change them at any
-    /// time.
+    /// Range of the payload in the memory of [`Channel::tx_area`](crate::Channel::tx_area). The client may change
+    /// the bytes at any time.
     #[must_use]
     pub fn span(&self) -> std::ops::Range<usize> {
         self.offset..self.offset + self.len
     }
 }
 
-/// What a message of the client is given as.
+/// Payload of a client's message.
 #[derive(Debug)]
 pub enum TxPayload<'a> {
-    /// A copy of its bytes.
+    /// A copy.
     Copied(&'a [u8]),
-    /// Where they are.
+    /// The payload in the client's memory.
     Held(TxFrame),
 }
 
-/// Who takes the client's messages ([`Channel::poll_frames`](crate::Channel::poll_frames)).
+/// Receiver of a client's messages ([`Channel::poll_frames`](crate::Channel::poll_frames)).
 pub trait TxSink {
-    /// Whether the message that this header describes is to stay in the client's memory.
+    /// Returns true if the payload of this message shall stay in the client's memory.
     fn hold(&mut self, header: &Header) -> bool;
 
-    /// A message.
+    /// Receives a message.
     fn take(&mut self, header: &Header, payload: TxPayload<'_>);
 }
 
-/// What [`TxRing::next`] found.
+/// Payload found by [`TxRing::next`].
 #[derive(Debug)]
 pub(crate) enum Taken {
     Copied(Vec<u8>),
@@ -111,16 +111,16 @@ pub(crate) struct TxRing {
     payload: Payload,
     frame_nr: u32,
     area: usize,
-    /// Where payloads are copied to; kept, so that it is allocated once.
+    /// Buffer for copies, reused.
     scratch: Vec<u8>,
-    /// Messages that came in a memory of their own.
+    /// One-shot messages received.
     pub(crate) oneshots: u64,
-    /// Messages that were not copied and are not given back.
+    /// Held messages not given back.
     pub(crate) held: u32,
 }
 
 impl TxRing {
-    /// The TX ring of a lane, whose first message has the number `first`.
+    /// The TX ring of a lane; `first` is the sequence number of the first message.
     pub(crate) fn new(layout: &Layout, payload: Payload, first: Seq) -> Self {
         Self {
             lane: Consumer::new(layout.tx_place(), first),
@@ -133,8 +133,8 @@ impl TxRing {
         }
     }
 
-    /// The next message: its payload copied, unless `hold` wants it to stay where it is. Replacements are passed over: their
-    /// verdicts name them.
+    /// Receives the next message and copies its payload, unless `hold` returns true for it. Skips replacements:
+    /// their verdicts name them.
     pub(crate) fn next(
         &mut self,
         own: &Words,
@@ -150,12 +150,12 @@ impl TxRing {
         }
         Ok(match self.take(own, theirs, control, &found, u32::MAX) {
             Some(bytes) => Next::Message(found, Taken::Copied(bytes)),
-            // No search for one that is there: each costs system calls, and there may be a whole ring of them.
+            // The poll ends here: each missing message costs system calls, and the ring may be full of them.
             None => Next::Missing,
         })
     }
 
-    /// Asks for what the client writes next, which may be there: it comes while this message is copied.
+    /// Prefetches the next message, which may be published, while this one is copied.
     fn prefetch_behind(&self, theirs: &Words, found: &Found) {
         let frames = (found.header.len as usize).div_ceil(self.lane.payload_offset(1)).max(1);
         let at = (found.at as usize + frames) % self.frame_nr as usize;
@@ -172,7 +172,7 @@ impl TxRing {
     ) -> Option<TxFrame> {
         let (offset, len) = (self.lane.payload_offset(found.at), found.header.len as usize);
         let elsewhere = found.header.flags & (FLAG_INLINE | FLAG_ONESHOT) != 0;
-        // Whoever maps the area has it once, and not twice in a row.
+        // The area is mapped once by the process that forwards the payload, not twice in a row.
         if elsewhere || len == 0 || offset + len > self.area || !wanted(&found.header) {
             return None;
         }
@@ -181,19 +181,19 @@ impl TxRing {
         Some(TxFrame { at: found.at, seq: found.seq, offset, len })
     }
 
-    /// Gives a held message back to the client.
+    /// Releases a held message to the client.
     pub(crate) fn give_back(&mut self, own: &Words, frame: &TxFrame) {
         self.held = self.held.saturating_sub(1);
         self.lane.release(own, frame.at, Word::new(frame.seq, Verdict::Pass), 0, 0);
     }
 
-    /// Whether there is a message, or nonsense in the place of one.
+    /// Returns true if there is a message, or an invalid header in its place.
     pub(crate) fn is_ready(&mut self, theirs: &Words) -> bool {
         !matches!(self.peek(theirs), Ok(None))
     }
 
     fn peek(&mut self, theirs: &Words) -> Result<Option<Found>, BadHeader> {
-        // At most once round: a client that only ever writes replacements could otherwise keep us here.
+        // At most one round: a client that only writes replacements could otherwise keep the engine here.
         for _ in 0..self.frame_nr {
             match self.lane.peek(theirs)? {
                 Some(found) if found.header.kind == Kind::REPLACEMENT => {
@@ -205,8 +205,9 @@ impl TxRing {
         Ok(None)
     }
 
-    /// A copy of the payload in TX frame `frame`, if that is a replacement for RX frame `of` and not too long; the TX frame is
-    /// given back. Hand the copy to [`put_back`](Self::put_back) afterwards. One that is not there spends all of the budget.
+    /// Copies the payload of TX frame `frame` if it is a replacement for RX frame `of` and not too long, and
+    /// releases the TX frame. Pass the copy to [`put_back`](Self::put_back) afterwards. A missing replacement uses
+    /// up the budget.
     pub(crate) fn take_replacement(
         &mut self,
         own: &Words,
@@ -222,7 +223,7 @@ impl TxRing {
             return None;
         }
         let found = self.lane.named(theirs, at).ok()?;
-        // A frame meant for another packet could otherwise be sent in this one's place.
+        // A client could otherwise send one packet's replacement in place of another packet.
         if found.header.kind != Kind::REPLACEMENT || found.header.port != of.0 {
             return None;
         }
@@ -256,7 +257,7 @@ impl TxRing {
 
     fn copy(&mut self, theirs: &Words, control: &mut ControlRx, found: &Found, most: u32) -> Option<Vec<u8>> {
         let oneshot = found.header.flags & FLAG_ONESHOT != 0;
-        // Looked at before anything is copied: every frame of the ring could otherwise name the whole area.
+        // Checked before the copy: every frame of the ring could otherwise name the whole area.
         if found.header.len > most {
             if oneshot {
                 control.forget(found.seq);

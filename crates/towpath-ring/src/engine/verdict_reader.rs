@@ -1,14 +1,14 @@
-//! From what the client wrote to what was decided.
+//! Reads the client's verdicts and turns them into decisions.
 //!
-//! Two places say it: a ring of cumulative records ("everything up to n"), and one release entry per frame. Order of
-//! reading: first the records, each applied to the frames it covers that have no word of their own; a single verdict
-//! or a hold that the client gave before a record is visible when the record is, and wins. Then the entries, from the
-//! oldest frame that is out.
+//! What: a client gives verdicts in two places, a ring of cumulative records ("everything up to n") and one release
+//! entry per frame. A poll first reads the records, and applies each to the frames that it covers and that have no
+//! verdict of their own. A single verdict or hold given before a record is visible when the record is, and takes
+//! precedence. Then the poll reads the entries, from the oldest outstanding frame on.
 //!
-//! A poll does bounded work: it looks at frames until [`MISSES`] in a row have nothing to say, and then at as many
-//! more from where the last poll left off, so that a verdict far behind an undecided frame is found too. Each record is
-//! applied from where the one before it ended. Once as much of replacements was copied as a poll may ([`Budget`]), nothing
-//! that is new is read: entries keep their words, and a record that was applied in part is applied again from where it began.
+//! Invariant: a poll does bounded work. It reads entries until [`MISSES`] in a row have no news, and then as many
+//! from where the previous poll stopped, so that it finds a verdict far behind an undecided frame. Each record is
+//! applied from the end of the one before it. When a poll has copied the budget of replacements ([`Budget`]), it
+//! reads nothing new: entries keep their words, and a record that was applied in part is applied again.
 
 use crate::engine::control_rx::ControlRx;
 use crate::engine::endpoint::Config;
@@ -22,6 +22,7 @@ use crate::shm::abi::Layout;
 use crate::shm::region::Words;
 use crate::shm::seq::Seq;
 
+/// Entries in a row without news after which a search stops.
 const MISSES: u32 = 64;
 
 /// The parts of a channel that a poll works on.
@@ -38,16 +39,16 @@ pub(crate) struct Lane<'a> {
 pub(crate) struct VerdictReader {
     default: Verdict<'static>,
     held_max: u32,
-    /// What is left of it, in a poll.
+    /// Remaining budget of a poll.
     budget: Budget,
     deadline: Option<Deadline>,
     records: records::Reader,
-    /// Everything up to here is decided by records.
+    /// Records have decided every frame up to this one.
     upto: Seq,
-    /// Where the search for far verdicts goes on.
+    /// Where the search for distant verdicts continues.
     far: Seq,
     far_skipped: usize,
-    /// Everything below is overdue.
+    /// Every frame below is overdue.
     overdue: Seq,
     /// Frames that records were applied to.
     #[cfg(test)]
@@ -57,7 +58,7 @@ pub(crate) struct VerdictReader {
 type Emit<'f> = dyn FnMut(Seq, Decision<'_>) + 'f;
 
 impl VerdictReader {
-    /// What becomes of frames of which the first has the number `first`.
+    /// `first` is the sequence number of the first frame.
     pub(crate) fn new(config: &Config, layout: &Layout, first: Seq) -> Self {
         Self {
             default: config.default_verdict,
@@ -78,7 +79,7 @@ impl VerdictReader {
         self.deadline.as_ref().and_then(Deadline::next)
     }
 
-    /// Whether a poll would find something.
+    /// Returns true if a poll would find a verdict.
     pub(crate) fn is_ready(&self, theirs: &Words, rx: &Producer) -> bool {
         if self.records.is_ready(theirs) {
             return true;
@@ -94,7 +95,7 @@ impl VerdictReader {
     }
 
     pub(crate) fn poll(&mut self, mut lane: Lane<'_>, now: u64, f: &mut Emit<'_>) -> usize {
-        // Numbers are compared modulo 2^32: what is far behind must not come to look as if it were ahead.
+        // Numbers are compared modulo 2^32: a number far behind must not appear to be ahead.
         let floor = lane.rx.frames.next_seq().back(1 << 30);
         for seq in [&mut self.upto, &mut self.overdue] {
             if seq.is_before(floor) {
@@ -127,21 +128,21 @@ impl VerdictReader {
         self.records.acknowledge(lane.own);
     }
 
-    /// Whether the record is done with; if not, there is more of it for the next poll.
+    /// Applies a record. Returns false if a part of it is left for the next poll.
     fn take_record(&mut self, lane: &mut Lane<'_>, mark: u64, raw: u64, f: &mut Emit<'_>) -> bool {
         let next = lane.rx.frames.next_seq();
         let upto = Word::seq_of(raw);
-        // Outside of (last decided, last published] it could decide frames that are not published yet.
+        // A record outside of (last decided, last published] could decide frames that are not published yet.
         let inside = self.upto.is_before(upto) && upto.is_before(next);
         let word = match Word::parse(raw) {
-            // A hold or another payload is about one frame.
+            // A hold or a replacement concerns one frame.
             Ok(word) if inside && !word.is_hold() && word.replacement().is_none() => word,
             _ => {
                 lane.stats.violations += 1;
                 return true;
             }
         };
-        // What the records before went over has a word of its own, or has gone: each record could otherwise be a walk
+        // The frames of earlier records have verdicts or are released. Without this, each record could cost a walk
         // through the whole window.
         let (oldest, begin) = (lane.rx.frames.oldest(), self.upto.next());
         let mut seq = if oldest.is_before(begin) { begin } else { oldest };
@@ -172,7 +173,7 @@ impl VerdictReader {
         let end = lane.rx.frames.next_seq();
         let stopped = self.scan(lane, lane.rx.frames.oldest(), end, f);
         if stopped != end {
-            // `far` may have been passed by the window, or by the near search.
+            // The window, or the near search, may have passed `far`.
             let from =
                 if self.far.is_before(stopped) || !self.far.is_before(end) { stopped } else { self.far };
             self.far = self.scan(lane, from, end, f);
@@ -182,14 +183,14 @@ impl VerdictReader {
                 self.far_skipped = 0;
             }
             let Some(at) = lane.rx.frames.skipped().get(self.far_skipped).copied() else { break };
-            // When it came back, another took its place in the list.
+            // A released frame is replaced in the list by another one.
             if !self.take_entry(lane, at, f) {
                 self.far_skipped += 1;
             }
         }
     }
 
-    /// Takes entries from `seq` on until `end` or until too many in a row say nothing; where it stopped.
+    /// Reads entries from `seq` to `end`, or until [`MISSES`] in a row have no news. Returns where it stopped.
     fn scan(&mut self, lane: &mut Lane<'_>, mut seq: Seq, end: Seq, f: &mut Emit<'_>) -> Seq {
         let mut misses = 0;
         while seq != end && misses < MISSES {
@@ -202,7 +203,7 @@ impl VerdictReader {
         seq
     }
 
-    /// Reads the entry of the message at `at`; whether it has come back.
+    /// Reads the entry of the message at `at`; returns true if the message was released.
     #[inline]
     fn take_entry(&mut self, lane: &mut Lane<'_>, at: u32, f: &mut Emit<'_>) -> bool {
         lane.rx.has_entry(lane.theirs, at) && self.take_new_entry(lane, at, f)
@@ -236,13 +237,13 @@ impl VerdictReader {
             self.give_back(lane, at, word.decision(mark, &[], Cause::Single), f);
             return true;
         };
-        // The copy is taken even when the verdict comes too late: it gives the TX frame back.
+        // The copy is made even for a late verdict: it releases the TX frame.
         let budget = &mut self.budget;
         let scratch = lane.tx.take_replacement(lane.own, lane.theirs, lane.control, frame, seq, budget);
         let decision = if let Some(bytes) = &scratch {
             word.decision(mark, bytes, Cause::Single)
         } else {
-            // One that we had no descriptor for is not the client's fault.
+            // A replacement missing for lack of a descriptor is not the client's fault.
             lane.stats.violations += u64::from(!lane.control.take_short());
             self.by_default(Cause::Invalid)
         };
@@ -264,7 +265,7 @@ impl VerdictReader {
         lane.rx.frames.hold(at);
     }
 
-    /// The frame is free, and somebody decided about it, now or before.
+    /// Releases the frame and reports its decision, unless it was decided by default before.
     #[inline]
     fn give_back(&self, lane: &mut Lane<'_>, at: u32, decision: Decision<'_>, f: &mut Emit<'_>) {
         let seq = lane.rx.frames.seq_at(at);
@@ -283,7 +284,7 @@ impl VerdictReader {
         f(seq, decision);
     }
 
-    /// Decides frames that are overdue. Their memory stays with the client, which may be reading it.
+    /// Decides overdue frames by default. Their memory stays with the client, which may be reading it.
     fn expire(&mut self, lane: &mut Lane<'_>, now: u64, f: &mut Emit<'_>) {
         let Some(deadline) = &mut self.deadline else { return };
         let below = deadline.overdue(now);

@@ -1,20 +1,21 @@
-//! Short messages of one connection, several of them in one frame.
+//! Batches: several short messages of one connection in one frame.
 //!
-//! What: a frame of [`Kind::MESSAGES`] has as many messages as its mark says: an entry for each, one behind the other, and then
-//! their bytes in the same order. It is one frame to the ring, with one number and one release. Who takes such frames says so
-//! ([`Channel::batch_max`]), and at which message of which frame it is ([`Channel::at`]): if it dies, that one is to blame.
+//! A frame of [`Kind::MESSAGES`](crate::Kind::MESSAGES) has as many messages as its mark says: one entry per message
+//! in a row, then their bytes in the same order. For the ring, it is one frame with one sequence number and one
+//! release. A client announces how many messages it accepts ([`Channel::batch_max`](crate::Channel::batch_max)) and
+//! which message it processes ([`Channel::at`](crate::Channel::at)): if it dies, that message is the suspect.
 //!
-//! | entry: offset | size | what |
+//! | entry: offset | size | content |
 //! |---|---|---|
 //! | 0 | 4 | bytes of the message |
-//! | 4 | 2 | of these, the bytes that the framing strips in front |
-//! | 6 | 2 | and behind |
+//! | 4 | 2 | of these, bytes that the framing strips in front |
+//! | 6 | 2 | bytes that it strips at the end |
 //! | 8 | 4 | mark |
 //! | 12 | 4 | hash |
 
 use crate::shm::seq::Seq;
 
-/// Most messages in a frame.
+/// Largest number of messages in a frame.
 pub const BATCH_MAX: usize = 64;
 /// Bytes of an entry.
 pub(crate) const ENTRY: usize = 16;
@@ -22,11 +23,11 @@ pub(crate) const ENTRY: usize = 16;
 /// A message of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part<'a> {
-    /// All of it.
+    /// All bytes of the message.
     pub bytes: &'a [u8],
-    /// How many bytes the framing strips in front.
+    /// Bytes that the framing strips in front.
     pub skip: u16,
-    /// How many it strips behind.
+    /// Bytes that the framing strips at the end.
     pub trim: u16,
     /// The framing's mark.
     pub mark: u32,
@@ -46,7 +47,7 @@ impl Part<'_> {
     }
 }
 
-/// The messages of a frame's payload, in order. None when they are not what it says.
+/// The messages of a frame's payload, in order. None if the lengths in the entries do not match the payload.
 pub(crate) fn parse(payload: &[u8], count: u32) -> Option<impl Iterator<Item = Part<'_>>> {
     let (entries, mut rest) = payload.split_at_checked((count as usize).checked_mul(ENTRY)?)?;
     let (entries, _) = entries.as_chunks::<ENTRY>();
@@ -64,7 +65,7 @@ pub(crate) fn parse(payload: &[u8], count: u32) -> Option<impl Iterator<Item = P
     }))
 }
 
-/// The word that says that the client is at message `index` of frame `seq`.
+/// The word that reports message `index` of frame `seq`.
 pub(crate) const fn at(seq: Seq, index: u16) -> u64 {
     1 << 63 | (index as u64) << 32 | seq.0 as u64
 }

@@ -1,4 +1,4 @@
-//! The consumer's end of a lane: reads headers in the producer's memory, writes release entries in its own.
+//! The consumer of a ring: reads headers in the producer's memory, writes release entries in its own memory.
 
 use super::cursor::Cursor;
 use crate::lane::verdict::Word;
@@ -9,21 +9,21 @@ use crate::shm::region::{Use, Words};
 use crate::shm::seq::Seq;
 use crate::shm::sync::{AtomicU64, Ordering};
 
-/// A message as its header describes it: copied, and checked against the ring.
+/// A message: a private copy of its header, checked against the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) seq: Seq,
-    /// Its first frame.
+    /// First frame.
     pub(crate) at: u32,
     pub(crate) header: Header,
 }
 
-/// What the producer wrote makes no sense.
+/// Invalid content from the producer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BadHeader {
     /// A note that points outside of the ring.
     Note,
-    /// A length beyond the area, or beyond what fits beside a header.
+    /// A length beyond the area, or beyond the inline bytes.
     Length(u32),
 }
 
@@ -35,23 +35,23 @@ pub(crate) struct Consumer {
     headers: usize,
     /// First note, in the producer's memory.
     notes: usize,
-    /// First word of the release entries, in our memory.
+    /// First word of the release entries, in the consumer's memory.
     entries: usize,
 }
 
 impl Consumer {
-    /// A consumer whose first message has the number `first`.
+    /// `first` is the sequence number of the first message.
     pub(crate) fn new(place: RingPlace, first: Seq) -> Self {
         let RingPlace { geometry, headers, notes, entries } = place;
         Self { cursor: Cursor::new(geometry.frame_nr, first), geometry, headers, notes, entries }
     }
 
-    /// The number that comes next.
+    /// Sequence number of the next message.
     pub(crate) fn expected(&self) -> Seq {
         self.cursor.expected()
     }
 
-    /// Whether the next message is there.
+    /// Returns true if the next message is published.
     pub(crate) fn is_ready(&self, theirs: &Words) -> bool {
         self.is_here(theirs) || self.elsewhere(theirs).is_ok_and(|at| at.is_some())
     }
@@ -59,6 +59,7 @@ impl Consumer {
     /// The next message, if it is published.
     // Always inline, with all that it calls: a header goes from the ring to where the caller wants it. Each copy in between
     // would wait for the words of the one before to leave the store buffer.
+    /// Receives the next message, if it is published.
     #[inline(always)]
     pub(crate) fn next(&mut self, theirs: &Words) -> Result<Option<Found>, BadHeader> {
         if !self.look(theirs)? {
@@ -70,7 +71,7 @@ impl Consumer {
         Ok(Some(found))
     }
 
-    /// The next message, not taken.
+    /// Returns the next message without receiving it.
     pub(crate) fn peek(&mut self, theirs: &Words) -> Result<Option<Found>, BadHeader> {
         if !self.look(theirs)? {
             return Ok(None);
@@ -80,7 +81,7 @@ impl Consumer {
         Ok(Some(found))
     }
 
-    /// Whether the next message is there; the cursor is at it then.
+    /// Returns true if the next message is published; then the cursor is at it.
     #[inline(always)]
     fn look(&mut self, theirs: &Words) -> Result<bool, BadHeader> {
         if self.is_here(theirs) { Ok(true) } else { self.look_elsewhere(theirs) }
@@ -148,22 +149,22 @@ impl Consumer {
         Ok(self.geometry.frames_for(len) as u32)
     }
 
-    /// Where the payload of the message at `at` is.
+    /// Offset of the payload of the message at `at`.
     pub(crate) fn payload_offset(&self, at: u32) -> usize {
         at as usize * self.geometry.frame_size as usize
     }
 
-    /// The bytes beside the header of the message at `at`.
+    /// Copies the inline bytes of the message at `at`.
     pub(crate) fn inline(&self, theirs: &Words, at: u32) -> [u8; abi::INLINE_BYTES] {
         abi::load_inline(theirs.line(self.headers + at as usize * HEADER_WORDS))
     }
 
-    /// First word of the bytes beside the header of the message at `at`.
+    /// First word of the inline bytes of the message at `at`.
     pub(crate) fn inline_index(&self, at: u32) -> usize {
         self.headers + at as usize * HEADER_WORDS + abi::INLINE
     }
 
-    /// The header at `at`, whatever it is, with the number in it: for messages that are named and not received in turn.
+    /// Returns the header at `at` with its sequence number, for messages that a verdict names.
     pub(crate) fn named(&self, theirs: &Words, at: u32) -> Result<Found, BadHeader> {
         let words: &[_; HEADER_WORDS] = theirs.line(self.headers + at as usize * HEADER_WORDS);
         // Acquire: pairs with the release store in Producer::publish.
@@ -173,14 +174,14 @@ impl Consumer {
         Ok(Found { seq, at, header })
     }
 
-    /// Gives the message at `at` back, or says that it is held.
+    /// Writes the release entry of the message at `at`.
     #[inline]
     pub(crate) fn release(&self, own: &Words, at: u32, word: Word, mark: u32, mask: u32) {
         let entry: &[_; ENTRY_WORDS] = own.line(self.entries + at as usize * ENTRY_WORDS);
         // Relaxed: ordered by the release store below.
         entry[0].store(u64::from(mark) | u64::from(mask) << 32, Ordering::Relaxed);
-        // Release: pairs with the acquire load in Producer::entry. All that we read of the frame happened before its
-        // memory is free, and the mark and the TX frame that the word names are visible with it.
+        // Release: pairs with the acquire load in Producer::entry. All reads of the frame happened before its memory
+        // is free, and the mark and the TX frame that the word names are visible with it.
         entry[1].store(word.emit(), Ordering::Release);
     }
 
@@ -189,7 +190,7 @@ impl Consumer {
         self.is_at(theirs, self.cursor.position())
     }
 
-    /// Whether the next message is in frame `at`.
+    /// Returns true if the next message is in frame `at`.
     #[inline(always)]
     fn is_at(&self, theirs: &Words, at: u32) -> bool {
         let words: &[_; HEADER_WORDS] = theirs.line(self.headers + at as usize * HEADER_WORDS);

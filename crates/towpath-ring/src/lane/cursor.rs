@@ -1,11 +1,11 @@
-//! Where a consumer is: which number it expects, and in which frame.
+//! Position of a consumer: the expected sequence number and the frame where it is expected.
 //!
-//! The producer goes round frames that are held, so number and frame are not tied to each other. The consumer looks
-//! where the message would be if nothing was gone round; when the producer did go round something it left a note, in
-//! a word that belongs to the number: "number n is at frame f".
+//! What: the producer goes round held frames, so a number does not determine its frame. The consumer looks at the
+//! frame that follows the previous message. If the producer went round frames, it left a note in a word that belongs
+//! to the number: "message n is in frame f".
 //!
-//! A note alone says little: numbers begin again after 2^32, so one may be left from so long ago, and one that was never written
-//! is about number 0. It counts when the message is there.
+//! Invariant: a note alone proves nothing. Numbers repeat after 2^32 messages, so a note may be that old, and a note
+//! that was never written names number 0. A note counts only if the message is at the named frame.
 
 use crate::shm::seq::Seq;
 
@@ -29,34 +29,34 @@ impl Cursor {
         self.expected
     }
 
-    /// Whether the first word of a header is that of the expected message.
+    /// Returns true if a header's first word is that of the expected message.
     pub(crate) fn is_here(&self, first_word: u64) -> bool {
         first_word == u64::from(self.expected.0)
     }
 
-    /// Whether the note (`seq | at << 32`) is about the expected message.
+    /// Returns true if the note (`seq | at << 32`) names the expected message.
     pub(crate) fn is_noted(&self, note: u64) -> bool {
         note as u32 == self.expected.0
     }
 
-    /// The frame that the note points to; none when that is outside of the ring.
+    /// The frame that the note names, if it is inside the ring.
     pub(crate) fn noted(&self, note: u64) -> Option<u32> {
         let to = (note >> 32) as u32;
         (to < self.frame_nr).then_some(to)
     }
 
-    /// Goes to where the expected message is.
+    /// Moves to the frame of the expected message.
     pub(crate) fn jump(&mut self, to: u32) {
         debug_assert!(to < self.frame_nr);
         self.position = to;
     }
 
-    /// Goes back to a message that was stepped over.
+    /// Moves back to a received message.
     pub(crate) fn back(&mut self, seq: Seq, position: u32) {
         (self.expected, self.position) = (seq, position);
     }
 
-    /// Steps over a message of `frames` frames, at most all of them.
+    /// Moves past a message of `frames` frames, at most all of them.
     pub(crate) fn step(&mut self, frames: u32) -> Seq {
         debug_assert!(frames <= self.frame_nr);
         let seq = self.expected;

@@ -1,8 +1,8 @@
-//! When frames are overdue, without a time for each of them.
+//! Deadlines of frames, without a timestamp per frame.
 //!
-//! Each poll says "every number below n was out by now"; the last few such marks are kept. A frame is overdue when a
-//! mark that covers it is older than the period. So a frame waits for the period and at most a sixteenth of it more,
-//! plus the time from its publication to the next poll.
+//! What: each poll records a mark: "every number below n was published by now". The last few marks are kept. A frame
+//! is overdue if a mark that covers it is older than the period. A frame therefore waits for the period, at most a
+//! sixteenth of it longer, plus the time from its publication to the next poll.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,9 +15,9 @@ const MARKS: u64 = 16;
 pub(crate) struct Deadline {
     period: u64,
     marks: VecDeque<(u64, Seq)>,
-    /// The last number that a mark was made for.
+    /// Number of the last mark.
     marked: Seq,
-    /// Numbers were given that no mark covers yet.
+    /// True if frames were published that no mark covers.
     unmarked: bool,
 }
 
@@ -31,7 +31,7 @@ impl Deadline {
         }
     }
 
-    /// Every number below `published` was out at `now` (nanoseconds).
+    /// Records that every number below `published` was out at `now` (nanoseconds).
     pub(crate) fn mark(&mut self, now: u64, published: Seq) {
         let soon = |(at, _): &(u64, Seq)| now < at.saturating_add(self.period / MARKS);
         self.unmarked = published != self.marked && self.marks.back().is_some_and(soon);
@@ -41,7 +41,7 @@ impl Deadline {
         }
     }
 
-    /// The number below which everything is overdue at `now`, when that is news.
+    /// The number below which every frame is overdue at `now`, if it changed.
     pub(crate) fn overdue(&mut self, now: u64) -> Option<Seq> {
         let mut below = None;
         while let Some((at, seq)) = self.marks.front()
@@ -53,7 +53,7 @@ impl Deadline {
         below
     }
 
-    /// When the next poll is due, in nanoseconds.
+    /// Time of the next due poll, in nanoseconds.
     pub(crate) fn next(&self) -> Option<u64> {
         let overdue = self.marks.front()?.0.saturating_add(self.period);
         let mark = self.marks.back()?.0.saturating_add(self.period / MARKS);
@@ -69,7 +69,7 @@ mod tests {
     fn frames_are_overdue_after_the_period() {
         let mut d = Deadline::new(Duration::from_nanos(160));
         d.mark(0, Seq(3));
-        d.mark(5, Seq(4)); // too soon for a mark of its own
+        d.mark(5, Seq(4)); // too soon after the previous mark
         d.mark(20, Seq(6));
         assert_eq!(d.overdue(159), None);
         d.mark(25, Seq(7));

@@ -1,9 +1,10 @@
-//! What a producer knows about its frames: which are free, which are lent, and in which order.
+//! Frames of a producer: which are free, which are lent, and in which order.
 //!
-//! The frames form a circle. A message takes adjacent frames, its first frame's index names it. The messages that are
-//! out form a list in the order of the circle; `position` is where the next message goes, and `ahead` the first
-//! message at or after it. A message that its consumer holds back is *skipped*: the producer goes round it. One that is
-//! merely out is not passed: it will come back in its turn, and passing it would only scatter the free frames.
+//! What: the frames form a circle. A message takes adjacent frames; the index of its first frame names it. The
+//! outstanding messages form a list in the order of the circle. `position` is where the next message goes, and
+//! `ahead` is the first message at or after it. A message that its consumer holds is *skipped*: the producer goes
+//! round it. The producer does not go round a message that is merely outstanding: it will be released in its turn,
+//! and going round it would scatter the free frames.
 //!
 //! ```text
 //!        released     out, in order of publication    position   skipped
@@ -12,12 +13,12 @@
 //! ```
 //!
 //! Invariants:
-//! - every frame belongs to at most one message that is out; free frames belong to none;
-//! - `window` maps each number from `oldest` up to `next` to its message, unless that has come back or is skipped: so a
-//!   number that has left the window is one that its consumer has seen, and the note that led there is not needed;
-//! - in = came back + in the window + skipped.
+//! - a frame belongs to at most one outstanding message; free frames belong to none;
+//! - `window` maps each number from `oldest` up to `next` to its message, unless that was released or is skipped.
+//!   The consumer has therefore seen every number that has left the window, and no longer needs its note;
+//! - published = released + in the window + skipped.
 //!
-//! All of it is private: the other side's words are compared with it and never stored in it.
+//! All state is private: the peer's words are compared with it and never stored in it.
 
 use crate::shm::seq::Seq;
 
@@ -28,11 +29,11 @@ enum State {
     Free,
     /// In the window, undecided.
     Lent,
-    /// In the window, decided without the consumer, which still has the memory.
+    /// In the window, decided by default; the consumer still has the memory.
     Overdue,
-    /// Aside, undecided.
+    /// Skipped, undecided.
     Held,
-    /// Aside, decided without the consumer, which still has the memory.
+    /// Skipped, decided by default; the consumer still has the memory.
     Expired,
 }
 
@@ -48,24 +49,24 @@ struct Message {
     place: u32,
 }
 
-/// Where a message would go: found by [`Frames::room`], taken by [`Frames::publish`].
+/// Space for a message: found by [`Frames::room`], taken by [`Frames::publish`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Room {
-    /// Where the consumer looks for it.
+    /// Where the consumer looks for the message.
     pub(crate) from: u32,
-    /// Where it is; not `from` when the producer went round messages that are skipped.
+    /// Where the message is; differs from `from` if the producer went round skipped messages.
     pub(crate) at: u32,
     ahead: u32,
 }
 
-/// Why there is no room.
+/// Why there is no space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoRoom {
-    /// Larger than the whole area.
+    /// Larger than the area.
     TooLarge,
-    /// Messages that are out are in the way; they will come back.
+    /// Outstanding messages are in the way; they will be released.
     RingFull,
-    /// Messages that are held leave no gap that is large enough.
+    /// Held messages leave no contiguous space that is large enough.
     NoContiguousSpace,
 }
 
@@ -85,7 +86,7 @@ pub(crate) struct Frames {
 }
 
 impl Frames {
-    /// Frames whose first message gets the number `first`.
+    /// `first` is the sequence number of the first message.
     pub(crate) fn new(frame_nr: u32, first: Seq) -> Self {
         let free =
             Message { seq: Seq(0), state: State::Free, frames: 0, prev: NONE, next: NONE, place: NONE };
@@ -103,48 +104,48 @@ impl Frames {
         }
     }
 
-    /// Whether there is a number for a message.
+    /// Returns true if the window has space for another number.
     fn has_number(&self) -> bool {
         (self.next.since(self.oldest) as usize) < self.window.len()
     }
 
-    /// The number that the next message gets.
+    /// Sequence number of the next message.
     pub(crate) fn next_seq(&self) -> Seq {
         self.next
     }
 
-    /// The oldest number that may still be in the window.
+    /// Oldest number that may still be in the window.
     pub(crate) fn oldest(&self) -> Seq {
         self.oldest
     }
 
-    /// Frames that belong to no message.
+    /// Number of free frames.
     pub(crate) fn free(&self) -> u32 {
         self.frame_nr() - self.used
     }
 
-    /// All frames.
+    /// Number of frames.
     pub(crate) fn frame_nr(&self) -> u32 {
         self.messages.len() as u32
     }
 
-    /// Messages in the window that are undecided.
+    /// Undecided messages in the window.
     pub(crate) fn lent(&self) -> u32 {
         self.lent
     }
 
-    /// Messages that are held: skipped and undecided.
+    /// Held messages: skipped and undecided.
     pub(crate) fn held(&self) -> u32 {
         self.held
     }
 
-    /// Messages that are skipped, held or expired: the first frame of each.
+    /// First frames of the skipped messages, held or expired.
     pub(crate) fn skipped(&self) -> &[u32] {
         &self.skipped
     }
 
-    /// Every message that is out, in the order of the circle from `position` on: number, first frame, frames, whether
-    /// it is skipped, whether it was decided without its consumer.
+    /// All outstanding messages, in the order of the circle from `position` on: sequence number, first frame,
+    /// frames, whether it is skipped, whether it was decided by default.
     pub(crate) fn out(&self) -> impl Iterator<Item = (Seq, u32, u32, bool, bool)> {
         let (mut at, mut left) = (self.ahead, self.messages_out());
         std::iter::from_fn(move || {
@@ -165,12 +166,12 @@ impl Frames {
         count
     }
 
-    /// Where the next message goes, unless something is in the way.
+    /// Frame of the next message, unless a message is in the way.
     pub(crate) fn position(&self) -> u32 {
         self.position
     }
 
-    /// The frame that lies two messages of `frames` frames after the next one's.
+    /// The frame two messages of `frames` frames after the next message.
     pub(crate) fn ahead(&self, frames: u32) -> u32 {
         self.forward(self.forward(self.position, frames), frames)
     }
@@ -207,7 +208,7 @@ impl Frames {
         }
     }
 
-    /// Takes the room: the message has a number from here on. `frames` is at most what the room was found for.
+    /// Takes the space and assigns the sequence number. `frames` is at most what the space was found for.
     #[inline]
     pub(crate) fn publish(&mut self, room: Room, frames: u32) -> Seq {
         let Room { at, ahead, .. } = room;
@@ -218,7 +219,7 @@ impl Frames {
         self.messages[prev as usize].next = at;
         self.messages[next as usize].prev = at;
         self.position = self.forward(at, frames);
-        // The only message there is lies behind the position, which is also ahead of it, once round.
+        // A single message is behind the position and, once round, also ahead of it.
         self.ahead = next;
         let index = self.window_index(seq);
         self.window[index] = at;
@@ -228,7 +229,7 @@ impl Frames {
         seq
     }
 
-    /// The first frame of message `seq`, when it is in the window (decided or not).
+    /// First frame of message `seq`, if it is in the window (decided or not).
     #[inline]
     pub(crate) fn find(&self, seq: Seq) -> Option<u32> {
         if seq.since(self.oldest) >= self.next.since(self.oldest) {
@@ -237,17 +238,17 @@ impl Frames {
         Some(self.window[self.window_index(seq)]).filter(|at| *at != NONE)
     }
 
-    /// The number of the message at `at`, which is out.
+    /// Sequence number of the outstanding message at `at`.
     pub(crate) fn seq_at(&self, at: u32) -> Seq {
         self.messages[at as usize].seq
     }
 
-    /// Whether the message at `at` was decided without its consumer.
+    /// Returns true if the message at `at` was decided by default.
     pub(crate) fn is_expired(&self, at: u32) -> bool {
         matches!(self.messages[at as usize].state, State::Overdue | State::Expired)
     }
 
-    /// The message at `at` has come back.
+    /// Releases the message at `at`.
     #[inline]
     pub(crate) fn release(&mut self, at: u32) {
         self.leave(at);
@@ -265,7 +266,7 @@ impl Frames {
         self.messages[at as usize].state = State::Free;
     }
 
-    /// The consumer holds the message at `at`, which is in the window: later ones go on.
+    /// Marks the message at `at`, which is in the window, as held: the producer skips it.
     pub(crate) fn hold(&mut self, at: u32) {
         let overdue = self.is_expired(at);
         self.leave(at);
@@ -273,12 +274,12 @@ impl Frames {
         self.held += u32::from(!overdue);
     }
 
-    /// Whether the message at `at` is skipped.
+    /// Returns true if the message at `at` is skipped.
     pub(crate) fn is_skipped(&self, at: u32) -> bool {
         matches!(self.messages[at as usize].state, State::Held | State::Expired)
     }
 
-    /// The undecided message at `at` was decided without the consumer, which still has its memory.
+    /// Marks the undecided message at `at` as decided by default. The consumer still has its memory.
     pub(crate) fn expire(&mut self, at: u32) {
         let message = &mut self.messages[at as usize];
         match message.state {
@@ -294,7 +295,7 @@ impl Frames {
         }
     }
 
-    /// Takes it from the window or from skipped.
+    /// Removes the message from the window or from `skipped`.
     #[inline]
     fn leave(&mut self, at: u32) {
         let Message { seq, state, place, .. } = self.messages[at as usize];
@@ -322,7 +323,7 @@ impl Frames {
         self.skipped.push(at);
     }
 
-    /// The window begins with a message that is out, or is empty.
+    /// Moves `oldest` to the oldest message in the window.
     #[inline]
     fn advance(&mut self) {
         while self.oldest != self.next && self.window[self.window_index(self.oldest)] == NONE {

@@ -1,37 +1,39 @@
-//! LossRecord records: what a client did not get, told in its own stream.
+//! Loss records: lost frames, reported to the client in its own stream.
 //!
-//! A loss is counted at once, and told twice: the next message's header says how many were lost before it
-//! ([`Header::lost`]), and a frame of [`Kind::GAP`] for each reason says how many and why. The frame stands before that
-//! message, unless there was no room for both: then it follows as soon as there is, so that a full ring is not filled with
-//! records of its being full. Netlink said ENOBUFS once and nothing more (netlink_overrun, af_netlink.c), and programs
-//! switched even that off; ours may too ([`Options::gaps`](crate::Options::gaps)).
+//! What: a loss is counted at once and reported twice. The next message's header has the number of frames lost
+//! before it ([`Header::lost`]), and a frame of [`Kind::GAP`] per reason has the number and the reason. This frame
+//! precedes that message unless the ring has no space for both; then it follows as soon as there is space, so that a
+//! full ring is not filled with loss records. A client may disable the records
+//! ([`Options::gaps`](crate::Options::gaps)).
+//!
+//! Reference: netlink reported ENOBUFS once and nothing more (netlink_overrun, af_netlink.c).
 
 use crate::shm::header::{Header, Kind, Meta};
 use crate::shm::seq::Seq;
 
-/// Why a client did not get a frame.
+/// Why a frame was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Loss {
-    /// There was no room: it has not given enough frames back.
+    /// The ring had no space: the client had not released enough frames.
     NoRoom,
-    /// It waited in a backlog and gave way to a newer one.
+    /// The backlog was full, and a newer frame replaced it.
     Oldest,
-    /// Dropped uninspected: the policy is to fail closed.
+    /// Dropped without inspection: the overload policy is to fail closed.
     Dropped,
-    /// Passed uninspected: the policy is to fail open.
+    /// Passed without inspection: the overload policy is to fail open.
     Passed,
-    /// Handed to another queue.
+    /// Sent to another queue.
     HandedOn,
-    /// Larger than anything that may be sent.
+    /// Larger than the largest message.
     TooLarge,
-    /// A tap was too slow: the frame was overwritten before or while it was read.
+    /// Overwritten before the client read it. No engine of this version reports it.
     Overwritten,
-    /// Beyond what the client asked to get (a rate, a filter).
+    /// Above the client's rate limit, or outside of its filter.
     Limited,
 }
 
 impl Loss {
-    /// Every reason, in the order of its code.
+    /// All reasons, in the order of their codes.
     pub const ALL: [Self; 8] = [
         Self::NoRoom,
         Self::Oldest,
@@ -43,7 +45,7 @@ impl Loss {
         Self::Limited,
     ];
 
-    /// The number in a gap record, from 1.
+    /// The number in a loss record, from 1.
     #[must_use]
     pub const fn code(self) -> u32 {
         self as u32 + 1
@@ -56,17 +58,17 @@ impl Loss {
     }
 }
 
-/// What a frame of [`Kind::GAP`] says.
+/// Content of a frame of [`Kind::GAP`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LossRecord {
-    /// How many frames were lost; `u32::MAX` stands for that many or more.
+    /// Number of lost frames; `u32::MAX` stands for that number or more.
     pub count: u32,
-    /// Why; none when the engine names a reason that this library does not know.
+    /// Reason; none if this library does not know the engine's code.
     pub loss: Option<Loss>,
 }
 
 impl Header {
-    /// What this frame says about lost ones, when it is of [`Kind::GAP`].
+    /// The loss record in this frame, if its kind is [`Kind::GAP`].
     #[must_use]
     pub fn loss_record(&self) -> Option<LossRecord> {
         (self.kind == Kind::GAP)
@@ -74,17 +76,17 @@ impl Header {
     }
 }
 
-/// One client's losses: counted, and not yet told.
+/// Losses of one client that were counted and not yet reported.
 #[derive(Debug)]
 pub(crate) struct LossRecords {
-    /// Whether the client wants records.
+    /// True if the client wants records.
     wanted: bool,
-    /// Lost since the last message was published.
+    /// Frames lost since the last message was published.
     before: u16,
-    /// Not yet told, by reason.
+    /// Frames not yet reported, by reason.
     untold: [u32; Loss::ALL.len()],
     pending: bool,
-    /// Records that are out: the client gives them back, and nobody else is to hear of it.
+    /// Outstanding loss records. Their release is not a verdict for the caller.
     out: Vec<Seq>,
 }
 
@@ -102,17 +104,17 @@ impl LossRecords {
         }
     }
 
-    /// Whether there is something to tell.
+    /// Returns true if there is something to report.
     pub(crate) fn is_pending(&self) -> bool {
         self.pending
     }
 
-    /// How many were lost before the message that is published now.
+    /// Frames lost before the message that is published now.
     pub(crate) fn take_before(&mut self) -> u16 {
         std::mem::take(&mut self.before)
     }
 
-    /// The next record.
+    /// The next record to publish.
     pub(crate) fn next(&mut self) -> Option<Meta> {
         let loss = Loss::ALL.into_iter().find(|loss| self.untold[*loss as usize] > 0);
         let Some(loss) = loss else {
@@ -124,17 +126,17 @@ impl LossRecords {
         Some(Meta { kind: Kind::GAP, wire_len: count, mark: loss.code(), ..Meta::default() })
     }
 
-    /// The record is out under this number.
+    /// The record was published with this number.
     pub(crate) fn told(&mut self, seq: Seq) {
         self.out.push(seq);
     }
 
-    /// Whether no record is out.
+    /// Returns true if no record is outstanding.
     pub(crate) fn none_out(&self) -> bool {
         self.out.is_empty()
     }
 
-    /// Whether `seq`, which has come back, is a record.
+    /// Returns true if `seq`, which was released, is a loss record.
     pub(crate) fn take(&mut self, seq: Seq) -> bool {
         let index = self.out.iter().position(|s| *s == seq);
         index.map(|i| self.out.swap_remove(i)).is_some()

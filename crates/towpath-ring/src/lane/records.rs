@@ -1,6 +1,7 @@
-//! The ring of cumulative records: "everything up to n", in the order in which it was said.
+//! The ring of cumulative verdicts ("everything up to n"), in the order in which they were given.
 //!
-//! Whoever sees a record sees every single verdict and every hold that was given before it: so those win.
+//! Invariant: a producer that sees a record sees every single verdict and hold that was given before it. Those take
+//! precedence.
 
 use crate::lane::verdict::Word;
 use crate::shm::abi::{ENTRY_WORDS, RecordsPlace};
@@ -12,7 +13,7 @@ use crate::shm::sync::Ordering;
 pub(crate) struct Writer {
     place: RecordsPlace,
     written: u32,
-    /// How many the producer had taken when that was last of interest.
+    /// Records taken by the producer when the word was last read.
     taken: u32,
 }
 
@@ -21,7 +22,7 @@ impl Writer {
         Self { place, written: 0, taken: 0 }
     }
 
-    /// Whether there is no room for a record.
+    /// Returns true if the ring has no space for a record.
     pub(crate) fn is_full(&mut self, theirs: &Words) -> bool {
         if self.written.wrapping_sub(self.taken) >= self.place.records {
             // Acquire: pairs with the release store in Reader::acknowledge; the slots taken may be written again.
@@ -30,20 +31,20 @@ impl Writer {
         self.written.wrapping_sub(self.taken) >= self.place.records
     }
 
-    /// Writes a record; there is room.
+    /// Writes a record. The ring has space.
     pub(crate) fn write(&mut self, own: &Words, word: Word, mark: u32, mask: u32) {
         let record: &[_; ENTRY_WORDS] = own.line(self.place.record(self.written));
         // Relaxed: ordered by the release store below.
         record[0].store(u64::from(mark) | u64::from(mask) << 32, Ordering::Relaxed);
         record[1].store(word.emit(), Ordering::Relaxed);
         self.written = self.written.wrapping_add(1);
-        // Release: pairs with the acquire load in Reader::look: the record is there, and so is every single verdict that
-        // was given before it.
+        // Release: pairs with the acquire load in Reader::look: it publishes the record and every single verdict
+        // given before it.
         own.word(self.place.written).store(self.written.into(), Ordering::Release);
     }
 }
 
-/// More records are claimed than there can be.
+/// The consumer claims more records than the ring holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Overrun;
 
@@ -52,7 +53,7 @@ pub(crate) struct Overrun;
 pub(crate) struct Reader {
     place: RecordsPlace,
     taken: u32,
-    /// How many of them the consumer was told of.
+    /// Number of records acknowledged to the consumer.
     told: u32,
 }
 
@@ -61,18 +62,18 @@ impl Reader {
         Self { place, taken: 0, told: 0 }
     }
 
-    /// Whether [`look`](Self::look) would find something.
+    /// Returns true if [`look`](Self::look) would find a record.
     pub(crate) fn is_ready(&self, theirs: &Words) -> bool {
-        // Relaxed: a look loads it again before anything is believed.
+        // Relaxed: look() loads the word again before it is used.
         theirs.word(self.place.written).load(Ordering::Relaxed) as u32 != self.taken
     }
 
-    /// How many records there are, each for one [`peek`](Self::peek) and [`step`](Self::step).
+    /// Number of unread records. Call [`peek`](Self::peek) and [`step`](Self::step) for each.
     pub(crate) fn look(&mut self, theirs: &Words) -> Result<u32, Overrun> {
         // Acquire: pairs with the release store in Writer::write.
         let written = theirs.word(self.place.written).load(Ordering::Acquire) as u32;
         let count = written.wrapping_sub(self.taken);
-        // A number that is too far ahead could otherwise keep us here for 2^32 rounds.
+        // A number too far ahead could otherwise keep the engine here for 2^32 rounds.
         if count > self.place.records {
             self.taken = written;
             return Err(Overrun);
@@ -80,20 +81,21 @@ impl Reader {
         Ok(count)
     }
 
-    /// The next record that a look has found: its mark's word and its verdict's word, not checked.
+    /// Returns the mark word and the verdict word of the next record, unchecked.
     pub(crate) fn peek(&self, theirs: &Words) -> (u64, u64) {
         let at: &[_; ENTRY_WORDS] = theirs.line(self.place.record(self.taken));
-        // Relaxed: ordered by the acquire load in look; a client that writes on is torn at its own cost.
+        // Relaxed: ordered by the acquire load in look. A client that overwrites an unread record corrupts only its
+        // own verdict.
         (at[0].load(Ordering::Relaxed), at[1].load(Ordering::Relaxed))
     }
 
-    /// Takes the record that a peek has shown.
+    /// Moves past the record that peek returned.
     pub(crate) fn step(&mut self) {
         self.taken = self.taken.wrapping_add(1);
     }
 
-    /// Says how many were taken. Seldom, because a client reads this line with each verdict. It never waits for it: when
-    /// the records look full, it writes single verdicts.
+    /// Publishes the number of records taken. Seldom, because the client reads this line with each verdict. The
+    /// client never waits for it: while the ring seems full, it writes single verdicts.
     pub(crate) fn acknowledge(&mut self, own: &Words) {
         if self.taken.wrapping_sub(self.told) >= self.place.records.div_ceil(4) {
             self.told = self.taken;

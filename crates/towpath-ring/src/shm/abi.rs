@@ -1,64 +1,64 @@
-//! The layout of everything that two processes charge.
+//! Byte layout of the shared memory.
 //!
-//! The byte table is in `docs/book/src/reference/ring-abi.md`; this file is the same table for the compiler. Shared memory is an array
-//! of 64-bit words in the machine's byte order, positions are indices of words, and nothing is a pointer.
+//! The byte table is in the documentation (*Ring ABI*); this file states the same table for the compiler, and
+//! asserts it at the end. Shared memory is an array of 64-bit words in the machine's byte order. Positions are word
+//! indices; there are no pointers.
 
 use crate::shm::geometry::{Geometry, GeometryError, PAGE};
 use crate::shm::header::{Header, Kind, Layers};
 use crate::shm::seq::Seq;
 use crate::shm::sync::{AtomicU64, Ordering};
 
-/// The version of this layout; an engine and a client must have the same.
+/// Version of the layout. The engine and the client must have the same version.
 pub const VERSION: u16 = 6;
-/// First word of a hello, a welcome and the engine's memory: "TPRG".
+/// First word of a hello, of a welcome and of the engine's memory: `TPRG`.
 pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"TPRG");
 
 /// Words of a cache line.
 const LINE: usize = 8;
-/// Words of a frame's header together with its inline bytes: two lines, which the prefetcher fetches as one.
+/// Words of a frame header including its inline bytes: two cache lines, which the prefetcher loads together.
 pub(crate) const HEADER_WORDS: usize = 2 * LINE;
-/// Bytes of a message that fit beside its header.
+/// Longest payload, in bytes, that is stored beside its header.
 pub const INLINE_BYTES: usize = 64;
-/// Word of a header: the first of the inline bytes.
+/// Header word: first word of the inline bytes.
 pub(crate) const INLINE: usize = LINE;
-/// Words of a release entry: mark and mask, then the verdict's word.
+/// Words of a release entry: mark and mask, then the verdict word.
 pub(crate) const ENTRY_WORDS: usize = 2;
 const PAGE_WORDS: usize = PAGE as usize / 8;
 
-/// Word of the engine's memory: magic and version.
+/// Engine memory: magic and version.
 pub(crate) const IDENT: usize = 0;
-/// Word of the engine's memory: the sequence number after the last published RX frame.
+/// Engine memory: sequence number after the last published RX frame.
 pub(crate) const ENGINE_PUBLISHED: usize = 2 * LINE;
-/// Word of the engine's memory: non-zero while the engine sleeps; another number for each sleep.
+/// Engine memory: non-zero while the engine sleeps; a different number for each sleep.
 pub(crate) const ENGINE_NEED_WAKEUP: usize = ENGINE_PUBLISHED + 1;
-/// Word of the engine's memory: how many records it has taken, modulo 2^32.
+/// Engine memory: number of verdict records taken, modulo 2^32.
 pub(crate) const ENGINE_RECORDS: usize = ENGINE_PUBLISHED + 2;
 
-/// Word of either memory: the CPU that its writer ran on when it last said so, from 1; a hint.
+/// Either memory: CPU of the writer when it last reported, counted from 1. A hint.
 pub(crate) const CPU: usize = 2 * LINE + 4;
 
-/// Word of the engine's memory: frames lost for this client so far. On a line of its own: the client reads the one above
-/// with each verdict.
+/// Engine memory: frames lost for this client. On a line apart: the client reads the line above with each verdict.
 pub(crate) const ENGINE_LOST: usize = 3 * LINE;
 
-/// Word of the client's memory: the sequence number after the last RX frame it has seen (a statistic; believed by nobody).
+/// Client memory: sequence number after the last RX frame received. A statistic; the engine does not rely on it.
 pub(crate) const CLIENT_CONSUMED: usize = 2 * LINE;
-/// Word of the client's memory: non-zero while the client sleeps; another number for each sleep.
+/// Client memory: non-zero while the client sleeps; a different number for each sleep.
 pub(crate) const CLIENT_NEED_WAKEUP: usize = CLIENT_CONSUMED + 1;
-/// Word of the client's memory: how many records it has written, modulo 2^32.
+/// Client memory: number of verdict records written, modulo 2^32.
 pub(crate) const CLIENT_RECORDS: usize = CLIENT_CONSUMED + 2;
-/// Word of the client's memory: the sequence number after the last published TX frame.
+/// Client memory: sequence number after the last published TX frame.
 pub(crate) const CLIENT_PUBLISHED: usize = CLIENT_CONSUMED + 3;
-/// Word of the client's memory: how many messages it takes in one frame; 0 and 1 are one.
+/// Client memory: messages that the client accepts in one frame; 0 means 1.
 pub(crate) const CLIENT_BATCH_MAX: usize = CLIENT_CONSUMED + 5;
-/// Word of the client's memory: the message that it is at. On a line of its own: it is written for each, and the engine reads
-/// the lines above.
+/// Client memory: the message that the client processes. On a line apart: the client writes it for each message, and
+/// the engine reads the lines above.
 pub(crate) const CLIENT_AT: usize = 4 * LINE;
 
-/// Most lanes of a channel.
+/// Largest number of lanes of a channel.
 pub(crate) const MAX_LANES: u32 = 64;
 
-/// Where things lie in the two memories of a lane that both sides map.
+/// Positions in the two memories of a lane that both sides map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) rx: Geometry,
@@ -67,7 +67,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Most records of a lane.
+    /// Largest number of records of a lane.
     pub(crate) const MAX_RECORDS: u32 = 1 << 16;
 
     pub(crate) fn check(&self) -> Result<(), GeometryError> {
@@ -75,37 +75,37 @@ impl Layout {
         self.tx.check()
     }
 
-    /// First word of the RX headers, in the engine's memory.
+    /// First word of the RX headers, in the engine memory.
     pub(crate) const fn rx_headers(&self) -> usize {
         PAGE_WORDS
     }
 
-    /// First RX note, in the engine's memory: as many as there are frames, rounded up to a power of two.
+    /// First RX note, in the engine memory: one per frame, rounded up to a power of two.
     pub(crate) const fn rx_notes(&self) -> usize {
         self.rx_headers() + self.rx.frame_nr as usize * HEADER_WORDS
     }
 
-    /// First word of the TX frames' release entries, in the engine's memory.
+    /// First word of the TX release entries, in the engine memory.
     pub(crate) const fn tx_entries(&self) -> usize {
         (self.rx_notes() + notes(&self.rx)).next_multiple_of(LINE)
     }
 
-    /// Bytes of the memory that the engine writes.
+    /// Bytes of the engine memory.
     pub(crate) const fn engine_bytes(&self) -> usize {
         pages(self.tx_entries() + self.tx.frame_nr as usize * ENTRY_WORDS)
     }
 
-    /// First word of the RX frames' release entries, in the client's memory.
+    /// First word of the RX release entries, in the client memory.
     pub(crate) const fn rx_entries(&self) -> usize {
         PAGE_WORDS
     }
 
-    /// First word of the records, in the client's memory.
+    /// First word of the record ring, in the client memory.
     pub(crate) const fn record_ring(&self) -> usize {
         self.rx_entries() + self.rx.frame_nr as usize * ENTRY_WORDS
     }
 
-    /// The records of the lane.
+    /// Position of the record ring.
     pub(crate) const fn records_place(&self) -> RecordsPlace {
         RecordsPlace {
             ring: self.record_ring(),
@@ -115,17 +115,17 @@ impl Layout {
         }
     }
 
-    /// First word of the TX headers, in the client's memory; headers start on a pair of lines.
+    /// First word of the TX headers, in the client memory. Headers are aligned to two cache lines.
     pub(crate) const fn tx_headers(&self) -> usize {
         (self.record_ring() + self.records as usize * ENTRY_WORDS).next_multiple_of(HEADER_WORDS)
     }
 
-    /// First TX note, in the client's memory.
+    /// First TX note, in the client memory.
     pub(crate) const fn tx_notes(&self) -> usize {
         self.tx_headers() + self.tx.frame_nr as usize * HEADER_WORDS
     }
 
-    /// The parts of the RX ring.
+    /// Position of the RX ring's parts.
     pub(crate) const fn rx_place(&self) -> RingPlace {
         RingPlace {
             geometry: self.rx,
@@ -135,7 +135,7 @@ impl Layout {
         }
     }
 
-    /// The parts of the TX ring.
+    /// Position of the TX ring's parts.
     pub(crate) const fn tx_place(&self) -> RingPlace {
         RingPlace {
             geometry: self.tx,
@@ -150,13 +150,13 @@ impl Layout {
         (self.engine_bytes() + self.client_bytes() + self.rx.bytes() + self.tx.bytes()) as u64
     }
 
-    /// Bytes of the memory that the client writes.
+    /// Bytes of the client memory.
     pub(crate) const fn client_bytes(&self) -> usize {
         pages(self.tx_notes() + notes(&self.tx))
     }
 }
 
-/// Where the parts of a ring are, in words of the memory that they lie in.
+/// Position of a ring's parts, in words of the memory that contains them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingPlace {
     pub(crate) geometry: Geometry,
@@ -168,16 +168,16 @@ pub(crate) struct RingPlace {
     pub(crate) entries: usize,
 }
 
-/// Where the ring and its two counters are.
+/// Position of a record ring and of its two counters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecordsPlace {
     /// First word of the ring, in the consumer's memory.
     pub(crate) ring: usize,
-    /// How many records there are: a power of two.
+    /// Number of records: a power of two.
     pub(crate) records: u32,
-    /// Word of the consumer's memory: how many it has written.
+    /// Word of the consumer's memory: number of records written.
     pub(crate) written: usize,
-    /// Word of the producer's memory: how many it has taken.
+    /// Word of the producer's memory: number of records taken.
     pub(crate) taken: usize,
 }
 
@@ -187,7 +187,7 @@ impl RecordsPlace {
     }
 }
 
-/// Notes of a ring: its frames, rounded up to a power of two.
+/// Number of notes of a ring: its frames, rounded up to a power of two.
 pub(crate) const fn notes(ring: &Geometry) -> usize {
     ring.frame_nr.next_power_of_two() as usize
 }
@@ -196,15 +196,15 @@ pub(crate) const fn pages(words: usize) -> usize {
     (words * 8).next_multiple_of(PAGE as usize)
 }
 
-/// First word of a header that no message was written to, or that is being written: no number is so large.
+/// First header word of a frame without a message. No sequence number has this value.
 pub(crate) const NO_MESSAGE: u64 = u64::MAX;
 
-/// `seq | at << 32`: the word that says where message `seq` is when it is not where it would be expected.
+/// `seq | at << 32`: a note, which says that message `seq` is in frame `at` instead of the expected frame.
 pub(crate) const fn note(seq: Seq, at: u32) -> u64 {
     seq.0 as u64 | (at as u64) << 32
 }
 
-/// Stores all of a header but its first word (the sequence number), whose release store publishes these.
+/// Stores a header without its first word (the sequence number). The release store of that word publishes the rest.
 #[inline(always)]
 pub(crate) fn store_header(words: &[AtomicU64; HEADER_WORDS], h: &Header) {
     let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
@@ -220,10 +220,11 @@ pub(crate) fn store_header(words: &[AtomicU64; HEADER_WORDS], h: &Header) {
     words[7].store(layers | u64::from(h.lost) << 48, Ordering::Relaxed);
 }
 
-/// Copies a header out, each word read once. Nothing in it is checked yet.
+/// Copies a header; reads each word once. The caller checks the copy.
 #[inline(always)]
 pub(crate) fn load_header(words: &[AtomicU64; HEADER_WORDS]) -> Header {
-    // Relaxed: the caller has loaded word 0 with acquire; a hostile writer may tear the rest, hence the checks after.
+    // Relaxed: the caller has loaded word 0 with acquire. A hostile producer may change the other words meanwhile;
+    // the checks on the copy cover that.
     let word = |i: usize| words[i].load(Ordering::Relaxed);
     let low = |w: u64| w as u32;
     let high = |w: u64| (w >> 32) as u32;
@@ -246,7 +247,7 @@ pub(crate) fn load_header(words: &[AtomicU64; HEADER_WORDS]) -> Header {
     }
 }
 
-/// Stores up to [`INLINE_BYTES`] beside the header.
+/// Stores at most [`INLINE_BYTES`] beside the header.
 #[inline]
 pub(crate) fn store_inline(words: &[AtomicU64; HEADER_WORDS], bytes: &[u8]) {
     let (whole, rest) = bytes.as_chunks::<8>();
@@ -263,7 +264,7 @@ pub(crate) fn store_inline(words: &[AtomicU64; HEADER_WORDS], bytes: &[u8]) {
     }
 }
 
-/// Copies the inline bytes out.
+/// Copies the inline bytes.
 #[inline]
 pub(crate) fn load_inline(words: &[AtomicU64; HEADER_WORDS]) -> [u8; INLINE_BYTES] {
     let mut bytes = [0; INLINE_BYTES];

@@ -1,37 +1,37 @@
-//! The shape of a ring, and the rules it must keep.
+//! Shape of a ring, and the rules for it.
 //!
 //! The four numbers and their rules are those of `struct nl_mmap_req` and `netlink_set_ring` (Linux 3.10,
-//! net/netlink/af_netlink.c); the products, which the kernel left unchecked, are checked here.
+//! net/netlink/af_netlink.c). The kernel did not check the products for overflow; this file does.
 
 use thiserror::Error;
 
-/// The page size that the ABI assumes: areas are multiples of it.
+/// Page size that the ABI assumes. Areas are multiples of it.
 pub(crate) const PAGE: u32 = 4096;
 
-/// A payload area and the frames it is divided into.
+/// A payload area and its division into frames.
 ///
-/// A message takes as many adjacent frames as it needs; the headers lie in an area of their own.
+/// A message takes as many adjacent frames as it needs. Headers are in another area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Bytes of a block: a multiple of the page.
     pub block_size: u32,
     /// Blocks in the payload area.
     pub block_nr: u32,
-    /// Bytes of a frame: a multiple of the cache line, at least one, at most a block.
+    /// Bytes of a frame: a multiple of the cache line (64), at most a block.
     pub frame_size: u32,
     /// Frames in the payload area: frames per block times blocks.
     pub frame_nr: u32,
 }
 
-/// The rule of [`Geometry`] that was broken.
+/// The rule of [`Geometry`] that is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[allow(missing_docs)] // the sentence of each case says it
+#[allow(missing_docs)] // the error text documents each variant
 pub enum GeometryError {
     #[error("block size {0} is not a positive multiple of the page (4096)")]
     BlockNotPages(u32),
     #[error("a ring needs at least one block")]
     NoBlocks,
-    #[error("frame size {0} is smaller than a frame's least size (64)")]
+    #[error("frame size {0} is smaller than the minimum (64)")]
     FrameTooSmall(u32),
     #[error("frame size {0} is not a multiple of the cache line (64)")]
     FrameUnaligned(u32),
@@ -39,29 +39,30 @@ pub enum GeometryError {
     FrameLargerThanBlock { frame: u32, block: u32 },
     #[error("frame size {frame} does not divide the block ({block}), so frames would not be adjacent")]
     FrameDoesNotDivideBlock { frame: u32, block: u32 },
-    #[error("{frame_nr} frames were asked for, but the blocks hold {fit}")]
+    #[error("frame_nr is {frame_nr}, but the blocks hold {fit} frames")]
     FrameCount { frame_nr: u32, fit: u64 },
-    #[error("a ring of {0} bytes is larger than the largest supported (1 GiB)")]
+    #[error("a ring of {0} bytes exceeds the maximum (1 GiB)")]
     TooLarge(u64),
-    #[error("{0} frames are more than the largest supported number (65536)")]
+    #[error("{0} frames exceed the maximum (65536)")]
     TooManyFrames(u32),
 }
 
 impl Geometry {
-    /// The default towards a client: 4 MiB in 4096 frames of 1 KiB.
+    /// Default towards a client: 4 MiB in 4096 frames of 1 KiB.
     pub const RX: Self = Self { block_size: 65536, block_nr: 64, frame_size: 1024, frame_nr: 4096 };
-    /// The default from a client: 1 MiB in 1024 frames of 1 KiB.
+    /// Default from a client: 1 MiB in 1024 frames of 1 KiB.
     pub const TX: Self = Self { block_size: 65536, block_nr: 16, frame_size: 1024, frame_nr: 1024 };
 
-    /// Largest payload area, in bytes.
+    /// Largest payload area in bytes.
     pub const MAX_BYTES: u64 = 1 << 30;
-    /// Most frames: a verdict's `arg` must be able to name each.
+    /// Largest number of frames: the 16-bit argument of a verdict names each.
     pub const MAX_FRAMES: u32 = 1 << 16;
 
-    /// A payload area of `bytes` in frames of `frame_size`, with 64 KiB blocks where they fit and pages where not.
+    /// A payload area of `bytes` in frames of `frame_size`, in blocks of 64 KiB if `bytes` is a multiple, else in
+    /// pages.
     ///
     /// # Errors
-    /// The rule that the result would break.
+    /// The rule that the result breaks.
     pub fn with(bytes: u32, frame_size: u32) -> Result<Self, GeometryError> {
         let block_size = if bytes.is_multiple_of(65536) { 65536 } else { PAGE };
         let block_nr = bytes / block_size;
@@ -74,7 +75,7 @@ impl Geometry {
     /// Checks every rule, in the kernel's order.
     ///
     /// # Errors
-    /// The first rule that is broken.
+    /// The first broken rule.
     pub fn check(&self) -> Result<(), GeometryError> {
         use GeometryError as E;
         if self.block_size == 0 || !self.block_size.is_multiple_of(PAGE) {
@@ -116,14 +117,14 @@ impl Geometry {
         self.frame_size as usize * self.frame_nr as usize
     }
 
-    /// Frames that a message of `len` bytes takes: at least one.
+    /// Frames of a message of `len` bytes; at least 1.
     #[must_use]
     #[inline]
     pub const fn frames_for(&self, len: usize) -> usize {
         if len <= self.frame_size as usize {
             return 1;
         }
-        // Divisions of 32 bits take half as long, and one is on the path of every message that is longer than a frame.
+        // A 32-bit division takes half the time; it is on the path of every message longer than a frame.
         if len <= u32::MAX as usize {
             (len as u32).div_ceil(self.frame_size) as usize
         } else {
@@ -152,7 +153,7 @@ mod tests {
         assert_eq!(row(4096, 1, 8192, 1), Err(E::FrameLargerThanBlock { frame: 8192, block: 4096 }));
         assert_eq!(row(4096, 1, 192, 21), Err(E::FrameDoesNotDivideBlock { frame: 192, block: 4096 }));
         assert_eq!(row(4096, 2, 64, 64), Err(E::FrameCount { frame_nr: 64, fit: 128 }));
-        // The kernel multiplied in 32 bits: 2^26 frames per block times 64 blocks is 0 there.
+        // The kernel multiplied in 32 bits: 2^26 frames per block times 64 blocks is 0.
         let wraps = Geometry { block_size: 1 << 31, block_nr: 2, frame_size: 64, frame_nr: 0 };
         assert_eq!(wraps.check(), Err(E::TooLarge(1 << 32)));
         assert_eq!(row(1 << 20, 8, 64, 1 << 17), Err(E::TooManyFrames(1 << 17)));

@@ -1,37 +1,38 @@
 #[cfg(not(loom))]
 use std::os::fd::AsFd;
 
-/// What a frame carries.
+/// Content of a frame.
 ///
-/// Numbers below 0x8000 are Towpath's; the rest are free for programs that use the ring for their own messages.
+/// Towpath uses the numbers below 0x8000. Programs may use the others for messages of their own protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Kind(pub u16);
 
 impl Kind {
-    /// A packet of [`Header::wire_len`] bytes, link header first.
+    /// A packet of [`Header::wire_len`] bytes that begins with its link header.
     pub const PACKET: Self = Self(0);
     /// A message.
     pub const MESSAGE: Self = Self(1);
-    /// An event: something happened, nobody asked.
+    /// An event notification.
     pub const EVENT: Self = Self(2);
-    /// Part of the answer to a dump request.
+    /// A part of the answer to a dump request.
     pub const DUMP: Self = Self(3);
-    /// End of a dump (`NLMSG_DONE`).
+    /// The end of a dump (`NLMSG_DONE`).
     pub const DONE: Self = Self(4);
-    /// A request was refused: [`Header::mark`] is the error's number (errno(3)). To a worker: nobody took a message that it sent,
-    /// whose bytes these are, and whose address is in [`Header::port`] and [`Header::group`].
+    /// A refused request; [`Header::mark`] is the error number (errno(3)). For a worker: a message that it sent and
+    /// that was not delivered; the payload is the message, and [`Header::port`] and [`Header::group`] name the
+    /// connection.
     pub const ERROR: Self = Self(5);
-    /// TX only: the payload that takes the place of a packet's.
+    /// TX only: the new payload of a packet.
     pub const REPLACEMENT: Self = Self(6);
-    /// TX only: asks for a dump.
+    /// TX only: a dump request.
     pub const REQUEST: Self = Self(7);
-    /// RX only: frames for this client were lost; [`Header::loss_record`] says how many and why.
+    /// RX only: a loss record. [`Header::loss_record`] returns the number of lost frames and the reason.
     pub const GAP: Self = Self(8);
-    /// TX only: answers the message whose number is in [`Header::port`], on the connection that it came from.
-    /// Of several messages in a frame ([`Self::MESSAGES`]), [`Header::group`] says how many are answered then, from the first on, and
-    /// [`Header::mark`] with how many replies.
+    /// TX only: the answer to the message whose sequence number is in [`Header::port`], on the connection of that
+    /// message. If that frame has several messages ([`Self::MESSAGES`]), [`Header::group`] is the number of messages
+    /// answered so far, and [`Header::mark`] is the number of replies in this frame.
     pub const REPLY: Self = Self(9);
-    /// RX only: several messages of one connection, as many as [`Header::mark`] says; see
+    /// RX only: several messages of one connection; [`Header::mark`] is their number. See
     /// [`Channel::send_batch`](crate::Channel::send_batch).
     pub const MESSAGES: Self = Self(10);
 }
@@ -41,107 +42,110 @@ impl Kind {
 /// On the RX lane the engine writes it and clients may believe it as far as they trust the engine; on the TX lane the
 /// engine believes nothing of it.
 // The order of the words in shared memory, so that copying them is seven loads and seven stores.
+/// The header of a frame.
+///
+/// In RX frames, the engine writes it; clients trust it as far as they trust the engine. In TX frames, the engine
+/// checks a private copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Header {
-    /// Bytes of payload in the frame.
+    /// Payload bytes in the frame.
     pub len: u32,
-    /// What the payload is.
+    /// Content of the payload.
     pub kind: Kind,
-    /// Where the payload is: bits of `FLAG_*`.
+    /// Location of the payload: `FLAG_*`.
     pub(crate) flags: u16,
-    /// Bytes that the packet had on the wire; `len` is less when it was cut.
+    /// Bytes of the packet on the wire. `len` is smaller if the packet was truncated.
     pub wire_len: u32,
-    /// The multicast group or queue that the frame was sent to; 0 for none.
+    /// Multicast group or queue; 0 for no group.
     pub group: u32,
     /// Nanoseconds since the epoch.
     pub time: u64,
     /// The packet's mark.
     pub mark: u32,
-    /// The port that the packet came from, or the connection that the message belongs to.
+    /// Port of the packet, or connection of the message.
     pub port: u32,
-    /// Process id of the sender, as the engine's namespace sees it; 0 for the network.
+    /// Process id of the sender in the engine's PID namespace; 0 for the network.
     pub pid: u32,
-    /// User id of the sender, likewise.
+    /// User id of the sender.
     pub uid: u32,
-    /// Group id of the sender, likewise.
+    /// Group id of the sender.
     pub gid: u32,
-    /// Hash of the packet's flow; the same in both directions.
+    /// Flow hash; both directions of a flow have the same.
     pub hash: u32,
-    /// Where a packet's layers begin.
+    /// Offsets of the packet's layers.
     pub layers: Layers,
-    /// The gap record: how many frames for this client were lost between the one before and this one; 65535 stands for
-    /// that many or more.
+    /// Frames lost for this client between the previous frame and this one; 65535 stands for 65535 or more.
     pub lost: u16,
 }
 
-/// Where a packet's layers begin in its frame, as the engine's parser found them, so that no client has to.
+/// Offsets of a packet's layers in its frame, from the engine's parser.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct Layers {
-    /// Link type: the number that pcap files have for it.
+    /// Link type, as in pcap files (`LINKTYPE_*`).
     pub link: u16,
-    /// Offset of what follows the link header: the IP header of an IP packet.
+    /// Offset of the network header, behind the link header.
     pub network: u16,
-    /// Offset of the upper layer's payload; the frame's length when it has none.
+    /// Offset of the transport payload; the frame's length if there is no payload.
     pub payload: u16,
 }
 
-/// The payload lies beside the header.
+/// The payload is beside the header.
 pub(crate) const FLAG_INLINE: u16 = 1;
-/// The payload is in a sealed memfd of its own, sent over the socket.
+/// The payload is in a sealed memfd, sent over the socket.
 pub(crate) const FLAG_ONESHOT: u16 = 2;
-/// A dump saw the data change under it (`NLM_F_DUMP_INTR`).
+/// The data changed during the dump (`NLM_F_DUMP_INTR`).
 pub(crate) const FLAG_INTERRUPTED: u16 = 4;
 
 impl Header {
-    /// Whether the data changed while this dump ran, so that its parts may not fit together.
+    /// Returns true if the data changed during this dump. Its parts may be inconsistent.
     #[must_use]
     pub const fn interrupted(&self) -> bool {
         self.flags & FLAG_INTERRUPTED != 0
     }
 }
 
-/// What the producer says about a message; the ring adds the length.
+/// Header fields that the producer sets. The ring adds the length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Meta {
-    /// What the payload is.
+    /// Content of the payload.
     pub kind: Kind,
-    /// Bytes on the wire; 0 means as many as the payload has.
+    /// Bytes on the wire; 0 means the length of the payload.
     pub wire_len: u32,
     /// Nanoseconds since the epoch.
     pub time: u64,
     /// The packet's mark.
     pub mark: u32,
-    /// The port that the packet came from, or the connection that the message belongs to.
+    /// Port of the packet, or connection of the message.
     pub port: u32,
-    /// Multicast group or queue; 0 for none.
+    /// Multicast group or queue; 0 for no group.
     pub group: u32,
-    /// Hash of the flow.
+    /// Flow hash.
     pub hash: u32,
-    /// Where a packet's layers begin.
+    /// Offsets of the packet's layers.
     pub layers: Layers,
-    /// Who sent it, when that was a local process.
+    /// Sender, if it is a local process.
     pub sender: Option<Credentials>,
 }
 
-/// Who a process is, as the kernel says (`SO_PEERCRED`, socket(7)).
+/// Identity of a process, as the kernel reports it (`SO_PEERCRED`, socket(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// Process id; 0 for one that is outside our PID namespace.
+    /// Process id; 0 for a process outside of this PID namespace.
     pub pid: u32,
-    /// Effective user id when it connected.
+    /// Effective user id at connect(2).
     pub uid: u32,
-    /// Effective group id when it connected.
+    /// Effective group id at connect(2).
     pub gid: u32,
 }
 
 #[cfg(not(loom))]
 impl Credentials {
-    /// Who is at the other end of a connected Unix socket.
+    /// Returns the credentials of the peer of a connected Unix socket.
     ///
     /// # Errors
-    /// When getsockopt(2) fails.
+    /// getsockopt(2) failed.
     pub fn of(socket: impl AsFd) -> std::io::Result<Self> {
         crate::shm::sys::peer(socket.as_fd())
     }

@@ -1,9 +1,9 @@
-//! Shared memory, mapped: the only file that touches it.
+//! Mappings of shared memory. Only this file accesses it.
 //!
-//! Two views exist and neither hands out a reference to memory that somebody else may write: [`Words`] gives atomics,
-//! [`Payload`] copies. The one exception is [`Payload::lent`], the payload of a frame that the engine has lent to this
-//! process: the memory is sealed against every writer but the engine, and the engine leaves lent frames alone
-//! (ARCHITECTURE.md, "What always holds").
+//! Two views exist, and neither creates a reference to memory that another process may write: [`Words`] gives
+//! atomics, [`Payload`] copies. The one exception is [`Payload::lent`], the payload of a frame that the engine has
+//! lent to this process: the memory is sealed against every writer but the engine, and the engine does not write
+//! lent frames (ARCHITECTURE.md, "What always holds").
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
@@ -22,41 +22,41 @@ use crate::shm::sync::AtomicU64;
 
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
-/// Most bytes of a payload that are asked for ahead; of a longer one the processor notices by itself what comes next.
+/// Longest part of a payload that is prefetched; the hardware prefetcher covers the rest.
 const PREFETCH: usize = 2048;
-/// Largest page that a mapping is aligned to.
+/// Largest page size that a mapping is aligned to.
 const MAX_PAGE: usize = 2 << 20;
-/// What fstatfs(2) says of memory in huge pages (linux/magic.h).
+/// f_type of hugetlbfs in fstatfs(2) (linux/magic.h).
 const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
 
-/// Whose memory a mapping is, and what may be done with it.
+/// Writers of a mapped memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Ours: we write it.
+    /// Only this process writes it.
     Own,
-    /// The engine's, sealed against everybody else: what is lent to us may be borrowed.
+    /// Only the engine writes it; it is sealed. Lent frames may be borrowed.
     Lent,
-    /// Another process may write it at any time: it can be loaded and copied, never borrowed.
+    /// Another process may write it at any time: load and copy, never borrow.
     Foreign,
 }
 
-/// What a cache line is asked for.
+/// Purpose of a prefetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     Read,
-    /// No other processor keeps a copy.
+    /// Takes the line from all other processors.
     Write,
 }
 
-/// Asks for the cache line at `line`; a hint, and none on other architectures.
+/// Prefetches the cache line at `line`. A hint; no operation on architectures other than x86-64.
 #[inline]
 fn prefetch(line: *const u8, what_for: Use) {
     #[cfg(target_arch = "x86_64")]
     match what_for {
-        // SAFETY: a prefetch gives no value and does not fault, whatever the address.
+        // SAFETY: a prefetch returns no value and does not fault, for any address.
         Use::Read => unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) },
-        // The intrinsic for writing is one for reading unless the whole program is built for newer processors; to those
-        // that do not know the instruction it does nothing (Intel SDM, PREFETCHW).
+        // The intrinsic for writing prefetches for reading unless the program is built for newer processors.
+        // Processors without the instruction execute it as a no-op (Intel SDM, PREFETCHW).
         // SAFETY: as above; it changes no register, flag or byte of memory.
         Use::Write => unsafe {
             asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
@@ -66,42 +66,42 @@ fn prefetch(line: *const u8, what_for: Use) {
     let _ = (line, what_for);
 }
 
-/// Whether the memory is in huge pages (hugetlbfs). st_blksize does not tell: it is as large for ordinary memory where the system makes
-/// transparent huge pages of it, which can be mapped at any length and place.
+/// Returns true if the memory is in huge pages (hugetlbfs). st_blksize does not tell: it is as large for ordinary
+/// memory with transparent huge pages, which can be mapped at any length and address.
 pub(crate) fn in_huge_pages(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(rustix::fs::fstatfs(fd)?.f_type as u32 == HUGETLBFS_MAGIC)
 }
 
-/// A range of addresses that stays ours until it is dropped.
+/// An address range, reserved until it is dropped.
 #[derive(Debug)]
 struct Mapping {
     start: NonNull<u8>,
     len: usize,
-    /// What was reserved: more than the mapping when that has to begin at a huge page.
+    /// The reservation: larger than the mapping if that must start at a huge page boundary.
     reserved: (NonNull<u8>, usize),
     access: Access,
 }
 
-// SAFETY: the mapping is memory, not bound to a thread; all access goes through the views below.
+// SAFETY: the mapping is memory, not bound to a thread; all accesses use the views below.
 unsafe impl Send for Mapping {}
-// SAFETY: through a shared reference the views only load, store atomically, or read what nobody writes.
+// SAFETY: through a shared reference, the views only load, store atomically, or read memory without writers.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes of `fd`, `times` times one after the other, so that what crosses the end is contiguous.
+    /// Maps `len` bytes of `fd`, `times` times in a row, so that a message across the end is contiguous.
     fn new(fd: BorrowedFd<'_>, len: usize, times: usize, access: Access) -> io::Result<Self> {
         let total = len.checked_mul(times).filter(|t| *t > 0).ok_or(io::ErrorKind::InvalidInput)?;
-        // Huge pages are mapped at multiples of their size only.
+        // Huge pages are mapped at multiples of their size.
         let page = usize::try_from(rustix::fs::fstat(fd)?.st_blksize).unwrap_or(0);
         let align = page.clamp(4096, MAX_PAGE).next_power_of_two();
-        // The kernel maps whole huge pages, whatever length it is asked for (mmap(2)): beyond our reservation, over what is there.
+        // The kernel maps whole huge pages for any length (mmap(2)): beyond the reservation, over other mappings.
         if page > 4096 && in_huge_pages(fd)? && (page > MAX_PAGE || !len.is_multiple_of(page)) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let room = if align > 4096 { total.checked_add(align) } else { Some(total) };
         let room = room.ok_or(io::ErrorKind::InvalidInput)?;
         let reserve = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: no address is asked for, so nothing that is mapped can be replaced.
+        // SAFETY: without an address hint, mmap replaces no existing mapping.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), room, ProtFlags::empty(), reserve) }?;
         let reserved = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let ahead = reserved.as_ptr().align_offset(align).min(room - total);
@@ -112,20 +112,24 @@ impl Mapping {
             Access::Own => ProtFlags::READ | ProtFlags::WRITE,
         };
         for i in 0..times {
-            // `mapping` owns all of [start, start + total), so this stays inside one allocation.
+            // `mapping` owns [start, start + total), so `at` is inside one allocation.
             let at = start.as_ptr().wrapping_add(i * len).cast();
-            // SAFETY: the range replaced is part of the reservation above, which nobody else knows yet.
+            // SAFETY: the replaced range is part of the reservation above, which no other code knows yet.
             unsafe { mmap(at, len, prot, MapFlags::SHARED | MapFlags::FIXED, fd, 0) }?;
         }
         Ok(mapping)
     }
 
-    /// The address of `len` bytes at `offset`.
+    /// Returns the address of `len` bytes at `offset`.
     ///
     /// # Panics
-    /// When they are not all inside the mapping.
+    /// The range is not inside the mapping.
     fn at(&self, offset: usize, len: usize) -> *mut u8 {
-        assert!(offset <= self.len && len <= self.len - offset, "{offset}+{len} is outside of {}", self.len);
+        assert!(
+            offset <= self.len && len <= self.len - offset,
+            "{offset}+{len} is outside of the mapping of {} bytes",
+            self.len
+        );
         self.start.as_ptr().wrapping_add(offset)
     }
 
@@ -141,7 +145,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was reserved by `new`, and every view borrows from the owner of `self`.
+        // SAFETY: `new` reserved the range, and every view borrows from the owner of `self`.
         let _ = unsafe { munmap(self.reserved.0.as_ptr().cast(), self.reserved.1) };
     }
 }
@@ -157,26 +161,26 @@ pub(crate) struct Words {
 
 #[cfg(not(loom))]
 impl Words {
-    /// Maps `bytes` (a multiple of the page) of `fd`, whose size the caller has verified.
+    /// Maps `bytes` (a multiple of the page) of `fd`. The caller has verified the size of `fd`.
     pub(crate) fn map(fd: BorrowedFd<'_>, bytes: usize, access: Access) -> io::Result<Self> {
         Ok(Self { mapping: Mapping::new(fd, bytes, 1, access)? })
     }
 
-    /// The word at `index`. On a mapping for reading, only loads are possible.
+    /// Returns the word at `index`. A read-only mapping permits loads only.
     ///
     /// # Panics
-    /// When it is outside of the memory.
+    /// The word is outside of the memory.
     pub(crate) fn word(&self, index: usize) -> &AtomicU64 {
         let at = self.mapping.at(index * 8, 8).cast::<AtomicU64>();
-        // SAFETY: in bounds by `at`, aligned because mappings are page-aligned and the offset is a multiple of 8,
-        // lives as long as `self`; whatever another process writes, it meets an atomic.
+        // SAFETY: in bounds by `at`; aligned, because mappings are page-aligned and the offset is a multiple of 8;
+        // lives as long as `self`. All accesses are atomic, whatever another process writes.
         unsafe { &*at }
     }
 
-    /// `N` words at `index`.
+    /// Returns `N` words at `index`.
     ///
     /// # Panics
-    /// When they are not all inside of the memory.
+    /// The range is not inside the memory.
     pub(crate) fn line<const N: usize>(&self, index: usize) -> &[AtomicU64; N] {
         let at = self.mapping.at(index * 8, N * 8).cast::<[AtomicU64; N]>();
         // SAFETY: as in `word`; an array of atomics has the layout of its elements.
@@ -186,7 +190,7 @@ impl Words {
 
 #[cfg(not(loom))]
 impl Words {
-    /// Asks for the cache line at `index`, which is read or written soon. Nothing happens outside of the memory.
+    /// Prefetches the cache line at `index`. No operation outside of the memory.
     #[inline]
     pub(crate) fn prefetch(&self, index: usize, what_for: Use) {
         self.mapping.prefetch(index * 8, 8, what_for);
@@ -195,10 +199,10 @@ impl Words {
 
 #[cfg(not(loom))]
 impl Words {
-    /// The first `len` bytes at `index`, which belong to a frame that is lent to this process.
+    /// Borrows the first `len` bytes at `index`, of a frame that is lent to this process.
     ///
     /// # Panics
-    /// When the range is outside, or the memory is not the engine's.
+    /// The range is outside of the memory, or the memory is not the engine's.
     pub(crate) fn lent(&self, index: usize, len: usize) -> &[u8] {
         assert!(self.mapping.access == Access::Lent);
         let at = self.mapping.at(index * 8, len);
@@ -213,7 +217,7 @@ impl Words {
         Ok(Self::heap(bytes / 8))
     }
 
-    /// Words of a model: not shared memory, but loom's atomics.
+    /// Words of a model: loom's atomics instead of shared memory.
     pub(crate) fn heap(words: usize) -> Self {
         Self { heap: (0..words).map(|_| AtomicU64::new(0)).collect() }
     }
@@ -239,53 +243,52 @@ pub(crate) struct Payload {
 impl Payload {
     /// Maps `bytes` (a multiple of the page) of `fd` twice in a row.
     ///
-    /// With [`Access::Lent`] the caller has verified that `fd` is sealed against every writer but the engine:
+    /// With [`Access::Lent`], the caller has verified that `fd` is sealed against every writer but the engine;
     /// [`Payload::lent`] relies on it.
     pub(crate) fn map(fd: BorrowedFd<'_>, bytes: usize, access: Access) -> io::Result<Self> {
         Ok(Self { mapping: Mapping::new(fd, bytes, 2, access)?, size: bytes })
     }
 
-    /// Maps a message that has a memory of its own, once. With [`Access::Lent`] the caller has verified that nobody can
-    /// write it any more.
+    /// Maps a one-shot message, once. With [`Access::Lent`], the caller has verified that it is sealed against all
+    /// writers.
     pub(crate) fn map_once(fd: BorrowedFd<'_>, bytes: usize, access: Access) -> io::Result<Self> {
         Ok(Self { mapping: Mapping::new(fd, bytes, 1, access)?, size: bytes })
     }
 
-    /// Asks for the first bytes of a message of `len` bytes at `offset`, which is read or written soon.
+    /// Prefetches the first bytes of a message of `len` bytes at `offset`.
     #[inline]
     pub(crate) fn prefetch(&self, offset: usize, len: usize, what_for: Use) {
         self.mapping.prefetch(offset, len.min(PREFETCH), what_for);
     }
 
-    /// Our own memory, to be filled.
+    /// Borrows memory of this process for writing.
     ///
     /// # Panics
-    /// When the range is outside, longer than the area, or the memory is not ours.
+    /// The range is outside or longer than the area, or the memory is not this process's.
     pub(crate) fn bytes_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
         assert!(self.mapping.access == Access::Own && len <= self.size);
         let at = self.mapping.at(offset, len);
-        // SAFETY: in bounds by `at`; only this process has a writable mapping or the area is the peer's to read; the
-        // exclusive borrow of `self` keeps other views of this process away, and a range that is not longer than
-        // the area never overlaps its own mirror image.
+        // SAFETY: in bounds by `at`; only this process writes the memory. The exclusive borrow of `self` excludes
+        // other views, and a range not longer than the area does not overlap its own mirror image.
         unsafe { slice::from_raw_parts_mut(at, len) }
     }
 
-    /// The payload of a frame that is lent to this process.
+    /// Borrows the payload of a frame that is lent to this process.
     ///
     /// # Panics
-    /// When the range is outside, or the memory is not the engine's.
+    /// The range is outside of the area, or the memory is not the engine's.
     pub(crate) fn lent(&self, offset: usize, len: usize) -> &[u8] {
         assert!(self.mapping.access == Access::Lent);
         let at = self.mapping.at(offset, len);
-        // SAFETY: in bounds by `at`; the memory is sealed so that only the engine can write it, and the engine, which
-        // is trusted in this one thing, leaves a lent frame alone (see the head of this file).
+        // SAFETY: in bounds by `at`; the memory is sealed so that only the engine can write it, and the engine,
+        // which is trusted in this one point, does not write a lent frame (see the module documentation).
         unsafe { slice::from_raw_parts(at, len) }
     }
 
-    /// Appends `len` bytes that another process may be changing: whatever they are, only the copy is looked at.
+    /// Appends a copy of `len` bytes that another process may change meanwhile. The caller uses only the copy.
     ///
     /// # Panics
-    /// When the range is outside.
+    /// The range is outside of the area.
     pub(crate) fn copy_out(&self, offset: usize, len: usize, into: &mut Vec<u8>) {
         let from = self.mapping.at(offset, len);
         into.reserve(len);

@@ -2,33 +2,33 @@ use std::fmt;
 
 #[cfg(test)]
 thread_local! {
-    /// Numbers with which new lanes of this thread begin.
+    /// First sequence number of new lanes in this thread.
     pub(crate) static BEGIN: std::cell::Cell<Seq> = const { std::cell::Cell::new(Seq::FIRST) };
 }
 
-/// The number of a frame: dense per lane, given at publication, starting at 1 and wrapping after 2^32 frames.
+/// Sequence number of a frame: dense per lane, assigned at publication, starting at 1, wrapping after 2^32 frames.
 ///
-/// Comparison is serial-number arithmetic (RFC 1982): at most 2^31 frames lie between two numbers that are compared.
+/// Comparison is serial number arithmetic (RFC 1982): two compared numbers are less than 2^31 apart.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Seq(pub u32);
 
 impl Seq {
-    /// The number that the first frame of a lane gets.
+    /// Sequence number of a lane's first frame.
     pub const FIRST: Self = Self(1);
 
-    /// The number with which a new lane begins.
+    /// First sequence number of a new lane.
     #[cfg(not(test))]
     pub(crate) const fn begin() -> Self {
         Self::FIRST
     }
 
-    /// The same, as a test has it: its numbers may begin again soon.
+    /// First sequence number of a new lane; tests set it close to the wrap.
     #[cfg(test)]
     pub(crate) fn begin() -> Self {
         BEGIN.get()
     }
 
-    /// The number after this one.
+    /// The next number.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0.wrapping_add(1))
@@ -40,13 +40,13 @@ impl Seq {
         Self(self.0.wrapping_sub(n))
     }
 
-    /// How many numbers `self` is ahead of `earlier`, modulo 2^32.
+    /// Distance from `earlier` to `self`, modulo 2^32.
     #[must_use]
     pub const fn since(self, earlier: Self) -> u32 {
         self.0.wrapping_sub(earlier.0)
     }
 
-    /// Whether this number was given before `other`.
+    /// Returns true if this number was assigned before `other`.
     #[must_use]
     pub const fn is_before(self, other: Self) -> bool {
         (self.0.wrapping_sub(other.0) as i32) < 0

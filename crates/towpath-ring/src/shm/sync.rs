@@ -1,4 +1,4 @@
-//! Every atomic of the crate comes from here, so that loom can replace them.
+//! All atomics of the crate, so that loom can replace them.
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering, compiler_fence, fence};
@@ -8,9 +8,10 @@ pub(crate) use crate::shm::sys::membarrier;
 
 // loom has no fence that another thread passes for us: a fence on both sides is what it comes to.
 #[cfg(loom)]
+// loom has no membarrier(2): the model uses a fence on both sides.
 pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence, fence as compiler_fence};
 
-/// The caller's own fence stands before it.
+/// The caller has executed its own fence.
 #[cfg(loom)]
 pub(crate) fn membarrier() -> std::io::Result<()> {
     Ok(())

@@ -1,4 +1,4 @@
-//! The system calls, each with the error that a person can act on; nearly all through rustix, which makes them safe.
+//! System calls, with errors that a user can act on. Nearly all through rustix, which makes them safe.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -35,13 +35,13 @@ pub(crate) fn membarrier_register() -> io::Result<()> {
 
 #[cfg(test)]
 thread_local! {
-    /// Has [`membarrier`] fail in this thread, as under a seccomp(2) filter that came after the attach.
+    /// Makes [`membarrier`] fail in this thread, as a seccomp(2) filter installed after the attach does.
     pub(crate) static REFUSE_MEMBARRIER: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
-    /// Calls of [`wait`] in this thread.
+    /// Number of [`wait`] calls in this thread.
     pub(crate) static WAITS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// Every running thread of every registered process has passed a full fence when this returns.
+/// Makes every running thread of every registered process execute a full fence.
 pub(crate) fn membarrier() -> io::Result<()> {
     #[cfg(test)]
     if REFUSE_MEMBARRIER.get() {
@@ -50,36 +50,37 @@ pub(crate) fn membarrier() -> io::Result<()> {
     Ok(rustix::thread::membarrier(MembarrierCommand::GlobalExpedited)?)
 }
 
-/// The CPU that the calling thread runs on, from 0.
+/// CPU of the calling thread, counted from 0.
 pub(crate) fn cpu() -> usize {
     rustix::thread::sched_getcpu()
 }
 
-/// Lets other threads of this CPU run first (sched_yield(2)).
+/// Yields the CPU (sched_yield(2)).
 pub(crate) fn give_way() {
     rustix::thread::sched_yield();
 }
 
-/// A memfd of `bytes`, all of them allocated, so that running out of memory is an error here and no SIGBUS later.
+/// Creates a memfd of `bytes`, all allocated: a lack of memory is an error here and not a SIGBUS later.
 pub(crate) fn memfd(name: &str, bytes: usize) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    // MFD_NOEXEC_SEAL came with Linux 6.3; an older kernel says EINVAL.
+    // Linux 6.3 introduced MFD_NOEXEC_SEAL; older kernels return EINVAL.
     let fd = rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
         .or_else(|_| rustix::fs::memfd_create(name, flags))?;
     allocate(&fd, bytes)?;
     Ok(fd)
 }
 
-/// Makes `bytes` of it there. Any signal may end that with EINTR and nothing done (fallocate(2)), also one that no handler sees.
+/// Allocates `bytes`. Any signal can interrupt fallocate(2) before it did anything, even a signal without a handler.
 fn allocate(fd: &OwnedFd, bytes: usize) -> io::Result<()> {
     let allocate = || rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, bytes as u64);
     Ok(rustix::io::retry_on_intr(allocate)?)
 }
 
-/// Bytes of a huge page, the smallest that x86-64 and most others have.
+/// Bytes of a huge page: the smallest size of x86-64 and most other architectures.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
-/// A memfd of `bytes`, a multiple of [`HUGE_PAGE`], in huge pages; an error when the system has not so many to spare.
+/// Creates a memfd of `bytes`, a multiple of [`HUGE_PAGE`], in huge pages. Fails if the system has not enough of
+/// them.
 pub(crate) fn huge_memfd(name: &str, bytes: usize) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
     let fd = rustix::fs::memfd_create(name, flags)?;
@@ -87,7 +88,7 @@ pub(crate) fn huge_memfd(name: &str, bytes: usize) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// A memfd with these bytes that nobody can change.
+/// Creates a memfd with these bytes, sealed against every change.
 pub(crate) fn frozen(mut bytes: &[u8]) -> io::Result<OwnedFd> {
     let fd = memfd("towpath-message", bytes.len())?;
     while !bytes.is_empty() {
@@ -98,7 +99,7 @@ pub(crate) fn frozen(mut bytes: &[u8]) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Appends the first `len` bytes of `fd`.
+/// Appends the first `len` bytes of `fd` to `into`.
 pub(crate) fn read_exactly(fd: &OwnedFd, len: usize, into: &mut Vec<u8>) -> io::Result<()> {
     let start = into.len();
     into.resize(start + len, 0);
@@ -118,7 +119,7 @@ pub(crate) fn seal(fd: &OwnedFd, seals: SealFlags) -> io::Result<()> {
     Ok(rustix::fs::fcntl_add_seals(fd, seals)?)
 }
 
-/// The seals and the size of `fd`.
+/// Returns the seals and the size of `fd`.
 pub(crate) fn sealed(fd: BorrowedFd<'_>) -> io::Result<(SealFlags, u64)> {
     let seals = rustix::fs::fcntl_get_seals(fd)?;
     let size = u64::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0);
@@ -127,7 +128,7 @@ pub(crate) fn sealed(fd: BorrowedFd<'_>) -> io::Result<(SealFlags, u64)> {
 
 const SOCKET: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// A listening socket at `path`.
+/// Listens at `path`.
 pub(crate) fn listen(path: &Path, backlog: i32) -> io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SOCKET, None)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
@@ -135,7 +136,7 @@ pub(crate) fn listen(path: &Path, backlog: i32) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The next connection, or none.
+/// Accepts the next connection; none if there is none.
 pub(crate) fn accept(listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     match rustix::net::accept_with(listener, SOCKET) {
         Ok(fd) => Ok(Some(fd)),
@@ -144,29 +145,29 @@ pub(crate) fn accept(listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Whether somebody listens at `path`. Never blocks.
+/// Returns true if a process listens at `path`. Never blocks.
 pub(crate) fn is_listened_on(path: &Path) -> io::Result<bool> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SOCKET, None)?;
     match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
-        // AGAIN: its backlog is full, so it is there. PROTOTYPE: a socket of another type, somebody else's.
+        // AGAIN: a listener with a full backlog. PROTOTYPE: a listening socket of another type.
         Ok(()) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::PROTOTYPE) => Ok(true),
         Err(rustix::io::Errno::CONNREFUSED) => Ok(false),
         Err(e) => Err(e.into()),
     }
 }
 
-/// A connected socket, non-blocking after the connection is there. [`io::ErrorKind::WouldBlock`] when its listener has a full backlog for
-/// so long.
+/// Connects to `path`; the socket is non-blocking afterwards. Fails with [`io::ErrorKind::WouldBlock`] if the
+/// listener's backlog stays full for `patience`.
 pub(crate) fn connect(path: &Path, patience: Duration) -> io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC, // connect(2) blocks while the backlog is full, which is what a client wants
+        SocketFlags::CLOEXEC, // blocking: connect(2) waits while the backlog is full
         None,
     )?;
     let (address, end) = (SocketAddrUnix::new(path)?, Instant::now() + patience);
     loop {
-        // It is that long that connect(2) blocks (socket(7)); 0 would be for ever.
+        // SO_SNDTIMEO limits connect(2) (socket(7)); 0 means no limit.
         let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         rustix::net::sockopt::set_socket_timeout(&socket, Timeout::Send, Some(left))?;
         match rustix::net::connect(&socket, &address) {
@@ -178,25 +179,25 @@ pub(crate) fn connect(path: &Path, patience: Duration) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Ends the connection for everybody who has a descriptor of the socket.
+/// Shuts the connection down for every descriptor of the socket.
 pub(crate) fn shut(socket: &OwnedFd) {
-    // Over already: then there is nothing to end.
+    // An error means that it is shut down already.
     let _ = rustix::net::shutdown(socket, Shutdown::Both);
 }
 
-/// Two connected sockets.
+/// Creates two connected sockets.
 pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SOCKET, None)?)
 }
 
-/// Who is at the other end, as the kernel recorded it at connect(2). (rustix knows no process 0, which one outside our PID namespace
-/// is.)
+/// Returns the peer's credentials that the kernel recorded at connect(2). rustix refuses process id 0, which stands
+/// for a process outside of this PID namespace.
 pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
     let (to, room) = ((&raw mut cred).cast(), &raw mut length);
-    // SAFETY: the descriptor is open as long as it is borrowed; `to` is to a ucred, which is as long as is said and three numbers
-    // for which every value is valid; the kernel writes there during the call only (getsockopt(2)).
+    // SAFETY: the descriptor is open while it is borrowed. `to` points to a ucred of `length` bytes, three numbers
+    // for which every value is valid. The kernel writes there during the call only (getsockopt(2)).
     #[allow(unsafe_code)]
     let done = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, room) };
     if done != 0 {
@@ -205,17 +206,17 @@ pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     Ok(Credentials { pid: cred.pid.unsigned_abs(), uid: cred.uid, gid: cred.gid })
 }
 
-/// Another process, as far as its end is concerned.
+/// Handle for the end of another process.
 #[derive(Debug)]
 pub(crate) enum Process {
-    /// This becomes readable when it ends.
+    /// A pidfd, readable when the process ends.
     Seen(OwnedFd),
     Ended,
-    /// It is of a process namespace that we do not see into, or the kernel has no pidfd_open(2).
+    /// The process is in a PID namespace that this process does not see, or the kernel has no pidfd_open(2).
     Unseen,
 }
 
-/// Process `pid`. Fails when we have no descriptor or no memory left.
+/// Opens process `pid`. Fails if this process has no descriptor or memory left.
 pub(crate) fn process(pid: u32) -> io::Result<Process> {
     use rustix::io::Errno;
     let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) else {
@@ -229,7 +230,7 @@ pub(crate) fn process(pid: u32) -> io::Result<Process> {
     }
 }
 
-/// A descriptor that becomes readable when process `pid` ends; none if there is none, for whatever reason.
+/// A pidfd of process `pid`, or none if it cannot be opened.
 pub(crate) fn pidfd(pid: u32) -> Option<OwnedFd> {
     match process(pid) {
         Ok(Process::Seen(fd)) => Some(fd),
@@ -237,13 +238,13 @@ pub(crate) fn pidfd(pid: u32) -> Option<OwnedFd> {
     }
 }
 
-/// What became of a message that was sent without blocking.
+/// Result of a non-blocking send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
     Yes,
-    /// The peer has not read what is already there.
+    /// The socket buffer is full.
     Full,
-    /// The peer is gone.
+    /// The peer is disconnected.
     Gone,
 }
 
@@ -268,27 +269,28 @@ pub(crate) fn send(socket: &OwnedFd, message: &[u8], fds: &[BorrowedFd<'_>]) -> 
     }
 }
 
-/// What arrived.
+/// Result of a non-blocking receive.
 #[derive(Debug)]
 pub(crate) enum Received {
     /// A message of this many bytes, with these descriptors.
     Message(usize, Vec<OwnedFd>),
-    /// A message of this many bytes that came with descriptors for which this process had no room (EMFILE). They are lost.
+    /// A message of this many bytes whose descriptors were lost, because this process has too many files open
+    /// (EMFILE).
     Short(usize),
     Nothing,
-    /// The peer is gone.
+    /// The peer is disconnected.
     End,
 }
 
-/// Receives one message and at least the first `FDS` of its descriptors, at most [`MAX_FDS`]; the rest are closed. Never
-/// blocks.
+/// Receives one message and at least the first `FDS` of its descriptors, at most [`MAX_FDS`]; closes the others.
+/// Never blocks.
 pub(crate) fn recv_with_fds<const FDS: usize>(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space[..rustix::cmsg_space!(ScmRights(FDS))]);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let mut got = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags);
-    // A peer that closed without reading what we sent resets the connection; that is said once, and before what it had
-    // still sent to us can be read.
+    // A peer that closes without reading resets the connection. The reset is reported once, before the data that the
+    // peer had sent.
     if matches!(got, Err(rustix::io::Errno::CONNRESET)) {
         got = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags);
     }
@@ -302,16 +304,16 @@ pub(crate) fn recv_with_fds<const FDS: usize>(socket: &OwnedFd, into: &mut [u8])
             fds.extend(rights);
         }
     }
-    // A message of no bytes is how a closed seqpacket socket reads (socket(7)); this protocol sends none.
+    // A closed seqpacket socket reads 0 bytes (socket(7)); this protocol sends no empty messages.
     Ok(match got.bytes {
         0 => Received::End,
-        // What is said of a message with more than were asked for, too, but that has those.
+        // CTRUNC is also set for a message with more descriptors than requested; then `fds` is complete.
         bytes if got.flags.contains(ReturnFlags::CTRUNC) && fds.len() < FDS => Received::Short(bytes),
         bytes => Received::Message(bytes, fds),
     })
 }
 
-/// Receives one message; descriptors with it never enter this process. Never blocks.
+/// Receives one message and discards its descriptors. Never blocks.
 pub(crate) fn recv(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Received> {
     match rustix::net::recv(socket, into, RecvFlags::DONTWAIT) {
         Ok((0, _)) => Ok(Received::End),
@@ -320,7 +322,7 @@ pub(crate) fn recv(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Received> {
     }
 }
 
-/// The error of who has no descriptor left.
+/// The error for a lack of descriptors (EMFILE).
 pub(crate) fn no_descriptor() -> io::Error {
     rustix::io::Errno::MFILE.into()
 }
@@ -333,7 +335,7 @@ fn no_message(e: rustix::io::Errno) -> io::Result<Received> {
     }
 }
 
-/// A set of descriptors that is readable when one of them is (epoll(7)).
+/// Creates a descriptor set that is readable when one of its members is (epoll(7)).
 pub(crate) fn watch_set() -> io::Result<OwnedFd> {
     Ok(rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC)?)
 }
@@ -344,7 +346,7 @@ pub(crate) fn watch(set: &OwnedFd, fd: &OwnedFd) -> io::Result<()> {
     Ok(add(set, fd, EventData::new_u64(0), EventFlags::IN)?)
 }
 
-/// Takes `fd` out of the set: closing it would not, while a copy of it is open.
+/// Removes `fd` from the set. Closing it is not enough while a copy of it is open.
 pub(crate) fn unwatch(set: &OwnedFd, fd: &OwnedFd) -> io::Result<()> {
     Ok(rustix::event::epoll::delete(set, fd)?)
 }
@@ -359,7 +361,8 @@ pub(crate) fn reactor(fd: OwnedFd) -> io::Result<tokio::io::unix::AsyncFd<OwnedF
     Ok(registered?)
 }
 
-/// Waits until one of `fds` is readable or hung up, at most `timeout`; whether one is. Not so when a signal came.
+/// Waits at most `timeout` until one of `fds` is readable or hung up; returns whether one is. Returns false after a
+/// signal.
 pub(crate) fn wait(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<bool> {
     match wait_interruptibly(fds, timeout) {
         Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
@@ -367,7 +370,7 @@ pub(crate) fn wait(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Res
     }
 }
 
-/// The same; fails with EINTR when a signal came.
+/// Like [`wait`], but fails with EINTR after a signal.
 pub(crate) fn wait_interruptibly(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<bool> {
     #[cfg(test)]
     WAITS.set(WAITS.get() + 1);
@@ -376,7 +379,8 @@ pub(crate) fn wait_interruptibly(fds: &[BorrowedFd<'_>], timeout: Option<Duratio
     Ok(poll(&mut set, timeout.map(timespec).as_ref())? > 0)
 }
 
-/// Whether the other end of the socket is gone, whatever it sent before and is still to be read; waits for that, at most so long.
+/// Waits at most `timeout` until the peer has closed the socket; returns whether it has. Unread data does not
+/// matter.
 pub(crate) fn hung_up(socket: &OwnedFd, timeout: Duration) -> io::Result<bool> {
     let mut set = [PollFd::new(socket, PollFlags::RDHUP)];
     Ok(poll(&mut set, Some(&timespec(timeout)))? > 0)

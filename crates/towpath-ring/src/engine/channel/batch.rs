@@ -9,8 +9,8 @@ use crate::shm::seq::Seq;
 use crate::shm::sync::Ordering;
 
 impl Channel {
-    /// How many short messages the client takes in one frame ([`Channel::send_batch`]), up to [`BATCH_MAX`]; 1 when it takes no
-    /// such frames. What the client says: more than it takes is its own loss.
+    /// Largest number of messages that the client accepts in one frame ([`Channel::send_batch`]), up to
+    /// [`BATCH_MAX`]; 1 if it accepts no batches. The client reports it; a wrong value harms only the client.
     #[must_use]
     pub fn batch_max(&self) -> usize {
         // Relaxed: a number that orders nothing.
@@ -18,23 +18,23 @@ impl Channel {
         usize::try_from(most).map_or(BATCH_MAX, |most| most.clamp(1, BATCH_MAX))
     }
 
-    /// The frame that the client says it is at, and which message of it, from 0. To be believed as far as the client itself is
-    /// concerned: which of those that it has it died at.
+    /// The frame, and the message in it from 0, that the client reports to process. Reliable only as far as the
+    /// client itself is concerned: it tells at which of its messages it died.
     #[must_use]
     pub fn at(&self) -> Option<(Seq, u32)> {
-        // Relaxed: asked when the client is gone, or to be shown.
+        // Relaxed: read after the client's death, or for display.
         let at = self.rings.theirs.word(abi::CLIENT_AT).load(Ordering::Relaxed);
         (at >> 63 != 0).then_some((Seq(at as u32), (at >> 32) as u32 & 0xffff))
     }
 
-    /// Publishes copies of several messages in one frame, to a client that takes so many ([`Channel::batch_max`]). Kind and mark of
-    /// `meta` are set here.
+    /// Publishes copies of several messages in one frame. The number of messages is at most [`Channel::batch_max`].
+    /// Kind and mark of `meta` are set here.
     ///
     /// # Errors
-    /// [`ReserveError`]: there is no room.
+    /// [`ReserveError`]: the ring has no space.
     ///
     /// # Panics
-    /// When there are more than [`BATCH_MAX`], or the iterator's clone gives others.
+    /// There are more than [`BATCH_MAX`] messages, or the clone of the iterator yields different messages.
     pub fn send_batch<'a>(
         &mut self,
         parts: impl Iterator<Item = Part<'a>> + Clone,
@@ -44,13 +44,14 @@ impl Channel {
         self.send_batch_of(parts, pieces, meta)
     }
 
-    /// The same where messages lie one behind the other: `pieces` are their bytes, in as few pieces as may be.
+    /// Like [`send_batch`](Self::send_batch), with the bytes of all messages in `pieces`: adjacent messages may be
+    /// one piece.
     ///
     /// # Errors
-    /// [`ReserveError`]: there is no room.
+    /// [`ReserveError`]: the ring has no space.
     ///
     /// # Panics
-    /// When there are more than [`BATCH_MAX`], or the pieces are not as many bytes as the messages.
+    /// There are more than [`BATCH_MAX`] messages, or the pieces have another total length than the messages.
     pub fn send_batch_of<'a>(
         &mut self,
         parts: impl Iterator<Item = Part<'a>>,
@@ -64,7 +65,7 @@ impl Channel {
         }
         let mut slot = self.reserve(count * ENTRY + bytes)?;
         slot.write(entries[..count].as_flattened());
-        // More bytes than were asked for are the slot's to refuse.
+        // The reservation panics if there are more bytes than reserved.
         let wrote: usize = pieces.map(|piece| (slot.write(piece), piece.len()).1).sum();
         assert_eq!(wrote, bytes, "bytes of the messages");
         Ok(slot.commit(&Meta { kind: Kind::MESSAGES, mark: count as u32, ..*meta }))
