@@ -385,7 +385,7 @@ fn memory_that_is_not_safe_to_map_is_refused() {
     let null = std::fs::File::open("/dev/null").unwrap();
     let nulls = (0..4).map(|_| null.try_clone().unwrap().into()).collect();
     let e = attach_to(welcome(layout), nulls);
-    assert!(matches!(&e, AttachError::Unsafe(why) if why.contains("is no memfd")), "{e}");
+    assert!(matches!(&e, AttachError::Unsafe(why) if why.contains("is not a memfd")), "{e}");
     let e = attach_to([0; crate::handshake::messages::WELCOME], vec![]);
     assert!(matches!(e, AttachError::NotTowpath(_)), "{e}");
 }
@@ -513,7 +513,7 @@ fn an_endpoint_survives_what_is_no_hello() {
     let mut answer = [0; crate::handshake::messages::WELCOME];
     assert!(matches!(sys::recv(&silent[0], &mut answer), Ok(sys::Received::Message(..))));
     let us = std::process::id();
-    let over = format!("2 connections that have not said hello; held by: [{us}] [{us}]");
+    let over = format!("2 connections without a hello; held by: [{us}] [{us}]");
     let refusal = Reply::Refused(crate::handshake::messages::Refusal::Limit, over);
     assert_eq!(Welcome::parse(&answer).unwrap().answer, refusal);
     let mut answer = [0; crate::handshake::messages::WELCOME];

@@ -1,12 +1,47 @@
 //! Frames in shared memory between processes that do not trust each other.
 //!
-//! An engine ([`Endpoint`], [`Channel`]) hands frames to clients ([`Consumer`]) without a system call or a copy per
-//! frame, and takes their verdicts back the same way. What one side writes the other side can only read; what it
-//! reads it copies and checks. The layout of the shared memory is in `docs/book/src/reference/ring-abi.md`.
+//! An engine ([`Endpoint`], [`Channel`]) sends frames to clients ([`Consumer`]) without a system call or a copy per
+//! frame, and receives their verdicts ([`Verdict`], [`Decision`]) the same way. Use this crate to write an inspector
+//! of packets, a worker of a multiplexor ([`Worker`]), or another program with the same needs: many small messages,
+//! several processes, and peers that may be broken or hostile.
 //!
-//! Feature `tokio`: `AsyncConsumer`, the same client for tokio. Feature `test-util`: `mock`, peers that lie, for fuzzing.
+//! Memory that one side writes is read-only for the other side. Values that a side reads from the peer are copied
+//! and then checked. The layout of the shared memory is documented in the book (*Ring ABI*).
 //!
-//! After memory-mapped netlink (Linux 3.10 to 4.5) and what was learnt from its removal.
+//! ```
+//! use towpath_ring::{Config, Consumer, Endpoint, Meta, Verdict};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! let path = directory.path().join("ring.sock");
+//! let mut endpoint = Endpoint::bind(&path, Config::default())?;
+//!
+//! // The client, usually another process.
+//! let client = std::thread::spawn(move || {
+//!     let mut queue = Consumer::attach(&path).expect("attached");
+//!     let frame = queue.recv().expect("valid data").expect("a frame");
+//!     let verdict = if queue.payload(&frame).starts_with(b"GET") { Verdict::Pass } else { Verdict::Drop };
+//!     queue.verdict(frame, verdict);
+//! });
+//!
+//! // The engine.
+//! let mut channel = loop {
+//!     match endpoint.accept()? {
+//!         Some(channel) => break channel,
+//!         None => endpoint.wait(None)?,
+//!     }
+//! };
+//! channel.send(b"GET / HTTP/1.1", &Meta::default())?;
+//! channel.wait(None)?;
+//! channel.poll_verdicts(0, |_, decision| assert_eq!(decision.verdict, Verdict::Pass));
+//! # client.join().unwrap();
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Feature `tokio`: `AsyncConsumer`, the client for tokio. Feature `test-util`: `mock`, hostile peers for fuzzing.
+//!
+//! Reference: memory-mapped netlink (Linux 3.10 to 4.5) and the reasons for its removal. Not supported: Windows, and
+//! peers on other machines.
 #![deny(unsafe_code)]
 // `cfg(loom)` swaps the atomics for those of a model checker; the manifest of a workspace member cannot declare it.
 #![allow(unexpected_cfgs)]

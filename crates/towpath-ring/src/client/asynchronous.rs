@@ -7,8 +7,8 @@ use crate::client::recv_error::RecvError;
 use crate::client::{Consumer, Frame};
 use crate::shm::sys;
 
-/// A [`Consumer`] whose frames are awaited on tokio's reactor. Everything else is the consumer's, through `Deref`; its
-/// `recv` blocks the thread, [`next`](Self::next) does not.
+/// A [`Consumer`] for tokio. [`next`](Self::next) awaits frames on the reactor; everything else is the consumer's,
+/// through `Deref`. The consumer's `recv` blocks the thread.
 ///
 /// ```no_run
 /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
@@ -31,18 +31,16 @@ impl AsyncConsumer {
     /// Registers the consumer's doorbell with the reactor of the current runtime.
     ///
     /// # Errors
-    /// When the descriptor cannot be copied or registered.
+    /// The descriptor cannot be duplicated or registered.
     ///
     /// # Panics
-    /// Outside of a tokio runtime that has IO enabled.
+    /// The call is outside of a tokio runtime with IO enabled.
     pub fn new(consumer: Consumer) -> std::io::Result<Self> {
         let doorbell = consumer.as_fd().try_clone_to_owned()?;
         Ok(Self { doorbell: sys::reactor(doorbell)?, consumer })
     }
 
-    /// The next frame. None when the engine has ended the channel and everything was received.
-    ///
-    /// Dropping the future loses nothing.
+    /// Receives the next frame. None if the engine has ended the channel and all frames were received. Cancel-safe.
     ///
     /// # Errors
     /// As [`Consumer::recv`].
@@ -54,10 +52,10 @@ impl AsyncConsumer {
             if self.consumer.is_ended() {
                 return Ok(None);
             }
-            // Left armed when the future is dropped: that costs one doorbell for nothing.
+            // A future dropped while armed costs one useless doorbell.
             if self.consumer.arm() {
                 let mut ready = self.doorbell.readable().await?;
-                // Before the doorbells are read: one that comes later makes it ready again.
+                // Cleared before the doorbells are read: a later doorbell makes the descriptor ready again.
                 ready.clear_ready();
             }
             self.consumer.disarm()?;

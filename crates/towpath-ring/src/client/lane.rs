@@ -1,4 +1,4 @@
-//! One lane of a client: what an engine thread sends, and what goes back to it.
+//! One lane of a client: receives frames from an engine thread, and sends messages and verdicts to it.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,9 +21,9 @@ use crate::shm::seq::Seq;
 use crate::shm::sync::Ordering;
 use crate::shm::sys::{self, Received, Sent};
 
-/// Most messages read from the engine's socket at a time.
+/// Messages read from the socket at a time.
 const NOTICES: usize = 64;
-/// Most descriptors that wait for their frames: no more are read ahead.
+/// Unused descriptors kept; no more are read ahead.
 const ANNOUNCED: usize = 512;
 
 #[derive(Debug)]
@@ -33,13 +33,13 @@ pub(crate) struct Lane {
     pub(crate) rings: Rings,
     post: Post,
     ringer: Ringer,
-    /// Something was written that the engine has not been woken for.
+    /// True if a write has not been followed by a doorbell check.
     unflushed: bool,
-    /// The engine is gone.
+    /// The engine has ended the channel.
     pub(crate) ended: bool,
     oneshot_max: u64,
     replacement_max: u32,
-    /// Losses that [`overrun`](Self::overrun) has told.
+    /// Losses that [`overrun`](Self::overrun) has reported.
     told: u64,
     stats: ConsumerStats,
 }
@@ -63,7 +63,8 @@ impl Lane {
     }
 
     /// Gives the next frame to `give`, if it is there.
-    // Given and not returned, from one place, and always inline: see the ring's own `next`.
+    // Passed to a closure from one place, and always inline: see `Consumer::next` in lane/consumer.rs.
+    /// Passes the next frame to `give`, if it is published.
     #[inline(always)]
     pub(crate) fn take(&mut self, mut give: impl FnMut(Frame)) -> Result<bool, RecvError> {
         let Self { number, rings, post, socket, ended, stats, .. } = self;
@@ -78,7 +79,7 @@ impl Lane {
         )
     }
 
-    /// Whether there is a frame.
+    /// Returns true if a frame is published.
     pub(crate) fn is_ready(&self) -> bool {
         self.rings.rx.is_ready(&self.rings.memory.theirs)
     }
@@ -88,7 +89,7 @@ impl Lane {
         self.rings.has(frame.id.seq, frame.at)
     }
 
-    /// The frame's payload, when it is ours.
+    /// The payload of a frame that this client has.
     #[inline]
     pub(crate) fn payload(&self, frame: &Frame) -> Option<&[u8]> {
         self.rings.payload(frame.id.seq, frame.at)
@@ -113,7 +114,7 @@ impl Lane {
         self.unflushed |= self.rings.decide_upto(upto, decision);
     }
 
-    /// Decides about everything that was received.
+    /// Decides every received frame.
     pub(crate) fn decide_all(&mut self, decision: Decision<'_>) {
         self.decide_upto(self.rings.rx.expected().back(1), decision);
     }
@@ -135,7 +136,7 @@ impl Lane {
 
     /// Publishes a replacement for `frame`'s payload and decides the frame.
     pub(crate) fn replace(&mut self, frame: &Frame, payload: &[u8]) -> Result<(), ReserveError> {
-        // The engine would not take it, and count it against us.
+        // The engine would count it as a violation.
         if payload.len() > self.replacement_max as usize {
             return Err(ReserveError::TooLarge);
         }
@@ -145,7 +146,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Whether a frame towards the engine has come back that was not taken back yet.
+    /// Returns true if the engine has released a TX frame that was not reclaimed yet.
     pub(crate) fn is_returned(&self) -> bool {
         self.rings.tx.is_returned(&self.rings.memory.theirs)
     }
@@ -165,11 +166,11 @@ impl Lane {
     #[cold]
     fn ring(&mut self) {
         self.stats.wakeups += 1;
-        // Full: there are doorbells enough. Failed or gone: receiving will tell.
+        // A full socket has unread doorbells. Receiving reports an error.
         let _: Result<Sent, _> = sys::send(&self.socket, &Notice::Doorbell.emit(), &[]);
     }
 
-    /// Says how far we have read.
+    /// Reports the read position.
     pub(crate) fn tell_position(&self) {
         // Relaxed: a statistic for the other side.
         self.rings
@@ -179,24 +180,24 @@ impl Lane {
             .store(self.rings.rx.expected().0.into(), Ordering::Relaxed);
     }
 
-    /// Losses since this was last asked.
+    /// Losses since the last call.
     pub(crate) fn overrun(&mut self) -> u64 {
         // Relaxed: a number that orders nothing.
         let lost = self.rings.memory.theirs.word(abi::ENGINE_LOST).load(Ordering::Relaxed);
         lost.wrapping_sub(std::mem::replace(&mut self.told, lost))
     }
 
-    /// Reads what the engine sent over the socket.
+    /// Reads the engine's messages from the socket.
     pub(crate) fn listen(&mut self) -> Result<(), RecvError> {
         self.post.listen(&self.socket, &mut self.ended)?;
-        // Its end is behind what is not read now.
+        // The end of the stream is behind the unread messages.
         if !self.ended && self.post.is_full() {
             self.ended = sys::hung_up(&self.socket, Duration::ZERO).unwrap_or(false);
         }
         Ok(())
     }
 
-    /// Whether what comes over the socket is left there until frames were received.
+    /// Returns true if messages stay in the socket until frames are received.
     pub(crate) fn is_deaf(&self) -> bool {
         self.post.is_full()
     }
@@ -205,25 +206,25 @@ impl Lane {
         ConsumerStats { oneshots: self.stats.oneshots + self.rings.tx.oneshots, ..self.stats }
     }
 
-    /// The page in which we say that we sleep.
+    /// The memory with this client's need_wakeup word.
     pub(crate) fn own_page(&self) -> &Words {
         &self.rings.memory.own
     }
 }
 
-/// What the engine sent over the socket and was not used yet.
+/// Messages from the engine's socket that are not used yet.
 #[derive(Debug, Default)]
 struct Post {
-    /// Descriptors that came before the frames they belong to were received: number, length. Without one if this
-    /// process had no room for it.
+    /// One-shot messages whose frames are not received yet: sequence number, length, memfd. The memfd is missing if
+    /// this process had no free descriptor.
     announced: VecDeque<(Seq, u64, Option<OwnedFd>)>,
 }
 
 impl Post {
-    /// Reads what has come, but not more descriptors than may wait, and none behind one that there was no room for: the rest is read
-    /// with their frames.
+    /// Reads pending messages, up to the limit of kept descriptors, and none behind a lost descriptor: the rest is
+    /// read with the frames.
     fn listen(&mut self, socket: &OwnedFd, ended: &mut bool) -> Result<(), RecvError> {
-        // Bounded: an engine that keeps ringing could otherwise keep us here.
+        // Bounded: an engine that keeps ringing could otherwise keep the client here.
         for _ in 0..NOTICES {
             if self.is_full() || !self.hear(socket, ended)? {
                 break;
@@ -232,13 +233,13 @@ impl Post {
         Ok(())
     }
 
-    /// Whether nothing is read ahead now.
+    /// Returns true if no message is read ahead.
     fn is_full(&self) -> bool {
         let lost = self.announced.back().is_some_and(|(.., memory)| memory.is_none());
         lost || self.announced.len() >= ANNOUNCED
     }
 
-    /// Reads the next message; whether there was one.
+    /// Reads the next message; returns true if there was one.
     fn hear(&mut self, socket: &OwnedFd, ended: &mut bool) -> Result<bool, RecvError> {
         let mut message = [0; NOTICE];
         match sys::recv_with_fds::<1>(socket, &mut message)? {
@@ -254,7 +255,7 @@ impl Post {
     }
 
     fn handle(&mut self, message: &[u8], fds: Vec<OwnedFd>) -> Result<(), RecvError> {
-        let meaningless = || RecvError::Damaged("a message that has no meaning".into());
+        let meaningless = || RecvError::Damaged("an invalid message".into());
         match (Notice::parse(message), fds.into_iter().next()) {
             (Ok(Notice::Doorbell), _) => {}
             (Ok(Notice::OneShot { seq, len }), Some(fd)) => {
@@ -265,19 +266,19 @@ impl Post {
         Ok(())
     }
 
-    /// A message whose descriptors this process had no room for.
+    /// Handles a message whose descriptor was lost for lack of a free one.
     #[cold]
     fn handle_short(&mut self, message: &[u8]) -> Result<(), RecvError> {
         let Ok(Notice::OneShot { seq, len }) = Notice::parse(message) else {
             return Err(sys::no_descriptor().into());
         };
-        // Said when its frame is received.
+        // Reported when the frame is received.
         self.announced.push_back((seq, len, None));
         Ok(())
     }
 
-    /// The memory of message `which`, which was announced on the socket before it was published; none when it was lost because
-    /// this process had too many files open.
+    /// Returns the memory of message `which`, which was announced on the socket before its publication; none if it
+    /// was lost because this process has too many open files.
     fn memory_of(
         &mut self,
         socket: &OwnedFd,
@@ -288,26 +289,26 @@ impl Post {
         let damaged = |what: &str| RecvError::Damaged(format!("the memory of frame {which}: {what}"));
         let is_it = |(seq, ..): &(Seq, u64, _)| *seq == which;
         let mut index = self.announced.iter().position(is_it);
-        // Those before it were taken with their frames, so it is the next if it was not read yet, but for doorbells. Bounded, as in
-        // `listen`.
+        // Earlier one-shot messages were taken with their frames, so this is the next one unless it was read
+        // already; only doorbells come between. Bounded, as in `listen`.
         for _ in 0..ANNOUNCED {
             if index.is_some() || self.announced.len() >= ANNOUNCED || !self.hear(socket, ended)? {
                 break;
             }
             index = self.announced.back().is_some_and(is_it).then(|| self.announced.len() - 1);
         }
-        let index = index.ok_or_else(|| damaged("no descriptor came with it"))?;
+        let index = index.ok_or_else(|| damaged("its descriptor did not arrive"))?;
         let (.., told, fd) = &self.announced[index];
         let Some(fd) = fd else {
             self.announced.remove(index);
             return Ok(None);
         };
-        let (seals, size) = sys::sealed(fd.as_fd()).map_err(|_| damaged("no memfd"))?;
-        // It could otherwise shrink or change while it is read.
+        let (seals, size) = sys::sealed(fd.as_fd()).map_err(|_| damaged("not a memfd"))?;
+        // Without the seals, the memory could shrink or change during a read.
         if !seals.contains(sys::FROZEN) || *told != u64::from(len) || size < *told || len == 0 {
-            return Err(damaged("seals or size are not what they should be"));
+            return Err(damaged("wrong seals or size"));
         }
-        // As in `attach`: it is mapped with its own length.
+        // As in `attach`: the mapping has the message's length.
         if in_huge_pages(fd.as_fd())? {
             return Err(damaged("it is in huge pages"));
         }

@@ -1,8 +1,7 @@
-//! A client: receives frames, decides about them.
+//! A client: receives frames and gives verdicts.
 //!
-//! The engine's threads each have a lane. The client serves them in turn, [`TURN`] frames at a time, so that none waits for
-//! another for long; it sleeps once for all of them, on one descriptor; and what it says about a frame goes back on the
-//! frame's lane.
+//! Each engine thread has a lane. The client serves the lanes in turn, [`TURN`] frames at a time, so that no lane
+//! waits long for another. It sleeps once for all lanes, on one descriptor. A verdict returns on its frame's lane.
 
 use std::hint;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -42,12 +41,16 @@ pub use send::NotReplaced;
 /// Frames of one lane before the next lane's turn.
 const TURN: u32 = 32;
 
-/// Which frame: its lane, and its number there.
+/// A received frame: its identity and a private copy of its header. The payload stays in the ring, see
+/// [`Consumer::payload`].
+///
+/// A frame that is dropped without a verdict stays undecided until [`Consumer::verdict_upto`] covers it or the
+/// engine's deadline expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FrameId {
-    /// The lane that it came on, from 0.
+    /// Lane, from 0.
     pub lane: u32,
-    /// Its number, dense on its lane.
+    /// Sequence number, dense per lane.
     pub seq: Seq,
 }
 
@@ -64,38 +67,38 @@ pub struct Frame {
     pub(crate) header: Header,
 }
 
-/// A frame as plain numbers, for interfaces of other languages: [`Consumer::recall`] gives the frame for it.
+/// A frame as plain numbers, for other languages. [`Consumer::recall`] returns the frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct Ticket {
-    /// Its lane, from 0.
+    /// Lane, from 0.
     pub lane: u32,
-    /// Its number there.
+    /// Sequence number.
     pub seq: u32,
-    /// Where it is in its ring.
+    /// First frame in the ring.
     pub at: u32,
 }
 
 impl Frame {
-    /// Its lane and its number.
+    /// Lane and sequence number.
     #[must_use]
     pub fn id(&self) -> FrameId {
         self.id
     }
 
-    /// Its number on its lane.
+    /// Sequence number on its lane.
     #[must_use]
     pub fn seq(&self) -> Seq {
         self.id.seq
     }
 
-    /// Its header.
+    /// The header.
     #[must_use]
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// What names it in programs that cannot own it. The frame stays undecided until it is recalled.
+    /// Converts the frame into a ticket. The frame stays undecided until it is recalled.
     #[must_use]
     pub fn into_ticket(self) -> Ticket {
         let Self { id: FrameId { lane, seq }, at, .. } = self;
@@ -105,30 +108,30 @@ impl Frame {
 
 /// The client's end of a channel.
 ///
-/// VerdictReader become visible to the engine at once; if it sleeps it is woken by the next call that receives, or by
+/// Verdicts are visible to the engine at once. A sleeping engine is woken by the next call that receives, or by
 /// [`flush`](Self::flush). See [`crate::Endpoint`] for an example of both ends.
 #[derive(Debug)]
 pub struct Consumer {
     lanes: Box<[Lane]>,
-    /// Whose turn it is.
+    /// Lane whose turn it is.
     turn: usize,
-    /// Frames that are left of the turn.
+    /// Remaining frames of the turn.
     left: u32,
     sleeper: Sleeper,
-    /// Something was written that no engine thread has been woken for.
+    /// True if a write has not been followed by a doorbell check.
     unflushed: bool,
-    /// Spins before the next batch is looked for.
+    /// Spins before the next batch.
     away: usize,
-    /// Looks before it goes to sleep; fewer when they are in vain, if it is to learn from that.
+    /// Checks before a sleep; adapts if `learns`.
     spins: u32,
     learns: bool,
-    /// Whether it asked to be told of losses.
+    /// Whether the client asked for loss records.
     gaps: bool,
     /// Whether a signal ends a wait.
     interruptible: bool,
-    /// How long room is waited for at most.
+    /// Longest wait for space.
     send_timeout: Option<Duration>,
-    /// The process that attached.
+    /// Process id at the attach.
     process: u32,
     sleeps: u64,
 }
@@ -150,23 +153,24 @@ metrics! {
 }
 
 impl Consumer {
-    /// Attaches to the engine that listens at `path`.
+    /// Attaches to the engine at `path`.
     ///
     /// # Errors
-    /// Each case of [`AttachError`] says what to do.
+    /// [`AttachError`]; each variant says what to do.
     pub fn attach(path: impl AsRef<Path>) -> Result<Self, AttachError> {
         Self::attach_with(path, &Options::default())
     }
 
-    /// Attaches to the engine that the environment variable `TOWPATH_SOCKET` names: the one that started this program.
+    /// Attaches to the engine that the environment variable `TOWPATH_SOCKET` names: the one that started this
+    /// program.
     ///
     /// # Errors
-    /// [`AttachError::NoSocket`] when it is not set, and all of [`attach`](Self::attach).
+    /// [`AttachError::NoSocket`] if it is not set, and those of [`attach`](Self::attach).
     pub fn attach_env() -> Result<Self, AttachError> {
         Self::attach(std::env::var_os("TOWPATH_SOCKET").ok_or(AttachError::NoSocket)?)
     }
 
-    /// Attaches under a name (at most 32 bytes) that the engine shows to people.
+    /// Attaches with a name (at most 32 bytes) that the engine displays.
     ///
     /// # Errors
     /// As [`attach`](Self::attach).
@@ -203,35 +207,37 @@ impl Consumer {
         }
     }
 
-    /// From now on a signal whose handler ran while this consumer slept ends the call that receives, with
-    /// [`RecvError::System`] of [`ErrorKind::Interrupted`](std::io::ErrorKind::Interrupted), and the call that waits for room to send, with
-    /// [`ReserveError::Interrupted`](crate::ReserveError::Interrupted); nothing is lost, and it may be called again. Otherwise it sleeps on. For languages that have no other way to
-    /// end a thread that waits.
+    /// Sets whether a signal handler that ran during a sleep ends the call. A receiving call then fails with
+    /// [`RecvError::System`] of [`ErrorKind::Interrupted`](std::io::ErrorKind::Interrupted), a sending call with
+    /// [`ReserveError::Interrupted`](crate::ReserveError::Interrupted). Nothing is lost; the call may be repeated.
+    /// The default is false: the call continues to sleep. For languages without another way to end a waiting thread.
     pub fn set_interruptible(&mut self, interruptible: bool) {
         self.interruptible = interruptible;
     }
 
-    /// How long calls that send ([`replace`](Self::replace), [`send`](Self::send), [`reply`](Self::reply)) wait for room at most; then they
-    /// say [`ReserveError::RingFull`](crate::ReserveError::RingFull), and nothing was sent. `None`, as at first: for ever.
+    /// Sets the longest wait for space of sending calls ([`replace`](Self::replace), [`send`](Self::send),
+    /// [`reply`](Self::reply)). After it, they return [`ReserveError::RingFull`](crate::ReserveError::RingFull), and
+    /// nothing was sent. The default is `None`: no limit.
     pub fn set_send_timeout(&mut self, timeout: Option<Duration>) {
         self.send_timeout = timeout;
     }
 
-    /// How many lanes there are: as many as the engine has threads that send to this client.
+    /// Number of lanes: one per engine thread that sends to this client.
     #[must_use]
     pub fn lanes(&self) -> u32 {
         self.lanes.len() as u32
     }
 
-    /// The next frame; waits for it. None when the engine has ended the channel and everything was received.
+    /// Receives the next frame; waits for it. None if the engine has ended the channel and all frames were received.
     ///
     /// # Errors
-    /// [`RecvError`]: the engine wrote nonsense, or poll(2) failed.
+    /// [`RecvError`]: the engine wrote invalid data, or poll(2) failed.
     pub fn recv(&mut self) -> Result<Option<Frame>, RecvError> {
         self.wait_for(None, Self::take)
     }
 
-    /// The next frame; waits at most `timeout`. None also when that has passed; [`is_ended`](Self::is_ended) tells.
+    /// Receives the next frame; waits at most `timeout`. None also after the timeout; [`is_ended`](Self::is_ended)
+    /// tells the cases apart.
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
@@ -239,20 +245,22 @@ impl Consumer {
         self.wait_for(Instant::now().checked_add(timeout), Self::take)
     }
 
-    /// The next frame, if it is there.
+    /// Receives the next frame, if it is published.
     ///
     /// # Errors
-    /// As [`recv`](Self::recv), except that there is no poll(2).
+    /// As [`recv`](Self::recv), without poll(2).
     #[inline]
     pub fn try_recv(&mut self) -> Result<Option<Frame>, RecvError> {
         self.flush();
         self.take()
     }
 
-    /// Appends at most `max` frames to `into`; waits for the first one. Returns how many; 0 means the end.
+    /// Appends at most `max` frames to `into`; waits for the first one. Returns their number; 0 at the end of the
+    /// channel.
     ///
-    /// Made for throughput: after several frames, if they were all that there were, the next call lets some microseconds
-    /// pass before it looks, so that there are several again. [`recv`](Self::recv) never does.
+    /// Made for throughput: if a call returned several frames and emptied the ring, the next call waits some
+    /// microseconds before it looks, so that several frames are published again. [`recv`](Self::recv) never waits
+    /// that way.
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
@@ -261,7 +269,7 @@ impl Consumer {
             return Ok(0);
         }
         self.flush();
-        // What is there is taken at once where nothing more comes before this thread sleeps.
+        // On a shared CPU, no frame is published before this thread sleeps: look at once.
         if self.away > 0 && !self.shares_cpu() {
             for _ in 0..self.away {
                 hint::spin_loop();
@@ -279,10 +287,10 @@ impl Consumer {
         Ok(count)
     }
 
-    /// The frame's payload, in the ring: as long as the result lives nothing can be decided.
+    /// Borrows the frame's payload in the ring. The borrow excludes verdicts.
     ///
     /// # Panics
-    /// When the frame is not this consumer's any more: [`verdict_upto`](Self::verdict_upto) has covered it.
+    /// The frame was released: [`verdict_upto`](Self::verdict_upto) has covered it.
     #[must_use]
     #[inline]
     pub fn payload(&self, frame: &Frame) -> &[u8] {
@@ -292,15 +300,15 @@ impl Consumer {
         }
     }
 
-    /// Whether the frame is still this consumer's.
+    /// Returns true if the frame is still this consumer's.
     #[must_use]
     #[inline]
     pub fn has(&self, frame: &Frame) -> bool {
         self.lane(frame).has(frame)
     }
 
-    /// The frame that the ticket names, with an empty header: who asks has read it. None when it is not this consumer's (any more):
-    /// a ticket may be any numbers.
+    /// Returns the frame of a ticket, with an empty header. None if the frame is not this consumer's (any more); a
+    /// ticket may contain any numbers.
     #[must_use]
     pub fn recall(&self, ticket: Ticket) -> Option<Frame> {
         let lane = self.lanes.get(ticket.lane as usize)?;
@@ -309,11 +317,11 @@ impl Consumer {
         lane.has(&frame).then_some(frame)
     }
 
-    /// Decides about the frame and gives it back. ([`Verdict::Hold`] keeps it, but [`hold`](Self::hold) is what leaves
-    /// you the frame to decide about later.)
+    /// Gives a verdict for the frame and releases it. With [`Verdict::Hold`], the frame is kept;
+    /// [`hold`](Self::hold) leaves it to the caller.
     ///
     /// # Panics
-    /// For [`Verdict::Replace`]: [`replace`](Self::replace) sends the payload.
+    /// The verdict is [`Verdict::Replace`]: call [`replace`](Self::replace), which sends the payload.
     pub fn verdict(&mut self, frame: Frame, decision: impl Into<Decision<'static>>) {
         let decision = decision.into();
         match decision.verdict {
@@ -326,17 +334,17 @@ impl Consumer {
         }
     }
 
-    /// Says that TX frame `frame` replaces the payload, whatever is in it.
+    /// Names TX frame `frame` as replacement, whatever its content.
     #[cfg(test)]
     pub(crate) fn replace_by(&mut self, of: Frame, frame: u16) {
         self.lane_mut(&of).rings.replace(of.id.seq, of.at, frame);
     }
 
-    /// Decides about every frame of a lane received up to `upto` that has no verdict of its own and is not held, in one
-    /// write: `queue.verdict_upto(frame.id(), Verdict::Pass)`.
+    /// Gives a verdict for every frame of a lane received up to `upto` that is undecided and not held, in one write:
+    /// `queue.verdict_upto(frame.id(), Verdict::Pass)`.
     ///
     /// # Panics
-    /// When the answer is about one frame only: [`Verdict::Hold`] or [`Verdict::Replace`].
+    /// The verdict is for one frame only: [`Verdict::Hold`] or [`Verdict::Replace`].
     pub fn verdict_upto(&mut self, upto: FrameId, decision: impl Into<Decision<'static>>) {
         let decision = about_many(decision.into());
         if let Some(lane) = self.lanes.get_mut(upto.lane as usize) {
@@ -345,8 +353,7 @@ impl Consumer {
         }
     }
 
-    /// Decides about every frame received so far, on any lane, that has no verdict of its own and is not held: one write
-    /// for each lane.
+    /// Gives a verdict for every received frame, on all lanes, that is undecided and not held: one write per lane.
     ///
     /// # Panics
     /// As [`verdict_upto`](Self::verdict_upto).
@@ -356,14 +363,14 @@ impl Consumer {
         self.unflushed = true;
     }
 
-    /// Keeps the frame: later ones go on, this one is decided later, in any order. Frames that are neither decided nor
-    /// held stop the ring when it is full.
+    /// Keeps the frame: later frames proceed, and this one is decided later, in any order. A full ring stops at a
+    /// frame that is neither decided nor held.
     pub fn hold(&mut self, frame: &Frame) {
         self.lane_mut(frame).hold(frame);
         self.unflushed = true;
     }
 
-    /// Says how many messages this client takes in one frame.
+    /// Announces the number of messages that this client accepts in one frame.
     pub(crate) fn set_batch_max(&self, most: usize) {
         // Relaxed: a number that orders nothing.
         self.lanes.iter().for_each(|lane| {
@@ -371,7 +378,7 @@ impl Consumer {
         });
     }
 
-    /// Says that this client is at this message of a frame.
+    /// Reports the message that this client processes.
     #[inline]
     pub(crate) fn tell_at(&self, frame: &Frame, index: u16) {
         // Relaxed: read when this process is gone, or to be shown.
@@ -381,8 +388,8 @@ impl Consumer {
             .store(batch::at(frame.seq(), index), Ordering::Relaxed);
     }
 
-    /// How many frames for this client were lost since this was last asked: each loss is told once, at once, also while
-    /// the ring is full (what ENOBUFS was for netlink(7)). Always 0 without [`Options::gaps`].
+    /// Frames for this client that were lost since the last call. A loss is reported once, at once, even while the
+    /// ring is full (like ENOBUFS of netlink(7)). Always 0 without [`Options::gaps`].
     pub fn overrun(&mut self) -> u64 {
         if !self.gaps {
             return 0;
@@ -390,7 +397,7 @@ impl Consumer {
         self.lanes.iter_mut().map(Lane::overrun).sum()
     }
 
-    /// Wakes the engine if it waits for what was decided. Receiving does it too.
+    /// Wakes the engine if it waits for verdicts. Receiving calls do so too.
     #[inline]
     pub fn flush(&mut self) {
         if std::mem::take(&mut self.unflushed) {
@@ -398,7 +405,8 @@ impl Consumer {
         }
     }
 
-    /// For event loops: says that we are about to sleep on [`as_fd`](AsFd::as_fd). False when there is a frame already.
+    /// For event loops: announces a sleep on [`as_fd`](AsFd::as_fd). Returns false if there is a frame already; then
+    /// do not sleep.
     #[must_use]
     pub fn arm(&mut self) -> bool {
         self.flush();
@@ -409,18 +417,18 @@ impl Consumer {
             && !self.is_ended()
     }
 
-    /// For event loops: awake again; reads what rang.
+    /// For event loops: ends the sleep and reads the doorbells.
     ///
     /// # Errors
-    /// When the socket cannot be read.
+    /// The socket cannot be read.
     pub fn disarm(&mut self) -> Result<(), RecvError> {
         self.sleeper.disarm(self.lanes.iter().map(Lane::own_page));
         // All doorbells ring at the first lane's socket.
         self.lanes[0].listen()
     }
 
-    /// Ends the channel, also where a process that was forked from this one has its sockets: dropping it ends nothing as long as they are
-    /// open there. In such a process it is as good as dropping it.
+    /// Ends the channel, even if a forked process has copies of its sockets; dropping the consumer would not. In a
+    /// forked process, it only drops the consumer.
     pub fn close(mut self) {
         self.flush();
         if std::process::id() == self.process {
@@ -428,13 +436,13 @@ impl Consumer {
         }
     }
 
-    /// Whether the engine has ended the channel. Frames that it published before may still be received.
+    /// Returns true if the engine has ended the channel. Frames published before can still be received.
     #[must_use]
     pub fn is_ended(&self) -> bool {
         self.lanes.iter().any(|lane| lane.ended)
     }
 
-    /// What this consumer has done.
+    /// The consumer's counters.
     #[must_use]
     pub fn stats(&self) -> ConsumerStats {
         let mut sum = ConsumerStats { sleeps: self.sleeps, ..ConsumerStats::default() };
@@ -443,7 +451,8 @@ impl Consumer {
     }
 
     /// The next frame of the lane whose turn it is, or of the next lane that has one.
-    // One place from which a frame goes to the caller: were there two, it would be put together in memory first.
+    // A frame reaches the caller from one place; from two, the compiler would build it in memory first.
+    /// Receives the next frame of the lane whose turn it is, or of the next lane that has one.
     #[inline(always)]
     pub(crate) fn take(&mut self) -> Result<Option<Frame>, RecvError> {
         if self.left == 0 {
@@ -463,8 +472,8 @@ impl Consumer {
         Ok(None)
     }
 
-    /// Appends at most `max` frames of one lane: of the one whose turn it is, or of the next that has some. How many; none
-    /// when there are none.
+    /// Appends at most `max` frames of one lane: the one whose turn it is, or the next with frames. Returns their
+    /// number, or none.
     #[inline]
     fn take_batch(&mut self, into: &mut Vec<Frame>, max: usize) -> Result<Option<usize>, RecvError> {
         for _ in 0..=self.lanes.len() {
@@ -501,7 +510,7 @@ impl Consumer {
 #[cold]
 #[inline(never)]
 fn given_back(frame: &Frame) -> ! {
-    panic!("frame {} was given back", frame.id.seq)
+    panic!("frame {} was released", frame.id.seq)
 }
 
 #[cold]
@@ -510,16 +519,16 @@ fn not_a_replacement() -> ! {
     panic!("Verdict::Replace needs room in the ring: call Consumer::replace")
 }
 
-/// The answer, unless it is about one frame.
+/// Checks that the decision applies to several frames.
 #[inline]
 fn about_many(decision: Decision<'_>) -> Decision<'_> {
     let one = matches!(decision.verdict, Verdict::Hold | Verdict::Replace(_));
-    assert!(!one, "{:?} is about one frame", decision.verdict);
+    assert!(!one, "{:?} applies to a single frame", decision.verdict);
     decision
 }
 
 impl AsFd for Consumer {
-    /// Readable when the engine rings, which it does only between [`Consumer::arm`] and [`Consumer::disarm`].
+    /// Readable if the engine rings, which it does only between [`Consumer::arm`] and [`Consumer::disarm`].
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.lanes[0].socket.as_fd()
     }

@@ -1,21 +1,22 @@
-//! How long a client stays away from the ring between two batches.
+//! Pause of a client between two batches.
 //!
-//! A client that is as fast as the engine would look for each message while it is being written, and each look takes lines
-//! away that the engine is writing or is about to write: both then wait for lines. So who has just taken several messages,
-//! and all that there were, gives the engine some time for several more.
+//! What: a client that is as fast as the engine would look for each message while the engine writes it. Each look
+//! takes cache lines that the engine is writing or about to write, and both sides wait for lines. A client that has
+//! just received several messages, and all that were published, therefore pauses, so that the engine publishes
+//! several more.
 //!
-//! Invariants: who gets one message at a time never stays away, nor does who has left some behind; and it costs at most
-//! [`PER_FRAME`] spins for a frame, [`LONGEST`] in all. That is also what frames may be late by: 6 us where a spin
-//! (`PAUSE`) takes longest, 140 cycles, and a tenth of that where it takes 10. An engine that waits for all verdicts before it
-//! sends more is slowed by as much; its clients had better take single frames. On a CPU that both sides charge nobody stays away:
-//! nothing comes while the client runs.
+//! Invariant: a client that receives one message at a time never pauses, nor does one that left messages unread. The
+//! pause is at most [`PER_FRAME`] spins per frame and [`LONGEST`] in all. Frames may be late by as much: 6 us where
+//! a spin (`PAUSE`) takes 140 cycles, a tenth of that where it takes 10. An engine that waits for all verdicts
+//! before it sends more is slowed by the same time; its clients should receive single frames. On a shared CPU, a
+//! client never pauses: the engine does not run meanwhile.
 
-/// Spins for each frame but the first.
+/// Spins per frame, except the first.
 const PER_FRAME: usize = 8;
-/// Most spins.
+/// Largest number of spins.
 const LONGEST: usize = 128;
 
-/// How many spins to stay away after a batch of `count` frames out of at most `max`.
+/// Spins after a batch of `count` frames out of at most `max`.
 pub(crate) fn away(count: usize, max: usize) -> usize {
     if count < max { LONGEST.min(count.saturating_sub(1) * PER_FRAME) } else { 0 }
 }

@@ -2,10 +2,10 @@ use std::io;
 
 use thiserror::Error;
 
-/// Why receiving ended.
+/// Why receiving failed.
 #[derive(Debug, Error)]
 pub enum RecvError {
-    /// The engine wrote something that makes no sense: a defect, or not an engine.
+    /// The engine wrote invalid data: a defect, or the peer is not an engine.
     #[error("the ring is damaged: {0}")]
     Damaged(String),
     /// A system call failed.

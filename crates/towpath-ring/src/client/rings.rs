@@ -1,4 +1,4 @@
-//! The memory of a lane, as a client has it: which frames are ours, and what was said about them.
+//! The memory of a lane at the client: the frames that this client has, and their decisions.
 
 use std::collections::VecDeque;
 
@@ -19,18 +19,18 @@ pub(crate) struct Rings {
     pub(crate) memory: Memory,
     pub(crate) rx: Consumer,
     pub(crate) tx: TxRing,
-    /// By first frame.
+    /// Frames of this client, by first frame.
     mine: Box<[Mine]>,
-    /// Received and undecided, oldest first; some were decided or held since.
+    /// Received frames, oldest first; some were decided or held since.
     undecided: VecDeque<(Seq, u32)>,
-    /// Frames that are in a memory of their own, by first frame.
+    /// Memory of one-shot messages, by first frame.
     oneshots: Vec<(u32, Payload)>,
-    /// Everything up to here was decided by records.
+    /// Records have decided every frame up to this one.
     upto: Seq,
     records: records::Writer,
 }
 
-/// What we know about a frame that is ours.
+/// A frame of this client.
 #[derive(Clone, Copy, Debug)]
 struct Mine {
     seq: Seq,
@@ -45,12 +45,12 @@ enum Place {
     NotMine,
     Ring,
     Inline,
-    /// In a memory of its own.
+    /// In a one-shot memfd.
     OneShot,
 }
 
 impl Rings {
-    /// Rings of which the first messages have these numbers.
+    /// `rx` and `tx` are the sequence numbers of the first messages.
     pub(crate) fn new(memory: Memory, rx: Seq, tx: Seq) -> Self {
         let layout = memory.layout;
         let none = Mine { seq: Seq(0), len: 0, place: Place::NotMine, held: false };
@@ -66,8 +66,8 @@ impl Rings {
         }
     }
 
-    /// Gives the next message to `give`, if it is there; `oneshot` finds the memory of one that has its own, unless that is lost for
-    /// want of a descriptor. What is damaged is so again the next time.
+    /// Passes the next message to `give`, if it is published. `oneshot` returns the memory of a one-shot message, or
+    /// none if it was lost for lack of a descriptor. An invalid message stays the next one.
     #[inline(always)]
     pub(crate) fn next(
         &mut self,
@@ -87,7 +87,7 @@ impl Rings {
         let place = if header.flags & FLAG_ONESHOT != 0 {
             match oneshot(seq, header.len) {
                 Ok(Some(memory)) => self.oneshots.push((at, memory)),
-                // It is stepped over: it can not be had any more, and what is behind it can.
+                // The message is skipped: it cannot be received any more, and the following ones can.
                 Ok(None) => return Err(sys::no_descriptor().into()),
                 Err(e) => {
                     self.rx.back(seq, at);
@@ -98,13 +98,13 @@ impl Rings {
         } else if header.flags & FLAG_INLINE != 0 {
             Place::Inline
         } else {
-            // Asked for now, read when the caller has taken its batch.
+            // Prefetched now; the caller reads it after its batch.
             self.memory.rx_payload.prefetch(self.rx.payload_offset(at), header.len as usize, Use::Read);
             Place::Ring
         };
         *mine = Mine { seq, len: header.len, place, held: false };
         self.remember(seq, at);
-        // Numbers are compared modulo 2^32: what is far behind must not come to look as if it were ahead.
+        // Numbers are compared modulo 2^32: a number far behind must not appear to be ahead.
         if self.upto.is_before(seq.back(1 << 30)) {
             self.upto = seq.back(1 << 30);
         }
@@ -112,7 +112,7 @@ impl Rings {
         Ok(true)
     }
 
-    /// Has the message wait for a record, in the order of the numbers.
+    /// Queues the message for records, in the order of the sequence numbers.
     #[inline]
     fn remember(&mut self, seq: Seq, at: u32) {
         while let Some((seq, at)) = self.undecided.front().copied()
@@ -123,7 +123,7 @@ impl Rings {
         self.undecided.push_back((seq, at));
     }
 
-    /// The payload of message `seq` at `at`, when it is ours.
+    /// The payload of message `seq` at `at`, if this client has it.
     #[inline]
     pub(crate) fn payload(&self, seq: Seq, at: u32) -> Option<&[u8]> {
         let mine = self.mine.get(at as usize).filter(|mine| mine.seq == seq)?;
@@ -139,14 +139,14 @@ impl Rings {
         }
     }
 
-    /// Whether message `seq` at `at` is ours.
+    /// Returns true if this client has message `seq` at `at`.
     #[inline]
     pub(crate) fn has(&self, seq: Seq, at: u32) -> bool {
         let mine = self.mine.get(at as usize);
         mine.is_some_and(|m| m.seq == seq && m.place != Place::NotMine)
     }
 
-    /// Decides about the message at `at`, which is ours, and gives it back.
+    /// Decides the message at `at` and releases it.
     #[inline]
     pub(crate) fn decide(&mut self, seq: Seq, at: u32, decision: Decision<'_>) {
         self.write_entry(at, Word::new(seq, decision), decision);
@@ -159,13 +159,13 @@ impl Rings {
         self.give_back(at);
     }
 
-    /// Keeps the message at `at`, which is ours.
+    /// Holds the message at `at`.
     pub(crate) fn hold(&mut self, seq: Seq, at: u32) {
         self.write_entry(at, Word::new(seq, Verdict::Hold), Verdict::Hold.into());
         self.mine[at as usize].held = true;
     }
 
-    /// Decides about everything received up to `upto` that is undecided; whether there may be something.
+    /// Decides every undecided message received up to `upto`; returns true if there may be one.
     pub(crate) fn decide_upto(&mut self, upto: Seq, decision: Decision<'_>) -> bool {
         let received = self.rx.expected().back(1);
         let upto = if received.is_before(upto) { received } else { upto };
@@ -221,7 +221,7 @@ fn bad_header(what: BadHeader) -> RecvError {
 
 #[cold]
 fn came_again(at: u32) -> RecvError {
-    RecvError::Damaged(format!("frame {at} came again while it was ours"))
+    RecvError::Damaged(format!("frame {at} was published again before it was released"))
 }
 
 #[cfg(test)]
@@ -240,7 +240,7 @@ mod tests {
     use crate::shm::header::{Kind, Meta};
     use crate::shm::sync::Ordering;
 
-    /// Both ends of a lane, without a channel around them.
+    /// Both ends of a lane, without a channel.
     struct World {
         engine: rings::Rings,
         client: Rings,
@@ -248,7 +248,7 @@ mod tests {
         socket: OwnedFd,
     }
 
-    /// A lane of 32 frames to the client and 16 back, 256 bytes each, whose numbers begin with `first`.
+    /// A lane of 32 frames to the client and 16 back, 256 bytes each; `first` is the first sequence number.
     fn world(first: Seq) -> World {
         let config = mock::config();
         let numbers = First { rx: first, tx: first };
@@ -265,7 +265,7 @@ mod tests {
     }
 
     impl World {
-        /// The engine publishes `bytes`; false when there is no room.
+        /// The engine publishes `bytes`; returns false without space.
         fn send(&mut self, bytes: &[u8]) -> bool {
             let Ok(room) = self.engine.rx.room(bytes.len()) else { return false };
             let offset = self.engine.rx.payload_offset(room.at);
@@ -275,7 +275,7 @@ mod tests {
             true
         }
 
-        /// The next message that the client finds.
+        /// The next message at the client.
         fn receive(&mut self) -> Option<Found> {
             let mut found = None;
             let ready = self.client.rx.is_ready(&self.client.memory.theirs);
@@ -284,7 +284,7 @@ mod tests {
             found
         }
 
-        /// The engine takes back what the client has said something about.
+        /// The engine reads the release entries.
         fn reclaim(&mut self) {
             let rings::Rings { rx, theirs, .. } = &mut self.engine;
             let (oldest, next) = (rx.frames.oldest(), rx.frames.next_seq());
@@ -316,7 +316,7 @@ mod tests {
             self.client.tx.send(way, bytes, &meta).unwrap();
         }
 
-        /// The next message that the engine finds, held if `hold` says so.
+        /// The next message at the engine, held if `hold`.
         fn take(&mut self, hold: bool) -> Option<(Seq, Taken)> {
             let rings::Rings { own, theirs, tx, .. } = &mut self.engine;
             let ready = tx.is_ready(theirs);
@@ -333,9 +333,9 @@ mod tests {
 
     const BEGINS: [Seq; 3] = [Seq(u32::MAX - 3), Seq(u32::MAX - 60), Seq(0)];
 
-    /// The client looks before each message is there, as one does that has caught up.
+    /// The client looks before each message is published, like a client that has caught up.
     #[test]
-    fn a_lane_to_the_client_goes_on_when_its_numbers_begin_again() {
+    fn a_lane_to_the_client_survives_the_wrap() {
         for (first, len) in BEGINS.into_iter().flat_map(|first| [(first, 200), (first, 300), (first, 600)]) {
             let mut w = world(first);
             let mut held = None;
@@ -345,7 +345,7 @@ mod tests {
                 let found = w.receive().expect("the message");
                 assert_eq!(found.seq, Seq(first.0.wrapping_add(n)));
                 assert!(w.client.payload(found.seq, found.at) == Some(&vec![n as u8; len][..]));
-                // Now and then one is held for a while, and the engine goes round it.
+                // Some messages are held for a while; the engine goes round them.
                 if n % 40 == 5 {
                     w.client.hold(found.seq, found.at);
                     held = Some(found);
@@ -362,9 +362,9 @@ mod tests {
         }
     }
 
-    /// The same for what the client sends.
+    /// The same for messages of the client.
     #[test]
-    fn a_lane_to_the_engine_goes_on_when_its_numbers_begin_again() {
+    fn a_lane_to_the_engine_survives_the_wrap() {
         for (first, len) in BEGINS.into_iter().flat_map(|first| [(first, 200), (first, 300), (first, 600)]) {
             let mut w = world(first);
             let mut held = None;
@@ -386,9 +386,9 @@ mod tests {
         }
     }
 
-    /// Numbers that begin again come to notes that were left 2^32 messages ago.
+    /// Repeated numbers meet notes that were written 2^32 messages before.
     #[test]
-    fn a_note_from_long_ago_is_none() {
+    fn a_stale_note_is_ignored() {
         let mut w = world(Seq(7));
         for n in 7..40 {
             let note = w.engine.layout.rx_notes() + (n & 31) as usize;
@@ -402,9 +402,9 @@ mod tests {
         }
     }
 
-    /// The header behind the last message was never written: all before were of two frames, and then came one of one.
+    /// The header behind the last message was never written: messages of two frames, then one of one frame.
     #[test]
-    fn a_header_that_was_never_written_is_no_message() {
+    fn an_unwritten_header_is_not_a_message() {
         let mut w = world(Seq(u32::MAX - 2));
         for len in [400, 400, 100] {
             assert!(w.send(&vec![1; len]));

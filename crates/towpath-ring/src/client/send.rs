@@ -1,4 +1,4 @@
-//! Towards the engine: replacements, messages, and the wait for room.
+//! Messages and replacements from the client to the engine.
 
 use std::io::ErrorKind;
 use std::time::Instant;
@@ -8,23 +8,23 @@ use super::{Consumer, Frame};
 use crate::lane::reserve_error::ReserveError;
 use crate::shm::header::{Kind, Meta};
 
-/// A replacement that could not be handed over; the frame is still there to be decided.
+/// A replacement that was not sent. The frame is still undecided.
 #[derive(Debug, thiserror::Error)]
 #[error("no replacement for frame {}: {why}", frame.seq())]
 pub struct NotReplaced {
     /// The frame.
     pub frame: Frame,
-    /// Why not.
+    /// The reason.
     pub why: ReserveError,
 }
 
 impl Consumer {
-    /// Lets the frame go on with another payload; waits while the ring towards the engine is full.
+    /// Forwards the frame with another payload; waits while the ring towards the engine is full.
     ///
     /// # Errors
-    /// [`NotReplaced`] gives the frame back: the payload is larger than the engine takes
-    /// ([`crate::Config::replacement_max`]), or the engine is gone; or the wait was ended ([`set_interruptible`](Self::set_interruptible),
-    /// [`set_send_timeout`](Self::set_send_timeout)).
+    /// [`NotReplaced`] returns the frame: the payload is larger than the engine permits
+    /// ([`crate::Config::replacement_max`]), the engine is disconnected, or the wait ended
+    /// ([`set_interruptible`](Self::set_interruptible), [`set_send_timeout`](Self::set_send_timeout)).
     pub fn replace(&mut self, frame: Frame, payload: &[u8]) -> Result<(), NotReplaced> {
         let (mut frame, until) = (frame, self.send_until());
         loop {
@@ -38,19 +38,20 @@ impl Consumer {
         }
     }
 
-    /// Until when room is waited for.
+    /// End of a wait for space.
     fn send_until(&self) -> Option<Instant> {
         self.send_timeout.and_then(|timeout| Instant::now().checked_add(timeout))
     }
 
-    /// Lets the frame go on with another payload.
+    /// Forwards the frame with another payload.
     ///
     /// # Errors
-    /// [`NotReplaced`] gives the frame back; with [`ReserveError::RingFull`](crate::ReserveError::RingFull) it is worth trying again.
+    /// [`NotReplaced`] returns the frame. After [`ReserveError::RingFull`](crate::ReserveError::RingFull), a retry
+    /// may succeed.
     pub fn try_replace(&mut self, frame: Frame, payload: &[u8]) -> Result<(), NotReplaced> {
         if !self.has(&frame) {
-            // Decided before, by verdict_upto: as for any verdict on such a frame, nothing happens. A TX frame that no
-            // verdict names would be lost to the ring.
+            // The frame was decided by verdict_upto: like any verdict for such a frame, this has no effect. A TX
+            // frame without a verdict that names it would never be released.
             return Ok(());
         }
         match self.lane_mut(&frame).replace(&frame, payload) {
@@ -62,18 +63,17 @@ impl Consumer {
         }
     }
 
-    /// Sends a message to the engine; waits while the ring towards it is full. One that is larger than that ring goes in a
-    /// memory of its own. Whether engines listen to messages is
-    /// theirs to say ([`crate::Config::messages`]).
+    /// Sends a message to the engine; waits while the ring is full. A message larger than the ring travels as a
+    /// one-shot memfd. The engine receives messages if [`crate::Config::messages`] is set.
     ///
     /// # Errors
-    /// [`ReserveError`]: the message is larger than the engine takes ([`crate::Config::oneshot_max`]), or the engine is gone; or the wait was ended,
-    /// as with [`replace`](Self::replace).
+    /// [`ReserveError`]: the message is larger than the engine permits ([`crate::Config::oneshot_max`]), the engine
+    /// is disconnected, or the wait ended, as with [`replace`](Self::replace).
     pub fn send(&mut self, payload: &[u8], meta: &Meta) -> Result<(), ReserveError> {
         self.send_on(0, payload, meta)
     }
 
-    /// The same, to the engine thread that `frame` came from.
+    /// Sends a message to the engine thread that `frame` came from.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -94,18 +94,18 @@ impl Consumer {
         }
     }
 
-    /// Sends a message to the engine if there is room. It is woken by the next call that receives, or by
-    /// [`flush`](Self::flush).
+    /// Sends a message to the engine if the ring has space. A sleeping engine is woken by the next call that
+    /// receives, or by [`flush`](Self::flush).
     ///
     /// # Errors
-    /// [`ReserveError`]: there is no room now ([`ReserveError::RingFull`]), or never will be.
+    /// [`ReserveError`]: no space now ([`ReserveError::RingFull`]), or ever.
     pub fn try_send(&mut self, payload: &[u8], meta: &Meta) -> Result<(), ReserveError> {
         self.unflushed = true;
         self.lanes[0].send(payload, meta).map(drop)
     }
 
-    /// Asks for a dump of what `group` names. The answer comes as frames of [`Kind::DUMP`] and one of [`Kind::DONE`], or
-    /// one of [`Kind::ERROR`].
+    /// Requests a dump of `group`. The answer is frames of [`Kind::DUMP`] and one of [`Kind::DONE`], or one of
+    /// [`Kind::ERROR`].
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -115,13 +115,13 @@ impl Consumer {
         Ok(())
     }
 
-    /// Whether a message of `len` bytes would find room in the ring towards the engine. In an event loop: after
-    /// [`arm`](Self::arm), which makes the engine ring also when it gives room back.
+    /// Returns true if the ring towards the engine has space for a message of `len` bytes. In an event loop, call it
+    /// after [`arm`](Self::arm): the engine then also rings when it releases frames.
     pub fn has_room(&mut self, len: usize) -> bool {
         self.lanes[0].has_room(len)
     }
 
-    /// Waits until the engine has given a TX frame of the lane back.
+    /// Waits until the engine has released a TX frame of the lane.
     fn wait_for_room(&mut self, lane: u32, until: Option<Instant>) -> Result<(), ReserveError> {
         self.flush();
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
@@ -132,7 +132,7 @@ impl Consumer {
         let armed = self.sleeper.arm(self.lanes.iter().map(Lane::own_page));
         if armed && !self.lanes[lane as usize].is_returned() && !self.is_ended() {
             self.sleeps += 1;
-            // A poll that fails otherwise shows in the next call that receives; here it is only a turn of the loop.
+            // Another poll(2) error appears in the next receiving call; here it costs one iteration.
             let waited = self.nap(left);
             interrupted = waited.is_err_and(|error| error.kind() == ErrorKind::Interrupted);
         }

@@ -1,4 +1,4 @@
-//! The TX lane, seen from the client: frames that it fills.
+//! The TX ring at the client: fills frames for the engine.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -12,10 +12,10 @@ use crate::shm::region::{Payload, Words};
 use crate::shm::seq::Seq;
 use crate::shm::sys::{self, Sent};
 
-/// Most messages that are under way in a memory of their own; an engine keeps no more descriptors by default.
+/// One-shot messages in flight; the engine's default limit of descriptors is higher.
 const ONESHOTS: usize = 8;
 
-/// The parts of an attached ring that sending works on.
+/// Parts of an attached ring that sending uses.
 pub(crate) struct Way<'a> {
     pub(crate) own: &'a Words,
     pub(crate) theirs: &'a Words,
@@ -27,22 +27,22 @@ pub(crate) struct Way<'a> {
 #[derive(Debug)]
 pub(crate) struct TxRing {
     tx: Producer,
-    /// Messages under way in a memory of their own.
+    /// One-shot messages in flight.
     under_way: Vec<Seq>,
-    /// Messages sent in a memory of their own.
+    /// One-shot messages sent.
     pub(crate) oneshots: u64,
 }
 
 impl TxRing {
-    /// An tx whose first message gets the number `first`, in memory that is new.
+    /// A ring in new memory; `first` is the sequence number of the first message.
     pub(crate) fn new(layout: &Layout, own: &Words, first: Seq) -> Self {
         let tx = Producer::new(layout.tx_place(), first);
         tx.clear(own);
         Self { tx, under_way: Vec::new(), oneshots: 0 }
     }
 
-    /// Publishes a message; returns its first frame. What is larger than the ring, or than every gap in it, goes in a
-    /// memory of its own.
+    /// Publishes a message; returns its first frame. A message larger than the ring, or than every gap in it,
+    /// travels as a one-shot memfd.
     pub(crate) fn send(&mut self, way: Way<'_>, payload: &[u8], meta: &Meta) -> Result<u16, ReserveError> {
         let room = match self.tx.room(payload.len()).or_else(|_| {
             self.reclaim(way.theirs);
@@ -64,13 +64,13 @@ impl TxRing {
         Ok(room.at as u16)
     }
 
-    /// The number that the next message gets.
+    /// Sequence number of the next message.
     #[cfg(test)]
     pub(crate) fn next_seq(&self) -> Seq {
         self.tx.frames.next_seq()
     }
 
-    /// Whether a message of `len` bytes finds room in the ring.
+    /// Returns true if the ring has space for a message of `len` bytes.
     pub(crate) fn has_room(&mut self, theirs: &Words, len: usize) -> bool {
         self.reclaim(theirs);
         self.tx.room(len).is_ok()
@@ -89,11 +89,11 @@ impl TxRing {
         let room = self.tx.room(0)?;
         let seq = self.tx.frames.next_seq();
         let refused = |e| {
-            log::warn!("no memory for a message of {len} bytes: {e}");
+            log::warn!("cannot create a memfd for a message of {len} bytes: {e}");
             ReserveError::TooLarge
         };
         let fd = sys::frozen(payload).map_err(refused)?;
-        // Sent before it is published: when the engine sees the header, the descriptor is there.
+        // Sent before the publication: when the engine sees the header, it has the descriptor.
         match sys::send(way.socket, &Notice::OneShot { seq, len }.emit(), &[fd.as_fd()]) {
             Ok(Sent::Yes) => {}
             Ok(Sent::Full) => return Err(ReserveError::RingFull),
@@ -106,13 +106,13 @@ impl TxRing {
         Ok(room.at as u16)
     }
 
-    /// Takes back the frames that the engine is done with.
+    /// Takes back the frames that the engine has released.
     fn reclaim(&mut self, theirs: &Words) {
         let (mut seq, end) = (self.tx.frames.oldest(), self.tx.frames.next_seq());
         while seq != end {
             if let Some(at) = self.tx.frames.find(seq) {
                 match self.tx.entry(theirs, at) {
-                    // The engine passes it on from where it is: the frames behind it come back before it does.
+                    // The engine forwards it in place: later frames are released before it.
                     Entry::Word(word) if word.is_hold() => self.tx.frames.hold(at),
                     Entry::Word(_) => self.tx.frames.release(at),
                     _ => {}
@@ -129,7 +129,7 @@ impl TxRing {
         }
     }
 
-    /// Whether a frame has come back that was not taken back yet.
+    /// Returns true if the engine has released a frame that was not reclaimed yet.
     pub(crate) fn is_returned(&self, theirs: &Words) -> bool {
         let (mut seq, end) = (self.tx.frames.oldest(), self.tx.frames.next_seq());
         while seq != end {

@@ -1,4 +1,4 @@
-//! How a client waits: it looks for some time, and then sleeps until a doorbell rings.
+//! Waiting in a client: spin for some time, then sleep until a doorbell rings.
 
 use std::hint;
 use std::io::{self, ErrorKind};
@@ -10,19 +10,19 @@ use crate::client::recv_error::RecvError;
 use crate::shm::cpu;
 use crate::shm::sys;
 
-/// Looks at the lanes before going to sleep: some 10 us.
+/// Checks of the lanes before a sleep: about 10 us.
 pub(super) const SPINS: u32 = 400;
-/// Sleeps after which one who learns from them looks for as long again, to see whether that is worth it now.
+/// Sleeps after which an adapting client spins for the full time again, to measure whether it helps.
 const AGAIN: u64 = 16;
-/// Looks before it is asked where the engine runs: an answer that comes at once does not wait for that.
+/// Checks before the client compares CPUs: an immediate answer does not pay for that.
 const LOOKS: u32 = 8;
-/// Looks where the engine runs on the same CPU, each after the engine had its turn: two are cheaper than a sleep and a doorbell.
+/// Checks on a shared CPU, each after a yield: two are cheaper than a sleep and a doorbell.
 const YIELDS: u32 = 2;
-/// How long is slept at a time while doorbells are not heard.
+/// Length of a sleep while doorbells stay unread.
 const NAP: Duration = Duration::from_millis(1);
 
 impl Consumer {
-    /// What `take` finds; waits for it, at most until `end`.
+    /// Waits for a result of `take`, at most until `end`.
     #[inline]
     pub(super) fn wait_for<T>(
         &mut self,
@@ -59,17 +59,17 @@ impl Consumer {
         }
     }
 
-    /// From now on it looks less long for what does not come: for clients that have a CPU to charge.
+    /// Adapts the spinning time from now on: for clients that share their CPU.
     pub(crate) fn learn(&mut self) {
         self.learns = true;
     }
 
-    /// Whether every engine thread was last seen on the CPU of this one: nothing comes while this thread looks for it.
+    /// Returns true if every engine thread last reported this thread's CPU: spinning is useless then.
     pub(super) fn shares_cpu(&self) -> bool {
         self.lanes.iter().all(|lane| cpu::is_shared(&lane.rings.memory.theirs))
     }
 
-    /// Waits for a doorbell, at most until `end`; false when there is nothing to be waited for any more.
+    /// Waits for a doorbell, at most until `end`. Returns false at the end of the channel or of the time.
     #[cold]
     fn sleep(&mut self, end: Option<Instant>) -> Result<bool, RecvError> {
         if self.is_ended() {
@@ -93,11 +93,11 @@ impl Consumer {
         Ok(true)
     }
 
-    /// Sleeps until something comes, at most so long; fails with EINTR when a signal came.
+    /// Sleeps until a message arrives, at most `left`. Fails with EINTR after a signal.
     pub(super) fn nap(&self, left: Option<Duration>) -> io::Result<()> {
         if self.lanes[0].is_deaf() {
-            // What is not read from the socket keeps it readable: to wait for that would be to spin. A doorbell is behind it, so what
-            // it would tell is looked for.
+            // Unread messages keep the socket readable; a poll would return at once. Doorbells are behind them, so
+            // the caller checks the lanes itself.
             return sys::hung_up(&self.lanes[0].socket, left.map_or(NAP, |left| left.min(NAP))).map(drop);
         }
         sys::wait_interruptibly(&[self.as_fd()], left).map(drop)

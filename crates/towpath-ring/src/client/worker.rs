@@ -1,4 +1,4 @@
-//! A mux's worker in a process of its own: receives messages of connections, answers them.
+//! A worker process of a multiplexor: receives messages of connections and answers them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,13 +17,13 @@ use crate::lane::reserve_error::ReserveError;
 use crate::lane::verdict::Verdict;
 use crate::shm::header::{Kind, Meta};
 
-/// Messages that [`Worker::serve`] does, if there are so many, before it sees whether the multiplexor sleeps.
+/// Messages that [`Worker::serve`] processes before it checks whether the multiplexor sleeps.
 const BURST: u32 = 256;
-/// Messages that came back which are kept for whoever asks.
+/// Undelivered messages kept for [`Worker::poll_unsent`].
 const UNSENT: usize = 1024;
-/// Bytes of these, whatever their number.
+/// Bytes of undelivered messages kept.
 const UNSENT_BYTES: usize = 4 << 20;
-/// Bytes of answers from which on those of a frame's messages do not wait for each other.
+/// Bytes of answers from which on the answers of a frame are sent without waiting for the rest.
 const SMALL: usize = 16 << 10;
 
 /// A worker of a multiplexor (`towpath mux`).
@@ -42,48 +42,48 @@ const SMALL: usize = 16 << 10;
 /// # }
 /// ```
 ///
-/// A message is the worker's until it is [`done`](Self::done). If the process dies before that, another worker gets the
-/// message, unless it was answered.
+/// A message is the worker's until [`done`](Self::done). If the process dies before, another worker gets the message
+/// unless it was answered.
 #[derive(Debug)]
 pub struct Worker {
     queue: Consumer,
-    /// Messages that it takes in a frame.
+    /// Messages accepted in one frame.
     batch: usize,
     reply: Reply,
-    /// What [`Worker::serve`] was at when it ended with an error.
+    /// Frame that [`Worker::serve`] processed when it failed.
     begun: Option<Begun>,
     unsent: VecDeque<Unsent>,
 }
 
-/// A message of a worker that nobody took, see [`Worker::poll_unsent`].
+/// An undelivered message of a worker, see [`Worker::poll_unsent`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unsent {
-    /// The connection that it was for; `None` for any.
+    /// Destination; `None` for any connection.
     pub connection: Option<Connection>,
-    /// Why, as error number: EPIPE (32) that connection had ended, or ended before all of it had left; ENOTCONN (107) none was open;
-    /// EAGAIN (11) all had as much to send as may wait.
+    /// Reason as error number: EPIPE (32): the connection ended before the message was sent completely; ENOTCONN
+    /// (107): no connection was open; EAGAIN (11): the send queues of all connections were full.
     pub errno: i32,
-    /// All of it.
+    /// The message.
     pub bytes: Vec<u8>,
 }
 
 /// A message that this worker has. Its bytes stay in the ring, see [`Worker::bytes`].
 #[derive(Debug)]
-#[must_use = "a message that is never done is never given back"]
+#[must_use = "a message that is never done is never released"]
 pub struct Message {
     frame: Frame,
 }
 
-/// Names a connection of the multiplexor; not valid for another one later.
+/// Identifies a connection of the multiplexor. Never identifies a later connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Connection {
-    /// Which.
+    /// Index.
     pub index: u32,
-    /// Which of those that had this index.
+    /// Number of this connection among those with the same index.
     pub generation: u32,
 }
 
-/// A message where it lies in the ring, see [`Worker::serve`].
+/// A message in the ring, see [`Worker::serve`].
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     part: Part<'a>,
@@ -98,19 +98,19 @@ impl<'a> View<'a> {
         self.part.bytes
     }
 
-    /// What the framing leaves when it strips the header or the delimiter; all bytes otherwise.
+    /// The bytes that the framing leaves after it strips header or delimiter; all bytes without stripping.
     #[must_use]
     pub fn payload(&self) -> &'a [u8] {
         stripped(self.part.bytes, self.part.skip, self.part.trim)
     }
 
-    /// The connection that it came from.
+    /// Connection of the message.
     #[must_use]
     pub const fn connection(&self) -> Connection {
         self.connection
     }
 
-    /// When it was handed to this process, in nanoseconds since the epoch.
+    /// Time of the delivery to this process, in nanoseconds since the epoch.
     #[must_use]
     pub const fn time(&self) -> u64 {
         self.time
@@ -122,14 +122,14 @@ impl<'a> View<'a> {
         self.part.mark
     }
 
-    /// The hash of what it is ordered by; 0 without.
+    /// Hash of the ordering key; 0 without.
     #[must_use]
     pub const fn hash(&self) -> u32 {
         self.part.hash
     }
 }
 
-/// Where [`Worker::serve`] wants an answer: what is written here is appended to it.
+/// The answer to a message in [`Worker::serve`]. Written bytes are appended to it.
 #[derive(Debug, Default)]
 pub struct Reply {
     /// Behind those to the messages before, maybe.
@@ -168,31 +168,31 @@ impl io::Write for Reply {
     }
 }
 
-/// Why [`Worker::serve`] ended.
+/// Why [`Worker::serve`] failed.
 #[derive(Debug, Error)]
 pub enum ServeError {
-    /// No message could be received.
+    /// Receiving failed.
     #[error(transparent)]
     Recv(#[from] RecvError),
-    /// An answer could not be sent: its message is done without, or when the wait for room was ended ([`ReserveError::Interrupted`],
-    /// [`ReserveError::RingFull`]), the next call sends it.
+    /// An answer was not sent. Its message is done without an answer, except after [`ReserveError::Interrupted`] and
+    /// [`ReserveError::RingFull`]: then the next call sends the answer.
     #[error("an answer of {len} bytes: {why}")]
     Reply {
-        /// Its length.
+        /// Length of the answer.
         len: usize,
-        /// Why not.
+        /// The reason.
         why: ReserveError,
     },
 }
 
 impl Message {
-    /// The connection that it came from.
+    /// Connection of the message.
     #[must_use]
     pub fn connection(&self) -> Connection {
         connection(&self.frame)
     }
 
-    /// When it was whole, in nanoseconds since the epoch.
+    /// Time when the message was complete, in nanoseconds since the epoch.
     #[must_use]
     pub fn time(&self) -> u64 {
         self.frame.header().time
@@ -204,13 +204,13 @@ impl Message {
         self.frame.header().mark
     }
 
-    /// The hash of what it is ordered by; 0 without.
+    /// Hash of the ordering key; 0 without.
     #[must_use]
     pub fn hash(&self) -> u32 {
         self.frame.header().hash
     }
 
-    /// What names it in programs that cannot own it; [`Worker::recall`] gives it back.
+    /// Converts the message into a ticket; [`Worker::recall`] returns it.
     #[must_use]
     pub fn into_ticket(self) -> Ticket {
         self.frame.into_ticket()
@@ -221,15 +221,15 @@ impl Worker {
     /// Attaches to the multiplexor that started this program: the environment variable `TOWPATH_SOCKET` names it.
     ///
     /// # Errors
-    /// [`AttachError::NoSocket`] when it is not set; each case says what to do.
+    /// [`AttachError::NoSocket`] if it is not set, and those of [`attach`](Self::attach).
     pub fn attach_env() -> Result<Self, AttachError> {
         Ok(Self::over(Consumer::attach_env()?))
     }
 
-    /// Attaches to the multiplexor that listens at `path`.
+    /// Attaches to the multiplexor at `path`.
     ///
     /// # Errors
-    /// Each case of [`AttachError`] says what to do.
+    /// [`AttachError`]; each variant says what to do.
     pub fn attach(path: impl AsRef<Path>, options: &Options) -> Result<Self, AttachError> {
         Ok(Self::over(Consumer::attach_with(path, options)?))
     }
@@ -239,25 +239,28 @@ impl Worker {
         Self { queue, batch: 1, reply: Reply::default(), begun: None, unsent: VecDeque::new() }
     }
 
-    /// Has [`serve`](Self::serve) take up to so many short messages of a connection at once, [`BATCH_MAX`] at most: less is to
-    /// be done for each. Nobody else gets those if one of them takes long after all, nor leave answers to the others of them before
-    /// it is done; if the process dies, those before it are done again, by another. 1 without it.
+    /// Makes [`serve`](Self::serve) accept up to `at_once` short messages of a connection in one frame, at most
+    /// [`BATCH_MAX`]. This reduces the work per message. The messages of a frame stay with this worker even if one
+    /// of them takes long, and their answers wait for it. If the process dies, another worker processes the frame's
+    /// earlier messages again. The default is 1.
     #[must_use]
     pub fn taking(mut self, at_once: usize) -> Self {
         self.set_taking(at_once);
         self
     }
 
-    /// The same for a worker that is there already, before [`serve`](Self::serve).
+    /// Like [`taking`](Self::taking), for an existing worker. Call it before [`serve`](Self::serve).
     pub fn set_taking(&mut self, at_once: usize) {
         self.batch = at_once.clamp(1, BATCH_MAX);
     }
 
-    /// Does messages until the multiplexor wants this worker no more: `work` gets each where it lies, and appends its answer; without
-    /// one there is none. As [`recv`](Self::recv), [`reply`](Self::reply) and [`done`](Self::done), with less to do for each message.
+    /// Processes messages until the multiplexor ends this worker. `work` gets each message in the ring, and appends
+    /// its answer; without bytes, no answer is sent. Equivalent to [`recv`](Self::recv), [`reply`](Self::reply) and
+    /// [`done`](Self::done), with less work per message.
     ///
     /// # Errors
-    /// [`ServeError`]: as [`recv`](Self::recv) and [`reply`](Self::reply). The next call goes on behind what could not be sent.
+    /// [`ServeError`]: as [`recv`](Self::recv) and [`reply`](Self::reply). The next call continues after the failed
+    /// answer.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -278,10 +281,10 @@ impl Worker {
                 if done >= BURST {
                     break;
                 }
-                // Rows that are there are done before the multiplexor is woken: they are of short messages.
+                // Published batches are processed before the multiplexor is woken: their messages are short.
                 let Some(next) = self.queue.take()? else { break };
                 if next.header().kind != Kind::MESSAGES {
-                    // Nobody knows how long this one takes, and what is done does not wait for it.
+                    // A single message may take long; finished messages do not wait for it.
                     self.queue.flush();
                 }
                 frame = next;
@@ -306,7 +309,7 @@ impl Worker {
         let served =
             Turn { queue: &mut self.queue, reply: &mut self.reply, begun: &mut begun }.serve(count, work);
         if let Err(ServeError::Recv(_) | ServeError::Reply { why: ReserveError::Disconnected, .. }) = served {
-            // The next call would fail with the same frame again, and so on.
+            // The next call would fail at the same frame again.
             self.reply.clear();
         } else if begun.done >= count && self.reply.ends.is_empty() {
             self.queue.verdict(begun.frame, Verdict::Pass);
@@ -316,16 +319,16 @@ impl Worker {
         served.map(|()| count)
     }
 
-    /// The next message; waits for it. None when the multiplexor wants this worker no more: it is to end.
+    /// Receives the next message; waits for it. None if the multiplexor ends this worker.
     ///
     /// # Errors
-    /// [`RecvError`]: the multiplexor wrote nonsense, or poll(2) failed.
+    /// [`RecvError`]: the multiplexor wrote invalid data, or poll(2) failed.
     pub fn recv(&mut self) -> Result<Option<Message>, RecvError> {
         self.next(Consumer::recv)
     }
 
-    /// The next message; waits at most `timeout`. None also when that has passed; [`Consumer::is_ended`] of
-    /// [`queue`](Self::queue) tells.
+    /// Receives the next message; waits at most `timeout`. None also after the timeout; [`Consumer::is_ended`] of
+    /// [`queue`](Self::queue) tells the cases apart.
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
@@ -333,10 +336,10 @@ impl Worker {
         self.next(|queue| queue.recv_timeout(timeout))
     }
 
-    /// The next message, if it is there.
+    /// Receives the next message, if it is published.
     ///
     /// # Errors
-    /// As [`recv`](Self::recv), except that there is no poll(2).
+    /// As [`recv`](Self::recv), without poll(2).
     pub fn try_recv(&mut self) -> Result<Option<Message>, RecvError> {
         self.next(Consumer::try_recv)
     }
@@ -348,9 +351,9 @@ impl Worker {
         while let Some(frame) = recv(&mut self.queue)? {
             match frame.header().kind {
                 Kind::MESSAGE => return Ok(Some(Message { frame })),
-                // It would be lost here; another worker gets what is in it.
+                // The messages would be lost here; after the error, another worker gets them.
                 Kind::MESSAGES => {
-                    return Err(RecvError::Damaged("a frame of messages, which serve asks for".into()));
+                    return Err(RecvError::Damaged("a batch, which only `serve` accepts".into()));
                 }
                 _ => {
                     self.note(&frame);
@@ -361,14 +364,15 @@ impl Worker {
         Ok(None)
     }
 
-    /// The next of the messages that this worker sent ([`send`](Self::send), [`forward`](Self::forward)) and that nobody took, oldest first,
-    /// as far as is known: they come with the messages that are received, up to 1,024 of 4 MiB together are kept, and 64 are on their way at once. The
-    /// multiplexor counts all of them. One whose connection ended before all of it had left comes back to any of its workers.
+    /// Returns the oldest undelivered message of this worker ([`send`](Self::send), [`forward`](Self::forward)).
+    /// Undelivered messages arrive together with received messages; up to 1,024 messages and 4 MiB are kept, and 64
+    /// are in flight. The multiplexor counts all of them. A message whose connection ended before it was sent
+    /// completely may return to any worker.
     pub fn poll_unsent(&mut self) -> Option<Unsent> {
         self.unsent.pop_front()
     }
 
-    /// Keeps what a frame says about a message that was not sent. Others say nothing that this version knows of.
+    /// Keeps an undelivered message. Ignores frames of other kinds.
     fn note(&mut self, frame: &Frame) {
         let header = frame.header();
         if header.kind != Kind::ERROR {
@@ -377,50 +381,50 @@ impl Worker {
         let connection = Some(connection(frame)).filter(|connection| connection.generation != 0);
         let errno = i32::try_from(header.mark).unwrap_or(i32::MAX);
         self.unsent.push_back(Unsent { connection, errno, bytes: self.queue.payload(frame).to_vec() });
-        // The oldest make room.
+        // Drops the oldest beyond the limits.
         let bytes = |unsent: &VecDeque<Unsent>| unsent.iter().map(|unsent| unsent.bytes.len()).sum::<usize>();
         while self.unsent.len() > UNSENT || self.unsent.len() > 1 && bytes(&self.unsent) > UNSENT_BYTES {
             self.unsent.pop_front();
         }
     }
 
-    /// The message that the ticket names, see [`Consumer::recall`]: its bytes are there, what its header said is not.
+    /// Returns the message of a ticket, see [`Consumer::recall`]: its bytes are valid, its header is empty.
     #[must_use]
     pub fn recall(&self, ticket: Ticket) -> Option<Message> {
         Some(Message { frame: self.queue.recall(ticket)? })
     }
 
-    /// All bytes of the message, where they lie in the ring.
+    /// All bytes of the message, in the ring.
     ///
     /// # Panics
-    /// When the message is another worker's.
+    /// The message is another worker's.
     #[must_use]
     pub fn bytes(&self, message: &Message) -> &[u8] {
         self.queue.payload(&message.frame)
     }
 
-    /// What the framing leaves when it strips the header or the delimiter; all bytes otherwise.
+    /// The bytes that the framing leaves after it strips header or delimiter; all bytes without stripping.
     ///
     /// # Panics
-    /// When the message is another worker's.
+    /// The message is another worker's.
     #[must_use]
     pub fn payload(&self, message: &Message) -> &[u8] {
         let layers = message.frame.header().layers;
         stripped(self.bytes(message), layers.network, layers.payload)
     }
 
-    /// Answers the message on the connection that it came from; waits while the ring is full. There may be several answers.
-    /// What was answered is not given to another worker when this one dies.
+    /// Answers the message on its connection; waits while the ring is full. A message may have several answers. An
+    /// answered message is not given to another worker if this one dies.
     ///
     /// # Errors
-    /// [`ReserveError`]: the answer is larger than the multiplexor takes, or the multiplexor is gone.
+    /// [`ReserveError`]: the answer is larger than the multiplexor permits, or the multiplexor is disconnected.
     pub fn reply(&mut self, message: &Message, bytes: &[u8]) -> Result<(), ReserveError> {
         let meta = Meta { kind: Kind::REPLY, port: message.frame.seq().0, ..Meta::default() };
         self.queue.reply(&message.frame, bytes, &meta)
     }
 
-    /// Sends a message on another connection; waits while the ring is full. If that connection has ended, the message
-    /// comes back ([`poll_unsent`](Self::poll_unsent)).
+    /// Sends a message on another connection; waits while the ring is full. If that connection has ended, the
+    /// message returns ([`poll_unsent`](Self::poll_unsent)).
     ///
     /// # Errors
     /// As [`reply`](Self::reply).
@@ -429,7 +433,7 @@ impl Worker {
         self.queue.send(bytes, &Meta { kind: Kind::MESSAGE, port, group, ..Meta::default() })
     }
 
-    /// Connected mode: sends a message on the connection that has the least to send; waits while the ring is full.
+    /// Connected mode: sends a message on the connection with the shortest send queue; waits while the ring is full.
     ///
     /// # Errors
     /// As [`reply`](Self::reply).
@@ -437,37 +441,37 @@ impl Worker {
         self.queue.send(bytes, &Meta { kind: Kind::MESSAGE, ..Meta::default() })
     }
 
-    /// The message is done: its memory goes back, and the multiplexor may give this worker more.
+    /// Releases the message. The multiplexor may send further messages to this worker.
     pub fn done(&mut self, message: Message) {
         self.queue.verdict(message.frame, Verdict::Pass);
     }
 
-    /// Ends it, see [`Consumer::close`]: others get what it has not answered.
+    /// Ends the worker, see [`Consumer::close`]. Other workers get its unanswered messages.
     pub fn close(self) {
         self.queue.close();
     }
 
-    /// What this worker has done.
+    /// The worker's counters.
     #[must_use]
     pub fn stats(&self) -> ConsumerStats {
         self.queue.stats()
     }
 
-    /// The client underneath, for event loops: [`Consumer::arm`], [`Consumer::disarm`].
+    /// The underlying consumer, for event loops: [`Consumer::arm`], [`Consumer::disarm`].
     pub fn queue(&mut self) -> &mut Consumer {
         &mut self.queue
     }
 }
 
-/// A frame that [`Worker::serve`] is at.
+/// A frame that [`Worker::serve`] processes.
 #[derive(Debug)]
 struct Begun {
     frame: Frame,
-    /// Messages that are done.
+    /// Messages done.
     done: u32,
 }
 
-/// What [`Worker::serve`] does with a frame. If the work panics, what was done before is answered all the same.
+/// Processing of one frame in [`Worker::serve`]. If `work` panics, the finished messages are answered.
 struct Turn<'a> {
     queue: &'a mut Consumer,
     reply: &'a mut Reply,
@@ -476,7 +480,7 @@ struct Turn<'a> {
 
 impl Turn<'_> {
     fn serve(&mut self, count: u32, work: &mut impl FnMut(View<'_>, &mut Reply)) -> Result<(), ServeError> {
-        // What could not be sent the last time.
+        // Answers that the previous call could not send.
         self.answer()?;
         while self.begun.done < count {
             self.work(count, work)?;
@@ -485,7 +489,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// Does messages until all are done or their answers are long.
+    /// Processes messages until all are done or their answers are long.
     fn work(&mut self, count: u32, work: &mut impl FnMut(View<'_>, &mut Reply)) -> Result<(), RecvError> {
         let Begun { frame, done } = &mut *self.begun;
         let mut end = 0;
@@ -509,20 +513,19 @@ impl Turn<'_> {
             return Ok(());
         }
         let parts = batch::parse(payload, count);
-        let parts =
-            parts.ok_or_else(|| RecvError::Damaged("messages that are not where they should be".into()))?;
+        let parts = parts.ok_or_else(|| RecvError::Damaged("a batch with wrong lengths".into()))?;
         let _: Option<()> = parts.skip(from).try_for_each(|part| each(part).then_some(()));
         Ok(())
     }
 
-    /// Says what was done.
+    /// Sends the answers and reports the finished messages.
     fn answer(&mut self) -> Result<(), ServeError> {
         let Begun { frame, done } = &mut *self.begun;
         let Reply { bytes, ends } = &mut *self.reply;
         let mut count = ends.len();
         while count > 0 {
             let (len, upto) = ends[count - 1];
-            // Behind the last one, others may be done that have no answer.
+            // Messages without an answer may follow the last answer.
             let group = if count == ends.len() { *done } else { upto };
             let meta =
                 Meta { kind: Kind::REPLY, port: frame.seq().0, group, mark: count as u32, ..Meta::default() };
@@ -531,7 +534,7 @@ impl Turn<'_> {
                 Err(why @ (ReserveError::Interrupted | ReserveError::RingFull)) => {
                     return Err(ServeError::Reply { len, why });
                 }
-                // Together with the last, which is the one that made it long; those before it are not lost with it.
+                // Too large together with the last answer, which made it long: send the earlier ones without it.
                 Err(ReserveError::TooLarge) if count > 1 => {
                     count -= 1;
                     continue;
@@ -539,7 +542,7 @@ impl Turn<'_> {
                 Ok(()) | Err(_) => {}
             }
             bytes.drain(..len);
-            // A long one does not keep its memory.
+            // Release the memory of a long answer.
             bytes.shrink_to(2 * SMALL);
             ends.drain(..count);
             ends.iter_mut().for_each(|(end, _)| *end -= len);
@@ -552,10 +555,10 @@ impl Turn<'_> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        // What the message that panicked had of an answer is not one.
+        // A partial answer of the panicked message is discarded.
         if std::thread::panicking() {
             self.reply.bytes.truncate(self.reply.ends.last().map_or(0, |(end, _)| *end));
-            // One that is too long is left out.
+            // Answers that are too long are left out.
             while let Err(ServeError::Reply { why: ReserveError::TooLarge, .. }) = self.answer() {}
             self.reply.clear();
         }

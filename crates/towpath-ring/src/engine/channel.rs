@@ -1,8 +1,8 @@
-//! The engine's end of one attached client: of one of its lanes, each of which an engine thread may have for itself.
+//! The engine's end of one attached client: one of its lanes. Each engine thread may own a lane.
 //!
-//! Everything that decides anything is private: who holds which frame is in `Producer`, how far the records were taken
-//! in `VerdictReader`. What the client writes (release entries, records, TX headers and payloads) is loaded once, compared
-//! with that, and never stored anywhere it would be believed later.
+//! Invariant: all state that decisions depend on is private. `Producer` has the frame states, `VerdictReader` the
+//! position in the records. Words that the client writes (release entries, records, TX headers and payloads) are
+//! loaded once, compared with the private state, and never stored where they would be trusted later.
 
 mod batch;
 mod poll;
@@ -30,14 +30,13 @@ use crate::shm::sys;
 
 pub use poll::{POLL_BYTES, POLL_MESSAGES};
 
-/// How long the peer is believed to be alive without a look, in nanoseconds.
+/// Interval of liveness checks of the peer, in nanoseconds.
 pub(crate) const PEER_CHECK: u64 = 5_000_000;
 
-/// One attached client: frames go out through [`reserve`](Self::reserve), verdicts come back through
-/// [`poll_verdicts`](Self::poll_verdicts).
+/// One attached client: [`reserve`](Self::reserve) and [`send`](Self::send) publish frames,
+/// [`poll_verdicts`](Self::poll_verdicts) returns verdicts.
 ///
-/// The sum always holds: published = decided by the client + by default + yielded by
-/// [`drain_held`](Self::drain_held) + still out; see [`ChannelStats`].
+/// For the invariant of the frame counters, see [`ChannelStats`].
 #[derive(Debug)]
 pub struct Channel {
     pub(crate) liveness: Arc<PeerLiveness>,
@@ -50,43 +49,43 @@ pub struct Channel {
     pub(crate) policy: ClientPolicy,
     pub(crate) dump: Option<Dump>,
     pub(crate) gaps: LossRecords,
-    /// When the client was last looked at.
+    /// Time of the last liveness check.
     pub(crate) checked: u64,
     pub(crate) stats: ChannelStats,
     /// Frames lost for this client: the word that the client reads.
     pub(crate) lost: u64,
-    /// The other lanes, until they are [`split`](Self::split) off.
+    /// The other lanes, until [`split`](Self::split).
     pub(crate) others: Vec<Channel>,
 }
 
-/// What a channel asks of its client.
+/// Limits for the client.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClientPolicy {
     pub(crate) violations_max: u64,
     pub(crate) overdue_max: Option<u64>,
-    /// Whether messages from the client are wanted.
+    /// Whether the engine receives messages from the client.
     pub(crate) messages: bool,
 }
 
-/// One message that a client has not given back.
+/// One outstanding message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameOut {
-    /// Its number.
+    /// Sequence number.
     pub seq: Seq,
-    /// Index of its first frame.
+    /// First frame.
     pub first: u32,
-    /// How many frames it takes.
+    /// Number of frames.
     pub frames: u32,
     /// The client holds it.
     pub held: bool,
-    /// It was decided without the client, which still has its memory.
+    /// It was decided by default; the client still has its memory.
     pub overdue: bool,
 }
 
 impl Channel {
-    /// The lanes, each for a thread of its own: it sends on its lane, and gets the verdicts for what it sent. They charge the
-    /// client and its end: [`detach`](Self::detach) or drop one of them, and all have ended. Until it is split, a channel
-    /// is its first lane.
+    /// Splits the channel into its lanes, one per engine thread. A lane returns the verdicts for the frames sent on
+    /// it. The lanes share the client and its liveness: to [`detach`](Self::detach) or drop one of them ends all.
+    /// Before the split, a channel is its first lane.
     ///
     /// ```
     /// use towpath_ring::{Config, Consumer, Endpoint, Meta, Verdict};
@@ -119,7 +118,7 @@ impl Channel {
     ///     })
     /// });
     /// let threads: Vec<_> = threads.collect();
-    /// // Dropped when all are done: the first that goes ends the channel.
+    /// // Dropped together: dropping one lane ends the channel.
     /// let lanes: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
     /// # client.join().unwrap();
     /// # drop(lanes);
@@ -134,66 +133,66 @@ impl Channel {
         lanes
     }
 
-    /// Which lane this is, from 0.
+    /// Index of this lane, from 0.
     #[must_use]
     pub fn lane(&self) -> u32 {
         self.lane
     }
 
-    /// How many lanes the channel has ([`Config::lanes`](crate::Config::lanes)).
+    /// Number of lanes of the channel ([`Config::lanes`](crate::Config::lanes)).
     #[must_use]
     pub fn lanes(&self) -> u32 {
         self.liveness.lanes()
     }
 
-    /// The process at the other end.
+    /// Credentials of the client's process.
     #[must_use]
     pub fn peer(&self) -> Credentials {
         self.liveness.peer
     }
 
-    /// What the client calls itself; printable, and nothing to rely on.
+    /// Name that the client gave, printable. Not verified.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.liveness.name
     }
 
-    /// Notes how many messages are out, before some come back: they become more by being published only.
+    /// Updates the high-water mark before frames are released. Only publication raises the number of outstanding
+    /// frames.
     fn note_high_water(&mut self) {
         self.stats.high_water = self.stats.high_water.max(self.held().into());
     }
 
-    /// Frames that are out and undecided.
+    /// Undecided outstanding frames.
     #[must_use]
     #[inline]
     pub fn held(&self) -> u32 {
         self.rings.rx.frames.lent() + self.rings.rx.frames.held()
     }
 
-    /// How the client's end came, if it has. Looks at what is known; [`check_peer`](Self::check_peer) asks.
+    /// Why the channel ended, if it has. Returns the known state; [`check_peer`](Self::check_peer) asks the system.
     #[must_use]
     pub fn death(&self) -> Option<Death> {
         self.liveness.death()
     }
 
-    /// Whether the client is gone: publish nothing more, poll for its last verdicts, then
+    /// Returns true if the channel has ended: publish no more frames, poll the remaining verdicts, then call
     /// [`drain_held`](Self::drain_held).
     #[must_use]
     pub fn is_dead(&self) -> bool {
         self.liveness.is_over()
     }
 
-    /// Asks the system whether the client lives, and reads its doorbells. Also done by
-    /// [`poll_verdicts`](Self::poll_verdicts) every 5 ms of its clock, and by [`wait`](Self::wait).
+    /// Asks the system whether the client lives, and reads its doorbells. [`poll_verdicts`](Self::poll_verdicts)
+    /// does so every 5 ms of its clock, and [`wait`](Self::wait) each time.
     pub fn check_peer(&mut self) -> bool {
         self.control.listen();
         let invalid = self.control.take_invalid();
         if invalid > 0 {
-            // Bounded: so many of them end the channel.
+            // Bounded: a limited number of violations ends the channel.
             let PeerLiveness { name, peer, .. } = &*self.liveness;
             log::warn!(
-                "client {name:?} (process {}): {invalid} messages without a meaning, or with a descriptor beyond the \
-                 {} that may wait for their messages",
+                "client {name:?} (process {}): {invalid} invalid messages, or messages with more than {} unused descriptors",
                 peer.pid,
                 self.control.descriptors_max()
             );
@@ -207,15 +206,16 @@ impl Channel {
         !self.liveness.is_over()
     }
 
-    /// Ends the channel from this side. The client sees the end of its socket.
+    /// Ends the channel. The client sees the end of its socket.
     pub fn detach(&mut self) {
         self.liveness.end(Death::Detached);
     }
 
-    /// After the end: every frame that is undecided, once, oldest first where that is known. They are the caller's to
-    /// decide (by policy: the default verdict, or another worker). Detaches a client that is not gone.
+    /// Takes back every undecided frame of an ended channel, once each, oldest first where the order is known. The
+    /// caller decides them (with the default verdict, or at another client). Detaches the client if the channel has
+    /// not ended.
     ///
-    /// Call [`poll_verdicts`](Self::poll_verdicts) before: what the client decided in time counts.
+    /// Call [`poll_verdicts`](Self::poll_verdicts) before: verdicts that the client gave in time count.
     pub fn drain_held(&mut self, mut f: impl FnMut(Seq)) {
         self.detach();
         self.note_high_water();
@@ -238,15 +238,15 @@ impl Channel {
         self.stats.drained += drained;
     }
 
-    /// Sleeps until the client has decided something, has sent something, is gone, or `timeout` has passed. The frames
-    /// published so far are the client's to see first: this also [`kick`](Self::kick)s.
+    /// Sleeps until the client has decided a frame, has sent a message or has disconnected, at most `timeout`. Wakes
+    /// the client first ([`kick`](Self::kick)).
     ///
-    /// What [`poll_verdicts`](Self::poll_verdicts) has taken is not there to be waited for any more. When room is
-    /// needed, try again after a poll that found something, and wait only after one that found nothing:
-    /// `while channel.send(..) == Err(ReserveError::RingFull) { if channel.poll_verdicts(..) == 0 { channel.wait(..)?; } }`.
+    /// Verdicts that [`poll_verdicts`](Self::poll_verdicts) has returned do not end the sleep. To wait for space,
+    /// retry after a poll that found verdicts, and wait only after one that found none: `while channel.send(..) ==
+    /// Err(ReserveError::RingFull) { if channel.poll_verdicts(..) == 0 { channel.wait(..)?; } }`.
     ///
     /// # Errors
-    /// When poll(2) fails.
+    /// poll(2) failed.
     pub fn wait(&mut self, timeout: Option<Duration>) -> std::io::Result<()> {
         self.kick();
         if self.arm() {
@@ -257,11 +257,11 @@ impl Channel {
         Ok(())
     }
 
-    /// For event loops: asks the client to ring when it has decided something. False when there is something already,
-    /// and then there is no need to sleep. [`disarm`](Self::disarm) afterwards.
+    /// For event loops: asks the client to ring the doorbell at its next verdict. Returns false if there is a
+    /// verdict or message already; then do not sleep. Call [`disarm`](Self::disarm) afterwards.
     ///
-    /// The client rings once. Whoever stays armed, because he slept for something else too and that is what came, must
-    /// ask again when [`has_rung`](Self::has_rung).
+    /// The client rings once. A caller that stays armed because another event ended its sleep must arm again if
+    /// [`has_rung`](Self::has_rung).
     #[must_use]
     pub fn arm(&mut self) -> bool {
         self.control.rung = false;
@@ -278,32 +278,32 @@ impl Channel {
             && !self.has_message()
     }
 
-    /// Whether the client was last seen on the CPU of the calling thread. Then it decides nothing while this thread runs, and
-    /// looking again is of no use; letting it run is (sched_yield(2), [`wait`](Self::wait)). What the client says, and no more than
-    /// a hint.
+    /// Returns true if the client last reported the CPU of the calling thread. Then it makes no progress while this
+    /// thread spins; yield (sched_yield(2)) or [`wait`](Self::wait). The client's report is a hint.
     #[must_use]
     pub fn shares_cpu(&self) -> bool {
         cpu::is_shared(&self.rings.theirs)
     }
 
-    /// Whether there is a message that is wanted.
+    /// Returns true if there is a message and the engine receives messages.
     fn has_message(&mut self) -> bool {
         self.policy.messages && self.rings.tx.is_ready(&self.rings.theirs)
     }
 
-    /// Whether the doorbell for which [`arm`](Self::arm) asked has come and was read, here or by
-    /// [`poll_verdicts`](Self::poll_verdicts), [`poll_messages`](Self::poll_messages) or [`check_peer`](Self::check_peer).
+    /// Returns true if the doorbell requested by [`arm`](Self::arm) was read, here or by
+    /// [`poll_verdicts`](Self::poll_verdicts), [`poll_messages`](Self::poll_messages) or
+    /// [`check_peer`](Self::check_peer).
     #[must_use]
     pub fn has_rung(&self) -> bool {
         self.control.rung
     }
 
-    /// For event loops: no doorbells any more.
+    /// For event loops: ends the request for doorbells.
     pub fn disarm(&mut self) {
         self.sleeper.disarm([&self.rings.own]);
     }
 
-    /// What the channel has done.
+    /// The channel's counters.
     #[must_use]
     pub fn stats(&self) -> ChannelStats {
         let mut stats = self.stats;
@@ -312,13 +312,13 @@ impl Channel {
         stats.high_water = stats.high_water.max(stats.out);
         stats.huge_pages = self.rings.huge.into();
         stats.oneshots_in += self.rings.tx.oneshots;
-        // Relaxed: a claim, shown as one.
+        // Relaxed: an unverified report, for display.
         stats.consumed =
             u64::from(self.rings.theirs.word(abi::CLIENT_CONSUMED).load(Ordering::Relaxed) as u32);
         stats
     }
 
-    /// The frames that are out, for people: what `towpath ctl show frames` prints.
+    /// Outstanding frames, as `towpath ctl show frames` prints them.
     pub fn frames(&self) -> impl Iterator<Item = FrameOut> {
         self.rings.rx.frames.out().map(|(seq, first, frames, held, overdue)| FrameOut {
             seq,
@@ -329,7 +329,7 @@ impl Channel {
         })
     }
 
-    /// The shape of the ring towards the client, as it is now.
+    /// Geometry of the ring towards the client.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.rings.rx.geometry()
@@ -337,14 +337,14 @@ impl Channel {
 }
 
 impl Drop for Channel {
-    /// A lane that nobody serves would be waited on for ever: the end of one is the end of all.
+    /// Ends all lanes: a client would wait forever for a lane without an owner.
     fn drop(&mut self) {
         self.liveness.close(Death::Detached);
     }
 }
 
 impl AsFd for Channel {
-    /// Readable when the client rings or goes: call [`Channel::check_peer`], then [`Channel::poll_verdicts`].
+    /// Readable if the client rings or disconnects: call [`Channel::check_peer`], then [`Channel::poll_verdicts`].
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.liveness.socket(self.lane).as_fd()
     }

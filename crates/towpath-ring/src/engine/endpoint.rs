@@ -1,4 +1,4 @@
-//! Where clients attach: the engine's Unix socket.
+//! The engine's Unix socket, where clients attach.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,14 +20,14 @@ use crate::shm::header::Credentials;
 use crate::shm::park::Fences;
 use crate::shm::sys::{self, Received};
 
-/// Which users may attach.
+/// Users that may attach.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Allow {
-    /// Every user whom the socket's file permissions let in.
+    /// Every user that the socket's file permissions admit.
     Any,
     /// These user ids.
     Users(Vec<u32>),
-    /// These user ids, and processes whose group is one of these when they connect, whatever their user is.
+    /// These user ids, and processes that have one of these group ids when they connect.
     UsersAndGroups(Vec<u32>, Vec<u32>),
 }
 
@@ -41,51 +41,53 @@ impl Allow {
     }
 }
 
-/// What an endpoint gives its clients, and what it asks of them.
+/// Configuration of an endpoint: rings, limits and defaults for its clients.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The ring towards the client.
+    /// Ring towards the client. The default is [`Geometry::RX`].
     pub rx: Geometry,
-    /// The ring from the client.
+    /// Ring from the client. The default is [`Geometry::TX`].
     pub tx: Geometry,
-    /// How many lanes each client has, 1 to 64: one for each engine thread that sends to it ([`Channel::split`]). Each has
-    /// both rings, and the memory of both. The default is 1.
+    /// Lanes per client, 1 to 64: one for each engine thread ([`Channel::split`]). Each lane has both rings. The
+    /// default is 1.
     pub lanes: u32,
-    /// Whether the payload towards clients may be in huge pages (2 MiB, `vm.nr_hugepages`): when the area is a multiple of
-    /// them and the system has enough to spare; else ordinary pages do. What clients write is always in ordinary pages.
-    /// The default is yes; [`ChannelStats::huge_pages`](crate::ChannelStats::huge_pages) says what it came to.
+    /// Whether the payload towards clients uses huge pages (2 MiB, `vm.nr_hugepages`) if the area is a multiple of 2
+    /// MiB and the system has enough free ones. Memory that clients write is always in ordinary pages. The default
+    /// is true; [`ChannelStats::huge_pages`](crate::ChannelStats::huge_pages) has the result.
     pub huge_pages: bool,
-    /// Cumulative verdicts that may be under way, on each lane: a power of two.
+    /// Cumulative verdicts in flight per lane: a power of two from 2 to 65536. The default is 256.
     pub records: u32,
-    /// Who may attach. The default is the engine's own user and root.
+    /// Users that may attach. The default is the engine's user and root.
     pub allow: Allow,
-    /// How long a frame may stay undecided; none means for ever. The default is 1 s.
+    /// Deadline for a verdict; none for no deadline. The default is 1 s.
     pub deadline: Option<Duration>,
-    /// The verdict of frames that their client does not decide: overdue, left by the dead, or answered with garbage.
-    /// The default is [`Verdict::Drop`] (fail closed).
+    /// Verdict for frames that the client does not decide: overdue frames and invalid verdicts. The default is
+    /// [`Verdict::Drop`] (fail closed).
     pub default_verdict: Verdict<'static>,
-    /// Most frames that a client may hold at a time; a hold beyond it is counted and not honoured, so that the ring
-    /// comes to a stop at that frame.
+    /// Frames that a client may hold. Further holds are counted and refused; the ring stops at such a frame until
+    /// its deadline. The default is 1024.
     pub held_max: u32,
-    /// Words without meaning after which a client is detached.
+    /// Invalid words after which a client is detached. The default is 64.
     pub violations_max: u64,
-    /// A client that sits on more than so many overdue frames is stuck, and detached. The default is none: it stays.
+    /// Overdue frames after which a client is detached as stuck. The default is no limit.
     pub overdue_max: Option<u64>,
-    /// Most connections that have not said hello yet; one more ends the oldest of them.
+    /// Connections without a hello; a further one closes the oldest. The default is 16.
     pub pending_max: usize,
-    /// Most bytes under way to one client in messages that are larger than its ring; also the largest such message, in
-    /// both directions.
+    /// Bytes in flight to one client in one-shot messages, and the largest one-shot message in both directions. The
+    /// default is 64 MiB.
     pub oneshot_max: u64,
-    /// Most bytes of a replacement ([`Verdict::Replace`]), however it comes. A client is told, and its library refuses to send a
-    /// longer one; what comes all the same is not copied: the frame gets the default verdict, and it counts as a word
-    /// without meaning. The default is 256 KiB, the longest frame of any of Towpath's ports.
+    /// Longest replacement ([`Verdict::Replace`]) in bytes. The client library refuses longer ones. A longer one
+    /// from another client is not copied: the frame gets the default verdict, and it counts as a violation. The
+    /// default is 256 KiB, the longest frame of Towpath's ports.
     pub replacement_max: u32,
-    /// Whether messages from clients are wanted; then [`Channel::poll_messages`] must be called. The default is not.
+    /// Whether the engine receives messages from clients; then it must call [`Channel::poll_messages`]. The default
+    /// is false.
     pub messages: bool,
-    /// Whether each side looks in a burst's end, behind a fence of its own, if the other is asleep. The default is not: who goes to
-    /// sleep makes everybody's fence (membarrier(2)), which costs nothing for each frame, and microseconds for each sleep.
+    /// Whether each side uses its own fence when it checks, after a burst, if the other side sleeps. The default is
+    /// false: the sleeper executes both fences (membarrier(2)), which costs nothing per frame and microseconds per
+    /// sleep.
     pub bursts: bool,
-    /// What each user may have.
+    /// Limits per user.
     pub quota: Quota,
 }
 
@@ -120,8 +122,7 @@ impl Config {
         Layout { rx: self.rx, tx: self.tx, records: self.records }
     }
 
-    /// Bytes of shared memory that each client takes to begin with, of what its user may have
-    /// ([`Quota::bytes_per_user`]).
+    /// Bytes of shared memory per client, charged against [`Quota::bytes_per_user`].
     #[must_use]
     pub fn bytes_per_client(&self) -> u64 {
         u64::from(self.lanes) * self.layout().total_bytes()
@@ -141,14 +142,15 @@ impl Config {
     }
 }
 
-/// A connection that has not said hello.
+/// A connection without a hello.
 #[derive(Debug)]
 struct Pending {
     socket: OwnedFd,
     peer: Credentials,
 }
 
-/// The engine's socket. Dropping it removes the socket's file, unless it is another's by then; channels stay.
+/// The engine's socket. Dropping it removes the socket's file unless the path names another file by then. Its
+/// channels stay.
 ///
 /// ```
 /// use towpath_ring::{Config, Consumer, Endpoint, Meta, Verdict};
@@ -185,10 +187,10 @@ struct Pending {
 /// ```
 #[derive(Debug)]
 pub struct Endpoint {
-    /// The first to be dropped: it knows its own file as long as that is listened on.
+    /// Dropped first: it identifies its own file while the listener is open.
     file: SocketFile,
     listener: OwnedFd,
-    /// The listener and every pending connection.
+    /// epoll set: the listener and every pending connection.
     watched: OwnedFd,
     config: Config,
     /// Oldest first.
@@ -215,10 +217,10 @@ metrics! {
 }
 
 impl Endpoint {
-    /// Listens at `path`. A socket file that no engine listens on any more is replaced; a file of any other kind is not.
+    /// Listens at `path`. Replaces a stale socket; keeps a file of any other kind.
     ///
     /// # Errors
-    /// The rule that the configuration breaks, a live engine at `path`, or what the system said.
+    /// The broken rule of the configuration, an engine that listens at `path`, or the system's error.
     pub fn bind(path: impl AsRef<Path>, config: Config) -> Result<Self, BindError> {
         let path = path.as_ref();
         config.check()?;
@@ -242,27 +244,27 @@ impl Endpoint {
         })
     }
 
-    /// Where it listens.
+    /// Path of the socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// What it has done.
+    /// The endpoint's counters.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.stats
     }
 
-    /// Lets these attach from now on. Who has attached stays.
+    /// Changes the allow-list for future clients.
     pub fn set_allow(&mut self, allow: Allow) {
         self.config.allow = allow;
     }
 
-    /// The next client that has attached, if there is one. Never blocks, and does a bounded amount of work.
+    /// Returns the next attached client, if there is one. Never blocks, and does bounded work.
     ///
     /// # Errors
-    /// When accept(2) fails for a reason that is ours, such as too many open files.
+    /// accept(2) failed for a reason of this process, such as too many open files.
     pub fn accept(&mut self) -> std::io::Result<Option<Channel>> {
         for _ in 0..self.config.pending_max.max(1) {
             if let Some(channel) = self.hear() {
@@ -274,19 +276,19 @@ impl Endpoint {
         Ok(self.hear())
     }
 
-    /// Waits until [`accept`](Self::accept) may have something to do, at most `timeout`.
+    /// Waits at most `timeout` until [`accept`](Self::accept) may have work.
     ///
     /// # Errors
-    /// When poll(2) fails.
+    /// poll(2) failed.
     pub fn wait(&self, timeout: Option<Duration>) -> std::io::Result<()> {
         sys::wait(&[self.watched.as_fd()], timeout).map(drop)
     }
 
-    /// Reads the hellos that have come.
+    /// Reads pending hellos.
     fn hear(&mut self) -> Option<Channel> {
         let mut i = 0;
         while let Some(pending) = self.pending.get(i) {
-            // Longer than a hello, so that what is too long is not taken for one.
+            // One byte more than a hello, to detect longer messages.
             let mut hello = [0; HELLO + 1];
             let heard = sys::recv(&pending.socket, &mut hello);
             if let Ok(Received::Nothing) = heard {
@@ -312,13 +314,13 @@ impl Endpoint {
         let peer = match Credentials::of(&socket) {
             Ok(peer) => peer,
             Err(e) => {
-                log::warn!("{}: a client's credentials are not known: {e}", self.path().display());
+                log::warn!("{}: cannot read a client's credentials: {e}", self.path().display());
                 self.stats.failed += 1;
                 return;
             }
         };
         if self.config.allow.allows(&peer) {
-            // Connections that say nothing could otherwise keep everybody else out.
+            // Silent connections could otherwise keep other clients out.
             if self.pending.len() >= self.config.pending_max.max(1) {
                 self.refuse_oldest();
             }
@@ -333,7 +335,7 @@ impl Endpoint {
         let Credentials { pid, uid, .. } = peer;
         self.stats.not_permitted += 1;
         let count = self.stats.not_permitted;
-        // Anybody may try, as often as they like.
+        // Any user can trigger this line any number of times.
         if count.is_power_of_two() {
             log::warn!(
                 "{}: refused process {pid} of user {uid}: not in the allow list ({count} so far)",
@@ -347,12 +349,12 @@ impl Endpoint {
         );
     }
 
-    /// Ends the connection that has said nothing for longest, and says which limit it is.
+    /// Refuses the oldest pending connection, and names the limit.
     fn refuse_oldest(&mut self) {
         let holders: Vec<_> = self.pending.iter().map(|p| format!("[{}]", p.peer.pid)).collect();
         let Some(oldest) = self.pending.pop_front() else { return };
         let limit = self.config.pending_max.max(1);
-        let over = format!("{limit} connections that have not said hello; held by: {}", holders.join(" "));
+        let over = format!("{limit} connections without a hello; held by: {}", holders.join(" "));
         self.stats.failed += 1;
         let count = self.stats.failed;
         if count.is_power_of_two() {
@@ -382,7 +384,7 @@ impl Endpoint {
             refuse(&socket, Refusal::Version, text);
             return None;
         }
-        // What the client offers and we cannot take part in is not agreed on.
+        // Both sides must support the scheme.
         hello.fences = hello.fences.and(self.fences);
         let charge = match self.quotas.take(&peer, &hello.name, self.config.bytes_per_client()) {
             Ok(charge) => charge,
@@ -408,14 +410,14 @@ impl Endpoint {
     }
 }
 
-/// Tells a client why not. It has not been given anything, so that it does not listen is no concern.
+/// Sends a refusal. Delivery is not required: the client has received nothing.
 fn refuse(socket: &OwnedFd, why: Refusal, text: String) {
     let welcome = Welcome { version: VERSION, answer: Reply::Refused(why, text) };
     let _ = sys::send(socket, &welcome.emit(), &[]);
 }
 
 impl AsFd for Endpoint {
-    /// Readable when [`Endpoint::accept`] has something to do.
+    /// Readable if [`Endpoint::accept`] has work.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.watched.as_fd()
     }

@@ -1,4 +1,5 @@
-//! The client's side of attaching: say hello, take the descriptors, believe none of them before looking.
+//! The client's side of the handshake: sends a hello, receives the descriptors, and verifies them before it maps
+//! them.
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,16 +16,17 @@ use crate::shm::region::{Access, Payload, Words, in_huge_pages};
 use crate::shm::sync::Ordering;
 use crate::shm::sys::{self, Received, Sent};
 
+/// Longest wait for the engine.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// What a client says when it attaches.
+/// Options of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// What the engine shows to people: at most 32 bytes. The default is this program's name.
+    /// Name that the engine displays; at most 32 bytes. The default is the program's name.
     pub name: String,
-    /// Whether losses are told in the stream, as frames of [`Kind::GAP`](crate::Kind::GAP), and by
-    /// [`Consumer::overrun`](crate::Consumer::overrun). The default is yes. Without them (what `NETLINK_NO_ENOBUFS` was
-    /// for netlink(7)) [`Header::lost`](crate::Header::lost) still counts.
+    /// Whether losses are reported as frames of [`Kind::GAP`](crate::Kind::GAP) and by
+    /// [`Consumer::overrun`](crate::Consumer::overrun). The default is true. Without them (like `NETLINK_NO_ENOBUFS`
+    /// of netlink(7)), [`Header::lost`](crate::Header::lost) still counts.
     pub gaps: bool,
 }
 
@@ -36,22 +38,22 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The defaults, under this name.
+    /// The defaults, with this name.
     #[must_use]
     pub fn named(name: &str) -> Self {
         Self { name: name.into(), gaps: true }
     }
 }
 
-/// What an engine hands over: a lane.
+/// A lane, as received from the engine.
 #[derive(Debug)]
 pub(crate) struct Attached {
     pub(crate) socket: OwnedFd,
-    /// Largest message that may be sent in a memory of its own.
+    /// Largest one-shot message.
     pub(crate) oneshot_max: u64,
     /// Longest replacement, in bytes.
     pub(crate) replacement_max: u32,
-    /// Who makes the fences between work and sleep.
+    /// Agreed scheme for the fences.
     pub(crate) fences: Fences,
     pub(crate) memory: Memory,
 }
@@ -60,15 +62,15 @@ pub(crate) struct Attached {
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub(crate) layout: Layout,
-    /// The engine's memory.
+    /// Memory that the engine writes.
     pub(crate) theirs: Words,
-    /// The memory that we write.
+    /// Memory that this process writes.
     pub(crate) own: Words,
     pub(crate) rx_payload: Payload,
     pub(crate) tx_payload: Payload,
 }
 
-/// The lanes, in order; at least one.
+/// Attaches to the engine at `path`. Returns the lanes in order; at least one.
 pub(crate) fn attach(path: &Path, options: &Options) -> Result<Vec<Attached>, AttachError> {
     let (socket, fences) = greet(path, options)?;
     receive(socket, path, fences)
@@ -76,23 +78,24 @@ pub(crate) fn attach(path: &Path, options: &Options) -> Result<Vec<Attached>, At
 
 fn greet(path: &Path, options: &Options) -> Result<(OwnedFd, Fences), AttachError> {
     let socket = sys::connect(path, PATIENCE).map_err(|source| match source.kind() {
-        // It accepts nobody.
+        // The engine does not accept connections.
         ErrorKind::WouldBlock => AttachError::TimedOut(PATIENCE.as_secs()),
         _ => AttachError::Connect { path: path.into(), source },
     })?;
     let fences = Fences::offer();
     let Options { name, gaps } = options.clone();
     let hello = Hello { version: VERSION, gaps, fences, name }.emit();
-    // An engine that refuses us has answered and closed before it read anything: then its answer is still there.
+    // An engine that refuses a connection answers and closes before it reads the hello; the answer is still
+    // readable.
     let _: Sent = sys::send(&socket, &hello, &[]).map_err(system("saying hello"))?;
     Ok((socket, fences))
 }
 
-/// Takes what the engine at the other end of `socket`, which listens at `path`, hands over to a client that offered
-/// `fences`.
+/// Receives the memory that the engine at the other end of `socket`, which listens at `path`, sends to a client that
+/// offered `fences`.
 pub(crate) fn receive(socket: OwnedFd, path: &Path, fences: Fences) -> Result<Vec<Attached>, AttachError> {
     let (terms, fds) = terms(&socket, path, fences)?;
-    // An engine could otherwise have us wait for lanes for ever, and fill our table of descriptors.
+    // An engine could otherwise make the client wait for lanes forever, and fill its descriptor table.
     if !(1..=abi::MAX_LANES).contains(&terms.lanes) {
         return Err(AttachError::Unsafe(format!("{} lanes", terms.lanes)));
     }
@@ -124,7 +127,7 @@ fn lane_of(socket: OwnedFd, terms: &Terms, memory: Memory) -> Attached {
 fn terms(socket: &OwnedFd, path: &Path, fences: Fences) -> Result<(Terms, Vec<OwnedFd>), AttachError> {
     let (welcome, fds) = welcome(socket, path)?;
     match welcome.answer {
-        // What was not offered is not agreed on.
+        // A scheme that was not offered is not agreed on.
         Reply::Attached(terms) => Ok((Terms { fences: terms.fences.and(fences), ..terms }, fds)),
         Reply::Refused(Refusal::Version, _) => {
             Err(AttachError::Version { engine: welcome.version, client: VERSION })
@@ -147,7 +150,7 @@ fn welcome(socket: &OwnedFd, path: &Path) -> Result<(Welcome, Vec<OwnedFd>), Att
     Ok((welcome, fds))
 }
 
-/// The next message, and what comes with it.
+/// Receives the next message with its descriptors.
 fn next(socket: &OwnedFd, into: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), AttachError> {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -167,7 +170,7 @@ fn next(socket: &OwnedFd, into: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), Atta
     }
 }
 
-/// Maps the rings of a lane, when they are what an engine makes.
+/// Verifies and maps the rings of a lane.
 pub(crate) fn map(layout: Layout, fds: [OwnedFd; 4]) -> Result<Memory, AttachError> {
     layout.check()?;
     if !layout.records.is_power_of_two() || layout.records > Layout::MAX_RECORDS {
@@ -191,8 +194,9 @@ pub(crate) fn map(layout: Layout, fds: [OwnedFd; 4]) -> Result<Memory, AttachErr
     Ok(Memory { layout, theirs, own, rx_payload, tx_payload })
 }
 
-/// What is mapped with a length that is no multiple of a huge page would be mapped beyond it, over something else of ours; and a hole that
-/// the engine makes in huge pages that we write would kill us with SIGBUS when there is none to fill it.
+/// Like [`verify_area`], for memory in ordinary pages. A mapping whose length is not a multiple of a huge page would
+/// extend beyond it, over other mappings; and an engine could punch a hole into huge pages that this process writes,
+/// which kills it with SIGBUS if no page is free.
 fn verify(which: &str, fd: &OwnedFd, seals: SealFlags, bytes: usize) -> Result<(), AttachError> {
     verify_area(which, fd, seals, bytes)?;
     if in_huge_pages(fd.as_fd()).map_err(system("looking at the ring's memory"))? {
@@ -201,10 +205,11 @@ fn verify(which: &str, fd: &OwnedFd, seals: SealFlags, bytes: usize) -> Result<(
     Ok(())
 }
 
-/// A memory that could shrink would kill us with SIGBUS; one that others could write would change under our eyes. It may be in huge pages.
+/// Verifies seals and size. Memory that can shrink would kill this process with SIGBUS; memory with other writers
+/// would change during a read. It may be in huge pages.
 fn verify_area(which: &str, fd: &OwnedFd, seals: SealFlags, bytes: usize) -> Result<(), AttachError> {
     let (found, size) = sys::sealed(fd.as_fd())
-        .map_err(|e| AttachError::Unsafe(format!("the {which} memory is no memfd: {e}")))?;
+        .map_err(|e| AttachError::Unsafe(format!("the {which} memory is not a memfd: {e}")))?;
     if !found.contains(seals) {
         return Err(AttachError::Unsafe(format!(
             "the {which} memory lacks seals {:?}",

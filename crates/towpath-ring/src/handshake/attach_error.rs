@@ -8,64 +8,63 @@ use crate::shm::geometry::GeometryError;
 /// Why a client could not attach.
 #[derive(Debug, Error)]
 pub enum AttachError {
-    /// No path was given and the environment names none.
-    #[error("TOWPATH_SOCKET is not set: start this program through towpath, or name the socket")]
+    /// `TOWPATH_SOCKET` is not set, and no path was given.
+    #[error("TOWPATH_SOCKET is not set: start this program with towpath, or pass the path of the socket")]
     NoSocket,
-    /// The socket could not be connected.
+    /// connect(2) failed.
     #[error("cannot connect to {path}: {source}", path = path.display())]
     Connect {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// What connect(2) said.
+        /// Error of connect(2).
         source: io::Error,
     },
     /// The two sides speak different versions of the ring's ABI.
-    #[error(
-        "the engine speaks ring ABI version {engine}, this client version {client}; use releases that match"
-    )]
+    #[error("the engine has ring ABI version {engine}, this client version {client}; use matching releases")]
+    /// Engine and client have different versions of the ring ABI.
     Version {
         /// The engine's version.
         engine: u16,
         /// This library's version.
         client: u16,
     },
-    /// The engine does not allow this user (EPERM).
+    /// The engine does not permit this user (EPERM).
     #[error("not permitted: {0}")]
     NotPermitted(String),
-    /// A limit of the engine would be exceeded.
+    /// A quota of the engine is exceeded.
     #[error("limit reached: {0}")]
     Limit(String),
-    /// The engine could not set the channel up.
-    #[error("the engine could not set the channel up: {0}")]
+    /// The engine failed to set the channel up.
+    #[error("the engine failed to set the channel up: {0}")]
     Engine(String),
-    /// The engine did not answer in time.
+    /// The engine did not answer in time; the value is in seconds.
     #[error("the engine did not answer within {0} s")]
     TimedOut(u64),
     /// The engine closed the connection without an answer.
     #[error("the engine closed the connection before it answered")]
     Closed,
-    /// What is at the other end does not speak this protocol.
-    #[error("{0} is not a towpath engine's socket")]
+    /// The peer does not speak this protocol.
+    #[error("{0} is not the socket of a towpath engine")]
     NotTowpath(PathBuf),
-    /// The memory that came is not what an engine sends; mapping it would not be safe.
+    /// The received memory is not as an engine creates it; mapping it would be unsafe.
     #[error("refused memory from the engine: {0}")]
     Unsafe(String),
-    /// The shape of the ring breaks a rule.
-    #[error("the engine's ring breaks a rule: {0}")]
+    /// The geometry of a ring is invalid.
+    #[error("invalid geometry from the engine: {0}")]
     Geometry(#[from] GeometryError),
     /// A system call failed.
     #[error("{doing}: {source}")]
     System {
-        /// What was being done.
+        /// Operation that failed.
         doing: &'static str,
-        /// What the system said.
+        /// Error of the system call.
         source: io::Error,
     },
 }
 
 impl AttachError {
-    /// The error's number for interfaces that have nothing else (errno(3)): EPERM for [`NotPermitted`](Self::NotPermitted),
-    /// EPROTONOSUPPORT for [`Version`](Self::Version), ENOBUFS for [`Limit`](Self::Limit).
+    /// errno(3) value for other languages: EPERM for [`NotPermitted`](Self::NotPermitted), EPROTONOSUPPORT for
+    /// [`Version`](Self::Version), ENOBUFS for [`Limit`](Self::Limit).
     #[must_use]
     pub fn errno(&self) -> i32 {
         use rustix::io::Errno;

@@ -1,7 +1,8 @@
-//! The messages of the control socket: hello, welcome, doorbell. Fixed layouts, bytes in, values out.
+//! Messages of the control socket: hello, welcome, lane memory, doorbell, one-shot. Fixed layouts; parsers without
+//! IO.
 //!
-//! A hello and a welcome begin with magic and version in every version of the ABI, so that two sides which do not
-//! speak the same can at least say so.
+//! A hello and a welcome start with magic and version in every version of the ABI, so that sides of different
+//! versions can report it.
 
 use crate::shm::abi::{Layout, MAGIC, VERSION};
 use crate::shm::geometry::Geometry;
@@ -10,14 +11,14 @@ use crate::shm::seq::Seq;
 
 /// Bytes of a hello.
 pub(crate) const HELLO: usize = 64;
-/// Bytes of a welcome: what is fixed, then a sentence for a person.
+/// Bytes of a welcome: the fixed part, then a text for people.
 pub(crate) const WELCOME: usize = 64 + TEXT;
 const TEXT: usize = 448;
-/// Flag of a hello: no gap records, as `NETLINK_NO_ENOBUFS` of netlink(7).
+/// Hello flag: no loss records, like `NETLINK_NO_ENOBUFS` of netlink(7).
 const NO_GAPS: u8 = 1;
-/// Flag of a hello: this process is registered for membarrier(2), and calls it before it sleeps.
+/// Hello flag: this process is registered for membarrier(2), and calls it before it sleeps.
 const MEMBARRIER: u8 = 2;
-/// Flag of a welcome: so does the engine, and nobody has fences of its own.
+/// Welcome flag: the engine does so too; neither side uses its own fence.
 const AGREED_MEMBARRIER: u8 = 1;
 /// Bytes of a notice.
 pub(crate) const NOTICE: usize = 16;
@@ -27,19 +28,19 @@ const DOORBELL: u16 = 1;
 const ONESHOT: u16 = 2;
 const RINGS: u16 = 3;
 
-/// What a client says first.
+/// First message of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) version: u16,
-    /// Whether the client wants gap records.
+    /// Whether the client wants loss records.
     pub(crate) gaps: bool,
-    /// What the client can take part in.
+    /// Scheme that the client supports.
     pub(crate) fences: Fences,
-    /// What the client calls itself, for people; at most 32 bytes.
+    /// Name of the client, for people; at most 32 bytes.
     pub(crate) name: String,
 }
 
-/// Not a hello, or not a welcome.
+/// An invalid hello, welcome or notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NotOurs;
 
@@ -54,14 +55,14 @@ impl Hello {
         out
     }
 
-    /// The version is the caller's to check: the rest of another version's hello is not looked at.
+    /// Parses a hello. The caller checks the version; the rest of another version's hello is not parsed.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, NotOurs> {
         let version = parse_head(bytes)?;
         if version != VERSION {
             return Ok(Self { version, gaps: true, fences: Fences::Both, name: String::new() });
         }
         let flags = bytes.get(6).copied().ok_or(NotOurs)?;
-        // A bit without a meaning today asks for something that this engine cannot give.
+        // An undefined flag requests something that this engine does not support.
         if flags & !(NO_GAPS | MEMBARRIER) != 0 {
             return Err(NotOurs);
         }
@@ -91,45 +92,45 @@ fn parse_head(bytes: &[u8]) -> Result<u16, NotOurs> {
     Ok(u16::from_le_bytes(*version))
 }
 
-/// What an engine answers.
+/// Answer of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Welcome {
     pub(crate) version: u16,
     pub(crate) answer: Reply,
 }
 
-/// What an engine gives.
+/// Parameters of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
     pub(crate) layout: Layout,
-    /// How many lanes there are; the memory of all but the first comes in offers.
+    /// Number of lanes. The memory of all but the first comes in offers.
     pub(crate) lanes: u32,
-    /// Largest message, in bytes, that may be sent in a memory of its own.
+    /// Largest one-shot message in bytes.
     pub(crate) oneshot_max: u64,
     /// Longest replacement, in bytes.
     pub(crate) replacement_max: u32,
-    /// Who makes the fences between work and sleep.
+    /// Agreed scheme for the fences.
     pub(crate) fences: Fences,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
-    /// The channel: the descriptors come with this message.
+    /// Attached; the descriptors come with this message.
     Attached(Terms),
-    /// No, and why.
+    /// Refused, with a text for people.
     Refused(Refusal, String),
 }
 
-/// Why an engine does not attach a client.
+/// Why an engine refuses a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The engine speaks another version of the ABI.
+    /// Another ABI version.
     Version,
-    /// This user may not attach here.
+    /// The allow-list does not contain the user.
     NotPermitted,
-    /// A limit would be exceeded.
+    /// A quota is exceeded.
     Limit,
-    /// The engine could not set the channel up.
+    /// The set-up failed.
     Failed,
 }
 
@@ -196,7 +197,7 @@ impl Welcome {
     }
 }
 
-/// The two geometries and the number of records.
+/// Emits the two geometries and the number of records.
 fn emit_layout(layout: &Layout, out: &mut [u8]) {
     let words = [&layout.rx, &layout.tx]
         .into_iter()
@@ -242,10 +243,10 @@ impl Offer {
     }
 }
 
-/// What the sides tell each other after the welcome.
+/// A message after the welcome, in either direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
-    /// Look at the lanes.
+    /// Wake-up: check the lanes.
     Doorbell,
     /// The payload of message `seq`, in a memfd of `len` bytes.
     OneShot { seq: Seq, len: u64 },
@@ -284,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_is_understood() {
+    fn messages_survive_emit_and_parse() {
         for (gaps, fences) in [(true, Fences::Both), (false, Fences::Both), (true, Fences::Membarrier)] {
             let hello = Hello { version: VERSION, gaps, fences, name: "ids-1".into() };
             assert_eq!(Hello::parse(&hello.emit()), Ok(hello));
@@ -320,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_named_and_not_read() {
+    fn another_version_is_reported_and_not_parsed() {
         let theirs = Hello { version: 9, gaps: true, fences: Fences::Both, name: "x".into() }.emit();
         assert_eq!(
             Hello::parse(&theirs[..6]),
@@ -335,7 +336,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_that_arrives_is_a_panic(bytes: Vec<u8>, ours: bool) {
+        fn parsers_never_panic(bytes: Vec<u8>, ours: bool) {
             let mut bytes = bytes;
             if ours && bytes.len() >= 6 {
                 bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());

@@ -1,4 +1,4 @@
-//! From the client: its verdicts and its messages, each read once and checked.
+//! Input from the client: its verdicts and messages, each read once and checked.
 
 use std::os::fd::OwnedFd;
 
@@ -14,17 +14,18 @@ use crate::shm::cpu;
 use crate::shm::header::{Credentials, Header};
 use crate::shm::seq::Seq;
 
-/// Most messages that a [`Channel::poll_messages`] takes from a client's TX lane.
+/// Largest number of messages that one [`Channel::poll_messages`] takes.
 pub const POLL_MESSAGES: usize = 256;
-/// Bytes of messages after which a [`Channel::poll_messages`] takes no more: they may overlap in the area, so its size is no bound.
+/// Bytes of messages after which [`Channel::poll_messages`] stops. Messages may overlap in the area, so its size is
+/// no limit.
 pub const POLL_BYTES: usize = 4 << 20;
 
 impl Channel {
-    /// Reads what the client has decided and gives each frame's decision to `f` once; the frames are free then. Frames
-    /// that are overdue at `now` (nanoseconds, of a clock that does not go back) get the default verdict.
+    /// Reads the client's verdicts and calls `f` once per decided frame; the frame is free then. Frames that are
+    /// overdue at `now` (nanoseconds of a monotonic clock) get the default verdict.
     ///
-    /// Decisions come in no particular order. A bounded amount of work per call: frames far behind an undecided one may
-    /// take several. Returns how many frames there were, gap records included.
+    /// The order of decisions is unspecified. A call does bounded work; verdicts far behind an undecided frame may
+    /// take several calls. Returns the number of decided frames, loss records included.
     pub fn poll_verdicts(&mut self, now: u64, mut f: impl FnMut(Seq, Decision<'_>)) -> usize {
         if self.checked == 0 || now >= self.checked.saturating_add(PEER_CHECK) {
             self.checked = now.max(1);
@@ -36,7 +37,7 @@ impl Channel {
         let decided = poll(rings, control, stats, gaps, now, &mut f);
         self.oneshots.forget_released(&self.rings.rx.frames);
         self.look_at_violations();
-        // An overdue frame is with the client until its answer comes, too late.
+        // An overdue frame is with the client until the client releases it, too late.
         if self.policy.overdue_max.is_some_and(|max| self.stats.overdue - self.stats.late > max) {
             self.liveness.end(Death::Stuck);
         }
@@ -49,11 +50,11 @@ impl Channel {
         }
     }
 
-    /// Takes the messages that the client has sent (with [`Config::messages`](crate::Config::messages)) and gives a copy of each to `f`: its
-    /// header, of which the length was checked and the sender is the kernel's word, and its payload. Returns how many, [`POLL_MESSAGES`] at
-    /// most, and none after [`POLL_BYTES`]: with less of both, all that had been sent was taken, but
-    /// for what stands behind a message that is not where its header says (a violation). The client may wait for the room that
-    /// they leave; [`kick`](Self::kick) tells it.
+    /// Receives the client's messages (with [`Config::messages`](crate::Config::messages)): calls `f` with a checked
+    /// header, whose sender is the kernel's information, and a copy of the payload. Returns the number of messages,
+    /// at most [`POLL_MESSAGES`]; stops after [`POLL_BYTES`]. Below both limits, all messages were received, except
+    /// those behind a message with a missing payload (a violation). Call [`kick`](Self::kick) afterwards: the client
+    /// may wait for the space.
     pub fn poll_messages(&mut self, mut f: impl FnMut(&Header, &[u8])) -> usize {
         struct Copies<F>(F);
         impl<F: FnMut(&Header, &[u8])> TxSink for Copies<F> {
@@ -70,9 +71,10 @@ impl Channel {
         self.poll_frames(&mut Copies(&mut f))
     }
 
-    /// The same, but a message of which `sink` says so stays in the client's memory until it is [given back](Self::give_back): for
-    /// those that are only passed on, and whose bytes nobody looks at, because the client may still change them. Messages that are
-    /// not in the ring, or that cross its end, are copied all the same.
+    /// Like [`poll_messages`](Self::poll_messages), but the payload stays in the client's memory until
+    /// [`give_back`](Self::give_back) if `sink` returns true from `hold`. Use it for payloads that are only
+    /// forwarded and never read, because the client may still change them. Payloads outside of the ring, or across
+    /// its end, are copied in any case.
     pub fn poll_frames(&mut self, sink: &mut impl TxSink) -> usize {
         let mut left = POLL_BYTES;
         for count in 0..POLL_MESSAGES {
@@ -89,14 +91,14 @@ impl Channel {
             match next {
                 Ok(Next::Nothing) => return count,
                 Ok(Next::Missing) => {
-                    // One that we had no descriptor for is not the client's fault.
+                    // A memfd lost for lack of a descriptor is not the client's fault.
                     self.stats.violations += u64::from(!self.control.take_short());
                     self.look_at_violations();
                     return count;
                 }
                 Ok(Next::Message(found, taken)) => {
                     self.stats.messages += 1;
-                    // Who sends is what the kernel said, not what the sender says.
+                    // The sender is the process that the kernel reported, not the one in the header.
                     let Credentials { pid, uid, gid } = self.liveness.peer;
                     let header = Header { pid, uid, gid, ..found.header };
                     match taken {
@@ -109,7 +111,7 @@ impl Channel {
                     }
                 }
                 Err(_) => {
-                    // Where the next message would be is not known any more.
+                    // The position of the next message is unknown from here on.
                     self.stats.violations += 1;
                     self.liveness.end(Death::Violations);
                 }
@@ -118,21 +120,21 @@ impl Channel {
         POLL_MESSAGES
     }
 
-    /// The memory that the client's messages are in, and its length: a descriptor of a memory that cannot shrink, to be mapped for
-    /// reading by whoever passes on what is [held](Self::poll_frames).
+    /// Descriptor and length of the memory of the client's messages, to be mapped for reading by the process that
+    /// forwards [held](Self::poll_frames) payloads. The memory cannot shrink.
     ///
     /// # Errors
-    /// When the system has no descriptor left.
+    /// The process has no free descriptor.
     pub fn tx_area(&self) -> std::io::Result<(OwnedFd, usize)> {
         Ok((self.rings.tx_fd.try_clone()?, self.rings.layout.tx.bytes()))
     }
 
-    /// Gives a message back to the client, which may use its memory again. It is woken by the next [`kick`](Self::kick).
+    /// Releases a held message. The next [`kick`](Self::kick) wakes the client.
     pub fn give_back(&mut self, frame: TxFrame) {
         self.rings.tx.give_back(&self.rings.own, &frame);
     }
 
-    /// When [`poll_verdicts`](Self::poll_verdicts) should be called again at the latest, for frames that become overdue.
+    /// Time of the next due [`poll_verdicts`](Self::poll_verdicts) for overdue frames, in nanoseconds.
     #[must_use]
     pub fn deadline(&self) -> Option<u64> {
         self.rings.verdict_reader.deadline()

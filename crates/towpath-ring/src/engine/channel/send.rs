@@ -1,4 +1,4 @@
-//! Towards the client: room for messages, their publication, what was lost instead, and its doorbell.
+//! Output to the client: space for messages, their publication, loss records, the doorbell.
 
 use super::Channel;
 use crate::engine::reservation::Reservation;
@@ -12,20 +12,22 @@ use crate::shm::seq::Seq;
 use crate::shm::sync::Ordering;
 
 impl Channel {
-    /// Room for a message of `len` bytes, to be filled and committed. Dropping the reservation gives the room back unused.
+    /// Reserves space for a message of `len` bytes, to be filled and committed. Dropping the reservation frees the
+    /// space.
     ///
     /// # Errors
-    /// [`ReserveError`]: there is none.
+    /// [`ReserveError`]: there is no space.
     pub fn reserve(&mut self, len: usize) -> Result<Reservation<'_>, ReserveError> {
         let room = self.room(len)?;
         Ok(Reservation { room, len, written: 0, inline: [0; INLINE_BYTES], channel: self })
     }
 
-    /// Publishes a copy of `bytes`: [`reserve`](Self::reserve), write and commit in one. A message that is larger than
-    /// the ring, or than every gap between held frames, travels in a memory of its own; the client notices nothing.
+    /// Publishes a copy of `bytes`: [`reserve`](Self::reserve), write and commit in one call. A message larger than
+    /// the ring, or than every gap between held frames, travels as a one-shot memfd; the client receives it through
+    /// the same call.
     ///
     /// # Errors
-    /// [`ReserveError`]: there is no room.
+    /// [`ReserveError`]: there is no space.
     pub fn send(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, ReserveError> {
         let room = match self.room(bytes.len()) {
             Ok(room) => room,
@@ -37,7 +39,7 @@ impl Channel {
         let offset = self.rings.rx.payload_offset(room.at);
         self.rings.payload.bytes_mut(offset, bytes.len()).copy_from_slice(bytes);
         let seq = self.publish(room, bytes.len(), 0, meta, &[]);
-        // The next message is likely of the same size, and the client has read what is there now.
+        // The next message probably has the same size, and the client has read what is there.
         let next = self.rings.rx.payload_offset(self.rings.rx.frames.position());
         self.rings.payload.prefetch(next, bytes.len(), Use::Write);
         Ok(seq)
@@ -90,17 +92,17 @@ impl Channel {
         seq
     }
 
-    /// Counts a frame that was meant for this client and is not published. It is told: in the header of the next
-    /// message, and, to a client that wants to know, in a frame of [`Kind::GAP`].
+    /// Counts a frame for this client that is not published. The next message's header reports it, and, unless the
+    /// client disabled them, a frame of [`Kind::GAP`].
     pub fn lose(&mut self, loss: Loss) {
         self.gaps.count(loss, 1);
         *self.stats.lost_mut(loss) += 1;
         self.lost += 1;
-        // Relaxed: a number for Consumer::overrun, which orders nothing.
+        // Relaxed: a number for Consumer::overrun that orders nothing.
         self.rings.own.word(abi::ENGINE_LOST).store(self.lost, Ordering::Relaxed);
     }
 
-    /// Publishes gap records while they leave room for `frames` frames behind them.
+    /// Publishes loss records while they leave space for `frames` frames.
     #[cold]
     fn tell_gaps(&mut self, frames: usize) {
         let frames = u32::try_from(frames).unwrap_or(u32::MAX).saturating_add(1);
@@ -115,10 +117,10 @@ impl Channel {
         }
     }
 
-    /// Wakes the client if it sleeps. Called once after a batch of commits.
+    /// Wakes the client if it sleeps. Call it once after a batch of commits.
     #[inline]
     pub fn kick(&mut self) {
-        // Without a message that follows, a loss is told when the client has caught up by half.
+        // Without a following message, a loss is reported when half of the ring is free.
         if self.gaps.is_pending() && !self.liveness.is_over() {
             self.tell_gaps(self.rings.rx.frames.frame_nr() as usize / 2);
         }
