@@ -31,7 +31,7 @@ impl Reservation<'_> {
     /// More bytes than were reserved.
     pub fn write(&mut self, bytes: &[u8]) {
         let written = self.written;
-        assert!(bytes.len() <= self.len - written, "more bytes than the {} reserved", self.len);
+        assert!(bytes.len() <= self.len - written, "more bytes than the {} that were reserved", self.len);
         self.room_mut()[written..written + bytes.len()].copy_from_slice(bytes);
         self.written += bytes.len();
     }
