@@ -8,8 +8,8 @@ fuzz_target!(|data: &[u8]| {
     for format in [Format::Raw, Format::Classic, Format::ClassicText] {
         let Ok(code) = Code::load(data, &LoadOptions { format, name: None }) else { continue };
         let _ = code.to_string();
-        if let Err(refusal) = code.check() {
-            let _ = refusal.to_string();
+        if let Err(error) = code.verify() {
+            let _ = error.to_string();
         }
     }
 });

@@ -22,7 +22,7 @@ fuzz_target!(|data: &[u8]| {
 
 fn run(code: &Code) {
     let _ = code.to_string();
-    if let Ok(program) = code.check() {
+    if let Ok(program) = code.verify() {
         let _ = program.run(&[0x30, 2, 0, 4, 5], &mut Context::new(), &mut 2000);
     }
 }

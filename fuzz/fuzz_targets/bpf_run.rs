@@ -52,10 +52,10 @@ fn accepted(code: &[u8], format: Format) -> Option<Program> {
     }
     for _ in 0..64 {
         let listed = Code::load(&code, &LoadOptions { format, name: None }).ok()?;
-        match listed.check() {
+        match listed.verify() {
             Ok(program) => return Some(program),
-            Err(refusal) => {
-                let slot = code.get_mut(refusal.instruction * 8..)?.first_chunk_mut::<8>()?;
+            Err(error) => {
+                let slot = code.get_mut(error.instruction * 8..)?.first_chunk_mut::<8>()?;
                 *slot = NEXT;
             }
         }

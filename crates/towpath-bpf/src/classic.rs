@@ -9,7 +9,7 @@ use crate::alu::{AluOp, Cond};
 use crate::insn::{Operand, Size};
 use crate::lower::Lowered;
 use crate::op::{Code, Op};
-use crate::refusal::Reason;
+use crate::verifier_error::Reason;
 
 /// Instructions of a classic program (`BPF_MAXINSNS` of `linux/bpf_common.h`).
 pub const MAX_CLASSIC_INSTRUCTIONS: usize = 4096;

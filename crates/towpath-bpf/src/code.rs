@@ -8,7 +8,7 @@ use crate::classic::{self, ClassicInsn, MAX_CLASSIC_INSTRUCTIONS};
 use crate::disasm;
 use crate::elf::{self, ElfError};
 use crate::insn::{Insn, Kind, decode};
-use crate::refusal::Refusal;
+use crate::verifier_error::VerifierError;
 
 /// What a program's bytes are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub enum LoadError {
     Elf(#[from] ElfError),
     /// The checker refuses the program.
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Rejected(#[from] VerifierError),
 }
 
 /// A program that is read and linked, but not checked: it can be listed, not run.

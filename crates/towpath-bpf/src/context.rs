@@ -4,7 +4,7 @@
 //! their loads and stores, and they never change.
 
 use crate::insn::Size;
-use crate::refusal::Reason;
+use crate::verifier_error::Reason;
 
 /// What a program keeps and answers beside its result.
 ///

@@ -16,8 +16,8 @@ use object::{
 };
 use thiserror::Error;
 
-use crate::check::MAX_INSTRUCTIONS;
 use crate::insn::Insn;
+use crate::verifier::MAX_INSTRUCTIONS;
 
 /// The first bytes of an ELF file.
 pub(crate) const MAGIC: &[u8] = b"\x7fELF";

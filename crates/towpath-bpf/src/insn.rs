@@ -4,7 +4,7 @@
 //! does not use must be zero, as Linux demands, so that a program cannot mean more on a newer machine than here.
 
 use crate::alu::{AluOp, Cond};
-use crate::refusal::Reason;
+use crate::verifier_error::Reason;
 
 /// Register 10: the frame pointer, read only.
 pub(crate) const FRAME_POINTER: u8 = 10;

@@ -4,7 +4,7 @@
 //! strparser run unchanged: ELF objects made by clang, raw eBPF instructions, `struct sock_filter`s and what
 //! `tcpdump -ddd` prints. No privilege is needed, and no kernel.
 //!
-//! - [`Program::load`] reads, links and checks; a [`Refusal`] names the instruction, the register and the reason.
+//! - [`Program::load`] reads, links and checks; a [`VerifierError`] names the instruction, the register and the reason.
 //! - [`Program::run`] takes the bytes and the [`Context`], and answers with a number. It is pure, bounded by fuel, and
 //!   allocates nothing.
 //! - [`Code`] is a program before the check, to list it.
@@ -16,7 +16,6 @@
 #![forbid(unsafe_code)]
 
 mod alu;
-mod check;
 mod classic;
 mod code;
 mod context;
@@ -27,18 +26,19 @@ mod lower;
 mod op;
 mod program;
 mod range;
-mod refusal;
 mod run;
-#[cfg(test)]
-mod soundness;
 mod state;
+mod verifier;
+mod verifier_error;
+#[cfg(test)]
+mod verifier_fuzz;
 
-pub use check::{MAX_FRAMES, MAX_INSTRUCTIONS};
 pub use classic::{ClassicInsn, MAX_CLASSIC_INSTRUCTIONS};
 pub use code::{Code, Format, LoadError, LoadOptions, Row};
 pub use context::Context;
 pub use elf::ElfError;
 pub use insn::Insn;
 pub use program::{Program, Stats};
-pub use refusal::{Reason, Refusal};
 pub use run::RunError;
+pub use verifier::{MAX_FRAMES, MAX_INSTRUCTIONS};
+pub use verifier_error::{Reason, VerifierError};

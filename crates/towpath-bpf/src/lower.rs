@@ -1,10 +1,10 @@
 //! From checked eBPF instructions to operations.
 
 use crate::alu::AluOp;
-use crate::check::{Facts, Region, jump_target};
 use crate::context::Field;
 use crate::insn::{Kind, Operand, Order, Size};
 use crate::op::{Code, Op, extend, load_code, store_code};
+use crate::verifier::{Facts, Region, jump_target};
 
 /// Operations, and for each the slot of the instruction that it stands for.
 #[derive(Clone, Debug, Default)]

@@ -1,14 +1,14 @@
 //! A checked program.
 
-use crate::check::{self, Facts};
 use crate::classic;
 use crate::code::{Body, Code, LoadError, LoadOptions};
 use crate::context::Context;
 use crate::insn::Kind;
 use crate::lower::{Lowered, lower};
 use crate::op::{Code as OpCode, Op};
-use crate::refusal::{Reason, Refusal};
 use crate::run::{FRAME_BYTES, Machine, RunError, Stop};
+use crate::verifier::{self, Facts};
+use crate::verifier_error::{Reason, VerifierError};
 
 /// A program that was checked, and runs.
 ///
@@ -74,7 +74,7 @@ impl Program {
     /// # Errors
     /// The bytes are not in the format, the object does not hold the program, or the checker refuses it.
     pub fn load(bytes: &[u8], options: &LoadOptions) -> Result<Self, LoadError> {
-        Ok(Code::load(bytes, options)?.check()?)
+        Ok(Code::load(bytes, options)?.verify()?)
     }
 
     /// Runs the program over a message's bytes so far.
@@ -97,7 +97,7 @@ impl Program {
             0 => self.execute(message, context, fuel, &mut []),
             1..=64 => self.execute(message, context, fuel, &mut [0; 64]),
             65..=FRAME_BYTES => self.execute(message, context, fuel, &mut [0; FRAME_BYTES]),
-            _ => self.execute(message, context, fuel, &mut [0; FRAME_BYTES * check::MAX_FRAMES]),
+            _ => self.execute(message, context, fuel, &mut [0; FRAME_BYTES * verifier::MAX_FRAMES]),
         };
         let instruction = |op: usize| self.origin.get(op).copied().unwrap_or(0);
         match result {
@@ -134,16 +134,16 @@ impl Code {
     ///
     /// # Errors
     /// The first rule that it breaks, with the instruction.
-    pub fn check(&self) -> Result<Program, Refusal> {
+    pub fn verify(&self) -> Result<Program, VerifierError> {
         let checked = match &self.body {
             Body::Classic(code) => classic::check(code).map(|lowered| classic_program(code.len(), lowered)),
-            Body::Ebpf { code, .. } => check::check(code).map(|facts| ebpf_program(&facts)),
+            Body::Ebpf { code, .. } => verifier::check(code).map(|facts| ebpf_program(&facts)),
         };
-        checked.map_err(|(instruction, reason)| self.refusal(instruction, reason))
+        checked.map_err(|(instruction, reason)| self.error(instruction, reason))
     }
 
-    fn refusal(&self, instruction: usize, reason: Reason) -> Refusal {
-        Refusal {
+    fn error(&self, instruction: usize, reason: Reason) -> VerifierError {
+        VerifierError {
             function: self.function(instruction).map(str::to_owned),
             instruction,
             text: self.text(instruction).unwrap_or_default(),
@@ -176,10 +176,10 @@ fn ebpf_program(facts: &Facts) -> Program {
     let lowered = lower(facts);
     let kinds = || facts.kinds.iter().enumerate().filter_map(|(at, kind)| Some((at, (*kind)?)));
     let count = |wanted: fn(Kind) -> bool| kinds().filter(|(_, kind)| wanted(*kind)).count();
-    let packet = |region: &&Option<check::Region>| matches!(region, Some(check::Region::Packet));
-    let context = |region: &&Option<check::Region>| matches!(region, Some(check::Region::Context(_)));
+    let packet = |region: &&Option<verifier::Region>| matches!(region, Some(verifier::Region::Packet));
+    let context = |region: &&Option<verifier::Region>| matches!(region, Some(verifier::Region::Context(_)));
     let loads = |kind| matches!(kind, Kind::LoadAbs { .. } | Kind::LoadInd { .. } | Kind::Helper { .. });
-    let back = |at: usize, kind| check::jump_target(at, kind).is_some_and(|target| target <= at as i64);
+    let back = |at: usize, kind| verifier::jump_target(at, kind).is_some_and(|target| target <= at as i64);
     let stats = Stats {
         classic: false,
         instructions: facts.kinds.len(),

@@ -15,10 +15,10 @@
 use thiserror::Error;
 
 use crate::alu::{AluOp, Cond, alu32, alu64, holds32, holds64, sign_extend, swap};
-use crate::check::MAX_FRAMES;
 use crate::context::{Context, cut};
 use crate::insn::Size;
 use crate::op::{Code, Op, REGISTERS, code_rows};
+use crate::verifier::MAX_FRAMES;
 
 /// The address of the message's first byte. Programs see it; that it is the same everywhere keeps runs repeatable.
 pub(crate) const PACKET_BASE: u64 = 1 << 32;

@@ -25,9 +25,9 @@ use crate::alu::{AluOp, Cond};
 use crate::context::{self, Field};
 use crate::insn::{FRAME_POINTER, Insn, Kind, Operand, Size, decode};
 use crate::range::Range;
-use crate::refusal::Reason;
 use crate::run::FRAME_BYTES;
 use crate::state::{Frame, State, Unset, Value, fresh};
+use crate::verifier_error::Reason;
 
 /// Instructions of a program, in slots of eight bytes.
 pub const MAX_INSTRUCTIONS: usize = 32_768;

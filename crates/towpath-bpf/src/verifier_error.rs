@@ -6,7 +6,7 @@ use thiserror::Error;
 
 /// A program that the checker refuses, and where.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub struct Refusal {
+pub struct VerifierError {
     /// The function that the instruction belongs to, when the program came with names.
     pub function: Option<String>,
     /// The instruction's number, counted in eight-byte slots from the program's start, 0 first.
@@ -17,7 +17,7 @@ pub struct Refusal {
     pub reason: Reason,
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for VerifierError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "instruction {}", self.instruction)?;
         if let Some(function) = &self.function {

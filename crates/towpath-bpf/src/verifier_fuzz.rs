@@ -16,7 +16,7 @@ const FUEL: u64 = 500;
 /// Runs from registers and a stack full of `garbage`.
 fn run(ops: &[Op], message: &[u8], garbage: u64, cb: [u32; 5]) -> (Result<u64, Stop>, Context, u64) {
     let mut context = Context { cb, ..Context::new() };
-    let mut stack = [garbage as u8; FRAME_BYTES * check::MAX_FRAMES];
+    let mut stack = [garbage as u8; FRAME_BYTES * verifier::MAX_FRAMES];
     let mut machine = Machine { ops, message, context: &mut context, stack: &mut stack, fuel: FUEL };
     let result = machine.run_from(garbage);
     let fuel = machine.fuel;
@@ -30,7 +30,7 @@ fn holds_what_it_promises(
     message: &[u8],
     cb: [u32; 5],
 ) -> Result<bool, TestCaseError> {
-    let Ok(facts) = check::check_joining(code, states) else { return Ok(false) };
+    let Ok(facts) = verifier::check_joining(code, states) else { return Ok(false) };
     let lowered = crate::lower::lower(&facts);
     let (first, context, fuel) = run(&lowered.ops, message, 0x5555_5555_5555_5555, cb);
     let (second, other_context, other_fuel) = run(&lowered.ops, message, 0xa3a3_a3a3_a3a3_a3a3, cb);
@@ -51,7 +51,7 @@ fn holds_what_it_promises(
 /// Puts a jump to the next instruction in the place of each that is refused, until the program is accepted.
 fn repair(mut code: Vec<Insn>, states: usize) -> Vec<Insn> {
     for _ in 0..code.len() {
-        let Err((at, _)) = check::check_joining(&code, states) else { break };
+        let Err((at, _)) = verifier::check_joining(&code, states) else { break };
         code[at] = Insn { code: 0x05, dst: 0, src: 0, off: 0, imm: 0 };
     }
     code
@@ -168,7 +168,7 @@ proptest! {
             let (result, _, fuel) = run(&lowered.ops, &message, 0, [0; 5]);
             prop_assert!(!matches!(result, Err(Stop::Unchecked(_) | Stop::Packet(_) | Stop::Fuel(_))), "{:?}", result);
             prop_assert!(fuel > 0);
-            let program = Code { body: Body::Classic(code) }.check().expect("just accepted");
+            let program = Code { body: Body::Classic(code) }.verify().expect("just accepted");
             let value = program.run(&message, &mut Context::new(), &mut FUEL.clone());
             let expected = match result {
                 Ok(value) => value as u32,

@@ -2,9 +2,9 @@
 
 use std::rc::Rc;
 
-use crate::refusal::Reason;
 use crate::run::FRAME_BYTES;
 use crate::state::{Frame, Slot, State, Value};
+use crate::verifier_error::Reason;
 
 /// Pointers to the stack of an ended function, saved in a caller's stack, point to nothing.
 pub(super) fn forget_frame(state: &mut State, ended: usize) {

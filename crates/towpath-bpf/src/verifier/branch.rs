@@ -2,8 +2,8 @@
 
 use crate::alu::Cond;
 use crate::insn::Operand;
-use crate::refusal::Reason;
 use crate::state::{State, Value};
+use crate::verifier_error::Reason;
 
 /// The state where the comparison came out as `holds`; None when it cannot.
 pub(super) fn assume(
