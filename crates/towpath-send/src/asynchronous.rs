@@ -20,7 +20,7 @@ use crate::policy::Mode;
 use crate::pump::{Done, Pump, Turn};
 use crate::sender::{AFTER_RESET, Closed, Options, Socket};
 use crate::sys;
-use crate::time::Time;
+use towpath_wire::Time;
 
 /// Nothing is waited for longer without another look.
 const LOOK: Duration = Duration::from_secs(1);

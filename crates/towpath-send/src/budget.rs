@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::engine::Ahead;
 use crate::locked::{self, LockedMemory};
-use crate::time::Time;
+use towpath_wire::Time;
 
 /// sizeof(struct sk_buff) and its charge, sock_omalloc (net/core/sock.c), rounded.
 const GROUP_COST: u64 = 576;

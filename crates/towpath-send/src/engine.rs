@@ -19,7 +19,7 @@ use crate::flight::{Abandoned, Flight};
 use crate::locked::LockedMemory;
 use crate::notification::Range;
 use crate::policy::{Decision, Mode, Policy};
-use crate::time::Time;
+use towpath_wire::Time;
 
 /// Most frames of the calls that are asked for at once (UIO_MAXIOV is 1024; beyond some tens nothing is gained).
 pub const MAX_PARTS: usize = 64;

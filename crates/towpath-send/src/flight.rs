@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use std::ops::Range as Span;
 
 use crate::notification::Range;
-use crate::time::Time;
+use towpath_wire::Time;
 
 #[derive(Debug)]
 struct Frame<T> {

@@ -50,4 +50,4 @@ pub use pump::{Done, Remains};
 pub use quarantine::{HOLD, Quarantine};
 pub use sender::{Closed, Options, Sender};
 pub use sys::{Pages, Region};
-pub use time::Time;
+pub use towpath_wire::Time;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::engine::{Choice, Config, Engine, How, Kind};
 use crate::locked::LockedMemory;
 use crate::notification::Range;
-use crate::time::Time;
+use towpath_wire::Time;
 
 /// Bytes that make one operation.
 pub const OP_BYTES: usize = 4;

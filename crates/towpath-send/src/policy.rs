@@ -13,7 +13,7 @@
 
 use std::time::Duration;
 
-use crate::time::Time;
+use towpath_wire::Time;
 
 /// COPIED probes in a row that end zero copy.
 const STREAK: u8 = 3;

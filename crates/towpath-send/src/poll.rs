@@ -10,7 +10,7 @@ use crate::policy::Mode;
 use crate::pump::{Done, Pump, Remains, Turn};
 use crate::sender::{Options, Socket};
 use crate::sys;
-use crate::time::Time;
+use towpath_wire::Time;
 
 /// What [`PollSender::poll_send`] came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use crate::notification::{Event, ExtendedError};
 use crate::quarantine::Quarantine;
 use crate::sender::Options;
 use crate::sys::Part;
-use crate::time::Time;
+use towpath_wire::Time;
 
 /// Entries of the error queue that are read at once: reading is bounded work.
 const MOST_EVENTS: usize = 64;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 use std::time::Duration;
 
-use crate::time::Time;
+use towpath_wire::Time;
 
 /// How long a frame stays away after its connection was reset: the reset empties the socket's queue, but copies of packets
 /// may still be in a queueing discipline or in a device.

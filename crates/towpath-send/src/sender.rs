@@ -19,7 +19,8 @@ use crate::notification::{Event, ExtendedError, parse};
 use crate::policy::Mode;
 use crate::pump::{Backend, Done, Pump, Remains, Turn};
 use crate::sys::{self, Control, Part};
-use crate::time::{Clock, Time};
+use crate::time::Clock;
+use towpath_wire::Time;
 
 /// How a sender works. The defaults are good for TCP messages of any size.
 #[derive(Clone, Debug)]

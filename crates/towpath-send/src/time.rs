@@ -1,38 +1,5 @@
-use std::ops::Add;
-use std::time::Duration;
-
 use rustix::time::{ClockId, clock_gettime};
-
-/// A moment, in nanoseconds since an origin that the caller chooses (a monotonic clock, a simulated world).
-///
-/// The completion engine never reads a clock: whoever calls it says what time it is, and never lets it go back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Time(u64);
-
-impl Time {
-    /// The moment `nanos` nanoseconds after the origin.
-    pub const fn from_nanos(nanos: u64) -> Self {
-        Self(nanos)
-    }
-
-    /// Nanoseconds since the origin.
-    pub const fn as_nanos(self) -> u64 {
-        self.0
-    }
-
-    /// How long after `earlier` this moment is; zero when it is not later.
-    pub const fn since(self, earlier: Self) -> Duration {
-        Duration::from_nanos(self.0.saturating_sub(earlier.0))
-    }
-}
-
-impl Add<Duration> for Time {
-    type Output = Self;
-
-    fn add(self, rhs: Duration) -> Self {
-        Self(self.0.saturating_add(u64::try_from(rhs.as_nanos()).unwrap_or(u64::MAX)))
-    }
-}
+use towpath_wire::Time;
 
 /// The monotonic clock of one sender, read as seldom as can be: a reading costs as much as everything else that is done about a
 /// short message.
