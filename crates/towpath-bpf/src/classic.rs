@@ -36,7 +36,7 @@ impl ClassicInsn {
     }
 }
 
-/// What a classic instruction means.
+/// A decoded classic instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClassicKind {
     /// `ld M[k]` and `ldx M[k]`.

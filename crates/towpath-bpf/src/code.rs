@@ -10,7 +10,7 @@ use crate::elf::{self, ElfError};
 use crate::insn::{Insn, Kind, decode};
 use crate::verifier_error::VerifierError;
 
-/// What a program's bytes are.
+/// Format of a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
     /// Find out: ELF by its magic, `tcpdump -ddd` by being text, raw eBPF by having an exit instruction (every eBPF
@@ -30,7 +30,7 @@ pub enum Format {
 /// How to load a program.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
-    /// What the bytes are.
+    /// Format of the bytes.
     pub format: Format,
     /// Which program of an ELF object, by function or section; needed when there are several.
     pub name: Option<String>,
@@ -53,7 +53,7 @@ pub enum LoadError {
     Text {
         /// The line, 1 first.
         line: usize,
-        /// What is wrong with it.
+        /// The error.
         problem: String,
     },
     /// A name was given for a program that has none.
@@ -157,7 +157,7 @@ impl Code {
         }
     }
 
-    /// The listing, an instruction a row: its number, its bytes in hex, its text. What cannot be decoded says why.
+    /// The listing, one row per instruction: index, bytes in hex, text. A row that cannot be decoded has the reason.
     pub fn listing(&self) -> impl Iterator<Item = Row> + '_ {
         let mut at = 0;
         std::iter::from_fn(move || {
@@ -205,7 +205,7 @@ pub struct Row {
     pub function: Option<String>,
     /// Its encoding: 8 bytes, or 16 for a 64-bit immediate load.
     pub bytes: Vec<u8>,
-    /// Its text; what cannot be decoded begins with `;`.
+    /// The disassembled instruction; a comment after `;` if it cannot be decoded.
     pub text: String,
 }
 

@@ -6,7 +6,7 @@
 use crate::insn::Size;
 use crate::verifier_error::Reason;
 
-/// What a program keeps and answers beside its result.
+/// The state of a program besides its result.
 ///
 /// `cb` is the program's state: 20 bytes that start at 0 for a connection and persist from run to run. `mark` and
 /// `hash` are answers of one run; [`Program::run`](crate::Program::run) sets them to 0 first.

@@ -1,4 +1,4 @@
-//! One eBPF instruction: its eight bytes, and what they say.
+//! Encoding of an eBPF instruction (eight bytes).
 //!
 //! Encoding and names follow RFC 9669 (BPF Instruction Set Architecture) and `linux/bpf.h`. Fields that an instruction
 //! does not use must be zero, as Linux demands, so that a program cannot mean more on a newer machine than here.
@@ -19,7 +19,7 @@ pub struct Insn {
     pub code: u8,
     /// The destination register, 0 to 15 as encoded.
     pub dst: u8,
-    /// The source register, 0 to 15 as encoded; for calls, what is called.
+    /// The source register, 0 to 15 as encoded; for calls, the kind of callee.
     pub src: u8,
     /// Jump or memory offset.
     pub off: i16,
@@ -99,7 +99,7 @@ pub(crate) enum Operand {
     Imm(i32),
 }
 
-/// What a byte-order instruction does (RFC 9669 section 4.2).
+/// The operation of a byte-order instruction (RFC 9669 section 4.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     /// `le`: this machine is little-endian, so only the width is cut.
@@ -181,7 +181,7 @@ fn decode_ld(insn: Insn, next: Option<Insn>) -> Result<Kind, Reason> {
 fn decode_wide(insn: Insn, next: Option<Insn>) -> Result<Kind, Reason> {
     let Some(next) = next else { return Err(Reason::HalfLoad) };
     zero(next.code != 0 || next.dst != 0 || next.src != 0 || next.off != 0 || insn.off != 0)?;
-    // RFC 9669 section 5.4: the source field says what the 64 bits are.
+    // RFC 9669 section 5.4: the source field defines the meaning of the 64 bits.
     match insn.src {
         0 => {
             let value = u64::from(insn.imm.cast_unsigned()) | u64::from(next.imm.cast_unsigned()) << 32;

@@ -36,7 +36,7 @@ pub struct Program {
     stats: Stats,
 }
 
-/// What the checker found out about a program.
+/// Results of verifying a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stats {
     /// True for classic BPF.
@@ -122,7 +122,7 @@ impl Program {
         result
     }
 
-    /// What the checker found out.
+    /// Results of verification.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.stats

@@ -1,4 +1,4 @@
-//! What the checker knows of a number: the least and the greatest it may be, as unsigned 64-bit numbers.
+//! Value ranges of numbers: the unsigned 64-bit minimum and maximum.
 //!
 //! Every function here answers with a superset: the true result of any two members is in the answer.
 
@@ -25,7 +25,7 @@ impl Range {
         Self { min: value, max: value }
     }
 
-    /// What a zero-extending load of `bits` gives.
+    /// The range of a zero-extending load of `bits`.
     pub(crate) const fn of_bits(bits: u32) -> Self {
         Self { min: 0, max: u64::MAX >> (64 - bits) }
     }
@@ -130,7 +130,7 @@ impl Range {
         }
     }
 
-    /// What remains of `self` when `self cond other` holds; None when it cannot.
+    /// The subrange of `self` for which `self cond other` can hold; `None` if it is empty.
     pub(crate) fn where_holds(self, cond: Cond, wide: bool, other: Self) -> Option<Self> {
         let other = if wide {
             other

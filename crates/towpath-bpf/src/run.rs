@@ -1,6 +1,6 @@
 //! The interpreter.
 //!
-//! What: operations in, a number out; reads the message, reads and writes the context and a stack of its own.
+//! Purpose: executes operations and returns a number. Reads the message; reads and writes the context and a private stack.
 //!
 //! Invariants, whatever the operations are, checked or not:
 //! - memory is reached through bounds-checked slices only: an address outside its region is a fault, never an access;
@@ -54,7 +54,7 @@ pub enum RunError {
         /// The load.
         instruction: usize,
     },
-    /// The program did what the checker should have refused; it was stopped before it touched anything.
+    /// The program attempted an access that the verifier should have rejected, and was stopped before it.
     #[error(
         "instruction {instruction}: stopped, the checker should have refused this program; please report it"
     )]

@@ -1,6 +1,6 @@
-//! What the checker knows at one instruction of one path: the frames' registers and stacks.
+//! The verifier's state at one instruction of one path: registers and stacks of all frames.
 //!
-//! A state *covers* another when every machine that the other describes is described by it too; then what was checked
+//! A state *covers* another if it describes every machine state that the other describes; then what was checked
 //! for it holds for the other. Packet pointers with the same `id` have the same distance from the message's start
 //! except for their `off`; which number an id has means nothing, so covering and joining carry a renaming.
 
@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use crate::range::Range;
 
-/// What a register, or a saved register, holds.
+/// The contents of a register or a saved register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Value {
     /// Nothing that may be read.
@@ -167,7 +167,7 @@ impl Slot {
     fn join(self, new: Self, widen: bool, joins: &mut Joins) -> Self {
         match (self, new) {
             (Self::Saved(old), Self::Saved(new)) => match old.join(new, widen, joins) {
-                // Bytes of a number or of a pointer, nobody knows which: still written.
+                // Bytes of a number or of a pointer: initialised, with unknown contents.
                 Value::Unset(_) => Self::Bytes(u8::MAX),
                 value => Self::Saved(value),
             },

@@ -1,19 +1,19 @@
-//! Why a program is refused: one instruction, one reason, in words for the person who wrote it.
+//! Errors of the verifier: one instruction and one reason, for the author of the program.
 
 use std::fmt;
 
 use thiserror::Error;
 
-/// A program that the checker refuses, and where.
+/// The rejection of a program by the verifier.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub struct VerifierError {
     /// The function that the instruction belongs to, when the program came with names.
     pub function: Option<String>,
-    /// The instruction's number, counted in eight-byte slots from the program's start, 0 first.
+    /// Index of the instruction, in eight-byte slots from the program's start.
     pub instruction: usize,
-    /// The instruction as the disassembler writes it; empty when it cannot be decoded.
+    /// The disassembled instruction; empty if it cannot be decoded.
     pub text: String,
-    /// What is wrong.
+    /// The rule that it violates.
     pub reason: Reason,
 }
 
@@ -30,11 +30,11 @@ impl fmt::Display for VerifierError {
     }
 }
 
-/// The rule that a program breaks.
+/// A rule of the verifier that a program violates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Reason {
-    // What an instruction may be.
+    // Valid instructions.
     /// The program has no instruction.
     #[error("the program is empty")]
     Empty,
@@ -92,7 +92,7 @@ pub enum Reason {
     #[error("a call through a register is refused; only direct calls are accepted")]
     CallRegister,
 
-    // Where it may go.
+    // Control flow.
     /// The last instruction neither ends the program nor jumps.
     #[error("the program can run past its last instruction; end every path with an exit")]
     FallsOff,
@@ -112,7 +112,7 @@ pub enum Reason {
     #[error("the program has more paths than the checker follows ({0} steps)")]
     TooComplex(u32),
 
-    // What registers hold.
+    // Contents of registers.
     /// A register that some path leaves unset.
     #[error("r{0} is read, but a path to here does not set it")]
     Unset(u8),
@@ -144,7 +144,7 @@ pub enum Reason {
     #[error("r0 is {0}; a program returns a number")]
     ReturnsPointer(&'static str),
 
-    // What memory it touches.
+    // Memory accesses.
     /// One instruction that reaches different kinds of memory.
     #[error("r{0} points to {1} on one path and to {2} on another; use one instruction for each")]
     TwoRegions(u8, &'static str, &'static str),
@@ -193,7 +193,7 @@ pub enum Reason {
     #[error("a pointer saved on the stack is read in part, at byte {0}")]
     PartOfPointer(i64),
 
-    // Instructions with rules of their own.
+    // Instructions with additional rules.
     /// LD_ABS or LD_IND without the context in r6.
     #[error("this load takes the context from r6, and r6 is {0}")]
     AbsWithoutContext(&'static str),

@@ -1,5 +1,5 @@
-//! What the checker promises, tried on random programs: those it accepts are run with garbage in every register and in
-//! the whole stack. A run that reads what nothing wrote would differ from a run with other garbage.
+//! Tests the verifier's guarantees on random programs: accepted programs run with garbage in every register and on the stack.
+//! A run that reads uninitialised memory would differ from a run with other garbage.
 
 use proptest::prelude::*;
 
@@ -23,7 +23,7 @@ fn run(ops: &[Op], message: &[u8], garbage: u64, cb: [u32; 5]) -> (Result<u64, S
     (result, context, fuel)
 }
 
-/// Every promise, for one program. False when it was refused.
+/// Checks all guarantees for one program. Returns false if the program was rejected.
 fn holds_what_it_promises(
     code: &[Insn],
     states: usize,
@@ -37,7 +37,7 @@ fn holds_what_it_promises(
     prop_assert_eq!(format!("{first:?}"), format!("{second:?}"), "garbage was read");
     prop_assert_eq!((context, fuel), (other_context, other_fuel), "garbage was read");
     match first {
-        Err(Stop::Unchecked(op)) => prop_assert!(false, "operation {} should have been refused", op),
+        Err(Stop::Unchecked(op)) => prop_assert!(false, "operation {} should have been rejected", op),
         Err(Stop::Packet(op)) => {
             let load = lowered.origin[op];
             prop_assert!(facts.variable.contains(&load), "the load {} was proven", load);
@@ -48,7 +48,7 @@ fn holds_what_it_promises(
     Ok(true)
 }
 
-/// Puts a jump to the next instruction in the place of each that is refused, until the program is accepted.
+/// Replaces each rejected instruction by a jump to the next, until the program is accepted.
 fn repair(mut code: Vec<Insn>, states: usize) -> Vec<Insn> {
     for _ in 0..code.len() {
         let Err((at, _)) = verifier::check_joining(&code, states) else { break };
@@ -138,7 +138,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_refused_or_run(
+    fn random_bytes_are_rejected_or_run(
         bytes in proptest::collection::vec(any::<[u8; 8]>(), 0..12),
         message in proptest::collection::vec(any::<u8>(), 0..40),
     ) {

@@ -1,4 +1,4 @@
-//! Every instruction in every width, a row each: what goes in, what must come out.
+//! Every instruction in every width, one per row: operands and result.
 
 mod asm;
 

@@ -1,4 +1,4 @@
-//! Programs that are refused, a row each, with the whole message: it is what the person who wrote them reads.
+//! Rejected programs, one per row, with the complete error message.
 
 mod asm;
 
@@ -10,7 +10,7 @@ use towpath_bpf::{Format, Insn, LoadOptions, MAX_INSTRUCTIONS, Program};
 
 #[rustfmt::skip]
 const EBPF: &[(&[Insn], &str)] = &[
-    // What an instruction may be.
+    // Valid instructions.
     (&[raw(0x8f, 0, 0, 0, 0), EXIT], "instruction 0: opcode 0x8f is no instruction that a framing program may use"),
     (&[raw(0xe5, 0, 0, 0, 0), EXIT], "instruction 0: opcode 0xe5 is no instruction that a framing program may use"),
     (&[raw(0x38, 0, 0, 0, 0), EXIT], "instruction 0: opcode 0x38 is no instruction that a framing program may use"),
@@ -57,7 +57,7 @@ const EBPF: &[(&[Insn], &str)] = &[
     (&[call(-1), EXIT],
         "instruction 0 (call 0): calls are nested deeper than 8 functions, or recurse"),
 
-    // What registers hold.
+    // Contents of registers.
     (&[EXIT], "instruction 0 (exit): r0 is read, but a path to here does not set it"),
     (&[copy(0, 3), EXIT], "instruction 0 (r0 = r3): r3 is read, but a path to here does not set it"),
     (&[load(W, 2, 1, LEN), raw(0x15, 2, 0, 1, 0), mov(0, 1), EXIT],
@@ -91,7 +91,7 @@ const EBPF: &[(&[Insn], &str)] = &[
     (&[call(1), EXIT, copy(0, 10), EXIT],
         "instruction 3 (exit): r0 is a pointer to the stack; a program returns a number"),
 
-    // What memory it touches.
+    // Memory accesses.
     (&[load(W, 0, 1, 16), EXIT],
         "instruction 0 (r0 = *(u32 *)(r1 + 16)): offset 16 of the context is `protocol`, which a message does not \
          have; there are len, mark, cb, hash, data and data_end"),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use serde_json::Value;
-use towpath_port::{Burst, Port, Received, Verdict, nfqueue};
+use towpath_port::{Burst, Port, QueueVerdict, Received, nfqueue};
 use towpath_ring::Worker;
 
 use super::netns_host::NetnsHost;
@@ -210,7 +210,8 @@ pub(crate) fn queue(number: u16) -> Result<(), String> {
             Received::Frames => {
                 for frame in burst.iter() {
                     let found = pattern.is_match(frame.bytes);
-                    port.verdict(frame, if found { Verdict::Drop } else { Verdict::Accept }).map_err(text)?;
+                    port.verdict(frame, if found { QueueVerdict::Drop } else { QueueVerdict::Accept })
+                        .map_err(text)?;
                 }
                 port.flush().map_err(text)?;
             }

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use towpath_gate::{PortId, Reject, ReplyLimiter};
 use towpath_metrics::metrics;
-use towpath_port::{Burst, Error, Frame, Port, Verdict};
+use towpath_port::{Burst, Error, Frame, Port, QueueVerdict};
 use towpath_wire::{self as wire, LinkType, Time, checksum};
 
 use crate::drop_reason::{DropReason, Drops};
@@ -112,7 +112,7 @@ enum TxSource {
 }
 
 struct TxVerdict {
-    verdict: Verdict,
+    verdict: QueueVerdict,
     meta: towpath_port::Meta,
     /// The replacement's index in the copies.
     copy: Option<usize>,
@@ -202,19 +202,24 @@ impl TxQueue {
         let cut = meta.port.queued.is_some_and(|queued| queued.cut) && bytes.len() < meta.wire_len as usize;
         self.drops.events.unchanged += u64::from(meta.changed && cut);
         let (verdict, copy) = match meta.changed && !cut {
-            false => (Verdict::Accept, None),
+            false => (QueueVerdict::Accept, None),
             true => match self.copy(bytes, meta) {
-                Some(at) => (Verdict::Replace, Some(at)),
-                None => (Verdict::Drop, None),
+                Some(at) => (QueueVerdict::Replace, Some(at)),
+                None => (QueueVerdict::Drop, None),
             },
         };
-        let packets = if verdict == Verdict::Drop { 0 } else { meta.packets };
+        let packets = if verdict == QueueVerdict::Drop { 0 } else { meta.packets };
         self.verdicts.push(TxVerdict { verdict, meta: meta.port, copy, packets });
-        if verdict == Verdict::Drop { Err(DropReason::TxNoBuffer) } else { Ok(()) }
+        if verdict == QueueVerdict::Drop { Err(DropReason::TxNoBuffer) } else { Ok(()) }
     }
 
     fn push_discard(&mut self, meta: &Meta) {
-        self.verdicts.push(TxVerdict { verdict: Verdict::Drop, meta: meta.port, copy: None, packets: 0 });
+        self.verdicts.push(TxVerdict {
+            verdict: QueueVerdict::Drop,
+            meta: meta.port,
+            copy: None,
+            packets: 0,
+        });
     }
 
     fn clear(&mut self) {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_port::{
-    Burst, Caps, Frame, Port, Received, Stats, Verdict, af_packet, af_xdp, generator, nfqueue, pcap, tun,
+    Burst, Caps, Frame, Port, QueueVerdict, Received, Stats, af_packet, af_xdp, generator, nfqueue, pcap, tun,
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -36,7 +36,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     run(&mut ports, Instant::now() + Duration::from_secs(seconds), park)?;
     for port in &mut ports {
         let name = port.name().to_owned();
-        let Stats { received, received_bytes, sent, sent_bytes, dropped, .. } = port.stats();
+        let stats = port.stats();
+        let Stats { received, received_bytes, sent, sent_bytes, .. } = stats;
+        let dropped: Vec<_> = stats.drops().filter(|(_, count)| *count > 0).collect();
         println!(
             "{name}: received {received} ({received_bytes} B), sent {sent} ({sent_bytes} B), {dropped:?}"
         );
@@ -85,7 +87,7 @@ fn run(ports: &mut [Box<dyn Port>], until: Instant, park: bool) -> Result<(), Bo
             }
             idle = false;
             if caps.verdicts {
-                burst.iter().try_for_each(|frame| ports[from].verdict(frame, Verdict::Accept))?;
+                burst.iter().try_for_each(|frame| ports[from].verdict(frame, QueueVerdict::Accept))?;
                 ports[from].flush()?;
                 continue;
             }

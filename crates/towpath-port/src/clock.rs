@@ -1,8 +1,8 @@
-//! The wall clock, for frames that the kernel gives no time: read once for a burst.
+//! The wall clock for frames without a kernel timestamp. Drivers read it once per burst.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Nanoseconds since the epoch.
+/// Nanoseconds since 1970-01-01 UTC.
 pub(crate) fn now_ns() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }

@@ -1,4 +1,4 @@
-//! What every driver must do, checked the same way for each.
+//! The conformance suite: requirements of [`Port`] that every driver is tested against.
 //!
 //! A driver's tests implement [`Wire`] for a way through it, and call [`check`].
 
@@ -10,43 +10,43 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::{Burst, Error, Frame, LinkType, MAX_FRAME, Port, Received, State};
 
-/// How long a live wire may take to bring what was sent.
+/// Timeout for frames on a live wire.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Most frames that are sent before the first is received, but for those of which it does not matter what becomes of them.
+/// Frames that are sent before the first is received, except in checks that allow losses.
 pub const FRAMES: usize = 256;
 
-/// A way through one driver: what is sent to [`Wire::tx`] comes out of [`Wire::into_rx`].
+/// A path through one driver: frames sent to [`Wire::tx`] are received from [`Wire::into_rx`].
 ///
-/// It must take [`FRAMES`] frames, of 256 KiB together, before the first is received.
+/// It must buffer [`FRAMES`] frames, 256 KiB in total.
 pub trait Wire {
-    /// What frames it can carry.
+    /// The frames that it supports.
     fn shape(&self) -> Shape {
         Shape { link: LinkType::ETHERNET, longest: MAX_FRAME, recorded: true }
     }
 
-    /// The end that takes frames.
+    /// The sending end.
     fn tx(&mut self) -> &mut dyn Port;
 
-    /// Everything was sent: the end that gives the frames back.
+    /// Ends sending and returns the receiving end.
     fn into_rx(self: Box<Self>) -> Box<dyn Port>;
 }
 
-/// What frames a wire carries.
+/// The frames that a wire supports.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// How they begin: [`LinkType::ETHERNET`] or [`LinkType::RAW`].
+    /// Link type: [`LinkType::ETHERNET`] or [`LinkType::RAW`].
     pub link: LinkType,
-    /// The longest.
+    /// Length of the longest frame in bytes.
     pub longest: usize,
-    /// Times and lengths on the wire are kept, nothing comes of itself, and there is an end: a recording. Otherwise it is a live wire.
+    /// A recording: timestamps and wire lengths are kept, no other frames arrive, and it has an end. Otherwise it is a live wire.
     pub recorded: bool,
 }
 
-/// Runs the suite over wires that `wire` makes, a new one for each check.
+/// Runs the suite. `wire` creates a new wire for each check.
 ///
 /// # Panics
-/// When the driver does not conform; the message says in what.
+/// Panics if the driver does not conform; the message states the requirement.
 pub fn check(mut wire: impl FnMut() -> Box<dyn Wire>) {
     keeps_what_frames_are(wire());
     nothing_sent_is_nothing_received(wire());
@@ -66,7 +66,7 @@ fn keeps_what_frames_are(mut wire: Box<dyn Wire>) {
     send_all(wire.tx(), &sent);
     assert_eq!(wire.tx().state().expect("state"), State::Up);
     let stats = wire.tx().stats();
-    assert_eq!((stats.sent, stats.dropped.total()), (sent.len() as u64, 0), "{stats:?}");
+    assert_eq!((stats.sent, stats.dropped()), (sent.len() as u64, 0), "{stats:?}");
     assert_eq!(stats.sent_bytes, sent.iter().map(|sample| sample.bytes.len() as u64).sum::<u64>());
 
     let mut rx = wire.into_rx();
@@ -89,7 +89,7 @@ fn keeps_what_frames_are(mut wire: Box<dyn Wire>) {
     }
     let stats = rx.stats();
     assert!(stats.received >= sent.len() as u64, "{stats:?}");
-    assert_eq!(stats.dropped.total(), 0, "{stats:?}");
+    assert_eq!(stats.dropped(), 0, "{stats:?}");
     assert_eq!(rx.caps().ends, shape.recorded, "whether it ends");
 }
 
@@ -181,7 +181,7 @@ fn takes_only_what_it_can_send(mut wire: Box<dyn Wire>) {
     let sent = wire.tx().send(&mut frames).expect("send");
     assert_eq!(sent + frames.len(), 5_000, "frames sent and frames left with the sender");
     let stats = wire.tx().stats();
-    assert_eq!(stats.sent + stats.dropped.total(), sent as u64, "every frame taken is counted: {stats:?}");
+    assert_eq!(stats.sent + stats.dropped(), sent as u64, "every frame taken is counted: {stats:?}");
 }
 
 fn refuses_what_is_too_long(mut wire: Box<dyn Wire>) {
@@ -214,7 +214,7 @@ fn send_all(tx: &mut dyn Port, samples: &[Sample]) {
     assert_eq!(sent, samples.len(), "frames sent");
     tx.flush().expect("flush");
     let stats = tx.stats();
-    assert_eq!(stats.dropped.total(), 0, "{stats:?}");
+    assert_eq!(stats.dropped(), 0, "{stats:?}");
 }
 
 /// Everything that a recording has; of a live wire as many samples as were sent.

@@ -11,7 +11,7 @@ const ARPHRD_ETHER: u16 = 1;
 const ARPHRD_LOOPBACK: u16 = 772;
 const ARPHRD_NONE: u16 = 0xfffe;
 
-/// What is known about an interface.
+/// Properties of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Interface {
     pub(crate) index: u32,
@@ -22,10 +22,10 @@ pub(crate) struct Interface {
 }
 
 impl Interface {
-    /// Asks about the interface `name` in the network namespace of `socket`.
+    /// Queries the interface `name` in the network namespace of `socket`.
     ///
     /// # Errors
-    /// [`Error::NoInterface`]; [`Error::Unsupported`] when its frames begin with what no port reads.
+    /// [`Error::NoInterface`]; [`Error::Unsupported`] for hardware types other than Ethernet and plain IP.
     pub(crate) fn find(socket: impl AsFd, name: &str) -> Result<Self, Error> {
         let socket = socket.as_fd();
         Self::ask(socket, name).map_err(|source| match source.raw_os_error() {
@@ -38,10 +38,10 @@ impl Interface {
         })
     }
 
-    /// Asks again. An interface of the same name that is another one counts as gone.
+    /// Queries the interface again. An interface that was deleted and created again under the same name counts as gone.
     ///
     /// # Errors
-    /// As [`find`](Self::find), but for an interface that is not there any more.
+    /// As [`find`](Self::find), except that a missing interface is [`State::Gone`].
     pub(crate) fn look(&mut self, socket: impl AsFd, name: &str) -> Result<State, Error> {
         match Self::find(socket, name) {
             Ok(found) if found.index == self.index => {
@@ -61,14 +61,14 @@ impl Interface {
             ask(libc::SIOCGIFFLAGS)?,
             ask(libc::SIOCGIFHWADDR)?,
         ) else {
-            unreachable!("each request has its answer")
+            unreachable!("each request has one kind of answer")
         };
         let link = match kind {
             ARPHRD_ETHER | ARPHRD_LOOPBACK => LinkType::ETHERNET,
             ARPHRD_NONE => LinkType::RAW,
             kind => {
                 return Err(io::Error::other(format!(
-                    "frames of hardware type {kind} are not read, only Ethernet and plain IP (linux/if_arp.h)"
+                    "hardware type {kind} (linux/if_arp.h) is not supported; use an Ethernet or plain IP interface"
                 )));
             }
         };
@@ -78,7 +78,7 @@ impl Interface {
         Ok(Self { index, mtu, link, address, state })
     }
 
-    /// Longest frame that the interface takes: its MTU and the link header.
+    /// Length of the longest frame: the MTU plus the link header.
     pub(crate) fn max_frame(&self) -> usize {
         let header = if self.link == LinkType::ETHERNET { 14 } else { 0 };
         self.mtu as usize + header

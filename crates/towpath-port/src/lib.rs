@@ -28,31 +28,33 @@ mod burst;
 mod clock;
 #[cfg(any(test, feature = "test-util"))]
 pub mod conformance;
+pub mod driver;
 mod error;
 pub mod generator;
 mod interface;
-#[cfg(test)]
-mod live;
 mod loopback;
 mod mapping;
 mod meta;
+mod named;
 pub mod namespace;
 #[cfg(any(test, feature = "test-util"))]
 pub mod netns;
 pub mod nfqueue;
 pub mod pcap;
 mod port;
-mod stage;
 mod stats;
 mod sys;
 pub mod tun;
+mod tx_offload;
+#[cfg(test)]
+mod veth_tests;
 
 pub use burst::{Burst, Frame, Full};
 pub use error::Error;
 pub use loopback::Loopback;
 pub use meta::{Conntrack, Meta, Queued};
-pub use port::{Caps, Port, Received, State, Verdict};
-pub use stats::{Drops, Stats};
+pub use port::{Caps, Port, QueueVerdict, Received, State};
+pub use stats::Stats;
 pub use towpath_wire::{Checksum, Gso, GsoKind, LinkType, Offload, Segmentation};
 
 /// The longest frame that a port receives or sends, in bytes: libpcap's `MAXIMUM_SNAPLEN`.

@@ -8,33 +8,33 @@ use std::ptr::{NonNull, null_mut};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-/// A mapping of whole pages, unmapped when it is dropped. Gives no access by itself: each driver's ring says who may touch what.
+/// A mapping of whole pages, unmapped on drop. It gives out addresses only; the rings of the drivers define who accesses which bytes.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<c_void>,
     len: usize,
 }
 
-// SAFETY: a mapping is plain memory and belongs to no thread; who may read and write it is for its users to say.
+// SAFETY: a mapping is plain memory and not bound to a thread; its users synchronise access.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; `Mapping` itself gives out an address and nothing more.
+// SAFETY: as above; `Mapping` itself only gives out addresses.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// `len` bytes of what `fd` maps at `offset`.
+    /// Maps `len` bytes of `fd` at `offset`.
     pub(crate) fn of(fd: BorrowedFd<'_>, len: usize, offset: u64) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: a new mapping, at an address of the kernel's choice.
+        // SAFETY: creates a mapping at an address that the kernel chooses; existing memory is unaffected.
         let base = unsafe { mmap(null_mut(), len, protection, flags, fd, offset) }?;
         Self::new(base, len)
     }
 
-    /// `len` bytes of this process's own, zeroes.
+    /// Maps `len` bytes of zeroed anonymous memory.
     pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
-        // SAFETY: a new mapping, at an address of the kernel's choice.
+        // SAFETY: creates a mapping at an address that the kernel chooses; existing memory is unaffected.
         let base = unsafe { mmap_anonymous(null_mut(), len, protection, flags) }?;
         Self::new(base, len)
     }
@@ -47,16 +47,16 @@ impl Mapping {
     /// The address of the byte at `offset`.
     ///
     /// # Panics
-    /// When fewer than `len` bytes follow there.
+    /// Panics if fewer than `len` bytes follow.
     pub(crate) fn at(&self, offset: usize, len: usize) -> *mut u8 {
-        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "inside the mapping");
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "range exceeds the mapping");
         self.base.as_ptr().cast::<u8>().wrapping_add(offset)
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by us, and whoever points into it holds it.
+        // SAFETY: `new` got this mapping from mmap, and every user of its addresses holds `self`.
         let done = unsafe { munmap(self.base.as_ptr(), self.len) };
         debug_assert!(done.is_ok(), "{done:?}");
     }

@@ -1,24 +1,24 @@
-//! Namespaces of one's own (namespaces(7)): a network without the machine's interfaces, and the right to set it up.
+//! Private namespaces (namespaces(7)): a network namespace, and a user namespace with the capabilities to configure it.
 
 use std::{fs, io};
 
 use crate::sys;
 
-/// Gives the calling thread, and the threads and processes that it starts from now on, a network namespace of their own. It goes
-/// with the last of them.
+/// Moves the calling thread into a new network namespace. Threads and processes that it starts later inherit the namespace, which
+/// ends with the last of them.
 ///
 /// # Errors
-/// What unshare(2) says: EPERM without CAP_SYS_ADMIN, which [`enter_user`] gives.
+/// Errors of unshare(2): EPERM without CAP_SYS_ADMIN; [`enter_user`] provides it.
 pub fn enter_network() -> io::Result<()> {
     sys::unshare_network()
 }
 
-/// Makes the process root in a user namespace of its own (user_namespaces(7)): it has every capability over what it makes there, and
-/// is who it was towards everything else. Call it before there is a second thread.
+/// Moves the process into a new user namespace as root (user_namespaces(7)). It has all capabilities over namespaces created
+/// there, and its previous identity elsewhere. The process must have one thread.
 ///
 /// # Errors
-/// What unshare(2) says, EINVAL with several threads and EPERM or ENOSPC where the system does not let users have namespaces; or
-/// what writing the map of users says.
+/// Errors of unshare(2): EINVAL with several threads, EPERM or ENOSPC if user namespaces are disabled. Errors of writing the
+/// user and group maps.
 pub fn enter_user() -> io::Result<()> {
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     sys::unshare_user()?;

@@ -1,4 +1,4 @@
-//! Network namespaces for tests: each has its own interfaces, and goes with the thread that made it.
+//! Network namespaces for tests. A namespace has separate interfaces and ends with its thread.
 
 use std::process::Command;
 use std::sync::mpsc;
@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use crate::{Error, sys};
 
-/// Runs `test` on a thread of its own in a new network namespace, with `lo` up and without IPv6's own traffic.
+/// Runs `test` on a new thread in a new network namespace, with `lo` up and without automatic IPv6 traffic.
 ///
 /// A test that calls it states `#[towpath_testenv::needs(netns)]`.
 ///
 /// # Panics
-/// When `test` does; without the privilege to make a network namespace, and without the program `ip`.
+/// Panics if `test` does, without the privilege to create a network namespace, and without the program `ip`.
 pub fn within(test: impl FnOnce() + Send) {
     let run = || {
         sys::unshare_network().unwrap_or_else(|error| panic!("a new network namespace needs root: {error}"));
@@ -33,7 +33,7 @@ fn prepare() {
     ip("link set lo up");
 }
 
-/// A machine of its own: a thread in a new network namespace, where closures can be run. It ends when it is dropped.
+/// A simulated host: a thread in a new network namespace that runs closures. It ends on drop.
 #[derive(Debug)]
 pub struct Host {
     tid: i32,
@@ -62,7 +62,7 @@ impl Host {
         Self { tid, jobs: Some(jobs), thread: Some(thread) }
     }
 
-    /// Runs `job` there, and waits for what it returns.
+    /// Runs `job` on the host and returns its result.
     ///
     /// # Panics
     /// When `job` does.
@@ -70,14 +70,14 @@ impl Host {
         self.start(job).recv().expect("the job returns")
     }
 
-    /// Runs `job` there, and does not wait.
+    /// Starts `job` on the host without waiting.
     ///
     /// # Panics
     /// When an earlier job did.
     pub fn start<R: Send + 'static>(&self, job: impl FnOnce() -> R + Send + 'static) -> mpsc::Receiver<R> {
         let (done, result) = mpsc::channel();
         let job = Box::new(move || {
-            // Nobody waits for a job that was started and forgotten.
+            // The result of a started job is discarded.
             let _ = done.send(job());
         });
         self.jobs.as_ref().expect("it has not ended").send(job).expect("the host runs");
@@ -106,7 +106,7 @@ impl Host {
 impl Drop for Host {
     fn drop(&mut self) {
         self.jobs = None;
-        // A panic in there was seen by whoever waited for the job.
+        // A panic of a job was reported to its caller.
         self.thread.take().map(thread::JoinHandle::join);
     }
 }
@@ -180,7 +180,7 @@ pub fn until(mut met: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !met() {
         assert!(begun.elapsed() < Duration::from_secs(60), "it never was");
-        // Others have the processors meanwhile: what is waited for is theirs to do.
+        // Yield the processor to the processes that are waited for.
         thread::sleep(Duration::from_millis(2));
     }
 }

@@ -59,7 +59,7 @@ pub trait Port: Send {
     /// # Errors
     /// [`Error::Direction`] when this port asks for no verdicts, or the frame waits for none; [`Error::TooLong`] and [`Error::Cut`] when
     /// the frame cannot replace what the kernel holds: that is dropped then, and the caller's to count; [`Error::Io`].
-    fn verdict(&mut self, frame: Frame<'_>, verdict: Verdict) -> Result<(), Error> {
+    fn verdict(&mut self, frame: Frame<'_>, verdict: QueueVerdict) -> Result<(), Error> {
         let _ = (frame, verdict);
         Err(Error::Direction { name: self.name().into(), verb: "give a verdict" })
     }
@@ -113,7 +113,7 @@ pub enum Received {
 
 /// What is to become of a frame that the kernel holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum QueueVerdict {
     /// It goes on as it is (`NF_ACCEPT`).
     Accept,
     /// It ends here (`NF_DROP`).

@@ -1,4 +1,4 @@
-//! The system calls that rustix does not have. With the drivers' rings the only files of this crate with `unsafe`.
+//! System calls that rustix does not provide. Together with the drivers' rings, the only files of this crate with `unsafe`.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -10,7 +10,7 @@ use std::ptr::null_mut;
 
 use libc::{c_int, c_ulong, socklen_t};
 
-/// Most messages of one call of [`send_many`].
+/// Limit on messages per call of [`send_many`].
 pub(crate) const MESSAGES: usize = 64;
 
 /// A socket, closed on exec(2), that never blocks.
@@ -18,11 +18,11 @@ pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> io::Result<
     let kind = kind | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: no memory is passed.
     let fd = checked(unsafe { libc::socket(domain, kind, protocol) })?;
-    // SAFETY: the kernel just made this descriptor, and nobody else has it.
+    // SAFETY: the kernel just created this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Binds a packet socket to an interface (packet(7)); `protocol` in the machine's byte order.
+/// Binds a packet socket to an interface (packet(7)); `protocol` is in native byte order.
 pub(crate) fn bind_packet(fd: BorrowedFd<'_>, index: u32, protocol: u16) -> io::Result<()> {
     // SAFETY: a sockaddr_ll of zeroes is one.
     let mut address: libc::sockaddr_ll = unsafe { zeroed() };
@@ -40,7 +40,7 @@ fn bind<T>(fd: BorrowedFd<'_>, address: &T) -> io::Result<()> {
     Ok(())
 }
 
-/// setsockopt(2) with words in the machine's byte order.
+/// setsockopt(2) with words in native byte order.
 pub(crate) fn set(fd: BorrowedFd<'_>, level: c_int, name: c_int, words: &[u32]) -> io::Result<()> {
     let len = size_of_val(words) as socklen_t;
     // SAFETY: the kernel reads `len` bytes of `words`, which live until the call returns.
@@ -48,7 +48,7 @@ pub(crate) fn set(fd: BorrowedFd<'_>, level: c_int, name: c_int, words: &[u32]) 
     Ok(())
 }
 
-/// getsockopt(2) of words in the machine's byte order; how many bytes were written.
+/// getsockopt(2) of words in native byte order. Returns the number of bytes written.
 pub(crate) fn get(fd: BorrowedFd<'_>, level: c_int, name: c_int, words: &mut [u32]) -> io::Result<usize> {
     let mut len = size_of_val(words) as socklen_t;
     let to = words.as_mut_ptr().cast();
@@ -57,14 +57,14 @@ pub(crate) fn get(fd: BorrowedFd<'_>, level: c_int, name: c_int, words: &mut [u3
     Ok(len as usize)
 }
 
-/// The error that a socket keeps for its next caller; asking takes it away.
+/// The pending error of a socket (SO_ERROR), which this call clears.
 pub(crate) fn pending_error(fd: BorrowedFd<'_>) -> io::Result<()> {
     let mut error = [0];
     get(fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut error)?;
     if error[0] == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error[0] as i32)) }
 }
 
-/// One sendmmsg(2): each message is its two parts, one behind the other. Returns how many messages were sent, at least one.
+/// One sendmmsg(2). Each message is the concatenation of two parts. Returns the number of messages sent, at least 1.
 pub(crate) fn send_many(fd: BorrowedFd<'_>, messages: &[[&[u8]; 2]]) -> io::Result<usize> {
     // SAFETY: headers of zeroes are messages of nothing.
     let mut headers: [libc::mmsghdr; MESSAGES] = unsafe { zeroed() };
@@ -117,7 +117,7 @@ pub(crate) fn receive_many(
     Ok(came)
 }
 
-/// What interface requests (netdevice(7)) answer.
+/// The result of an interface request (netdevice(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Index(u32),
@@ -177,7 +177,7 @@ pub(crate) fn bind_xdp(fd: BorrowedFd<'_>, index: u32, queue: u32, flags: u16) -
     bind(fd, &address)
 }
 
-/// Has the kernel look at an XDP socket's rings: a sendto(2) or recvfrom(2) of nothing.
+/// Wakes the kernel for an XDP socket's rings: an empty sendto(2) or recvfrom(2).
 pub(crate) fn kick(fd: BorrowedFd<'_>, send: bool) -> io::Result<()> {
     let (fd, none, flags) = (fd.as_raw_fd(), null_mut(), libc::MSG_DONTWAIT);
     let done = if send {
@@ -202,7 +202,7 @@ pub(crate) fn bpf_do(command: u32, attribute: &[u64]) -> io::Result<c_int> {
 /// As [`bpf_do`], for commands that return a descriptor (closed on exec(2), as all of bpf's are).
 pub(crate) fn bpf_new(command: u32, attribute: &[u64]) -> io::Result<OwnedFd> {
     let fd = bpf_do(command, attribute)?;
-    // SAFETY: the kernel just made this descriptor, and nobody else has it.
+    // SAFETY: the kernel just created this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -249,13 +249,13 @@ pub(crate) fn bpf_pin(command: u32, path: &Path, fd: BorrowedFd<'_>) -> io::Resu
     bpf_do(command, &[path.as_ptr() as u64, fd.as_raw_fd() as u64]).map(drop)
 }
 
-/// What is pinned at a path.
+/// Opens the object pinned at a path.
 pub(crate) fn bpf_path(command: u32, path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_encoded_bytes())?;
     bpf_new(command, &[path.as_ptr() as u64, 0])
 }
 
-/// TUNSETIFF on /dev/net/tun: attaches the descriptor to a TUN or TAP interface, which is made if it is not there. Returns its name.
+/// TUNSETIFF on /dev/net/tun: attaches the descriptor to a TUN or TAP interface, which is created if it does not exist. Returns its name.
 pub(crate) fn tun_attach(fd: BorrowedFd<'_>, name: &str, flags: c_int) -> io::Result<String> {
     let mut request = named(name)?;
     request.ifr_ifru.ifru_flags = flags as libc::c_short;
@@ -264,7 +264,7 @@ pub(crate) fn tun_attach(fd: BorrowedFd<'_>, name: &str, flags: c_int) -> io::Re
     Ok(request.ifr_name.iter().take_while(|byte| **byte != 0).map(|byte| *byte as u8 as char).collect())
 }
 
-/// Whether the descriptor is still attached to an interface (TUNGETIFF).
+/// Returns true if the descriptor is still attached to an interface (TUNGETIFF).
 pub(crate) fn tun_attached(fd: BorrowedFd<'_>) -> bool {
     // SAFETY: an ifreq of zeroes is one without a name.
     let mut request: libc::ifreq = unsafe { zeroed() };
@@ -272,7 +272,7 @@ pub(crate) fn tun_attached(fd: BorrowedFd<'_>) -> bool {
     checked(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut request) }).is_ok()
 }
 
-/// TUNSETOFFLOAD: what the kernel may hand over undone.
+/// TUNSETOFFLOAD: the offloads that the process accepts.
 pub(crate) fn tun_offload(fd: BorrowedFd<'_>, flags: u32) -> io::Result<()> {
     // SAFETY: the argument is a number.
     checked(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD, c_ulong::from(flags)) })?;
@@ -303,14 +303,14 @@ pub(crate) fn interface_up(fd: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// A new network namespace for the calling thread alone.
+/// Moves the calling thread into a new network namespace.
 pub(crate) fn unshare_network() -> io::Result<()> {
     // SAFETY: CLONE_NEWNET changes which network the thread sees, and nothing about its memory or descriptors.
     checked(unsafe { libc::unshare(libc::CLONE_NEWNET) })?;
     Ok(())
 }
 
-/// A new user namespace for the process, which must have one thread only.
+/// Moves the process, which must have one thread, into a new user namespace.
 pub(crate) fn unshare_user() -> io::Result<()> {
     // SAFETY: CLONE_NEWUSER changes who the process is and what it may do, and nothing about its memory or descriptors.
     checked(unsafe { libc::unshare(libc::CLONE_NEWUSER) })?;

@@ -1,4 +1,4 @@
-//! What a path learns from a comparison: the state on either side of a conditional jump.
+//! Refinement of the state by a comparison, for both sides of a conditional jump.
 
 use crate::alu::Cond;
 use crate::insn::Operand;

@@ -1,6 +1,6 @@
 //! The checker: walks every path of a program before it runs.
 //!
-//! What: each path is followed with what is known of every register and stack byte ([`State`]). A state that an earlier
+//! Purpose: follows each path with the known contents of every register and stack byte ([`State`]). A state that an earlier
 //! one at the same instruction covers is not followed again. Where more than [`MAX_STATES`] states meet, they are
 //! joined and widened into one, so that loops, which are allowed, settle. Linux's verifier follows every turn of a loop
 //! instead and must refuse those it cannot finish; here the fuel bounds the run.
@@ -11,7 +11,7 @@
 //! One that was moved by a variable number may have wrapped around 2^64, or may be computed anew after the comparison:
 //! for those, some such comparison must stand on the path, and the interpreter checks every packet access again.
 //!
-//! References: RFC 9669; `kernel/bpf/verifier.c` for what programs made for Linux rely on.
+//! References: RFC 9669; `kernel/bpf/verifier.c` for the properties that programs for Linux rely on.
 
 mod branch;
 mod stack;
@@ -72,7 +72,7 @@ impl Region {
     }
 }
 
-/// What the checker found out.
+/// Results of verification.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     /// Each slot's instruction; None in the second half of a 64-bit load.
@@ -220,7 +220,7 @@ struct Seen {
     joined: bool,
 }
 
-/// What follows an instruction.
+/// The successors of an instruction.
 enum Next {
     To(usize),
     /// The path ends here, or goes on in `pending`.
@@ -491,7 +491,7 @@ impl Walk {
                     matches!(value, Value::Scalar(_)),
                     size != Size::Dw || min != max || (min + off) % 8 != 0,
                 ) {
-                    // Saved in part, or nobody knows where: it could never be a pointer again.
+                    // Saved in part or at an unknown offset: it cannot be restored as a pointer.
                     return Err(Reason::NotScalar(src, value.what()));
                 }
                 self.uses_stack(frame, min + off);
@@ -503,7 +503,7 @@ impl Walk {
         }
     }
 
-    /// Notes what an access reaches; every path must agree, since the operation that runs is made for it.
+    /// Records the memory region of an access. All paths must agree, because the emitted operation is specific to the region.
     fn reaches(&mut self, at: usize, base: u8, region: Region) -> Result<(), Reason> {
         match self.facts.regions[at] {
             Some(other) if other != region => Err(Reason::TwoRegions(base, other.what(), region.what())),
@@ -560,7 +560,7 @@ impl Walk {
         Ok(Next::To(usize::try_from(at as i64 + 1 + i64::from(by)).unwrap_or(0)))
     }
 
-    /// A conditional jump: what holds on either side, and which sides there are.
+    /// Verifies a conditional jump: the possible sides and their states.
     fn branch(
         &mut self,
         at: usize,
@@ -597,7 +597,7 @@ impl Walk {
     }
 }
 
-/// What a register holds.
+/// The contents of a register.
 fn read(state: &State, register: u8) -> Result<Value, Reason> {
     if register == FRAME_POINTER {
         return Ok(Value::Stack { frame: state.frames.len() - 1, min: 0, max: 0 });

@@ -1,4 +1,4 @@
-//! What is known of a function's stack, slot by slot: reads, writes, and what its end leaves behind.
+//! The known contents of a function's stack per slot: reads, writes, and the state after its return.
 
 use std::rc::Rc;
 
@@ -65,7 +65,7 @@ pub(super) fn write_stack(
     for byte in span {
         let (slot, bit) = slot_of(byte);
         let slot = frame.slot_mut(slot);
-        // What was saved here is bytes now; a pointer of which a part is overwritten is none.
+        // A saved value becomes plain bytes; a partially overwritten pointer is not a pointer.
         *slot = Slot::Bytes(if certain { slot.written() | bit } else { slot.written() });
     }
     Ok(())

@@ -2,55 +2,59 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use crate::{Error, sys};
+use crate::af_packet::Socket;
+use crate::driver::{Capability, DriverConfig, Options};
+use crate::named::NamedPort;
+use crate::{Error, Port, sys};
 
-/// How a packet socket is opened.
+/// Configuration of a packet socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Name of the interface.
     pub interface: String,
-    /// Bytes of one block of the receive ring: a power of two, at least 128 KiB (the longest frame fits).
+    /// Bytes per block of the receive ring: a power of two from 128 KiB to 64 MiB (default 256 KiB).
     pub block_size: u32,
-    /// Blocks of the ring, at least 2.
+    /// Blocks of the ring: at least 2, and at most 2 GiB together (default 128).
     pub blocks: u32,
-    /// How long a frame waits at most for its block to fill; 1 ms is the least that the kernel's timer takes.
+    /// Time after which the kernel passes on a block that is not full: 1 ms to 1 s (default 1 ms).
     pub retire: Duration,
-    /// Receive every frame on the wire, not only those for this interface's addresses: what a bridge needs.
+    /// Receive all frames, not only those for the interface's addresses. A bridge needs it (default true).
     pub promiscuous: bool,
-    /// Unfinished checksums and frames to be cut leave as they are. (What comes says what it needs in any case: PACKET_VNET_HDR.)
+    /// Send partial checksums and frames to be segmented as they are (default false). Received frames always have offload metadata
+    /// (PACKET_VNET_HDR).
     pub vnet_hdr: bool,
-    /// Send past the interface's queueing discipline (PACKET_QDISC_BYPASS).
+    /// Bypass the queueing discipline when sending (PACKET_QDISC_BYPASS, default true).
     pub qdisc_bypass: bool,
-    /// Share the interface's frames among several sockets.
+    /// Distribute the interface's frames among several sockets.
     pub fanout: Option<Fanout>,
-    /// The number that frames of this socket get as their [`Meta::queue`](crate::Meta::queue).
+    /// Value of [`Meta::queue`](crate::Meta::queue) for frames of this socket.
     pub queue: u16,
-    /// Bytes of the send buffer, as far as the system allows.
+    /// Bytes of the send buffer (default 16 MiB), limited by net.core.wmem_max without CAP_NET_ADMIN.
     pub send_buffer: u32,
 }
 
-/// Several sockets in one group, and how frames are shared among them (PACKET_FANOUT). A number is the interface's: on another one,
-/// and on one of the same name that was made anew, it means another group.
+/// A fanout group of sockets and its distribution of frames (PACKET_FANOUT). Group numbers are per interface: the same number on
+/// another interface, or on one that was created again, is another group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fanout {
-    /// By the flow's hash: a flow stays with one socket. Of the two directions of a connection both go to the same.
+    /// By the hash of the flow. Both directions of a connection go to the same socket.
     Hash(u16),
-    /// The same in a group that nobody else has: the kernel chooses it (Linux 4.12), and the others join it by
+    /// As `Hash`, in a new group that the kernel chooses (Linux 4.12). Further sockets join it with the value of
     /// [`Socket::fanout`](super::Socket::fanout) of the first.
     HashAlone,
-    /// By the CPU on which the frame came in.
+    /// By the CPU that received the frame.
     Cpu(u16),
-    /// By the receive queue of the interface's hardware.
+    /// By the hardware receive queue.
     Queue(u16),
 }
 
 impl Config {
-    /// A ring of 128 blocks of 256 KiB, everything on the wire, checksums finished.
+    /// The defaults: 128 blocks of 256 KiB, promiscuous, checksums completed when sending.
     pub fn new(interface: impl Into<String>) -> Self {
         Self {
             interface: interface.into(),
-            // Few packets use up a block each `retire`, many its bytes: for 128 ms nothing is lost while nobody looks, at 2 Gbit/s
-            // and below.
+            // At low rates each `retire` uses one block, at high rates the bytes fill it: the ring buffers 128 ms at up to
+            // 2 Gbit/s.
             block_size: 256 << 10,
             blocks: 128,
             retire: Duration::from_millis(1),
@@ -66,33 +70,33 @@ impl Config {
     pub(super) fn check(&self) -> Result<(), Error> {
         let refuse = |what: &str| Err(Error::Config { name: self.interface.clone(), what: what.into() });
         if !self.block_size.is_power_of_two() || !(128 << 10..=64 << 20).contains(&self.block_size) {
-            return refuse("block_size is a power of two from 128 KiB to 64 MiB");
+            return refuse("block_size must be a power of two from 128 KiB to 64 MiB");
         }
         if self.blocks < 2 || u64::from(self.blocks) * u64::from(self.block_size) > 2 << 30 {
-            return refuse("a ring has at least 2 blocks, and at most 2 GiB");
+            return refuse("a ring must have at least 2 blocks and at most 2 GiB");
         }
         if self.retire < Duration::from_millis(1) || self.retire > Duration::from_secs(1) {
-            return refuse("retire is from 1 ms to 1 s");
+            return refuse("retire must be from 1 ms to 1 s");
         }
         Ok(())
     }
 
-    /// Everything that is set before the ring is mapped.
+    /// Sets the socket options that must precede mapping the ring.
     pub(super) fn apply(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         let set = |name, words: &[u32]| sys::set(socket, libc::SOL_PACKET, name, words);
         set(libc::PACKET_VERSION, &[libc::tpacket_versions::TPACKET_V3 as u32])?;
         set(libc::PACKET_IGNORE_OUTGOING, &[1])?;
-        // Room in front of the frame for a VLAN tag that is put back.
+        // Headroom for reinserting a VLAN tag.
         set(libc::PACKET_RESERVE, &[4])?;
-        // Otherwise nobody would say how a frame is to be cut: where one UDP datagram ends and the next begins is nobody's to guess.
+        // Without it the segment size of a GSO frame is unknown; for UDP it cannot be inferred.
         set(libc::PACKET_VNET_HDR, &[1])?;
         if self.qdisc_bypass {
             set(libc::PACKET_QDISC_BYPASS, &[1])?;
         }
-        // Only the administrator of the machine may go beyond net.core.wmem_max.
+        // SO_SNDBUFFORCE exceeds net.core.wmem_max and needs CAP_NET_ADMIN.
         sys::set(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &[self.send_buffer])
             .or_else(|_| sys::set(socket, libc::SOL_SOCKET, libc::SO_SNDBUF, &[self.send_buffer]))?;
-        // struct tpacket_req3: block size and number, frame size and number (which must agree, and mean nothing in V3), timeout, private area,
+        // struct tpacket_req3: block size and number, frame size and number (which must be consistent, and are unused in V3), timeout, private area,
         // features.
         let frame_size = 2048;
         let frames = self.block_size / frame_size * self.blocks;
@@ -100,7 +104,7 @@ impl Config {
         set(libc::PACKET_RX_RING, &[self.block_size, self.blocks, frame_size, frames, retire, 0, 0])
     }
 
-    /// Binds to the interface and joins the group, by its number from then on.
+    /// Binds to the interface and joins the fanout group. Replaces `HashAlone` by the number of the new group.
     pub(super) fn bind(&mut self, socket: BorrowedFd<'_>, index: u32, protocol: u16) -> Result<(), Error> {
         let name = || self.interface.clone();
         sys::bind_packet(socket, index, protocol).map_err(|source| match source.raw_os_error() {
@@ -126,7 +130,7 @@ impl Config {
                     .and_then(|()| sys::get(socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &mut value))
                     .map_err(|source| Error::Unsupported {
                         name: name(),
-                        what: format!("this kernel gives no fan-out group ({source}): use one thread"),
+                        what: format!("this kernel cannot create a fanout group ({source}): use one thread"),
                     })?;
                 self.fanout = Some(Fanout::Hash(value[0] as u16 ^ of));
                 return Ok(());
@@ -135,13 +139,38 @@ impl Config {
             Fanout::Cpu(group) => (group, libc::PACKET_FANOUT_CPU),
             Fanout::Queue(group) => (group, libc::PACKET_FANOUT_QM),
         };
-        // The kernel's groups are the namespace's, and the group of an interface that is gone lives until its last socket is closed.
+        // Groups are per network namespace. The group of a deleted interface exists until its last socket is closed.
         let value = u32::from(group ^ of) | how << 16;
         sys::set(socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &[value]).map_err(|_| Error::InUse {
             name: name(),
-            what: format!(
-                "fan-out group {group} is used by sockets with another way of sharing: choose another"
-            ),
+            what: format!("fanout group {group} is in use with another distribution: choose another group"),
         })
+    }
+}
+
+impl DriverConfig for Config {
+    const NAMES: &'static [(&'static str, &'static str)] =
+        &[("af_packet", "a network interface, by a packet socket (packet(7))")];
+    const CAPABILITIES: &'static [Capability] = &[Capability::NetRaw];
+    const MULTI_QUEUE: bool = true;
+
+    fn from_options(_: &str, options: &dyn Options) -> Self {
+        Self { vnet_hdr: options.flag("offload").unwrap_or(false), ..Self::new(options.interface()) }
+    }
+
+    /// Both directions of a connection hash to the same index in every group, and so to the same worker. The group belongs to
+    /// this port alone: two processes on one interface do not share packets by accident.
+    fn open(&self, name: &str, workers: usize) -> Result<Vec<Box<dyn Port>>, Error> {
+        let mut fanout = (workers > 1).then_some(Fanout::HashAlone);
+        let open = |worker| {
+            let socket = Socket::open(Self { fanout, queue: worker as u16, ..self.clone() })?;
+            fanout = socket.fanout();
+            Ok(NamedPort::boxed(name, socket))
+        };
+        (0..workers).map(open).collect()
+    }
+
+    fn interface(&self) -> Option<&str> {
+        Some(&self.interface)
     }
 }

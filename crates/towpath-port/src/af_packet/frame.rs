@@ -1,4 +1,4 @@
-//! Frames in a block, as the kernel describes them (`struct tpacket_block_desc`, `struct tpacket3_hdr` of linux/if_packet.h).
+//! Parser of the frames in a block (`struct tpacket_block_desc`, `struct tpacket3_hdr` of linux/if_packet.h).
 
 use std::ops::Range;
 
@@ -10,21 +10,21 @@ use crate::{Burst, Frame, LinkType, Meta, Stats};
 /// Bytes of `struct tpacket3_hdr`.
 const HEADER: usize = 48;
 
-/// What all frames of a socket have in common.
+/// Properties common to all frames of a socket.
 pub(super) struct Context {
     pub(super) link: LinkType,
     pub(super) interface: u32,
     pub(super) queue: u16,
 }
 
-/// How many frames a block has, and where the first one's header is.
+/// The number of frames in a block, and the offset of the first header.
 pub(super) fn block(lease: &Lease) -> (u32, usize) {
     // num_pkts, offset_to_first_pkt.
     let Some(header) = lease.bytes(12..20) else { return (0, 0) };
     (word(header, 0), word(header, 4) as usize)
 }
 
-/// Adds the frame whose header is at `at` to the burst; where the next one's is. `None` when there is no header there.
+/// Adds the frame with the header at `at` to the burst and returns the offset of the next header; `None` if the header is invalid.
 #[inline]
 pub(super) fn receive(
     lease: &mut Lease,
@@ -42,10 +42,10 @@ pub(super) fn receive(
         return None;
     }
     let status = word(&header, 20);
-    // A kind of segmentation may have no name here.
+    // The segmentation type may be unsupported.
     let offload = Offload::parse(lease.bytes(mac - VIRTIO_NET_HDR_LEN..mac)?.first_chunk()?);
     let Some(mut offload) = offload.filter(|_| snaplen as u32 == wire_len) else {
-        stats.dropped.rx_invalid += 1;
+        stats.rx_invalid += 1;
         return Some(next);
     };
     if status & libc::TP_STATUS_VLAN_VALID != 0 && context.link == LinkType::ETHERNET {
@@ -61,7 +61,7 @@ pub(super) fn receive(
     Some(next)
 }
 
-/// Puts a VLAN tag back behind the addresses: those move into the room in front of the frame (PACKET_RESERVE).
+/// Reinserts a VLAN tag after the addresses, which move into the headroom (PACKET_RESERVE).
 fn put_back(lease: &mut Lease, range: Range<usize>, tpid: u16, tci: u16) -> Option<Range<usize>> {
     let range = range.start - 4..range.end;
     let bytes = lease.bytes_mut(range.clone())?;

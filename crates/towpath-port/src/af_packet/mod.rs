@@ -1,14 +1,14 @@
 //! Packet sockets (packet(7)): all frames of an interface, in a ring shared with the kernel.
 //!
-//! Received in TPACKET_V3 blocks, which are lent to the burst: no copy. Sent with sendmmsg(2) straight from where the frames lie, so a
-//! bridge between two interfaces sends from the receive ring's blocks. What this machine itself sends on the interface is not
-//! received (PACKET_IGNORE_OUTGOING). A VLAN tag that the kernel took off is put back. Needs CAP_NET_RAW in the
-//! network namespace's user namespace.
+//! The port lends received TPACKET_V3 blocks to the burst without a copy. It sends with sendmmsg(2) from where the frames are; a
+//! bridge between two interfaces sends from the blocks of the receive ring. Frames that this host sends on the interface are not
+//! received (PACKET_IGNORE_OUTGOING). VLAN tags that the kernel removed are reinserted. Needs CAP_NET_RAW in the user namespace
+//! of the network namespace.
 //!
-//! The kernel says of each frame what its sender left undone (PACKET_VNET_HDR). With [`Config::vnet_hdr`] unfinished checksums and frames to
-//! be cut leave as they are; without it, checksums are finished and frames cut on the way out.
+//! Received frames have offload metadata (PACKET_VNET_HDR). With [`Config::vnet_hdr`], partial checksums and frames to be
+//! segmented are sent as they are; without it, the port completes checksums and segments in software.
 //!
-//! A frame waits in its block until the block is full or [`Config::retire`] has passed: that is the latency at low rates.
+//! The kernel passes on a block when it is full or after [`Config::retire`], which is the latency at low rates.
 
 mod config;
 mod frame;
@@ -21,16 +21,16 @@ use std::sync::Arc;
 
 use crate::burst::{Lent, NEAR};
 use crate::interface::Interface;
-use crate::stage::{Medium, Piece, Stage};
-use crate::{Burst, Caps, Error, Frame, Port, Received, Segmentation, State, Stats, stage, sys};
+use crate::tx_offload::{Medium, Piece, TxOffload};
+use crate::{Burst, Caps, Error, Frame, Port, Received, Segmentation, State, Stats, sys, tx_offload};
 
 pub use config::{Config, Fanout};
 pub(crate) use ring::Lease;
 use ring::Ring;
 
 const ETH_P_ALL: u16 = 3;
-/// Messages of one sendmmsg(2).
-const BATCH: usize = stage::BATCH;
+/// Messages per sendmmsg(2).
+const BATCH: usize = tx_offload::BATCH;
 
 /// A packet socket as a port.
 ///
@@ -41,7 +41,7 @@ const BATCH: usize = stage::BATCH;
 /// let mut lan = af_packet::Socket::open(af_packet::Config::new("eth1"))?;
 /// let mut burst = Burst::new(256);
 /// while wan.receive(&mut burst)? == Received::Frames {
-///     lan.send(&mut burst.iter())?; // from the ring's own blocks
+///     lan.send(&mut burst.iter())?; // from the blocks of the ring
 /// }
 /// # Ok::<(), towpath_port::Error>(())
 /// ```
@@ -51,28 +51,28 @@ pub struct Socket {
     socket: OwnedFd,
     interface: Interface,
     ring: Arc<Ring>,
-    /// The block that comes next.
+    /// Index of the next block.
     next: usize,
-    /// The block that is being received.
+    /// The block being received.
     open: Option<Open>,
-    stage: Stage,
+    tx_offload: TxOffload,
     stats: Stats,
 }
 
-/// What is left of a block.
+/// The unread part of a block.
 #[derive(Debug)]
 struct Open {
     lease: Lease,
-    /// Place of the next frame's header.
+    /// Offset of the next frame's header.
     at: usize,
     frames: u32,
 }
 
 impl Socket {
-    /// Opens a packet socket with its ring on the interface.
+    /// Opens a packet socket on the interface and maps its ring.
     ///
     /// # Errors
-    /// [`Error::NoInterface`], [`Error::Privilege`], [`Error::Unsupported`] (a kernel without packet sockets, an interface whose frames no port reads),
+    /// [`Error::NoInterface`], [`Error::Privilege`], [`Error::Unsupported`] (a kernel without packet sockets, an interface of an unsupported hardware type),
     /// [`Error::Config`], [`Error::Io`].
     pub fn open(mut config: Config) -> Result<Self, Error> {
         config.check()?;
@@ -92,18 +92,18 @@ impl Socket {
             ring,
             next: 0,
             open: None,
-            stage: Stage::default(),
+            tx_offload: TxOffload::default(),
             stats: Stats::default(),
         })
     }
 
-    /// Its group, by which others join it.
+    /// The fanout group, for further sockets to join.
     #[must_use]
     pub fn fanout(&self) -> Option<Fanout> {
         self.config.fanout
     }
 
-    /// Begins with the next block, if there is one.
+    /// Starts reading the next block, if the kernel has passed one on.
     fn next_block(&mut self) -> Option<Open> {
         let lease = self.ring.lease(self.next)?;
         self.next = (self.next + 1) % self.ring.blocks();
@@ -159,8 +159,8 @@ impl Port for Socket {
         while open.frames > 0 && !burst.is_full() && open.at.saturating_sub(start) < NEAR {
             let Some(next) = frame::receive(&mut open.lease, open.at, &context, burst, &mut self.stats)
             else {
-                // Not a header that the kernel writes: the rest of the block is lost, and said so.
-                self.stats.dropped.rx_invalid += u64::from(open.frames);
+                // An invalid header: drop the rest of the block and count it.
+                self.stats.rx_invalid += u64::from(open.frames);
                 open.frames = 0;
                 break;
             };
@@ -178,9 +178,9 @@ impl Port for Socket {
 
     fn send<'a>(&mut self, frames: &mut dyn Iterator<Item = Frame<'a>>) -> Result<usize, Error> {
         let medium = self.medium();
-        let Self { config, socket, stage, stats, .. } = self;
-        stage.send(&config.interface, &medium, frames, |stage, pieces| {
-            transmit(socket.as_fd(), config, stats, stage, pieces)
+        let Self { config, socket, tx_offload, stats, .. } = self;
+        tx_offload.send(&config.interface, &medium, frames, |tx_offload, pieces| {
+            transmit(socket.as_fd(), config, stats, tx_offload, pieces)
         })
     }
 
@@ -189,7 +189,7 @@ impl Port for Socket {
     }
 
     fn state(&mut self) -> Result<State, Error> {
-        // ENETDOWN stays with the socket until it is asked for, and would be the answer to the next sendmmsg(2).
+        // Clear a pending ENETDOWN; the next sendmmsg(2) would return it.
         let _ = sys::pending_error(self.socket.as_fd());
         self.interface.look(&self.socket, &self.config.interface)
     }
@@ -205,26 +205,26 @@ impl Port for Socket {
     }
 
     fn stats(&mut self) -> Stats {
-        // struct tpacket_stats_v3: packets, drops, freezes; asking sets them to 0.
+        // struct tpacket_stats_v3: packets, drops, freezes; reading resets them.
         let mut counters = [0; 3];
         if sys::get(self.socket.as_fd(), libc::SOL_PACKET, libc::PACKET_STATISTICS, &mut counters).is_ok() {
-            self.stats.dropped.rx_full += u64::from(counters[1]);
+            self.stats.rx_full += u64::from(counters[1]);
         }
         self.stats
     }
 }
 
-/// Hands messages to the kernel. What it refuses is counted and passed over.
+/// Sends messages. Skips and counts messages that the kernel refuses.
 fn transmit(
     socket: BorrowedFd<'_>,
     config: &Config,
     stats: &mut Stats,
-    stage: &Stage,
+    tx_offload: &TxOffload,
     pieces: &[Piece<'_>],
 ) -> Result<(), Error> {
     let mut messages: [[&[u8]; 2]; BATCH] = [[&[]; 2]; BATCH];
     for (message, piece) in messages.iter_mut().zip(pieces) {
-        *message = [&piece.vnet, stage.bytes(piece)];
+        *message = [&piece.vnet, tx_offload.bytes(piece)];
     }
     let mut left = &messages[..pieces.len()];
     while !left.is_empty() {
@@ -238,14 +238,14 @@ fn transmit(
         };
         match error.raw_os_error() {
             Some(libc::EINTR) => continue,
-            Some(libc::EAGAIN | libc::ENOBUFS) => stats.dropped.tx_full += 1,
-            // ENETDOWN, ENXIO: the interface is down or gone. EMSGSIZE: its MTU has become smaller. EINVAL: the kernel does not believe
-            // the virtio_net_hdr. EIO: the driver does not.
+            Some(libc::EAGAIN | libc::ENOBUFS) => stats.tx_full += 1,
+            // ENETDOWN, ENXIO: the interface is down or gone. EMSGSIZE: the MTU was lowered. EINVAL, EIO: the kernel or the driver
+            // rejects the virtio_net_hdr.
             Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV | libc::EMSGSIZE | libc::EINVAL | libc::EIO) => {
-                stats.dropped.tx_refused += 1
+                stats.tx_refused += 1
             }
             _ => {
-                stats.dropped.tx_refused += left.len() as u64;
+                stats.tx_refused += left.len() as u64;
                 return Err(Error::Io { name: config.interface.clone(), source: error });
             }
         }

@@ -1,15 +1,15 @@
 //! The receive ring that a packet socket shares with the kernel (TPACKET_V3), as blocks that are leased.
 //!
-//! What: the kernel fills a block with frames and then gives it to us by setting TP_STATUS_USER in its header; we give it back by clearing
-//! that. Between the two nobody but us touches the block. A [`Lease`] is the right to a part of such a block; it can be
-//! split, and the block goes back when its last lease is dropped, on whichever thread that is.
+//! Purpose: the kernel fills a block with frames and passes it to user space by setting TP_STATUS_USER in its header; user space returns
+//! it by clearing the status. Between the two, only user space accesses the block. A [`Lease`] is the right to access a part
+//! of such a block. Leases can be split. The block returns to the kernel when its last lease is dropped, on any thread.
 //!
-//! Invariant: the leases of a block never overlap, and exist only while the block is ours. `leases[block]` counts them
+//! Invariant: the leases of a block do not overlap, and exist only while user space owns the block. `leases[block]` counts them
 //! ([`FREE`], or [`OURS`] and their number).
 //!
 //! Races: the kernel writes a block, then its status; we read the status (Acquire), then the block. We finish with the block,
-//! then write its status (Release); the kernel reads the status before it writes the block again. A lease dropped elsewhere finishes before
-//! the count goes down (Release), and who takes the count to 0 sees all of that (Acquire).
+//! then write its status (Release); the kernel reads the status before it writes the block again. A thread that drops a lease finishes
+//! its accesses before it decrements the count (Release); the thread that takes the count to 0 sees them (Acquire).
 //!
 //! References: Documentation/networking/packet_mmap.rst, linux/if_packet.h.
 #![allow(unsafe_code)]
@@ -23,11 +23,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::mapping::Mapping;
 
-/// Place of `block_status` in `struct tpacket_block_desc`.
+/// Offset of `block_status` in `struct tpacket_block_desc`.
 const BLOCK_STATUS: usize = 8;
-/// In `Ring::leases`: nothing of the block is leased; leases can be made if the status says that it is ours.
+/// Value of `Ring::leases`: the block is not leased. It can be if its status is TP_STATUS_USER.
 const FREE: u32 = 0;
-/// In `Ring::leases`: to this the number of leases is added. So the last lease to go can write the status before anyone can claim the block.
+/// Base value of `Ring::leases` of a leased block, to which the number of leases is added. The last lease writes the status before
+/// the block can be claimed again.
 const OURS: u32 = 1;
 
 /// The whole ring.
@@ -35,21 +36,21 @@ const OURS: u32 = 1;
 pub(crate) struct Ring {
     mapping: Mapping,
     block_size: usize,
-    /// For each block, its leases. Our own memory.
+    /// Leases per block, in private memory.
     leases: Box<[AtomicU32]>,
 }
 
 impl Ring {
-    /// Maps the ring of `socket`: `blocks` blocks of `block_size` bytes, as it was asked to make.
+    /// Maps the ring of `socket`, configured with `blocks` blocks of `block_size` bytes.
     pub(crate) fn map(socket: BorrowedFd<'_>, block_size: usize, blocks: usize) -> io::Result<Arc<Self>> {
         let mapping = Mapping::of(socket, block_size * blocks, 0)?;
         let leases = (0..blocks).map(|_| AtomicU32::new(0)).collect();
         Ok(Arc::new(Self { mapping, block_size, leases }))
     }
 
-    /// The whole block, if the kernel has given it to us and nothing of it is leased.
+    /// Leases the whole block if the kernel has passed it on and no part of it is leased.
     pub(crate) fn lease(self: &Arc<Self>, block: usize) -> Option<Lease> {
-        // Relaxed: a first look, so that an empty ring costs one load. It is looked at again below.
+        // Relaxed: an early check, so that an empty ring costs one load. Repeated below.
         if self.status(block).load(Ordering::Relaxed) & libc::TP_STATUS_USER == 0 {
             return None;
         }

@@ -1,59 +1,66 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::{Error, interface::Interface};
+use crate::af_xdp::Socket;
+use crate::driver::{Capability, DriverConfig, Options};
+use crate::named::NamedPort;
+use crate::{Error, Port, interface::Interface};
 
-/// How XDP sockets are opened.
+/// Configuration of XDP sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Name of the interface.
     pub interface: String,
-    /// Where the program runs.
+    /// Where the XDP program runs.
     pub mode: Mode,
-    /// Demand that frames are not copied between the driver and the socket; few drivers can, veth cannot.
+    /// Require zero copy between the driver and the socket (default false). Few drivers support it; veth does not.
     pub zero_copy: bool,
-    /// Frames of several buffers, for an MTU above 3,822 and for segments that a host on this machine has not cut (XDP_USE_SG, Linux
-    /// 6.6; in the general code Linux 6.9).
+    /// Frames of several buffers (XDP_USE_SG, Linux 6.6; generic mode Linux 6.9; default false). Needed for an MTU above 3,822, and for
+    /// GSO frames from a host on this machine.
     pub multi_buffer: bool,
-    /// Microseconds that a receive looks into the driver itself before interrupts do (SO_PREFER_BUSY_POLL); `None` leaves it to them.
+    /// Without support for [`multi_buffer`](Self::multi_buffer) in the kernel or the driver, [`DriverConfig::open`] opens the sockets
+    /// without it and logs a warning. Otherwise opening fails.
+    pub multi_buffer_optional: bool,
+    /// Microseconds of busy polling per receive (SO_PREFER_BUSY_POLL); `None` uses interrupts (default).
     pub busy_poll: Option<u32>,
-    /// Chunks of 4 KiB for each queue: frames that are received, sent, and lent to bursts. A power of two, at least 256.
+    /// Chunks of 4 KiB per queue, for frames received, sent and lent to bursts: a power of two from 256 to 262,144 (default 8,192).
     pub chunks: u32,
-    /// What becomes of the interface's traffic when this process ends.
+    /// Handling of the interface's traffic after this process ends.
     pub after: After,
-    /// Look for unfinished checksums and segments that are not cut, which XDP does not tell of: needed where a host sends over veth or virtio
-    /// with offloads on.
+    /// Detect partial checksums and GSO frames, which XDP does not report (default true). Needed if a host sends over veth or virtio
+    /// with offloads enabled.
     pub find_partial: bool,
 }
 
 /// Where the XDP program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// In the general code behind the driver (`xdpgeneric`): any interface. On veth also the faster.
+    /// Generic mode, after the driver (`xdpgeneric`): works on any interface, and is faster on veth.
     Skb,
-    /// In the driver.
+    /// Native mode, in the driver.
     Native,
 }
 
-/// What becomes of the interface's traffic when this process ends.
+/// Handling of the interface's traffic after this process ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum After {
-    /// It goes on as if the port had never been (fail open).
+    /// Traffic continues to the network stack (fail open).
     #[default]
     Pass,
-    /// It is dropped until the port is opened again or the file is removed (fail closed): the program is pinned at this path of a bpf file
-    /// system (`/sys/fs/bpf/...`).
+    /// Traffic is dropped until the port is opened again or the file is removed (fail closed). The program is pinned at this path of
+    /// a bpf file system (`/sys/fs/bpf/...`).
     Drop(PathBuf),
 }
 
 impl Config {
-    /// Copied, in the general code, one buffer for each frame, 8,192 chunks (32 MiB), fail open.
+    /// The defaults: generic mode, copying, one buffer per frame, 8,192 chunks (32 MiB), fail open.
     pub fn new(interface: impl Into<String>) -> Self {
         Self {
             interface: interface.into(),
             mode: Mode::Skb,
             zero_copy: false,
             multi_buffer: false,
+            multi_buffer_optional: false,
             busy_poll: None,
             chunks: 8192,
             after: After::Pass,
@@ -64,15 +71,15 @@ impl Config {
     pub(super) fn check(&self) -> Result<(), Error> {
         let refuse = |what: &str| Err(Error::Config { name: self.interface.clone(), what: what.into() });
         if !self.chunks.is_power_of_two() || !(256..=1 << 18).contains(&self.chunks) {
-            return refuse("chunks is a power of two from 256 to 262,144");
+            return refuse("chunks must be a power of two from 256 to 262,144");
         }
         if self.zero_copy && self.mode == Mode::Skb {
-            return refuse("zero_copy needs mode native: the general code always copies");
+            return refuse("zero_copy needs mode native; generic mode always copies");
         }
         Ok(())
     }
 
-    /// Whether the interface's longest frame fits.
+    /// Checks that the interface's longest frame fits.
     pub(super) fn fits(&self, interface: &Interface) -> Result<(), Error> {
         if self.multi_buffer || interface.max_frame() <= super::SINGLE {
             return Ok(());
@@ -99,18 +106,64 @@ impl Config {
             Some(libc::EBUSY | libc::EEXIST) => Error::InUse {
                 name,
                 what: format!(
-                    "{doing}: another XDP program or socket is on this interface's queue: see `ip link`, remove it"
+                    "{doing}: another XDP program or socket uses this interface's queue: run `ip link`, remove it"
                 ),
             },
             Some(libc::EOPNOTSUPP | libc::EINVAL | libc::EPROTONOSUPPORT) => Error::Unsupported {
                 name,
                 what: format!(
-                    "{doing}: this interface's driver or this kernel does not do that ({source}): \
+                    "{doing}: the interface's driver or this kernel does not support it ({source}): \
                      try mode skb, without zero_copy and multi_buffer, or af_packet"
                 ),
             },
             Some(libc::ENODEV) => Error::NoInterface { interface: name },
             _ => Error::Io { name, source: io::Error::new(source.kind(), format!("{doing}: {source}")) },
         }
+    }
+}
+
+impl DriverConfig for Config {
+    const NAMES: &'static [(&'static str, &'static str)] =
+        &[("af_xdp", "a network interface, by XDP sockets in front of the network stack")];
+    const CAPABILITIES: &'static [Capability] = &[Capability::NetRaw, Capability::NetAdmin, Capability::Bpf];
+    const MULTI_QUEUE: bool = true;
+
+    fn from_options(_: &str, options: &dyn Options) -> Self {
+        let interface = options.interface();
+        let native = options.word("mode", &["generic", "native"]) == Some(1);
+        let multi_buffer = options.flag("multi-buffer");
+        let closed = options.word("fail", &["open", "closed"]) == Some(1);
+        Self {
+            mode: if native { Mode::Native } else { Mode::Skb },
+            zero_copy: options.flag("zero-copy").unwrap_or(false),
+            multi_buffer: multi_buffer.unwrap_or(true),
+            multi_buffer_optional: multi_buffer.is_none(),
+            after: match closed {
+                true => After::Drop(format!("/sys/fs/bpf/towpath-{interface}").into()),
+                false => After::Pass,
+            },
+            ..Self::new(interface)
+        }
+    }
+
+    fn open(&self, name: &str, workers: usize) -> Result<Vec<Box<dyn Port>>, Error> {
+        let sockets = match Socket::open_queues(self, workers as u32) {
+            Err(Error::Unsupported { .. }) if self.multi_buffer && self.multi_buffer_optional => {
+                let single = Self { multi_buffer: false, ..self.clone() };
+                let sockets = Socket::open_queues(&single, workers as u32)?;
+                log::warn!(
+                    "{name}: this kernel or `{}` does not support multi-buffer XDP; hosts on this machine \
+                     must not offload segmentation: run `ethtool -K DEV tso off gso off` there",
+                    self.interface
+                );
+                sockets
+            }
+            sockets => sockets?,
+        };
+        Ok(sockets.into_iter().map(|socket| NamedPort::boxed(name, socket)).collect())
+    }
+
+    fn interface(&self) -> Option<&str> {
+        Some(&self.interface)
     }
 }

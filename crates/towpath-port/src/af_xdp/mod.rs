@@ -1,17 +1,17 @@
-//! XDP sockets (AF_XDP): frames of an interface's queue in memory shared with the kernel, before its network stack sees them.
+//! XDP sockets (AF_XDP): frames of an interface's queue in memory shared with the kernel, before the network stack.
 //!
-//! Received frames are lent to the burst where they lie; sent ones are copied into chunks of the port's own. All frames of a queue with a
-//! socket come here, none reaches this machine's network stack. The XDP program is part of the port (see `program.rs`).
+//! Received frames are lent to the burst in place; sent frames are copied into the port's chunks. A queue with a socket passes
+//! all frames to the port and none to the host's network stack. The XDP program is part of the port (see `program.rs`).
 //! Needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF.
 //!
-//! XDP knows nothing of unfinished checksums and frames to be cut: [`Config::find_partial`] recognises both (what a host with offloads
-//! sends over veth), the second by their length. But only with [`Config::multi_buffer`] does a frame to be cut come in at all; without it what
-//! is longer than one buffer is lost ([`Drops::rx_too_long`](crate::Drops::rx_too_long)), and the senders' offloads must be off
-//! (`ethtool -K eth0 tso off gso off`). TCP is cut by the MTU. UDP datagrams that are not cut (UDP_SEGMENT) are dropped
-//! ([`Drops::rx_uncut`](crate::Drops::rx_uncut)) where together they are longer than the MTU; where they are not, nothing tells them from
-//! one. Their senders' `tx-udp-segmentation` must be off. What goes out is always finished.
+//! XDP does not report partial checksums and GSO frames, which a host with offloads sends over veth. [`Config::find_partial`]
+//! detects both, GSO frames by their length. They are received only with [`Config::multi_buffer`]; without it, a frame longer
+//! than one buffer is dropped ([`Stats::rx_too_long`]), and the senders' offloads must be off
+//! (`ethtool -K eth0 tso off gso off`). TCP is segmented by the MTU. Unsegmented UDP datagrams (UDP_SEGMENT) are dropped
+//! ([`Stats::rx_unsegmented`]) if they exceed the MTU together, and cannot be
+//! told from one datagram otherwise: the senders' `tx-udp-segmentation` must be off. Sent frames always have complete checksums.
 //!
-//! Frames bring no time; they get that of the call that received them.
+//! Frames have no timestamps of the kernel; their time is that of the receiving call.
 //!
 //! References: Documentation/networking/af_xdp.rst, linux/if_xdp.h.
 
@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::burst::{Lent, NEAR};
 use crate::clock;
 use crate::interface::Interface;
-use crate::stage::{Medium, Stage};
+use crate::tx_offload::{Medium, TxOffload};
 use towpath_wire::{checksum, gso};
 
 use crate::{
@@ -41,11 +41,11 @@ use ring::{Descriptor, Offsets, Ring};
 pub(crate) use umem::Chunks;
 use umem::{CHUNK, Chunk, LENT, Umem};
 
-/// Longest frame in one buffer: XDP keeps 256 bytes in front of it, and the tail of a page for itself.
+/// Length of the longest frame in one buffer. XDP reserves 256 bytes of headroom and the tail of the page.
 const SINGLE: usize = CHUNK - 256;
-/// Most buffers of one frame: MAX_SKB_FRAGS and the first.
+/// Limit on buffers per frame: MAX_SKB_FRAGS plus one.
 const BUFFERS: usize = 18;
-/// Calls in a row that bring the kernel to send what is in the ring; one sends at most 32 frames.
+/// Limit on consecutive wakeups to send the ring's frames. Each sends at most 32 frames.
 const KICKS: usize = 256;
 
 /// An XDP socket on one queue of an interface as a port.
@@ -56,7 +56,7 @@ const KICKS: usize = 256;
 /// let mut port = af_xdp::Socket::open(af_xdp::Config::new("eth0"))?;
 /// let mut burst = Burst::new(64);
 /// while port.receive(&mut burst)? != Received::End {
-///     port.send(&mut burst.iter())?; // back where it came from
+///     port.send(&mut burst.iter())?; // back to the same queue
 /// }
 /// # Ok::<(), towpath_port::Error>(())
 /// ```
@@ -65,7 +65,7 @@ pub struct Socket {
     config: Config,
     queue: u32,
     socket: OwnedFd,
-    /// For requests about the interface.
+    /// Socket for interface requests.
     control: OwnedFd,
     interface: Interface,
     umem: Arc<Umem>,
@@ -76,12 +76,12 @@ pub struct Socket {
     tx: Ring<Descriptor>,
     _program: Arc<Program>,
     reopened: Reopened,
-    stage: Stage,
+    tx_offload: TxOffload,
     stats: Stats,
 }
 
-/// Sockets on the queues of an interface that was made anew, for the ports that have not taken theirs yet. They share a program, so
-/// the port that is the first to find the interface opens all of them.
+/// Sockets on the queues of an interface that was created again, until each port takes its own. The sockets share a program, so
+/// the first port to find the interface opens all of them.
 type Reopened = Arc<Mutex<Vec<Option<Socket>>>>;
 
 impl Socket {
@@ -94,8 +94,8 @@ impl Socket {
         Ok(sockets.remove(0))
     }
 
-    /// Attaches the program to the interface and opens a socket on each of its queues from 0 to `queues - 1`, for a thread each. What comes in
-    /// on another queue goes past the ports ([`After::Pass`]) or is dropped ([`After::Drop`]).
+    /// Attaches the program to the interface and opens one socket per queue, 0 to `queues - 1`. Frames on other queues go to the
+    /// network stack ([`After::Pass`]) or are dropped ([`After::Drop`]).
     ///
     /// # Errors
     /// As [`Socket::open`].
@@ -103,10 +103,10 @@ impl Socket {
         config.check()?;
         let name = &config.interface;
         if !(1..=QUEUES).contains(&queues) {
-            let what = format!("from 1 to {QUEUES} queues");
+            let what = format!("the number of queues must be from 1 to {QUEUES}");
             return Err(Error::Config { name: name.clone(), what });
         }
-        // First of all: it says whether there is AF_XDP.
+        // Fails first if the kernel has no AF_XDP.
         let probe = sys::socket(libc::AF_XDP, libc::SOCK_RAW, 0);
         drop(probe.map_err(|error| config.refused("opening a socket", error))?);
         let control = control(name)?;
@@ -148,7 +148,7 @@ impl Socket {
         let (address, len) = umem.place();
         let registration = [halves(address), halves(len), [CHUNK as u32, 0], [0, 0]].concat();
         set(libc::XDP_UMEM_REG, &registration)?;
-        // Half of the chunks may wait in the fill ring, the rest is lent or being sent.
+        // Up to half of the chunks are in the fill ring; the rest is lent or being sent.
         let size = config.chunks / 2;
         let rings =
             [libc::XDP_UMEM_FILL_RING, libc::XDP_UMEM_COMPLETION_RING, libc::XDP_RX_RING, libc::XDP_TX_RING];
@@ -171,7 +171,7 @@ impl Socket {
             free,
             _program: program.clone(),
             reopened: reopened.clone(),
-            stage: Stage::default(),
+            tx_offload: TxOffload::default(),
             stats: Stats::default(),
             socket,
         };
@@ -194,10 +194,10 @@ impl Socket {
         Ok(port)
     }
 
-    /// Gives free chunks to the kernel for what arrives: losses come from an empty fill ring.
+    /// Refills the fill ring with free chunks. An empty fill ring causes drops.
     fn refill(&mut self) {
         self.umem.take_back(&mut self.free);
-        // What is being sent keeps chunks of its own, so that neither direction starves the other.
+        // Transmission has reserved chunks, so that neither direction starves the other.
         let reserve = self.config.chunks as usize / 4;
         let count = (self.fill.ready() as usize).min(self.free.len().saturating_sub(reserve));
         for ahead in 0..count as u32 {
@@ -208,7 +208,7 @@ impl Socket {
         self.fill.advance(count as u32);
     }
 
-    /// Takes back what was sent.
+    /// Reclaims the chunks of completed transmissions.
     fn complete(&mut self) {
         let count = self.completion.ready();
         for ahead in 0..count {
@@ -217,7 +217,7 @@ impl Socket {
         self.completion.advance(count);
     }
 
-    /// Takes one frame out of the RX ring: `buffers` descriptors from `ahead` on. Says how many bytes it has.
+    /// Receives one frame from the RX ring: `buffers` descriptors from `ahead` on. Returns its length.
     fn take(
         &mut self,
         ahead: u32,
@@ -234,17 +234,17 @@ impl Socket {
             let start = (descriptor.address % CHUNK as u64) as usize;
             let range = start..start + descriptor.len as usize;
             let Some(chunk) = self.umem.taken(descriptor.address) else {
-                self.stats.dropped.rx_invalid += 1;
+                self.stats.rx_invalid += 1;
                 return 0;
             };
             let Some(bytes) = self.umem.bytes(&chunk, range.clone()) else {
-                self.stats.dropped.rx_invalid += 1;
+                self.stats.rx_invalid += 1;
                 self.free.push(chunk);
                 return 0;
             };
             let len = range.len();
             let Some(offload) = self.unfinished(bytes) else {
-                self.stats.dropped.rx_uncut += 1;
+                self.stats.rx_unsegmented += 1;
                 self.free.push(chunk);
                 return len;
             };
@@ -254,7 +254,7 @@ impl Socket {
             burst.add_chunk(number, range, frame);
             return len;
         }
-        // Several buffers become one frame: a copy.
+        // A frame of several buffers is copied into one.
         let begin = burst.used();
         for ahead in ahead..ahead + buffers {
             let descriptor = self.rx.get(ahead);
@@ -269,7 +269,7 @@ impl Socket {
         let range = begin..burst.used();
         let len = range.len();
         let Some(offload) = self.unfinished(burst.used_bytes(range.clone())) else {
-            self.stats.dropped.rx_uncut += 1;
+            self.stats.rx_unsegmented += 1;
             return len;
         };
         frame.meta.offload = offload;
@@ -278,8 +278,8 @@ impl Socket {
         len
     }
 
-    /// What a host on this machine left undone, of which XDP does not tell: a checksum; and segments that are not cut, which are
-    /// longer than the interface's MTU. `None` for datagrams that are not cut: where they end XDP does not tell either.
+    /// Detects offload metadata that XDP does not report: a partial checksum, and TCP segmentation of frames that exceed the MTU.
+    /// Returns `None` for unsegmented UDP datagrams, whose size is unknown.
     fn unfinished(&self, bytes: &[u8]) -> Option<Offload> {
         if !self.config.find_partial {
             return Some(Offload::default());
@@ -294,13 +294,13 @@ impl Socket {
         Some(Offload { checksum: checksum::detect(link, bytes), gso })
     }
 
-    /// Descriptors of the frame that begins at `ahead`, of `count` that there are; none when its end is not there yet.
+    /// The number of descriptors of the frame that begins at `ahead`, out of `count`; `None` if the end is not available yet.
     fn buffers(&self, ahead: u32, count: u32) -> Option<u32> {
         let last = (ahead..count).find(|at| self.rx.get(*at).options & libc::XDP_PKT_CONTD == 0)?;
         Some(last + 1 - ahead)
     }
 
-    /// Has the kernel send what is in the TX ring, as far as it will.
+    /// Wakes the kernel to send the frames of the TX ring.
     fn kick(&mut self) -> Result<(), Error> {
         for _ in 0..KICKS {
             if self.tx.outstanding() == 0 || !self.tx.needs_wakeup() {
@@ -311,10 +311,10 @@ impl Socket {
                 continue;
             };
             match error.raw_os_error() {
-                // EAGAIN: it has sent some, and there are more. EBUSY: the driver is at it. ENOBUFS: its queue is full.
+                // EAGAIN: more frames are left. EBUSY: the driver is sending. ENOBUFS: its queue is full.
                 Some(libc::EAGAIN | libc::EINTR) => self.complete(),
                 Some(libc::EBUSY | libc::ENOBUFS) => return Ok(()),
-                // The interface is down or gone: what is in the ring stays there until it is up.
+                // The interface is down or gone: the frames stay in the ring until it is up.
                 Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => return Ok(()),
                 _ => return Err(Error::Io { name: self.config.interface.clone(), source: error }),
             }
@@ -322,7 +322,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Puts one frame into the TX ring; it is counted.
+    /// Adds one frame to the TX ring and counts it.
     fn put(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let buffers = bytes.len().div_ceil(CHUNK).max(1);
         if (self.tx.ready() as usize) < buffers || self.free.len() < buffers {
@@ -331,7 +331,7 @@ impl Socket {
             self.kick()?;
         }
         if (self.tx.ready() as usize) < buffers || self.free.len() < buffers {
-            self.stats.dropped.tx_full += 1;
+            self.stats.tx_full += 1;
             return Ok(());
         }
         for (ahead, part) in bytes.chunks(CHUNK).enumerate() {
@@ -348,7 +348,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Longest frame that goes out.
+    /// Length of the longest frame that can be sent.
     fn max_frame(&self) -> usize {
         let most = if self.config.multi_buffer { BUFFERS * CHUNK } else { CHUNK };
         self.interface.max_frame().min(most)
@@ -379,7 +379,7 @@ impl Port for Socket {
         let busy = self.config.busy_poll.is_some();
         let mut count = self.rx.ready();
         if count == 0 && (busy || self.fill.needs_wakeup()) {
-            // EAGAIN and the like: nothing is there yet.
+            // EAGAIN and similar: no frame is available yet.
             let _ = sys::kick(self.socket.as_fd(), false);
             count = self.rx.ready();
         }
@@ -412,19 +412,19 @@ impl Port for Socket {
         };
         self.complete();
         self.umem.take_back(&mut self.free);
-        let mut stage = std::mem::take(&mut self.stage);
+        let mut tx_offload = std::mem::take(&mut self.tx_offload);
         let name = std::mem::take(&mut self.config.interface);
-        let sent = stage.send(&name, &medium, frames, |stage, pieces| {
+        let sent = tx_offload.send(&name, &medium, frames, |tx_offload, pieces| {
             for (at, piece) in pieces.iter().enumerate() {
-                if let Err(error) = self.put(stage.bytes(piece)) {
-                    self.stats.dropped.tx_refused += (pieces.len() - at) as u64;
+                if let Err(error) = self.put(tx_offload.bytes(piece)) {
+                    self.stats.tx_refused += (pieces.len() - at) as u64;
                     return Err(error);
                 }
             }
             Ok(())
         });
         self.config.interface = name;
-        self.stage = stage;
+        self.tx_offload = tx_offload;
         self.kick()?;
         sent
     }
@@ -441,7 +441,7 @@ impl Port for Socket {
         self.interface.look(&self.control, &self.config.interface)
     }
 
-    /// Of a port of several queues, the first socket that is opened again opens those of all queues; the others find theirs there.
+    /// With several queues, the first socket to reopen opens the sockets of all queues; the others take theirs.
     fn reopen(&mut self) -> Result<(), Error> {
         if self.state()? != State::Gone {
             return Ok(());
@@ -466,11 +466,11 @@ impl Port for Socket {
         let mut stats = self.stats;
         if sys::get(self.socket.as_fd(), libc::SOL_XDP, libc::XDP_STATISTICS, &mut counters).is_ok() {
             let counter = |at: usize| whole(counters[2 * at], counters[2 * at + 1]);
-            // Of those dropped without a reason: what found no chunk in the fill ring. The others were too long for one buffer.
+            // rx_dropped includes frames without a chunk in the fill ring. The others were too long for one buffer.
             let full = if self.config.multi_buffer { counter(0) } else { counter(0).min(counter(4)) };
-            stats.dropped.rx_full += full + counter(3);
-            stats.dropped.rx_too_long += counter(0) - full;
-            stats.dropped.tx_refused += counter(2);
+            stats.rx_full += full + counter(3);
+            stats.rx_too_long += counter(0) - full;
+            stats.tx_refused += counter(2);
         }
         stats
     }

@@ -1,15 +1,15 @@
-//! The XDP program in front of the sockets: a few instructions, made here and loaded with bpf(2). No compiler is needed.
+//! The XDP program that redirects frames to the sockets: six instructions, assembled here and loaded with bpf(2).
 //!
 //! ```text
 //! r2 = ctx->rx_queue_index
 //! r1 = the map of sockets
-//! r3 = what becomes of a frame whose queue has no socket: XDP_PASS, or XDP_DROP
+//! r3 = the action for a queue without a socket: XDP_PASS or XDP_DROP
 //! return bpf_redirect_map(r1, r2, r3)
 //! ```
 //!
-//! It is attached with a BPF link, which goes when the last descriptor of it is closed: when the process ends, however it ends, the
-//! interface is as before (fail open). A link that is pinned in a bpf file system stays, and with `XDP_DROP` the interface
-//! then brings nothing to anybody (fail closed), until the port opens it again or the pin is removed.
+//! A BPF link attaches it and ends with its last descriptor: after the process ends for any reason, the interface works as before (fail
+//! open). A link that is pinned in a bpf file system persists. With `XDP_DROP` the interface then drops all frames (fail closed)
+//! until the port is opened again or the pin is removed.
 //!
 //! References: linux/bpf.h, Documentation/bpf/map_xskmap.rst.
 
@@ -39,26 +39,26 @@ const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 const XDP_DROP: i32 = 1;
 const XDP_PASS: i32 = 2;
 
-/// Queues that one program can serve.
+/// Limit on queues per program.
 pub(super) const QUEUES: u32 = 64;
 
 /// A loaded and attached program with its map of sockets.
 #[derive(Debug)]
 pub(super) struct Program {
     map: OwnedFd,
-    /// Detaches when it is closed, unless it is pinned.
+    /// Closing it detaches the program, unless it is pinned.
     _link: OwnedFd,
 }
 
-/// How it is attached.
+/// Parameters of the attachment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Attach<'a> {
     pub(super) index: u32,
-    /// In the driver; otherwise in the general code behind it.
+    /// Native mode; otherwise generic mode.
     pub(super) native: bool,
-    /// Frames of several buffers.
+    /// Support frames of several buffers.
     pub(super) frags: bool,
-    /// Where the link is pinned; drop what has no socket then.
+    /// Path where the link is pinned. Frames without a socket are then dropped.
     pub(super) pin: Option<&'a Path>,
 }
 
@@ -74,7 +74,7 @@ impl Program {
         Ok(Self { map, _link: link })
     }
 
-    /// Frames of `queue` go to `socket` from now on.
+    /// Redirects frames of `queue` to `socket`.
     pub(super) fn serve(&self, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
         let value = socket.as_raw_fd() as u32;
         sys::bpf_update(MAP_UPDATE_ELEM, self.map.as_fd(), queue, value)
@@ -92,7 +92,7 @@ fn load(map: BorrowedFd<'_>, attach: Attach<'_>) -> io::Result<OwnedFd> {
     let code = [
         instruction(0x61, 0x12, 16, 0), // r2 = *(u32 *)(r1 + 16), xdp_md.rx_queue_index
         instruction(0x18, 0x11, 0, map.as_raw_fd()), // r1 = map (BPF_PSEUDO_MAP_FD)
-        instruction(0, 0, 0, 0),        // its second half
+        instruction(0, 0, 0, 0),        // second slot
         instruction(0xb7, 0x03, 0, miss), // r3 = miss
         instruction(0x85, 0, 0, 51),    // call bpf_redirect_map
         instruction(0x95, 0, 0, 0),     // exit
@@ -106,7 +106,7 @@ fn link(program: BorrowedFd<'_>, attach: Attach<'_>) -> io::Result<OwnedFd> {
     sys::bpf_new(LINK_CREATE, &words(&[program.as_raw_fd() as u32, attach.index, ATTACH_XDP, mode]))
 }
 
-/// The link at `pin` with the program, or a new one that is pinned there.
+/// Updates the link pinned at `pin` with the program, or creates and pins a new link.
 fn pinned(program: BorrowedFd<'_>, attach: Attach<'_>, pin: &Path) -> io::Result<OwnedFd> {
     if let Ok(old) = sys::bpf_path(OBJ_GET, pin) {
         // bpf_attr for LINK_UPDATE: link, new program, flags, old program.
@@ -114,7 +114,7 @@ fn pinned(program: BorrowedFd<'_>, attach: Attach<'_>, pin: &Path) -> io::Result
         if sys::bpf_do(LINK_UPDATE, &update).is_ok() {
             return Ok(old);
         }
-        // Of an interface that is gone.
+        // The link of a deleted interface.
         rustix::fs::unlink(pin)?;
     }
     let link = link(program, attach)?;

@@ -1,10 +1,10 @@
 //! The four rings of an XDP socket: single producer, single consumer, shared with the kernel.
 //!
-//! What: an array of a power of two of entries, a producer's and a consumer's counter that run freely. The producer writes entries, then its
-//! counter (Release); the consumer reads that counter (Acquire), then the entries, then moves its own (Release), which the
-//! producer reads (Acquire) before it writes entries again. One side is the kernel.
-//! Invariant: our own counter lives in our own memory; the shared one is only written. The other's is read once for each call, and its distance
-//! from ours is bounded by the size of the ring.
+//! Purpose: an array of entries (a power of two) with free-running producer and consumer counters. The producer writes entries, then its
+//! counter (Release). The consumer reads that counter (Acquire), then the entries, then advances its own (Release), which the
+//! producer reads (Acquire) before it overwrites entries. One side is the kernel.
+//! Invariant: our counter is kept in private memory; its shared copy is only written. The other side's counter is read once per call, and
+//! its distance from ours is clamped to the size of the ring.
 //!
 //! References: net/xdp/xsk_queue.h, linux/if_xdp.h.
 #![allow(unsafe_code)]
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::mapping::Mapping;
 
-/// Where things are in a ring's mapping (`struct xdp_ring_offset`).
+/// Offsets within a ring's mapping (`struct xdp_ring_offset`).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Offsets {
     pub(super) producer: usize,
@@ -25,13 +25,13 @@ pub(super) struct Offsets {
     pub(super) flags: usize,
 }
 
-/// An entry of a ring: plain numbers, for which every pattern of bits is a value.
+/// An entry of a ring: plain integers, valid for every bit pattern.
 pub(super) trait Entry: Copy {}
 
-/// Fill and completion rings have addresses in the UMEM.
+/// Entries of the fill and completion rings: UMEM addresses.
 impl Entry for u64 {}
 
-/// `struct xdp_desc`: RX and TX rings.
+/// Entries of the RX and TX rings: `struct xdp_desc`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Descriptor {
@@ -42,21 +42,21 @@ pub(super) struct Descriptor {
 
 impl Entry for Descriptor {}
 
-/// A ring, seen from the side of which `ours` is the counter.
+/// One side of a ring; `ours` is the counter of this side.
 #[derive(Debug)]
 pub(super) struct Ring<T> {
     mapping: Mapping,
     offsets: Offsets,
     size: u32,
-    /// Our own counter.
+    /// Counter of this side.
     ours: u32,
-    /// We write the entries.
+    /// This side is the producer.
     producing: bool,
     entries: PhantomData<T>,
 }
 
 impl<T: Entry> Ring<T> {
-    /// Maps a ring of `size` entries that `socket` was asked to make, at its page offset.
+    /// Maps a ring of `size` entries of `socket` at its page offset.
     pub(super) fn map(
         socket: BorrowedFd<'_>,
         page: u64,
@@ -68,7 +68,7 @@ impl<T: Entry> Ring<T> {
         Ok(Self { mapping, offsets, size, ours: 0, producing, entries: PhantomData })
     }
 
-    /// For a producer: how many entries there is room for. For a consumer: how many there are.
+    /// For a producer: the number of free entries. For a consumer: the number of available entries.
     pub(super) fn ready(&self) -> u32 {
         let other = if self.producing { self.offsets.consumer } else { self.offsets.producer };
         // Acquire: pairs with the kernel's Release; it is done with the entries up to there.
@@ -83,14 +83,14 @@ impl<T: Entry> Ring<T> {
     /// The entry `ahead` of our counter.
     ///
     /// # Panics
-    /// When it is not in the ring (`ahead` beyond its size).
+    /// Panics if `ahead` is not below the size of the ring.
     pub(super) fn get(&self, ahead: u32) -> T {
         // SAFETY: `entry` gives a place for one T inside the mapping; the caller saw by `ready` that the kernel has written it, and
         // every pattern of bits is a T. Volatile: the memory is shared.
         unsafe { self.entry(ahead).read_volatile() }
     }
 
-    /// Writes the entry `ahead` of our counter; it is published by [`Ring::advance`].
+    /// Writes the entry `ahead` of our counter. [`Ring::advance`] publishes it.
     ///
     /// # Panics
     /// As [`Ring::get`].
@@ -99,7 +99,7 @@ impl<T: Entry> Ring<T> {
         unsafe { self.entry(ahead).write_volatile(value) }
     }
 
-    /// Moves our counter on.
+    /// Advances our counter.
     pub(super) fn advance(&mut self, by: u32) {
         self.ours = self.ours.wrapping_add(by);
         let ours = if self.producing { self.offsets.producer } else { self.offsets.consumer };
@@ -107,13 +107,13 @@ impl<T: Entry> Ring<T> {
         self.counter(ours).store(self.ours, Ordering::Release);
     }
 
-    /// Whether the kernel sleeps on this ring, and must be called (XDP_RING_NEED_WAKEUP).
+    /// Returns true if the kernel needs a wakeup for this ring (XDP_RING_NEED_WAKEUP).
     pub(super) fn needs_wakeup(&self) -> bool {
-        // Relaxed: a hint that orders nothing; who misses it is told by the next call.
+        // Relaxed: a hint. A missed flag is seen by the next call.
         self.counter(self.offsets.flags).load(Ordering::Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0
     }
 
-    /// For a producer: entries that the kernel has not taken yet.
+    /// For a producer: the number of entries that the kernel has not consumed.
     pub(super) fn outstanding(&self) -> u32 {
         self.size - self.ready()
     }

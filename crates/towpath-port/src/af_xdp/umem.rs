@@ -1,15 +1,15 @@
-//! The memory that frames of an XDP socket lie in (UMEM), as chunks that have an owner.
+//! The frame memory of an XDP socket (UMEM), as owned chunks.
 //!
-//! What: a [`Chunk`] is the right to one chunk. It is either in our hands (free, or lent to a burst), or it was put into the fill or the
-//! TX ring and is the kernel's until it comes back in the RX or the completion ring. Chunks that a burst drops come back through a
-//! stack that any thread pushes to and the port's thread takes whole.
+//! Purpose: a [`Chunk`] is the right to access one chunk. User space owns it (free, or lent to a burst), or the kernel does, from the fill
+//! or TX ring until it returns in the RX or completion ring. Chunks that a burst drops return on a stack: any thread pushes,
+//! the port's thread takes the whole stack.
 //!
-//! Invariant: at any time there is at most one `Chunk` of each number, and none while the kernel has it: [`Umem::new`] makes each once,
-//! [`Chunk::give`] consumes, and [`Umem::taken`] makes one again only if it was given (`given` is our own record: what the ring
-//! says is not believed).
+//! Invariant: at most one `Chunk` exists per index, and none while the kernel owns the chunk. [`Umem::new`] creates each once,
+//! [`Chunk::give`] consumes it, and [`Umem::taken`] recreates it only if it was given. `given` is a private record; ring contents
+//! are not trusted.
 //!
-//! Races: push: the links are written, then the head (Release); take: the head is swapped (Acquire), then the links are read. Nobody pops a
-//! single chunk, so a chunk that comes back while it is looked at (ABA) cannot happen.
+//! Races: push writes the links, then the head (Release). Take swaps the head (Acquire), then reads the links. No operation pops a
+//! single chunk, so the ABA problem cannot occur.
 //!
 //! References: Documentation/networking/af_xdp.rst.
 #![allow(unsafe_code)]
@@ -22,28 +22,28 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::mapping::Mapping;
 
-/// Bytes of a chunk: a page, the most that the kernel takes without huge pages.
+/// Bytes per chunk: one page, the kernel's limit without huge pages.
 pub(crate) const CHUNK: usize = 4096;
-/// No chunk.
+/// Terminator of a list of chunks.
 const NONE: u32 = u32::MAX;
 
 #[derive(Debug)]
 pub(crate) struct Umem {
     mapping: Mapping,
     chunks: u32,
-    /// Which chunks the kernel has. Relaxed throughout: only the port's thread looks and writes.
+    /// Chunks that the kernel owns. Relaxed accesses: only the port's thread uses it.
     given: Box<[AtomicBool]>,
-    /// The chunks that were dropped, linked by `links`.
+    /// Stack of returned chunks, linked by `links`.
     returned: AtomicU32,
     links: Box<[AtomicU32]>,
 }
 
-/// The right to one chunk.
+/// The right to access one chunk.
 #[derive(Debug)]
 pub(crate) struct Chunk(u32);
 
 impl Umem {
-    /// Memory of `chunks` chunks, and all of them.
+    /// Allocates `chunks` chunks and returns all of them.
     pub(crate) fn new(chunks: u32) -> io::Result<(Arc<Self>, Vec<Chunk>)> {
         let mapping = Mapping::anonymous(chunks as usize * CHUNK)?;
         let umem = Self {
@@ -56,19 +56,19 @@ impl Umem {
         Ok((Arc::new(umem), (0..chunks).map(Chunk).collect()))
     }
 
-    /// Address and length of the whole, for XDP_UMEM_REG.
+    /// Address and length of the UMEM, for XDP_UMEM_REG.
     pub(crate) fn place(&self) -> (u64, u64) {
         let len = self.chunks as usize * CHUNK;
         (self.mapping.at(0, len) as u64, len as u64)
     }
 
-    /// The address in the UMEM of a chunk that is now the kernel's.
+    /// Transfers the chunk to the kernel and returns its UMEM address.
     pub(crate) fn give(&self, chunk: Chunk) -> u64 {
         self.given[chunk.0 as usize].store(true, Ordering::Relaxed);
         u64::from(chunk.0) * CHUNK as u64
     }
 
-    /// The chunk that `address` lies in, which came out of a ring; none when the kernel did not have it.
+    /// Takes back the chunk that contains `address`, read from a ring; `None` if the kernel did not own it.
     pub(crate) fn taken(&self, address: u64) -> Option<Chunk> {
         let number = u32::try_from(address / CHUNK as u64).ok()?;
         let given = self.given.get(number as usize)?;
@@ -79,7 +79,7 @@ impl Umem {
         Some(Chunk(number))
     }
 
-    /// Bytes of a chunk; none when they are not all in it.
+    /// A range of a chunk; `None` if it exceeds the chunk.
     #[inline]
     pub(crate) fn bytes<'a>(&'a self, chunk: &'a Chunk, range: Range<usize>) -> Option<&'a [u8]> {
         let (at, len) = self.range(chunk, range)?;
@@ -88,7 +88,7 @@ impl Umem {
         Some(unsafe { slice::from_raw_parts(at, len) })
     }
 
-    /// As [`Umem::bytes`], to be changed.
+    /// As [`Umem::bytes`], mutable.
     #[inline]
     pub(crate) fn bytes_mut<'a>(&'a self, chunk: &'a mut Chunk, range: Range<usize>) -> Option<&'a mut [u8]> {
         let (at, len) = self.range(chunk, range)?;
@@ -101,7 +101,7 @@ impl Umem {
         Some((self.mapping.at(chunk.0 as usize * CHUNK + range.start, len), len))
     }
 
-    /// Puts a chunk where the port finds it, from any thread.
+    /// Returns a chunk to the port, from any thread.
     fn put_back(&self, chunks: impl Iterator<Item = Chunk>) {
         let mut first = NONE;
         let mut last = None;
@@ -125,9 +125,9 @@ impl Umem {
         }
     }
 
-    /// Takes all that were put back.
+    /// Takes all returned chunks.
     pub(crate) fn take_back(&self, free: &mut Vec<Chunk>) {
-        // Relaxed: a look that costs nothing when there is none.
+        // Relaxed: an early check that is cheap if the stack is empty.
         if self.returned.load(Ordering::Relaxed) == NONE {
             return;
         }
@@ -141,10 +141,10 @@ impl Umem {
     }
 }
 
-/// Most chunks that are lent to one burst.
+/// Limit on chunks lent to one burst.
 pub(crate) const LENT: usize = 64;
 
-/// Chunks that are lent to a burst, by their number in it.
+/// The chunks lent to a burst, by index.
 #[derive(Debug)]
 pub(crate) struct Chunks {
     umem: Arc<Umem>,
@@ -157,10 +157,10 @@ impl Chunks {
         Self { umem, chunks: [const { None }; LENT], len: 0 }
     }
 
-    /// Adds a chunk; its number.
+    /// Adds a chunk and returns its index.
     ///
     /// # Panics
-    /// When there are [`LENT`] already.
+    /// Panics if it already holds [`LENT`] chunks.
     pub(crate) fn add(&mut self, chunk: Chunk) -> u32 {
         self.chunks[self.len] = Some(chunk);
         self.len += 1;

@@ -1,6 +1,6 @@
 //! Netlink messages of the NFQUEUE subsystem, parsed and emitted: bytes in, values out.
 //!
-//! Numbers inside attributes are in network byte order, those of netlink's own headers in the machine's.
+//! Numbers inside attributes are in network byte order, those in netlink headers in native byte order.
 //! References: linux/netlink.h, linux/netfilter/nfnetlink_queue.h, linux/netfilter/nfnetlink_conntrack.h.
 
 use std::ops::Range;
@@ -8,9 +8,9 @@ use std::ops::Range;
 use crate::{Conntrack, Queued};
 
 const HEADER: usize = 16;
-/// `struct nfgenmsg`, in front of the attributes.
+/// Length of `struct nfgenmsg`, which precedes the attributes.
 const GENERIC: usize = 4;
-/// Highest bits of an attribute's type: nested, network byte order.
+/// Flag bits of an attribute type: nested, network byte order.
 const TYPE_MASK: u16 = 0x3fff;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
@@ -21,34 +21,34 @@ const CTA_STATUS: u16 = 3;
 const CTA_MARK: u16 = 8;
 const CTA_ID: u16 = 12;
 
-/// One message of the kernel.
+/// A message from the kernel.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Message {
     Packet(Packet),
-    /// Answer to the request with this sequence number: 0, or an errno.
+    /// Acknowledgement of the request with this sequence number: 0 or an errno.
     Answer {
         seq: u32,
         errno: i32,
     },
-    /// Something else.
+    /// Any other message.
     Other,
 }
 
-/// A packet that waits for its verdict.
+/// A queued packet.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Packet {
     pub(super) queued: Queued,
     pub(super) in_interface: u32,
     pub(super) time_ns: Option<u64>,
-    /// Place of its bytes in the message.
+    /// Range of its bytes in the message.
     pub(super) payload: Range<usize>,
-    /// Its length, when not all of it was copied.
+    /// Length of the packet if it was truncated.
     pub(super) len: Option<u32>,
     /// `NFQA_SKB_` bits.
     pub(super) info: u32,
 }
 
-/// Reads the message at the front of `bytes`.
+/// Parses the first message in `bytes`.
 pub(super) fn parse(bytes: &[u8]) -> Message {
     let Some(header) = bytes.first_chunk::<HEADER>() else { return Message::Other };
     let len = native32(header, 0) as usize;
@@ -111,7 +111,7 @@ fn connection(message: &[u8], range: Range<usize>, conntrack: &mut Conntrack) {
     }
 }
 
-/// Type and place of each attribute in `range`, as far as they are whole.
+/// Type and range of each complete attribute in `range`.
 fn attributes(message: &[u8], range: Range<usize>) -> impl Iterator<Item = (u16, Range<usize>)> + '_ {
     let mut at = range.start;
     std::iter::from_fn(move || {
@@ -127,11 +127,11 @@ fn attributes(message: &[u8], range: Range<usize>) -> impl Iterator<Item = (u16,
     })
 }
 
-/// Requests, one behind the other.
+/// A buffer of requests.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     bytes: Vec<u8>,
-    /// Where the last one begins.
+    /// Offset of the last request.
     last: usize,
     seq: u32,
 }
@@ -161,7 +161,7 @@ impl Requests {
         self.seq
     }
 
-    /// Adds an attribute to the last request; returns the place of its value.
+    /// Adds an attribute to the last request and returns the range of its value.
     pub(super) fn attribute(&mut self, kind: i32, value: &[u8]) -> Range<usize> {
         self.bytes.extend_from_slice(&((4 + value.len()) as u16).to_ne_bytes());
         self.bytes.extend_from_slice(&(kind as u16).to_ne_bytes());

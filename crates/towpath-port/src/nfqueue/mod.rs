@@ -1,23 +1,22 @@
-//! The kernel's NFQUEUE (nfnetlink_queue): packets that an iptables or nftables rule hands to user space wait in the kernel for a verdict.
+//! NFQUEUE (nfnetlink_queue): packets that an iptables or nftables rule queues to user space wait in the kernel for a verdict.
 //!
-//! `iptables -A FORWARD -j NFQUEUE --queue-num 5` brings packets here. Each must get one [`Port::verdict`]; accepts are given together at
-//! [`Port::flush`]. A packet can be replaced, by at most 65,531 bytes, and its mark changed. Needs CAP_NET_ADMIN in the network namespace's user
-//! namespace. Frames begin with the IP header.
+//! `iptables -A FORWARD -j NFQUEUE --queue-num 5` queues packets. Each needs exactly one [`Port::verdict`]; [`Port::flush`] sends
+//! accept verdicts in batches. A verdict can replace the packet by at most 65,531 bytes, and change its mark. Needs CAP_NET_ADMIN in
+//! the user namespace of the network namespace. Frames begin with the IP header.
 //!
-//! With [`Config::gso`] the kernel hands over up to 64 KiB at a time with unfinished checksums; a replacement's are finished on its way
-//! back. What the kernel could not hand over is counted in [`Stats`], and dropped by it, or let pass with
-//! [`Config::fail_open`].
+//! With [`Config::gso`] packets have up to 64 KiB and partial checksums; the port completes the checksum of a replacement. Packets
+//! that did not fit the queue count in [`Stats`]; the kernel drops them, or accepts them with [`Config::fail_open`].
 //!
-//! With [`Config::replies`] packets of our own can be sent, too: answers to what is not let through. They go the way that the kernel's
-//! routes say, by a raw socket.
+//! With [`Config::replies`] the port can send packets, such as a RST for a rejected packet, by a raw socket and the kernel's routes.
 //!
-//! Bursts that receive from a queue grow to 70 KiB for each of at most 64 frames.
+//! A burst that receives from a queue grows to 70 KiB for each of at most 64 frames.
 
+mod config;
 mod message;
-mod replies;
+mod pending;
+mod raw_socket;
 #[cfg(test)]
 mod tests;
-mod window;
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -31,70 +30,33 @@ use rustix::net::{RecvFlags, SendFlags};
 use towpath_wire::{checksum, gso};
 
 use crate::{
-    Burst, Caps, Checksum, Error, Frame, LinkType, Meta, Offload, Port, Received, Stats, Verdict, clock, sys,
+    Burst, Caps, Checksum, Error, Frame, LinkType, Meta, Offload, Port, QueueVerdict, Received, Stats, clock,
+    sys,
 };
+pub use config::Config;
 use message::{Message, Packet, Requests};
-use replies::Replies;
-use window::{Tell, Window};
+use pending::{Pending, Reply};
+use raw_socket::RawSocket;
 
-/// Bytes for one message: the longest packet and its attributes. No multiple of a page, so that messages do not compete for cache lines.
+/// Bytes per message: the longest packet and its attributes. Not a multiple of the page size, to avoid cache set conflicts.
 const STRIDE: usize = 65_536 + 4096 + 192;
-/// Bytes of verdicts after which they are given.
+/// Buffered bytes of verdicts that trigger sending them.
 const OUT: usize = 64 << 10;
-/// Longest payload of a verdict: an attribute's length has 16 bits.
+/// Limit on a verdict's payload: the length of an attribute has 16 bits.
 const LONGEST: usize = 65_535 - 4;
-/// What a frame is taken to be cut by; the kernel does not say.
+/// Assumed MTU for inferring the segment size, which the kernel does not report.
 const MTU: usize = 1500;
 
-/// How a queue is opened.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
-    /// Number of the queue.
-    pub queue: u16,
-    /// Most bytes of each packet that are handed over, 65,531 at most (NFQNL_MAX_COPY_RANGE). What is longer is cut short
-    /// ([`Queued::cut`](crate::Queued::cut)).
-    pub copy_range: u32,
-    /// Packets to be cut come whole, with unfinished checksums (NFQA_CFG_F_GSO).
-    pub gso: bool,
-    /// What finds no room passes; otherwise it is dropped (NFQA_CFG_F_FAIL_OPEN).
-    pub fail_open: bool,
-    /// Say what connection tracking knows (NFQA_CFG_F_CONNTRACK).
-    pub conntrack: bool,
-    /// Most packets that wait in the kernel.
-    pub max_len: u32,
-    /// Bytes of the receive buffer, as far as the system allows.
-    pub receive_buffer: u32,
-    /// Packets of our own can be sent: needs CAP_NET_RAW, too. Without it the port opens all the same, and
-    /// [`Caps::send`] is false.
-    pub replies: bool,
-}
-
-impl Config {
-    /// Queue `queue`: whole packets, GSO, fail closed, 20,000 packets, no replies.
-    pub fn new(queue: u16) -> Self {
-        Self {
-            queue,
-            copy_range: 0xffff,
-            gso: true,
-            fail_open: false,
-            conntrack: false,
-            max_len: 20_000,
-            receive_buffer: 32 << 20,
-            replies: false,
-        }
-    }
-}
-
-/// A queue as a port that receives and gives verdicts.
+/// An NFQUEUE queue as a port.
 ///
 /// ```no_run
-/// use towpath_port::{Burst, Port, Received, Verdict, nfqueue};
+/// use towpath_port::{Burst, Port, Received, QueueVerdict, nfqueue};
 ///
 /// let mut port = nfqueue::Queue::open(nfqueue::Config::new(5))?;
 /// let mut burst = Burst::new(64);
 /// while port.receive(&mut burst)? != Received::End {
 ///     for frame in burst.iter() {
-///         port.verdict(frame, Verdict::Accept)?;
+///         port.verdict(frame, QueueVerdict::Accept)?;
 ///     }
 ///     port.flush()?;
 /// }
@@ -105,18 +67,18 @@ pub struct Queue {
     config: Config,
     name: String,
     socket: OwnedFd,
-    /// The kernel's counters, of the network namespace in which the queue was opened.
+    /// The kernel's counters, in the network namespace where the queue was opened.
     counters: Option<File>,
-    /// What came before the configuration was acknowledged.
+    /// Messages that arrived before the configuration was acknowledged.
     early: VecDeque<Vec<u8>>,
-    window: Window,
+    pending: Pending,
     out: Requests,
-    replies: Option<Replies>,
+    replies: Option<RawSocket>,
     stats: Stats,
 }
 
 impl Queue {
-    /// Binds to the queue.
+    /// Binds to the queue and configures it.
     ///
     /// # Errors
     /// [`Error::Privilege`], [`Error::InUse`], [`Error::Unsupported`] (a kernel without NFQUEUE, or without connection tracking for it),
@@ -128,23 +90,23 @@ impl Queue {
             .map_err(|source| refused(&name, &config, source))?;
         sys::set(socket.as_fd(), libc::SOL_NETLINK, libc::NETLINK_NO_ENOBUFS, &[1]).map_err(io)?;
         let bytes = [config.receive_buffer];
-        // Only the administrator of the machine may go beyond net.core.rmem_max.
+        // SO_RCVBUFFORCE exceeds net.core.rmem_max and needs CAP_NET_ADMIN.
         sys::set(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &bytes)
             .or_else(|_| sys::set(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, &bytes))
             .map_err(io)?;
         let mut queue = Self {
             counters: File::open("/proc/thread-self/net/netfilter/nfnetlink_queue").ok(),
             early: VecDeque::new(),
-            window: Window::default(),
+            pending: Pending::default(),
             out: Requests::default(),
-            replies: config.replies.then(|| Replies::open().ok()).flatten(),
+            replies: config.replies.then(|| RawSocket::open().ok()).flatten(),
             stats: Stats::default(),
             socket,
             name,
             config,
         };
         queue.configure().map_err(|source| match source.raw_os_error() {
-            // The kernel says EPERM also when the queue is another socket's.
+            // The kernel also returns EPERM if another socket is bound to the queue.
             Some(libc::EPERM) if queue.is_bound() => {
                 refused(&queue.name, &queue.config, io::Error::from_raw_os_error(libc::EBUSY))
             }
@@ -153,15 +115,15 @@ impl Queue {
         Ok(queue)
     }
 
-    /// Whether somebody has the queue.
+    /// Returns true if a socket is bound to the queue.
     fn is_bound(&self) -> bool {
         self.counters.as_ref().is_some_and(|file| lost(file, self.config.queue).is_some())
     }
 
-    /// Binds and configures, and waits for the kernel's answer.
+    /// Binds, configures, and waits for the acknowledgement.
     fn configure(&mut self) -> io::Result<()> {
         let config = &self.config;
-        // struct nfqnl_msg_config_cmd: BIND, and the family, which no longer matters.
+        // struct nfqnl_msg_config_cmd: BIND, and the protocol family, which is unused.
         let seq = self.out.begin(libc::NFQNL_MSG_CONFIG, config.queue, true);
         self.out.attribute(libc::NFQA_CFG_CMD, &[libc::NFQNL_CFG_CMD_BIND as u8, 0, 0, 2]);
         // struct nfqnl_msg_config_params: copy_range, copy_mode.
@@ -176,14 +138,14 @@ impl Queue {
         let known = flags.iter().fold(0, |bits, (_, bit)| bits | bit);
         let wanted = flags.iter().filter(|(on, _)| *on).fold(0, |bits, (_, bit)| bits | bit);
         self.out.attribute(libc::NFQA_CFG_FLAGS, &(wanted as u32).to_be_bytes());
-        // A kernel that lacks a feature refuses also to be told that it is not wanted.
+        // A kernel without a feature rejects its bit in the mask even if the flag is off.
         let mask = if config.conntrack { known } else { known & !libc::NFQA_CFG_F_CONNTRACK };
         self.out.attribute(libc::NFQA_CFG_MASK, &(mask as u32).to_be_bytes());
         self.tell()?;
         self.answer(seq)
     }
 
-    /// The kernel's answer to a request. It answers at once; packets that are there before it are kept.
+    /// Waits for the acknowledgement of a request. Packets that arrive before it are kept.
     fn answer(&mut self, seq: u32) -> io::Result<()> {
         let timeout = Timespec { tv_sec: 5, tv_nsec: 0 };
         loop {
@@ -203,13 +165,13 @@ impl Queue {
         }
     }
 
-    /// Gives the kernel what is in `out`.
+    /// Sends the requests in `out`.
     fn tell(&mut self) -> io::Result<()> {
         while !self.out.bytes().is_empty() {
             match rustix::net::send(&self.socket, self.out.bytes(), SendFlags::empty()) {
                 Ok(_) => break,
                 Err(Errno::INTR) => {}
-                // Netlink takes requests into the kernel at once; these mean that there is no memory for the moment.
+                // Netlink processes requests synchronously; these errors mean a temporary lack of memory.
                 Err(Errno::AGAIN | Errno::NOBUFS) => std::thread::yield_now(),
                 Err(error) => return Err(error.into()),
             }
@@ -225,13 +187,13 @@ impl Queue {
         self.tell().map_err(|source| Error::Io { name: self.name.clone(), source })
     }
 
-    /// What one message of the kernel means; adds a packet to the burst, whose own memory has the message at `at`.
+    /// Processes one message, at `at` of the burst's own memory. Adds a packet to the burst.
     fn take(&mut self, burst: &mut Burst, at: usize, len: usize, now: &mut Option<u64>) {
         let message = match message::parse(burst.used_bytes(at..at + len)) {
             Message::Packet(packet) => packet,
-            // ENOENT: the packet that a verdict was for is gone (its interface is, or the queue was flushed).
+            // ENOENT: the packet of a verdict is gone (its interface was deleted, or the queue was flushed).
             Message::Answer { errno: libc::ENOENT, .. } => {
-                self.stats.dropped.verdict_late += 1;
+                self.stats.verdict_late += 1;
                 return;
             }
             Message::Answer { .. } | Message::Other => return,
@@ -240,7 +202,7 @@ impl Queue {
         let payload = at + payload.start..at + payload.end;
         let bytes = burst.used_bytes(payload.clone());
         let offload = offload(Frame::new(bytes, LinkType::RAW), info);
-        self.window.add(queued.id);
+        self.pending.add(queued.id);
         self.stats.count_received(bytes.len());
         let frame = Frame {
             bytes: &[],
@@ -253,13 +215,13 @@ impl Queue {
         burst.add_own(payload, frame);
     }
 
-    /// Whether the kernel can be given `bytes` in place of a packet; `cut` is one that was not handed over whole.
+    /// Checks that `bytes` can replace a packet. `cut`: the packet was truncated.
     fn replaces(&self, bytes: &[u8], cut: bool) -> Result<(), Error> {
         let (name, len) = (self.name.clone(), bytes.len());
         if len > LONGEST {
             return Err(Error::TooLong { name, len, max: LONGEST });
         }
-        // The kernel would cut the packet down to these bytes, and its next hop would drop it for its length.
+        // The kernel would truncate the packet to these bytes, contrary to its length field.
         if cut && !is_whole(bytes) {
             return Err(Error::Cut { name, len });
         }
@@ -301,7 +263,7 @@ impl Port for Queue {
         let came = match sys::receive_many(self.socket.as_fd(), memory, STRIDE, &mut lens[..most]) {
             Ok(came) => came,
             Err(error) => match error.raw_os_error() {
-                // ENOBUFS is not to come with NETLINK_NO_ENOBUFS; the kernel's counters have the loss.
+                // ENOBUFS should not occur with NETLINK_NO_ENOBUFS; the kernel's counters include the loss.
                 Some(libc::EAGAIN | libc::EINTR | libc::ENOBUFS) => 0,
                 _ => return Err(Error::Io { name: self.name.clone(), source: error }),
             },
@@ -313,7 +275,7 @@ impl Port for Queue {
         Ok(if burst.is_empty() { Received::Nothing } else { Received::Frames })
     }
 
-    /// Packets of our own; those that came in are sent on by their verdict.
+    /// Sends new packets. Received packets leave by their verdict.
     fn send<'a>(&mut self, frames: &mut dyn Iterator<Item = Frame<'a>>) -> Result<usize, Error> {
         let Self { name, replies, stats, .. } = self;
         let Some(replies) = replies else {
@@ -328,46 +290,46 @@ impl Port for Queue {
             taken += 1;
             match replies.send(frame.bytes) {
                 Ok(()) => stats.count_sent(frame.bytes.len()),
-                Err(Errno::AGAIN | Errno::NOBUFS) => stats.dropped.tx_full += 1,
-                // No way there, a rule of the kernel's against it, or longer than the way there takes.
-                Err(_) => stats.dropped.tx_refused += 1,
+                Err(Errno::AGAIN | Errno::NOBUFS) => stats.tx_full += 1,
+                // No route, a netfilter rule against it, or longer than the path MTU.
+                Err(_) => stats.tx_refused += 1,
             }
         }
         Ok(taken)
     }
 
-    fn verdict(&mut self, frame: Frame<'_>, verdict: Verdict) -> Result<(), Error> {
+    fn verdict(&mut self, frame: Frame<'_>, verdict: QueueVerdict) -> Result<(), Error> {
         let waits_not = || Error::Direction { name: self.name.clone(), verb: "give a second verdict" };
         let Some(queued) = frame.meta.queued else { return Err(waits_not()) };
         let marked = frame.meta.mark != queued.mark;
-        if verdict == Verdict::Accept && !marked {
-            return if self.window.accept(queued.id) { Ok(()) } else { Err(waits_not()) };
+        if verdict == QueueVerdict::Accept && !marked {
+            return if self.pending.accept(queued.id) { Ok(()) } else { Err(waits_not()) };
         }
-        if !self.window.told(queued.id) {
+        if !self.pending.told(queued.id) {
             return Err(waits_not());
         }
         let len = frame.bytes.len();
-        if verdict == Verdict::Replace
+        if verdict == QueueVerdict::Replace
             && let Err(error) = self.replaces(frame.bytes, queued.cut)
         {
-            // Without a verdict it would wait in the kernel for ever, and every later one with it that is given together.
+            // Without a verdict the packet would wait forever, and block batches of later ones.
             self.begin(libc::NF_DROP, queued.id);
             self.tell_some()?;
             return Err(error);
         }
         let kernels = match verdict {
-            Verdict::Accept | Verdict::Replace => libc::NF_ACCEPT,
-            Verdict::Drop => libc::NF_DROP,
-            Verdict::Repeat => libc::NF_REPEAT,
+            QueueVerdict::Accept | QueueVerdict::Replace => libc::NF_ACCEPT,
+            QueueVerdict::Drop => libc::NF_DROP,
+            QueueVerdict::Repeat => libc::NF_REPEAT,
         };
         self.begin(kernels, queued.id);
         if marked {
             self.out.attribute(libc::NFQA_MARK, &frame.meta.mark.to_be_bytes());
         }
-        if verdict == Verdict::Replace {
+        if verdict == QueueVerdict::Replace {
             let place = self.out.attribute(libc::NFQA_PAYLOAD, frame.bytes);
             if let Checksum::Partial { start, offset } = frame.meta.offload.checksum {
-                // Also of a packet that the kernel will cut: it takes replaced bytes for finished.
+                // Also for a GSO packet: the kernel assumes complete checksums in a replacement.
                 checksum::finish(self.out.at_mut(place), start.into(), offset.into());
             }
         }
@@ -378,12 +340,12 @@ impl Port for Queue {
     fn flush(&mut self) -> Result<(), Error> {
         let queue = self.config.queue;
         let out = &mut self.out;
-        self.window.flush(|tell| match tell {
-            Tell::UpTo(id) => {
+        self.pending.flush(|tell| match tell {
+            Reply::UpTo(id) => {
                 out.begin(libc::NFQNL_MSG_VERDICT_BATCH, queue, false);
                 out.verdict(libc::NF_ACCEPT, id);
             }
-            Tell::One(id) => {
+            Reply::One(id) => {
                 out.begin(libc::NFQNL_MSG_VERDICT, queue, false);
                 out.verdict(libc::NF_ACCEPT, id);
             }
@@ -397,25 +359,25 @@ impl Port for Queue {
 
     fn stats(&mut self) -> Stats {
         if let Some(lost) = self.counters.as_ref().and_then(|file| lost(file, self.config.queue)) {
-            self.stats.dropped.rx_full = lost;
+            self.stats.rx_full = lost;
         }
         self.stats
     }
 }
 
-/// Whether these are all bytes of an IP packet, as its header counts them (RFC 791 section 3.1, RFC 8200 section 3).
+/// Returns true if `bytes` contain the complete IP packet according to its header (RFC 791 section 3.1, RFC 8200 section 3).
 fn is_whole(bytes: &[u8]) -> bool {
     let word =
         |at: usize| bytes.get(at..at + 2).map_or(0, |word| usize::from(word[0]) << 8 | usize::from(word[1]));
     match bytes.first().map(|first| first >> 4) {
         Some(4) => (20..=bytes.len()).contains(&word(2)),
-        // A payload of 0 is a jumbogram's.
+        // A payload length of 0 means a jumbogram.
         Some(6) => word(4) > 0 && 40 + word(4) <= bytes.len(),
         _ => false,
     }
 }
 
-/// What is left to be done, from `NFQA_SKB_` bits.
+/// Offload metadata from the `NFQA_SKB_` bits.
 fn offload(frame: Frame<'_>, info: u32) -> Offload {
     let info = info as i32;
     let checksum = match info {
@@ -426,9 +388,9 @@ fn offload(frame: Frame<'_>, info: u32) -> Offload {
     Offload { checksum, gso }
 }
 
-/// Packets that found no room in the queue or in our socket: the columns after the copy range in /proc/net/netfilter/nfnetlink_queue.
+/// Packets that did not fit the queue or the socket: the columns after the copy range in /proc/net/netfilter/nfnetlink_queue.
 fn lost(file: &File, queue: u16) -> Option<u64> {
-    // The file ends a part at a line's end, and has a line for every queue of the machine.
+    // Each read of the file ends at a line end. The file has one line per queue.
     let (mut text, mut part) = (Vec::new(), [0; 4096]);
     loop {
         match rustix::io::pread(file, &mut part, text.len() as u64).ok()? {

@@ -5,7 +5,7 @@ use towpath_wire::checksum;
 use super::*;
 use crate::conformance::{self, Shape, Wire};
 use crate::netns::{Host, ip, patiently, until, within};
-use crate::{State, live, tun};
+use crate::{State, tun, veth_tests};
 
 /// Runs the iptables that knows NFQUEUE.
 fn iptables(arguments: &str) {
@@ -86,18 +86,18 @@ fn verdicts_are_obeyed() {
             bytes[28] = b'N';
             offload = checksum::renew(LinkType::RAW, &mut bytes, offload);
             match bytes[29] {
-                1 | 4 => queue.verdict(frame, Verdict::Drop).unwrap(),
+                1 | 4 => queue.verdict(frame, QueueVerdict::Drop).unwrap(),
                 2 => {
                     let meta = Meta { offload, ..frame.meta };
-                    queue.verdict(Frame { bytes: &bytes, meta, ..frame }, Verdict::Replace).unwrap();
+                    queue.verdict(Frame { bytes: &bytes, meta, ..frame }, QueueVerdict::Replace).unwrap();
                 }
                 3 => {
                     let meta = Meta { mark: 7, ..frame.meta };
-                    queue.verdict(Frame { meta, ..frame }, Verdict::Repeat).unwrap();
+                    queue.verdict(Frame { meta, ..frame }, QueueVerdict::Repeat).unwrap();
                 }
-                _ => queue.verdict(frame, Verdict::Accept).unwrap(),
+                _ => queue.verdict(frame, QueueVerdict::Accept).unwrap(),
             }
-            assert!(queue.verdict(frame, Verdict::Accept).is_err(), "one verdict for each");
+            assert!(queue.verdict(frame, QueueVerdict::Accept).is_err(), "one verdict for each");
         }
         queue.flush().unwrap();
         let mut got: Vec<_> = (0..6)
@@ -142,21 +142,21 @@ fn a_replacement_that_the_kernel_cannot_take_drops_the_packet() {
             match at {
                 0 => {
                     let long = vec![0x45; 65_532];
-                    let error = queue.verdict(replaced(&long), Verdict::Replace).unwrap_err();
+                    let error = queue.verdict(replaced(&long), QueueVerdict::Replace).unwrap_err();
                     assert!(matches!(error, Error::TooLong { len: 65_532, max: 65_531, .. }), "{error}");
                 }
                 2 => {
-                    let error = queue.verdict(frame, Verdict::Replace).unwrap_err();
+                    let error = queue.verdict(frame, QueueVerdict::Replace).unwrap_err();
                     assert!(matches!(error, Error::Cut { len: 29, .. }), "{error}");
                 }
                 // A whole packet can take the place of any.
-                4 => queue.verdict(replaced(&whole), Verdict::Replace).unwrap(),
-                _ => queue.verdict(frame, Verdict::Accept).unwrap(),
+                4 => queue.verdict(replaced(&whole), QueueVerdict::Replace).unwrap(),
+                _ => queue.verdict(frame, QueueVerdict::Accept).unwrap(),
             }
-            assert!(queue.verdict(frame, Verdict::Accept).is_err(), "one verdict for each");
+            assert!(queue.verdict(frame, QueueVerdict::Accept).is_err(), "one verdict for each");
         }
         queue.flush().unwrap();
-        assert_eq!((queue.window.len(), waiting()), (0, 0));
+        assert_eq!((queue.pending.len(), waiting()), (0, 0));
         let mut got: Vec<_> = (0..4)
             .map(|_| {
                 let mut bytes = [0; 2];
@@ -206,7 +206,7 @@ fn replies_go_the_kernels_way() {
             assert_eq!(queue.send(once).unwrap(), 1);
         }
         let stats = queue.stats();
-        assert_eq!((stats.sent, stats.dropped.tx_refused), (own.len() as u64, 2), "{stats:?}");
+        assert_eq!((stats.sent, stats.tx_refused), (own.len() as u64, 2), "{stats:?}");
         let frame = Frame::new(&[0; 60], LinkType::ETHERNET);
         assert!(matches!(queue.send(&mut std::iter::once(frame)), Err(Error::LinkType { .. })));
     });
@@ -221,7 +221,7 @@ fn what_finds_no_room_is_counted() {
         let mut queue = queue(Config { max_len: 10, ..Config::new(5) });
         let bytes = datagram(1);
         tx.send(&mut std::iter::repeat_n(Frame::new(&bytes, LinkType::RAW), 100)).unwrap();
-        until(|| queue.stats().dropped.rx_full == 90);
+        until(|| queue.stats().rx_full == 90);
         let mut burst = Burst::new(64);
         until(|| queue.receive(&mut burst).unwrap() == Received::Frames);
         assert_eq!(burst.len(), 10);
@@ -239,7 +239,7 @@ fn a_queue_has_one_reader() {
 }
 
 /// `a - [router: NFQUEUE] - b`; what `verdict` says about every packet.
-fn tcp(config: Config, verdict: Verdict) {
+fn tcp(config: Config, verdict: QueueVerdict) {
     within(move || {
         let (a, b) = (Host::new(), Host::new());
         ip("link add va type veth peer name m0");
@@ -256,7 +256,7 @@ fn tcp(config: Config, verdict: Verdict) {
         iptables("-A FORWARD -j NFQUEUE --queue-num 5");
         let mut queue = queue(config);
         let mut longest = 0;
-        live::while_exchanging(&a, &b, "10.9.2.2:0", |burst| {
+        veth_tests::while_exchanging(&a, &b, "10.9.2.2:0", |burst| {
             if queue.receive(burst).unwrap() != Received::Frames {
                 return false;
             }
@@ -268,21 +268,21 @@ fn tcp(config: Config, verdict: Verdict) {
             true
         });
         assert_eq!(longest > 1500, queue.config.gso, "packets to be cut come whole when asked for");
-        assert_eq!(queue.stats().dropped.total(), 0);
+        assert_eq!(queue.stats().dropped(), 0);
     });
 }
 
 #[towpath_testenv::needs(netns, nfqueue)]
 #[test]
 fn tcp_through_a_queue() {
-    tcp(Config::new(5), Verdict::Accept);
-    tcp(Config { gso: false, ..Config::new(5) }, Verdict::Accept);
+    tcp(Config::new(5), QueueVerdict::Accept);
+    tcp(Config { gso: false, ..Config::new(5) }, QueueVerdict::Accept);
 }
 
 /// With the GSO flag packets come with unfinished checksums: a verdict with a payload must finish them, or TCP stalls.
 #[towpath_testenv::needs(netns, nfqueue)]
 #[test]
 fn tcp_through_a_queue_that_replaces_every_packet() {
-    tcp(Config::new(5), Verdict::Replace);
-    tcp(Config { gso: false, ..Config::new(5) }, Verdict::Replace);
+    tcp(Config::new(5), QueueVerdict::Replace);
+    tcp(Config { gso: false, ..Config::new(5) }, QueueVerdict::Replace);
 }

@@ -62,13 +62,13 @@ impl Classic {
         self.unit == 1
     }
 
-    /// The record that `window` begins with.
+    /// The record that `input` begins with.
     #[inline]
-    pub(super) fn next<'a>(&self, window: &'a [u8]) -> Step<'a> {
-        if window.len() < self.record_header {
+    pub(super) fn next<'a>(&self, input: &'a [u8]) -> Step<'a> {
+        if input.len() < self.record_header {
             return Step::More;
         }
-        let (first, second) = (self.order.u32(window, 8), self.order.u32(window, 12));
+        let (first, second) = (self.order.u32(input, 8), self.order.u32(input, 12));
         let (caplen, wire_len) = match self.lengths {
             Lengths::Wire => (second, first),
             Lengths::Either if first > second => (second, first),
@@ -82,13 +82,13 @@ impl Classic {
             ));
         }
         let used = self.record_header + caplen;
-        if window.len() < used {
+        if input.len() < used {
             return Step::More;
         }
-        let seconds = u64::from(self.order.u32(window, 0));
-        let fraction = u64::from(self.order.u32(window, 4));
+        let seconds = u64::from(self.order.u32(input, 0));
+        let fraction = u64::from(self.order.u32(input, 4));
         let frame = Frame {
-            bytes: part(&window[self.record_header..used], wire_len),
+            bytes: part(&input[self.record_header..used], wire_len),
             wire_len,
             time_ns: seconds * 1_000_000_000 + fraction * self.unit,
             link: self.link,

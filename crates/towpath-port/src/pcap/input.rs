@@ -1,10 +1,9 @@
-//! A sliding window over a stream of bytes, plain or gzipped.
+//! A buffered view of a byte stream, plain or gzipped.
 //!
-//! A gzipped one may have several members (RFC 1952, 2.2), and zeros behind them, with which tapes and some capture boxes
-//! fill a block.
+//! A gzip stream may have several members (RFC 1952, 2.2) and trailing zeros, which tapes and some capture appliances add.
 //!
-//! Bytes are read into one buffer of fixed size, looked at in place through [`Input::window`], and consumed. What is
-//! left when more must be read is less than one record; it is moved to the front.
+//! Bytes are read into a buffer of fixed size, parsed in place through [`Input::available`], and consumed. Before reading more, the
+//! remainder, less than one record, moves to the front.
 
 use std::io::{self, BufRead, BufReader, Chain, Cursor, Read};
 
@@ -12,7 +11,7 @@ use flate2::bufread::GzDecoder;
 
 use super::MAX_BLOCK;
 
-/// What the first two bytes of a gzip file are (RFC 1952, 2.3.1).
+/// The first two bytes of a gzip file (RFC 1952, 2.3.1).
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 pub(super) struct Input {
@@ -20,17 +19,17 @@ pub(super) struct Input {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    /// Bytes still to be dropped as they are read.
+    /// Bytes to skip when they are read.
     skip: u64,
-    /// Position of the window's first byte in the (uncompressed) stream.
+    /// Offset of the first available byte in the (uncompressed) stream.
     offset: u64,
 }
 
-/// What [`Input::fill`] did.
+/// Result of [`Input::fill`].
 pub(super) enum Filled {
-    /// The window may have grown.
+    /// More bytes may be available.
     More,
-    /// There is nothing more to read.
+    /// End of the stream.
     End,
 }
 
@@ -39,13 +38,13 @@ enum Source {
     Gzip(Box<Gzip>),
 }
 
-/// Members of a gzip file, one behind the other.
+/// The members of a gzip file, concatenated.
 struct Gzip {
-    /// Of the member that is being read; none while it is exchanged for the next one's.
+    /// Decoder of the current member; `None` while switching to the next.
     decoder: Option<GzDecoder<BufReader<Counted>>>,
 }
 
-/// Counts what is taken from the file, for the progress bar.
+/// Counts bytes read from the file, for the progress bar.
 struct Counted {
     reader: Chain<Cursor<Vec<u8>>, Box<dyn Read + Send>>,
     taken: u64,
@@ -53,7 +52,7 @@ struct Counted {
 
 impl Input {
     /// # Errors
-    /// When the first bytes cannot be read.
+    /// The error of reading the first bytes.
     pub(super) fn new(mut reader: Box<dyn Read + Send>) -> io::Result<Self> {
         let mut magic = Vec::with_capacity(GZIP_MAGIC.len());
         (&mut reader).take(GZIP_MAGIC.len() as u64).read_to_end(&mut magic)?;
@@ -67,32 +66,32 @@ impl Input {
         Ok(Self { source, buffer, start: 0, end: 0, skip: 0, offset: 0 })
     }
 
-    /// The bytes at hand.
+    /// The bytes read and not consumed.
     #[inline]
-    pub(super) fn window(&self) -> &[u8] {
+    pub(super) fn available(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
     }
 
-    /// Takes `len` bytes, which the window has, off its front.
+    /// Consumes the first `len` available bytes.
     #[inline]
     pub(super) fn consume(&mut self, len: usize) {
-        debug_assert!(len <= self.end - self.start, "consumed more than the window has");
+        debug_assert!(len <= self.end - self.start, "consumed more than is available");
         self.start += len;
         self.offset += len as u64;
     }
 
-    /// Drops `len` bytes, whether they were read yet or not.
+    /// Skips `len` bytes, including bytes that are not read yet.
     pub(super) fn skip(&mut self, len: u64) {
         let here = len.min((self.end - self.start) as u64);
         self.consume(here as usize);
         self.skip += len - here;
     }
 
-    /// Reads once, after what the window has.
+    /// Reads once and appends to the available bytes.
     ///
     /// # Errors
-    /// What the reader says; under gzip also `UnexpectedEof` when the file is cut short, and `InvalidData` or
-    /// `InvalidInput` when it is damaged.
+    /// Errors of the reader; for gzip also `UnexpectedEof` for a truncated file, and `InvalidData` or `InvalidInput` for a
+    /// damaged one.
     pub(super) fn fill(&mut self) -> io::Result<Filled> {
         if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -117,7 +116,7 @@ impl Input {
         Ok(Filled::More)
     }
 
-    /// Whether the stream, at its end, stopped inside something: bytes are left, or were to be skipped.
+    /// At the end of the stream: returns true if it ended within a record (bytes remain, or were to be skipped).
     pub(super) fn is_inside(&self) -> bool {
         self.start < self.end || self.skip > 0
     }
@@ -130,7 +129,7 @@ impl Input {
         matches!(self.source, Source::Gzip(_))
     }
 
-    /// Bytes taken from the file so far, compressed if it is.
+    /// Bytes read from the file (compressed bytes, if it is).
     pub(super) fn taken(&self) -> u64 {
         match &self.source {
             Source::Plain(counted) => counted.taken,

@@ -66,20 +66,20 @@ impl Ng {
         self.nanos
     }
 
-    /// The block that `window` begins with.
-    pub(super) fn next<'a>(&mut self, window: &'a [u8]) -> Step<'a> {
-        if window.len() < FRAMING {
+    /// The block that `bytes` begins with.
+    pub(super) fn next<'a>(&mut self, bytes: &'a [u8]) -> Step<'a> {
+        if bytes.len() < FRAMING {
             return Step::More;
         }
-        let kind = self.order.u32(window, 0);
+        let kind = self.order.u32(bytes, 0);
         let order = match kind {
-            SECTION_HEADER => match section_order(window) {
+            SECTION_HEADER => match section_order(bytes) {
                 Some(order) => order,
                 None => return Step::Corrupt("a section header without the byte-order magic".into()),
             },
             _ => self.order,
         };
-        let len = order.u32(window, 4) as usize;
+        let len = order.u32(bytes, 4) as usize;
         if len < FRAMING {
             return Step::Corrupt(format!("a block says it has {len} bytes"));
         }
@@ -91,14 +91,14 @@ impl Ng {
                 _ => Step::Skip(len as u64),
             };
         }
-        if window.len() < len {
+        if bytes.len() < len {
             return Step::More;
         }
-        let again = order.u32(window, len - 4) as usize;
+        let again = order.u32(bytes, len - 4) as usize;
         if again != len {
             return Step::Corrupt(format!("a block says it has {len} bytes, and at its end {again}"));
         }
-        let body = &window[8..len - 4];
+        let body = &bytes[8..len - 4];
         let step = match kind {
             SECTION_HEADER => self.section(order, body),
             INTERFACE_DESCRIPTION => self.interface(body),
@@ -252,8 +252,8 @@ impl Ticks {
 }
 
 /// The byte order that a section header's third word tells.
-fn section_order(window: &[u8]) -> Option<Order> {
-    [Order::Little, Order::Big].into_iter().find(|order| order.u32(window, 8) == BYTE_ORDER_MAGIC)
+fn section_order(bytes: &[u8]) -> Option<Order> {
+    [Order::Little, Order::Big].into_iter().find(|order| order.u32(bytes, 8) == BYTE_ORDER_MAGIC)
 }
 
 /// The options at the end of a block, up to the first that does not fit: code and value.

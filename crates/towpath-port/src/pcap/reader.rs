@@ -9,10 +9,10 @@ use super::ng::{self, Ng};
 use super::{Resolution, Step};
 use crate::{Burst, Caps, Error, Frame, Port, Received, Stats};
 
-/// A capture file as a port that only receives.
+/// A capture file as a port that receives.
 ///
-/// Streams: whatever the file's size, it holds about 1 MiB of it. A damaged or truncated file is no error: what is
-/// whole before the damage is received, then comes the end, and [`Reader::warning`] tells.
+/// The reader streams with about 1 MiB of memory. A damaged or truncated file is not an error: the packets before the damage are
+/// received, then [`Received::End`], and [`Reader::warning`] describes the damage.
 ///
 /// ```
 /// use towpath_port::{Burst, Port, Received, pcap};
@@ -36,7 +36,7 @@ pub struct Reader {
     name: String,
     input: Input,
     format: Format,
-    /// Size of the file, when it is one.
+    /// Size of the file; `None` for a pipe.
     total: Option<u64>,
     stats: Stats,
     warning: Option<Warning>,
@@ -48,38 +48,37 @@ enum Format {
     Ng(Ng),
 }
 
-/// A file was used only in part.
+/// A file that could be read in part only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
     /// Name of the port: the file's path.
     pub name: String,
-    /// Where the first record that is not whole begins, in bytes from the start (of the uncompressed data, when the
-    /// file is gzipped).
+    /// Offset of the first incomplete record in bytes (of the uncompressed data, if the file is gzipped).
     pub offset: u64,
-    /// Packets before it, all of them received.
+    /// Packets before it. All were received.
     pub packets: u64,
-    /// What is wrong there.
+    /// Kind of damage.
     pub damage: Damage,
-    /// Whether the file is gzipped.
+    /// True if the file is gzipped.
     pub gzip: bool,
 }
 
-/// What is wrong with a file.
+/// The kind of damage of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Damage {
-    /// It ends in the middle of a record.
+    /// The file ends within a record.
     Truncated,
-    /// It goes on with something that cannot be read; why.
+    /// Invalid data follows; the reason.
     Corrupt(String),
 }
 
-/// How far a file has been read.
+/// Progress of reading a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes taken from the file, compressed if it is.
+    /// Bytes read from the file (compressed bytes, if it is).
     pub taken: u64,
-    /// Bytes that the file has; `None` for a pipe.
+    /// Size of the file in bytes; `None` for a pipe.
     pub total: Option<u64>,
 }
 
@@ -87,8 +86,7 @@ impl Reader {
     /// Opens the capture at `path`; `-` is standard input. The port's name is the path.
     ///
     /// # Errors
-    /// [`Error::Open`], [`Error::Io`], and [`Error::NotACapture`] for anything that does not begin with a whole file
-    /// header.
+    /// [`Error::Open`], [`Error::Io`], and [`Error::NotACapture`] without a complete file header.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         if path.as_os_str() == "-" {
@@ -105,7 +103,7 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Reads a capture from any stream; `name` is the port's name.
+    /// Reads a capture from a stream; `name` is the port's name.
     ///
     /// # Errors
     /// As [`Reader::open`].
@@ -117,7 +115,7 @@ impl Reader {
             Ok(input) => input,
             Err(source) => return Err(Error::Io { name, source }),
         };
-        while input.window().len() < classic::HEADER {
+        while input.available().len() < classic::HEADER {
             match input.fill() {
                 Ok(Filled::More) => {}
                 Ok(Filled::End) => break,
@@ -127,9 +125,9 @@ impl Reader {
                 Err(source) => return Err(Error::Io { name, source }),
             }
         }
-        let window = input.window();
-        let Some(magic) = window.first_chunk() else {
-            return not_a_capture(if window.is_empty() { "it is empty" } else { "it is too short" });
+        let available = input.available();
+        let Some(magic) = available.first_chunk() else {
+            return not_a_capture(if available.is_empty() { "it is empty" } else { "it is too short" });
         };
         let format = if u32::from_le_bytes(*magic) == ng::SECTION_HEADER {
             Format::Ng(Ng::new())
@@ -139,7 +137,7 @@ impl Reader {
                 None => format!("it begins with the bytes {magic:02x?}"),
             });
         } else {
-            let Some(header) = window.first_chunk().and_then(Classic::parse) else {
+            let Some(header) = available.first_chunk().and_then(Classic::parse) else {
                 return not_a_capture("its pcap header is cut short");
             };
             Format::Classic(header)
@@ -154,12 +152,12 @@ impl Reader {
         Ok(reader)
     }
 
-    /// What of the file could not be used. Complete once [`Port::receive`] has said [`Received::End`].
+    /// The part of the file that could not be read. Final after [`Port::receive`] returned [`Received::End`].
     pub fn warning(&self) -> Option<&Warning> {
         self.warning.as_ref()
     }
 
-    /// How much of the file has been read.
+    /// Progress within the file.
     pub fn progress(&self) -> Progress {
         Progress { taken: self.input.taken(), total: self.total }
     }
@@ -169,7 +167,7 @@ impl Reader {
         self.stats.received
     }
 
-    /// How finely the file counts time, as far as it has been read.
+    /// Resolution of the timestamps read so far.
     pub fn resolution(&self) -> Resolution {
         let nanos = match &self.format {
             Format::Classic(header) => header.nanos(),
@@ -178,10 +176,10 @@ impl Reader {
         if nanos { Resolution::Nanos } else { Resolution::Micros }
     }
 
-    /// A file that begins as pcapng is one only if its section header is whole.
+    /// A pcapng file needs a complete section header.
     fn first_section(&mut self) -> Result<(), Error> {
         let reason = loop {
-            match self.format.next(self.input.window()) {
+            match self.format.next(self.input.available()) {
                 Step::Skip(len) => {
                     self.input.skip(len);
                     return Ok(());
@@ -200,7 +198,7 @@ impl Reader {
         Err(Error::NotACapture { name: self.name.clone(), reason })
     }
 
-    /// Reads more; `false` when there is no more, and the warning says why if it should not be so.
+    /// Reads more bytes. Returns false at the end, and sets the warning if the end is unexpected.
     fn fill(&mut self) -> Result<bool, Error> {
         match self.input.fill() {
             Ok(Filled::More) => return Ok(true),
@@ -238,7 +236,7 @@ impl Port for Reader {
     fn receive(&mut self, burst: &mut Burst) -> Result<Received, Error> {
         burst.clear();
         while !self.ended {
-            match self.format.next(self.input.window()) {
+            match self.format.next(self.input.available()) {
                 Step::Frame { frame, used } => {
                     if burst.push(frame).is_err() {
                         return Ok(Received::Frames);
@@ -247,7 +245,7 @@ impl Port for Reader {
                     self.input.consume(used);
                 }
                 Step::Skip(len) => self.input.skip(len),
-                // Reading may block (a pipe): what is there goes out first.
+                // Reading a pipe may block; return the frames received so far first.
                 Step::More if !burst.is_empty() => return Ok(Received::Frames),
                 Step::More => self.ended = !self.fill()?,
                 Step::Corrupt(reason) => {
@@ -270,10 +268,10 @@ impl Port for Reader {
 
 impl Format {
     #[inline]
-    fn next<'a>(&mut self, window: &'a [u8]) -> Step<'a> {
+    fn next<'a>(&mut self, available: &'a [u8]) -> Step<'a> {
         match self {
-            Self::Classic(header) => header.next(window),
-            Self::Ng(section) => section.next(window),
+            Self::Classic(header) => header.next(available),
+            Self::Ng(section) => section.next(available),
         }
     }
 }
@@ -305,15 +303,15 @@ impl fmt::Display for Warning {
     }
 }
 
-/// What is no capture here, and can be made one.
+/// A format that can be converted to a capture.
 enum Known {
-    /// Compressed; the program that decompresses it.
+    /// A compressed file; the program to decompress it.
     Compressed(&'static str),
     /// A capture in another format.
     Foreign(&'static str),
 }
 
-/// What the first bytes of a file say that it is.
+/// Recognises a format by the first bytes of a file.
 fn known(magic: &[u8; 4]) -> Option<Known> {
     Some(match magic {
         [0x28, 0xb5, 0x2f, 0xfd] => Known::Compressed("zstd"),
@@ -342,7 +340,7 @@ impl Known {
     }
 }
 
-/// Whether an error of the gzip decoder is about the file's contents and not about reading it.
+/// Returns true if an error of the gzip decoder is about the file's contents, not about reading it.
 fn is_damage(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
     matches!(error.kind(), InvalidData | InvalidInput | UnexpectedEof)

@@ -9,9 +9,9 @@ use towpath_wire::{checksum, gso};
 
 use crate::{Burst, Caps, Checksum, Error, Frame, LinkType, MAX_FRAME, Meta, Offload, Port, Received, Stats};
 
-/// A capture file as a port that only sends.
+/// A capture file as a port that sends.
 ///
-/// Buffered: call [`Writer::finish`] at the end, which is also what writes the header of a file without packets.
+/// Output is buffered. Call [`Writer::finish`] at the end; it also writes the header of a file without packets.
 ///
 /// ```
 /// use towpath_port::{Frame, LinkType, pcap};
@@ -28,7 +28,7 @@ pub struct Writer {
     format: Format,
     resolution: Resolution,
     begun: Option<Begun>,
-    /// Frames that are finished or cut before they are written.
+    /// Buffer for frames that are segmented or whose checksum is completed before writing.
     stage: Vec<u8>,
     stats: Stats,
 }
@@ -43,24 +43,24 @@ pub enum Format {
     PcapNg,
 }
 
-/// How finely a pcap file counts time. (pcapng is always written in nanoseconds.)
+/// Resolution of pcap timestamps. (pcapng is always written in nanoseconds.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Resolution {
-    /// Microseconds: what every reader understands.
+    /// Microseconds, which every reader supports.
     #[default]
     Micros,
     /// Nanoseconds.
     Nanos,
 }
 
-/// What the file has begun with.
+/// The header written.
 enum Begun {
     Pcap(LinkType),
     PcapNg(Blocks),
 }
 
 impl Format {
-    /// The format that the name of `path` asks for: pcapng when it ends in `.pcapng` or `.ntar`, pcap otherwise.
+    /// The format for a file name: pcapng for `.pcapng` and `.ntar`, pcap otherwise.
     pub fn of(path: impl AsRef<Path>) -> Self {
         match path.as_ref().extension().and_then(|extension| extension.to_str()) {
             Some(extension) if ["pcapng", "ntar"].iter().any(|ng| extension.eq_ignore_ascii_case(ng)) => {
@@ -72,7 +72,7 @@ impl Format {
 }
 
 impl Writer {
-    /// Creates (or empties) the file at `path`; `-` is standard output. The format is what the name asks for.
+    /// Creates (or empties) the file at `path`; `-` is standard output. The name determines the format.
     ///
     /// # Errors
     /// [`Error::Open`].
@@ -103,15 +103,14 @@ impl Writer {
         }
     }
 
-    /// Counts time in `resolution` (pcap only; microseconds otherwise). No effect once a frame was written: the file
-    /// has begun then.
+    /// Sets the resolution of timestamps (pcap only; default microseconds). No effect after the first frame.
     pub fn set_resolution(&mut self, resolution: Resolution) {
         if self.begun.is_none() {
             self.resolution = resolution;
         }
     }
 
-    /// Writes one frame as it is, with a comment where the format has comments (pcapng; at most 65,535 bytes of it are kept).
+    /// Writes one frame unchanged, with a comment if the format supports it (pcapng, truncated to 65,535 bytes).
     ///
     /// # Errors
     /// [`Error::LinkTypes`] and [`Error::Time`] when a pcap file cannot hold the frame, [`Error::TooLong`],
@@ -129,7 +128,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes out everything, and the header if there was no frame.
+    /// Flushes the output. Writes the file header if there was no frame.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -142,7 +141,7 @@ impl Writer {
         header.and_then(|()| self.out.flush()).map_err(|source| self.io(source))
     }
 
-    /// Writes a frame that a live port received, as a wire would have had it: finished, and in the pieces that it stands for.
+    /// Writes a frame of a live port as on a wire: segmented, with complete checksums.
     fn put(&mut self, frame: Frame<'_>) -> Result<(), Error> {
         let offload = frame.meta.offload;
         if offload.gso.is_none() && !matches!(offload.checksum, Checksum::Partial { .. }) {
@@ -230,7 +229,7 @@ impl Port for Writer {
         let mut sent = 0;
         for frame in frames {
             if let Err(error) = self.put(frame) {
-                self.stats.dropped.tx_refused += u64::from(matches!(error, Error::Io { .. }));
+                self.stats.tx_refused += u64::from(matches!(error, Error::Io { .. }));
                 return Err(error);
             }
             sent += 1;

@@ -1,37 +1,40 @@
-use crate::{Error, LinkType};
+use crate::driver::{Capability, DriverConfig, Options};
+use crate::named::NamedPort;
+use crate::tun::Device;
+use crate::{Error, LinkType, Port};
 
-/// How a TUN or TAP interface is made or opened.
+/// Configuration of a TUN or TAP device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Name of the interface, which is made if it is not there; with `%d` in it the kernel chooses a number.
+    /// Name of the interface. It is created if it does not exist. The kernel replaces `%d` by a number.
     pub interface: String,
-    /// What its frames are.
+    /// TUN or TAP.
     pub kind: Kind,
-    /// Several ports may open the interface, and each gets a share of the flows (IFF_MULTI_QUEUE). Every one of them says so.
+    /// Several ports share the flows of the interface (IFF_MULTI_QUEUE). All of them must set this.
     pub multi_queue: bool,
-    /// Unfinished checksums and frames to be cut pass as they are, in both directions (IFF_VNET_HDR).
+    /// Pass partial checksums and frames to be segmented in both directions (IFF_VNET_HDR).
     pub vnet_hdr: bool,
-    /// The interface stays when its last port is closed.
+    /// Keep the interface after its last port is closed (TUNSETPERSIST).
     pub persist: bool,
     /// Bring the interface up.
     pub up: bool,
-    /// The device node. In a container or a user namespace it may be elsewhere, or not to be had.
+    /// Path of the device node (default `/dev/net/tun`). Containers may lack it or have it elsewhere.
     pub node: String,
-    /// The number that frames of this port get as their [`Meta::queue`](crate::Meta::queue).
+    /// Value of [`Meta::queue`](crate::Meta::queue) for frames of this port.
     pub queue: u16,
 }
 
-/// What frames a TUN/TAP interface has.
+/// The frame format of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// IP packets.
+    /// TUN: IP packets.
     Tun,
-    /// Ethernet frames.
+    /// TAP: Ethernet frames.
     Tap,
 }
 
 impl Config {
-    /// A TUN interface: IP packets, one queue, offloads on, brought up.
+    /// A TUN device with one queue and offloads, brought up.
     pub fn tun(interface: impl Into<String>) -> Self {
         Self {
             interface: interface.into(),
@@ -45,12 +48,12 @@ impl Config {
         }
     }
 
-    /// A TAP interface: Ethernet frames, otherwise as [`Config::tun`].
+    /// A TAP device, otherwise as [`Config::tun`].
     pub fn tap(interface: impl Into<String>) -> Self {
         Self { kind: Kind::Tap, ..Self::tun(interface) }
     }
 
-    /// TUNSETIFF's flags (linux/if_tun.h).
+    /// Flags of TUNSETIFF (linux/if_tun.h).
     pub(super) fn flags(&self) -> i32 {
         let kind = match self.kind {
             Kind::Tun => libc::IFF_TUN,
@@ -68,24 +71,25 @@ impl Config {
         }
     }
 
-    /// What went wrong when the node was opened.
+    /// Converts an error of opening the device node.
     pub(super) fn node_error(&self, source: std::io::Error) -> Error {
         let (name, node) = (self.interface.clone(), &self.node);
         match source.raw_os_error() {
             Some(libc::ENOENT | libc::ENXIO | libc::ENODEV) => Error::Unsupported {
                 name,
-                what: format!("there is no {node}: `modprobe tun`, or this kernel has no TUN"),
+                what: format!("{node} does not exist: run `modprobe tun`, or use a kernel with TUN"),
             },
             Some(libc::EACCES | libc::EPERM) => {
-                let what =
-                    format!("may not open {node}: run as root, or give the user access to that device");
+                let what = format!(
+                    "no permission to open {node}: run as root, or grant the user access to the device"
+                );
                 Error::Unsupported { name, what }
             }
             _ => Error::Open { name: node.clone(), source },
         }
     }
 
-    /// What went wrong when the descriptor was attached.
+    /// Converts an error of TUNSETIFF.
     pub(super) fn attach_error(&self, source: std::io::Error) -> Error {
         let name = self.interface.clone();
         match source.raw_os_error() {
@@ -98,13 +102,48 @@ impl Config {
             },
             Some(libc::EINVAL | libc::EEXIST | libc::E2BIG) => Error::InUse {
                 name,
-                what:
-                    "an interface of this name is there, and of another kind (tun or tap, number of queues): \
-                       choose another name, or open it as it was made"
-                        .into(),
+                what: "an interface of this name and another kind (tun or tap, number of queues) exists: \
+                       choose another name, or the same kind"
+                    .into(),
             },
             None => Error::Config { name, what: "an interface's name has at most 15 characters".into() },
             _ => Error::Io { name, source },
         }
+    }
+}
+
+impl DriverConfig for Config {
+    const NAMES: &'static [(&'static str, &'static str)] =
+        &[("tun", "a TUN device: IP packets"), ("tap", "a TAP device: Ethernet frames")];
+    const CAPABILITIES: &'static [Capability] = &[Capability::NetAdmin];
+    const MULTI_QUEUE: bool = true;
+
+    fn from_options(driver: &str, options: &dyn Options) -> Self {
+        let kind = if driver == "tap" { Kind::Tap } else { Kind::Tun };
+        let vnet_hdr = options.flag("offload").unwrap_or(false);
+        Self { kind, vnet_hdr, ..Self::tun(options.interface()) }
+    }
+
+    fn open(&self, name: &str, workers: usize) -> Result<Vec<Box<dyn Port>>, Error> {
+        let devices = match workers {
+            1 => vec![Device::open(self.clone())?],
+            _ => Device::open_queues(self, workers as u16)?,
+        };
+        Ok(devices.into_iter().map(|device| NamedPort::boxed(name, device)).collect())
+    }
+
+    fn name(&self) -> &'static str {
+        match self.kind {
+            Kind::Tun => "tun",
+            Kind::Tap => "tap",
+        }
+    }
+
+    fn interface(&self) -> Option<&str> {
+        Some(&self.interface)
+    }
+
+    fn link(&self) -> Option<LinkType> {
+        Some(Self::link(self))
     }
 }

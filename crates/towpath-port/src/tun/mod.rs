@@ -1,10 +1,10 @@
-//! TUN and TAP interfaces: what this machine sends to the interface is received, and what is sent is received by this machine.
+//! TUN and TAP devices: a port receives the packets that the host sends to the interface, and sends packets to the host.
 //!
-//! Frames are read straight into the burst and written from where they lie. With [`Config::vnet_hdr`] the machine hands over unfinished
-//! checksums and up to 64 KiB at a time, and takes the same. Making an interface needs CAP_NET_ADMIN in the network
-//! namespace's user namespace, so a private one is enough, where the device node may be opened.
+//! Frames are read into the burst and written from where they are, without a copy in user space. With [`Config::vnet_hdr`] the host
+//! passes partial checksums and frames of up to 64 KiB, and accepts the same. Creating an interface needs CAP_NET_ADMIN in the
+//! user namespace of the network namespace; a private one suffices if the device node can be opened.
 //!
-//! Frames bring no time; they get that of the call that received them.
+//! Frames have no timestamps of the kernel; their time is that of the receiving call.
 //!
 //! References: Documentation/networking/tuntap.rst, linux/if_tun.h.
 
@@ -20,17 +20,17 @@ use rustix::io::Errno;
 
 use crate::clock;
 use crate::interface::Interface;
-use crate::stage::{Medium, Stage};
+use crate::tx_offload::{Medium, TxOffload};
 use crate::{Burst, Caps, Error, Frame, Meta, Port, Received, Segmentation, State, Stats, sys};
 use towpath_wire::{Offload, VIRTIO_NET_HDR_LEN};
 
 pub use config::{Config, Kind};
 
-/// The longest frame that is read: IP's longest packet with an Ethernet header and two tags. (What is longer is cut short by the
-/// kernel, and then refused by its length.)
+/// Length of the longest frame that is read: the longest IP packet with an Ethernet header and two VLAN tags. The kernel truncates
+/// longer frames, which are then dropped for their length.
 const LONGEST: usize = 65_535 + 22;
 
-/// A TUN or TAP interface as a port.
+/// A TUN or TAP device as a port.
 ///
 /// ```no_run
 /// use towpath_port::{Burst, Port, Received, tun};
@@ -47,26 +47,26 @@ const LONGEST: usize = 65_535 + 22;
 pub struct Device {
     config: Config,
     device: OwnedFd,
-    /// For requests about the interface.
+    /// Socket for interface requests.
     control: OwnedFd,
     interface: Interface,
-    stage: Stage,
+    tx_offload: TxOffload,
     stats: Stats,
-    /// Frames that found no room in the kernel's queue, up to now; kept by the first port of an interface with several queues.
+    /// Frames dropped because the kernel's queue was full. With several queues, only the first port counts.
     lost: Lost,
 }
 
-/// What the interface counts as dropped on its way to us.
+/// Drop counter of the interface, towards this process.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lost {
-    /// When it was opened.
+    /// Value when the device was opened.
     before: u64,
-    /// Of interfaces of this port that are gone.
+    /// Sum over previous, deleted interfaces of this port.
     gone: u64,
 }
 
 impl Device {
-    /// Makes or opens the interface.
+    /// Creates or opens the interface.
     ///
     /// # Errors
     /// [`Error::Unsupported`] (no device node), [`Error::Privilege`], [`Error::InUse`], [`Error::Config`], [`Error::Io`].
@@ -94,13 +94,13 @@ impl Device {
             device,
             control,
             interface,
-            stage: Stage::default(),
+            tx_offload: TxOffload::default(),
             stats: Stats::default(),
             lost,
         })
     }
 
-    /// Makes or opens the interface with several queues, a port for each. The kernel spreads flows over them.
+    /// Creates or opens the interface with several queues, one port per queue. The kernel distributes flows among them.
     ///
     /// # Errors
     /// As [`Device::open`].
@@ -150,7 +150,7 @@ impl Port for Device {
                 Ok(len) => len,
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => break,
-                // EBADFD: the interface was deleted; EIO: it is being.
+                // EBADFD: the interface was deleted. EIO: it is being deleted.
                 Err(Errno::BADFD | Errno::IO) => break,
                 Err(error) => {
                     return Err(Error::Io { name: self.config.interface.clone(), source: error.into() });
@@ -161,7 +161,7 @@ impl Port for Device {
                 None => Some(Offload::default()),
             };
             let (Some(offload), Some(bytes)) = (offload, len.checked_sub(header)) else {
-                self.stats.dropped.rx_invalid += 1;
+                self.stats.rx_invalid += 1;
                 continue;
             };
             let start = burst.used() + header;
@@ -189,11 +189,11 @@ impl Port for Device {
             checksum: self.config.vnet_hdr,
             segmentation: self.segmentation(),
         };
-        let Self { config, device, stage, stats, .. } = self;
-        stage.send(&config.interface, &medium, frames, |stage, pieces| {
+        let Self { config, device, tx_offload, stats, .. } = self;
+        tx_offload.send(&config.interface, &medium, frames, |tx_offload, pieces| {
             for (at, piece) in pieces.iter().enumerate() {
-                if let Err(error) = write(device, config, stats, &piece.vnet, stage.bytes(piece)) {
-                    stats.dropped.tx_refused += (pieces.len() - at) as u64;
+                if let Err(error) = write(device, config, stats, &piece.vnet, tx_offload.bytes(piece)) {
+                    stats.tx_refused += (pieces.len() - at) as u64;
                     return Err(error);
                 }
             }
@@ -214,7 +214,7 @@ impl Port for Device {
                 self.interface = found;
                 Ok(found.state)
             }
-            // It was moved to another network namespace, where we cannot ask; its frames still come and go here.
+            // The interface was moved to another network namespace and cannot be queried. It still carries frames.
             Err(Error::NoInterface { .. }) => Ok(State::Up),
             Err(error) => Err(error),
         }
@@ -226,7 +226,7 @@ impl Port for Device {
         }
         let stats = self.stats;
         let fresh = Self::open(self.config.clone())?;
-        let lost = Lost { gone: stats.dropped.rx_full, ..fresh.lost };
+        let lost = Lost { gone: stats.rx_full, ..fresh.lost };
         *self = Self { stats, lost, ..fresh };
         Ok(())
     }
@@ -235,21 +235,21 @@ impl Port for Device {
         if self.config.queue == 0
             && let Some(dropped) = dropped(&self.config.interface)
         {
-            self.stats.dropped.rx_full = self.lost.gone + dropped.saturating_sub(self.lost.before);
+            self.stats.rx_full = self.lost.gone + dropped.saturating_sub(self.lost.before);
         }
         self.stats
     }
 }
 
-/// Frames that this machine sent to an interface of the calling thread's network namespace, and that were dropped before anybody read
-/// them: the fourth transmit column of /proc/net/dev (proc_net(5)), of which the receive columns come first.
+/// Frames that the host sent to an interface and that were dropped before they were read: the fourth transmit column of
+/// /proc/net/dev (proc_net(5)) of the calling thread's network namespace. The receive columns come first.
 fn dropped(interface: &str) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/thread-self/net/dev").ok()?;
     let line = text.lines().find_map(|line| line.trim_start().strip_prefix(interface)?.strip_prefix(':'))?;
     line.split_whitespace().nth(8 + 3)?.parse().ok()
 }
 
-/// Writes one frame. What the kernel refuses is counted.
+/// Writes one frame and counts it. A frame that the kernel refuses counts as dropped.
 fn write(
     device: &OwnedFd,
     config: &Config,
@@ -265,20 +265,20 @@ fn write(
         match written {
             Ok(_) => stats.count_sent(bytes.len()),
             Err(Errno::INTR) => continue,
-            Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => stats.dropped.tx_full += 1,
-            // EIO: the interface is down. EBADFD: deleted. EINVAL: not what the interface carries, or a virtio_net_hdr that the kernel
-            // does not believe.
-            Err(Errno::IO | Errno::BADFD | Errno::INVAL | Errno::MSGSIZE) => stats.dropped.tx_refused += 1,
+            Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => stats.tx_full += 1,
+            // EIO: the interface is down. EBADFD: it was deleted. EINVAL: the frame has the wrong type, or its virtio_net_hdr is
+            // inconsistent.
+            Err(Errno::IO | Errno::BADFD | Errno::INVAL | Errno::MSGSIZE) => stats.tx_refused += 1,
             Err(error) => return Err(Error::Io { name: config.interface.clone(), source: error.into() }),
         }
         return Ok(());
     }
 }
 
-/// Tells the kernel what it may hand over undone: as much as it knows.
+/// Enables all offloads that the kernel supports.
 fn offloads(device: BorrowedFd<'_>) -> std::io::Result<()> {
     let tcp = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
-    // USO came with Linux 6.2.
+    // USO needs Linux 6.2.
     sys::tun_offload(device, tcp | libc::TUN_F_USO4 | libc::TUN_F_USO6)
         .or_else(|_| sys::tun_offload(device, tcp))
 }

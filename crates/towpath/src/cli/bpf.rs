@@ -115,9 +115,9 @@ pub(crate) fn run(args: &Bpf) -> u8 {
     if let Action::Disasm { .. } = args.action {
         return disasm(source, &code);
     }
-    let program = match code.check() {
+    let program = match code.verify() {
         Ok(program) => program,
-        Err(refusal) => return source.refuses(&refusal.into()),
+        Err(error) => return source.refuses(&error.into()),
     };
     match &args.action {
         Action::Run { message, hex, fuel, cb, .. } => {
@@ -251,11 +251,11 @@ impl Source {
         }
         let mut report =
             json!({ "file": self.file.display().to_string(), "ok": false, "error": error.to_string() });
-        if let LoadError::Refused(refusal) = error {
-            report["instruction"] = json!(refusal.instruction);
-            report["function"] = json!(refusal.function);
-            report["text"] = json!(refusal.text);
-            report["reason"] = json!(refusal.reason.to_string());
+        if let LoadError::Rejected(error) = error {
+            report["instruction"] = json!(error.instruction);
+            report["function"] = json!(error.function);
+            report["text"] = json!(error.text);
+            report["reason"] = json!(error.reason.to_string());
         }
         print_json(exit::BAD_RULES, &report)
     }

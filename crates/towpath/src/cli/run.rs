@@ -116,7 +116,7 @@ fn check(args: &Run) -> u8 {
 }
 
 fn summary(config: &Config, rules: usize) -> String {
-    let ports = config.ports.iter().map(|port| format!("{} ({})", port.name, port.driver.word()));
+    let ports = config.ports.iter().map(|port| format!("{} ({})", port.name, port.driver.name()));
     let muxes = config.muxes.iter().map(|mux| format!("{} ({})", mux.name, mux.listen.join(", ")));
     let started =
         config.queues.iter().map(|queue| &queue.inspectors).filter(|inspectors| inspectors.wanted() > 0);

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use super::Config;
 use super::reader::Table;
-use super::{Config, Driver};
 
 /// Configuration of the threads that process packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,10 +51,9 @@ impl Default for Engine {
 pub(super) fn check(top: &Table<'_, '_>, config: &Config) {
     let threads = config.engine.threads;
     let span = top.table("engine").map_or(top.span.clone(), |table| table.span_of("threads"));
-    let single = |driver: &Driver| matches!(driver, Driver::Nfqueue { .. } | Driver::Pcap { .. });
-    if let Some(port) = config.ports.iter().find(|port| threads > 1 && single(&port.driver)) {
+    if let Some(port) = config.ports.iter().find(|port| threads > 1 && !port.driver.is_multi_queue()) {
         let message =
-            format!("port `{}` has the driver {}, which supports one thread", port.name, port.driver.word());
+            format!("port `{}` has the driver {}, which supports one thread", port.name, port.driver.name());
         top.wrong(&span, message, "write threads = 1");
     }
     let walkers = threads + config.muxes.len();

@@ -46,7 +46,7 @@ use towpath_gate::state;
 pub use self::control::Control;
 pub use self::engine::{Engine, Wait};
 pub use self::mux::{Mux, Thread};
-pub use self::port::{Driver, Port, Vlan};
+pub use self::port::{Port, Vlan};
 pub use self::queue::{Inspectors, Queue};
 use self::reader::{Findings, Table};
 pub use self::ruleset::Rules;

@@ -1,8 +1,12 @@
 //! `[port.NAME]`: the ports and their drivers.
 
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
+use towpath_port::driver;
+
+use super::keys::{self, Value};
 use super::reader::{At, Table, meant};
 
 /// A port and its driver.
@@ -10,8 +14,8 @@ use super::reader::{At, Table, meant};
 pub struct Port {
     /// Its name in rules.
     pub name: String,
-    /// Its driver.
-    pub driver: Driver,
+    /// Its driver and the driver's configuration.
+    pub driver: driver::Config,
     /// Own addresses: `me` in rules, and the source of replies.
     pub addresses: Vec<IpAddr>,
     /// VLANs that rules see as separate ports.
@@ -26,79 +30,6 @@ pub struct Vlan {
     /// Its name in rules.
     pub name: String,
 }
-
-/// A port driver and its options.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Driver {
-    /// An interface, by packet(7).
-    AfPacket {
-        /// The interface.
-        interface: String,
-        /// Segmentation and checksum offload (`PACKET_VNET_HDR`).
-        offload: bool,
-    },
-    /// An interface, by AF_XDP.
-    AfXdp {
-        /// The interface.
-        interface: String,
-        /// Native mode instead of generic mode.
-        native: bool,
-        /// Zero-copy mode, if the driver supports it.
-        zero_copy: bool,
-        /// Multi-buffer frames, for a large MTU and for large segments; `None`: if supported.
-        multi_buffer: Option<bool>,
-        /// Without an engine packets are dropped (the program stays) instead of passed to the kernel.
-        closed: bool,
-    },
-    /// A TUN (IP packets) or TAP (Ethernet frames) device.
-    Tun {
-        /// The device, created if missing.
-        device: String,
-        /// Ethernet frames.
-        tap: bool,
-        /// Segmentation and checksum offload (`IFF_VNET_HDR`).
-        offload: bool,
-    },
-    /// A queue of the kernel's NFQUEUE.
-    Nfqueue {
-        /// Its number.
-        queue: u16,
-        /// The kernel passes packets while the queue is full.
-        fail_open: bool,
-        /// Bytes copied of each packet.
-        copy_range: u32,
-        /// Unsegmented packets.
-        gso: bool,
-    },
-    /// Capture files: one to receive from, one to send to.
-    Pcap {
-        /// The capture to receive from.
-        read: Option<PathBuf>,
-        /// The capture to send to.
-        write: Option<PathBuf>,
-    },
-}
-
-impl Driver {
-    /// The driver's name in the configuration.
-    pub fn word(&self) -> &'static str {
-        match self {
-            Self::AfPacket { .. } => "af_packet",
-            Self::AfXdp { .. } => "af_xdp",
-            Self::Tun { tap: false, .. } => "tun",
-            Self::Tun { tap: true, .. } => "tap",
-            Self::Nfqueue { .. } => "nfqueue",
-            Self::Pcap { .. } => "pcap",
-        }
-    }
-
-    /// Returns true if packets return to the kernel with their verdict, so that the port needs no wiring.
-    pub fn returns(&self) -> bool {
-        matches!(self, Self::Nfqueue { .. })
-    }
-}
-
-const DRIVERS: [&str; 6] = ["af_packet", "af_xdp", "tun", "tap", "nfqueue", "pcap"];
 
 /// Longest name of an interface (`IFNAMSIZ` - 1, linux/if.h).
 const NAME_MAX: usize = 15;
@@ -135,58 +66,68 @@ pub(super) fn take<'t>(top: &Table<'t, '_>, directory: &Path) -> (Vec<(At<&'t st
     (ports, unknown)
 }
 
-fn driver(name: &At<&str>, table: &Table<'_, '_>, directory: &Path) -> Option<Driver> {
-    table.need("driver", format!("there are {}", DRIVERS.join(", ")));
+fn driver(name: &At<&str>, table: &Table<'_, '_>, directory: &Path) -> Option<driver::Config> {
+    let names = || driver::names().map(|(name, _)| name);
+    let all = || format!("the drivers are {}", names().collect::<Vec<_>>().join(", "));
+    table.need("driver", all());
     let word = table.text("driver")?;
-    let interface = || {
-        let at = table.text("interface").unwrap_or_else(|| name.clone());
+    let config = driver::Config::from_options(word.value, &Options { name, table, word: &word, directory });
+    if config.is_none() {
+        let hint = meant(word.value, names()).unwrap_or_else(all);
+        table.wrong(&word.span, format!("unknown driver \"{}\"", word.value), hint);
+    }
+    config
+}
+
+/// The values of a key of `[port.NAME]`.
+fn key_of(name: &str) -> Value {
+    keys::key("port", name).value
+}
+
+/// The keys of one `[port.NAME]` table.
+struct Options<'a, 't, 'f> {
+    name: &'a At<&'t str>,
+    table: &'a Table<'t, 'f>,
+    /// The value of `driver`.
+    word: &'a At<&'t str>,
+    directory: &'a Path,
+}
+
+impl driver::Options for Options<'_, '_, '_> {
+    fn text(&self, key: &'static str) -> Option<String> {
+        self.table.text(key).map(|text| text.value.to_owned())
+    }
+
+    fn flag(&self, key: &'static str) -> Option<bool> {
+        self.table.flag(key)
+    }
+
+    fn number(&self, key: &'static str, range: RangeInclusive<u64>) -> Option<u64> {
+        debug_assert!(matches!(key_of(key), Value::Number(min, max) if range == (min..=max)), "{key}");
+        self.table.number(key)
+    }
+
+    fn word(&self, key: &'static str, words: &[&str]) -> Option<usize> {
+        let word = self.table.word(key)?;
+        words.iter().position(|own| *own == word)
+    }
+
+    fn path(&self, key: &'static str) -> Option<PathBuf> {
+        self.table.text(key).map(|text| self.directory.join(text.value))
+    }
+
+    fn interface(&self) -> String {
+        let at = self.table.text("interface").unwrap_or_else(|| self.name.clone());
         if at.value.is_empty() || at.value.len() > NAME_MAX || at.value.contains(['/', ' ']) {
             let hint = format!("a name has 1 to {NAME_MAX} bytes, without `/` and spaces");
-            table.wrong(&at.span, format!("`{}` cannot be the name of an interface", at.value), hint);
+            self.table.wrong(&at.span, format!("`{}` cannot be the name of an interface", at.value), hint);
         }
         at.value.to_owned()
-    };
-    Some(match word.value {
-        "af_packet" => {
-            Driver::AfPacket { interface: interface(), offload: table.flag("offload").unwrap_or(false) }
-        }
-        "af_xdp" => Driver::AfXdp {
-            interface: interface(),
-            native: table.word("mode") == Some("native"),
-            zero_copy: table.flag("zero-copy").unwrap_or(false),
-            multi_buffer: table.flag("multi-buffer"),
-            closed: table.word("fail") == Some("closed"),
-        },
-        kind @ ("tun" | "tap") => Driver::Tun {
-            device: interface(),
-            tap: kind == "tap",
-            offload: table.flag("offload").unwrap_or(false),
-        },
-        "nfqueue" => Driver::Nfqueue {
-            queue: table.number("queue").unwrap_or(0) as u16,
-            fail_open: table.word("fail") == Some("open"),
-            copy_range: table.number("copy-range").unwrap_or(65_535) as u32,
-            gso: table.flag("gso").unwrap_or(true),
-        },
-        "pcap" => {
-            let path = |key| table.text(key).map(|text| directory.join(text.value));
-            let (read, write) = (path("read"), path("write"));
-            if read.is_none() && write.is_none() {
-                table.wrong(
-                    &word.span,
-                    "a pcap port needs a file",
-                    "write read = \"FILE\" or write = \"FILE\"",
-                );
-            }
-            Driver::Pcap { read, write }
-        }
-        other => {
-            let hint = meant(other, DRIVERS);
-            let hint = hint.unwrap_or_else(|| format!("there are {}", DRIVERS.join(", ")));
-            table.wrong(&word.span, format!("unknown driver \"{other}\""), hint);
-            return None;
-        }
-    })
+    }
+
+    fn invalid(&self, message: &str, hint: &str) {
+        self.table.wrong(&self.word.span, message, hint);
+    }
 }
 
 fn vlans(table: &Table<'_, '_>) -> Vec<Vlan> {
@@ -212,12 +153,8 @@ fn address(table: &Table<'_, '_>, text: &At<&str>) -> Option<IpAddr> {
 fn twice(top: &Table<'_, '_>, ports: &[(At<&str>, Port)]) {
     for (index, (at, port)) in ports.iter().enumerate() {
         for (_, other) in &ports[..index] {
-            let medium = match (&port.driver, &other.driver) {
-                (Driver::Nfqueue { queue: a, .. }, Driver::Nfqueue { queue: b, .. }) if a == b => {
-                    Some(format!("queue {a}"))
-                }
-                (a, b) => device(a).filter(|name| device(b) == Some(*name)).map(|name| format!("`{name}`")),
-            };
+            let medium =
+                port.driver.exclusive().filter(|medium| other.driver.exclusive().as_ref() == Some(medium));
             if let Some(medium) = medium {
                 let message = format!("ports `{}` and `{}` both use {medium}", other.name, port.name);
                 top.wrong(&at.span, message, "use another interface or queue");
@@ -239,13 +176,5 @@ fn twice(top: &Table<'_, '_>, ports: &[(At<&str>, Port)]) {
         if taken.contains(&port.name) {
             top.wrong(&at.span, format!("the port name `{}` is used twice", port.name), "");
         }
-    }
-}
-
-fn device(driver: &Driver) -> Option<&str> {
-    match driver {
-        Driver::AfPacket { interface, .. } | Driver::AfXdp { interface, .. } => Some(interface),
-        Driver::Tun { device, .. } => Some(device),
-        Driver::Nfqueue { .. } | Driver::Pcap { .. } => None,
     }
 }

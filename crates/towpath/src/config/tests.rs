@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::*;
+use towpath_port::{af_xdp, driver};
 
 const BRIDGE: &str = r#"
 rules = "bridge.ipfw"
@@ -253,13 +254,12 @@ group = "0"
     assert_eq!(config.ports[1].vlans, [Vlan { id: 200, name: "guest".into() }]);
     assert_eq!(
         config.ports[1].driver,
-        Driver::AfXdp {
-            interface: "eth0".into(),
-            native: true,
-            zero_copy: false,
-            multi_buffer: Some(true),
-            closed: true
-        }
+        driver::Config::AfXdp(af_xdp::Config {
+            mode: af_xdp::Mode::Native,
+            multi_buffer: true,
+            after: af_xdp::After::Drop("/sys/fs/bpf/towpath-eth0".into()),
+            ..af_xdp::Config::new("eth0")
+        })
     );
     assert_eq!(config.routes[1].mac, Some([2, 0, 0, 0, 0, 0x1f]));
     let queue = &config.queues[0];

@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 
-use super::port::{Driver, Port};
+use towpath_port::LinkType;
+
+use super::port::Port;
 use super::reader::{At, Table, meant};
 
 /// Two ports that forward to each other.
@@ -45,7 +47,7 @@ struct Ports<'p, 't> {
 pub(super) fn take(top: &Table<'_, '_>, all: &[(At<&str>, Port)], unknown: &[&str]) -> Wiring {
     let ports = &Ports { all, unknown };
     let mut wired: Vec<Option<&str>> =
-        all.iter().map(|(_, port)| port.driver.returns().then_some("nfqueue")).collect();
+        all.iter().map(|(_, port)| port.driver.returns_verdicts().then_some("nfqueue")).collect();
     let mut bridges = Vec::new();
     for table in top.tables("bridge") {
         table.need("ports", "write ports = [\"A\", \"B\"]");
@@ -129,7 +131,7 @@ fn route(table: Table<'_, '_>, ports: &Ports<'_, '_>, wired: &[Option<&str>]) ->
             let hint = "a packet that is routed cannot leave there";
             table.wrong(&name.span, format!("port `{}` is in a {other}", name.value), hint);
         }
-        let bare = matches!(ports.all[port].1.driver, Driver::Tun { tap: false, .. });
+        let bare = ports.all[port].1.driver.link() == Some(LinkType::RAW);
         // ARP and neighbor solicitations need a source address.
         let six = to.is_some_and(|(net, _)| net.is_ipv6());
         let unnumbered = !ports.all[port].1.addresses.iter().any(|address| address.is_ipv6() == six);

@@ -10,14 +10,11 @@
 //! only after a while without work, and is woken by its ports, its inspectors' doorbells and its eventfd. The
 //! [`Supervisor`] does everything that needs a lookup, a file or a process.
 
-mod capture_port;
 mod huge_pages;
 mod inspector_sockets;
 mod mux_admission;
 mod mux_service;
 mod muxes;
-mod named_port;
-mod port_slot;
 mod privilege;
 mod round_robin;
 mod signals;

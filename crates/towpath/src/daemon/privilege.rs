@@ -7,7 +7,9 @@ use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set, set_capabilities,
 };
 
-use crate::config::{Config, Driver};
+use towpath_port::driver::Capability;
+
+use crate::config::Config;
 
 /// A set of capabilities (capabilities(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,14 +20,13 @@ impl Capabilities {
     pub fn needed(config: &Config) -> Self {
         let mut set = CapabilitySet::empty();
         for port in &config.ports {
-            set |= match port.driver {
-                Driver::AfPacket { .. } => CapabilitySet::NET_RAW,
-                Driver::AfXdp { .. } => {
-                    CapabilitySet::NET_RAW | CapabilitySet::NET_ADMIN | CapabilitySet::BPF
-                }
-                Driver::Tun { .. } | Driver::Nfqueue { .. } => CapabilitySet::NET_ADMIN,
-                Driver::Pcap { .. } => CapabilitySet::empty(),
-            };
+            for capability in port.driver.capabilities() {
+                set |= match capability {
+                    Capability::NetRaw => CapabilitySet::NET_RAW,
+                    Capability::NetAdmin => CapabilitySet::NET_ADMIN,
+                    Capability::Bpf => CapabilitySet::BPF,
+                };
+            }
         }
         Self(set)
     }

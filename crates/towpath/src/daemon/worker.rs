@@ -372,13 +372,11 @@ impl Worker {
         let io = engine.io_mut();
         let row = |(at, (live, tx)): (usize, (&mut Live, &TxQueue))| {
             let stats = live.port.stats();
-            live.tell_too_long(stats.dropped.rx_too_long);
-            live.tell_uncut(stats.dropped.rx_uncut);
+            live.tell_too_long(stats.rx_too_long);
+            live.tell_unsegmented(stats.rx_unsegmented);
             // The port and its transmit queue may drop for the same reason.
             let mut lost: Vec<(String, u64)> = Vec::new();
-            for (reason, count) in
-                stats.dropped.iter().chain(tx.drops().iter()).filter(|(_, count)| *count > 0)
-            {
+            for (reason, count) in stats.drops().chain(tx.drops().iter()).filter(|(_, count)| *count > 0) {
                 match lost.iter_mut().find(|(own, _)| own == reason) {
                     Some((_, own)) => *own += count,
                     None => lost.push((reason.to_owned(), count)),
@@ -462,7 +460,7 @@ impl Live {
     }
 
     /// Warns about unsegmented datagrams: the sender keeps sending them, and none arrives.
-    fn tell_uncut(&mut self, uncut: u64) {
+    fn tell_unsegmented(&mut self, uncut: u64) {
         if uncut > self.uncut * 2 {
             self.uncut = uncut;
             log::warn!(

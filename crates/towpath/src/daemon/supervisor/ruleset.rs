@@ -49,7 +49,7 @@ pub(super) fn routes(config: &Config) -> Routes {
 }
 
 fn way(config: &Config, port: usize, ids: &[towpath_gate::PortId]) -> ForwardMode {
-    if config.ports[port].driver.returns() {
+    if config.ports[port].driver.returns_verdicts() {
         return ForwardMode::Back;
     }
     if config.monitors.contains(&port) {

@@ -19,7 +19,6 @@ use towpath_port::Port;
 use super::super::inspector_sockets::Socket;
 use super::super::mux_admission::MuxAdmission;
 use super::super::mux_service;
-use super::super::port_slot;
 use super::super::privilege::Capabilities;
 use super::super::round_robin::RoundRobin;
 use super::super::signals::{reloads, stops};
@@ -57,7 +56,7 @@ impl Supervisor {
         let (threads, mux_threads) = (config.engine_threads(), config.mux_threads());
         let mut ports: Vec<_> = std::iter::repeat_with(Vec::new).take(threads).collect();
         for port in &config.ports {
-            let (opened, word) = (port_slot::open(port, threads)?, port.driver.word());
+            let (opened, word) = (port.driver.open(&port.name, threads)?, port.driver.name());
             ports.iter_mut().zip(opened).for_each(|(ports, opened)| ports.push((opened, word)));
         }
         // Before the first resource that outlives the process. Ports end with the process, and opening one may take long.

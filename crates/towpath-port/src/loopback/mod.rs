@@ -2,9 +2,9 @@ use std::collections::VecDeque;
 
 use crate::{Burst, Caps, Error, Frame, LinkType, MAX_FRAME, Meta, Port, Received, Segmentation, Stats};
 
-/// A port in memory: what is sent to it is received from it, in order.
+/// A port in memory: frames sent to it are received from it, in order.
 ///
-/// Holds at most the number of frames it was made for; when it is full it takes no more, and the sender keeps the rest.
+/// It holds up to `capacity` frames. When full, it accepts no further frames.
 ///
 /// ```
 /// use towpath_port::{Burst, Frame, LinkType, Loopback, Port, Received};
@@ -22,7 +22,7 @@ use crate::{Burst, Caps, Error, Frame, LinkType, MAX_FRAME, Meta, Port, Received
 pub struct Loopback {
     name: String,
     queue: VecDeque<Held>,
-    /// Memory of frames that have left, for those that come.
+    /// Buffers of received frames, for reuse.
     spare: Vec<Vec<u8>>,
     capacity: usize,
     closed: bool,
@@ -40,7 +40,7 @@ struct Held {
 }
 
 impl Loopback {
-    /// A loopback port that holds at most `capacity` frames.
+    /// A loopback port for up to `capacity` frames.
     pub fn new(name: impl Into<String>, capacity: usize) -> Self {
         Self {
             name: name.into(),
@@ -52,17 +52,17 @@ impl Loopback {
         }
     }
 
-    /// Frames that were sent and not yet received.
+    /// The number of frames sent and not yet received.
     pub fn len(&self) -> usize {
         self.queue.len()
     }
 
-    /// Whether nothing waits to be received.
+    /// Returns true if no frame is waiting.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// No more will be sent: [`Port::receive`] answers [`Received::End`] once the queue is empty.
+    /// Closes the port for sending: [`Port::receive`] returns [`Received::End`] once the queue is empty.
     pub fn close(&mut self) {
         self.closed = true;
     }

@@ -1,146 +1,22 @@
-//! Made-up traffic: flows, sizes, protocols and a rate from a description, the same for the same seed.
+//! Generated traffic: flows, sizes, protocols and a rate from a description; reproducible by seed.
 //!
-//! For benchmarks and demonstrations. Each flow is one direction of a conversation over IPv4 in Ethernet, with right checksums; a TCP flow
-//! begins with SYN and goes on with data in sequence. Which flow comes next, and how long its frame is, is drawn at random.
+//! For benchmarks and demonstrations. Each flow is one direction of a conversation over IPv4 in Ethernet, with correct checksums. A TCP flow
+//! begins with a SYN and continues with data in sequence. The next flow and the frame length are random.
 
-use std::fmt;
-use std::str::FromStr;
+mod description;
+
 use towpath_wire::checksum;
+
+pub use description::{Description, DescriptionError, Protocol};
 
 use crate::{Burst, Caps, Error, Frame, LinkType, Meta, Offload, Port, Received, Stats, clock};
 
-/// Ethernet, IPv4 and the longest transport header here, TCP's.
+/// Length of the Ethernet, IPv4 and TCP headers.
 const HEADERS: usize = 14 + 20 + 20;
-/// 2023-11-14 22:13:20 UTC: when traffic that nobody paces begins.
+/// 2023-11-14 22:13:20 UTC: start time of unpaced traffic.
 const EPOCH_NS: u64 = 1_700_000_000_000_000_000;
 
-/// What traffic to make.
-///
-/// As text, words of `name=value` in any order; what is not named is as in [`Description::default`]:
-/// ```
-/// use towpath_port::generator::{Description, Protocol};
-///
-/// let description: Description = "flows=2000 size=64:7,576:4,1500:1 protocol=tcp:3,udp:1 rate=100000 seed=7".parse().unwrap();
-/// assert_eq!(description.flows, 2000);
-/// assert_eq!(description.sizes, [(64, 7), (576, 4), (1500, 1)]);
-/// assert_eq!(description.protocols, [(Protocol::Tcp, 3), (Protocol::Udp, 1)]);
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Description {
-    /// `seed=`: the same seed and description give the same frames.
-    pub seed: u64,
-    /// `flows=`: how many, from 1 to 16,777,216.
-    pub flows: u32,
-    /// `size=64` or `size=64:7,1500:1`: frame lengths in bytes without the frame check sequence, from 60 to 9,014, each with its weight.
-    pub sizes: Vec<(u16, u32)>,
-    /// `protocol=udp` or `protocol=tcp:3,udp:1`: protocols with their share of the flows.
-    pub protocols: Vec<(Protocol, u32)>,
-    /// `rate=`: frames each second, which the frames' times show; 0 is a million.
-    pub rate: u64,
-    /// `paced=yes`: frames come at that rate by the system's clock, and are lost to nobody when it is late; otherwise as fast as they are
-    /// taken.
-    pub paced: bool,
-    /// `frames=`: how many in all; 0 is no end.
-    pub frames: u64,
-}
-
-/// A flow's protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
-    /// SYN, then data in sequence.
-    Tcp,
-    /// Datagrams.
-    Udp,
-    /// Echo requests.
-    Icmp,
-}
-
-/// A word of a description that cannot be understood.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Misunderstood {
-    word: String,
-    expected: &'static str,
-}
-
-impl Default for Description {
-    /// A thousand UDP flows of 64-byte frames without end.
-    fn default() -> Self {
-        Self {
-            seed: 1,
-            flows: 1000,
-            sizes: vec![(64, 1)],
-            protocols: vec![(Protocol::Udp, 1)],
-            rate: 0,
-            paced: false,
-            frames: 0,
-        }
-    }
-}
-
-impl FromStr for Description {
-    type Err = Misunderstood;
-
-    fn from_str(text: &str) -> Result<Self, Misunderstood> {
-        let mut description = Self::default();
-        for word in text.split_whitespace() {
-            let wrong = |expected| Misunderstood { word: word.into(), expected };
-            let (name, value) = word.split_once('=').ok_or_else(|| wrong("name=value"))?;
-            let number = |range: std::ops::RangeInclusive<u64>, expected| {
-                value.parse().ok().filter(|number| range.contains(number)).ok_or_else(|| wrong(expected))
-            };
-            match name {
-                "seed" => description.seed = number(0..=u64::MAX, "a number")?,
-                "flows" => description.flows = number(1..=1 << 24, "a number from 1 to 16777216")? as u32,
-                "rate" => description.rate = number(0..=1_000_000_000, "frames each second")?,
-                "frames" => description.frames = number(0..=u64::MAX, "a number")?,
-                "paced" if ["yes", "no"].contains(&value) => description.paced = value == "yes",
-                "size" => {
-                    let size = |text: &str| text.parse().ok().filter(|size| (60..=9014).contains(size));
-                    description.sizes = weighted(value, size)
-                        .ok_or_else(|| wrong("lengths from 60 to 9014, as 64 or 64:7,1500:1"))?;
-                }
-                "protocol" => {
-                    description.protocols = weighted(value, Protocol::named)
-                        .ok_or_else(|| wrong("tcp, udp or icmp, as udp or tcp:3,udp:1"))?;
-                }
-                _ => return Err(wrong("seed, flows, size, protocol, rate, paced (yes or no) or frames")),
-            }
-        }
-        Ok(description)
-    }
-}
-
-/// `a:2,b:1`, or `a` alone. No weight is 0.
-fn weighted<T>(text: &str, mut parse: impl FnMut(&str) -> Option<T>) -> Option<Vec<(T, u32)>> {
-    text.split(',')
-        .map(|part| {
-            let (what, weight) = part.split_once(':').unwrap_or((part, "1"));
-            let weight = weight.parse().ok().filter(|weight| (1..=1_000_000).contains(weight))?;
-            Some((parse(what)?, weight))
-        })
-        .collect()
-}
-
-impl Protocol {
-    fn named(name: &str) -> Option<Self> {
-        match name {
-            "tcp" => Some(Self::Tcp),
-            "udp" => Some(Self::Udp),
-            "icmp" => Some(Self::Icmp),
-            _ => None,
-        }
-    }
-}
-
-impl fmt::Display for Misunderstood {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "generator: {}: expected {}", self.word, self.expected)
-    }
-}
-
-impl std::error::Error for Misunderstood {}
-
-/// A port that makes frames.
+/// A port that generates frames.
 ///
 /// ```
 /// use towpath_port::{Burst, Port, Received, generator::Generator};
@@ -156,14 +32,14 @@ pub struct Generator {
     name: String,
     description: Description,
     random: Random,
-    /// Next sequence number of each flow; 0 before its SYN. As many as there are TCP flows at most.
+    /// Next sequence number per flow; 0 before its SYN.
     sequence: Vec<u32>,
     begun_ns: Option<u64>,
     stats: Stats,
 }
 
 impl Generator {
-    /// A generator that begins when it is first received from.
+    /// A generator that starts with the first receive.
     pub fn new(name: impl Into<String>, description: Description) -> Self {
         let tcp = description.protocols.iter().any(|(protocol, _)| *protocol == Protocol::Tcp);
         Self {
@@ -180,7 +56,7 @@ impl Generator {
         1e9 / if self.description.rate == 0 { 1e6 } else { self.description.rate as f64 }
     }
 
-    /// How many frames may come now.
+    /// The number of frames due now.
     fn due(&mut self) -> u64 {
         let all = if self.description.frames == 0 { u64::MAX } else { self.description.frames };
         let left = all - self.stats.received;
@@ -194,10 +70,10 @@ impl Generator {
         due.saturating_sub(self.stats.received).min(left)
     }
 
-    /// Makes the next frame in the burst's own memory.
+    /// Generates the next frame in the burst's own memory.
     fn make(&mut self, burst: &mut Burst, begun_ns: u64) {
         let flow = (self.random.next() % u64::from(self.description.flows)) as u32;
-        // Everything about a flow follows from its number and the seed.
+        // All properties of a flow derive from its number and the seed.
         let mut of_flow = Random(self.description.seed ^ (u64::from(flow) << 32 | 0x5bd1));
         let protocol = of_flow.pick(&self.description.protocols);
         let len = usize::from(self.random.pick(&self.description.sizes)).max(match protocol {
@@ -217,7 +93,7 @@ impl Generator {
                 frame[47] = if syn { 0x02 } else { 0x18 }; // SYN; PSH and ACK
                 frame[48..50].copy_from_slice(&0xffff_u16.to_be_bytes());
                 if syn {
-                    // A SYN has no data here: what follows its header is padding.
+                    // A SYN has no data; padding follows its header.
                     frame[16..18].copy_from_slice(&40_u16.to_be_bytes());
                     *sequence = 1;
                 } else {
@@ -243,7 +119,7 @@ impl Generator {
     }
 }
 
-/// Ethernet and IPv4 headers, ports or echo identifier; the rest is the flow's number again and again.
+/// Writes Ethernet and IPv4 headers and ports or echo identifier. The payload repeats the flow number.
 fn headers(frame: &mut [u8], flow: u32, protocol: Protocol, ports: u64) {
     for (byte, fill) in frame.iter_mut().zip(flow.to_be_bytes().into_iter().cycle()) {
         *byte = fill;
@@ -257,7 +133,7 @@ fn headers(frame: &mut [u8], flow: u32, protocol: Protocol, ports: u64) {
         Protocol::Icmp => 1,
     };
     frame[14..26].copy_from_slice(&[0x45, 0, total[0], total[1], 0, 0, 0x40, 0, 64, number, 0, 0]);
-    // RFC 2544's addresses are for exactly this; the sources are 10/8, so that every flow can have its own.
+    // Destinations are the benchmarking addresses of RFC 2544. Sources are from 10/8, one per flow.
     frame[26..34].copy_from_slice(&[10, a, b, c, 198, 18, 0, 1]);
     let zeroed = frame.len().min(HEADERS);
     frame[34..zeroed].fill(0);
@@ -401,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_named() {
+    fn errors_name_the_word() {
         #[rustfmt::skip]
         let rows = [
             ("flows",           "generator: flows: expected name=value"),

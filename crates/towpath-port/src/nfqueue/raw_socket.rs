@@ -1,4 +1,4 @@
-//! Packets of our own (raw(7)): answers to those that a rule rejected. The kernel routes them, and its OUTPUT rules see them.
+//! Raw sockets (raw(7)) for replies to rejected packets. The kernel routes the replies and applies its OUTPUT rules.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::OwnedFd;
@@ -6,20 +6,20 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, sendto, socket_with};
 
-/// A socket for each version of IP, as far as this kernel has it.
+/// One socket per IP version; IPv6 if the kernel supports it.
 #[derive(Debug)]
-pub(super) struct Replies {
+pub(super) struct RawSocket {
     v4: OwnedFd,
     v6: Option<OwnedFd>,
 }
 
-impl Replies {
-    /// Needs CAP_NET_RAW in the network namespace's user namespace.
+impl RawSocket {
+    /// Opens the sockets. Needs CAP_NET_RAW in the user namespace of the network namespace.
     pub(super) fn open() -> Result<Self, Errno> {
         Ok(Self { v4: raw(AddressFamily::INET)?, v6: raw(AddressFamily::INET6).ok() })
     }
 
-    /// Sends a packet that begins with its IP header. The kernel puts IPv4's checksum right.
+    /// Sends a packet that begins with its IP header. The kernel fills in the IPv4 checksum.
     pub(super) fn send(&self, packet: &[u8]) -> Result<(), Errno> {
         let flags = SendFlags::DONTWAIT;
         match packet.first().map(|first| first >> 4) {
@@ -39,7 +39,7 @@ impl Replies {
     }
 }
 
-/// IPPROTO_RAW: the header comes with the packet, and nothing is received.
+/// IPPROTO_RAW: packets include their IP header, and nothing is received.
 fn raw(family: AddressFamily) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socket_with(family, SocketType::RAW, flags, Some(ipproto::RAW))

@@ -1,18 +1,22 @@
-//! Wraps a port under its configured name.
+//! A port under the name that its configuration gives it, in place of the interface's.
 
 use std::os::fd::BorrowedFd;
 
-use towpath_port::{Burst, Caps, Error, Frame, Port, Received, State, Stats, Verdict};
+use crate::{Burst, Caps, Error, Frame, Port, QueueVerdict, Received, State, Stats};
 
-/// A port and its configured name.
-pub(super) struct NamedPort<P> {
+/// Replaces the name of a port.
+pub(crate) struct NamedPort<P> {
     name: String,
     port: P,
 }
 
 impl<P: Port> NamedPort<P> {
-    pub(super) fn new(name: &str, port: P) -> Self {
-        Self { name: name.to_owned(), port }
+    /// `port` under the name `name`, in a box.
+    pub(crate) fn boxed(name: &str, port: P) -> Box<dyn Port>
+    where
+        P: 'static,
+    {
+        Box::new(Self { name: name.to_owned(), port })
     }
 }
 
@@ -33,7 +37,7 @@ impl<P: Port> Port for NamedPort<P> {
         self.port.send(frames)
     }
 
-    fn verdict(&mut self, frame: Frame<'_>, verdict: Verdict) -> Result<(), Error> {
+    fn verdict(&mut self, frame: Frame<'_>, verdict: QueueVerdict) -> Result<(), Error> {
         self.port.verdict(frame, verdict)
     }
 

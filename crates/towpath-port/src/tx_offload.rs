@@ -1,7 +1,9 @@
-//! Frames on their way out of a live port: as they are where its medium takes them so, otherwise finished or cut in memory of the
-//! port's own.
+//! Transmit offload in software: prepares frames for a live port's medium.
 //!
-//! Invariant: what is staged is bounded by [`BYTES`] and one frame's pieces; it is handed to the medium before it is forgotten.
+//! A frame that the medium accepts is sent from where it is. Otherwise its checksum is completed, or it is segmented, in a
+//! buffer of the port.
+//!
+//! Invariant: the buffer is bounded by [`BYTES`] plus the segments of one frame, and is transmitted before it is cleared.
 
 use std::ops::Range;
 
@@ -9,28 +11,28 @@ use towpath_wire::{VIRTIO_NET_HDR_LEN, checksum, gso};
 
 use crate::{Checksum, Error, Frame, LinkType, MAX_FRAME, Segmentation};
 
-/// Most pieces that are handed over at once.
+/// Limit on pieces per transmission.
 pub(crate) const BATCH: usize = 64;
-/// Staged bytes after which everything is handed over.
+/// Buffered bytes that trigger a transmission.
 const BYTES: usize = 256 << 10;
 
-/// What a port's medium takes.
+/// Properties of a medium.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Medium {
-    /// How a frame must begin.
+    /// Required link type.
     pub(crate) link: LinkType,
-    /// Longest piece, link header included, VLAN tags not.
+    /// Length of the longest piece, with link header, without VLAN tags.
     pub(crate) max_piece: usize,
-    /// Unfinished checksums pass.
+    /// The medium completes partial checksums.
     pub(crate) checksum: bool,
-    /// Frames to be cut pass.
+    /// The kinds of frames that the medium segments.
     pub(crate) segmentation: Segmentation,
 }
 
-/// One message for the medium.
+/// One message to the medium: a frame or a segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece<'a> {
-    /// Its virtio_net_hdr, for a medium that has one.
+    /// The virtio_net_hdr, for a medium that uses it.
     pub(crate) vnet: [u8; VIRTIO_NET_HDR_LEN],
     bytes: Bytes<'a>,
 }
@@ -38,25 +40,25 @@ pub(crate) struct Piece<'a> {
 #[derive(Clone, Copy, Debug)]
 enum Bytes<'a> {
     Lent(&'a [u8]),
-    /// Index of its place.
+    /// Index of its range in the buffer.
     Staged(usize),
 }
 
-/// Memory for what cannot go as it is.
+/// Buffer for frames that the medium does not accept as they are.
 #[derive(Debug, Default)]
-pub(crate) struct Stage {
+pub(crate) struct TxOffload {
     bytes: Vec<u8>,
     places: Vec<Range<usize>>,
 }
 
-/// Why a frame cannot be sent by a port at all.
+/// Reason why a port cannot send a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Refusal {
+enum TxError {
     TooLong { len: usize, max: usize },
     LinkType { link: LinkType, frame: LinkType },
 }
 
-impl Stage {
+impl TxOffload {
     /// The bytes of a piece.
     pub(crate) fn bytes<'a>(&'a self, piece: &Piece<'a>) -> &'a [u8] {
         match piece.bytes {
@@ -65,12 +67,12 @@ impl Stage {
         }
     }
 
-    /// Sends all of `frames`: makes each into pieces that `medium` takes, and gives them to `transmit`, at most [`BATCH`] at a
-    /// time. Returns how many frames were taken.
+    /// Sends all of `frames`: prepares each for `medium` and passes the pieces to `transmit`, at most [`BATCH`] at a time.
+    /// Returns the number of frames accepted.
     ///
     /// # Errors
-    /// For the frame pulled last, when it cannot be sent at all ([`Error::TooLong`], [`Error::LinkType`]); what `transmit` says, who
-    /// counts what it did not send of what it was given.
+    /// [`Error::TooLong`] or [`Error::LinkType`] for the frame taken last. Errors of `transmit`, which counts the pieces it was
+    /// given and did not send.
     pub(crate) fn send<'a>(
         &mut self,
         name: &str,
@@ -78,12 +80,12 @@ impl Stage {
         frames: &mut dyn Iterator<Item = Frame<'a>>,
         transmit: impl FnMut(&Self, &[Piece<'_>]) -> Result<(), Error>,
     ) -> Result<usize, Error> {
-        let sent = self.hand_over(name, medium, frames, transmit);
+        let sent = self.send_pieces(name, medium, frames, transmit);
         self.clear();
         sent
     }
 
-    fn hand_over<'a>(
+    fn send_pieces<'a>(
         &mut self,
         name: &str,
         medium: &Medium,
@@ -92,7 +94,7 @@ impl Stage {
     ) -> Result<usize, Error> {
         let empty = Piece { vnet: [0; VIRTIO_NET_HDR_LEN], bytes: Bytes::Lent(&[]) };
         let mut pieces = [empty; BATCH];
-        let (mut len, mut taken, mut refused) = (0, 0, None);
+        let (mut len, mut taken, mut failed) = (0, 0, None);
         for frame in frames {
             let staged = match self.prepare(medium, frame) {
                 Ok(Prepared::AsIs(frame)) => {
@@ -102,8 +104,8 @@ impl Stage {
                     0..0
                 }
                 Ok(Prepared::Staged(places)) => places,
-                Err(refusal) => {
-                    refused = Some(refusal);
+                Err(error) => {
+                    failed = Some(error);
                     break;
                 }
             };
@@ -125,7 +127,7 @@ impl Stage {
         if len > 0 {
             transmit(self, &pieces[..len])?;
         }
-        refused.map_or(Ok(taken), |refusal| Err(refusal.error(name)))
+        failed.map_or(Ok(taken), |error| Err(error.error(name)))
     }
 
     fn clear(&mut self) {
@@ -133,11 +135,11 @@ impl Stage {
         self.places.clear();
     }
 
-    fn prepare<'a>(&mut self, medium: &Medium, frame: Frame<'a>) -> Result<Prepared<'a>, Refusal> {
+    fn prepare<'a>(&mut self, medium: &Medium, frame: Frame<'a>) -> Result<Prepared<'a>, TxError> {
         let mut frame = relink(medium.link, frame)?;
         let (link, bytes, offload) = (frame.link, frame.bytes, frame.meta.offload);
         if bytes.len() > MAX_FRAME {
-            return Err(Refusal::TooLong { len: bytes.len(), max: MAX_FRAME });
+            return Err(TxError::TooLong { len: bytes.len(), max: MAX_FRAME });
         }
         if let Some(gso) = offload.gso {
             frame.meta.offload = gso::limit(link, bytes, offload, medium.max(bytes));
@@ -159,15 +161,15 @@ impl Stage {
         Ok(Prepared::Staged(self.places.len() - 1..self.places.len()))
     }
 
-    fn cut<'a>(&mut self, medium: &Medium, frame: Frame<'a>) -> Result<Prepared<'a>, Refusal> {
+    fn cut<'a>(&mut self, medium: &Medium, frame: Frame<'a>) -> Result<Prepared<'a>, TxError> {
         let (bytes, first) = (self.bytes.len(), self.places.len());
         let Frame { bytes: whole, link, meta, .. } = frame;
         let result = if gso::segment(link, whole, meta.offload, &mut self.bytes, &mut self.places) {
-            // The first is as long as any.
+            // No segment is longer than the first.
             let longest = &self.bytes[self.places[first].clone()];
             medium.fits(longest, longest.len())
         } else {
-            Err(Refusal::TooLong { len: whole.len(), max: medium.max_piece })
+            Err(TxError::TooLong { len: whole.len(), max: medium.max_piece })
         };
         if result.is_err() {
             self.bytes.truncate(bytes);
@@ -177,17 +179,17 @@ impl Stage {
     }
 }
 
-/// What became of a frame.
+/// A prepared frame.
 enum Prepared<'a> {
     AsIs(Frame<'a>),
-    /// Staged at these places.
+    /// Buffered, at these indices of ranges.
     Staged(Range<usize>),
 }
 
 impl Medium {
-    /// Bytes of the longest piece that begins as `bytes` do.
+    /// Length of the longest piece that begins like `bytes`.
     fn max(&self, bytes: &[u8]) -> usize {
-        // A VLAN tag is no part of the MTU.
+        // The MTU does not include a VLAN tag.
         let tag = match bytes.get(12..14) {
             Some([0x81, 0x00] | [0x88, 0xa8]) if self.link == LinkType::ETHERNET => 4,
             _ => 0,
@@ -195,14 +197,14 @@ impl Medium {
         self.max_piece + tag
     }
 
-    /// Whether `len` bytes that begin as `bytes` do can go out.
-    fn fits(&self, bytes: &[u8], len: usize) -> Result<(), Refusal> {
+    /// Checks that a piece of `len` bytes that begins like `bytes` can be sent.
+    fn fits(&self, bytes: &[u8], len: usize) -> Result<(), TxError> {
         let max = self.max(bytes);
-        if len > max { Err(Refusal::TooLong { len, max }) } else { Ok(()) }
+        if len > max { Err(TxError::TooLong { len, max }) } else { Ok(()) }
     }
 }
 
-impl Refusal {
+impl TxError {
     fn error(self, name: &str) -> Error {
         let name = name.into();
         match self {
@@ -212,16 +214,16 @@ impl Refusal {
     }
 }
 
-/// The frame with the link header that the medium needs: an Ethernet header can be taken off; none can be made up.
-fn relink(link: LinkType, frame: Frame<'_>) -> Result<Frame<'_>, Refusal> {
+/// Converts the frame to link type `link`: an Ethernet header can be removed, but not added.
+fn relink(link: LinkType, frame: Frame<'_>) -> Result<Frame<'_>, TxError> {
     if frame.link.canonical() == link.canonical() {
         return Ok(frame);
     }
-    let refusal = Refusal::LinkType { link, frame: frame.link };
+    let error = TxError::LinkType { link, frame: frame.link };
     if frame.link != LinkType::ETHERNET || !link.is_raw_ip() {
-        return Err(refusal);
+        return Err(error);
     }
-    let len = towpath_wire::ip_offset(frame.link, frame.bytes).ok_or(refusal)?;
+    let len = towpath_wire::ip_offset(frame.link, frame.bytes).ok_or(error)?;
     let mut frame = Frame { bytes: &frame.bytes[len..], link, ..frame };
     frame.meta.offload = frame.meta.offload.moved(-(len as isize));
     Ok(frame)
@@ -246,7 +248,7 @@ mod tests {
     }
 
     fn sent(medium: &Medium, frame: Frame<'_>, times: usize) -> Result<(usize, Vec<Vec<u8>>), Error> {
-        let mut stage = Stage::default();
+        let mut stage = TxOffload::default();
         let mut out = Vec::new();
         let taken = stage.send("t", medium, &mut std::iter::repeat_n(frame, times), |stage, pieces| {
             assert!(pieces.len() <= BATCH);
@@ -257,23 +259,23 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_of_what_a_medium_that_failed_was_given() {
-        let (bytes, mut stage) = (udp(4000), Stage::default());
+    fn buffer_is_cleared_after_an_error() {
+        let (bytes, mut stage) = (udp(4000), TxOffload::default());
         let frame = Frame::new(&bytes, LinkType::ETHERNET);
-        // Its checksum is finished in the stage.
+        // The checksum is completed in the buffer.
         let mut frame = frame;
         frame.meta.offload.checksum = Checksum::Partial { start: 34, offset: 6 };
         let medium = Medium { max_piece: 9000, ..medium(false, Segmentation::default()) };
-        let failed = stage.send("t", &medium, &mut std::iter::repeat_n(frame, 3), |stage, pieces| {
+        let result = stage.send("t", &medium, &mut std::iter::repeat_n(frame, 3), |stage, pieces| {
             assert_eq!((pieces.len(), stage.places.len()), (3, 3));
             Err(Error::Io { name: "t".into(), source: std::io::Error::other("broken") })
         });
-        assert!(matches!(failed, Err(Error::Io { .. })));
+        assert!(matches!(result, Err(Error::Io { .. })));
         assert!(stage.bytes.is_empty() && stage.places.is_empty());
     }
 
     #[test]
-    fn what_the_medium_takes_goes_as_it_is_and_the_rest_is_made_fit() {
+    fn frames_are_segmented_only_if_the_medium_cannot() {
         let bytes = udp(4000);
         let mut frame = Frame::new(&bytes, LinkType::ETHERNET);
         frame.meta.offload.checksum = Checksum::Partial { start: 34, offset: 6 };
@@ -287,9 +289,9 @@ mod tests {
         assert!(out.iter().all(|piece| piece.len() == 1028));
     }
 
-    /// Whoever cuts it, no piece is longer than the medium takes.
+    /// Segments of hardware and software do not exceed the medium's limit.
     #[test]
-    fn pieces_fit_the_medium_where_they_are_cut_by_it_too() {
+    fn segments_fit_the_medium() {
         let mut tcp = Vec::new();
         let builder = PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64);
         builder.tcp(1, 2, 3, 4).write(&mut tcp, &[7; 4000]).unwrap();
@@ -298,7 +300,7 @@ mod tests {
         frame.meta.offload.gso = Some(Gso { kind: GsoKind::Tcp4, size: 8960, ecn: false });
         let mut size = 0;
         let all = medium(true, Segmentation::ALL);
-        let taken = Stage::default().send("t", &all, &mut std::iter::once(frame), |_, pieces| {
+        let taken = TxOffload::default().send("t", &all, &mut std::iter::once(frame), |_, pieces| {
             size = u16::from_ne_bytes([pieces[0].vnet[4], pieces[0].vnet[5]]);
             Ok(())
         });
@@ -315,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_sent_is_said() {
+    fn unsendable_frames_are_errors() {
         let bytes = udp(4000);
         let frame = Frame::new(&bytes, LinkType::ETHERNET);
         let error = sent(&medium(false, Segmentation::default()), frame, 1).unwrap_err();

@@ -1,0 +1,162 @@
+//! The table of port drivers.
+//!
+//! A driver is a folder of this crate and one line of the table at the end of this file. Its `Config` implements
+//! [`DriverConfig`]: names and help, configuration keys, required capabilities, and how to open ports.
+
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use crate::{Error, LinkType, Port};
+
+/// The values of one port's configuration keys, from a configuration file or any other source.
+///
+/// A method returns `None` if the key is absent. It also reports a value of the wrong type or outside the range, and
+/// then returns `None`.
+pub trait Options {
+    /// A string.
+    fn text(&self, key: &'static str) -> Option<String>;
+    /// A boolean.
+    fn flag(&self, key: &'static str) -> Option<bool>;
+    /// A whole number.
+    fn number(&self, key: &'static str, range: RangeInclusive<u64>) -> Option<u64>;
+    /// The index of one of `words`.
+    fn word(&self, key: &'static str, words: &[&str]) -> Option<usize>;
+    /// A path, relative to the directory of the configuration.
+    fn path(&self, key: &'static str) -> Option<PathBuf>;
+    /// The key `interface`: the name of a network interface. The default is the port's name.
+    fn interface(&self) -> String;
+    /// Reports that the keys of the port do not belong together; `hint` says what to write.
+    fn invalid(&self, message: &str, hint: &str);
+}
+
+/// A privilege that a driver needs to open a port (capabilities(7)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Capability {
+    /// `CAP_NET_RAW`.
+    NetRaw,
+    /// `CAP_NET_ADMIN`.
+    NetAdmin,
+    /// `CAP_BPF`.
+    Bpf,
+}
+
+/// The configuration of one driver's ports.
+pub trait DriverConfig: Sized {
+    /// The driver's names with one line of help each. Several names stand for variants of one driver (`tun`, `tap`).
+    const NAMES: &'static [(&'static str, &'static str)];
+    /// Capabilities needed to open a port, and to open it again.
+    const CAPABILITIES: &'static [Capability];
+    /// Returns false if a port can be used by one worker only.
+    const MULTI_QUEUE: bool;
+    /// Returns true if the verdict on a packet goes back to the port that received it ([`Port::verdict`]).
+    const VERDICTS: bool = false;
+
+    /// Reads the configuration of a port of the driver called `driver`.
+    fn from_options(driver: &str, options: &dyn Options) -> Self;
+
+    /// Opens one port per worker.
+    ///
+    /// # Errors
+    /// The reason, and what to do about it.
+    fn open(&self, name: &str, workers: usize) -> Result<Vec<Box<dyn Port>>, Error>;
+
+    /// The driver's name.
+    fn name(&self) -> &'static str {
+        Self::NAMES[0].0
+    }
+
+    /// The network interface, if the port has one.
+    fn interface(&self) -> Option<&str> {
+        None
+    }
+
+    /// A resource that one port can have at a time, for error messages: "`eth0`", "queue 5".
+    fn exclusive(&self) -> Option<String> {
+        self.interface().map(|name| format!("`{name}`"))
+    }
+
+    /// The link type of the port's frames, if the configuration determines it.
+    fn link(&self) -> Option<LinkType> {
+        None
+    }
+}
+
+macro_rules! drivers {
+    ($($(#[$doc:meta])* $variant:ident($module:ident),)*) => {
+        /// The configuration of a port, by driver.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub enum Config {
+            $($(#[$doc])* $variant(crate::$module::Config),)*
+        }
+
+        /// The names of all drivers, each with one line of help.
+        pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
+            [$(<crate::$module::Config as DriverConfig>::NAMES,)*].into_iter().flatten().copied()
+        }
+
+        impl Config {
+            /// Reads the configuration of a port; `None` if there is no driver called `driver`.
+            pub fn from_options(driver: &str, options: &dyn Options) -> Option<Self> {
+                $(if crate::$module::Config::NAMES.iter().any(|(name, _)| *name == driver) {
+                    return Some(Self::$variant(DriverConfig::from_options(driver, options)));
+                })*
+                None
+            }
+
+            /// Opens one port per worker.
+            ///
+            /// # Errors
+            /// The reason, and what to do about it. [`Error::Config`] if the driver supports one worker only.
+            pub fn open(&self, name: &str, workers: usize) -> Result<Vec<Box<dyn Port>>, Error> {
+                if workers > 1 && !self.is_multi_queue() {
+                    let what = format!("{} ports support one thread only: set [engine] threads = 1", self.name());
+                    return Err(Error::Config { name: name.into(), what });
+                }
+                match self { $(Self::$variant(config) => config.open(name, workers),)* }
+            }
+
+            /// The driver's name.
+            pub fn name(&self) -> &'static str {
+                match self { $(Self::$variant(config) => config.name(),)* }
+            }
+
+            /// Capabilities needed to open the port, and to open it again.
+            pub fn capabilities(&self) -> &'static [Capability] {
+                match self { $(Self::$variant(_) => crate::$module::Config::CAPABILITIES,)* }
+            }
+
+            /// Returns true if several workers can share the port.
+            pub fn is_multi_queue(&self) -> bool {
+                match self { $(Self::$variant(_) => crate::$module::Config::MULTI_QUEUE,)* }
+            }
+
+            /// Returns true if the verdict on a packet goes back to the port that received it ([`Port::verdict`]).
+            pub fn returns_verdicts(&self) -> bool {
+                match self { $(Self::$variant(_) => crate::$module::Config::VERDICTS,)* }
+            }
+
+            /// A resource that one port can have at a time, for error messages: "`eth0`", "queue 5".
+            pub fn exclusive(&self) -> Option<String> {
+                match self { $(Self::$variant(config) => config.exclusive(),)* }
+            }
+
+            /// The link type of the port's frames, if the configuration determines it.
+            pub fn link(&self) -> Option<LinkType> {
+                match self { $(Self::$variant(config) => DriverConfig::link(config),)* }
+            }
+        }
+    };
+}
+
+drivers! {
+    /// A network interface, by a packet socket.
+    AfPacket(af_packet),
+    /// A network interface, by XDP sockets.
+    AfXdp(af_xdp),
+    /// A TUN or TAP device.
+    Tun(tun),
+    /// A queue of the kernel's NFQUEUE.
+    Nfqueue(nfqueue),
+    /// Capture files.
+    Pcap(pcap),
+}

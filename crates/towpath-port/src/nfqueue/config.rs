@@ -1,0 +1,73 @@
+use crate::driver::{Capability, DriverConfig, Options};
+use crate::named::NamedPort;
+use crate::nfqueue::Queue;
+use crate::{Error, Port};
+
+/// Configuration of an NFQUEUE queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Queue number.
+    pub queue: u16,
+    /// Bytes per packet that the kernel copies, at most 65,531 (NFQNL_MAX_COPY_RANGE, default). Longer packets are truncated
+    /// ([`Queued::cut`](crate::Queued::cut)).
+    pub copy_range: u32,
+    /// Receive GSO packets unsegmented, with partial checksums (NFQA_CFG_F_GSO, default true).
+    pub gso: bool,
+    /// Accept packets when the queue is full; otherwise drop them (NFQA_CFG_F_FAIL_OPEN, default false).
+    pub fail_open: bool,
+    /// Receive the connection tracking entry (NFQA_CFG_F_CONNTRACK, default false).
+    pub conntrack: bool,
+    /// Limit on packets waiting in the kernel (default 20,000).
+    pub max_len: u32,
+    /// Bytes of the receive buffer (default 32 MiB), limited by net.core.rmem_max without CAP_NET_ADMIN.
+    pub receive_buffer: u32,
+    /// Open a raw socket to send replies (default false). Needs CAP_NET_RAW; without it the port opens, and
+    /// [`Caps::send`](crate::Caps::send) is false.
+    pub replies: bool,
+}
+
+impl Config {
+    /// The defaults for queue number `queue`: whole packets, GSO, fail closed, no replies.
+    pub fn new(queue: u16) -> Self {
+        Self {
+            queue,
+            copy_range: 0xffff,
+            gso: true,
+            fail_open: false,
+            conntrack: false,
+            max_len: 20_000,
+            receive_buffer: 32 << 20,
+            replies: false,
+        }
+    }
+}
+
+impl DriverConfig for Config {
+    const NAMES: &'static [(&'static str, &'static str)] = &[("nfqueue", "a queue of the kernel's NFQUEUE")];
+    const CAPABILITIES: &'static [Capability] = &[Capability::NetAdmin];
+    const MULTI_QUEUE: bool = false;
+    const VERDICTS: bool = true;
+
+    fn from_options(_: &str, options: &dyn Options) -> Self {
+        let queue = options.number("queue", 0..=65_535).unwrap_or(0) as u16;
+        Self {
+            fail_open: options.word("fail", &["open", "closed"]) == Some(0),
+            copy_range: options.number("copy-range", 0..=65_535).unwrap_or(65_535) as u32,
+            gso: options.flag("gso").unwrap_or(true),
+            replies: true,
+            ..Self::new(queue)
+        }
+    }
+
+    fn open(&self, name: &str, _: usize) -> Result<Vec<Box<dyn Port>>, Error> {
+        let queue = Queue::open(self.clone())?;
+        if !queue.caps().send {
+            log::warn!("{name}: without CAP_NET_RAW a reject drops the packet and sends no reply");
+        }
+        Ok(vec![NamedPort::boxed(name, queue)])
+    }
+
+    fn exclusive(&self) -> Option<String> {
+        Some(format!("queue {}", self.queue))
+    }
+}
