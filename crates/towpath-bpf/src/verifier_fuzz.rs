@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::insn::Insn;
 use crate::op::Op;
 use crate::run::{FRAME_BYTES, Machine, Stop};
-use crate::{ClassicInsn, Format, LoadOptions, Program, check};
+use crate::{ClassicInsn, Format, LoadOptions, Program, verifier};
 
 const FUEL: u64 = 500;
 
