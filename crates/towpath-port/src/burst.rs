@@ -1,32 +1,32 @@
-//! The memory of one batch of frames.
+//! The memory of one burst of frames.
 //!
-//! Frames lie one behind the other in one growing piece of memory that is emptied, not freed, by [`Burst::clear`]: a
-//! burst that has seen its largest batch allocates no more. Both its frames and its bytes are bounded. Live ports lend their own
-//! memory to a burst in place of copying; it goes back when the burst is cleared or dropped.
+//! Frames are stored contiguously in one buffer that [`Burst::clear`] empties without freeing it, so a burst stops
+//! allocating once it has held its largest batch. The number of frames and bytes is bounded. A live port lends its own memory
+//! to a burst instead of copying; the memory returns to the port when the burst is cleared or dropped.
 
 use std::ops::Range;
 
 use crate::{LinkType, MAX_FRAME, Meta};
 
-/// One frame and what its port knows about it.
+/// A frame and its metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
     /// The captured bytes, link header first.
     pub bytes: &'a [u8],
-    /// Bytes that the frame had on the wire; never less than `bytes.len()`.
+    /// Length of the frame on the wire in bytes, at least `bytes.len()`.
     pub wire_len: u32,
-    /// When it arrived, in nanoseconds since 1970-01-01 UTC.
+    /// Arrival time in nanoseconds since 1970-01-01 UTC.
     pub time_ns: u64,
-    /// How it begins.
+    /// Link type.
     pub link: LinkType,
-    /// The port's number for the interface it came from; 0 when the port has only one.
+    /// Index of the interface within the port; 0 if the port has one.
     pub interface: u32,
-    /// What a live port knows about it besides.
+    /// Metadata from a live port.
     pub meta: Meta,
 }
 
 impl<'a> Frame<'a> {
-    /// A whole frame of nothing but bytes: no time, interface 0.
+    /// A complete frame with time 0, interface 0 and default metadata.
     pub fn new(bytes: &'a [u8], link: LinkType) -> Self {
         let wire_len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         Self { bytes, wire_len, time_ns: 0, link, interface: 0, meta: Meta::default() }
@@ -46,17 +46,17 @@ impl<'a> Frame<'a> {
 #[derive(Debug)]
 pub struct Burst {
     frames: Vec<Entry>,
-    /// Initialised memory; the first `used` bytes are frames.
+    /// Initialised memory; the first `used` bytes hold frames.
     bytes: Vec<u8>,
     used: usize,
-    /// Memory of a port that frames lie in, given back when the burst is cleared.
+    /// Memory that a port lent, returned when the burst is cleared.
     lent: Option<Lent>,
     max_frames: usize,
     max_bytes: usize,
 }
 
-/// Bytes that a live port hands over at once, or a frame more: what is copied from them, and read there, is still in the cache when they
-/// are sent. It is long frames that it is about: of 9,000 bytes a burst of 256 would not fit in there, nor one of 64 that is copied.
+/// Limit on the bytes that a live port receives at once, plus one frame, so that they are still in the cache when they are sent. It
+/// matters for long frames: 256 jumbo frames of 9,000 bytes exceed the L2 cache.
 pub(crate) const NEAR: usize = 256 << 10;
 
 /// Memory that a port shares with the kernel, lent to one burst.
@@ -66,9 +66,9 @@ pub(crate) const NEAR: usize = 256 << 10;
     reason = "one in each burst; a box would be an allocation for each receive"
 )]
 pub(crate) enum Lent {
-    /// A part of a block of a packet socket's ring.
+    /// Part of a block of a packet socket's ring.
     Block(crate::af_packet::Lease),
-    /// Chunks of an XDP socket's memory.
+    /// Chunks of an XDP socket's UMEM.
     Chunks(crate::af_xdp::Chunks),
 }
 
@@ -89,19 +89,17 @@ impl Lent {
     }
 }
 
-/// The burst has no room for the frame.
+/// Error of [`Burst::push`]: the burst has no room for the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
 impl Burst {
-    /// An empty burst of at most `max_frames` frames (at least one) and 2 KiB for each, but always room for one
-    /// of the longest frames.
+    /// An empty burst of at most `max_frames` frames (at least 1) and 2 KiB per frame, but at least [`MAX_FRAME`] bytes.
     pub fn new(max_frames: usize) -> Self {
         Self::with_bytes(max_frames, max_frames.saturating_mul(2048))
     }
 
-    /// An empty burst of at most `max_frames` frames (at least one) and `max_bytes` bytes (at least
-    /// [`MAX_FRAME`], at most 4 GiB less one byte).
+    /// An empty burst of at most `max_frames` frames (at least 1) and `max_bytes` bytes, clamped to [`MAX_FRAME`]..=2^32 - 1.
     pub fn with_bytes(max_frames: usize, max_bytes: usize) -> Self {
         Self {
             frames: Vec::new(),
@@ -116,7 +114,7 @@ impl Burst {
     /// Adds a copy of `frame`.
     ///
     /// # Errors
-    /// [`Full`] when it does not fit; the burst is unchanged.
+    /// [`Full`] if the frame does not fit; the burst is unchanged.
     #[inline]
     pub fn push(&mut self, frame: Frame<'_>) -> Result<(), Full> {
         let len = frame.bytes.len();
@@ -130,7 +128,7 @@ impl Burst {
         Ok(())
     }
 
-    /// The next `len` bytes of the burst's own memory, for a port to read into; beyond what the burst was made for, if need be.
+    /// The next `len` bytes of the burst's own memory, for a port to read into. Grows beyond `max_bytes` if necessary.
     #[inline]
     pub(crate) fn room(&mut self, len: usize) -> &mut [u8] {
         let end = self.used + len;
@@ -140,52 +138,52 @@ impl Burst {
         &mut self.bytes[self.used..end]
     }
 
-    /// Where [`Burst::room`] begins.
+    /// Offset of [`Burst::room`].
     pub(crate) fn used(&self) -> usize {
         self.used
     }
 
-    /// Whether there is room for another frame within the bounds that the burst was made with.
+    /// Returns true if the burst is within its bounds and accepts another frame.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         !self.is_full() && self.used < self.max_bytes
     }
 
-    /// How many more frames it may hold.
+    /// The number of frames that can be added.
     pub(crate) fn vacancies(&self) -> usize {
         self.max_frames.saturating_sub(self.frames.len())
     }
 
-    /// Bytes of the burst's own memory that were made part of it.
+    /// A range of the used part of the burst's own memory.
     pub(crate) fn used_bytes(&self, range: Range<usize>) -> &[u8] {
         &self.bytes[..self.used][range]
     }
 
-    /// Makes the next `len` bytes of [`Burst::room`] part of the burst.
+    /// Adds the first `len` bytes of [`Burst::room`] to the used part.
     pub(crate) fn advance(&mut self, len: usize) {
-        assert!(len <= self.bytes.len() - self.used, "room was asked for");
+        assert!(len <= self.bytes.len() - self.used, "advance exceeds the room");
         self.used += len;
     }
 
-    /// Adds a frame whose bytes are in the burst's own memory already; those of `frame` are not looked at.
+    /// Adds a frame whose bytes are at `range` of the burst's own memory. `frame.bytes` is ignored.
     #[inline]
     pub(crate) fn add_own(&mut self, range: Range<usize>, frame: Frame<'_>) {
         self.add(Place::Own, range, frame);
     }
 
-    /// Adds a frame whose bytes are in memory that will be lent with [`Burst::lend`]; those of `frame` are not looked at.
+    /// Adds a frame whose bytes are at `range` of the memory passed to [`Burst::lend`]. `frame.bytes` is ignored.
     #[inline]
     pub(crate) fn add_lent(&mut self, range: Range<usize>, frame: Frame<'_>) {
         self.add(Place::Lent { chunk: 0 }, range, frame);
     }
 
-    /// As [`Burst::add_lent`], for memory that is lent in chunks: the number of the chunk, and the place in it.
+    /// As [`Burst::add_lent`], for memory lent in chunks: the index of the chunk, and the range within it.
     #[inline]
     pub(crate) fn add_chunk(&mut self, chunk: u32, range: Range<usize>, frame: Frame<'_>) {
         self.add(Place::Lent { chunk }, range, frame);
     }
 
-    /// Lends the memory that the frames of [`Burst::add_lent`] lie in.
+    /// Sets the memory of the frames added by [`Burst::add_lent`].
     pub(crate) fn lend(&mut self, lent: Lent) {
         self.lent = Some(lent);
     }
@@ -198,25 +196,24 @@ impl Burst {
         self.frames.push(Entry { place, start, len, wire_len, interface, time_ns, link, meta });
     }
 
-    /// Forgets the frames, keeps the memory.
+    /// Removes all frames. Keeps the burst's own memory, returns lent memory to its port.
     pub fn clear(&mut self) {
         self.frames.clear();
         self.used = 0;
         self.lent = None;
     }
 
-    /// How many frames there are.
+    /// The number of frames.
     pub fn len(&self) -> usize {
         self.frames.len()
     }
 
-    /// Whether there is no frame.
+    /// Returns true if there are no frames.
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
 
-    /// Whether it holds as many frames as it may. (One that is too long for what is left of the bytes is refused
-    /// earlier.)
+    /// Returns true if the burst holds its maximum number of frames. ([`Burst::push`] may fail earlier for lack of bytes.)
     pub fn is_full(&self) -> bool {
         self.frames.len() >= self.max_frames
     }
@@ -224,7 +221,7 @@ impl Burst {
     /// The frame at `index`.
     ///
     /// # Panics
-    /// When `index` is not below [`Burst::len`].
+    /// Panics if `index` is not below [`Burst::len`].
     #[inline]
     pub fn frame(&self, index: usize) -> Frame<'_> {
         let entry = &self.frames[index];
@@ -238,10 +235,10 @@ impl Burst {
         }
     }
 
-    /// The bytes of the frame at `index`, to be changed in place.
+    /// The bytes of the frame at `index`, for changes in place.
     ///
     /// # Panics
-    /// When `index` is not below [`Burst::len`].
+    /// Panics if `index` is not below [`Burst::len`].
     pub fn bytes_mut(&mut self, index: usize) -> &mut [u8] {
         let entry = &self.frames[index];
         let range = entry.range();
@@ -250,7 +247,7 @@ impl Burst {
             (Place::Lent { chunk }, lent) => lent
                 .as_mut()
                 .and_then(|lent| lent.bytes_mut(chunk, range))
-                .expect("the port lent what it added"),
+                .expect("the port lent the memory of its frames"),
         }
     }
 
@@ -263,21 +260,21 @@ impl Burst {
                 .lent
                 .as_ref()
                 .and_then(|lent| lent.bytes(chunk, range))
-                .expect("the port lent what it added"),
+                .expect("the port lent the memory of its frames"),
         }
     }
 
-    /// The frames in the order they came.
+    /// The frames in order of arrival.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Frame<'_>> + Clone {
         (0..self.len()).map(|index| self.frame(index))
     }
 }
 
-/// Whose memory a frame lies in.
+/// The memory that contains a frame.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Own,
-    /// A port's; the number of the chunk, where that lends several.
+    /// Lent by a port; `chunk` is the index if the port lends several chunks.
     Lent {
         chunk: u32,
     },

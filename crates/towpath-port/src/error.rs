@@ -2,7 +2,7 @@ use std::io;
 
 use crate::LinkType;
 
-/// Why a port cannot go on. Every message names the port and what to do.
+/// An error of a port. Every message names the port and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -11,7 +11,7 @@ pub enum Error {
     Open {
         /// Path of the file.
         name: String,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// Reading or writing failed.
@@ -19,7 +19,7 @@ pub enum Error {
     Io {
         /// Name of the port.
         name: String,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The file is neither pcap nor pcapng (nor one of them under gzip).
@@ -27,46 +27,46 @@ pub enum Error {
     NotACapture {
         /// Path of the file.
         name: String,
-        /// What was found instead.
+        /// The file's actual contents.
         reason: String,
     },
-    /// A pcap file has one link type, and a frame of another was to be written to it.
+    /// A frame of another link type was written to a pcap file, which has one link type.
     #[error(
-        "{name}: a pcap file holds one link type, this one {file}; a frame of {frame} does not fit: \
-         write a .pcapng file, which holds both"
+        "{name}: a pcap file has one link type, here {file}; a frame of {frame} cannot be written: \
+         write a .pcapng file, which can have several"
     )]
     LinkTypes {
         /// Path of the file.
         name: String,
-        /// Link type that the file began with.
+        /// Link type of the file.
         file: LinkType,
-        /// Link type of the frame that was refused.
+        /// Link type of the frame.
         frame: LinkType,
     },
-    /// A pcap file counts seconds in 32 bits, and a frame's time is after 2106-02-07.
+    /// A frame after 2106-02-07 was written to a pcap file, whose timestamps have 32-bit seconds.
     #[error(
-        "{name}: a pcap file's times end in 2106, this frame's is {time_ns} ns since 1970: write a .pcapng file"
+        "{name}: pcap timestamps end in 2106; this frame's time is {time_ns} ns since 1970: write a .pcapng file"
     )]
     Time {
         /// Path of the file.
         name: String,
-        /// Time of the frame that was refused.
+        /// Time of the frame.
         time_ns: u64,
     },
-    /// The frame is longer than [`MAX_FRAME`](crate::MAX_FRAME), or than the port's interface takes.
-    #[error("{name}: a frame of {len} bytes is longer than the {max} that this port carries")]
+    /// The frame is longer than [`MAX_FRAME`](crate::MAX_FRAME), or than the interface's MTU permits.
+    #[error("{name}: a frame of {len} bytes exceeds the port's limit of {max}")]
     TooLong {
         /// Name of the port.
         name: String,
         /// Length of the frame in bytes.
         len: usize,
-        /// Bytes that would have been taken.
+        /// The limit in bytes.
         max: usize,
     },
-    /// The frame has only the beginning of a packet that the kernel holds, and was to replace it.
+    /// A truncated frame cannot replace the packet in the kernel's queue.
     #[error(
-        "{name}: the kernel handed over {len} bytes of a longer packet, which they cannot replace: let it go on as it is, \
-         or have it whole (`copy-range`)"
+        "{name}: the frame has the first {len} bytes of a longer packet and cannot replace it: accept it unchanged, \
+         or increase `copy-range`"
     )]
     Cut {
         /// Name of the port.
@@ -74,9 +74,9 @@ pub enum Error {
         /// Length of the frame in bytes.
         len: usize,
     },
-    /// The frame begins otherwise than the port's frames do, and its link header cannot be made up.
+    /// The frame has another link type than the port.
     #[error(
-        "{name}: carries frames of {link}, and this one is of {frame}: connect ports of one kind \
+        "{name}: the port's link type is {link}, the frame's is {frame}: connect ports of one kind \
          (tap or Ethernet interfaces; tun and NFQUEUE)"
     )]
     LinkType {
@@ -84,51 +84,49 @@ pub enum Error {
         name: String,
         /// Link type of the port.
         link: LinkType,
-        /// Link type of the frame that was refused.
+        /// Link type of the frame.
         frame: LinkType,
     },
-    /// There is no interface of this name.
-    #[error("no such interface \"{interface}\": look at `ip link` in the port's network namespace")]
+    /// The interface does not exist.
+    #[error("no such interface \"{interface}\": run `ip link` in the port's network namespace")]
     NoInterface {
-        /// The name that was looked for.
+        /// Name of the interface.
         interface: String,
     },
-    /// The process may not do this.
-    #[error(
-        "{name}: needs {capability}: run as root, or in a user and network namespace of its own where that is enough"
-    )]
+    /// The process lacks a capability.
+    #[error("{name}: needs {capability}: run as root, or in a private user and network namespace")]
     Privilege {
         /// Name of the port.
         name: String,
-        /// The capability that is missing (capabilities(7)).
+        /// The missing capability (capabilities(7)).
         capability: &'static str,
     },
-    /// This kernel, or this interface's driver, lacks what was asked for.
+    /// The kernel or the interface's driver lacks a feature.
     #[error("{name}: {what}")]
     Unsupported {
         /// Name of the port.
         name: String,
-        /// What is lacking, and what to use in its place.
+        /// The missing feature, and an alternative.
         what: String,
     },
-    /// Somebody else has what the port needs.
+    /// The resource is in use.
     #[error("{name}: {what}")]
     InUse {
         /// Name of the port.
         name: String,
-        /// What is in use, and what to do.
+        /// The resource, and the remedy.
         what: String,
     },
-    /// The configuration of the port asks for something that cannot be.
+    /// The configuration of the port is invalid.
     #[error("{name}: {what}")]
     Config {
         /// Name of the port.
         name: String,
-        /// Which value, and what it may be.
+        /// The key and its valid values.
         what: String,
     },
-    /// This port does not do what was asked: a capture that is read cannot be sent to, nor the reverse.
-    #[error("{name}: cannot {verb}, this port goes the other way")]
+    /// The port does not support this direction: a capture reader cannot send, a writer cannot receive.
+    #[error("{name}: this port cannot {verb}")]
     Direction {
         /// Name of the port.
         name: String,

@@ -1,10 +1,24 @@
-//! Where packets come from and go to.
+//! Packet ports: capture files, network interfaces, TUN/TAP devices, NFQUEUE, a traffic generator.
 //!
-//! A [`Port`] receives and sends frames in batches; a [`Burst`] is the reusable memory of one batch. These drivers need no
-//! privilege: [`pcap`] files in and out, [`Loopback`] for tests and for programs that bring their own packets, and a
-//! [`generator`] of traffic. These are live: [`af_packet`] for any interface, [`af_xdp`] for its queues before the network stack,
-//! [`tun`] for interfaces of one's own, [`nfqueue`] behind an existing iptables or nftables set-up. What their frames leave undone ([`Offload`]) every
-//! port puts right on the way out where its medium cannot; [`towpath_wire::checksum`] and [`towpath_wire::gso`] do it for programs that change packets.
+//! A [`Port`] receives and sends frames in bursts. A [`Burst`] is the reusable memory of one burst. Use this crate to process
+//! packets at layer 2 or 3 with one interface to all drivers:
+//!
+//! | driver | medium | privilege |
+//! |---|---|---|
+//! | [`pcap`] | capture files, pcap and pcapng | none |
+//! | [`Loopback`] | memory, for tests | none |
+//! | [`generator`] | generated traffic | none |
+//! | [`af_packet`] | any interface, by a packet socket | `CAP_NET_RAW` |
+//! | [`af_xdp`] | queues of an Ethernet interface, before the network stack | `CAP_NET_RAW`, `CAP_NET_ADMIN`, `CAP_BPF` |
+//! | [`tun`] | a TUN or TAP device | `CAP_NET_ADMIN` |
+//! | [`nfqueue`] | packets that an iptables or nftables rule queues | `CAP_NET_ADMIN` |
+//!
+//! A port whose medium cannot complete checksums or segment frames ([`Offload`]) does it in software when sending;
+//! [`towpath_wire::checksum`] and [`towpath_wire::gso`] have the functions. [`driver`] is the table of drivers that can be
+//! selected by name.
+//!
+//! Not supported: DPDK, netmap, operating systems other than Linux. The crate does not parse packets (see `towpath-wire`) and
+//! does not configure routes or addresses.
 //!
 //! ```no_run
 //! use towpath_port::{Burst, Port, Received, pcap};
@@ -57,7 +71,7 @@ pub use port::{Caps, Port, QueueVerdict, Received, State};
 pub use stats::Stats;
 pub use towpath_wire::{Checksum, Gso, GsoKind, LinkType, Offload, Segmentation};
 
-/// The longest frame that a port receives or sends, in bytes: libpcap's `MAXIMUM_SNAPLEN`.
+/// Length of the longest frame that a port receives or sends, in bytes: libpcap's `MAXIMUM_SNAPLEN`.
 ///
-/// A BIG TCP packet (more than 65,535 bytes) fits; a length beyond this is a lie or a damaged file.
+/// BIG TCP packets (more than 65,535 bytes) fit. In a capture file, a larger length indicates damage.
 pub const MAX_FRAME: usize = 262_144;

@@ -1,49 +1,48 @@
 use crate::Offload;
 
-/// What a live port knows about a frame besides its bytes. A capture's frames have [`Meta::default`].
+/// Metadata of a frame from a live port. Frames of a capture have [`Meta::default`].
 ///
-/// It travels with the frame: whoever keeps a frame's bytes keeps its `Meta` and gives both to [`Port::send`](crate::Port::send) or
+/// Keep it together with the frame's bytes, and pass both to [`Port::send`](crate::Port::send) or
 /// [`Port::verdict`](crate::Port::verdict).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Meta {
-    /// The receive queue of the interface, where it has several.
+    /// Receive queue of the interface; 0 if it has one.
     pub queue: u16,
-    /// What of checksums and segmentation is still to be done, and by whom it may be left.
+    /// Checksum and segmentation work that remains.
     pub offload: Offload,
-    /// The firewall mark (`SO_MARK`, `skb->mark`); 0 where the port has none. What it is when a verdict is given is
-    /// what the packet has from then on.
+    /// Firewall mark (`SO_MARK`, `skb->mark`); 0 if the port has none. A verdict sets the packet's mark to this value.
     pub mark: u32,
-    /// For a frame that the kernel holds until [`Port::verdict`](crate::Port::verdict) (NFQUEUE).
+    /// The kernel's queue entry, if the kernel holds the packet until [`Port::verdict`](crate::Port::verdict) (NFQUEUE).
     pub queued: Option<Queued>,
 }
 
-/// A packet that waits in the kernel for its verdict (NFQUEUE).
+/// A packet in a kernel queue (NFQUEUE).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Queued {
-    /// The kernel's number for it, unique among the packets of one queue that wait.
+    /// Packet id, unique among the waiting packets of one queue.
     pub id: u32,
-    /// Where in the kernel it waits: an `NF_INET_` hook (linux/netfilter.h), 0 prerouting, 1 local in, 2 forward, 3 local
+    /// The netfilter hook (`NF_INET_`, linux/netfilter.h): 0 prerouting, 1 local in, 2 forward, 3 local
     /// out, 4 postrouting.
     pub hook: u8,
-    /// Number of the interface that it will leave by, 0 when that is not known at the hook.
+    /// Index of the output interface; 0 if the hook does not know it.
     pub out_interface: u32,
-    /// The mark that it had when it was queued.
+    /// Mark of the packet when it was queued.
     pub mark: u32,
-    /// Only its beginning was handed over: nothing but a whole packet can replace it.
+    /// The frame is truncated (`copy_range`). Only a complete packet can replace it.
     pub cut: bool,
-    /// Its connection, where the port was asked for it and the kernel tracks connections.
+    /// Connection tracking entry, if requested and available.
     pub conntrack: Option<Conntrack>,
 }
 
-/// What the kernel's connection tracking says about a packet (linux/netfilter/nf_conntrack_common.h).
+/// Connection tracking entry of a packet (linux/netfilter/nf_conntrack_common.h).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Conntrack {
     /// `enum ip_conntrack_info`: 0 established, 1 related, 2 new, 3 established in reply direction, 4 related in reply direction.
     pub info: u32,
-    /// Number of the connection.
+    /// Connection id.
     pub id: u32,
     /// `IPS_` bits: 1 expected, 2 seen reply, 4 assured, 8 confirmed...
     pub status: u32,
-    /// The connection's own mark.
+    /// Connection mark.
     pub mark: u32,
 }

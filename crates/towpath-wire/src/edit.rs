@@ -1,14 +1,13 @@
-//! Changes to a frame in place, with the checksums kept right incrementally (RFC 1624), so that a checksum that was
-//! wrong before stays wrong after.
+//! Changes of header fields in place. Checksums are updated incrementally (RFC 1624): a wrong checksum stays wrong.
 //!
-//! Offsets are those of a [`Packet`](crate::Packet) that was parsed from the same frame.
+//! Offsets are those of a [`Packet`](crate::Packet) parsed from the same frame.
 
 use super::view::{OPTION_END, OPTION_NOP, TCP_OPTION_MSS};
 use super::{be16, bytes};
 
-/// Sets the DSCP (the upper six bits of the type of service or traffic class; ECN stays) of the IP header at `network`.
+/// Sets the DSCP of the IP header at `network`: the upper six bits of the type of service or traffic class. ECN is unchanged.
 ///
-/// False, and no change, when there is no whole IP header.
+/// Returns false and changes nothing if the frame does not contain the whole IP header.
 ///
 /// # Examples
 ///
@@ -31,7 +30,7 @@ pub fn set_dscp(frame: &mut [u8], network: usize, dscp: u8) -> bool {
             header[10..12].copy_from_slice(&checksum.to_be_bytes());
             true
         }
-        // The traffic class straddles two bytes; IPv6 has no header checksum.
+        // The traffic class spans two bytes. IPv6 has no header checksum.
         Some(6) if header.len() >= 40 => {
             header[0] = 0x60 | dscp >> 2;
             header[1] = (dscp & 0x03) << 6 | header[1] & 0x3f;
@@ -41,10 +40,10 @@ pub fn set_dscp(frame: &mut [u8], network: usize, dscp: u8) -> bool {
     }
 }
 
-/// Lowers the maximum segment size that the TCP header at `transport` announces to `mss` bytes.
+/// Lowers the maximum segment size option of the TCP header at `transport` to `mss` bytes.
 ///
-/// `transport_len` is how many bytes of the segment the frame has. False, and no change, when the option is not there or not
-/// above `mss`.
+/// `transport_len` is the number of captured bytes of the segment. Returns false and changes nothing if the option is absent or
+/// not above `mss`.
 pub fn clamp_mss(frame: &mut [u8], transport: usize, transport_len: usize, mss: u16) -> bool {
     let end = transport.saturating_add(transport_len).min(frame.len());
     let Some(segment) = frame.get_mut(transport..end) else { return false };
@@ -54,15 +53,14 @@ pub fn clamp_mss(frame: &mut [u8], transport: usize, transport_len: usize, mss: 
         return false;
     }
     segment[at..at + 2].copy_from_slice(&mss.to_be_bytes());
-    // An option may begin at an odd byte: then its value lies across two of the words that are summed, and the sum sees it
-    // with its bytes exchanged.
+    // At an odd offset the value spans two 16-bit words of the sum, which sees it with its bytes swapped.
     let (old, new) = if at % 2 == 0 { (old, mss) } else { (old.swap_bytes(), mss.swap_bytes()) };
     let checksum = update(be16([segment[16], segment[17]]), old, new);
     segment[16..18].copy_from_slice(&checksum.to_be_bytes());
     true
 }
 
-/// Where the value of the maximum segment size option starts in a TCP segment.
+/// Offset of the value of the maximum segment size option in a TCP segment.
 fn mss_value(segment: &[u8]) -> Option<usize> {
     let header_len = usize::from(segment.get(12)? >> 4) * 4;
     let header = segment.get(..header_len.min(segment.len()))?;
@@ -82,6 +80,6 @@ fn update(checksum: u16, old: u16, new: u16) -> u16 {
     let sum = u32::from(!checksum) + u32::from(!old) + u32::from(new);
     let sum = (sum & 0xffff) + (sum >> 16);
     let sum = (sum & 0xffff) + (sum >> 16);
-    // Folded twice it fits.
+    // Two folds suffice for three 16-bit terms.
     !(sum as u16)
 }

@@ -8,7 +8,7 @@ pub const HOPOPT: u16 = 0x2;
 pub const ROUTE: u16 = 0x4;
 /// Authentication header.
 pub const AH: u16 = 0x8;
-/// Encapsulating security payload; nothing behind it can be read.
+/// Encapsulating security payload; the headers after it are encrypted.
 pub const ESP: u16 = 0x10;
 /// Destination options.
 pub const DSTOPT: u16 = 0x20;
@@ -18,6 +18,6 @@ pub const RTHDR0: u16 = 0x40;
 pub const RTHDR2: u16 = 0x80;
 /// A next header, or a routing type, that IANA has not assigned (or keeps for experiments).
 ///
-/// It may be an extension header with anything behind it, which is why ipfw denies such packets by default. Ours, not
-/// ipfw's: there every number outside a short list is unknown.
+/// It may be an extension header that hides an upper layer; ipfw denies such packets by default. This definition is
+/// narrower than ipfw's, where every number outside a short list is unknown.
 pub const UNKNOWN: u16 = 0x100;

@@ -1,8 +1,8 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// The two ends of a flow, in the direction of one packet.
+/// The addresses of a flow, in the direction of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-// With C's layout addresses begin at a multiple of four, and are moved as words.
+// With repr(C) the addresses are aligned to four bytes and are copied as words.
 #[repr(C)]
 pub enum Ends {
     /// IPv4 source, destination.
@@ -11,24 +11,24 @@ pub enum Ends {
     V6(Ipv6Addr, Ipv6Addr, u32),
 }
 
-/// What a state is looked up by, apart from its name.
+/// The key of a dynamic state without its flow name: addresses, protocol, ports and tenant of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flow {
     /// Addresses.
     pub ends: Ends,
     /// Upper-layer protocol (IANA number).
     pub proto: u8,
-    /// Source port, 0 where the protocol has none. Of an ICMP query or its answer the identifier, in both ports; the
-    /// states take no notice of it unless `dyn_icmp_id` is on.
+    /// Source port; 0 if the protocol has none. For an ICMP query or reply, both ports hold the identifier; states ignore it
+    /// unless `dyn_icmp_id` is on.
     pub src_port: u16,
-    /// Destination port, likewise.
+    /// Destination port, as `src_port`.
     pub dst_port: u16,
     /// Tenant, 0 by default.
     pub tenant: u16,
 }
 
 impl Flow {
-    /// The same flow as the other side sends it.
+    /// The flow of packets in the opposite direction.
     pub fn reversed(self) -> Self {
         let ends = match self.ends {
             Ends::V4(src, dst) => Ends::V4(dst, src),
@@ -38,7 +38,7 @@ impl Flow {
     }
 }
 
-/// What one packet contributes to its state.
+/// The fields of one packet that update its state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
     /// TCP flags; 0 for other protocols.
@@ -51,10 +51,10 @@ pub struct Segment {
     pub tcp_len: u32,
     /// TCP window, unscaled.
     pub tcp_window: u16,
-    /// The window scale option of a TCP SYN.
+    /// Window scale option of a TCP SYN (RFC 7323).
     pub tcp_wscale: Option<u8>,
-    /// The type of the first SCTP chunk.
+    /// Type of the first SCTP chunk (RFC 9260).
     pub sctp_chunk: Option<u8>,
-    /// Bytes counted for the packet.
+    /// Bytes to count for the packet.
     pub bytes: u32,
 }

@@ -10,7 +10,7 @@ pub const DF: u8 = 0x40;
 /// More fragments.
 pub const MF: u8 = 0x20;
 
-/// Reads the IPv4 header at `at`.
+/// Parses the IPv4 header at `at`.
 #[inline(always)]
 pub(super) fn parse(frame: Frame<'_>, at: usize) -> Result<Ip, Malformed> {
     let header: &[u8; 20] = frame.header(at, frame.wire_len, Malformed::Ip4Cut)?;
@@ -45,7 +45,7 @@ pub(super) fn parse(frame: Frame<'_>, at: usize) -> Result<Ip, Malformed> {
     })
 }
 
-/// The addresses in the IPv4 header at `at`, once it has been read.
+/// The addresses of the IPv4 header at `at`. The header must have been parsed.
 #[inline(always)]
 pub(super) fn addresses(frame: Frame<'_>, at: usize) -> Addresses {
     match frame.bytes::<8>(at + 12) {
@@ -56,9 +56,8 @@ pub(super) fn addresses(frame: Frame<'_>, at: usize) -> Addresses {
     }
 }
 
-/// Whether a total length of zero stands for "as long as the frame": a packet that was captured before the network card
-/// divided it (TSO, which leaves the field zero), or one above 64 KiB (Linux's BIG TCP, where the field cannot say it).
-/// Both are only seen on the host that sends them.
+/// Returns true if a total length of zero means "to the end of the frame": a packet captured before TSO, which leaves the
+/// field zero, or a packet above 64 KiB (Linux's BIG TCP), whose length does not fit. Only the sending host sees such packets.
 #[inline]
 fn offloaded(protocol: u8, length: usize) -> bool {
     protocol == proto::TCP || length > usize::from(u16::MAX)

@@ -1,12 +1,11 @@
-//! The IPv6 header and its extension headers (RFC 8200), walked to the upper layer.
+//! The IPv6 header and its extension headers (RFC 8200), up to the upper layer.
 
 use super::{Frame, Ip, Malformed, Next, be16, ext6, proto};
 use crate::{Addresses, Fragment};
 
 /// Length of the fixed header.
 const HEADER_LEN: usize = 40;
-/// Extension headers looked through in one packet. RFC 8504, section 5.3 lets a node have a limit; seven is the most that
-/// RFC 8200 has a use for.
+/// Limit on extension headers per packet. RFC 8504, section 5.3 permits a limit; RFC 8200 defines a use for at most seven.
 const MAX_EXTENSIONS: usize = 16;
 /// More fragments, in the second half of the fragment header.
 pub(super) const FRAGMENT_MORE: u16 = 0x0001;
@@ -15,7 +14,7 @@ pub(super) const FRAGMENT_RESERVED: u16 = 0x0006;
 /// Jumbo payload option (RFC 2675, section 2).
 const OPTION_JUMBO: u8 = 0xc2;
 
-/// Reads the IPv6 header at `at`, and walks its extension headers.
+/// Parses the IPv6 header at `at` and its extension headers.
 #[inline(always)]
 pub(super) fn parse(frame: Frame<'_>, at: usize) -> Result<Ip, Malformed> {
     let header: &[u8; HEADER_LEN] = frame.header(at, frame.wire_len, Malformed::Ip6Cut)?;
@@ -30,14 +29,14 @@ pub(super) fn parse(frame: Frame<'_>, at: usize) -> Result<Ip, Malformed> {
         return Err(Malformed::Ip6PayloadLength);
     }
     let mut next = Next::new(next, at, at + payload);
-    // TCP and UDP right behind the header: nothing to walk.
+    // TCP and UDP directly after the header: no extension headers.
     if !matches!(next.proto, proto::TCP | proto::UDP) {
         next = walk(frame, next)?;
     }
     Ok(Ip { len: u32::try_from(payload + HEADER_LEN).unwrap_or(u32::MAX), next })
 }
 
-/// The addresses in the IPv6 header at `at`, once it has been read.
+/// The addresses of the IPv6 header at `at`. The header must have been parsed.
 #[inline(always)]
 pub(super) fn addresses(frame: Frame<'_>, at: usize) -> Addresses {
     match (frame.bytes::<16>(at + 8), frame.bytes::<16>(at + 24)) {
@@ -46,7 +45,7 @@ pub(super) fn addresses(frame: Frame<'_>, at: usize) -> Addresses {
     }
 }
 
-/// Walks the extension headers, up to the upper layer.
+/// Parses extension headers up to the upper layer.
 fn walk(frame: Frame<'_>, mut header: Next) -> Result<Next, Malformed> {
     for extensions in 0.. {
         if !is_extension(header.proto) || header.fragment == Fragment::Later {
@@ -72,11 +71,11 @@ fn walk(frame: Frame<'_>, mut header: Next) -> Result<Next, Malformed> {
     Ok(header)
 }
 
-/// Where the walk goes from an extension header.
+/// The next step after an extension header.
 enum Walk {
-    /// To the header of type `next`, `length` bytes further.
+    /// Continue with the header of type `next`, `length` bytes further.
     On { next: u8, length: usize },
-    /// It is an upper-layer header itself.
+    /// Stop: the header is itself an upper-layer header.
     Upper,
 }
 
@@ -94,10 +93,10 @@ fn is_extension(next: u8) -> bool {
     )
 }
 
-/// Reads one extension header.
+/// Parses one extension header.
 fn extension(frame: Frame<'_>, header: &mut Next) -> Result<Walk, Malformed> {
     let (kind, at) = (header.proto, header.at);
-    // Every extension header is at least eight bytes: next header, length or reserved, six of its own.
+    // Every extension header has at least eight bytes: next header, length or reserved, and six bytes of data.
     let first: &[u8; 8] = frame.header(at, header.end, Malformed::Ip6ExtensionCut)?;
     let length = extension_length(kind, first[1]);
     if length > header.end - at {
@@ -112,7 +111,7 @@ fn extension(frame: Frame<'_>, header: &mut Next) -> Result<Walk, Malformed> {
                 | match first[2] {
                     0 => ext6::RTHDR0,
                     2 => ext6::RTHDR2,
-                    // Nimrod, RPL, segment routing, compact routing: assigned, nothing to say about them.
+                    // Nimrod, RPL, segment routing, compact routing: assigned, without an ext6 bit.
                     1 | 3..=6 => 0,
                     _ => ext6::UNKNOWN,
                 };
@@ -137,7 +136,7 @@ fn extension_length(kind: u8, field: u8) -> usize {
     }
 }
 
-/// A fragment header. When there are several (nobody sends that) the strictest reading holds.
+/// Parses the offset and flags of a fragment header. With several fragment headers, the strictest reading applies.
 fn fragment(header: &mut Next, field: u16) {
     header.ext6 |= ext6::FRAG;
     let offset = field >> 3;
@@ -149,7 +148,7 @@ fn fragment(header: &mut Next, field: u16) {
     }
 }
 
-/// Length of what follows the fixed header at `at`, from its payload length `field`.
+/// Length of the payload after the fixed header, at `at`. `field` is the payload length field.
 #[inline]
 fn payload_length(frame: Frame<'_>, at: usize, field: u16, next: u8) -> Result<usize, Malformed> {
     if field != 0 {
@@ -157,20 +156,20 @@ fn payload_length(frame: Frame<'_>, at: usize, field: u16, next: u8) -> Result<u
     }
     let room = frame.wire_len - at;
     match next {
-        proto::HOPOPT => behind_options(frame, at),
-        // As with IPv4: segmentation by the network card, or BIG TCP without its jumbo option.
+        proto::HOPOPT => length_with_options(frame, at),
+        // As with IPv4: captured before TSO, or BIG TCP without its jumbo option.
         _ if next == proto::TCP || room > usize::from(u16::MAX) => Ok(room),
         _ => Ok(0),
     }
 }
 
-/// Length of what follows the fixed header when that says zero, and hop-by-hop options are at `at`.
+/// Length of the payload if the field is zero and hop-by-hop options are at `at`.
 #[cold]
-fn behind_options(frame: Frame<'_>, at: usize) -> Result<usize, Malformed> {
+fn length_with_options(frame: Frame<'_>, at: usize) -> Result<usize, Malformed> {
     if let Some(length) = jumbo_length(frame, at)? {
         return Ok(length);
     }
-    // A segment that the network card is to cut may have options before it, too.
+    // A segment captured before TSO may also have options.
     let upper = walk(frame, Next::new(proto::HOPOPT, at, frame.wire_len))?;
     match upper.proto {
         proto::TCP if upper.fragment == Fragment::Whole => Ok(frame.wire_len - at),
@@ -180,7 +179,7 @@ fn behind_options(frame: Frame<'_>, at: usize) -> Result<usize, Malformed> {
     }
 }
 
-/// The length in the jumbo payload option of the hop-by-hop options at `at`, if there is one.
+/// The length in the jumbo payload option of the hop-by-hop options at `at`; `None` without the option.
 fn jumbo_length(frame: Frame<'_>, at: usize) -> Result<Option<usize>, Malformed> {
     let end = frame.wire_len;
     let first: &[u8; 2] = frame.header(at, end, Malformed::Ip6ExtensionCut)?;
@@ -203,6 +202,6 @@ fn jumbo_length(frame: Frame<'_>, at: usize) -> Result<Option<usize>, Malformed>
             None => break,
         }
     }
-    // The option may be among those that were not captured.
+    // The option may be in the part that was not captured.
     if captured < options_end.min(end) { Err(Malformed::CaptureCut) } else { Ok(None) }
 }

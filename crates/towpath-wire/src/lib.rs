@@ -1,22 +1,46 @@
-//! Wire views: from the bytes of a frame to a [`Packet`], in one pass.
+//! Packet headers, link types, checksums, tunnels and segmentation metadata for Towpath's data plane. No IO, no `unsafe`, no
+//! dependencies.
 //!
-//! What is looked at: the link header with its VLAN tags, IPv4 or IPv6 with its extension headers, and the first
-//! upper-layer header. What is not: checksums, the inside of tunnels (IP-in-IP, GRE, VXLAN, MPLS, PPPoE: the gate decides
-//! the packet that carries them; [`tunnel::inner`] reads on for those who count), and IPv4's AH (as in ipfw, where
-//! `proto ah` is the end).
+//! [`parse`] reads the headers of a frame in one pass: the link header with its VLAN tags, IPv4 or IPv6 with its extension
+//! headers, and the first upper-layer header. The result is a [`Packet`], whose accessors read further fields on demand. Use it to
+//! filter, count or route packets. Related modules:
 //!
-//! Three answers, never a panic:
-//! - a packet whose headers were read;
-//! - a packet that is *unknown* (ARP, LLDP, an EtherType or protocol we do not look into): rules decide it by what
-//!   is known of it;
-//! - [`Malformed`]: a field that lies, or a header that ends before it should, so that two readers of the packet might see
-//!   two different packets.
+//! - [`tunnel`] parses the packet inside a tunnel;
+//! - [`checksum`] computes, updates and detects Internet checksums;
+//! - [`gso`] segments frames in software; [`Offload`] is the metadata of `struct virtio_net_hdr`;
+//! - [`edit`] changes header fields in place.
 //!
-//! A capture that was cut short (the frame has fewer bytes than were on the wire) is not malformed as long as addresses and
-//! ports (or the ICMP type) are there: what is missing reads as zero.
+//! ```
+//! use towpath_wire::{LinkType, parse};
 //!
-//! Invariant: every offset in the packet lies inside `frame` (at most `frame.len()`), and every header whose fields
-//! were read lies before the end that the IP header gave.
+//! // 192.0.2.1:53 > 198.51.100.2:4242, UDP, without a link header.
+//! let frame = [
+//!     0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 192, 0, 2, 1, 198, 51, 100, 2, // IPv4
+//!     0, 53, 0x10, 0x92, 0, 8, 0, 0, // UDP
+//! ];
+//! let packet = parse(LinkType::RAW, &frame, 28)?;
+//! assert_eq!((packet.src_port, packet.dst_port, packet.ttl()), (53, 4242, 64));
+//! # Ok::<(), towpath_wire::Malformed>(())
+//! ```
+//!
+//! # Results of parsing
+//!
+//! Parsing never panics. It returns
+//! - a packet with its fields;
+//! - a packet of an *unknown* protocol (ARP, LLDP, an EtherType or protocol that is not parsed) with the fields of the layers below;
+//! - [`Malformed`]: a length field contradicts the packet, or a header is cut off. Two parsers might see two different packets.
+//!
+//! A truncated capture (the frame has fewer bytes than on the wire) is not malformed if it contains the addresses and ports, or
+//! the ICMP type. Missing fields are zero.
+//!
+//! # Not supported
+//!
+//! [`parse`] does not verify checksums, does not look inside tunnels, and does not parse beyond the AH of IPv4 (as in ipfw, where
+//! `proto ah` matches). It does not reassemble fragments or streams.
+//!
+//! # Invariant
+//!
+//! Every offset in a [`Packet`] is at most `frame.len()`, and every parsed header ends before the end that the IP header gives.
 
 #![forbid(unsafe_code)]
 
@@ -51,7 +75,7 @@ pub use offload::{Checksum, Gso, GsoKind, Offload, Segmentation, VIRTIO_NET_HDR_
 pub use packet::{Addresses, Fragment, Packet};
 pub use time::Time;
 
-/// Protocol numbers that the wire views know (IANA, Assigned Internet Protocol Numbers).
+/// IP protocol numbers (IANA, Assigned Internet Protocol Numbers).
 pub mod proto {
     /// IPv6 hop-by-hop options.
     pub const HOPOPT: u8 = 0;
@@ -89,14 +113,13 @@ pub mod proto {
     pub const SHIM6: u8 = 140;
 }
 
-/// Reads the headers of one frame.
+/// Parses the headers of a frame.
 ///
-/// `wire_len` is the length that the frame had on the wire, in bytes; a value below `frame.len()` counts as
-/// `frame.len()`.
+/// `wire_len` is the length of the frame on the wire in bytes; values below `frame.len()` mean `frame.len()`.
 ///
 /// # Errors
 ///
-/// [`Malformed`] names the first header that lies or is cut off. An unknown protocol is not an error.
+/// [`Malformed`] names the first inconsistent or truncated header. An unknown protocol is not an error.
 ///
 /// # Examples
 ///
@@ -118,8 +141,8 @@ pub mod proto {
 #[inline]
 pub fn parse(link: LinkType, frame: &[u8], wire_len: u32) -> Result<Packet<'_>, Malformed> {
     let frame = Frame::new(frame, wire_len);
-    // The common case runs straight through: each of the two makes its packet in one piece. Going by way of the
-    // general `link::Header` costs twice the time, because it is put together in memory and read back.
+    // The common case: each arm builds its packet without an intermediate `link::Header` in memory, which would double
+    // the instruction count.
     match (link, frame.bytes::<14>(0)) {
         (LinkType::ETHERNET, Some([.., 0x08, 0x00])) => ip4_packet(link, frame, link::Header::of_ip4(14)),
         (LinkType::ETHERNET, Some([.., 0x86, 0xdd])) => ip6_packet(link, frame, link::Header::of_ip6(14)),
@@ -127,7 +150,7 @@ pub fn parse(link: LinkType, frame: &[u8], wire_len: u32) -> Result<Packet<'_>, 
     }
 }
 
-/// Reads on from the network header.
+/// Parses from the network header on.
 fn network<'a>(link: LinkType, frame: Frame<'a>, header: link::Header) -> Result<Packet<'a>, Malformed> {
     match header.network {
         link::Network::Ip4 => ip4_packet(link, frame, header),
@@ -204,7 +227,7 @@ pub fn ip_offset(link: LinkType, frame: &[u8]) -> Option<usize> {
     (header.network != link::Network::Other).then_some(header.at)
 }
 
-/// The bytes of a frame, and how many there were on the wire: at least as many.
+/// The captured bytes of a frame and its length on the wire, which is at least as large.
 #[derive(Clone, Copy)]
 struct Frame<'a> {
     bytes: &'a [u8],
@@ -217,15 +240,15 @@ impl<'a> Frame<'a> {
         Self { bytes, wire_len: (wire_len as usize).max(bytes.len()) }
     }
 
-    /// The `N` bytes at `at`; `None` when the capture does not have them.
+    /// The `N` bytes at `at`; `None` if they were not captured.
     #[inline]
     fn bytes<const N: usize>(self, at: usize) -> Option<&'a [u8; N]> {
         bytes(self.bytes, at)
     }
 
-    /// The `N` bytes of a header at `at`, in a packet that ended at `end` on the wire.
+    /// The `N` bytes of a header at `at`, in a packet that ends at `end` on the wire.
     ///
-    /// A header that ends beyond `end` is `cut`; one that was whole on the wire was cut short by the capture.
+    /// Returns `cut` if the header ends after `end`, and [`Malformed::CaptureCut`] if the capture does not contain it.
     #[inline]
     fn header<const N: usize>(self, at: usize, end: usize, cut: Malformed) -> Result<&'a [u8; N], Malformed> {
         if at + N > end {
@@ -235,18 +258,17 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// What an IP header says.
+/// A parsed IP header.
 struct Ip {
     /// Length with header, in bytes.
     len: u32,
     next: Next,
 }
 
-/// The header that an IP packet has got to: the one behind the IP header, then extension header after extension header, then
-/// the upper layer.
+/// The next header of an IP packet during parsing: an extension header or the upper layer.
 struct Next {
     proto: u8,
-    /// Where it starts, and where the packet ended on the wire: `at <= end`.
+    /// Offset of the header, and of the end of the packet on the wire: `at <= end`.
     at: usize,
     end: usize,
     fragment: Fragment,
@@ -255,7 +277,7 @@ struct Next {
 }
 
 impl Ip {
-    /// Of a frame that is not IP.
+    /// For a frame that is not IP.
     fn none(frame: Frame<'_>) -> Self {
         let end = frame.wire_len;
         Self { len: 0, next: Next::new(0, end, end) }
@@ -269,7 +291,7 @@ impl Next {
     }
 }
 
-/// What an upper-layer header says; zero where it says nothing.
+/// A parsed upper-layer header. Fields that the protocol lacks are zero.
 #[derive(Default)]
 struct Upper {
     src_port: u16,
@@ -282,7 +304,7 @@ struct Upper {
     icmp_code: u8,
 }
 
-/// The `N` bytes at `at`; `None` when there are fewer.
+/// The `N` bytes at `at`; `None` if there are fewer.
 #[inline]
 fn bytes<const N: usize>(frame: &[u8], at: usize) -> Option<&[u8; N]> {
     frame.get(at..)?.first_chunk()

@@ -1,9 +1,9 @@
-//! LinkType headers, down to the first byte of the network header.
+//! Link headers, up to the first byte of the network header.
 
 use super::{Frame, Malformed, be16};
 use crate::LinkType;
 
-/// VLAN tags looked through in one frame; real networks use one, two, seldom three.
+/// Limit on VLAN tags per frame. Networks use one or two, rarely three.
 const MAX_TAGS: usize = 16;
 
 /// EtherTypes (IANA, IEEE 802 Numbers).
@@ -13,7 +13,7 @@ const ETHERTYPE_MPLS: u16 = 0x8847;
 const ETHERTYPE_MPLS_UPSTREAM: u16 = 0x8848;
 /// IEEE 802.1Q customer tag, 802.1ad service tag, and the tag that bridges used before 802.1ad.
 const ETHERTYPE_VLAN: [u16; 3] = [0x8100, 0x88a8, 0x9100];
-/// The type field is a type from here on, below it is a length or nothing (IEEE 802.3, 3.2.6).
+/// Smallest EtherType. Smaller values of the field are lengths (IEEE 802.3, 3.2.6).
 const ETHERTYPE_MIN: u16 = 0x0600;
 
 /// LINKTYPE_LINUX_SLL's protocol field for a frame that begins with an 802.2 LLC header.
@@ -27,12 +27,12 @@ const PPP_IP6: u16 = 0x0057;
 const PPP_MPLS: u16 = 0x0281;
 const PPP_MPLS_MULTICAST: u16 = 0x0283;
 
-/// NFULA_PAYLOAD (linux/netfilter/nfnetlink_log.h): the attribute that is the packet.
+/// NFULA_PAYLOAD (linux/netfilter/nfnetlink_log.h): the attribute that contains the packet.
 const NFULA_PAYLOAD: u16 = 9;
-/// Without NLA_F_NESTED and NLA_F_NET_BYTEORDER (linux/netlink.h): an attribute's type without its flags.
+/// Mask of an attribute type without NLA_F_NESTED and NLA_F_NET_BYTEORDER (linux/netlink.h).
 const NLA_TYPE_MASK: u16 = 0x3fff;
 
-/// What the link header announces.
+/// The network protocol after the link header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Network {
     Ip4,
@@ -40,30 +40,30 @@ pub(super) enum Network {
     Other,
 }
 
-/// What the link header says.
+/// A parsed link header.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header {
     pub(super) network: Network,
-    /// Where what it announces starts.
+    /// Offset of the network header.
     pub(super) at: usize,
     pub(super) vlan: Option<u16>,
     pub(super) ethertype: u16,
 }
 
 impl Header {
-    /// An EtherType field, directly followed by IPv4.
+    /// A header with an EtherType, followed by IPv4.
     #[inline(always)]
     pub(super) fn of_ip4(at: usize) -> Self {
         Self { network: Network::Ip4, at, vlan: None, ethertype: ETHERTYPE_IP4 }
     }
 
-    /// An EtherType field, directly followed by IPv6.
+    /// A header with an EtherType, followed by IPv6.
     #[inline(always)]
     pub(super) fn of_ip6(at: usize) -> Self {
         Self { network: Network::Ip6, at, vlan: None, ethertype: ETHERTYPE_IP6 }
     }
 
-    /// Of a link without EtherType.
+    /// A header without EtherType.
     fn untyped(network: Network, at: usize) -> Self {
         Self { network, at, vlan: None, ethertype: 0 }
     }
@@ -102,7 +102,7 @@ fn ethernet(frame: Frame<'_>, at: usize) -> Result<Header, Malformed> {
     ethertype(frame, be16([header[12], header[13]]), at + 14)
 }
 
-/// A type field, and whatever tags follow it at `at`.
+/// Parses a type field `kind` and the tags that follow it at `at`.
 #[inline]
 pub(super) fn ethertype(frame: Frame<'_>, kind: u16, at: usize) -> Result<Header, Malformed> {
     match kind {
@@ -112,7 +112,7 @@ pub(super) fn ethertype(frame: Frame<'_>, kind: u16, at: usize) -> Result<Header
     }
 }
 
-/// VLAN tags, LLC, and everything that is not IP.
+/// The slow path of [`ethertype`]: VLAN tags, LLC, protocols other than IP.
 fn rare_ethertype(frame: Frame<'_>, mut kind: u16, mut at: usize) -> Result<Header, Malformed> {
     let mut vlan = None;
     for tags in 0.. {
@@ -143,10 +143,10 @@ fn rare_ethertype(frame: Frame<'_>, mut kind: u16, mut at: usize) -> Result<Head
     Ok(Header { network, at, vlan, ethertype: kind })
 }
 
-/// The EtherType that an 802.2 LLC header stands for, and the length of the header.
+/// The EtherType that corresponds to an 802.2 LLC header, and the length of the header.
 fn llc(frame: Frame<'_>, at: usize) -> Option<(u16, usize)> {
     match frame.bytes(at)? {
-        // SNAP (RFC 1042) with the organisation code of encapsulated Ethernet, or of a bridge tunnel (802.1H).
+        // SNAP (RFC 1042) with the organisation code of encapsulated Ethernet or of a bridge tunnel (802.1H).
         [0xaa, 0xaa, 0x03] => match frame.bytes(at + 3)? {
             [0, 0, 0x00 | 0xf8, k0, k1] => Some((be16([*k0, *k1]), 8)),
             _ => None,
@@ -157,7 +157,7 @@ fn llc(frame: Frame<'_>, at: usize) -> Option<(u16, usize)> {
     }
 }
 
-/// Raw IP: the version says which.
+/// IP without a link header. The version field distinguishes IPv4 and IPv6.
 fn raw(frame: Frame<'_>, at: usize) -> Result<Header, Malformed> {
     let first: &[u8; 1] = frame.header(at, frame.wire_len, Malformed::LinkCut)?;
     match first[0] >> 4 {
@@ -167,8 +167,8 @@ fn raw(frame: Frame<'_>, at: usize) -> Result<Header, Malformed> {
     }
 }
 
-/// BSD loopback: an address family in the byte order of the host that captured (LINKTYPE_NULL) or in network byte order
-/// (LINKTYPE_LOOP). Families are small numbers, so the order shows.
+/// BSD loopback: an address family in the byte order of the capturing host (LINKTYPE_NULL) or in network byte order
+/// (LINKTYPE_LOOP). Address families are small numbers, which reveals the order.
 fn null(frame: Frame<'_>, at: usize) -> Result<Header, Malformed> {
     let family: &[u8; 4] = frame.header(at, frame.wire_len, Malformed::LinkCut)?;
     let family = u32::from_be_bytes(*family);
@@ -193,8 +193,8 @@ fn sll(frame: Frame<'_>, kind: u16, arphrd: u16, at: usize) -> Result<Header, Ma
     ethertype(frame, kind, at)
 }
 
-/// The point-to-point protocol (RFC 1661), with or without address and control, with a protocol field of two bytes or one;
-/// where the address is Cisco's, what follows is too (RFC 1547, 4.3.1).
+/// PPP (RFC 1661), with or without address and control fields, with a protocol field of one or two bytes. An address of
+/// Cisco HDLC is followed by Cisco HDLC (RFC 1547, 4.3.1).
 fn ppp(frame: Frame<'_>, mut at: usize) -> Result<Header, Malformed> {
     match frame.bytes(at) {
         Some([0xff, 0x03]) => at += 2,
@@ -214,27 +214,27 @@ fn ppp(frame: Frame<'_>, mut at: usize) -> Result<Header, Malformed> {
     Ok(match protocol {
         PPP_IP4 => Header::untyped(Network::Ip4, at),
         PPP_IP6 => Header::untyped(Network::Ip6, at),
-        // As behind its EtherType: whoever looks into tunnels knows it by that.
+        // `tunnel::inner` recognises MPLS by its EtherType.
         PPP_MPLS => Header { ethertype: ETHERTYPE_MPLS, ..other },
         PPP_MPLS_MULTICAST => Header { ethertype: ETHERTYPE_MPLS_UPSTREAM, ..other },
         _ => other,
     })
 }
 
-/// PPPoE (RFC 2516): version 1, type 1, a code, session and length; code 0 is a session's data.
+/// PPPoE (RFC 2516): version 1, type 1, code, session, length. Code 0 is session data.
 fn pppoe(frame: Frame<'_>) -> Result<Header, Malformed> {
     let header: &[u8; 6] = frame.header(0, frame.wire_len, Malformed::LinkCut)?;
     if header[..2] == [0x11, 0x00] { ppp(frame, 6) } else { Ok(Header::untyped(Network::Other, 0)) }
 }
 
-/// Cisco's HDLC: address, control, and an EtherType.
+/// Cisco HDLC: address, control, EtherType.
 fn cisco_hdlc(frame: Frame<'_>) -> Result<Header, Malformed> {
     let header: &[u8; 4] = frame.header(0, frame.wire_len, Malformed::LinkCut)?;
     ethertype(frame, be16([header[2], header[3]]), 4)
 }
 
-/// Frame relay: an address whose last byte has its last bit set (Q.922); then unnumbered information with a protocol's
-/// number or SNAP (RFC 2427), or, as Cisco's routers do it, an EtherType.
+/// Frame Relay: an address whose last byte has its lowest bit set (Q.922), then unnumbered information with an NLPID or
+/// SNAP (RFC 2427), or an EtherType (Cisco).
 fn frame_relay(frame: Frame<'_>) -> Result<Header, Malformed> {
     const MOST_ADDRESS: usize = 4;
     let mut at = 0;
@@ -252,7 +252,7 @@ fn frame_relay(frame: Frame<'_>) -> Result<Header, Malformed> {
     match (kind, frame.bytes(at + 2)) {
         ([0x03, 0xcc], _) => Ok(Header::untyped(Network::Ip4, at + 2)),
         ([0x03, 0x8e], _) => Ok(Header::untyped(Network::Ip6, at + 2)),
-        // SNAP with the organisation code of encapsulated Ethernet, behind a byte of padding or none.
+        // SNAP with the organisation code of encapsulated Ethernet, with or without a byte of padding.
         ([0x03, 0x80], Some([0, 0, 0, k0, k1])) => ethertype(frame, be16([*k0, *k1]), at + 7),
         ([0x03, 0x00], Some([0x80, 0, 0, 0, k0])) => {
             let [k1] = *frame.header(at + 7, frame.wire_len, Malformed::LinkCut)?;
@@ -270,7 +270,7 @@ fn fddi(frame: Frame<'_>) -> Result<Header, Malformed> {
 }
 
 /// The netfilter log: address family, version and resource, then attributes of length, type and value, padded to four
-/// bytes, in the byte order of the host that captured. Types are small numbers below two flags, so the order shows.
+/// bytes, in the byte order of the capturing host. Attribute types are small numbers, which reveals the order.
 fn nflog(frame: Frame<'_>) -> Result<Header, Malformed> {
     let header: &[u8; 4] = frame.header(0, frame.wire_len, Malformed::LinkCut)?;
     let family = u32::from(header[0]);
@@ -293,7 +293,7 @@ fn nflog(frame: Frame<'_>) -> Result<Header, Malformed> {
     Ok(Header::untyped(Network::Other, 0))
 }
 
-/// The pf log: a header that begins with its length, without the padding behind it, and the address family.
+/// The pf log: a header that begins with its length (without padding) and the address family.
 fn pflog(frame: Frame<'_>) -> Result<Header, Malformed> {
     let [length, family] = *frame.header(0, frame.wire_len, Malformed::LinkCut)?;
     let at = usize::from(length).next_multiple_of(4);
@@ -303,7 +303,7 @@ fn pflog(frame: Frame<'_>) -> Result<Header, Malformed> {
     }
 }
 
-/// macOS' header of a packet: its length, what comes behind it (1 is a packet) and that packet's DLT, little-endian.
+/// PKTAP of macOS: the length of the header, the type of the following record (1 is a packet) and its DLT, little-endian.
 fn pktap(frame: Frame<'_>) -> Result<Header, Malformed> {
     const PACKET: u32 = 1;
     let header: &[u8; 12] = frame.header(0, frame.wire_len, Malformed::LinkCut)?;
@@ -314,14 +314,14 @@ fn pktap(frame: Frame<'_>) -> Result<Header, Malformed> {
         _ if next != PACKET || at > frame.wire_len => Ok(Header::untyped(Network::Other, 0)),
         0 => null(frame, at),
         1 => ethernet(frame, at),
-        // DLT_RAW, by its numbers on the systems that there are.
+        // DLT_RAW has different numbers on different systems.
         12 | 14 | 101 => raw(frame, at),
         _ => Ok(Header::untyped(Network::Other, at)),
     }
 }
 
-/// 802.11 (IEEE 802.11, 9.2): data with an 802.2 header, if nobody has encrypted it; of an aggregate, the first one.
-/// `padded` says that its header is followed by bytes that make its length a multiple of four.
+/// IEEE 802.11 (9.2): unencrypted data with an 802.2 header. Of an aggregate (A-MSDU), the first subframe is parsed.
+/// `padded`: padding after the header aligns its length to four bytes.
 fn wlan(frame: Frame<'_>, at: usize, padded: bool) -> Result<Header, Malformed> {
     const DATA: u8 = 0x08;
     const NO_DATA: u8 = 0x40;
@@ -336,7 +336,7 @@ fn wlan(frame: Frame<'_>, at: usize, padded: bool) -> Result<Header, Malformed> 
     if kind & 0x0f != DATA || kind & NO_DATA != 0 || flags & PROTECTED != 0 {
         return other;
     }
-    // Frame control, duration, three addresses and the sequence; a fourth address between two access points.
+    // Frame control, duration, three addresses, sequence control; a fourth address between access points.
     let mut length = if flags & TO_AND_FROM_DS == TO_AND_FROM_DS { 30 } else { 24 };
     let fragment: &[u8; 1] = frame.header(at + 22, frame.wire_len, Malformed::LinkCut)?;
     if fragment[0] & 0x0f != 0 {
@@ -346,19 +346,19 @@ fn wlan(frame: Frame<'_>, at: usize, padded: bool) -> Result<Header, Malformed> 
     if kind & QOS != 0 {
         let qos: &[u8; 2] = frame.header(at + length, frame.wire_len, Malformed::LinkCut)?;
         aggregate = qos[0] & AMSDU != 0;
-        // The bit that once kept the order says here that four bytes more follow.
+        // In QoS data the order bit announces a four-byte HT Control field.
         length += if flags & ORDER != 0 { 6 } else { 2 };
     }
     let mut at = at + if padded { length.next_multiple_of(4) } else { length };
     if aggregate {
-        // Addresses and length, as of Ethernet.
+        // The subframe header: addresses and length, as in Ethernet.
         let _: &[u8; 14] = frame.header(at, frame.wire_len, Malformed::LinkCut)?;
         at += 14;
     }
     ethertype(frame, 0, at)
 }
 
-/// 802.11 behind radiotap (radiotap.org): version, padding, length, which fields there are, and those; little-endian.
+/// 802.11 after a radiotap header (radiotap.org): version, padding, length, bitmap of fields, fields; little-endian.
 fn radiotap(frame: Frame<'_>) -> Result<Header, Malformed> {
     const TSFT: u32 = 1 << 0;
     const FLAGS: u32 = 1 << 1;

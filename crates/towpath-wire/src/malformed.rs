@@ -1,30 +1,30 @@
 use std::error::Error;
 use std::fmt;
 
-/// Why a frame is malformed: the first header that lies about itself or ends too early.
+/// The reason why a frame is malformed: the first inconsistent or truncated header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Malformed {
     /// The link header (Ethernet, VLAN, SNAP, cooked capture, loopback) is longer than the frame.
     LinkCut,
-    /// More VLAN tags than are looked through.
+    /// More than 16 VLAN tags.
     TooManyTags,
-    /// The version of the IP header is not the one that the link header announced, or neither 4 nor 6.
+    /// The version of the IP header differs from the EtherType, or is neither 4 nor 6.
     Version,
     /// Fewer than 20 bytes of IPv4 header.
     Ip4Cut,
-    /// The IPv4 header length is below 20 bytes, or beyond the packet.
+    /// The IPv4 header length is below 20 bytes or exceeds the packet.
     Ip4HeaderLength,
-    /// The IPv4 total length is below the header length, or beyond the frame.
+    /// The IPv4 total length is below the header length or exceeds the frame.
     Ip4TotalLength,
     /// Fewer than 40 bytes of IPv6 header.
     Ip6Cut,
-    /// The IPv6 payload length is beyond the frame.
+    /// The IPv6 payload length exceeds the frame.
     Ip6PayloadLength,
     /// A jumbo payload option that does not fit the packet (RFC 2675, section 3).
     Ip6Jumbo,
     /// An IPv6 extension header ends beyond the packet.
     Ip6ExtensionCut,
-    /// More IPv6 extension headers than are looked through.
+    /// More than 16 IPv6 extension headers.
     Ip6TooManyExtensions,
     /// The packet, or the first fragment, ends inside its upper-layer header.
     UpperCut,
@@ -34,12 +34,12 @@ pub enum Malformed {
     UdpLength,
     /// The UDP-Lite checksum coverage is 1 to 7 bytes, or beyond the packet (RFC 3828, section 3.1).
     UdpLiteCoverage,
-    /// The capture kept too few bytes for the addresses, or for the ports or ICMP type.
+    /// The capture is too short to contain the addresses, the ports or the ICMP type.
     CaptureCut,
 }
 
 impl Malformed {
-    /// Every reason, in the order of the declaration: `ALL[reason as usize] == reason`.
+    /// All reasons, in the order of declaration: `ALL[reason as usize] == reason`.
     pub const ALL: [Self; 16] = [
         Self::LinkCut,
         Self::TooManyTags,
@@ -59,7 +59,7 @@ impl Malformed {
         Self::CaptureCut,
     ];
 
-    /// The reason in a few words.
+    /// A short description.
     pub const fn reason(self) -> &'static str {
         match self {
             Self::LinkCut => "link header cut off",

@@ -1,4 +1,4 @@
-//! Plain packets: what states need to know of them, and nothing else.
+//! A fast parser for plain packets. It returns only the fields that dynamic states need.
 
 use super::{Frame, be16, proto};
 use crate::LinkType;
@@ -7,12 +7,12 @@ use crate::{Ends, Flow, Segment};
 /// SYN (RFC 9293, 3.1).
 const SYN: u8 = 0x02;
 
-/// The flow of a plain packet, and what it contributes to its state: what [`super::parse`] would say by
-/// [`Packet::flow`](crate::Packet::flow) and [`Packet::segment`](crate::Packet::segment), for a third of the time.
+/// Parses a plain packet into its [`Packet::flow`](crate::Packet::flow) and [`Packet::segment`](crate::Packet::segment), in half
+/// the instructions of [`parse`](crate::parse).
 ///
-/// Plain is what nearly all packets are: Ethernet without tags, IPv4 without options or IPv6 without extension headers, TCP or UDP, no
-/// fragment, no SYN (its options would count), captured up to the end of its headers, and well-formed. `None` says nothing
-/// about a packet but that it is not plain.
+/// Most packets are plain: Ethernet without tags, IPv4 without options or IPv6 without extension headers, TCP or UDP, not a
+/// fragment, not a SYN (its options matter), captured to the end of the headers, well-formed. `None` means that the
+/// packet is not plain; use [`parse`](crate::parse).
 ///
 /// ```
 /// use towpath_wire::{self as wire, LinkType};
@@ -29,7 +29,7 @@ const SYN: u8 = 0x02;
 /// ```
 #[inline(always)]
 pub fn plain(link: LinkType, frame: &[u8], wire_len: u32) -> Option<(Flow, Segment)> {
-    // Lengths are checked once, so that the fields are read without: a packet's way is not much longer than this.
+    // One length check per header covers all of its fields.
     let frame = Frame::new(frame, wire_len);
     match (link, frame.bytes::<ETHERNET>(0)?) {
         (LinkType::ETHERNET, [.., 0x08, 0x00]) => plain4(frame),
@@ -68,7 +68,7 @@ fn plain6(frame: Frame<'_>) -> Option<(Flow, Segment)> {
     upper::<IP6>(frame, Ends::V6((*src).into(), (*dst).into(), 0), header[6], payload + IP6)
 }
 
-/// The upper layer, behind an IP header of `IP` bytes of a packet of `length` bytes.
+/// Parses the upper layer after an IP header of `IP` bytes. The packet has `length` bytes.
 #[inline(always)]
 fn upper<const IP: usize>(frame: Frame<'_>, ends: Ends, proto: u8, length: usize) -> Option<(Flow, Segment)> {
     let at = ETHERNET + IP;
@@ -104,7 +104,7 @@ mod tests {
     use crate::parse;
     use proptest::prelude::*;
 
-    /// Something like a packet: one that is right, in which some bytes are not.
+    /// A well-formed packet with a few bytes changed.
     fn frames() -> impl Strategy<Value = (Vec<u8>, u32)> {
         let change = (0usize..80, any::<u8>());
         let right = (any::<bool>(), any::<bool>(), proptest::collection::vec(any::<u8>(), 60));
@@ -125,7 +125,7 @@ mod tests {
                 let at = frame.len();
                 frame.extend(&noise[..usize::from(upper + payload)]);
                 if tcp {
-                    // Options or none, and once longer than there is room for.
+                    // With and without options, sometimes longer than the packet.
                     frame[at + 12] = 0x50 + (noise[0] & 3) * 0x10;
                     frame[at + 13] &= if noise[1] & 1 == 0 { 0xfd } else { 0xff };
                 } else {
@@ -137,7 +137,7 @@ mod tests {
                     }
                 }
                 let len = frame.len() as u32 + longer;
-                // Most are captured whole, the others up to anywhere.
+                // Most frames are captured whole, the rest are truncated anywhere.
                 frame.truncate(if cut < 60 { frame.len() } else { frame.len() * (100 - cut) / 40 });
                 (frame, len)
             },
@@ -146,9 +146,9 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(20_000))]
-        /// What is plain is what the parser says.
+        /// `plain` agrees with `parse`.
         #[test]
-        fn plain_is_what_parse_says((frame, wire_len) in frames()) {
+        fn plain_agrees_with_parse((frame, wire_len) in frames()) {
             let parsed = parse(LinkType::ETHERNET, &frame, wire_len);
             let plain = plain(LinkType::ETHERNET, &frame, wire_len);
             if let Some((flow, segment)) = plain {
@@ -156,7 +156,7 @@ mod tests {
                 prop_assert_eq!(packet.flow(), Some(flow));
                 prop_assert_eq!(packet.segment(), segment);
             } else if let Ok(packet) = parsed {
-                // And nothing that is plain is missed.
+                // Every plain packet is recognised.
                 let bare = packet.transport == packet.network + if packet.ethertype == 0x86dd { 40 } else { 20 };
                 let simple = packet.vlan.is_none() && packet.fragment == crate::Fragment::Whole && bare
                     && matches!(packet.ethertype, 0x0800 | 0x86dd);
@@ -164,7 +164,7 @@ mod tests {
                 let captured = frame.len() >= packet.transport + header;
                 let whole = captured && packet.transport_len >= header;
                 let known = packet.proto == 17 && wire_len < 65_000 || packet.proto == 6 && packet.tcp_flags & SYN == 0;
-                // A length of 0 is that of a jumbogram, or of a segment that the network card is to cut.
+                // A length of 0 means a jumbogram, or a segment captured before TSO.
                 let length = frame.get(if packet.ethertype == 0x0800 { 16..18 } else { 18..20 }) != Some(&[0, 0][..]);
                 prop_assert!(!(simple && whole && known && length), "{packet:?}");
             }

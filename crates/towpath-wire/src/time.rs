@@ -1,19 +1,19 @@
 use std::ops::Add;
 use std::time::Duration;
 
-/// A moment, in nanoseconds since an origin that the caller chooses (a capture's epoch, a monotonic clock).
+/// A point in time: nanoseconds since an origin that the caller chooses (a capture's epoch, a monotonic clock).
 ///
-/// The gate never reads a clock: whoever calls it says what time it is, and never lets it go back.
+/// Code that takes a `Time` reads no clock. Successive values must not decrease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(u64);
 
 impl Time {
-    /// The moment `nanos` nanoseconds after the origin.
+    /// `nanos` nanoseconds after the origin.
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 
-    /// The moment `secs` seconds after the origin; the end of time when that does not fit.
+    /// `secs` seconds after the origin. Saturates at 2^64 - 1 ns.
     pub const fn from_secs(secs: u64) -> Self {
         Self(secs.saturating_mul(1_000_000_000))
     }
@@ -23,7 +23,7 @@ impl Time {
         self.0
     }
 
-    /// How long after `earlier` this moment is; zero when it is not later.
+    /// The time elapsed since `earlier`; zero if `earlier` is later.
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }

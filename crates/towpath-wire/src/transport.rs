@@ -122,7 +122,7 @@ impl Transport {
 
 /// Offsets of source and destination of the pseudo header of the IPv4 packet at `network`, whose header ends where `frame` does.
 ///
-/// With a source route that is not used up, the destination is the route's last address (RFC 791, 3.1). `None` if the
+/// With a source route that still has addresses left, the destination is its last address (RFC 791, 3.1). `None` if the
 /// options are malformed.
 fn addresses4(frame: &[u8], network: usize) -> Option<(usize, usize)> {
     let mut at = network + 20;

@@ -1,26 +1,25 @@
-//! What a tunnel carries.
+//! Packets inside tunnels, one layer at a time.
 //!
-//! The gate decides packets, not what is inside them: rules never see an inner packet. What counts or reports traffic may
-//! want to, and asks here, one layer at a time.
+//! Rules see outer packets only. Statistics and reports use this module to look inside.
 //!
-//! Known are: IP in IP (RFC 2003, 2473, 4213), GRE with IP, Ethernet, PPP (PPTP), MPLS, ERSPAN and 802.11 inside (RFC 2784, 2637),
+//! Supported: IP in IP (RFC 2003, 2473, 4213), GRE with IP, Ethernet, PPP (PPTP), MPLS, ERSPAN and 802.11 inside (RFC 2784, 2637),
 //! MPLS (RFC 3032, 4023, 4385), PPPoE sessions (RFC 2516), AH under IPv4 (RFC 4302), EtherIP (RFC 3378), Ethernet in IPv6
 //! (RFC 8986), provider backbone bridges (802.1ah), VN-Tag, E-Tag (802.1BR), NSH (RFC 8300), and in UDP: VXLAN (RFC 7348)
-//! and VXLAN-GPE, Geneve (RFC 8926), GTP-U (3GPP TS 29.281), Teredo (RFC 4380), L2TP (RFC 2661). Not known: IPsec ESP,
-//! compression, all but the first of several packets in one 802.11 frame, tunnels on ports of their own.
+//! and VXLAN-GPE, Geneve (RFC 8926), GTP-U (3GPP TS 29.281), Teredo (RFC 4380), L2TP (RFC 2661). Not supported: IPsec ESP,
+//! compression, all but the first of several packets in one 802.11 frame, tunnels on non-standard ports.
 
 use super::link;
 use super::{Frame, Ip, Malformed, Next, be16, bytes, proto, upper};
 use crate::{Addresses, Fragment, LinkType, Packet};
 
-/// The packet that `packet` carries; `None` when it carries none that is known, or is a fragment.
+/// Parses the packet inside `packet`. Returns `None` for a fragment, and if `packet` is not a supported tunnel.
 ///
-/// Its `frame` is the part of the outer frame from where it begins. One that is carried without a link header (MPLS, PPP)
-/// has link [`LinkType::RAW`]; one behind an EtherType alone, [`LinkType::UNKNOWN`].
+/// The inner packet's `frame` is a part of the outer frame. Its link type is [`LinkType::RAW`] if it has no link header (MPLS,
+/// PPP), and [`LinkType::UNKNOWN`] if it follows a bare EtherType.
 ///
 /// # Errors
 ///
-/// [`Malformed`] when what is carried is malformed.
+/// [`Malformed`] if the inner packet is malformed.
 ///
 /// # Examples
 ///
@@ -54,7 +53,7 @@ pub(crate) fn inner_of_sender<'a>(packet: &Packet<'a>) -> Result<Option<Packet<'
     if vxlan && packet.fragment == Fragment::Whole { carried(packet) } else { inner(packet) }
 }
 
-/// Protocols that carry packets (IANA, Assigned Internet Protocol Numbers).
+/// Tunnel protocols (IANA, Assigned Internet Protocol Numbers).
 const IPIP: u8 = 4;
 const IPV6: u8 = 41;
 const GRE: u8 = 47;
@@ -88,7 +87,7 @@ const ETHERTYPE_VNTAG: u16 = 0x8926;
 const ETHERTYPE_ETAG: u16 = 0x893f;
 const ETHERTYPE_NSH: u16 = 0x894f;
 
-/// What is left of a packet behind a header.
+/// The remainder of a packet after a header.
 type Body<'a> = Frame<'a>;
 
 impl<'a> Body<'a> {
@@ -101,15 +100,15 @@ impl<'a> Body<'a> {
     }
 }
 
-/// How the carried packet begins.
+/// The first header of the inner packet.
 enum Carried<'a> {
-    /// With an IP header of either version.
+    /// An IP header of either version.
     Ip(Body<'a>),
-    /// With an Ethernet header.
+    /// An Ethernet header.
     Ethernet(Body<'a>),
-    /// With an 802.11 header.
+    /// An 802.11 header.
     Wlan(Body<'a>),
-    /// As the EtherType says.
+    /// The protocol of an EtherType.
     EtherType(u16, Body<'a>),
 }
 
@@ -136,7 +135,7 @@ fn carried<'a>(packet: &Packet<'a>) -> Result<Option<Packet<'a>>, Malformed> {
     super::network(link, body, header).map(Some)
 }
 
-/// The same packet, read on behind its authentication header.
+/// The same packet, parsed further after its authentication header.
 fn authenticated<'a>(packet: &Packet<'a>) -> Result<Option<Packet<'a>>, Malformed> {
     let Some([next, length]) = bytes::<2>(packet.frame, packet.transport) else { return Ok(None) };
     let at = packet.transport + (usize::from(*length) + 2) * 4;
@@ -194,7 +193,7 @@ fn behind_ethertype(kind: u16, body: Body<'_>) -> Option<Carried<'_>> {
     }
 }
 
-/// The rest of a tag: an EtherType, and what it stands for.
+/// The remainder of a tag: an EtherType and its payload.
 fn tagged(body: Body<'_>) -> Option<Carried<'_>> {
     Some(Carried::EtherType(be16(body.head()?), body.skip(2)?))
 }
@@ -216,22 +215,22 @@ fn gre(body: Body<'_>) -> Option<Carried<'_>> {
     };
     let body = body.skip(4 + 4 * optional.count_ones() as usize)?;
     match kind {
-        // Type I has no header of its own, type II has one of eight bytes and comes with a sequence number.
+        // ERSPAN type I has no header. Type II has a header of eight bytes and a GRE sequence number.
         ETHERTYPE_ERSPAN if flags & SEQUENCE == 0 => Some(Carried::Ethernet(body)),
         ETHERTYPE_ERSPAN => Some(Carried::Ethernet(body.skip(8)?)),
-        // The last bit says whether eight bytes more follow.
+        // The last bit announces eight more bytes.
         ETHERTYPE_ERSPAN_III => {
             let header: [u8; 12] = body.head()?;
             Some(Carried::Ethernet(body.skip(if header[11] & 1 == 0 { 12 } else { 20 })?))
         }
         0x8100 | 0x88a8 => Some(Carried::EtherType(kind, body)),
-        // Aruba's access points, a number for each of theirs.
+        // Aruba access points.
         0x8200..=0x83ff => Some(Carried::Wlan(body)),
         _ => behind_ethertype(kind, body),
     }
 }
 
-/// A stack of labels; nothing says what is behind the last one, so the first nibble is asked (RFC 4385, 3).
+/// A stack of MPLS labels. The payload has no type field; its first nibble distinguishes IP from a control word (RFC 4385, 3).
 fn mpls(mut body: Body<'_>) -> Option<Carried<'_>> {
     const BOTTOM_OF_STACK: u8 = 0x01;
     loop {
@@ -243,13 +242,13 @@ fn mpls(mut body: Body<'_>) -> Option<Carried<'_>> {
     }
     match body.head::<1>()?[0] >> 4 {
         4 | 6 => Some(Carried::Ip(body)),
-        // A control word, and most likely Ethernet.
+        // A control word; Ethernet is the most likely payload.
         0 => Some(Carried::Ethernet(body.skip(4)?)),
         _ => None,
     }
 }
 
-/// The point-to-point protocol (RFC 1661), with or without address and control, with a protocol field of two bytes or one.
+/// PPP (RFC 1661), with or without address and control fields, with a protocol field of one or two bytes.
 fn ppp(body: Body<'_>) -> Option<Carried<'_>> {
     let body = if body.head() == Some([0xff, 0x03]) { body.skip(2)? } else { body };
     let (protocol, body) = match body.head()? {
@@ -263,7 +262,7 @@ fn ppp(body: Body<'_>) -> Option<Carried<'_>> {
     }
 }
 
-/// Network service header: its length counts words of four bytes.
+/// Network service header (RFC 8300). Its length is in units of four bytes.
 fn nsh(body: Body<'_>) -> Option<Carried<'_>> {
     let [_, length, _, next] = body.head()?;
     let body = body.skip(usize::from(length & 0x3f) * 4)?;
@@ -275,12 +274,12 @@ fn nsh(body: Body<'_>) -> Option<Carried<'_>> {
     }
 }
 
-/// Tunnels in UDP; the destination is asked first, since the source port of most is only there to spread flows.
+/// Tunnels in UDP. The destination port takes precedence: most tunnels use the source port for load balancing only.
 fn in_udp<'a>(packet: &Packet<'a>, body: Body<'a>) -> Option<Carried<'a>> {
     let known = packet.dst_port == VXLAN_LINUX || UDP_PORTS.contains(&packet.dst_port);
     let port = if known { packet.dst_port } else { packet.src_port };
     match port {
-        // The flag that says that there is a network identifier.
+        // The I flag: the VNI is valid.
         VXLAN | VXLAN_LINUX if body.head::<1>()?[0] & 0x08 != 0 => Some(Carried::Ethernet(body.skip(8)?)),
         VXLAN_GPE => {
             let [_, _, _, next] = body.head()?;
@@ -318,7 +317,7 @@ fn gtp(body: Body<'_>) -> Option<Carried<'_>> {
     if flags & 0xf0 != 0x30 {
         return None;
     }
-    // Any of the three flags brings all three fields.
+    // Any of the three flags means that all three fields are present.
     if flags & 0x07 == 0 {
         return Some(Carried::Ip(body.skip(8)?));
     }
@@ -333,7 +332,7 @@ fn gtp(body: Body<'_>) -> Option<Carried<'_>> {
     Some(Carried::Ip(body))
 }
 
-/// Teredo: IPv6 behind indications of authentication and of origin (RFC 4380, 5.1.1).
+/// Teredo: IPv6 after optional authentication and origin indications (RFC 4380, 5.1.1).
 fn teredo(mut body: Body<'_>) -> Option<Carried<'_>> {
     if body.head() == Some([0x00, 0x01]) {
         let [_, _, client_len, auth_len] = body.head()?;
@@ -356,7 +355,7 @@ fn l2tp(body: Body<'_>) -> Option<Carried<'_>> {
     if flags & TYPE != 0 || flags & 0x000f != 2 {
         return None;
     }
-    // Flags, tunnel and session, and what the flags bring.
+    // Flags, tunnel and session; the flags announce further fields.
     let mut length = 6;
     length += if flags & LENGTH != 0 { 2 } else { 0 };
     length += if flags & SEQUENCE != 0 { 4 } else { 0 };

@@ -1,9 +1,9 @@
-//! Upper-layer headers: ports, TCP's fields, ICMP type and code.
+//! Upper-layer headers: ports, TCP fields, ICMP type and code.
 
 use super::{Frame, Malformed, Next, Upper, be16, proto};
 use crate::Fragment;
 
-/// Reads the upper-layer header that `next` has got to. Later fragments have none.
+/// Parses the upper-layer header at `next`. Later fragments have none.
 pub(super) fn parse(frame: Frame<'_>, next: &Next) -> Result<Upper, Malformed> {
     if next.fragment == Fragment::Later {
         return Ok(Upper::default());
@@ -19,9 +19,9 @@ pub(super) fn parse(frame: Frame<'_>, next: &Next) -> Result<Upper, Malformed> {
     }
 }
 
-/// The TCP or UDP header that `next` has got to, when it is one, is whole and does not lie.
+/// Parses a complete and consistent TCP or UDP header at `next`; `None` for anything else.
 ///
-/// What [`parse`] would say, without a detour through memory: nearly every packet ends here.
+/// The result equals that of [`parse`]. Most packets take this path, which keeps the fields in registers.
 #[inline(always)]
 pub(super) fn whole(frame: Frame<'_>, next: &Next) -> Option<Upper> {
     let room = next.end - next.at;
@@ -52,7 +52,7 @@ pub(super) fn whole(frame: Frame<'_>, next: &Next) -> Option<Upper> {
     }
 }
 
-/// A TCP header of which the capture may have cut some: then what is there counts.
+/// Parses a TCP header that may be cut off by the capture. Missing fields are zero.
 fn tcp(frame: Frame<'_>, next: &Next) -> Result<Upper, Malformed> {
     let at = next.at;
     let be32 = |bytes: &[u8; 4]| u32::from_be_bytes(*bytes);
@@ -76,7 +76,7 @@ fn udp(frame: Frame<'_>, next: &Next) -> Result<Upper, Malformed> {
     };
     let room = next.end - next.at;
     let fits = match next.fragment {
-        // The length is that of the whole datagram, which may end in another fragment.
+        // The length covers the whole datagram, which may end in another fragment.
         Fragment::First => length >= 8,
         // "the UDP Length field is set to zero" in a jumbogram (RFC 2675, section 4).
         _ if length == 0 => room > usize::from(u16::MAX),
@@ -97,7 +97,7 @@ fn udp_lite(frame: Frame<'_>, next: &Next) -> Result<Upper, Malformed> {
     Ok(upper)
 }
 
-/// ICMP and ICMPv6 begin alike: type, code, checksum (RFC 792; RFC 4443, 2.1).
+/// ICMP and ICMPv6 begin with type, code, checksum (RFC 792; RFC 4443, 2.1).
 fn icmp(frame: Frame<'_>, next: &Next) -> Result<Upper, Malformed> {
     if next.at + 4 > next.end {
         return Err(Malformed::UpperCut);

@@ -1,4 +1,4 @@
-//! What only some rules ask for: read from the frame when asked, not in the pass over the headers.
+//! Header fields that only some rules need. The accessors read them from the frame on demand.
 
 use std::ops::Range;
 
@@ -19,18 +19,18 @@ pub struct Macs {
 pub struct OptionField<'a> {
     /// Option type, as IANA numbers it for that protocol.
     pub kind: u8,
-    /// What follows type and length.
+    /// The bytes after type and length.
     pub data: &'a [u8],
 }
 
-/// The options of an IPv4 or TCP header, without padding. Ends at the first option that does not fit the header.
+/// Iterator over the options of an IPv4 or TCP header, without padding. Ends at the first option that does not fit the header.
 #[derive(Clone, Debug)]
 pub struct Options<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Options<'a> {
-    /// Options in `bytes`, the part of a header behind its fixed fields.
+    /// Options in `bytes`, the part of a header after its fixed fields.
     pub const fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }
@@ -55,7 +55,7 @@ impl<'a> Iterator for Options<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// The Ethernet addresses; `None` on other links.
+    /// The Ethernet addresses; `None` for other link types.
     pub fn macs(&self) -> Option<Macs> {
         if self.link != LinkType::ETHERNET {
             return None;
@@ -64,7 +64,7 @@ impl<'a> Packet<'a> {
         Some(Macs { dst: [d0, d1, d2, d3, d4, d5], src })
     }
 
-    /// Type of service (IPv4) or traffic class (IPv6): DSCP in the upper six bits, ECN in the lower two. 0 when not IP.
+    /// Type of service (IPv4) or traffic class (IPv6): DSCP in the upper six bits, ECN in the lower two. 0 if not IP.
     pub fn tos(&self) -> u8 {
         match (self.addresses, bytes::<2>(self.frame, self.network)) {
             (Addresses::V4(..), Some([_, tos])) => *tos,
@@ -73,7 +73,7 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// Time to live (IPv4) or hop limit (IPv6); 0 when not IP.
+    /// Time to live (IPv4) or hop limit (IPv6); 0 if not IP.
     pub fn ttl(&self) -> u8 {
         match self.addresses {
             Addresses::V4(..) => self.network_byte(8),
@@ -90,8 +90,8 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// What all fragments of a datagram have in common beside their addresses and protocol: the identification. `None`
-    /// for a packet that is no fragment, and for a first one of IPv6 with more headers behind the fragment header.
+    /// The identification that all fragments of a datagram share. `None` for a packet that is not a fragment, and for a first
+    /// IPv6 fragment with more extension headers after the fragment header.
     pub fn fragment_id(&self) -> Option<u32> {
         if self.fragment == Fragment::Whole {
             return None;
@@ -101,7 +101,7 @@ impl<'a> Packet<'a> {
             Addresses::V6(..) => {
                 let header = bytes::<8>(self.frame, self.transport.checked_sub(8)?)?;
                 let field = be16([header[2], header[3]]);
-                // A first one of several; the two bits between are reserved, "ignored on reception" (RFC 8200, 4.5).
+                // The first of several fragments; the two bits between are reserved, "ignored on reception" (RFC 8200, 4.5).
                 let first = field & !ip6::FRAGMENT_RESERVED == ip6::FRAGMENT_MORE;
                 let last = self.fragment == Fragment::Later || first;
                 let id = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
@@ -111,8 +111,8 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// The flags beside the fragment offset: [`RF`], [`DF`] and [`MF`] of IPv4; of IPv6 [`MF`] alone, from its
-    /// fragment header. 0 when not IP.
+    /// The flags next to the fragment offset: [`RF`], [`DF`] and [`MF`] for IPv4; [`MF`] of the fragment header for
+    /// IPv6. 0 if not IP.
     pub fn ipoff_flags(&self) -> u8 {
         match self.addresses {
             Addresses::V4(..) => self.network_byte(6) & (RF | DF | MF),
@@ -135,7 +135,7 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// The options of IPv4; none for others.
+    /// The options of an IPv4 header; empty for other packets.
     pub fn ip_options(&self) -> Options<'a> {
         let options = match self.addresses {
             Addresses::V4(..) => {
@@ -147,7 +147,7 @@ impl<'a> Packet<'a> {
         Options::new(options)
     }
 
-    /// The options of TCP; none for other protocols and later fragments.
+    /// The options of a TCP header; empty for other protocols and later fragments.
     pub fn tcp_options(&self) -> Options<'a> {
         let options = match self.tcp_header_len() {
             Some(length) => {
@@ -159,7 +159,7 @@ impl<'a> Packet<'a> {
         Options::new(options)
     }
 
-    /// The maximum segment size that a TCP header announces (RFC 9293, 3.7.1).
+    /// The maximum segment size option of a TCP header (RFC 9293, 3.7.1).
     pub fn tcp_mss(&self) -> Option<u16> {
         self.tcp_options().find_map(|option| match (option.kind, option.data) {
             (TCP_OPTION_MSS, [high, low]) => Some(be16([*high, *low])),
@@ -183,13 +183,13 @@ impl<'a> Packet<'a> {
         bytes::<1>(self.frame, self.transport + 12).map(|kind| kind[0])
     }
 
-    /// Bytes of TCP payload on the wire, as the headers give them; `None` if not TCP, or a later fragment.
+    /// Bytes of TCP payload on the wire according to the headers; `None` if not TCP, or a later fragment.
     pub fn tcp_data_len(&self) -> Option<u32> {
         let headers = self.transport - self.network + self.tcp_header_len()?;
         u32::try_from(headers).ok().map(|headers| self.ip_len.saturating_sub(headers))
     }
 
-    /// The identifier of an ICMP or ICMPv6 query or its answer: echo, and for ICMP also timestamp, information and address
+    /// The identifier of an ICMP or ICMPv6 query or reply: echo, and for ICMP also timestamp, information and address
     /// mask (RFC 792, RFC 950, RFC 4443). `None` for other messages.
     pub fn icmp_echo_id(&self) -> Option<u16> {
         if self.fragment == Fragment::Later || self.transport_len < 6 {
@@ -203,14 +203,14 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// What the upper layer carries, as far as it was captured: behind the header of TCP, UDP, UDP-Lite, SCTP, DCCP,
-    /// ICMP and ICMPv6; all of a later fragment; all of the upper layer for other protocols; all behind the
-    /// link header when the packet is not IP. Padding of the link is not part of it.
+    /// The captured payload, without link padding: the bytes after the header of TCP, UDP, UDP-Lite, SCTP, DCCP, ICMP and
+    /// ICMPv6; the entire upper layer of a later fragment and for other protocols; everything after the link header
+    /// if the packet is not IP.
     pub fn payload(&self) -> &'a [u8] {
         &self.frame[self.payload_range()]
     }
 
-    /// Where [`Packet::payload`] is in the frame.
+    /// The range of [`Packet::payload`] in the frame.
     pub fn payload_range(&self) -> Range<usize> {
         if self.addresses == Addresses::None {
             return clip(self.frame, self.network, self.frame.len());
@@ -231,7 +231,7 @@ impl<'a> Packet<'a> {
         clip(self.frame, self.transport + header, end)
     }
 
-    /// Where the UDP datagram ends: bytes of the IP packet behind it (a surplus area) are not its payload.
+    /// The end of the UDP datagram. Bytes of the IP packet after it (the surplus area of RFC 9868) are not payload.
     fn udp_end(&self) -> usize {
         match bytes(self.frame, self.transport + 4).map(|length| be16(*length)) {
             None | Some(0) => usize::MAX,
@@ -239,7 +239,7 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// Length of the TCP header, at least 20; `None` if not TCP or not captured that far.
+    /// Length of the TCP header, at least 20; `None` if not TCP or not captured.
     fn tcp_header_len(&self) -> Option<usize> {
         if self.proto != proto::TCP || self.fragment == Fragment::Later || self.transport_len < 13 {
             return None;
@@ -247,8 +247,7 @@ impl<'a> Packet<'a> {
         bytes::<1>(self.frame, self.transport + 12).map(|offset| (usize::from(offset[0] >> 4) * 4).max(20))
     }
 
-    /// [`MF`] of a later IPv6 fragment. The fragment header is the last one before the fragment's data, since nothing is
-    /// walked behind it.
+    /// [`MF`] of a later IPv6 fragment. The walk ends at the fragment header, so it directly precedes the fragment's data.
     fn more_fragments6(&self) -> u8 {
         let field = self.transport.checked_sub(8).and_then(|at| bytes::<4>(self.frame, at));
         match field {
@@ -262,7 +261,7 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// End of the option list and no operation, the same in IPv4 and TCP (RFC 791; RFC 9293, 3.1).
+/// End of option list and no-operation, the same in IPv4 and TCP (RFC 791; RFC 9293, 3.1).
 pub(super) const OPTION_END: u8 = 0;
 pub(super) const OPTION_NOP: u8 = 1;
 /// Maximum segment size (IANA, TCP option kinds).
@@ -270,8 +269,7 @@ pub(super) const TCP_OPTION_MSS: u8 = 2;
 /// Window scale (RFC 7323, 2.2).
 pub(super) const TCP_OPTION_WSCALE: u8 = 3;
 
-/// `frame[from..to]`, shortened to what is there.
-/// `from..to`, as much of it as the frame has.
+/// `from..to`, clipped to the frame.
 fn clip(frame: &[u8], from: usize, to: usize) -> Range<usize> {
     let end = to.min(frame.len());
     from.min(end)..end
