@@ -20,7 +20,9 @@ pub enum AttachError {
         source: io::Error,
     },
     /// The two sides speak different versions of the ring's ABI.
-    #[error("the engine speaks ring ABI version {engine}, this client version {client}; use releases that match")]
+    #[error(
+        "the engine speaks ring ABI version {engine}, this client version {client}; use releases that match"
+    )]
     /// Engine and client have different versions of the ring ABI.
     Version {
         /// The engine's version.

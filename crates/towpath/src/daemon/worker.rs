@@ -360,8 +360,8 @@ impl Worker {
     fn take_port_drops(&mut self) {
         let io = self.engine.io_mut();
         for (at, live) in self.ports.iter_mut().enumerate() {
-            let dropped = live.port.stats().dropped;
-            io.count_port_drops(at, dropped.tx_full, dropped.tx_refused);
+            let stats = live.port.stats();
+            io.count_port_drops(at, stats.tx_full, stats.tx_refused);
         }
     }
 
