@@ -1,6 +1,6 @@
 //! States what a test needs of the machine, so that a test that cannot run is reported as ignored and not as passed.
 //!
-//! ```
+//! ```text
 //! #[towpath_testenv::needs(netns, "ethtool")]
 //! #[test]
 //! fn offloads_are_switched() { /* ... */ }

@@ -171,7 +171,7 @@ pub(crate) fn settle(channel: &mut Channel, mut f: impl FnMut(Seq, Decision<'_>)
 /// published = decided + defaulted + drained + out.
 pub(crate) fn assert_conserved(channel: &Channel) {
     let s = channel.stats();
-    assert_eq!(s.published, s.decided + s.overdue + s.invalid + s.drained + u64::from(s.out), "{s:?}");
+    assert_eq!(s.published, s.decided + s.overdue + s.invalid + s.drained + s.out, "{s:?}");
 }
 
 pub(crate) fn consumer() -> Consumer {

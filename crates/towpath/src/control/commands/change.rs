@@ -13,28 +13,28 @@ use crate::output::warn;
 
 /// Add a rule: `add [NUMBER] [set N] ACTION ...`, as in a rule file
 #[derive(Debug, Args)]
-pub struct Add {
+pub(super) struct Add {
     #[command(flatten)]
     words: Words,
 }
 
 /// Delete rules by number or range, or all rules of a set: `delete 100 200-300`, `delete set 5`
 #[derive(Debug, Args)]
-pub struct Delete {
+pub(super) struct Delete {
     #[command(flatten)]
     words: Words,
 }
 
 /// Reset the counters of all rules, or of the rules with these numbers
 #[derive(Debug, Args)]
-pub struct Zero {
+pub(super) struct Zero {
     #[command(flatten)]
     words: Words,
 }
 
 /// Delete all rules except the default rule and the rules of set 31
 #[derive(Debug, Args)]
-pub struct Flush {
+pub(super) struct Flush {
     #[command(flatten)]
     words: Words,
 }

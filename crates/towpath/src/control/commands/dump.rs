@@ -21,7 +21,7 @@ use crate::output::say;
 /// No state is listed twice, and no state that exists throughout is missed. After an interruption, --from continues at the cursor of
 /// the last complete line.
 #[derive(Debug, Args)]
-pub struct Dump {
+pub(super) struct Dump {
     /// What to write: `states`
     #[arg(value_parser = ["states"])]
     what: String,

@@ -23,7 +23,7 @@ use crate::ruleset_manager::EVENTS;
 /// The events are created, expired, removed and evicted; and nearly full and no longer full for the table of states. Ends with the
 /// engine, or after --count events. Events that this program or the engine has no room for are left out and counted.
 #[derive(Debug, Args)]
-pub struct Events {
+pub(super) struct Events {
     /// End after N events
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,

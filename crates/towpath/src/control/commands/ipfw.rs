@@ -15,7 +15,7 @@ use crate::exit;
 /// changes nothing; -q: `table T add` replaces an existing entry, and `delete` of a missing entry is not an error. -f, -N, -t, -T, -c
 /// and -e are accepted and have no effect. A command is carried out completely or not at all.
 #[derive(Debug, Args)]
-pub struct Ipfw {
+pub(super) struct Ipfw {
     /// ipfw's flags and words
     #[arg(value_name = "WORD", trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<String>,

@@ -25,7 +25,7 @@ const PART: usize = 256 << 10;
 ///
 /// Packets and bytes, drops by reason, rules (the first 1000), queues, channels, states, muxes and zero-copy sends.
 #[derive(Debug, Args)]
-pub struct ShowMetrics {}
+pub(super) struct ShowMetrics {}
 
 pub(super) const COMMAND: Command = Command::other::<ShowMetrics>(
     "metrics",

@@ -10,7 +10,7 @@ use super::show_rules;
 
 /// Enable, disable, move or swap sets: `set disable 4 enable 5`; or list the sets that have rules: `set show`
 #[derive(Debug, Args)]
-pub struct Set {
+pub(super) struct Set {
     #[command(flatten)]
     words: Words,
 }

@@ -20,7 +20,7 @@ const FRAMES: usize = 2048;
 /// inspector has not returned the memory.
 #[derive(Debug, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ShowFrames {
+pub(super) struct ShowFrames {
     /// The channel's number, from `show rings`
     channel: u32,
 }

@@ -13,7 +13,7 @@ use crate::metrics;
 /// The queues: attached inspectors, frames that they have, and the fate of all frames
 #[derive(Debug, Default, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ShowQueues {}
+pub(super) struct ShowQueues {}
 
 impl Query for ShowQueues {
     const WORDS: &'static str = "show queues";

@@ -12,7 +12,7 @@ use super::paging;
 /// Every rule with its counters: packets and bytes
 #[derive(Debug, Default, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ShowRules {
+pub(super) struct ShowRules {
     /// Index of the first rule of the page.
     #[arg(skip)]
     #[serde(default)]

@@ -15,7 +15,7 @@ use crate::report::{self, States};
 /// The packet counters, the dynamic states, and the re-check of states
 #[derive(Debug, Default, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ShowStats {}
+pub(super) struct ShowStats {}
 
 impl Query for ShowStats {
     const WORDS: &'static str = "show stats";

@@ -13,7 +13,7 @@ use super::paging;
 /// The entries of a table
 #[derive(Debug, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ShowTable {
+pub(super) struct ShowTable {
     /// The table's name
     name: String,
     /// Index of the first entry of the page.

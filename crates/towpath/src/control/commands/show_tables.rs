@@ -12,7 +12,7 @@ use crate::exit;
 /// The tables, their types and the number of their entries
 #[derive(Debug, Default, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ShowTables {}
+pub(super) struct ShowTables {}
 
 impl Query for ShowTables {
     const WORDS: &'static str = "show tables";

@@ -16,7 +16,7 @@ const COUNT_MAX: u64 = 100;
 /// The states with the most traffic
 #[derive(Debug, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ShowTop {
+pub(super) struct ShowTop {
     /// Number of states, at most 100
     #[arg(long, value_name = "N", default_value = "10")]
     #[serde(default)]

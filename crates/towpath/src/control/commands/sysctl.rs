@@ -15,7 +15,7 @@ use crate::settings;
 /// The settings, under ipfw's sysctl names
 #[derive(Debug, Default, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ShowSettings {}
+pub(super) struct ShowSettings {}
 
 impl Query for ShowSettings {
     const WORDS: &'static str = "show settings";
@@ -39,7 +39,7 @@ impl Query for ShowSettings {
 ///
 /// All names and values are checked before the first one is set.
 #[derive(Debug, Args)]
-pub struct Sysctl {
+pub(super) struct Sysctl {
     /// NAME reads a setting, NAME=VALUE sets it; without arguments all are listed
     #[arg(value_name = "NAME[=VALUE]")]
     names: Vec<String>,

@@ -18,7 +18,7 @@ use crate::exit;
 ///
 /// `lookup` exits with code 1 if the table has no entry for the key.
 #[derive(Debug, Args)]
-pub struct Table {
+pub(super) struct Table {
     #[command(flatten)]
     words: Words,
 }

@@ -37,7 +37,7 @@ const INBOUND: u32 = 1;
 #[command(
     override_usage = "towpath ctl trace [OPTIONS] <CHANNEL>\n       towpath ctl trace [OPTIONS] [--rule <N>] [--flow <FLOW>]"
 )]
-pub struct Trace {
+pub(super) struct Trace {
     /// The channel's number, from `show rings`
     #[arg(required_unless_present_any = ["rule", "flow"], conflicts_with_all = ["rule", "flow"])]
     channel: Option<u32>,
