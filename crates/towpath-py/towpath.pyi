@@ -1,4 +1,4 @@
-"""Types of the module towpath; its docstrings say what everything does."""
+"""Types of the module towpath; the docstrings of the module document each class and method."""
 
 from collections.abc import Buffer, Iterator
 from os import PathLike

@@ -13,7 +13,7 @@ def main() -> None:
         sys.exit("usage: inspector.py WORD")
     word = sys.argv[1].encode()
     seen = dropped = 0
-    # Towpath starts it and says in TOWPATH_SOCKET where to attach.
+    # Towpath starts this program and sets TOWPATH_SOCKET.
     with Inspector() as queue:
         while batch := queue.recv_batch(64):
             for frame in batch:

@@ -1,4 +1,4 @@
-"""A server of lines in capitals with a multiplexor of its own: a handle for each thread, a message for each read.
+"""A server that answers each line in upper case, with an in-process multiplexor: one handle per thread, one message per read.
 
     python3 mux.py 127.0.0.1:7007
 """
@@ -13,12 +13,12 @@ THREADS = 4
 
 def serve(handle: Mux) -> None:
     with handle:
-        # The message comes to whichever thread is free; the answer goes to the connection that it came from.
+        # A message goes to any free thread. The reply goes to the message's connection.
         for message in handle:
             try:
                 handle.send(message.bytes.upper())
             except BrokenPipeError:
-                pass  # Who asked has gone: the others have not.
+                pass  # Only the connection of this message has ended.
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
             for thread in threads:
                 thread.join()
         except KeyboardInterrupt:
-            # What was read is still answered; then the threads' loops end.
+            # Messages already read are still answered; then the loops of the threads end.
             mux.drain()
 
 

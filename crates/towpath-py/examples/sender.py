@@ -1,4 +1,4 @@
-"""Sends a file over TCP without copying it into the kernel, a megabyte at a time, and says what that gave.
+"""Sends a file over TCP without copying it into the kernel, one MiB at a time, and prints the byte counts.
 
     nc -l 7007 > copy & python3 sender.py 127.0.0.1:7007 file
 """
@@ -18,7 +18,7 @@ def main() -> None:
     host, port = sys.argv[1].rsplit(":", 1)
     free = [bytearray(SIZE) for _ in range(BUFFERS)]
     with open(sys.argv[2], "rb") as file, socket.create_connection((host, int(port))) as stream:
-        # Its end waits until everything is sent, and raises what is wrong.
+        # The exit waits until everything is sent, and raises the error otherwise.
         with Sender(stream) as sender:
             while True:
                 while not free:
@@ -29,7 +29,7 @@ def main() -> None:
                 length = file.readinto(buffer)
                 if not length:
                     break
-                # From here on the buffer is the kernel's, until reclaim gives it back: nothing writes into it.
+                # The kernel reads the buffer until reclaim returns it; do not write to it.
                 sender.queue(memoryview(buffer)[:length], id=buffer)
     counted = sender.counters
     print(

@@ -1,4 +1,4 @@
-//! What Python gives as bytes.
+//! Byte arguments from Python.
 
 use std::borrow::Cow;
 
@@ -6,7 +6,7 @@ use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 
-/// `bytes`, which are read where they are, or anything with the buffer protocol, which is copied: it may change.
+/// A `bytes` object, read in place, or another object with the buffer protocol, copied because it is mutable.
 #[derive(FromPyObject)]
 pub(crate) enum Data {
     #[pyo3(transparent)]

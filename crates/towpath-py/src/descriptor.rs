@@ -1,7 +1,7 @@
-//! Python's sockets and descriptors, which are numbers there, and owned ones here.
+//! Conversion between Python's sockets and descriptor numbers and owned descriptors.
 //!
-//! What: a number becomes an owned descriptor, without unsafe code, by being sent over a pair of sockets (SCM_RIGHTS): the kernel
-//! duplicates it, and says EBADF if it is none.
+//! A number is converted to an owned descriptor without unsafe code: it is sent over a socket pair (SCM_RIGHTS), and the kernel
+//! duplicates it. The kernel returns EBADF if the number is not an open descriptor.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -15,7 +15,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 
 use crate::failure;
 
-/// Another descriptor of what `socket` is, a socket or a descriptor's number.
+/// Duplicates the descriptor of `socket`, a socket object or a descriptor number.
 pub(crate) fn duplicate(socket: &Bound<'_, PyAny>) -> PyResult<OwnedFd> {
     let py = socket.py();
     let fd = match socket.extract::<RawFd>() {
@@ -36,11 +36,11 @@ pub(crate) fn duplicate(socket: &Bound<'_, PyAny>) -> PyResult<OwnedFd> {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
         _ => None,
     });
-    // The system leaves it out when this process may have no more.
+    // The kernel drops the descriptor when this process has reached its limit of descriptors.
     found.ok_or_else(|| failure::system(&Errno::MFILE.into()))
 }
 
-/// A socket of Python's, which is its owner from here on.
+/// Converts `fd` to a Python socket, which then owns the descriptor.
 pub(crate) fn give(py: Python<'_>, fd: OwnedFd) -> PyResult<Bound<'_, PyAny>> {
     let arguments = [("fileno", fd.as_raw_fd())].into_py_dict(py)?;
     let socket = py.import("socket")?.getattr("socket")?.call((), Some(&arguments))?;

@@ -1,4 +1,4 @@
-//! Errors as Python has them.
+//! Conversion of errors to Python exceptions.
 
 use std::io::{self, ErrorKind};
 
@@ -9,7 +9,7 @@ use towpath_mux::io::Error;
 use towpath_ring::{AttachError, RecvError, ReserveError};
 use towpath_send::SendError;
 
-/// OSError chooses its subclass by the number: PermissionError for EPERM.
+/// Returns an OSError. Python selects the subclass by `errno`: PermissionError for EPERM.
 pub(crate) fn with_errno(errno: i32, text: String) -> PyErr {
     PyOSError::new_err((errno, text))
 }
@@ -29,7 +29,7 @@ pub(crate) fn recv(error: &RecvError) -> PyErr {
 pub(crate) fn full(why: ReserveError) -> PyErr {
     let (errno, text) = match why {
         ReserveError::TooLarge => (Errno::MSGSIZE, "it is larger than the other side takes".to_owned()),
-        ReserveError::Disconnected => (Errno::PIPE, "the other side is gone".to_owned()),
+        ReserveError::Disconnected => (Errno::PIPE, "the peer has disconnected".to_owned()),
         ReserveError::RingFull | ReserveError::NoContiguousSpace => (Errno::NOBUFS, why.to_string()),
         ReserveError::Interrupted => (Errno::INTR, why.to_string()),
     };
@@ -45,7 +45,7 @@ pub(crate) fn send(error: &SendError) -> PyErr {
         SendError::NotSupported { why } => (
             Errno::OPNOTSUPP,
             format!(
-                r#"zero copy was asked for, and this socket does not do it ({why}): choice="adaptive" sends plain instead"#
+                r#"this socket does not support zero copy ({why}): use choice="adaptive" to send with a copy instead"#
             ),
         ),
         SendError::TooLong { .. } => (Errno::MSGSIZE, error.to_string()),
@@ -68,7 +68,7 @@ pub(crate) fn send(error: &SendError) -> PyErr {
     with_errno(errno.raw_os_error(), text)
 }
 
-/// What the system, or a mux that ends, does not let happen.
+/// Converts an I/O error. An error without an errno gets one by its kind.
 pub(crate) fn system(error: &io::Error) -> PyErr {
     let errno = error.raw_os_error().unwrap_or_else(|| {
         let errno = match error.kind() {

@@ -1,4 +1,4 @@
-//! `towpath.Inspector`: packets from a rule's queue, verdicts back.
+//! `towpath.Inspector`: receives packets from a rule's queue and returns verdicts.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::PathBuf;
@@ -13,19 +13,19 @@ use crate::data::Data;
 use crate::failure;
 use crate::wait::{self, Queue};
 
-/// What is to happen to a frame. To say it gives the frame back, except HOLD.
+/// Verdict on a frame. Every verdict except HOLD releases the frame.
 #[pyclass(eq, eq_int, frozen, hash, rename_all = "UPPERCASE")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Verdict {
-    /// Let it go on.
+    /// Pass the packet.
     Pass = 1,
-    /// Drop it.
+    /// Drop the packet.
     Drop = 2,
-    /// Drop it and tell the sender (reset or unreachable).
+    /// Drop the packet and notify its sender (TCP reset or ICMP unreachable).
     Reject = 3,
-    /// Take it through the rules again.
+    /// Evaluate the rules again.
     Repeat = 6,
-    /// Keep it: others go on, this one is decided later, in any order.
+    /// Keep the frame for a later verdict, in any order; other frames continue.
     Hold = 7,
 }
 
@@ -42,20 +42,20 @@ impl From<Verdict> for Decision<'static> {
     }
 }
 
-/// An inspector: attached to a queue of the engine's rules.
+/// An inspector, attached to a queue of the engine.
 ///
 /// Inspector(path=None, *, name=None, gaps=True)
 ///
-/// Attaches to the engine's socket at path, or to that of the engine that started this program (TOWPATH_SOCKET). The engine shows
-/// name to people. Without gaps, there are no frames of kind GAP where others were lost. A context manager, and an iterator over
-/// frames, each of which is to be decided.
+/// Attaches to the engine's socket at path. Without path, it uses TOWPATH_SOCKET, which the engine sets for a program that it starts.
+/// The engine shows name in its reports. With gaps=False, no frames of kind GAP are received for lost frames. The object is a context
+/// manager and an iterator over frames. Each frame needs a verdict.
 #[pyclass]
 #[derive(Debug)]
 pub(crate) struct Inspector {
     queue: Option<Consumer>,
 }
 
-/// A frame: a packet that waits for its verdict. payload is a copy.
+/// A packet that waits for its verdict. payload is a copy.
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub(crate) struct Frame {
@@ -63,7 +63,7 @@ pub(crate) struct Frame {
     id: FrameId,
     ticket: towpath_ring::Ticket,
     header: Header,
-    /// The bytes, link header first.
+    /// The packet's bytes, starting with the link header.
     #[pyo3(get)]
     payload: Py<PyBytes>,
 }
@@ -95,7 +95,7 @@ impl Inspector {
         Ok(Self { queue: Some(queue) })
     }
 
-    /// The next frame; waits for it, at most timeout seconds (TimeoutError). None when the engine has ended the channel.
+    /// Returns the next frame. Waits at most timeout seconds (TimeoutError). Returns None when the engine has closed the channel.
     #[pyo3(signature = (timeout=None))]
     fn recv(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Option<Frame>> {
         let py = slf.py();
@@ -105,12 +105,12 @@ impl Inspector {
         })
     }
 
-    /// At most max frames; waits for the first one as recv does. Empty at the end.
+    /// Returns up to max frames. Waits for the first one as recv does. Returns an empty list at the end.
     #[pyo3(signature = (max=64, timeout=None))]
     fn recv_batch(slf: &Bound<'_, Self>, max: usize, timeout: Option<f64>) -> PyResult<Vec<Frame>> {
         let py = slf.py();
         if max == 0 {
-            return Err(PyValueError::new_err("a batch has room for one frame at least"));
+            return Err(PyValueError::new_err("max must be at least 1"));
         }
         let batch = wait::next(py, "inspector", timeout, |most| {
             let mut inspector = slf.try_borrow_mut()?;
@@ -118,7 +118,7 @@ impl Inspector {
                 let (mut batch, mut found) = (Vec::new(), Some(first));
                 while let Some(frame) = found {
                     batch.push(Frame::new(slf, queue, frame));
-                    // What is wrong behind these is said again by the next call.
+                    // The next call reports an error again.
                     found = if batch.len() < max { queue.try_recv().unwrap_or(None) } else { None };
                 }
                 batch
@@ -127,42 +127,42 @@ impl Inspector {
         Ok(batch.unwrap_or_default())
     }
 
-    /// Decides in one write about every frame that was received, is not held, and has no verdict of its own.
+    /// Decides, in one write, every received frame that is not held and has no verdict.
     #[pyo3(signature = (verdict, *, flow=false))]
     fn verdict_all(&mut self, verdict: &Verdict, flow: bool) -> PyResult<()> {
         self.queue()?.verdict_all(about_many(*verdict, flow)?);
         Ok(())
     }
 
-    /// The same up to this frame, on the engine thread that it came from.
+    /// Like verdict_all, for the frames up to this one from the same engine thread.
     #[pyo3(signature = (frame, verdict, *, flow=false))]
     fn verdict_upto(&mut self, frame: &Frame, verdict: &Verdict, flow: bool) -> PyResult<()> {
         self.queue()?.verdict_upto(frame.id, about_many(*verdict, flow)?);
         Ok(())
     }
 
-    /// Wakes the engine if it sleeps and something was decided; receiving does it too.
+    /// Wakes the engine if it sleeps and verdicts are pending. A receiving call also does this.
     fn flush(&mut self) -> PyResult<()> {
         self.queue()?.flush();
         Ok(())
     }
 
-    /// A descriptor for event loops, readable between arm and disarm when there is something. Only to be waited on.
+    /// Returns a descriptor for event loops, readable between arm and disarm when a frame is available. Use it only for polling.
     fn fileno(&mut self) -> PyResult<RawFd> {
         Ok(self.queue()?.as_fd().as_raw_fd())
     }
 
-    /// Before waiting on fileno(). False: there is a frame already.
+    /// Prepares for polling fileno(). Returns False if a frame is available already.
     fn arm(&mut self) -> PyResult<bool> {
         Ok(self.queue()?.arm())
     }
 
-    /// After waiting on fileno(); then recv(0) until it raises TimeoutError.
+    /// Ends polling of fileno(). Then call recv(0) until it raises TimeoutError.
     fn disarm(&mut self) -> PyResult<()> {
         self.queue()?.disarm().map_err(|error| failure::recv(&error))
     }
 
-    /// Ends it. What was not decided gets the queue's default verdict.
+    /// Closes the inspector. Frames without a verdict get the queue's default verdict.
     fn close(&mut self) {
         self.queue.take().into_iter().for_each(Consumer::close);
     }
@@ -192,7 +192,7 @@ impl Inspector {
 
 #[pymethods]
 impl Frame {
-    /// Decides about the frame; flow: from now on for its flow; mark: new bits of the packet's mark, under mask.
+    /// Decides the frame. flow: apply the verdict to the rest of its flow. mark: new bits of the packet's mark, under mask.
     #[pyo3(signature = (verdict, *, flow=false, mark=None, mask=u32::MAX))]
     fn verdict(
         &self,
@@ -205,13 +205,13 @@ impl Frame {
         self.decide(py, decision((*verdict).into(), flow, mark, mask))
     }
 
-    /// Hands the frame to another queue.
+    /// Sends the frame to another queue.
     #[pyo3(signature = (queue, *, flow=false, mark=None, mask=u32::MAX))]
     fn to_queue(&self, py: Python<'_>, queue: u16, flow: bool, mark: Option<u32>, mask: u32) -> PyResult<()> {
         self.decide(py, decision(towpath_ring::Verdict::Queue(queue).into(), flow, mark, mask))
     }
 
-    /// Lets the frame go on with another payload; waits while the ring towards the engine is full.
+    /// Passes the frame with another payload. Waits while the ring to the engine is full.
     fn replace(&self, py: Python<'_>, payload: Data) -> PyResult<()> {
         let payload = payload.get(py)?;
         wait::send(py, || {
@@ -222,25 +222,25 @@ impl Frame {
         })
     }
 
-    /// When it was taken, in nanoseconds since the epoch.
+    /// Capture time in nanoseconds since the epoch.
     #[getter]
     fn time(&self) -> u64 {
         self.header.time
     }
 
-    /// Bytes that the packet had on the wire; payload has less when it was cut.
+    /// Length of the packet on the wire in bytes. payload is shorter if the packet was truncated.
     #[getter]
     fn wire_len(&self) -> u32 {
         self.header.wire_len
     }
 
-    /// PACKET, MESSAGE, EVENT, GAP.
+    /// The frame's kind: PACKET, MESSAGE, EVENT or GAP.
     #[getter]
     fn kind(&self) -> u16 {
         self.header.kind.0
     }
 
-    /// The queue that it was sent to.
+    /// The queue of the frame.
     #[getter]
     fn queue(&self) -> u32 {
         self.header.group
@@ -252,25 +252,25 @@ impl Frame {
         self.header.mark
     }
 
-    /// The port that it came from.
+    /// The ingress port.
     #[getter]
     fn port(&self) -> u32 {
         self.header.port
     }
 
-    /// Hash of its flow; the same in both directions.
+    /// Hash of the flow, the same in both directions.
     #[getter]
     fn hash(&self) -> u32 {
         self.header.hash
     }
 
-    /// Process, user and group id of the sender, when that was a local process; 0 for the network.
+    /// Process, user and group id of a local sender; 0 for packets from the network.
     #[getter]
     fn sender(&self) -> (u32, u32, u32) {
         (self.header.pid, self.header.uid, self.header.gid)
     }
 
-    /// Frames lost between the one before and this one; 65535 for that many or more.
+    /// Number of frames lost before this one; 65535 means that many or more.
     #[getter]
     fn lost(&self) -> u16 {
         self.header.lost
@@ -282,20 +282,20 @@ impl Frame {
         self.header.layers.link
     }
 
-    /// Offset of what follows the link header: the IP header of an IP packet.
+    /// Offset of the network header, such as the IP header.
     #[getter]
     fn network(&self) -> u16 {
         self.header.layers.network
     }
 
-    /// Offset of the upper layer's payload; the frame's length when it has none.
+    /// Offset of the upper layer's payload; the frame's length if it has no payload.
     #[getter]
     fn data(&self) -> u16 {
         self.header.layers.payload
     }
 
-    /// Of a frame of kind GAP: how many frames were lost, and why ("no room", "oldest", "dropped", "passed", "handed on",
-    /// "too large", "overwritten", "limited", or "unknown").
+    /// The loss record of a frame of kind GAP: the number of lost frames and the reason ("no room", "oldest", "dropped", "passed",
+    /// "handed on", "too large", "overwritten", "limited" or "unknown"). None for other kinds.
     #[getter]
     fn gap(&self) -> Option<(u32, &'static str)> {
         let gap = self.header.loss_record()?;
@@ -336,7 +336,7 @@ fn decision(decision: Decision<'static>, flow: bool, mark: Option<u32>, mask: u3
 
 fn about_many(verdict: Verdict, flow: bool) -> PyResult<Decision<'static>> {
     if verdict == Verdict::Hold {
-        return Err(PyValueError::new_err("frames are held one by one"));
+        return Err(PyValueError::new_err("HOLD applies to a single frame only"));
     }
     Ok(Decision { flow, ..verdict.into() })
 }

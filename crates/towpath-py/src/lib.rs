@@ -1,23 +1,23 @@
-//! Towpath for Python: the module `towpath`. Its documentation is in the docstrings and in `docs/book/src/reference/python.md`; its types are in
-//! `towpath.pyi`.
+//! The Python module `towpath`. The docstrings and `docs/book/src/reference/python.md` document it; `towpath.pyi` declares its types.
 //!
-//! What: each class has one of `towpath-ring`'s clients, a handle of `towpath-mux`'s, or a sender of `towpath-send`'s. Whatever may wait does so without the
-//! interpreter's lock, and looks for signals when one came, or ten times a second where none ends the wait, so that ^C works. What arrives
-//! is copied into `bytes` once; what is sent is read where Python has it, if that is `bytes`, and always by a sender (`loan.rs`). An object is used by one thread at a time:
-//! another gets a RuntimeError.
+//! Each class wraps a client of `towpath-ring`, a handle of `towpath-mux` or a sender of `towpath-send`. A blocking call releases
+//! the interpreter's lock. It checks for signals after each interrupted wait, or every 100 ms where a signal does not interrupt
+//! the wait, so ^C works. Received data is copied once, into `bytes`. Data to send is read in place if it is `bytes`; a sender
+//! reads every buffer in place (`buffer_export.rs`). An object may be used by one thread at a time; a concurrent call from another
+//! thread raises RuntimeError.
 #![deny(unsafe_code)]
 
+mod buffer_export;
 mod data;
 mod descriptor;
 mod failure;
 mod inspector;
-mod loan;
 mod mux;
 mod sender;
 mod wait;
 mod worker;
 
-/// A struct of counters as Python shows objects: `MuxCounters(received=2, done=1)`.
+/// Formats counters as a Python repr: `MuxCounters(received=2, done=1)`.
 fn repr(of: &str, counters: &impl std::fmt::Debug) -> String {
     let fields = format!("{counters:?}").replace(": ", "=").replace(" { ", "(").replace(" }", ")");
     format!("{of}{fields}")
@@ -25,8 +25,8 @@ fn repr(of: &str, counters: &impl std::fmt::Debug) -> String {
 
 /// Inspectors, workers, multiplexors and senders of Towpath, a network data plane in user space.
 ///
-/// What fails raises OSError with the number of errno(3) (PermissionError, FileNotFoundError, TimeoutError and so on), what is used
-/// when it is closed or decided ValueError.
+/// Failed system and protocol operations raise OSError with an errno(3) (PermissionError, FileNotFoundError, TimeoutError and
+/// others). Using a closed object, or deciding a frame twice, raises ValueError.
 #[pyo3::pymodule(name = "towpath")]
 mod towpath {
     #[pymodule_export]

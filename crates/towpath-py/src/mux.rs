@@ -1,4 +1,4 @@
-//! `towpath.Mux`: a multiplexor in this process, by handles with a socket's calls, as Linux's KCM has them.
+//! `towpath.Mux`: a multiplexor in this process. Its handles have socket calls like those of Linux's KCM.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::time::Duration;
@@ -16,30 +16,33 @@ use crate::data::Data;
 use crate::worker::Connection;
 use crate::{descriptor, failure, wait};
 
-/// How long the end of a `with` waits, in seconds.
+/// How long the exit of a `with` block waits, in seconds.
 const PATIENCE: f64 = 10.0;
 
-/// A handle of a multiplexor in this process, for one thread.
+/// A handle of a multiplexor in this process, for use by one thread.
 ///
 /// Mux(framing, kind="dgram", *, connected=False, message_max=None, head_max=None, connection_bytes=None, send_bytes=None,
 /// send_most=None, mux_bytes=None, head_time=None, body_time=None, rate=0, idle=None, send_time=60.0)
 ///
-/// Makes a multiplexor; clone() gives other threads their handles. A message goes to the handle that asks, whichever connection it comes
-/// from. kind is what ends a message: "dgram", the send itself unless it says MSG_MORE, and a short read drops the rest; "seqpacket", the
-/// send that says MSG_EOR, and a short read leaves the rest to the next one. Flags are those of the module socket. A context manager,
-/// and an iterator over messages. What was read is done when the next is asked for.
+/// Creates a multiplexor; clone() creates handles for other threads. A message goes to any handle that receives, whatever its connection.
+/// kind selects what ends a message. "dgram": each send is a message unless it has MSG_MORE, and a short read discards the rest.
+/// "seqpacket": a send with MSG_EOR ends the message, and a short read leaves the rest for the next one. Flags are those of the module
+/// socket. The object is a context manager and an iterator over messages. A message is done when the next one is requested.
 ///
-/// Bounds in bytes, None for the default: message_max, of a message, above which its connection ends (16 MiB); head_max, of one before its
-/// length is known, for framings that do not bound that (64 KiB); connection_bytes, of a connection's messages that are not done, from which
-/// on it is not read (1 MiB); send_bytes, of what its peer has not taken, likewise (256 KiB), and send_most, above which it ends (16 MiB, or
-/// two of message_max); mux_bytes, of everything (256 MiB). In seconds, None for ever: head_time, from a message's first byte until its
-/// length is known, of a line its end; body_time, from its first byte until its last when its length is known, besides what rate gives, in
-/// bytes per second; idle, without traffic and work; send_time, in which a peer takes nothing.
+/// Limits in bytes, None for the default. message_max: length of a message; a longer one ends its connection (16 MiB). head_max: length of a
+/// message's head before its length is known, for framings without a limit (64 KiB). connection_bytes: messages of a connection that are
+/// not done; reading stops at the limit (1 MiB). send_bytes: data that the peer has not accepted; reading stops at the limit (256 KiB).
+/// send_most: data that the peer has not accepted; the connection ends above it (16 MiB, or twice message_max). mux_bytes: total memory
+/// (256 MiB).
+///
+/// Timeouts in seconds, None for no limit. head_time: from a message's first byte until its length is known, or until the end of a line.
+/// body_time: from the first byte to the last of a message with a known length, plus its length divided by rate, in bytes per second.
+/// idle: time without traffic and without work. send_time: time in which the peer accepts no data.
 #[pyclass]
 #[derive(Debug)]
 pub(crate) struct Mux {
     socket: Option<Socket>,
-    /// Of the connections that are attached without one of their own.
+    /// Framing of connections that are attached without one.
     framing: Framing,
     connected: bool,
 }
@@ -53,84 +56,84 @@ pub(crate) struct Received {
     /// The bytes that were read.
     #[pyo3(get)]
     bytes: Py<PyBytes>,
-    /// Bytes that the message has from the first of these on: a datagram's real length.
+    /// Length of the message from the first of these bytes on; for a datagram, its full length.
     #[pyo3(get)]
     length: usize,
-    /// The rest was dropped (MSG_TRUNC).
+    /// The rest of the message was discarded (MSG_TRUNC).
     #[pyo3(get)]
     truncated: bool,
     /// These bytes end the message (MSG_EOR).
     #[pyo3(get)]
     end: bool,
-    /// The connection that it came from.
+    /// The connection of the message.
     #[pyo3(get)]
     connection: Connection,
-    /// The framing's mark; 0 without.
+    /// The framing's mark; 0 if unset.
     #[pyo3(get)]
     mark: u32,
-    /// The framing's hash; 0 without.
+    /// The framing's hash; 0 if unset.
     #[pyo3(get)]
     hash: u32,
-    /// How many bytes of the message the framing strips in front and behind; they are read like all others.
+    /// Number of bytes that the framing strips at the start and at the end. They are part of bytes.
     #[pyo3(get)]
     stripped: (usize, usize),
 }
 
-/// What a multiplexor counted, as it was when asked; received = done + undone + queued + in_hand.
+/// A snapshot of a multiplexor's counters; received = done + undone + queued + in_hand.
 #[pyclass(name = "MuxCounters", eq, frozen, get_all)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Counters {
-    /// Connections that are attached.
+    /// Connections attached now.
     connections: u64,
-    /// Connections that were.
+    /// Connections attached in total.
     attached: u64,
-    /// Those of them that ended, however; the errors are below.
+    /// Connections that have ended, for any reason; the counters below count the errors.
     ended: u64,
-    /// Whole messages that arrived.
+    /// Complete messages received.
     received: u64,
-    /// Their bytes.
+    /// Bytes of the received messages.
     received_bytes: u64,
     /// Messages that were read and are done.
     done: u64,
-    /// Messages that were given up.
+    /// Messages that were abandoned.
     undone: u64,
-    /// Messages that no handle has begun to read.
+    /// Messages that no handle has started to read.
     queued: u64,
-    /// Messages that handles have, and that are not done.
+    /// Messages that handles have read and that are not done.
     in_hand: u64,
-    /// Messages that were sent, all of them.
+    /// Messages sent completely.
     sent: u64,
-    /// Bytes that were sent.
+    /// Bytes sent.
     sent_bytes: u64,
-    /// Messages that were not sent, or not all of them, because their connection ended.
+    /// Messages not sent completely because their connection ended.
     unsent: u64,
-    /// Bytes that it holds.
+    /// Bytes of memory in use.
     bytes: u64,
-    /// Connections that were reset, or where a read or write failed.
+    /// Connections that were reset, or on which a read or write failed.
     resets: u64,
-    /// Connections that their peers closed inside a message.
+    /// Connections closed by the peer within a message.
     inside: u64,
-    /// Connections whose bytes are no message.
+    /// Connections with bytes that the framing rejects.
     malformed: u64,
-    /// Connections with a message above message_max.
+    /// Connections with a message longer than message_max.
     too_long: u64,
-    /// Connections with a message that was not known or whole in time: head_time, body_time.
+    /// Connections with a message that exceeded head_time or body_time.
     late: u64,
-    /// Connections that were idle for too long.
+    /// Connections that exceeded idle.
     idle: u64,
-    /// Connections whose peers took nothing for send_time.
+    /// Connections whose peer accepted no data for send_time.
     send_timeouts: u64,
-    /// Connections for which there was more than send_most.
+    /// Connections that exceeded send_most.
     send_full: u64,
-    /// Connections that held most when mux_bytes was not enough.
+    /// Connections ended because mux_bytes was exceeded and they held the most memory.
     mux_full: u64,
-    /// Connections that were not drained in time.
+    /// Connections not drained in time.
     drain_timeouts: u64,
 }
 
-/// Whom a message is for.
+/// Destination of a message.
 #[derive(FromPyObject)]
-enum Whom<'py> {
+enum Destination<'py> {
     #[pyo3(transparent)]
     Requester(Bound<'py, Received>),
     #[pyo3(transparent)]
@@ -144,7 +147,7 @@ impl Mux {
         framing, kind="dgram", *, connected=false, message_max=None, head_max=None, connection_bytes=None, send_bytes=None,
         send_most=None, mux_bytes=None, head_time=None, body_time=None, rate=0, idle=None, send_time=Some(60.0)
     ))]
-    #[expect(clippy::too_many_arguments, reason = "they are keywords there")]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
     fn new(
         framing: &str,
         kind: &str,
@@ -164,7 +167,7 @@ impl Mux {
         let kind = match kind {
             "dgram" => Kind::Dgram,
             "seqpacket" => Kind::Seqpacket,
-            _ => return Err(PyValueError::new_err(r#"a kind is "dgram" or "seqpacket""#)),
+            _ => return Err(PyValueError::new_err(r#"kind must be "dgram" or "seqpacket""#)),
         };
         let framing = parse(framing)?;
         let bounds = [message_max, head_max, connection_bytes, send_bytes, send_most, mux_bytes];
@@ -196,21 +199,21 @@ impl Mux {
         Ok(Self { socket: Some(socket), framing, connected })
     }
 
-    /// Another handle of the same multiplexor and kind, for another thread (KCM's SIOCKCMCLONE).
+    /// Creates another handle of the same multiplexor and kind, for another thread (KCM's SIOCKCMCLONE).
     fn clone(&self) -> PyResult<Self> {
         let socket = self.open()?.try_clone().map_err(|error| failure::system(&error))?;
         Ok(Self { socket: Some(socket), framing: self.framing.clone(), connected: self.connected })
     }
 
-    /// Accepts TCP connections at "HOST:PORT", port 0 for any; the (host, port) that it is.
+    /// Accepts TCP connections at "HOST:PORT"; port 0 selects a free port. Returns the bound (host, port).
     fn listen(&self, py: Python<'_>, address: &str) -> PyResult<(String, u16)> {
         let server = self.open()?.server();
         let bound = py.detach(|| server.listen(address)).map_err(|error| failure::system(&error))?;
         Ok((bound.ip().to_string(), bound.port()))
     }
 
-    /// Attaches a connected stream socket, or the descriptor of one, with a framing of its own or the multiplexor's (KCM's
-    /// SIOCKCMATTACH). The descriptor is duplicated: close yours, and do not read or write it; both are non-blocking from here on.
+    /// Attaches a connected stream socket, or its descriptor number, with the given framing or the multiplexor's (KCM's SIOCKCMATTACH). The
+    /// descriptor is duplicated and becomes non-blocking. The caller may close its own, and must not read or write it.
     #[pyo3(signature = (socket, framing=None))]
     fn attach(&self, socket: &Bound<'_, PyAny>, framing: Option<&str>) -> PyResult<Connection> {
         let handle = self.open()?;
@@ -219,8 +222,8 @@ impl Mux {
         handle.attach(fd, framing).map(Connection::from).map_err(|error| failure::mux(&error))
     }
 
-    /// Takes a connection back (KCM's SIOCKCMUNATTACH): waits until its messages are done and answered, at most patience seconds. What
-    /// this handle has read is done thereby. A blocking socket, and the bytes that were read behind the last message.
+    /// Detaches a connection (KCM's SIOCKCMUNATTACH). Waits at most patience seconds until its messages are done and answered. Marks the
+    /// messages that this handle has read as done. Returns a blocking socket and the bytes read after the last message.
     #[pyo3(signature = (connection, patience=10.0))]
     fn unattach<'py>(
         &mut self,
@@ -244,14 +247,15 @@ impl Mux {
         Ok((socket, PyBytes::new(py, &ended.rest)))
     }
 
-    /// False: it receives no more, and what it has not begun to read goes to other handles (KCM_RECV_DISABLE). True: again.
+    /// With False, the handle receives no more, and messages that it has not started to read go to other handles (KCM_RECV_DISABLE). True
+    /// reverses this.
     fn set_receive(&mut self, receives: bool) -> PyResult<()> {
         self.open_mut()?.set_receive(receives);
         Ok(())
     }
 
-    /// Reads the next message, or goes on with one that was read in part: max bytes, or all. Waits for it, at most timeout seconds
-    /// (TimeoutError). None when the multiplexor has drained. flags: MSG_PEEK, MSG_DONTWAIT (BlockingIOError).
+    /// Reads the next message, or the rest of a partly read one: max bytes, or everything. Waits at most timeout seconds (TimeoutError). Returns
+    /// None when the multiplexor has drained. flags: MSG_PEEK, MSG_DONTWAIT (BlockingIOError).
     #[pyo3(signature = (max=None, flags=0, timeout=None))]
     fn recv(
         slf: &Bound<'_, Self>,
@@ -275,7 +279,7 @@ impl Mux {
         let mut this = slf.try_borrow_mut()?;
         let socket = this.open_mut()?;
         let bytes = &all[..max.unwrap_or(all.len()).min(all.len())];
-        // It is there: neither waits.
+        // The message is available: neither call waits.
         let read = if bytes.len() == all.len() {
             socket.recv_bytes(flags).map(|(read, _)| read)
         } else {
@@ -296,15 +300,15 @@ impl Mux {
         }))
     }
 
-    /// Sends a message or a part of one, all of it. to: a message that this handle has read and that is not done, which this answers; a
-    /// connection; None: who asked last, or with connected=True the connection that has the least to send. Waits for room, at most
-    /// timeout seconds (TimeoutError). flags: MSG_MORE, MSG_EOR, MSG_DONTWAIT (BlockingIOError), and this module's MSG_BATCH: more
-    /// messages follow, this one may leave with them.
+    /// Sends a message or a part of one, completely. to: a message that this handle has read and that is not done, to reply to it; or a
+    /// connection; or None, for the connection of the last message read, or with connected=True the connection with the least data to send.
+    /// Waits for buffer space, at most timeout seconds (TimeoutError). flags: MSG_MORE, MSG_EOR, MSG_DONTWAIT (BlockingIOError), and this
+    /// module's MSG_BATCH: more messages follow, and this one may be sent together with them.
     #[pyo3(signature = (data, to=None, flags=0, timeout=None))]
     fn send(
         slf: &Bound<'_, Self>,
         data: Data,
-        to: Option<Whom<'_>>,
+        to: Option<Destination<'_>>,
         flags: u32,
         timeout: Option<f64>,
     ) -> PyResult<()> {
@@ -312,11 +316,11 @@ impl Mux {
         let flags = known(flags, Flags::MORE | Flags::EOR | Flags::DONTWAIT | Flags::BATCH)?;
         let connected = slf.try_borrow()?.connected;
         let to = match to {
-            Some(Whom::Requester(message)) if !message.get().mux.is(slf) => {
-                return Err(PyValueError::new_err("another handle has read that message"));
+            Some(Destination::Requester(message)) if !message.get().mux.is(slf) => {
+                return Err(PyValueError::new_err("the message was read by another handle"));
             }
-            Some(Whom::Requester(message)) => To::Message(message.get().ticket),
-            Some(Whom::Connection(connection)) => To::Psock((*connection.get()).into()),
+            Some(Destination::Requester(message)) => To::Message(message.get().ticket),
+            Some(Destination::Connection(connection)) => To::Psock((*connection.get()).into()),
             None if connected => To::Any,
             None => To::Requester,
         };
@@ -331,26 +335,26 @@ impl Mux {
         sent.map(drop).map_err(|error| failure::mux(&error))
     }
 
-    /// What was counted, over all handles.
+    /// A snapshot of the counters of all handles.
     #[getter]
     fn counters(&self) -> PyResult<Counters> {
         Ok(self.open()?.server().show().into())
     }
 
-    /// The messages that this handle has read are done: their connections go on where they waited for that.
+    /// Marks the messages that this handle has read as done. Their connections continue if they waited for this.
     fn done(&mut self) -> PyResult<()> {
         self.open_mut()?.done();
         Ok(())
     }
 
-    /// A descriptor for event loops, readable between arm and disarm when there may be something. Only to be waited on.
+    /// Returns a descriptor for event loops, readable between arm and disarm when a message may be available. Use it only for polling.
     fn fileno(&self) -> PyResult<RawFd> {
         Ok(self.open()?.as_fd().as_raw_fd())
     }
 
-    /// Before waiting on fileno(). False: there is a message, or the end, already; with a connection, or room=True for where send sends
-    /// without one, or there is room to send. Messages that were read are done, unless room is waited for: who has one then is woken for
-    /// room only.
+    /// Prepares for polling fileno(). Returns False if a message, the end or (if requested) room to send is available already. Room is awaited
+    /// on the connection to, or with room=True where send without to would send. Marks read messages as done, unless room is awaited: a handle
+    /// with a message in hand is then woken for room only.
     #[pyo3(signature = (to=None, *, room=false))]
     fn arm(&mut self, to: Option<&Connection>, room: bool) -> PyResult<bool> {
         let to = match to {
@@ -361,22 +365,22 @@ impl Mux {
         Ok(self.open_mut()?.arm(to))
     }
 
-    /// After waiting on fileno(); then recv(flags=MSG_DONTWAIT) until it raises BlockingIOError: others wait for who was woken.
+    /// Ends polling of fileno(). Then call recv(flags=MSG_DONTWAIT) until it raises BlockingIOError: the wake-up was not given to another handle.
     fn disarm(&mut self) -> PyResult<()> {
         self.open_mut()?.disarm();
         Ok(())
     }
 
-    /// Ends the multiplexor for all handles: it accepts and reads no more; what was read is still answered and sent, for at most patience
-    /// seconds; then recv gives None. Does not wait for that.
+    /// Ends the multiplexor for all handles. It stops accepting and reading. Messages already read are still answered and sent, for at most
+    /// patience seconds; then recv returns None. Does not wait.
     #[pyo3(signature = (patience=10.0))]
     fn drain(&self, patience: f64) -> PyResult<()> {
         self.open()?.server().drain(Some(wait::patience(patience)?));
         Ok(())
     }
 
-    /// Ends the handle. If it was the last one, waits until what is to be sent has been, at most patience seconds. Whether that is so, or
-    /// others are open.
+    /// Closes the handle. The last handle waits until all data is sent, at most patience seconds. Returns True if all data was sent or other
+    /// handles are open.
     #[pyo3(signature = (patience=10.0))]
     fn close(&mut self, py: Python<'_>, patience: f64) -> PyResult<bool> {
         let patience = wait::patience(patience)?;
@@ -421,23 +425,23 @@ fn parse(framing: &str) -> PyResult<Framing> {
     Framing::parse(framing).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
-/// A time that something may take; none for ever.
+/// Converts a time limit; `None` means no limit.
 fn time(seconds: Option<f64>) -> PyResult<Option<Duration>> {
     let Some(seconds) = seconds else { return Ok(None) };
     if seconds.is_nan() || seconds < 0.0 {
-        return Err(PyValueError::new_err("a time is not negative; None is for ever"));
+        return Err(PyValueError::new_err("a timeout must be not negative; None means no limit"));
     }
-    // Longer than anything is for ever, too.
+    // A duration out of range also means no limit.
     let time = Duration::try_from_secs_f64(seconds).ok();
     if time == Some(Duration::ZERO) {
-        return Err(PyValueError::new_err("a time is more than 0; None is for ever"));
+        return Err(PyValueError::new_err("a timeout must be more than 0; None means no limit"));
     }
     Ok(time)
 }
 
 fn known(flags: u32, known: Flags) -> PyResult<Flags> {
     let flags = Flags::from_bits(flags).filter(|flags| known.contains(*flags));
-    flags.ok_or_else(|| PyValueError::new_err("flags that this call does not know"))
+    flags.ok_or_else(|| PyValueError::new_err("unsupported flags for this call"))
 }
 
 #[pymethods]
@@ -451,7 +455,7 @@ impl From<Show> for Counters {
     fn from(show: Show) -> Self {
         let Show { totals, psock_totals, bytes, .. } = show;
         Self {
-            // One that has ended may be shown as long as somebody has its messages.
+            // An ended connection may still be listed while a handle has its messages.
             connections: totals.attach - totals.unattach,
             attached: totals.attach,
             ended: totals.unattach,

@@ -1,4 +1,4 @@
-//! `towpath.Sender`: TCP and UDP without copying what is sent.
+//! `towpath.Sender`: zero-copy sends over TCP and UDP.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -10,72 +10,74 @@ use pyo3::prelude::*;
 use rustix::io::Errno;
 use towpath_send::{Choice, Closed, Done, Options, SendError};
 
-use crate::loan::{self, Pinned};
+use crate::buffer_export::{self, Pinned};
 use crate::{descriptor, failure, wait};
 
-/// How long the end of a `with` waits, in seconds.
+/// How long the exit of a `with` block waits, in seconds.
 const PATIENCE: f64 = 10.0;
 
-/// Sends over a connected TCP or UDP socket without copying, where that works.
+/// Sends over a connected TCP or UDP socket, without copying where the kernel supports it.
 ///
 /// Sender(socket, *, choice="adaptive", segment=None, tamper_check=False, stall=None, max_buffers=None, max_pinned=None)
 ///
-/// The descriptor of socket, an object with fileno() or a number, is duplicated: close yours when you like; the connection ends when
-/// both are closed, or at close(). Nobody else sends with MSG_ZEROCOPY on it, or reads its error queue. A buffer that is queued is lent,
-/// and its contents must not be changed, until reclaim() gives it back: the kernel reads it at any time. choice: "adaptive", zero copy
-/// where probes show that it works; "zerocopy" for all that is long enough; "plain". segment: UDP, each buffer is cut into datagrams of so
-/// many bytes. tamper_check: compares checksums at send and completion. stall: seconds that a peer may take nothing before flush and
-/// drain give up. max_buffers: most that are lent; max_pinned: most bytes that the kernel pins. A context manager, whose end raises what
-/// close() would only say.
+/// socket is an object with fileno() or a descriptor number. The descriptor is duplicated: the caller may close its own. The connection
+/// ends when both are closed, or at close(). No other code may send with MSG_ZEROCOPY on the socket or read its error queue. A queued
+/// buffer must not be changed until reclaim() returns it, because the kernel may read it at any time.
+///
+/// choice: "adaptive" sends without a copy where probes show that it works; "zerocopy" sends everything above the minimum length without
+/// a copy; "plain" always copies. segment (UDP): length in bytes of the datagrams that each buffer is cut into. tamper_check: compare
+/// checksums at send and completion. stall: seconds without progress at the peer after which flush and drain fail. max_buffers: limit on
+/// outstanding buffers. max_pinned: limit on the bytes that the kernel pins. The object is a context manager; its exit raises the error
+/// that close() reports as False.
 #[pyclass]
 #[derive(Debug)]
 pub(crate) struct Sender {
     sender: Option<towpath_send::Sender>,
-    /// What comes back for each buffer that is lent, in the order of their tokens.
+    /// The object that reclaim returns for each outstanding buffer, by token.
     lent: BTreeMap<u64, Py<PyAny>>,
     next: u64,
     max_buffers: usize,
     stall: Option<Duration>,
-    /// An error ended the connection.
+    /// The connection failed.
     broken: bool,
-    /// One that was found when there was something to give back.
+    /// An error found after completions, to be raised by the next call.
     unsaid: Option<SendError>,
-    /// What is left when it is closed: what comes back, and what the kernel may still read.
+    /// After close: the objects to return, and the buffers that the kernel may still read.
     back: Vec<Py<PyAny>>,
     pinned: Option<Pinned>,
-    /// How it ended.
+    /// Everything was sent at close.
     finished: bool,
     counters: towpath_send::Counters,
-    /// The process that opened it. A child that was forked has the same connection, and its own copy of what is queued.
+    /// The process that created the sender. A forked child shares the connection and has a copy of the queue.
     process: u32,
 }
 
-/// What a sender counted, as it was when asked.
+/// A snapshot of a sender's counters.
 #[pyclass(name = "SenderCounters", eq, frozen, get_all)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Counters {
-    /// Bytes that left without a copy.
+    /// Bytes sent without a copy.
     zerocopy_bytes: u64,
-    /// Bytes of these that the kernel copied after all.
+    /// Bytes of zerocopy_bytes that the kernel copied.
     copied_bytes: u64,
-    /// Bytes that were sent plain.
+    /// Bytes sent with a copy.
     plain_bytes: u64,
     /// Zero-copy calls.
     calls: u64,
-    /// Those of them that are completed.
+    /// Completed zero-copy calls.
     completed: u64,
-    /// Those that were reported as copied.
+    /// Zero-copy calls that the kernel completed as copied.
     copied: u64,
-    /// Calls that the kernel had no memory for (ENOBUFS); they went plain.
+    /// Zero-copy calls that failed with ENOBUFS and were repeated with a copy.
     no_buffers: u64,
-    /// Buffers that were changed while they were lent, with tamper_check.
+    /// Buffers that changed while they were outstanding (tamper_check).
     tampered: u64,
 }
 
-/// Works for so long; whether it came to its end.
+/// Runs the sender for at most the given duration. Returns true when the operation is complete.
 type Work = fn(&mut towpath_send::Sender, Duration) -> Result<bool, SendError>;
 
-/// How far a sender was, and since when.
+/// The last observed progress and its time.
 type Moved = Option<(u64, Instant)>;
 
 #[pymethods]
@@ -97,17 +99,17 @@ impl Sender {
             "adaptive" => Choice::Adaptive,
             "zerocopy" => Choice::Zerocopy,
             "plain" => Choice::Plain,
-            _ => return Err(PyValueError::new_err(r#"a choice is "adaptive", "zerocopy" or "plain""#)),
+            _ => return Err(PyValueError::new_err(r#"choice must be "adaptive", "zerocopy" or "plain""#)),
         };
         if segment == Some(0) {
-            return Err(PyValueError::new_err("a segment has bytes; None does not cut"));
+            return Err(PyValueError::new_err("segment must be at least 1; None disables segmentation"));
         }
         if max_buffers == Some(0) {
-            return Err(PyValueError::new_err("max_buffers is 1 at least"));
+            return Err(PyValueError::new_err("max_buffers must be at least 1"));
         }
         let stall = stall.map(wait::patience).transpose()?;
         if stall == Some(Duration::ZERO) {
-            return Err(PyValueError::new_err("stall is more than 0; None waits for ever"));
+            return Err(PyValueError::new_err("stall must be greater than 0; None disables it"));
         }
         let defaults = Options::default();
         let options = Options {
@@ -117,11 +119,11 @@ impl Sender {
             max_frames: max_buffers.unwrap_or(defaults.max_frames),
             max_pinned: max_pinned.unwrap_or(defaults.max_pinned),
             keep_done: true,
-            // It is looked at beside the signals: see `look`.
+            // `look` checks for a stall, because it also handles signals.
             stall: None,
             ..defaults
         };
-        loan::sweep(Instant::now());
+        buffer_export::sweep(Instant::now());
         let max_buffers = options.max_frames;
         let fd = descriptor::duplicate(socket)?;
         let sender = towpath_send::Sender::new(fd, options).map_err(|error| failure::send(&error))?;
@@ -141,18 +143,18 @@ impl Sender {
         })
     }
 
-    /// Queues anything with the buffer protocol, to be sent together with what comes after it. From here on it is lent: do not change its
-    /// contents until reclaim() has given it back, or id in its place; a bytearray cannot be resized until then. Never waits.
-    /// BlockingIOError: max_buffers are lent, and this one is not; reclaim() some, drain() if there are none. Another OSError: the
-    /// connection is over, close it (EMSGSIZE: a datagram was too long, others can be sent); this one is lent all the same.
+    /// Queues an object with the buffer protocol. The data is sent together with the data queued after it. The contents must not change until
+    /// reclaim() returns the object (or id, if given); a bytearray cannot be resized until then. Never waits. BlockingIOError: max_buffers
+    /// buffers are outstanding, and this one was not queued; call reclaim(), or drain() if nothing can be reclaimed. Another OSError: the
+    /// connection failed, close it (EMSGSIZE: the datagram was too long, others can be sent). The buffer is outstanding in this case too.
     #[pyo3(signature = (data, id=None))]
     fn queue(slf: &Bound<'_, Self>, data: &Bound<'_, PyAny>, id: Option<Py<PyAny>>) -> PyResult<()> {
-        let buffer = loan::take(data)?;
+        let buffer = buffer_export::take(data)?;
         let mut this = slf.try_borrow_mut()?;
         let (lent, max) = (this.lent.len(), this.max_buffers);
         this.open()?;
         if lent >= max {
-            let text = format!("{lent} buffers are lent: reclaim() some, drain() if there are none");
+            let text = format!("{lent} buffers are outstanding: call reclaim(), or drain() if it returns none");
             return Err(failure::with_errno(Errno::AGAIN.raw_os_error(), text));
         }
         let token = this.next;
@@ -163,34 +165,34 @@ impl Sender {
         sent.map_err(|error| this.failed(&error))
     }
 
-    /// Waits until the kernel has taken everything that is queued, at most timeout seconds (TimeoutError; 0 sends what there is room
-    /// for); it may read it still. TimeoutError too when the peer took nothing for stall seconds. Else as queue.
+    /// Waits until the kernel has accepted everything in the queue, at most timeout seconds (TimeoutError; 0 sends what fits now). The kernel
+    /// may still read the buffers. Also raises TimeoutError if the peer made no progress for stall seconds. Other errors are those of queue.
     #[pyo3(signature = (timeout=None))]
     fn flush(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<()> {
         Self::work(slf, timeout, |sender, most| sender.flush_for(most))
     }
 
-    /// Waits until everything is sent and the kernel done with it, so that all can be reclaimed, at most timeout seconds (TimeoutError).
-    /// Else as flush.
+    /// Waits until everything is sent and all buffers can be reclaimed, at most timeout seconds (TimeoutError). Other errors are those of
+    /// flush.
     #[pyo3(signature = (timeout=None))]
     fn drain(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<()> {
         Self::work(slf, timeout, |sender, most| sender.drain(most))
     }
 
-    /// What was lent and has come back since: each object that was queued, or the id that it was queued with. Never waits. After close()
-    /// too: what was not sent at once, what is pinned a minute later.
+    /// Returns the buffers that were completed since the last call: each queued object, or its id. Never waits. After close() it returns
+    /// unsent buffers at once and pinned buffers a minute later.
     fn reclaim(slf: &Bound<'_, Self>) -> PyResult<Vec<Py<PyAny>>> {
         let mut this = slf.try_borrow_mut()?;
         let done = this.done()?;
         let mut back = mem::take(&mut this.back);
         back.extend(done.iter().filter_map(|done| this.lent.remove(&done.token)));
         drop(this);
-        // The end of an export may run code of Python's, which may use this.
+        // Releasing an export may run Python code, which may use this object.
         drop(done);
         Ok(back)
     }
 
-    /// What the kernel may still read although the connection was reset (see close): as reclaim() will give it.
+    /// The buffers that the kernel may still read after a reset (see close), as reclaim() will return them.
     #[getter]
     fn pinned(&self, py: Python<'_>) -> Vec<Py<PyAny>> {
         if self.sender.is_some() {
@@ -199,22 +201,23 @@ impl Sender {
         self.lent.values().map(|id| id.clone_ref(py)).collect()
     }
 
-    /// The socket, to poll for POLLERR (register it with 0 events): then buffers may have come back; with POLLOUT: flush(0) sends more.
+    /// Returns the socket's descriptor. Poll it for POLLERR (register it with 0 events): reclaim() may return buffers. On POLLOUT,
+    /// flush(0) sends more.
     fn fileno(&self) -> PyResult<RawFd> {
         let sender = self.sender.as_ref().ok_or_else(|| failure::closed("sender"))?;
         Ok(sender.as_fd().as_raw_fd())
     }
 
-    /// What was counted.
+    /// A snapshot of the counters.
     #[getter]
     fn counters(&self) -> Counters {
         self.sender.as_ref().map_or(&self.counters, towpath_send::Sender::counters).into()
     }
 
-    /// Ends the connection: sends what is queued, announces the end, waits for completions, at most timeout seconds. True: everything was
-    /// sent, and nothing is lent any more. False: the connection broke or was reset here; what the kernel may still read is pinned, stays
-    /// lent, and comes back by reclaim() a minute later; everything else is yours. A signal's handler that raises ends the wait, and the
-    /// sender is open as before.
+    /// Closes the connection: sends the queue, shuts down the sending side and waits for completions, at most timeout seconds. Returns True if
+    /// everything was sent and no buffer is outstanding. Returns False if the connection failed or this call reset it: buffers that the kernel may
+    /// still read stay pinned, and reclaim() returns them a minute later; all others are released. An exception from a signal handler ends the
+    /// wait and leaves the sender open.
     #[pyo3(signature = (timeout=10.0))]
     fn close(slf: &Bound<'_, Self>, timeout: f64) -> PyResult<bool> {
         Ok(Self::end(slf, wait::patience(timeout)?)?.is_ok())
@@ -230,7 +233,7 @@ impl Sender {
         _value: &Bound<'_, PyAny>,
         _trace: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        // How that ended, close has said.
+        // close() has reported its result already.
         if slf.try_borrow()?.sender.is_none() {
             return Ok(());
         }
@@ -238,7 +241,7 @@ impl Sender {
             Ok(Err(unsent)) if kind.is_none() && slf.try_borrow()?.process == process::id() => Err(unsent),
             Ok(_) => Ok(()),
             Err(raised) => {
-                // Whoever interrupts this waits no more.
+                // After an interrupt, close without waiting again.
                 Self::finish(slf, None).map(drop)?;
                 Err(raised)
             }
@@ -249,13 +252,13 @@ impl Sender {
 impl Sender {
     fn open(&mut self) -> PyResult<&mut towpath_send::Sender> {
         if self.process != process::id() {
-            return Err(PyValueError::new_err("another process has opened the sender, and sends with it"));
+            return Err(PyValueError::new_err("the sender belongs to another process"));
         }
         self.sender.as_mut().ok_or_else(|| failure::closed("sender"))
     }
 
     fn failed(&mut self, error: &SendError) -> PyErr {
-        // A datagram's peer may listen again; what was refused was sent.
+        // A UDP peer may listen again; the refused datagram was sent.
         let passes = match error {
             SendError::TooLong { .. } => true,
             SendError::Gone(source) => source.kind() == std::io::ErrorKind::ConnectionRefused,
@@ -265,7 +268,7 @@ impl Sender {
         failure::send(error)
     }
 
-    /// Works until it has come to its end.
+    /// Repeats `work` until it is complete.
     fn work(slf: &Bound<'_, Self>, timeout: Option<f64>, work: Work) -> PyResult<()> {
         let mut moved = None;
         wait::until(slf.py(), timeout, |most| {
@@ -278,7 +281,7 @@ impl Sender {
         })
     }
 
-    /// Works for so long at most; a peer that stalls is seen over several of these.
+    /// Runs `work` once, for at most `most`. Detects a stall across several calls.
     fn look(
         &mut self,
         py: Python<'_>,
@@ -286,7 +289,7 @@ impl Sender {
         work: Work,
         moved: &mut Moved,
     ) -> Result<bool, SendError> {
-        // Who closed it has nothing left to do.
+        // A signal handler closed the sender.
         let Some(sender) = &mut self.sender else { return Ok(true) };
         let most = self.stall.map_or(most, |stall| most.min(stall));
         let (progress, since) = *moved.get_or_insert_with(|| (progress(sender), Instant::now()));
@@ -301,7 +304,7 @@ impl Sender {
         Ok(false)
     }
 
-    /// Buffers that the kernel is done with.
+    /// Returns the buffers that the kernel has released.
     fn done(&mut self) -> PyResult<Vec<Done>> {
         let mut done = Vec::new();
         if self.sender.is_none() {
@@ -326,7 +329,8 @@ impl Sender {
         }
     }
 
-    /// Sends everything, and closes it. Why not everything was sent, if so; an error when a signal's handler raised one, and it is open.
+    /// Sends everything and closes the sender. The inner error says why data was not sent; the outer error is an exception of a signal
+    /// handler, and the sender stays open.
     fn end(slf: &Bound<'_, Self>, patience: Duration) -> PyResult<PyResult<()>> {
         let deadline = Instant::now() + patience;
         let (mut why, mut moved) = (None, None);
@@ -343,7 +347,7 @@ impl Sender {
                     break;
                 }
                 Ok(false) => {}
-                // Those behind it can be sent.
+                // The next datagrams can still be sent.
                 Err(SendError::Gone(source)) if source.kind() == std::io::ErrorKind::ConnectionRefused => {}
                 Err(error @ SendError::TooLong { .. }) => {
                     why = Some(failure::send(&error));
@@ -360,11 +364,11 @@ impl Sender {
         Self::finish(slf, why)
     }
 
-    /// Closes it as it is. Why not everything was sent, if so.
+    /// Closes the sender without waiting. The inner error says why data was not sent.
     fn finish(slf: &Bound<'_, Self>, why: Option<PyErr>) -> PyResult<PyResult<()>> {
         let mut this = slf.try_borrow_mut()?;
         let (mut sender, mut done) = (this.sender.take(), Vec::new());
-        // In a child that was forked the connection is the parent's: a descriptor less does nothing to it.
+        // In a forked child, the connection belongs to the parent: the child only closes its descriptor.
         if let Some(sender) = sender.take_if(|_| this.process == process::id()) {
             let closed =
                 slf.py().detach(|| sender.close(Duration::ZERO)).map_err(|error| failure::send(&error))?;
@@ -378,9 +382,9 @@ impl Sender {
         }
         let finished = this.finished;
         drop(this);
-        // The end of an export may run code of Python's, which may use this.
+        // Releasing an export may run Python code, which may use this object.
         drop((done, sender));
-        loan::sweep(Instant::now());
+        buffer_export::sweep(Instant::now());
         if finished {
             return Ok(Ok(()));
         }
@@ -392,11 +396,11 @@ impl Sender {
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        self.pinned.take().into_iter().for_each(loan::leave);
+        self.pinned.take().into_iter().for_each(buffer_export::leave);
     }
 }
 
-/// What moves whenever bytes are taken or completions come.
+/// A value that increases when the kernel accepts bytes or reports completions.
 fn progress(sender: &towpath_send::Sender) -> u64 {
     let counters = sender.counters();
     counters.numbers + counters.plain_calls + counters.notifications

@@ -1,4 +1,4 @@
-//! Waiting, with the interpreter's lock given away and signals heard.
+//! Blocking calls, with the interpreter's lock released and signals handled.
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -11,17 +11,17 @@ use towpath_ring::{AttachError, Options, RecvError, ReserveError};
 
 use crate::failure;
 
-/// A signal that came just before a wait is heard after this.
+/// Longest single wait. A signal that arrives just before a wait is handled after it.
 const LOOK: Duration = Duration::from_secs(1);
-/// The same where no signal ends a wait.
+/// Longest single wait where a signal does not interrupt the wait.
 pub(crate) const PIECE: Duration = Duration::from_millis(100);
-/// Nobody waits longer for an end.
+/// Longest time to wait for a close.
 const LONGEST: Duration = Duration::from_hours(24);
 
-/// How long a call that sends waits for room before signals are heard.
+/// How long a send waits for ring space before signals are handled.
 pub(crate) const ROOM: Duration = LOOK;
 
-/// A client that is waited on.
+/// A client with a receive call that waits.
 pub(crate) trait Queue: Send {
     type Item: Send;
 
@@ -29,18 +29,18 @@ pub(crate) trait Queue: Send {
     fn is_ended(&mut self) -> bool;
 }
 
-/// What a look at a client brought.
+/// The outcome of one wait on a client.
 pub(crate) enum Look<T> {
     Found(T),
-    /// Nothing, in that time.
+    /// The timeout passed.
     Nothing,
-    /// A signal came.
+    /// A signal interrupted the wait.
     Interrupted,
     Ended,
     Closed,
 }
 
-/// Looks for so long; makes something of what is there.
+/// Waits at most `most` for an item and converts it with `make`.
 pub(crate) fn look<Q: Queue, T>(
     py: Python<'_>,
     queue: &mut Option<Q>,
@@ -57,8 +57,8 @@ pub(crate) fn look<Q: Queue, T>(
     }
 }
 
-/// The next that `look` finds; waits for it. None at the end. Nothing is borrowed when signals are heard: their handlers may use what is
-/// waited on, and may close it, which is an end too.
+/// Waits for the next item that `look` finds. Returns `None` at the end. No borrow is held while signal handlers run: a handler may use
+/// or close the client. A close by a handler also counts as the end.
 pub(crate) fn next<T>(
     py: Python<'_>,
     what: &str,
@@ -75,7 +75,7 @@ pub(crate) fn next<T>(
             Look::Ended => return Ok(None),
             Look::Closed if heard => return Ok(None),
             Look::Closed => return Err(failure::closed(what)),
-            Look::Nothing if left == Some(most) => return Err(failure::timed_out("nothing came in time")),
+            Look::Nothing if left == Some(most) => return Err(failure::timed_out("timed out")),
             Look::Nothing | Look::Interrupted => {}
         }
         py.check_signals()?;
@@ -83,7 +83,7 @@ pub(crate) fn next<T>(
     }
 }
 
-/// Sends, when there is room. Nothing is borrowed when signals are heard, as in [`next`].
+/// Sends, waiting for ring space. No borrow is held while signal handlers run, as in [`next`].
 pub(crate) fn send(
     py: Python<'_>,
     mut send: impl FnMut() -> PyResult<Result<(), ReserveError>>,
@@ -96,8 +96,8 @@ pub(crate) fn send(
     }
 }
 
-/// A call on a mux's handle that may wait as long as it is told, until it needs to wait no more. It gives none when the handle is closed;
-/// so does this when a signal's handler has closed it.
+/// Repeats a call on a mux handle, which waits for at most the duration it is passed, until it need not wait. `call` returns `None`
+/// when the handle is closed; this function returns `None` when a signal handler closed it.
 pub(crate) fn pieces<T>(
     py: Python<'_>,
     flags: Flags,
@@ -116,7 +116,7 @@ pub(crate) fn pieces<T>(
                 return Ok(Some(Err(Error::WouldBlock)));
             }
             Some(Err(Error::WouldBlock)) if left == Some(most) => {
-                return Err(failure::timed_out("it would have to wait longer"));
+                return Err(failure::timed_out("timed out"));
             }
             Some(Err(Error::WouldBlock)) => {}
             done => return Ok(done),
@@ -126,7 +126,7 @@ pub(crate) fn pieces<T>(
     }
 }
 
-/// What a sender does until it says that it has come to its end, in pieces.
+/// Repeats `work`, in waits of at most [`PIECE`], until it returns true.
 pub(crate) fn until(
     py: Python<'_>,
     timeout: Option<f64>,
@@ -139,7 +139,7 @@ pub(crate) fn until(
         if work(most)? {
             return Ok(());
         }
-        // It may have worked for less than it was given.
+        // `work` may have returned before its time was over.
         if end.is_some_and(|end| Instant::now() >= end) {
             return Err(failure::timed_out("not everything was sent in time"));
         }
@@ -147,7 +147,7 @@ pub(crate) fn until(
     }
 }
 
-/// How long an end is waited for.
+/// Converts the patience of a close to a duration, at most [`LONGEST`].
 pub(crate) fn patience(seconds: f64) -> PyResult<Duration> {
     if seconds.is_nan() || seconds < 0.0 {
         return Err(PyValueError::new_err("how long to wait is not negative"));
@@ -155,7 +155,7 @@ pub(crate) fn patience(seconds: f64) -> PyResult<Duration> {
     Ok(Duration::try_from_secs_f64(seconds).map_or(LONGEST, |patience| patience.min(LONGEST)))
 }
 
-/// When so many seconds have passed; none when that is beyond all time.
+/// Converts a timeout to a deadline; `None` if it is out of range.
 fn end_of(seconds: f64) -> PyResult<Option<Instant>> {
     if seconds.is_nan() || seconds < 0.0 {
         return Err(PyValueError::new_err("a timeout is not negative; None waits for ever"));
@@ -163,9 +163,9 @@ fn end_of(seconds: f64) -> PyResult<Option<Instant>> {
     Ok(Duration::try_from_secs_f64(seconds).ok().and_then(|timeout| Instant::now().checked_add(timeout)))
 }
 
-/// The socket and the name that the arguments mean.
+/// Returns the socket path and the client name that the arguments specify.
 pub(crate) fn whereto(path: Option<PathBuf>, name: Option<&str>) -> PyResult<(PathBuf, Options)> {
-    // What started Python is not what people know a program by.
+    // The process name, which is Python's, would not identify the program.
     let options = Options::named(name.unwrap_or("python"));
     let path = path.or_else(|| std::env::var_os("TOWPATH_SOCKET").map(PathBuf::from));
     Ok((path.ok_or_else(|| failure::attach(&AttachError::NoSocket))?, options))

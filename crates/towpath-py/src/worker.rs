@@ -1,4 +1,4 @@
-//! `towpath.Worker`: messages of a mux's connections, answers back.
+//! `towpath.Worker`: receives messages of a mux's connections and sends replies.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::PathBuf;
@@ -13,28 +13,28 @@ use crate::data::Data;
 use crate::failure;
 use crate::wait::{self, Queue};
 
-/// A worker of a mux, in a process of its own (towpath mux).
+/// A worker process of towpath mux.
 ///
 /// Worker(path=None, *, name=None)
 ///
-/// Attaches to the mux's socket at path, or to that of the mux that started this program (TOWPATH_SOCKET). The mux shows name to
-/// people. A context manager, and an iterator over messages: each is done when the next one is asked for. If the process ends before
-/// that, another worker gets the message, unless it was answered.
+/// Attaches to the mux's socket at path. Without path, it uses TOWPATH_SOCKET, which the mux sets for a program that it starts. The mux
+/// shows name in its reports. The object is a context manager and an iterator over messages. A message is done when the iterator is
+/// asked for the next one. If the process ends before that, another worker gets the message, unless it was replied to.
 #[pyclass]
 #[derive(Debug)]
 pub(crate) struct Worker {
     worker: Option<towpath_ring::Worker>,
-    /// What the iteration gave last.
+    /// The message that the iterator returned last.
     given: Option<Ticket>,
 }
 
-/// Names a connection of the mux; not valid for another one later.
+/// Identifies a connection of the mux. It stays distinct from later connections with the same index.
 #[pyclass(eq, frozen, hash, get_all)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Connection {
-    /// Which.
+    /// Index of the connection.
     pub(crate) index: u32,
-    /// Which of those that had this index.
+    /// Generation of the index.
     pub(crate) generation: u32,
 }
 
@@ -47,19 +47,19 @@ pub(crate) struct Message {
     /// All bytes of the message.
     #[pyo3(get)]
     bytes: Py<PyBytes>,
-    /// What the framing leaves when it strips a header or delimiter; else all bytes.
+    /// The message without the header or delimiter that the framing strips.
     #[pyo3(get)]
     payload: Py<PyBytes>,
-    /// The connection that it came from.
+    /// The connection of the message.
     #[pyo3(get)]
     connection: Connection,
-    /// When it was whole, in nanoseconds since the epoch.
+    /// Arrival time of the complete message in nanoseconds since the epoch.
     #[pyo3(get)]
     time: u64,
-    /// The framing's mark; 0 without.
+    /// The framing's mark; 0 if unset.
     #[pyo3(get)]
     mark: u32,
-    /// The hash of what it is ordered by; 0 without.
+    /// Hash of the framing's ordering key; 0 if unset.
     #[pyo3(get)]
     hash: u32,
 }
@@ -90,8 +90,8 @@ impl Worker {
         Ok(Self { worker: Some(worker), given: None })
     }
 
-    /// The next message; waits for it, at most timeout seconds (TimeoutError). None when the mux wants this worker no more. Whoever
-    /// receives says when the message is done.
+    /// Returns the next message. Waits at most timeout seconds (TimeoutError). Returns None when the mux releases this worker. The caller
+    /// marks the message as done.
     #[pyo3(signature = (timeout=None))]
     fn recv(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Option<Message>> {
         let py = slf.py();
@@ -101,8 +101,8 @@ impl Worker {
         })
     }
 
-    /// Sends a message on a connection; nothing happens if it has ended. Without one, in connected mode, on the connection that has
-    /// the least to send. Waits while the ring is full.
+    /// Sends a message on a connection. A connection that has ended is ignored. Without a connection, in connected mode, the mux selects the
+    /// connection with the least data to send. Waits while the ring is full.
     #[pyo3(signature = (data, connection=None))]
     fn send(slf: &Bound<'_, Self>, data: Data, connection: Option<&Connection>) -> PyResult<()> {
         let py = slf.py();
@@ -119,28 +119,28 @@ impl Worker {
         })
     }
 
-    /// Wakes the mux if it sleeps and something was done; receiving does it too.
+    /// Wakes the mux if it sleeps and work is pending. A receiving call also does this.
     fn flush(&mut self) -> PyResult<()> {
         self.worker()?.queue().flush();
         Ok(())
     }
 
-    /// A descriptor for event loops, readable between arm and disarm when there is something. Only to be waited on.
+    /// Returns a descriptor for event loops, readable between arm and disarm when a message is available. Use it only for polling.
     fn fileno(&mut self) -> PyResult<RawFd> {
         Ok(self.worker()?.as_fd().as_raw_fd())
     }
 
-    /// Before waiting on fileno(). False: there is a message already.
+    /// Prepares for polling fileno(). Returns False if a message is available already.
     fn arm(&mut self) -> PyResult<bool> {
         Ok(self.worker()?.queue().arm())
     }
 
-    /// After waiting on fileno(); then recv(0) until it raises TimeoutError.
+    /// Ends polling of fileno(). Then call recv(0) until it raises TimeoutError.
     fn disarm(&mut self) -> PyResult<()> {
         self.worker()?.queue().disarm().map_err(|error| failure::recv(&error))
     }
 
-    /// Ends it. Messages that are not done go to another worker, unless they were answered.
+    /// Closes the worker. Messages that are neither done nor replied to go to another worker.
     fn close(&mut self) {
         self.worker.take().into_iter().for_each(towpath_ring::Worker::close);
     }
@@ -161,7 +161,7 @@ impl Worker {
         let mut this = slf.try_borrow_mut()?;
         let given = this.given.take();
         let worker = this.worker()?;
-        // It may have been said before that it is done.
+        // The caller may have marked it as done already.
         if let Some(message) = given.and_then(|ticket| worker.recall(ticket)) {
             worker.done(message);
         }
@@ -180,8 +180,8 @@ impl Worker {
 
 #[pymethods]
 impl Message {
-    /// Answers it on the connection that it came from; waits while the ring is full. There may be several answers. What was answered
-    /// is not given to another worker when this one dies.
+    /// Replies on the message's connection. Waits while the ring is full. A message may have several replies. A message with a reply is not
+    /// given to another worker if this process dies.
     fn reply(&self, py: Python<'_>, data: Data) -> PyResult<()> {
         let data = data.get(py)?;
         wait::send(py, || {
@@ -192,7 +192,7 @@ impl Message {
         })
     }
 
-    /// The message is done: its memory goes back, and the mux may give this worker more.
+    /// Marks the message as done: its memory is released, and the mux may send more messages to this worker.
     fn done(&self, py: Python<'_>) -> PyResult<()> {
         let mut this = self.worker.bind(py).try_borrow_mut()?;
         let worker = this.worker()?;

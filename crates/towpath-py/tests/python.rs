@@ -1,4 +1,4 @@
-//! The module in a real Python, with real engines at the other end: runs `tests/test_towpath.py`.
+//! Runs `tests/test_towpath.py`: the module in a Python process, against real engines.
 
 #[path = "../../towpath-capi/tests/engine/mod.rs"]
 mod engine;
@@ -23,6 +23,6 @@ fn the_module_in_python() {
         .expect("python3 starts");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
-    // None of them found is no success.
+    // unittest also succeeds if it finds no tests.
     assert!(said.contains("test_verdicts_of_every_kind"), "{said}");
 }

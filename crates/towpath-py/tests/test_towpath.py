@@ -1,4 +1,4 @@
-"""The module towpath. tests/python.rs runs this with the module in PYTHONPATH and the command line in TOWPATH."""
+"""Tests of the module towpath. tests/python.rs runs them with the module in PYTHONPATH and the towpath binary in TOWPATH."""
 
 import array
 import ast
@@ -83,7 +83,7 @@ def loop(queue):
 
 def answer(message):
     assert message.bytes == message.payload + b"\n" and message.time > 0
-    # In one piece: what others send may come between two answers.
+    # A single reply: messages of other workers may be interleaved between two replies.
     message.reply(bytearray(b"a " + message.bytes))
 
 
@@ -105,7 +105,7 @@ def receive(worker):
 
 
 def interrupted(worker):
-    """Serves as `iterate` does when a signal's handler has raised an exception out of one wait."""
+    """Raises an exception in a signal handler during a wait, then serves like `iterate`."""
 
     class Rang(Exception):
         pass
@@ -114,19 +114,19 @@ def interrupted(worker):
         raise Rang
 
     def wait():
-        # In here: on a busy machine it may ring before the wait begins.
+        # Inside the call: on a busy machine the alarm may fire before the wait begins.
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         worker.recv()
 
     signal.signal(signal.SIGALRM, ring)
-    # Nobody asks anything before this is said: an exception between recv and the answer would lose a message.
+    # No client sends before this line is printed: an exception between recv and the reply would lose a message.
     refuses(Rang, "", wait)
     print("interrupted", file=sys.stderr, flush=True)
     iterate(worker)
 
 
 def full(worker):
-    """Serves as `iterate` does when a signal's handler has raised an exception out of a wait for room: the mux is stopped until then."""
+    """Raises an exception in a signal handler while send waits for room (the mux is stopped), then serves like `iterate`."""
 
     class Rang(Exception):
         pass
@@ -137,7 +137,7 @@ def full(worker):
     def fill():
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         while True:
-            # What has no bytes is no message.
+            # An empty payload produces no message.
             worker.send(b"", message.connection)
 
     signal.signal(signal.SIGALRM, ring)
@@ -167,7 +167,7 @@ def refuses(kind, text, use, *arguments):
 
 
 def checked(worker):
-    """Serves as `iterate` does, when others could run while it waited; and is closed then."""
+    """Checks that other threads run during a wait, serves like `iterate`, then closes the worker."""
     got, refused = [], 0
 
     def wait():
@@ -176,7 +176,7 @@ def checked(worker):
         except TimeoutError:
             pass
 
-    # On a busy machine all the wait may pass before it is looked at once.
+    # On a busy machine the wait may end before the other thread runs.
     while not (refused or got):
         waiting = threading.Thread(target=wait)
         waiting.start()
@@ -200,14 +200,14 @@ def checked(worker):
 
 
 def pinned():
-    """In a network of its own, whose packets are held up: a reset does not call back those that are on their way."""
+    """Checks, in a separate network namespace with delayed packets, that a reset leaves packets in flight pinned."""
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     with socket.create_server(("127.0.0.1", 0)) as server:
         ours = socket.create_connection(server.getsockname())
         peer, _ = server.accept()
     slow = "tc qdisc add dev lo root tbf rate 100bit burst 66000 limit 100mb".split()
     if subprocess.run(slow, stdout=subprocess.DEVNULL).returncode != 0:
-        print("no tbf: what stays pinned behind a reset is not tried")
+        print("no tbf: buffers pinned after a reset are not tested")
     else:
         pinned_by(ours, peer)
     ours.close()
@@ -231,7 +231,7 @@ def pinned_by(ours, peer):
 
 
 def parts(name):
-    """What this file does as an inspector or worker: `test_towpath.py NAME`."""
+    """Runs this file as an inspector or worker: `test_towpath.py NAME`."""
     inspectors = {"one_by_one": one_by_one, "many": many, "held": held, "capitals": capitals, "loop": loop}
     workers = {"iterate": iterate, "receive": receive, "interrupted": interrupted, "full": full, "checked": checked}
     if name == "pinned":
@@ -242,13 +242,13 @@ def parts(name):
     else:
         with Worker(name="test") as worker:
             workers[name](worker)
-    # That it came to its end is seen by what it leaves.
+    # The mark file shows that this process finished.
     if mark := os.environ.get("TOWPATH_MARK"):
         pathlib.Path(mark).write_text(name)
 
 
 class Module(unittest.TestCase):
-    def test_types_are_those_of_the_module(self):
+    def test_stub_matches_module(self):
         stub = ast.parse((HERE.parent / "towpath.pyi").read_text())
 
         def names(body):
@@ -270,7 +270,7 @@ class Module(unittest.TestCase):
                 self.assertLessEqual(stubbed, set(here), statement.name)
                 self.assertTrue(here["__doc__"], statement.name)
 
-    def test_errors_say_what_to_do(self):
+    def test_attach_errors(self):
         for attach in (Inspector, Worker):
             with self.assertRaisesRegex(OSError, "TOWPATH_SOCKET is not set"):
                 attach()
@@ -281,7 +281,7 @@ class Module(unittest.TestCase):
 
 
 class Engine:
-    """towpath mux with workers that are this file."""
+    """A towpath mux process whose workers run this file."""
 
     def __init__(self, part, example=None):
         command = [sys.executable, "-B", example or __file__, *([] if example else [part])]
@@ -293,7 +293,7 @@ class Engine:
         )
         line = self.process.stderr.readline()
         self.address = line.removeprefix("listening on ").strip()
-        # In whatever order they are said.
+        # The lines come in any order.
         awaited = ["workers attached"] + ["interrupted"] * (2 if part == "interrupted" else 0)
         while awaited:
             line = self.process.stderr.readline()
@@ -323,7 +323,7 @@ class Engine:
 
 
 class Messages(unittest.TestCase):
-    def test_messages_are_answered(self):
+    def test_replies(self):
         for part in ("iterate", "receive", "interrupted", "full", "checked"):
             with self.subTest(part), Engine(part) as engine:
                 stream, lines = engine.connect()
@@ -338,7 +338,7 @@ class Messages(unittest.TestCase):
                 self.assertEqual(code, 0, said)
                 self.assertIn("503 messages: 503 done", said)
 
-    def test_the_example(self):
+    def test_example(self):
         with Engine(None, EXAMPLES / "worker.py") as engine:
             stream, lines = engine.connect()
             with stream, lines:
@@ -348,7 +348,7 @@ class Messages(unittest.TestCase):
 
 class Multiplexor(unittest.TestCase):
     def ends(self, lines):
-        """The connection has ended; whether by a reset is by what was not read."""
+        """Checks that the connection has ended, by a reset or an orderly close."""
         try:
             self.assertEqual(lines.read(), b"")
         except ConnectionResetError:
@@ -389,7 +389,7 @@ class Multiplexor(unittest.TestCase):
             self.assertEqual([lines.readline(), lines.readline()], [b"first\n", b"second\n"])
             mux.done()
             self.assertRaises(BrokenPipeError, mux.send, b"done\n", whole)
-            # It is longer than what any read brings, and than sockets hold.
+            # Longer than one read, and than the socket buffers.
             stream.sendall(b"x" * 1_000_000 + b"\n")
             long = mux.recv()
             mux.send(long.bytes, long)
@@ -437,10 +437,10 @@ class Multiplexor(unittest.TestCase):
             threads = [threading.Thread(target=serve, args=(mux.clone(),)) for _ in range(3)]
             for thread in threads:
                 thread.start()
-            # They wait without the interpreter's lock, or this is not said.
+            # Reached only if the threads wait without the interpreter's lock.
             sent = [b"%d\n" % number for number in range(300)]
             stream.sendall(b"".join(sent))
-            # In whatever order they are done.
+            # The threads finish in any order.
             self.assertEqual(sorted(lines.readline() for _ in sent), sorted(sent))
             mux.drain()
             for thread in threads:
@@ -452,7 +452,7 @@ class Multiplexor(unittest.TestCase):
             self.assertEqual(drained.exception.errno, errno.ESHUTDOWN)
         self.assertEqual(lines.read(), b"")
 
-    def test_attached_and_given_back(self):
+    def test_attach_and_unattach(self):
         with Mux("line") as mux:
             ours, theirs = socket.socketpair()
             with ours:
@@ -478,7 +478,7 @@ class Multiplexor(unittest.TestCase):
                 with theirs.makefile("rb") as lines:
                     self.assertEqual(lines.read(), b"answered$raw")
 
-            # By its number.
+            # By descriptor number.
             ours, theirs = socket.socketpair()
             with ours, theirs:
                 connection = mux.attach(ours.fileno())
@@ -497,7 +497,7 @@ class Multiplexor(unittest.TestCase):
         with Mux("line") as mux:
             stream, lines = self.client(mux)
             with self.assertRaises(Rang):
-                # In here: on a busy machine it may ring before the wait begins.
+                # Inside the call: on a busy machine the alarm may fire before the wait begins.
                 signal.setitimer(signal.ITIMER_REAL, 0.05)
                 mux.recv()
             stream.sendall(b"hello\n")
@@ -526,7 +526,7 @@ class Multiplexor(unittest.TestCase):
             mux.disarm()
             self.assertIsNone(mux.recv())
 
-    def test_event_loop_waits_for_room(self):
+    def test_event_loop_waits_for_send_room(self):
         with Mux("line") as mux:
             ours, theirs = socket.socketpair()
             with ours:
@@ -546,7 +546,7 @@ class Multiplexor(unittest.TestCase):
                 mux.disarm()
                 self.assertFalse(mux.arm(connection))
 
-    def test_bounds_and_counters(self):
+    def test_limits_and_counters(self):
         with Mux("line", message_max=10) as mux:
             stream, lines = self.client(mux)
             stream.sendall(b"hello\nworld\n")
@@ -581,7 +581,7 @@ class Multiplexor(unittest.TestCase):
             self.assertRaisesRegex(ValueError, "not negative", Mux, "line", **{bound: -1})
             Mux("line", **{bound: None}).close()
 
-    def test_closed_by_a_handler(self):
+    def test_closed_by_signal_handler(self):
         for _ in range(100):
             with Mux("line", connected=True) as mux:
                 before = signal.signal(signal.SIGALRM, lambda number, frame: mux.close(0))
@@ -591,11 +591,11 @@ class Multiplexor(unittest.TestCase):
                     self.assertIsNone(mux.recv())
                     return self.assertRaisesRegex(ValueError, "the mux is closed", mux.recv)
                 except ValueError as closed:
-                    # On a busy machine it may ring before the wait begins: again then.
+                    # On a busy machine the alarm may fire before the wait begins: retry.
                     self.assertIn("the mux is closed", str(closed))
         self.fail("it never rang while it waited")
 
-    def test_refusals(self):
+    def test_invalid_arguments(self):
         self.assertRaisesRegex(ValueError, "did you mean", Mux, "lime")
         self.assertRaisesRegex(ValueError, "seqpacket", Mux, "line", "stream")
         mux = Mux("line")
@@ -617,11 +617,11 @@ class Multiplexor(unittest.TestCase):
         for use in uses:
             self.assertRaisesRegex(ValueError, "the mux is closed", use)
 
-    def test_the_example(self):
+    def test_example(self):
         command = [sys.executable, "-B", EXAMPLES / "mux.py", "127.0.0.1:0"]
 
         def hear():
-            """Whoever runs this in the background has it ignored."""
+            """Restores SIGINT, which is ignored in background processes."""
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=hear) as server:
@@ -638,21 +638,21 @@ class Multiplexor(unittest.TestCase):
                 server.kill()
 
 
-class Lending(unittest.TestCase):
-    """Senders, over loopback."""
+class SenderTests(unittest.TestCase):
+    """Tests of Sender, over loopback."""
 
     def pair(self, **options):
-        """A sender, and the socket of its peer."""
+        """Returns a sender and the peer's socket."""
         ours, peer = self.sockets()
         with ours:
             sender = Sender(ours, **options)
-        # What a test leaves open is reset.
+        # Connections that a test leaves open are reset.
         self.addCleanup(sender.close, 0)
         return sender, peer
 
     def sockets(self):
         with socket.create_server(("127.0.0.1", 0)) as server:
-            # Less than `stuff` queues, however long anybody takes.
+            # Less than `stuff` queues, however long it takes.
             server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 100_000)
             ours = socket.socket()
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 300_000)
@@ -663,7 +663,7 @@ class Lending(unittest.TestCase):
         return ours, peer
 
     def reset(self, sender, peer):
-        """The peer resets, and that has come."""
+        """Resets the connection at the peer and waits for the reset."""
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         peer.close()
         end = select.poll()
@@ -672,14 +672,14 @@ class Lending(unittest.TestCase):
             pass
 
     def stuff(self, sender):
-        """Queues more than there is room for when the peer reads nothing; what was lent."""
+        """Queues more than the socket buffers hold and returns the queued buffers."""
         lent = [bytearray(1 << 20) for _ in range(8)]
         for data in lent:
             sender.queue(data)
         return lent
 
     def ring_when_it_works(self, sender):
-        """Sends SIGALRM when another thread, this one, is in a call on the sender."""
+        """Sends SIGALRM while the calling thread is in a call on the sender."""
 
         def ring():
             try:
@@ -693,7 +693,7 @@ class Lending(unittest.TestCase):
         self.addCleanup(thread.join)
 
     def read_all(self, peer):
-        """Reads in a thread; what it gives when it is joined."""
+        """Reads in a thread; the returned function joins it and returns the data."""
         read = bytearray()
 
         def run():
@@ -714,7 +714,7 @@ class Lending(unittest.TestCase):
             buffer.append(0)
             buffer.pop()
 
-    def test_every_byte_comes(self):
+    def test_all_bytes_arrive(self):
         for choice in ("adaptive", "zerocopy", "plain"):
             with self.subTest(choice):
                 sender, peer = self.pair(choice=choice, max_buffers=16, tamper_check=True)
@@ -743,7 +743,7 @@ class Lending(unittest.TestCase):
                 self.assertIn(f"plain_bytes={counted.plain_bytes}", repr(counted))
                 self.assertEqual((counted, sender.pinned), (sender.counters, []))
 
-    def test_anything_with_bytes(self):
+    def test_buffer_types(self):
         sender, peer = self.pair()
         numbers, wide = array.array("d", [1.5, 2.5]), memoryview(bytes(range(12))).cast("B", (3, 4))
         things = [b"bytes", bytearray(b"array"), memoryview(b"a view")[2:], numbers, wide, memoryview(b""), bytearray()]
@@ -759,7 +759,7 @@ class Lending(unittest.TestCase):
         self.assertEqual(back[len(things) :], ["its id", 0])
         self.assertEqual(sender.reclaim(), [])
 
-    def test_what_is_lent_cannot_be_resized(self):
+    def test_queued_buffer_cannot_be_resized(self):
         sender, peer = self.pair()
         small, large = bytearray(b"x" * 100), bytearray(b"y" * 1_000_000)
         view = memoryview(bytearray(b"z" * 10))
@@ -769,14 +769,14 @@ class Lending(unittest.TestCase):
             self.assertRaises(BufferError, data.append, 0)
         join = self.read_all(peer)
         sender.drain(30)
-        # They have come back when they are given back.
+        # The exports end when reclaim returns the buffers.
         for data in (small, large):
             self.assertRaises(BufferError, data.append, 0)
         self.assertEqual(sender.reclaim(), [small, large, view])
         self.resizes(small, large)
         view.release()
 
-        # So they have by a close.
+        # A close ends the exports too.
         sender.queue(small)
         self.assertRaises(BufferError, small.append, 0)
         self.assertTrue(sender.close(30))
@@ -784,7 +784,7 @@ class Lending(unittest.TestCase):
         self.assertIs(sender.reclaim()[0], small)
         self.assertEqual(join(), b"x" * 100 + b"y" * 1_000_000 + b"z" * 10 + b"x" * 100)
 
-    def test_full(self):
+    def test_max_buffers(self):
         sender, peer = self.pair(max_buffers=2)
         first, second, third = bytearray(b"1"), bytearray(b"2"), bytearray(b"3")
         sender.queue(first)
@@ -799,7 +799,7 @@ class Lending(unittest.TestCase):
         self.assertTrue(sender.close(30))
         self.assertEqual(peer.makefile("rb").read(), b"123")
 
-    def test_a_peer_that_resets(self):
+    def test_peer_resets(self):
         for choice in ("zerocopy", "plain"):
             with self.subTest(choice):
                 sender, peer = self.pair(choice=choice)
@@ -810,7 +810,7 @@ class Lending(unittest.TestCase):
                         sender.drain(30)
                 more = bytearray(1 << 20)
                 with self.assertRaises((ConnectionResetError, BrokenPipeError)):
-                    # A socket that was full just now is not tried.
+                    # A socket that was just full is not tried again.
                     sender.queue(more)
                     sender.flush(30)
                 self.assertRaises(BufferError, more.append, 0)
@@ -820,19 +820,19 @@ class Lending(unittest.TestCase):
                 back += sender.reclaim()
                 self.accounted(sender, lent, back)
 
-    def test_what_a_reset_threw_away_was_not_sent(self):
+    def test_close_reports_data_lost_by_reset(self):
         for choice in ("zerocopy", "plain"):
             with self.subTest(choice):
                 sender, peer = self.pair(choice=choice)
                 data = bytearray(100_000)
                 sender.queue(data)
                 sender.flush(30)
-                # All of it is the kernel's, and nobody has read it.
+                # The kernel has all of the data; the peer has read none.
                 self.reset(sender, peer)
                 self.assertFalse(sender.close(30))
                 self.accounted(sender, [data], sender.reclaim())
 
-    def test_a_peer_that_does_not_read(self):
+    def test_peer_does_not_read(self):
         for choice in ("zerocopy", "plain"):
             with self.subTest(choice):
                 sender, peer = self.pair(choice=choice)
@@ -844,7 +844,7 @@ class Lending(unittest.TestCase):
                 self.assertFalse(sender.close())
 
     def accounted(self, sender, lent, back):
-        """Each buffer is back, or it is pinned and cannot be resized."""
+        """Checks that each buffer was returned, or is pinned and cannot be resized."""
         pinned = sender.pinned
         self.assertEqual(sorted(map(id, lent)), sorted(map(id, back + pinned)))
         self.assertEqual((sender.reclaim(), len(sender.pinned)), ([], len(pinned)))
@@ -852,24 +852,24 @@ class Lending(unittest.TestCase):
         for data in pinned:
             self.assertRaises(BufferError, data.append, 0)
 
-    def test_a_peer_that_stalls(self):
+    def test_peer_stalls(self):
         sender, peer = self.pair(stall=1)
         self.stuff(sender)
         with self.assertRaisesRegex(TimeoutError, "stopped reading"):
             sender.flush()
-        # It may go on.
+        # The transfer may continue.
         join = self.read_all(peer)
         for _ in range(60):
             try:
                 sender.drain(60)
                 break
             except TimeoutError:
-                # The reader was not on a processor for as long.
+                # The reader was not scheduled for that long.
                 pass
         self.assertTrue(sender.close(30))
         self.assertEqual(len(join()), sender.counters.zerocopy_bytes + sender.counters.plain_bytes)
 
-    def test_dropped_unclosed(self):
+    def test_dropped_without_close(self):
         ours, peer = self.sockets()
         with ours:
             sender = Sender(ours, choice="zerocopy")
@@ -878,12 +878,12 @@ class Lending(unittest.TestCase):
             sender.queue(lent[-1])
             pinned = sender.counters.calls > sender.counters.completed
             del sender
-            # What the kernel has not seen is free; nobody will be told when it is done with the rest.
+            # Buffers that the kernel has not seen are free; completions of the rest are lost.
             self.resizes(lent[-1])
             if pinned:
                 self.assertRaises(BufferError, lent[0].append, 0)
 
-    def test_what_the_kernel_may_still_read_stays_lent(self):
+    def test_pinned_buffers_stay_exported(self):
         if os.geteuid() != 0:
             print("not root: what stays pinned behind a reset is not tried")
             return
@@ -892,14 +892,14 @@ class Lending(unittest.TestCase):
         self.assertEqual(run.returncode, 0, run.stderr)
         print(run.stdout, end="")
 
-    def test_with_tells_the_truth(self):
+    def test_with_raises_send_errors(self):
         sender, peer = self.pair()
         with self.assertRaises((ConnectionResetError, BrokenPipeError)):
             with sender:
                 sender.queue(b"x" * 100_000)
                 sender.flush(30)
                 self.reset(sender, peer)
-        # What the body raises goes first, and what close has said is known.
+        # An exception of the body takes precedence; a result of close is not raised again.
         sender, peer = self.pair()
         with self.assertRaises(ZeroDivisionError):
             with sender:
@@ -928,21 +928,21 @@ class Lending(unittest.TestCase):
         for wait in (sender.flush, sender.drain, lambda: sender.close(3600)):
             self.ring_when_it_works(sender)
             self.assertRaises(Rang, wait)
-        # It is as it was.
+        # The state is unchanged.
         join = self.read_all(peer)
         sender.drain(30)
         self.assertEqual(len(sender.reclaim()), len(lent))
         self.assertTrue(sender.close(30))
         self.assertEqual(len(join()), len(lent) << 20)
 
-        # Who interrupts the end of a with does not wait for it again.
+        # An interrupted exit of a with block does not wait again.
         sender, peer = self.pair()
         with self.assertRaises(Rang), sender:
             self.stuff(sender)
             self.ring_when_it_works(sender)
         self.assertRaisesRegex(ValueError, "the sender is closed", sender.flush)
 
-    def test_closed_by_a_handler(self):
+    def test_closed_by_signal_handler(self):
         sender, peer = self.pair()
         self.stuff(sender)
         before = signal.signal(signal.SIGALRM, lambda number, frame: sender.close(0))
@@ -950,12 +950,12 @@ class Lending(unittest.TestCase):
         self.ring_when_it_works(sender)
         self.assertRaisesRegex(ValueError, "the sender is closed", sender.drain)
 
-    def test_others_run_while_it_waits(self):
+    def test_other_threads_run_during_wait(self):
         sender, peer = self.pair()
         lent = self.stuff(sender)
         draining = threading.Thread(target=sender.drain)
         draining.start()
-        # Until it waits, and between two waits, it may be used.
+        # The sender can be used before the wait and between two waits.
         refused = False
         while not refused:
             try:
@@ -967,13 +967,13 @@ class Lending(unittest.TestCase):
         self.assertTrue(sender.close(30))
         self.assertEqual(len(join()), len(lent) << 20)
 
-    def test_a_child_leaves_it_alone(self):
+    def test_forked_child_does_not_affect_sender(self):
         sender, peer = self.pair()
         data = bytearray(b"parent")
         sender.queue(data)
         child = os.fork()
         if child == 0:
-            # Whatever happens, the tests do not go on here.
+            # The child must not run further tests.
             try:
                 for use in (sender.flush, sender.drain, sender.reclaim, lambda: sender.queue(b"child")):
                     refuses(ValueError, "another process", use)
@@ -1028,7 +1028,7 @@ class Lending(unittest.TestCase):
                 self.assertEqual(peer.recv(2000), b"d")
                 self.assertEqual(len(sender.reclaim()), 3)
 
-    def test_refusals(self):
+    def test_invalid_arguments(self):
         ours, peer = self.sockets()
         with ours:
             self.assertRaisesRegex(ValueError, "adaptive", Sender, ours, choice="fast")
@@ -1054,7 +1054,7 @@ class Lending(unittest.TestCase):
             self.assertEqual(other.recv(9), b"plain")
         for wrong in ("text", 7, None):
             self.assertRaises(TypeError, sender.queue, wrong)
-        self.assertRaisesRegex(ValueError, "side by side", sender.queue, memoryview(b"apart")[::2])
+        self.assertRaisesRegex(ValueError, "not contiguous", sender.queue, memoryview(b"apart")[::2])
         released = memoryview(b"x")
         released.release()
         self.assertRaises(ValueError, sender.queue, released)
@@ -1067,7 +1067,7 @@ class Lending(unittest.TestCase):
         for use in (sender.flush, sender.drain, sender.fileno, lambda: sender.queue(b"x")):
             self.assertRaisesRegex(ValueError, "the sender is closed", use)
 
-    def test_the_example(self):
+    def test_example(self):
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = "%s:%d" % server.getsockname()
             command = [sys.executable, "-B", EXAMPLES / "sender.py", address, towpath.__file__]
@@ -1114,7 +1114,7 @@ class Packets(unittest.TestCase):
                     else:
                         self.assertEqual(passed, frames)
 
-    def test_the_example_decides_as_the_inspector_in_rust(self):
+    def test_example_matches_rust_inspector(self):
         rules = OFFICE / "office.ipfw"
         ours = self.replay(rules, f"{sys.executable} -B {EXAMPLES / 'inspector.py'} password=")["queues"][0]
         peers = self.replay(rules, "towpath inspect --queue 1 --match password= --verdict drop")["queues"][0]

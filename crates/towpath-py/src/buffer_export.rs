@@ -1,10 +1,13 @@
-//! Memory of Python's that is lent to the kernel: its export is held as long as the kernel may read it, whatever becomes of the sender.
+//! Exports of Python buffers whose memory the kernel reads. An export is held until the kernel no longer reads the memory, even
+//! after the sender is gone.
 //!
-//! What: a buffer's export (PEP 3118) keeps its object alive, and its bytes where they are: a bytearray that has one cannot be resized.
-//! It ends when the buffer is dropped, which is when it has come back. What never came back, because its connection was reset, is held
-//! for another minute, here if its sender has gone; what a sender leaves behind that was not closed, for ever.
+//! A buffer export (PEP 3118) keeps its object alive and its bytes in place: an exported bytearray cannot be resized. The export
+//! ends when the `Buffer` is dropped, after its completion. A buffer without a completion, because its connection was reset, is held
+//! for another minute; if its sender is dropped, this module holds it. The buffers of a sender that was dropped without `close` are
+//! held until the process exits.
 //!
-//! Who writes into lent memory is Python, in any thread: no reference to it is ever made. The only file of this crate with `unsafe`.
+//! Any Python thread may write to exported memory, so this code never creates a reference to it. This is the only file of the crate
+//! with `unsafe`.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -16,14 +19,14 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use towpath_send::{Buffer, Done, HOLD, Lent, Quarantine, Region, Time};
 
-/// An object's bytes, which stay where they are until this is dropped. Their export ends last.
+/// The exported bytes of an object. The region is dropped before the export (field order).
 #[derive(Debug)]
-struct Loan {
+struct BufferExport {
     region: Region,
     _export: PyUntypedBuffer,
 }
 
-impl Lent for Loan {
+impl Lent for BufferExport {
     fn region(&self) -> &Region {
         &self.region
     }
@@ -33,31 +36,35 @@ impl Lent for Loan {
     }
 }
 
-/// Takes a loan of an object's bytes.
+/// Exports the bytes of `data`.
+///
+/// # Errors
+///
+/// ValueError if the bytes are not contiguous.
 pub(crate) fn take(data: &Bound<'_, PyAny>) -> PyResult<Buffer> {
     let export = PyUntypedBuffer::get(data)?;
     if !export.is_c_contiguous() {
-        return Err(PyValueError::new_err("its bytes do not lie side by side: queue bytes(...) of it"));
+        return Err(PyValueError::new_err("the buffer is not contiguous: queue bytes(...) of it"));
     }
-    // It is NULL for some objects without bytes.
+    // The pointer may be NULL for an empty object.
     let start = NonNull::new(export.buf_ptr().cast::<u8>()).unwrap_or(NonNull::dangling());
     let bytes = NonNull::slice_from_raw_parts(start, export.len_bytes());
-    // SAFETY: whoever exports a buffer keeps so many bytes there until its release, and the export is released behind the region, which
-    // nobody gets out of the loan.
+    // SAFETY: an exporter keeps `len_bytes()` bytes at `buf_ptr()` until the export is released. The export is dropped after the
+    // region, and the region cannot be moved out of the `BufferExport`.
     let region = unsafe { Region::foreign(bytes) };
-    let loan = Loan { region, _export: export };
-    Ok(Buffer::lent(loan).expect("all of it is in it"))
+    let export = BufferExport { region, _export: export };
+    Ok(Buffer::lent(export).expect("the span is the whole region"))
 }
 
-/// Buffers of a connection that was reset, which the kernel may still read: see [`HOLD`].
+/// Buffers of a reset connection, which the kernel may still read; see [`HOLD`].
 #[derive(Debug)]
 pub(crate) struct Pinned {
-    /// When they were abandoned, or later.
+    /// Time of the reset, or later.
     since: Instant,
     quarantine: Quarantine<Done>,
 }
 
-/// After any time in a quarantine.
+/// A time after the end of every quarantine.
 const EVER: Time = Time::from_nanos(u64::MAX);
 
 impl Pinned {
@@ -65,7 +72,7 @@ impl Pinned {
         Self { since: Instant::now(), quarantine }
     }
 
-    /// All of them when their time is over, else none.
+    /// Returns all buffers once [`HOLD`] has passed, else an empty list.
     pub(crate) fn take_over(&mut self, now: Instant) -> Vec<Done> {
         if now.duration_since(self.since) < HOLD {
             return Vec::new();
@@ -78,22 +85,22 @@ impl Pinned {
     }
 }
 
-/// Those whose senders have gone.
+/// Pinned buffers of senders that were dropped.
 static LEFT: Mutex<Vec<Pinned>> = Mutex::new(Vec::new());
 
-/// Holds what nobody else does any more.
+/// Keeps the pinned buffers of a dropped sender.
 pub(crate) fn leave(pinned: Pinned) {
     if !pinned.is_empty() {
         LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(pinned);
     }
 }
 
-/// Ends the loans of those whose time is over.
+/// Releases the exports whose hold time has passed.
 pub(crate) fn sweep(now: Instant) {
     let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
     let over: Vec<Done> = left.iter_mut().flat_map(|pinned| pinned.take_over(now)).collect();
     left.retain(|pinned| !pinned.is_empty());
-    // The end of an export may run code of Python's, which may come here.
+    // Releasing an export may run Python code, which may call this function.
     drop(left);
     drop(over);
 }
