@@ -1,4 +1,4 @@
-//! `towpath-bench all`: every subject one after the other, each in a process of its own, its bars in a file of its name.
+//! `towpath-bench all`: runs every subject in sequence, each in a separate process with a separate output file.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -10,14 +10,14 @@ use serde_json::Value;
 
 use crate::numbers::{subjects, words};
 
-/// Measures what there is; whether every bar was measured and holds.
+/// Runs all subjects. Returns true if every metric was measured and meets its target.
 pub(crate) fn run(json: bool, directory: &Path, reps: u32) -> Result<bool> {
     fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
     let program = std::env::current_exe().context("this program")?;
     let (mut good, mut all) = (true, Vec::new());
     for subject in subjects() {
         let name = subject.get_name();
-        // Without bars now there is no file: an older one would be taken for this run's.
+        // Remove a file of an earlier run, which would be mistaken for this run's if the subject fails.
         let file = directory.join(format!("{name}.json"));
         match fs::remove_file(&file) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -30,15 +30,15 @@ pub(crate) fn run(json: bool, directory: &Path, reps: u32) -> Result<bool> {
         command.args(words(&subject, reps)).stdin(Stdio::null()).stderr(Stdio::inherit());
         let output = command.output().with_context(|| name.to_owned())?;
         good &= output.status.success();
-        // A missed bar is no reason to lose the others; no bars at all are.
+        // A missed target keeps the other metrics; missing JSON output is an error.
         match serde_json::from_slice::<Vec<Value>>(&output.stdout) {
-            Ok(bars) => {
+            Ok(metrics) => {
                 fs::write(&file, &output.stdout).with_context(|| file.display().to_string())?;
-                all.extend(bars);
+                all.extend(metrics);
             }
             Err(error) => {
                 good = false;
-                eprintln!("{name}: no bars ({}; {error})", output.status);
+                eprintln!("{name}: no metrics ({}; {error})", output.status);
             }
         }
     }

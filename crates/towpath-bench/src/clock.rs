@@ -1,4 +1,4 @@
-//! The monotonic clock, which is the same in both processes of a measurement.
+//! The monotonic clock, shared by both processes of a measurement.
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -8,7 +8,7 @@ pub(crate) fn now_ns() -> u64 {
     (now.tv_sec as u64) * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Spins until `ns` nanoseconds from now: the waker of a measurement must not sleep itself.
+/// Spins for `ns` nanoseconds. The waker of a measurement must not sleep.
 pub(crate) fn spin_for(ns: u64) {
     let end = now_ns() + ns;
     while now_ns() < end {

@@ -1,7 +1,7 @@
-//! Our own part of the ring's bars: an engine without a gate, and inspector processes that pass everything.
+//! The ring's side of the measurements: an engine without a gate, and inspector processes that pass every frame.
 //!
-//! The engine's loop is the one that a port's thread has: a burst of packets into the ring, one doorbell if the
-//! inspector sleeps, then the verdicts that are there. The clock is read once for each burst.
+//! The loop matches that of a port's thread: publish a burst of packets, ring the doorbell if the inspector sleeps, then read the
+//! available verdicts. The clock is read once per burst.
 
 use std::hint::{black_box, spin_loop};
 use std::time::{Duration, Instant};
@@ -17,48 +17,48 @@ use crate::raw::{GAP_NS, ROUND, say};
 use crate::side::Side;
 use crate::stat::median;
 
-/// A message of this group ends a measurement.
+/// Group of the message that ends a measurement.
 const END: u32 = 1;
-/// Packets between two looks at the clock and at the verdicts.
+/// Packets between two reads of the clock and of the verdicts.
 pub(crate) const BURST: usize = 64;
-/// What all packets of the in-memory port may take: they come from a cache, as after a real port's DMA.
+/// Total size of the in-memory port's packets. They fit in a cache, as after a real port's DMA.
 const SOURCE_BYTES: usize = 1 << 20;
-/// Most flows.
+/// Maximum number of flows.
 const FLOWS: usize = 2000;
 
-/// One measurement of throughput.
+/// Parameters of a throughput measurement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Load {
     pub(crate) len: usize,
-    /// Messages between two looks whether the inspector sleeps.
+    /// Messages between two checks for a sleeping inspector.
     pub(crate) publish: usize,
     pub(crate) inspectors: usize,
-    /// Most messages that an inspector takes and decides at once.
+    /// Maximum number of messages that an inspector receives and decides at once.
     pub(crate) batch: usize,
 }
 
 impl Load {
-    /// One inspector that takes what there is, but never much of the ring: the engine fills the rest meanwhile.
+    /// One inspector. Its batch is a small part of the ring, so the engine can refill the rest meanwhile.
     pub(crate) fn one(len: usize, publish: usize) -> Self {
         let ring = Config::default().rx.bytes();
         Self { len, publish, inspectors: 1, batch: (ring / len / 8).clamp(1, 64) }
     }
 }
 
-/// What a measurement of throughput gives.
+/// Result of a throughput measurement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Throughput {
-    /// Messages per second with a verdict.
+    /// Decided messages per second.
     pub(crate) rate: f64,
-    /// Doorbells rung by either side, for each message.
+    /// Doorbells of both sides, per message.
     pub(crate) wakeups: f64,
 }
 
-/// Messages to inspectors that read every byte and pass them, as fast as they go.
+/// Measures throughput to inspectors that read every byte and pass each message.
 pub(crate) fn throughput(cpus: Cpus, time: Duration, load: Load) -> Result<Throughput> {
     let mut engine = Engine::start(load.inspectors, "pass", load.batch, cpus)?;
     let sources = sources(load.len);
-    // Plain counters: what an iterator keeps in memory would be loaded behind the stores of a publication.
+    // Plain counters: an iterator's state in memory would be loaded after the stores of a publication.
     let (mut flow, mut to) = (0, 0);
     let start = Instant::now();
     while start.elapsed() < time {
@@ -77,7 +77,7 @@ pub(crate) fn throughput(cpus: Cpus, time: Duration, load: Load) -> Result<Throu
     engine.finish(elapsed)
 }
 
-/// From a message's publication to its verdict, both sides spinning, in ns: median of rounds.
+/// Measures the time from publication to verdict, with both sides spinning: median of rounds in ns.
 pub(crate) fn round_trip(cpus: Cpus, time: Duration, len: usize) -> Result<f64> {
     let mut engine = Engine::start(1, "spin", 1, cpus)?;
     let channel = &mut engine.channels[0];
@@ -92,13 +92,13 @@ pub(crate) fn round_trip(cpus: Cpus, time: Duration, len: usize) -> Result<f64> 
             while poll(channel, began) == 0 {}
         }
         rounds.push((now_ns() - began) as f64 / f64::from(ROUND));
-        ensure!(!channel.is_dead(), "the inspector is gone");
+        ensure!(!channel.is_dead(), "the inspector has ended");
     }
     engine.finish(start.elapsed())?;
     Ok(median(&rounds))
 }
 
-/// From a message's publication to its arrival at an inspector that was parked, in ns: median.
+/// Measures the time from publication to reception by a parked inspector: median in ns.
 pub(crate) fn wake(cpus: Cpus, time: Duration) -> Result<f64> {
     let mut engine = Engine::start(1, "wake", 1, cpus)?;
     let start = Instant::now();
@@ -114,7 +114,7 @@ pub(crate) fn wake(cpus: Cpus, time: Duration) -> Result<f64> {
     engine.sides[0].number()
 }
 
-/// The engine's ends of the channels to inspector processes.
+/// The engine's channels to inspector processes.
 struct Engine {
     channels: Vec<Channel>,
     sides: Vec<Side>,
@@ -149,7 +149,7 @@ impl Engine {
         Ok(Self { channels, sides, decided: 0, _directory: directory })
     }
 
-    /// Hands `packet` to inspector `to`. A full ring is waited for when it is the only one; else the packet is lost.
+    /// Publishes `packet` to inspector `to`. With one inspector, waits while the ring is full; otherwise drops the packet.
     #[inline]
     fn publish(&mut self, to: usize, packet: &[u8]) -> Result<()> {
         let alone = self.channels.len() == 1;
@@ -179,12 +179,12 @@ impl Engine {
         }
     }
 
-    /// Waits until nothing is out.
+    /// Waits until all frames have a verdict.
     fn drain(&mut self) -> Result<()> {
         while self.channels.iter().any(|channel| channel.held() > 0) {
             self.kick();
             self.poll(now_ns());
-            ensure!(!self.channels.iter().any(Channel::is_dead), "an inspector is gone");
+            ensure!(!self.channels.iter().any(Channel::is_dead), "an inspector has ended");
         }
         Ok(())
     }
@@ -200,7 +200,7 @@ impl Engine {
     fn finish(mut self, elapsed: Duration) -> Result<Throughput> {
         let stats: Vec<_> = self.channels.iter().map(Channel::stats).collect();
         for stats in &stats {
-            ensure!(stats.published == stats.decided, "frames went without a verdict: {stats:?}");
+            ensure!(stats.published == stats.decided, "frames without a verdict: {stats:?}");
         }
         self.end()?;
         let mut wakeups: u64 = stats.iter().map(|stats| stats.wakeups).sum();
@@ -215,22 +215,22 @@ impl Engine {
     }
 }
 
-/// The verdicts that are there: how many let their packet pass, which is what a port would send now.
+/// Reads the available verdicts. Returns the number of passed packets, which a port would now send.
 fn poll(channel: &mut Channel, now: u64) -> u64 {
     let mut passed = 0;
     channel.poll_verdicts(now, |_, decision| passed += u64::from(decision.verdict == Verdict::Pass));
     passed
 }
 
-/// The in-memory port's packets, one of each flow.
+/// The in-memory port's packets, one per flow.
 fn sources(len: usize) -> Vec<Box<[u8]>> {
     let flows = (SOURCE_BYTES / len).clamp(6, FLOWS);
-    // A multiple of six, so that each flow stays with its inspector.
+    // A multiple of six, so that each flow stays with one of six inspectors.
     let flows = flows / 6 * 6;
     (0..flows).map(|flow| vec![flow as u8; len].into()).collect()
 }
 
-/// The inspector's side: how it receives, and how many frames it decides at once.
+/// Runs the inspector process; `how` selects its loop, `batch` the frames decided at once.
 pub(crate) fn inspector(how: &str, batch: usize, cpu: usize) -> Result<()> {
     pin::to(cpu)?;
     let queue = Consumer::attach_env()?;
@@ -242,10 +242,10 @@ pub(crate) fn inspector(how: &str, batch: usize, cpu: usize) -> Result<()> {
     }
 }
 
-/// Frames that the inspector of a live engine takes at once.
+/// Frames that the live inspector receives at once.
 const LIVE_BATCH: usize = 64;
 
-/// The inspector of an engine that is not ours: reads and passes everything at the socket `queue`, until the engine goes.
+/// Runs an inspector of `towpath`: attaches to the socket `queue`, reads and passes every frame until the engine ends.
 pub(crate) fn live_inspector(queue: &str, cpu: usize) -> Result<()> {
     pin::to(cpu)?;
     let mut queue = Consumer::attach(queue)?;
@@ -264,7 +264,7 @@ pub(crate) fn live_inspector(queue: &str, cpu: usize) -> Result<()> {
 
 fn spin(mut queue: Consumer) -> Result<()> {
     loop {
-        // No pause between looks, as in the raw ping-pong.
+        // No pause between polls, as in the raw ping-pong.
         let Some(frame) = queue.try_recv()? else { continue };
         let end = frame.header().group == END;
         black_box(fold(queue.payload(&frame)));
@@ -280,7 +280,7 @@ fn pass(mut queue: Consumer, batch: usize) -> Result<()> {
     let mut sum = 0;
     loop {
         queue.recv_batch(&mut frames, batch)?;
-        let Some(last) = frames.last() else { bail!("the engine is gone") };
+        let Some(last) = frames.last() else { bail!("the engine has ended") };
         let (upto, end) = (last.id(), last.header().group == END);
         for frame in frames.drain(..) {
             sum ^= fold(queue.payload(&frame));

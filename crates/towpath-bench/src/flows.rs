@@ -1,4 +1,4 @@
-//! Flows and a table that has them.
+//! Flows, and a state table filled with them.
 
 use std::hint::black_box;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -12,22 +12,22 @@ use towpath_gate::state::{
 use towpath_gate::{Dir, Gate, Ports, Step, Walk, Walker};
 use towpath_wire::{self as wire, LinkType, Time};
 
-/// Packets of a burst.
+/// Packets per burst.
 pub(crate) const BURST: usize = 32;
 
-/// Flows that are looked up by one call: some bursts, as from several queues of a port.
+/// Flows per lookup call: several bursts, as from several queues of a port.
 const ASKED: usize = 4 * BURST;
 
-/// Bursts between two looks at the clock.
+/// Bursts between two reads of the clock.
 const BURSTS: u64 = 64;
 
-/// What time it is when a table is made. It goes on by a microsecond with each burst.
+/// Time at the creation of a table. It advances by one microsecond per burst.
 pub(crate) const START: Time = Time::from_secs(1_000_000);
 
-/// Seconds that a state lives in a table that turns.
+/// Lifetime of a state in a turning table, in seconds.
 const TURN: u32 = 100;
 
-/// Every packet of these flows.
+/// Segment of every packet.
 pub(crate) const PACKET: Segment = Segment {
     tcp_flags: 0,
     tcp_ack: 0,
@@ -39,16 +39,16 @@ pub(crate) const PACKET: Segment = Segment {
     bytes: 50,
 };
 
-/// Which flows.
+/// Family of the flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {
     V4,
     V6,
-    /// IPv4 flows that a hash which adds its words up, or combines them by exclusive or, takes for one.
+    /// IPv4 flows that collide under a hash that combines words by addition or exclusive or.
     Crafted,
 }
 
-/// Flow `n` of a family: many clients of few servers.
+/// Returns flow `n` of a family: many clients of few servers.
 #[inline]
 pub(crate) fn flow(family: Family, n: u32) -> Flow {
     let (client, server, src_port) = (n >> 4, n & 255, 1024 + (n & 0xfff) as u16);
@@ -81,8 +81,8 @@ impl Random {
     }
 }
 
-/// A table with the flows 0 to `flows`, of which a worker looks at those from `first` on. On cache lines of its own (two, as
-/// processors fetch pairs): workers of several threads are made side by side.
+/// A table with `flows` flows, of which this worker uses those from `first` on. It is aligned to two cache lines, which processors prefetch
+/// in pairs, because workers of several threads are allocated next to each other.
 #[repr(align(128))]
 pub(crate) struct Load {
     pub(crate) states: States,
@@ -94,14 +94,14 @@ pub(crate) struct Load {
     frames: Frames,
 }
 
-/// What is done with each packet.
+/// Processing of each packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// The state is found.
+    /// Look up the state.
     Lookup,
-    /// The headers are parsed, the state is found, counts and is refreshed.
+    /// Parse the headers, look up the state, count and refresh it.
     FullPath,
-    /// Nothing: what it takes to have packets. Of few flows they are there; of many they are made.
+    /// No processing: the cost of the packets themselves. Few flows have precomputed packets; packets of many flows are created.
     Packets,
 }
 
@@ -112,11 +112,11 @@ impl Load {
         Ok(load)
     }
 
-    /// The same without memory made ahead for states that may come.
+    /// Like the constructor above, without memory prepared for future states.
     pub(crate) fn filled(family: Family, flows: u32, pages: Pages) -> Result<Self> {
         let mut load = Self::empty(family, flows, pages, 100_000);
         for n in 0..flows {
-            ensure!(load.install(n, load.now) == Some(Installed::New), "flow {n} found no room");
+            ensure!(load.install(n, load.now) == Some(Installed::New), "no room for flow {n}");
         }
         Ok(load)
     }
@@ -135,13 +135,13 @@ impl Load {
         }
     }
 
-    /// A table for so many flows at a time: with each that is made from then on the oldest ends.
+    /// Creates a table for `flows` flows at a time; each further flow replaces the oldest.
     pub(crate) fn turning(family: Family, flows: u32) -> Result<Self> {
-        ensure!(flows > 0, "a table without flows does not turn");
+        ensure!(flows > 0, "a turning table needs flows");
         Ok(Self::empty(family, flows, Pages::Huge, TURN))
     }
 
-    /// Makes the first flows of a table that turns, in bursts whose lines are fetched, or one by one. How long it took.
+    /// Installs the first flows of a turning table, in bursts with prefetched lines or one by one. Returns the time taken.
     pub(crate) fn fill(&mut self, bursts: bool) -> Result<Duration> {
         let start = Instant::now();
         let flows = self.flows;
@@ -151,7 +151,7 @@ impl Load {
         Ok(start.elapsed())
     }
 
-    /// Turns the table for `time`: states a second that are made, while as many end and are collected.
+    /// Turns the table for `time`. Returns the installed states per second; as many expire and are collected.
     pub(crate) fn turn(&mut self, bursts: bool, time: Duration) -> Result<f64> {
         let (start, first) = (Instant::now(), self.first);
         loop {
@@ -165,7 +165,7 @@ impl Load {
         }
     }
 
-    /// Makes the next flows, and collects behind them as a worker does behind its bursts.
+    /// Installs the next flows and then collects, as a worker does after its bursts.
     fn make(&mut self, bursts: bool, count: u32) -> Result<()> {
         let (family, first) = (self.family, self.first);
         let step = Duration::from_secs(TURN.into()) / self.flows;
@@ -173,11 +173,11 @@ impl Load {
             let mut hits = [None; BURST];
             let flows = (first..first + count).map(|n| flow(family, n));
             self.states.peek_burst(flows, Lookup::Any, self.now, &mut hits);
-            ensure!(found(&hits) == 0, "a flow was there already");
+            ensure!(found(&hits) == 0, "the flow exists already");
         }
         for n in first..first + count {
             self.now = self.now + step;
-            ensure!(self.install(n, self.now) == Some(Installed::New), "flow {n} found no room");
+            ensure!(self.install(n, self.now) == Some(Installed::New), "no room for flow {n}");
             if !bursts {
                 self.states.expire(self.now, 2);
             }
@@ -189,7 +189,7 @@ impl Load {
         Ok(())
     }
 
-    /// The same table for another thread, which looks at so many flows from one on.
+    /// Creates a worker of the same table for another thread, with `flows` flows from `first` on.
     pub(crate) fn worker(&self, seed: u64, first: u32, flows: u32) -> Option<Self> {
         let Self { family, now, .. } = *self;
         let (states, random) = (self.states.worker()?, Random(seed));
@@ -204,7 +204,7 @@ impl Load {
         })
     }
 
-    /// Lets growth that has begun come to its end.
+    /// Completes a growth in progress.
     pub(crate) fn settle(&mut self) {
         while self.states.prepare() {}
     }
@@ -214,7 +214,7 @@ impl Load {
         self.states.install(&flow, Name::DEFAULT, &PACKET, RuleId(1), &how, now).ok()
     }
 
-    /// Works for `time`, in bursts or one by one: packets per second.
+    /// Works for `time`, in bursts or one by one. Returns packets per second.
     pub(crate) fn rate(&mut self, work: Work, bursts: bool, time: Duration) -> Result<f64> {
         let start = Instant::now();
         let (mut packets, mut found) = (0_u64, 0_u64);
@@ -225,13 +225,13 @@ impl Load {
             }
             let took = start.elapsed();
             if took >= time {
-                ensure!(found == packets, "of {packets} packets only {found} found their states");
+                ensure!(found == packets, "only {found} of {packets} packets found their states");
                 return Ok(packets as f64 / took.as_secs_f64());
             }
         }
     }
 
-    /// One burst; how many packets found their state.
+    /// Processes one burst. Returns the number of packets with a state.
     #[inline]
     pub(crate) fn burst(&mut self, work: Work, bursts: bool) -> u64 {
         self.now = self.now + Duration::from_micros(1);
@@ -269,7 +269,7 @@ impl Load {
 
     fn path_burst(&mut self) -> u64 {
         let Self { states, random, first, flows, now, frames, .. } = self;
-        // A closure of its own: what is used once becomes part of where it is used.
+        // A separate closure: code with a single use is inlined.
         let packets = frames
             .burst(|| *first + random.below(*flows))
             .map(|frame| wire::plain(LinkType::ETHERNET, frame, FRAME as u32));
@@ -292,7 +292,7 @@ impl Load {
     }
 }
 
-/// A gate with twenty rules, states first, and a thread's way into it.
+/// A gate with twenty rules after the state lookup, and a walker.
 pub(crate) struct RulesLoad {
     walker: Walker,
     frames: Frames,
@@ -311,7 +311,7 @@ impl RulesLoad {
         let mut gate = Gate::new(rules, Ports::new(), settings, 0x5eed);
         let walker = gate.walker().context("no room for a walker")?;
         let mut load = Self { walker, frames: Frames::new(Family::V4, 0, flows, Random(1)), now: START };
-        ensure!(matches!(load.frames.kept, Kept::Few { .. }), "{flows} flows are too many");
+        ensure!(matches!(load.frames.kept, Kept::Few { .. }), "too many flows: {flows}");
         for frame in load.frames.bytes.as_chunks::<FRAME>().0 {
             ensure!(walked(&mut load.walker, frame, START), "a packet does not pass");
         }
@@ -319,7 +319,7 @@ impl RulesLoad {
         Ok(load)
     }
 
-    /// Packets per second.
+    /// Returns packets per second.
     pub(crate) fn rate(&mut self, time: Duration) -> Result<f64> {
         let start = Instant::now();
         let (mut packets, mut passed) = (0_u64, 0_u64);
@@ -330,13 +330,13 @@ impl RulesLoad {
             }
             let took = start.elapsed();
             if took >= time {
-                ensure!(passed == packets, "of {packets} packets only {passed} passed");
+                ensure!(passed == packets, "only {passed} of {packets} packets passed");
                 return Ok(packets as f64 / took.as_secs_f64());
             }
         }
     }
 
-    /// One burst; how many packets passed.
+    /// Processes one burst. Returns the number of passed packets.
     pub(crate) fn burst(&mut self) -> u64 {
         let Self { walker, frames, now } = self;
         *now = *now + Duration::from_micros(1);
@@ -352,7 +352,7 @@ impl RulesLoad {
     }
 }
 
-/// Takes a packet through the rules; whether it passes.
+/// Evaluates the rules for a packet. Returns true if it passes.
 #[inline(never)]
 fn walked(walker: &mut Walker, frame: &[u8], now: Time) -> bool {
     let Ok(packet) = wire::parse(LinkType::ETHERNET, frame, frame.len() as u32) else { return false };
@@ -368,13 +368,13 @@ pub(crate) fn parsed(frame: &[u8]) -> Option<(Flow, Segment)> {
     wire::plain(LinkType::ETHERNET, frame, frame.len() as u32)
 }
 
-/// Bytes of a frame.
+/// Length of a frame in bytes.
 const FRAME: usize = 64;
 
-/// Packets that stay in the cache while flows are few: an eighth of a usual second-level cache, and a network card's ring.
+/// Packets that stay in the cache while flows are few: an eighth of a common second-level cache, and a network card's ring.
 const RING: u32 = 4096;
 
-/// Frames, one after the other as a port has them.
+/// Contiguous frames, as in a port's memory.
 #[derive(Debug, Clone)]
 struct Frames {
     bytes: Vec<u8>,
@@ -382,19 +382,19 @@ struct Frames {
     kept: Kept,
 }
 
-/// Which frames there are.
+/// The set of frames.
 #[derive(Debug, Clone, Copy)]
 enum Kept {
-    /// Packets of all flows, in no order; the next burst begins at this one.
+    /// Precomputed packets of all flows in random order; `next` starts the next burst.
     Few { next: usize },
-    /// One for each packet of a burst, made anew for each burst.
+    /// Packets of one burst, created for each burst.
     Many,
 }
 
 impl Frames {
     fn new(family: Family, first: u32, flows: u32, mut random: Random) -> Self {
         let few = flows <= RING;
-        // Every flow once, and then whichever.
+        // Every flow once, then random flows.
         let mut of: Vec<u32> = if few { (0..flows).collect() } else { vec![0; BURST] };
         if few {
             of.resize_with(RING as usize, || random.below(flows));
@@ -406,7 +406,7 @@ impl Frames {
         Self { bytes, family, kept }
     }
 
-    /// The frames of the next burst; of many flows, those that `flow` says.
+    /// Returns the frames of the next burst. With many flows, `flow` selects them.
     #[inline(always)]
     fn burst(&mut self, mut flow: impl FnMut() -> u32) -> impl Iterator<Item = &[u8]> + Clone {
         let start = match &mut self.kept {
@@ -426,7 +426,7 @@ impl Frames {
     }
 }
 
-/// A UDP packet of 64 bytes with its Ethernet header.
+/// Creates a UDP packet of 64 bytes with its Ethernet header.
 pub(crate) fn frame(family: Family) -> Vec<u8> {
     let mut frame = vec![0_u8; 64];
     match family {
@@ -445,7 +445,7 @@ pub(crate) fn frame(family: Family) -> Vec<u8> {
     frame
 }
 
-/// Makes the frame a packet of flow `n`.
+/// Sets the frame's flow to `n`.
 #[inline]
 fn readdress(frame: &mut [u8], family: Family, n: u32) {
     let Flow { ends, src_port, dst_port, .. } = flow(family, n);
@@ -472,7 +472,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flows_differ_and_their_packets_parse_to_them() {
+    fn packets_parse_to_distinct_flows() {
         for family in [Family::V4, Family::V6, Family::Crafted] {
             let flows: HashSet<Flow> = (0..100_000).map(|n| flow(family, n)).collect();
             assert_eq!(flows.len(), 100_000);

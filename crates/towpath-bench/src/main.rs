@@ -1,4 +1,4 @@
-//! Every figure that Towpath claims, measured beside its peers in one run.
+//! Measures each figure that Towpath claims, together with its peers, in one run.
 //!
 //! ```text
 //! towpath-bench ring [--json] [--seconds N] [--reps N] [--only NAME]
@@ -9,21 +9,21 @@
 //! towpath-bench mux [--json] [--seconds N] [--reps N] [--only NAME] [--svg FILE]
 //! towpath-bench live [--json] [--seconds N] [--reps N] [--only NAME]
 //! towpath-bench send [--json] [--megabytes N] [--reps N] [--only NAME]
-//! towpath-bench spread FILE... [--json] [--write]
+//! towpath-bench variance FILE... [--json] [--write]
 //! ```
 //!
-//! What it measures needs two CPUs; the NFQUEUE rows also need root, `ip` and `iptables`. Ratios mean something only
-//! within one run: everything is measured in turns, and medians are compared.
+//! Measurements need two CPUs; the NFQUEUE rows also need root, `ip` and `iptables`. Ratios are comparable only within one run:
+//! repetitions of both sides alternate, and medians are compared.
 
 mod all;
-mod bar;
-mod bare;
+mod baseline_send;
 mod clock;
 mod engine;
 mod flows;
 mod live;
 mod mapping;
 mod memory;
+mod metric;
 mod mmsg;
 mod mux;
 mod numbers;
@@ -33,10 +33,10 @@ mod peer;
 mod pin;
 mod raw;
 mod side;
-mod spread;
 mod stat;
 mod subject;
 mod transfer;
+mod variance;
 mod xdp;
 
 use std::process::ExitCode;
@@ -65,80 +65,80 @@ enum Command {
     Live(Live),
     All(All),
     Numbers(Numbers),
-    Spread(Spread),
-    /// The other process of a measurement, started by the bench itself
+    Variance(Variance),
+    /// Peer process of a measurement, started by the bench
     #[command(hide = true, subcommand)]
     Side(Role),
 }
 
-/// The ring beside iceoryx2, Unix sockets, NFQUEUE and what the machine itself gives
+/// Benchmark the ring against iceoryx2, Unix sockets, NFQUEUE and raw hardware limits
 ///
-/// One row for each bar. Rows that this system cannot measure are left out, with a line on standard error that says
-/// why. Ends with 0 when every bar that was measured holds, else with 1.
+/// Prints one row per metric. Rows that this system cannot measure are omitted; standard error states the reason. Exits with 0 if
+/// every measured metric meets its target, else with 1.
 #[derive(Debug, Parser)]
 struct Ring {
     /// Print one JSON array
     #[arg(long)]
     json: bool,
 
-    /// How long each measurement runs
+    /// Duration of each measurement
     #[arg(long, value_name = "N", default_value = "0.4", value_parser = seconds)]
     seconds: Duration,
 
-    /// How often each measurement is made, ours and the peer's in turns
+    /// Number of repetitions; ours and the peer's alternate
     #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
     reps: u32,
 
-    /// Only the bars whose name contains NAME
+    /// Measure only metrics whose name contains NAME
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
 }
 
-/// The state table beside concurrent maps, what memory gives, and itself at other sizes
+/// Benchmark the state table against concurrent maps, memory limits and itself at other sizes
 ///
-/// One row for each bar. Ends with 0 when every bar that was measured holds, else with 1.
+/// Prints one row per metric. Exits with 0 if every measured metric meets its target, else with 1.
 #[derive(Debug, Parser)]
 struct Gate {
     /// Print one JSON array
     #[arg(long)]
     json: bool,
 
-    /// How long each measurement runs
+    /// Duration of each measurement
     #[arg(long, value_name = "N", default_value = "0.4", value_parser = seconds)]
     seconds: Duration,
 
-    /// How often each measurement is made, ours and the peer's in turns
+    /// Number of repetitions; ours and the peer's alternate
     #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
     reps: u32,
 
-    /// Only the bars whose name contains NAME
+    /// Measure only metrics whose name contains NAME
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
 
-    /// Measure every size from 64 to 5,000,000 flows, plot it into this file, and do nothing else
+    /// Measure all sizes from 64 to 5,000,000 flows and write a plot to FILE; no other measurement
     #[arg(long, value_name = "FILE")]
     svg: Option<std::path::PathBuf>,
 
-    /// Plot what a run with --json --svg printed into this file, and measure nothing
+    /// Plot the JSON output of an earlier run with --json --svg from FILE; no measurement
     #[arg(long, value_name = "FILE", requires = "svg")]
     from: Option<std::path::PathBuf>,
 }
 
-/// Instructions of a packet's path through the gate, beside those that are kept (needs valgrind)
+/// Count the instructions of the packet path and compare them with the stored counts (needs valgrind)
 ///
-/// Ends with 0 when no step takes 5% more than what is kept, else with 1.
+/// Exits with 0 if no step takes 5% more than its stored count, else with 1.
 #[derive(Debug, Parser)]
 struct Instructions {
     /// Print one JSON array
     #[arg(long)]
     json: bool,
 
-    /// Keep the counts in the repository
+    /// Store the counts in the repository
     #[arg(long)]
     write: bool,
 }
 
-/// A million packets through `towpath replay`
+/// Benchmark `towpath replay` with one million packets
 #[derive(Debug, Parser)]
 struct Replay {
     /// Print one JSON array
@@ -146,9 +146,9 @@ struct Replay {
     json: bool,
 }
 
-/// BPF programs and declarative framing, beside what the specification asks and tokio-util's codec
+/// Benchmark BPF programs and declarative framing against the specification and tokio-util's codec
 ///
-/// Ends with 0 when every bar holds, else with 1.
+/// Exits with 0 if every metric meets its target, else with 1.
 #[derive(Debug, Parser)]
 struct Framing {
     /// Print one JSON array
@@ -156,126 +156,126 @@ struct Framing {
     json: bool,
 }
 
-/// The multiplexor beside servers that pin connections to threads, share one epoll, or have a central queue
+/// Benchmark the multiplexor against servers with pinned connections, a shared epoll or a central queue
 #[derive(Debug, Parser)]
 struct Mux {
     /// Print one JSON array
     #[arg(long)]
     json: bool,
 
-    /// How long each measurement runs
+    /// Duration of each measurement
     #[arg(long, value_name = "N", default_value = "2", value_parser = seconds)]
     seconds: Duration,
 
-    /// How often each measurement is made, ours and the peer's in turns; each in four short ones where no high quantile is asked for
+    /// Number of repetitions; ours and the peer's alternate; each is split into four shorter ones unless a high quantile is measured
     #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u32).range(1..))]
     reps: u32,
 
-    /// Only the bars whose name contains NAME
+    /// Measure only metrics whose name contains NAME
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
 
-    /// Plot the waiting time of workload D against load into this file, and do nothing else
+    /// Plot the waiting time of workload D against load to FILE; no other measurement
     #[arg(long, value_name = "FILE")]
     svg: Option<std::path::PathBuf>,
 }
 
-/// Zero-copy sends beside plain ones: CPU of the sender and of both ends, over veth and over loopback
+/// Benchmark zero-copy sends against plain sends: CPU of the sender and of both ends, over veth and loopback
 ///
-/// Over veth the receiving end has a native XDP program and its NAPI in a thread, so that sends are truly without a copy. It
-/// makes its own network namespaces, which end with it; that needs root. A ratio is the median of those of pairs of transfers, one
-/// behind the other, of those that other programs disturbed least; "beside a bare one" compares with the least that a program has to do. Ends with 0 when every bar holds, else
-/// with 1.
+/// Over veth, the receiving end has a native XDP program and threaded NAPI, so zero-copy sends are not copied by the sender. The
+/// command creates temporary network namespaces, which needs root. A ratio is the median over pairs of consecutive transfers;
+/// the pairs with the most preemptions are discarded. "beside a bare one" compares with a minimal sender. Exits with 0 if every
+/// metric meets its target, else with 1.
 #[derive(Debug, Parser)]
 struct Send {
     /// Print one JSON array
     #[arg(long)]
     json: bool,
 
-    /// How much each repetition sends in each way, MiB, in transfers of 256 at most that take turns
+    /// Data sent per repetition and method in MiB, in alternating transfers of at most 256
     #[arg(long, value_name = "N", default_value = "1024", value_parser = clap::value_parser!(u64).range(1..=65536))]
     megabytes: u64,
 
-    /// How often each transfer is made, ours and the peer's in turns
+    /// Number of repetitions; ours and the peer's alternate
     #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u32).range(1..))]
     reps: u32,
 
-    /// Only the rows whose name contains NAME
+    /// Measure only rows whose name contains NAME
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
 }
 
-/// Towpath between two interfaces, beside bare forwarders, NFQUEUE and the kernel's own forwarding
+/// Benchmark Towpath between two interfaces against baseline forwarders, NFQUEUE and kernel forwarding
 ///
-/// It makes its own network namespaces, which end with it; that needs root, `ip` and `iptables`, TCP also iperf3. `towpath`
-/// is to be built beside this program. Ends with 0 when every bar that was measured holds, else with 1.
+/// The command creates temporary network namespaces, which needs root, `ip` and `iptables`; TCP also needs iperf3. Expects the
+/// `towpath` binary in the directory of this program. Exits with 0 if every measured metric meets its target, else with 1.
 #[derive(Debug, Parser)]
 struct Live {
     /// Print one JSON array
     #[arg(long)]
     json: bool,
 
-    /// How long each measurement runs
+    /// Duration of each measurement
     #[arg(long, value_name = "N", default_value = "1", value_parser = seconds)]
     seconds: Duration,
 
-    /// How often each measurement is made, ours and the peer's in turns
+    /// Number of repetitions; ours and the peer's alternate
     #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
     reps: u32,
 
-    /// Only the bars whose name contains NAME
+    /// Measure only metrics whose name contains NAME
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
 }
 
-/// Every subject one after the other, for `numbers`
+/// Run every subject in sequence, as input for `numbers`
 ///
-/// Takes a good half hour, and the machine for itself. Ends with 0 when every subject measured every bar and all hold.
+/// Takes more than half an hour on an otherwise idle machine. Exits with 0 if all metrics were measured and meet their targets.
 #[derive(Debug, Parser)]
 struct All {
-    /// Print all bars as one JSON array
+    /// Print all metrics as one JSON array
     #[arg(long)]
     json: bool,
 
-    /// Write each subject's bars into this directory, as SUBJECT.json
+    /// Write the metrics of each subject to DIR/SUBJECT.json
     #[arg(long, value_name = "DIR")]
     dir: std::path::PathBuf,
 
-    /// How often each measurement is made, where a subject lets itself be told
+    /// Number of repetitions, for subjects with this option
     #[arg(long, value_name = "N", default_value_t = numbers::REPS, value_parser = clap::value_parser!(u32).range(1..))]
     reps: u32,
 }
 
-/// What the subjects measured, as a page: docs/book/src/numbers.md
+/// Generate docs/book/src/numbers.md from measurements
 ///
-/// Prints the page for the files that `all` wrote. Why bars are missed stands in reasons.tsv; what the README quotes of the page,
-/// in quoted.tsv.
+/// Prints the page for the files written by `all`. reasons.tsv has the reasons for missed targets; quoted.tsv selects the metrics
+/// that the README quotes.
 #[derive(Debug, Parser)]
 struct Numbers {
-    /// SUBJECT.json, as many as there are
+    /// Files SUBJECT.json
     #[arg(value_name = "FILE")]
     files: Vec<std::path::PathBuf>,
 
-    /// Write the marked block of this file anew from the page, and print nothing
+    /// Rewrite the marked block of this file from the page; print nothing
     #[arg(long, value_name = "README", conflicts_with = "files")]
     readme: Option<std::path::PathBuf>,
 
-    /// Only look whether the marked block of this file is what the page says; ends with 1 when it is not
+    /// Check that the marked block of this file matches the page; exit with 1 if it differs
     #[arg(long, value_name = "README", conflicts_with_all = ["files", "readme"])]
     check: Option<std::path::PathBuf>,
 
-    /// The page that --readme and --check read
+    /// Page that --readme and --check read
     #[arg(long, value_name = "FILE", default_value = "docs/book/src/numbers.md")]
     page: std::path::PathBuf,
 }
 
-/// How far apart several runs of the same rows are
+/// Compare several runs of the same rows
 ///
-/// Each FILE is what a subject printed with --json. Rows are compared by their names. Ends with 0 when every row is steady: in each run
-/// within 15% of the median of all, else with 1.
+/// Each FILE is the --json output of a subject. Rows are matched by name. Exits with 0 if every row is steady, that is, within 15% of
+/// the median of all runs in each run, else with 1.
 #[derive(Debug, Parser)]
-struct Spread {
-    /// One for each run; runs may have some of the rows only
+struct Variance {
+    /// One file per run; a run may lack some rows
     #[arg(value_name = "FILE", required = true)]
     files: Vec<std::path::PathBuf>,
 
@@ -283,22 +283,22 @@ struct Spread {
     #[arg(long)]
     json: bool,
 
-    /// Keep it in the repository, for the page of numbers
+    /// Store the result in the repository, for the page of numbers
     #[arg(long)]
     write: bool,
 }
 
 #[derive(Debug, Subcommand)]
 enum Role {
-    Home,
+    NetnsProc,
     Within {
-        home: u32,
+        netns_pid: u32,
         #[arg(last = true)]
         words: Vec<String>,
     },
-    Bare {
+    BaselineFwd {
         driver: String,
-        home: u32,
+        netns_pid: u32,
         from: String,
         to: String,
         how: String,
@@ -306,16 +306,16 @@ enum Role {
         cpu: usize,
     },
     Echo {
-        home: u32,
+        netns_pid: u32,
         cpu: usize,
     },
     Ask {
-        home: u32,
+        netns_pid: u32,
         milliseconds: u64,
         cpu: usize,
     },
     LiveFlood {
-        home: u32,
+        netns_pid: u32,
         flows: u32,
         len: usize,
         milliseconds: u64,
@@ -332,7 +332,7 @@ enum Role {
         cpu: usize,
     },
     LiveNfqueue {
-        home: u32,
+        netns_pid: u32,
         queue: u16,
         len: usize,
         batch: usize,
@@ -377,7 +377,7 @@ enum Role {
         len: usize,
         cpu: usize,
     },
-    ConntrackHome {
+    ConntrackReceiver {
         how: String,
     },
     ConntrackFlood {
@@ -429,7 +429,7 @@ fn main() -> ExitCode {
         Command::Live(args) => subject::live::run(args.json, args.seconds, args.reps, args.only.as_deref()),
         Command::All(args) => all::run(args.json, &args.dir, args.reps),
         Command::Numbers(args) => tell(&args).map(|()| true),
-        Command::Spread(args) => spread::run(&args.files, args.json, args.write),
+        Command::Variance(args) => variance::run(&args.files, args.json, args.write),
         Command::Side(role) => side(role).map(|()| true),
     };
     match done {
@@ -456,25 +456,25 @@ fn tell(args: &Numbers) -> Result<()> {
 fn side(role: Role) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     match role {
-        Role::Home => live::home::side(),
-        Role::Within { home, words } => live::home::within(home, &words),
-        Role::Bare { driver, home, from, to, how, wait, cpu } => {
-            live::bare::side(&driver, home, [&from, &to], how == "offload", wait == "park", cpu)
+        Role::NetnsProc => live::netns_proc::side(),
+        Role::Within { netns_pid, words } => live::netns_proc::within(netns_pid, &words),
+        Role::BaselineFwd { driver, netns_pid, from, to, how, wait, cpu } => {
+            live::baseline_fwd::side(&driver, netns_pid, [&from, &to], how == "offload", wait == "park", cpu)
         }
-        Role::Echo { home, cpu } => live::round_trip::echo(home, cpu),
-        Role::Ask { home, milliseconds, cpu } => {
-            live::round_trip::ask(home, Duration::from_millis(milliseconds), cpu)
+        Role::Echo { netns_pid, cpu } => live::round_trip::echo(netns_pid, cpu),
+        Role::Ask { netns_pid, milliseconds, cpu } => {
+            live::round_trip::ask(netns_pid, Duration::from_millis(milliseconds), cpu)
         }
-        Role::LiveFlood { home, flows, len, milliseconds, rate, cpu } => {
+        Role::LiveFlood { netns_pid, flows, len, milliseconds, rate, cpu } => {
             let time = Duration::from_millis(milliseconds);
-            live::flood::side(home, live::flood::Order { flows, len, time, rate }, cpu)
+            live::flood::side(netns_pid, live::flood::Order { flows, len, time, rate }, cpu)
         }
         Role::MuxWorker => mux::rings::side(),
         Role::MuxIdle => mux::idle::server(),
         Role::MuxIdleClients { address } => mux::idle::clients(address),
         Role::LiveInspector { queue, cpu } => engine::live_inspector(&queue, cpu),
-        Role::LiveNfqueue { home, queue, len, batch, cpu } => {
-            peer::nfqueue::live(home, queue, len, batch, cpu)
+        Role::LiveNfqueue { netns_pid, queue, len, batch, cpu } => {
+            peer::nfqueue::live(netns_pid, queue, len, batch, cpu)
         }
         Role::SendReceiver { place, cpu } => transfer::receiver(place == "veth", cpu),
         Role::SendSender { join, cpu } => transfer::sender((join != 0).then_some(join), cpu),
@@ -488,7 +488,7 @@ fn side(role: Role) -> Result<()> {
         Role::Map { map, flows, milliseconds, cpu } => {
             peer::maps::side(&map, flows, Duration::from_millis(milliseconds), cpu)
         }
-        Role::ConntrackHome { how } => peer::conntrack::home(how == "tracked"),
+        Role::ConntrackReceiver { how } => peer::conntrack::receiver(how == "tracked"),
         Role::ConntrackFlood { flows, milliseconds, cpu } => {
             peer::conntrack::flood(flows, Duration::from_millis(milliseconds), cpu)
         }

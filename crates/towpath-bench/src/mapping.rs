@@ -1,5 +1,5 @@
 #![allow(unsafe_code)]
-//! A page of memory that two sides of a measurement share: the raw limit needs nothing more.
+//! A shared memory page between two sides of a measurement, for raw limits.
 
 use std::ffi::c_void;
 use std::fs::{File, OpenOptions};
@@ -25,7 +25,7 @@ impl Mapping {
         Self::map(file)
     }
 
-    /// Maps what [`Mapping::path`] of another process names.
+    /// Maps the page that [`Mapping::path`] of another process names.
     pub(crate) fn open(path: &str) -> Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(path);
         Self::map(file.with_context(|| format!("opening the shared page {path}"))?)
@@ -35,20 +35,20 @@ impl Mapping {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
     }
 
-    /// The word at the start of line `line` (128 bytes apart: the prefetcher pulls lines in pairs).
+    /// The first word of line `line`. Lines are 128 bytes apart, because the prefetcher fetches pairs of cache lines.
     pub(crate) fn word(&self, line: usize) -> &AtomicU64 {
         assert!(line < LEN / 128);
-        // SAFETY: the offset is inside the mapping, as just asserted.
+        // SAFETY: the assertion above checked that the offset is within the mapping.
         let at = unsafe { self.base.byte_add(line * 128) };
-        // SAFETY: `map` made LEN bytes readable and writable, page-aligned, for as long as self lives; the other
-        // process is this program and uses the word as an atomic too.
+        // SAFETY: `map` mapped LEN bytes readable and writable, page-aligned, for the lifetime of self; the other process runs this
+        // program and also accesses the word as an atomic.
         unsafe { at.cast::<AtomicU64>().as_ref() }
     }
 
     fn map(file: File) -> Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing; the file is LEN bytes long.
+        // SAFETY: a new mapping at an address chosen by the kernel overlaps no other; the file is LEN bytes long.
         let base = unsafe { mmap(std::ptr::null_mut(), LEN, protection, flags, &file, 0) };
         let base = NonNull::new(base.context("mapping the shared page")?).context("mmap gave address 0")?;
         Ok(Self { base, file })
@@ -57,7 +57,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: base and LEN are what mmap gave, and no reference outlives self.
+        // SAFETY: base and LEN are those of mmap, and no reference outlives self.
         let _ = unsafe { munmap(self.base.as_ptr(), LEN) };
     }
 }

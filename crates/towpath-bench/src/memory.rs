@@ -1,5 +1,5 @@
 #![allow(unsafe_code)]
-//! What memory gives: random cache lines, as many on their way at once as a burst has.
+//! Memory limit: reads of random cache lines, with as many in flight as a burst has.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -10,24 +10,24 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use crate::flows::Random;
 
 const LINE: usize = 64;
-/// Reads on their way at once.
+/// Reads in flight.
 const FLIGHT: usize = 16;
 
-/// Reads per second of random lines of `bytes` bytes in huge pages.
+/// Returns the reads per second of random cache lines in `bytes` bytes of huge pages.
 pub(crate) fn random_reads(bytes: usize, time: Duration) -> Result<f64> {
     let bytes = bytes.next_multiple_of(2 << 20);
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
+    // SAFETY: a new mapping at an address chosen by the kernel overlaps no other.
     let base = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, protection, MapFlags::PRIVATE) };
     let base = base.context("mapping memory")?;
-    // SAFETY: the range is the mapping that was just made; the advice changes no contents.
+    // SAFETY: the range is the mapping created above; the advice does not change its contents.
     unsafe { madvise(base, bytes, Advice::LinuxHugepage) }.context("asking for huge pages")?;
     let first = base.cast::<u64>();
-    // SAFETY: the mapping is this long, page-aligned, zeroed, and nobody else's; it is unmapped after the last use.
+    // SAFETY: the mapping has this length, is page-aligned, zeroed and not shared, and is unmapped after the last use.
     let words = unsafe { std::slice::from_raw_parts_mut(first, bytes / 8) };
     words.iter_mut().step_by(512).for_each(|word| *word = 1);
     let rate = measure(words, time);
-    // SAFETY: the mapping is as it was made, and `words` is not used any more.
+    // SAFETY: the mapping is unchanged, and `words` is not used any more.
     unsafe { munmap(base, bytes) }.context("unmapping memory")?;
     Ok(rate)
 }
@@ -52,14 +52,14 @@ fn prefetch(word: &u64) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch reads nothing and faults never.
+        // SAFETY: a prefetch has no effect on memory and never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(word).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     black_box(word);
 }
 
-/// Bytes of memory that this process holds.
+/// Resident memory of this process in bytes.
 pub(crate) fn resident() -> Result<u64> {
     let status = std::fs::read_to_string("/proc/self/statm").context("reading /proc/self/statm")?;
     let pages = status.split_whitespace().nth(1).context("/proc/self/statm is short")?;

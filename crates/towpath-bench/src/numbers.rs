@@ -1,5 +1,4 @@
-//! `towpath-bench numbers`: what the subjects measured, as a page; and the README's part of it, which is taken from that page and
-//! nowhere else, so that the two cannot differ unseen.
+//! `towpath-bench numbers`: generates the page of measured metrics, and the README's excerpt from that page, which keeps the two consistent.
 
 use std::fmt::Write;
 use std::fs;
@@ -9,17 +8,17 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::{Command, CommandFactory};
 use serde::Deserialize;
 
-use crate::bar::Better;
+use crate::metric::Better;
 
-/// Why bars are missed: a bar's name, or its beginning and `*`; a tab; the reason.
+/// Reasons for missed targets, tab-separated: the metric's name, or its prefix and `*`; the reason.
 const REASONS: &str = include_str!("../reasons.tsv");
-/// What the README quotes: a bar's name; a tab; words for it; a tab; the peer.
+/// Metrics quoted in the README, tab-separated: the metric's name; its description; the peer.
 const QUOTED: &str = include_str!("../quoted.tsv");
-/// Where the quoted ones stand.
+/// Start marker of the excerpt.
 const BEGIN: &str = "<!-- numbers: written by towpath-bench numbers --readme -->";
 const END: &str = "<!-- end of numbers -->";
 
-/// A bar as subjects print it.
+/// A metric as printed by a subject.
 #[derive(Clone, Debug, Deserialize)]
 struct Row {
     name: String,
@@ -28,31 +27,32 @@ struct Row {
     unit: String,
     ratio: Option<f64>,
     better: Better,
-    bar: f64,
+    #[serde(rename = "bar")]
+    target: f64,
     holds: bool,
 }
 
-/// One subject's bars.
+/// The metrics of one subject.
 #[derive(Debug)]
 struct Part {
     subject: Command,
     rows: Vec<Row>,
 }
 
-/// Prints the page for the files of `towpath-bench all`.
+/// Returns the page for the files of `towpath-bench all`.
 pub(crate) fn page(files: &[impl AsRef<Path>]) -> Result<String> {
     ensure!(!files.is_empty(), "no files: `towpath-bench all --dir DIR` writes them, one for each subject");
     let mut parts = files.iter().map(|file| read(file.as_ref())).collect::<Result<Vec<_>>>()?;
     let order: Vec<String> = subjects().iter().map(|subject| subject.get_name().to_owned()).collect();
     parts.sort_by_key(|part| order.iter().position(|name| name == part.subject.get_name()));
-    let page = write(&parts, &machine()) + &crate::spread::section()?;
+    let page = write(&parts, &machine()) + &crate::variance::section()?;
     for row in missed(&parts).filter(|row| reason(&row.name).is_none()) {
         eprintln!("no reason in reasons.tsv: {}", row.name);
     }
     Ok(page)
 }
 
-/// Everything that measures: the commands that print JSON, in their order.
+/// Returns the measuring subcommands (those with `--json`), in order.
 pub(crate) fn subjects() -> Vec<Command> {
     let subject = |command: &&Command| {
         let has = |id: &str| command.get_arguments().any(|argument| argument.get_id() == id);
@@ -61,7 +61,7 @@ pub(crate) fn subjects() -> Vec<Command> {
     crate::Cli::command().get_subcommands().filter(subject).cloned().collect()
 }
 
-/// How a subject is called for these files.
+/// Returns the arguments to run a subject for these files.
 pub(crate) fn words(subject: &Command, reps: u32) -> Vec<String> {
     let mut words = vec![subject.get_name().to_owned(), "--json".to_owned()];
     if subject.get_arguments().any(|argument| argument.get_id() == "reps") {
@@ -70,13 +70,13 @@ pub(crate) fn words(subject: &Command, reps: u32) -> Vec<String> {
     words
 }
 
-/// Writes the README's part anew, from the page.
+/// Rewrites the README's excerpt from the page.
 pub(crate) fn quote(readme: &Path, page: &Path) -> Result<()> {
     let text = fs::read_to_string(readme).with_context(|| readme.display().to_string())?;
     fs::write(readme, quoted(&text, page)?).with_context(|| readme.display().to_string())
 }
 
-/// Whether the README says what the page says.
+/// Checks that the README's excerpt matches the page.
 pub(crate) fn check(readme: &Path, page: &Path) -> Result<()> {
     let text = fs::read_to_string(readme).with_context(|| readme.display().to_string())?;
     ensure!(
@@ -115,7 +115,7 @@ fn write(parts: &[Part], machine: &str) -> String {
          target/release/towpath-bench numbers DIR/*.json > docs/book/src/numbers.md\n\
          target/release/towpath-bench numbers --readme README.md        # the rows that README.md quotes\n\
          ```\n\n\
-         *Ratio* is ours over the peer's. *Bar* is the target. A fixed target stands in the peer's column. \
+         *Ratio* is ours over the peer's. *Metric* is the target. A fixed target stands in the peer's column. \
          Each row and its peer are described in [the bench's README](../../../crates/towpath-bench/README.md).\n",
         all - lost
     );
@@ -128,7 +128,7 @@ fn write(parts: &[Part], machine: &str) -> String {
     for row in missed(parts) {
         let why = reason(&row.name).unwrap_or("not known yet");
         // Writing to a String cannot fail.
-        let _ = writeln!(page, "- **{}** ({}, target {}): {why}", row.name, row.ratio(), row.bar());
+        let _ = writeln!(page, "- **{}** ({}, target {}): {why}", row.name, row.ratio(), row.target());
     }
     page
 }
@@ -151,7 +151,7 @@ fn table(page: &mut String, part: &Part) {
             human(row.ours, &row.unit),
             row.peer.map_or("-".into(), |peer| human(peer, &row.unit)),
             row.ratio(),
-            row.bar(),
+            row.target(),
         );
     }
     let there = |name: &String| part.rows.iter().any(|row| row.name == *name);
@@ -161,7 +161,7 @@ fn table(page: &mut String, part: &Part) {
     }
 }
 
-/// The rows that a subject has, where one row is one bar.
+/// The names of a subject's rows, where one row is one metric.
 fn names(subject: &Command) -> Vec<String> {
     match subject.get_name() {
         "ring" => crate::subject::ring::names(),
@@ -170,7 +170,7 @@ fn names(subject: &Command) -> Vec<String> {
     }
 }
 
-/// How often each measurement is made.
+/// Default number of repetitions.
 pub(crate) const REPS: u32 = 3;
 
 impl Row {
@@ -178,16 +178,16 @@ impl Row {
         self.ratio.map_or("-".into(), |ratio| format!("{} x", significant(ratio)))
     }
 
-    fn bar(&self) -> String {
+    fn target(&self) -> String {
         let sign = match self.better {
             Better::Higher => "≥",
             Better::Lower => "≤",
         };
-        format!("{sign} {}", self.bar)
+        format!("{sign} {}", self.target)
     }
 }
 
-/// Three significant figures, in the prefix that reads best.
+/// Formats three significant figures with a suitable prefix.
 fn human(value: f64, unit: &str) -> String {
     let (value, unit) = match unit {
         "ns" if value >= 1e6 => (value / 1e6, "ms"),
@@ -220,20 +220,20 @@ fn reason(name: &str) -> Option<&'static str> {
     REASONS.lines().filter_map(|line| line.split_once('\t')).find(|(key, _)| fits(key)).map(|(_, why)| why)
 }
 
-/// The README with its part from the page.
+/// Returns the README with its excerpt regenerated from the page.
 fn quoted(readme: &str, page: &Path) -> Result<String> {
     let page = fs::read_to_string(page).with_context(|| page.display().to_string())?;
     let (Some(begin), Some(end)) = (readme.find(BEGIN), readme.find(END)) else {
-        bail!("there is no block between `{BEGIN}` and `{END}`");
+        bail!("no block between `{BEGIN}` and `{END}`");
     };
-    ensure!(begin < end, "`{END}` stands before `{BEGIN}`");
+    ensure!(begin < end, "`{END}` is before `{BEGIN}`");
     let mut block = format!("{BEGIN}\n| what | ours | peer | ratio | bar | |\n|---|---|---|---|---|---|\n");
     for line in QUOTED.lines() {
         let [name, words, peer] = line.split('\t').collect::<Vec<_>>()[..] else {
-            bail!("quoted.tsv: {line:?} is not three columns");
+            bail!("quoted.tsv: {line:?}: expected three columns");
         };
         let row = page.lines().find_map(|line| line.strip_prefix(&format!("| {name} | ")));
-        let row = row.with_context(|| format!("{name:?} is quoted, and not on the page"))?;
+        let row = row.with_context(|| format!("{name:?} is in quoted.tsv and not on the page"))?;
         let (ours, rest) = row.split_once(" | ").with_context(|| format!("{name:?} has no figures"))?;
         let _ = writeln!(block, "| {words} | {ours} | {peer}: {rest}");
     }
@@ -243,7 +243,7 @@ fn quoted(readme: &str, page: &Path) -> Result<String> {
     Ok(format!("{}{block}{}", &readme[..begin], &readme[end..]))
 }
 
-/// Processor, cores, memory, kernel.
+/// Describes the machine: processor, cores, memory, kernel.
 pub(crate) fn machine() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let after = |text: &str, key: &str| {
@@ -262,7 +262,7 @@ pub(crate) fn machine() -> String {
         "{virtual_one}{}, {cores} cores, {} GB, Linux {}.",
         after(&cpu, "model name"),
         (kilobytes + 500_000) / 1_000_000,
-        // Without what a distribution or a cloud adds.
+        // Without the suffix of a distribution or cloud provider.
         read("/proc/sys/kernel/osrelease").trim().split('-').next().unwrap_or_default(),
     )
 }
@@ -274,29 +274,29 @@ mod tests {
     use super::{BEGIN, END, QUOTED, REASONS, REPS, check, human, page, quoted, reason, subjects};
 
     #[test]
-    fn subjects_are_the_commands_that_measure() {
+    fn subjects_are_the_measuring_commands() {
         let names: Vec<String> = subjects().iter().map(|subject| subject.get_name().to_owned()).collect();
         for name in ["ring", "gate", "mux", "send", "framing", "replay", "instructions"] {
             assert!(names.iter().any(|subject| subject == name), "{name} of {names:?}");
         }
-        for name in ["numbers", "all", "side", "spread"] {
+        for name in ["numbers", "all", "side", "variance"] {
             assert!(!names.iter().any(|subject| subject == name), "{name}");
         }
     }
 
     #[test]
-    fn a_page_has_every_bar_and_says_why_one_is_missed() {
+    fn page_lists_metrics_and_reasons() {
         let directory = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str| {
             let path = directory.path().join(name);
             std::fs::write(&path, text).unwrap();
             path
         };
-        let bars = r#"[
+        let metrics = r#"[
             {"name": "fast", "ours": 12000000, "peer": 580000, "unit": "/s", "ratio": 20.69, "better": "higher", "bar": 8, "holds": true},
             {"name": "nothing to divide", "ours": 0, "peer": 0, "unit": "each", "ratio": null, "better": "lower", "bar": 0, "holds": false}
         ]"#;
-        let text = page(&[file("ring.json", bars)]).unwrap();
+        let text = page(&[file("ring.json", metrics)]).unwrap();
         assert!(text.contains("Of 2 targets, 1 hold and 1 are missed"), "{text}");
         assert!(text.contains("| fast | 12.0 M/s | 580 k/s | 20.7 x | ≥ 8 | holds |"), "{text}");
         assert!(text.contains("- **nothing to divide** (-, target ≤ 0): not known yet"), "{text}");
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_readmes_part_comes_from_the_page() {
+    fn readme_excerpt_is_generated_from_page() {
         let directory = tempfile::tempdir().unwrap();
         let page = directory.path().join("numbers.md");
         let rows: String = QUOTED
@@ -328,22 +328,22 @@ mod tests {
     }
 
     #[test]
-    fn this_repositorys_readme_says_what_its_page_says() {
+    fn repository_readme_matches_page() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let page = root.join("docs/book/src/numbers.md");
         check(&root.join("README.md"), &page).unwrap();
     }
 
     #[test]
-    fn reasons_have_two_columns_and_fit_by_name_or_beginning() {
+    fn reasons_match_by_name_or_prefix() {
         assert!(REASONS.lines().all(|line| line.split('\t').count() == 2));
-        assert_eq!(reason("no such bar"), None);
+        assert_eq!(reason("no such metric"), None);
         let (key, why) = REASONS.lines().next().unwrap().split_once('\t').unwrap();
         assert_eq!(reason(&key.replace('*', " and more")), Some(why));
     }
 
     #[test]
-    fn figures_are_in_the_prefix_that_reads_best() {
+    fn human_selects_prefix() {
         let rows = [
             (427.3, "ns", "427 ns"),
             (34_000.0, "ns", "34.0 us"),

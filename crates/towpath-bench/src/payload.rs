@@ -1,6 +1,6 @@
-//! What the bench's consumers do with a payload when they "read" it: every byte, as cheaply as it can be done.
+//! Payload access of the consumers: every byte is read, at minimal cost.
 
-/// Folds all bytes together, so that none can be left unread.
+/// Combines all bytes, so that the compiler cannot omit reads.
 pub(crate) fn fold(payload: &[u8]) -> u64 {
     let (words, rest) = payload.as_chunks::<8>();
     let words = words.iter().fold(0, |fold, word| fold ^ u64::from_ne_bytes(*word));
@@ -12,7 +12,7 @@ mod tests {
     use super::fold;
 
     #[test]
-    fn every_byte_counts() {
+    fn every_byte_affects_result() {
         let mut payload = [0_u8; 67];
         for at in 0..payload.len() {
             payload[at] = 1;

@@ -1,9 +1,9 @@
-//! The two CPUs of a measurement.
+//! CPU pinning.
 
 use anyhow::{Context, Result, bail};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// One CPU for the engine (or generator), one for its peer.
+/// One CPU for the engine or generator, and one for its peer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cpus {
     pub(crate) engine: usize,
@@ -11,18 +11,18 @@ pub(crate) struct Cpus {
 }
 
 impl Cpus {
-    /// The first two CPUs that this process may use.
+    /// Returns the first two CPUs that this process may use.
     pub(crate) fn find() -> Result<Self> {
         let allowed = sched_getaffinity(None).context("reading the CPUs that this process may use")?;
         let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
         match (cpus.next(), cpus.next()) {
             (Some(engine), Some(consumer)) => Ok(Self { engine, consumer }),
-            _ => bail!("two CPUs are needed, and this process may use only one (see taskset -p $$)"),
+            _ => bail!("two CPUs are required; this process may use only one (see taskset -p $$)"),
         }
     }
 }
 
-/// Keeps the calling thread on `cpu`.
+/// Pins the calling thread to `cpu`.
 pub(crate) fn to(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu);

@@ -1,5 +1,5 @@
 #![allow(unsafe_code)]
-//! What the machine itself gives: a cache line between two processes, one core's memcpy, one eventfd.
+//! Raw hardware limits: a cache line between two processes, memcpy on one core, and an eventfd wake-up.
 
 use std::hint::{black_box, spin_loop};
 use std::io::{Write, stdout};
@@ -16,13 +16,13 @@ use crate::pin::{self, Cpus};
 use crate::side::{Side, inherit};
 use crate::stat::median;
 
-/// The bit that tells an answer from a question, and alone ends the ping-pong.
+/// Bit that marks a reply; alone, it ends the ping-pong.
 const ANSWER: u64 = 1 << 63;
 
-/// Round trips that are timed together: one alone is shorter than the clock is fine.
+/// Round trips timed together, because one is shorter than the clock's resolution.
 pub(crate) const ROUND: u32 = 100;
 
-/// Round trip of one cache line between two processes, in ns: median of rounds.
+/// Round trip of one cache line between two processes: median of rounds in ns.
 pub(crate) fn ping_pong(cpus: Cpus, time: Duration) -> Result<f64> {
     let page = Mapping::create()?;
     let words = ["ping-pong".to_owned(), page.path(), cpus.consumer.to_string()];
@@ -37,7 +37,7 @@ pub(crate) fn ping_pong(cpus: Cpus, time: Duration) -> Result<f64> {
         let began = now_ns();
         for _ in 0..ROUND {
             trips += 1;
-            // Release and Acquire pair with the peer's; the line carries nothing but the number.
+            // Release and Acquire pair with the peer's accesses; the line carries only the number.
             line.store(trips, Release);
             while line.load(Acquire) != trips | ANSWER {}
         }
@@ -54,7 +54,7 @@ pub(crate) fn ping_pong_side(page: &str, cpu: usize) -> Result<()> {
     say("ready")?;
     let line = page.word(0);
     loop {
-        // Acquire and Release pair with the peer's stores and loads of the same word.
+        // Acquire and Release pair with the peer's accesses of the same word.
         match line.load(Acquire) {
             ANSWER => return Ok(()),
             question if question != 0 && question & ANSWER == 0 => line.store(question | ANSWER, Release),
@@ -63,7 +63,7 @@ pub(crate) fn ping_pong_side(page: &str, cpu: usize) -> Result<()> {
     }
 }
 
-/// Bytes per second of one core's memcpy of `len` bytes: sources that stay in its cache, into an area of `area` bytes.
+/// Returns the memcpy rate of one core in bytes per second: `len` bytes from cached sources to an area of `area` bytes.
 pub(crate) fn memcpy(cpus: Cpus, time: Duration, len: usize, area: usize) -> Result<f64> {
     pin::to(cpus.engine)?;
     let sources: Vec<Vec<u8>> = (0..16).map(|n| vec![n; len]).collect();
@@ -80,14 +80,14 @@ pub(crate) fn memcpy(cpus: Cpus, time: Duration, len: usize, area: usize) -> Res
     Ok(copied as f64 / start.elapsed().as_secs_f64())
 }
 
-/// Time between wake-ups, long enough for the other side to be parked again.
+/// Time between wake-ups, long enough for the other side to park again.
 pub(crate) const GAP_NS: u64 = 400_000;
-/// How long a side that should have been woken is waited for.
+/// Timeout for the other side to wake up.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Wake-up of a process that sleeps in read(2) of an eventfd on the other CPU, in ns: median of many.
+/// Wake-up of a process that sleeps in read(2) of an eventfd on the other CPU: median in ns.
 ///
-/// The waker waits until the sleeper was there: counts that it missed would come as one sum.
+/// The waker waits until the sleeper has read the eventfd: missed counts would be added up in one read.
 pub(crate) fn eventfd_wake(cpus: Cpus, time: Duration) -> Result<f64> {
     let bell = eventfd(0, EventfdFlags::CLOEXEC)?;
     let page = Mapping::create()?;
@@ -97,7 +97,7 @@ pub(crate) fn eventfd_wake(cpus: Cpus, time: Duration) -> Result<f64> {
     pin::to(cpus.engine)?;
     let (sent, seen) = (page.word(0), page.word(1));
     let ring = |now| {
-        // Release: pairs with the sleeper's acquire load; it sees when it was woken.
+        // Release: pairs with the sleeper's acquire load, which reads the time of the wake-up.
         sent.store(now, Release);
         rustix::io::write(&bell, &1_u64.to_ne_bytes())
     };
@@ -106,7 +106,7 @@ pub(crate) fn eventfd_wake(cpus: Cpus, time: Duration) -> Result<f64> {
         spin_for(GAP_NS);
         let now = now_ns();
         ring(now)?;
-        // Acquire: pairs with the sleeper's release store; it has read the eventfd.
+        // Acquire: pairs with the sleeper's release store after it has read the eventfd.
         while seen.load(Acquire) != now {
             ensure!(start.elapsed() < time + PATIENCE, "the sleeper did not wake up");
             spin_loop();
@@ -119,8 +119,7 @@ pub(crate) fn eventfd_wake(cpus: Cpus, time: Duration) -> Result<f64> {
 }
 
 pub(crate) fn eventfd_wake_side(page: &str, bell: RawFd, cpu: usize) -> Result<()> {
-    // SAFETY: the process that started this one left the descriptor open here under this number, and nothing else
-    // in this process knows it.
+    // SAFETY: the parent process left this descriptor open under this number, and no other code in this process uses it.
     let bell = unsafe { OwnedFd::from_raw_fd(bell) };
     pin::to(cpu)?;
     let page = Mapping::open(page)?;
@@ -143,7 +142,7 @@ pub(crate) fn eventfd_wake_side(page: &str, bell: RawFd, cpu: usize) -> Result<(
     say(&median(&latencies).to_string())
 }
 
-/// Prints a line for the process that started this side.
+/// Prints a line to the parent process.
 pub(crate) fn say(line: &str) -> Result<()> {
     let mut out = stdout().lock();
     writeln!(out, "{line}")?;

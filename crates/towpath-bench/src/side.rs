@@ -1,7 +1,7 @@
-//! The other side of a measurement: this program again, as a second process.
+//! A peer process of a measurement, which runs this program.
 //!
-//! A side is started with the words of a hidden subcommand, speaks lines on its standard output, listens to lines on
-//! its standard input, and dies with the process that started it.
+//! A side is started by a hidden subcommand. It writes lines to its standard output, reads lines from its standard input, and is killed
+//! when its parent exits.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
@@ -40,7 +40,7 @@ impl Side {
         self.process.id()
     }
 
-    /// The next line that the side prints, without its end.
+    /// Reads the next line without its newline.
     pub(crate) fn line(&mut self) -> Result<String> {
         let mut line = String::new();
         let read = self.stdout.read_line(&mut line).with_context(|| format!("reading from {}", self.role))?;
@@ -51,24 +51,24 @@ impl Side {
         Ok(line.trim_end().to_owned())
     }
 
-    /// All that it still prints, until it ends.
+    /// Reads the remaining output until the process ends.
     pub(crate) fn rest(&mut self) -> Result<String> {
         let mut text = String::new();
         self.stdout.read_to_string(&mut text).with_context(|| format!("reading from {}", self.role))?;
         Ok(text)
     }
 
-    /// The next line, as a number.
+    /// Reads the next line as a number.
     pub(crate) fn number(&mut self) -> Result<f64> {
         let line = self.line()?;
-        line.parse().with_context(|| format!("the side {} said {line:?} where a number was due", self.role))
+        line.parse().with_context(|| format!("the side {} printed {line:?} instead of a number", self.role))
     }
 
     pub(crate) fn tell(&mut self, line: &str) -> Result<()> {
         writeln!(self.stdin, "{line}").with_context(|| format!("telling {} to {line}", self.role))
     }
 
-    /// Waits for the side to end by itself.
+    /// Waits for the process to exit.
     pub(crate) fn finish(mut self) -> Result<()> {
         let status = self.process.wait()?;
         if !status.success() {
@@ -80,13 +80,13 @@ impl Side {
 
 impl Drop for Side {
     fn drop(&mut self) {
-        // Both fail only when the process has ended and was waited for.
+        // Both calls fail only if the process has been waited for already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Lets the next side inherit `fd`; it finds it under the same number.
+/// Makes `fd` inheritable by the next side. The descriptor keeps its number, which is returned.
 pub(crate) fn inherit(fd: &impl AsFd) -> Result<String> {
     let fd = fd.as_fd();
     fcntl_setfd(fd, fcntl_getfd(fd)? - FdFlags::CLOEXEC)?;

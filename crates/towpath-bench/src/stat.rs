@@ -1,6 +1,6 @@
-//! Medians: what stands in a report of repetitions on a machine that others use too.
+//! Medians, which limit the effect of other load on the machine.
 
-/// The median; of an even number of values the mean of the middle two. `NaN` when there are none.
+/// Returns the median; for an even number of values, the mean of the middle two; `NaN` for none.
 pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -17,7 +17,7 @@ mod tests {
     use super::median;
 
     #[test]
-    fn medians() {
+    fn median_of_odd_and_even() {
         let rows: &[(&[f64], f64)] =
             &[(&[3.0], 3.0), (&[9.0, 1.0], 5.0), (&[9.0, 1.0, 2.0], 2.0), (&[4.0, 1.0, 3.0, 2.0], 2.5)];
         for (values, expected) in rows {

@@ -1,9 +1,7 @@
-//! The two processes of a send measurement: one sends over TCP or UDP with `towpath-send`, the other reads and checks every
-//! byte.
+//! The two processes of a send measurement: one sends over TCP or UDP with `towpath-send`, the other reads and checks every byte.
 //!
-//! On `veth` each is in a namespace of its own, and the receiver's end of the pair has a native XDP program that passes
-//! everything, with its NAPI in a thread on the receiver's CPU: that is where bytes are copied, as a device's DMA would.
-//! On `loopback` both are in one namespace.
+//! On `veth`, each process has a network namespace. The receiver's end of the pair has a native XDP program that passes every packet, and
+//! threaded NAPI on the receiver's CPU. The data is copied there, as by a device's DMA. On `loopback`, both processes share a namespace.
 
 use std::fs;
 use std::io::{Read, Write, stdin, stdout};
@@ -19,55 +17,54 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use towpath_send::{Choice, Frame, Options, Pages, Pool, Sender};
 
-use crate::bare;
+use crate::baseline_send;
 use crate::clock::now_ns;
 use crate::peer::netns;
 use crate::{pin, xdp};
 
-/// The two ends of the pair.
+/// Names of the two ends of the pair.
 pub(crate) const DEVICES: [&str; 2] = ["tpz0", "tpz1"];
 const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 99, 0, 1), Ipv4Addr::new(10, 99, 0, 2)];
 const PORT: u16 = 9000;
-/// Memory to send from, as the bare C sender has.
+/// Size of the send memory, as in the minimal C sender.
 const AREA: usize = 16 << 20;
 const SNDBUF: usize = 4 << 20;
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Datagrams: so many bytes may be on their way, and the receiver says what has come whenever it has a quarter of that more. The ring between
-/// the ends of the pair has room for 256 datagrams (VETH_RING_SIZE, drivers/net/veth.c), and drops what is beyond.
+/// Limit on datagram bytes in flight. The receiver acknowledges after each quarter of it. The ring of the veth pair has 256 entries
+/// (VETH_RING_SIZE, drivers/net/veth.c) and drops further datagrams.
 const WINDOW: u64 = 192 * SEGMENT as u64;
-/// Bytes of each datagram.
+/// Length of each datagram in bytes.
 pub(crate) const SEGMENT: u16 = 8192;
-/// After so many bytes the pattern begins again: what is read last is compared with what stays in the first cache, so that the
-/// receiver's checking takes as little as can be of the caches that are measured. No multiple of a page, so that no two pages of a
-/// message are alike.
+/// Period of the pattern in bytes. The pattern stays in the first-level cache, so the receiver's check uses little of the caches under
+/// measurement. The period is not a multiple of the page size, so that all pages of a message differ.
 const PERIOD: usize = 20_011;
-/// Bytes that are read at once, for the same reason.
+/// Bytes per read, small for the same reason.
 const READ: usize = 256 << 10;
 
-/// One transfer.
+/// Parameters of a transfer.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Run {
-    /// Bytes of each message, and of all.
+    /// Bytes of each message; `total` is the sum.
     pub(crate) message: usize,
     pub(crate) total: u64,
-    /// Those of `total` that are sent before anything is measured: until windows have grown, a sender waits more than it sends.
+    /// Bytes of `total` sent before the measurement starts: until TCP windows have grown, the sender is mostly idle.
     pub(crate) warm: u64,
     pub(crate) how: How,
-    /// By the bare sender, which does not gather.
-    pub(crate) bare: bool,
+    /// Use the minimal sender, which does not gather.
+    pub(crate) baseline: bool,
     pub(crate) huge: bool,
-    /// Bytes to gather; 0 does not.
+    /// Bytes to gather; 0 disables gathering.
     pub(crate) gather: usize,
     pub(crate) read_every: usize,
-    /// Calls that are made at once.
+    /// Calls submitted at once.
     pub(crate) batch: usize,
-    /// UDP, with segments of so many bytes.
+    /// UDP, with segments of this many bytes.
     pub(crate) segment: Option<u16>,
-    /// Lengths are random, `message` at most, and every frame's checksum is compared at its completion.
+    /// Random lengths up to `message`; every frame's checksum is compared at its completion.
     pub(crate) random: bool,
 }
 
-/// Random lengths below `most`; short ones are as likely as long ones.
+/// Random lengths up to `most`, with short ones as likely as long ones.
 pub(crate) fn lengths(most: usize) -> impl Iterator<Item = usize> {
     let mut state = 1_u64;
     std::iter::repeat_with(move || {
@@ -76,7 +73,7 @@ pub(crate) fn lengths(most: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-/// What the sender does.
+/// The send method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum How {
     Plain,
@@ -84,26 +81,26 @@ pub(crate) enum How {
     Adaptive,
 }
 
-/// What one end says about a transfer; what it does not know is zero.
+/// Report of one end of a transfer; unknown values are zero.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Told {
     pub(crate) bytes: u64,
-    /// Seconds of CPU: the process's own, without the checking of bytes; and the NAPI thread's.
+    /// CPU seconds of the process, without the check of the data, and of the NAPI thread.
     pub(crate) cpu: f64,
     pub(crate) napi: f64,
     pub(crate) wall: f64,
-    /// How often another program took the sender's CPU away.
+    /// Number of involuntary context switches of the sender.
     pub(crate) preempted: u64,
     pub(crate) numbers: u64,
     pub(crate) copied: u64,
     pub(crate) plain_bytes: u64,
-    /// Frames that were not what they had been when their completion came.
+    /// Frames that changed before their completion.
     pub(crate) tampered: u64,
     /// The memory was in huge pages.
     pub(crate) huge: bool,
 }
 
-/// The receiving process: sets its end up when told to, then takes one transfer for each line.
+/// Runs the receiving process: configures its end on command, then handles one transfer per line.
 pub(crate) fn receiver(veth: bool, cpu: usize) -> Result<()> {
     if veth {
         netns::unshare_with_sysfs()?;
@@ -113,7 +110,7 @@ pub(crate) fn receiver(veth: bool, cpu: usize) -> Result<()> {
     say("unshared")?;
     let mut lines = stdin().lines();
     let mut next = || lines.next().transpose();
-    next()?.context("told to go on")?;
+    next()?.context("reading a command")?;
     let mut napi = Vec::new();
     let _link = if veth {
         address(1)?;
@@ -134,7 +131,7 @@ pub(crate) fn receiver(veth: bool, cpu: usize) -> Result<()> {
     pin::to(cpu)?;
     let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT));
     let (listener, datagrams) = (TcpListener::bind(any)?, UdpSocket::bind(any)?);
-    // Each datagram counts with what it lies in: a window of them has room.
+    // The kernel counts each datagram with its buffer overhead; the buffer holds all datagrams in flight.
     sockopt::set_socket_recv_buffer_size_force(&datagrams, 32 << 20).context("SO_RCVBUFFORCE")?;
     say("ready")?;
     while let Some(line) = next()? {
@@ -169,11 +166,11 @@ fn take(listener: &TcpListener, run: Run, napi: &[Pid]) -> Result<Told> {
     }
     let cpu = cpu_time(ClockId::ProcessCPUTime) - before.0 - checking;
     let napi = spent(napi) - before.1;
-    ensure!(bytes == run.total, "{bytes} bytes came, {} were sent", run.total);
+    ensure!(bytes == run.total, "{bytes} bytes received, {} sent", run.total);
     Ok(Told { bytes: bytes - run.warm, cpu, napi, ..Told::default() })
 }
 
-/// Until an empty datagram comes, or nothing for a while; one of a byte is answered. Each one is the part of a message that its place says.
+/// Receives until an empty datagram or a timeout. Replies to datagrams of one byte. Checks each datagram against its segment of the message.
 fn take_datagrams(socket: &UdpSocket, run: Run, napi: &[Pid]) -> Result<Told> {
     let segment = usize::from(run.segment.unwrap_or(1));
     let expected = pattern(run.message);
@@ -186,9 +183,9 @@ fn take_datagrams(socket: &UdpSocket, run: Run, napi: &[Pid]) -> Result<Told> {
             socket.send_to(&bytes.to_ne_bytes(), from)?;
             if len == 0 { break } else { continue }
         }
-        // Which segment it is, is told by its first bytes; messages are all the same.
+        // The first bytes identify the segment; all messages are equal.
         let found = expected.chunks(segment).find(|chunk| chunk[..8.min(len)] == buffer[..8.min(len)]);
-        ensure!(found.is_some_and(|chunk| *chunk == buffer[..len]), "a datagram that nobody sent");
+        ensure!(found.is_some_and(|chunk| *chunk == buffer[..len]), "an unexpected datagram");
         bytes += len as u64;
         if bytes - said >= WINDOW / 4 {
             said = bytes;
@@ -196,11 +193,11 @@ fn take_datagrams(socket: &UdpSocket, run: Run, napi: &[Pid]) -> Result<Told> {
         }
     }
     let cpu = cpu_time(ClockId::ProcessCPUTime) - before.0;
-    ensure!(bytes == run.total, "of {} bytes in datagrams {bytes} came", run.total);
+    ensure!(bytes == run.total, "of {} bytes in datagrams, {bytes} arrived", run.total);
     Ok(Told { bytes, cpu, napi: spent(napi) - before.1, ..Told::default() })
 }
 
-/// Whether `got` is what stands at place `at` of messages that are all `expected`.
+/// Checks that `got` matches offset `at` of a sequence of messages equal to `expected`.
 fn check(got: &[u8], expected: &[u8], at: u64) -> Result<()> {
     let mut at = (at % expected.len() as u64) as usize;
     let mut got = got;
@@ -208,7 +205,7 @@ fn check(got: &[u8], expected: &[u8], at: u64) -> Result<()> {
         let from = at % PERIOD;
         let len = got.len().min(expected.len() - at).min(PERIOD - from);
         if got[..len] != expected[from..from + len] {
-            bail!("wrong bytes arrived");
+            bail!("the received data differs from the sent data");
         }
         got = &got[len..];
         at = (at + len) % expected.len();
@@ -216,7 +213,7 @@ fn check(got: &[u8], expected: &[u8], at: u64) -> Result<()> {
     Ok(())
 }
 
-/// The sending process: in its own namespace, or in that of process `join`.
+/// Runs the sending process in a new namespace, or in that of process `join`.
 pub(crate) fn sender(join: Option<u32>, cpu: usize) -> Result<()> {
     match join {
         Some(pid) => netns::join(pid)?,
@@ -224,7 +221,7 @@ pub(crate) fn sender(join: Option<u32>, cpu: usize) -> Result<()> {
     }
     say("unshared")?;
     let mut lines = stdin().lines();
-    lines.next().transpose()?.context("told to go on")?;
+    lines.next().transpose()?.context("reading a command")?;
     let to = if join.is_some() {
         Ipv4Addr::LOCALHOST
     } else {
@@ -254,22 +251,22 @@ fn transfer(to: SocketAddr, run: Run) -> Result<Told> {
         let _ = sockopt::set_socket_send_buffer_size(&socket, SNDBUF);
         socket.connect(to)?;
         socket.set_read_timeout(Some(PATIENCE))?;
-        // Until the other end's address is known, the kernel keeps few datagrams for it, and drops the others.
+        // Until the neighbour is resolved, the kernel queues only a few datagrams and drops the others.
         socket.send(&[0])?;
         socket.recv(&mut [0; 8]).context("the receiver of datagrams does not answer")?;
         answers = Some(socket.try_clone()?);
         socket.into()
     } else {
         let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        // As the bare C sender, and before it connects: a connection that began with BBR stays paced, and its timers would be
-        // measured too.
+        // Set before the connect, as in the minimal C sender: a connection that started with BBR stays paced, and its timers would be
+        // included in the measurement.
         sockopt::set_tcp_congestion(&socket, "cubic").context("congestion control cubic")?;
         let _ = sockopt::set_socket_send_buffer_size(&socket, SNDBUF);
         connect(&socket, &to)?;
         socket
     };
     let before = preemptions();
-    let told = if run.bare {
+    let told = if run.baseline {
         let all = std::iter::from_fn(|| pool.take()).map(|mut frame| {
             frame.filled(run.message);
             frame
@@ -283,7 +280,7 @@ fn transfer(to: SocketAddr, run: Run) -> Result<Told> {
 }
 
 fn send_bare(socket: OwnedFd, frames: Vec<Frame>, run: Run) -> Result<Told> {
-    let mut sender = bare::Sender::new(socket, frames, run.read_every)?;
+    let mut sender = baseline_send::Sender::new(socket, frames, run.read_every)?;
     let zerocopy = run.how == How::Zerocopy;
     sender.run(run.warm, zerocopy, PATIENCE)?;
     let (before, start) = (cpu_time(ClockId::ProcessCPUTime), now_ns());
@@ -299,7 +296,7 @@ fn send_bare(socket: OwnedFd, frames: Vec<Frame>, run: Run) -> Result<Told> {
     })
 }
 
-/// `answers`: where the receiver of datagrams says what has come.
+/// Sends the messages. `answers` is the socket for the receiver's acknowledgements of datagrams.
 fn send(
     socket: OwnedFd,
     answers: Option<&UdpSocket>,
@@ -334,7 +331,7 @@ fn send(
                 came = u64::from_ne_bytes(bytes);
             }
             let mut frame = pool.take().context("a free frame")?;
-            // It has the bytes that it had before: they are the same in every message.
+            // The buffer already has the contents, which are equal in all messages.
             frame.filled(run.message);
             sender.queue(0, frame)?;
             sent += run.message as u64;
@@ -353,7 +350,7 @@ fn send(
     }
     let closed = sender.close(PATIENCE)?;
     let cpu = cpu_time(ClockId::ProcessCPUTime) - before;
-    ensure!(closed.finished, "the receiver did not take everything");
+    ensure!(closed.finished, "the receiver did not accept all data");
     while let Some(answers) = answers.filter(|_| came < run.total) {
         let mut bytes = [0; 8];
         answers.recv(&mut bytes).context("datagrams were lost")?;
@@ -371,12 +368,12 @@ fn send(
     })
 }
 
-/// Messages of random lengths, until there are all bytes.
+/// Sends messages of random lengths up to the total.
 fn randomly(sender: &mut Sender, pool: &mut Pool, expected: &[u8], run: Run) -> Result<()> {
     let twice = expected.repeat(2);
     let (mut lengths, mut sent) = (lengths(run.message), 0);
     while sent < run.total {
-        let len = lengths.next().context("lengths do not end")?;
+        let len = lengths.next().context("the lengths are infinite")?;
         let from = (sent % run.message as u64) as usize;
         let mut frame = pool.take().context("a free frame")?;
         frame.put(&twice[from..from + len]);
@@ -390,7 +387,7 @@ fn frames(run: Run) -> usize {
     (AREA / run.message).max(2)
 }
 
-/// Bytes in which no part is like another, and that begin again after [`PERIOD`].
+/// A sequence without repetitions within [`PERIOD`] bytes.
 fn pattern(len: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
@@ -403,19 +400,19 @@ fn pattern(len: usize) -> Vec<u8> {
     period.into_iter().cycle().take(len).collect()
 }
 
-/// Gives this end of the pair its address, and switches it on.
+/// Configures the address of this end of the pair and sets the interface up.
 fn address(end: usize) -> Result<()> {
     netns::run("ip", &["address", "add", &format!("{}/24", ADDRESSES[end]), "dev", DEVICES[end]])?;
     netns::up(DEVICES[end])
 }
 
-/// The kernel's threads whose names begin so.
+/// Kernel threads whose names start with `name`.
 fn threads(name: &str) -> Result<Vec<Pid>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let entry = entry?;
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        // It may have ended meanwhile.
+        // The thread may have ended.
         let comm = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
         if comm.starts_with(name) {
             found.extend(Pid::from_raw(pid));
@@ -424,7 +421,7 @@ fn threads(name: &str) -> Result<Vec<Pid>> {
     Ok(found)
 }
 
-/// Seconds that these threads have run: the first number of schedstat, nanoseconds.
+/// CPU seconds of these threads: the first field of schedstat, in nanoseconds.
 fn spent(threads: &[Pid]) -> f64 {
     let of = |pid: &Pid| -> Option<u64> {
         let text = fs::read_to_string(format!("/proc/{}/schedstat", pid.as_raw_nonzero())).ok()?;
@@ -433,7 +430,7 @@ fn spent(threads: &[Pid]) -> f64 {
     threads.iter().filter_map(of).sum::<u64>() as f64 / 1e9
 }
 
-/// How often this process has lost its CPU without giving it up (proc(5), /proc/pid/status).
+/// Number of involuntary context switches of this process (proc(5), /proc/pid/status).
 fn preemptions() -> u64 {
     let text = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"));

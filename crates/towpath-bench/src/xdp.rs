@@ -1,5 +1,5 @@
 #![allow(unsafe_code)]
-//! XDP programs that pass everything, or give it to a socket, loaded and attached with bpf(2) alone: no clang, no object file.
+//! XDP programs that pass every packet or redirect it to a socket, loaded and attached by bpf(2) without clang or object files.
 //!
 //! References: bpf(2); include/uapi/linux/bpf.h, `union bpf_attr` for BPF_PROG_LOAD and BPF_LINK_CREATE.
 
@@ -15,16 +15,16 @@ const BPF_LINK_CREATE: i64 = 28;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 const BPF_XDP: u32 = 37;
 const BPF_MAP_TYPE_XSKMAP: u32 = 17;
-/// The program takes packets in fragments: without it veth refuses an MTU above a page.
+/// The program supports fragments. veth requires it for an MTU above a page.
 const BPF_F_XDP_HAS_FRAGS: u32 = 1 << 5;
-/// The driver's own XDP, or none (include/uapi/linux/if_link.h).
+/// Requires XDP support of the driver (include/uapi/linux/if_link.h).
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 
 /// `r0 = XDP_PASS; exit`.
 const PASS: [u64; 2] = [0x0000_0002_0000_00b7, 0x0000_0000_0000_0095];
 
-/// The beginning of `union bpf_attr` for BPF_PROG_LOAD; what follows is zero.
+/// The first fields of `union bpf_attr` for BPF_PROG_LOAD; the kernel treats the others as zero.
 #[repr(C)]
 struct Load {
     prog_type: u32,
@@ -63,12 +63,12 @@ struct LinkCreate {
     flags: u32,
 }
 
-/// Passes every packet that comes in on `device` through a native XDP program, as long as the link is kept.
+/// Attaches a native XDP program that passes every packet received on `device`, until the returned link is closed.
 pub(crate) fn pass(device: &str) -> Result<OwnedFd> {
     attach(device, &PASS, BPF_F_XDP_HAS_FRAGS, XDP_FLAGS_DRV_MODE)
 }
 
-/// Gives what comes in on queue 0 of `device` to `socket`, by a program in the kernel's general code, as long as the link is kept.
+/// Redirects packets received on queue 0 of `device` to `socket` by a generic XDP program, until the returned link is closed.
 pub(crate) fn redirect(device: &str, socket: &OwnedFd) -> Result<OwnedFd> {
     let create = MapCreate { map_type: BPF_MAP_TYPE_XSKMAP, key_size: 4, value_size: 4, max_entries: 1 };
     let map = bpf(BPF_MAP_CREATE, &create).context("making a map of sockets")?;
@@ -80,7 +80,7 @@ pub(crate) fn redirect(device: &str, socket: &OwnedFd) -> Result<OwnedFd> {
         value: (&raw const value) as u64,
         flags: 0,
     };
-    // SAFETY: the kernel reads `update`, a struct without padding, and the four bytes that each of its pointers names.
+    // SAFETY: the kernel reads `update`, a struct without padding, and the four bytes at each of its pointers.
     let done = unsafe {
         libc::syscall(libc::SYS_bpf, BPF_MAP_UPDATE_ELEM, &raw const update, size_of::<MapUpdate>())
     };
@@ -115,13 +115,13 @@ fn attach(device: &str, code: &[u64], flags: u32, mode: u32) -> Result<OwnedFd> 
 }
 
 fn bpf<T>(command: i64, attr: &T) -> io::Result<OwnedFd> {
-    // SAFETY: the kernel reads `size_of::<T>()` bytes of `attr`, a struct without padding, and what its pointers name: a
-    // program of the length given, and a string that ends. All of them live until the call returns; it writes nothing.
+    // SAFETY: the kernel reads `size_of::<T>()` bytes of `attr`, a struct without padding, and the memory at its pointers: a program of the
+    // given length and a terminated string. All of them outlive the call, and the kernel writes nothing.
     let fd = unsafe { libc::syscall(libc::SYS_bpf, command, &raw const *attr, size_of::<T>()) };
     let fd = i32::try_from(fd).unwrap_or(-1);
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a descriptor that the kernel has just made, and that nobody else knows.
+    // SAFETY: the kernel has just created this descriptor, and no other code owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

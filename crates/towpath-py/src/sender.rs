@@ -154,7 +154,8 @@ impl Sender {
         let (lent, max) = (this.lent.len(), this.max_buffers);
         this.open()?;
         if lent >= max {
-            let text = format!("{lent} buffers are outstanding: call reclaim(), or drain() if it returns none");
+            let text =
+                format!("{lent} buffers are outstanding: call reclaim(), or drain() if it returns none");
             return Err(failure::with_errno(Errno::AGAIN.raw_os_error(), text));
         }
         let token = this.next;

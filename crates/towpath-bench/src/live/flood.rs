@@ -1,28 +1,28 @@
-//! UDP packets of many flows, for a time: as fast as one CPU sends them, or at a rate.
+//! Generator of UDP packets of many flows, at full speed of one CPU or at a fixed rate.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::world::NEAR;
+use super::topology::NEAR;
 use crate::peer::flood::{BATCH, Flood};
 use crate::peer::netns;
 use crate::raw::say;
 
-/// What is sent, and how.
+/// Parameters of a flood.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Order {
     pub(crate) flows: u32,
     pub(crate) len: usize,
     pub(crate) time: Duration,
-    /// Packets per second; 0 is as fast as it goes.
+    /// Packets per second; 0 means unlimited.
     pub(crate) rate: u64,
 }
 
-/// Sends in the namespace of `home`, and says how many packets that were.
-pub(crate) fn side(home: u32, order: Order, cpu: usize) -> Result<()> {
+/// Sends in the namespace of process `netns_pid` and prints the number of packets sent.
+pub(crate) fn side(netns_pid: u32, order: Order, cpu: usize) -> Result<()> {
     let Order { flows, len, time, rate } = order;
-    netns::join(home)?;
+    netns::join(netns_pid)?;
     let mut flood = Flood::start(NEAR, flows, len, cpu)?;
     let start = Instant::now();
     let mut sent: u64 = 0;

@@ -1,4 +1,4 @@
-//! What is sent through a world, and what comes out of it.
+//! Traffic sent through a topology, and its measurement.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -7,38 +7,38 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use super::flood::Order;
-use super::world::{MIDDLE, World};
+use super::topology::{DUT, Topology};
 use crate::packet::DESTINATION;
 use crate::peer::Skipped;
 use crate::pin::Cpus;
 use crate::side::Side;
 use crate::stat::median;
 
-/// What is sent.
+/// The traffic.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Load {
-    /// UDP of so many bytes (the IP header counted) in so many flows, as fast as it goes: packets per second that arrive.
+    /// UDP packets of `len` bytes (including the IP header) in `flows` flows at full speed; measures received packets per second.
     Flood { len: usize, flows: u32 },
-    /// The same below what goes: how much of what is sent arrives.
+    /// The same at a lower rate; measures the share of packets received.
     Paced { len: usize, flows: u32 },
-    /// A TCP connection that iperf3 fills: bits per second that arrive.
+    /// One TCP connection, filled by iperf3; measures received bits per second.
     Tcp,
-    /// A UDP packet of 64 bytes there and back, at a low rate: ns, the median.
+    /// One UDP packet of 64 bytes at a time, at a low rate; measures the median round trip in ns.
     RoundTrip,
 }
 
-/// A sixth of a measurement's time goes by before it counts: caches and states are filled.
+/// The first sixth of a measurement is discarded: caches and states fill up.
 const WARM: u32 = 6;
-/// Parts of a measurement.
+/// Number of slices of a measurement.
 const SLICES: u32 = 10;
-/// How often the first packet is looked for, and how long the generator goes on beyond what is measured.
+/// Poll interval for the first packet, and time that the generator runs beyond the measurement.
 const LOOK: Duration = Duration::from_millis(5);
 const MARGIN: Duration = Duration::from_millis(100);
-/// How long the last packets of a paced flood may take.
+/// Maximum time for the last packets of a paced flood to arrive.
 const LAST: Duration = Duration::from_secs(1);
 
 impl Load {
-    /// The largest packet that its interfaces have to take.
+    /// The MTU that the interfaces need.
     pub(crate) fn mtu(self) -> usize {
         match self {
             Self::Flood { len, .. } | Self::Paced { len, .. } => len.max(1500),
@@ -46,28 +46,29 @@ impl Load {
         }
     }
 
-    /// Puts it through `world`, in the middle of which somebody is at work; of a paced one as fast as it goes.
-    pub(crate) fn measure(self, world: &mut World, cpus: Cpus, time: Duration) -> Result<f64> {
+    /// Runs this traffic through `topology`, whose device under test has been started. A paced flood is measured at full speed.
+    pub(crate) fn measure(self, topology: &mut Topology, cpus: Cpus, time: Duration) -> Result<f64> {
         match self {
             Self::Flood { len, flows } | Self::Paced { len, flows } => {
-                // Every flow has been seen once.
+                // Warm-up sends every flow at least once.
                 let warm = (time / WARM).max(Duration::from_micros(3 * u64::from(flows)));
-                flood(world, cpus, (len, flows), warm, time)
+                flood(topology, cpus, (len, flows), warm, time)
             }
-            Self::Tcp => tcp(world, cpus, time),
+            Self::Tcp => tcp(topology, cpus, time),
             Self::RoundTrip => {
-                let words = |role: &str, home: u32, rest: &[String]| {
-                    [&[role.to_owned(), home.to_string()][..], rest].concat()
+                let words = |role: &str, netns_pid: u32, rest: &[String]| {
+                    [&[role.to_owned(), netns_pid.to_string()][..], rest].concat()
                 };
                 let cpu = cpus.engine.to_string();
-                let mut echo = Side::start(&words("echo", world.far.pid(), std::slice::from_ref(&cpu)), &[])?;
+                let mut echo =
+                    Side::start(&words("echo", topology.far.pid(), std::slice::from_ref(&cpu)), &[])?;
                 echo.line()?;
                 let time = time.as_millis().to_string();
-                let mut ask = Side::start(&words("ask", world.near.pid(), &[time, cpu]), &[])?;
+                let mut ask = Side::start(&words("ask", topology.near.pid(), &[time, cpu]), &[])?;
                 let nanos = ask.number()?;
                 ask.finish()?;
                 if nanos.is_nan() {
-                    bail!("no packet came back");
+                    bail!("no reply received");
                 }
                 Ok(nanos)
             }
@@ -75,19 +76,18 @@ impl Load {
     }
 }
 
-/// Sends for `warm` and then for `time`; the median rate of arrivals in [`SLICES`] parts of that: what else the machine does now and then is
-/// in few of them.
+/// Floods for `warm` and then `time`. Returns the median arrival rate of [`SLICES`] slices: short disturbances affect few slices.
 fn flood(
-    world: &mut World,
+    topology: &mut Topology,
     cpus: Cpus,
     (len, flows): (usize, u32),
     warm: Duration,
     time: Duration,
 ) -> Result<f64> {
-    let before = world.arrived()?;
-    let mut side = sender(world, cpus, Order { flows, len, time: warm + time + MARGIN, rate: 0 })?;
+    let before = topology.arrived()?;
+    let mut side = sender(topology, cpus, Order { flows, len, time: warm + time + MARGIN, rate: 0 })?;
     let start = Instant::now();
-    while world.arrived()? == before {
+    while topology.arrived()? == before {
         if start.elapsed() > warm + time {
             bail!("no packet arrived");
         }
@@ -95,10 +95,10 @@ fn flood(
     }
     thread::sleep(warm);
     let mut rates = Vec::new();
-    let mut last = (Instant::now(), world.arrived()?);
+    let mut last = (Instant::now(), topology.arrived()?);
     for _ in 0..SLICES {
         thread::sleep(time / SLICES);
-        let next = (Instant::now(), world.arrived()?);
+        let next = (Instant::now(), topology.arrived()?);
         rates.push((next.1 - last.1) as f64 / (next.0 - last.0).as_secs_f64());
         last = next;
     }
@@ -107,21 +107,21 @@ fn flood(
     Ok(median(&rates))
 }
 
-/// Sends `rate` packets a second: how many were sent, and how many of these arrived.
+/// Sends `rate` packets per second. Returns the number sent and the number that arrived.
 pub(crate) fn paced(
-    world: &mut World,
+    topology: &mut Topology,
     cpus: Cpus,
     (len, flows): (usize, u32),
     rate: f64,
     time: Duration,
 ) -> Result<(u64, u64)> {
-    let before = world.arrived()?;
-    let mut side = sender(world, cpus, Order { flows, len, time, rate: rate as u64 })?;
+    let before = topology.arrived()?;
+    let mut side = sender(topology, cpus, Order { flows, len, time, rate: rate as u64 })?;
     let sent = side.number()? as u64;
     side.finish()?;
     let start = Instant::now();
     loop {
-        let arrived = world.arrived()? - before;
+        let arrived = topology.arrived()? - before;
         if arrived >= sent || start.elapsed() > LAST {
             return Ok((sent, arrived.min(sent)));
         }
@@ -129,16 +129,16 @@ pub(crate) fn paced(
     }
 }
 
-/// The near end's process that sends.
-fn sender(world: &World, cpus: Cpus, order: Order) -> Result<Side> {
+/// Starts the sending process of the near end.
+fn sender(topology: &Topology, cpus: Cpus, order: Order) -> Result<Side> {
     let Order { flows, len, time, rate } = order;
-    let home = world.near.pid().to_string();
+    let netns_pid = topology.near.pid().to_string();
     let rest = [flows.into(), len as u64, time.as_millis() as u64, rate, cpus.engine as u64];
-    let words = ["live-flood".to_owned(), home].into_iter().chain(rest.map(|word| word.to_string()));
+    let words = ["live-flood".to_owned(), netns_pid].into_iter().chain(rest.map(|word| word.to_string()));
     Side::start(&words.collect::<Vec<_>>(), &[])
 }
 
-/// What is read of iperf3's report.
+/// The fields read from iperf3's report.
 #[derive(Deserialize)]
 struct Report {
     end: End,
@@ -154,39 +154,39 @@ struct Sum {
     bits_per_second: f64,
 }
 
-/// The machine's own congestion control may be BBR, which paces by what it has guessed of the way. Only the machine's first namespace may make
-/// cubic the default; a privileged socket may choose it.
+/// Congestion control of both ends. The machine's default may be BBR, which paces by estimates of the path. Only the initial namespace
+/// may change the default; a privileged socket may select it.
 const CONGESTION: &str = "cubic";
 
-/// Both ends on the generator's CPU: where the scheduler put them made half of the figure, and was another place in each run.
+/// Runs iperf3. Both of its ends run on the generator's CPU: scheduler placement would otherwise change the result by up to half.
 ///
-/// One CPU receives for the middle, as a device's queue has one receive all of a connection. Without that the sender's process sends from its CPU,
-/// and each acknowledgement that comes has more sent from the middle's; two CPUs forward then, and change the order of what they carry.
-/// By how often, a stream had half its rate or all of it.
-fn tcp(world: &mut World, cpus: Cpus, time: Duration) -> Result<f64> {
-    world.middle.receive_on(MIDDLE[0], cpus.engine)?;
-    let within = |home: u32, rest: &[&str]| -> Vec<String> {
-        let words = ["within", &home.to_string(), "--", "iperf3"].map(str::to_owned);
+/// RPS directs receive processing of the device under test to one CPU, like one receive queue of a device. Otherwise the sender's CPU and
+/// the CPU of acknowledgements both forward and reorder packets, and the rate varies between half and full.
+fn tcp(topology: &mut Topology, cpus: Cpus, time: Duration) -> Result<f64> {
+    topology.dut.receive_on(DUT[0], cpus.engine)?;
+    let within = |netns_pid: u32, rest: &[&str]| -> Vec<String> {
+        let words = ["within", &netns_pid.to_string(), "--", "iperf3"].map(str::to_owned);
         words.into_iter().chain(rest.iter().map(ToString::to_string)).collect()
     };
     let cpu = cpus.engine.to_string();
-    let mut server = Side::start(&within(world.far.pid(), &["-s", "-1", "--forceflush", "-A", &cpu]), &[])?;
+    let mut server =
+        Side::start(&within(topology.far.pid(), &["-s", "-1", "--forceflush", "-A", &cpu]), &[])?;
     if let Err(error) = until(&mut server, "Server listening") {
         return Err(Skipped(format!("the program iperf3 is needed ({error})")).into());
     }
     let seconds = time.as_secs().max(1).to_string();
     let mut client = Side::start(
         &within(
-            world.near.pid(),
+            topology.near.pid(),
             &["-c", &DESTINATION.to_string(), "-t", &seconds, "-J", "-A", &cpu, "-C", CONGESTION],
         ),
         &[],
     )?;
     let said = client.rest()?;
-    let report: Report = serde_json::from_str(&said).with_context(|| format!("iperf3 said {said}"))?;
+    let report: Report = serde_json::from_str(&said).with_context(|| format!("iperf3 failed: {said}"))?;
     let rate = report.end.sum_received.bits_per_second;
     if rate == 0.0 {
-        bail!("no byte arrived");
+        bail!("no data arrived");
     }
     Ok(rate)
 }

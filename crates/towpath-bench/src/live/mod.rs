@@ -1,14 +1,14 @@
-//! Live traffic on the way from one network namespace through a second to a third, and what stands in the second.
+//! Live traffic through three network namespaces, and the device under test in the second one.
 //!
 //! ```text
-//! near (generator, TCP client)  near0 == wan  [middle: what is measured]  lan == far0  far (counts, TCP server)
+//! near (generator, TCP client)  near0 == wan  [device under test]  lan == far0  far (counter, TCP server)
 //! ```
 
-pub(crate) mod bare;
+pub(crate) mod baseline_fwd;
+pub(crate) mod dut;
 pub(crate) mod flood;
-pub(crate) mod home;
 pub(crate) mod load;
-pub(crate) mod middle;
+pub(crate) mod netns_proc;
 pub(crate) mod path;
 pub(crate) mod round_trip;
-pub(crate) mod world;
+pub(crate) mod topology;

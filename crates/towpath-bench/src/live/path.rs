@@ -1,6 +1,6 @@
-//! The live path without interfaces and other processes: bursts that a generator made go through an engine, its gate and, where the
-//! rules say so, a queue with an inspector in memory. For callgrind to count. (A real ring asks on which CPU it runs, by the vDSO, which valgrind
-//! does not map.)
+//! The live packet path without interfaces and other processes, for callgrind: generated bursts pass through an engine, its gate and,
+//! depending on the rules, a queue with an in-memory inspector. A real ring would call the vDSO for the current CPU; valgrind does not
+//! map the vDSO.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -16,29 +16,29 @@ use towpath_port::generator::{Description, Generator};
 use towpath_port::{Burst, Port, Received};
 use towpath_ring::{Decision, Loss, ReserveError, Seq, Verdict};
 
-use super::middle::rules;
+use super::dut::rules;
 
-/// Packets of a burst, and flows: about as many, so that a burst has few packets of one flow, as from an interface.
+/// Packets per burst, and flows. They are equal, so that a burst has few packets of one flow, as from an interface.
 const BURST: usize = 250;
-/// Bursts that there are; they come again and again.
+/// Number of distinct bursts, which repeat.
 const BURSTS: usize = 8;
-/// From one burst to the next, in nanoseconds.
+/// Interval between bursts in nanoseconds.
 const STEP: u64 = 250_000;
 
-/// What becomes of the packets.
+/// The processing of the packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Course {
-    /// Twenty rules, and the last one lets them pass.
+    /// Twenty rules; the last one passes the packets.
     Rules,
-    /// They have a state, which lets them pass.
+    /// A state passes the packets.
     States,
-    /// They have a state, which sends them to an inspector.
+    /// A state sends the packets to an inspector.
     Inspected,
-    /// They have a state, and a tap gets a copy of each.
+    /// A state passes the packets, and a tee copies each of them.
     Tapped,
 }
 
-/// The names of the steps that callgrind counts.
+/// The steps that callgrind counts, by name.
 pub(crate) const COURSES: [(&str, Course); 4] = [
     ("engine: twenty rules", Course::Rules),
     ("engine: a state", Course::States),
@@ -46,20 +46,20 @@ pub(crate) const COURSES: [(&str, Course); 4] = [
     ("engine: a tap", Course::Tapped),
 ];
 
-/// See the module's text.
+/// An engine with its generator; see the module documentation.
 pub(crate) struct Path {
     engine: Engine<Inside>,
     bursts: Vec<Arc<Burst>>,
     _gate: Gate,
 }
 
-/// What is around the engine: a clock.
+/// The engine's I/O: a clock.
 struct Inside {
     now: u64,
     left: u64,
 }
 
-/// An inspector that lets pass whatever it was given, as soon as it is asked.
+/// An inspector that passes every packet at the next poll.
 #[derive(Default)]
 struct Inspector {
     published: u32,
@@ -68,7 +68,7 @@ struct Inspector {
 }
 
 impl Path {
-    /// With one round of all bursts behind it.
+    /// Creates a path and runs every burst once.
     pub(crate) fn new(course: Course) -> Result<Self> {
         let text = match course {
             Course::Rules => rules(false).replace(" keep-state", ""),
@@ -100,7 +100,7 @@ impl Path {
         Report::of(&mut self.engine)
     }
 
-    /// So many packets go through, up to whole bursts.
+    /// Processes `packets` packets, rounded up to whole bursts.
     pub(crate) fn run(&mut self, packets: u32) -> Result<()> {
         for burst in self.bursts.iter().cycle().take((packets as usize).div_ceil(BURST)) {
             let Ok(()) = self.engine.process_burst_borrowed(burst, |frame| Meta::received(frame, 0));
@@ -176,7 +176,7 @@ mod tests {
     use super::{BURST, BURSTS, COURSES, Course, Path};
 
     #[test]
-    fn every_packet_goes_its_course_and_leaves() {
+    fn every_packet_is_processed_and_sent() {
         for (name, course) in COURSES {
             let mut path = Path::new(course).unwrap();
             path.run(BURST as u32 * 3).unwrap();

@@ -1,7 +1,7 @@
-//! A UDP packet at a time to the far end and back: how long the ways take when there is nothing else on them.
+//! Round trip of single UDP packets to the far end, without other traffic.
 //!
-//! Both ends take the time from the machine's one clock (`CLOCK_MONOTONIC`), so each way is measured by itself. What is told is
-//! the sum of the two medians: a round trip without what the far end waits before it answers.
+//! Both ends use the same clock (`CLOCK_MONOTONIC`), so each direction is timed separately. The result is the sum of the two medians,
+//! which excludes the delay of the far end before it replies.
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsFd;
@@ -20,33 +20,33 @@ use crate::stat::median;
 
 const PORT: u16 = 5001;
 const LEN: usize = 64;
-/// Long enough for what parks to be parked again.
+/// Gap between packets, long enough for a parking thread to park again.
 const GAP: Duration = Duration::from_millis(2);
-/// The gaps are up to so much longer, each by another part of it, and the far end waits as much before it answers: packets in step with a
-/// port's timer of 1 ms would all meet it at the same moment of its period, another one in each run.
+/// Maximum additional delay before each packet and before each reply. It varies, because packets synchronous to a port's 1 ms timer
+/// would all meet the same phase of the timer, a different one in each run.
 const DITHER: Duration = Duration::from_millis(1);
 const STEPS: usize = 64;
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// A socket whose packets have no checksum (udp(7), RFC 768): a bare forwarder does not finish what the kernel leaves undone.
+/// A socket that sends without checksums (udp(7), RFC 768): a baseline forwarder does not complete checksums left to offload.
 fn socket(port: u16) -> Result<UdpSocket> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)).context("binding a socket")?;
     set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)?;
     Ok(socket)
 }
 
-/// What packet `n` waits for, besides. 39 and 64 have no common divisor: every step comes once in 64 packets, and neighbours are far apart.
+/// The additional delay of packet `n`. 39 and 64 are coprime: each step occurs once in 64 packets, and consecutive steps differ widely.
 fn dither(n: usize) -> Duration {
     DITHER * (n * 39 % STEPS) as u32 / STEPS as u32
 }
 
-/// The machine's time, in ns.
+/// The current time in ns.
 fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// What is in a packet: its number, when it was sent, and how long the way there took, in ns. Zeros follow.
+/// Packet contents: number, send time and duration of the forward direction in ns. Zeros follow.
 #[derive(Clone, Copy)]
 struct Words([u64; 3]);
 
@@ -68,9 +68,9 @@ impl Words {
     }
 }
 
-/// The far end: what comes is answered, a little later.
-pub(crate) fn echo(home: u32, cpu: usize) -> Result<()> {
-    netns::join(home)?;
+/// Runs the far end: replies to each packet after a delay.
+pub(crate) fn echo(netns_pid: u32, cpu: usize) -> Result<()> {
+    netns::join(netns_pid)?;
     pin::to(cpu)?;
     let socket = socket(PORT)?;
     say("ready")?;
@@ -85,9 +85,9 @@ pub(crate) fn echo(home: u32, cpu: usize) -> Result<()> {
     Ok(())
 }
 
-/// The near end: says what the ways take there and back, in ns.
-pub(crate) fn ask(home: u32, time: Duration, cpu: usize) -> Result<()> {
-    netns::join(home)?;
+/// Runs the near end: prints the durations of both directions in ns.
+pub(crate) fn ask(netns_pid: u32, time: Duration, cpu: usize) -> Result<()> {
+    netns::join(netns_pid)?;
     pin::to(cpu)?;
     let socket = socket(0)?;
     socket.connect((DESTINATION, PORT))?;
@@ -100,7 +100,7 @@ pub(crate) fn ask(home: u32, time: Duration, cpu: usize) -> Result<()> {
         }
         thread::sleep(GAP + dither(n));
         socket.send(&Words([n as u64, now(), 0]).packet())?;
-        // An answer that came too late is not this one's.
+        // Discard late replies to earlier packets.
         while socket.recv(&mut answer).is_ok() {
             let Words([number, sent, took]) = Words::of(&answer);
             if number == n as u64 {
@@ -118,7 +118,7 @@ mod tests {
     use super::{DITHER, STEPS, Words, dither};
 
     #[test]
-    fn words_are_what_they_were() {
+    fn words_round_trip() {
         let words = [1, u64::MAX, 0x0102_0304_0506_0708];
         let packet = Words(words).packet();
         assert_eq!(packet[24..], [0; 40]);
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn every_step_comes_once() {
+    fn dither_covers_every_step_once() {
         let mut steps: Vec<_> = (STEPS..2 * STEPS).map(dither).collect();
         steps.sort();
         steps.dedup();

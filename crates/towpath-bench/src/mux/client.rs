@@ -1,4 +1,4 @@
-//! The load: clients of a message server, in one thread on one epoll, or a writer for each connection.
+//! Load generators for a message server: clients in one thread on one epoll, or one writer per connection.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -11,20 +11,20 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::{NUMBER, SMALLEST, message, whole};
 
-/// Bytes that a connection reads at once.
+/// Size of a connection's read buffer in bytes.
 const ROOM: usize = 64 << 10;
 
-/// What a load brought.
+/// Result of a load.
 pub(crate) struct Measured {
     /// Messages per second.
     pub(crate) rate: f64,
-    /// Of each message, in nanoseconds.
+    /// Latency of each message, in nanoseconds.
     pub(crate) latency: Histogram<u64>,
 }
 
 struct Connection {
     socket: TcpStream,
-    /// What came, so much of it.
+    /// Received bytes of an incomplete message.
     rest: Vec<u8>,
     held: usize,
     out: Vec<u8>,
@@ -35,8 +35,8 @@ struct Client {
     connections: Vec<Connection>,
 }
 
-/// As many clients as connections, each with one request outstanding, on a connection drawn by Zipf with this exponent: a
-/// popular connection carries several. Which connections are popular is by chance, another one for each `seed`.
+/// Closed loop: as many clients as connections, each with one outstanding request on a connection drawn by Zipf with this exponent. A
+/// popular connection carries several requests. `seed` selects which connections are popular.
 pub(crate) fn closed(
     address: SocketAddr,
     connections: usize,
@@ -59,7 +59,7 @@ pub(crate) fn closed(
     let mut starts: Vec<Instant> = Vec::new();
     let mut latency = histogram();
     let (mut done, mut idle) = (0u64, connections);
-    // The first fifth warms up.
+    // The first fifth is warm-up.
     let (begin, mut measured_from) = (Instant::now(), None);
     loop {
         let now = Instant::now();
@@ -87,7 +87,7 @@ pub(crate) fn closed(
     }
 }
 
-/// Keeps `outstanding` messages of `length` bytes under way on each connection.
+/// Keeps `outstanding` messages of `length` bytes in flight on each connection.
 pub(crate) fn pipelined(
     address: SocketAddr,
     connections: usize,
@@ -119,8 +119,8 @@ pub(crate) fn pipelined(
     }
 }
 
-/// Sends `rate` messages a second, whatever comes back, on connections at random; `marked` of a thousand are marked and
-/// take `takes`. The latency is what is beyond that, from the moment a message was due.
+/// Open loop: sends `rate` messages per second on random connections, independently of replies. Of a thousand messages, `marked` are marked
+/// and take `takes`. The latency excludes `takes` and starts when the message was due.
 pub(crate) fn open(
     address: SocketAddr,
     connections: usize,
@@ -145,7 +145,7 @@ pub(crate) fn open(
             connection.out.extend(message(SMALLEST, sent.len() as u64, mark));
             connection.flush()?;
             sent.push((due, mark));
-            // Poisson: exponential gaps.
+            // Poisson process: exponential gaps.
             due += Duration::from_secs_f64(-(1.0 - random.unit()).ln() / rate);
         }
         let wait = due.saturating_duration_since(Instant::now()).min(Duration::from_millis(50));
@@ -162,7 +162,7 @@ pub(crate) fn open(
     Ok(Measured { rate: done as f64 / time.as_secs_f64(), latency })
 }
 
-/// Writes messages on each connection as fast as they are taken, and says what `count` grew by per second.
+/// Writes messages on each connection at full speed. Measures the growth of `count` per second.
 pub(crate) fn flood(
     address: SocketAddr,
     connections: usize,
@@ -176,7 +176,7 @@ pub(crate) fn flood(
         for _ in 0..connections {
             let mut socket = TcpStream::connect(address)?;
             let (stop, block) = (&stop, &block);
-            // Relaxed: a flag that is looked at now and then.
+            // Relaxed: a flag that is polled.
             scope.spawn(move || while !stop.load(Ordering::Relaxed) && socket.write_all(block).is_ok() {});
         }
         std::thread::sleep(time / 5);
@@ -202,7 +202,7 @@ impl Client {
         Ok(Self { epoll, connections })
     }
 
-    /// Reads what came, and says the number of each answer.
+    /// Reads available data and calls `answered` with the number of each reply.
     fn poll(&mut self, wait: Duration, mut answered: impl FnMut(&mut Connection, u64)) -> Result<()> {
         let mut room = [std::mem::MaybeUninit::<epoll::Event>::uninit(); 32];
         let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: wait.subsec_nanos().into() };
@@ -255,7 +255,7 @@ impl Connection {
     }
 }
 
-/// xorshift64* (Vigna 2016): every server gets the same load.
+/// xorshift64* (Vigna 2016); the seed gives every server the same load.
 struct Random(u64);
 
 impl Random {

@@ -1,5 +1,5 @@
-//! What connections cost that do nothing. The server is a process of its own, because it looks at all of its memory; its clients
-//! are another.
+//! Memory cost of idle connections. The server is a separate process, because its whole memory is measured; its clients are another
+//! process.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,22 +10,22 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::message;
 use crate::side::Side;
 
-/// Connections; a process has one end of each, so that they fit into a usual limit of descriptors.
+/// Number of connections. Each process has one end of each, which fits common descriptor limits.
 const COUNT: usize = 10_000;
 
-/// Bytes of user space for each of 10,000 connections that have been used and are idle.
+/// Returns the user-space bytes per connection for 10,000 connections that were used and are idle.
 pub(crate) fn each() -> Result<f64> {
     let mut server = Side::start(&["mux-idle".to_owned()], &[])?;
     let address = server.line()?;
     let mut clients = Side::start(&["mux-idle-clients".to_owned(), address], &[])?;
-    clients.line().context("connecting, and asking once on each connection")?;
+    clients.line().context("connecting, with one request per connection")?;
     server.tell("weigh")?;
     let each = server.number()?;
     server.finish()?;
     Ok(each)
 }
 
-/// The server, and what it weighs.
+/// Runs the server and prints its memory.
 pub(crate) fn server() -> Result<()> {
     allow_descriptors()?;
     let server = towpath_mux::io::Server::new("length=4 be adjust=4".parse()?, Default::default())?;
@@ -38,14 +38,14 @@ pub(crate) fn server() -> Result<()> {
     println!("{address}");
     std::io::stdin().read_line(&mut String::new())?;
     let totals = server.show().totals;
-    anyhow::ensure!(totals.attach - totals.unattach == COUNT as u64, "not all connections are there");
+    anyhow::ensure!(totals.attach - totals.unattach == COUNT as u64, "connections are missing");
     println!("{}", resident()?.saturating_sub(before) as f64 / COUNT as f64);
     server.drain(Some(std::time::Duration::ZERO));
     echo.join().expect("it does not panic")?;
     Ok(())
 }
 
-/// The clients, until they are killed.
+/// Runs the clients until the process is killed.
 pub(crate) fn clients(address: SocketAddr) -> Result<()> {
     allow_descriptors()?;
     let asked = message(100, 0, false);
@@ -65,7 +65,7 @@ fn allow_descriptors() -> Result<()> {
         .with_context(|| format!("{COUNT} connections need {wanted} descriptors in a process"))
 }
 
-/// Bytes of this process that are in memory (proc_pid_status(5)).
+/// Resident memory of this process in bytes (proc_pid_status(5)).
 fn resident() -> Result<usize> {
     let status = std::fs::read_to_string("/proc/self/status").context("reading /proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;

@@ -1,5 +1,4 @@
-//! Message servers over TCP: ours, and what people write otherwise. All read frames of `length=4 be adjust=4` and answer with
-//! what they got.
+//! TCP message servers: Towpath's and baselines. Each reads frames of `length=4 be adjust=4` and replies with the same bytes.
 
 pub(crate) mod client;
 pub(crate) mod idle;
@@ -8,28 +7,28 @@ pub(crate) mod server;
 
 use std::time::{Duration, Instant};
 
-/// What a server does with a message before it answers.
+/// Processing of a message before the reply.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Job {
-    /// Nothing.
+    /// No processing.
     Nothing,
-    /// Drops it, without an answer.
+    /// Drop the message without a reply.
     Drop,
-    /// Waits, as for a database.
+    /// Sleep, as for a database.
     Wait(Duration),
-    /// Computes.
+    /// Compute.
     Compute(Duration),
-    /// Waits so long for those that are marked, and answers the others at once.
+    /// Sleep for marked messages; reply to others immediately.
     Marked(Duration),
 }
 
-/// Where a request's number and mark are, behind the length.
+/// Offset of a request's number, behind the length; the mark follows.
 pub(crate) const NUMBER: std::ops::Range<usize> = 4..12;
 pub(crate) const MARK: usize = 12;
 pub(crate) const SMALLEST: usize = 16;
 
 impl Job {
-    /// Does it; whether there is an answer.
+    /// Processes the message. Returns true if it needs a reply.
     pub(crate) fn run(self, message: &[u8]) -> bool {
         match self {
             Self::Nothing => {}
@@ -48,13 +47,13 @@ impl Job {
     }
 }
 
-/// The length of the first message of these bytes, if all of it is there.
+/// Returns the length of the first message if it is complete.
 pub(crate) fn whole(bytes: &[u8]) -> Option<usize> {
     let length = 4 + u32::from_be_bytes(*bytes.first_chunk()?) as usize;
     (bytes.len() >= length).then_some(length)
 }
 
-/// A message of `length` bytes in all.
+/// Creates a message of `length` bytes in total.
 pub(crate) fn message(length: usize, number: u64, mark: bool) -> Vec<u8> {
     let mut bytes = vec![0; length];
     bytes[..4].copy_from_slice(&(length as u32 - 4).to_be_bytes());

@@ -1,4 +1,4 @@
-//! `towpath mux`, whose workers are processes on rings: this program again.
+//! `towpath mux` with workers in processes on rings; the workers run this program.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -9,20 +9,20 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::subject::replay::binary;
 
-/// It serves. Stopped when dropped.
+/// Guard of a running `towpath mux`; stops it on drop.
 pub(crate) struct Front {
     process: Child,
 }
 
 impl Drop for Front {
     fn drop(&mut self) {
-        // It drains; both fail only when it has ended already.
+        // SIGTERM drains the server. Both calls fail only if the process has ended already.
         let _ = kill_process(Pid::from_child(&self.process), Signal::TERM);
         let _ = self.process.wait();
     }
 }
 
-/// Starts it with so many workers that answer with what they got, and says where it listens.
+/// Starts `towpath mux` with `workers` echo workers and returns its address.
 pub(crate) fn start(workers: usize) -> Result<(Front, SocketAddr)> {
     let own = std::env::current_exe().context("finding this program")?;
     let process = Command::new(binary()?)
@@ -38,10 +38,10 @@ pub(crate) fn start(workers: usize) -> Result<(Front, SocketAddr)> {
     let mut address = None;
     while let Some(line) = lines.next().transpose()? {
         if let Some(text) = line.strip_prefix("listening on ") {
-            address = Some(text.parse().with_context(|| format!("an address: {text}"))?);
+            address = Some(text.parse().with_context(|| format!("parsing the address {text}"))?);
         }
         if let (Some(address), true) = (address, line.ends_with("attached")) {
-            // What it says besides is not waited for.
+            // Reads and discards further output.
             std::thread::spawn(move || lines.count());
             return Ok((front, address));
         }
@@ -49,7 +49,7 @@ pub(crate) fn start(workers: usize) -> Result<(Front, SocketAddr)> {
     bail!("towpath mux ended early ({})", front.process.wait()?)
 }
 
-/// One of the workers.
+/// Runs a worker process.
 pub(crate) fn side() -> Result<()> {
     let mut worker = towpath_ring::Worker::attach_env()?.taking(16);
     Ok(worker.serve(|message, answer| answer.extend_from_slice(message.bytes()))?)

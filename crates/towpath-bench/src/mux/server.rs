@@ -1,5 +1,5 @@
-//! The servers: Towpath's mux, and three that people write: connections pinned to threads, threads on one epoll with
-//! EPOLLONESHOT, one reader with a central queue. They split messages themselves, straight in the buffer they read into.
+//! The servers: Towpath's mux and three baselines: connections pinned to threads, threads on one epoll with EPOLLONESHOT, and one reader
+//! with a central queue. The baselines parse messages in place in their read buffers.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind, Read, Write};
@@ -14,14 +14,14 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::{Job, whole};
 
-/// Which server.
+/// Server types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Towpath,
     Pinned,
     Oneshot,
     Central,
-    /// `towpath mux`: workers that are processes.
+    /// `towpath mux` with worker processes.
     Rings,
 }
 
@@ -39,10 +39,10 @@ impl Kind {
     }
 }
 
-/// A server that runs. Stopped when dropped.
+/// Guard of a running server; stops it on drop.
 pub(crate) struct Running {
     pub(crate) address: SocketAddr,
-    /// Messages that its workers have got.
+    /// Messages that the workers have received.
     pub(crate) got: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
     server: Option<towpath_mux::io::Server>,
@@ -52,7 +52,7 @@ pub(crate) struct Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Relaxed: a flag that threads look at now and then; joining them orders the rest.
+        // Relaxed: a flag that threads poll; joining the threads orders everything else.
         self.stop.store(true, Ordering::Relaxed);
         if let Some(server) = &self.server {
             server.drain(Some(std::time::Duration::from_secs(1)));
@@ -73,12 +73,12 @@ pub(crate) fn start(kind: Kind, workers: usize, job: Job) -> Result<Running> {
         for _ in 0..workers {
             let (mut worker, got) = (server.worker()?.taking(16), Arc::clone(&got));
             threads.push(std::thread::Builder::new().name("server".into()).spawn(move || {
-                // When it ends, so does the run.
+                // An error here ends the run.
                 let _ = worker.serve(|message, answer| {
                     if job.run(message.bytes()) {
                         answer.extend_from_slice(message.bytes());
                     }
-                    // Relaxed: a count that is only read as a rate.
+                    // Relaxed: a count that is read only as a rate.
                     got.fetch_add(1, Ordering::Relaxed);
                 });
             })?);
@@ -135,9 +135,9 @@ struct Shared {
 
 struct Connection {
     socket: TcpStream,
-    /// What was read and is no whole message.
+    /// Received bytes of an incomplete message.
     rest: Mutex<Vec<u8>>,
-    /// One writer at a time.
+    /// Serializes writers.
     write: Mutex<()>,
 }
 
@@ -169,14 +169,14 @@ impl Shared {
         }
     }
 
-    /// A thread on an epoll: reads, and serves what it read or queues it.
+    /// Runs a thread on an epoll: reads, then serves or queues the messages.
     fn poll(&self, at: usize, queue: bool) {
         let mut room = [std::mem::MaybeUninit::<epoll::Event>::uninit(); 32];
         let mut buffer = vec![0; 64 << 10];
         let mut known: HashMap<u64, Arc<Connection>> = HashMap::new();
         let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
         while !self.stopped() {
-            // One at a time where threads share the epoll: a batch would make the others idle.
+            // One event at a time if threads share the epoll: a batch would leave other threads idle.
             let most = if self.oneshot { 1 } else { 32 };
             let Ok((events, _)) = epoll::wait(&self.epolls[at], &mut room[..most], Some(&timeout)) else {
                 continue;
@@ -203,7 +203,7 @@ impl Shared {
         }
     }
 
-    /// Reads once, and serves or queues the whole messages. Whether the connection is open.
+    /// Reads once, then serves or queues the complete messages. Returns true if the connection is open.
     fn read(&self, connection: &Arc<Connection>, buffer: &mut [u8], queue: bool) -> bool {
         let mut rest = connection.rest.lock().expect("no panic");
         let held = rest.len();
@@ -250,7 +250,7 @@ impl Shared {
     }
 }
 
-/// Writes all of it, waiting for room: these servers have no other way to.
+/// Writes everything and waits for buffer space, because these servers have no output queue.
 fn write_all(mut socket: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match socket.write(bytes) {

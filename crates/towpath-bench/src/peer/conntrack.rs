@@ -1,8 +1,8 @@
-//! The kernel's conntrack in a network namespace of its own: what it adds to a packet's way.
+//! The kernel's conntrack in a separate network namespace: its cost per packet.
 //!
-//! A flood over a veth pair, whose CPU also does the kernel's receiving, ends in a UDP socket that nobody reads. The
-//! difference of a packet's time with conntrack (a rule of INPUT asks for the state; packets and bytes are counted, as ours
-//! are) and without it is conntrack's.
+//! A flood over a veth pair ends in a UDP socket without a reader; the generator's CPU also does the kernel's receive processing. The
+//! result is the difference of a packet's time with conntrack (an INPUT rule matches the state; packets and bytes are counted, as in
+//! Towpath) and without.
 
 use std::io::stdin;
 use std::net::UdpSocket;
@@ -17,13 +17,13 @@ use crate::peer::{Skipped, netns};
 use crate::raw::say;
 use crate::side::Side;
 
-/// How many connections the kernel follows, in all namespaces together.
+/// Limit of tracked connections over all namespaces.
 const MAX: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
-/// More than the flows: what ended a moment ago is still counted.
+/// Margin above the number of flows: the kernel still counts connections that have just ended.
 const SPARE: u32 = 65_536;
 const LEN: usize = 50;
 
-/// What conntrack adds to a packet of one of `flows` flows, in ns: the median of so many turns.
+/// Returns the cost of conntrack per packet of one of `flows` flows in ns: median of `reps` repetitions.
 pub(crate) fn added(cpu: usize, flows: u32, time: Duration, reps: u32) -> Result<f64> {
     if !rustix::process::geteuid().is_root() {
         return Err(Skipped("needs root".to_owned()).into());
@@ -36,11 +36,11 @@ pub(crate) fn added(cpu: usize, flows: u32, time: Duration, reps: u32) -> Result
     Ok(crate::stat::median(&added))
 }
 
-/// The kernel's limit, higher than it was; dropped, it is what it was.
+/// A raised kernel limit; restored on drop.
 pub(crate) struct Raised(Option<String>);
 
 impl Raised {
-    /// So that it can follow so many.
+    /// Raises the limit to track `flows` flows.
     pub(crate) fn for_flows(flows: u32) -> Result<Self> {
         let least = flows + SPARE;
         let Ok(before) = std::fs::read_to_string(MAX) else { return Ok(Self(None)) };
@@ -61,7 +61,7 @@ impl Drop for Raised {
         if let Some(before) = &self.0
             && let Err(error) = std::fs::write(MAX, before)
         {
-            eprintln!("{MAX} was {}, and could not be set back: {error}", before.trim());
+            eprintln!("cannot restore {MAX} to {}: {error}", before.trim());
         }
     }
 }
@@ -69,14 +69,14 @@ impl Drop for Raised {
 fn nanos(cpu: usize, flows: u32, time: Duration, tracked: bool) -> Result<f64> {
     let words = |words: &[&str]| -> Vec<String> { words.iter().map(ToString::to_string).collect() };
     let how = if tracked { "tracked" } else { "plain" };
-    let mut home = Side::start(&words(&["conntrack-home", how]), &[])?;
+    let mut receiver = Side::start(&words(&["conntrack-receiver", how]), &[])?;
     let (flows, millis) = (flows.to_string(), time.as_millis().to_string());
     let mut flood = Side::start(&words(&["conntrack-flood", &flows, &millis, &cpu.to_string()]), &[])?;
-    home.line()?;
+    receiver.line()?;
     flood.line()?;
-    netns::connect(flood.pid(), home.pid())?;
-    home.tell("go")?;
-    match home.line()?.as_str() {
+    netns::connect(flood.pid(), receiver.pid())?;
+    receiver.tell("go")?;
+    match receiver.line()?.as_str() {
         "ready" => {}
         skipped => return Err(Skipped(skipped.to_owned()).into()),
     }
@@ -86,8 +86,8 @@ fn nanos(cpu: usize, flows: u32, time: Duration, tracked: bool) -> Result<f64> {
     Ok(nanos)
 }
 
-/// The receiving end; it stays until it is killed.
-pub(crate) fn home(tracked: bool) -> Result<()> {
+/// Runs the receiving end until the process is killed.
+pub(crate) fn receiver(tracked: bool) -> Result<()> {
     netns::unshare()?;
     say("unshared")?;
     stdin().read_line(&mut String::new())?;
@@ -101,7 +101,7 @@ pub(crate) fn home(tracked: bool) -> Result<()> {
     Ok(())
 }
 
-/// Sends a packet of every flow, and then says what one takes.
+/// Sends a packet of every flow, then measures and prints the time per packet.
 pub(crate) fn flood(flows: u32, time: Duration, cpu: usize) -> Result<()> {
     netns::unshare()?;
     say("ready")?;

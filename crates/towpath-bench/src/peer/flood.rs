@@ -1,5 +1,5 @@
 #![allow(unsafe_code)]
-//! A flood of UDP packets over 2,000 flows, sent through a packet socket into one end of a veth pair (packet(7)).
+//! Flood of UDP packets of many flows, sent through a packet socket into one end of a veth pair (packet(7)).
 
 use std::io::{self, stdin};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -14,10 +14,10 @@ use crate::pin;
 use crate::raw::say;
 
 const FLOWS: u32 = 2000;
-/// Packets of one call.
+/// Packets per call.
 pub(crate) const BATCH: usize = 64;
 
-/// UDP packets of so many flows, one of each in turn.
+/// A generator that cycles through the flows.
 pub(crate) struct Flood {
     socket: OwnedFd,
     batch: Batch,
@@ -26,7 +26,7 @@ pub(crate) struct Flood {
 }
 
 impl Flood {
-    /// Into `interface`, packets of `len` bytes, by the CPU `cpu`.
+    /// Creates a generator on `interface` with packets of `len` bytes, pinned to CPU `cpu`.
     pub(crate) fn start(interface: &str, flows: u32, len: usize, cpu: usize) -> Result<Self> {
         let socket = packet_socket(interface, libc::ETH_P_IP as u16).context("opening a packet socket")?;
         pin::to(cpu)?;
@@ -52,11 +52,11 @@ impl Flood {
     }
 }
 
-/// Sends packets of `len` bytes until it is killed.
+/// Sends packets of `len` bytes until the process is killed.
 pub(crate) fn side(len: usize, cpu: usize) -> Result<()> {
     netns::unshare()?;
     say("ready")?;
-    // The word comes when the veth pair is there.
+    // The parent sends a line once the veth pair exists.
     stdin().read_line(&mut String::new())?;
     netns::up(netns::SENDER)?;
     let mut flood = Flood::start(netns::SENDER, FLOWS, len, cpu)?;
@@ -65,12 +65,12 @@ pub(crate) fn side(len: usize, cpu: usize) -> Result<()> {
     }
 }
 
-/// The device's queue or the socket's buffer is full: the flood goes on when there is room.
+/// Returns true if the error means a full device queue or socket buffer, after which sending may continue.
 pub(crate) fn busy(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::EAGAIN))
 }
 
-/// A packet socket of `interface` that sends past its queue, and receives what is of `protocol`: 0 is nothing (packet(7)).
+/// A packet socket of `interface` that bypasses the queueing discipline and receives `protocol`; 0 receives nothing (packet(7)).
 pub(crate) fn packet_socket(interface: &str, protocol: u16) -> io::Result<OwnedFd> {
     let socket = unbound_socket()?;
     bind(&socket, interface, protocol)?;
@@ -80,16 +80,16 @@ pub(crate) fn packet_socket(interface: &str, protocol: u16) -> io::Result<OwnedF
 
 /// A packet socket that receives nothing until it is bound.
 pub(crate) fn unbound_socket() -> io::Result<OwnedFd> {
-    // SAFETY: takes no pointers.
+    // SAFETY: the call takes no pointers.
     let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel just gave this descriptor to us alone.
+    // SAFETY: the kernel has just created this descriptor, and no other code owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Binds it to `interface` and `protocol`.
+/// Binds a packet socket to `interface` and `protocol`.
 pub(crate) fn bind(socket: &OwnedFd, interface: &str, protocol: u16) -> io::Result<()> {
     let address = libc::sockaddr_ll {
         sll_family: libc::AF_PACKET as u16,

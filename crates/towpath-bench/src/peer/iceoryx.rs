@@ -1,4 +1,4 @@
-//! iceoryx2: publish-subscribe in shared memory, without loss (the publisher waits for room).
+//! iceoryx2: lossless publish-subscribe in shared memory (the publisher waits for space).
 
 use std::hint::{black_box, spin_loop};
 use std::time::{Duration, Instant};
@@ -20,11 +20,11 @@ type Factory = PortFactory<ipc::Service, [u8], ()>;
 type Sender = Publisher<ipc::Service, [u8], ()>;
 type Receiver = Subscriber<ipc::Service, [u8], ()>;
 
-/// A message of this length ends a measurement.
+/// Length of the message that ends a measurement.
 const END: usize = 1;
 const BUFFER: usize = 1024;
 
-/// Messages per second of `len` bytes, loaned, filled and sent one at a time.
+/// Returns the messages per second of `len` bytes, loaned, filled and sent one at a time.
 pub(crate) fn rate(cpus: Cpus, time: Duration, len: usize, read: bool) -> Result<f64> {
     let name = format!("towpath-bench/{}/rate", std::process::id());
     let node = node()?;
@@ -78,7 +78,7 @@ pub(crate) fn rate_side(name: &str, read: bool, cpu: usize) -> Result<()> {
     say(&(count as f64 / start.elapsed().as_secs_f64()).to_string())
 }
 
-/// Round trip over two services, both sides spinning, in ns: median.
+/// Round trip over two services, with both sides spinning: median in ns.
 pub(crate) fn round_trip(cpus: Cpus, time: Duration, len: usize) -> Result<f64> {
     let names = ["ping", "pong"].map(|way| format!("towpath-bench/{}/{way}", std::process::id()));
     let node = node()?;
@@ -159,7 +159,7 @@ fn send(publisher: &Sender, message: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The length of the next message.
+/// Waits for the next message and returns its length.
 fn wait(subscriber: &Receiver) -> Result<usize> {
     loop {
         if let Some(sample) = subscriber.receive().map_err(|e| anyhow!("receiving from iceoryx2: {e}"))? {

@@ -1,4 +1,4 @@
-//! General concurrent maps with the same keys, beside the state table: as many lookups of what is there.
+//! General concurrent maps with the same keys as the state table: lookups of existing keys.
 
 use std::hash::{BuildHasher, RandomState};
 use std::hint::black_box;
@@ -12,14 +12,14 @@ use crate::pin;
 use crate::raw::say;
 use crate::side::Side;
 
-/// The maps by name.
+/// Names of the maps.
 pub(crate) const MAPS: [&str; 3] = ["papaya", "scc", "dashmap"];
 
-/// A key of 16 bytes, as the table packs it, and a value of 48: together as large as a state.
+/// A key of 16 bytes, as packed by the state table. With a value of 48 bytes it has the size of a state.
 type Key = [u64; 2];
 type Value = [u64; 6];
 
-/// A hash as quick as ours, so that it is the maps that are compared: two folded multiplications with a secret.
+/// A hash as fast as the state table's, so that the maps are compared: two folded multiplications with a secret.
 #[derive(Clone)]
 struct Fold([u64; 2]);
 
@@ -55,10 +55,10 @@ impl std::hash::Hasher for Folding {
     fn write_usize(&mut self, _: usize) {}
 }
 
-/// Lookups per second in a process of its own, in pages of that kind.
+/// Returns the lookups per second, measured in a separate process with huge or normal pages.
 pub(crate) fn rate(map: &str, flows: u32, huge: bool, cpu: usize, time: Duration) -> Result<f64> {
     let words = ["map", map, &flows.to_string(), &time.as_millis().to_string(), &cpu.to_string()];
-    // glibc's allocator asks for huge pages then (GNU C Library manual, Memory Allocation Tunables).
+    // This setting makes glibc's allocator request huge pages (GNU C Library manual, Memory Allocation Tunables).
     let tunables = format!("glibc.malloc.hugetlb={}", u8::from(huge));
     let mut side = Side::start(&words.map(str::to_owned), &[("GLIBC_TUNABLES", tunables)])?;
     let rate = side.number()?;
@@ -107,7 +107,7 @@ fn measure(flows: u32, time: Duration, get: impl Fn(&Key) -> Option<Value>) -> f
     let mut lookups = 0_u64;
     while start.elapsed() < time {
         for _ in 0..4096 {
-            // One word of the value, as a lookup of a state reads its rule.
+            // Reads one word of the value, as a state lookup reads its rule.
             black_box(get(&key(random.below(flows))).map(|value| value[0]));
         }
         lookups += 4096;

@@ -1,4 +1,4 @@
-//! What Towpath is measured against.
+//! Peers that Towpath is compared with.
 
 pub(crate) mod conntrack;
 pub(crate) mod flood;
@@ -10,7 +10,7 @@ pub(crate) mod seqpacket;
 
 use std::fmt;
 
-/// Why a measurement cannot be made on this system; its bar is left out of the report.
+/// The reason why this system cannot run a measurement; the report omits its metric.
 #[derive(Debug)]
 pub(crate) struct Skipped(pub(crate) String);
 

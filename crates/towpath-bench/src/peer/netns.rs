@@ -1,5 +1,5 @@
 #![allow(unsafe_code)]
-//! Two network namespaces and a veth pair between them. They belong to the sides that unshared them, and go with them.
+//! Two network namespaces joined by a veth pair. They end with the processes that created them.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -13,23 +13,23 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space,
 use crate::packet::{DESTINATION, DESTINATION_MAC};
 use crate::peer::Skipped;
 
-/// The generator's end of the pair.
+/// Generator's end of the pair.
 pub(crate) const SENDER: &str = "tpb0";
-/// The queue's end.
+/// Receiver's end of the pair.
 pub(crate) const RECEIVER: &str = "tpb1";
-/// The longest that a veth device takes.
+/// Maximum MTU of a veth device.
 const MTU: &str = "65535";
 
-/// Gives this process a network namespace of its own.
+/// Moves this process to a new network namespace.
 pub(crate) fn unshare() -> Result<()> {
-    // SAFETY: NEWNET does not touch the descriptor table, which is what could break others' descriptors.
+    // SAFETY: NEWNET does not unshare the descriptor table, which could invalidate descriptors of other threads.
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.context("making a network namespace")
 }
 
-/// Gives this process a network namespace and a mount namespace of its own, with the devices of the former in /sys: sysfs shows those of
-/// the namespace in which it was mounted.
+/// Moves this process to new network and mount namespaces, and remounts /sys: sysfs shows the devices of the network namespace in which it
+/// was mounted.
 pub(crate) fn unshare_with_sysfs() -> Result<()> {
-    // SAFETY: as above; NEWNS does not touch it either.
+    // SAFETY: as above; NEWNS does not affect the descriptor table either.
     unsafe { unshare_unsafe(UnshareFlags::NEWNET | UnshareFlags::NEWNS) }.context("making namespaces")?;
     let whole = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     mount_change("/", whole).context("making mounts private")?;
@@ -44,12 +44,12 @@ pub(crate) fn join(pid: u32) -> Result<()> {
         .context("joining a namespace")
 }
 
-/// Joins the namespaces of two processes by a veth pair.
+/// Connects the namespaces of two processes by a veth pair.
 pub(crate) fn connect(sender: u32, receiver: u32) -> Result<()> {
     connect_as([SENDER, RECEIVER], sender, receiver)
 }
 
-/// Joins them by a pair with these names.
+/// Connects the namespaces by a veth pair with these names.
 pub(crate) fn connect_as(names: [&str; 2], sender: u32, receiver: u32) -> Result<()> {
     let (sender, receiver) = (sender.to_string(), receiver.to_string());
     run(
@@ -65,7 +65,7 @@ pub(crate) fn up(device: &str) -> Result<()> {
     run("ip", &["link", "set", device, "mtu", MTU, "up"])
 }
 
-/// The receiver's end: its addresses, and the rules that take UDP to `queues` queues and drop what they accept.
+/// Configures the receiver: its addresses, and rules that send UDP to `queues` queues and drop accepted packets.
 pub(crate) fn up_with_queues(queues: u16) -> Result<()> {
     let mac = DESTINATION_MAC.map(|byte| format!("{byte:02x}")).join(":");
     run("ip", &["link", "set", RECEIVER, "address", &mac])?;
@@ -77,13 +77,13 @@ pub(crate) fn up_with_queues(queues: u16) -> Result<()> {
     iptables(&["-A", "INPUT", "-p", "udp", "-j", "DROP"])
 }
 
-/// The receiver's end: its addresses, and, `tracked`, a rule that makes the kernel follow connections.
+/// Configures the receiver: its addresses and, if `tracked`, a rule that enables connection tracking.
 pub(crate) fn up_with_conntrack(tracked: bool) -> Result<()> {
     let mac = DESTINATION_MAC.map(|byte| format!("{byte:02x}")).join(":");
     run("ip", &["link", "set", RECEIVER, "address", &mac])?;
     run("ip", &["address", "add", &format!("{DESTINATION}/8"), "dev", RECEIVER])?;
     up(RECEIVER)?;
-    // Both have a rule, so that the tables themselves are not what is measured.
+    // Both cases have a rule, which excludes the cost of the tables from the difference.
     if tracked {
         iptables(&["-A", "INPUT", "-m", "conntrack", "--ctstate", "INVALID", "-j", "DROP"])?;
         let counted = std::fs::write("/proc/sys/net/netfilter/nf_conntrack_acct", "1");
@@ -93,7 +93,7 @@ pub(crate) fn up_with_conntrack(tracked: bool) -> Result<()> {
     }
 }
 
-/// `iptables-legacy` where it is installed: its tables cost a packet least; else what `iptables` is.
+/// Runs `iptables-legacy` if installed, because its tables cost less per packet; else `iptables`.
 pub(crate) fn iptables(words: &[&str]) -> Result<()> {
     let wait = [&["-w", "5"], words].concat();
     match run("iptables-legacy", &wait) {

@@ -1,9 +1,8 @@
-//! Kernel NFQUEUE in a network namespace of its own: netlink as libnetfilter_queue speaks it, recvmmsg of 64 and one
-//! batch verdict for what it brought (linux/netfilter/nfnetlink_queue.h).
+//! Kernel NFQUEUE in a separate network namespace: netlink as in libnetfilter_queue, recvmmsg of 64 messages, and one batch verdict per
+//! call (linux/netfilter/nfnetlink_queue.h).
 //!
-//! The packets come from a flood over a veth pair (the generator's CPU also does the kernel's receiving), are queued in
-//! the raw table, accepted by the consumer on the other CPU, and dropped in INPUT: the shortest way that a packet with
-//! a verdict can go on.
+//! The packets come from a flood over a veth pair; the generator's CPU also does the kernel's receive processing. They are queued in the raw
+//! table, accepted by the consumer on the other CPU, and dropped in INPUT, which is the shortest path of a packet with a verdict.
 
 use std::io::stdin;
 use std::os::fd::OwnedFd;
@@ -24,12 +23,12 @@ use crate::pin::{self, Cpus};
 use crate::raw::say;
 use crate::side::Side;
 
-/// What a netlink attribute can carry: its length is 16 bits wide, its header 4 bytes.
+/// Maximum payload of a netlink attribute: its length field has 16 bits, and its header 4 bytes.
 const MAX_PAYLOAD: usize = 65_531;
-/// Messages of one recvmmsg.
+/// Messages per recvmmsg call.
 const RECEIVE: usize = 64;
 
-/// One measurement: packets of `len` bytes to `consumers` processes that give a verdict for `batch` packets at once.
+/// Parameters: packets of `len` bytes, and `consumers` processes that decide `batch` packets at once.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Load {
     pub(crate) len: usize,
@@ -37,7 +36,7 @@ pub(crate) struct Load {
     pub(crate) batch: usize,
 }
 
-/// Packets per second with a verdict, all consumers together.
+/// Returns the decided packets per second of all consumers.
 pub(crate) fn rate(cpus: Cpus, time: Duration, load: Load) -> Result<f64> {
     if !rustix::process::geteuid().is_root() {
         return Err(Skipped("needs root".to_owned()).into());
@@ -55,9 +54,9 @@ pub(crate) fn rate(cpus: Cpus, time: Duration, load: Load) -> Result<f64> {
             netns::connect(flood.pid(), side.pid())?;
         }
     }
-    let home = consumers[0].pid();
+    let netns_pid = consumers[0].pid();
     for side in &mut consumers {
-        side.tell(&home.to_string())?;
+        side.tell(&netns_pid.to_string())?;
         match side.line()?.as_str() {
             "ready" => {}
             skipped => return Err(Skipped(skipped.to_owned()).into()),
@@ -78,7 +77,7 @@ fn consumer(queue: u16, cpus: Cpus, time: Duration, load: Load) -> Vec<String> {
     vec!["nfqueue".to_owned(), queue.to_string(), load.consumers.to_string(), len, batch, time, cpu]
 }
 
-/// The consumer of queue `queue` among `queues`: queue 0 makes the namespace and its rules, the others join it.
+/// Runs the consumer of queue `queue` of `queues`. Queue 0 creates the namespace and its rules; the others join it.
 pub(crate) fn side(
     queue: u16,
     queues: u16,
@@ -91,9 +90,10 @@ pub(crate) fn side(
         netns::unshare()?;
     }
     say("unshared")?;
-    let mut home = String::new();
-    stdin().read_line(&mut home)?;
-    let set_up = if queue == 0 { netns::up_with_queues(queues) } else { netns::join(home.trim().parse()?) };
+    let mut netns_pid = String::new();
+    stdin().read_line(&mut netns_pid)?;
+    let set_up =
+        if queue == 0 { netns::up_with_queues(queues) } else { netns::join(netns_pid.trim().parse()?) };
     match set_up {
         Err(error) if error.is::<Skipped>() => {
             return say(&error.to_string().replace("skipped: ", ""));
@@ -107,11 +107,11 @@ pub(crate) fn side(
     say(&rate.to_string())
 }
 
-/// The consumer of a queue in the namespace of the process `home`: accepts until it is killed.
-pub(crate) fn live(home: u32, queue: u16, len: usize, batch: usize, cpu: usize) -> Result<()> {
-    netns::join(home)?;
+/// Runs a consumer in the namespace of process `netns_pid`: accepts packets until the process is killed.
+pub(crate) fn live(netns_pid: u32, queue: u16, len: usize, batch: usize, cpu: usize) -> Result<()> {
+    netns::join(netns_pid)?;
     let socket = bind(queue, len)?;
-    // Segments that are not cut come as they are.
+    // Receive GSO packets unsegmented.
     let gso = (libc::NFQA_CFG_F_GSO as u32).to_be_bytes();
     let message = Message::new(libc::NFQNL_MSG_CONFIG, queue)
         .attribute(libc::NFQA_CFG_FLAGS, &gso)
@@ -123,11 +123,11 @@ pub(crate) fn live(home: u32, queue: u16, len: usize, batch: usize, cpu: usize) 
     consume(&socket, queue, batch, Duration::MAX).map(drop)
 }
 
-/// Binds the queue and asks for whole packets.
+/// Binds the queue and requests whole packets.
 fn bind(queue: u16, len: usize) -> Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(netlink::NETFILTER))?;
-    // Full buffers drop packets; they need not also fail our reads.
+    // Full buffers drop packets; reads should not also fail with ENOBUFS.
     set_option(&socket, libc::SOL_NETLINK, libc::NETLINK_NO_ENOBUFS, 1)?;
     set_socket_recv_buffer_size_force(&socket, 32 << 20)?;
     // struct nfqnl_msg_config_cmd: command, padding, pf (big endian).
@@ -146,22 +146,20 @@ fn bind(queue: u16, len: usize) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Accepts everything for `time` from the first packet on; returns packets per second.
+/// Accepts all packets for `time` from the first packet on. Returns packets per second.
 fn consume(socket: &OwnedFd, queue: u16, batch: usize, time: Duration) -> Result<f64> {
     let mut messages = Batch::new((0..RECEIVE).map(|_| vec![0; MAX_PAYLOAD + 2048].into()).collect());
     let mut start = None;
     let (mut packets, mut undecided, mut sum) = (0_u64, 0, 0);
     loop {
         let received = match messages.receive(socket, RECEIVE) {
-            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => bail!("no packet came for 3 s"),
+            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => bail!("no packet within 3 s"),
             received => received.context("recvmmsg")?.context("the netlink socket ended")?,
         };
         let began = *start.get_or_insert_with(Instant::now);
         let mut last = 0;
         for n in 0..received {
-            let Some((id, payload)) = parse(messages.received(n)) else {
-                bail!("a message that is no packet")
-            };
+            let Some((id, payload)) = parse(messages.received(n)) else { bail!("not a packet message") };
             sum ^= fold(payload);
             last = id;
             packets += 1;
@@ -172,7 +170,7 @@ fn consume(socket: &OwnedFd, queue: u16, batch: usize, time: Duration) -> Result
                 undecided = 0;
             }
         }
-        // Fewer than a batch: a consumer that went on waiting would hold them for as long as nothing else comes.
+        // An incomplete batch: waiting for more would delay these packets until the next arrive.
         if undecided > 0 && batch == RECEIVE {
             accept(socket, queue, libc::NFQNL_MSG_VERDICT_BATCH, last)?;
             undecided = 0;
@@ -185,7 +183,7 @@ fn consume(socket: &OwnedFd, queue: u16, batch: usize, time: Duration) -> Result
     }
 }
 
-/// Accepts the packet `id`, or by NFQNL_MSG_VERDICT_BATCH all up to it.
+/// Accepts packet `id`, or with NFQNL_MSG_VERDICT_BATCH all packets up to it.
 fn accept(socket: &OwnedFd, queue: u16, kind: libc::c_int, id: u32) -> Result<()> {
     // struct nfqnl_msg_verdict_hdr: verdict, id, both big endian.
     let mut verdict = [0; 8];
@@ -196,15 +194,14 @@ fn accept(socket: &OwnedFd, queue: u16, kind: libc::c_int, id: u32) -> Result<()
     Ok(())
 }
 
-/// Sends a request, and reads the kernel's acknowledgement.
+/// Sends a request and reads the kernel's acknowledgement.
 fn request(socket: &OwnedFd, mut message: Message) -> Result<()> {
     message.ask_for_ack();
     send(socket, &message.bytes, SendFlags::empty()).context("sending to nfnetlink_queue")?;
     let mut answer = [0_u8; 512];
-    let (_, len) =
-        recv(socket, &mut answer[..], RecvFlags::empty()).context("the answer of nfnetlink_queue")?;
-    // struct nlmsghdr (16 bytes), then struct nlmsgerr, which begins with the error.
-    ensure!(len >= 20, "an answer of nfnetlink_queue of {len} bytes");
+    let (_, len) = recv(socket, &mut answer[..], RecvFlags::empty()).context("reply of nfnetlink_queue")?;
+    // struct nlmsghdr (16 bytes), then struct nlmsgerr, which starts with the error.
+    ensure!(len >= 20, "nfnetlink_queue replied with {len} bytes");
     let error = i32::from_ne_bytes([answer[16], answer[17], answer[18], answer[19]]);
     if error != 0 {
         bail!("nfnetlink_queue refused: {}", Errno::from_raw_os_error(-error));
@@ -212,7 +209,7 @@ fn request(socket: &OwnedFd, mut message: Message) -> Result<()> {
     Ok(())
 }
 
-/// The id and the payload of a packet message (NFQNL_MSG_PACKET).
+/// Returns the id and the payload of a packet message (NFQNL_MSG_PACKET).
 fn parse(message: &[u8]) -> Option<(u32, &[u8])> {
     const HEADERS: usize = 20;
     let kind = u16::from_ne_bytes([*message.get(4)?, *message.get(5)?]);
@@ -240,7 +237,7 @@ struct Message {
 }
 
 impl Message {
-    /// struct nlmsghdr, then struct nfgenmsg with the queue's number.
+    /// Writes struct nlmsghdr, then struct nfgenmsg with the queue number.
     fn new(kind: i32, queue: u16) -> Self {
         let kind = (libc::NFNL_SUBSYS_QUEUE << 8) as u16 | kind as u16;
         let mut bytes = Vec::with_capacity(64);
@@ -278,7 +275,7 @@ mod tests {
     use super::{Message, parse};
 
     #[test]
-    fn a_packet_message_gives_its_id_and_payload() {
+    fn parse_packet_message() {
         let mut header = [0; 7];
         header[..4].copy_from_slice(&77_u32.to_be_bytes());
         let message = Message::new(libc::NFQNL_MSG_PACKET, 3)
@@ -289,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_packet_is_none() {
+    fn parse_rejects_other_messages() {
         assert_eq!(parse(&Message::new(libc::NFQNL_MSG_CONFIG, 0).bytes), None);
         assert_eq!(parse(&Message::new(libc::NFQNL_MSG_PACKET, 0).bytes), None);
         assert_eq!(parse(&[0; 5]), None);

@@ -13,14 +13,14 @@ use crate::pin::{self, Cpus};
 use crate::raw::say;
 use crate::side::{Side, inherit};
 
-/// Bytes that may be under way.
+/// Size of the socket buffers in bytes.
 const BUFFER: usize = 4 << 20;
 
-/// Messages per second of `len` bytes, `batch` of them in a system call, counted by the receiver.
+/// Returns the messages per second of `len` bytes, `batch` per system call, counted by the receiver.
 pub(crate) fn rate(cpus: Cpus, time: Duration, len: usize, batch: usize) -> Result<f64> {
     let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let (ours, theirs) = pair.context("making a seqpacket pair")?;
-    // Without privilege as much as the system allows: the kernel cuts it to net.core.wmem_max.
+    // Without privileges, the kernel limits the size to net.core.wmem_max.
     if set_socket_send_buffer_size_force(&ours, BUFFER).is_err() {
         set_socket_send_buffer_size(&ours, BUFFER)?;
     }
@@ -49,8 +49,7 @@ pub(crate) fn rate(cpus: Cpus, time: Duration, len: usize, batch: usize) -> Resu
 }
 
 pub(crate) fn rate_side(socket: RawFd, len: usize, batch: usize, cpu: usize) -> Result<()> {
-    // SAFETY: the process that started this one left the descriptor open here under this number, and nothing else
-    // in this process knows it.
+    // SAFETY: the parent process left this descriptor open under this number, and no other code in this process uses it.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
     pin::to(cpu)?;
     let mut messages = Batch::new((0..batch).map(|_| vec![0; len].into()).collect());

@@ -1,8 +1,8 @@
-//! Where a message ends: the interpreter's speed against the limits of the specification, and whole messages out of a
-//! stream against tokio-util's `LengthDelimitedCodec`.
+//! Framing: the BPF interpreter's speed against the limits of the specification, and message extraction against tokio-util's
+//! `LengthDelimitedCodec`.
 //!
-//! A batch is short enough that some run without an interruption; a repetition is the best of its batches, a figure the
-//! median of the repetitions.
+//! Batches are short, so that some run without an interruption. A repetition is the best of its batches; a figure is the median of the
+//! repetitions.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -15,19 +15,19 @@ use towpath_mux::Time;
 use towpath_mux::assembler::{Assembler, Event, Limits};
 use towpath_mux::framing::Framing;
 
-use crate::bar::{Bar, Better, Report};
+use crate::metric::{Better, Metric, Report};
 use crate::stat::median;
 
 const REPS: usize = 5;
 const BATCHES: usize = 200;
-/// Instructions of a batch.
+/// Instructions per batch.
 const BATCH: u64 = 200_000;
-/// Bytes that one read of a socket brings.
+/// Bytes per read of a socket.
 const READ: usize = 16 << 10;
-/// Messages of a stream.
+/// Messages per stream.
 const MESSAGES: usize = 4000;
 
-/// Ten instructions on every path: a 16-bit length in network order behind two bytes, which must be there.
+/// Ten instructions on every path: a 16-bit length in network order at offset 2, after a bounds check.
 const DECISION: [Insn; 10] = [
     insn(0x61, 2, 1, 76, 0), // r2 = data
     insn(0x61, 3, 1, 80, 0), // r3 = data_end
@@ -41,10 +41,10 @@ const DECISION: [Insn; 10] = [
     insn(0x95, 0, 0, 0, 0),  // exit
 ];
 
-/// The same decision in ten classic instructions, as `tcpdump -ddd` prints programs.
+/// The same decision in ten classic BPF instructions, in the format of `tcpdump -ddd`.
 const CLASSIC: &str = "10\n40 0 0 2\n4 0 0 4\n7 0 0 0\n135 0 0 0\n2 0 0 3\n96 0 0 3\n21 0 1 0\n6 0 0 0\n84 0 0 65535\n22 0 0 0\n";
 
-/// A checksum-like loop: eight instructions a turn.
+/// A checksum-like loop with eight instructions per iteration.
 const LOOP: [Insn; 12] = [
     insn(0xb7, 0, 0, 0, 0),        // r0 = 0
     insn(0xb7, 2, 0, 0, 1),        // r2 = 1
@@ -60,18 +60,18 @@ const LOOP: [Insn; 12] = [
     insn(0x95, 0, 0, 0, 0),        // exit
 ];
 
-/// Measures and prints; whether every bar holds.
+/// Measures and prints all metrics. Returns true if they meet their targets.
 pub(crate) fn run(json: bool) -> Result<bool> {
     let mut report = Report::new(json);
     let looping = load(&LOOP)?;
     let rates: Vec<f64> = (0..REPS).map(|_| 1e3 / best(|| steps(&looping))).collect();
-    report.push(Bar::new("BPF instructions in a loop", median(&rates), 100.0, "M/s", Better::Higher, 1.0));
+    report.push(Metric::new("BPF instructions in a loop", median(&rates), 100.0, "M/s", Better::Higher, 1.0));
 
     let classic = Program::load(CLASSIC.as_bytes(), &LoadOptions::default())?;
     for (name, program) in [("eBPF", load(&DECISION)?), ("classic BPF", classic)] {
         let times: Vec<f64> = (0..REPS).map(|_| best(|| decisions(&program))).collect();
         let name = format!("decision of ten instructions, {name}");
-        report.push(Bar::new(&name, median(&times), 60.0, "ns", Better::Lower, 1.0));
+        report.push(Metric::new(&name, median(&times), 60.0, "ns", Better::Lower, 1.0));
     }
     for len in [64, 256, 1500, 64 << 10] {
         report.push(messages(len)?);
@@ -79,8 +79,8 @@ pub(crate) fn run(json: bool) -> Result<bool> {
     Ok(report.finish()?)
 }
 
-/// Messages behind a 32-bit length, in reads of 16 KiB: ours and the codec's in turns.
-fn messages(len: usize) -> Result<Bar> {
+/// Extracts messages with a 32-bit length from reads of 16 KiB, alternating with the codec.
+fn messages(len: usize) -> Result<Metric> {
     let mut stream = Vec::new();
     let count = MESSAGES.min((16 << 20) / len);
     for n in 0..count {
@@ -99,10 +99,10 @@ fn messages(len: usize) -> Result<Bar> {
         theirs.push(1e3 / best_of(20, || codec(black_box(&stream)).0));
     }
     let name = format!("messages of {len} B, over tokio-util's codec");
-    Ok(Bar::new(&name, median(&mine), median(&theirs), "M/s", Better::Higher, 1.0))
+    Ok(Metric::new(&name, median(&mine), median(&theirs), "M/s", Better::Higher, 1.0))
 }
 
-/// How many messages, and a sum over a byte of each.
+/// Returns the number of messages and a sum over one byte of each.
 fn ours(framing: &Framing, stream: &[u8]) -> (u64, u64) {
     let mut assembler = Assembler::new(framing.clone(), Limits::default());
     let mut found = (0, 0);
@@ -138,7 +138,7 @@ fn load(code: &[Insn]) -> Result<Program> {
     Ok(Program::load(&bytes, &LoadOptions::default())?)
 }
 
-/// Runs until the fuel is used up: that many instructions.
+/// Runs until the fuel, a number of instructions, is exhausted.
 fn steps(program: &Program) -> u64 {
     let mut fuel = BATCH;
     let _ = black_box(program.run(black_box(&[]), &mut Context::new(), &mut fuel));
@@ -158,7 +158,7 @@ fn best(batch: impl FnMut() -> u64) -> f64 {
     best_of(BATCHES, batch)
 }
 
-/// Nanoseconds for one of what `batch` counts, in the batch that was interrupted least.
+/// Returns the minimum time per counted item over the batches, in nanoseconds.
 fn best_of(batches: usize, mut batch: impl FnMut() -> u64) -> f64 {
     let one = |_| {
         let start = Instant::now();

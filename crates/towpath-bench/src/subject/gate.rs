@@ -1,4 +1,4 @@
-//! The state table's bars, each beside a peer, a raw limit, or the same table at another size, in one run.
+//! Metrics of the state table, each against a peer, a raw limit, or the same table at another size.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use towpath_gate::state::Pages;
 
-use crate::bar::{Bar, Better};
 use crate::flows::{BURST, Family, Load, RulesLoad, Work};
 use crate::memory;
+use crate::metric::{Better, Metric};
 use crate::peer::{conntrack, maps};
 use crate::pin::{self, Cpus};
 use crate::stat::median;
@@ -18,7 +18,7 @@ use crate::subject::rows::{self, Row};
 const FEW: u32 = 2000;
 const MANY: u32 = 5_000_000;
 
-/// What every measurement is given.
+/// Parameters common to all measurements.
 #[derive(Debug, Clone, Copy)]
 struct Setting {
     cpus: Cpus,
@@ -26,21 +26,21 @@ struct Setting {
     reps: u32,
 }
 
-type Measure = Box<dyn Fn(&str, Setting) -> Result<Bar>>;
+type Measure = Box<dyn Fn(&str, Setting) -> Result<Metric>>;
 
-/// A row: its name and how it is measured.
+/// A row: its name and its measurement.
 struct Case {
     name: String,
     measure: Measure,
 }
 
 impl Case {
-    fn new(name: impl Into<String>, measure: impl Fn(&str, Setting) -> Result<Bar> + 'static) -> Self {
+    fn new(name: impl Into<String>, measure: impl Fn(&str, Setting) -> Result<Metric> + 'static) -> Self {
         Self { name: name.into(), measure: Box::new(measure) }
     }
 }
 
-/// Measures and prints; whether every bar that could be measured holds.
+/// Measures and prints all rows. Returns true if every measured metric meets its target.
 pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> Result<bool> {
     let setting = Setting { cpus: Cpus::find()?, time, reps };
     rows::measure(&rows::chosen(cases(), only)?, json, |case| (case.measure)(&case.name, setting))
@@ -90,7 +90,7 @@ fn cases() -> Vec<Case> {
         Case::new("bursts at 5M over half the random lines", |name, s| {
             let mut load = load(s, Family::V4, MANY)?;
             let ours = |s: Setting| load.rate(Work::Lookup, true, s.time);
-            // The states and the lines of the index.
+            // The states and the cache lines of the index.
             let bytes = (MANY as usize + (1 << 20)) * 64;
             beside(name, s, 0.95, ours, move |s| Ok(memory::random_reads(bytes, s.time)? / 2.0))
         }),
@@ -115,32 +115,32 @@ fn cases() -> Vec<Case> {
             pin::to(s.cpus.engine)?;
             let before = memory::resident()?;
             let mut load = Load::filled(Family::V4, MANY, Pages::Base)?;
-            // Gives back the index that flows moved away from last.
+            // Frees the old index after the migration of its flows.
             load.states.prepare();
             let each =
                 |load: &Load| anyhow::Ok((memory::resident()? - before) as f64 / load.states.len() as f64);
             let bytes = each(&load)?;
             load.settle();
-            eprintln!("{name}: {:.1} with what is made ahead for a million more", each(&load)?);
-            Ok(Bar::new(name, bytes, 92.0, "B", Better::Lower, 1.0))
+            eprintln!("{name}: {:.1} with memory prepared for a million more", each(&load)?);
+            Ok(Metric::new(name, bytes, 92.0, "B", Better::Lower, 1.0))
         }),
     ]);
-    for (flows, bar) in [(FEW, 1.0 / 18.0), (500_000, 1.0 / 25.0)] {
+    for (flows, target) in [(FEW, 1.0 / 18.0), (500_000, 1.0 / 25.0)] {
         let name = format!("full path over what conntrack adds, {} flows", size(flows));
         cases.push(Case::new(name, move |name, s| {
-            // Ours comes first: behind the floods the kernel is at taking down their namespaces.
+            // Measure our side first: after the floods, the kernel spends time on removing their namespaces.
             let mut load = load(s, Family::V4, flows)?;
-            // What it takes to make the packets is no more ours than the flood's sending is conntrack's.
+            // The cost of packet generation is excluded, as the flood's sending is on the side of conntrack.
             let mut nanos = |work| Ok::<_, anyhow::Error>(1e9 / load.rate(work, true, s.time)?);
             let ours: Result<Vec<f64>> =
                 (0..s.reps).map(|_| Ok(nanos(Work::FullPath)? - nanos(Work::Packets)?)).collect();
             let ours = median(&ours?);
             drop(load);
             let theirs = conntrack::added(s.cpus.engine, flows, s.time, s.reps)?;
-            Ok(Bar::new(name, ours, theirs, "ns", Better::Lower, bar))
+            Ok(Metric::new(name, ours, theirs, "ns", Better::Lower, target))
         }));
     }
-    for (flows, family, both, bar) in [
+    for (flows, family, both, target) in [
         (MANY, Family::V4, false, 1.9),
         (1_000_000, Family::V4, false, 1.9),
         (100_000, Family::V4, false, 1.7),
@@ -153,7 +153,7 @@ fn cases() -> Vec<Case> {
         let six = if family == Family::V6 { "IPv6: " } else { "" };
         cases.push(Case::new(
             format!("{six}two threads over one, {} flows, {how}", size(flows)),
-            move |name, s| two_threads(name, s, family, flows, both, bar),
+            move |name, s| two_threads(name, s, family, flows, both, target),
         ));
     }
     for flows in [64, FEW, 100_000, 1_000_000, MANY] {
@@ -179,20 +179,20 @@ fn load(setting: Setting, family: Family, flows: u32) -> Result<Load> {
     Load::new(family, flows, Pages::Huge)
 }
 
-/// Ours and the other's rates, in turns.
+/// Measures our rate and the peer's alternately.
 fn beside(
     name: &str,
     setting: Setting,
-    bar: f64,
+    target: f64,
     mut ours: impl FnMut(Setting) -> Result<f64>,
     mut peer: impl FnMut(Setting) -> Result<f64>,
-) -> Result<Bar> {
+) -> Result<Metric> {
     let (mut our, mut their) = (Vec::new(), Vec::new());
     for _ in 0..setting.reps {
         their.push(peer(setting)?);
         our.push(ours(setting)?);
     }
-    Ok(Bar::new(name, median(&our), median(&their), "/s", Better::Higher, bar))
+    Ok(Metric::new(name, median(&our), median(&their), "/s", Better::Higher, target))
 }
 
 fn fastest_map(setting: Setting, huge: bool) -> Result<f64> {
@@ -201,15 +201,15 @@ fn fastest_map(setting: Setting, huge: bool) -> Result<f64> {
     Ok(rates?.into_iter().fold(f64::NAN, f64::max))
 }
 
-/// The full path on two CPUs over the same on one; flows by halves, or all on both.
+/// Ratio of the full path on two CPUs to one; each CPU has half of the flows, or all.
 fn two_threads(
     name: &str,
     setting: Setting,
     family: Family,
     flows: u32,
     both: bool,
-    bar: f64,
-) -> Result<Bar> {
+    target: f64,
+) -> Result<Metric> {
     let mut load = load(setting, family, flows)?;
     let one = |load: &mut Load| load.rate(Work::FullPath, true, setting.time);
     let halves = |load: &Load, half: u32, seed: u64| {
@@ -219,7 +219,7 @@ fn two_threads(
     let (mut alone, mut together) = (Vec::new(), Vec::new());
     for _ in 0..setting.reps {
         alone.push(one(&mut load)?);
-        // What stands still while the others work would hold up their room.
+        // An idle worker must be marked as idle, or it delays the release of memory.
         load.states.idle();
         let (mut first, mut second) = (halves(&load, 0, 3)?, halves(&load, 1, 4)?);
         let rates: Result<f64> = thread::scope(|scope| {
@@ -232,21 +232,21 @@ fn two_threads(
         });
         together.push(rates?);
     }
-    Ok(Bar::new(name, median(&together), median(&alone), "/s", Better::Higher, bar))
+    Ok(Metric::new(name, median(&together), median(&alone), "/s", Better::Higher, target))
 }
 
-/// How often the table grows: it takes a while.
+/// Number of table growths to measure, because each takes long.
 const GROWTHS: u32 = 3;
 
-/// What a burst takes at 99.9% while the table grows, and its median at rest: medians of some tables.
-fn growth(name: &str, setting: Setting) -> Result<Bar> {
+/// Compares the 99.9% quantile of a burst's time during table growth with the median at rest; medians of several tables.
+fn growth(name: &str, setting: Setting) -> Result<Metric> {
     let grown: Result<Vec<_>> =
         (0..setting.reps.min(GROWTHS)).map(|_| growth_of_one(name, setting)).collect();
     let (late, rest): (Vec<f64>, Vec<f64>) = grown?.into_iter().unzip();
-    Ok(Bar::new(name, median(&late), median(&rest), "ns", Better::Lower, 10.0))
+    Ok(Metric::new(name, median(&late), median(&rest), "ns", Better::Lower, 10.0))
 }
 
-/// Bursts of the full path while another thread installs seven million flows, and a third, on its CPU, prepares memory.
+/// Measures bursts of the full path while a second thread installs seven million flows and a third, on the same CPU, prepares memory.
 fn growth_of_one(name: &str, setting: Setting) -> Result<(f64, f64)> {
     let mut load = load(setting, Family::V4, 1_000_000)?;
     let mut rest = Vec::new();
@@ -263,9 +263,9 @@ fn growth_of_one(name: &str, setting: Setting) -> Result<(f64, f64)> {
             pin::to(setting.cpus.consumer)?;
             let made = (1_000_000..8_000_000).filter(|&n| installer.install(n, installer.now).is_some());
             let made = made.count();
-            // Release: the others see it some time.
+            // Release: the other threads observe the flag eventually.
             done.store(true, Ordering::Release);
-            anyhow::ensure!(made == 7_000_000, "only {made} flows found room");
+            anyhow::ensure!(made == 7_000_000, "room for only {made} flows");
             Ok(())
         });
         let preparing = scope.spawn(|| {
@@ -288,7 +288,7 @@ fn growth_of_one(name: &str, setting: Setting) -> Result<(f64, f64)> {
         joined(installing.join()).and(joined(preparing.join()))
     })?;
     let usual = median(&rest);
-    // Ticks and what else the machine does fall into bursts at rest, too.
+    // Timer ticks and other load of the machine also affect bursts at rest.
     for (when, times) in [("at rest", &mut rest), ("while the table grew", &mut times)] {
         times.sort_by(f64::total_cmp);
         let slower = times.iter().rev().take_while(|&&time| time > 10.0 * usual).count();
@@ -302,12 +302,12 @@ fn growth_of_one(name: &str, setting: Setting) -> Result<(f64, f64)> {
     Ok((at(&times, 0.999), usual))
 }
 
-/// Of sorted times the one that so many are not above.
+/// Returns the quantile `share` of sorted times.
 fn at(times: &[f64], share: f64) -> f64 {
     times[((times.len() - 1) as f64 * share) as usize]
 }
 
-/// One burst of the full path, and the collection behind it, in which growth goes on: in ns.
+/// Time of one burst of the full path and the subsequent collection, which continues a growth, in ns.
 fn burst_time(load: &mut Load) -> f64 {
     let start = Instant::now();
     load.burst(Work::FullPath, true);
@@ -315,8 +315,8 @@ fn burst_time(load: &mut Load) -> f64 {
     start.elapsed().as_nanos() as f64
 }
 
-/// Lookups on one CPU while on the other a million flows a second come, and go when they end.
-fn churn(name: &str, setting: Setting) -> Result<Bar> {
+/// Lookups on one CPU while the other installs and expires a million flows per second.
+fn churn(name: &str, setting: Setting) -> Result<Metric> {
     const FLOWS: u32 = 1_000_000;
     let mut load = load(setting, Family::V4, FLOWS)?;
     let mut other = load.worker(9, 0, 1).context("no room for another worker")?;
@@ -325,7 +325,7 @@ fn churn(name: &str, setting: Setting) -> Result<Bar> {
     let (mut beside, mut alone) = (Vec::new(), Vec::new());
     for _ in 0..setting.reps {
         alone.push(load.rate(Work::Lookup, true, setting.time)?);
-        // What is made from here on lives for a second; those that are there are looked up and not refreshed.
+        // Flows installed from now on live for a second. Existing flows are looked up without a refresh.
         other.states.set_settings(settings.clone());
         let stop = AtomicBool::new(false);
         let rate = thread::scope(|scope| {
@@ -336,15 +336,15 @@ fn churn(name: &str, setting: Setting) -> Result<Bar> {
             let rate = load.rate(Work::Lookup, true, setting.time);
             stop.store(true, Ordering::Release);
             let churned = churning.join().map_err(|_| anyhow::anyhow!("the other thread panicked"))??;
-            eprintln!("{name}: {:.2} M/s came, and as many went", churned / 1e6);
+            eprintln!("{name}: {:.2} M/s installed and expired", churned / 1e6);
             rate
         })?;
         beside.push(rate);
     }
-    Ok(Bar::new(name, median(&beside), median(&alone), "/s", Better::Higher, 0.85))
+    Ok(Metric::new(name, median(&beside), median(&alone), "/s", Better::Higher, 0.85))
 }
 
-/// Installs a million flows a second, on a clock of its own on which they end after 10 ms; how many a second.
+/// Installs flows on a simulated clock, on which they expire after 10 ms of real time. Returns the flows per second.
 fn come_and_go(load: &mut Load, flows: u32, stop: &AtomicBool) -> Result<f64> {
     let (start, mut made) = (Instant::now(), 0_u32);
     while !stop.load(Ordering::Acquire) {
@@ -352,7 +352,7 @@ fn come_and_go(load: &mut Load, flows: u32, stop: &AtomicBool) -> Result<f64> {
         let burst = made..due.min(made + BURST as u32);
         made = made.max(burst.end);
         for n in burst {
-            // A hundred times as fast as the clock: what comes now goes in a hundredth of a second.
+            // The simulated clock runs a hundred times as fast: a flow expires after a hundredth of a second.
             load.now = load.now + Duration::from_micros(100);
             load.install(flows + n % 4_000_000, load.now);
         }

@@ -1,8 +1,8 @@
-//! Instructions of the whole live path without interfaces, counted by callgrind, beside those that are kept in the repository.
-//! (Those of the gate's steps: `crates/towpath-gate/examples/instructions.rs`.)
+//! Instruction counts of the live packet path without interfaces, by callgrind, compared with the stored counts.
+//! (`crates/towpath-gate/examples/instructions.rs` counts the gate's steps.)
 //!
-//! Each step runs in a process of its own under `valgrind --tool=callgrind`, so often and twice as often; the difference
-//! is the step's. Counts depend on the compiler: they are compared with those of the same one only.
+//! Each step runs in two processes under `valgrind --tool=callgrind`, the second with twice the iterations. The difference is the cost
+//! of the step. Counts depend on the compiler and are compared only if it is the same.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,20 +11,20 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::bar::{Bar, Better, Report};
 use crate::live::path::{COURSES, Path};
+use crate::metric::{Better, Metric, Report};
 use crate::peer::Skipped;
 
-/// The counts that are kept, with the compiler they were taken with in the first line.
+/// The stored counts; the first line names the compiler.
 const KEPT: &str = include_str!("../../instructions.tsv");
 
-/// How much more is told.
+/// Ratio above which an increase is reported.
 const MORE: f64 = 1.05;
 
-/// How often a step runs.
+/// Iterations per step.
 const TIMES: u32 = 2000;
 
-/// Counts and prints; whether no step takes 5% more than what is kept. `write` keeps the counts.
+/// Counts and prints all steps. Returns true if no step takes 5% more than its stored count. `write` stores the counts.
 pub(crate) fn run(json: bool, write: bool) -> Result<bool> {
     let compiler = compiler()?;
     let mut report = Report::new(json);
@@ -42,12 +42,14 @@ pub(crate) fn run(json: bool, write: bool) -> Result<bool> {
         match kept.get(step) {
             Some(before) if kept_by == compiler => {
                 let name = format!("instructions: {step}");
-                report.push(Bar::new(&name, count, *before, "each", Better::Lower, MORE));
+                report.push(Metric::new(&name, count, *before, "each", Better::Lower, MORE));
             }
             Some(_) => {
-                eprintln!("instructions: {step}: {count:.0}; what is kept is by another compiler ({kept_by})")
+                eprintln!(
+                    "instructions: {step}: {count:.0}; the stored count is of another compiler ({kept_by})"
+                )
             }
-            None => eprintln!("instructions: {step}: {count:.0}; nothing is kept of it (--write keeps it)"),
+            None => eprintln!("instructions: {step}: {count:.0}; no stored count (--write stores it)"),
         }
     }
     if write {
@@ -57,10 +59,10 @@ pub(crate) fn run(json: bool, write: bool) -> Result<bool> {
     Ok(report.finish()?)
 }
 
-/// Runs a step so often, for callgrind to count.
+/// Runs a step `times` times, under callgrind.
 pub(crate) fn side(step: &str, times: u32) -> Result<()> {
     let Some((_, course)) = COURSES.iter().find(|(name, _)| *name == step) else {
-        bail!("there is no step {step}");
+        bail!("unknown step {step}");
     };
     Path::new(*course)?.run(times)
 }
@@ -71,7 +73,7 @@ fn count(step: &str) -> Result<f64> {
     Ok((twice - once) / f64::from(TIMES))
 }
 
-/// All instructions of a process that runs the step so often.
+/// Returns the instructions of a process that runs the step `times` times.
 fn instructions(step: &str, times: u32) -> Result<f64> {
     let program = std::env::current_exe().context("finding this program")?;
     let mut command = Command::new("valgrind");
@@ -108,7 +110,7 @@ mod tests {
     use super::{COURSES, KEPT, read};
 
     #[test]
-    fn every_course_is_kept() {
+    fn every_step_has_a_stored_count() {
         let (by, kept) = read(KEPT);
         assert!(by.starts_with("rustc "), "{by}");
         assert!(COURSES.iter().all(|(step, _)| kept.contains_key(step)));

@@ -1,38 +1,37 @@
-//! The bars of live ports: what goes through Towpath between two interfaces, beside a loop that only carries, NFQUEUE and
-//! the kernel's own forwarding.
+//! Metrics of live ports: Towpath between two interfaces against a baseline forwarder, NFQUEUE and kernel forwarding.
 
 use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::bar::{Bar, Better};
+use crate::live::dut::{Driver, Dut};
 use crate::live::load::{self, Load};
-use crate::live::middle::{Driver, Middle};
-use crate::live::world::World;
+use crate::live::topology::Topology;
+use crate::metric::{Better, Metric};
 use crate::peer::conntrack::Raised;
 use crate::pin::Cpus;
 use crate::stat::median;
 use crate::subject::rows::{self, Row};
 
-/// One row: a load through ours and through the peer's.
+/// A row: a load through our device under test and the peer's.
 struct Case {
     name: String,
     load: Load,
-    ours: Middle,
-    peer: Middle,
-    bar: f64,
+    ours: Dut,
+    peer: Dut,
+    target: f64,
 }
 
-/// Of a bare forwarder's rate, what is sent when nothing may be lost.
+/// Send rate of the loss test, relative to the baseline forwarder's rate.
 const PACE: f64 = 0.6;
 
-/// A repetition is so many turns, as much shorter: what else the machine does lasts longer than one, and meets ours and the peer's alike. (A
-/// stream has its whole time in each: iperf3 takes whole seconds.)
+/// Number of alternations per repetition, each accordingly shorter: disturbances last longer than one and affect both sides alike. (TCP
+/// takes the whole time in each: iperf3 measures whole seconds.)
 const TURNS: u32 = 3;
 
 const SMALL: Load = Load::Flood { len: 64, flows: 2000 };
 
-/// Measures and prints; whether every bar that could be measured holds.
+/// Measures and prints all rows. Returns true if every measured metric meets its target.
 pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> Result<bool> {
     let cases = rows::chosen(cases(), only)?;
     rows::need_root()?;
@@ -52,9 +51,9 @@ impl Row for Case {
 }
 
 impl Case {
-    fn measure(&self, cpus: Cpus, time: Duration, reps: u32) -> Result<Bar> {
+    fn measure(&self, cpus: Cpus, time: Duration, reps: u32) -> Result<Metric> {
         let _raised = match (self.peer, self.load) {
-            (Middle::Conntrack, Load::Flood { flows, .. }) => Some(Raised::for_flows(flows)?),
+            (Dut::Conntrack, Load::Flood { flows, .. }) => Some(Raised::for_flows(flows)?),
             _ => None,
         };
         if let Load::Paced { len, flows } = self.load {
@@ -76,52 +75,54 @@ impl Case {
             Load::Tcp => ("Gbit/s", 1e-9, Better::Higher),
             Load::RoundTrip => ("us", 1e-3, Better::Lower),
         };
-        // The machine is another one from second to second, less from one turn to the next.
+        // The machine's speed varies more between seconds than between consecutive measurements.
         let (ours, peer) = (median(&ours) * scale, median(&peer) * scale);
-        Ok(Bar::paired(&self.name, ours, peer, median(&ratios), unit, better, self.bar))
+        Ok(Metric::paired(&self.name, ours, peer, median(&ratios), unit, better, self.target))
     }
 
-    /// Packets that arrived, beside those that were sent.
-    fn measure_paced(&self, cpus: Cpus, what: (usize, u32), time: Duration, reps: u32) -> Result<Bar> {
+    /// Measures the share of sent packets that arrive.
+    fn measure_paced(&self, cpus: Cpus, what: (usize, u32), time: Duration, reps: u32) -> Result<Metric> {
         let (mut sent, mut arrived) = (0, 0);
         for _ in 0..reps {
             let rate = PACE * self.through(self.peer, cpus, time)?;
-            let mut world = World::start(self.ours.wiring(), self.load.mtu())?;
-            let _work = self.ours.start(&mut world, cpus, self.load.mtu())?;
-            let turn = load::paced(&mut world, cpus, what, rate, time)?;
+            let mut topology = Topology::start(self.ours.wiring(), self.load.mtu())?;
+            let _work = self.ours.start(&mut topology, cpus, self.load.mtu())?;
+            let turn = load::paced(&mut topology, cpus, what, rate, time)?;
             sent += turn.0;
             arrived += turn.1;
         }
-        // How many those are says how fast the bare forwarder was.
+        // The number of packets shows the rate of the baseline forwarder.
         let share = 100.0 * arrived as f64 / sent as f64;
-        Ok(Bar::new(&self.name, share, 100.0, "% arrive", Better::Higher, self.bar))
+        Ok(Metric::new(&self.name, share, 100.0, "% arrive", Better::Higher, self.target))
     }
 
-    fn through(&self, middle: Middle, cpus: Cpus, time: Duration) -> Result<f64> {
-        let mut world = World::start(middle.wiring(), self.load.mtu())?;
-        let _work = middle.start(&mut world, cpus, self.load.mtu())?;
-        self.load.measure(&mut world, cpus, time)
+    fn through(&self, dut: Dut, cpus: Cpus, time: Duration) -> Result<f64> {
+        let mut topology = Topology::start(dut.wiring(), self.load.mtu())?;
+        let _work = dut.start(&mut topology, cpus, self.load.mtu())?;
+        self.load.measure(&mut topology, cpus, time)
     }
 }
 
 fn cases() -> Vec<Case> {
-    let towpath = |driver| Middle::Towpath { driver, park: false, inspectors: 0 };
-    let bare = |driver| Middle::Bare { driver, park: false };
-    let nfqueue = Middle::Nfqueue { accept: 1, batch: 64 };
-    let case = |name: &str, load, ours, peer, bar| Case { name: name.to_owned(), load, ours, peer, bar };
-    let over_bare = |name, load, driver, bar| case(name, load, towpath(driver), bare(driver), bar);
+    let towpath = |driver| Dut::Towpath { driver, park: false, inspectors: 0 };
+    let baseline = |driver| Dut::BaselineFwd { driver, park: false };
+    let nfqueue = Dut::Nfqueue { accept: 1, batch: 64 };
+    let case =
+        |name: &str, load, ours, peer, target| Case { name: name.to_owned(), load, ours, peer, target };
+    let over_baseline =
+        |name, load, driver, target| case(name, load, towpath(driver), baseline(driver), target);
     let mut cases = vec![
-        over_bare("AF_PACKET 64 B, over a bare bridge", SMALL, Driver::AfPacket, 0.8),
-        over_bare(
+        over_baseline("AF_PACKET 64 B, over a bare bridge", SMALL, Driver::AfPacket, 0.8),
+        over_baseline(
             "AF_PACKET 64 B, of what is sent at 0.6 of a bare bridge's rate",
             Load::Paced { len: 64, flows: 2000 },
             Driver::AfPacket,
             1.0,
         ),
-        over_bare("AF_XDP 64 B, over a bare bridge", SMALL, Driver::AfXdp, 0.8),
-        over_bare("TUN 64 B, over bare reads and writes", SMALL, Driver::Tun, 0.8),
-        over_bare("TUN with GSO, TCP, over bare", Load::Tcp, Driver::TunOffload, 0.8),
-        over_bare("AF_PACKET with GSO, TCP, over bare", Load::Tcp, Driver::AfPacketOffload, 0.8),
+        over_baseline("AF_XDP 64 B, over a bare bridge", SMALL, Driver::AfXdp, 0.8),
+        over_baseline("TUN 64 B, over bare reads and writes", SMALL, Driver::Tun, 0.8),
+        over_baseline("TUN with GSO, TCP, over bare", Load::Tcp, Driver::TunOffload, 0.8),
+        over_baseline("AF_PACKET with GSO, TCP, over bare", Load::Tcp, Driver::AfPacketOffload, 0.8),
         case("AF_PACKET 64 B, over NFQUEUE", SMALL, towpath(Driver::AfPacket), nfqueue, 1.9),
         case("AF_XDP 64 B, over NFQUEUE", SMALL, towpath(Driver::AfXdp), nfqueue, 1.9),
         case("NFQUEUE port 64 B, over accept-all", SMALL, towpath(Driver::Nfqueue), nfqueue, 0.85),
@@ -133,26 +134,26 @@ fn cases() -> Vec<Case> {
             0.85,
         ),
     ];
-    for (flows, words, bar) in [(2000, "2,000", 1.0), (500_000, "500,000", 1.3)] {
+    for (flows, words, target) in [(2000, "2,000", 1.0), (500_000, "500,000", 1.3)] {
         let (name, load) = (format!("conntrack forwarding, {words} flows"), Load::Flood { len: 64, flows });
-        cases.push(case(&name, load, towpath(Driver::AfPacket), Middle::Conntrack, bar));
+        cases.push(case(&name, load, towpath(Driver::AfPacket), Dut::Conntrack, target));
     }
     for (park, word) in [(false, "spinning"), (true, "parked")] {
         for (driver, name) in [(Driver::AfXdp, "AF_XDP"), (Driver::AfPacket, "AF_PACKET")] {
             cases.push(case(
                 &format!("round trip {word}, {name}, over bare"),
                 Load::RoundTrip,
-                Middle::Towpath { driver, park, inspectors: 0 },
-                Middle::Bare { driver, park },
+                Dut::Towpath { driver, park, inspectors: 0 },
+                Dut::BaselineFwd { driver, park },
                 1.1,
             ));
         }
     }
     for (driver, name) in [(Driver::AfPacket, "AF_PACKET"), (Driver::AfXdp, "AF_XDP")] {
         for len in [64, 512, 1500, 4500, 9000, 65_000] {
-            let bar = if len == 64 { 1.6 } else { 1.3 };
+            let target = if len == 64 { 1.6 } else { 1.3 };
             let name = format!("{name}, an inspector, {len} B, over NFQUEUE");
-            cases.push(inspected(&name, driver, (len, 64), 1, bar));
+            cases.push(inspected(&name, driver, (len, 64), 1, target));
         }
         let name = |rest| format!("{name}, {rest}");
         cases.push(inspected(
@@ -167,14 +168,14 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Packets of `len` bytes that other processes decide: NFQUEUE's `batch` at a time.
-fn inspected(name: &str, driver: Driver, (len, batch): (usize, usize), inspectors: u16, bar: f64) -> Case {
+/// Rows with verdicts by other processes: packets of `len` bytes; NFQUEUE decides `batch` packets at a time.
+fn inspected(name: &str, driver: Driver, (len, batch): (usize, usize), inspectors: u16, target: f64) -> Case {
     Case {
         name: name.to_owned(),
         load: Load::Flood { len, flows: 2000 },
-        // Parked, as those who share a CPU are.
-        ours: Middle::Towpath { driver, park: true, inspectors },
-        peer: Middle::Nfqueue { accept: inspectors, batch },
-        bar,
+        // Parked waiting, because the processes share a CPU.
+        ours: Dut::Towpath { driver, park: true, inspectors },
+        peer: Dut::Nfqueue { accept: inspectors, batch },
+        target,
     }
 }

@@ -1,4 +1,4 @@
-//! What is measured.
+//! The subjects of measurements.
 
 pub(crate) mod framing;
 pub(crate) mod gate;

@@ -1,4 +1,4 @@
-//! The multiplexor's bars: each workload on each server in turns, in one run.
+//! Metrics of the multiplexor: each workload on each server, alternating, in one run.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 
-use crate::bar::{Bar, Better, Latency, Quantiles, Report};
+use crate::metric::{Better, Latency, Metric, Quantiles, Report};
 use crate::mux::Job;
 use crate::mux::client::{self, Measured};
 use crate::mux::idle;
 use crate::mux::server::{Kind, start};
 use crate::stat::median;
 
-/// What a marked message of workload D takes.
+/// Processing time of a marked message of workload D.
 const SLOW: Duration = Duration::from_millis(20);
 
-/// What is asked of a server; the letters are those of the bars.
+/// Workloads; the letters are those of the metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Workload {
     AWaits,
@@ -28,7 +28,7 @@ enum Workload {
     Idle,
 }
 
-/// One row: a figure of a workload, ours over a baseline's.
+/// A row: a figure of a workload, ours relative to a baseline's.
 struct Row {
     name: &'static str,
     workload: Workload,
@@ -36,7 +36,7 @@ struct Row {
     peer: Kind,
     unit: &'static str,
     better: Better,
-    bar: f64,
+    target: f64,
     figure: fn(&Measured) -> f64,
 }
 
@@ -46,10 +46,10 @@ const ROWS: [Row; 16] = {
         name: &'static str,
         workload: Workload,
         peer: Kind,
-        (unit, better, bar): (&'static str, Better, f64),
+        (unit, better, target): (&'static str, Better, f64),
         figure: fn(&Measured) -> f64,
     ) -> Row {
-        Row { name, workload, ours: Kind::Towpath, peer, unit, better, bar, figure }
+        Row { name, workload, ours: Kind::Towpath, peer, unit, better, target, figure }
     }
     use Kind::{Central, Oneshot, Pinned};
     use Workload::{AComputes, AWaits, B, C, D, Idle};
@@ -127,21 +127,21 @@ fn open(kind: Kind, rate: f64, time: Duration) -> Result<Measured> {
     client::open(server.address, 8, rate, 20, SLOW, time)
 }
 
-/// Measures and prints; whether every bar holds.
+/// Measures and prints all rows. Returns true if every metric meets its target.
 pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> Result<bool> {
     let rows: Vec<&Row> = ROWS.iter().filter(|row| only.is_none_or(|part| row.name.contains(part))).collect();
     if rows.is_empty() {
         let names: Vec<_> = ROWS.iter().map(|row| row.name).collect();
-        bail!("no bar's name contains {:?}; there are: {}", only.unwrap_or_default(), names.join(", "));
+        bail!("no metric's name contains {:?}; available: {}", only.unwrap_or_default(), names.join(", "));
     }
     let (mut report, mut complete) = (Report::new(json), true);
-    // Rows of a workload stand together.
+    // Rows of a workload are consecutive.
     for rows in rows.chunk_by(|one, next| one.workload == next.workload) {
         let measured = measure_all(rows, time, reps);
         for row in rows {
-            match bar(row, &measured) {
-                Ok(bar) => report.push(bar),
-                // The others are worth having all the same.
+            match metric(row, &measured) {
+                Ok(metric) => report.push(metric),
+                // A failure does not discard the other rows.
                 Err(error) => {
                     complete = false;
                     eprintln!("not measured: {}: {error}", row.name);
@@ -152,14 +152,14 @@ pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> 
     Ok(report.finish()? && complete)
 }
 
-/// What each server did, each time; or why that is not known.
+/// The measurements of each server, or the error.
 type All = Vec<(Kind, Result<Vec<Measured>, String>)>;
 
-/// A measurement is made in so many turns, the shorter the less what else the machine does comes between ours and the peer's.
+/// Number of alternations per repetition. Shorter measurements reduce the effect of other load on the ratio.
 const TURNS: u32 = 4;
 
 impl Workload {
-    /// How many turns each server has, and how long they are: a high quantile, and queues that are to fill, need the whole time.
+    /// Returns the number and duration of a server's measurements. High quantiles and queues that fill up need the whole time.
     fn turns(self, reps: u32, time: Duration) -> (u32, Duration) {
         match self {
             Self::AWaits | Self::D | Self::Idle => (reps, time),
@@ -168,7 +168,7 @@ impl Workload {
     }
 }
 
-/// Measures each server that rows of a workload are about, in turns.
+/// Measures each server of a workload's rows, alternating.
 fn measure_all(rows: &[&Row], time: Duration, reps: u32) -> All {
     let mut all: All = Vec::new();
     for kind in rows.iter().flat_map(|row| [row.peer, row.ours]) {
@@ -195,23 +195,23 @@ fn measure_all(rows: &[&Row], time: Duration, reps: u32) -> All {
     all
 }
 
-fn bar(row: &Row, all: &All) -> Result<Bar> {
+fn metric(row: &Row, all: &All) -> Result<Metric> {
     let of = |kind: Kind| {
-        let (_, outcome) = all.iter().find(|(other, _)| *other == kind).context("nobody measured it")?;
+        let (_, outcome) = all.iter().find(|(other, _)| *other == kind).context("not measured")?;
         outcome.as_ref().map_err(|error| anyhow!("{}: {error}", kind.name()))
     };
     let (ours, peer) = (of(row.ours)?, of(row.peer)?);
     let figures = |all: &[Measured]| all.iter().map(row.figure).collect::<Vec<_>>();
     let (of_ours, of_peer) = (figures(ours), figures(peer));
-    // Of each turn by itself: what the machine has to give changes between them.
+    // A ratio per alternation, because the machine's speed changes between them.
     let ratios: Vec<f64> = of_ours.iter().zip(&of_peer).map(|(ours, peer)| ours / peer).collect();
     let (ours_is, peer_is, ratio) = (median(&of_ours), median(&of_peer), median(&ratios));
-    let bar = Bar::paired(row.name, ours_is, peer_is, ratio, row.unit, row.better, row.bar);
+    let metric = Metric::paired(row.name, ours_is, peer_is, ratio, row.unit, row.better, row.target);
     let latency = latency(ours)?.zip(latency(peer)?).map(|(ours, peer)| Latency { ours, peer });
-    Ok(Bar { latency, ..bar })
+    Ok(Metric { latency, ..metric })
 }
 
-/// Of all repetitions together, where messages were timed.
+/// The latency over all repetitions, if messages were timed.
 fn latency(all: &[Measured]) -> Result<Option<Quantiles>> {
     let mut sum = hdrhistogram::Histogram::<u64>::new(3)?;
     for measured in all {
@@ -227,11 +227,11 @@ fn quantiles(measured: &Measured) -> String {
     format!("us: p50 {} p90 {} p99 {} p99.9 {} most {}", at(0.5), at(0.9), at(0.99), at(0.999), at(1.0))
 }
 
-/// Workload D at several loads on every server, as a plot of the waiting time's 99th percentile.
+/// Plots the 99th percentile of the waiting time of workload D against load, for each server.
 pub(crate) fn plot(path: &Path, time: Duration) -> Result<()> {
     const LOADS: [f64; 6] = [250.0, 500.0, 1000.0, 1500.0, 2500.0, 4000.0];
     const COLOURS: [&str; 4] = ["#0b6e4f", "#c1292e", "#235789", "#b7791f"];
-    // 100 us to 100 ms, a decade in 100 units.
+    // Range 100 us to 100 ms; a decade has 100 units.
     let y = |nanos: f64| 340.0 - 100.0 * (nanos.max(1e5).log10() - 5.0);
     let x = |load: f64| 70.0 + load / 4000.0 * 480.0;
     let mut svg = String::from(

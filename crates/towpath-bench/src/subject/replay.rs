@@ -1,6 +1,6 @@
-//! A million packets through `towpath replay`: the release binary, as a user would run it.
+//! `towpath replay` with a million packets, using the release binary.
 //!
-//! The limit stands in the peer's place: a second through the rules alone, two through an inspector process as well.
+//! The limit takes the place of the peer's figure: one second for the rules alone, two seconds with an inspector process.
 
 use std::fmt::Write;
 use std::fs;
@@ -11,17 +11,17 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use towpath_port::{Frame, LinkType, pcap};
 
-use crate::bar::{Bar, Better, Report};
+use crate::metric::{Better, Metric, Report};
 use crate::packet;
 use crate::stat::median;
 
 const PACKETS: u64 = 1_000_000;
 const FLOWS: u64 = 2000;
-/// An Ethernet frame of 64 bytes.
+/// Length of the IP packet in an Ethernet frame of 64 bytes.
 const LEN: usize = 64 - packet::ETHERNET;
 const REPS: usize = 5;
 
-/// What this bench reads of the report of `towpath replay --json`.
+/// The fields read from the report of `towpath replay --json`.
 #[derive(Debug, Deserialize)]
 struct Counts {
     packets: u64,
@@ -41,7 +41,7 @@ struct Queue {
     passed: u64,
 }
 
-/// Measures and prints; whether both limits hold.
+/// Measures and prints both metrics. Returns true if they meet their targets.
 pub(crate) fn run(json: bool) -> Result<bool> {
     let towpath = binary()?;
     let directory = tempfile::tempdir().context("making a temporary directory")?;
@@ -62,33 +62,33 @@ pub(crate) fn run(json: bool) -> Result<bool> {
             Some("1=towpath inspect --queue 1 --match needle --verdict drop"),
         )?);
     }
-    let bars = [
-        bar("replay of 1M x 64 B, 20 rules, keep-state", &alone, 1.0),
-        bar("replay of 1M x 64 B, and an inspector", &inspected, 2.0),
+    let metrics = [
+        metric("replay of 1M x 64 B, 20 rules, keep-state", &alone, 1.0),
+        metric("replay of 1M x 64 B, and an inspector", &inspected, 2.0),
     ];
     let mut report = Report::new(json);
-    for bar in bars {
-        eprintln!("{}: {:.0} packets/s", bar.name, PACKETS as f64 / bar.ours);
-        report.push(bar);
+    for metric in metrics {
+        eprintln!("{}: {:.0} packets/s", metric.name, PACKETS as f64 / metric.ours);
+        report.push(metric);
     }
     Ok(report.finish()?)
 }
 
-fn bar(name: &str, seconds: &[f64], limit: f64) -> Bar {
-    Bar::new(name, median(seconds), limit, "s", Better::Lower, 1.0)
+fn metric(name: &str, seconds: &[f64], limit: f64) -> Metric {
+    Metric::new(name, median(seconds), limit, "s", Better::Lower, 1.0)
 }
 
-/// `towpath`, built beside this program.
+/// Path of `towpath`, built to the directory of this program.
 pub(crate) fn binary() -> Result<PathBuf> {
     let own = std::env::current_exe().context("finding this program")?;
     let path = own.with_file_name("towpath");
     if !path.is_file() {
-        bail!("there is no {}: build it with `cargo build --release -p towpath`", path.display());
+        bail!("{} not found: build it with `cargo build --release -p towpath`", path.display());
     }
     Ok(path)
 }
 
-/// Runs the replay once, checks that it did what is measured, and returns its seconds.
+/// Runs the replay once, checks its report and returns its seconds.
 fn replay(towpath: &Path, capture: &Path, rules: &Path, queue: Option<&str>) -> Result<f64> {
     let mut command = Command::new(towpath);
     command.args(["replay", "--json", "--rules"]).arg(rules).arg(capture);
@@ -110,13 +110,13 @@ fn replay(towpath: &Path, capture: &Path, rules: &Path, queue: Option<&str>) -> 
     Ok(report.seconds)
 }
 
-/// UDP packets of 64 bytes, a microsecond apart, their flows in no order.
+/// Writes UDP packets of 64 bytes, a microsecond apart, with their flows in random order.
 fn write_capture(path: &Path) -> Result<()> {
     let mut writer = pcap::Writer::create(path)?;
     let mut frame = packet::frame(LEN);
     let mut random = 1_u64;
     for n in 0..PACKETS {
-        // Every flow comes once in the first round, so that there are as many states as flows.
+        // The first packets cover every flow once, so that there are as many states as flows.
         let flow = if n < FLOWS { n } else { random >> 33 } % FLOWS;
         // Knuth's MMIX generator (The Art of Computer Programming, volume 2, 3.3.4).
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -138,7 +138,7 @@ fn write_capture(path: &Path) -> Result<()> {
     Ok(writer.finish()?)
 }
 
-/// Nineteen rules that a packet passes by, each for another reason, and the twentieth, which keeps its state.
+/// Nineteen rules that do not match, each for another reason, and a twentieth with keep-state.
 fn rules(action: &str) -> String {
     let mut rules = String::from(
         "add deny tcp from any to any 22,23,445
@@ -162,7 +162,8 @@ add deny udp from 172.16.0.0/12 to 10.0.0.0/8
 add deny udp from not 10.0.0.0/8 to any
 ",
     );
-    writeln!(rules, "add {action} udp from any to any 53 in keep-state").expect("a string takes everything");
+    writeln!(rules, "add {action} udp from any to any 53 in keep-state")
+        .expect("writing to a String cannot fail");
     rules
 }
 
@@ -171,7 +172,7 @@ mod tests {
     use super::rules;
 
     #[test]
-    fn there_are_twenty_rules() {
+    fn rules_are_twenty() {
         assert_eq!(rules("allow").lines().filter(|line| line.starts_with("add ")).count(), 20);
     }
 }

@@ -1,19 +1,19 @@
-//! The ring's bars: each figure of ours and of its peer or raw limit measured in turns, in one run.
+//! Metrics of the ring: our figure and that of a peer or raw limit, alternating, in one run.
 
 use std::time::Duration;
 
 use anyhow::Result;
 use towpath_ring::Config;
 
-use crate::bar::{Bar, Better};
 use crate::engine;
+use crate::metric::{Better, Metric};
 use crate::peer::{iceoryx, nfqueue, seqpacket};
 use crate::pin::Cpus;
 use crate::raw;
 use crate::stat::median;
 use crate::subject::rows::{self, Row};
 
-/// What every measurement is given.
+/// Parameters common to all measurements.
 #[derive(Debug, Clone, Copy)]
 struct Setting {
     cpus: Cpus,
@@ -26,7 +26,7 @@ struct Case {
     name: String,
     unit: &'static str,
     better: Better,
-    bar: f64,
+    target: f64,
     ours: Measure,
     peer: Measure,
 }
@@ -35,24 +35,24 @@ impl Case {
     fn new(
         name: impl Into<String>,
         unit: &'static str,
-        (better, bar): (Better, f64),
+        (better, target): (Better, f64),
         ours: impl Fn(Setting) -> Result<f64> + 'static,
         peer: impl Fn(Setting) -> Result<f64> + 'static,
     ) -> Self {
-        Self { name: name.into(), unit, better, bar, ours: Box::new(ours), peer: Box::new(peer) }
+        Self { name: name.into(), unit, better, target, ours: Box::new(ours), peer: Box::new(peer) }
     }
 
-    fn measure(&self, setting: Setting, reps: u32) -> Result<Bar> {
+    fn measure(&self, setting: Setting, reps: u32) -> Result<Metric> {
         let (mut ours, mut peer) = (Vec::new(), Vec::new());
         for _ in 0..reps {
             peer.push((self.peer)(setting)?);
             ours.push((self.ours)(setting)?);
         }
-        Ok(Bar::new(&self.name, median(&ours), median(&peer), self.unit, self.better, self.bar))
+        Ok(Metric::new(&self.name, median(&ours), median(&peer), self.unit, self.better, self.target))
     }
 }
 
-/// Measures and prints; whether every bar that could be measured holds.
+/// Measures and prints all rows. Returns true if every measured metric meets its target.
 pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> Result<bool> {
     let setting = Setting { cpus: Cpus::find()?, time };
     rows::measure(&rows::chosen(cases(), only)?, json, |case| case.measure(setting, reps))
@@ -69,10 +69,10 @@ impl Row for Case {
     }
 }
 
-/// The bars of the ring, row by row, but for what needs a live port (README.md of this crate says what each means).
+/// The rows of the ring that need no live port; this crate's README.md describes them.
 ///
-/// A message is visible as soon as it is published, in every row. Whether the consumer sleeps is asked after each message
-/// where it says "one at a time", and after a batch or burst elsewhere. All consumers read every byte, the peers' too.
+/// In every row, a message is visible as soon as it is published. "One at a time" checks for a sleeping consumer after each message; the
+/// other rows check after a batch or burst. All consumers, including the peers', read every byte.
 fn cases() -> Vec<Case> {
     use Better::{Higher, Lower};
     let mut cases = vec![
@@ -142,7 +142,7 @@ fn cases() -> Vec<Case> {
             |s| engine::wake(s.cpus, s.time),
             |s| raw::eventfd_wake(s.cpus, s.time),
         ),
-        // Beside a wake-up for every message, which is what a socket does.
+        // The peer has one wake-up per message, as a socket has.
         Case::new(
             "wake-ups per message at saturation",
             "each",

@@ -1,33 +1,33 @@
-//! The rows of a subject: those that were asked for, and what came of each.
+//! Selection and measurement of a subject's rows.
 
 use anyhow::{Result, bail};
 use rustix::process::geteuid;
 
-use crate::bar::{Bar, Report};
+use crate::metric::{Metric, Report};
 use crate::peer::Skipped;
 
-/// What gives one bar, or several.
+/// A row, which yields one or several metrics.
 pub(crate) trait Row {
     fn name(&self) -> &str;
 }
 
-/// Those rows whose names contain `only`; an error that lists them all when there are none.
+/// Returns the rows whose names contain `only`. Fails with a list of all names if there are none.
 pub(crate) fn chosen<R: Row>(mut rows: Vec<R>, only: Option<&str>) -> Result<Vec<R>> {
     let Some(part) = only else { return Ok(rows) };
     let names = names(&rows);
     rows.retain(|row| row.name().contains(part));
     if rows.is_empty() {
-        bail!("no bar's name contains {part:?}; there are: {}", names.join(", "));
+        bail!("no metric's name contains {part:?}; available: {}", names.join(", "));
     }
     Ok(rows)
 }
 
-/// What the rows are called.
+/// Returns the names of the rows.
 pub(crate) fn names<R: Row>(rows: &[R]) -> Vec<String> {
     rows.iter().map(|row| row.name().to_owned()).collect()
 }
 
-/// For rows in network namespaces.
+/// Skips rows that need network namespaces unless the user is root.
 pub(crate) fn need_root() -> Result<()> {
     if !geteuid().is_root() {
         bail!("making network namespaces needs root");
@@ -35,16 +35,16 @@ pub(crate) fn need_root() -> Result<()> {
     Ok(())
 }
 
-/// Measures row by row, and prints; whether every bar that could be measured holds.
+/// Measures and prints the rows. Returns true if every measured metric meets its target.
 pub(crate) fn measure<R: Row>(
     rows: &[R],
     json: bool,
-    mut measure: impl FnMut(&R) -> Result<Bar>,
+    mut measure: impl FnMut(&R) -> Result<Metric>,
 ) -> Result<bool> {
     let (mut report, mut good) = (Report::new(json), true);
     for row in rows {
         match measure(row) {
-            Ok(bar) => report.push(bar),
+            Ok(metric) => report.push(metric),
             Err(error) if error.is::<Skipped>() => eprintln!("{}: {error}", row.name()),
             Err(error) => {
                 eprintln!("{}: failed: {error:#}", row.name());
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_chosen_by_a_part_of_their_names() {
+    fn rows_are_selected_by_substring() {
         let all = || vec!["64 B", "1500 B", "parked"];
         assert_eq!(chosen(all(), None).unwrap(), all());
         assert_eq!(chosen(all(), Some(" B")).unwrap(), ["64 B", "1500 B"]);

@@ -1,10 +1,10 @@
-//! The bars of zero-copy sends: CPU of the sender, and of both ends together, over that of plain sends.
+//! Metrics of zero-copy sends: CPU of the sender, and of both ends, relative to plain sends.
 
 use std::fs;
 
 use anyhow::{Context, Result, bail};
 
-use crate::bar::{Bar, Better, Report};
+use crate::metric::{Better, Metric, Report};
 use crate::peer::{Skipped, netns};
 use crate::pin::Cpus;
 use crate::side::Side;
@@ -12,7 +12,7 @@ use crate::stat::median;
 use crate::subject::rows::{self, Row};
 use crate::transfer::{self, DEVICES, How, Run, SEGMENT, Told};
 
-/// Messages, with the bars for ordinary pages, huge pages, and both ends together.
+/// Message sizes with the targets for ordinary pages, huge pages, and both ends.
 const SIZES: [(usize, f64, f64, f64); 5] = [
     (4 << 10, 0.54, 0.47, 0.82),
     (16 << 10, 0.37, 0.31, 0.75),
@@ -22,64 +22,64 @@ const SIZES: [(usize, f64, f64, f64); 5] = [
 ];
 
 const SENDER: &str = "sender";
-/// What the sender may cost over a loop of send(2) that has nothing to decide.
-const BESIDE_BARE: f64 = 1.05;
+/// Target of the sender's CPU relative to a minimal loop of send(2).
+const OVER_BASELINE: f64 = 1.05;
 
-/// Of so many turns one does not count: that in which others took the sender's CPU away most often.
+/// One of this many alternations is discarded: the one with the most preemptions of the sender.
 const COUNTS: usize = 3;
 
-/// The longest of the random lengths, and how many there are.
+/// The maximum of the random lengths, and their number.
 const RANDOM: usize = 32 << 10;
 const MESSAGES: usize = 1_000_000;
 
-/// One row: kinds of transfer, in turns.
+/// A row: methods of transfer, alternating.
 struct Case {
     name: String,
     veth: bool,
     ours: Run,
     peer: Run,
-    /// The bare sender, without a copy: what the kernel alone costs.
-    bare: Option<Run>,
+    /// The minimal zero-copy sender, which shows the kernel's cost.
+    baseline: Option<Run>,
     figures: Vec<Figure>,
-    /// Transfers for each repetition.
+    /// Transfers per repetition.
     slices: u32,
 }
 
-/// What is compared.
+/// A compared figure.
 struct Figure {
     name: &'static str,
     unit: &'static str,
     better: Better,
-    bar: f64,
+    target: f64,
     of: fn(&Told, &Told) -> f64,
 }
 
-const fn sender_cpu(bar: f64) -> Figure {
+const fn sender_cpu(target: f64) -> Figure {
     Figure {
         name: SENDER,
         unit: "s/GB",
         better: Better::Lower,
-        bar,
+        target,
         of: |sent, _| sent.cpu / gigabytes(sent),
     }
 }
 
-const fn system_cpu(bar: f64) -> Figure {
+const fn system_cpu(target: f64) -> Figure {
     Figure {
         name: "both ends",
         unit: "s/GB",
         better: Better::Lower,
-        bar,
+        target,
         of: |sent, received| (sent.cpu + received.cpu + received.napi) / gigabytes(sent),
     }
 }
 
-const fn throughput(bar: f64) -> Figure {
+const fn throughput(target: f64) -> Figure {
     Figure {
         name: "rate",
         unit: "GB/s",
         better: Better::Higher,
-        bar,
+        target,
         of: |sent, _| gigabytes(sent) / sent.wall,
     }
 }
@@ -88,15 +88,14 @@ const fn gigabytes(told: &Told) -> f64 {
     told.bytes as f64 / 1e9
 }
 
-/// What one transfer sends, in a quarter of a second and less: what is compared is near in time, and there are many turns to take the median
-/// of.
+/// Bytes per transfer, which takes at most a quarter of a second: compared transfers are close in time, and there are many for the median.
 const SLICE: u64 = 256 << 20;
 
-/// What goes before it over the same connection, unmeasured: at first plain sends cost less than they do in the long run, and those
-/// without a copy more. Windows and caches are not yet what they will be.
+/// Unmeasured bytes at the start of each connection. Initially, plain sends cost less than later and zero-copy sends more, until TCP
+/// windows and caches are in a steady state.
 const WARM: u64 = 64 << 20;
 
-/// Measures and prints; whether every bar that could be measured holds.
+/// Measures and prints all rows. Returns true if every measured metric meets its target.
 pub(crate) fn run(json: bool, megabytes: u64, reps: u32, only: Option<&str>) -> Result<bool> {
     let cases = rows::chosen(cases(megabytes << 20), only)?;
     rows::need_root()?;
@@ -107,19 +106,19 @@ pub(crate) fn run(json: bool, megabytes: u64, reps: u32, only: Option<&str>) -> 
         if !cases.iter().any(|case| case.veth == veth) {
             continue;
         }
-        let mut world = match World::start(veth, cpus) {
+        let mut topology = match Topology::start(veth, cpus) {
             Err(error) if error.is::<Skipped>() => {
                 eprintln!("{}: {error}", if veth { "veth" } else { "loopback" });
                 continue;
             }
-            world => world?,
+            topology => topology?,
         };
         for case in cases.iter().filter(|case| case.veth == veth) {
-            if let Err(error) = world.measure(case, reps, &mut report) {
+            if let Err(error) = topology.measure(case, reps, &mut report) {
                 eprintln!("{}: failed: {error:#}", case.name);
                 good = false;
-                // What is left of the transfer would disturb the next.
-                world = World::start(veth, cpus)?;
+                // The rest of the transfer would disturb the next one.
+                topology = Topology::start(veth, cpus)?;
             }
         }
     }
@@ -137,11 +136,11 @@ fn cases(total: u64) -> Vec<Case> {
     let total = total.min(SLICE);
     let run = |message: usize, how, huge| Run {
         message,
-        // Whole messages.
+        // Round up to whole messages.
         total: (WARM + total).div_ceil(message as u64) * message as u64,
         warm: WARM,
         how,
-        bare: false,
+        baseline: false,
         huge,
         gather: 0,
         read_every: 64,
@@ -158,13 +157,13 @@ fn cases(total: u64) -> Vec<Case> {
             if !huge {
                 figures.push(system_cpu(system_bar));
             }
-            let bare = Some(Run { bare: true, ..ours });
+            let baseline = Some(Run { baseline: true, ..ours });
             cases.push(Case {
                 name: format!("{} {pages}", kib(message)),
                 veth: true,
                 ours,
                 peer,
-                bare,
+                baseline,
                 figures,
                 slices,
             });
@@ -177,11 +176,11 @@ fn cases(total: u64) -> Vec<Case> {
         veth: true,
         ours: gathered(ours),
         peer: gathered(peer),
-        bare: Some(Run { bare: true, ..run(64 << 10, How::Zerocopy, false) }),
+        baseline: Some(Run { baseline: true, ..run(64 << 10, How::Zerocopy, false) }),
         figures: vec![sender_cpu(SIZES[2].1)],
         slices,
     });
-    // How often the error queue is read, over once for each call.
+    // Reads of the error queue after several calls, relative to a read after each call.
     let (ours, _) = pair(16 << 10, true);
     for read_every in [8, 32, 128] {
         cases.push(Case {
@@ -189,7 +188,7 @@ fn cases(total: u64) -> Vec<Case> {
             veth: true,
             ours: Run { read_every, ..ours },
             peer: Run { read_every: 1, ..ours },
-            bare: None,
+            baseline: None,
             figures: vec![sender_cpu(1.0)],
             slices: slices.div_ceil(2),
         });
@@ -206,7 +205,7 @@ fn cases(total: u64) -> Vec<Case> {
         veth: true,
         ours: datagrams(ours),
         peer: datagrams(peer),
-        bare: None,
+        baseline: None,
         figures: vec![sender_cpu(1.0)],
         slices,
     });
@@ -218,7 +217,7 @@ fn cases(total: u64) -> Vec<Case> {
         veth: true,
         ours: random(ours),
         peer: random(peer),
-        bare: None,
+        baseline: None,
         figures: Vec::new(),
         slices: 1,
     });
@@ -229,7 +228,7 @@ fn cases(total: u64) -> Vec<Case> {
             veth: false,
             ours: adaptive,
             peer: run(message, How::Plain, true),
-            bare: None,
+            baseline: None,
             figures: vec![sender_cpu(1.03), throughput(0.97)],
             slices,
         });
@@ -241,7 +240,7 @@ fn kib(bytes: usize) -> String {
     if bytes < 1 << 20 { format!("{}K", bytes >> 10) } else { format!("{}M", bytes >> 20) }
 }
 
-/// Huge pages for what is sent from, given back at the end. A system that has none left makes transparent ones do.
+/// Reserved huge pages for the send memory, returned on drop. Without free ones, the sender uses transparent huge pages.
 struct HugePages {
     before: Option<String>,
 }
@@ -259,22 +258,22 @@ impl HugePages {
 
 impl Drop for HugePages {
     fn drop(&mut self) {
-        // Fails only where reserving failed.
+        // Fails only if the reservation failed.
         let _ = self.before.as_deref().map(|before| fs::write(NR_HUGEPAGES, before));
     }
 }
 
 const NR_HUGEPAGES: &str = "/proc/sys/vm/nr_hugepages";
-/// The sender's area and some.
+/// Number of huge pages: the sender's memory and a margin.
 const PAGES: usize = 24;
 
 /// The two processes.
-struct World {
+struct Topology {
     sender: Side,
     receiver: Side,
 }
 
-impl World {
+impl Topology {
     fn start(veth: bool, cpus: Cpus) -> Result<Self> {
         let words = |role: &str, how: String, cpu: usize| [role.to_owned(), how, cpu.to_string()];
         let mut receiver = Side::start(
@@ -297,7 +296,7 @@ impl World {
 
     fn measure(&mut self, case: &Case, reps: u32, report: &mut Report) -> Result<()> {
         let turns = (case.slices * reps) as usize;
-        // What comes first has other neighbours in time: it changes places.
+        // The order alternates, because the first transfer has other neighbours in time.
         let mut turns: Vec<Turn> =
             (0..turns).map(|at| self.turn(case, at % 2 == 0)).collect::<Result<_>>()?;
         turns.sort_by_key(|turn| turn.preempted);
@@ -305,77 +304,78 @@ impl World {
         let of =
             |which: fn(&Turn) -> Option<(Told, Told)>| turns.iter().filter_map(which).collect::<Vec<_>>();
         let ours = of(|turn| Some(turn.ours));
-        let (peer, bare) = (of(|turn| Some(turn.peer)), of(|turn| turn.bare));
+        let (peer, baseline) = (of(|turn| Some(turn.peer)), of(|turn| turn.baseline));
         for figure in &case.figures {
             let of = |runs: &[(Told, Told)]| -> Vec<f64> {
                 runs.iter().map(|(sent, received)| (figure.of)(sent, received)).collect()
             };
             let name = format!("{}, {}", case.name, figure.name);
-            report.push(paired(&name, &of(&ours), &of(&peer), figure, figure.bar));
-            if figure.name == SENDER && !bare.is_empty() {
+            report.push(paired(&name, &of(&ours), &of(&peer), figure, figure.target));
+            if figure.name == SENDER && !baseline.is_empty() {
                 let name = format!("{}, {} beside a bare one", case.name, figure.name);
-                report.push(paired(&name, &of(&ours), &of(&bare), figure, BESIDE_BARE));
+                report.push(paired(&name, &of(&ours), &of(&baseline), figure, OVER_BASELINE));
             }
         }
         if case.ours.how == How::Zerocopy {
             let sum = |of: fn(&Told) -> u64| ours.iter().map(|(sent, _)| of(sent)).sum::<u64>() as f64;
             let (copied, numbers) = (sum(|told| told.copied), sum(|told| told.numbers));
             let name = format!("{}, copied", case.name);
-            report.push(Bar::new(&name, copied, numbers, "numbers", Better::Lower, 0.0));
+            report.push(Metric::new(&name, copied, numbers, "numbers", Better::Lower, 0.0));
             if case.ours.random {
                 let (tampered, messages) = (sum(|told| told.tampered), (ours.len() * MESSAGES) as f64);
                 let name = format!("{}, changed in flight", case.name);
-                report.push(Bar::new(&name, tampered, messages, "frames", Better::Lower, 0.0));
+                report.push(Metric::new(&name, tampered, messages, "frames", Better::Lower, 0.0));
             }
             let plain = sum(|told| told.plain_bytes);
             if plain > sum(|told| told.bytes) / 1000.0 {
-                eprintln!("{}: {:.1} MB of it went plain", case.name, plain / 1e6);
+                eprintln!("{}: {:.1} MB sent with a copy", case.name, plain / 1e6);
             }
             if case.ours.huge && ours.iter().any(|(sent, _)| !sent.huge) {
-                eprintln!("{}: there were no reserved huge pages", case.name);
+                eprintln!("{}: no reserved huge pages available", case.name);
             }
         }
         Ok(())
     }
 
-    /// One transfer of each kind, one behind the other.
+    /// Runs one transfer of each method, in sequence.
     fn turn(&mut self, case: &Case, peer_first: bool) -> Result<Turn> {
         let first = self.transfer(if peer_first { case.peer } else { case.ours })?;
         let second = self.transfer(if peer_first { case.ours } else { case.peer })?;
-        let bare = case.bare.map(|run| self.transfer(run)).transpose()?;
+        let baseline = case.baseline.map(|run| self.transfer(run)).transpose()?;
         let (peer, ours) = if peer_first { (first, second) } else { (second, first) };
-        let all = [Some(ours), Some(peer), bare];
+        let all = [Some(ours), Some(peer), baseline];
         let preempted = all.iter().flatten().map(|(sent, _)| sent.preempted).sum();
-        Ok(Turn { ours, peer, bare, preempted })
+        Ok(Turn { ours, peer, baseline, preempted })
     }
 
     fn transfer(&mut self, run: Run) -> Result<(Told, Told)> {
         let line = serde_json::to_string(&run)?;
         self.receiver.tell(&line)?;
         self.sender.tell(&line)?;
-        let sent = serde_json::from_str(&self.sender.line()?).context("what the sender says")?;
-        let received = serde_json::from_str(&self.receiver.line()?).context("what the receiver says")?;
+        let sent = serde_json::from_str(&self.sender.line()?).context("parsing the report of the sender")?;
+        let received =
+            serde_json::from_str(&self.receiver.line()?).context("parsing the report of the receiver")?;
         Ok((sent, received))
     }
 }
 
-/// Transfers that are compared with each other.
+/// Results of transfers that are compared.
 struct Turn {
     ours: (Told, Told),
     peer: (Told, Told),
-    bare: Option<(Told, Told)>,
+    baseline: Option<(Told, Told)>,
     preempted: u64,
 }
 
-fn paired(name: &str, ours: &[f64], peer: &[f64], figure: &Figure, bar: f64) -> Bar {
+fn paired(name: &str, ours: &[f64], peer: &[f64], figure: &Figure, target: f64) -> Metric {
     let ratios: Vec<f64> = ours.iter().zip(peer).map(|(ours, peer)| ours / peer).collect();
-    Bar::paired(name, median(ours), median(peer), median(&ratios), figure.unit, figure.better, bar)
+    Metric::paired(name, median(ours), median(peer), median(&ratios), figure.unit, figure.better, target)
 }
 
 fn expect(side: &mut Side, word: &str) -> Result<()> {
     let line = side.line()?;
     if line != word {
-        bail!("{line:?} where {word:?} was due");
+        bail!("expected {word:?}, received {line:?}");
     }
     Ok(())
 }

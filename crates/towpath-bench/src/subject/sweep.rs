@@ -1,4 +1,4 @@
-//! The state table at every size: what a packet takes, in bursts and one by one, as a table, as JSON and as a plot.
+//! The state table at every size: time per packet, in bursts and one by one, as a table, JSON and a plot.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -16,7 +16,7 @@ const SIZES: [u32; 6] = [64, 1000, 10_000, 100_000, 1_000_000, 5_000_000];
 
 const FAMILIES: [(Family, &str); 2] = [(Family::V4, "IPv4"), (Family::V6, "IPv6")];
 
-/// A curve of each family: what is measured, and its colour in the plot.
+/// A curve of a family: the measurement and its colour.
 struct Curve {
     name: &'static str,
     what: What,
@@ -25,11 +25,11 @@ struct Curve {
 
 #[derive(Clone, Copy)]
 enum What {
-    /// Packets of flows that have states, in bursts or not.
+    /// Packets of flows with states; the flag selects bursts.
     Packets(Work, bool),
-    /// States that are made in a table that holds so many at the end, likewise.
+    /// Installs of states, up to the given number of flows.
     Installs(bool),
-    /// For each state that is made one ends and is collected, likewise.
+    /// Installs of states, each with an expiry and a collection.
     Churn(bool),
 }
 
@@ -54,19 +54,20 @@ const CURVES: [Curve; 8] = {
 /// One point of a curve.
 #[derive(Serialize, Deserialize)]
 struct Point {
-    /// The family and the curve.
+    /// Family and curve.
     name: String,
     flows: u32,
     ns: f64,
 }
 
-/// Measures every curve at every size, or takes what an earlier run printed as JSON; prints nanoseconds, and plots them.
+/// Measures every curve at every size, or reads the JSON of an earlier run. Prints nanoseconds and writes a plot.
 pub(crate) fn run(path: &Path, from: Option<&Path>, json: bool, time: Duration) -> Result<()> {
     let points = match from {
         Some(from) => {
             let text =
                 std::fs::read_to_string(from).with_context(|| format!("reading {}", from.display()))?;
-            serde_json::from_str(&text).with_context(|| format!("{} is no sweep", from.display()))?
+            serde_json::from_str(&text)
+                .with_context(|| format!("{}: not the JSON output of a sweep", from.display()))?
         }
         None => measure(time)?,
     };
@@ -99,7 +100,7 @@ fn measure(time: Duration) -> Result<Vec<Point>> {
             for bursts in [true, false] {
                 let mut load = Load::turning(family, flows)?;
                 let (mut took, mut each) = (Duration::ZERO, Vec::new());
-                // Small tables are filled often.
+                // Small tables are filled repeatedly.
                 while took < time / 3 {
                     load = Load::turning(family, flows)?;
                     let filled = load.fill(bursts)?;
@@ -126,7 +127,7 @@ fn at(points: &[Point], family: &str, curve: &str) -> Result<[f64; SIZES.len()]>
     let mut nanos = [0.0; SIZES.len()];
     for (ns, flows) in nanos.iter_mut().zip(SIZES) {
         let point = points.iter().find(|point| point.name == name && point.flows == flows);
-        *ns = point.with_context(|| format!("there is no {name} at {flows} flows"))?.ns;
+        *ns = point.with_context(|| format!("no point for {name} at {flows} flows"))?.ns;
         ensure!(ns.is_finite() && *ns > 0.0, "{name} at {flows} flows: {ns} ns");
     }
     Ok(nanos)
@@ -157,9 +158,9 @@ fn plot(points: &[Point]) -> Result<String> {
     Ok(svg)
 }
 
-/// The curves of one family, from this x on.
+/// Draws the curves of one family at the horizontal offset `left`.
 fn panel(svg: &mut String, points: &[Point], family: &str, left: f64) -> Result<()> {
-    // Five to two thousand nanoseconds, a decade in 130 units; sizes by their logarithm.
+    // Range 5 to 2000 ns; a decade has 130 units; logarithmic sizes.
     let y = |nanos: f64| 370.0 - 130.0 * (nanos.clamp(5.0, 2e3).log10() - 0.69897);
     let x = |size: u32| left + 70.0 + (f64::from(size).log10() - 1.8) / 5.0 * 370.0;
     let (from, to) = (left + 70.0, left + 445.0);
@@ -177,7 +178,7 @@ fn panel(svg: &mut String, points: &[Point], family: &str, left: f64) -> Result<
         writeln!(svg, "<text x=\"{:.1}\" y=\"390\" text-anchor=\"middle\">{size}</text>", x(size))?;
     }
     writeln!(svg, "<text x=\"{}\" y=\"414\" text-anchor=\"middle\">flows</text>", (from + to) / 2.0)?;
-    // Names stand beside the last points, moved apart where these are close.
+    // The names are next to the last points, moved apart where these are close.
     let mut curves = Vec::new();
     for curve in &CURVES {
         curves.push((at(points, family, curve.name)?, curve));
@@ -202,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sweep_is_plotted_from_what_it_printed() {
+    fn plots_its_own_json() {
         let all =
             FAMILIES.iter().flat_map(|(_, family)| CURVES.iter().map(move |curve| (*family, curve.name)));
         let points: Vec<Point> = all
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_end_as_are_made() {
+    fn churn_expires_as_many_as_it_installs() {
         for bursts in [true, false] {
             let mut load = Load::turning(Family::V4, 1000).unwrap();
             load.fill(bursts).unwrap();

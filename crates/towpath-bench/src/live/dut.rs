@@ -1,4 +1,4 @@
-//! What stands in the middle: Towpath, a bare forwarder, or the kernel.
+//! The device under test: Towpath, a baseline forwarder, or the kernel.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -8,15 +8,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
-use super::world::{MIDDLE, TUN, Wiring, World};
+use super::topology::{DUT, TUN, Topology, Wiring};
 use crate::pin::Cpus;
 use crate::side::Side;
 
-/// A driver of ports.
+/// A port driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Driver {
     AfPacket,
-    /// Segments and checksums that hosts left undone go through as they are.
+    /// With segmentation and checksum offload passed through unchanged.
     AfPacketOffload,
     AfXdp,
     Tun,
@@ -24,22 +24,22 @@ pub(crate) enum Driver {
     Nfqueue,
 }
 
-/// Who does the work.
+/// The forwarding program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Middle {
+pub(crate) enum Dut {
     /// `towpath run` with twenty rules and keep-state.
     Towpath { driver: Driver, park: bool, inspectors: u16 },
-    /// A loop that does nothing but carry.
-    Bare { driver: Driver, park: bool },
-    /// The kernel forwards, and `accept` processes give it verdicts through NFQUEUE, so many packets at a time.
+    /// A loop that only copies packets.
+    BaselineFwd { driver: Driver, park: bool },
+    /// The kernel forwards; `accept` processes return verdicts through NFQUEUE, `batch` packets at a time.
     Nfqueue { accept: u16, batch: usize },
-    /// The kernel forwards and follows connections.
+    /// The kernel forwards and tracks connections.
     Conntrack,
 }
 
-/// States that the table may have.
+/// Limit on states.
 const STATES: u32 = 1_000_000;
-/// How long Towpath may take to begin.
+/// Maximum startup time of Towpath.
 const BEGIN: Duration = Duration::from_secs(10);
 
 impl Driver {
@@ -65,47 +65,47 @@ impl Driver {
     }
 
     fn devices(self) -> [&'static str; 2] {
-        if self.wiring() == Wiring::Tun { TUN } else { MIDDLE }
+        if self.wiring() == Wiring::Tun { TUN } else { DUT }
     }
 }
 
-/// What is at work, until it is dropped.
+/// Guard of a running device under test, which stops on drop.
 pub(crate) struct Work {
-    // Sides end before the files that they have open.
+    // Declared first: the processes end before the files that they use are removed.
     _sides: Vec<Side>,
     _files: Option<TempDir>,
 }
 
-impl Middle {
+impl Dut {
     pub(crate) fn wiring(self) -> Wiring {
         match self {
-            Self::Towpath { driver, .. } | Self::Bare { driver, .. } => driver.wiring(),
+            Self::Towpath { driver, .. } | Self::BaselineFwd { driver, .. } => driver.wiring(),
             Self::Nfqueue { .. } | Self::Conntrack => Wiring::Route,
         }
     }
 
-    /// Starts it, for packets of at most `len` bytes; when this returns, they go through.
-    pub(crate) fn start(self, world: &mut World, cpus: Cpus, len: usize) -> Result<Work> {
-        let home = world.middle.pid().to_string();
+    /// Starts the device under test for packets of at most `len` bytes. It forwards packets when this returns.
+    pub(crate) fn start(self, topology: &mut Topology, cpus: Cpus, len: usize) -> Result<Work> {
+        let netns_pid = topology.dut.pid().to_string();
         let cpu = cpus.consumer.to_string();
         match self {
             Self::Towpath { driver, park, inspectors } => {
                 if driver == Driver::Nfqueue {
-                    world.middle.run("iptables -A FORWARD -j NFQUEUE --queue-num 0")?;
+                    topology.dut.run("iptables -A FORWARD -j NFQUEUE --queue-num 0")?;
                 }
-                towpath(&home, driver, park, inspectors, cpus)
+                towpath(&netns_pid, driver, park, inspectors, cpus)
             }
             Self::Nfqueue { accept, batch } => {
                 let to = match accept {
                     1 => "--queue-num 0".to_owned(),
                     more => format!("--queue-balance 0:{}", more - 1),
                 };
-                world.middle.run(&format!("iptables -A FORWARD -j NFQUEUE {to}"))?;
+                topology.dut.run(&format!("iptables -A FORWARD -j NFQUEUE {to}"))?;
                 let mut sides = Vec::new();
                 for queue in 0..accept {
                     let words = [
                         "live-nfqueue",
-                        &home,
+                        &netns_pid,
                         &queue.to_string(),
                         &len.to_string(),
                         &batch.to_string(),
@@ -118,30 +118,31 @@ impl Middle {
                 }
                 Ok(Work { _sides: sides, _files: None })
             }
-            Self::Bare { driver, park } => {
+            Self::BaselineFwd { driver, park } => {
                 let [from, to] = driver.devices();
                 let how = if driver.offload() { "offload" } else { "plain" };
                 let wait = if park { "park" } else { "spin" };
-                let words = ["bare", driver.word(), &home, from, to, how, wait, &cpu].map(str::to_owned);
+                let words =
+                    ["baseline-fwd", driver.word(), &netns_pid, from, to, how, wait, &cpu].map(str::to_owned);
                 let mut side = Side::start(&words, &[])?;
                 side.line()?;
                 Ok(Work { _sides: vec![side], _files: None })
             }
             Self::Conntrack => {
-                world.middle.run("iptables -A FORWARD -m conntrack --ctstate INVALID -j DROP")?;
+                topology.dut.run("iptables -A FORWARD -m conntrack --ctstate INVALID -j DROP")?;
                 Ok(Work { _sides: Vec::new(), _files: None })
             }
         }
     }
 }
 
-fn towpath(home: &str, driver: Driver, park: bool, inspectors: u16, cpus: Cpus) -> Result<Work> {
+fn towpath(netns_pid: &str, driver: Driver, park: bool, inspectors: u16, cpus: Cpus) -> Result<Work> {
     let program = crate::subject::replay::binary()?;
     let files = TempDir::new().context("making a directory")?;
     let config = files.path().join("live.toml");
     fs::write(files.path().join("rules"), rules(inspectors > 0))?;
     fs::write(&config, configuration(driver, park, inspectors > 0, cpus.consumer))?;
-    let words = ["within", home, "--", &program.to_string_lossy(), "run", &config.to_string_lossy()];
+    let words = ["within", netns_pid, "--", &program.to_string_lossy(), "run", &config.to_string_lossy()];
     let mut sides = vec![Side::start(&words.map(str::to_owned), &[])?];
     let control = files.path().join("ctl.sock");
     let turns = BEGIN.as_millis() / 20;
@@ -150,12 +151,12 @@ fn towpath(home: &str, driver: Driver, park: bool, inspectors: u16, cpus: Cpus) 
             break;
         }
         if turn == turns {
-            bail!("towpath run did not begin");
+            bail!("towpath run did not start");
         }
         thread::sleep(Duration::from_millis(20));
     }
     let queue = files.path().join("queue.sock").to_string_lossy().into_owned();
-    // They share a CPU with the engine: the other is the generator's and the kernel's.
+    // Inspectors share a CPU with the engine: the other CPU runs the generator and the kernel's receive processing.
     for _ in 0..inspectors {
         let words = ["live-inspector", &queue, &cpus.consumer.to_string()].map(str::to_owned);
         let mut side = Side::start(&words, &[])?;
@@ -165,7 +166,7 @@ fn towpath(home: &str, driver: Driver, park: bool, inspectors: u16, cpus: Cpus) 
     Ok(Work { _sides: sides, _files: Some(files) })
 }
 
-/// Twenty rules; what is sent meets all those of its protocol until it has a state.
+/// Twenty rules. A packet is matched against all rules of its protocol until it has a state.
 pub(super) fn rules(inspected: bool) -> String {
     let mut text = String::from("add allow layer2 mac-type arp\nadd check-state\n");
     for n in 1..=17 {

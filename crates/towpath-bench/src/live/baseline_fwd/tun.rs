@@ -1,5 +1,5 @@
 #![allow(unsafe_code)]
-//! Two TUN devices, a packet for each read and write (Documentation/networking/tuntap.rst).
+//! Forwarder between two TUN devices: one packet per read and write (Documentation/networking/tuntap.rst).
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -10,11 +10,11 @@ use anyhow::{Context, Result, ensure};
 
 use super::Forward;
 
-/// Reads before the other direction has its turn.
+/// Reads from one device before the direction changes.
 const BATCH: usize = 64;
-/// linux/if_tun.h: what the reader takes undone. TUN_F_CSUM, _TSO4, _TSO6, _USO4, _USO6.
+/// Offloads of linux/if_tun.h: TUN_F_CSUM, _TSO4, _TSO6, _USO4, _USO6.
 const UNDONE: libc::c_ulong = 0x01 | 0x02 | 0x04 | 0x20 | 0x40;
-/// The longest packet, and `struct virtio_net_hdr`.
+/// Maximum packet length plus `struct virtio_net_hdr`.
 const ROOM: usize = 65_536 + 10;
 
 pub(super) struct Pair {
@@ -39,7 +39,7 @@ impl Forward for Pair {
                     len => len.context("reading from a TUN device")?,
                 };
                 any = true;
-                // What the kernel refuses is lost, as on a wire.
+                // Packets that the kernel refuses are dropped, as on a wire.
                 let _ = (&self.devices[to]).write(&self.packet[..len]);
             }
         }
@@ -54,9 +54,9 @@ impl Forward for Pair {
 fn device(name: &str, offload: bool) -> Result<File> {
     let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun");
     let file = file.context("opening /dev/net/tun")?;
-    // SAFETY: a struct of numbers, for which zero is a value.
+    // SAFETY: a struct of numbers, for which zero is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    ensure!(name.len() < request.ifr_name.len(), "{name} is too long a name");
+    ensure!(name.len() < request.ifr_name.len(), "the name {name} is too long");
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = from.cast_signed();
     }

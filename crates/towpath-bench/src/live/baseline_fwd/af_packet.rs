@@ -1,5 +1,6 @@
 #![allow(unsafe_code)]
-//! A bridge of packet sockets: TPACKET_V3 in, sendmmsg out of the same blocks (Documentation/networking/packet_mmap.rst).
+//! Bridge between packet sockets: receives by TPACKET_V3 and sends from the same blocks by sendmmsg
+//! (Documentation/networking/packet_mmap.rst).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -15,14 +16,14 @@ use crate::peer::flood::{bind, busy, packet_socket, set_option, unbound_socket};
 
 const BLOCK: usize = 1 << 20;
 const BLOCKS: usize = 32;
-/// Messages of one sendmmsg.
+/// Messages per sendmmsg call.
 const BATCH: usize = 64;
-/// `struct virtio_net_hdr`.
+/// Length of `struct virtio_net_hdr`.
 const VNET: usize = 10;
-/// Times that a full interface is tried again before what it refuses is lost.
+/// Number of send attempts on a full interface before packets are dropped.
 const PATIENCE: u32 = 3;
 
-/// Where things are in a block (`struct tpacket_block_desc`) and before a packet (`struct tpacket3_hdr`).
+/// Field offsets in a block (`struct tpacket_block_desc`) and before a packet (`struct tpacket3_hdr`).
 mod at {
     pub(super) const STATUS: usize = 8;
     pub(super) const PACKETS: usize = 12;
@@ -36,7 +37,7 @@ pub(super) struct Bridge {
     ends: [End; 2],
     slices: Box<[libc::iovec]>,
     headers: Box<[libc::mmsghdr]>,
-    /// Bytes before a packet that go with it.
+    /// Length of the header sent before each packet.
     before: usize,
 }
 
@@ -56,7 +57,7 @@ impl Bridge {
         let headers = slices
             .iter_mut()
             .map(|slice| {
-                // SAFETY: a struct of numbers and pointers, for which zero is a value.
+                // SAFETY: a struct of numbers and pointers, for which zero is valid.
                 let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
                 header.msg_hdr.msg_iov = slice;
                 header.msg_hdr.msg_iovlen = 1;
@@ -66,7 +67,7 @@ impl Bridge {
         Ok(Self { ends: [a?, b?], slices, headers, before: if offload { VNET } else { 0 } })
     }
 
-    /// Carries the packets of the block at `offset` of end `from` to the other.
+    /// Forwards the packets of the block at `offset` of end `from` to the other end.
     fn carry(&mut self, from: usize, offset: usize) -> Result<()> {
         let ring = &self.ends[from].ring;
         let packets = ring.read::<u32>(offset + at::PACKETS);
@@ -91,7 +92,7 @@ impl Bridge {
         let (socket, mut sent, mut tries) = (self.ends[to].outgoing.as_raw_fd(), 0, 0);
         while sent < count {
             let headers = &mut self.headers[sent..count];
-            // SAFETY: each header points to its slice, which self owns, and that to bytes of a ring that self maps.
+            // SAFETY: each header points to its slice, owned by self; each slice points into a ring that self maps.
             let taken = unsafe { libc::sendmmsg(socket, headers.as_mut_ptr(), headers.len() as u32, 0) };
             if let Ok(taken) = usize::try_from(taken) {
                 (sent, tries) = (sent + taken, 0);
@@ -120,7 +121,7 @@ impl Forward for Bridge {
             any = true;
             self.carry(from, offset)?;
             let end = &mut self.ends[from];
-            // Release: pairs with the kernel's look at it; we are done with the block.
+            // Release: pairs with the kernel's read of the status; this process no longer accesses the block.
             end.ring.word(offset + at::STATUS).store(libc::TP_STATUS_KERNEL, Ordering::Release);
             end.block = (end.block + 1) % BLOCKS;
         }

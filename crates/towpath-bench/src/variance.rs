@@ -1,10 +1,9 @@
-//! `towpath-bench spread`: what several runs of the same rows gave, and how far apart that is.
+//! `towpath-bench variance`: compares several runs of the same rows.
 //!
-//! A run is a file that a subject has written with `--json`. A row is steady when all runs have it, several of them, and in every run its ratio to
-//! the peer's, which is the figure that its bar is about, is within [`STEADY`] of the median of all runs (of a row without a peer: what it
-//! gave): that is what "repeatable within 15%" means here. How far ours and the peer's were apart by themselves is told beside it: on
-//! a machine that others use, too, they move together. The kept runs are in `spread.tsv`, whose first line says where `--write` wrote it; the page of
-//! numbers takes its table from there.
+//! A run is the `--json` output of a subject. A row is steady if all runs have it, there are at least two runs, and the ratio of each run is
+//! within [`STEADY`] of the median of all runs. A row without a peer compares our figure instead. The variation of our figure and the
+//! peer's is shown too; on a shared machine, both vary together. `--write` stores the result in `variance.tsv`, whose first line describes
+//! the machine; the page of numbers shows the stored table.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,12 +15,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::stat::median;
 
-/// How far from the median a run may be.
+/// Maximum relative distance of a run from the median.
 pub(crate) const STEADY: f64 = 0.15;
-/// The spread that was kept when this program was built.
-const KEPT: &str = include_str!("../spread.tsv");
+/// The stored result at build time.
+const KEPT: &str = include_str!("../variance.tsv");
 
-/// Of a run's row, what is compared.
+/// The compared fields of a run's row.
 #[derive(Debug, Deserialize)]
 struct Run {
     name: String,
@@ -31,12 +30,12 @@ struct Run {
     ratio: Option<f64>,
 }
 
-/// One row in all runs.
+/// One row over all runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Spread {
+pub(crate) struct Variance {
     pub(crate) name: String,
     pub(crate) unit: String,
-    /// Runs that have the row.
+    /// Number of runs with this row.
     pub(crate) runs: usize,
     pub(crate) ours: Range,
     pub(crate) peer: Option<Range>,
@@ -44,28 +43,28 @@ pub(crate) struct Spread {
     pub(crate) steady: Steady,
 }
 
-/// What can be said of a row.
+/// Result of the comparison of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Steady {
-    /// The ratio is within [`STEADY`] of its median in all runs; without a peer, ours is.
+    /// The ratio is within [`STEADY`] of its median in all runs; without a peer, our figure is.
     Yes,
     No,
-    /// Not every run has it, or there is one only: nothing was compared.
+    /// A run lacks the row, or there is only one run: nothing was compared.
     FewerRuns,
 }
 
-/// What the runs gave, in the row's unit.
+/// Range of a figure over the runs, in the row's unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Range {
     pub(crate) least: f64,
     pub(crate) median: f64,
     pub(crate) most: f64,
-    /// How far the farthest run is from the median, as a part of it.
+    /// Largest distance of a run from the median, relative to the median.
     pub(crate) away: f64,
 }
 
-/// Prints what the runs in `files` gave; whether every row is steady. `write` keeps it for the page of numbers.
+/// Compares the runs in `files` and prints the result. Returns true if every row is steady. `write` stores the result.
 pub(crate) fn run(files: &[impl AsRef<Path>], json: bool, write: bool) -> Result<bool> {
     ensure!(!files.is_empty(), "no files: a subject writes one with `--json > FILE`, one for each run");
     let runs = files.iter().map(|file| read(file.as_ref())).collect::<Result<Vec<_>>>()?;
@@ -76,15 +75,15 @@ pub(crate) fn run(files: &[impl AsRef<Path>], json: bool, write: bool) -> Result
         print!("{}", table(&rows));
     }
     if write {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/spread.tsv");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/variance.tsv");
         let text = format!("# {} runs; {}\n{}", files.len(), crate::numbers::machine(), kept(&rows));
         fs::write(path, text).with_context(|| format!("writing {path}"))?;
-        eprintln!("{path} is written; `numbers` has it when towpath-bench is built again");
+        eprintln!("wrote {path}; rebuild towpath-bench to include it in `numbers`");
     }
     Ok(rows.iter().all(|row| row.steady == Steady::Yes))
 }
 
-/// The page's part, from what is kept; nothing when nothing is.
+/// Returns the section of the page of numbers; empty without a stored result.
 pub(crate) fn section() -> Result<String> {
     let rows = parse(KEPT)?;
     if rows.is_empty() {
@@ -97,7 +96,7 @@ pub(crate) fn section() -> Result<String> {
         "\n## Variation between runs\n\n\
          Whole runs of the live rows, one after the other ({of}): the minimum, median and maximum of each figure, and the largest distance from \
          the median (*away*). A row is steady when its ratio is within {:.0}% of its median in every run. Of {} rows, {steady} are steady and {} \
-         are not; the absolute figures are in {alone}. `target/release/towpath-bench spread RUN.json...` compares runs of \
+         are not; the absolute figures are in {alone}. `target/release/towpath-bench variance RUN.json...` compares runs of \
          `towpath-bench live --json`.\n\n\
          | what | runs | ours | away | peer's | away | ratio | away | |\n|---|---|---|---|---|---|---|---|---|\n",
         STEADY * 100.0,
@@ -132,11 +131,12 @@ pub(crate) fn section() -> Result<String> {
 
 fn read(file: &Path) -> Result<Vec<Run>> {
     let text = fs::read(file).with_context(|| file.display().to_string())?;
-    serde_json::from_slice(&text).with_context(|| format!("{}: not what a subject prints", file.display()))
+    serde_json::from_slice(&text)
+        .with_context(|| format!("{}: not the JSON output of a subject", file.display()))
 }
 
-/// The rows of all runs, in the order in which they first appear.
-fn of(runs: &[Vec<Run>]) -> Vec<Spread> {
+/// Collects the rows of all runs, in order of first appearance.
+fn of(runs: &[Vec<Run>]) -> Vec<Variance> {
     let mut order = Vec::new();
     let mut rows: BTreeMap<&str, Vec<&Run>> = BTreeMap::new();
     for run in runs.iter().flatten() {
@@ -147,11 +147,11 @@ fn of(runs: &[Vec<Run>]) -> Vec<Spread> {
         row.push(run);
     }
     let most = runs.len();
-    let spread = |name: &str| {
+    let variance = |name: &str| {
         let runs = &rows[name];
         let ours = Range::of(runs.iter().map(|run| run.ours)).expect("a row has a run");
         let ratio = Range::of(runs.iter().filter_map(|run| run.ratio));
-        Spread {
+        Variance {
             name: name.to_owned(),
             unit: runs[0].unit.clone(),
             runs: runs.len(),
@@ -161,7 +161,7 @@ fn of(runs: &[Vec<Run>]) -> Vec<Spread> {
             steady: Steady::of(runs.len(), most, &ours, ratio.as_ref()),
         }
     };
-    order.into_iter().map(spread).collect()
+    order.into_iter().map(variance).collect()
 }
 
 impl Steady {
@@ -181,13 +181,13 @@ impl Range {
         let median = median(&values);
         let least = values.iter().copied().reduce(f64::min)?;
         let most = values.iter().copied().reduce(f64::max)?;
-        // Of zeroes none is away from the others.
+        // A median of zero has no relative distance.
         let away = (most - median).max(median - least) / if median == 0.0 { 1.0 } else { median.abs() };
         Some(Self { least, median, most, away })
     }
 }
 
-/// Three figures of a range, each as short as four significant digits allow.
+/// Formats a range as three figures of at most four significant digits.
 fn figures(range: &Range) -> String {
     let figure = |value: f64| match value.abs() {
         v if v >= 100.0 => format!("{value:.0}"),
@@ -197,7 +197,7 @@ fn figures(range: &Range) -> String {
     format!("{} / {} / {}", figure(range.least), figure(range.median), figure(range.most))
 }
 
-fn table(rows: &[Spread]) -> String {
+fn table(rows: &[Variance]) -> String {
     let mut text =
         format!("{:<44} {:>4} {:>24} {:<7} {:>5} {:>5}\n", "what", "runs", "ours", "unit", "away", "ratio");
     for row in rows {
@@ -221,8 +221,8 @@ fn table(rows: &[Spread]) -> String {
     text
 }
 
-/// Name, unit and runs; least, median and most of ours, the peer's and the ratio: what is missing is `-`.
-fn kept(rows: &[Spread]) -> String {
+/// Formats the stored lines: name, unit and runs; minimum, median and maximum of ours, the peer's and the ratio; `-` for missing figures.
+fn kept(rows: &[Variance]) -> String {
     let mut text = String::new();
     for row in rows {
         let range = |range: Option<Range>| match range {
@@ -236,21 +236,21 @@ fn kept(rows: &[Spread]) -> String {
     text
 }
 
-fn parse(text: &str) -> Result<Vec<Spread>> {
+fn parse(text: &str) -> Result<Vec<Variance>> {
     let lines = || text.lines().filter(|line| !line.starts_with('#'));
     let runs = |line: &str| line.split('\t').nth(2)?.parse().ok();
     let most = lines().filter_map(runs).max().unwrap_or(0);
     lines()
         .map(|line| {
             let columns: Vec<&str> = line.split('\t').collect();
-            let [name, unit, runs, figures @ ..] = &columns[..] else { bail!("spread.tsv: {line:?}") };
-            ensure!(figures.len() == 9, "spread.tsv: {line:?} has not twelve columns");
+            let [name, unit, runs, figures @ ..] = &columns[..] else { bail!("variance.tsv: {line:?}") };
+            ensure!(figures.len() == 9, "variance.tsv: {line:?} expected twelve columns");
             let range =
                 |at: usize| Range::of(figures[at..at + 3].iter().filter_map(|figure| figure.parse().ok()));
-            let ours = range(0).with_context(|| format!("spread.tsv: {name} has no figures"))?;
+            let ours = range(0).with_context(|| format!("variance.tsv: {name} has no figures"))?;
             let ratio = range(6);
-            let runs = runs.parse().with_context(|| format!("spread.tsv: {line:?}"))?;
-            Ok(Spread {
+            let runs = runs.parse().with_context(|| format!("variance.tsv: {line:?}"))?;
+            Ok(Variance {
                 name: (*name).to_owned(),
                 unit: (*unit).to_owned(),
                 runs,
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_steady_while_every_run_is_near_the_median() {
+    fn steady_if_every_run_is_near_median() {
         use Steady::{FewerRuns, No, Yes};
         let same = &[50.0; 5];
         let rows: [(&[f64], &[f64], f64, Steady); 7] = [
@@ -281,21 +281,21 @@ mod tests {
             (&[100.0, 100.0, 85.0, 100.0, 115.0], same, 0.15, Yes),
             (&[100.0, 100.0, 100.0, 100.0, 84.0], same, 0.16, No),
             (&[0.0, 0.0, 0.0], same, 0.0, Yes),
-            // A slower machine for both, and the same of ours beside another ratio.
+            // A slower machine for both sides, and the same values of ours with another ratio.
             (&[100.0, 100.0, 50.0], &[50.0, 50.0, 25.0], 0.5, Yes),
             (&[100.0, 100.0, 100.0], &[50.0, 50.0, 80.0], 0.0, No),
         ];
         for (ours, peers, away, steady) in rows {
             let runs: Vec<_> =
                 ours.iter().zip(peers).map(|(ours, peer)| vec![row("a", *ours, Some(*peer))]).collect();
-            let spread = &of(&runs)[0];
-            assert!((spread.ours.away - away).abs() < 1e-9, "{ours:?}: {spread:?}");
-            assert_eq!((spread.steady, spread.runs), (steady, ours.len()), "{ours:?}");
+            let variance = &of(&runs)[0];
+            assert!((variance.ours.away - away).abs() < 1e-9, "{ours:?}: {variance:?}");
+            assert_eq!((variance.steady, variance.runs), (steady, ours.len()), "{ours:?}");
         }
     }
 
     #[test]
-    fn rows_are_those_of_all_runs_in_their_order() {
+    fn rows_keep_order_of_first_appearance() {
         let runs = [vec![row("b", 1.0, None), row("a", 2.0, Some(1.0))], vec![row("a", 3.0, Some(1.0))]];
         let rows = of(&runs);
         assert_eq!(
@@ -309,17 +309,17 @@ mod tests {
     }
 
     #[test]
-    fn files_are_what_subjects_print() {
+    fn reads_json_of_subjects() {
         let directory = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str| {
             let path = directory.path().join(name);
             std::fs::write(&path, text).unwrap();
             path
         };
-        let bars = r#"[{"name": "a", "ours": 1, "peer": 2, "unit": "k/s", "ratio": 0.5, "better": "higher", "bar": 1, "holds": false}]"#;
-        let good = file("1.json", bars);
+        let metrics = r#"[{"name": "a", "ours": 1, "peer": 2, "unit": "k/s", "ratio": 0.5, "better": "higher", "bar": 1, "holds": false}]"#;
+        let good = file("1.json", metrics);
         assert!(run(&[&good, &good], true, false).unwrap());
-        let apart = file("2.json", &bars.replace("\"ratio\": 0.5", "\"ratio\": 0.9"));
+        let apart = file("2.json", &metrics.replace("\"ratio\": 0.5", "\"ratio\": 0.9"));
         assert!(!run(&[&good, &apart], false, false).unwrap());
         assert!(!run(&[&good], false, false).unwrap(), "nothing was compared");
         let error = run(&[file("3.json", "[1]")], false, false).unwrap_err();
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_can_be_read() {
+    fn stored_result_round_trips() {
         let rows = parse(KEPT).unwrap();
         assert_eq!(
             section().unwrap().matches("| steady |").count(),

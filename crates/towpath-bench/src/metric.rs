@@ -1,48 +1,49 @@
-//! One bar: a figure of ours beside a peer's from the same run, and whether the promise holds.
+//! A metric: our figure, a peer's from the same run, and whether their ratio meets the target.
 
 use std::fmt;
 use std::io::{self, Write};
 
 use serde::{Deserialize, Serialize};
 
-/// Which way a figure improves.
+/// The direction in which a figure improves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Better {
-    /// Rates.
+    /// For rates.
     Higher,
-    /// Times and counts of dear things.
+    /// For durations and resource usage.
     Lower,
 }
 
-/// One object of the report; the same shape for every subject.
+/// One object of the report, with the same fields for every subject.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Bar {
+pub(crate) struct Metric {
     pub(crate) name: String,
     /// Median of our repetitions, in `unit`.
     pub(crate) ours: f64,
-    /// Median of the peer's (or the raw limit's) repetitions, in `unit`.
+    /// Median of the repetitions of the peer or raw limit, in `unit`.
     pub(crate) peer: f64,
     pub(crate) unit: &'static str,
-    /// `ours / peer`, whichever way is better; or the median of that of pairs.
+    /// `ours / peer` regardless of `better`, or the median ratio of pairs.
     pub(crate) ratio: f64,
     pub(crate) better: Better,
-    /// What `ratio` must reach (`higher`) or stay under (`lower`).
-    pub(crate) bar: f64,
+    /// Lower limit (`higher`) or upper limit (`lower`) of `ratio`.
+    #[serde(rename = "bar")]
+    pub(crate) target: f64,
     pub(crate) holds: bool,
-    /// How long messages took, where each was timed.
+    /// Latency distribution, for rows that time each message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) latency: Option<Latency>,
 }
 
-/// How long messages took, with us and with the peer, over all repetitions.
+/// Latencies of both sides over all repetitions.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Latency {
     pub(crate) ours: Quantiles,
     pub(crate) peer: Quantiles,
 }
 
-/// In nanoseconds.
+/// Quantiles in nanoseconds.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct Quantiles {
     pub(crate) p50: u64,
@@ -52,20 +53,19 @@ pub(crate) struct Quantiles {
     pub(crate) max: u64,
 }
 
-impl Bar {
+impl Metric {
     pub(crate) fn new(
         name: &str,
         ours: f64,
         peer: f64,
         unit: &'static str,
         better: Better,
-        bar: f64,
+        target: f64,
     ) -> Self {
-        Self::paired(name, ours, peer, ours / peer, unit, better, bar)
+        Self::paired(name, ours, peer, ours / peer, unit, better, target)
     }
 
-    /// A bar whose ratio is not that of the medians: each pair of measurements, made one behind the other, has its own, and
-    /// this is their median.
+    /// Creates a metric whose `ratio` is the median of the ratios of consecutive measurements, not the ratio of the medians.
     pub(crate) fn paired(
         name: &str,
         ours: f64,
@@ -73,17 +73,17 @@ impl Bar {
         ratio: f64,
         unit: &'static str,
         better: Better,
-        bar: f64,
+        target: f64,
     ) -> Self {
         let holds = match better {
-            Better::Higher => ratio >= bar,
-            Better::Lower => ratio <= bar,
+            Better::Higher => ratio >= target,
+            Better::Lower => ratio <= target,
         };
-        Self { name: name.to_owned(), ours, peer, unit, ratio, better, bar, holds, latency: None }
+        Self { name: name.to_owned(), ours, peer, unit, ratio, better, target, holds, latency: None }
     }
 }
 
-impl fmt::Display for Bar {
+impl fmt::Display for Metric {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sign = match self.better {
             Better::Higher => ">=",
@@ -97,25 +97,25 @@ impl fmt::Display for Bar {
             figure(self.peer),
             self.unit,
             self.ratio,
-            self.bar,
+            self.target,
             if self.holds { "holds" } else { "MISSED" },
         )
     }
 }
 
-/// The report: bars as they come.
+/// The report, printed incrementally.
 pub(crate) struct Report {
     json: bool,
-    /// So many were told, and each of them holds.
+    /// Number of metrics printed, and whether all met their targets.
     told: usize,
     holds: bool,
-    /// What standard output said that took no more.
+    /// The first error when writing to standard output.
     wrong: Option<io::Error>,
 }
 
 impl Report {
-    /// A table that grows on standard output; or one JSON array there, which grows too and is whole when this is finished or dropped,
-    /// and the table on standard error.
+    /// Starts a report. It prints a table to standard output; with `json`, a JSON array to standard output, completed when the report
+    /// is finished or dropped, and the table to standard error.
     pub(crate) fn new(json: bool) -> Self {
         let report = Self { json, told: 0, holds: true, wrong: None };
         report.line(&format!(
@@ -125,23 +125,23 @@ impl Report {
         report
     }
 
-    pub(crate) fn push(&mut self, bar: Bar) {
-        self.line(&bar.to_string());
-        self.holds &= bar.holds;
+    pub(crate) fn push(&mut self, metric: Metric) {
+        self.line(&metric.to_string());
+        self.holds &= metric.holds;
         if self.json && self.wrong.is_none() {
-            self.wrong = self.write(&bar).err();
+            self.wrong = self.write(&metric).err();
         }
         self.told += 1;
     }
 
-    fn write(&self, bar: &Bar) -> io::Result<()> {
+    fn write(&self, metric: &Metric) -> io::Result<()> {
         let mut out = io::stdout().lock();
         out.write_all(if self.told == 0 { b"[\n" } else { b",\n" })?;
-        serde_json::to_writer_pretty(&mut out, bar)?;
+        serde_json::to_writer_pretty(&mut out, metric)?;
         out.flush()
     }
 
-    /// Ends the report; whether every bar in it holds.
+    /// Ends the report. Returns true if every metric meets its target.
     pub(crate) fn finish(mut self) -> io::Result<bool> {
         self.wrong.take().map_or(Ok(self.holds), Err)
     }
@@ -154,13 +154,13 @@ impl Report {
 impl Drop for Report {
     fn drop(&mut self) {
         if self.json {
-            // Who reads it sees that it is cut.
+            // An error is ignored: an incomplete array is invalid JSON, which the reader detects.
             let _ = io::stdout().write_all(if self.told == 0 { b"[]\n" } else { b"\n]\n" });
         }
     }
 }
 
-/// Four significant figures, without an exponent.
+/// Formats about four significant figures, without an exponent.
 fn figure(value: f64) -> String {
     match value.abs() {
         v if v >= 1000.0 => format!("{value:.0}"),
@@ -172,10 +172,10 @@ fn figure(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Bar, Better};
+    use super::{Better, Metric};
 
     #[test]
-    fn a_bar_holds_at_its_limit_and_not_beyond() {
+    fn target_is_inclusive() {
         let rows = [
             (Better::Higher, 8.0, 1.0, 8.0, true),
             (Better::Higher, 7.9, 1.0, 8.0, false),
@@ -183,15 +183,15 @@ mod tests {
             (Better::Lower, 3.1, 1.0, 3.0, false),
             (Better::Higher, 8.0, f64::NAN, 8.0, false),
         ];
-        for (better, ours, peer, bar, holds) in rows {
-            let row = Bar::new("row", ours, peer, "M/s", better, bar);
+        for (better, ours, peer, target, holds) in rows {
+            let row = Metric::new("row", ours, peer, "M/s", better, target);
             assert_eq!(row.holds, holds, "{row}");
         }
     }
 
     #[test]
-    fn the_object_has_the_names_that_readers_know() {
-        let json = serde_json::to_value(Bar::new("row", 2.0, 1.0, "ns", Better::Lower, 3.0)).unwrap();
+    fn json_fields() {
+        let json = serde_json::to_value(Metric::new("row", 2.0, 1.0, "ns", Better::Lower, 3.0)).unwrap();
         let expected = serde_json::json!({
             "name": "row", "ours": 2.0, "peer": 1.0, "unit": "ns", "ratio": 2.0,
             "better": "lower", "bar": 3.0, "holds": true

@@ -1,4 +1,4 @@
-//! A namespace, and the process that it belongs to: it does there what it is told on its standard input, and ends with it.
+//! A network namespace and its process, which executes commands from its standard input. The namespace ends with the process.
 
 use std::fs;
 use std::io::{BufRead, stdin};
@@ -11,13 +11,13 @@ use crate::peer::{Skipped, netns};
 use crate::raw::say;
 use crate::side::Side;
 
-/// The side of a namespace.
-pub(crate) struct Home(Side);
+/// The parent's handle of a namespace process.
+pub(crate) struct NetnsProc(Side);
 
-impl Home {
-    /// Makes a namespace.
+impl NetnsProc {
+    /// Creates a namespace.
     pub(crate) fn start() -> Result<Self> {
-        let mut side = Side::start(&["home".to_owned()], &[])?;
+        let mut side = Side::start(&["netns-proc".to_owned()], &[])?;
         side.line()?;
         Ok(Self(side))
     }
@@ -26,23 +26,24 @@ impl Home {
         self.0.pid()
     }
 
-    /// Runs a program there, to its end; its words are separated by spaces. `iptables` is the one that costs a packet least.
+    /// Runs a program in the namespace and waits for it. Spaces separate the words. `iptables` means the variant with the lowest packet
+    /// cost.
     pub(crate) fn run(&mut self, line: &str) -> Result<()> {
         self.ask(&format!("run {line}")).map(drop)
     }
 
-    /// Sets a setting of the namespace, under its name below /proc/sys/net.
+    /// Sets a sysctl of the namespace; `name` is relative to /proc/sys/net.
     pub(crate) fn set(&mut self, name: &str, value: &str) -> Result<()> {
         self.ask(&format!("set {name} {value}")).map(drop)
     }
 
-    /// Packets that `device` has received.
+    /// Number of packets that `device` has received.
     pub(crate) fn received(&mut self, device: &str) -> Result<u64> {
         let count = self.ask(&format!("received {device}"))?;
         count.parse().with_context(|| format!("{count:?} packets at {device}"))
     }
 
-    /// Has one CPU receive what comes to `device` (RPS, Documentation/networking/scaling.rst).
+    /// Restricts receive processing of `device` to one CPU (RPS, Documentation/networking/scaling.rst).
     pub(crate) fn receive_on(&mut self, device: &str, cpu: usize) -> Result<()> {
         self.ask(&format!("receive {device} {}", mask(cpu))).map(drop)
     }
@@ -58,7 +59,7 @@ impl Home {
     }
 }
 
-/// The process itself.
+/// Runs the namespace process.
 pub(crate) fn side() -> Result<()> {
     netns::unshare_with_sysfs()?;
     say("ready")?;
@@ -89,26 +90,26 @@ fn obey(line: &str) -> Result<String> {
             let table = fs::read_to_string("/proc/self/net/dev")?;
             return received(&table, device).with_context(|| format!("no interface {device}"));
         }
-        _ => bail!("{line:?} is nothing that can be done"),
+        _ => bail!("unknown command {line:?}"),
     }
     Ok(String::new())
 }
 
-/// The packets that `device` has received, from /proc/net/dev (proc_pid_net(5)).
+/// Reads a device's received packets from /proc/net/dev (proc_pid_net(5)).
 fn received(table: &str, device: &str) -> Option<String> {
     let line = table.lines().find_map(|line| line.trim_start().strip_prefix(device)?.strip_prefix(':'))?;
     line.split_whitespace().nth(1).map(str::to_owned)
 }
 
-/// One CPU as the kernel reads sets of them: hexadecimal, in groups of 32.
+/// Formats a CPU mask for the kernel: hexadecimal, in groups of 32 bits.
 fn mask(cpu: usize) -> String {
     format!("{:x}", 1_u32 << (cpu % 32)) + &",00000000".repeat(cpu / 32)
 }
 
-/// Becomes a program, in the namespace of the process `home`.
-pub(crate) fn within(home: u32, words: &[String]) -> Result<()> {
+/// Joins the namespace of process `netns_pid` and executes a program.
+pub(crate) fn within(netns_pid: u32, words: &[String]) -> Result<()> {
     let (program, words) = words.split_first().context("no program")?;
-    netns::join(home)?;
+    netns::join(netns_pid)?;
     Err(Command::new(program).args(words).exec()).with_context(|| format!("starting {program}"))
 }
 
@@ -117,7 +118,7 @@ mod tests {
     use super::{mask, received};
 
     #[test]
-    fn a_set_of_one_cpu() {
+    fn cpu_mask() {
         for (cpu, expected) in
             [(0, "1"), (5, "20"), (31, "80000000"), (33, "2,00000000"), (64, "1,00000000,00000000")]
         {
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_number_of_a_device_is_its_packets() {
+    fn received_reads_packet_count() {
         let table =
             "Inter-|   Receive\n face |bytes packets errs\n  lo: 5 6 0 0\nfar0: 1234 77 0 0 0\n far01: 1 2";
         let rows = [("far0", Some("77")), ("lo", Some("6")), ("far01", Some("2")), ("far", None)];

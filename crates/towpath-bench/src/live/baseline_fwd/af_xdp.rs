@@ -1,5 +1,5 @@
 #![allow(unsafe_code)]
-//! A bridge of XDP sockets in copy mode with one UMEM: what is received is sent where it lies
+//! Bridge between XDP sockets in copy mode with a shared UMEM: frames are sent from where they were received
 //! (Documentation/networking/af_xdp.rst).
 
 use std::io;
@@ -30,13 +30,13 @@ struct End {
     sent: Ring,
     fill: Ring,
     completed: Ring,
-    /// Descriptors that the kernel has not done yet.
+    /// Transmit descriptors that the kernel has not completed.
     outstanding: u32,
     socket: OwnedFd,
     _link: OwnedFd,
 }
 
-/// A ring from the side on which `ours` is the counter (net/xdp/xsk_queue.h).
+/// A ring; `ours` is this side's counter (net/xdp/xsk_queue.h).
 struct Ring {
     area: Area,
     ours: u32,
@@ -113,15 +113,15 @@ impl Forward for Bridge {
 
 impl End {
     fn open(device: &str, memory: &Area, shared: Option<&OwnedFd>) -> Result<Self> {
-        // SAFETY: takes no pointers.
+        // SAFETY: the call takes no pointers.
         let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         if fd < 0 {
             return Err(io::Error::last_os_error()).context("an XDP socket");
         }
-        // SAFETY: the kernel just gave this descriptor to us alone.
+        // SAFETY: the kernel has just created this descriptor, and no other code owns it.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         if shared.is_none() {
-            // SAFETY: a struct of numbers, for which zero is a value.
+            // SAFETY: a struct of numbers, for which zero is valid.
             let mut umem: libc::xdp_umem_reg = unsafe { std::mem::zeroed() };
             (umem.addr, umem.len, umem.chunk_size) = (memory.base() as u64, FRAMES * FRAME, FRAME as u32);
             set(&socket, libc::XDP_UMEM_REG, &umem)?;
@@ -168,7 +168,7 @@ impl End {
         Ok(Self { received, sent, fill, completed, outstanding: 0, socket, _link: link })
     }
 
-    /// Takes back what has been sent.
+    /// Reclaims the frames of completed transmissions.
     fn collect(&mut self, free: &mut Vec<u64>) {
         let done = self.completed.ready().min(BATCH);
         for n in 0..done {
@@ -178,7 +178,7 @@ impl End {
         self.outstanding -= done;
     }
 
-    /// Gives the kernel room for what comes next.
+    /// Gives free frames to the fill ring.
     fn refill(&mut self, free: &mut Vec<u64>, most: u32) {
         let room = self.fill.ready().min(most);
         let mut given = 0;
@@ -191,10 +191,10 @@ impl End {
         self.fill.advance(given);
     }
 
-    /// Has the kernel send what is out; it says EAGAIN often, and is asked again then.
+    /// Requests transmission of queued descriptors. EAGAIN is common; the next call retries.
     fn kick(&self) {
         if self.outstanding > 0 {
-            // SAFETY: no bytes, and no address.
+            // SAFETY: the call has no data and no address.
             unsafe {
                 libc::sendto(
                     self.socket.as_raw_fd(),
@@ -223,10 +223,10 @@ impl Ring {
         Ok(Self { area, ours: 0, counter, other, entries: at.desc as usize, produces })
     }
 
-    /// Entries that there are, or that there is room for.
+    /// Number of entries available to this side.
     #[inline]
     fn ready(&self) -> u32 {
-        // Acquire: pairs with the kernel's release; it is done with the entries up to there.
+        // Acquire: pairs with the kernel's release; the kernel no longer accesses the entries before this counter.
         let other = self.area.word(self.other).load(Ordering::Acquire);
         if self.produces { RING - self.ours.wrapping_sub(other) } else { other.wrapping_sub(self.ours) }
     }
@@ -249,13 +249,13 @@ impl Ring {
     #[inline]
     fn advance(&mut self, by: u32) {
         self.ours = self.ours.wrapping_add(by);
-        // Release: pairs with the kernel's acquire; we are done with the entries up to there.
+        // Release: pairs with the kernel's acquire; this process no longer accesses the entries before this counter.
         self.area.word(self.counter).store(self.ours, Ordering::Release);
     }
 }
 
 fn index(device: &str) -> Result<u32> {
-    // An XDP socket has no such ioctl.
+    // XDP sockets do not support this ioctl.
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
     name_to_index(&socket, device).with_context(|| format!("finding {device}"))
 }

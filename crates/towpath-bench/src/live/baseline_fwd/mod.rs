@@ -1,4 +1,4 @@
-//! Forwarders that do nothing but carry packets from one interface to the other and back: what a driver of ports gives.
+//! Baseline forwarders: they only copy packets between two interfaces. They measure the limit of a port driver.
 
 pub(crate) mod af_packet;
 pub(crate) mod af_xdp;
@@ -15,38 +15,39 @@ use crate::peer::netns;
 use crate::pin;
 use crate::raw::say;
 
-/// What carries: both directions in one thread.
+/// A forwarder that handles both directions in one thread.
 trait Forward {
-    /// Carries what is there, at most a batch each way; whether anything was.
+    /// Forwards at most one batch in each direction. Returns true if it forwarded packets.
     fn turn(&mut self) -> Result<bool>;
-    /// Where to wait for more.
+    /// Descriptors to poll.
     fn sources(&self) -> [BorrowedFd<'_>; 2];
 }
 
-/// Carries until it is killed.
+/// Forwards until the process is killed.
 pub(crate) fn side(
     driver: &str,
-    home: u32,
+    netns_pid: u32,
     devices: [&str; 2],
     offload: bool,
     park: bool,
     cpu: usize,
 ) -> Result<()> {
-    netns::join(home)?;
+    netns::join(netns_pid)?;
     pin::to(cpu)?;
-    let mut bare: Box<dyn Forward> = match driver {
+    let mut forwarder: Box<dyn Forward> = match driver {
         "af_packet" => Box::new(af_packet::Bridge::open(devices, offload)?),
         "af_xdp" => Box::new(af_xdp::Bridge::open(devices)?),
         "tun" => Box::new(tun::Pair::open(devices, offload)?),
-        _ => bail!("no bare forwarder for {driver}"),
+        _ => bail!("no baseline forwarder for {driver}"),
     };
     say("ready")?;
     loop {
-        if bare.turn()? {
+        if forwarder.turn()? {
             continue;
         }
         if park {
-            let mut sources = bare.sources().map(|source| PollFd::from_borrowed_fd(source, PollFlags::IN));
+            let mut sources =
+                forwarder.sources().map(|source| PollFd::from_borrowed_fd(source, PollFlags::IN));
             poll(&mut sources, None).context("waiting for packets")?;
         } else {
             spin_loop();

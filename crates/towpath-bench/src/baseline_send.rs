@@ -1,7 +1,7 @@
 #![allow(unsafe_code)]
-//! The least that a sender has to do: send(2) from frames in turn, and the error queue, read every so many calls or when the
-//! next frame is not back. It has no policy, no budget, no quota and no second connection: what `towpath-send` costs more than
-//! this is its own doing, and what this costs is the kernel's.
+//! Minimal zero-copy sender: send(2) from a rotation of frames. It reads the error queue after `read_every` calls, or when the
+//! next frame is still in use. It has no policy, budget, quota or second connection. The cost of `towpath-send` above this
+//! sender is its overhead; the cost of this sender is the kernel's.
 
 use std::mem::zeroed;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -13,33 +13,33 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, Shutdown, send, shutdown};
 use towpath_send::{Event, Frame, parse};
 
-/// Numbers that may be outstanding; a power of two.
+/// Maximum of outstanding notification numbers; a power of two.
 const NUMBERS: usize = 1 << 16;
 
-/// Control messages of one entry: 128 bytes are enough.
+/// Buffer for the control messages of one entry; 128 bytes suffice.
 #[repr(align(8))]
 struct Control([u8; 128]);
 
-/// What is sent, and how.
+/// A connection and its frames.
 pub(crate) struct Sender {
     socket: OwnedFd,
     frames: Vec<Frame>,
-    /// Of each frame, the numbers that hold it.
+    /// For each frame, the number of outstanding calls that use it.
     held: Vec<u32>,
-    /// The frame of each number, at its lowest bits.
+    /// Frame of each notification number, indexed by its lower bits.
     of: Vec<u32>,
     issued: u32,
     completed: u32,
-    /// The frame whose turn it is.
+    /// The next frame to send.
     next: usize,
     since: usize,
     read_every: usize,
-    /// Numbers in ranges with the code COPIED.
+    /// Calls whose completion has the code COPIED.
     pub(crate) copied: u64,
 }
 
 impl Sender {
-    /// Sends from `frames`, which are full.
+    /// Creates a sender of `frames`, which the caller has filled.
     pub(crate) fn new(socket: OwnedFd, frames: Vec<Frame>, read_every: usize) -> Result<Self> {
         let on: libc::c_int = 1;
         let (fd, value, len) = (socket.as_raw_fd(), (&raw const on).cast(), size_of_val(&on));
@@ -63,12 +63,12 @@ impl Sender {
         })
     }
 
-    /// Calls with the flag.
+    /// Number of zero-copy calls.
     pub(crate) fn numbers(&self) -> u64 {
         self.issued.into()
     }
 
-    /// Sends `total` bytes, whole frames; waits at most for `patience` without progress.
+    /// Sends `total` bytes in whole frames. Fails after `patience` without progress.
     pub(crate) fn run(&mut self, total: u64, zerocopy: bool, patience: Duration) -> Result<()> {
         let mut flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         if zerocopy {
@@ -111,7 +111,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Announces the end, and waits until all is completed.
+    /// Shuts down the sending side and waits for all completions.
     pub(crate) fn finish(&mut self, patience: Duration) -> Result<()> {
         shutdown(&self.socket, Shutdown::Write)?;
         while self.completed != self.issued {
@@ -126,7 +126,7 @@ impl Sender {
         self.since = 0;
         let mut control = Control([0; 128]);
         loop {
-            // SAFETY: a msghdr of zeroes is one without address, data and control.
+            // SAFETY: an all-zero msghdr is valid: it has no address, data or control buffer.
             let mut message: libc::msghdr = unsafe { zeroed() };
             message.msg_control = control.0.as_mut_ptr().cast();
             message.msg_controllen = control.0.len();
@@ -147,11 +147,11 @@ impl Sender {
         }
     }
 
-    /// Waits for something to happen; not for longer than `patience`.
+    /// Waits for `events`, at most `patience`.
     fn wait(&self, events: PollFlags, patience: Duration) -> Result<()> {
         let patience = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: 0 };
         let ready = poll(&mut [PollFd::new(&self.socket, events)], Some(&patience))?;
-        ensure!(ready > 0, "the receiver takes nothing");
+        ensure!(ready > 0, "the receiver accepts no data");
         Ok(())
     }
 }

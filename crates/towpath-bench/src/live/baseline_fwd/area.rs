@@ -1,5 +1,5 @@
 #![allow(unsafe_code)]
-//! Memory that is shared with the kernel: a mapping, and words in it.
+//! Memory mappings shared with the kernel.
 
 use std::ffi::c_void;
 use std::os::fd::AsFd;
@@ -15,7 +15,7 @@ pub(super) struct Area {
 }
 
 impl Area {
-    /// What the socket has at `offset`.
+    /// Maps `len` bytes of the socket at `offset`.
     pub(super) fn of(socket: &impl AsFd, len: usize, offset: u64) -> Result<Self> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::POPULATE);
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
@@ -23,7 +23,7 @@ impl Area {
         Self::new(base.context("mapping a socket's ring")?, len)
     }
 
-    /// Fresh memory.
+    /// Maps anonymous memory.
     pub(super) fn fresh(len: usize) -> Result<Self> {
         let (protection, flags) =
             (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::POPULATE);
@@ -40,48 +40,49 @@ impl Area {
         self.base.as_ptr()
     }
 
-    /// The address of `len` bytes at `offset`.
+    /// Returns the address of `len` bytes at `offset`.
     ///
     /// # Panics
-    /// When they are not all inside.
+    ///
+    /// Panics if the range is not within the mapping.
     #[inline]
     pub(super) fn at(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "inside the mapping");
-        // SAFETY: as just asserted.
+        // SAFETY: the assertion above checked the range.
         unsafe { self.base.as_ptr().add(offset) }
     }
 
-    /// A value at `offset`, of a type for which every pattern of bits is a value.
+    /// Reads a value at `offset`.
     #[inline]
     pub(super) fn read<T: Plain>(&self, offset: usize) -> T {
-        // SAFETY: inside the mapping (`at`); every pattern of bits is a T, and it need not be aligned.
+        // SAFETY: `at` checked the range; every bit pattern is a valid T; the read may be unaligned.
         unsafe { self.at(offset, size_of::<T>()).cast::<T>().read_unaligned() }
     }
 
     #[inline]
     pub(super) fn write<T: Plain>(&self, offset: usize, value: T) {
-        // SAFETY: inside the mapping (`at`), to which there are no references but of atomics.
+        // SAFETY: `at` checked the range; the only references into the mapping are to atomics.
         unsafe { self.at(offset, size_of::<T>()).cast::<T>().write_unaligned(value) }
     }
 
-    /// A word that the kernel too accesses as one.
+    /// A word that the kernel also accesses atomically.
     #[inline]
     pub(super) fn word(&self, offset: usize) -> &AtomicU32 {
         let at = self.at(offset, 4).cast::<u32>();
         assert!(at.is_aligned(), "a word");
-        // SAFETY: inside the mapping, aligned, and accessed atomically by both.
+        // SAFETY: within the mapping, aligned, and accessed atomically by both sides.
         unsafe { AtomicU32::from_ptr(at) }
     }
 }
 
 impl Drop for Area {
     fn drop(&mut self) {
-        // SAFETY: what mmap gave; no reference outlives self.
+        // SAFETY: the address and length are those of mmap; no reference outlives self.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 
-/// Types for which every pattern of bits is a value.
+/// Types for which every bit pattern is valid.
 pub(super) trait Plain: Copy {}
 
 impl Plain for u16 {}
