@@ -1,4 +1,4 @@
-//! The command line's grammar. What each command does is in `cli/`.
+//! The command line's grammar. The commands are implemented in `cli/`.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -37,9 +37,9 @@ pub(crate) enum Command {
     Check(Check),
     /// Show and change a running engine
     ///
-    /// Connects to the control socket of an engine: `towpath run`, or `towpath replay` or `towpath mux` with `--control PATH`. Root, the
-    /// engine's user and the socket's owner may show and change everything; other users that the mode of the socket file lets in may show
-    /// everything except packets. Showing an engine does not slow it down.
+    /// Connects to the control socket of `towpath run`, or of `towpath replay` or `towpath mux` with `--control PATH`. Root, the engine's user
+    /// and the socket's owner may show and change everything. Other users with access to the socket file may show everything except
+    /// packets. Queries do not slow the engine down.
     #[command(after_help = "\
 Example:
   towpath replay - --rules FILE --queue 1=COMMAND --control /tmp/ctl.sock < CAPTURE &
@@ -66,20 +66,20 @@ Example:
     },
     /// Write the man pages into a directory
     Man {
-        /// Where towpath.1, towpath-replay.1 and the others go; made when it is missing
+        /// Output directory for towpath.1, towpath-replay.1 and the other pages; created if missing
         #[arg(value_hint = ValueHint::DirPath)]
         directory: PathBuf,
     },
 }
 
-/// Take captures through the rules, with real inspector processes on the queues
+/// Replay captures through the rules, with real inspector processes on the queues
 ///
-/// Every packet of every CAPTURE goes through the rules of FILE, once, direction in, on the port `cap0` (or the port
-/// that --port names for its VLAN). Packets that a rule sends to queue N (inspect, divert, tee) are handed to the
-/// process that --queue N names, in shared memory; its verdict decides. What passed goes to --out, in the order of the
-/// capture; a report goes to standard output. States live on the captures' clock, which never goes back, nor far ahead
-/// for one packet alone; an inspector's deadline is wall-clock time. SIGINT, SIGTERM and SIGHUP end a replay, and
-/// whatever it has started with it; the exit code is 128 + the signal's number. A second one ends it as it stands.
+/// Each packet of each CAPTURE walks the rules of FILE once, with direction in, on port `cap0` (or on the port that --port
+/// names for its VLAN). Packets that a rule sends to queue N (inspect, divert, tee) go through shared memory to the process
+/// that --queue N names, and its verdict applies. Passed packets are written to --out in capture order; the report goes to
+/// standard output. Timeouts of states follow the captures' clock, which never goes back and ignores a jump ahead of a
+/// single packet; an inspector's deadline is wall-clock time. SIGINT, SIGTERM and SIGHUP stop the replay and the
+/// processes that it started; the exit code is 128 plus the signal's number. A second signal kills it immediately.
 #[derive(Debug, Parser)]
 #[command(after_help = "\
 Example:
@@ -90,48 +90,48 @@ pub(crate) struct Replay {
     #[arg(required = true, value_name = "CAPTURE", value_hint = ValueHint::FilePath)]
     pub(crate) captures: Vec<PathBuf>,
 
-    /// The rule file, in ipfw's language
+    /// The rule file, in ipfw syntax
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) rules: PathBuf,
 
-    /// Start COMMAND as an inspector of queue N; may be repeated, also for one queue
+    /// Start COMMAND as an inspector of queue N; may be repeated, also for the same queue
     ///
-    /// COMMAND is split into words as a shell would, and started without a shell; as its first word, `towpath` means
-    /// this very program. It finds the socket in TOWPATH_SOCKET and must attach within 15 seconds.
+    /// COMMAND is split into words like a shell does, and runs without a shell. The first word `towpath` runs this program's
+    /// own executable. COMMAND finds the socket's path in TOWPATH_SOCKET and must attach within 15 seconds.
     #[arg(long = "queue", value_name = "N=COMMAND", value_parser = queue)]
     pub(crate) queues: Vec<QueueArg>,
 
-    /// How queue N treats its inspectors; KEY:VALUE pairs with commas between them
+    /// Set the policy of queue N: comma-separated KEY:VALUE pairs
     ///
-    /// workers:COUNT starts each of the queue's commands so often. fanout:exclusive|flow|cpu|least|broadcast|mirror says
-    /// which of several inspectors gets a packet (flow). overload:block|drop-newest|drop-oldest:COUNT|pass|drop|queue:N
-    /// says what becomes of a packet whose inspector has no room (block: it waits, up to the deadline). An inspector
-    /// that has high:COUNT packets has no room until it has low:COUNT. deadline:SECONDS and default:pass|drop take the
-    /// place of --deadline and --default-verdict.
+    /// workers:COUNT: processes to start for each command of the queue (1-64). fanout:exclusive|flow|cpu|least|broadcast|mirror:
+    /// how packets are distributed among several inspectors (default: flow).
+    /// overload:block|drop-newest|drop-oldest:COUNT|pass|drop|queue:N: action for a packet whose inspector has no room (block:
+    /// the packet waits until its deadline). high:COUNT and low:COUNT: an inspector with `high` packets gets no more until it
+    /// has only `low`. deadline:SECONDS and default:pass|drop override --deadline and --default-verdict for this queue.
     #[arg(long = "queue-policy", value_name = "N=KEY:VALUE,...", value_parser = queue_policy)]
     pub(crate) queue_policies: Vec<QueuePolicy>,
 
     #[command(flatten)]
     pub(crate) wiring: Wiring,
 
-    /// Write the packets that passed; a name ending in .pcapng gives pcapng, any other pcap
+    /// Write the passed packets to FILE; pcapng if the name ends in .pcapng, otherwise pcap
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) out: Option<PathBuf>,
 
-    /// Write the answers to rejected packets (ICMP unreachable, TCP RST, SCTP ABORT), as --out writes
+    /// Write the replies to rejected packets (ICMP unreachable, TCP RST, SCTP ABORT) to FILE, in the format of --out
     ///
-    /// They are what a port that can send would have sent back: at most 200 a second of the capture's time and port.
+    /// A live port would send these packets. Limit: 200 per port and second of capture time.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) replies: Option<PathBuf>,
 
-    /// Begin with the states that an earlier run wrote with --states-out
+    /// Start with the states that an earlier run wrote with --states-out
     ///
-    /// States of rules that are not in the rule file belong to a hidden rule that allows. Their time goes on from the
-    /// first packet.
+    /// States of rules that are not in the rule file are assigned to a hidden allow rule. Their lifetimes continue at the first
+    /// packet.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) states_in: Option<PathBuf>,
 
-    /// Write the states that are left at the end
+    /// Write the remaining states to FILE at the end
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) states_out: Option<PathBuf>,
 
@@ -139,11 +139,11 @@ pub(crate) struct Replay {
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub(crate) control: Option<PathBuf>,
 
-    /// How long an inspector may keep a packet, in seconds
+    /// Maximum time an inspector may hold a packet, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     pub(crate) deadline: Duration,
 
-    /// What becomes of a packet whose inspector died, let the deadline pass, or is missing
+    /// Verdict for a packet whose inspector died, missed the deadline or is missing
     #[arg(long = "default-verdict", value_name = "VERDICT", default_value = "drop")]
     pub(crate) default_verdict: PassOrDrop,
 
@@ -152,21 +152,21 @@ pub(crate) struct Replay {
     pub(crate) json: bool,
 }
 
-/// Check a rule file: every error at once, with line, column and a hint
+/// Check a rule file: reports all errors, each with line, column and a hint
 ///
-/// Without errors it prints the file as it was understood: tables, pipes, labels, rules in ipfw's own order of words, sets.
-/// What it prints reads back as the same. It warns of rules that an earlier rule leaves no packet for.
+/// Without errors, prints the normalised rules: tables, pipes, labels, rules with their options in ipfw's order, sets. The
+/// output parses to the same rules. Warns of rules that no packet can reach because of an earlier rule.
 #[derive(Debug, Parser)]
 pub(crate) struct Check {
     /// The rule file
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) file: PathBuf,
 
-    /// Take this capture through the rules, and name those that no packet of it used; may be repeated
+    /// Replay this capture through the rules and list the rules that matched no packet; may be repeated
     #[arg(long = "capture", value_name = "CAPTURE", value_hint = ValueHint::FilePath)]
     pub(crate) captures: Vec<PathBuf>,
 
-    /// Show what would change if FILE took the place of this rule file
+    /// Show the changes from the rule file OLD to FILE
     #[arg(long, value_name = "OLD", value_hint = ValueHint::FilePath)]
     pub(crate) against: Option<PathBuf>,
 
@@ -178,17 +178,17 @@ pub(crate) struct Check {
     pub(crate) json: bool,
 }
 
-/// Search the payload of a queue's packets and give verdicts
+/// Search the payload of a queue's packets for a pattern and give verdicts
 ///
-/// A packet whose upper-layer payload matches REGEX gets VERDICT, every other packet the opposite one. The engine that
-/// starts an inspector names its socket in TOWPATH_SOCKET; ends when the engine does.
+/// A packet whose upper-layer payload matches REGEX gets VERDICT; other packets get the opposite verdict. An engine that
+/// starts an inspector passes its socket's path in TOWPATH_SOCKET. Exits when the engine ends.
 #[derive(Debug, Parser)]
 pub(crate) struct Inspect {
     /// The queue to serve
     #[arg(long, value_name = "N")]
     pub(crate) queue: u16,
 
-    /// What to search for: a regular expression over bytes (Rust's regex syntax; `(?i)` ignores case)
+    /// The pattern: a regular expression over bytes (Rust's regex syntax; `(?i)` ignores case)
     #[arg(long = "match", value_name = "REGEX")]
     pub(crate) pattern: String,
 
@@ -196,7 +196,7 @@ pub(crate) struct Inspect {
     #[arg(long, value_name = "VERDICT")]
     pub(crate) verdict: PassOrDrop,
 
-    /// Give the verdict for packets that match to their whole flow from now on
+    /// Apply the verdict of a matching packet to the rest of its flow
     #[arg(long)]
     pub(crate) flow: bool,
 
@@ -204,28 +204,28 @@ pub(crate) struct Inspect {
     #[arg(long, value_name = "PATH", env = "TOWPATH_SOCKET", value_hint = ValueHint::FilePath)]
     pub(crate) socket: PathBuf,
 
-    /// Print a line for each packet that matches and each gap in the stream, on standard error
+    /// Print each matching packet and each gap record to standard error
     #[arg(long)]
     pub(crate) verbose: bool,
 }
 
-/// The two verdicts a command line can ask for.
+/// Verdicts that the command line accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PassOrDrop {
-    /// Let it through
+    /// Pass the packet
     Pass,
-    /// Drop it
+    /// Drop the packet
     Drop,
 }
 
-/// `N=COMMAND`
+/// An argument `N=COMMAND`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct QueueArg {
     pub(crate) number: u16,
     pub(crate) words: Vec<String>,
 }
 
-/// `N=KEY:VALUE,...`
+/// An argument `N=KEY:VALUE,...`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct QueuePolicy {
     pub(crate) number: u16,
@@ -238,14 +238,14 @@ pub(crate) struct QueuePolicy {
     pub(crate) default_verdict: Option<PassOrDrop>,
 }
 
-/// `NAME=vlan:ID`
+/// An argument `NAME=vlan:ID`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VlanPort {
     pub(crate) name: String,
     pub(crate) vlan: u16,
 }
 
-/// `PREFIX=NAME`
+/// An argument `PREFIX=NAME`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RouteArg {
     pub(crate) net: IpAddr,
@@ -253,7 +253,7 @@ pub(crate) struct RouteArg {
     pub(crate) port: String,
 }
 
-/// `NAME=ADDRESS`
+/// An argument `NAME=ADDRESS`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AddressArg {
     pub(crate) port: String,

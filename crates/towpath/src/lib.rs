@@ -1,6 +1,7 @@
-//! The engine of Towpath: packets from ports through the gate, to inspectors on rings, and out again.
+//! The library of the `towpath` program: configuration, the daemon and its worker threads, the control protocol, the mux's worker pool,
+//! reports and metrics.
 //!
-//! The command line `towpath` is a thin layer over this library.
+//! The packet path is in the crate `towpath-engine`. The commands are in `main.rs` and `cli/`, a thin layer over this library.
 #![forbid(unsafe_code)]
 
 pub mod config;

@@ -1,4 +1,4 @@
-//! The command line of Towpath: arguments in, an exit code out. What each command does is in `cli/`.
+//! The `towpath` program: parses the arguments, runs the command and returns its exit code. The commands are in `cli/`.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -14,7 +14,7 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version are answers, not errors: clap prints them to standard output.
+            // clap prints help and version to standard output; both exit with 0.
             let code = if error.use_stderr() { exit::USAGE } else { exit::OK };
             let _ = error.print();
             return code.into();

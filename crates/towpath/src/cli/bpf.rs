@@ -1,4 +1,4 @@
-//! `towpath bpf`: a framing program on the bench: checked, run over a message, listed, measured.
+//! `towpath bpf`: checks, runs, lists and measures BPF framing programs.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -28,25 +28,25 @@ pub(crate) struct Bpf {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Say whether a program is accepted, and if not, which instruction breaks which rule
+    /// Check whether the verifier accepts a program; if not, print the instruction and the broken rule
     Check {
         #[command(flatten)]
         source: Source,
     },
-    /// Run a program over the bytes of a message and print what it answers
+    /// Run a program on the bytes of a message and print its result
     Run {
         #[command(flatten)]
         source: Source,
-        /// The message's bytes so far: a file, or `-` for standard input; with --hex the bytes themselves
+        /// The bytes of the message received so far: a file, `-` for standard input, or with --hex the bytes themselves
         #[arg(value_name = "MESSAGE", value_hint = ValueHint::FilePath)]
         message: String,
         /// MESSAGE is in hexadecimal, e.g. `000f 0a`; blanks and colons may separate bytes
         #[arg(long)]
         hex: bool,
-        /// How many instructions the program may run
+        /// Maximum number of instructions to run
         #[arg(long, value_name = "N", default_value_t = 1_000_000)]
         fuel: u64,
-        /// The connection's state before the run: up to five numbers for cb[0] to cb[4]
+        /// The connection's state before the run: up to five numbers, for cb[0] to cb[4]
         #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = word)]
         cb: Vec<u32>,
     },
@@ -55,23 +55,23 @@ enum Action {
         #[command(flatten)]
         source: Source,
     },
-    /// Print what the checker found out about a program
+    /// Print the verifier's statistics of a program
     Stats {
         #[command(flatten)]
         source: Source,
     },
 }
 
-/// Where a program comes from, and how answers are printed.
+/// Source of the program and output format.
 #[derive(Debug, Args)]
 struct Source {
     /// The program
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     file: PathBuf,
-    /// Which program of an object with several, by its function or its section
+    /// Select a program of an object with several programs, by function or section name
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// What FILE is
+    /// Format of FILE
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     format: Format,
     /// Print one JSON object
@@ -81,7 +81,7 @@ struct Source {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Format {
-    /// Find out
+    /// Detect the format
     Auto,
     /// An ELF object
     Elf,
@@ -93,10 +93,10 @@ enum Format {
     Ddd,
 }
 
-/// The most bytes that a program's file or a message may have.
+/// Maximum size of a program file or a message, in bytes.
 const MAX_FILE: u64 = 64 << 20;
 
-/// `-ESTRPIPE` (`asm-generic/errno.h`): the connection is not for the mux.
+/// `-ESTRPIPE` (`asm-generic/errno.h`): the program hands the connection back; the mux does not serve it.
 const GIVE_BACK: i32 = -86;
 
 pub(crate) fn run(args: &Bpf) -> u8 {
@@ -178,7 +178,7 @@ fn run_once(source: &Source, program: &Program, message: &[u8], fuel: u64, cb: &
     cli::answer(exit::OK, &text)
 }
 
-/// What a result means to the mux: a word for programs, words for people.
+/// The meaning of a result for the mux: an identifier for `--json` and a sentence for text output.
 fn answer(result: i32, mark: u32) -> (&'static str, String) {
     match result {
         1.. => ("message", format!("the message has {result} bytes")),
@@ -301,7 +301,7 @@ fn parse_hex(text: &str) -> Result<Vec<u8>, String> {
     if !rest.is_empty() {
         return Err(format!("{} hexadecimal digits are no whole number of bytes", digits.len()));
     }
-    // Two digits of four bits.
+    // Two hexadecimal digits of four bits each.
     Ok(pairs.iter().map(|[high, low]| (high << 4 | low) as u8).collect())
 }
 
@@ -312,7 +312,7 @@ fn to_hex(bytes: &[u8]) -> String {
     })
 }
 
-/// A number of 32 bits, decimal or with 0x.
+/// Parses a 32-bit number, decimal or hexadecimal with `0x`.
 fn word(text: &str) -> Result<u32, String> {
     let parsed = match text.strip_prefix("0x") {
         Some(hex) => u32::from_str_radix(hex, 16),

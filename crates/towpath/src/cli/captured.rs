@@ -1,4 +1,4 @@
-//! What commands that read captures share: each packet with its time, and what of the captures could not be used.
+//! Reading captures, shared by several commands: packets with their times, and warnings about unusable parts of the captures.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -10,28 +10,28 @@ use towpath_wire::{LinkType, Time};
 
 use crate::cli::warn;
 
-/// Frames of one burst.
+/// Frames per burst.
 pub(crate) const BURST: usize = 64;
 
-/// Captures that are read one behind the other.
+/// State across captures that are read one after the other.
 #[derive(Default)]
 pub(crate) struct Captured {
     clock: CaptureClock,
     stamps: Vec<u64>,
     times: Vec<Time>,
-    /// Frames whose link header nobody reads.
+    /// Frames whose link type is not supported, by link type.
     unread: BTreeMap<LinkType, u64>,
     warnings: Vec<String>,
 }
 
 impl Captured {
-    /// The next capture begins.
+    /// Starts the next capture.
     pub(crate) fn begin(&mut self) {
         self.clock.begin();
     }
 
-    /// The time of each packet of a burst, for states. `next` is the burst behind it, empty at the end; none where that is not
-    /// known yet.
+    /// Returns the time of each packet of a burst, for state timeouts. `next` is the following burst (empty at the end of the capture), or
+    /// `None` if it is not known yet.
     pub(crate) fn times(&mut self, burst: &Burst, next: Option<&Burst>) -> &[Time] {
         let Self { clock, stamps, times, unread, .. } = self;
         stamps.clear();
@@ -47,27 +47,27 @@ impl Captured {
         times
     }
 
-    /// The capture has been read, as far as anybody wanted it.
+    /// Ends a capture; it need not have been read to its end.
     pub(crate) fn end(&mut self, reader: &pcap::Reader) {
         self.warnings.extend(reader.warning().map(pcap::Warning::to_string));
         self.warnings.extend(self.clock.trouble().messages(reader.name()));
     }
 
-    /// Reads a capture: each frame, with its time. What `each` breaks with, if it does.
+    /// Reads a capture and calls `each` with every frame and its time. Returns the break value of `each`, if any.
     pub(crate) fn read<B>(
         &mut self,
         path: &Path,
         each: impl FnMut(&Frame<'_>, Time) -> ControlFlow<B>,
     ) -> Result<Option<B>, Error> {
         let mut reader = pcap::Reader::open(path)?;
-        // Of a file the next burst is there to be looked at; a pipe may have us wait for it.
+        // With a file, the next burst can be read ahead. With a pipe, reading ahead could block.
         let file = reader.progress().total.is_some();
         let broken = self.take(&mut reader, file, each)?;
         self.end(&reader);
         Ok(broken)
     }
 
-    /// Takes all that comes from a port; `ahead` says that the burst behind each may be looked at before.
+    /// Reads all frames of a port. If `ahead` is true, the following burst is read before the current one is processed.
     fn take<B>(
         &mut self,
         port: &mut impl Port,
@@ -81,7 +81,7 @@ impl Captured {
             let behind = ahead.then(|| port.receive(&mut next));
             let times = self.times(&burst, ahead.then_some(&next));
             let broken = burst.iter().zip(times).find_map(|(frame, time)| each(&frame, *time).break_value());
-            // Who has what it wanted does not care what comes behind it, be that an error.
+            // After a break, an error in the following burst does not matter.
             if broken.is_some() {
                 return Ok(broken);
             }
@@ -91,7 +91,7 @@ impl Captured {
         Ok(None)
     }
 
-    /// Tells what could not be used; `unread` says what became of packets that begin as nobody knows.
+    /// Prints the warnings. `unread` states how packets with an unsupported link type were treated.
     pub(crate) fn tell(&self, unread: &str) {
         self.warnings.iter().for_each(warn);
         for (link, frames) in &self.unread {
@@ -103,7 +103,7 @@ impl Captured {
     }
 }
 
-/// What packets are to rules that begin with a link header that is not read.
+/// How the rules see packets with an unsupported link type.
 pub(crate) const NOT_IP: &str = "to the rules that is not IP";
 
 #[cfg(test)]
@@ -114,7 +114,7 @@ mod tests {
 
     use super::*;
 
-    /// Gives one packet, and then fails.
+    /// Returns one packet, and then an error.
     struct Fails(bool);
 
     impl Port for Fails {

@@ -1,4 +1,4 @@
-//! `towpath check`: the rules as they were understood, or every error in them.
+//! `towpath check`: prints the normalised rules, or all errors of a rule file.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -13,24 +13,24 @@ use crate::cli::captured::{Captured, NOT_IP};
 use crate::cli::wiring::{Wrong, go, read};
 use crate::cli::{answer, fail, say, warn};
 
-/// How often what has ended is taken away, by the captures' time.
+/// Interval between collections of expired states, in capture time.
 const EXPIRE_EVERY: Duration = Duration::from_secs(1);
 
-/// What `--json` prints.
+/// The JSON object of `--json`.
 #[derive(Default, Serialize)]
 struct Report {
     file: String,
     ok: bool,
-    /// The normalised file: it reads back as the same rules, tables, pipes and sets.
+    /// The normalised file: parses to the same rules, tables, pipes and sets.
     text: String,
     rules: Vec<Rule>,
     errors: Vec<Finding>,
-    /// Rules that an earlier rule covers among them, as `shadowed`.
+    /// Warnings; rules covered by an earlier rule appear as `shadowed`.
     warnings: Vec<Finding>,
-    /// With `--capture`.
+    /// Present with `--capture`.
     #[serde(skip_serializing_if = "Option::is_none")]
     unused: Option<Vec<Rule>>,
-    /// With `--against`.
+    /// Present with `--against`.
     #[serde(skip_serializing_if = "Option::is_none")]
     changes: Option<Changes>,
 }
@@ -63,7 +63,7 @@ struct Finding {
     file: String,
     line: u32,
     column: u32,
-    /// Behind the word.
+    /// Column after the last character of the word.
     end: u32,
     message: String,
     hint: Option<String>,
@@ -162,7 +162,7 @@ fn check(args: &Check) -> Result<u8, Failure> {
     Ok(answer(code, &report.text()))
 }
 
-/// The rules that no packet of the captures used.
+/// Returns the rules that no packet of the captures matched.
 fn unused(args: &Check, ruleset: Ruleset) -> Result<Vec<Rule>, Failure> {
     let (mut gate, arrivals) = args.wiring.gate_with(ruleset, None)?;
     let mut captured = Captured::default();
@@ -185,7 +185,7 @@ fn unused(args: &Check, ruleset: Ruleset) -> Result<Vec<Rule>, Failure> {
 }
 
 impl Report {
-    /// What is printed for people: the rules, or, when that was asked for, those that were not used and what changes.
+    /// The text output: the rules; or, with `--capture` or `--against`, the unused rules and the changes.
     fn text(&self) -> String {
         let line = |rule: &Rule| format!("{:05} {}\n", rule.number, rule.text);
         let mut text = String::new();

@@ -10,7 +10,7 @@ use towpath::control::commands;
 use crate::args::exit;
 use crate::cli::{answer, fail};
 
-/// The arguments of `towpath ctl`, made from the table of subcommands.
+/// The arguments of `towpath ctl`, generated from the table of subcommands.
 #[derive(Debug)]
 pub(crate) struct Ctl {
     socket: PathBuf,

@@ -1,4 +1,4 @@
-//! `towpath demo`: exit codes and output for the demo of towpath-demo.
+//! `towpath demo`: runs the demo of the crate `towpath-demo`; maps its results to exit codes and output.
 
 use towpath_demo::{Args, Outcome, Part};
 

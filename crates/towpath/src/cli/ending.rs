@@ -1,5 +1,5 @@
-//! Signals that end a command before its time. The first is obeyed in order, so that sockets, directories and processes go with the
-//! command that made them; a second one ends it as it stands.
+//! Termination signals. The first signal stops a command in an orderly way, so that it removes its sockets and directories and stops its
+//! processes. A second signal has its default action and kills the command.
 
 use std::io;
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use signal_hook::{flag, low_level::signal_name};
 
 use crate::cli::fail;
 
-/// What a signal that a program does not survive adds to its number, as a shell has it.
+/// Exit code offset of a termination signal, as in shells: 128 + signal number.
 const BY_SIGNAL: u8 = 128;
 
-/// Whether a signal has come. Until [`Ending::listen`] none does: they do what they do to any program.
+/// The termination signal that was received, if any. Before [`Ending::listen`], signals have their default action.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ending(Arc<AtomicUsize>);
 
 impl Ending {
-    /// From here on signals are remembered, but for those that are ignored (nohup(1), a shell's `&`).
+    /// Installs the signal handlers. Signals that the process ignores (nohup(1), a shell's `&`) stay ignored.
     pub(crate) fn listen(&self) -> io::Result<()> {
         let ignored = ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
         let again = Arc::new(AtomicBool::new(false));
@@ -26,7 +26,7 @@ impl Ending {
             if ignored >> (signal - 1) & 1 == 1 {
                 continue;
             }
-            // In this order: the first one finds that none has come.
+            // The order matters: at the first signal, the conditional default must find `again` still false.
             flag::register_conditional_default(signal, Arc::clone(&again))?;
             flag::register(signal, Arc::clone(&again))?;
             flag::register_usize(signal, Arc::clone(&self.0), signal as usize)?;
@@ -34,14 +34,14 @@ impl Ending {
         Ok(())
     }
 
-    /// The signal that has come.
+    /// Returns the number of the signal that was received.
     pub(crate) fn signal(&self) -> Option<i32> {
-        // Relaxed: it guards nothing.
+        // Relaxed: the value does not guard other data.
         let signal = self.0.load(Ordering::Relaxed);
         (signal != 0).then_some(signal as i32)
     }
 
-    /// Says that `what` was ended by the signal that has come, if one has; the code to exit with.
+    /// If a signal was received, prints that it ended `what` and returns the exit code.
     pub(crate) fn tell(&self, what: &str) -> Option<u8> {
         let signal = self.signal()?;
         let name = signal_name(signal).unwrap_or("a signal");
@@ -49,7 +49,7 @@ impl Ending {
     }
 }
 
-/// The signals that a process ignores, the first in the lowest bit (proc_pid_status(5)).
+/// The signals that the process ignores, as a bit mask; bit 0 is signal 1 (proc_pid_status(5)).
 fn ignored(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)

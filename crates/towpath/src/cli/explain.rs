@@ -1,4 +1,4 @@
-//! `towpath explain`: one packet through the rules, step by step.
+//! `towpath explain`: traces one packet through the rules, step by step.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -18,32 +18,32 @@ use crate::cli::captured::{Captured, NOT_IP};
 use crate::cli::wiring::{UNTAGGED, Wiring, Wrong, go, way_out};
 use crate::cli::{answer, fail};
 
-/// Say what the rules do with one packet, rule by rule, and why
+/// Explain what the rules do with one packet, rule by rule
 ///
-/// PACKET is written as `in cap0 tcp 10.0.0.1:1234 > 10.0.0.2:22 syn`: direction, port, protocol, source, `>`,
-/// destination, and what else matters (TCP flags, `type N`, `ttl N`, `vlan N`, ...). Or it is packet N of a capture: then
-/// the packets before it go through the rules first, so that the states are as they would be. A packet in words and a
-/// capture: the packet comes behind the capture's, or behind its first N. An inspector's pass is taken for granted, `prob`
-/// to come true, and a pipe to have room.
+/// PACKET is a description such as `in cap0 tcp 10.0.0.1:1234 > 10.0.0.2:22 syn`: direction, port, protocol, source, `>`,
+/// destination, and further fields (TCP flags, `type N`, `ttl N`, `vlan N`, ...). Alternatively, --capture and --packet select
+/// packet N of a capture; the packets before it walk the rules first, to create their states. With PACKET and --capture,
+/// PACKET follows the whole capture, or its first N packets. The explanation assumes that inspectors pass the packet, that
+/// `prob` matches and that pipes have room.
 #[derive(Debug, Parser)]
 #[command(after_help = "\
 Examples:
   towpath explain --rules examples/office.ipfw in cap0 tcp 192.168.10.20:40000 '>' 203.0.113.5:443 syn
   towpath explain --rules examples/office.ipfw --capture examples/office.pcap --packet 17")]
 pub(crate) struct Explain {
-    /// The packet, in words
+    /// The packet's description
     #[arg(value_name = "PACKET", required_unless_present = "capture")]
     pub(crate) words: Vec<String>,
 
-    /// The rule file, in ipfw's language
+    /// The rule file, in ipfw syntax
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) rules: PathBuf,
 
-    /// Take the packet, or the packets before it, from this capture
+    /// Take the packet, or the preceding packets, from this capture
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) capture: Option<PathBuf>,
 
-    /// Which packet of the capture, counted from 1
+    /// Number of the packet in the capture, from 1
     #[arg(
         long,
         value_name = "N",
@@ -91,14 +91,14 @@ impl From<Wrong> for Failure {
     }
 }
 
-/// What is said about a packet.
+/// The explanation of a packet.
 struct Told {
     walks: Vec<Walked>,
-    /// What the walks do not show.
+    /// Facts that the walks do not show.
     notes: Vec<String>,
 }
 
-/// One walk: in, or out.
+/// One walk of the rules, with direction in or out.
 struct Walked {
     dir: Dir,
     port: String,
@@ -133,7 +133,7 @@ fn from_words(args: &Explain) -> Result<Told, Failure> {
     Ok(told)
 }
 
-/// Takes the first packets of a capture, or all, through the rules; the time of the last one.
+/// Runs the first `packets` packets of a capture, or all of them, through the rules. Returns the time of the last one.
 fn before(
     gate: &mut Gate,
     topology: &Topology,
@@ -207,9 +207,9 @@ fn explain(gate: &mut Gate, mut walk: Walk, packet: &Packet<'_>, now: Time) -> T
     }
 }
 
-/// Where the packet really ends, when that is elsewhere: an explanation touches no state, so it does not see that one
-/// cannot be made (the limit, a full table), that a segment is outside of a strict state's window, or which of several
-/// states is the newest.
+/// Returns a note if the packet's real verdict differs from the explained one. An explanation does not modify states. It therefore
+/// misses that a state cannot be created (limit, full table), that a segment is outside the TCP window of a strict state, and
+/// which of several states is the newest.
 fn otherwise(
     gate: &mut Gate,
     mut walk: Walk,
@@ -263,7 +263,7 @@ fn direction(dir: Dir) -> &'static str {
     }
 }
 
-/// One word for programs.
+/// The outcome's name in `--json`.
 fn word(outcome: &RuleOutcome) -> &'static str {
     match outcome {
         RuleOutcome::Disabled => "disabled",
@@ -276,7 +276,7 @@ fn word(outcome: &RuleOutcome) -> &'static str {
     }
 }
 
-/// A sentence for people.
+/// The outcome as a sentence for text output.
 fn said(outcome: &RuleOutcome) -> String {
     match outcome {
         RuleOutcome::Disabled => "skipped: its set is disabled".to_owned(),

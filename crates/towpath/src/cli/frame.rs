@@ -1,4 +1,4 @@
-//! `towpath frame`: the messages in the TCP streams of a capture.
+//! `towpath frame`: prints the messages in the TCP streams of captures.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
@@ -21,17 +21,18 @@ use crate::args::exit;
 use crate::cli::captured::Captured;
 use crate::cli::{fail, warn};
 
-/// Bytes of a message that are shown.
+/// Maximum number of bytes shown per message.
 const SHOWN: usize = 16;
-/// Streams that `--guess` keeps the first bytes of.
+/// Maximum number of streams whose first bytes `--guess` keeps.
 const MOST_SAMPLES: usize = 2048;
 
 /// Print the messages in the TCP streams of captures
 ///
-/// The streams are put together as their receivers did it: retransmissions once, reordered segments in order, the first
-/// data for a sequence number kept. FRAMING says where a message ends: the name of a preset, the declarative form in a
-/// line, or a file with it in TOML or with a BPF program made for KCM (an object of clang, raw instructions, or tcpdump
-/// -ddd's output; `FILE:NAME` for one program of an object with several). `postgres` is postgres-frontend for what clients send and postgres-backend for what servers send.
+/// Streams are reassembled like a receiver does it: retransmitted bytes are dropped, reordered segments are sorted, and the
+/// first data for a sequence number is kept. FRAMING defines where a message ends: the name of a preset, clauses on one line,
+/// a TOML file with the clauses, or a file with a BPF program for KCM (an ELF object of clang, raw instructions, or the output
+/// of `tcpdump -ddd`; `FILE:NAME` selects one program of an object). `postgres` stands for postgres-frontend on the client's
+/// side and postgres-backend on the server's side.
 #[derive(Debug, Parser)]
 #[command(after_help = "\
 Examples:
@@ -43,15 +44,15 @@ pub(crate) struct Frame {
     #[arg(required_unless_present = "presets", value_name = "CAPTURE", value_hint = ValueHint::FilePath)]
     pub(crate) captures: Vec<PathBuf>,
 
-    /// Where a message ends: a preset, a file, or the declarative form
+    /// Framing of the messages: a preset, a file, or clauses
     #[arg(long, value_name = "FRAMING", required_unless_present_any = ["guess", "presets"])]
     pub(crate) framing: Option<String>,
 
-    /// Where a message of a server ends, when that differs
+    /// Framing of the server's messages, if different
     #[arg(long, value_name = "FRAMING", requires = "framing")]
     pub(crate) reply: Option<String>,
 
-    /// Try the presets on both directions of each stream, and say which fit
+    /// Try the presets on both directions of each stream and print the ones that fit
     #[arg(long, conflicts_with = "framing")]
     pub(crate) guess: bool,
 
@@ -59,15 +60,15 @@ pub(crate) struct Frame {
     #[arg(long)]
     pub(crate) presets: bool,
 
-    /// Only streams with this port at one end; may be repeated
+    /// Only streams with this port at either end; may be repeated
     #[arg(long = "port", value_name = "PORT")]
     pub(crate) ports: Vec<u16>,
 
-    /// Only this stream, by its number; may be repeated
+    /// Only the stream with this number; may be repeated
     #[arg(long = "stream", value_name = "N")]
     pub(crate) streams: Vec<u64>,
 
-    /// Print one JSON object a line: the messages, or with --guess what fits; all else goes to standard error
+    /// Print one JSON object per line (messages, or the results of --guess); other output goes to standard error
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -88,7 +89,7 @@ pub(crate) fn run(args: &Frame) -> u8 {
     };
     match result {
         Ok(()) => exit::OK,
-        // Whoever read the output had enough.
+        // The reader closed the pipe (`| head`); this is not an error.
         Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => exit::OK,
         Err(Failure::Output(error)) => fail(exit::FAILED, format_args!("standard output: {error}")),
         Err(Failure::Framing(error)) => fail(exit::USAGE, error),
@@ -96,7 +97,7 @@ pub(crate) fn run(args: &Frame) -> u8 {
     }
 }
 
-/// Hands out every chunk of the streams of the captures that were asked for.
+/// Passes every chunk of the selected streams to `out`.
 fn follow(args: &Frame, out: &mut impl FnMut(&Way, Chunk<'_>)) -> Result<(), Failure> {
     let mut streams = Streams::new(Limits::default());
     let mut chosen = |way: &Way, chunk: Chunk<'_>| {
@@ -120,7 +121,7 @@ fn follow(args: &Frame, out: &mut impl FnMut(&Way, Chunk<'_>)) -> Result<(), Fai
                 streams.handle_packet(&packet, &mut chosen);
                 return ControlFlow::Continue(());
             }
-            // TCP sees a fragmented datagram once it is whole.
+            // A fragmented datagram reaches TCP only after reassembly.
             fragments.expire(now);
             if let Some(whole) = fragments.add(&packet, 1, now).whole
                 && let Ok(packet) = wire::parse(link, &whole.frame, 0)
@@ -140,7 +141,7 @@ fn follow(args: &Frame, out: &mut impl FnMut(&Way, Chunk<'_>)) -> Result<(), Fai
     Ok(())
 }
 
-/// What reassembly had to decide.
+/// Warns of conflicts and losses that reassembly resolved.
 fn tell(counters: &Counters) {
     if counters.conflicting > 0 {
         let bytes = counters.conflicting;
@@ -157,7 +158,7 @@ fn tell(counters: &Counters) {
 fn messages(args: &Frame) -> Result<(), Failure> {
     let request = args.framing.as_deref().unwrap_or_default();
     let reply = args.reply.as_deref().unwrap_or(request);
-    // One name for the two ends of the same protocol.
+    // `postgres` names both sides of the protocol.
     let request = if request == "postgres" { "postgres-frontend" } else { request };
     let reply = if reply == "postgres" { "postgres-backend" } else { reply };
     let mut messages = Messages::new(framing("--framing", request)?, framing("--reply", reply)?);
@@ -168,7 +169,7 @@ fn messages(args: &Frame) -> Result<(), Failure> {
     printer.finish().map_err(Failure::Output)
 }
 
-/// A preset, the declarative form, or a file, as `option` gave it.
+/// Parses the framing that `option` was given: a preset, clauses, or a file.
 fn framing(option: &str, text: &str) -> Result<Framing, Failure> {
     let named = Named::read(text, Path::new("")).map_err(|error| match error {
         framing::Error::Document(..) => Failure::Framing(error.to_string()),
@@ -177,12 +178,12 @@ fn framing(option: &str, text: &str) -> Result<Framing, Failure> {
     Ok(named.framing().clone())
 }
 
-/// `address:port` for programs, also of IPv6 without brackets: the port is what follows the last colon, as tshark writes it.
+/// Formats an end as `address:port`, IPv6 without brackets, like tshark. The port follows the last colon.
 fn end(end: SocketAddr) -> String {
     format!("{}:{}", end.ip(), end.port())
 }
 
-/// One line of `--json`.
+/// One line of `--json`: a message or an event of a stream.
 #[derive(Serialize)]
 struct Line {
     stream: u64,
@@ -195,7 +196,7 @@ struct Line {
 struct Printer {
     json: bool,
     out: BufWriter<io::StdoutLock<'static>>,
-    /// The first error of writing: the rest is not written.
+    /// The first write error; nothing is written after it.
     broken: Option<io::Error>,
     messages: u64,
     bytes: u64,
@@ -259,7 +260,7 @@ impl Printer {
     }
 }
 
-/// What to say about anything but a message; `None` for a clean end.
+/// The text for an event other than a message; `None` for a clean end.
 fn told(found: &Found<'_>) -> Option<String> {
     Some(match found {
         Found::Message { .. } | Found::End { inside: 0, .. } => return None,
@@ -294,7 +295,7 @@ fn told(found: &Found<'_>) -> Option<String> {
     })
 }
 
-/// The first bytes, in hex and as text.
+/// The first bytes of a message, in hexadecimal and as text.
 fn dump(bytes: &[u8]) -> String {
     let shown = &bytes[..bytes.len().min(SHOWN)];
     let hex: Vec<String> = shown.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -316,7 +317,7 @@ struct GuessLine<'a> {
     reason: &'a str,
 }
 
-/// The first bytes of both directions of a stream, the client's first, and one of the two ways.
+/// By stream number: the first bytes of both directions, the client's first, and one of the stream's two directions.
 type Samples = BTreeMap<u64, ([Sample; 2], Way)>;
 
 fn guess(args: &Frame) -> Result<(), Failure> {
@@ -343,7 +344,7 @@ fn guess(args: &Frame) -> Result<(), Failure> {
 
 fn tell_guesses(args: &Frame, samples: Samples) -> io::Result<()> {
     let mut out = BufWriter::new(io::stdout().lock());
-    // Bytes for which a preset was the best, over all streams.
+    // Per preset, the bytes for which it fitted best, over all streams.
     let mut best: BTreeMap<&str, usize> = BTreeMap::new();
     for (stream, (both, way)) in samples {
         let (client, server) = if way.is_client() { (way.src, way.dst) } else { (way.dst, way.src) };
@@ -386,7 +387,7 @@ struct PresetLine {
     name: &'static str,
     alias: Option<&'static str>,
     about: &'static str,
-    /// `null` for those written in code.
+    /// `null` for presets that are implemented in code.
     framing: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! `towpath inspect`: searches the payload of a queue's packets, and gives verdicts.
+//! `towpath inspect`: searches the payload of a queue's packets and gives verdicts.
 
 use regex::bytes::Regex;
 use towpath_ring::{Consumer, Decision, Frame, Verdict};
@@ -6,7 +6,7 @@ use towpath_ring::{Consumer, Decision, Frame, Verdict};
 use crate::args::{Inspect, PassOrDrop, exit};
 use crate::cli::{fail, say};
 
-/// Frames taken at a time.
+/// Maximum number of frames per batch.
 const BATCH: usize = 64;
 
 pub(crate) fn run(args: &Inspect) -> u8 {
@@ -24,7 +24,7 @@ pub(crate) fn run(args: &Inspect) -> u8 {
     }
 }
 
-/// Gives verdicts until the engine ends the channel.
+/// Gives verdicts until the engine closes the channel.
 fn inspect(args: &Inspect, pattern: &Regex, mut consumer: Consumer) -> Result<(), String> {
     let (matching, other) = match args.verdict {
         PassOrDrop::Drop => (Verdict::Drop, Verdict::Pass),
@@ -59,7 +59,7 @@ fn inspect(args: &Inspect, pattern: &Regex, mut consumer: Consumer) -> Result<()
     Ok(())
 }
 
-/// The upper layer's payload.
+/// The payload of the upper layer.
 fn payload<'a>(consumer: &'a Consumer, frame: &Frame) -> &'a [u8] {
     let bytes = consumer.payload(frame);
     bytes.get(usize::from(frame.header().layers.payload)..).unwrap_or_default()

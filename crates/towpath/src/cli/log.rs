@@ -1,4 +1,4 @@
-//! Lines of the libraries' log on standard error: what is refused or goes wrong while the run goes on.
+//! Prints the libraries' log to standard error.
 
 use log::{LevelFilter, Log, Metadata, Record};
 
@@ -6,9 +6,9 @@ use super::say;
 
 struct Stderr;
 
-/// Warnings and errors of the libraries are printed from here on.
+/// Installs the logger; from now on, warnings and errors of the libraries are printed.
 pub(crate) fn start() {
-    // The only logger of the program: it cannot be there already.
+    // This is the program's only logger, so `set_logger` cannot fail.
     if log::set_logger(&Stderr).is_ok() {
         log::set_max_level(LevelFilter::Info);
     }
@@ -16,7 +16,7 @@ pub(crate) fn start() {
 
 impl Log for Stderr {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // What becomes of a server's workers, and what a daemon does, is news to whoever runs it.
+        // The worker pool and the daemon also log events of interest to the operator (info level).
         let daemon = ["towpath::worker_pool", "towpath::daemon"]
             .iter()
             .any(|part| metadata.target().starts_with(part));

@@ -1,4 +1,4 @@
-//! One file per command. Each takes its arguments and returns an exit code; errors go to standard error.
+//! One file per command. A command takes its arguments and returns an exit code; errors go to standard error.
 
 pub(crate) mod bpf;
 pub(crate) mod captured;
@@ -27,14 +27,14 @@ pub(crate) use towpath::output::{say, warn};
 
 use crate::args::exit;
 
-/// Prints an error as every command does, and gives back the code to exit with.
+/// Prints an error in the common format. Returns `code`.
 pub(crate) fn fail(code: u8, error: impl Display) -> u8 {
     say(format_args!("towpath: {error}"));
     code
 }
 
-/// Prints a command's answer, and gives back the code to exit with: `code`, unless it could not be printed. Somebody who
-/// reads no further (`| head`) has read enough.
+/// Prints a command's output. Returns `code`, or another exit code if the output cannot be written. A closed pipe (`| head`) is not an
+/// error.
 pub(crate) fn answer(code: u8, text: &str) -> u8 {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {

@@ -1,4 +1,4 @@
-//! `towpath mux`: a server front whose workers are processes.
+//! `towpath mux`: a message multiplexor with worker processes.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -20,95 +20,95 @@ use towpath_send::Choice;
 use crate::args::exit;
 use crate::cli::{answer, fail, say};
 
-/// Serve connections with worker processes: each message goes to the worker that is free
+/// Serve connections with worker processes; each message goes to a free worker
 ///
-/// Listens on ADDR (HOST:PORT, or unix:PATH; several are possible), cuts what comes into messages, hands each to a worker
-/// process in shared memory, and sends the answer back to the peer that asked. A slow message holds up one worker, not
-/// the connections that happened to share it.
+/// Listens on ADDR (HOST:PORT or unix:PATH; may be repeated), splits the received bytes into messages, hands each message to a
+/// worker process through shared memory, and sends the worker's reply to the message's connection. A slow message occupies one
+/// worker; other messages of the same connection are not delayed.
 ///
-/// SIGTERM and SIGINT drain: nothing more is accepted or read, what was is answered. SIGHUP replaces the workers one by
-/// one: each new one has attached before the old one is let go. A worker that dies is started again; its message goes to
-/// another one.
+/// SIGTERM and SIGINT drain: the mux accepts and reads nothing more, answers the received messages, and exits. SIGHUP replaces
+/// the workers one by one; a worker is released after its replacement has attached. A worker that dies is restarted; its
+/// message goes to another worker.
 #[derive(Debug, Parser)]
 #[command(after_help = "\
 Example (the worker is crates/towpath-ring/examples/worker.rs):
   towpath mux 127.0.0.1:7007 --framing line --workers 4 --worker target/debug/examples/worker
   printf 'hello\\nworld\\n' | nc -N 127.0.0.1 7007")]
 pub(crate) struct Mux {
-    /// Where to listen: HOST:PORT, or unix:PATH; [::] is IPv6 alone
+    /// Listening address: HOST:PORT or unix:PATH; [::] is IPv6 only
     #[arg(required_unless_present = "connected", value_name = "ADDR")]
     listen: Vec<String>,
 
-    /// Encrypt what comes in over TCP: a certificate chain and its key, both PEM
+    /// Serve TLS on TCP connections, with this certificate chain and its key (PEM)
     #[arg(long, value_name = "CERT,KEY", value_parser = pair, value_hint = ValueHint::FilePath)]
     tls: Option<(PathBuf, PathBuf)>,
 
-    /// Keep a connection to PEER (HOST:PORT, or unix:PATH): several times for several that are equivalent
+    /// Keep a connection to PEER (HOST:PORT or unix:PATH); may be repeated for equivalent peers
     ///
-    /// What a worker sends without an address goes to the one that has least to send; one that ends is connected again,
-    /// after 100 ms, doubled up to 30 s, by chance up to half less.
+    /// A message that a worker sends without an address goes to the connection with the least unsent data. A connection that ends
+    /// is re-established after 100 ms; the delay doubles up to 30 s, with a random reduction of up to half.
     #[arg(long, value_name = "PEER")]
     connected: Vec<String>,
 
-    /// Encrypt those connections over TCP, and trust peers whose certificate one in FILE signed, PEM; PEER's host is the name
+    /// Use TLS for TCP connections to peers; trust certificates signed by a CA in FILE (PEM); the name is PEER's host
     #[arg(long, value_name = "FILE", requires = "connected", value_hint = ValueHint::FilePath)]
     trust: Option<PathBuf>,
 
-    /// Where messages end: a preset's name, clauses, or a file: the same in TOML, or a BPF program made for KCM (docs/book/src/reference/framing.md)
+    /// Framing of the messages: a preset, clauses, a TOML file, or a BPF program for KCM (docs/book/src/reference/framing.md)
     #[arg(long, value_name = "FRAMING")]
     framing: String,
 
-    /// The program of a worker
+    /// The worker's command
     ///
-    /// COMMAND is split into words as a shell would, and started without a shell. It finds its socket in TOWPATH_SOCKET
+    /// COMMAND is split into words like a shell does, and runs without a shell. It finds the socket's path in TOWPATH_SOCKET
     /// (towpath_ring::Worker::attach_env) and must attach within 15 seconds.
     #[arg(long, value_name = "COMMAND")]
     worker: String,
 
-    /// How many workers; as many as there are processors without it
+    /// Number of workers; default: the number of processors
     #[arg(long, value_name = "N", value_parser = workers)]
     workers: Option<NonZeroUsize>,
 
-    /// What keeps its order when several workers work at once
+    /// Order guarantee when several workers run concurrently
     #[arg(long, value_name = "MODE", default_value = "none")]
     order: OrderArg,
 
-    /// How long connections have to be done when the front is told to end, and workers that are replaced
+    /// Time limit for connections to finish when the mux stops, and for workers being replaced, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     drain: Duration,
 
-    /// Kill a worker that has a message for longer; for ever without it
+    /// Kill a worker that holds a message for longer than this, in seconds; default: no limit
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
 
-    /// End connections without traffic and without work for so long; never without it
+    /// Close connections without traffic and pending work for this time, in seconds; default: never
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     idle: Option<Duration>,
 
-    /// End connections whose message does not arrive whole in this time (from its first byte; a long message has a
-    /// second more for each 64 KiB); never without it
+    /// Close connections whose message is incomplete after this time, in seconds, counted from its first byte; one second more
+    /// per 64 KiB of the message; default: never
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     message_time: Option<Duration>,
 
-    /// The longest message, in bytes; beyond 16 MiB the framing has to allow it too (max=32M)
+    /// Maximum message size, in bytes; above 16 MiB the framing must allow it too (max=32M)
     #[arg(long, value_name = "BYTES", default_value = "16777216", value_parser = clap::value_parser!(u32).range(1..=33_554_432))]
     message_max: u32,
 
-    /// How often a message whose worker died is given to another one
+    /// How often a message whose worker died is redelivered to another worker
     #[arg(long, value_name = "N", default_value = "2")]
     redeliver: u8,
 
-    /// How answers of 16 KiB and more leave, on connections without TLS
+    /// How to send replies of 16 KiB and more on connections without TLS
     #[arg(long, value_name = "HOW", default_value = "adaptive")]
     send: SendArg,
 
-    /// Compare each long answer's checksum when it is given with that when it has left: `ctl show send` counts those that changed
+    /// Verify that workers do not modify sent replies: compare the checksum of each long reply before and after sending
     ///
-    /// Finds workers that write into what they have sent; reads every byte twice
+    /// `ctl show send` counts modified replies. Reads every byte twice.
     #[arg(long)]
     send_check: bool,
 
-    /// What becomes of the connection of a message that was given up after that
+    /// Action on the connection of a message that is given up after all redeliveries
     #[arg(long, value_name = "WHAT", default_value = "close")]
     undone: Undone,
 
@@ -116,40 +116,40 @@ pub(crate) struct Mux {
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     control: Option<PathBuf>,
 
-    /// At the end, print what became of connections and messages as one JSON object on standard output
+    /// On exit, print the connection and message counters as one JSON object on standard output
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum OrderArg {
-    /// Nothing: the first worker that is free takes the next message
+    /// No order: each message goes to the first free worker
     None,
-    /// Answers leave in the order of their messages
+    /// Replies leave in the order of their messages
     Replies,
-    /// One message of a connection at a time, on any worker
+    /// One message per connection at a time, on any worker
     Serial,
-    /// All messages of a connection on one worker
+    /// All messages of a connection go to the same worker
     Sticky,
-    /// One message with the framing's hash at a time
+    /// One message per hash value of the framing at a time
     Key,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum SendArg {
-    /// Without a copy where probes show that it works
+    /// Zero copy where probes show that it works
     Adaptive,
-    /// Without a copy
+    /// Zero copy
     Zerocopy,
-    /// With one
+    /// Copy
     Plain,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Undone {
-    /// It ends: its peer would wait for an answer that never comes
+    /// Close it: its peer would wait for a reply that never comes
     Close,
-    /// It goes on
+    /// Keep it open
     Keep,
 }
 
@@ -191,7 +191,7 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
         ..Limits::default()
     };
     super::run::open_files();
-    // A process of the same user may otherwise read and write our memory through ptrace(2).
+    // Otherwise, ptrace(2) lets other processes of the same user read and write this process's memory.
     let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
     let server = Server::with_limits(framing, limits, config).map_err(failed)?;
     let tls = args.tls.as_ref().map(|(cert, key)| Tls::server(cert, key)).transpose();
@@ -243,7 +243,7 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
     front.run().map_err(code)
 }
 
-/// How to connect to a peer.
+/// Returns the connect options for a peer.
 fn how(peer: &str, trust: Option<&Path>) -> Result<Connect, (u8, String)> {
     let wrong = |error: &dyn std::fmt::Display| (exit::USAGE, format!("--connected {peer}: {error}"));
     let mut how = Connect::default();

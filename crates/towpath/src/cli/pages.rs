@@ -1,4 +1,4 @@
-//! `towpath completions` and `towpath man`: both made from the grammar, so they cannot be out of date.
+//! `towpath completions` and `towpath man`, both generated from the command line's grammar.
 
 use std::path::Path;
 
@@ -15,17 +15,17 @@ pub(crate) fn completions(shell: Shell) -> u8 {
     answer(exit::OK, &String::from_utf8_lossy(&script))
 }
 
-/// The grammar without what is hidden, which completions would offer all the same.
+/// The grammar without hidden commands; clap_complete would offer them.
 fn shown() -> clap::Command {
     let whole = Cli::command();
     let commands: Vec<_> =
         whole.get_subcommands().filter(|command| !command.is_hide_set()).cloned().collect();
-    // There is no way to take one out: the program anew, with all others.
+    // clap cannot remove a subcommand, so the program is built anew with the visible ones.
     let program = clap::Command::new("towpath").version(env!("CARGO_PKG_VERSION"));
     program.subcommand_required(true).subcommands(commands)
 }
 
-/// Writes a man page for the program and for each command.
+/// Writes the man pages of the program and of each command.
 pub(crate) fn man(directory: &Path) -> u8 {
     let written = std::fs::create_dir_all(directory)
         .and_then(|()| clap_mangen::generate_to(Cli::command().disable_help_subcommand(true), directory));

@@ -1,4 +1,4 @@
-//! `towpath recv`: takes a file that `towpath send` sends.
+//! `towpath recv`: receives a file from `towpath send`.
 
 use std::fs::{File, OpenOptions};
 use std::hash::Hasher;
@@ -25,20 +25,20 @@ use crate::cli::{answer, fail, say};
 
 /// Receive a file from `towpath send`
 ///
-/// Waits for one connection, writes what comes into FILE, compares checksums with the sender, and ends. FILE appears only
-/// when all of it is there and whole; what was there under that name is then replaced.
+/// Accepts one connection, writes the received bytes to FILE, compares checksums with the sender, and exits. FILE appears or is
+/// replaced only after it is complete and verified.
 #[derive(Debug, Parser)]
 #[command(after_help = "Example:\n  towpath recv --listen 0.0.0.0:9000 --out copy.bin")]
 pub(crate) struct Recv {
-    /// Where to listen, ADDRESS:PORT; port 0 takes a free one. The address is printed on standard error
+    /// Listening address, ADDRESS:PORT; port 0 selects a free port. The address is printed on standard error
     #[arg(long, value_name = "ADDR", value_parser = listen_address)]
     listen: SocketAddr,
 
-    /// The file to write; a device such as /dev/null is written to as it is
+    /// The output file; a device such as /dev/null is written directly
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     out: PathBuf,
 
-    /// How long a sender may say nothing, in seconds
+    /// Maximum time without data from the sender, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     timeout: Duration,
 
@@ -47,7 +47,7 @@ pub(crate) struct Recv {
     json: bool,
 }
 
-/// What `--json` prints.
+/// The JSON object of `--json`.
 #[derive(Serialize)]
 struct Report {
     from: String,
@@ -132,7 +132,7 @@ fn receive(args: &Recv) -> Result<Report, String> {
     };
     let cpu = cpu_time() - cpu_before;
     let seconds = start.elapsed().as_secs_f64();
-    // A sender that is gone by now misses the answer, and says so itself.
+    // If the sender is gone, the answer is lost; the sender reports the failure itself.
     let _ = stream.write_all(&Answer { status, received, checksum, cpu }.emit());
     kept.map_err(|error| format!("writing {}: {error}", args.out.display()))?;
     if !whole {
@@ -169,7 +169,7 @@ fn copy(
     while received < length {
         if said.elapsed() >= ALIVE_EVERY {
             said = Instant::now();
-            // A sender that is gone is found out by reading.
+            // If the sender is gone, the next read fails.
             let _ = stream.write_all(&[ALIVE]);
         }
         let most = usize::try_from(length - received).unwrap_or(usize::MAX).min(buffer.len());
@@ -189,8 +189,8 @@ fn copy(
     Ok((received, hash.finish()))
 }
 
-/// Tells the sender at once, and reads on until it stops: a connection that is closed with bytes unread is reset, and the
-/// answer would be lost.
+/// Sends the answer, then reads until the sender stops. Closing a connection with unread bytes resets it, which would discard
+/// the answer.
 fn refuse(mut stream: TcpStream, answer: &Answer) {
     if stream.write_all(&answer.emit()).is_err() {
         return;
@@ -210,16 +210,16 @@ fn broken(from: SocketAddr, error: &io::Error, received: u64, length: Option<u64
     format!("truncated: {from} {why} after {received}{of} bytes; nothing is kept")
 }
 
-/// Where the bytes go: a file that has its name only when it is whole, or something that is no file.
+/// The output: a file that gets its name when it is complete, or an existing non-regular file.
 enum Target {
-    /// Without a name until then: whatever ends the receiver leaves nothing behind.
+    /// An unnamed file (O_TMPFILE): nothing remains if the receiver dies.
     Nameless(File, PathBuf),
-    /// Where the file system has no files without names.
+    /// A named temporary file, for file systems without O_TMPFILE.
     Temporary(NamedTempFile, PathBuf),
     Device(File),
 }
 
-/// What everybody may do with a new file, as far as the umask lets them.
+/// Mode of a new file, before the umask is applied.
 const NEW_FILE: u32 = 0o666;
 
 impl Target {
@@ -232,7 +232,7 @@ impl Target {
         made.map_err(|error| format!("making {}: {error}", path.display()))
     }
 
-    /// A new file, which will have the permissions of the one that it replaces.
+    /// Creates a new file with the permissions of the file that it will replace.
     fn file(path: &Path, permissions: Option<std::fs::Permissions>) -> io::Result<Self> {
         let directory = directory_of(path);
         let mode = Mode::from_raw_mode(NEW_FILE);
@@ -242,7 +242,7 @@ impl Target {
                 permissions.map_or(Ok(()), |permissions| file.set_permissions(permissions))?;
                 Ok(Self::Nameless(file, path.to_owned()))
             }
-            // What open(2) says of a file system, or a kernel, that has none.
+            // The errors of open(2) for a file system or kernel without O_TMPFILE.
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR | rustix::io::Errno::INVAL) => {
                 let permissions = permissions.unwrap_or(std::fs::Permissions::from_mode(NEW_FILE));
                 let file = tempfile::Builder::new()
@@ -265,13 +265,13 @@ impl Target {
     fn keep(self) -> io::Result<()> {
         match self {
             Self::Nameless(file, path) => {
-                // linkat(2) replaces nothing: another name first.
+                // linkat(2) does not replace an existing file: link under a temporary name, then rename.
                 let named = directory_of(&path).join(format!("{TEMPORARY}{}", std::process::id()));
                 let own = format!("/proc/self/fd/{}", file.as_raw_fd());
                 rustix::fs::linkat(CWD, own, CWD, &named, AtFlags::SYMLINK_FOLLOW)?;
                 let kept = std::fs::rename(&named, path);
                 if kept.is_err() {
-                    // Nothing more can be done about it than was tried.
+                    // The error of the rename is reported; a failure to clean up is ignored.
                     let _ = std::fs::remove_file(&named);
                 }
                 kept
@@ -282,7 +282,7 @@ impl Target {
     }
 }
 
-/// What is there and is no file. A FIFO that nobody reads is an error, and is not waited for.
+/// Opens an existing non-regular file. A FIFO without a reader is an error; the open does not block.
 fn special(path: &Path, fifo: bool) -> io::Result<File> {
     let flags = if fifo { OFlags::NONBLOCK } else { OFlags::empty() };
     let file = OpenOptions::new().write(true).custom_flags(flags.bits() as i32).open(path);
@@ -300,10 +300,10 @@ fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// How a file's name begins before it has its own.
+/// Name prefix of temporary files.
 const TEMPORARY: &str = ".towpath-recv-";
 
-/// The printable part of a stranger's first words.
+/// The first bytes from an unknown sender; non-printable bytes appear as dots.
 fn first_words(words: &[u8]) -> String {
     words.iter().map(|byte| if matches!(byte, b' '..=b'~') { char::from(*byte) } else { '.' }).collect()
 }

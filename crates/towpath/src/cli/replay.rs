@@ -1,4 +1,4 @@
-//! `towpath replay`: captures through the rules, with inspector processes on the queues.
+//! `towpath replay`: replays captures through the rules, with inspector processes on the queues.
 
 use std::fs::Metadata;
 use std::io::IsTerminal;
@@ -30,17 +30,17 @@ use crate::cli::ending::Ending;
 use crate::cli::wiring::{Wrong, rules};
 use crate::cli::{answer, fail, say, warn};
 
-/// Bursts between the thread that reads a slow capture and the engine.
+/// Number of bursts in flight between the thread that reads a slow capture and the engine.
 const BURSTS: usize = 4;
 
-/// How long the engine leaves inspectors and `towpath ctl` alone while nothing comes.
+/// Maximum time without a packet before the engine serves inspectors and `towpath ctl`.
 const IDLE: Duration = Duration::from_millis(5);
 
-/// How often it looks for a signal while it waits for an inspector, in nanoseconds.
+/// Maximum interval between checks for a signal while the engine waits for an inspector, in nanoseconds.
 const LOOK: u64 = 100_000_000;
 
-/// What is added to the time with each look at it when nobody is to be waited for any more: longer than any deadline, in nanoseconds;
-/// and how much that may come to.
+/// After a signal, each reading of the clock advances it by `HOURS` (nanoseconds, longer than any deadline), by `FAR` in total at most.
+/// All pending inspector deadlines then expire at once.
 const HOURS: u64 = 1 << 44;
 const FAR: u64 = 1 << 62;
 
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &Replay) -> u8 {
         Ok(report) => report.to_string(),
         Err(failure) => return ending.tell("the replay").unwrap_or_else(|| failure.tell()),
     };
-    // A capture on standard output leaves no room there for the report.
+    // With a capture on standard output, the report goes to standard error.
     if args.out.as_ref().is_some_and(|out| out.as_os_str() == "-") {
         say(text.trim_end());
         return exit::OK;
@@ -71,7 +71,7 @@ fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
     let out = args.out.as_ref().map(|path| writer(path, "--out")).transpose()?;
     let replies = args.replies.as_ref().map(|path| writer(path, "--replies")).transpose()?;
 
-    // Captures and outputs that keep us waiting were opened before: there a signal does what it does to any program.
+    // Opening captures and outputs may block; until here, signals have their default action.
     let tidies = args.control.is_some() || args.states_out.is_some() || !args.queues.is_empty();
     if tidies {
         ending.listen().map_err(Failure::Signals)?;
@@ -118,7 +118,7 @@ fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
     for (path, capture) in args.captures.iter().zip(captures) {
         let mut capture = capture.begin(path)?;
         captured.begin();
-        // Standard input, or a pipe, may be a capture that is still being made: nobody else has to wait for it.
+        // Standard input or a pipe may deliver packets slowly; inspectors and `towpath ctl` are served meanwhile.
         if tidies && (path.as_os_str() == "-" || capture.progress().total.is_none()) {
             if let Some(capture) = take_slow(capture, &mut engine, &mut captured)? {
                 captured.end(&capture);
@@ -133,7 +133,7 @@ fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
     let seconds = start.elapsed().as_secs_f64();
     progress.clear();
 
-    // Without a packet they have waited until now.
+    // Without packets, the states of the snapshot have not been restored yet.
     let now = engine.clock();
     engine.io_mut().restore(now);
     if let Some(saving) = saving {
@@ -152,12 +152,12 @@ fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
     Ok(report)
 }
 
-/// Ends outputs: one without packets is a capture, too.
+/// Finishes the outputs; one without packets is still a valid capture.
 fn finish(outputs: [Option<pcap::Writer>; 2]) -> Result<(), towpath_port::Error> {
     outputs.into_iter().flatten().try_for_each(pcap::Writer::finish)
 }
 
-/// A snapshot that is whole and right.
+/// Reads and validates a snapshot.
 fn read_states(path: &Path) -> Result<Vec<u8>, Failure> {
     let wrong =
         |error: &dyn std::fmt::Display| Failure::Usage(format!("--states-in: {}: {error}", path.display()));
@@ -166,19 +166,19 @@ fn read_states(path: &Path) -> Result<Vec<u8>, Failure> {
     Ok(snapshot)
 }
 
-/// Takes one capture through the engine.
+/// Processes one capture.
 fn take(
     capture: &mut pcap::Reader,
     engine: &mut Engine<Outside>,
     captured: &mut Captured,
     progress: &mut Progress,
 ) -> Result<(), Failure> {
-    // Of a file the next burst is there to be looked at; a pipe may have us wait for it.
+    // With a file, the next burst can be read ahead. With a pipe, reading ahead could block.
     let file = capture.progress().total.is_some();
     let [mut burst, mut next] = [Burst::new(BURST), Burst::new(BURST)];
     let mut received = capture.receive(&mut burst).map_err(Failure::Capture)?;
     while received == Received::Frames {
-        // If this fails, it does so behind the packets that were read before.
+        // An error here is reported after the packets that were read before it.
         let behind = file.then(|| capture.receive(&mut next));
         let times = captured.times(&burst, file.then_some(&next));
         take_burst(&burst, times, capture.resolution(), engine)?;
@@ -190,8 +190,8 @@ fn take(
     Ok(())
 }
 
-/// Takes a capture that may keep us waiting: a thread reads it, so that inspectors are heard meanwhile. The thread is not
-/// waited for when something fails here; it may be reading for ever.
+/// Processes a capture that may block. A thread reads it, so that inspectors are served meanwhile. On an error the thread is not
+/// joined, because its read may never return.
 fn take_slow(
     mut capture: pcap::Reader,
     engine: &mut Engine<Outside>,
@@ -228,7 +228,7 @@ fn take_slow(
         take_burst(&burst, captured.times(&burst, None), resolution, engine)?;
         let _ = empty.send(burst);
     }
-    // It has ended, or panicked and said so.
+    // The thread has ended, or it panicked and printed the message.
     Ok(reader.join().ok())
 }
 
@@ -238,7 +238,7 @@ fn take_burst(
     resolution: Resolution,
     engine: &mut Engine<Outside>,
 ) -> Result<(), Failure> {
-    // A pcapng capture knows its resolution only once it has come to its first packet.
+    // The resolution of a pcapng capture is known only at its first packet.
     if resolution == Resolution::Nanos {
         let Outside { out, replies, .. } = engine.io_mut();
         [out, replies].into_iter().flatten().for_each(|file| file.set_resolution(Resolution::Nanos));
@@ -254,8 +254,8 @@ fn take_burst(
 
 fn queues(args: &Replay, policy: Policy, ending: &Ending) -> Result<Vec<Queue<Inspector>>, Failure> {
     if !args.queues.is_empty() {
-        // A process of the same user may otherwise read and write our memory through ptrace(2). Where this cannot be set
-        // (it can be on every Linux) the rings are as safe as without it.
+        // Otherwise, ptrace(2) lets other processes of the same user read and write this process's memory. A failure is ignored: the
+        // call works on every Linux, and the rings do not depend on it.
         let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
     }
     let mut numbers: Vec<u16> = args.queues.iter().map(|arg| arg.number).collect();
@@ -304,7 +304,7 @@ fn nanos(duration: Duration) -> u64 {
 }
 
 impl QueuePolicy {
-    /// This policy where it says something, `general` elsewhere.
+    /// Returns `general`, overridden by the values that this policy sets.
     fn over(&self, general: Policy) -> Policy {
         let high = self.high.unwrap_or(general.high);
         Policy {
@@ -313,7 +313,7 @@ impl QueuePolicy {
             fanout: self.fanout.unwrap_or(general.fanout),
             overload: self.overload.unwrap_or(general.overload),
             high,
-            // Without a low mark there is room again as soon as there are fewer than the high one.
+            // Default low mark: the inspector has room again with one packet less than the high mark.
             low: self.low.unwrap_or(if high == u32::MAX { general.low } else { high - 1 }),
         }
     }
@@ -328,7 +328,7 @@ impl From<PassOrDrop> for DefaultVerdict {
     }
 }
 
-/// An output file, once it is sure that it is none of the captures, nor the other one.
+/// Creates an output file, after checking that it is neither one of the captures nor the other output.
 fn writer(path: &Path, option: &str, args: &Replay) -> Result<pcap::Writer, Failure> {
     if args.out == args.replies {
         return Err(Failure::Usage("--out and --replies name the same file".to_owned()));
@@ -341,15 +341,15 @@ fn writer(path: &Path, option: &str, args: &Replay) -> Result<pcap::Writer, Fail
             path.display()
         )));
     }
-    // The other output is there by now.
+    // The file of --out exists by now.
     if option == "--replies" && args.out.as_ref().is_some_and(|out| is(out, &std::io::stdout())) {
         return Err(Failure::Usage("--out and --replies name the same file".to_owned()));
     }
     pcap::Writer::create(path).map_err(Failure::Output)
 }
 
-/// Which file a name stands for, whatever its other names are: device and inode. None when there is none, or when it is no
-/// file whose contents anybody could overwrite. `-` is `standard`.
+/// Identifies a regular file by device and inode, independent of its path. `None` if it does not exist or is not a regular file.
+/// `-` stands for `standard`.
 fn file(path: &Path, standard: &dyn AsFd) -> Option<(u64, u64)> {
     let metadata = match path.as_os_str() == "-" {
         true => std::fs::File::from(standard.as_fd().try_clone_to_owned().ok()?).metadata(),
@@ -359,16 +359,16 @@ fn file(path: &Path, standard: &dyn AsFd) -> Option<(u64, u64)> {
     Some((metadata.dev(), metadata.ino()))
 }
 
-/// A capture whose turn has not come. A file is closed until then: there may be more of them than may be open at one time.
+/// A capture that is not being read yet. Regular files are closed until then, to stay below the limit of open files.
 enum Waiting {
-    /// How long it is.
+    /// A file, with its length in bytes.
     File(u64),
-    /// What can be read once only.
+    /// An input that can be read only once.
     Open(Box<pcap::Reader>),
 }
 
 impl Waiting {
-    /// Sees whether it is a capture.
+    /// Checks that the input is a capture.
     fn open(path: &Path) -> Result<Self, Failure> {
         let reader = pcap::Reader::open(path).map_err(Failure::NoCapture)?;
         Ok(reader.progress().total.map_or_else(|| Self::Open(Box::new(reader)), Self::File))
@@ -404,29 +404,29 @@ fn tell_queues(report: &Report) {
     }
 }
 
-/// The clock and the output files.
+/// The engine's input and output in a replay: clock, output files, control queries.
 struct Outside {
     start: Instant,
     out: Option<pcap::Writer>,
     replies: Option<pcap::Writer>,
-    /// Why an answer could not be written.
+    /// The first error of writing an output file.
     failed: Option<towpath_port::Error>,
-    /// Where `towpath ctl` is answered.
+    /// Queries of `towpath ctl`.
     inbox: Option<QueryInbox>,
-    /// The captures' time, for who looks at the states.
+    /// The captures' time, for queries about states.
     clock: Clock,
     book: Arc<RulesetManager>,
-    /// States that the first packet finds: their time goes on with its.
+    /// The states to restore at the first packet's time.
     snapshot: Option<Vec<u8>>,
-    /// What became of them.
+    /// The result of restoring them.
     restored: Option<Restored>,
     ending: Ending,
-    /// How far its clock is ahead since it was told to end.
+    /// Nanoseconds that the clock has been advanced since the signal.
     hurry: u64,
 }
 
 impl Outside {
-    /// Unless a signal has ended the replay.
+    /// Returns an error if a signal was received.
     fn go_on(&mut self) -> Result<(), Failure> {
         if self.ending.signal().is_none() {
             return Ok(());
@@ -435,14 +435,14 @@ impl Outside {
         Err(Failure::Ended)
     }
 
-    /// Ends the outputs before their time, once.
+    /// Finishes the outputs early; later calls do nothing.
     fn close(&mut self) {
         if let Err(error) = finish([self.out.take(), self.replies.take()]) {
             self.failed.get_or_insert(error);
         }
     }
 
-    /// Takes the states of the snapshot, once.
+    /// Restores the states of the snapshot; later calls do nothing.
     fn restore(&mut self, now: Time) {
         if let Some(snapshot) = self.snapshot.take() {
             let restored = self.book.restore(&snapshot, now).expect("it was checked");
@@ -463,7 +463,7 @@ impl PacketIo for Outside {
         if self.ending.signal().is_none() {
             return now;
         }
-        // What is decided from here on only because nobody is waited for is no part of the outputs.
+        // Verdicts from here on result from expired deadlines and must not appear in the outputs.
         self.close();
         self.hurry = (self.hurry + HOURS).min(FAR);
         now.saturating_add(self.hurry)
@@ -491,7 +491,7 @@ impl PacketIo for Outside {
     }
 }
 
-/// A frame as a capture has it.
+/// A frame for writing to a capture.
 fn captured<'a>(bytes: &'a [u8], meta: &Meta) -> Frame<'a> {
     Frame {
         bytes,
@@ -503,10 +503,10 @@ fn captured<'a>(bytes: &'a [u8], meta: &Meta) -> Frame<'a> {
     }
 }
 
-/// A bar on standard error, when that is a terminal and the captures' length is known.
+/// A progress bar on standard error, if that is a terminal and the captures' length is known.
 struct Progress {
     bar: ProgressBar,
-    /// Bytes of the captures that are done.
+    /// Bytes of the finished captures.
     done: u64,
 }
 
@@ -523,7 +523,7 @@ impl Progress {
     }
 
     fn advance(&self, capture: &pcap::Reader) {
-        // The bar itself draws a few times a second at most.
+        // The bar limits its redraw rate itself.
         self.bar.set_position(self.done + capture.progress().taken);
     }
 
@@ -536,24 +536,24 @@ impl Progress {
     }
 }
 
-/// Why a replay could not be done.
+/// Why a replay failed.
 enum Failure {
     Usage(String),
     Wrong(Wrong),
-    /// A capture cannot be opened, or is none.
+    /// A capture cannot be opened or is not a capture.
     NoCapture(towpath_port::Error),
-    /// A capture cannot be read further.
+    /// Reading a capture failed.
     Capture(towpath_port::Error),
-    /// What passed cannot be written.
+    /// Writing an output failed.
     Output(towpath_port::Error),
     Inspector(inspector::Error),
     /// The states cannot be written.
     States(String),
-    /// There is no control socket.
+    /// The control socket cannot be created.
     Control(control::BindError),
-    /// Signals cannot be listened to.
+    /// The signal handlers cannot be installed.
     Signals(std::io::Error),
-    /// One has come.
+    /// A signal was received.
     Ended,
 }
 

@@ -1,4 +1,4 @@
-//! `towpath run`: the engine between live ports, as a configuration says.
+//! `towpath run`: runs the engine between live ports according to a configuration file.
 
 use std::path::PathBuf;
 
@@ -14,26 +14,26 @@ use towpath_gate::rules::Diagnostic;
 use crate::args::exit;
 use crate::cli::{answer, fail, say, warn};
 
-/// Stand between live ports, as a configuration says
+/// Run the engine between live ports, as a configuration file specifies
 ///
-/// CONFIG is a TOML file: the ports and how they are wired, the rule file, the queues and who may inspect them, the engine's
-/// threads, the control socket. docs/book/src/reference/run.md has every key. Runs until SIGTERM or SIGINT, which drain it: nothing more is
-/// received, and what inspectors have is waited for. SIGHUP reads the rules and the configuration again.
+/// CONFIG is a TOML file with the ports and their wiring, the rule file, the queues and their access rights, the engine's threads
+/// and the control socket. docs/book/src/reference/run.md documents every key. SIGTERM and SIGINT drain the engine: it receives
+/// nothing more, waits for pending verdicts, and exits. SIGHUP reloads the rules and the configuration.
 #[derive(Debug, Parser)]
 #[command(after_help = "\
 Example:
   towpath run --check /etc/towpath/towpath.toml
   towpath run /etc/towpath/towpath.toml")]
 pub(crate) struct Run {
-    /// The configuration
+    /// The configuration file
     #[arg(value_name = "CONFIG", value_hint = ValueHint::FilePath)]
     config: PathBuf,
 
-    /// Only say what is wrong with the configuration and its rules: every error at once, with line, column and a hint
+    /// Only check the configuration and its rules: reports all errors, each with line, column and a hint
     #[arg(long)]
     check: bool,
 
-    /// Print the report at the end, or what --check finds, as one JSON object
+    /// Print the final report, or the findings of --check, as one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Run) -> u8 {
     }
 }
 
-/// Raises the limit of open files as far as it may be: every connection of a mux is one.
+/// Raises the soft limit of open files to the hard limit: each connection of a mux needs a descriptor.
 pub(super) fn open_files() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum
@@ -138,7 +138,7 @@ fn summary(config: &Config, rules: usize) -> String {
     )
 }
 
-/// How many there are, and which.
+/// The count and the list of the rows.
 fn list(what: &str, rows: Vec<String>) -> String {
     if rows.is_empty() {
         return format!("0 {what}");
