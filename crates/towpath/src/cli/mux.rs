@@ -24,7 +24,7 @@ use crate::cli::{answer, fail, say};
 ///
 /// Listens on ADDR (HOST:PORT or unix:PATH; may be repeated), splits the received bytes into messages, hands each message to a
 /// worker process through shared memory, and sends the worker's reply to the message's connection. A slow message occupies one
-/// worker; other messages of the same connection are not delayed.
+/// worker and does not block other connections.
 ///
 /// SIGTERM and SIGINT drain: the mux accepts and reads nothing more, answers the received messages, and exits. SIGHUP replaces
 /// the workers one by one; a worker is released after its replacement has attached. A worker that dies is restarted; its

@@ -1,4 +1,4 @@
-//! What `towpath send` and `towpath recv` say to each other: a header, the bytes, their checksum; and an answer.
+//! The protocol between `towpath send` and `towpath recv`: a header, the data and their checksum; then the receiver's answer.
 //!
 //! ```text
 //! header  "twpsend1"  length: u64 LE
@@ -6,8 +6,8 @@
 //! trailer checksum: u64 LE                  XXH3-64 of the bytes: against damage, not against malice
 //! answer  "twprecv1"  status: u64 LE  received: u64 LE  checksum: u64 LE  CPU: u64 LE, microseconds
 //! ```
-//! The answer comes after the trailer; or before it, from a receiver that cannot go on. Zeroes before it say that the receiver goes on
-//! taking: what a sender's socket took may lie in buffers for long.
+//! The answer follows the trailer, or arrives earlier if the receiver cannot continue. The receiver sends zero bytes before it as
+//! keepalives: data that the sender's socket accepted may stay in buffers for a long time.
 
 use std::io::{self, Read};
 use std::time::Duration;
@@ -19,11 +19,11 @@ pub(crate) const ANSWER_BYTES: usize = 40;
 const HEADER: [u8; 8] = *b"twpsend1";
 const ANSWER: [u8; 8] = *b"twprecv1";
 
-/// What a receiver that has taken something says this often.
+/// The keepalive byte; a receiver that takes data sends it every `ALIVE_EVERY`.
 pub(crate) const ALIVE: u8 = 0;
 pub(crate) const ALIVE_EVERY: Duration = Duration::from_millis(200);
 
-/// What comes first.
+/// Encodes the header.
 pub(crate) fn header(length: u64) -> [u8; HEADER_BYTES] {
     let mut bytes = [0; HEADER_BYTES];
     bytes[..8].copy_from_slice(&HEADER);
@@ -31,20 +31,20 @@ pub(crate) fn header(length: u64) -> [u8; HEADER_BYTES] {
     bytes
 }
 
-/// The length that a header names; none when it is no header.
+/// Returns the length in a header, or `None` if the bytes are not a header.
 pub(crate) fn parse_header(bytes: &[u8; HEADER_BYTES]) -> Option<u64> {
     bytes.starts_with(&HEADER).then(|| word(bytes, 8))
 }
 
-/// How it ended at the receiver.
+/// Result at the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
     Whole,
-    /// The bytes that came are not those that were sent.
+    /// The received data differ from the sent data.
     Damaged,
-    /// No space left where it writes.
+    /// No space left on the receiver's disk.
     DiskFull,
-    /// It could not write for another reason.
+    /// The receiver cannot write for another reason.
     CannotWrite,
 }
 
@@ -52,13 +52,13 @@ impl Status {
     const ALL: [Self; 4] = [Self::Whole, Self::Damaged, Self::DiskFull, Self::CannotWrite];
 }
 
-/// What the receiver says in the end.
+/// The receiver's final answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) status: Status,
     pub(crate) received: u64,
     pub(crate) checksum: u64,
-    /// User and system time that receiving took.
+    /// User and system CPU time of receiving.
     pub(crate) cpu: Duration,
 }
 
@@ -74,7 +74,7 @@ impl Answer {
         bytes
     }
 
-    /// The answer that these bytes are; none when they are no answer.
+    /// Parses an answer; `None` if the bytes are not an answer.
     pub(crate) fn parse(bytes: &[u8; ANSWER_BYTES]) -> Option<Self> {
         if !bytes.starts_with(&ANSWER) {
             return None;
@@ -89,7 +89,7 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     bytes[at..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word))
 }
 
-/// Fills `into` as far as there is something, and says how far.
+/// Reads until `into` is full or the input ends. Returns the number of bytes read.
 pub(crate) fn read_full(from: &mut impl Read, into: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < into.len() {
@@ -103,19 +103,19 @@ pub(crate) fn read_full(from: &mut impl Read, into: &mut [u8]) -> io::Result<usi
     Ok(filled)
 }
 
-/// User and system time of this process.
+/// User and system CPU time of this process.
 pub(crate) fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// User and system time of this thread.
+/// User and system CPU time of this thread.
 pub(crate) fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Bytes for people.
+/// Formats a byte count with a binary unit.
 pub(crate) fn bytes(count: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
     let (mut value, mut name) = (count as f64, "B");

@@ -1,5 +1,5 @@
-//! What several commands share: the ports and routes of the command line, reading rules, and a packet's whole way
-//! through them.
+//! Code shared by several commands: ports and routes of the command line, reading rule files, and walking a packet through the rules,
+//! in and out.
 
 use std::io::Read;
 use std::net::IpAddr;
@@ -14,28 +14,28 @@ use towpath_wire::{Addresses, Packet, Time};
 use crate::args::{AddressArg, RouteArg, VlanPort, address, exit, route, vlan_port};
 use crate::cli::{fail, say, warn};
 
-/// The port that packets arrive on unless `--port` names another for their VLAN.
+/// Port of arriving packets, unless `--port` names another one for their VLAN.
 pub(crate) const UNTAGGED: &str = "cap0";
 
 #[derive(Debug, Args)]
 pub(crate) struct Wiring {
-    /// Name the port of a VLAN: packets tagged ID arrive on NAME, the others on cap0
+    /// Name the port of a VLAN: packets with tag ID arrive on NAME, other packets on cap0
     #[arg(long = "port", value_name = "NAME=vlan:ID", value_parser = vlan_port)]
     pub(crate) ports: Vec<VlanPort>,
 
-    /// Send packets to PREFIX out of port NAME: they also walk the rules once with direction out
+    /// Route packets for PREFIX to port NAME; routed packets also walk the rules with direction out
     ///
-    /// The longest matching prefix wins; a packet that no prefix matches is not walked a second time. For `antispoof` each PREFIX
-    /// is NAME's own net, but not 0.0.0.0/0 and ::/0.
+    /// The longest matching prefix wins. A packet without a matching prefix is not walked a second time. For `antispoof`, each PREFIX
+    /// except 0.0.0.0/0 and ::/0 is a net of NAME.
     #[arg(long = "route", value_name = "PREFIX=NAME", value_parser = route)]
     pub(crate) routes: Vec<RouteArg>,
 
-    /// Give a port an address, for `me` and `me6` in the rules
+    /// Assign an address to a port, for `me` and `me6` in the rules
     #[arg(long = "address", value_name = "NAME=ADDRESS", value_parser = address)]
     pub(crate) addresses: Vec<AddressArg>,
 }
 
-/// Rules or wiring that cannot be used; each case knows its exit code.
+/// An error in the rules or the wiring; each variant determines the exit code.
 pub(crate) enum Wrong {
     Usage(String),
     Rules(Vec<String>),
@@ -54,7 +54,7 @@ impl Wrong {
 }
 
 impl Wiring {
-    /// The ports by name, which one a packet arrives on, and the routes. `more` are ports that only have a name.
+    /// Returns the ports by name, the arrival port of each VLAN, and the routes. `more` is an additional port without a VLAN.
     fn connect(&self, more: Option<&str>) -> Result<(Ports, Topology, Routes), Wrong> {
         let mut names = vec![UNTAGGED];
         for port in &self.ports {
@@ -85,7 +85,7 @@ impl Wiring {
         let mut routes = Routes::new();
         for route in &self.routes {
             let port = ids[known(&route.port)?];
-            // The command line names no gateways. The default route has one: what lies behind it is nobody's own net.
+            // The command line has no gateways. The default route gets one, so that its addresses do not count as the port's own nets.
             routes.add(
                 route.net,
                 route.len,
@@ -103,7 +103,7 @@ impl Wiring {
     /// A gate with these rules, ports and routes.
     pub(crate) fn gate_with(&self, ruleset: Ruleset, more: Option<&str>) -> Result<(Gate, Topology), Wrong> {
         let (ports, topology, routes) = self.connect(more)?;
-        // The hash key is not a secret worth keeping here, but no capture can be made to collide under it.
+        // A random hash key: it need not stay secret here, but no capture can be crafted to collide under it.
         let seed = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0);
         let mut gate = Gate::new(ruleset, ports, state::Settings::default(), seed);
         gate.set_routes(routes);
@@ -111,7 +111,7 @@ impl Wiring {
     }
 }
 
-/// The rules of a file. Warnings are printed.
+/// Reads the rules of a file. Prints warnings.
 pub(crate) fn rules(file: &Path) -> Result<Ruleset, Wrong> {
     let text = read(file).map_err(|error| Wrong::Rules(vec![format!("towpath: {error}")]))?;
     let parsed = Ruleset::parse(&file.display().to_string(), &text);
@@ -119,8 +119,7 @@ pub(crate) fn rules(file: &Path) -> Result<Ruleset, Wrong> {
     parsed.ruleset.map_err(|errors| Wrong::Rules(errors.iter().map(ToString::to_string).collect()))
 }
 
-/// Takes a packet through the rules, in and out, for the states it makes and the rules it uses. An inspector's pass is
-/// taken for granted.
+/// Walks a packet through the rules, in and out, for its effect on states and counters. Assumes that inspectors pass it.
 pub(crate) fn go(gate: &mut Gate, mut walk: Walk, packet: &Packet<'_>, now: Time) {
     loop {
         match gate.walk(&mut walk, packet, now) {
@@ -133,7 +132,7 @@ pub(crate) fn go(gate: &mut Gate, mut walk: Walk, packet: &Packet<'_>, now: Time
     }
 }
 
-/// The port by which a packet that passed on its way in leaves, if there is a route.
+/// Returns the output port of a packet that passed with direction in, if a route matches.
 pub(crate) fn way_out(gate: &Gate, walk: &Walk, packet: &Packet<'_>, step: Step) -> Option<PortId> {
     if walk.dir() != Dir::In || !matches!(step, Step::Pass | Step::Inspect(_) | Step::Forward(..)) {
         return None;
@@ -146,10 +145,10 @@ pub(crate) fn way_out(gate: &Gate, walk: &Walk, packet: &Packet<'_>, step: Step)
     gate.routes().lookup(destination).map(|(route, _)| route.port)
 }
 
-/// Largest rule file: several times what a table of 5 million prefixes takes.
+/// Maximum size of a rule file, in bytes; several times the size of a table with 5 million prefixes.
 const MAX_RULES: u64 = 1 << 30;
 
-/// The text of a rule file, or of standard input when it is `-`; an error that names the file.
+/// Reads a rule file, or standard input for `-`. Errors name the file.
 pub(crate) fn read(file: &Path) -> Result<String, String> {
     let mut bytes = Vec::new();
     let whole = if file == Path::new("-") {
@@ -161,7 +160,7 @@ pub(crate) fn read(file: &Path) -> Result<String, String> {
     if bytes.len() as u64 > MAX_RULES {
         return Err(format!("{}: no rule file is larger than 1 GiB", file.display()));
     }
-    // Comments may be in any encoding; a word that is not UTF-8 is unknown and will be named with its place.
+    // Comments may be in any encoding. A word that is not UTF-8 is reported as unknown, with its position.
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 

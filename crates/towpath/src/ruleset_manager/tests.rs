@@ -1,4 +1,4 @@
-//! Re-checks in steps, commands, tables and settings.
+//! Tests: re-checks in steps, commands, tables and settings.
 
 use super::*;
 use towpath_gate::state;
@@ -26,7 +26,7 @@ fn walk_from(book: &RulesetManager, [high, low]: [u8; 2], port: u8) -> Step {
     book.book().gate.walk(&mut walk, &packet, Time::from_secs(1))
 }
 
-/// Rules count at once; states are looked at in steps, and whoever asks in between is answered.
+/// New rules take effect at once. States are re-checked in steps, and queries are answered between steps.
 #[test]
 fn a_recheck_lets_others_have_the_rules() {
     let rule = "add 5 check-state\nadd 20 allow udp from any to any keep-state\n";
@@ -46,16 +46,16 @@ fn a_recheck_lets_others_have_the_rules() {
     assert!(book.recheck_some());
     assert_eq!(book.rechecks(), going(4_096, 2_048));
     assert_eq!((states().len(), book.rules().len()), (9_000 - 2_048, 4));
-    // Those whose turn has not come have what they had.
+    // States that have not been re-checked yet keep their old verdict.
     assert_eq!(walk_from(&book, [1, 0], 53), Step::Drop(DropReason::Deny));
     assert_eq!(walk_from(&book, 8_998_u16.to_be_bytes(), 53), Step::Pass);
 
-    // Another reload: it goes on by the new rules, and what the first one has looked at comes once more.
+    // Another reload: the re-check continues with the new rules, and a second round covers the states checked before.
     assert_eq!(replace("add 10 deny udp from 10.0.0.0/24 to any\n"), 0);
     assert_eq!(book.rechecks(), going(4_096, 2_048));
     let mut steps = 1;
     while book.recheck_some() {
-        // What else changes meanwhile changes at once.
+        // Other changes take effect during the re-check.
         book.command(&format!("add {} count ip from any to any", 100 + steps)).unwrap();
         steps += 1;
     }
@@ -64,13 +64,13 @@ fn a_recheck_lets_others_have_the_rules() {
     assert!(!running && looked >= 9_000 + 2_048, "{looked}");
     assert_eq!((dropped, states().len()), (2_048 + 128, 9_000 - 2_048 - 128));
     assert!(!book.recheck_some());
-    // With no state there is nothing more to look at.
+    // Without states, the re-check ends.
     replace("add 10 deny ip from any to any\n");
     book.replace(with(""), None, false, StatePolicy::Drop, None);
     assert!(!book.rechecks().running && states().is_empty());
 }
 
-/// However often rules are reloaded: each state comes within a round.
+/// Even with many reloads, each state is checked within one round.
 #[test]
 fn a_recheck_that_begins_anew_comes_to_the_last_state_too() {
     let rule = "add 5 check-state\nadd 20 allow udp from any to any keep-state\n";
@@ -86,7 +86,7 @@ fn a_recheck_that_begins_anew_comes_to_the_last_state_too() {
     }
     let left = book.states(Cursor::default(), usize::MAX, false).0;
     assert_eq!(left.len(), 4_500);
-    // With no more reloads it is over after one round.
+    // Without further reloads, the re-check ends after one round.
     let (mut steps, before) = (1, book.rechecks().looked);
     while book.recheck_some() {
         steps += 1;
@@ -94,7 +94,7 @@ fn a_recheck_that_begins_anew_comes_to_the_last_state_too() {
     assert!(steps <= 3 && book.rechecks().looked > before, "{steps}");
 }
 
-/// An end that does not wait for the whole re-check: the next engine knows.
+/// If the engine stops during a re-check, the snapshot records it for the next engine.
 #[test]
 fn what_was_not_rechecked_is_said_in_the_snapshot() {
     let rule = "add 5 check-state\nadd 20 allow udp from any to any keep-state\n";
@@ -117,12 +117,12 @@ fn what_was_not_rechecked_is_said_in_the_snapshot() {
         saved
     };
 
-    // Of the same rules, and yet not all of them are these rules' states.
+    // The rules are the same, but not all states were checked against them.
     let now = Time::from_secs(1);
     let second = book(&rules);
     let restored = second.restore(&saved(&first), now).unwrap();
     assert_eq!((restored.states, restored.default_dynamic, restored.unchecked), (6_952, 0, true));
-    // It is still so when nobody looks at them here, either.
+    // The flag persists if this engine does not re-check the states either.
     assert!(book(&rules).restore(&saved(&second), now).unwrap().unchecked);
     second.recheck();
     second.recheck_until(|| false);
@@ -130,7 +130,7 @@ fn what_was_not_rechecked_is_said_in_the_snapshot() {
     assert!(!book(&rules).restore(&saved(&second), now).unwrap().unchecked);
 }
 
-/// Where there were states of one family, and now are such of the other: all of them within the round.
+/// IPv4 slots are empty and IPv6 slots are used: the two parts of a round together cover all states.
 #[test]
 fn parts_of_a_round_are_the_whole() {
     let book = book("");
@@ -172,7 +172,7 @@ fn commands_are_carried_out_all_or_none() {
     assert!(errors[0].to_string().starts_with("command:2:15: "), "{}", errors[0]);
     let numbers: Vec<u32> = book.rules().iter().map(|rule| rule.number).collect();
     assert_eq!(numbers, [100, 150, 160, 200, 65535]);
-    // The first rule's state and counter are still there, and go with it.
+    // The first rule keeps its state and counter; deleting the rule drops the state.
     assert_eq!(book.rules()[0].packets, 1);
     assert_eq!(book.states(Cursor::default(), 10, false).0.len(), 1);
     let done = book.command("delete 100").unwrap();
