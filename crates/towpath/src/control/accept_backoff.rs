@@ -1,29 +1,29 @@
-//! A listener that the system refuses descriptors or memory (accept(2): EMFILE, ENFILE, ENOMEM): nothing is taken from it for a
-//! while. Its socket would stay readable, and whoever waits for it would only spin; connections wait in the kernel meanwhile.
+//! Pause for a listener after accept(2) failed for lack of descriptors or memory (EMFILE, ENFILE, ENOMEM). The socket would stay readable
+//! and the event loop would spin. During the pause, connections wait in the kernel's backlog.
 
 use std::fmt::Display;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// How long nothing is taken.
+/// Duration of a pause.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// See the module's text.
+/// Pause state of one listener. See the module documentation.
 #[derive(Debug)]
 pub(crate) struct AcceptBackoff {
     name: String,
     until: Option<Instant>,
-    /// How often it was so.
+    /// Number of failures so far.
     count: u64,
 }
 
 impl AcceptBackoff {
-    /// That of a listener that is called so.
+    /// Creates the state for the listener `name`, which appears in the log.
     pub(crate) fn of(name: impl Display) -> Self {
         Self { name: name.to_string(), until: None, count: 0 }
     }
 
-    /// The system has refused one: it is told the first time, and then ever more rarely.
+    /// Starts a pause after an error. Logs the 1st, 2nd, 4th, 8th, ... failure.
     pub(crate) fn begin(&mut self, error: &io::Error) {
         self.until = Some(Instant::now() + PAUSE);
         self.count += 1;
@@ -36,7 +36,7 @@ impl AcceptBackoff {
         }
     }
 
-    /// Whether nothing is to be taken now.
+    /// Returns true during a pause.
     pub(crate) fn is_on(&mut self) -> bool {
         self.until = self.until.filter(|until| Instant::now() < *until);
         self.until.is_some()

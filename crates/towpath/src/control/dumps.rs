@@ -1,11 +1,11 @@
-//! Dumps of states over a ring: as many as there are, while packets go on, without a copy through a socket.
+//! Dumps of states through a ring: any number of states, without stopping the packet path and without copying through a socket.
 //!
-//! What: a thread of its own has a ring's listener beside the control socket. Who attaches asks with [`Kind::REQUEST`] of
-//! group [`STATES`] and gets frames of [`Kind::DUMP`], each a line of JSON, `{"next":CURSOR,"states":[STATE...]}`, and then
-//! one of [`Kind::DONE`]. The request's payload is empty, or 8 bytes, little-endian: the CURSOR to go on at, so that who was
-//! interrupted does not begin again. No state comes twice, and none that lives throughout is missed.
+//! A dedicated thread serves a ring listener next to the control socket. A client attaches and sends [`Kind::REQUEST`] with group
+//! [`STATES`]. The reply is frames of [`Kind::DUMP`], each with one line of JSON, `{"next":CURSOR,"states":[STATE...]}`, followed by a
+//! frame of [`Kind::DONE`]. The request's payload is empty, or the CURSOR to continue at (8 bytes, little-endian), so that an
+//! interrupted client can resume. No state is sent twice. A state that exists during the whole dump is not missed.
 //!
-//! The gate is locked for one page at a time (64 states); a client that takes nothing holds half of its ring, and nothing else.
+//! The gate is locked for one page (64 states) at a time. A client that does not read blocks half of its own ring and nothing else.
 
 use std::fs::Permissions;
 use std::io::{self, Write};
@@ -26,33 +26,33 @@ use super::commands::show_states::State;
 use crate::eventfd::EventFd;
 use crate::ruleset_manager::RulesetManager;
 
-/// The group of a request for the states.
+/// The group of a request for states.
 pub const STATES: u32 = 1;
 
-/// States of one frame.
+/// States per frame.
 const PAGE: usize = 64;
 
-/// Clients at a time; one more is let go.
+/// Maximum number of clients; further ones are disconnected.
 const CLIENTS: usize = 16;
 
-/// Clients that attach before those that are there have their turn again.
+/// Maximum number of clients to accept before the attached ones are served again.
 const WELCOMES: usize = 8;
 
-/// How long the thread sleeps at most.
+/// Maximum sleep of the thread.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// ENOENT, EINVAL of errno(3): there is no such group; the payload is no cursor.
+/// errno(3) values in error frames: ENOENT: unknown group; EINVAL: the payload is not a cursor.
 const ENOENT: u32 = 2;
 const EINVAL: u32 = 22;
 
-/// The listener and its thread; it ends when this is dropped.
+/// The listener and its thread. Dropping it stops the thread.
 pub struct Dumps {
     over: Arc<AtomicBool>,
     bell: EventFd,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Where the ring of a control socket is.
+/// Returns the path of the ring next to a control socket.
 pub fn path(control: &Path) -> PathBuf {
     let mut path = control.as_os_str().to_owned();
     path.push(".ring");
@@ -60,10 +60,10 @@ pub fn path(control: &Path) -> PathBuf {
 }
 
 impl Dumps {
-    /// Listens beside the control socket, for root, the engine's user and `owner`.
+    /// Starts to listen next to the control socket; root, the engine's user and `owner` may attach.
     ///
     /// # Errors
-    /// Why not.
+    /// The ring cannot be created, or the thread cannot be started.
     pub fn start(control: &Path, owner: Option<u32>, book: Arc<RulesetManager>) -> io::Result<Self> {
         let path = path(control);
         let mut users = vec![rustix::process::geteuid().as_raw(), 0];
@@ -79,7 +79,7 @@ impl Dumps {
             ..Config::default()
         };
         let endpoint = Endpoint::bind(&path, config).map_err(io::Error::other)?;
-        // Who may attach is asked of the kernel; the file only has to let them try.
+        // Access is checked with the peer's credentials; the file's mode only has to allow connecting.
         std::fs::set_permissions(&path, Permissions::from_mode(0o666))?;
         let (over, bell) = (Arc::new(AtomicBool::new(false)), EventFd::new()?);
         let (clients, pause) = (Vec::new(), AcceptBackoff::of(path.display()));
@@ -140,7 +140,7 @@ impl ServerState {
             client.turn(&self.book, now);
         }
         self.clients.retain_mut(|client| client.channel.check_peer() && !client.channel.is_dead());
-        // All of them, not up to the first that has something.
+        // `count` arms all channels; `any` would stop at the first busy one.
         let busy =
             self.clients.iter_mut().filter_map(|client| (!client.channel.arm()).then_some(())).count() > 0;
         if !busy {
@@ -150,7 +150,7 @@ impl ServerState {
             }
             fds.extend(self.clients.iter().map(|client| PollFd::new(&client.channel, PollFlags::IN)));
             let timeout = Timespec { tv_sec: LOOK.as_secs() as i64, tv_nsec: 0 };
-            // Interrupted, or woken: the next turn looks in any case.
+            // The result does not matter: the next turn checks all sources.
             let _ = poll(&mut fds, Some(&timeout));
         }
         self.clients.iter_mut().for_each(|client| client.channel.disarm());
@@ -174,14 +174,14 @@ impl Client {
                         *states = Some(States { book: Arc::clone(book), next: Some(from) });
                         continue;
                     }
-                    // It has been told.
+                    // `begin_dump` has sent EBUSY to the client.
                     Err(_) => continue,
                 },
                 (STATES, None) => EINVAL,
                 _ => ENOENT,
             };
             let meta = Meta { kind: Kind::ERROR, group, mark: error, ..Meta::default() };
-            // A client that has no room for an error has asked for more than it takes.
+            // An error frame is lost if the client's ring is full.
             let _ = channel.send(&[], &meta);
         }
         channel.poll_verdicts(now, |_, _| {});
@@ -201,7 +201,7 @@ fn cursor(payload: &[u8]) -> Option<Cursor> {
     }
 }
 
-/// The states from a place on.
+/// The states from a cursor on.
 struct States {
     book: Arc<RulesetManager>,
     next: Option<Cursor>,
@@ -218,7 +218,7 @@ impl Source for States {
         true
     }
 
-    /// Rules, by whose numbers states are listed: states come and go all the time.
+    /// The version of the rules, whose numbers appear in the dump. Changes of states do not count.
     fn generation(&self) -> u64 {
         self.book.version()
     }

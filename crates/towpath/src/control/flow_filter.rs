@@ -1,16 +1,16 @@
-//! Which packets somebody follows: those that a rule decided, those of a flow, or both.
+//! Packet filter of `towpath ctl trace` and `follow`: by deciding rule, by flow, or both.
 
 use std::net::{IpAddr, SocketAddr};
 
 use towpath_engine::TraceFilter;
 use towpath_wire::{Addresses, Packet};
 
-/// Which packets somebody follows. Without any word: all of them.
+/// A packet filter. The default matches every packet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FlowFilter {
-    /// The number of the rule that decided.
+    /// Number of the deciding rule.
     rule: Option<u32>,
-    /// The protocol's number, and the two ends, whichever sent the packet.
+    /// The protocol number and the two ends of the flow, in either direction.
     proto: Option<u8>,
     ends: [End; 2],
 }
@@ -23,11 +23,11 @@ struct End {
 }
 
 impl FlowFilter {
-    /// Packets that `rule` decided, and of `flow`: PROTOCOL END END, such as `tcp 10.0.0.1:4000 10.0.0.2:22`. An END is an address,
-    /// an address and a port, `:PORT`, or `any`; the second may be left out.
+    /// Creates a filter for packets that `rule` decided and that belong to `flow`: PROTOCOL END END, such as
+    /// `tcp 10.0.0.1:4000 10.0.0.2:22`. An END is an address, an address and a port, `:PORT`, or `any`; the second END is optional.
     ///
     /// # Errors
-    /// What is wrong with `flow`.
+    /// `flow` is malformed.
     pub fn new(rule: Option<u32>, flow: Option<&str>) -> Result<Self, String> {
         let mut filter = Self { rule, ..Self::default() };
         let Some(flow) = flow else { return Ok(filter) };
@@ -43,7 +43,7 @@ impl FlowFilter {
         }
     }
 
-    /// Whether the packet is one of them, of which `rule` decided.
+    /// Returns true if the packet matches; `rule` is the rule that decided it.
     pub fn takes(&self, packet: &Packet<'_>, rule: Option<u32>) -> bool {
         if self.rule.is_some() && self.rule != rule || self.proto.is_some_and(|proto| proto != packet.proto) {
             return false;
@@ -75,7 +75,7 @@ impl End {
 }
 
 fn protocol(word: &str) -> Result<Option<u8>, String> {
-    // IANA's numbers.
+    // Protocol numbers assigned by IANA.
     let known = [("tcp", 6), ("udp", 17), ("icmp", 1), ("icmp6", 58), ("ipv6-icmp", 58), ("sctp", 132)];
     match known.iter().find(|(name, _)| *name == word) {
         Some((_, number)) => Ok(Some(*number)),

@@ -14,9 +14,9 @@ use super::super::text::{duration, table};
 
 /// The muxes, in the columns of Linux's /proc/net/kcm and /proc/net/kcm_stats
 ///
-/// A line for the mux, for each worker (kcm) and for each connection (psock): messages and bytes received and sent, messages that
-/// wait or are with workers, bytes held, state. Then the counters, the fate of the messages, and how long messages waited and
-/// took. Of more than 1000 connections those that hold the most are listed.
+/// One line each for the mux, each worker (kcm) and each connection (psock): messages and bytes received and sent, messages waiting
+/// or held by workers, bytes held, state. Then the counters, the results of the messages, and how long messages waited and were
+/// processed. Of more than 1000 connections, the ones that hold the most are listed.
 #[derive(Debug, Default, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShowMux {}
@@ -46,59 +46,59 @@ impl Query for ShowMux {
 /// Maximum number of connections in the list.
 const PSOCKS: usize = 1000;
 
-/// A multiplexor.
+/// A mux.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mux {
-    /// What rules call it; empty when it has no rules.
+    /// The mux's name in the rules; empty without rules.
     #[serde(default)]
     pub name: String,
-    /// What keeps its order: the words of `--order`.
+    /// The order guarantee; the values of `--order`.
     pub order: String,
-    /// Everything that it holds, in bytes, and whether that is too much, so that nothing is read.
+    /// Bytes held in total.
     pub bytes: u64,
-    /// See `bytes`.
+    /// Whether `bytes` reached the limit, so that the mux does not read.
     pub full: bool,
-    /// Worker processes that were started because another ended.
+    /// Worker processes started to replace ones that ended.
     pub restarts: u64,
-    /// Messages of workers, to a connection or in connected mode, that were not sent.
+    /// Unsent messages of workers.
     #[serde(default)]
     pub lost: Lost,
-    /// Whole counters: of those that are there and of those that were.
+    /// All counters, including those of closed connections and ended workers.
     pub stats: Stats,
-    /// What became of connections that came.
+    /// Accepted and refused connections.
     #[serde(default)]
     pub arrivals: Arrivals,
-    /// How long messages waited for a worker, and how long workers had them.
+    /// How long messages waited for a worker.
     pub queue_wait: Times,
-    /// See `queue_wait`.
+    /// How long workers held messages.
     pub service_time: Times,
-    /// KCM sockets: the workers.
+    /// Workers (KCM sockets).
     pub workers: Vec<Worker>,
     /// Connections.
     pub psocks: Vec<Psock>,
-    /// Connections that are there and not listed: those that hold least.
+    /// Number of open connections that are not listed; they hold the least.
     pub psocks_left_out: u64,
-    /// The other multiplexors of the same engine.
+    /// The other muxes of the same engine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<Mux>,
 }
 
-/// Connections that listeners accepted, those of them that did not get in, and handshakes that came to nothing.
+/// Counters of accepted and refused connections and of TLS handshakes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arrivals {
-    /// Accepted by listeners.
+    /// Connections accepted by listeners.
     pub accepted: u64,
-    /// Of these, closed because the rules denied them.
+    /// Of these, connections closed because a rule denied them.
     pub denied: u64,
-    /// Reset because the rules said so.
+    /// Of these, connections reset because a rule said so.
     pub reset: u64,
-    /// Not attached, because the mux drained; and times when there was no descriptor or memory to accept one.
+    /// Connections that were not attached because the mux was draining, plus failures to accept for lack of descriptors or memory.
     pub refused: u64,
-    /// Handshakes of TLS that failed, in both directions.
+    /// TLS handshakes that failed, inbound and outbound.
     pub handshakes_failed: u64,
-    /// Those that took too long, or made room for others.
+    /// TLS handshakes that took too long or were dropped in favour of newer ones.
     pub handshakes_late: u64,
-    /// Connections that had ended and were closed before their peers had taken everything.
+    /// Ended connections that were closed before their peers had received everything.
     #[serde(default)]
     pub cut_short: u64,
 }
@@ -118,7 +118,7 @@ impl From<towpath_mux::io::AcceptStats> for Arrivals {
     }
 }
 
-/// Counters under KCM's names, and those that say what became of each message: received = done + undone + queued + in_hand.
+/// Counters under KCM's names, and the results of messages: received = done + undone + queued + in_hand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // KCM's names: net/kcm/kcmproc.c, and docs/book/src/reference/mux.md
 pub struct Stats {
@@ -161,21 +161,21 @@ pub struct Stats {
     pub drain_timeouts: u64,
 }
 
-/// Messages of workers that were not sent, by cause.
+/// Unsent messages of workers, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lost {
-    /// Connected mode: every connection had as much to send as may wait.
+    /// Connected mode: the queues of all connections were full.
     pub full: u64,
-    /// Connected mode: there was no connection; or it is not connected mode, and the message named none.
+    /// Connected mode: no connection was open. Otherwise: the message named no connection.
     pub not_connected: u64,
-    /// The connection that it named had ended.
+    /// The connection that the message named had ended.
     pub gone: u64,
-    /// Connected mode: its connection ended before it was sent, or all of it, and it may not go to another one.
+    /// Connected mode: the connection ended before the message was sent completely, and the message must not go to another one.
     pub undelivered: u64,
 }
 
 impl Lost {
-    /// One more.
+    /// Counts one message.
     pub(crate) const fn count(&mut self, why: &mux::SendError) {
         match why {
             mux::SendError::Full => self.full += 1,
@@ -184,7 +184,7 @@ impl Lost {
         }
     }
 
-    /// Those that came behind `before`.
+    /// Returns the difference to the earlier counters `before`.
     pub(crate) const fn since(&self, before: &Self) -> Self {
         Self {
             full: self.full - before.full,
@@ -209,7 +209,7 @@ impl std::fmt::Display for Lost {
     }
 }
 
-/// A distribution of times, in nanoseconds.
+/// A distribution of durations, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // quantiles
 pub struct Times {
@@ -220,59 +220,59 @@ pub struct Times {
     pub max: u64,
 }
 
-/// A worker: KCM's socket.
+/// A worker (KCM: a socket).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Worker {
-    /// Its index among workers that are there.
+    /// Index among the attached workers.
     pub index: u32,
-    /// Its process; 0 for a thread.
+    /// Process id; 0 for a thread.
     pub pid: u32,
-    /// Messages that it got, and their bytes.
+    /// Messages delivered to the worker.
     pub rx_msgs: u64,
-    /// See `rx_msgs`.
+    /// Bytes of these messages.
     pub rx_bytes: u64,
-    /// Messages that it sent, and their bytes.
+    /// Messages sent by the worker.
     pub tx_msgs: u64,
-    /// See `tx_msgs`.
+    /// Bytes of these messages.
     pub tx_bytes: u64,
-    /// Messages that wait for it only, and those that it has.
+    /// Messages that wait for this worker only, plus messages that it holds.
     pub recv_q: u64,
-    /// Messages that it handed back.
+    /// Messages that the worker handed back, or that were taken back from it.
     pub handed_back: u64,
-    /// RxWait: it waits for messages. RxStop: it gets none.
+    /// RxWait: waits for messages. RxStop: gets no messages.
     pub status: String,
 }
 
-/// A connection: KCM's psock.
+/// A connection (KCM: a psock).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Psock {
-    /// Its index, and which of those that had it.
+    /// Index of the connection's slot.
     pub index: u32,
-    /// See `index`.
+    /// Generation of the slot: distinguishes connections that used the same index.
     pub generation: u32,
-    /// Who is at the other end; none over a Unix socket.
+    /// The peer's address; `None` for a Unix socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<String>,
-    /// Messages that arrived whole, and their bytes.
+    /// Complete messages received.
     pub rx_msgs: u64,
-    /// See `rx_msgs`.
+    /// Bytes of these messages.
     pub rx_bytes: u64,
-    /// Messages that were sent whole, and their bytes.
+    /// Messages sent completely.
     pub tx_msgs: u64,
-    /// See `tx_msgs`.
+    /// Bytes of these messages.
     pub tx_bytes: u64,
-    /// Messages that wait or are with workers.
+    /// Messages that wait or are held by workers.
     pub recv_q: u64,
-    /// Bytes that they and what is not whole take.
+    /// Bytes of these messages and of the incomplete one.
     pub rmem: u64,
     /// Bytes that wait to be sent.
     pub smem: u64,
-    /// KCM's words: Rsvd-N RxPause RdyRx RxWait TxWait RxStop TxStop Done.
+    /// KCM's state flags: Rsvd-N RxPause RdyRx RxWait TxWait RxStop TxStop Done.
     pub status: String,
 }
 
 impl Mux {
-    /// As the core has it. `pid` gives the process of a worker.
+    /// Reads the state of the core. `pid` returns the process id of a worker.
     pub fn of(core: &mux::Mux, restarts: u64, pid: impl Fn(mux::worker::Id) -> u32) -> Self {
         let show = core.show();
         let mut psocks: Vec<&PsockRow> = show.psocks.iter().collect();
@@ -298,7 +298,7 @@ impl Mux {
         }
     }
 
-    /// The same, with who is at the other end of each connection.
+    /// Adds the peer's address to each connection.
     #[must_use]
     pub fn with_peers(mut self, peer: impl Fn(mux::psock::Id) -> Option<std::net::SocketAddr>) -> Self {
         for psock in &mut self.psocks {
@@ -308,7 +308,7 @@ impl Mux {
         self
     }
 
-    /// This one and another, by name; no more connections are listed than of one alone.
+    /// Adds a mux of the same engine; the muxes are sorted by name. The total number of listed connections stays limited to `PSOCKS`.
     #[must_use]
     fn and(mut self, mut other: Self) -> Self {
         if other.name < self.name {
@@ -342,7 +342,7 @@ impl Stats {
             attach: totals.attach,
             unattach: totals.unattach,
             unattach_rsvd: totals.unattach_rsvd,
-            // What waited is never dropped, unless the workers that had it died.
+            // A waiting message is dropped only if the workers that had it died.
             rx_rdy_drops: totals.undone,
             reserved: psocks.reserved,
             unreserved: psocks.unreserved,
@@ -421,7 +421,7 @@ impl Psock {
     }
 }
 
-/// `towpath ctl show mux`: KCM's two files, for each.
+/// Formats the muxes like KCM's two files.
 fn show(mux: &Mux) -> String {
     let all = std::iter::once(mux).chain(&mux.others);
     all.map(show_one).collect::<Vec<_>>().join("\n")

@@ -11,11 +11,11 @@ use super::super::command::{Context, Handled, Query, Reply};
 use super::super::query::Target;
 use super::super::text::{age, cell, items, nonzero, table};
 
-/// Every channel to an inspector or worker, with its ring
+/// The channels to inspectors and workers, with their rings
 ///
-/// One line per channel: its number, queue, process and user; the number and size of the ring's frames; frames in use; messages
-/// that are out, held, and the most at a time; the age of the oldest; messages published and decided; wake-ups. The line below
-/// has the counters that are not zero: verdicts, decisions by default, losses by reason.
+/// One line per channel: its number, queue, process and user; the number and size of the ring's frames; frames in use; undecided
+/// messages, held messages, and the maximum; the age of the oldest message; messages published and decided; wake-ups. The next
+/// line has the counters that are not zero: verdicts, default decisions, losses by reason.
 #[derive(Debug, Default, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShowRings {}
@@ -78,7 +78,7 @@ impl Query for ShowRings {
     }
 }
 
-/// The counters of a channel that are not zero.
+/// The channel's counters that are not zero.
 fn note(ring: &Value) -> String {
     let word = |key: &str| ring[key].as_str().unwrap_or_default();
     let pages = if ring["huge_pages"] == true { ", huge pages" } else { "" };
@@ -112,115 +112,115 @@ fn rings(target: &mut Target<'_>) -> Vec<Ring> {
 /// A channel and its ring towards the inspector.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Ring {
-    /// The channel's number, from 1.
+    /// Channel number, from 1.
     pub channel: u32,
-    /// The queue that it serves.
+    /// Queue number.
     pub queue: u16,
-    /// What the inspector calls itself.
+    /// Name that the inspector gave itself.
     pub name: String,
-    /// Its process.
+    /// Process id.
     pub pid: u32,
-    /// Its user.
+    /// User id.
     pub uid: u32,
-    /// How it ended, if it has.
+    /// How the channel ended; absent while it is open.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub gone: Option<String>,
-    /// Which inspector of the queue gets a frame.
+    /// How the queue distributes frames among its inspectors.
     pub fanout: String,
-    /// What becomes of a frame that finds no room.
+    /// Action for a frame that finds no room.
     pub overload: String,
-    /// Bytes of a block.
+    /// Block size, in bytes.
     pub block_size: u32,
-    /// Blocks.
+    /// Number of blocks.
     pub block_nr: u32,
-    /// Bytes of a frame.
+    /// Frame size, in bytes.
     pub frame_size: u32,
-    /// Frames.
+    /// Number of frames.
     pub frame_nr: u32,
-    /// Messages that are out and undecided.
+    /// Published messages without a decision.
     pub depth: u32,
-    /// Frames that are not free, also those whose decision did not wait for the inspector.
+    /// Frames in use, including those of messages that were decided without the inspector.
     pub used: u32,
-    /// Most messages that were out at a time.
+    /// Maximum of `depth`.
     pub high_water: u32,
-    /// Nanoseconds since the oldest undecided message was published; none when there is none.
+    /// Age of the oldest undecided message, in nanoseconds; null if there is none.
     pub oldest: Option<u64>,
-    /// Messages held: later ones go on.
+    /// Messages that the inspector holds; later messages may be decided before them.
     pub held: u32,
-    /// Messages published, gap records included.
+    /// Messages published, including gap records.
     pub published: u64,
-    /// Their bytes.
+    /// Bytes published.
     pub bytes: u64,
-    /// What the inspector decided.
+    /// The inspector's decisions.
     pub verdicts: Verdicts,
-    /// Messages decided without it, by reason.
+    /// Messages decided without the inspector, by reason.
     pub defaults: Defaults,
-    /// Messages that it did not get, by reason.
+    /// Messages that did not reach the inspector, by reason.
     pub lost: Lost,
-    /// Times that a message found no room.
+    /// Messages that found no room.
     pub full: u64,
-    /// Verdicts that came too late.
+    /// Verdicts that arrived after the message was decided.
     pub late: u64,
-    /// Words without meaning.
+    /// Invalid verdict words.
     pub violations: u64,
     /// Doorbells rung.
     pub wakeups: u64,
-    /// Messages that travelled in a memory of their own.
+    /// Messages sent in a memory object outside the ring.
     pub oneshots: u64,
     /// Gap records published.
     pub gaps: u64,
-    /// Whether the payload is in huge pages.
+    /// Whether the payload area uses huge pages.
     pub huge_pages: bool,
-    /// Traces that are under way.
+    /// Running traces.
     pub traces: u32,
 }
 
 /// An inspector's decisions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Verdicts {
-    /// All of them.
+    /// All decisions.
     pub decided: u64,
-    /// Of these, by a cumulative verdict.
+    /// Of these, decisions by a cumulative verdict.
     pub cumulative: u64,
-    /// Passes, also to another queue and back to the rules.
+    /// Passes, including hand-overs to another queue and returns to the rules.
     pub pass: u64,
     /// Drops.
     pub drop: u64,
     /// Rejects.
     pub reject: u64,
-    /// Replaced payloads.
+    /// Passes with a replaced payload.
     pub replace: u64,
-    /// Of these, for the flow from then on.
+    /// Of all decisions, those that apply to the rest of the flow.
     pub flow: u64,
 }
 
 /// Messages decided without their inspector.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Defaults {
-    /// It let the deadline pass.
+    /// The inspector missed the deadline.
     pub overdue: u64,
-    /// Its answer had no meaning.
+    /// The inspector's verdict was invalid.
     pub garbage: u64,
-    /// It was gone.
+    /// The inspector was gone.
     pub drained: u64,
 }
 
-/// Messages that an inspector did not get; the names are those of gap records.
+/// Messages that did not reach an inspector, by reason; the names are those of gap records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Lost {
-    /// No room.
+    /// The ring was full.
     pub no_room: u64,
-    /// Gave way to a newer one.
+    /// Displaced by a newer message.
     pub oldest: u64,
-    /// Dropped by policy.
+    /// Dropped by the overload policy.
     pub dropped: u64,
-    /// Passed by policy.
+    /// Passed by the overload policy.
     pub passed: u64,
     /// Handed to another queue.
     pub handed_on: u64,
-    /// Larger than what may be sent.
+    /// Larger than the maximum message size.
     pub too_large: u64,
-    /// Others.
+    /// Other reasons.
     pub other: u64,
 }
 

@@ -14,9 +14,9 @@ use super::super::text::table;
 
 /// Zero-copy sends: the long replies of the muxes
 ///
-/// The limits, why bytes were sent with a copy, notification ranges, how long buffers were pinned, and why modes switched. Then a line
-/// for each connection that had a long reply: bytes sent without a copy, bytes that the kernel copied, bytes sent with a copy,
-/// notification numbers used and outstanding, bytes pinned and their limit, ENOBUFS.
+/// The limits, why bytes were sent with a copy, notification ranges, how long buffers were pinned, and why modes switched. Then one line
+/// per connection that had a long reply: bytes sent without a copy, bytes that the kernel copied, bytes sent with a copy,
+/// notification numbers used and outstanding, bytes pinned and their limit, ENOBUFS errors.
 #[derive(Debug, Default, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShowSend {}
@@ -48,96 +48,95 @@ impl Query for ShowSend {
 /// Maximum number of connections in the list.
 const SENDERS: usize = 200;
 
-/// The senders of an engine.
+/// The zero-copy senders of a mux.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Send {
-    /// The multiplexor's name, where there are several.
+    /// The mux's name, if there are several.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// adaptive, zerocopy or plain.
+    /// Configured mode: adaptive, zerocopy or plain.
     pub choice: String,
-    /// What this process's user may lock, bytes; null without a limit.
+    /// RLIMIT_MEMLOCK of the user, in bytes; null if unlimited.
     pub locked_limit: Option<u64>,
-    /// What the senders have locked of it, together; 0 without a limit.
+    /// Bytes of it that the senders use in total; 0 if unlimited.
     pub locked_used: u64,
-    /// net.core.optmem_max, bytes.
+    /// net.core.optmem_max, in bytes.
     pub optmem: u64,
-    /// Connections that had something long to send, ever.
+    /// Connections that ever had a long reply.
     pub connections: u64,
-    /// Connections that ended, and whose completions are waited for.
+    /// Ended connections with outstanding completions.
     pub lingering: u64,
-    /// Those of them that were reset because their peers acknowledged nothing for a minute.
+    /// Of these, connections that were reset because the peer acknowledged nothing for a minute.
     #[serde(default)]
     pub stalled: u64,
-    /// Those that were reset because too many lingered.
+    /// Of these, connections that were reset because too many lingered.
     #[serde(default)]
     pub crowded: u64,
-    /// Buffers that the kernel may still read although nothing will tell its end.
+    /// Buffers that the kernel may still read but whose completion will not be reported.
     pub quarantined: u64,
-    /// Bytes that left from the worker's own memory, not copied by the multiplexor either.
+    /// Bytes sent from the worker's shared memory, without a copy by the mux.
     #[serde(default)]
     pub lent_bytes: u64,
-    /// Of all connections, those that are gone too.
+    /// Counters of all connections, including closed ones.
     pub totals: Totals,
-    /// Those that are there.
+    /// Open connections.
     pub senders: Vec<Sender>,
-    /// Connections that are there and not listed: those that pin least.
+    /// Number of open connections that are not listed; they pin the least.
     pub senders_left_out: u64,
-    /// Those of the same engine's other multiplexors.
+    /// The senders of the engine's other muxes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<Send>,
 }
 
-/// What was counted: see docs/book/src/reference/send.md.
+/// Counters; see docs/book/src/reference/send.md.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
-    /// Bytes handed over with MSG_ZEROCOPY, and those of them that the kernel said it copied.
+    /// Bytes sent with MSG_ZEROCOPY.
     pub zerocopy_bytes: u64,
-    /// See `zerocopy_bytes`.
+    /// Of these, bytes that the kernel reported as copied.
     pub copied_bytes: u64,
-    /// Bytes sent plain, by cause.
+    /// Bytes sent without MSG_ZEROCOPY, by cause.
     pub plain_bytes: BTreeMap<String, u64>,
-    /// Calls with the flag, and how many are completed; those in ranges with the code COPIED.
+    /// Calls with MSG_ZEROCOPY; each uses one notification number.
     pub numbers: u64,
-    /// See `numbers`.
+    /// Numbers that the kernel reported as completed.
     pub completed: u64,
-    /// Numbers whose connection was gone before: numbers = completed + abandoned + outstanding.
+    /// Numbers whose connection was closed first: numbers = completed + abandoned + outstanding.
     #[serde(default)]
     pub abandoned: u64,
-    /// See `numbers`.
+    /// Completed numbers in ranges with SO_EE_CODE_ZEROCOPY_COPIED.
     pub copied: u64,
-    /// Calls without the flag.
+    /// Calls without MSG_ZEROCOPY.
     pub plain_calls: u64,
-    /// Notifications that were read.
+    /// Notifications read.
     pub notifications: u64,
-    /// Numbers for each notification, half of them below; the longest below.
+    /// Numbers per notification.
     pub per_notification: Quantiles,
     /// Microseconds from the call to its completion.
     pub pin_time_us: Quantiles,
-    /// ENOBUFS.
+    /// ENOBUFS errors.
     pub no_buffers: u64,
-    /// Changes of the mode, by reason.
+    /// Mode switches, by reason.
     pub switches: BTreeMap<String, u64>,
-    /// What should never be: numbers told twice, or never given out.
+    /// Numbers reported twice. Not 0 means a bug.
     pub duplicates: u64,
-    /// See `duplicates`.
+    /// Reported numbers that were never used. Not 0 means a bug.
     pub unknown: u64,
-    /// Notifications that did not begin at the oldest outstanding number.
+    /// Notifications that did not start at the oldest outstanding number.
     #[serde(default)]
     pub out_of_order: u64,
-    /// Isolated probes that were not copied, and that were.
+    /// Isolated probes that were not copied, and that were copied.
     #[serde(default)]
     pub probes: [u64; 2],
-    /// Buffers that were not the same at their completion as when they were given: somebody wrote into what he had sent. Only where that
-    /// is checked (`--send-check`).
+    /// Buffers that changed between the call and the completion: the worker wrote to a sent reply. Counted only with `--send-check`.
     #[serde(default)]
     pub tampered: u64,
-    /// Entries of the error queue about something else, that nobody took.
+    /// Error queue entries of other kinds that were discarded.
     #[serde(default)]
     pub events_lost: u64,
 }
 
-/// A histogram by powers of two, as the upper ends of buckets; null when it is empty.
+/// Quantiles of a power-of-two histogram, as upper bounds of buckets; null if the histogram is empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // quantiles
 pub struct Quantiles {
@@ -146,31 +145,31 @@ pub struct Quantiles {
     pub max: Option<u64>,
 }
 
-/// One connection.
+/// A connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sender {
-    /// Its other end.
+    /// The peer's address.
     pub peer: String,
-    /// copying, probing or zerocopy.
+    /// Current mode: copying, probing or zerocopy.
     pub mode: String,
-    /// Why it is sent on plain whatever happens; null when it is not.
+    /// Why zero copy cannot be used on this connection; null if it can.
     pub unarmed: Option<String>,
-    /// Numbers, and bytes, that are in flight, and how many bytes may be.
+    /// Outstanding notification numbers.
     pub outstanding: u64,
-    /// See `outstanding`.
+    /// Bytes in flight.
     pub pinned: u64,
-    /// See `outstanding`.
+    /// Limit of bytes in flight.
     pub budget: u64,
     /// Bytes that wait for room in the socket.
     pub unsent: u64,
-    /// Its peer has not acknowledged for long: short messages are copied.
+    /// The peer has not acknowledged data for a long time; short messages are copied.
     pub stuck: bool,
-    /// What it counted.
+    /// Counters of this connection.
     pub totals: Totals,
 }
 
 impl Send {
-    /// Lists no more than a message can carry.
+    /// Limits the list to the size of a control message.
     pub(crate) fn bound(&mut self) {
         self.senders.sort_by_key(|sender| std::cmp::Reverse(sender.pinned));
         self.senders_left_out = self.senders.len().saturating_sub(SENDERS) as u64;
@@ -179,7 +178,7 @@ impl Send {
 }
 
 impl Totals {
-    /// Those counters.
+    /// Converts the counters of a sender.
     pub fn of(counters: &Counters) -> Self {
         let named = |names: Vec<&'static str>, counts: &[u64]| {
             let pairs = names.into_iter().zip(counts).filter(|(_, count)| **count > 0);
@@ -217,7 +216,7 @@ impl Quantiles {
 }
 
 impl Sender {
-    /// As it stands.
+    /// Reads the state of a sender.
     pub fn of(peer: &str, sender: &PollSender, now: Time) -> Self {
         let mode = match sender.mode() {
             Mode::Copying => "copying",
@@ -238,7 +237,7 @@ impl Sender {
     }
 }
 
-/// `towpath ctl show send`.
+/// Formats the output of `towpath ctl show send`.
 fn show(send: &Send) -> String {
     let name = if send.name.is_empty() { String::new() } else { format!("{}: ", send.name) };
     let mut text = format!(
