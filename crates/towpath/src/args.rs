@@ -37,8 +37,8 @@ pub(crate) enum Command {
     Check(Check),
     /// Show and change a running engine
     ///
-    /// Connects to the control socket of `towpath run`, or of `towpath replay` or `towpath mux` with `--control PATH`. Root, the engine's user
-    /// and the socket's owner may show and change everything. Other users with access to the socket file may show everything except
+    /// Connects to the control socket of `towpath run`, or of `towpath replay` or `towpath mux` with `--control PATH`. Root, the engine's
+    /// user and the socket's owner may show and change everything. Other users with access to the socket file may show everything except
     /// packets. Queries do not slow the engine down.
     #[command(after_help = "\
 Example:

@@ -10,18 +10,18 @@ use towpath_mux::framing::Framing;
 #[derive(Clone, Debug)]
 pub struct Named {
     text: String,
-    /// Content of the file, if it is one: a changed file is another framing.
+    /// Content of the file, if it is one: a changed file counts as a different framing.
     document: Option<Vec<u8>>,
     framing: Framing,
 }
 
-/// Why a name is not a framing.
+/// Error of a framing's name or its file.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// The TOML document has an error, with line and column.
+    /// The TOML document has an error; contains line and column.
     #[error("{0}:{1}")]
     Document(String, String),
-    /// The name is not a framing.
+    /// The text does not name a framing.
     #[error("{0}: {1}")]
     Other(String, String),
 }
@@ -63,8 +63,7 @@ impl Named {
             };
         }
         let bytes = std::fs::read(path).map_err(|error| refused(&error))?;
-        // An ELF object, raw instructions, or the output of tcpdump -ddd. TOML does not start like any of
-        // them.
+        // An ELF object, raw instructions, or the output of tcpdump -ddd; TOML starts differently from each of them.
         let numbers = bytes.trim_ascii_start().first().is_some_and(u8::is_ascii_digit);
         let framing = match std::str::from_utf8(&bytes) {
             Ok(document) if !numbers && !document.contains('\0') => Framing::from_toml(document)
@@ -94,7 +93,7 @@ impl PartialEq for Named {
 
 impl Eq for Named {}
 
-/// `FILE`, or `FILE:NAME` for one program of an object.
+/// Splits `FILE:NAME`, which selects one program of an object, into path and name.
 fn file(text: &str, directory: &Path) -> (PathBuf, Option<String>) {
     match text.rsplit_once(':') {
         Some((file, name)) if !directory.join(text).is_file() => {

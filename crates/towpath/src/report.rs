@@ -1,4 +1,4 @@
-//! What a replay tells its user at the end: as text for people, as one JSON object for programs.
+//! The final report of a run, as text or as one JSON object.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,9 +17,9 @@ use towpath_engine as engine;
 pub struct Report {
     /// Frames read from the captures.
     pub packets: u64,
-    /// Their bytes on the wire.
+    /// Bytes of these frames on the wire.
     pub bytes: u64,
-    /// Packets that went out.
+    /// Packets that were sent out.
     pub passed: u64,
     /// Packets that a rule, an inspector or a full table dropped.
     pub dropped: u64,
@@ -27,7 +27,7 @@ pub struct Report {
     pub dropped_by: BTreeMap<String, u64>,
     /// Packets that a rule or an inspector rejected.
     pub rejected: u64,
-    /// What became of the answers to them.
+    /// Replies to rejected packets.
     pub replies: Replies,
     /// Packets that were handed to at least one inspector.
     pub inspected: u64,
@@ -35,16 +35,16 @@ pub struct Report {
     pub conversations: Conversations,
     /// Dynamic states.
     pub states: States,
-    /// Those of a snapshot (`--states-in`), which count as made.
+    /// States restored from a snapshot (`--states-in`); they are included in `states.created`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restored: Option<Restored>,
     /// Every rule with its counters, in order.
     pub rules: Vec<Rule>,
     /// Every queue with its counters, by number.
     pub queues: Vec<Queue>,
-    /// Wall-clock seconds from the first packet read to the last one decided.
+    /// Wall-clock seconds from reading the first packet to deciding the last one.
     pub seconds: f64,
-    /// How much time the captures span.
+    /// Time span of the captures.
     #[serde(skip)]
     pub span: Duration,
     /// Capture files read.
@@ -61,68 +61,68 @@ pub struct Conversations {
     pub udp: u64,
 }
 
-/// Answers to rejected packets. `rejected = sent + silent + limited + unsent`.
+/// Replies to rejected packets. `rejected = sent + silent + limited + unsent`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Replies {
     /// Sent, or written to the file of `--replies`.
     pub sent: u64,
-    /// None was due: the packet is one that may not be answered, or its fragments were answered as one.
+    /// No reply was due: the packet must not be answered, or its fragments share one reply.
     pub silent: u64,
-    /// Not sent, because the port had sent 200 within a second.
+    /// Not sent: the port's limit of 200 per second was reached.
     pub limited: u64,
-    /// Not sent, because the port cannot.
+    /// Not sent: the port cannot send.
     pub unsent: u64,
 }
 
 /// Dynamic states over the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct States {
-    /// States made, those of a snapshot included.
+    /// States created, including those of a snapshot.
     pub created: u64,
-    /// Most states at one time.
+    /// Maximum number of states at one time.
     pub peak: u64,
-    /// States alive when the last packet had been decided.
+    /// States that exist after the last packet was decided.
     pub left: u64,
-    /// Of these, how many were never replied to, or have not heard the reply yet (half-open TCP and SCTP): under a flood, most.
+    /// Of these, states without a reply, or half-open (TCP, SCTP: the reply is not acknowledged yet). Under a flood, most are.
     #[serde(default)]
     pub unreplied: u64,
-    /// Places of states that are gone, until every thread is known to have let go of them.
+    /// Slots of deleted states that cannot be reused until all threads have released them.
     #[serde(default)]
     pub waiting: u64,
-    /// `dyn_max`: how many there may be, those that wait included.
+    /// `dyn_max`: the maximum number of states, including `waiting`.
     #[serde(default)]
     pub max: u64,
-    /// Whether they have come to 9/10 of that, and not fallen below 8/10 since.
+    /// Whether the number reached 9/10 of `max` and has not fallen below 8/10 since.
     #[serde(default)]
     pub nearly_full: bool,
-    /// States whose time was over. `created = left + expired + removed + evicted`.
+    /// States that expired. `created = left + expired + removed + evicted`.
     #[serde(default)]
     pub expired: u64,
-    /// States that were removed, with their rule or by themselves.
+    /// States that were removed, with their rule or individually.
     #[serde(default)]
     pub removed: u64,
-    /// States that had to make room (`dyn_evict`).
+    /// States that were evicted for new ones (`dyn_evict`).
     #[serde(default)]
     pub evicted: u64,
-    /// Packets that were dropped because they could not have their state.
+    /// Packets dropped because their state could not be created.
     #[serde(default)]
     pub refused: RefusedStates,
-    /// How often a packet that looked for a state did not have that of its flow, as it does not fit into the connection
-    /// (`strict`). The rules behind say what becomes of it.
+    /// Lookups that ignored the flow's state because the packet does not fit the connection (`strict`). The following rules decide
+    /// the packet.
     #[serde(default)]
     pub unfit: u64,
 }
 
-/// What became of a snapshot's states.
+/// Result of restoring a snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Restored {
-    /// States of rules that are here too.
+    /// States whose rule exists here.
     pub states: u64,
-    /// States of other rules, which belong to the default rule's companion now.
+    /// States whose rule does not exist here; they are assigned to the default dynamic rule.
     pub companion: u64,
-    /// States that were here already.
+    /// States that existed already.
     pub existing: u64,
-    /// States for which there was no room.
+    /// States that did not fit into the table.
     pub refused: u64,
 }
 
@@ -133,27 +133,27 @@ impl From<towpath_gate::Restored> for Restored {
     }
 }
 
-/// Why packets could not have their state.
+/// Why states could not be created; counts packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusedStates {
-    /// There were `dyn_max`.
+    /// The table had `dyn_max` states.
     pub full: u64,
-    /// Over the number of a `limit`.
+    /// The count of a `limit` was reached.
     pub over_limit: u64,
-    /// Over the rate of a `limit`.
+    /// The rate of a `limit` was reached.
     pub over_rate: u64,
-    /// There were `dyn_parent_max` entries that limits count in.
+    /// The table of limit counters had `dyn_parent_max` entries.
     pub limits_full: u64,
-    /// The source had `dyn_source_max`.
+    /// The source had `dyn_source_max` states.
     pub over_source: u64,
-    /// They did not fit into their connection, or began none (`strict`).
+    /// The packet does not fit its connection or does not start one (`strict`).
     pub invalid: u64,
-    /// First SYNs, which have to be repeated (`dyn_first_syn`).
+    /// First SYNs, which the client must repeat (`dyn_first_syn`).
     pub first_syn: u64,
 }
 
 impl RefusedStates {
-    /// The reasons with their counts.
+    /// Returns the names of the reasons and their counts.
     pub fn rows(&self) -> [(&'static str, u64); 7] {
         [
             ("states full", self.full),
@@ -168,7 +168,7 @@ impl RefusedStates {
 }
 
 impl States {
-    /// The counters of `states`.
+    /// Reads the counters of `states`.
     pub fn of(states: &state::States) -> Self {
         let counters = states.counters();
         Self {
@@ -196,51 +196,51 @@ impl States {
     }
 }
 
-/// One rule's line.
+/// A rule and its counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rule {
     /// Rule number.
     pub number: u32,
-    /// Set, 0..31.
+    /// Set number, 0..31.
     pub set: u8,
-    /// Packets its action ran for.
+    /// Packets that executed the rule's action.
     pub packets: u64,
-    /// Their bytes.
+    /// Bytes of these packets.
     pub bytes: u64,
-    /// The rule, as ipfw prints it.
+    /// The rule in ipfw's output format.
     pub text: String,
 }
 
-/// One queue's line. `frames = passed + dropped + replaced + lost` at the end of a run.
+/// A queue and its counters. `frames = passed + dropped + replaced + lost` at the end of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Queue {
     /// Queue number.
     pub number: u16,
     /// Frames that the rules sent to the queue.
     pub frames: u64,
-    /// Frames that the inspector let through unchanged (for a tee: that it took).
+    /// Frames that the inspector passed unchanged (for a tee: that it took).
     pub passed: u64,
     /// Frames that the inspector dropped or rejected.
     pub dropped: u64,
-    /// Frames that the inspector let through with a payload of its own.
+    /// Frames that the inspector passed with a replaced payload.
     pub replaced: u64,
-    /// Frames that no inspector decided: they died, were detached, too slow, overloaded, or there is none.
+    /// Frames decided without an inspector: it died, was detached, too slow or overloaded, or there was none.
     pub lost: u64,
     /// Why frames were lost.
     pub lost_by: LostBy,
-    /// Frames that went to another queue because this one had no room; they do not count here.
+    /// Frames handed to another queue because this one had no room; they do not count in `frames`.
     pub handed_on: u64,
-    /// Frames that went to another inspector of the queue because theirs was gone; each counts once.
+    /// Frames redelivered to another inspector of the queue because theirs was gone; each counts once.
     pub redelivered: u64,
-    /// Packets that a verdict for their flow decided; no inspector got them, and they are not frames.
+    /// Packets decided by a flow verdict. They did not reach an inspector and do not count in `frames`.
     pub by_flow: u64,
-    /// Frames that inspectors have now.
+    /// Frames that inspectors hold now.
     #[serde(skip)]
     pub open: u64,
-    /// Most frames that the inspector held at one time.
+    /// Maximum number of frames that the inspector held at one time.
     #[serde(skip)]
     pub high_water: u64,
-    /// What went wrong, if something did.
+    /// The first failure, if any.
     #[serde(skip)]
     pub trouble: Option<String>,
 }
@@ -248,9 +248,9 @@ pub struct Queue {
 /// Why frames of a queue were lost. The sum is [`Queue::lost`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LostBy {
-    /// The inspector let the deadline pass, or still had it when the engine stopped.
+    /// The inspector missed the deadline, or still had the frame when the engine stopped.
     pub overdue: u64,
-    /// The inspector's answer had no meaning.
+    /// The inspector's verdict was invalid.
     pub garbage: u64,
     /// The inspector was gone.
     pub died: u64,
@@ -294,7 +294,7 @@ impl From<engine::QueueSnapshot> for Queue {
     }
 }
 
-/// The drop reasons that occurred, by name.
+/// Returns the drop reasons that occurred, by name.
 pub fn dropped_by(drops: &engine::Drops) -> BTreeMap<String, u64> {
     drops.iter().map(|(reason, count)| (reason.name().to_owned(), count)).collect()
 }
@@ -307,7 +307,7 @@ fn add_dropped_by(mut all: BTreeMap<String, u64>, other: BTreeMap<String, u64>) 
 }
 
 impl Report {
-    /// The report of one engine. The caller adds the rules, the wall-clock time and the number of captures.
+    /// Returns the report of one engine. The caller adds the rules, the wall-clock time and the number of captures.
     pub fn of<E: engine::PacketIo>(engine: &mut engine::Engine<E>) -> Self {
         let engine::Summary { totals, replies, conversations, queues, span } = engine.summary();
         let stats = totals.stats;
@@ -328,7 +328,7 @@ impl Report {
         }
     }
 
-    /// Adds what another thread of the same engine did. States are the same for all.
+    /// Adds the report of another thread of the same engine. The threads share one state table, so its counters are not summed.
     pub fn add(&mut self, other: &Self) {
         self.packets += other.packets;
         self.bytes += other.bytes;
@@ -350,7 +350,7 @@ impl Report {
 }
 
 impl Replies {
-    /// Adds those of another thread.
+    /// Adds the counters of another thread.
     pub fn add(&mut self, other: Self) {
         self.sent += other.sent;
         self.silent += other.silent;
@@ -360,7 +360,7 @@ impl Replies {
 }
 
 impl Queue {
-    /// Adds what another thread's part of the queue did.
+    /// Adds another thread's counters of the same queue.
     pub fn add(&mut self, other: &Self) {
         self.frames += other.frames;
         self.passed += other.passed;
@@ -393,7 +393,7 @@ impl From<RuleInfo> for Rule {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let line = |f: &mut fmt::Formatter<'_>, name: &str, value: &str| writeln!(f, "{name:<14}{value}");
-        // Live ports have no captures, and no end by which a speed could be told.
+        // A live run has neither captures nor a defined duration, so there is no rate.
         let is_replay = self.captures > 0;
         let (packets, bytes) = (count(self.packets, "packet"), count(self.bytes, "byte"));
         if is_replay {
@@ -491,7 +491,7 @@ impl fmt::Display for Queue {
     }
 }
 
-/// The rules in the format of `ipfw show`: number, packets and bytes right-aligned, the rule.
+/// Formats the rules like `ipfw show`: number, packets and bytes (right-aligned), rule.
 fn write_rules(f: &mut fmt::Formatter<'_>, rules: &[Rule]) -> fmt::Result {
     let width = |value: fn(&Rule) -> u64| rules.iter().map(value).max().unwrap_or(0).to_string().len();
     let packets = width(|rule| rule.packets);

@@ -1,7 +1,7 @@
-//! The rules of a running engine, for those who look at them and change them.
+//! The ruleset of a running engine: queries and changes.
 //!
-//! Packets go by [`Walker`](towpath_gate::Walker)s and never wait for what is done here. The gate itself is behind a
-//! lock, which its administrator and the control socket's thread take in turn.
+//! Worker threads evaluate the rules through [`Walker`](towpath_gate::Walker)s and never wait for this module. A mutex protects the
+//! gate; the supervisor and the control socket's thread take it in turn.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,44 +17,45 @@ use serde::{Deserialize, Serialize};
 use crate::report;
 use crate::settings::{Settings, short};
 
-/// See the module's text.
+/// Owns the ruleset; worker threads evaluate it through `Walker`s. See the module documentation.
 pub struct RulesetManager {
     book: Mutex<Book>,
     clock: Clock,
-    /// How often rules or tables were changed.
+    /// Number of changes of rules or tables.
     version: AtomicU64,
 }
 
 struct Book {
     gate: Gate,
-    /// What the gate was given last.
+    /// The ruleset that the gate was loaded with last.
     ruleset: Ruleset,
     default_allow: bool,
     recheck: Option<Recheck>,
-    /// What it came to so far; whether it goes on is said by `recheck` alone.
+    /// Results of the current or last re-check. `running` is unused here: `recheck` tells whether one is running.
     rechecks: Rechecks,
-    /// There are states of a snapshot that nobody has re-checked yet.
+    /// States of a snapshot have not been re-checked yet.
     unchecked: bool,
 }
 
-/// A re-check that goes on.
+/// A re-check in progress.
 #[derive(Clone, Copy, Debug, Default)]
 struct Recheck {
-    /// Where its next step begins.
+    /// Start of the next step.
     at: Cursor,
-    /// It began anew here: the states before are looked at once more when those behind it were.
+    /// Set if a rule change restarted the re-check here: after the last state, a second round covers the states before it.
     again: Option<Cursor>,
-    /// In that second round: where it is over.
+    /// In the second round: its end.
     until: Option<Cursor>,
 }
 
 impl Recheck {
-    /// By other rules from where it is, in a circle: one that began at the first state whenever rules change would never come to the last.
+    /// Restarts at the current position, because rules changed, and wraps around at the end. Restarting at the first state would never
+    /// reach the last one if rules change often.
     fn anew(self) -> Self {
         Self { at: self.at, again: (self.at != Cursor::default()).then_some(self.at), until: None }
     }
 
-    /// It has come to `next`, or to the end of the states. None when it is over.
+    /// Advances to `next`, or past the last state if `None`. Returns `None` when the re-check is complete.
     fn go_on(self, next: Option<Cursor>) -> Option<Self> {
         match next {
             Some(at) if self.until.is_none_or(|until| at.to_bits() < until.to_bits()) => {
@@ -66,75 +67,75 @@ impl Recheck {
     }
 }
 
-/// What re-checks of states came to.
+/// Progress and results of re-checks of states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rechecks {
-    /// Whether one goes on.
+    /// Whether a re-check is running.
     pub running: bool,
-    /// States that the last one has looked at, twice at some if rules changed meanwhile.
+    /// States checked by the current or last re-check; states that it checked twice after a rule change count twice.
     pub looked: u64,
-    /// Those of them that went, as the rules would not make them now.
+    /// States that were dropped because the current rules would not create them.
     pub dropped: u64,
 }
 
-/// The time that an engine's states live by, as the engine last said it.
+/// The clock of an engine's states: the last time that the engine set.
 #[derive(Clone, Debug, Default)]
 pub struct Clock(Arc<AtomicU64>);
 
 impl Clock {
-    /// What time it is. Several threads may say so: it never goes back.
+    /// Sets the time. Several threads may call this; the clock never goes back.
     pub fn set(&self, now: Time) {
-        // Relaxed, both: a moment that is a little old is as good, and guards nothing.
+        // Relaxed, both: a slightly old time is acceptable, and the value does not guard other data.
         if self.0.load(Ordering::Relaxed) < now.as_nanos() {
             self.0.fetch_max(now.as_nanos(), Ordering::Relaxed);
         }
     }
 
-    /// What time it was when the engine last said so.
+    /// Returns the time that the engine set last.
     pub fn now(&self) -> Time {
         // Relaxed: see `set`.
         Time::from_nanos(self.0.load(Ordering::Relaxed))
     }
 }
 
-/// What a command did.
+/// Result of a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Done {
-    /// What it changed.
+    /// The changes.
     pub diff: Diff,
-    /// What is allowed but was probably not meant.
+    /// Warnings: valid, but probably a mistake.
     pub warnings: Vec<Diagnostic>,
 }
 
 /// One state of [`RulesetManager::states`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateLine {
-    /// Number of its rule.
+    /// The rule's number.
     pub rule: u32,
-    /// As ipfw prints it.
+    /// The state in ipfw's output format.
     pub text: String,
-    /// The same in parts.
+    /// The same data as fields.
     pub parts: Box<towpath_gate::state::Listed>,
-    /// Name of its flow name.
+    /// The state's flow name (`:name` in rules).
     pub name: String,
 }
 
-/// Something that happened to a state, or to all of them.
+/// An event of one state, or of the whole state table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Nanoseconds of the engine's clock.
+    /// Time on the engine's clock, in nanoseconds.
     pub at: u64,
-    /// What happened, in a word or two.
+    /// The kind of event.
     pub what: &'static str,
-    /// The state as it was then; none for what happens to all.
+    /// The state at the time of the event; `None` for an event of the whole table.
     pub state: Option<StateLine>,
 }
 
-/// States that are looked at when there is time, and pieces of memory that are made.
+/// Limits of [`RulesetManager::tidy`]: states to scan, and calls of `Gate::prepare`.
 const SWEPT: usize = 1 << 16;
 const PREPARED: usize = 16;
 
-/// Events that may wait at each thread until they are taken.
+/// Maximum number of queued events per thread.
 pub(crate) const EVENTS: usize = 65_536;
 
 impl StateLine {
@@ -147,7 +148,7 @@ impl StateLine {
 }
 
 impl Book {
-    /// The rules behind which commands are read, with what these change; and their warnings.
+    /// Parses commands as an extension of the current rules. Returns the resulting rules and the commands' warnings.
     fn read(&self, text: &str) -> Result<(Ruleset, Vec<Diagnostic>), Vec<Diagnostic>> {
         let before = self.ruleset.to_text();
         let lines = before.lines().count() as u32;
@@ -165,7 +166,7 @@ impl Book {
         Ok((ruleset, warnings))
     }
 
-    /// What becomes of the states of rules that a command deletes.
+    /// The policy for states of rules that a command deletes.
     fn policy(&self) -> StatePolicy {
         match self.gate.states().settings().dyn_keep_states {
             true => StatePolicy::Keep,
@@ -182,7 +183,7 @@ impl Book {
 }
 
 impl RulesetManager {
-    /// The rules of `gate`, which was made of `ruleset`.
+    /// Creates the manager of `gate`, which was built from `ruleset`.
     pub fn new(gate: Gate, ruleset: Ruleset, default_allow: bool) -> Self {
         let rechecks = Rechecks::default();
         let book =
@@ -190,9 +191,9 @@ impl RulesetManager {
         Self { book, clock: Clock::default(), version: AtomicU64::new(0) }
     }
 
-    /// Another number whenever rules or tables have changed.
+    /// Returns a number that increases with each change of rules or tables.
     pub fn version(&self) -> u64 {
-        // Acquire: pairs with the release in `changed`; who sees the number finds what was changed.
+        // Acquire: pairs with the release in `changed`. A thread that reads the new number also sees the change.
         self.version.load(Ordering::Acquire)
     }
 
@@ -201,31 +202,31 @@ impl RulesetManager {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// Where the engine says what time it is.
+    /// Returns the clock that the engine sets.
     pub fn clock(&self) -> Clock {
         self.clock.clone()
     }
 
     fn book(&self) -> MutexGuard<'_, Book> {
-        // What is in there is whole after every step: a panic elsewhere does not spoil it.
+        // The data is consistent after every step, so a poisoned lock can be used.
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets go of what no thread goes by any more, collects states that are over, and makes memory that the threads are going
-    /// to need. To be called from time to time: it takes some milliseconds at most.
+    /// Frees memory that no thread uses any more, removes expired states, and allocates memory that the threads will need. Call
+    /// periodically; a call takes some milliseconds at most.
     pub fn tidy(&self) {
         let now = self.clock.now();
         self.book().gate.expire(now, SWEPT);
         for _ in 0..PREPARED {
-            // Pages of a machine that is short of them take milliseconds: whoever asks something meanwhile has its turn in between.
+            // Allocating pages may take milliseconds; release the lock in between for waiting queries.
             if !self.book().gate.prepare() {
                 break;
             }
         }
     }
 
-    /// Takes other rules and routes, if any, and settings, in one step. With [`StatePolicy::Recheck`] the states of rules that stay
-    /// are then to be looked at ([`RulesetManager::recheck_some`]), all of them again where that goes on already.
+    /// Replaces the rules, and the routes and settings if given, in one step. With [`StatePolicy::Recheck`], the states of the remaining
+    /// rules must then be re-checked with [`RulesetManager::recheck_some`]. A re-check in progress covers all states again.
     pub fn replace(
         &self,
         ruleset: Ruleset,
@@ -255,11 +256,11 @@ impl RulesetManager {
         diff
     }
 
-    /// Carries out commands of a rule file (`add`, `delete`, `table`, `set`, `zero`, ...), one a line: all of them in one
+    /// Runs rule file commands (`add`, `delete`, `table`, `set`, `zero`, ...), one per line. Either all of them take effect, in one
     /// step, or none.
     ///
     /// # Errors
-    /// Everything that is wrong with them.
+    /// All errors of the commands.
     pub fn command(&self, text: &str) -> Result<Done, Vec<Diagnostic>> {
         refuse_looks(text)?;
         let now = self.clock.now();
@@ -289,7 +290,7 @@ impl RulesetManager {
         Ok(Done { diff, warnings })
     }
 
-    /// What commands would change, which they do not.
+    /// Returns the changes that commands would make, without making them.
     ///
     /// # Errors
     /// As [`RulesetManager::command`].
@@ -301,18 +302,18 @@ impl RulesetManager {
         Ok(Done { diff: book.gate.preview(&ruleset, book.policy(), now), warnings })
     }
 
-    /// Every rule with its counters, the default rule last.
+    /// Returns the rules with their counters, the default rule last.
     pub fn rules(&self) -> Vec<report::Rule> {
         self.book().gate.show().into_iter().map(report::Rule::from).collect()
     }
 
-    /// The whole configuration as a rule file that reads back as the same.
+    /// Returns the configuration as a rule file that parses to the same configuration.
     pub fn to_text(&self) -> String {
         self.book().ruleset.to_text()
     }
 
-    /// Up to `max` states from `from` on, and where to go on; none at the end. No state comes twice, and none that lives
-    /// throughout is missed.
+    /// Returns up to `max` states starting at `from`, and the cursor to continue at (`None` at the end). No state is returned twice. A
+    /// state that exists during the whole iteration is not missed.
     pub fn states(&self, from: Cursor, max: usize, verbose: bool) -> (Vec<StateLine>, Option<Cursor>) {
         let now = self.clock.now();
         let book = self.book();
@@ -327,7 +328,7 @@ impl RulesetManager {
         (lines, next)
     }
 
-    /// The states that most goes through, at most `max` of them.
+    /// Returns the states with the most traffic, at most `max` of them.
     pub fn top(&self, max: usize, by: Top) -> Vec<StateLine> {
         let now = self.clock.now();
         let book = self.book();
@@ -335,12 +336,12 @@ impl RulesetManager {
         book.gate.states().top(max, by, now).into_iter().map(line).collect()
     }
 
-    /// Whether what happens to states is to be told from now on.
+    /// Enables or disables the recording of state events.
     pub fn watch(&self, on: bool) {
         self.book().gate.states_mut().set_event_queue(if on { EVENTS } else { 0 });
     }
 
-    /// What happened to states since this was asked last, and how many events found no room since the beginning.
+    /// Returns the events since the last call, and the total number of events lost because a queue was full.
     pub fn events(&self) -> (Vec<Event>, u64) {
         let mut book = self.book();
         let told = book.gate.states_mut().take_events();
@@ -353,7 +354,7 @@ impl RulesetManager {
         (events, book.gate.states().events_lost())
     }
 
-    /// The keepalives that are due; looks at `least` states, or at this `part` of all, whatever is more.
+    /// Returns the keepalives that are due. Scans `least` states or the fraction `part` of all states, whichever is more.
     pub fn keepalives(&self, least: usize, part: f64) -> Vec<Keepalive> {
         let now = self.clock.now();
         let mut due = Vec::new();
@@ -363,7 +364,7 @@ impl RulesetManager {
         due
     }
 
-    /// The tables: name, type, entries.
+    /// Returns the tables: name, type, number of entries.
     pub fn tables(&self) -> Vec<(String, String, usize)> {
         let book = self.book();
         let row = |(name, table): (&str, &towpath_gate::rules::table::Table)| {
@@ -372,7 +373,7 @@ impl RulesetManager {
         book.ruleset.tables().map(row).collect()
     }
 
-    /// The entries of a table, as ipfw prints them; `None` when there is no such table.
+    /// Returns the entries of a table in ipfw's format; `None` if the table does not exist.
     pub fn table(&self, name: &str) -> Option<Vec<(String, String)>> {
         let book = self.book();
         let (_, table) = book.ruleset.tables().find(|(other, _)| *other == name)?;
@@ -380,11 +381,11 @@ impl RulesetManager {
         Some(table.list().into_iter().map(row).collect())
     }
 
-    /// The entry that a table has for a key, as ipfw prints it: of addresses that with the longest prefix. `None` when there is no such
-    /// table.
+    /// Looks up a key in a table. Returns the entry in ipfw's format; for addresses, the one with the longest matching prefix. `None` if
+    /// the table does not exist.
     ///
     /// # Errors
-    /// It is no key of that table.
+    /// `key` is not a valid key of the table.
     pub fn lookup(&self, name: &str, key: &str) -> Option<Result<Option<(String, String)>, String>> {
         let book = self.book();
         let (_, table) = book.ruleset.tables().find(|(other, _)| *other == name)?;
@@ -392,23 +393,23 @@ impl RulesetManager {
         Some(read_key(table.kind(), key).map(|key| entry(table, key).map(row)))
     }
 
-    /// The pipes: number, bits a second, bytes at once.
+    /// Returns the pipes: number, rate in bits per second, burst in bytes.
     pub fn pipes(&self) -> Vec<(u32, u64, u64)> {
         let book = self.book();
         book.ruleset.pipes().map(|(number, pipe)| (number, pipe.rate, pipe.burst)).collect()
     }
 
-    /// Gives the states that there are, in pieces, for a file, which also says whether they were re-checked.
+    /// Passes a snapshot of the states to `piece`, in pieces. The snapshot records whether the states were re-checked.
     pub fn snapshot(&self, piece: impl FnMut(&[u8])) {
         let now = self.clock.now();
         let book = self.book();
         book.gate.snapshot_of(now, book.unchecked || book.recheck.is_some(), piece);
     }
 
-    /// Takes the states of a snapshot, whose time goes on at `now`.
+    /// Restores the states of a snapshot; their lifetimes continue at `now`.
     ///
     /// # Errors
-    /// The snapshot is not whole and right.
+    /// The snapshot is truncated or damaged.
     pub fn restore(&self, snapshot: &[u8], now: Time) -> Result<Restored, SnapshotError> {
         let mut book = self.book();
         let restored = book.gate.restore(snapshot, now)?;
@@ -416,13 +417,13 @@ impl RulesetManager {
         Ok(restored)
     }
 
-    /// Has all states looked at, as after a reload ([`RulesetManager::recheck_some`]).
+    /// Starts a re-check of all states, as after a reload. [`RulesetManager::recheck_some`] runs it.
     pub fn recheck(&self) {
         self.book().begin_recheck();
     }
 
-    /// Goes on with a re-check, if there is one: looks at some states, and drops those that the rules would not make now. It takes
-    /// some milliseconds. Whether there is more to do.
+    /// Runs one step of the current re-check, if any: checks some states and drops those that the current rules would not create. A step
+    /// takes some milliseconds. Returns true if there is more to do.
     pub fn recheck_some(&self) -> bool {
         let now = self.clock.now();
         let mut book = self.book();
@@ -435,12 +436,12 @@ impl RulesetManager {
         book.recheck.is_some()
     }
 
-    /// Goes on with a re-check, if there is one, until it is over or there was `enough` of it; at least one step.
+    /// Runs the current re-check, if any, until it is complete or `enough` returns true; at least one step.
     pub fn recheck_until(&self, mut enough: impl FnMut() -> bool) {
         while self.recheck_some() && !enough() {}
     }
 
-    /// How far re-checks are.
+    /// Returns the progress of re-checks.
     pub fn rechecks(&self) -> Rechecks {
         let book = self.book();
         Rechecks { running: book.recheck.is_some(), ..book.rechecks }
@@ -456,7 +457,7 @@ impl RulesetManager {
         self.book().gate.states().is_nearly_full()
     }
 
-    /// Every setting, and what can only be read.
+    /// Returns every setting and the read-only values.
     pub fn settings(&self) -> Vec<(&'static str, u64)> {
         let book = self.book();
         let mut rows = Settings::of(&book.gate).rows();
@@ -470,10 +471,11 @@ impl RulesetManager {
         rows
     }
 
-    /// Changes a setting. Returns its name, its value before, and the one that it has now: lifetimes of what was closed are cut short.
+    /// Changes a setting. Returns its name, its old value and its new value. The new value may be lower than `value`, because the lifetimes
+    /// of closing connections are capped.
     ///
     /// # Errors
-    /// There is no such setting, it is read-only, or `value` is out of its range.
+    /// The setting does not exist or is read-only, or `value` is out of range.
     pub fn set(&self, name: &str, value: u64) -> Result<(String, u64, u64), SettingError> {
         let mut book = self.book();
         let mut settings = Settings::of(&book.gate);
@@ -488,13 +490,13 @@ impl RulesetManager {
     }
 }
 
-/// The words of a command.
+/// The words of a command, without a leading `ipfw` and options.
 fn words(line: &str) -> impl Iterator<Item = &str> {
     let is_ipfw = |word: &str| word == "ipfw" || word.starts_with('/') && word.ends_with("/ipfw");
     line.split_whitespace().skip_while(move |word| is_ipfw(word) || word.starts_with('-'))
 }
 
-/// Refuses commands that only show something: a rule file may have them, where they mean nothing, but who asks here wants an answer.
+/// Rejects commands that only show something. They have no effect in a rule file; a control client expects output.
 fn refuse_looks(text: &str) -> Result<(), Vec<Diagnostic>> {
     let mut found = Vec::new();
     for (line, number) in text.lines().zip(1..) {
@@ -518,7 +520,7 @@ fn refuse_looks(text: &str) -> Result<(), Vec<Diagnostic>> {
     if found.is_empty() { Ok(()) } else { Err(found) }
 }
 
-/// The key that `text` is in a table of this kind: what `add` would read.
+/// Parses a key of a table of this kind, like `add`.
 fn read_key(kind: Kind, text: &str) -> Result<Key, String> {
     let mut words = text.split_whitespace();
     let (Some(word), None) = (words.next(), words.next()) else {
@@ -530,7 +532,7 @@ fn read_key(kind: Kind, text: &str) -> Result<Key, String> {
     keys.next().map(|(key, _)| key).ok_or_else(|| format!("`{word}` is no key"))
 }
 
-/// What a table has for a key.
+/// Returns the entry for a key; for addresses, the one with the longest matching prefix.
 fn entry(table: &Table, key: Key) -> Option<(Key, Value)> {
     let get = |key: Key| table.get(&key).ok().flatten().map(|value| (key.clone(), *value));
     match key {
@@ -550,7 +552,7 @@ fn entry(table: &Table, key: Key) -> Option<(Key, Value)> {
     }
 }
 
-/// `zero` and `zero N...` count anew; in a rule file they mean nothing yet.
+/// Runs `zero` and `zero N...`, which reset counters. The rule parser accepts them without an effect.
 fn zero(line: &str, gate: &mut Gate) {
     let mut words = words(line);
     if words.next() != Some("zero") {

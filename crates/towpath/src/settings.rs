@@ -1,42 +1,42 @@
-//! What a gate can be told while it runs, under ipfw's sysctl names.
+//! Runtime settings of a gate, under ipfw's sysctl names.
 //!
-//! Most are the dynamic states' own ([`towpath_gate::state::Settings`]); the gate's are here beside them, so that a
-//! configuration and `towpath ctl` have one list.
+//! Most belong to the state table ([`towpath_gate::state::Settings`]). The gate's own settings are listed here with them, so that
+//! configurations and `towpath ctl` use one list.
 
 use towpath_gate::state::{self, SettingError};
 use towpath_gate::{Gate, GateSettings};
 
-/// Everything that can be set.
+/// All settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// The states'.
+    /// Settings of the state table.
     pub states: state::Settings,
-    /// The gate's.
+    /// Settings of the gate.
     pub gate: GateSettings,
 }
 
-/// The gate's own, by name.
+/// Names of the gate's own settings.
 const GATE: [&str; 4] = ["deny_unknown_exthdrs", "verbose_limit", "related", "fragments"];
 
-/// What can only be read.
+/// Names of read-only values.
 const READ_ONLY: [&str; 4] = ["default_rule", "static_count", "tables_count", "default_to_accept"];
 
 impl Settings {
-    /// A gate's settings.
+    /// Returns the settings of a gate.
     pub fn of(gate: &Gate) -> Self {
         Self { states: gate.states().settings().clone(), gate: gate.settings() }
     }
 
-    /// Gives them to a gate.
+    /// Applies the settings to a gate.
     pub fn give(self, gate: &mut Gate) {
         gate.states_mut().set_settings(self.states);
         gate.set_settings(self.gate);
     }
 
-    /// Changes the setting called `name`, with or without `net.inet.ip.fw.` before it.
+    /// Changes the setting `name`, with or without the prefix `net.inet.ip.fw.`.
     ///
     /// # Errors
-    /// There is no such setting, it is read-only, or `value` is out of its range.
+    /// The setting does not exist or is read-only, or `value` is out of range.
     pub fn set(&mut self, name: &str, value: u64) -> Result<(), SettingError> {
         let short = short(name);
         if let Some(name) = READ_ONLY.into_iter().find(|name| *name == short) {
@@ -66,7 +66,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Every setting and its value, switches as 0 and 1.
+    /// Returns the name and value of every setting; switches are 0 or 1.
     pub fn rows(&self) -> Vec<(&'static str, u64)> {
         let mut rows: Vec<_> = self.states.rows().collect();
         rows.push(("deny_unknown_exthdrs", self.gate.deny_unknown_exthdrs.into()));
@@ -77,7 +77,7 @@ impl Settings {
     }
 }
 
-/// A setting's name without `net.inet.ip.fw.` or `net.inet6.ip6.fw.`, under which ipfw has some.
+/// Strips `net.inet.ip.fw.` or `net.inet6.ip6.fw.` (used by ipfw for some settings) from a setting's name.
 pub fn short(name: &str) -> &str {
     let name = name.strip_prefix("net.inet.ip.fw.").unwrap_or(name);
     name.strip_prefix("net.inet6.ip6.fw.").unwrap_or(name)

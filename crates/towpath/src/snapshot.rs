@@ -1,4 +1,4 @@
-//! The file that states outlive a process in. The old one stays until the new one is whole.
+//! State snapshot files, which keep states across restarts. The old file is replaced only when the new one is complete.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -9,22 +9,22 @@ use towpath_gate::Restored;
 
 use crate::ruleset_manager::RulesetManager;
 
-/// A snapshot that is going to be written: beside the file, under another name, until it is whole. What is no regular file
-/// (a pipe, a device) is written to as it is.
+/// A snapshot to be written. A regular file is written under a temporary name in the same directory and renamed when it is complete.
+/// Other files (pipes, devices) are written directly.
 #[derive(Debug)]
 pub struct Saving {
     file: File,
-    /// What is written, and what becomes of it.
+    /// The temporary path and the final path; `None` for a file that is written directly.
     renamed: Option<(PathBuf, PathBuf)>,
 }
 
 impl Saving {
-    /// Makes sure that it can be written.
+    /// Creates the output file, to detect errors early.
     ///
     /// # Errors
-    /// There can be no file there.
+    /// The file cannot be created or opened.
     pub fn create(path: &Path) -> io::Result<Self> {
-        // A symbolic link stays one.
+        // Resolve symbolic links, so that the rename replaces the target and not the link.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         if fs::metadata(&path).is_ok_and(|there| !there.is_file()) {
             let file = OpenOptions::new().write(true).open(&path)?;
@@ -34,16 +34,16 @@ impl Saving {
         let mut other = name.to_owned();
         other.push(format!(".{}.new", std::process::id()));
         let other = path.with_file_name(other);
-        // What it has is nobody else's business. A file of that name is one that a process of our number left behind.
+        // Mode 0600: the content is private. An existing file of this name is a leftover of a dead process with the same PID.
         let _ = fs::remove_file(&other);
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&other)?;
         Ok(Self { file, renamed: Some((other, path)) })
     }
 
-    /// Writes the states that there are now, and puts the file in its place.
+    /// Writes the current states and moves the file into its place.
     ///
     /// # Errors
-    /// It cannot be written; then the old one is still there.
+    /// Writing failed; the old file remains.
     pub fn finish(mut self, book: &RulesetManager) -> io::Result<()> {
         let mut written = Ok(());
         book.snapshot(|piece| {
@@ -69,10 +69,10 @@ impl Drop for Saving {
     }
 }
 
-/// What is in a file; `None` when there is none yet.
+/// Reads a snapshot file; `None` if it does not exist.
 ///
 /// # Errors
-/// It cannot be read, or is no regular file.
+/// The file cannot be read or is not a regular file.
 pub fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     let mut file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -86,8 +86,8 @@ pub fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// Has the file that was read out of the way, under its name and `.used`: what an engine that is killed leaves is of another
-/// time, and would let in what has ended since.
+/// Renames a snapshot that was read to `PATH.used`. If the engine is killed later, the next one must not restore outdated states, which
+/// would pass packets of connections that have ended.
 pub fn set_aside(path: &Path) {
     let moved = fs::canonicalize(path).and_then(|from| {
         let mut to = from.clone().into_os_string();
@@ -102,7 +102,7 @@ pub fn set_aside(path: &Path) {
     }
 }
 
-/// What became of the states of a snapshot, in words.
+/// The result of restoring a snapshot, as text.
 pub fn told(restored: Restored) -> String {
     let Restored { states, default_dynamic, existing, refused, .. } = restored;
     let mut text = format!("{} states restored", states + default_dynamic);

@@ -1,4 +1,4 @@
-//! `towpath send`: a file over TCP, and what zero copy gave.
+//! `towpath send`: sends a file over TCP and reports what zero copy saved.
 
 use std::fs::File;
 use std::hash::Hasher;
@@ -22,17 +22,17 @@ use crate::cli::transfer::{
 };
 use crate::cli::{answer, fail};
 
-/// Memory that is in flight at most.
+/// Maximum memory of messages in flight, in bytes.
 const IN_FLIGHT: usize = 32 << 20;
-/// What goes one way before the other way has its turn, where ways are compared.
+/// Bytes per stretch in `--mode compare`; the modes alternate after each stretch.
 const STRETCH: u64 = 32 << 20;
 
-/// Send a file to `towpath recv`, without copying it where that works, and say what that gave
+/// Send a file to `towpath recv`, without copying where possible, and report the cost
 ///
-/// The file goes over TCP in messages that the kernel sends straight from this program's memory (MSG_ZEROCOPY), if probes
-/// show that it does not copy them after all. Both ends compute a checksum. In the end it says how much went which way, what it
-/// cost in CPU at either end, and what would make it better. With --mode compare stretches of the file go without a copy and plain in turns:
-/// what zero copy gives on this path, by one transfer.
+/// Sends the file over TCP in messages that the kernel transmits directly from this program's memory (MSG_ZEROCOPY), where probes
+/// show that the kernel does not copy them after all. Both ends compute a checksum. The final report has the bytes sent with and
+/// without a copy, the CPU time of both ends, and advice. With --mode compare, stretches of the file are sent alternately with and
+/// without a copy, to measure what zero copy saves on this path.
 #[derive(Debug, Parser)]
 #[command(after_help = "\
 Example:
@@ -44,19 +44,19 @@ pub(crate) struct Send {
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     file: PathBuf,
 
-    /// The receiver, HOST:PORT
+    /// The receiver's address, HOST:PORT
     #[arg(long, value_name = "ADDR")]
     to: String,
 
-    /// Bytes of each message
+    /// Message size, in bytes
     #[arg(long, value_name = "BYTES", default_value = "262144", value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
     message: u32,
 
-    /// Whether to copy
+    /// Copy mode
     #[arg(long, value_name = "MODE", default_value = "adaptive")]
     mode: Mode,
 
-    /// How long the receiver may take nothing, in seconds
+    /// Maximum time without progress at the receiver, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     timeout: Duration,
 
@@ -65,16 +65,16 @@ pub(crate) struct Send {
     json: bool,
 }
 
-/// The ways to send that a command line can ask for.
+/// Send modes that the command line accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Mode {
     /// Zero copy where probes show that it works
     Adaptive,
-    /// Zero copy, whatever comes of it
+    /// Zero copy always, even if the kernel copies
     Zerocopy,
-    /// Copies
+    /// Copy always
     Plain,
-    /// Zero copy and copies in turns
+    /// Alternate between zero copy and copy
     Compare,
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// A bar on a terminal, nothing elsewhere.
+/// A progress bar if standard error is a terminal, nothing otherwise.
 pub(crate) fn progress(length: u64) -> ProgressBar {
     let style = "{wide_bar} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, {eta} left";
     let bar = ProgressBar::new(length);
@@ -118,7 +118,7 @@ pub(crate) fn run(args: &Send) -> u8 {
 
 fn send(args: &Send) -> Result<Report, String> {
     let name = args.file.display();
-    // Looked at before it is opened, which waits where it is a FIFO.
+    // Check the type first: opening a FIFO would block.
     let metadata = std::fs::metadata(&args.file).map_err(|error| format!("{name}: {error}"))?;
     if !metadata.is_file() {
         return Err(format!("{name}: not a file; its length must be known before it is sent"));
@@ -156,12 +156,12 @@ fn send(args: &Send) -> Result<Report, String> {
             return Err(refused(&args.to, answer.status));
         }
         if args.mode == Mode::Compare && sent % STRETCH < message as u64 {
-            // What is in flight belongs to the way that it went.
+            // Wait for the data in flight, so that its cost is counted for the mode that sent it.
             cost.of(&mut sender, |sender| sender.drain(args.timeout).map(drop)).map_err(told)?;
             let plain = sent / STRETCH % 2 == 1;
             sender.set_choice(if plain { Choice::Plain } else { Choice::Zerocopy });
         }
-        // The quota is one less than the pool has: there is always one.
+        // `max_frames` is one less than the pool's size, so a frame is always free.
         let mut frame = pool.take().ok_or("no free frame")?;
         let most = usize::try_from(length - sent).unwrap_or(usize::MAX).min(message);
         let len =
@@ -228,22 +228,22 @@ fn connect(to: &str, timeout: Duration) -> Result<TcpStream, String> {
     Err(failed)
 }
 
-/// What the receiver says.
+/// Messages from the receiver.
 struct Answers(Receiver<Said>);
 
 enum Said {
-    /// It goes on taking.
+    /// The receiver is still taking data.
     Alive,
     Answer(Result<Answer, String>),
 }
 
 impl Answers {
-    /// Its answer, when that is there.
+    /// Returns the receiver's answer, if it has arrived.
     fn poll(&self) -> Option<Result<Answer, String>> {
         self.0.try_iter().find_map(Said::answer)
     }
 
-    /// Waits for it; for `patience` from when the receiver last said that it goes on.
+    /// Waits for the answer. Fails after `patience` without a message from the receiver.
     fn wait(&self, patience: Duration) -> Option<Result<Answer, String>> {
         loop {
             match self.0.recv_timeout(patience) {
@@ -263,7 +263,7 @@ impl Said {
     }
 }
 
-/// Listens for the receiver's answer, which may come before everything is sent.
+/// Starts a thread that reads the receiver's answer, which may arrive before everything is sent.
 fn listen(stream: &TcpStream) -> std::io::Result<Answers> {
     let mut stream = stream.try_clone()?;
     let (tell, answers) = channel();
@@ -292,14 +292,13 @@ fn listen(stream: &TcpStream) -> std::io::Result<Answers> {
                 }
             }
         };
-        // Nobody waits for it when sending failed.
+        // If sending failed, the answer's channel has no reader.
         let _ = tell.send(Said::Answer(said));
     });
     Ok(Answers(answers))
 }
 
-/// What the sending calls cost, and reading completions with them, by the way that the bytes went: reading the file and its checksum are
-/// not in it.
+/// CPU time of the sending calls and of reading completions, by mode. Excludes reading and hashing the file.
 #[derive(Default)]
 struct Cost {
     zerocopy: Duration,
@@ -308,7 +307,7 @@ struct Cost {
 }
 
 impl Cost {
-    /// Does `what`, and counts it to the way that most of its bytes went; to the last one when it sent none.
+    /// Runs `what` and adds its CPU time to the mode that sent most of its bytes, or to the previous mode if it sent none.
     fn of(
         &mut self,
         sender: &mut Sender,
@@ -347,32 +346,32 @@ struct Circumstances {
     congestion: Option<String>,
 }
 
-/// Of less than this no cost is told: it would be that of a few calls.
+/// Minimum bytes per mode for reporting its cost; below, the cost of a few calls dominates.
 const WORTH: u64 = 16 << 20;
 
-/// What `--json` prints.
+/// The JSON object of `--json`.
 #[derive(Serialize)]
 struct Report {
     bytes: u64,
     seconds: f64,
     bytes_per_second: f64,
     checksum: String,
-    /// By calls with MSG_ZEROCOPY; of them, in ranges that the kernel said it had copied.
+    /// Bytes sent with MSG_ZEROCOPY; `copied_bytes` are those in ranges that the kernel reported as copied.
     zerocopy_bytes: u64,
     copied_bytes: u64,
     plain_bytes: u64,
-    /// By reason; reasons without bytes are left out.
+    /// Bytes sent with a copy, by reason; reasons without bytes are omitted.
     plain: Map<String, Value>,
     sender_cpu_seconds: f64,
     receiver_cpu_seconds: f64,
-    /// What the sending calls alone cost, by the way that the bytes went.
+    /// CPU time of the sending calls, by mode.
     zerocopy_cpu_seconds: f64,
     plain_cpu_seconds: f64,
     zerocopy_calls: u64,
     plain_calls: u64,
     notifications: u64,
     no_buffers: u64,
-    /// Microseconds from a call to the reading of its completion, upper ends of powers of two.
+    /// Microseconds from a send call to reading its completion (p50, p99); upper bounds of power-of-two buckets.
     pin_time_us: Option<[u64; 2]>,
     pages: &'static str,
     advice: Vec<String>,
@@ -425,7 +424,7 @@ impl Report {
     }
 }
 
-/// What would make it better, in sentences.
+/// Suggestions for better results, as sentences.
 fn advice(counters: &Counters, circumstances: &Circumstances) -> Vec<String> {
     let mut advice = Vec::new();
     let short = counters.no_buffers > 0 || counters.plain_for(PlainCause::Budget) > 0;
