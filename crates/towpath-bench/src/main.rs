@@ -428,7 +428,7 @@ fn main() -> ExitCode {
         Command::Send(args) => subject::send::run(args.json, args.megabytes, args.reps, args.only.as_deref()),
         Command::Live(args) => subject::live::run(args.json, args.seconds, args.reps, args.only.as_deref()),
         Command::All(args) => all::run(args.json, &args.dir, args.reps),
-        Command::Numbers(args) => tell(&args).map(|()| true),
+        Command::Numbers(args) => print_or_update(&args).map(|()| true),
         Command::Variance(args) => variance::run(&args.files, args.json, args.write),
         Command::Side(role) => side(role).map(|()| true),
     };
@@ -442,7 +442,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn tell(args: &Numbers) -> Result<()> {
+fn print_or_update(args: &Numbers) -> Result<()> {
     match (&args.readme, &args.check) {
         (Some(readme), _) => numbers::quote(readme, &args.page),
         (_, Some(readme)) => numbers::check(readme, &args.page),

@@ -107,7 +107,7 @@ impl fmt::Display for Metric {
 pub(crate) struct Report {
     json: bool,
     /// Number of metrics printed, and whether all met their targets.
-    told: usize,
+    printed: usize,
     holds: bool,
     /// The first error when writing to standard output.
     wrong: Option<io::Error>,
@@ -117,7 +117,7 @@ impl Report {
     /// Starts a report. It prints a table to standard output; with `json`, a JSON array to standard output, completed when the report
     /// is finished or dropped, and the table to standard error.
     pub(crate) fn new(json: bool) -> Self {
-        let report = Self { json, told: 0, holds: true, wrong: None };
+        let report = Self { json, printed: 0, holds: true, wrong: None };
         report.line(&format!(
             "{:<44} {:>12} {:>12} {:<8} {:>9}    bar",
             "what", "ours", "peer", "unit", "ratio"
@@ -131,12 +131,12 @@ impl Report {
         if self.json && self.wrong.is_none() {
             self.wrong = self.write(&metric).err();
         }
-        self.told += 1;
+        self.printed += 1;
     }
 
     fn write(&self, metric: &Metric) -> io::Result<()> {
         let mut out = io::stdout().lock();
-        out.write_all(if self.told == 0 { b"[\n" } else { b",\n" })?;
+        out.write_all(if self.printed == 0 { b"[\n" } else { b",\n" })?;
         serde_json::to_writer_pretty(&mut out, metric)?;
         out.flush()
     }
@@ -155,7 +155,7 @@ impl Drop for Report {
     fn drop(&mut self) {
         if self.json {
             // An error is ignored: an incomplete array is invalid JSON, which the reader detects.
-            let _ = io::stdout().write_all(if self.told == 0 { b"[]\n" } else { b"\n]\n" });
+            let _ = io::stdout().write_all(if self.printed == 0 { b"[]\n" } else { b"\n]\n" });
         }
     }
 }

@@ -367,9 +367,9 @@ class Multiplexor(unittest.TestCase):
             self.assertRaises(BlockingIOError, mux.recv, flags=socket.MSG_DONTWAIT)
             self.assertRaises(TimeoutError, mux.recv, timeout=0)
             self.assertRaises(TimeoutError, mux.recv, timeout=0.15)
-            with self.assertRaises(OSError) as nobody:
+            with self.assertRaises(OSError) as error:
                 mux.send(b"x\n")
-            self.assertEqual(nobody.exception.errno, errno.EDESTADDRREQ)
+            self.assertEqual(error.exception.errno, errno.EDESTADDRREQ)
 
             stream.sendall(b"hello\nworld\n")
             peeked = mux.recv(2, socket.MSG_PEEK)
@@ -398,9 +398,9 @@ class Multiplexor(unittest.TestCase):
 
     def test_packets(self):
         with Mux("line", "seqpacket", connected=True) as mux:
-            with self.assertRaises(OSError) as nobody:
+            with self.assertRaises(OSError) as error:
                 mux.send(b"x\n", flags=socket.MSG_EOR)
-            self.assertEqual(nobody.exception.errno, errno.ENOTCONN)
+            self.assertEqual(error.exception.errno, errno.ENOTCONN)
             stream, lines = self.client(mux)
             stream.sendall(b"hello\n")
             parts = [mux.recv(3), mux.recv(1, socket.MSG_PEEK), mux.recv(100)]
