@@ -304,7 +304,11 @@ mod tests {
         );
         assert_eq!((rows[0].peer, rows[0].steady), (None, Steady::FewerRuns));
         assert_eq!(parse(&kept(&rows)).unwrap().len(), 2);
-        assert_eq!(kept(&parse(&kept(&rows)).unwrap()), kept(&rows), "a stored result is unchanged by a round trip");
+        assert_eq!(
+            kept(&parse(&kept(&rows)).unwrap()),
+            kept(&rows),
+            "a stored result is unchanged by a round trip"
+        );
         assert!(table(&rows).contains("NOT STEADY"), "{}", table(&rows));
     }
 
