@@ -1,8 +1,8 @@
-//! The sender on tokio.
+//! The sender for tokio.
 //!
-//! Completions are EPOLLERR, which tokio takes for the end of the writing half: a socket registered with it would be "ready"
-//! for ever after the first one. So the socket is in an epoll of its own, edge-triggered (one edge for each completion), and
-//! that epoll's descriptor is what tokio watches.
+//! Completions raise EPOLLERR, which tokio interprets as the end of the write half: a registered socket would be ready forever
+//! after the first completion. The socket is therefore registered with a private edge-triggered epoll instance (one edge per
+//! completion), and tokio watches that epoll's descriptor.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -22,18 +22,18 @@ use crate::sender::{AFTER_RESET, Closed, Options, Socket};
 use crate::sys;
 use towpath_wire::Time;
 
-/// Nothing is waited for longer without another look.
+/// Limit on one wait, after which the state is checked again.
 const LOOK: Duration = Duration::from_secs(1);
 const BUSY_WAIT: Duration = Duration::from_millis(1);
 
-/// [`Sender`](crate::Sender) for tokio: the same buffers, counters and end. It needs a runtime with IO and time enabled.
+/// [`Sender`](crate::Sender) for tokio, with the same buffers and counters. Requires a runtime with IO and time enabled.
 ///
-/// A future that is dropped loses nothing that it had queued: the next call sends it. There is no limit of time in it
-/// ([`Options::stall`] is not looked at): use `tokio::time::timeout`.
+/// Dropping a future does not lose queued buffers: the next call sends them. [`Options::stall`] is not used; use
+/// `tokio::time::timeout`.
 #[derive(Debug)]
 pub struct AsyncSender {
     pump: Pump<Socket>,
-    /// An epoll that has the socket.
+    /// The epoll instance that watches the socket.
     ready: AsyncFd<OwnedFd>,
     origin: Instant,
     max_frames: usize,
@@ -42,13 +42,13 @@ pub struct AsyncSender {
 }
 
 impl AsyncSender {
-    /// A sender for a connected socket (`std`'s, or tokio's after `into_std`).
+    /// Creates a sender for a connected socket (`std`'s, or tokio's after `into_std`).
     ///
     /// # Errors
-    /// As [`Sender::new`](crate::Sender::new), and what the reactor says.
+    /// See [`Sender::new`](crate::Sender::new); also errors of epoll(7) and of tokio's reactor.
     ///
     /// # Panics
-    /// Outside of a runtime with IO enabled.
+    /// Panics outside a runtime with IO enabled.
     pub fn new(socket: impl Into<OwnedFd>, options: Options) -> Result<Self, SendError> {
         let (socket, engine) = Socket::open(socket.into(), &options, Time::default())?;
         let epoll = watch(&socket).map_err(|error| SendError::Io(error.into()))?;
@@ -63,19 +63,19 @@ impl AsyncSender {
         })
     }
 
-    /// Sends a buffer: resolves when the kernel took all of it and of those queued before.
+    /// Sends a buffer. Resolves when the kernel has accepted this buffer and all queued ones.
     ///
     /// # Errors
-    /// The connection is gone, or a datagram is too long.
+    /// The connection ended, or a datagram is too long.
     pub async fn send(&mut self, buffer: impl Into<Buffer>) -> Result<(), SendError> {
         self.queue(0, buffer).await?;
         self.flush().await
     }
 
-    /// Queues a buffer; waits only while the quota is used up.
+    /// Queues a buffer. Waits only while [`Options::max_frames`] buffers are held.
     ///
     /// # Errors
-    /// As [`send`](Self::send).
+    /// See [`send`](Self::send).
     pub async fn queue(&mut self, token: u64, buffer: impl Into<Buffer>) -> Result<(), SendError> {
         let buffer = buffer.into();
         if !self.pump.has_room(self.max_frames) {
@@ -91,33 +91,34 @@ impl AsyncSender {
         Ok(())
     }
 
-    /// Resolves when the kernel took everything that is queued.
+    /// Resolves when the kernel has accepted all queued data.
     ///
     /// # Errors
-    /// As [`send`](Self::send).
+    /// See [`send`](Self::send).
     pub async fn flush(&mut self) -> Result<(), SendError> {
         self.drive(|sender| sender.pump.engine.is_flushed()).await
     }
 
-    /// Resolves when everything is sent and every completion came.
+    /// Resolves when all data is sent and every completion arrived.
     ///
     /// # Errors
-    /// As [`send`](Self::send).
+    /// See [`send`](Self::send).
     pub async fn drain(&mut self) -> Result<(), SendError> {
         self.idle().await?;
-        self.told(false)
+        self.check_lost(false)
     }
 
     async fn idle(&mut self) -> Result<(), SendError> {
         self.drive(|sender| sender.pump.engine.is_flushed() && sender.pump.engine.outstanding() == 0).await
     }
 
-    /// As [`Sender::drain`](crate::Sender::drain): what a reset threw away is completed like what was acknowledged.
-    fn told(&mut self, announced: bool) -> Result<(), SendError> {
+    /// Returns the error that ended the connection, as in [`Sender::drain`](crate::Sender::drain): the kernel also completes data that a
+    /// reset discarded.
+    fn check_lost(&mut self, announced: bool) -> Result<(), SendError> {
         self.pump.backend.lost(announced).map_or(Ok(()), |error| Err(SendError::Gone(error)))
     }
 
-    /// A buffer that the kernel is done with, with [`Options::keep_done`]. Never waits.
+    /// Returns a completed buffer, with [`Options::keep_done`]. Never waits.
     ///
     /// # Errors
     /// The error queue could not be read.
@@ -128,7 +129,7 @@ impl AsyncSender {
         Ok(self.pump.poll_done())
     }
 
-    /// As [`Sender::read_completions`](crate::Sender::read_completions).
+    /// See [`Sender::read_completions`](crate::Sender::read_completions).
     ///
     /// # Errors
     /// The error queue could not be read.
@@ -136,17 +137,17 @@ impl AsyncSender {
         self.pump.read(self.now()).map(drop)
     }
 
-    /// Ends the connection, as [`Sender::close`](crate::Sender::close).
+    /// Ends the connection; see [`Sender::close`](crate::Sender::close).
     ///
     /// # Errors
     /// The error queue could not be read.
     pub async fn close(mut self, patience: Duration) -> Result<Closed, SendError> {
         let end = async |sender: &mut Self| -> Result<(), SendError> {
             sender.flush().await?;
-            sender.told(false)?;
+            sender.check_lost(false)?;
             sender.pump.backend.shutdown().map_err(SendError::Io)?;
             sender.idle().await?;
-            sender.told(true)
+            sender.check_lost(true)
         };
         let finished = matches!(timeout(patience, end(&mut self)).await, Ok(Ok(())));
         if !finished {
@@ -161,17 +162,17 @@ impl AsyncSender {
         Ok(Closed { finished, remains, counters: self.counters().clone() })
     }
 
-    /// What was counted.
+    /// The sender's counters.
     pub fn counters(&self) -> &Counters {
         self.pump.engine.counters()
     }
 
-    /// How it sends now.
+    /// The current mode.
     pub fn mode(&self) -> Mode {
         self.pump.engine.mode()
     }
 
-    /// Why it sends plain whatever happens, when it does.
+    /// The reason why the socket is always sent on with copies, if any.
     pub fn unarmed(&self) -> Option<Unarmed> {
         self.pump.backend.unarmed
     }
@@ -195,7 +196,7 @@ impl AsyncSender {
                 continue;
             }
             let Ok(ready) = timeout(LOOK, self.ready.readable()).await else { continue };
-            // What happens from here on is another edge; what happened before is seen by the turn that follows.
+            // Later events raise a new edge; the next turn handles earlier ones.
             ready.map_err(SendError::Io)?.clear_ready();
             let failed = self.take_edges()?.contains(EventFlags::ERR);
             let before = self.pump.progress;
@@ -209,7 +210,7 @@ impl AsyncSender {
         }
     }
 
-    /// What happened to the socket since it was asked last.
+    /// Returns and clears the socket's pending events.
     fn take_edges(&self) -> Result<EventFlags, SendError> {
         let mut events = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }];
         match epoll::wait(self.ready.get_ref(), &mut events[..], Some(&Timespec::default())) {

@@ -1,14 +1,14 @@
-//! How much one connection may pin: locked memory, and the kernel's notes about it (optmem).
+//! Memory budget of one connection: locked memory, and the kernel's records of it (optmem).
 //!
-//! ENOBUFS has two causes that errno does not tell apart. (a) Locked memory, per user: see [`LockedMemory`]. (b) Option
-//! memory, per socket: each group of calls is an skb of about 576 bytes, charged to the socket until its notification is
-//! READ; net.core.optmem_max bounds it. On TCP a group takes calls until 512 KiB as long as they are unsent, so the number of
-//! groups is known only roughly; every datagram is one.
+//! ENOBUFS has two causes with the same errno. (a) Locked memory, per user: see [`LockedMemory`]. (b) Option memory, per
+//! socket: each group of calls is an skb of about 576 bytes, charged to the socket until its notification is read;
+//! net.core.optmem_max limits it. On TCP a group takes unsent calls until it has 512 KiB, so the number of groups is an
+//! estimate; each datagram is one group.
 //!
-//! The send buffer needs no share of its own: what is in flight is charged to it (sk_wmem_queued), copied or not.
+//! The send buffer needs no budget: data in flight is charged to it (sk_wmem_queued), copied or not.
 //!
-//! Both budgets are halved at ENOBUFS and doubled after ten quiet seconds. Room that is missing means a plain send, which
-//! always goes: progress does not depend on completions.
+//! Both budgets are halved at ENOBUFS and doubled after ten seconds without one. Without room the send is plain, which is always
+//! possible: progress never depends on completions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,22 +17,22 @@ use crate::engine::Ahead;
 use crate::locked::{self, LockedMemory};
 use towpath_wire::Time;
 
-/// sizeof(struct sk_buff) and its charge, sock_omalloc (net/core/sock.c), rounded.
+/// Charge of one group: sizeof(struct sk_buff) and its head, sock_omalloc (net/core/sock.c), rounded.
 const GROUP_COST: u64 = 576;
-/// Bytes of one group on TCP: `msg_zerocopy_realloc`'s byte_limit (net/core/skbuff.c).
+/// Bytes per group on TCP: byte_limit of `msg_zerocopy_realloc` (net/core/skbuff.c).
 const GROUP_BYTES: u64 = 512 << 10;
-/// A halved budget is not made smaller than this.
+/// Lower bound of a halved budget.
 const LEAST: u64 = 64 << 10;
-/// Without an ENOBUFS for this long, a halved budget is doubled.
+/// Time without ENOBUFS after which a halved budget is doubled.
 const QUIET: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(crate) struct Budget {
     locked: Arc<LockedMemory>,
-    /// Most bytes and groups, and what is left of them after ENOBUFS.
+    /// Configured limits on bytes and groups, and the limits after ENOBUFS.
     ceiling: Limits,
     limits: Limits,
-    /// Whether calls share groups.
+    /// True if calls share groups.
     stream: bool,
     bytes: u64,
     calls: u64,
@@ -45,12 +45,12 @@ struct Limits {
     groups: u64,
 }
 
-/// Calls that are completed, to be given back together.
+/// Completed calls, to be credited together.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Freed {
     calls: u64,
     bytes: u64,
-    /// What the kernel charged for them.
+    /// The kernel's charge for these calls.
     charge: u64,
 }
 
@@ -69,12 +69,12 @@ impl Budget {
         Self { locked, ceiling, limits: ceiling, stream, bytes: 0, calls: 0, quiet_since: Time::default() }
     }
 
-    /// Bytes that this connection may pin now.
+    /// Limit on pinned bytes at present.
     pub(crate) fn limit(&self) -> u64 {
         self.limits.bytes
     }
 
-    /// The longest call for which there is room now, behind those that are `ahead` of it.
+    /// Longest call that fits now, behind the calls in `ahead`.
     pub(crate) fn room(&mut self, ahead: Ahead, now: Time) -> u64 {
         if self.limits != self.ceiling && now.since(self.quiet_since) >= QUIET {
             self.quiet_since = now;
@@ -105,15 +105,15 @@ impl Budget {
         self.calls -= freed.calls;
     }
 
-    /// The kernel said ENOBUFS although the queue had been read.
+    /// Halves the budget: the kernel returned ENOBUFS although the error queue had been read.
     pub(crate) fn halve(&mut self, now: Time) {
         self.quiet_since = now;
         self.limits.bytes = (self.limits.bytes / 2).max(LEAST.min(self.ceiling.bytes));
         self.limits.groups = (self.limits.groups / 2).max(1);
     }
 
-    /// Gives back everything at once: the frames went into quarantine, where they stay charged to the kernel's account but
-    /// are no longer this connection's.
+    /// Credits all outstanding calls: their frames go into quarantine. The kernel still charges the user for them, but the
+    /// connection no longer does.
     pub(crate) fn abandon(&mut self, calls: impl Iterator<Item = u64>) {
         let mut freed = Freed::default();
         calls.for_each(|bytes| freed.add(bytes));
@@ -130,9 +130,9 @@ mod tests {
     }
 
     #[test]
-    fn the_least_of_the_limits_counts() {
+    fn the_smallest_limit_applies() {
         let now = Time::default();
-        // 16 pages, two of which are for the call itself.
+        // 16 pages; the call itself is charged two of them.
         assert_eq!(budget(64 << 10, 1 << 20, true).room(Ahead::default(), now), 56 << 10);
         assert_eq!(budget(1 << 40, 1500, true).room(Ahead::default(), now), 512 << 10);
         assert_eq!(budget(1 << 40, 1 << 20, true).room(Ahead::default(), now), 8 << 20);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn halved_and_doubled_again() {
+    fn budgets_halve_at_enobufs_and_double_when_quiet() {
         let mut budget = budget(1 << 40, 1 << 20, true);
         let mut now = Time::default();
         for _ in 0..40 {

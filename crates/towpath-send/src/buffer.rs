@@ -1,4 +1,4 @@
-//! What is sent from: memory that stays where it is, and that nobody writes, until the kernel is done with it.
+//! Memory to send from. It stays in place and unmodified until the kernel has completed the send.
 
 use std::fmt;
 use std::hash::Hasher;
@@ -10,10 +10,10 @@ use twox_hash::XxHash3_64;
 
 use crate::sys::{Pages, Part, Region, Slot, Slots};
 
-/// Frames of private memory: whole pages each, so that no two share one, and in huge pages where there are some, for which
-/// the kernel has less to pin.
+/// A pool of frames in private memory. Each frame occupies whole pages, so frames never share a page. Huge pages are used
+/// where available: the kernel then pins fewer pages.
 ///
-/// A frame that is dropped (by whoever took it, or by the sender at its completion) is there to be taken again.
+/// A dropped frame returns to the pool, whether the caller drops it or the sender at completion.
 #[derive(Debug)]
 pub struct Pool {
     slots: Slots,
@@ -21,49 +21,50 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// `frames` frames with at least `frame_size` bytes each, rounded up to whole pages, below 4 GiB; `huge` asks for huge pages.
+    /// Allocates `frames` frames of at least `frame_size` bytes each, rounded up to whole pages and below 4 GiB. `huge` requests huge
+    /// pages.
     ///
     /// # Errors
-    /// Not enough memory, or a size of zero or of 4 GiB and more.
+    /// Out of memory, or a frame size of zero or of 4 GiB and more.
     pub fn new(frames: usize, frame_size: usize, huge: bool) -> io::Result<Self> {
         let (slots, pages) = Slots::allocate(frames, frame_size, huge)?;
         Ok(Self { slots, pages })
     }
 
-    /// A free frame, empty; none when all are in use.
+    /// Takes a free frame, which is empty. Returns `None` if all frames are in use.
     #[inline]
     pub fn take(&mut self) -> Option<Frame> {
         Some(Frame { slot: self.slots.take()?, head: 0, end: 0 })
     }
 
-    /// The pages that the frames lie in.
+    /// Kind of the pages that hold the frames.
     pub fn pages(&self) -> Pages {
         self.pages
     }
 
-    /// Bytes of each frame.
+    /// Size of each frame in bytes.
     pub fn frame_size(&self) -> usize {
         self.slots.len()
     }
 }
 
-/// A frame of a [`Pool`]: its filled part is what is sent. It dereferences to the bytes that are filled.
+/// A frame of a [`Pool`]. Its filled part is sent; it dereferences to that part.
 pub struct Frame {
     slot: Slot,
-    // A frame is moved often, and has less than 4 GiB; there is no padding, so that what was just written is read as it was written.
+    // A 32-bit head keeps the struct small, because frames are moved often. The struct has no padding, so store forwarding works.
     head: u32,
     end: usize,
 }
 
 impl Frame {
-    /// Leaves room in front of what will be filled, for a header that is known later: see [`prepend`](Self::prepend).
-    /// Forgets what was filled. At most the frame's size.
+    /// Empties the frame and leaves `bytes` of room at its start for a header written later by [`prepend`](Self::prepend). At most
+    /// the frame's size.
     pub fn reserve_head(&mut self, bytes: usize) {
         self.head = bytes.min(self.size()) as u32;
         self.end = self.head as usize;
     }
 
-    /// Puts `header` in front. Whether there was room for it.
+    /// Writes `header` in front of the filled part. Returns false if the reserved room is too small.
     pub fn prepend(&mut self, header: &[u8]) -> bool {
         let Some(head) = (self.head as usize).checked_sub(header.len()) else { return false };
         let range = head..self.head as usize;
@@ -72,7 +73,7 @@ impl Frame {
         true
     }
 
-    /// Appends as many of `bytes` as there is room for, and says how many.
+    /// Appends as many of `bytes` as fit, and returns that number.
     #[inline]
     pub fn put(&mut self, bytes: &[u8]) -> usize {
         let spare = self.spare();
@@ -82,14 +83,14 @@ impl Frame {
         len
     }
 
-    /// What is not filled yet, to be read into; then [`filled`](Self::filled).
+    /// The unfilled part, for example to read into. Call [`filled`](Self::filled) afterwards.
     #[inline]
     pub fn spare(&mut self) -> &mut [u8] {
         let end = self.end;
         &mut self.all()[end..]
     }
 
-    /// The first `bytes` of [`spare`](Self::spare) are filled; at most all of it.
+    /// Marks the first `bytes` of [`spare`](Self::spare) as filled; at most all of it.
     #[inline]
     pub fn filled(&mut self, bytes: usize) {
         self.end = self.end.saturating_add(bytes).min(self.size());
@@ -129,9 +130,9 @@ impl fmt::Debug for Frame {
     }
 }
 
-/// Memory to send from, given to a sender and got back when the kernel is done with it.
+/// Memory to send from. The sender owns it until the kernel has completed the send.
 ///
-/// Made from a [`Frame`], a `Vec<u8>`, an `Arc<[u8]>` (which nobody can write), a part of a [`Region`], or whatever else has bytes
+/// Created from a [`Frame`], a `Vec<u8>`, an `Arc<[u8]>`, a part of a [`Region`], or any other owner of bytes
 /// ([`owner`](Self::owner)).
 #[derive(Debug)]
 pub struct Buffer(Memory);
@@ -146,16 +147,16 @@ enum Memory {
     Owner(Owner),
 }
 
-/// A part of memory of others that is lent for as long as this is kept: when it is dropped, the kernel does not read it any more.
+/// A part of shared memory on loan. Dropping the value ends the loan: the kernel no longer reads the memory then.
 pub trait Lent: fmt::Debug + Send + Sync {
-    /// The memory.
+    /// The shared memory.
     fn region(&self) -> &Region;
 
-    /// Which part of it; always the same.
+    /// The part of the region on loan. Must always return the same range.
     fn span(&self) -> Range<usize>;
 }
 
-/// Whoever has bytes, whatever that is.
+/// Any other owner of bytes.
 struct Owner(Box<dyn AsRef<[u8]> + Send + Sync>);
 
 impl fmt::Debug for Owner {
@@ -165,13 +166,13 @@ impl fmt::Debug for Owner {
 }
 
 impl Buffer {
-    /// A part of memory of others; none when it is not in the region.
+    /// A part of shared memory. Returns `None` if `span` is not within the region.
     pub fn region(region: &Region, span: Range<usize>) -> Option<Self> {
         region.part(span.start, span.end.checked_sub(span.start)?)?;
         Some(Self(Memory::Region(region.clone(), span)))
     }
 
-    /// A part of memory of others that is to be given back: it is dropped when the kernel is done with it. None when it is not in
+    /// A part of shared memory on loan, dropped when the kernel has completed the send. Returns `None` if the span is not within
     /// the region.
     pub fn lent(lent: impl Lent + 'static) -> Option<Self> {
         let span = lent.span();
@@ -179,12 +180,12 @@ impl Buffer {
         Some(Self(Memory::Lent(Box::new(lent))))
     }
 
-    /// The bytes of anything that keeps them where they are, and unchanged, until it is dropped: `bytes::Bytes`, a mapping.
+    /// The bytes of any value that keeps them in place and unchanged until it is dropped, such as `bytes::Bytes` or a mapping.
     pub fn owner(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
         Self(Memory::Owner(Owner(Box::new(owner))))
     }
 
-    /// Bytes that are sent.
+    /// Length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         match &self.0 {
@@ -197,22 +198,22 @@ impl Buffer {
         }
     }
 
-    /// Whether there is nothing to send.
+    /// Returns true if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The frame, when it is made of one.
+    /// Returns the frame, if the buffer was created from one.
     pub fn into_frame(self) -> Option<Frame> {
         if let Memory::Frame(frame) = self.0 { Some(frame) } else { None }
     }
 
-    /// The vector, when it is made of one.
+    /// Returns the vector, if the buffer was created from one.
     pub fn into_vec(self) -> Option<Vec<u8>> {
         if let Memory::Vec(vec) = self.0 { Some(vec) } else { None }
     }
 
-    /// The part `span` of it, for one call.
+    /// The part `span`, for one call.
     #[inline]
     pub(crate) fn part(&self, span: Range<usize>) -> Part<'_> {
         match &self.0 {
@@ -226,7 +227,7 @@ impl Buffer {
         }
     }
 
-    /// What its bytes are now.
+    /// Checksum (XXH3) of the current contents.
     pub(crate) fn checksum(&self) -> u64 {
         let mut hash = XxHash3_64::new();
         let shared = match &self.0 {
@@ -246,7 +247,7 @@ impl Buffer {
         hash.finish()
     }
 
-    /// Bytes of ours: nothing of a region.
+    /// The bytes of private memory; empty for a region.
     #[inline]
     fn bytes(&self) -> &[u8] {
         match &self.0 {
@@ -285,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_come_back_and_do_not_overlap() {
+    fn dropped_frames_return_and_frames_do_not_overlap() {
         for huge in [false, true] {
             let mut pool = Pool::new(3, 5000, huge).unwrap();
             assert_eq!(pool.frame_size(), 8192);
@@ -306,9 +307,9 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_no_address_space_has_are_refused() {
+    fn sizes_beyond_the_address_space_are_rejected() {
         let top = usize::MAX;
-        // The length of a frame, the length of all, and that of the huge pages around them must not wrap.
+        // The rounded frame length, the total length and the length with huge pages must not overflow.
         for (count, size) in
             [(1, top), (1, top - 4094), (2, top / 2 + 1), (top, 4096), (1, top - 4095), (1, top - (3 << 20))]
         {
@@ -319,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_that_lie_side_by_side_are_one_part() {
+    fn adjacent_frames_join_into_one_part() {
         let mut pool = Pool::new(3, 4096, false).unwrap();
         let frames: Vec<Buffer> = std::iter::from_fn(|| pool.take())
             .map(|mut frame| {
@@ -342,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_go_in_front() {
+    fn prepend_writes_a_header() {
         let mut frame = Pool::new(1, 100, false).unwrap().take().unwrap();
         frame.reserve_head(6);
         frame.put(b"body");
@@ -353,13 +354,13 @@ mod tests {
     }
 
     #[derive(Debug)]
-    struct OnLoan {
+    struct TestLoan {
         region: Region,
         span: Range<usize>,
         _loan: Arc<()>,
     }
 
-    impl Lent for OnLoan {
+    impl Lent for TestLoan {
         fn region(&self) -> &Region {
             &self.region
         }
@@ -370,12 +371,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lent_is_kept_as_long_as_the_buffer() {
+    fn a_buffer_keeps_its_loan() {
         let fd = rustix::fs::memfd_create("lent", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::io::write(&fd, &[9; 6000]).unwrap();
         let region = Region::map(&fd, 6000).unwrap();
         let loan = Arc::new(());
-        let lent = |span| Buffer::lent(OnLoan { region: region.clone(), span, _loan: loan.clone() });
+        let lent = |span| Buffer::lent(TestLoan { region: region.clone(), span, _loan: loan.clone() });
         assert!(lent(10..6001).is_none());
         let buffer = lent(10..5010).unwrap();
         assert_eq!((buffer.len(), Arc::strong_count(&loan)), (5000, 2));
@@ -385,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn regions_are_looked_at_where_they_are() {
+    fn region_checksums_read_shared_memory_in_place() {
         let fd = rustix::fs::memfd_create("region", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::io::write(&fd, &[9; 6000]).unwrap();
         let region = Region::map(&fd, 6000).unwrap();

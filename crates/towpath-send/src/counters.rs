@@ -1,33 +1,33 @@
-//! What a sender counts. `bytes pushed = zerocopy + plain + too long + unsent`, and `numbers = completed + abandoned +
+//! Counters of a sender. Invariants: `bytes pushed = zerocopy + plain + too long + unsent`, and `numbers = completed + abandoned +
 //! outstanding`.
 
 use std::ops::AddAssign;
 
 use crate::policy::Reason;
 
-/// Why bytes went out without the flag.
+/// The reason why bytes were sent without MSG_ZEROCOPY.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlainCause {
-    /// The socket does not do zero copy: SO_ZEROCOPY refused, MPTCP, kTLS; or plain sends were asked for.
+    /// The socket does not support zero copy (SO_ZEROCOPY refused, MPTCP, kTLS), or plain sends were requested.
     Unarmed,
-    /// A call shorter than `min_zerocopy`.
+    /// The call was shorter than `min_zerocopy`.
     Small,
-    /// A datagram without segmentation offload.
+    /// The call was a datagram without segmentation offload.
     NoSegmentation,
-    /// The policy copies: see the reasons of its switches.
+    /// The policy is in copying mode; [`Counters::switches`] has the reasons.
     Copying,
-    /// A probe is out, and nothing may go beside it.
+    /// A probe is outstanding; probes are isolated.
     Probing,
-    /// No room in the budget of locked memory or of groups.
+    /// The budget of locked memory or of groups was exhausted.
     Budget,
-    /// The kernel said ENOBUFS twice.
+    /// The kernel returned ENOBUFS twice.
     NoBuffers,
-    /// This peer has pinned frames for too long.
+    /// The peer has pinned frames for too long.
     Stuck,
 }
 
 impl PlainCause {
-    /// All of them, in the order of [`Counters::plain`].
+    /// All causes, in the order of [`Counters::plain`].
     pub const ALL: [Self; 8] = [
         Self::Unarmed,
         Self::Small,
@@ -39,7 +39,7 @@ impl PlainCause {
         Self::Stuck,
     ];
 
-    /// A word for tables and JSON.
+    /// Name for tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Unarmed => "unarmed",
@@ -54,7 +54,7 @@ impl PlainCause {
     }
 }
 
-/// A histogram by powers of two.
+/// A histogram with power-of-two buckets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Histogram([u64; 32]);
 
@@ -64,13 +64,12 @@ impl Histogram {
         self.0[bucket.min(self.0.len() - 1)] += 1;
     }
 
-    /// How many values are below `2^n`, not counting those below `2^(n-1)`, for each `n` from 0; the last bucket has all
-    /// that are larger.
+    /// Bucket `n` counts the values from `2^(n-1)` up to, but not including, `2^n`; the last bucket also counts all larger values.
     pub const fn buckets(&self) -> &[u64] {
         &self.0
     }
 
-    /// The upper end of the bucket in which the given share (0 to 1) of the values is reached; none without values.
+    /// Upper bound of the bucket that contains the quantile `share` (0 to 1). `None` without values.
     pub fn quantile(&self, share: f64) -> Option<u64> {
         let total: u64 = self.0.iter().sum();
         let mut seen = 0;
@@ -95,24 +94,24 @@ fn add(sums: &mut [u64], more: &[u64]) {
     sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
 }
 
-/// What one sender did, or several together.
+/// Counters of one sender, or sums of several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Bytes handed over by calls with MSG_ZEROCOPY.
+    /// Bytes sent with MSG_ZEROCOPY.
     pub zerocopy_bytes: u64,
-    /// Those of them in ranges that the kernel said it copied (an estimate: see [`Range::copied`](crate::Range::copied)).
+    /// The part of `zerocopy_bytes` that the kernel reported as copied (an estimate: see [`Range::copied`](crate::Range::copied)).
     pub copied_bytes: u64,
-    /// Bytes sent plain, by [`PlainCause::ALL`].
+    /// Bytes sent plain, in the order of [`PlainCause::ALL`].
     pub plain: [u64; PlainCause::ALL.len()],
-    /// Calls with MSG_ZEROCOPY that the kernel took: numbers given out.
+    /// Calls with MSG_ZEROCOPY that the kernel accepted: completion numbers assigned.
     pub numbers: u64,
     /// Numbers completed.
     pub completed: u64,
-    /// Numbers whose completion nobody will see: their sender ended before.
+    /// Numbers that were outstanding when their sender ended.
     pub abandoned: u64,
-    /// Those completed in ranges with the code COPIED.
+    /// Numbers completed in ranges with the code COPIED.
     pub copied: u64,
-    /// Calls without the flag that the kernel took.
+    /// Calls without MSG_ZEROCOPY that the kernel accepted.
     pub plain_calls: u64,
     /// Notifications read.
     pub notifications: u64,
@@ -120,30 +119,30 @@ pub struct Counters {
     pub per_notification: Histogram,
     /// Notification ranges that did not begin at the oldest outstanding number.
     pub out_of_order: u64,
-    /// Numbers notified again.
+    /// Numbers that were notified more than once.
     pub duplicates: u64,
-    /// Numbers notified that no call has.
+    /// Notified numbers that were never assigned.
     pub unknown: u64,
     /// Microseconds from the call to the reading of its notification.
     pub pin_time: Histogram,
-    /// ENOBUFS of calls with the flag.
+    /// Calls with MSG_ZEROCOPY that failed with ENOBUFS.
     pub no_buffers: u64,
-    /// Isolated probes that the kernel did not copy, and that it copied.
+    /// Isolated probes: not copied, copied.
     pub probes: [u64; 2],
     /// Mode switches by reason, in the order of [`Reason::ALL`].
     pub switches: [u64; Reason::ALL.len()],
-    /// Datagrams that were taken out because they are longer than the socket takes, and their bytes.
+    /// Datagrams discarded because they exceed the socket's limit.
     pub too_long: u64,
-    /// See `too_long`.
+    /// Bytes of these datagrams.
     pub too_long_bytes: u64,
-    /// Frames whose checksum at completion was not that of the send (only where it is checked).
+    /// Frames whose checksum changed between send and completion, with [`Options::tamper_check`](crate::Options::tamper_check).
     pub tampered: u64,
-    /// Entries of the error queue that were not about zero copy, and that nobody took in time.
+    /// Other entries of the error queue that were lost because [`Sender::poll_other`](crate::Sender::poll_other) was not called.
     pub events_lost: u64,
 }
 
 impl Counters {
-    /// Bytes sent plain for `cause`.
+    /// Bytes sent plain because of `cause`.
     pub fn plain_for(&self, cause: PlainCause) -> u64 {
         PlainCause::ALL.iter().zip(self.plain).find(|(each, _)| **each == cause).map_or(0, |(_, bytes)| bytes)
     }
@@ -158,7 +157,7 @@ impl Counters {
         self.plain[cause as usize] += bytes;
     }
 
-    /// By nanoseconds.
+    /// Adds a pin time in nanoseconds.
     #[inline]
     pub(crate) fn add_pin_time(&mut self, nanos: u64) {
         self.pin_time.add(nanos / 1000);
@@ -219,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn causes_stand_at_their_place() {
+    fn plain_causes_index_their_counters() {
         let mut counters = Counters::default();
         for (at, cause) in PlainCause::ALL.into_iter().enumerate() {
             counters.add_plain(cause, 1 << at);
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn histograms_are_by_powers_of_two() {
+    fn histogram_buckets_are_powers_of_two() {
         let mut histogram = Histogram::default();
         assert_eq!(histogram.quantile(0.5), None);
         for value in [0, 1, 2, 3, 1000, u64::MAX] {

@@ -1,13 +1,13 @@
-//! The completion engine: what to hand to the kernel next, how, and which frames it is done with.
+//! The completion engine: selects the next calls and their copy mode, and reports the frames that the kernel has completed.
 //!
-//! No IO: whoever has the socket asks [`poll_transmit`](Engine::poll_transmit), makes the call, and tells the outcome
-//! ([`handle_sent`](Engine::handle_sent), [`handle_no_buffers`](Engine::handle_no_buffers),
-//! [`handle_too_long`](Engine::handle_too_long)); reads the error queue when
-//! [`wants_notifications`](Engine::wants_notifications) says so and hands over what it finds
-//! ([`handle_notification`](Engine::handle_notification)); and takes back frames ([`poll_done`](Engine::poll_done)).
+//! The engine does no IO. The owner of the socket asks [`poll_transmit`](Engine::poll_transmit) for a call, makes it, and reports
+//! the result ([`handle_sent`](Engine::handle_sent), [`handle_no_buffers`](Engine::handle_no_buffers),
+//! [`handle_too_long`](Engine::handle_too_long)). It reads the error queue when
+//! [`wants_notifications`](Engine::wants_notifications) returns true and passes each entry to
+//! [`handle_notification`](Engine::handle_notification). It takes back completed frames with [`poll_done`](Engine::poll_done).
 //!
-//! What always holds: a frame comes back once, after all its bytes were handed over and all numbers that touched it were
-//! completed. Nothing ever waits for a completion to make progress: where zero copy cannot go on, a plain send can.
+//! Invariants: a frame is returned once, after all its bytes were accepted by the kernel and all numbers that cover it are
+//! completed. Progress never depends on a completion: where zero copy cannot continue, a plain send can.
 
 use std::ops::Range as Span;
 use std::sync::Arc;
@@ -21,80 +21,80 @@ use crate::notification::Range;
 use crate::policy::{Decision, Mode, Policy};
 use towpath_wire::Time;
 
-/// Most frames of the calls that are asked for at once (UIO_MAXIOV is 1024; beyond some tens nothing is gained).
+/// Limit on the frames of one set of calls (UIO_MAXIOV is 1024; more than some tens gain nothing).
 pub const MAX_PARTS: usize = 64;
-/// Most calls that are asked for at once.
+/// Limit on the calls of one set.
 pub const MAX_CALLS: usize = 16;
-/// Messages below this are copied for a peer that is stuck.
+/// Messages shorter than this are copied for a stuck peer.
 const STUCK_SMALL: u64 = 64 << 10;
-/// A peer is stuck when a frame is pinned for longer than this, and than eight round trips.
+/// A peer is stuck when a frame is pinned for longer than this and than `STUCK_RTTS` round trips.
 const STUCK_AFTER: Duration = Duration::from_secs(1);
 const STUCK_RTTS: u32 = 8;
-/// The error queue is read after so long, however few calls were made: who sends now and then has his frames back, and learns what a probe
-/// showed, with his next message.
+/// The error queue is read after this time, however few calls were made: a sender with rare messages then gets its frames back,
+/// and the result of a probe, with its next message.
 const READ_AFTER_NANOS: u64 = 1_000_000;
-/// After ENOBUFS a second time and more, nothing is tried with the flag for so long, doubling to the longest: another process of the user
-/// may hold what is missing for ever.
+/// Pause of zero copy after repeated ENOBUFS, doubling up to `LONGEST_PAUSE`: another process of the user may hold the locked
+/// memory permanently.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
-/// What kind of socket it is.
+/// Kind of socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Bytes in order: TCP. Frames are gathered, and a call may take a part.
+    /// A byte stream: TCP. Frames are gathered, and a call may be accepted partially.
     Stream,
-    /// Each frame is one call: UDP. `segmented`: UDP_SEGMENT is set, without which the kernel copies.
+    /// Datagrams: UDP. Each frame is one call. Without `segmented` the kernel copies.
     Datagram {
-        /// UDP generic segmentation offload is on.
+        /// UDP_SEGMENT is set (generic segmentation offload).
         segmented: bool,
     },
 }
 
-/// Which way to send.
+/// Selects between zero-copy and plain sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Choice {
-    /// Zero copy where probes show that it works, plain elsewhere.
+    /// Zero copy where probes show that it works, plain sends otherwise.
     #[default]
     Adaptive,
-    /// Zero copy for all that is long enough.
+    /// Zero copy for all calls of at least `min_zerocopy` bytes.
     Zerocopy,
     /// Plain sends.
     Plain,
 }
 
-/// What an engine is told about its connection.
+/// Configuration of an engine.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The socket's kind.
     pub kind: Kind,
-    /// SO_ZEROCOPY was set and read back, and the socket is no MPTCP or kTLS one.
+    /// SO_ZEROCOPY is set, and the socket is neither MPTCP nor kTLS.
     pub armed: bool,
-    /// Which way to send.
+    /// Zero-copy or plain sends.
     pub choice: Choice,
     /// The destination is this machine.
     pub local: bool,
-    /// Shorter calls are sent plain, bytes.
+    /// Shorter calls are sent plain. Bytes.
     pub min_zerocopy: usize,
-    /// Adjacent frames of a stream are put into one call until it has this many bytes; 0 does not gather.
+    /// Adjacent frames of a stream are gathered into one call until it reaches this size in bytes; 0 disables gathering.
     pub gather: usize,
-    /// The error queue is read when so many calls were made since it was read last (or a millisecond has passed).
+    /// The error queue is read after this many calls, or one millisecond after the last read.
     pub read_every: usize,
-    /// Most frames that the connection holds: queued, and pinned. At least 1.
+    /// Limit on the frames that the connection holds, queued or pinned. At least 1.
     pub max_frames: usize,
-    /// Most bytes that it pins.
+    /// Limit on pinned bytes.
     pub max_pinned: u64,
-    /// Most numbers outstanding at once.
+    /// Limit on outstanding numbers.
     pub max_numbers: usize,
-    /// Locked memory, shared with other connections.
+    /// Account of locked memory, shared with other connections.
     pub locked: Arc<LockedMemory>,
-    /// net.core.optmem_max, bytes.
+    /// net.core.optmem_max in bytes.
     pub optmem: u64,
-    /// The socket's first number: 0 for a fresh socket; tests begin near 2^32.
+    /// The socket's first number: 0 for a new socket; tests start near 2^32.
     pub first_number: u64,
 }
 
 impl Default for Config {
-    /// A stream that is armed and adaptive, without a limit of locked memory.
+    /// An armed, adaptive stream without a limit on locked memory.
     fn default() -> Self {
         Self {
             kind: Kind::Stream,
@@ -114,23 +114,23 @@ impl Default for Config {
     }
 }
 
-/// How to make a call.
+/// The path of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
     /// With MSG_ZEROCOPY.
     Zerocopy,
-    /// Without.
+    /// Without MSG_ZEROCOPY, and the cause.
     Plain(PlainCause),
 }
 
-/// One call to make, as send(2) is one and each message of sendmmsg(2): the bytes are those of [`Engine::parts`].
+/// One call to make: one send(2), or one message of sendmmsg(2). [`Engine::parts`] has its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transmit {
     /// Bytes of the call; zero only for an empty datagram.
     pub bytes: usize,
-    /// Frames that they lie in.
+    /// Number of frames that hold these bytes.
     pub parts: usize,
-    /// With the flag or without.
+    /// With or without MSG_ZEROCOPY.
     pub how: How,
     probe: bool,
 }
@@ -139,11 +139,11 @@ impl Transmit {
     const NONE: Self = Self { bytes: 0, parts: 0, how: How::Zerocopy, probe: false };
 }
 
-/// The calls that were asked for and not answered yet.
+/// The calls that were returned by `poll_transmits`, until their results are reported.
 #[derive(Debug)]
 struct Asked {
     calls: [Transmit; MAX_CALLS],
-    /// Those from `answered` on, before `count`.
+    /// Calls from `answered` up to `count` are open.
     answered: usize,
     count: usize,
 }
@@ -156,7 +156,7 @@ impl Asked {
     }
 }
 
-/// What calls that were asked for, and not made yet, will have taken.
+/// Resources that open calls will use.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ahead {
     pub(crate) calls: usize,
@@ -164,23 +164,23 @@ pub(crate) struct Ahead {
     pub(crate) bytes: u64,
 }
 
-/// A frame that there is no room for now.
+/// Error of [`Engine::push`]: the limit on frames is reached. Contains the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full<T>(pub T);
 
-/// After an ENOBUFS: what to try next.
+/// State after a refused call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refused {
     No,
-    /// Once more with the flag: the queue has been read since.
+    /// Retry with MSG_ZEROCOPY: the error queue has been read since.
     Once,
     /// Plain, until a call succeeds.
     Twice,
-    /// The flag was refused for a datagram: plain once, which tells whether it was the flag or the datagram.
+    /// MSG_ZEROCOPY failed for a datagram. The next call is plain, which shows whether the flag or the datagram was refused.
     Flag,
 }
 
-/// The engine of one connection. `T` is what the caller knows a frame by; it comes back when the frame is done.
+/// The engine of one connection. `T` identifies a frame to the caller; it is returned when the frame is completed.
 #[derive(Debug)]
 pub struct Engine<T> {
     config: Config,
@@ -188,11 +188,11 @@ pub struct Engine<T> {
     policy: Policy,
     budget: Budget,
     counters: Counters,
-    /// Calls of either kind while numbers were outstanding, and the time of the last reading.
+    /// Calls of either path while numbers were outstanding, and the time of the last read.
     calls_since_read: usize,
     read_at: Time,
     refused: Refused,
-    /// ENOBUFS in vain, in a row; and until when the flag is not tried again for it.
+    /// Consecutive failures with ENOBUFS, and the end of the resulting pause.
     refusals: u32,
     paused_until: Time,
     asked: Asked,
@@ -200,7 +200,7 @@ pub struct Engine<T> {
 }
 
 impl<T> Engine<T> {
-    /// An engine for a connection on which nothing has been sent with the flag.
+    /// An engine for a connection without earlier calls with MSG_ZEROCOPY.
     pub fn new(mut config: Config, now: Time) -> Self {
         config.max_frames = config.max_frames.max(1);
         let mut counters = Counters::default();
@@ -223,16 +223,16 @@ impl<T> Engine<T> {
         }
     }
 
-    /// Another way to send, from the next call on.
+    /// Changes the copy mode from the next call on.
     pub fn set_choice(&mut self, choice: Choice, now: Time) {
         self.config.choice = choice;
         self.policy = policy(&self.config, &mut self.counters, now);
     }
 
-    /// Takes a frame of `len` bytes, to be sent after those taken before.
+    /// Queues a frame of `len` bytes.
     ///
     /// # Errors
-    /// The quota of frames is used up: the frame comes back.
+    /// [`Config::max_frames`] frames are held; returns the frame.
     pub fn push(&mut self, token: T, len: usize) -> Result<(), Full<T>> {
         if !self.has_room() {
             return Err(Full(token));
@@ -241,7 +241,7 @@ impl<T> Engine<T> {
         Ok(())
     }
 
-    /// From now on what is done is dropped, and not kept for [`poll_done`](Self::poll_done).
+    /// Drops completed frames instead of keeping them for [`poll_done`](Self::poll_done).
     pub(crate) fn drop_done(&mut self) {
         self.flight.drop_done();
     }
@@ -251,21 +251,21 @@ impl<T> Engine<T> {
         self.flight.last_pushed()
     }
 
-    /// As [`push`](Self::push), by a caller who knows that there is room: what cannot come back is not moved about.
+    /// Like [`push`](Self::push), for a caller that has checked for room; avoids a move of the frame.
     #[inline]
     pub(crate) fn push_in_room(&mut self, token: T, len: usize) {
         debug_assert!(self.has_room());
         self.flight.push(token, len);
     }
 
-    /// The call to make next; none when everything is handed over.
+    /// Returns the next call, or `None` if all data was accepted.
     pub fn poll_transmit(&mut self, now: Time) -> Option<Transmit> {
         self.poll_transmits(1, now).first().copied()
     }
 
-    /// The calls to make next, at most `most` and [`MAX_CALLS`], all in the same way: sendmmsg(2) makes them at once. None when
-    /// everything is handed over. Each is answered with [`handle_sent`](Self::handle_sent); those that were not made, because
-    /// one before them took a part only, are asked for again.
+    /// Returns the next calls, at most `most` and [`MAX_CALLS`], all with the same path, for one sendmmsg(2). Empty if all data was
+    /// accepted. Report each result with [`handle_sent`](Self::handle_sent). Calls that were not made, because an earlier one was
+    /// accepted partially, are returned again.
     pub fn poll_transmits(&mut self, most: usize, now: Time) -> &[Transmit] {
         (self.asked.answered, self.asked.count) = (0, 0);
         let stream = self.config.kind == Kind::Stream;
@@ -279,7 +279,7 @@ impl<T> Engine<T> {
                 if ahead.calls > 0 {
                     break;
                 }
-                // Messages without bytes are sent by not sending them.
+                // Empty messages of a stream need no call.
                 self.flight.advance(0, false, now);
                 continue;
             }
@@ -300,7 +300,7 @@ impl<T> Engine<T> {
         self.asked.open()
     }
 
-    /// Bytes and frames of the call behind the first `skip` frames that wait.
+    /// Bytes and frames of the call that starts behind the first `skip` waiting frames.
     fn next_call(&self, skip: usize) -> (usize, usize) {
         let most = if self.config.kind == Kind::Stream { MAX_PARTS } else { 1 };
         let (mut bytes, mut parts) = (0, 0);
@@ -316,8 +316,8 @@ impl<T> Engine<T> {
         (bytes, parts)
     }
 
-    /// The frames and bytes of the calls that were asked for last and are not answered: those of the first, which has as many
-    /// as [`Transmit::parts`] says, then those of the second.
+    /// The frames and bytes of the open calls: first those of the first call, as many as its [`Transmit::parts`], then those of the
+    /// second, and so on.
     pub fn parts(&self) -> impl Iterator<Item = (&T, Span<usize>)> {
         let mut at = 0;
         self.asked.open().iter().flat_map(move |transmit| {
@@ -332,7 +332,7 @@ impl<T> Engine<T> {
         })
     }
 
-    /// The first of them.
+    /// The first of these parts.
     #[inline]
     pub(crate) fn first_part(&self) -> Option<(&T, Span<usize>)> {
         let transmit = self.asked.open().first()?;
@@ -344,7 +344,7 @@ impl<T> Engine<T> {
         self.asked.open()
     }
 
-    /// The kernel took `bytes` of the next call that was asked for.
+    /// The kernel accepted `bytes` of the first open call.
     pub fn handle_sent(&mut self, bytes: usize, now: Time) {
         let Some(&transmit) = self.asked.open().first() else { return };
         self.asked.answered += 1;
@@ -353,11 +353,11 @@ impl<T> Engine<T> {
         }
         let bytes = bytes.min(transmit.bytes) as u64;
         if self.refused == Refused::Flag && transmit.how != How::Zerocopy {
-            // The same datagram goes without the flag: that was it.
+            // The same datagram succeeded without the flag, so the flag was refused.
             self.disarm();
         }
         self.refused = Refused::No;
-        // A call of no bytes has no number.
+        // A call without bytes gets no number.
         let with_number = transmit.how == How::Zerocopy && bytes > 0;
         if transmit.probe && with_number {
             self.policy.handle_probe(self.flight.next_number());
@@ -376,7 +376,7 @@ impl<T> Engine<T> {
         }
     }
 
-    /// The call with the flag failed with ENOBUFS, and the error queue has been read since: once more, then plain.
+    /// The zero-copy call failed with ENOBUFS, and the error queue has been read since. The call is retried once, then sent plain.
     pub fn handle_no_buffers(&mut self, now: Time) {
         self.counters.no_buffers += 1;
         let drained = self.flight.outstanding() == 0 || self.refused == Refused::Once;
@@ -393,8 +393,8 @@ impl<T> Engine<T> {
         self.refusals += 1;
     }
 
-    /// The call with the flag failed with EINVAL or EOPNOTSUPP. A stream is never sent with it again; a datagram, which may be what is
-    /// refused, is tried without.
+    /// The zero-copy call failed with EINVAL or EOPNOTSUPP. On a stream this disables zero copy. A datagram is retried plain, because
+    /// the datagram itself may be invalid.
     pub fn handle_unsupported(&mut self) {
         if self.is_datagram() {
             self.refused = Refused::Flag;
@@ -403,10 +403,11 @@ impl<T> Engine<T> {
         }
     }
 
-    /// A datagram with the flag was refused, and the error queue has been read since, when [`Counters::unknown`] was `unknown` before.
+    /// A zero-copy datagram was refused, and the error queue has been read since. `unknown` is the value of [`Counters::unknown`] before
+    /// that read.
     ///
-    /// UDP hands a datagram on after it has a number (ip_make_skb, then udp_send_skb, net/ipv4/udp.c): when it is refused there, the
-    /// number is used up and notified at once. It is left out here too; else all behind it would be taken for the one before them.
+    /// UDP assigns the number before it transmits the datagram (ip_make_skb, then udp_send_skb, net/ipv4/udp.c). If the transmission is
+    /// refused, the number is used up and notified at once. It is skipped here too; otherwise all later numbers would be off by one.
     pub fn handle_refused_datagram(&mut self, unknown: u64, now: Time) {
         let used = (self.counters.unknown - unknown).min(1);
         self.counters.unknown -= used;
@@ -419,8 +420,8 @@ impl<T> Engine<T> {
         self.counters.switches[reason as usize] += 1;
     }
 
-    /// The call that was asked for was longer than the socket takes (EMSGSIZE, or EINVAL without the flag): its datagram is done, and was
-    /// not sent.
+    /// The first open call exceeds the socket's limit (EMSGSIZE, or EINVAL without the flag). Its datagram is completed without being
+    /// sent.
     pub fn handle_too_long(&mut self, now: Time) {
         let Some(&transmit) = self.asked.open().first() else { return };
         self.refused = Refused::No;
@@ -433,7 +434,7 @@ impl<T> Engine<T> {
         self.counters.too_long_bytes += transmit.bytes as u64;
     }
 
-    /// A range of numbers came from the error queue.
+    /// Processes a range of completed numbers from the error queue.
     pub fn handle_notification(&mut self, range: Range, now: Time) {
         let (counters, budget) = (&mut self.counters, &mut self.budget);
         let mut freed = Freed::default();
@@ -463,106 +464,106 @@ impl<T> Engine<T> {
         }
     }
 
-    /// Whether it is time to read the error queue: many calls since, few frames left, or a millisecond. (It is read also at EAGAIN, at
-    /// ENOBUFS, when idle, and at the end.)
+    /// Returns true if the error queue should be read: after `read_every` calls, with few free frames, or after a millisecond. (It is also
+    /// read at EAGAIN and ENOBUFS, when idle, and at the end.)
     pub fn wants_notifications(&self, now: Time) -> bool {
         if self.flight.outstanding() == 0 {
             return false;
         }
         let most = self.config.max_frames;
         let every = self.config.read_every.max(1);
-        // With few frames left it is read sooner, but not at every call: a reading that finds nothing costs half a send.
+        // With few frames left the queue is read sooner, but not at every call: an empty read costs half a send.
         let few_left = self.flight.held() >= most - most / 4;
         let wanted = if few_left { (most / 16).clamp(1, every) } else { every };
         self.calls_since_read >= wanted
             || now.as_nanos().saturating_sub(self.read_at.as_nanos()) >= READ_AFTER_NANOS
     }
 
-    /// The error queue was read until it was empty, or as far as one reading goes.
+    /// The error queue was read until it was empty, or up to the limit of one read.
     pub fn handle_queue_read(&mut self, now: Time) {
         self.calls_since_read = 0;
         self.read_at = now;
     }
 
-    /// A frame that the kernel is done with.
+    /// Returns a completed frame.
     pub fn poll_done(&mut self) -> Option<T> {
         self.flight.poll_done()
     }
 
-    /// When something is to be looked at although nothing happened: the moment at which the peer counts as stuck.
+    /// The time at which the peer counts as stuck, if a number is outstanding.
     pub fn poll_timeout(&self) -> Option<Time> {
         Some(self.flight.oldest_at()? + self.stuck_after())
     }
 
-    /// The connection's round-trip time, when the caller knows it.
+    /// Sets the connection's round-trip time, if known.
     pub fn handle_rtt(&mut self, rtt: Duration) {
         self.rtt = rtt;
     }
 
-    /// Whether a frame has been pinned for longer than the larger of a second and eight round trips.
+    /// Returns true if a frame has been pinned for longer than a second and eight round trips.
     pub fn is_stuck(&self, now: Time) -> bool {
         self.flight.oldest_at().is_some_and(|at| now.since(at) > self.stuck_after())
     }
 
-    /// Whether everything is handed over to the kernel.
+    /// Returns true if the kernel has accepted all data.
     pub fn is_flushed(&self) -> bool {
         self.flight.is_flushed()
     }
 
-    /// Whether there is room for a frame.
+    /// Returns true if another frame can be pushed.
     pub fn has_room(&self) -> bool {
         self.flight.held() < self.config.max_frames
     }
 
-    /// Whether each frame is one datagram.
+    /// Returns true if each frame is one datagram.
     pub fn is_datagram(&self) -> bool {
         self.config.kind != Kind::Stream
     }
 
-    /// Numbers that are outstanding.
+    /// Number of outstanding completions.
     pub fn outstanding(&self) -> usize {
         self.flight.outstanding()
     }
 
-    /// Frames that were pushed and are not done.
+    /// Frames that were pushed and are not completed.
     #[inline]
     pub fn held(&self) -> usize {
         self.flight.held()
     }
 
-    /// Bytes that outstanding numbers pin.
+    /// Bytes pinned by outstanding numbers.
     pub fn pinned(&self) -> u64 {
         self.flight.pinned()
     }
 
-    /// Frames that are not handed over entirely.
+    /// Frames not yet completely accepted by the kernel.
     #[inline]
     pub fn waiting(&self) -> usize {
         self.flight.unflushed()
     }
 
-    /// Bytes that are not handed over yet.
+    /// Bytes not yet accepted by the kernel.
     #[inline]
     pub fn unsent(&self) -> u64 {
         self.flight.unsent()
     }
 
-    /// Bytes that may be pinned at once: less than configured after an ENOBUFS.
+    /// Limit on pinned bytes at present; less than configured after ENOBUFS.
     pub fn budget(&self) -> u64 {
         self.budget.limit()
     }
 
-    /// How the connection sends now.
+    /// The current mode.
     pub fn mode(&self) -> Mode {
         self.policy.mode()
     }
 
-    /// Whether the socket takes the flag.
+    /// Returns true if the socket accepts MSG_ZEROCOPY.
     pub fn is_armed(&self) -> bool {
         self.config.armed
     }
 
-    /// What was counted.
+    /// The engine's counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
@@ -571,7 +572,7 @@ impl<T> Engine<T> {
         &mut self.counters
     }
 
-    /// Ends: the connection was closed or reset, and no further completion will be seen.
+    /// Ends the engine: the connection was closed or reset, and no further completion can arrive.
     pub fn abandon(&mut self) -> Abandoned<T> {
         self.budget.abandon(self.flight.outstanding_bytes());
         self.counters.abandoned += self.flight.outstanding() as u64;
@@ -587,7 +588,7 @@ impl<T> Engine<T> {
         STUCK_AFTER.max(self.rtt * STUCK_RTTS)
     }
 
-    /// With the flag or not, how much, and whether it is a probe.
+    /// Selects the path, the limit on bytes, and whether the call is a probe.
     fn choose(&mut self, bytes: u64, ahead: Ahead, now: Time) -> (How, u64, bool) {
         let plain = |cause| (How::Plain(cause), bytes, false);
         let least = self.config.min_zerocopy.max(1) as u64;
@@ -620,21 +621,21 @@ impl<T> Engine<T> {
             }
             match decision {
                 Decision::Plain => return plain(PlainCause::Copying),
-                Decision::Beside => return plain(PlainCause::Probing),
+                Decision::PlainDuringProbe => return plain(PlainCause::Probing),
                 Decision::Zerocopy => {}
                 Decision::Probe => probe = true,
             }
         }
         let room = self.budget.room(ahead, now);
         let fits = if self.config.kind == Kind::Stream { room >= least } else { room >= bytes };
-        if !fits || self.flight.window() + ahead.calls >= self.config.max_numbers {
+        if !fits || self.flight.number_span() + ahead.calls >= self.config.max_numbers {
             return plain(PlainCause::Budget);
         }
         (How::Zerocopy, room, probe)
     }
 }
 
-/// How a connection begins.
+/// The initial policy of a connection.
 fn policy(config: &Config, counters: &mut Counters, now: Time) -> Policy {
     let (policy, reason) = match config.choice {
         _ if !config.armed => (Policy::fixed(Mode::Copying), None),
@@ -649,7 +650,7 @@ fn policy(config: &Config, counters: &mut Counters, now: Time) -> Policy {
 }
 
 impl<T> Drop for Engine<T> {
-    /// Gives its share of locked memory back.
+    /// Credits its share of locked memory.
     fn drop(&mut self) {
         self.budget.abandon(self.flight.outstanding_bytes());
     }

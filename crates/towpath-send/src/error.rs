@@ -1,59 +1,60 @@
 use std::io;
 use std::time::Duration;
 
-/// Why sending stopped.
+/// An error that ends or refuses sending.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendError {
-    /// What the descriptor is could not be found out, or it is no connected stream or datagram socket.
+    /// The descriptor cannot be examined, or is not a connected stream or datagram socket.
     #[error("not a socket that can be sent on: {0}")]
     NotASocket(#[source] io::Error),
-    /// Zero copy was insisted on, and this socket does not do it.
+    /// [`Choice::Zerocopy`](crate::Choice::Zerocopy) was requested and the socket does not support zero copy.
     #[error(
         "zero copy was asked for, and this socket does not do it ({why}); use Choice::Adaptive to send plain instead"
     )]
     NotSupported {
-        /// What was found.
+        /// The reason.
         why: Unarmed,
     },
-    /// UDP_SEGMENT could not be set.
+    /// Setting UDP_SEGMENT failed.
     #[error("UDP segmentation offload could not be switched on: {0}")]
     Segmentation(#[source] io::Error),
-    /// A datagram that is longer than the protocol or the path takes, or of more segments than the kernel cuts at once (UDP_MAX_SEGMENTS,
-    /// 64 or 128), or of longer ones than the path takes. It was taken out, as one that is done; those behind it can be sent.
+    /// A datagram exceeds the limit of the protocol or the path, or has more segments than the kernel accepts (UDP_MAX_SEGMENTS,
+    /// 64 or 128), or its segments exceed the path MTU. The datagram was discarded and its buffer completed; the datagrams behind
+    /// it can still be sent.
     #[error(
         "a datagram of {bytes} bytes is longer than the socket takes; send less at once, or set a segment size that the path takes (and at most 64 segments at once)"
     )]
     TooLong {
-        /// Its length.
+        /// Length of the datagram in bytes.
         bytes: usize,
     },
-    /// The peer reset or closed the connection, or it broke.
+    /// The peer reset or closed the connection, or the connection failed.
     #[error("the connection is gone: {0}")]
     Gone(#[source] io::Error),
-    /// The peer has taken nothing for as long as was allowed.
+    /// The peer accepted no data for [`Options::stall`](crate::Options::stall).
     #[error("the peer has taken nothing for {0:?}: it may have stopped reading")]
     Stalled(Duration),
-    /// The error queue could not be read, so that completions are lost: the connection cannot go on.
+    /// The error queue could not be read. Completions may be lost, so the connection cannot continue.
     #[error(
         "a completion was lost while reading the error queue ({0}): nothing is known about frames in flight any more"
     )]
     Queue(#[source] io::Error),
-    /// sendmsg(2) or poll(2) failed for another reason.
+    /// sendmsg(2) or poll(2) failed for a reason without a variant here.
     #[error("sending failed: {0}")]
     Io(#[source] io::Error),
 }
 
-/// Why a socket is not sent on without a copy.
+/// The reason why a socket is always sent on with copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unarmed {
-    /// Plain sends were asked for.
+    /// Plain sends were requested.
     Choice,
-    /// The socket refused SO_ZEROCOPY: AF_UNIX, raw and packet sockets, UDP-Lite, an old kernel.
+    /// The socket refused SO_ZEROCOPY: AF_UNIX, raw and packet sockets, UDP-Lite, or an old kernel.
     Refused,
-    /// MPTCP accepts the flag silently and never notifies.
+    /// MPTCP accepts the flag but never sends notifications.
     Mptcp,
-    /// The kernel encrypts (kTLS).
+    /// The kernel encrypts the stream (kTLS).
     KernelTls,
 }
 

@@ -1,16 +1,15 @@
-//! Frames on their way, and the numbers that hold them.
+//! Frames in flight, and the completion numbers that cover them.
 //!
-//! Each successful call with MSG_ZEROCOPY and at least one byte has the socket's next number: u32 on the wire, 64 bits here.
-//! A call covers bytes of one frame or of several (gathered), and a frame that was sent in parts has several numbers. So:
+//! Each successful call with MSG_ZEROCOPY and at least one byte gets the socket's next number: u32 on the wire, 64 bits here. A call
+//! covers bytes of one frame or of several (gathered), and a frame that was sent in parts has several numbers.
 //!
-//! - frames stand in a queue by sequence number; all before the cursor are handed over entirely;
-//! - numbers stand in a queue from the oldest outstanding one; each names the frames that its call touched;
-//! - a frame is done when all its bytes are handed over and no number that touched it is outstanding: also when its last
-//!   bytes went plain while an earlier number of it is still out.
+//! - Frames are queued by sequence number; the kernel has accepted all frames before the cursor completely.
+//! - Numbers are queued from the oldest outstanding one; each has the range of frames that its call covered.
+//! - A frame is complete when all its bytes are accepted and no number that covers it is outstanding. This also holds if its last
+//!   bytes were sent plain while an earlier number was outstanding.
 //!
-//! Numbers are found by their distance from the oldest: O(1), no matter where u32 wraps. Ranges may come in any order, be
-//! merged, repeat what was said, or speak of calls that never were: a range costs time for the numbers that are outstanding
-//! and in it, never for those that it claims.
+//! A number is found by its distance from the oldest in O(1), wherever u32 wraps. Ranges may arrive in any order, be merged, repeat,
+//! or include numbers that were never assigned: the cost of a range is bounded by the outstanding numbers in it.
 //!
 //! References: Documentation/networking/msg_zerocopy.rst, "Notification Parsing".
 
@@ -22,17 +21,17 @@ use towpath_wire::Time;
 
 #[derive(Debug)]
 struct Frame<T> {
-    /// Empty when it was given back out of turn.
+    /// `None` after the frame completed out of order.
     token: Option<T>,
     len: usize,
     sent: usize,
-    /// Outstanding numbers that touched it.
+    /// Count of outstanding numbers that cover it.
     numbers: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Number {
-    /// Sequence number of the first frame, and how many frames.
+    /// Sequence number of the first frame, and the number of frames.
     first: u64,
     frames: u32,
     bytes: u64,
@@ -40,35 +39,35 @@ struct Number {
     completed: bool,
 }
 
-/// What a range did.
+/// Result of a range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Completed {
-    /// The first number of the range, in 64 bits, where it is one that was given out.
+    /// The first number of the range in 64 bits, if it was assigned.
     pub(crate) first: Option<u64>,
     pub(crate) numbers: u64,
     pub(crate) bytes: u64,
     pub(crate) duplicates: u64,
     pub(crate) unknown: u64,
-    /// It began behind the oldest outstanding number.
+    /// The range did not begin at the oldest outstanding number.
     pub(crate) out_of_order: bool,
 }
 
 #[derive(Debug)]
 pub(crate) struct Flight<T> {
     frames: VecDeque<Frame<T>>,
-    /// Sequence number of the first frame, and of the first that is not entirely handed over.
+    /// Sequence number of the first frame, and of the first one that is not completely accepted.
     base: u64,
     cursor: u64,
     numbers: VecDeque<Number>,
-    /// The number of the first of them.
+    /// The number of the first entry of `numbers`.
     oldest: u64,
     outstanding: usize,
     pinned: u64,
     unsent: u64,
-    /// Frames that hold a token.
+    /// Count of frames with a token.
     held: usize,
     done: VecDeque<T>,
-    /// Whether those that are done are kept in `done`.
+    /// True if completed frames are kept in `done`.
     keep_done: bool,
 }
 
@@ -89,19 +88,19 @@ impl<T> Flight<T> {
         }
     }
 
-    /// Frames that were pushed and are not done.
+    /// Frames that were pushed and are not completed.
     #[inline]
     pub(crate) fn held(&self) -> usize {
         self.held
     }
 
-    /// Numbers given out and not completed.
+    /// Count of numbers assigned and not completed.
     pub(crate) fn outstanding(&self) -> usize {
         self.outstanding
     }
 
-    /// Places between the oldest outstanding number and the next: what the queue of numbers takes.
-    pub(crate) fn window(&self) -> usize {
+    /// Length of the queue of numbers, from the oldest outstanding one.
+    pub(crate) fn number_span(&self) -> usize {
         self.numbers.len()
     }
 
@@ -110,18 +109,18 @@ impl<T> Flight<T> {
         self.pinned
     }
 
-    /// Bytes not handed over yet.
+    /// Bytes not yet accepted by the kernel.
     #[inline]
     pub(crate) fn unsent(&self) -> u64 {
         self.unsent
     }
 
-    /// The number that the next zero-copy call will have.
+    /// The number of the next zero-copy call.
     pub(crate) fn next_number(&self) -> u64 {
         self.oldest + self.numbers.len() as u64
     }
 
-    /// Since when the oldest outstanding number is out.
+    /// Time of the call with the oldest outstanding number.
     pub(crate) fn oldest_at(&self) -> Option<Time> {
         self.numbers.front().map(|number| number.at)
     }
@@ -129,7 +128,7 @@ impl<T> Flight<T> {
     #[inline]
     pub(crate) fn push(&mut self, token: T, len: usize) {
         self.frames.push_back(Frame { token: Some(token), len: 0, sent: 0, numbers: 0 });
-        // Not built with the rest, which is then moved in larger pieces: reading those would have to wait for this one.
+        // Written separately: moving the struct in larger pieces than it was written in stalls store forwarding.
         if let Some(frame) = self.frames.back_mut() {
             frame.len = len;
         }
@@ -137,7 +136,7 @@ impl<T> Flight<T> {
         self.unsent += len as u64;
     }
 
-    /// From now on what is done is dropped where it stands.
+    /// Drops completed frames instead of keeping them.
     pub(crate) fn drop_done(&mut self) {
         self.keep_done = false;
     }
@@ -147,26 +146,26 @@ impl<T> Flight<T> {
         self.frames.back_mut()?.token.as_mut()
     }
 
-    /// Whether all frames are entirely handed over.
+    /// Returns true if all frames are completely accepted.
     pub(crate) fn is_flushed(&self) -> bool {
         self.unflushed() == 0
     }
 
-    /// How many are not.
+    /// Count of frames that are not.
     #[inline]
     pub(crate) fn unflushed(&self) -> usize {
         self.frames.len() - (self.cursor - self.base) as usize
     }
 
-    /// The frame that is `at` behind the first one not entirely handed over, with what is left of it.
+    /// The frame at position `at` from the cursor, with its unsent part.
     #[inline]
     pub(crate) fn waiting(&self, at: usize) -> Option<(&T, Span<usize>)> {
         let frame = self.frames.get((self.cursor - self.base) as usize + at)?;
         Some((frame.token.as_ref()?, frame.sent..frame.len))
     }
 
-    /// The kernel took `bytes` from the cursor on, with a number of their own or plain. Of a datagram it takes all or none,
-    /// which may be zero bytes.
+    /// The kernel accepted `bytes` from the cursor on, with a new number or plain. A datagram is accepted completely; it may have zero
+    /// bytes.
     pub(crate) fn advance(&mut self, bytes: u64, with_number: bool, now: Time) {
         debug_assert!(bytes <= self.unsent);
         let first = self.cursor;
@@ -199,7 +198,7 @@ impl<T> Flight<T> {
         self.trim();
     }
 
-    /// The kernel gave its next `count` numbers to calls that failed, and they are over.
+    /// The kernel assigned its next `count` numbers to calls that failed; they count as completed.
     pub(crate) fn skip(&mut self, count: u64, now: Time) {
         for _ in 0..count {
             let over = Number { first: self.cursor, frames: 0, bytes: 0, at: now, completed: true };
@@ -208,10 +207,10 @@ impl<T> Flight<T> {
         self.trim();
     }
 
-    /// A notification came. `each` is told the bytes and the time of each number that it completes.
+    /// Processes a notification. Calls `each` with the bytes and the time of each number that it completes.
     pub(crate) fn complete(&mut self, range: Range, mut each: impl FnMut(u64, Time)) -> Completed {
         let mut result = Completed::default();
-        // The distance of u32 numbers, as the nearer of both ways around: at most 2^31 numbers are outstanding.
+        // Signed distance of u32 numbers; at most 2^31 numbers are outstanding.
         let ahead = range.first.wrapping_sub(self.oldest as u32) as i32;
         let start = i128::from(self.oldest) + i128::from(ahead);
         let end = start + i128::from(range.count());
@@ -251,13 +250,13 @@ impl<T> Flight<T> {
         }
     }
 
-    /// Forgets what is over at the front of both queues. Numbers first: they name frames by their place.
+    /// Removes completed entries at the front of both queues, numbers first, because they refer to frames by position.
     fn trim(&mut self) {
         while self.numbers.front().is_some_and(|number| number.completed) {
             self.numbers.pop_front();
             self.oldest += 1;
         }
-        // A completed number behind the oldest names frames that are done, and is not looked at again.
+        // A completed number behind the oldest refers to completed frames and is not used again.
         while self.frames.front().is_some_and(|frame| frame.token.is_none()) {
             self.frames.pop_front();
             self.base += 1;
@@ -268,8 +267,7 @@ impl<T> Flight<T> {
         self.done.pop_front()
     }
 
-    /// Takes everything out: frames that are done, frames that no number touches (never sent, or not in flight), and
-    /// frames that the kernel may still read; and the bytes of each outstanding number.
+    /// Removes everything: completed frames, frames without outstanding numbers (unsent), and frames that the kernel may still read.
     pub(crate) fn take_all(&mut self) -> Abandoned<T> {
         let mut abandoned =
             Abandoned { done: self.done.drain(..).collect(), unsent: Vec::new(), in_flight: Vec::new() };
@@ -289,7 +287,7 @@ impl<T> Flight<T> {
     }
 }
 
-/// A frame is done: it goes where those that are done are kept, or is dropped, without being moved.
+/// Completes a frame: appends its token to `done`, or drops it in place.
 #[inline]
 fn finish<T>(token: &mut Option<T>, done: Option<&mut VecDeque<T>>) {
     match done {
@@ -298,13 +296,13 @@ fn finish<T>(token: &mut Option<T>, done: Option<&mut VecDeque<T>>) {
     }
 }
 
-/// What was left of a connection that ended.
+/// The frames of a connection that ended.
 #[derive(Debug, Default)]
 pub struct Abandoned<T> {
-    /// Completed before the end, and not collected yet.
+    /// Completed before the end, and not collected.
     pub done: Vec<T>,
-    /// Not handed to the kernel, or not all of it, with no number outstanding: free.
+    /// Not completely accepted by the kernel, with no number outstanding: free for reuse.
     pub unsent: Vec<T>,
-    /// The kernel may still read them, and will never say when it is done: for a [`Quarantine`](crate::Quarantine).
+    /// The kernel may still read these, and no completion can arrive: move them to a [`Quarantine`](crate::Quarantine).
     pub in_flight: Vec<T>,
 }

@@ -1,15 +1,43 @@
-//! Zero-copy sends with honest completions: MSG_ZEROCOPY (Linux 4.14) over TCP and UDP sockets.
+//! Zero-copy transmission with MSG_ZEROCOPY (Linux 4.14) over TCP and UDP sockets, with exact completions.
 //!
-//! A frame is handed over, the kernel sends straight from it, and it comes back exactly when the kernel is done with it:
-//! faster where the path allows it, plain sends where it does not. The guide for newcomers is `docs/book/src/reference/send.md`.
+//! The kernel transmits directly from the caller's buffer. The caller gives a buffer to a sender and gets it back when the
+//! kernel has reported that it no longer reads it. Where zero copy does not work or does not pay (loopback, short messages,
+//! exhausted memory limits), the sender falls back to plain sends.
 //!
-//! - [`Sender`] sends buffers over a connected TCP or UDP socket; `AsyncSender` (feature `tokio`) on tokio;
-//!   [`PollSender`] in an event loop of one's own.
-//! - [`Pool`] has frames to send from, in huge pages where there are some.
-//! - [`Engine`] is the middle, without IO: numbers, frames, budgets, and the policy that decides between zero copy and
-//!   plain sends.
+//! Use this crate for large messages (tens of KiB and more) over a real network device, and where the CPU time of copying
+//! matters. For short messages a plain `write(2)` is as fast. The guide is `docs/book/src/reference/send.md`.
+//!
+//! - [`Sender`] sends buffers over a connected TCP or UDP socket and blocks. `AsyncSender` (feature `tokio`) is its
+//!   counterpart for tokio, [`PollSender`] the one for an existing event loop.
+//! - [`Pool`] allocates frames to send from, in huge pages where these are available.
+//! - [`Engine`] is the state machine without IO: completion numbers, frames in flight, memory budgets, and the policy that
+//!   chooses between zero-copy and plain sends.
+//!
+//! ```
+//! use std::io::Read;
+//! use std::net::{TcpListener, TcpStream};
+//! use std::time::Duration;
+//! use towpath_send::{Options, Pool, Sender};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let listener = TcpListener::bind("127.0.0.1:0")?;
+//! let stream = TcpStream::connect(listener.local_addr()?)?;
+//! let mut pool = Pool::new(4, 64 << 10, true)?;
+//! let mut sender = Sender::new(stream, Options::default())?;
+//!
+//! let mut frame = pool.take().ok_or("no free frame")?;
+//! frame.put(b"hello");
+//! sender.send(frame)?;
+//! sender.close(Duration::from_secs(10))?;
+//!
+//! let mut received = Vec::new();
+//! listener.accept()?.0.read_to_end(&mut received)?;
+//! assert_eq!(received, b"hello");
+//! # Ok(())
+//! # }
+//! ```
 #![deny(unsafe_code)]
-// `cfg(loom)` swaps the atomics for those of a model checker; the manifest of a workspace member cannot declare it.
+// `cfg(loom)` replaces the atomics with those of the model checker; a workspace member cannot declare the cfg in its manifest.
 #![allow(unexpected_cfgs)]
 
 #[cfg(feature = "tokio")]

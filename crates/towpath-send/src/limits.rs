@@ -1,22 +1,22 @@
-//! What the system lets a sender pin.
+//! Limits of the system on pinned memory.
 
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::CapabilitySet;
 
-/// The limits of this process, as far as they can be read.
+/// Limits of this process; values that cannot be read have defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// RLIMIT_MEMLOCK in bytes, which all sockets of the user share; none with CAP_IPC_LOCK, or when there is no limit.
+    /// RLIMIT_MEMLOCK in bytes, shared by all sockets of the user. `None` with CAP_IPC_LOCK, or if the limit is infinite.
     pub locked: Option<u64>,
-    /// net.core.optmem_max of this network namespace, bytes: what one socket's notes about pinned memory may take.
+    /// net.core.optmem_max of this network namespace in bytes: the limit on one socket's records of pinned memory.
     pub optmem: u64,
 }
 
-/// What net.core.optmem_max was before Linux 6.8, taken when it cannot be read.
+/// Default of net.core.optmem_max before Linux 6.8, used if the value cannot be read.
 const OLD_OPTMEM: u64 = 20_480;
 
 impl Limits {
-    /// Reads them.
+    /// Reads the limits.
     pub fn read() -> Self {
         let exempt = rustix::thread::capabilities(None)
             .is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));

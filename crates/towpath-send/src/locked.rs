@@ -1,26 +1,26 @@
-//! Locked memory: what the kernel lets one user pin, shared by all senders of a process.
+//! Account of locked memory: the memory that the kernel lets one user pin, shared by all senders of a process.
 //!
-//! mm_account_pinned_pages (net/core/skbuff.c) charges each zero-copy call `(len >> 12) + 2` pages to the user, against
-//! RLIMIT_MEMLOCK, until its number completes; CAP_IPC_LOCK is exempt. Other processes of the user are charged to the
-//! same account, which nobody can read: so this is an estimate, and ENOBUFS is the truth.
+//! mm_account_pinned_pages (net/core/skbuff.c) charges each zero-copy call `(len >> 12) + 2` pages to the user until its number
+//! completes, against RLIMIT_MEMLOCK; CAP_IPC_LOCK is exempt. Other processes of the user share that account, and user space
+//! cannot read it. This account is therefore an estimate, and ENOBUFS is authoritative.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The pages that this process may pin, shared by its senders.
+/// The memory that this process may pin, shared by its senders.
 #[derive(Debug)]
 pub struct LockedMemory {
     limit: u64,
-    /// Relaxed everywhere: a counter, which orders nothing else.
+    /// Relaxed everywhere: the counter orders no other memory access.
     used: AtomicU64,
 }
 
 impl LockedMemory {
-    /// Lets senders pin `limit` bytes at once.
+    /// An account with a limit of `limit` bytes.
     pub const fn new(limit: u64) -> Self {
         Self { limit, used: AtomicU64::new(0) }
     }
 
-    /// Three quarters of RLIMIT_MEMLOCK (bytes; none is no limit).
+    /// Three quarters of `rlimit` (RLIMIT_MEMLOCK in bytes); `None` is unlimited.
     pub const fn of_rlimit(rlimit: Option<u64>) -> Self {
         match rlimit {
             Some(bytes) => Self::new(bytes / 4 * 3),
@@ -28,31 +28,31 @@ impl LockedMemory {
         }
     }
 
-    /// Bytes that may be pinned at once.
+    /// Limit in bytes.
     pub const fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Bytes that are charged now; nothing where there is no limit.
+    /// Bytes charged at present; 0 without a limit.
     pub fn used(&self) -> u64 {
         self.used.load(Relaxed)
     }
 
-    /// The longest call for which there is room now.
+    /// Longest call that fits now.
     pub(crate) fn room(&self) -> u64 {
         self.limit.saturating_sub(self.used()).saturating_sub(charge(0))
     }
 
-    /// Adds a charge: a call that the kernel took. Two threads may both have seen the same room: the kernel's own account is
-    /// what counts, and three quarters leave space for that.
+    /// Charges a call that the kernel accepted. Two threads may both have seen the same room; the limit of three quarters leaves
+    /// a reserve for this, and the kernel's account decides.
     pub(crate) fn take(&self, charge: u64) {
-        // What has no limit needs no account.
+        // Without a limit no account is kept.
         if self.limit != u64::MAX {
             self.used.fetch_add(charge, Relaxed);
         }
     }
 
-    /// Takes back charges.
+    /// Credits charges.
     pub(crate) fn give_back(&self, charge: u64) {
         if self.limit != u64::MAX && charge > 0 {
             self.used.fetch_sub(charge, Relaxed);
@@ -60,12 +60,12 @@ impl LockedMemory {
     }
 }
 
-/// What the kernel charges for a call of `len` bytes.
+/// The kernel's charge for a call of `len` bytes.
 pub(crate) const fn charge(len: u64) -> u64 {
     ((len >> 12) + 2) << 12
 }
 
-/// What it charges at most for `calls` calls of `bytes` altogether.
+/// Upper bound of the charge for `calls` calls of `bytes` in total.
 pub(crate) const fn charges(calls: u64, bytes: u64) -> u64 {
     bytes + calls * charge(0)
 }

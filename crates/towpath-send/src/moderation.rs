@@ -1,23 +1,23 @@
-//! How long a full socket is left alone.
+//! Back-off of a sender whose socket is full.
 //!
-//! Each notification wakes whoever polls the socket, whether there is room to send in or not: POLLERR cannot be masked. While a sender
-//! waits for room that is one wake-up for every few hundred KiB, and on a fast path, where a wake-up costs as much as sending 100 KiB
-//! without a copy does, most of what sending costs. So it sleeps first, for about a third of the time in which the socket would run
-//! empty, and polls then: as a network device moderates its interrupts.
+//! Each notification wakes the thread that polls the socket, whether there is room to send or not: POLLERR cannot be masked. A
+//! sender that waits for room would be woken for every few hundred KiB. On a fast path a wake-up costs as much as sending 100 KiB
+//! without a copy, so wake-ups would dominate the cost. The sender therefore sleeps first, for about a third of the time in which
+//! the socket would drain, and polls afterwards: the equivalent of interrupt moderation in a network device.
 //!
-//! What always holds: a pause is at most [`LONGEST`], and after one in which more than half of the queue has gone the next is half as
-//! long. Where a queue empties faster than can be slept, nothing is slept.
+//! Invariants: a pause is at most [`LONGEST`], and a pause in which more than half of the queue drained is followed by one of half
+//! the length. A sender does not sleep on a queue that drains faster than the shortest pause.
 
 use std::time::Duration;
 
-/// The first pause, and what is not worth sleeping: a timer comes some 50 us late.
+/// The first and shortest pause. Shorter sleeps are not worthwhile: a timer fires some 50 us late.
 const SHORTEST: Duration = Duration::from_micros(100);
 const LONGEST: Duration = Duration::from_millis(4);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moderation {
     pause: Duration,
-    /// Times in a row that the queue emptied faster than can be slept.
+    /// Consecutive pauses of the shortest length in which the queue drained too far.
     fast: u32,
 }
 
@@ -26,12 +26,12 @@ impl Moderation {
         Self { pause: SHORTEST, fast: 0 }
     }
 
-    /// How long to sleep before the socket is polled.
+    /// Time to sleep before polling the socket; `None` polls at once.
     pub(crate) fn pause(&self) -> Option<Duration> {
         (self.fast < GIVEN_UP).then_some(self.pause)
     }
 
-    /// The socket's queue had so many bytes before the pause, and has so many now.
+    /// Adapts the pause. The socket's queue had `before` bytes before the pause and has `now` bytes after it.
     pub(crate) fn handle_slept(&mut self, before: u64, now: u64) {
         let gone = before.saturating_sub(now);
         if gone > before / 2 {
@@ -46,15 +46,15 @@ impl Moderation {
     }
 }
 
-/// After so many in a row nothing is slept any more.
+/// Number of such pauses after which the sender stops sleeping.
 const GIVEN_UP: u32 = 8;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A socket of `size` bytes that empties at `rate` bytes a second and is full before each pause: the last pause, and how often of a
-    /// hundred times it ran empty.
+    /// Simulates a socket of `size` bytes that drains at `rate` bytes per second and is full before each pause. Returns the last pause, and
+    /// how many of a hundred pauses drained the queue.
     fn play(size: u64, rate: u64) -> (Option<Duration>, usize) {
         let mut moderation = Moderation::new();
         let mut empty = 0;
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quarter_to_a_half_of_the_queue_goes_meanwhile() {
+    fn a_pause_drains_a_quarter_to_a_half_of_the_queue() {
         for (size, rate) in [(8 << 20, 2_500_000_000_u64), (8 << 20, 5_000_000_000), (1 << 20, 1_000_000_000)]
         {
             let (pause, empty) = play(size, rate);
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_ones_wait_no_longer_than_the_longest_and_fast_ones_not_at_all() {
+    fn slow_queues_pause_at_most_longest_and_fast_queues_do_not_pause() {
         assert_eq!(play(8 << 20, 1_000_000), (Some(LONGEST), 0));
         let (pause, empty) = play(64 << 10, 10_000_000_000);
         assert!(pause.is_none() && empty <= GIVEN_UP as usize);

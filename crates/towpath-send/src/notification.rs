@@ -1,4 +1,4 @@
-//! What the error queue says: control messages as bytes, in; ranges of numbers, out.
+//! Parser of the socket error queue: control messages in, ranges of completion numbers out.
 //!
 //! References: Documentation/networking/msg_zerocopy.rst; include/uapi/linux/errqueue.h; cmsg(3); ip(7) IP_RECVERR.
 
@@ -9,57 +9,57 @@ const CODE_COPIED: u8 = 1;
 /// struct sock_extended_err.
 const EXTENDED_ERR: usize = 16;
 
-/// SOL_IP and IP_RECVERR, SOL_IPV6 and IPV6_RECVERR: where the kernel puts a `sock_extended_err`.
+/// Level and type of the control messages that carry a `sock_extended_err`: SOL_IP/IP_RECVERR and SOL_IPV6/IPV6_RECVERR.
 const PLACES: [(i32, i32); 2] = [(0, 11), (41, 25)];
 
-/// A notification range: the numbers `first..=last` of zero-copy calls that the kernel is done with, on the wire as u32
-/// that wrap.
+/// A completion notification: the kernel has completed the zero-copy calls numbered `first..=last`. The numbers are u32 and
+/// wrap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
     /// The first number (`ee_info`).
     pub first: u32,
     /// The last number (`ee_data`), inclusive.
     pub last: u32,
-    /// SO_EE_CODE_ZEROCOPY_COPIED: the kernel copied after all. A range that was put together from several keeps the
-    /// code of one of them, so this judges a range of one number only.
+    /// SO_EE_CODE_ZEROCOPY_COPIED: the kernel copied the data. A range merged from several has the code of one of them, so the
+    /// flag is conclusive only for a range of one number.
     pub copied: bool,
 }
 
 impl Range {
-    /// How many numbers it has: 1 to 2^32.
+    /// Count of numbers in the range: 1 to 2^32.
     pub const fn count(self) -> u64 {
         self.last.wrapping_sub(self.first) as u64 + 1
     }
 }
 
-/// A `sock_extended_err` that is no zero-copy notification: a timestamp, an ICMP error. It is for the socket's owner.
+/// A `sock_extended_err` that is not a zero-copy notification: a timestamp or an ICMP error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExtendedError {
     /// `ee_errno`: an errno value, or ENOMSG for a timestamp.
     pub errno: u32,
     /// `ee_origin`: SO_EE_ORIGIN_LOCAL, _ICMP, _ICMP6, _TIMESTAMPING...
     pub origin: u8,
-    /// `ee_type`: ICMP's type, for an ICMP error.
+    /// `ee_type`: the ICMP type, for an ICMP error.
     pub kind: u8,
-    /// `ee_code`: ICMP's code.
+    /// `ee_code`: the ICMP code.
     pub code: u8,
-    /// `ee_info`: by origin; the MTU of "fragmentation needed".
+    /// `ee_info`: depends on the origin; the MTU for "fragmentation needed".
     pub info: u32,
-    /// `ee_data`: by origin.
+    /// `ee_data`: depends on the origin.
     pub data: u32,
 }
 
 /// One entry of the error queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Calls that the kernel is done with.
+    /// Completed zero-copy calls.
     Zerocopy(Range),
-    /// Something else, to be passed on.
+    /// Any other extended error.
     Other(ExtendedError),
 }
 
-/// The first `sock_extended_err` in the control messages that recvmsg(2) with MSG_ERRQUEUE gave; the kernel puts one into
-/// each. Nothing outside of `control` is read, whatever lengths stand in it.
+/// Returns the first `sock_extended_err` in the control messages of recvmsg(2) with MSG_ERRQUEUE; the kernel puts one into each
+/// entry. Never reads outside `control`, whatever lengths it contains.
 pub fn parse(mut control: &[u8]) -> Option<Event> {
     // struct cmsghdr: size_t cmsg_len; int cmsg_level; int cmsg_type.
     const WORD: usize = size_of::<usize>();
@@ -110,22 +110,22 @@ mod tests {
         err.extend([origin, kind, code, 0]);
         err.extend(info.to_ne_bytes());
         err.extend(data.to_ne_bytes());
-        // The offender's address follows.
+        // The offender's address follows (SO_EE_OFFENDER).
         err.extend([0; 16]);
         err
     }
 
     #[test]
-    fn rows() {
+    fn control_messages_are_parsed() {
         let range = |first, last, copied| Some(Event::Zerocopy(Range { first, last, copied }));
         let icmp = ExtendedError { errno: 111, origin: 2, kind: 3, code: 3, info: 0, data: 0 };
         let rows = [
             (cmsg(0, 11, &extended(0, [5, 0, 0], 3, 7)), range(3, 7, false)),
             (cmsg(41, 25, &extended(0, [5, 0, 1], u32::MAX, 0)), range(u32::MAX, 0, true)),
-            // A timestamp's message first, of a length that is padded.
+            // A preceding timestamp message with a padded length.
             ([cmsg(1, 29, &[0; 5]), cmsg(0, 11, &extended(0, [5, 0, 0], 1, 1))].concat(), range(1, 1, false)),
             (cmsg(0, 11, &extended(111, [2, 3, 3], 0, 0)), Some(Event::Other(icmp))),
-            // Not a place of extended errors; cut short; a length that lies.
+            // A different control message; a truncated one; invalid lengths.
             (cmsg(1, 11, &extended(0, [5, 0, 0], 3, 7)), None),
             (cmsg(0, 11, &[0; 15]), None),
             (vec![0xff; 64], None),

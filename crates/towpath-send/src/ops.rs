@@ -1,7 +1,7 @@
-//! One harness for the completion engine: operations, run against the engine and against a model that knows the plain truth.
+//! Test harness for the completion engine: runs operations against the engine and against a reference model.
 //!
-//! The same harness serves the property test and the fuzzer: operations come from bytes. The model is the kernel's side: a
-//! list of all calls with the frames whose bytes they carried, and for each whether it was notified.
+//! The property test and the fuzzer share it: operations are decoded from bytes. The model is the kernel's view: a list of all calls
+//! with the frames that each covered, and whether each was notified.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,28 +12,28 @@ use crate::locked::LockedMemory;
 use crate::notification::Range;
 use towpath_wire::Time;
 
-/// Bytes that make one operation.
+/// Encoded size of an operation in bytes.
 pub const OP_BYTES: usize = 4;
 
-/// Something that happens to a connection.
+/// An operation on a connection.
 #[derive(Clone, Copy, Debug)]
 pub enum Op {
-    /// A frame of so many bytes is pushed.
+    /// Pushes a frame of this many bytes.
     Push(usize),
-    /// At most so many calls are made, and the kernel takes this many 255ths of the last one of them.
+    /// Makes calls; the first field is the part of the last call that the kernel accepts, in 255ths, the second selects their number.
     Send(u8, usize),
-    /// The call is refused with ENOBUFS.
+    /// The call fails with ENOBUFS.
     NoBuffers,
-    /// A range of outstanding numbers is notified: from which of them, how many, with which code.
+    /// Notifies a range of outstanding numbers: start, count, and the COPIED code.
     Notify(u8, u8, bool),
-    /// Any range is notified: the distance of its first number from the next one, and its length.
+    /// Notifies an arbitrary range: distance of its first number from the next number, and length.
     Stray(i8, u32),
-    /// Time passes.
+    /// Advances the time.
     Advance(Duration),
 }
 
 impl Op {
-    /// The operation that these bytes are.
+    /// Decodes an operation.
     pub fn from_bytes(bytes: [u8; OP_BYTES]) -> Self {
         let [op, a, b, c] = bytes;
         match op % 16 {
@@ -47,7 +47,7 @@ impl Op {
     }
 }
 
-/// A call that the kernel took with the flag.
+/// A zero-copy call that the kernel accepted.
 struct Call {
     frames: Vec<u32>,
     bytes: u64,
@@ -62,7 +62,7 @@ pub struct World {
     now: Time,
     pushed: u32,
     pushed_bytes: u64,
-    /// Of each frame that is not back: its length, and how much of it was handed over.
+    /// Length and accepted bytes of each frame that was not returned.
     frames: BTreeMap<u32, (usize, usize)>,
     calls: Vec<Call>,
     returned: BTreeSet<u32>,
@@ -70,7 +70,7 @@ pub struct World {
 }
 
 impl World {
-    /// A connection whose kind and limits are picked by `shape`, with numbers that begin shortly before they wrap.
+    /// A connection; `shape` selects its kind and limits. Its numbers start shortly before they wrap.
     pub fn new(shape: u8) -> Self {
         let first = [0, (1 << 32) - 3, (1 << 32) - 40, (7 << 32) - 1][usize::from(shape & 3)];
         let locked = Arc::new(LockedMemory::new(if shape & 4 == 0 { u64::MAX } else { 96 << 10 }));
@@ -101,10 +101,10 @@ impl World {
         }
     }
 
-    /// Does one operation and checks everything that must hold after it.
+    /// Executes one operation and checks all invariants.
     ///
     /// # Panics
-    /// When it does not.
+    /// Panics if an invariant is violated.
     pub fn step(&mut self, op: Op) {
         match op {
             Op::Push(len) => self.push(len),
@@ -117,10 +117,10 @@ impl World {
         self.check();
     }
 
-    /// Sends what is left, notifies every number, and checks that all frames come back.
+    /// Sends the remaining data, notifies every number, and checks that all frames are returned.
     ///
     /// # Panics
-    /// When one does not, or when nothing moves any more.
+    /// Panics if a frame is not returned, or if progress stops.
     pub fn finish(mut self) {
         for _ in 0..10_000 {
             if self.engine.is_flushed() {
@@ -129,12 +129,12 @@ impl World {
             self.send(255, 3);
             self.check();
         }
-        assert!(self.engine.is_flushed(), "sending stalls although the kernel takes everything");
+        assert!(self.engine.is_flushed(), "sending stalls although the kernel accepts all data");
         while self.engine.outstanding() > 0 {
             self.notify(0, 255, false);
             self.check();
         }
-        assert!(self.frames.is_empty(), "frames that never came back: {:?}", self.frames);
+        assert!(self.frames.is_empty(), "frames never returned: {:?}", self.frames);
         assert_eq!((self.engine.held(), self.engine.pinned(), self.engine.unsent()), (0, 0, 0));
         assert_eq!(self.locked.used(), 0);
         let counters = self.engine.counters();
@@ -159,7 +159,7 @@ impl World {
         assert!(calls.len() <= (most % 20).max(1) && calls.iter().all(|call| call.how == calls[0].how));
         let parts: Vec<_> = self.engine.parts().map(|(token, span)| (*token, span)).collect();
         let mut parts = parts.into_iter();
-        // The kernel may stop before any of them.
+        // The kernel may stop before any call.
         let made = 1 + most / 20 % calls.len();
         for (at, transmit) in calls[..made].iter().enumerate() {
             let own: Vec<_> = parts.by_ref().take(transmit.parts).collect();
@@ -200,8 +200,8 @@ impl World {
         }
         self.engine.handle_no_buffers(self.now);
         if self.engine.outstanding() == 0 {
-            let next = self.engine.poll_transmit(self.now).expect("it is still there");
-            assert!(matches!(next.how, How::Plain(_)), "waits for a completion that will not come");
+            let next = self.engine.poll_transmit(self.now).expect("the frame still waits");
+            assert!(matches!(next.how, How::Plain(_)), "waits for a completion that cannot arrive");
         }
     }
 
@@ -226,7 +226,7 @@ impl World {
         let range = Range { first, last: first.wrapping_add(len), copied: false };
         self.engine.handle_notification(range, self.now);
         self.stray = true;
-        // Those of it that are real are as good as notified.
+        // The assigned numbers in the range count as notified.
         let from = self.calls.len() as i64 + i64::from(distance);
         for at in from.max(0)..(from + range.count() as i64).min(self.calls.len() as i64) {
             self.calls[at as usize].notified = true;
@@ -235,15 +235,15 @@ impl World {
 
     fn check(&mut self) {
         while let Some(token) = self.engine.poll_done() {
-            assert!(self.returned.insert(token), "frame {token} came back twice");
-            let (len, sent) = self.frames.remove(&token).expect("a frame that is out");
-            assert_eq!(sent, len, "frame {token} came back before it was handed over");
+            assert!(self.returned.insert(token), "frame {token} was returned twice");
+            let (len, sent) = self.frames.remove(&token).expect("a pending frame");
+            assert_eq!(sent, len, "frame {token} was returned before it was accepted");
             let pinned = self.calls.iter().any(|call| !call.notified && call.frames.contains(&token));
-            assert!(!pinned, "frame {token} came back while the kernel has it");
+            assert!(!pinned, "frame {token} was returned while the kernel reads it");
         }
         for (token, (len, sent)) in &self.frames {
             let pinned = self.calls.iter().any(|call| !call.notified && call.frames.contains(token));
-            assert!(sent < len || pinned || *len == 0, "frame {token} is kept although nothing has it");
+            assert!(sent < len || pinned || *len == 0, "frame {token} is kept although no number covers it");
         }
         let open = self.calls.iter().filter(|call| !call.notified);
         assert_eq!(self.engine.pinned(), open.clone().map(|call| call.bytes).sum::<u64>());
@@ -272,7 +272,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
         #[test]
-        fn frames_come_back_when_the_kernel_is_done(
+        fn frames_are_returned_after_completion(
             shape: u8,
             ops in proptest::collection::vec(any::<[u8; OP_BYTES]>(), 0..200),
         ) {

@@ -1,9 +1,10 @@
-//! When to send without a copy: only where it is known to work, and known by a probe of its own.
+//! The policy that chooses between zero-copy and plain sends. It uses zero copy only after an isolated probe has shown that
+//! the kernel does not copy.
 //!
-//! SO_EE_CODE_ZEROCOPY_COPIED is lossy: the kernel extends the last entry of the error queue by an adjacent range and keeps
-//! that entry's code, and calls that share a group share one bit. So only an isolated call is judged: one that is sent while
-//! no number is outstanding, and beside which none is sent until its notification is read. Many COPIED ranges in a row while
-//! zero copy is on are a suspicion, no judgement: they lead to a probe.
+//! SO_EE_CODE_ZEROCOPY_COPIED is lossy: the kernel merges an adjacent range into the last entry of the error queue and keeps
+//! that entry's code, and calls in one group share one bit. Only an isolated call is therefore conclusive: one that is sent
+//! while no number is outstanding, with no other zero-copy call until its notification is read. A run of COPIED ranges in
+//! zero-copy mode is only a hint, and starts a probe.
 //!
 //! ```text
 //! Copying --(64 MiB or 1 s, doubling to 60 s)--> Probing --a probe was not copied--> Zerocopy
@@ -15,49 +16,49 @@ use std::time::Duration;
 
 use towpath_wire::Time;
 
-/// COPIED probes in a row that end zero copy.
+/// Consecutive COPIED probes that disable zero copy.
 const STREAK: u8 = 3;
-/// COPIED ranges in a row that raise the suspicion.
+/// Consecutive COPIED ranges that start a probe.
 const SUSPICIOUS: u8 = 16;
-/// After so many bytes or so much time a connection that copies probes again; both double each time it was in vain.
+/// Bytes and time after which a copying connection probes again. Both double after each unsuccessful attempt.
 const FIRST_BYTES: u64 = 64 << 20;
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// How a connection sends.
+/// The mode of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Plain sends.
     Copying,
-    /// One zero-copy call at a time shows whether the kernel copies; the rest goes plain.
+    /// One zero-copy call at a time probes whether the kernel copies; all other calls are plain.
     Probing,
-    /// Everything that is long enough goes without a copy.
+    /// All calls of at least `min_zerocopy` bytes are zero-copy.
     Zerocopy,
 }
 
-/// Why a connection's mode changed.
+/// The reason of a mode switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The destination is this machine, where the kernel copies always: it begins by copying.
+    /// The destination is local, where the kernel always copies. The connection starts in copying mode.
     Local,
-    /// Time or bytes have passed: a probe.
+    /// The pause between probes has ended.
     Again,
     /// A probe was sent without a copy.
     NotCopied,
-    /// Three probes in a row were copied.
+    /// Three consecutive probes were copied.
     Copied,
-    /// Many COPIED ranges in a row: a probe.
+    /// A run of COPIED ranges; starts a probe.
     Suspicion,
-    /// The socket refused the flag.
+    /// The socket refused MSG_ZEROCOPY.
     Refused,
 }
 
 impl Reason {
-    /// All of them, in the order of [`Counters::switches`](crate::Counters::switches).
+    /// All reasons, in the order of [`Counters::switches`](crate::Counters::switches).
     pub const ALL: [Self; 6] =
         [Self::Local, Self::Again, Self::NotCopied, Self::Copied, Self::Suspicion, Self::Refused];
 
-    /// A word for tables and JSON.
+    /// Name for tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Local => "local",
@@ -70,38 +71,38 @@ impl Reason {
     }
 }
 
-/// What to do with the next call that is long enough.
+/// Decision for the next call of at least `min_zerocopy` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
     Plain,
     Zerocopy,
-    /// An isolated zero-copy call, to be reported as a probe.
+    /// An isolated zero-copy call, to be registered with `handle_probe`.
     Probe,
-    /// Plain, because a probe is out or is to be sent as soon as nothing is.
-    Beside,
+    /// Plain, because a probe is outstanding or waits until no number is outstanding.
+    PlainDuringProbe,
 }
 
 #[derive(Debug)]
 pub(crate) struct Policy {
     mode: Mode,
-    /// Whether the mode may change.
+    /// True if the mode may change.
     adaptive: bool,
     streak: u8,
     suspicion: u8,
-    /// The number of the probe that is out.
+    /// Number of the outstanding probe.
     probe: Option<u64>,
-    /// What the next pause is, and when the present one ends.
+    /// Length of the next pause, and the end of the present one, each in bytes and time.
     pause: (u64, Duration),
     resume: (u64, Time),
 }
 
 impl Policy {
-    /// A connection that stays in `mode`.
+    /// A connection with a fixed mode.
     pub(crate) fn fixed(mode: Mode) -> Self {
         Self { adaptive: false, ..Self::begin(mode) }
     }
 
-    /// A connection that finds out; `local` says that the destination is this machine.
+    /// A connection with an adaptive mode. `local` is true if the destination is this machine.
     pub(crate) fn adaptive(local: bool, now: Time) -> (Self, Option<Reason>) {
         let mut policy = Self::begin(if local { Mode::Copying } else { Mode::Probing });
         if local {
@@ -126,12 +127,12 @@ impl Policy {
         self.mode
     }
 
-    /// What to do with the next call, after `sent` bytes were sent altogether and while `outstanding` numbers are out.
+    /// Decides on the next call. `sent` is the total of bytes sent; `outstanding` is the number of outstanding completions.
     pub(crate) fn decide(&mut self, sent: u64, outstanding: usize, now: Time) -> (Decision, Option<Reason>) {
         let mut reason = None;
         if self.mode == Mode::Copying && self.adaptive && (sent >= self.resume.0 || now >= self.resume.1) {
             self.mode = Mode::Probing;
-            // Once in vain is enough after a pause that followed three probes.
+            // After a pause that followed three probes, one copied probe suffices.
             self.streak = if self.pause.1 == FIRST_WAIT { 0 } else { STREAK - 1 };
             reason = Some(Reason::Again);
         }
@@ -139,18 +140,18 @@ impl Policy {
             Mode::Copying => Decision::Plain,
             Mode::Zerocopy => Decision::Zerocopy,
             Mode::Probing if outstanding == 0 => Decision::Probe,
-            Mode::Probing => Decision::Beside,
+            Mode::Probing => Decision::PlainDuringProbe,
         };
         (decision, reason)
     }
 
-    /// A probe was sent, with this number.
+    /// Registers the probe that was sent with `number`.
     pub(crate) fn handle_probe(&mut self, number: u64) {
         self.probe = Some(number);
     }
 
-    /// A range came: its first number, how many of it were outstanding, its code. Says what a probe showed (whether it
-    /// was copied), and why the mode changed.
+    /// Processes a notification range: its first number, how many of its numbers were outstanding, and its code. Returns the
+    /// result of the probe (true if copied), and the reason if the mode changed.
     pub(crate) fn handle_range(
         &mut self,
         first: u64,
@@ -170,13 +171,13 @@ impl Policy {
                     self.probe = None;
                     (Some(copied), self.judge(copied, sent, now))
                 }
-                // Numbers from before the suspicion; or a range that tells nothing.
+                // Numbers from before the probe, or an inconclusive range.
                 _ => (None, None),
             },
         }
     }
 
-    /// The socket does not take the flag after all.
+    /// Fixes the mode at copying: the socket does not support MSG_ZEROCOPY.
     pub(crate) fn refuse(&mut self) -> Reason {
         *self = Self::fixed(Mode::Copying);
         Reason::Refused
@@ -223,19 +224,19 @@ mod tests {
 
     const NOW: Time = Time::from_nanos(0);
 
-    /// Sends a probe and answers it.
+    /// Sends a probe and completes it.
     fn probe(policy: &mut Policy, number: u64, copied: bool, now: Time) -> Option<Reason> {
         let (decision, _) = policy.decide(0, 0, now);
         assert_eq!(decision, Decision::Probe);
         policy.handle_probe(number);
-        assert_eq!(policy.decide(0, 1, now).0, Decision::Beside, "nothing goes beside a probe");
+        assert_eq!(policy.decide(0, 1, now).0, Decision::PlainDuringProbe, "a probe is isolated");
         let (judged, reason) = policy.handle_range(number, 1, copied, 0, now);
         assert_eq!(judged, Some(copied));
         reason
     }
 
     #[test]
-    fn three_copied_probes_in_a_row_and_not_two() {
+    fn three_consecutive_copied_probes_disable_zero_copy() {
         let (mut policy, _) = Policy::adaptive(false, NOW);
         assert_eq!(probe(&mut policy, 0, true, NOW), None);
         assert_eq!(probe(&mut policy, 1, true, NOW), None);
@@ -250,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_that_is_not_the_probe_alone_judges_nothing() {
+    fn only_the_isolated_probe_is_conclusive() {
         let (mut policy, _) = Policy::adaptive(false, NOW);
         assert_eq!(policy.decide(0, 0, NOW).0, Decision::Probe);
         policy.handle_probe(4);
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_double_to_a_minute_and_bytes_end_them_too() {
+    fn pauses_double_up_to_a_minute_and_end_by_bytes() {
         let (mut policy, reason) = Policy::adaptive(true, NOW);
         assert_eq!((policy.mode(), reason), (Mode::Copying, Some(Reason::Local)));
         assert_eq!(policy.decide(FIRST_BYTES - 1, 0, NOW), (Decision::Plain, None));
@@ -284,23 +285,23 @@ mod tests {
     }
 
     #[test]
-    fn suspicion_asks_and_does_not_judge() {
+    fn a_run_of_copied_ranges_starts_a_probe() {
         let (mut policy, _) = Policy::adaptive(false, NOW);
         probe(&mut policy, 0, false, NOW);
         for number in 1..u64::from(SUSPICIOUS) {
             assert_eq!(policy.handle_range(number, 3, true, 0, NOW).1, None);
         }
-        assert_eq!(policy.handle_range(90, 3, false, 0, NOW).1, None, "one that was not copied clears it");
+        assert_eq!(policy.handle_range(90, 3, false, 0, NOW).1, None, "an uncopied range clears the count");
         for number in 100..99 + u64::from(SUSPICIOUS) {
             assert_eq!(policy.handle_range(number, 3, true, 0, NOW).1, None);
         }
         assert_eq!(policy.handle_range(200, 3, true, 0, NOW).1, Some(Reason::Suspicion));
-        assert_eq!(policy.decide(0, 5, NOW).0, Decision::Beside, "the probe waits until nothing is out");
+        assert_eq!(policy.decide(0, 5, NOW).0, Decision::PlainDuringProbe, "the probe waits until no number is outstanding");
         assert_eq!(probe(&mut policy, 201, false, NOW), Some(Reason::NotCopied));
     }
 
     #[test]
-    fn what_is_fixed_stays() {
+    fn a_fixed_mode_does_not_change() {
         let mut policy = Policy::fixed(Mode::Zerocopy);
         for number in 0..100 {
             assert_eq!(policy.handle_range(number, 1, true, 0, NOW), (None, None));

@@ -1,4 +1,4 @@
-//! The sender for those who have an event loop of their own: nothing in it waits, and the time is an argument.
+//! The sender for an existing event loop: it never waits, and the time is an argument.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -12,20 +12,20 @@ use crate::sender::{Options, Socket};
 use crate::sys;
 use towpath_wire::Time;
 
-/// What [`PollSender::poll_send`] came to.
+/// Result of [`PollSender::poll_send`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// Everything is handed over.
+    /// The kernel has accepted all data.
     Flushed,
-    /// The socket takes no more now: again when it is writable.
+    /// The socket is full: call again when it is writable.
     Full,
-    /// A queue below the socket is full, whose end nothing tells: again in a millisecond.
+    /// A queue below the socket is full, and no event reports its end: call again after a millisecond.
     Busy,
 }
 
-/// [`Sender`](crate::Sender) without waiting: push buffers, [`poll_send`](Self::poll_send) when the socket is writable,
-/// [`handle_error_queue`](Self::handle_error_queue) when poll(2) or epoll says POLLERR, which is how completions tell of themselves
-/// and cannot be masked.
+/// [`Sender`](crate::Sender) without waiting. Push buffers; call [`poll_send`](Self::poll_send) when the socket is writable, and
+/// [`handle_error_queue`](Self::handle_error_queue) when poll(2) or epoll(7) reports POLLERR. Completions raise POLLERR, which
+/// cannot be masked.
 ///
 /// ```
 /// use std::net::{TcpListener, TcpStream};
@@ -38,7 +38,7 @@ pub enum Sent {
 /// let mut sender = PollSender::new(stream, Options::default(), now)?;
 /// assert!(sender.push(7, vec![1; 1000]).is_ok());
 /// assert_eq!(sender.poll_send(now)?, Sent::Flushed);
-/// assert!(sender.is_idle(), "this machine is sent to by copying: nothing is in flight");
+/// assert!(sender.is_idle(), "loopback is copied: nothing is in flight");
 /// # Ok(())
 /// # }
 /// ```
@@ -49,19 +49,19 @@ pub struct PollSender {
 }
 
 impl PollSender {
-    /// A sender for a connected socket; see [`Sender::new`](crate::Sender::new).
+    /// Creates a sender for a connected socket; see [`Sender::new`](crate::Sender::new).
     ///
     /// # Errors
-    /// As there.
+    /// See [`Sender::new`](crate::Sender::new).
     pub fn new(socket: impl Into<OwnedFd>, options: Options, now: Time) -> Result<Self, SendError> {
         let (socket, engine) = Socket::open(socket.into(), &options, now)?;
         Ok(Self { pump: Pump::new(socket, engine, &options), max_frames: options.max_frames.max(1) })
     }
 
-    /// Queues a buffer behind those that wait.
+    /// Queues a buffer.
     ///
     /// # Errors
-    /// The quota is used up: the buffer comes back, with its token.
+    /// [`Options::max_frames`] buffers are held; returns the buffer with its token.
     pub fn push(&mut self, token: u64, buffer: impl Into<Buffer>) -> Result<(), Full<Done>> {
         let buffer = buffer.into();
         if !self.pump.has_room(self.max_frames) {
@@ -71,10 +71,10 @@ impl PollSender {
         Ok(())
     }
 
-    /// Hands over as much as the socket takes.
+    /// Transmits as much as the socket accepts.
     ///
     /// # Errors
-    /// The connection is gone; or a datagram was too long, and is taken out.
+    /// The connection ended; or a datagram was too long and was discarded.
     pub fn poll_send(&mut self, now: Time) -> Result<Sent, SendError> {
         Ok(match self.pump.turn(now)? {
             Turn::Flushed => Sent::Flushed,
@@ -83,11 +83,11 @@ impl PollSender {
         })
     }
 
-    /// Reads the error queue, a bounded part of it, and says whether that was all: POLLERR stays for the rest, but EPOLLET does not say
-    /// it again.
+    /// Reads a bounded part of the error queue. Returns true if the queue is empty. Otherwise POLLERR stays set, but EPOLLET does not
+    /// report it again.
     ///
     /// # Errors
-    /// [`SendError::Gone`] when there was no completion and the socket has an error, which the socket says once; [`SendError::Queue`].
+    /// [`SendError::Gone`] if there was no completion and the socket has a pending error, which this call clears; [`SendError::Queue`].
     pub fn handle_error_queue(&mut self, now: Time) -> Result<bool, SendError> {
         let before = self.pump.progress;
         let emptied = self.pump.read(now)?;
@@ -97,7 +97,7 @@ impl PollSender {
         self.pump.backend.error().map_or(Ok(emptied), |error| Err(SendError::Gone(error)))
     }
 
-    /// The same for those who only look: an error of the socket stays, for whoever is told of it by POLLERR.
+    /// Like [`handle_error_queue`](Self::handle_error_queue), but leaves a pending error of the socket in place.
     ///
     /// # Errors
     /// [`SendError::Queue`].
@@ -105,80 +105,80 @@ impl PollSender {
         self.pump.read(now).map(drop)
     }
 
-    /// Bytes that the peer's machine has acknowledged since the connection began (tcp(7), TCP_INFO); none of another socket.
+    /// Bytes that the peer's TCP has acknowledged since the connection began (tcp(7), TCP_INFO); `None` for other sockets.
     pub fn acked(&self) -> Option<u64> {
         sys::acked(self.pump.backend.fd.as_fd())
     }
 
-    /// A buffer that the kernel is done with, when they are kept ([`Options::keep_done`]).
+    /// Returns a completed buffer, with [`Options::keep_done`].
     pub fn poll_done(&mut self) -> Option<Done> {
         self.pump.poll_done()
     }
 
-    /// Bytes that were pushed and not handed over.
+    /// Bytes pushed and not yet accepted by the kernel.
     pub fn unsent(&self) -> u64 {
         self.pump.engine.unsent()
     }
 
-    /// Buffers that it holds: waiting, or in flight.
+    /// Buffers held: waiting or in flight.
     pub fn held(&self) -> usize {
         self.pump.engine.held()
     }
 
-    /// Bytes that are in flight.
+    /// Bytes in flight.
     pub fn pinned(&self) -> u64 {
         self.pump.engine.pinned()
     }
 
-    /// Whether everything is handed over and completed.
+    /// Returns true if all data was accepted and completed.
     pub fn is_idle(&self) -> bool {
         self.pump.engine.is_flushed() && self.pump.engine.outstanding() == 0
     }
 
-    /// Whether a buffer has been in flight for longer than a second and eight round trips.
+    /// Returns true if a buffer has been in flight for longer than a second and eight round trips.
     pub fn is_stuck(&self, now: Time) -> bool {
         self.pump.engine.is_stuck(now)
     }
 
-    /// Zero-copy calls whose completions are outstanding.
+    /// Number of zero-copy calls whose completions are outstanding.
     pub fn outstanding(&self) -> usize {
         self.pump.engine.outstanding()
     }
 
-    /// Bytes that may be in flight at once.
+    /// Limit on bytes in flight at present.
     pub fn budget(&self) -> u64 {
         self.pump.engine.budget()
     }
 
-    /// What was counted.
+    /// The sender's counters.
     pub fn counters(&self) -> &Counters {
         self.pump.engine.counters()
     }
 
-    /// How it sends now.
+    /// The current mode.
     pub fn mode(&self) -> Mode {
         self.pump.engine.mode()
     }
 
-    /// Why it sends plain whatever happens, when it does.
+    /// The reason why the socket is always sent on with copies, if any.
     pub fn unarmed(&self) -> Option<Unarmed> {
         self.pump.backend.unarmed
     }
 
-    /// Announces the end; completions go on coming.
+    /// Shuts down the write side. Completions still arrive.
     ///
     /// # Errors
-    /// What shutdown(2) says.
+    /// Errors of shutdown(2).
     pub fn shutdown(&self) -> Result<(), SendError> {
         self.pump.backend.shutdown().map_err(SendError::Io)
     }
 
-    /// Resets the connection: what it had in its queue is completed at once, and can be read.
+    /// Resets the connection. The data in its queue completes at once; read the completions afterwards.
     pub fn reset(&self) {
         self.pump.backend.reset();
     }
 
-    /// Ends: what is in flight goes into quarantine.
+    /// Ends the sender; buffers in flight go into quarantine.
     pub fn abandon(mut self, now: Time) -> Remains {
         self.pump.abandon(now)
     }
@@ -192,7 +192,7 @@ impl AsFd for PollSender {
 
 impl Drop for PollSender {
     fn drop(&mut self) {
-        // What is in flight is leaked, as with the quarantine that this makes.
+        // The resulting quarantine is dropped, which leaks the buffers in flight.
         self.pump.abandon(Time::default());
     }
 }

@@ -1,4 +1,5 @@
-//! The engine and a back end, joined: what blocking, tokio and the tests share. Waiting is the caller's.
+//! The driver: the engine with a backend. The blocking sender, the tokio sender, `PollSender` and the tests share it. The caller
+//! does the waiting.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,54 +14,54 @@ use crate::sender::Options;
 use crate::sys::Part;
 use towpath_wire::Time;
 
-/// Entries of the error queue that are read at once: reading is bounded work.
+/// Limit on the error queue entries of one read, which bounds its work.
 const MOST_EVENTS: usize = 64;
-/// Entries that are not about zero copy, kept until somebody takes them.
+/// Limit on stored entries that are not zero-copy notifications.
 const MOST_OTHERS: usize = 64;
 
-/// How long a back end that was full is not tried again, unless somebody waited for it.
-/// A socket says that it is writable when a third of its buffer is free: what is sent before goes in small parts, each with a number.
+/// Time for which a full backend is not tried again, unless the caller waited for it. A socket becomes writable when a third of its
+/// buffer is free; sending earlier produces small parts, each with a number.
 const FULL_FOR: Duration = Duration::from_micros(500);
 
-/// What carries bytes and brings completions: a socket; a kernel that a test plays.
+/// Transmits bytes and delivers completions: a socket, or the simulated kernel of a test.
 pub(crate) trait Backend {
-    /// One call. Never blocks.
+    /// Makes one call. Never blocks.
     fn transmit(&mut self, parts: &[Part<'_>], zerocopy: bool) -> io::Result<usize>;
 
-    /// Several calls, one behind the other, until one takes a part only or fails. Each has as many of `parts` as `calls` says, which
-    /// then says how many bytes it took. How many were made.
+    /// Makes several calls in order, until one is accepted partially or fails. On entry `calls` has the number of `parts` of each
+    /// call, on return the bytes accepted. Returns the number of calls made.
     ///
     /// # Errors
-    /// The first failed.
+    /// The first call failed.
     fn transmit_all(&mut self, parts: &[Part<'_>], calls: &mut [usize], zerocopy: bool) -> io::Result<usize>;
-    /// The next entry of the error queue. Never blocks.
+    /// Returns the next entry of the error queue. Never blocks.
     fn event(&mut self) -> io::Result<Option<Event>>;
 }
 
-/// A buffer that the kernel is done with.
+/// A completed buffer.
 #[derive(Debug)]
 pub struct Done {
-    /// What it was given with.
+    /// The token that was passed with the buffer.
     pub token: u64,
-    /// The buffer, to be used again.
+    /// The buffer, free for reuse.
     pub buffer: Buffer,
 }
 
 #[derive(Debug)]
 pub(crate) struct Item {
     pub(crate) done: Done,
-    /// Its checksum when it was given, where that is checked; else nothing.
+    /// Checksum at the push with `tamper_check`; otherwise 0.
     checksum: u64,
 }
 
-/// What one turn came to.
+/// Result of one turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// Everything is handed over.
+    /// The kernel has accepted all data.
     Flushed,
-    /// The socket takes no more now: wait until it is writable.
+    /// The socket is full: wait until it is writable.
     Full,
-    /// A queue below the socket is full, which nothing tells the end of: wait a moment.
+    /// A queue below the socket is full, and no event reports its end: retry after a short wait.
     Busy,
 }
 
@@ -72,11 +73,11 @@ pub(crate) struct Pump<B> {
     done: VecDeque<Done>,
     keep_done: bool,
     tamper_check: bool,
-    /// Most calls that are made at once.
+    /// Limit on the calls of one sendmmsg(2).
     batch: usize,
-    /// Counts whatever moves: bytes that are taken, numbers that complete.
+    /// Progress counter: incremented when bytes are accepted or numbers complete.
     pub(crate) progress: u64,
-    /// When the back end was found full.
+    /// The time at which the backend was found full.
     full_at: Option<Time>,
 }
 
@@ -98,8 +99,8 @@ impl<B: Backend> Pump<B> {
         }
     }
 
-    /// Takes a buffer for which there is room.
-    // It is built where it will stand: what is written in pieces and moved at once, in larger ones, has to wait for the writes.
+    /// Queues a buffer; the caller has checked for room.
+    // Builds the item in place: moving a struct that was just written in smaller pieces stalls store forwarding.
     #[inline]
     pub(crate) fn push(&mut self, token: u64, buffer: Buffer) {
         let len = buffer.len();
@@ -111,7 +112,7 @@ impl<B: Backend> Pump<B> {
         }
     }
 
-    /// As [`turn`](Self::turn), but not so soon after the back end was full: it would say so again.
+    /// Like [`turn`](Self::turn), but does nothing shortly after the backend was full.
     pub(crate) fn try_turn(&mut self, now: Time) -> Result<(), SendError> {
         if self.full_at.is_none_or(|full| now.since(full) >= FULL_FOR) {
             self.turn(now)?;
@@ -119,7 +120,7 @@ impl<B: Backend> Pump<B> {
         Ok(())
     }
 
-    /// Hands over as much as the back end takes.
+    /// Transmits as much as the backend accepts.
     pub(crate) fn turn(&mut self, now: Time) -> Result<Turn, SendError> {
         loop {
             if self.engine.wants_notifications(now) {
@@ -127,7 +128,7 @@ impl<B: Backend> Pump<B> {
             }
             let calls = self.engine.poll_transmits(self.batch, now);
             let Some(&Transmit { bytes, parts, how, .. }) = calls.first() else {
-                // Buffers without bytes are done without a call.
+                // Empty buffers complete without a call.
                 self.collect();
                 return Ok(Turn::Flushed);
             };
@@ -164,9 +165,9 @@ impl<B: Backend> Pump<B> {
                 }
                 Some(libc::ENOBUFS) => return Ok(Turn::Busy),
                 Some(libc::EINVAL | libc::EOPNOTSUPP) if zerocopy => self.engine.handle_unsupported(),
-                // EINVAL of a datagram: more segments than the kernel takes at once, or longer ones than the path.
+                // EINVAL for a datagram: more segments than the kernel accepts, or segments longer than the path MTU.
                 Some(code) if code == libc::EMSGSIZE || code == libc::EINVAL && self.engine.is_datagram() => {
-                    // It would be refused for ever, and all behind it would wait.
+                    // A retry would fail again and block all later datagrams.
                     self.engine.handle_too_long(now);
                     self.collect();
                     return Err(SendError::TooLong { bytes });
@@ -181,7 +182,7 @@ impl<B: Backend> Pump<B> {
         }
     }
 
-    /// The one call that the engine asked for, of so many frames: what it took.
+    /// Makes the single open call, of `parts` frames. Returns the bytes accepted.
     fn call(&mut self, parts: usize, zerocopy: bool) -> io::Result<usize> {
         if parts == 1 {
             let (item, span) = self.engine.first_part().ok_or(io::ErrorKind::InvalidInput)?;
@@ -198,7 +199,7 @@ impl<B: Backend> Pump<B> {
         self.backend.transmit(&all[..count], zerocopy)
     }
 
-    /// The calls that it asked for, at once: what each took is told to it.
+    /// Makes all open calls at once and reports each result to the engine.
     fn calls(&mut self, count: usize, zerocopy: bool, now: Time) -> io::Result<()> {
         let mut all = [Part::NONE; MAX_PARTS];
         let parts = self.engine.parts().map(|(item, span)| item.done.buffer.part(span));
@@ -212,7 +213,7 @@ impl<B: Backend> Pump<B> {
         Ok(())
     }
 
-    /// Reads the error queue, until it is empty or enough was read. Whether it was emptied.
+    /// Reads the error queue up to the limit of one read. Returns true if the queue is empty.
     pub(crate) fn read(&mut self, now: Time) -> Result<bool, SendError> {
         let mut emptied = false;
         for _ in 0..MOST_EVENTS {
@@ -236,7 +237,7 @@ impl<B: Backend> Pump<B> {
         Ok(emptied)
     }
 
-    /// Takes back what is done.
+    /// Collects completed buffers.
     fn collect(&mut self) {
         while let Some(item) = self.engine.poll_done() {
             if self.tamper_check && item.checksum != item.done.buffer.checksum() {
@@ -252,7 +253,7 @@ impl<B: Backend> Pump<B> {
         self.done.pop_front()
     }
 
-    /// Whether a frame may be pushed: the quota counts those that are done and not taken.
+    /// Returns true if a frame may be pushed; the limit includes completed frames that were not taken.
     #[inline]
     pub(crate) fn has_room(&self, max_frames: usize) -> bool {
         self.engine.held() + self.done.len() < max_frames
@@ -262,7 +263,7 @@ impl<B: Backend> Pump<B> {
         self.others.pop_front()
     }
 
-    /// Ends: what the kernel may still read goes into quarantine, the rest comes back.
+    /// Ends the connection. Buffers that the kernel may still read go into quarantine; the others are returned.
     pub(crate) fn abandon(&mut self, now: Time) -> Remains {
         self.collect();
         let abandoned = self.engine.abandon();
@@ -275,14 +276,14 @@ impl<B: Backend> Pump<B> {
     }
 }
 
-/// What a sender leaves behind when it ends.
+/// The buffers of a sender that ended.
 #[derive(Debug, Default)]
 pub struct Remains {
-    /// Buffers that the kernel is done with, as far as they were to be kept.
+    /// Completed buffers, with [`Options::keep_done`].
     pub done: Vec<Done>,
-    /// Buffers that were not handed over to their ends, and that the kernel does not read.
+    /// Buffers that the kernel has not accepted completely and does not read.
     pub unsent: Vec<Done>,
-    /// Buffers that the kernel may still read: keep the quarantine, or drop it and lose their memory.
+    /// Buffers that the kernel may still read. Keep the quarantine, or drop it and leak their memory.
     pub quarantine: Quarantine<Done>,
 }
 
@@ -293,7 +294,7 @@ mod tests {
     use crate::notification::Range;
     use crate::policy::Mode;
 
-    /// A kernel that is never full and completes each call at once.
+    /// A simulated kernel that is never full and completes each call at once.
     #[derive(Default)]
     struct Kernel {
         copies: bool,
@@ -324,7 +325,7 @@ mod tests {
         }
     }
 
-    /// Sends `count` messages of `len` bytes, one each `every`.
+    /// Sends `count` messages of `len` bytes, one per `every`.
     fn send(choice: Choice, kernel: Kernel, len: usize, count: u32, every: Duration) -> Pump<Kernel> {
         let config = Config { choice, ..Config::default() };
         let mut now = Time::default();
@@ -338,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_is_judged_although_the_socket_is_never_full() {
+    fn a_probe_completes_on_a_socket_that_is_never_full() {
         let every = Duration::from_millis(4);
         let pump = send(Choice::Adaptive, Kernel::default(), 256 << 10, 3, every);
         assert_eq!((pump.engine.mode(), pump.engine.counters().plain_calls), (Mode::Zerocopy, 0));
@@ -347,15 +348,15 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_acknowledges_is_not_stuck_because_nobody_looked() {
+    fn unread_completions_do_not_make_a_peer_stuck() {
         let pump = send(Choice::Zerocopy, Kernel::default(), 32 << 10, 8, Duration::from_millis(1100));
         let counters = pump.engine.counters();
         assert_eq!((counters.numbers, counters.plain_calls), (8, 0));
-        assert_eq!(pump.engine.held(), 1, "the one that was sent last");
+        assert_eq!(pump.engine.held(), 1, "the last frame sent");
     }
 
     #[test]
-    fn memory_that_is_refused_for_ever_costs_few_calls() {
+    fn persistent_enobufs_costs_few_calls() {
         for choice in [Choice::Zerocopy, Choice::Adaptive] {
             let refuses = Kernel { refuses: true, ..Kernel::default() };
             let pump = send(choice, refuses, 64 << 10, 20_000, Duration::from_millis(1));

@@ -1,4 +1,4 @@
-//! Frames that the kernel may still be reading although nobody will ever be told when it is done.
+//! Quarantine for frames that the kernel may still read but whose completions can no longer arrive.
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
@@ -6,14 +6,13 @@ use std::time::Duration;
 
 use towpath_wire::Time;
 
-/// How long a frame stays away after its connection was reset: the reset empties the socket's queue, but copies of packets
-/// may still be in a queueing discipline or in a device.
+/// Time for which a frame is held after its connection was reset. The reset empties the socket's queue, but copies of packets may
+/// still be in a queueing discipline or a device.
 pub const HOLD: Duration = Duration::from_secs(60);
 
-/// Frames of connections that ended before their completions came, each until its time is over.
+/// Frames of connections that ended before their completions arrived. Each is held for [`HOLD`].
 ///
-/// What is still in it when it is dropped is leaked on purpose: giving that memory to somebody else would put his bytes on
-/// the wire.
+/// Dropping a quarantine leaks the frames in it on purpose: reusing their memory could transmit another owner's data.
 #[derive(Debug)]
 pub struct Quarantine<T> {
     held: VecDeque<(Time, ManuallyDrop<T>)>,
@@ -31,7 +30,7 @@ impl<T> Quarantine<T> {
         self.held.extend(frames.into_iter().map(|frame| (until, ManuallyDrop::new(frame))));
     }
 
-    /// A frame whose time is over.
+    /// Returns a frame whose hold time has passed.
     pub fn poll(&mut self, now: Time) -> Option<T> {
         let (until, _) = self.held.front()?;
         if *until > now {
@@ -40,23 +39,23 @@ impl<T> Quarantine<T> {
         self.held.pop_front().map(|(_, frame)| ManuallyDrop::into_inner(frame))
     }
 
-    /// Adds what another quarantine holds, each frame until its own time.
+    /// Adds the frames of another quarantine, with their hold times.
     pub fn append(&mut self, mut other: Self) {
         self.held.append(&mut other.held);
         self.held.make_contiguous().sort_by_key(|(until, _)| *until);
     }
 
-    /// When the next frame's time is over.
+    /// The time at which the next frame is released.
     pub fn poll_timeout(&self) -> Option<Time> {
         self.held.front().map(|(until, _)| *until)
     }
 
-    /// Frames that are held.
+    /// Number of frames held.
     pub fn len(&self) -> usize {
         self.held.len()
     }
 
-    /// Whether nothing is held.
+    /// Returns true if no frame is held.
     pub fn is_empty(&self) -> bool {
         self.held.is_empty()
     }
@@ -75,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frame_comes_out_when_its_time_is_over() {
+    fn frames_are_released_after_the_hold_time() {
         let (early, late) = (Time::from_nanos(5), Time::from_nanos(5) + Duration::from_secs(1));
         let mut quarantine = Quarantine::new();
         quarantine.hold(["late"], late);
@@ -91,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_is_never_dropped() {
+    fn held_frames_are_never_dropped() {
         let frame = Rc::new(());
         let mut quarantine = Quarantine::new();
         quarantine.hold([frame.clone()], Time::default());

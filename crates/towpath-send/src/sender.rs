@@ -1,4 +1,4 @@
-//! The blocking sender, and what it shares with tokio's: a socket, examined and armed.
+//! The blocking sender, and the socket that it shares with the tokio sender.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,37 +22,38 @@ use crate::sys::{self, Control, Part};
 use crate::time::Clock;
 use towpath_wire::Time;
 
-/// How a sender works. The defaults are good for TCP messages of any size.
+/// Settings of a sender. The defaults suit TCP messages of any size.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Zero copy, plain, or what probes show.
+    /// Zero copy, plain, or adaptive (the default).
     pub choice: Choice,
-    /// Shorter calls are sent plain, bytes.
+    /// Shorter calls are sent plain. Bytes.
     pub min_zerocopy: usize,
-    /// Adjacent buffers that wait are put into one call until it has this many bytes; 0 does not gather.
+    /// Adjacent queued buffers are gathered into one call until it reaches this size in bytes; 0 disables gathering.
     pub gather: usize,
-    /// So many calls are made at once (sendmmsg(2)), at most [`MAX_CALLS`](crate::MAX_CALLS): [`Sender::queue`] waits for that
-    /// many buffers, or for as many bytes as are gathered. For datagrams, and for a stream whose messages are not to be
+    /// Calls per sendmmsg(2), at most [`MAX_CALLS`](crate::MAX_CALLS); default 1. With more than 1, [`Sender::queue`] sends when this
+    /// many buffers wait; otherwise when `gather` bytes wait. Use it for datagrams, and for a stream whose messages must not be
     /// gathered.
     pub batch: usize,
-    /// The error queue is read when so many calls were made since it was read last, or a millisecond has passed.
+    /// The error queue is read after this many calls, or one millisecond after the last read.
     pub read_every: usize,
-    /// Most buffers that the sender holds: queued, in flight, and done but not taken.
+    /// Limit on the buffers that the sender holds: queued, in flight, and completed but not reclaimed.
     pub max_frames: usize,
-    /// Most bytes that it pins.
+    /// Limit on pinned bytes.
     pub max_pinned: u64,
-    /// Whether buffers that are done are kept for [`Sender::reclaim`]; else they are dropped, which gives a pool's frames
-    /// back to it.
+    /// Keeps completed buffers for [`Sender::reclaim`]. If false (the default), completed buffers are dropped, which returns a
+    /// pool's frames to the pool.
     pub keep_done: bool,
-    /// Compares each buffer's checksum at its completion with that at the send: costs a reading of every byte, twice. See
+    /// Compares each buffer's checksum at completion with the checksum at the send. This reads every byte twice. See
     /// [`Counters::tampered`].
     pub tamper_check: bool,
-    /// UDP: each buffer is cut into datagrams of so many bytes by the kernel or the device (UDP_SEGMENT). Without it UDP is
-    /// always copied.
+    /// UDP: segment size in bytes; the kernel or the device cuts each buffer into datagrams of this size (UDP_SEGMENT). UDP
+    /// without segmentation is always copied.
     pub segment: Option<u16>,
-    /// How long a peer may take nothing before a blocking call gives up; none waits for ever.
+    /// Limit on the time without progress of the peer before a blocking call fails; `None` (the default) waits forever.
     pub stall: Option<Duration>,
-    /// Locked memory, to be shared by all senders of a process; none takes [`Limits::read`]'s for this sender alone.
+    /// Account of locked memory, shared by the senders of a process. `None` takes the limit of [`Limits::read`] for this sender
+    /// alone.
     pub locked: Option<Arc<LockedMemory>>,
 }
 
@@ -76,23 +77,23 @@ impl Default for Options {
     }
 }
 
-/// A connected socket as a back end.
+/// A connected socket as the driver's backend.
 #[derive(Debug)]
 pub(crate) struct Socket {
     pub(crate) fd: OwnedFd,
-    /// Whether completions end with the connection (TCP).
+    /// True for a stream socket (TCP), whose completions end with the connection.
     stream: bool,
-    /// Whether it can be asked for what TCP alone knows.
+    /// True if the socket answers TCP's socket options.
     tcp: bool,
-    /// Why it broke, once that is known (errno(3)).
+    /// The error (errno(3)) that ended the connection, once known.
     broken: Option<i32>,
     pub(crate) unarmed: Option<Unarmed>,
-    /// What its error queue is read into.
+    /// Buffer for the control messages of the error queue.
     control: Control,
 }
 
 impl Socket {
-    /// Examines `fd`, arms it, and makes its engine.
+    /// Examines `fd`, enables SO_ZEROCOPY, and creates the engine.
     pub(crate) fn open(
         fd: OwnedFd,
         options: &Options,
@@ -107,7 +108,7 @@ impl Socket {
         };
         let protocol = sockopt::socket_protocol(&fd).map_err(unknown)?;
         if options.segment == Some(0) {
-            // The kernel takes it for "off".
+            // The kernel interprets 0 as "off".
             return Err(SendError::Segmentation(io::ErrorKind::InvalidInput.into()));
         }
         if let Some(bytes) = options.segment {
@@ -152,7 +153,7 @@ impl Socket {
         ))
     }
 
-    /// Why the connection broke, when it did; it is said once. An error that TCP goes on with (ICMP's, ip(7)) is none.
+    /// Takes the socket's pending error. Returns `None` for an error that TCP survives (a soft ICMP error, ip(7)).
     pub(crate) fn error(&self) -> Option<io::Error> {
         if self.tcp && !sys::is_over(self.fd.as_fd()) {
             return None;
@@ -163,9 +164,9 @@ impl Socket {
         }
     }
 
-    /// Why a stream broke, when it did, again and again: what the peer had not acknowledged then is completed all the same. Whoever shares the
-    /// socket may have taken its error; TCP tells still that it is over, and how many bytes are left, among which the end, when it was
-    /// `announced`, has a place.
+    /// Returns the error that ended a stream, also on repeated calls. The kernel completes unacknowledged data even when the
+    /// connection fails, so completions alone do not prove delivery. Another owner of the socket may have taken the error; then the
+    /// TCP state and the length of the send queue decide. With `announced`, the FIN occupies one byte of that queue.
     pub(crate) fn lost(&mut self, announced: bool) -> Option<io::Error> {
         if self.stream && self.broken.is_none() {
             let left = || sys::queued(self.fd.as_fd()).is_some_and(|bytes| bytes > u64::from(announced));
@@ -177,21 +178,21 @@ impl Socket {
     }
 
     pub(crate) fn shutdown(&self) -> io::Result<()> {
-        // A datagram socket has no end to announce.
+        // A datagram socket has no end of stream.
         if !self.stream {
             return Ok(());
         }
         match rustix::net::shutdown(&self.fd, Shutdown::Write) {
-            // The peer was faster.
+            // The peer closed the connection first.
             Ok(()) | Err(rustix::io::Errno::NOTCONN) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Resets the connection, which empties its queue: what is then completed is still told.
+    /// Resets the connection, which empties its send queue. Completions are still delivered afterwards.
     pub(crate) fn reset(&self) {
         if self.stream {
-            // Either fails only when there is no connection any more.
+            // Both calls fail only if the connection no longer exists.
             let _ = sockopt::set_socket_linger(&self.fd, Some(Duration::ZERO));
             let _ = rustix::net::connect_unspec(&self.fd);
         }
@@ -208,7 +209,7 @@ impl Backend for Socket {
     }
 
     fn event(&mut self) -> io::Result<Option<Event>> {
-        // An entry without an extended error (a timestamp alone) tells nothing that we know of: the next one.
+        // Skips entries without an extended error (for example a timestamp alone).
         while let Some(control) = sys::recv_error(self.fd.as_fd(), &mut self.control)? {
             if let Some(event) = parse(control) {
                 return Ok(Some(event));
@@ -218,10 +219,10 @@ impl Backend for Socket {
     }
 }
 
-/// Sends buffers over a connected TCP or UDP socket, without copying them where that works.
+/// Sends buffers over a connected TCP or UDP socket, without copying where that works.
 ///
-/// A buffer is given away and comes back (to its pool, or through [`reclaim`](Self::reclaim)) when the kernel is done with it;
-/// to write into it before then does not compile:
+/// The sender owns a buffer until the kernel has completed it. Completed buffers return to their pool, or through
+/// [`reclaim`](Self::reclaim). Writing into a buffer that was sent does not compile:
 ///
 /// ```compile_fail,E0382
 /// # fn example(mut sender: towpath_send::Sender, mut pool: towpath_send::Pool) -> Result<(), towpath_send::SendError> {
@@ -259,7 +260,7 @@ impl Backend for Socket {
 /// # }
 /// ```
 ///
-/// A sender that is dropped with buffers in flight leaks their memory: [`close`](Self::close) it.
+/// Dropping a sender with buffers in flight leaks their memory; call [`close`](Self::close).
 #[derive(Debug)]
 pub struct Sender {
     pump: Pump<Socket>,
@@ -271,22 +272,24 @@ pub struct Sender {
     moderation: Moderation,
 }
 
-/// How a connection ended.
+/// Result of [`Sender::close`].
 #[derive(Debug)]
 pub struct Closed {
-    /// Everything was handed over, and every completion came: what TCP sent without a copy was acknowledged by the peer's machine
-    /// (which does not say that anybody read it), and what it copied is the kernel's. Otherwise the connection was reset.
+    /// True if all data was handed to the kernel and every completion arrived: the peer's TCP acknowledged the data sent without
+    /// a copy (which does not imply that the application read it), and the kernel owns the data that it copied. If false, the
+    /// connection was reset.
     pub finished: bool,
-    /// The buffers.
+    /// The buffers that the sender still held.
     pub remains: Remains,
-    /// What was counted.
+    /// The sender's counters.
     pub counters: Counters,
 }
 
 impl Sender {
-    /// A sender for a connected socket: `TcpStream`, `UdpSocket`, `OwnedFd`. The socket's own blocking mode does not matter.
-    /// Nobody else may send with MSG_ZEROCOPY on it, or have done so before (the kernel's numbers would be other ones), or read
-    /// its error queue.
+    /// Creates a sender for a connected socket: `TcpStream`, `UdpSocket` or `OwnedFd`. The socket's blocking mode does not matter.
+    ///
+    /// No other code may send with MSG_ZEROCOPY on the socket, before or after this call (the kernel's completion numbers would
+    /// differ), or read its error queue.
     ///
     /// # Errors
     /// [`SendError::NotASocket`], [`SendError::Segmentation`]; with [`Choice::Zerocopy`], [`SendError::NotSupported`].
@@ -304,22 +307,22 @@ impl Sender {
         })
     }
 
-    /// Sends a buffer: blocks until the kernel took all of it and of those queued before. It may still be in flight then.
+    /// Sends a buffer. Blocks until the kernel has accepted this buffer and all queued ones; they may still be in flight.
     ///
     /// # Errors
-    /// The connection is gone or stalled, or a datagram is too long.
+    /// The connection ended or stalled, or a datagram is too long.
     pub fn send(&mut self, buffer: impl Into<Buffer>) -> Result<(), SendError> {
         self.make_room()?;
         self.pump.push(0, buffer.into());
         self.flush()
     }
 
-    /// Queues a buffer, to be sent together with those after it: blocks only while the quota is used up.
-    /// What a full socket does not take goes with the next buffer, or with the flush. `token` comes back
-    /// with the buffer in [`reclaim`](Self::reclaim).
+    /// Queues a buffer to be sent together with later ones. Blocks only while [`Options::max_frames`] buffers are held. Data that
+    /// a full socket does not accept is sent with the next buffer or by [`flush`](Self::flush). [`reclaim`](Self::reclaim) returns
+    /// `token` with the buffer.
     ///
     /// # Errors
-    /// As [`send`](Self::send).
+    /// See [`send`](Self::send).
     #[inline]
     pub fn queue(&mut self, token: u64, buffer: impl Into<Buffer>) -> Result<(), SendError> {
         self.make_room()?;
@@ -330,24 +333,24 @@ impl Sender {
         if enough { self.try_turn() } else { Ok(()) }
     }
 
-    /// Blocks until the kernel took everything that is queued.
+    /// Blocks until the kernel has accepted all queued data.
     ///
     /// # Errors
-    /// As [`send`](Self::send).
+    /// See [`send`](Self::send).
     pub fn flush(&mut self) -> Result<(), SendError> {
         self.drive(|sender| sender.pump.engine.is_flushed(), None).map(|_| ())
     }
 
-    /// The same for at most `patience`. Whether the kernel took everything.
+    /// Like [`flush`](Self::flush), for at most `patience`. Returns true if the kernel accepted everything.
     ///
     /// # Errors
-    /// As [`send`](Self::send).
+    /// See [`send`](Self::send).
     pub fn flush_for(&mut self, patience: Duration) -> Result<bool, SendError> {
         let deadline = Instant::now() + patience;
         self.drive(|sender| sender.pump.engine.is_flushed(), Some(deadline))
     }
 
-    /// A buffer that the kernel is done with, for those who asked to keep them ([`Options::keep_done`]). Never blocks.
+    /// Returns a completed buffer, with [`Options::keep_done`]. Never blocks.
     ///
     /// # Errors
     /// The error queue could not be read.
@@ -362,8 +365,8 @@ impl Sender {
         Ok(self.pump.poll_done())
     }
 
-    /// Reads the completions that came, so that their buffers are free and their locked memory is there for others: for who sends
-    /// nothing for a while. (Each send does so too, when a millisecond has passed.) Never blocks.
+    /// Reads pending completions, which frees their buffers and their locked memory. Call it when the sender pauses; each send
+    /// also reads completions once a millisecond has passed. Never blocks.
     ///
     /// # Errors
     /// The error queue could not be read.
@@ -372,25 +375,25 @@ impl Sender {
         self.pump.read(now).map(drop)
     }
 
-    /// Blocks until everything is sent and every completion came. Whether that happened within `patience`.
+    /// Blocks until all data is sent and every completion arrived. Returns false if that takes longer than `patience`.
     ///
     /// # Errors
-    /// As [`send`](Self::send).
+    /// See [`send`](Self::send).
     pub fn drain(&mut self, patience: Duration) -> Result<bool, SendError> {
         let deadline = Instant::now() + patience;
         let idle = self.drive(|sender| sender.is_idle(), Some(deadline))?;
-        // What a reset threw away is completed like what was acknowledged.
+        // The kernel also completes data that a reset discarded.
         match self.pump.backend.lost(false).filter(|_| idle) {
             Some(error) => Err(SendError::Gone(error)),
             None => Ok(idle),
         }
     }
 
-    /// Ends the connection: sends what is queued, announces the end (shutdown), waits for the completions, closes. After
-    /// `patience` the connection is reset, and what the kernel may still read goes into quarantine.
+    /// Ends the connection: sends queued data, shuts down the write side, waits for completions, and closes. After `patience` the
+    /// connection is reset, and buffers that the kernel may still read go into quarantine.
     ///
     /// # Errors
-    /// None for a peer that is gone or does not read: that is [`Closed::finished`].
+    /// The error queue could not be read. A peer that is gone or does not read is no error: see [`Closed::finished`].
     pub fn close(mut self, patience: Duration) -> Result<Closed, SendError> {
         let deadline = Instant::now() + patience;
         let flushed = self.drive(|sender| sender.pump.engine.is_flushed(), Some(deadline)).unwrap_or(false);
@@ -413,39 +416,40 @@ impl Sender {
         Ok(Closed { finished, remains, counters: self.counters().clone() })
     }
 
-    /// What was counted.
+    /// The sender's counters.
     pub fn counters(&self) -> &Counters {
         self.pump.engine.counters()
     }
 
-    /// How it sends now.
+    /// The current mode.
     pub fn mode(&self) -> Mode {
         self.pump.engine.mode()
     }
 
-    /// From now on sends the other way: [`Choice::Zerocopy`] or [`Choice::Plain`]; a sender that adapts finds out anew. Where the socket does
-    /// not take the flag, all go plain.
+    /// Changes the copy mode: [`Choice::Zerocopy`] and [`Choice::Plain`] take effect with the next call, [`Choice::Adaptive`]
+    /// starts with new probes. Without support of the socket, all calls stay plain.
     pub fn set_choice(&mut self, choice: Choice) {
         let now = self.clock.read();
         self.pump.engine.set_choice(choice, now);
     }
 
-    /// Why it sends plain whatever happens, when it does.
+    /// The reason why the socket is always sent on with copies, if any.
     pub fn unarmed(&self) -> Option<Unarmed> {
         self.pump.backend.unarmed
     }
 
-    /// Bytes that may be pinned at once.
+    /// Limit on pinned bytes at present.
     pub fn budget(&self) -> u64 {
         self.pump.engine.budget()
     }
 
-    /// Zero-copy calls whose completions are outstanding.
+    /// Number of zero-copy calls whose completions are outstanding.
     pub fn outstanding(&self) -> usize {
         self.pump.engine.outstanding()
     }
 
-    /// An entry of the socket's error queue that is not about zero copy: an ICMP error, a timestamp. The oldest 64 are kept.
+    /// Returns an entry of the socket's error queue that is not a zero-copy notification: an ICMP error or a timestamp. The oldest
+    /// 64 are kept.
     pub fn poll_other(&mut self) -> Option<ExtendedError> {
         self.pump.poll_other()
     }
@@ -467,7 +471,7 @@ impl Sender {
         self.pump.engine.is_flushed() && self.pump.engine.outstanding() == 0
     }
 
-    /// Works and waits until `until`; whether that came before `deadline`.
+    /// Sends and waits until `until` holds. Returns false if `deadline` comes first.
     fn drive(&mut self, until: impl Fn(&Self) -> bool, deadline: Option<Instant>) -> Result<bool, SendError> {
         let (mut moved, mut turn, mut again) = (None, Turn::Flushed, true);
         loop {
@@ -507,11 +511,11 @@ impl Sender {
         }
     }
 
-    /// Waits until the socket may have something for us. Whether it is worth another turn: completions alone do not make room
-    /// in a socket that is full.
+    /// Waits for an event of the socket. Returns true if another turn can make progress; completions alone do not make room in a
+    /// full socket.
     fn wait(&mut self, turn: Turn, most: Option<Duration>) -> Result<bool, SendError> {
         let most = if turn == Turn::Full { self.moderate(most) } else { most };
-        // POLLERR and POLLHUP come without being asked for; completions are POLLERR.
+        // poll(2) always reports POLLERR and POLLHUP; completions raise POLLERR.
         let (events, most) = match turn {
             Turn::Full => (PollFlags::OUT, most.unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT)),
             Turn::Busy => (PollFlags::empty(), BUSY_WAIT),
@@ -520,7 +524,7 @@ impl Sender {
         let ready = wait(self.pump.backend.fd.as_fd(), events, most).map_err(SendError::Io)?;
         let again =
             turn != Turn::Full || ready.is_empty() || ready.intersects(PollFlags::OUT | PollFlags::HUP);
-        // With room to send in, completions can wait until the socket is full again.
+        // While the socket has room, completions can wait until it is full.
         if !ready.intersects(PollFlags::ERR | PollFlags::HUP) || turn == Turn::Full && writable(ready) {
             return Ok(again);
         }
@@ -535,7 +539,7 @@ impl Sender {
             None if ready.contains(PollFlags::HUP) && turn == Turn::Full => {
                 Err(SendError::Gone(io::ErrorKind::ConnectionReset.into()))
             }
-            // The end was seen, and completions are on their way: they come without another event.
+            // The end was reported, and completions are still on their way. They arrive without another event.
             None => {
                 std::thread::sleep(BUSY_WAIT);
                 Ok(true)
@@ -543,7 +547,7 @@ impl Sender {
         }
     }
 
-    /// Leaves a full socket alone for a while, so that not every completion wakes us. What is left of `most`.
+    /// Sleeps while the socket is full, so that not every completion wakes this thread. Returns the rest of `most`.
     fn moderate(&mut self, most: Option<Duration>) -> Option<Duration> {
         let Some(pause) = self.moderation.pause().filter(|_| self.pump.engine.outstanding() > 0) else {
             return most;
@@ -558,16 +562,16 @@ impl Sender {
     }
 }
 
-/// A wait is looked at again after this, whatever happens.
+/// Limit on one poll(2), after which the state is checked again.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
-/// What is waited for where nothing tells the end.
+/// Polling interval for conditions without an event.
 const BUSY_WAIT: Duration = Duration::from_millis(1);
-/// How long completions are read after a reset.
+/// Time for which completions are read after a reset.
 pub(crate) const AFTER_RESET: Duration = Duration::from_millis(20);
-/// From this long without progress on, the round-trip time is asked for: it tells whether the peer is stuck.
+/// Time without progress after which the RTT is queried, to detect a stuck peer.
 const RTT_WORTH: Duration = Duration::from_millis(500);
 
-/// Room to send in, and no end: a connection that is gone is writable too.
+/// Returns true if there is room to send and the connection has not ended; an ended connection also polls as writable.
 fn writable(ready: PollFlags) -> bool {
     ready.contains(PollFlags::OUT) && !ready.contains(PollFlags::HUP)
 }
@@ -591,7 +595,7 @@ impl AsFd for Sender {
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        // The quarantine that this makes is dropped with what is in it: leaked, as its documentation says.
+        // The resulting quarantine is dropped, which leaks its frames, as documented.
         let now = self.clock.read();
         self.pump.abandon(now);
     }

@@ -1,4 +1,4 @@
-//! The system calls that rustix does not have; `memory` below has what is mapped. The only files of this crate with `unsafe`.
+//! System calls that rustix lacks. The files `sys.rs` and `sys/` are the only ones of this crate with `unsafe`.
 #![allow(unsafe_code)]
 
 mod free;
@@ -22,7 +22,8 @@ use crate::engine::MAX_CALLS;
 pub use memory::{Pages, Region};
 pub(crate) use memory::{Slot, Slots};
 
-/// include/uapi/linux/tcp.h, TCP_ULP and TCP_INFO, a state; the places of `tcpi_rtt`, microseconds, and of `tcpi_bytes_acked`.
+/// include/uapi/linux/tcp.h: TCP_ULP, TCP_INFO, the state TCP_CLOSE, and the offsets of `tcpi_rtt` (microseconds) and
+/// `tcpi_bytes_acked`.
 const TCP_ULP: c_int = 31;
 const TCP_INFO: c_int = 11;
 const TCP_CLOSE: u8 = 7;
@@ -31,7 +32,7 @@ const TCPI_BYTES_ACKED: usize = 120;
 /// include/uapi/linux/udp.h.
 const UDP_SEGMENT: c_int = 103;
 
-/// Bytes of one call: an iovec whose memory lives at least as long as the call.
+/// Bytes of one call: an iovec whose memory outlives the call.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(crate) struct Part<'a>(libc::iovec, PhantomData<&'a [u8]>);
@@ -49,7 +50,7 @@ impl<'a> Part<'a> {
         self.0.iov_len
     }
 
-    /// Adds `next` when it begins where this one ends: the kernel then pins the pages of both at once. Whether it did.
+    /// Appends `next` if it starts where this part ends, so that the kernel pins both with one iovec. Returns true if it did.
     pub(crate) fn join(&mut self, next: &Self) -> bool {
         let joins = self.0.iov_base.wrapping_byte_add(self.0.iov_len) == next.0.iov_base;
         if joins {
@@ -59,28 +60,28 @@ impl<'a> Part<'a> {
     }
 }
 
-/// One send(2) or sendmsg(2). Never blocks, raises no signal, never asks for MSG_FASTOPEN (which is copied together with the flag, or
-/// refused).
+/// One send(2) or sendmsg(2). Never blocks, raises no signal, and never uses MSG_FASTOPEN (which the kernel copies or refuses with
+/// MSG_ZEROCOPY).
 pub(crate) fn send(socket: BorrowedFd<'_>, parts: &[Part<'_>], zerocopy: bool) -> io::Result<usize> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | if zerocopy { libc::MSG_ZEROCOPY } else { 0 };
     if let [Part(iovec, _)] = parts {
-        // send(2): the kernel has no msghdr and no array to read.
-        // SAFETY: memory that is borrowed until this call returns, and only read; the kernel pins what it reads later.
+        // send(2) saves the kernel reading a msghdr and an array.
+        // SAFETY: the memory is borrowed until this call returns, and is only read; the kernel pins what it reads later.
         let sent = unsafe { libc::send(socket.as_raw_fd(), iovec.iov_base, iovec.iov_len, flags) };
         return usize::try_from(sent).map_err(|_| io::Error::last_os_error());
     }
-    // SAFETY: a msghdr of zeroes is one without address, data and control.
+    // SAFETY: an all-zero msghdr is valid: no address, data or control.
     let mut message: libc::msghdr = unsafe { zeroed() };
     message.msg_iov = parts.as_ptr().cast_mut().cast();
     message.msg_iovlen = parts.len();
-    // SAFETY: `Part` is an iovec (repr(transparent)) of memory that is borrowed until this call returns; what the kernel
-    // reads after it, it pins itself. It writes through none of the pointers.
+    // SAFETY: `Part` is an iovec (repr(transparent)) of memory that is borrowed until this call returns; the kernel pins the pages
+    // that it reads later. It writes through none of the pointers.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// One sendmmsg(2): of each call in `calls` the number of its parts, then what it took. How many were made. Never blocks, raises no
-/// signal. It ends behind a call that took a part only, so that a stream stays in order.
+/// One sendmmsg(2). On entry `calls` has the number of parts of each call, on return the bytes accepted. Returns the number of calls
+/// made. Never blocks, raises no signal. It stops after a partially accepted call, so a stream stays in order.
 pub(crate) fn send_all(
     socket: BorrowedFd<'_>,
     parts: &[Part<'_>],
@@ -88,7 +89,7 @@ pub(crate) fn send_all(
     zerocopy: bool,
 ) -> io::Result<usize> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | if zerocopy { libc::MSG_ZEROCOPY } else { 0 };
-    // SAFETY: mmsghdrs of zeroes are without address, data and control.
+    // SAFETY: all-zero mmsghdrs are valid: no address, data or control.
     let mut messages: [libc::mmsghdr; MAX_CALLS] = unsafe { zeroed() };
     let count = calls.len().min(messages.len());
     let mut rest = parts;
@@ -107,7 +108,7 @@ pub(crate) fn send_all(
     Ok(made)
 }
 
-/// Control messages of one entry of the error queue. 128 bytes are enough for what the kernel puts there today.
+/// Control messages of one entry of the error queue. Today's kernels need at most 128 bytes.
 #[repr(align(8))]
 #[derive(Debug)]
 pub(crate) struct Control([u8; 512]);
@@ -118,15 +119,15 @@ impl Control {
     }
 }
 
-/// One entry of the error queue: its control messages, or none when the queue is empty. Never blocks.
+/// Returns the control messages of one entry of the error queue, or `None` if the queue is empty. Never blocks.
 ///
 /// # Errors
-/// InvalidData: the control messages did not fit, so that a notification is lost for ever.
+/// InvalidData: the control messages were truncated, and a notification is lost.
 pub(crate) fn recv_error<'a>(
     socket: BorrowedFd<'_>,
     control: &'a mut Control,
 ) -> io::Result<Option<&'a [u8]>> {
-    // SAFETY: a msghdr of zeroes is one without address, data and control.
+    // SAFETY: an all-zero msghdr is valid: no address, data or control.
     let mut message: libc::msghdr = unsafe { zeroed() };
     message.msg_control = control.0.as_mut_ptr().cast();
     message.msg_controllen = control.0.len();
@@ -146,7 +147,7 @@ pub(crate) fn recv_error<'a>(
     Ok(Some(&control.0[..message.msg_controllen.min(control.0.len())]))
 }
 
-/// SO_ZEROCOPY, set and read back: a kernel or a socket that ignores it would never notify.
+/// Sets SO_ZEROCOPY and reads it back: a kernel or socket that ignores the option would never notify.
 pub(crate) fn arm(socket: BorrowedFd<'_>) -> io::Result<()> {
     set(socket, libc::SOL_SOCKET, libc::SO_ZEROCOPY, 1)?;
     let mut value = [0; 4];
@@ -157,39 +158,39 @@ pub(crate) fn arm(socket: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// UDP_SEGMENT: each call's bytes become datagrams of `bytes`.
+/// Sets UDP_SEGMENT: each call is cut into datagrams of `bytes` bytes.
 pub(crate) fn segment(socket: BorrowedFd<'_>, bytes: u16) -> io::Result<()> {
     set(socket, libc::IPPROTO_UDP, UDP_SEGMENT, bytes.into())
 }
 
-/// Whether an upper-layer protocol (kTLS) sits on this TCP socket.
+/// Returns true if the TCP socket has an upper-layer protocol (kTLS).
 pub(crate) fn has_ulp(socket: BorrowedFd<'_>) -> bool {
     let mut name = [0; 16];
     matches!(get(socket, libc::IPPROTO_TCP, TCP_ULP, &mut name), Ok(len) if len > 0 && name[0] != 0)
 }
 
-/// The round-trip time of a TCP connection, microseconds.
+/// The round-trip time of a TCP connection in microseconds.
 pub(crate) fn rtt(socket: BorrowedFd<'_>) -> Option<u32> {
     let mut info = [0; 128];
     let len = get(socket, libc::IPPROTO_TCP, TCP_INFO, &mut info).ok()?;
     Some(u32::from_ne_bytes(*info[..len].get(TCPI_RTT..)?.first_chunk()?))
 }
 
-/// Bytes that the other end of a TCP connection has acknowledged.
+/// Bytes that the peer of a TCP connection has acknowledged.
 pub(crate) fn acked(socket: BorrowedFd<'_>) -> Option<u64> {
     let mut info = [0; 128];
     let len = get(socket, libc::IPPROTO_TCP, TCP_INFO, &mut info).ok()?;
     Some(u64::from_ne_bytes(*info[..len].get(TCPI_BYTES_ACKED..)?.first_chunk()?))
 }
 
-/// Whether a TCP connection has ended on both sides, or was reset (TCP_CLOSE, net/tcp_states.h).
+/// Returns true if a TCP connection has ended on both sides or was reset (TCP_CLOSE, net/tcp_states.h).
 pub(crate) fn is_over(socket: BorrowedFd<'_>) -> bool {
     let mut info = [0; 8];
-    // tcpi_state is its first byte.
+    // tcpi_state is the first byte.
     get(socket, libc::IPPROTO_TCP, TCP_INFO, &mut info).is_ok_and(|len| len > 0 && info[0] == TCP_CLOSE)
 }
 
-/// Bytes that the socket holds: not sent, or sent and not acknowledged (SIOCOUTQ, tcp(7)).
+/// Bytes in the socket's send queue: unsent, or sent and unacknowledged (SIOCOUTQ, tcp(7)).
 pub(crate) fn queued(socket: BorrowedFd<'_>) -> Option<u64> {
     let mut bytes: c_int = 0;
     // SAFETY: the kernel writes one int into `bytes`, which lives until the call returns.
@@ -204,7 +205,7 @@ fn set(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::R
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The length of the option's value.
+/// Reads an option; returns the length of its value.
 fn get(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: &mut [u8]) -> io::Result<usize> {
     let mut len = value.len() as socklen_t;
     // SAFETY: the kernel writes at most `len` bytes into `value`, and the length.
@@ -213,7 +214,7 @@ fn get(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: &mut [u8]) -> i
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok((len as usize).min(value.len())) }
 }
 
-/// Whether the other end of a connected socket is this machine, as far as addresses tell.
+/// Returns true if the peer of a connected socket is this machine, judged by the addresses.
 pub(crate) fn is_local(socket: BorrowedFd<'_>) -> bool {
     let address = |any| Some(SocketAddr::try_from(any?).ok()?.ip().to_canonical());
     let peer: Option<IpAddr> = address(rustix::net::getpeername(socket).ok().flatten());
@@ -221,10 +222,10 @@ pub(crate) fn is_local(socket: BorrowedFd<'_>) -> bool {
     peer.is_some_and(|peer| peer.is_loopback() || Some(peer) == own)
 }
 
-/// Registers a descriptor with tokio's reactor, for reading.
+/// Registers a descriptor with tokio's reactor for reading.
 #[cfg(feature = "tokio")]
 pub(crate) fn reactor(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an OwnedFd names one open descriptor, always the same, until it is dropped.
+    // SAFETY: an OwnedFd refers to the same open descriptor until it is dropped.
     let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
     Ok(registered?)
 }
@@ -241,7 +242,7 @@ mod tests {
 
     #[towpath_testenv::needs(ktls)]
     #[test]
-    fn a_socket_of_ktls_is_sent_plain() {
+    fn ktls_sockets_are_sent_plain() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut peer = listener.accept().unwrap().0;
@@ -259,7 +260,7 @@ mod tests {
         assert!(matches!(refused, Err(SendError::NotSupported { why: Unarmed::KernelTls })), "{refused:?}");
         let mut sender = Sender::new(stream, Options::default()).unwrap();
         assert_eq!(sender.unarmed(), Some(Unarmed::KernelTls));
-        // It has no keys yet, and passes everything on as it is.
+        // Without keys, kTLS passes data through unchanged.
         sender.send(vec![7; 100_000]).unwrap();
         let mut got = vec![0; 100_000];
         peer.read_exact(&mut got).unwrap();

@@ -1,21 +1,21 @@
 use rustix::time::{ClockId, clock_gettime};
 use towpath_wire::Time;
 
-/// The monotonic clock of one sender, read as seldom as can be: a reading costs as much as everything else that is done about a
-/// short message.
+/// The monotonic clock of one sender. It avoids precise readings, because one costs as much as the rest of sending a short
+/// message.
 ///
-/// The kernel's coarse clock (it moves with the timer interrupt, every 1 to 10 ms) is read instead, which is four times as fast. While
-/// it stands still and sends come thick, the precise clock is read at every sixteenth of them.
+/// `glance` reads the kernel's coarse clock, which is four times as fast and advances with the timer interrupt (every 1 to 10 ms).
+/// With more than 64 readings in one tick, it reads the precise clock at every sixteenth reading only.
 #[derive(Debug)]
 pub(crate) struct Clock {
     origin: i64,
     tick: i64,
-    /// Readings since the coarse clock moved.
+    /// Readings since the coarse clock advanced.
     readings: u32,
     last: Time,
 }
 
-/// Readings in one tick from which on they count as thick.
+/// Readings in one tick after which only every `EVERY`th reads the precise clock.
 const THICK: u32 = 64;
 const EVERY: u32 = 16;
 
@@ -24,14 +24,14 @@ impl Clock {
         Self { origin: nanos(ClockId::Monotonic), tick: 0, readings: 0, last: Time::default() }
     }
 
-    /// Now, precisely.
+    /// The precise time.
     pub(crate) fn read(&mut self) -> Time {
         let since = nanos(ClockId::Monotonic).saturating_sub(self.origin);
         self.last = Time::from_nanos(u64::try_from(since).unwrap_or(0)).max(self.last);
         self.last
     }
 
-    /// Now, or the time of one of the last few sends.
+    /// The time of this call, or of one of the last few calls.
     pub(crate) fn glance(&mut self) -> Time {
         let tick = nanos(ClockId::MonotonicCoarse);
         if tick != self.tick {
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_glance_is_never_behind_another_and_never_ahead() {
+    fn glances_are_monotonic_and_never_in_the_future() {
         let mut clock = Clock::new();
         let mut before = Time::default();
         for _ in 0..10_000 {

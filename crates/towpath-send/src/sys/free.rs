@@ -1,14 +1,14 @@
-//! Which parts of an area are free: a list whose links stand in an array of their own.
+//! Free list of the parts of an area: a linked list with its links in a separate array.
 //!
-//! Anybody gives, and one takes. Who gives puts a part in front of the list, with a compare-and-exchange. Who takes has a chain
-//! of his own, and when that is empty he swaps the whole list out and turns it round: parts are never taken from the shared list one by one, so
-//! that a head that is the same is the same list (no ABA), and taking costs one atomic operation for many parts.
+//! Multiple producers, one consumer. A producer (`give`) pushes a part with a compare-and-exchange. The consumer (`take`) owns a
+//! private chain; when the chain is empty, it swaps the whole list out and reverses it. Parts are never popped from the shared list
+//! one by one, so there is no ABA problem, and taking costs one atomic operation per swap.
 //!
-//! What always holds: an index is in the list, in the chain, or out; `take` gives it to one owner, who gives it once.
+//! Invariant: an index is in the list, in the chain, or taken. `take` gives it to one owner, which gives it back once.
 //!
-//! Who takes ends the list (`close`): he is told how many parts are free then, and each owner of one that is out is told when he
-//! gives it. If his exchange is first, his part is counted; if the closing one is first, he sees it and keeps the part. So whatever each
-//! part has with it (a reference to the area) is given back once.
+//! The consumer ends the list with `close`, which returns the number of free parts. The exchanges of `close` and `give` are ordered: a
+//! part given before `close` is counted by it; a `give` after it fails, and its owner keeps the part. So the resource that each part
+//! holds (a reference to the area) is released exactly once.
 //!
 //! References: R. K. Treiber, "Systems Programming: Coping with Parallelism", IBM RJ 5118, 1986.
 
@@ -18,63 +18,62 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering};
 
-/// The end of a list.
+/// End of a list.
 const END: u32 = u32::MAX;
-/// In place of the part that was given last: there is no list any more. Parts have lower numbers.
+/// Value of `head` after `close`. Indices of parts are smaller.
 const CLOSED: u32 = END - 1;
-/// Most parts of a list.
+/// Limit on the parts of a list.
 pub(super) const MOST: u32 = CLOSED;
 
 #[derive(Debug)]
 pub(super) struct Free {
     /// The part that was given last.
     head: AtomicU32,
-    /// Of each part that is in the list or in the chain, the one behind it.
+    /// The successor of each part in the list or the chain.
     next: Box<[AtomicU32]>,
 }
 
-/// The chain of the one who takes.
+/// The private chain of the consumer.
 #[derive(Debug)]
 pub(super) struct Taken(u32);
 
 impl Free {
-    /// `count` parts, all free. There is one chain for each list.
+    /// A list of `count` free parts, with its only chain.
     pub(super) fn all(count: u32) -> (Self, Taken) {
         let next = (1..=count).map(|next| AtomicU32::new(if next < count { next } else { END })).collect();
         (Self { head: AtomicU32::new(END), next }, Taken(if count > 0 { 0 } else { END }))
     }
 
-    /// A free part; none when all are out.
+    /// Takes a free part. Returns `None` if all are taken.
     #[inline]
     pub(super) fn take(&self, chain: &mut Taken) -> Option<u32> {
         if chain.0 == END {
-            // Acquire, with the Release of each `give`: their exchanges follow on each other, so that the last one's value stands
-            // for all of them. What the owners did with the parts, and their links, is before this.
+            // Acquire pairs with the Release of each `give`: the exchanges form a release sequence, so the last value synchronizes with
+            // all of them. The owners' accesses to the parts, and their links, happen before this.
             let mut at = self.head.swap(END, Ordering::Acquire);
-            // The other way round: those that were given first come first, so that parts that lie side by side go on doing so, and
-            // the kernel is told of them as one.
+            // Reverses the list into the order of `give`, so that adjacent parts stay adjacent and the kernel gets them as one iovec.
             while let Some(link) = self.next.get(at as usize) {
-                // Relaxed: see below; nobody else has these parts.
+                // Relaxed: see below; this thread owns these parts now.
                 let next = link.load(Ordering::Relaxed);
                 link.store(chain.0, Ordering::Relaxed);
                 (chain.0, at) = (at, next);
             }
         }
         let index = chain.0;
-        // Relaxed: a link is written before its part is given, which the exchange above has seen.
+        // Relaxed: a link is written before its part is given, which the exchange above observed.
         chain.0 = self.next.get(index as usize)?.load(Ordering::Relaxed);
         Some(index)
     }
 
-    /// Where part `index` is given to; none for one that there is not.
+    /// The handle that gives part `index` back; `None` if the index is out of range.
     #[inline]
     pub(super) fn place(&self, index: u32) -> Option<Place<'_>> {
         Some(Place { head: &self.head, next: self.next.get(index as usize)?, index })
     }
 
-    /// Ends the list, and says how many parts are free: no more will be.
+    /// Closes the list and returns the number of free parts. Later `give`s fail.
     pub(super) fn close(&self, chain: &mut Taken) -> u32 {
-        // Acquire: as in `take`, for the links. Who finds CLOSED needs nothing that was done before this.
+        // Acquire: as in `take`, for the links. A `give` that reads CLOSED needs no earlier writes.
         let given = self.head.swap(CLOSED, Ordering::Acquire);
         let mut free = 0;
         for mut at in [std::mem::replace(&mut chain.0, END), given] {
@@ -87,8 +86,8 @@ impl Free {
     }
 }
 
-/// The place of one part in the list. It has nothing but the two atomics: once the part is given, another thread may free whatever they
-/// lie in, while the giving has not returned yet.
+/// The handle that gives one part back. It borrows only the two atomics: once the part is given, another thread may free the memory that
+/// contains them before `give` returns.
 pub(super) struct Place<'a> {
     head: &'a AtomicU32,
     next: &'a AtomicU32,
@@ -96,15 +95,15 @@ pub(super) struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Takes the part back from its owner. Whether there is a list to take it.
+    /// Gives the part back. Returns false if the list is closed.
     #[inline]
     pub(super) fn give(self) -> bool {
-        // Relaxed: the exchange below says whether this was right; no link is read through it.
+        // Relaxed: the exchange below validates the value; no link is read through it.
         let mut head = self.head.load(Ordering::Relaxed);
         while head != CLOSED {
             // Relaxed: published by the Release below.
             self.next.store(head, Ordering::Relaxed);
-            // Release, for `take` and `close`: the link, and all that the owner did with the part.
+            // Release, for `take` and `close`: the link, and the owner's accesses to the part.
             let put = self.head.compare_exchange_weak(head, self.index, Ordering::Release, Ordering::Relaxed);
             match put {
                 Ok(_) => return true,
@@ -120,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_part_is_out_once() {
+    fn each_part_is_taken_once() {
         let (free, mut chain) = Free::all(3);
         let mut out: Vec<_> = std::iter::from_fn(|| free.take(&mut chain)).collect();
         assert_eq!(out, [0, 1, 2]);
@@ -149,8 +148,8 @@ mod interleavings {
 
     use super::*;
 
-    /// Two threads give while the third takes; a part is written by each owner, which loom finds out when two have it, or
-    /// when what one wrote is not before what the next reads.
+    /// Two threads give while a third takes. Each owner writes its part, so loom reports two owners of one part, and writes that do
+    /// not happen before the next owner's reads.
     #[test]
     fn a_part_has_one_owner() {
         loom::model(|| {
@@ -182,9 +181,9 @@ mod interleavings {
         });
     }
 
-    /// Two threads give while the third ends the list: each part is counted, or its owner is told.
+    /// Two threads give while a third closes the list: each part is counted, or its `give` fails.
     #[test]
-    fn a_part_is_counted_or_kept() {
+    fn close_counts_a_part_or_its_give_fails() {
         loom::model(|| {
             let (free, mut chain) = Free::all(3);
             let free = Arc::new(free);
@@ -201,6 +200,6 @@ mod interleavings {
         });
     }
 
-    /// Access is what counts: loom watches it.
+    /// The access itself is the check: loom tracks it.
     fn touch(_: *mut u32) {}
 }

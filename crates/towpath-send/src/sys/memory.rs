@@ -1,4 +1,4 @@
-//! Memory to send from: of our own, in parts that have one owner each, and of others, mapped for reading.
+//! Memory to send from: private memory in parts with one owner each, and shared memory mapped for reading.
 
 use std::ffi::c_void;
 use std::io;
@@ -14,31 +14,31 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 use super::Part;
 use super::free::{self, Free, Place, Taken};
 
-/// What one huge page has; also the alignment of transparent ones (x86-64 and arm64 with pages of 4 KiB).
+/// Size of a huge page; also the alignment of transparent ones (x86-64, and arm64 with pages of 4 KiB).
 const HUGE: usize = 2 << 20;
 const PAGE: usize = 4096;
 
-/// The kind of pages that memory was got in.
+/// The kind of pages that back memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
     /// Ordinary pages.
     Ordinary,
     /// Reserved huge pages (MAP_HUGETLB).
     Huge,
-    /// Ordinary memory that the kernel was asked to back by huge pages (MADV_HUGEPAGE), and may have.
+    /// Ordinary memory with MADV_HUGEPAGE; the kernel may back it with huge pages.
     Transparent,
 }
 
-/// Mapped memory, unmapped when the last user is gone. Pages that the kernel still sends from live on.
+/// Mapped memory, unmapped with its last reference. Pages that the kernel still sends from stay allocated.
 #[derive(Debug)]
 struct Mapping {
     base: NonNull<c_void>,
     len: usize,
-    /// Somebody else has mapped it, and keeps it.
+    /// Memory owned by other code of the process; not unmapped.
     foreign: bool,
 }
 
-// SAFETY: a mapping is plain memory and belongs to no thread; who may read and write it is said by `Slot` and `Region`.
+// SAFETY: a mapping is plain memory without thread affinity; `Slot` and `Region` define the access rules.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; `Mapping` itself gives no access.
 unsafe impl Sync for Mapping {}
@@ -50,7 +50,7 @@ impl Mapping {
     }
 
     fn anonymous(len: usize, flags: MapFlags) -> io::Result<Self> {
-        // SAFETY: a new mapping, at an address of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel selects.
         let base = unsafe {
             mmap_anonymous(null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | flags)
         }?;
@@ -58,7 +58,7 @@ impl Mapping {
     }
 
     fn advise(&self, advice: Advice) -> io::Result<()> {
-        // SAFETY: the mapping is whole, and advice about huge pages changes no contents.
+        // SAFETY: the range is the whole mapping, and MADV_HUGEPAGE does not change its contents.
         Ok(unsafe { madvise(self.base.as_ptr(), self.len, advice) }?)
     }
 }
@@ -68,14 +68,14 @@ impl Drop for Mapping {
         if self.foreign {
             return;
         }
-        // SAFETY: it was mapped by us, and whoever had a part of it held it by an Arc.
+        // SAFETY: mapped by this crate; all users of a part hold an `Arc`, so none is left.
         let done = unsafe { munmap(self.base.as_ptr(), self.len) };
         debug_assert!(done.is_ok(), "{done:?}");
     }
 }
 
-/// Private memory in parts of one length, and which of them are free. The one who takes them has this; parts that are
-/// dropped, on whatever thread, are there to be taken again.
+/// Private memory in parts of equal length, with the list of free parts. The owner of this value takes parts; a part that is dropped, on
+/// any thread, is free again.
 #[derive(Debug)]
 pub(crate) struct Slots {
     area: Arc<Area>,
@@ -85,25 +85,25 @@ pub(crate) struct Slots {
 #[derive(Debug)]
 struct Area {
     mapping: Mapping,
-    /// Where the first part begins, and bytes of each.
+    /// Offset of the first part, and the length of each.
     start: usize,
     len: usize,
     free: Free,
 }
 
-/// A part of private memory that one owner alone reads and writes.
+/// A part of private memory with exclusive access.
 #[derive(Debug)]
 pub(crate) struct Slot {
-    /// Each part has a reference to its area, taken and given with it: to count them anew at each taking would cost more than all else
-    /// that taking does.
+    /// Each part holds a reference to its area, which `take` and `give` pass on: counting it anew would cost more than the rest of
+    /// `take`.
     area: ManuallyDrop<Arc<Area>>,
     index: u32,
 }
 
 impl Slots {
-    /// `count` parts of `len` bytes, whole pages; huge ones where asked for and to be had.
+    /// Allocates `count` parts of `len` bytes, rounded up to whole pages; with `huge` in huge pages if available.
     pub(crate) fn allocate(count: usize, len: usize, huge: bool) -> io::Result<(Self, Pages)> {
-        // No sum may wrap: parts are cut by these numbers, not by what was mapped.
+        // No sum may overflow: parts are cut by these numbers, not by the mapping.
         let invalid = io::ErrorKind::InvalidInput;
         let len = len.max(1).checked_next_multiple_of(PAGE).ok_or(invalid)?;
         let total = count.checked_mul(len).filter(|total| *total > 0).ok_or(invalid)?;
@@ -122,7 +122,7 @@ impl Slots {
             }
         } else {
             let mapping = Mapping::anonymous(total, MapFlags::empty())?;
-            // Refused only by a kernel without huge pages, where it is not needed.
+            // Fails only on a kernel without huge pages, which does not need it.
             let _ = mapping.advise(Advice::LinuxNoHugepage);
             (mapping, Pages::Ordinary)
         };
@@ -132,21 +132,21 @@ impl Slots {
         };
         let (free, taken) = Free::all(count);
         let area = Arc::new(Area { mapping, start, len, free });
-        // One for each part: see `Slot`.
+        // One reference for each part: see `Slot`.
         (0..count).for_each(|_| forget(area.clone()));
         Ok((Self { area, taken }, pages))
     }
 
-    /// Bytes of each part.
+    /// Length of each part in bytes.
     pub(crate) fn len(&self) -> usize {
         self.area.len
     }
 
-    /// A free part; none when all are out.
+    /// Takes a free part. Returns `None` if all are taken.
     #[inline]
     pub(crate) fn take(&mut self) -> Option<Slot> {
         let index = self.area.free.take(&mut self.taken)?;
-        // SAFETY: `allocate` forgot one reference for each part, and `Free` gives this part, and its reference with it, to us alone.
+        // SAFETY: `allocate` forgot one reference for each part, and `Free` gives this part with its reference to this caller alone.
         let area = unsafe { Arc::from_raw(Arc::as_ptr(&self.area)) };
         Some(Slot { area: ManuallyDrop::new(area), index })
     }
@@ -155,14 +155,14 @@ impl Slots {
 impl Drop for Slots {
     fn drop(&mut self) {
         for _ in 0..self.area.free.close(&mut self.taken) {
-            // SAFETY: the reference of a part that is free, which nobody will take any more; `self.area` is another one.
+            // SAFETY: the reference of a free part, which can no longer be taken; `self.area` is a separate reference.
             unsafe { Arc::decrement_strong_count(Arc::as_ptr(&self.area)) }
         }
     }
 }
 
 impl Slot {
-    /// Bytes that it has.
+    /// Length in bytes.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.area.len
@@ -170,14 +170,14 @@ impl Slot {
 
     #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: `allocate` cuts the mapping into parts that do not overlap, `Free` gives each index to one `Slot` at a time,
-        // and this one is borrowed: nobody writes. Fresh anonymous memory is zeroes.
+        // SAFETY: `allocate` cuts the mapping into parts that do not overlap, `Free` gives each index to one `Slot` at a time, and this one
+        // is borrowed, so nothing writes. Fresh anonymous memory is zeroed.
         unsafe { slice::from_raw_parts(self.start(), self.area.len) }
     }
 
     #[inline]
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`, and this one is borrowed mutably: nobody else reads.
+        // SAFETY: as in `bytes`, and this one is borrowed mutably, so there are no other accesses.
         unsafe { slice::from_raw_parts_mut(self.start(), self.area.len) }
     }
 
@@ -193,13 +193,13 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let given = self.area.free.place(self.index).is_some_and(Place::give);
         if !given {
-            // SAFETY: the part's own reference, which nobody takes over; it is not used after this.
+            // SAFETY: the part's own reference, which `give` did not pass on; it is not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.area) }
         }
     }
 }
 
-/// Memory of others, mapped for reading or kept for it: what is sent from it is opaque, and may change while it is looked at.
+/// Shared memory, mapped for reading or borrowed. Its contents are opaque and may change at any time.
 #[derive(Clone, Debug)]
 pub struct Region(Arc<Mapping>);
 
@@ -207,8 +207,8 @@ impl Region {
     /// Maps the first `len` bytes of `fd` (a memfd, a file of tmpfs) for reading.
     ///
     /// # Errors
-    /// What mmap(2) and fstat(2) say; InvalidInput when `fd` has fewer bytes. A descriptor whose size may still shrink should
-    /// be sealed (F_SEAL_SHRINK): sending from what is gone is an error (EFAULT), looking at it is SIGBUS.
+    /// Errors of mmap(2) and fstat(2); InvalidInput if `fd` is shorter than `len`. Seal a descriptor whose size may shrink
+    /// (F_SEAL_SHRINK): sending from truncated memory fails with EFAULT, and reading it raises SIGBUS.
     pub fn map(fd: &OwnedFd, len: usize) -> io::Result<Self> {
         let size = u64::try_from(rustix::fs::fstat(fd.as_fd())?.st_size).unwrap_or(0);
         if len == 0 || size < len as u64 {
@@ -222,33 +222,33 @@ impl Region {
         Ok(Self(Arc::new(Mapping::new(base, len)?)))
     }
 
-    /// Memory that somebody else in this process has, and lends: nothing is mapped, nor unmapped in the end.
+    /// Borrowed memory of this process. It is neither mapped nor unmapped by the region.
     ///
     /// # Safety
-    /// The bytes are there to be read until the region and all that was made of it are dropped. Whoever has them may write them
-    /// meanwhile: no reference to them is made.
+    /// The bytes must be readable until the region and all buffers made of it are dropped. The owner may write them meanwhile, because
+    /// no Rust reference to them is created.
     pub unsafe fn foreign(bytes: NonNull<[u8]>) -> Self {
         Self(Arc::new(Mapping { base: bytes.cast(), len: bytes.len(), foreign: true }))
     }
 
-    /// Bytes that it has.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.0.len
     }
 
-    /// Whether it has none; one that was mapped has some.
+    /// Returns true if the length is 0; a mapped region is never empty.
     pub fn is_empty(&self) -> bool {
         self.0.len == 0
     }
 
-    /// Bytes to send; none when they are not all in it.
+    /// A part to send; `None` if it is not within the region.
     pub(crate) fn part(&self, offset: usize, len: usize) -> Option<Part<'_>> {
         offset.checked_add(len).filter(|end| *end <= self.0.len)?;
         let iov_base = self.0.base.as_ptr().wrapping_byte_add(offset);
         Some(Part(libc::iovec { iov_base, iov_len: len }, PhantomData))
     }
 
-    /// Copies bytes out, as they are at that moment; what is not in it stays as it is.
+    /// Copies bytes at `at` as they are at that moment. Leaves `into` unchanged if they are not within the region.
     pub fn copy_out(&self, offset: usize, into: &mut [u8]) {
         let Some(part) = self.part(offset, into.len()) else { return };
         let base = part.0.iov_base.cast::<u8>();
@@ -262,7 +262,7 @@ impl Region {
         }
         for (at, byte) in rest.iter_mut().enumerate() {
             let from = base.wrapping_add(whole + at);
-            // SAFETY: `part` checked that it is inside the mapping, which is readable. Volatile: another process may write it.
+            // SAFETY: `part` checked the bounds, and the mapping is readable. Volatile: another process may write it.
             *byte = unsafe { from.read_volatile() };
         }
     }
@@ -273,9 +273,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_keep_is_read_where_it_is_and_left_there() {
+    fn borrowed_regions_are_read_in_place_and_not_unmapped() {
         let mut kept: Vec<u8> = (0..100).collect();
-        // SAFETY: `kept` is not touched until the region is dropped.
+        // SAFETY: `kept` is not modified until the region is dropped.
         let region = unsafe { Region::foreign(NonNull::from(&mut kept[1..])) };
         let mut copy = [0; 20];
         region.copy_out(70, &mut copy);
@@ -283,14 +283,14 @@ mod tests {
         assert!(region.part(0, 99).is_some() && region.part(0, 100).is_none());
         drop(region);
         assert_eq!(kept[99], 99);
-        // SAFETY: there are no bytes.
+        // SAFETY: the length is 0.
         let none = unsafe { Region::foreign(NonNull::from(&mut [])) };
         assert!(none.is_empty() && none.part(0, 0).is_some());
     }
 
     #[test]
-    fn an_area_ends_with_the_last_that_has_a_part_of_it() {
-        // How many parts are out when the one who takes them ends, of three of which one was given back before.
+    fn the_last_slot_unmaps_the_area() {
+        // Number of parts that are taken when `Slots` is dropped; one of the three was given back before.
         for out in 0..=3 {
             let (mut slots, _) = Slots::allocate(3, 1, false).unwrap();
             let area = Arc::downgrade(&slots.area);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_given_while_the_area_ends() {
+    fn parts_are_given_while_the_area_is_dropped() {
         for _ in 0..200 {
             let (mut slots, _) = Slots::allocate(64, 1, false).unwrap();
             let area = Arc::downgrade(&slots.area);
