@@ -15,7 +15,7 @@ use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-use towpath_send::{Choice, Frame, Options, Pages, Pool, Sender};
+use towpath_send::{CopyMode, Frame, Options, Pages, Pool, Sender};
 
 use crate::baseline_send;
 use crate::clock::now_ns;
@@ -305,9 +305,9 @@ fn send(
     run: Run,
 ) -> Result<Told> {
     let choice = match run.how {
-        How::Plain => Choice::Plain,
-        How::Zerocopy => Choice::Zerocopy,
-        How::Adaptive => Choice::Adaptive,
+        How::Plain => CopyMode::Plain,
+        How::Zerocopy => CopyMode::Zerocopy,
+        How::Adaptive => CopyMode::Adaptive,
     };
     let options = Options {
         choice,

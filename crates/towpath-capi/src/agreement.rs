@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use towpath_ring::{Kind, Loss, Ticket};
-use towpath_send::Choice;
+use towpath_send::CopyMode;
 
 use crate::ring::RingStats;
 use crate::{inspector, mux, sender, worker};
@@ -152,9 +152,9 @@ fn numbers() -> Vec<(String, u64)> {
     let constants = [
         ("TOWPATH_CONNECTED", mux::CONNECTED.into()),
         ("TOWPATH_ROOM", mux::ROOM.into()),
-        ("TOWPATH_ADAPTIVE", Choice::Adaptive as u64),
-        ("TOWPATH_ZEROCOPY", Choice::Zerocopy as u64),
-        ("TOWPATH_PLAIN", Choice::Plain as u64),
+        ("TOWPATH_ADAPTIVE", CopyMode::Adaptive as u64),
+        ("TOWPATH_ZEROCOPY", CopyMode::Zerocopy as u64),
+        ("TOWPATH_PLAIN", CopyMode::Plain as u64),
         ("TOWPATH_PACKET", Kind::PACKET.0.into()),
         ("TOWPATH_MESSAGE", Kind::MESSAGE.0.into()),
         ("TOWPATH_EVENT", Kind::EVENT.0.into()),

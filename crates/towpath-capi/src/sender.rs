@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use towpath_send::{Buffer, Choice, SendError, Time};
+use towpath_send::{Buffer, CopyMode, SendError, Time};
 
 use crate::failure::{Failure, guard};
 use crate::foreign::{Bytes, Room, duplicate};
@@ -213,9 +213,9 @@ const EVER: Time = Time::from_nanos(u64::MAX);
 impl Options {
     fn checked(self) -> Result<towpath_send::Options, Failure> {
         let choice = match self.choice {
-            0 => Choice::Adaptive,
-            1 => Choice::Zerocopy,
-            2 => Choice::Plain,
+            0 => CopyMode::Adaptive,
+            1 => CopyMode::Zerocopy,
+            2 => CopyMode::Plain,
             _ => return Err(Failure::new(Errno::INVAL, "a choice that there is not")),
         };
         let defaults = towpath_send::Options::default();

@@ -8,7 +8,7 @@ use std::{mem, process};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use rustix::io::Errno;
-use towpath_send::{Choice, Closed, Done, Options, SendError};
+use towpath_send::{CopyMode, Closed, Done, Options, SendError};
 
 use crate::buffer_export::{self, Pinned};
 use crate::{descriptor, failure, wait};
@@ -96,9 +96,9 @@ impl Sender {
         max_pinned: Option<u64>,
     ) -> PyResult<Self> {
         let choice = match choice {
-            "adaptive" => Choice::Adaptive,
-            "zerocopy" => Choice::Zerocopy,
-            "plain" => Choice::Plain,
+            "adaptive" => CopyMode::Adaptive,
+            "zerocopy" => CopyMode::Zerocopy,
+            "plain" => CopyMode::Plain,
             _ => return Err(PyValueError::new_err(r#"choice must be "adaptive", "zerocopy" or "plain""#)),
         };
         if segment == Some(0) {

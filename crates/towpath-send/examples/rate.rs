@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use rustix::net::{self, AddressFamily, SocketType, sockopt};
-use towpath_send::{Choice, Options, Pool, Sender};
+use towpath_send::{CopyMode, Options, Pool, Sender};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -19,9 +19,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let gather = rest.first().map_or(Ok(0), |bytes| bytes.parse())?;
     let batch = rest.get(1).map_or(Ok(1), |calls| calls.parse())?;
     let choice = match how.as_str() {
-        "plain" => Choice::Plain,
-        "zerocopy" => Choice::Zerocopy,
-        _ => Choice::Adaptive,
+        "plain" => CopyMode::Plain,
+        "zerocopy" => CopyMode::Zerocopy,
+        _ => CopyMode::Adaptive,
     };
     let frames = ((16 << 20) / message).max(2);
     let mut pool = Pool::new(frames + 1, message, std::env::var_os("HUGE").is_some())?;

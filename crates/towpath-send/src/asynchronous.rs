@@ -15,9 +15,9 @@ use tokio::time::{sleep, timeout};
 
 use crate::buffer::Buffer;
 use crate::counters::Counters;
+use crate::driver::{Done, Driver, Turn};
 use crate::error::{SendError, Unarmed};
 use crate::policy::Mode;
-use crate::pump::{Done, Pump, Turn};
 use crate::sender::{AFTER_RESET, Closed, Options, Socket};
 use crate::sys;
 use towpath_wire::Time;
@@ -32,7 +32,7 @@ const BUSY_WAIT: Duration = Duration::from_millis(1);
 /// `tokio::time::timeout`.
 #[derive(Debug)]
 pub struct AsyncSender {
-    pump: Pump<Socket>,
+    driver: Driver<Socket>,
     /// The epoll instance that watches the socket.
     ready: AsyncFd<OwnedFd>,
     origin: Instant,
@@ -54,7 +54,7 @@ impl AsyncSender {
         let epoll = watch(&socket).map_err(|error| SendError::Io(error.into()))?;
         let ready = sys::reactor(epoll).map_err(SendError::Io)?;
         Ok(Self {
-            pump: Pump::new(socket, engine, &options),
+            driver: Driver::new(socket, engine, &options),
             ready,
             origin: Instant::now(),
             max_frames: options.max_frames.max(1),
@@ -78,15 +78,15 @@ impl AsyncSender {
     /// See [`send`](Self::send).
     pub async fn queue(&mut self, token: u64, buffer: impl Into<Buffer>) -> Result<(), SendError> {
         let buffer = buffer.into();
-        if !self.pump.has_room(self.max_frames) {
-            self.drive(|sender| sender.pump.has_room(sender.max_frames)).await?;
+        if !self.driver.has_room(self.max_frames) {
+            self.drive(|sender| sender.driver.has_room(sender.max_frames)).await?;
         }
-        self.pump.push(token, buffer);
-        let engine = &self.pump.engine;
+        self.driver.push(token, buffer);
+        let engine = &self.driver.engine;
         let enough =
             if self.batch > 1 { engine.waiting() >= self.batch } else { engine.unsent() >= self.gather };
         if enough {
-            self.pump.try_turn(self.now())?;
+            self.driver.try_turn(self.now())?;
         }
         Ok(())
     }
@@ -96,7 +96,7 @@ impl AsyncSender {
     /// # Errors
     /// See [`send`](Self::send).
     pub async fn flush(&mut self) -> Result<(), SendError> {
-        self.drive(|sender| sender.pump.engine.is_flushed()).await
+        self.drive(|sender| sender.driver.engine.is_flushed()).await
     }
 
     /// Resolves when all data is sent and every completion arrived.
@@ -109,13 +109,14 @@ impl AsyncSender {
     }
 
     async fn idle(&mut self) -> Result<(), SendError> {
-        self.drive(|sender| sender.pump.engine.is_flushed() && sender.pump.engine.outstanding() == 0).await
+        self.drive(|sender| sender.driver.engine.is_flushed() && sender.driver.engine.outstanding() == 0)
+            .await
     }
 
     /// Returns the error that ended the connection, as in [`Sender::drain`](crate::Sender::drain): the kernel also completes data that a
     /// reset discarded.
     fn check_lost(&mut self, announced: bool) -> Result<(), SendError> {
-        self.pump.backend.lost(announced).map_or(Ok(()), |error| Err(SendError::Gone(error)))
+        self.driver.backend.lost(announced).map_or(Ok(()), |error| Err(SendError::Gone(error)))
     }
 
     /// Returns a completed buffer, with [`Options::keep_done`]. Never waits.
@@ -123,10 +124,10 @@ impl AsyncSender {
     /// # Errors
     /// The error queue could not be read.
     pub fn reclaim(&mut self) -> Result<Option<Done>, SendError> {
-        if self.pump.engine.outstanding() > 0 {
-            self.pump.read(self.now())?;
+        if self.driver.engine.outstanding() > 0 {
+            self.driver.read(self.now())?;
         }
-        Ok(self.pump.poll_done())
+        Ok(self.driver.poll_done())
     }
 
     /// See [`Sender::read_completions`](crate::Sender::read_completions).
@@ -134,7 +135,7 @@ impl AsyncSender {
     /// # Errors
     /// The error queue could not be read.
     pub fn read_completions(&mut self) -> Result<(), SendError> {
-        self.pump.read(self.now()).map(drop)
+        self.driver.read(self.now()).map(drop)
     }
 
     /// Ends the connection; see [`Sender::close`](crate::Sender::close).
@@ -145,50 +146,50 @@ impl AsyncSender {
         let end = async |sender: &mut Self| -> Result<(), SendError> {
             sender.flush().await?;
             sender.check_lost(false)?;
-            sender.pump.backend.shutdown().map_err(SendError::Io)?;
+            sender.driver.backend.shutdown().map_err(SendError::Io)?;
             sender.idle().await?;
             sender.check_lost(true)
         };
         let finished = matches!(timeout(patience, end(&mut self)).await, Ok(Ok(())));
         if !finished {
-            self.pump.backend.reset();
+            self.driver.backend.reset();
             let soon = Instant::now() + AFTER_RESET;
-            while self.pump.engine.outstanding() > 0 && Instant::now() < soon {
-                self.pump.read(self.now())?;
+            while self.driver.engine.outstanding() > 0 && Instant::now() < soon {
+                self.driver.read(self.now())?;
                 sleep(BUSY_WAIT).await;
             }
         }
-        let remains = self.pump.abandon(self.now());
+        let remains = self.driver.abandon(self.now());
         Ok(Closed { finished, remains, counters: self.counters().clone() })
     }
 
     /// The sender's counters.
     pub fn counters(&self) -> &Counters {
-        self.pump.engine.counters()
+        self.driver.engine.counters()
     }
 
     /// The current mode.
     pub fn mode(&self) -> Mode {
-        self.pump.engine.mode()
+        self.driver.engine.mode()
     }
 
     /// The reason why the socket is always sent on with copies, if any.
     pub fn unarmed(&self) -> Option<Unarmed> {
-        self.pump.backend.unarmed
+        self.driver.backend.unarmed
     }
 
     async fn drive(&mut self, until: impl Fn(&Self) -> bool) -> Result<(), SendError> {
         loop {
-            let turn = self.pump.turn(self.now())?;
+            let turn = self.driver.turn(self.now())?;
             if until(self) {
                 return Ok(());
             }
-            let before = self.pump.progress;
-            self.pump.read(self.now())?;
+            let before = self.driver.progress;
+            self.driver.read(self.now())?;
             if until(self) {
                 return Ok(());
             }
-            if self.pump.progress != before {
+            if self.driver.progress != before {
                 continue;
             }
             if turn == Turn::Busy {
@@ -199,11 +200,11 @@ impl AsyncSender {
             // Later events raise a new edge; the next turn handles earlier ones.
             ready.map_err(SendError::Io)?.clear_ready();
             let failed = self.take_edges()?.contains(EventFlags::ERR);
-            let before = self.pump.progress;
+            let before = self.driver.progress;
             if failed
-                && self.pump.read(self.now())?
-                && self.pump.progress == before
-                && let Some(error) = self.pump.backend.error()
+                && self.driver.read(self.now())?
+                && self.driver.progress == before
+                && let Some(error) = self.driver.backend.error()
             {
                 return Err(SendError::Gone(error));
             }
@@ -233,13 +234,13 @@ fn watch(socket: &Socket) -> rustix::io::Result<OwnedFd> {
 
 impl AsFd for AsyncSender {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.pump.backend.fd.as_fd()
+        self.driver.backend.fd.as_fd()
     }
 }
 
 impl Drop for AsyncSender {
     fn drop(&mut self) {
         let now = self.now();
-        self.pump.abandon(now);
+        self.driver.abandon(now);
     }
 }

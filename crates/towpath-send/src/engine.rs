@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::budget::{Budget, Freed};
 use crate::counters::{Counters, PlainCause};
-use crate::flight::{Abandoned, Flight};
+use crate::inflight::{Abandoned, Inflight};
 use crate::locked::LockedMemory;
 use crate::notification::Range;
 use crate::policy::{Decision, Mode, Policy};
@@ -52,7 +52,7 @@ pub enum Kind {
 
 /// Selects between zero-copy and plain sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Choice {
+pub enum CopyMode {
     /// Zero copy where probes show that it works, plain sends otherwise.
     #[default]
     Adaptive,
@@ -70,7 +70,7 @@ pub struct Config {
     /// SO_ZEROCOPY is set, and the socket is neither MPTCP nor kTLS.
     pub armed: bool,
     /// Zero-copy or plain sends.
-    pub choice: Choice,
+    pub choice: CopyMode,
     /// The destination is this machine.
     pub local: bool,
     /// Shorter calls are sent plain. Bytes.
@@ -99,7 +99,7 @@ impl Default for Config {
         Self {
             kind: Kind::Stream,
             armed: true,
-            choice: Choice::Adaptive,
+            choice: CopyMode::Adaptive,
             local: false,
             min_zerocopy: 16 << 10,
             gather: 64 << 10,
@@ -116,7 +116,7 @@ impl Default for Config {
 
 /// The path of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum Path {
     /// With MSG_ZEROCOPY.
     Zerocopy,
     /// Without MSG_ZEROCOPY, and the cause.
@@ -131,12 +131,12 @@ pub struct Transmit {
     /// Number of frames that hold these bytes.
     pub parts: usize,
     /// With or without MSG_ZEROCOPY.
-    pub how: How,
+    pub how: Path,
     probe: bool,
 }
 
 impl Transmit {
-    const NONE: Self = Self { bytes: 0, parts: 0, how: How::Zerocopy, probe: false };
+    const NONE: Self = Self { bytes: 0, parts: 0, how: Path::Zerocopy, probe: false };
 }
 
 /// The calls that were returned by `poll_transmits`, until their results are reported.
@@ -184,7 +184,7 @@ enum Refused {
 #[derive(Debug)]
 pub struct Engine<T> {
     config: Config,
-    flight: Flight<T>,
+    inflight: Inflight<T>,
     policy: Policy,
     budget: Budget,
     counters: Counters,
@@ -208,7 +208,7 @@ impl<T> Engine<T> {
         let stream = config.kind == Kind::Stream;
         let budget = Budget::new(config.locked.clone(), config.max_pinned, config.optmem, stream);
         Self {
-            flight: Flight::new(config.first_number),
+            inflight: Inflight::new(config.first_number),
             policy,
             budget,
             counters,
@@ -224,7 +224,7 @@ impl<T> Engine<T> {
     }
 
     /// Changes the copy mode from the next call on.
-    pub fn set_choice(&mut self, choice: Choice, now: Time) {
+    pub fn set_choice(&mut self, choice: CopyMode, now: Time) {
         self.config.choice = choice;
         self.policy = policy(&self.config, &mut self.counters, now);
     }
@@ -237,25 +237,25 @@ impl<T> Engine<T> {
         if !self.has_room() {
             return Err(Full(token));
         }
-        self.flight.push(token, len);
+        self.inflight.push(token, len);
         Ok(())
     }
 
     /// Drops completed frames instead of keeping them for [`poll_done`](Self::poll_done).
     pub(crate) fn drop_done(&mut self) {
-        self.flight.drop_done();
+        self.inflight.drop_done();
     }
 
     /// The frame that was pushed last.
     pub(crate) fn last_pushed(&mut self) -> Option<&mut T> {
-        self.flight.last_pushed()
+        self.inflight.last_pushed()
     }
 
     /// Like [`push`](Self::push), for a caller that has checked for room; avoids a move of the frame.
     #[inline]
     pub(crate) fn push_in_room(&mut self, token: T, len: usize) {
         debug_assert!(self.has_room());
-        self.flight.push(token, len);
+        self.inflight.push(token, len);
     }
 
     /// Returns the next call, or `None` if all data was accepted.
@@ -280,7 +280,7 @@ impl<T> Engine<T> {
                     break;
                 }
                 // Empty messages of a stream need no call.
-                self.flight.advance(0, false, now);
+                self.inflight.advance(0, false, now);
                 continue;
             }
             let (how, most, probe) = self.choose(bytes as u64, ahead, now);
@@ -305,7 +305,7 @@ impl<T> Engine<T> {
         let most = if self.config.kind == Kind::Stream { MAX_PARTS } else { 1 };
         let (mut bytes, mut parts) = (0, 0);
         while parts < most
-            && let Some((_, left)) = self.flight.waiting(skip + parts)
+            && let Some((_, left)) = self.inflight.waiting(skip + parts)
         {
             bytes += left.len();
             parts += 1;
@@ -324,7 +324,7 @@ impl<T> Engine<T> {
             let (from, mut left) = (at, transmit.bytes);
             at += transmit.parts;
             (from..at).filter_map(move |at| {
-                let (token, span) = self.flight.waiting(at)?;
+                let (token, span) = self.inflight.waiting(at)?;
                 let part = span.len().min(left);
                 left -= part;
                 Some((token, span.start..span.start + part))
@@ -336,7 +336,7 @@ impl<T> Engine<T> {
     #[inline]
     pub(crate) fn first_part(&self) -> Option<(&T, Span<usize>)> {
         let transmit = self.asked.open().first()?;
-        let (token, span) = self.flight.waiting(0)?;
+        let (token, span) = self.inflight.waiting(0)?;
         Some((token, span.start..span.end.min(span.start + transmit.bytes)))
     }
 
@@ -352,34 +352,34 @@ impl<T> Engine<T> {
             self.asked.answered = self.asked.count;
         }
         let bytes = bytes.min(transmit.bytes) as u64;
-        if self.refused == Refused::Flag && transmit.how != How::Zerocopy {
+        if self.refused == Refused::Flag && transmit.how != Path::Zerocopy {
             // The same datagram succeeded without the flag, so the flag was refused.
             self.disarm();
         }
         self.refused = Refused::No;
         // A call without bytes gets no number.
-        let with_number = transmit.how == How::Zerocopy && bytes > 0;
+        let with_number = transmit.how == Path::Zerocopy && bytes > 0;
         if transmit.probe && with_number {
-            self.policy.handle_probe(self.flight.next_number());
+            self.policy.handle_probe(self.inflight.next_number());
         }
-        self.flight.advance(bytes, with_number, now);
-        self.calls_since_read += usize::from(self.flight.outstanding() > 0);
+        self.inflight.advance(bytes, with_number, now);
+        self.calls_since_read += usize::from(self.inflight.outstanding() > 0);
         match transmit.how {
-            How::Zerocopy if with_number => {
+            Path::Zerocopy if with_number => {
                 self.refusals = 0;
                 self.budget.take(bytes);
                 self.counters.numbers += 1;
                 self.counters.zerocopy_bytes += bytes;
             }
-            How::Zerocopy => {}
-            How::Plain(cause) => self.counters.add_plain(cause, bytes),
+            Path::Zerocopy => {}
+            Path::Plain(cause) => self.counters.add_plain(cause, bytes),
         }
     }
 
     /// The zero-copy call failed with ENOBUFS, and the error queue has been read since. The call is retried once, then sent plain.
     pub fn handle_no_buffers(&mut self, now: Time) {
         self.counters.no_buffers += 1;
-        let drained = self.flight.outstanding() == 0 || self.refused == Refused::Once;
+        let drained = self.inflight.outstanding() == 0 || self.refused == Refused::Once;
         if !drained {
             self.refused = Refused::Once;
             return;
@@ -411,7 +411,7 @@ impl<T> Engine<T> {
     pub fn handle_refused_datagram(&mut self, unknown: u64, now: Time) {
         let used = (self.counters.unknown - unknown).min(1);
         self.counters.unknown -= used;
-        self.flight.skip(used, now);
+        self.inflight.skip(used, now);
     }
 
     fn disarm(&mut self) {
@@ -429,7 +429,7 @@ impl<T> Engine<T> {
         if !self.is_datagram() {
             return;
         }
-        self.flight.advance(transmit.bytes as u64, false, now);
+        self.inflight.advance(transmit.bytes as u64, false, now);
         self.counters.too_long += 1;
         self.counters.too_long_bytes += transmit.bytes as u64;
     }
@@ -438,7 +438,7 @@ impl<T> Engine<T> {
     pub fn handle_notification(&mut self, range: Range, now: Time) {
         let (counters, budget) = (&mut self.counters, &mut self.budget);
         let mut freed = Freed::default();
-        let completed = self.flight.complete(range, |bytes, at| {
+        let completed = self.inflight.complete(range, |bytes, at| {
             freed.add(bytes);
             counters.add_pin_time(now.as_nanos().saturating_sub(at.as_nanos()));
         });
@@ -467,13 +467,13 @@ impl<T> Engine<T> {
     /// Returns true if the error queue should be read: after `read_every` calls, with few free frames, or after a millisecond. (It is also
     /// read at EAGAIN and ENOBUFS, when idle, and at the end.)
     pub fn wants_notifications(&self, now: Time) -> bool {
-        if self.flight.outstanding() == 0 {
+        if self.inflight.outstanding() == 0 {
             return false;
         }
         let most = self.config.max_frames;
         let every = self.config.read_every.max(1);
         // With few frames left the queue is read sooner, but not at every call: an empty read costs half a send.
-        let few_left = self.flight.held() >= most - most / 4;
+        let few_left = self.inflight.held() >= most - most / 4;
         let wanted = if few_left { (most / 16).clamp(1, every) } else { every };
         self.calls_since_read >= wanted
             || now.as_nanos().saturating_sub(self.read_at.as_nanos()) >= READ_AFTER_NANOS
@@ -487,12 +487,12 @@ impl<T> Engine<T> {
 
     /// Returns a completed frame.
     pub fn poll_done(&mut self) -> Option<T> {
-        self.flight.poll_done()
+        self.inflight.poll_done()
     }
 
     /// The time at which the peer counts as stuck, if a number is outstanding.
     pub fn poll_timeout(&self) -> Option<Time> {
-        Some(self.flight.oldest_at()? + self.stuck_after())
+        Some(self.inflight.oldest_at()? + self.stuck_after())
     }
 
     /// Sets the connection's round-trip time, if known.
@@ -502,17 +502,17 @@ impl<T> Engine<T> {
 
     /// Returns true if a frame has been pinned for longer than a second and eight round trips.
     pub fn is_stuck(&self, now: Time) -> bool {
-        self.flight.oldest_at().is_some_and(|at| now.since(at) > self.stuck_after())
+        self.inflight.oldest_at().is_some_and(|at| now.since(at) > self.stuck_after())
     }
 
     /// Returns true if the kernel has accepted all data.
     pub fn is_flushed(&self) -> bool {
-        self.flight.is_flushed()
+        self.inflight.is_flushed()
     }
 
     /// Returns true if another frame can be pushed.
     pub fn has_room(&self) -> bool {
-        self.flight.held() < self.config.max_frames
+        self.inflight.held() < self.config.max_frames
     }
 
     /// Returns true if each frame is one datagram.
@@ -522,30 +522,30 @@ impl<T> Engine<T> {
 
     /// Number of outstanding completions.
     pub fn outstanding(&self) -> usize {
-        self.flight.outstanding()
+        self.inflight.outstanding()
     }
 
     /// Frames that were pushed and are not completed.
     #[inline]
     pub fn held(&self) -> usize {
-        self.flight.held()
+        self.inflight.held()
     }
 
     /// Bytes pinned by outstanding numbers.
     pub fn pinned(&self) -> u64 {
-        self.flight.pinned()
+        self.inflight.pinned()
     }
 
     /// Frames not yet completely accepted by the kernel.
     #[inline]
     pub fn waiting(&self) -> usize {
-        self.flight.unflushed()
+        self.inflight.unflushed()
     }
 
     /// Bytes not yet accepted by the kernel.
     #[inline]
     pub fn unsent(&self) -> u64 {
-        self.flight.unsent()
+        self.inflight.unsent()
     }
 
     /// Limit on pinned bytes at present; less than configured after ENOBUFS.
@@ -574,10 +574,10 @@ impl<T> Engine<T> {
 
     /// Ends the engine: the connection was closed or reset, and no further completion can arrive.
     pub fn abandon(&mut self) -> Abandoned<T> {
-        self.budget.abandon(self.flight.outstanding_bytes());
-        self.counters.abandoned += self.flight.outstanding() as u64;
+        self.budget.abandon(self.inflight.outstanding_bytes());
+        self.counters.abandoned += self.inflight.outstanding() as u64;
         self.asked = Asked::NONE;
-        self.flight.take_all()
+        self.inflight.take_all()
     }
 
     fn sent(&self) -> u64 {
@@ -589,13 +589,14 @@ impl<T> Engine<T> {
     }
 
     /// Selects the path, the limit on bytes, and whether the call is a probe.
-    fn choose(&mut self, bytes: u64, ahead: Ahead, now: Time) -> (How, u64, bool) {
-        let plain = |cause| (How::Plain(cause), bytes, false);
+    fn choose(&mut self, bytes: u64, ahead: Ahead, now: Time) -> (Path, u64, bool) {
+        let plain = |cause| (Path::Plain(cause), bytes, false);
         let least = self.config.min_zerocopy.max(1) as u64;
-        if !self.config.armed || self.config.choice == Choice::Plain {
+        if !self.config.armed || self.config.choice == CopyMode::Plain {
             return plain(PlainCause::Unarmed);
         }
-        if self.config.kind == (Kind::Datagram { segmented: false }) && self.config.choice != Choice::Zerocopy
+        if self.config.kind == (Kind::Datagram { segmented: false })
+            && self.config.choice != CopyMode::Zerocopy
         {
             return plain(PlainCause::NoSegmentation);
         }
@@ -615,7 +616,7 @@ impl<T> Engine<T> {
         }
         let mut probe = false;
         if self.policy.mode() != Mode::Zerocopy {
-            let (decision, reason) = self.policy.decide(self.sent(), self.flight.outstanding(), now);
+            let (decision, reason) = self.policy.decide(self.sent(), self.inflight.outstanding(), now);
             if let Some(reason) = reason {
                 self.counters.switches[reason as usize] += 1;
             }
@@ -628,10 +629,10 @@ impl<T> Engine<T> {
         }
         let room = self.budget.room(ahead, now);
         let fits = if self.config.kind == Kind::Stream { room >= least } else { room >= bytes };
-        if !fits || self.flight.number_span() + ahead.calls >= self.config.max_numbers {
+        if !fits || self.inflight.number_span() + ahead.calls >= self.config.max_numbers {
             return plain(PlainCause::Budget);
         }
-        (How::Zerocopy, room, probe)
+        (Path::Zerocopy, room, probe)
     }
 }
 
@@ -639,9 +640,9 @@ impl<T> Engine<T> {
 fn policy(config: &Config, counters: &mut Counters, now: Time) -> Policy {
     let (policy, reason) = match config.choice {
         _ if !config.armed => (Policy::fixed(Mode::Copying), None),
-        Choice::Adaptive => Policy::adaptive(config.local, now),
-        Choice::Zerocopy => (Policy::fixed(Mode::Zerocopy), None),
-        Choice::Plain => (Policy::fixed(Mode::Copying), None),
+        CopyMode::Adaptive => Policy::adaptive(config.local, now),
+        CopyMode::Zerocopy => (Policy::fixed(Mode::Zerocopy), None),
+        CopyMode::Plain => (Policy::fixed(Mode::Copying), None),
     };
     if let Some(reason) = reason {
         counters.switches[reason as usize] += 1;
@@ -652,6 +653,6 @@ fn policy(config: &Config, counters: &mut Counters, now: Time) -> Policy {
 impl<T> Drop for Engine<T> {
     /// Credits its share of locked memory.
     fn drop(&mut self) {
-        self.budget.abandon(self.flight.outstanding_bytes());
+        self.budget.abandon(self.inflight.outstanding_bytes());
     }
 }

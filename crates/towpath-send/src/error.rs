@@ -8,9 +8,9 @@ pub enum SendError {
     /// The descriptor cannot be examined, or is not a connected stream or datagram socket.
     #[error("not a socket that can be sent on: {0}")]
     NotASocket(#[source] io::Error),
-    /// [`Choice::Zerocopy`](crate::Choice::Zerocopy) was requested and the socket does not support zero copy.
+    /// [`CopyMode::Zerocopy`](crate::CopyMode::Zerocopy) was requested and the socket does not support zero copy.
     #[error(
-        "zero copy was asked for, and this socket does not do it ({why}); use Choice::Adaptive to send plain instead"
+        "zero copy was asked for, and this socket does not do it ({why}); use CopyMode::Adaptive to send plain instead"
     )]
     NotSupported {
         /// The reason.
@@ -49,7 +49,7 @@ pub enum SendError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unarmed {
     /// Plain sends were requested.
-    Choice,
+    Requested,
     /// The socket refused SO_ZEROCOPY: AF_UNIX, raw and packet sockets, UDP-Lite, or an old kernel.
     Refused,
     /// MPTCP accepts the flag but never sends notifications.
@@ -61,7 +61,7 @@ pub enum Unarmed {
 impl std::fmt::Display for Unarmed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Choice => "plain sends were asked for",
+            Self::Requested => "plain sends were asked for",
             Self::Refused => "it refuses SO_ZEROCOPY",
             Self::Mptcp => "MPTCP does not notify",
             Self::KernelTls => "the kernel encrypts what is sent on it",

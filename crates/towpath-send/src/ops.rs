@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::{Choice, Config, Engine, How, Kind};
+use crate::engine::{Config, CopyMode, Engine, Kind, Path};
 use crate::locked::LockedMemory;
 use crate::notification::Range;
 use towpath_wire::Time;
@@ -76,7 +76,7 @@ impl World {
         let locked = Arc::new(LockedMemory::new(if shape & 4 == 0 { u64::MAX } else { 96 << 10 }));
         let config = Config {
             kind: if shape & 8 == 0 { Kind::Stream } else { Kind::Datagram { segmented: true } },
-            choice: if shape & 16 == 0 { Choice::Zerocopy } else { Choice::Adaptive },
+            choice: if shape & 16 == 0 { CopyMode::Zerocopy } else { CopyMode::Adaptive },
             min_zerocopy: if shape & 32 == 0 { 1 } else { 4096 },
             gather: if shape & 64 == 0 { 16 << 10 } else { 0 },
             optmem: if shape & 128 == 0 { 128 << 10 } else { 1500 },
@@ -187,7 +187,7 @@ impl World {
                     touched.push(token);
                 }
             }
-            if transmit.how == How::Zerocopy {
+            if transmit.how == Path::Zerocopy {
                 self.calls.push(Call { frames: touched, bytes: bytes as u64, notified: false });
             }
         }
@@ -195,13 +195,13 @@ impl World {
 
     fn no_buffers(&mut self) {
         let Some(transmit) = self.engine.poll_transmit(self.now) else { return };
-        if transmit.how != How::Zerocopy {
+        if transmit.how != Path::Zerocopy {
             return;
         }
         self.engine.handle_no_buffers(self.now);
         if self.engine.outstanding() == 0 {
             let next = self.engine.poll_transmit(self.now).expect("the frame still waits");
-            assert!(matches!(next.how, How::Plain(_)), "waits for a completion that cannot arrive");
+            assert!(matches!(next.how, Path::Plain(_)), "waits for a completion that cannot arrive");
         }
     }
 

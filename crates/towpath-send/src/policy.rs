@@ -296,7 +296,11 @@ mod tests {
             assert_eq!(policy.handle_range(number, 3, true, 0, NOW).1, None);
         }
         assert_eq!(policy.handle_range(200, 3, true, 0, NOW).1, Some(Reason::Suspicion));
-        assert_eq!(policy.decide(0, 5, NOW).0, Decision::PlainDuringProbe, "the probe waits until no number is outstanding");
+        assert_eq!(
+            policy.decide(0, 5, NOW).0,
+            Decision::PlainDuringProbe,
+            "the probe waits until no number is outstanding"
+        );
         assert_eq!(probe(&mut policy, 201, false, NOW), Some(Reason::NotCopied));
     }
 

@@ -4,10 +4,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::buffer::Buffer;
 use crate::counters::Counters;
+use crate::driver::{Done, Driver, Remains, Turn};
 use crate::engine::Full;
 use crate::error::{SendError, Unarmed};
 use crate::policy::Mode;
-use crate::pump::{Done, Pump, Remains, Turn};
 use crate::sender::{Options, Socket};
 use crate::sys;
 use towpath_wire::Time;
@@ -44,7 +44,7 @@ pub enum Sent {
 /// ```
 #[derive(Debug)]
 pub struct PollSender {
-    pump: Pump<Socket>,
+    driver: Driver<Socket>,
     max_frames: usize,
 }
 
@@ -55,7 +55,7 @@ impl PollSender {
     /// See [`Sender::new`](crate::Sender::new).
     pub fn new(socket: impl Into<OwnedFd>, options: Options, now: Time) -> Result<Self, SendError> {
         let (socket, engine) = Socket::open(socket.into(), &options, now)?;
-        Ok(Self { pump: Pump::new(socket, engine, &options), max_frames: options.max_frames.max(1) })
+        Ok(Self { driver: Driver::new(socket, engine, &options), max_frames: options.max_frames.max(1) })
     }
 
     /// Queues a buffer.
@@ -64,10 +64,10 @@ impl PollSender {
     /// [`Options::max_frames`] buffers are held; returns the buffer with its token.
     pub fn push(&mut self, token: u64, buffer: impl Into<Buffer>) -> Result<(), Full<Done>> {
         let buffer = buffer.into();
-        if !self.pump.has_room(self.max_frames) {
+        if !self.driver.has_room(self.max_frames) {
             return Err(Full(Done { token, buffer }));
         }
-        self.pump.push(token, buffer);
+        self.driver.push(token, buffer);
         Ok(())
     }
 
@@ -76,7 +76,7 @@ impl PollSender {
     /// # Errors
     /// The connection ended; or a datagram was too long and was discarded.
     pub fn poll_send(&mut self, now: Time) -> Result<Sent, SendError> {
-        Ok(match self.pump.turn(now)? {
+        Ok(match self.driver.turn(now)? {
             Turn::Flushed => Sent::Flushed,
             Turn::Full => Sent::Full,
             Turn::Busy => Sent::Busy,
@@ -89,12 +89,12 @@ impl PollSender {
     /// # Errors
     /// [`SendError::Gone`] if there was no completion and the socket has a pending error, which this call clears; [`SendError::Queue`].
     pub fn handle_error_queue(&mut self, now: Time) -> Result<bool, SendError> {
-        let before = self.pump.progress;
-        let emptied = self.pump.read(now)?;
-        if self.pump.progress != before {
+        let before = self.driver.progress;
+        let emptied = self.driver.read(now)?;
+        if self.driver.progress != before {
             return Ok(emptied);
         }
-        self.pump.backend.error().map_or(Ok(emptied), |error| Err(SendError::Gone(error)))
+        self.driver.backend.error().map_or(Ok(emptied), |error| Err(SendError::Gone(error)))
     }
 
     /// Like [`handle_error_queue`](Self::handle_error_queue), but leaves a pending error of the socket in place.
@@ -102,67 +102,67 @@ impl PollSender {
     /// # Errors
     /// [`SendError::Queue`].
     pub fn read_completions(&mut self, now: Time) -> Result<(), SendError> {
-        self.pump.read(now).map(drop)
+        self.driver.read(now).map(drop)
     }
 
     /// Bytes that the peer's TCP has acknowledged since the connection began (tcp(7), TCP_INFO); `None` for other sockets.
     pub fn acked(&self) -> Option<u64> {
-        sys::acked(self.pump.backend.fd.as_fd())
+        sys::acked(self.driver.backend.fd.as_fd())
     }
 
     /// Returns a completed buffer, with [`Options::keep_done`].
     pub fn poll_done(&mut self) -> Option<Done> {
-        self.pump.poll_done()
+        self.driver.poll_done()
     }
 
     /// Bytes pushed and not yet accepted by the kernel.
     pub fn unsent(&self) -> u64 {
-        self.pump.engine.unsent()
+        self.driver.engine.unsent()
     }
 
     /// Buffers held: waiting or in flight.
     pub fn held(&self) -> usize {
-        self.pump.engine.held()
+        self.driver.engine.held()
     }
 
     /// Bytes in flight.
     pub fn pinned(&self) -> u64 {
-        self.pump.engine.pinned()
+        self.driver.engine.pinned()
     }
 
     /// Returns true if all data was accepted and completed.
     pub fn is_idle(&self) -> bool {
-        self.pump.engine.is_flushed() && self.pump.engine.outstanding() == 0
+        self.driver.engine.is_flushed() && self.driver.engine.outstanding() == 0
     }
 
     /// Returns true if a buffer has been in flight for longer than a second and eight round trips.
     pub fn is_stuck(&self, now: Time) -> bool {
-        self.pump.engine.is_stuck(now)
+        self.driver.engine.is_stuck(now)
     }
 
     /// Number of zero-copy calls whose completions are outstanding.
     pub fn outstanding(&self) -> usize {
-        self.pump.engine.outstanding()
+        self.driver.engine.outstanding()
     }
 
     /// Limit on bytes in flight at present.
     pub fn budget(&self) -> u64 {
-        self.pump.engine.budget()
+        self.driver.engine.budget()
     }
 
     /// The sender's counters.
     pub fn counters(&self) -> &Counters {
-        self.pump.engine.counters()
+        self.driver.engine.counters()
     }
 
     /// The current mode.
     pub fn mode(&self) -> Mode {
-        self.pump.engine.mode()
+        self.driver.engine.mode()
     }
 
     /// The reason why the socket is always sent on with copies, if any.
     pub fn unarmed(&self) -> Option<Unarmed> {
-        self.pump.backend.unarmed
+        self.driver.backend.unarmed
     }
 
     /// Shuts down the write side. Completions still arrive.
@@ -170,29 +170,29 @@ impl PollSender {
     /// # Errors
     /// Errors of shutdown(2).
     pub fn shutdown(&self) -> Result<(), SendError> {
-        self.pump.backend.shutdown().map_err(SendError::Io)
+        self.driver.backend.shutdown().map_err(SendError::Io)
     }
 
     /// Resets the connection. The data in its queue completes at once; read the completions afterwards.
     pub fn reset(&self) {
-        self.pump.backend.reset();
+        self.driver.backend.reset();
     }
 
     /// Ends the sender; buffers in flight go into quarantine.
     pub fn abandon(mut self, now: Time) -> Remains {
-        self.pump.abandon(now)
+        self.driver.abandon(now)
     }
 }
 
 impl AsFd for PollSender {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.pump.backend.fd.as_fd()
+        self.driver.backend.fd.as_fd()
     }
 }
 
 impl Drop for PollSender {
     fn drop(&mut self) {
         // The resulting quarantine is dropped, which leaks the buffers in flight.
-        self.pump.abandon(Time::default());
+        self.driver.abandon(Time::default());
     }
 }

@@ -10,23 +10,23 @@ use rustix::net::{AddressFamily, Shutdown, SocketType, sockopt};
 
 use crate::buffer::Buffer;
 use crate::counters::Counters;
-use crate::engine::{Choice, Config, Engine, Kind};
+use crate::driver::{Backend, Done, Driver, Remains, Turn};
+use crate::engine::{Config, CopyMode, Engine, Kind};
 use crate::error::{SendError, Unarmed};
 use crate::limits::Limits;
 use crate::locked::LockedMemory;
-use crate::moderation::Moderation;
 use crate::notification::{Event, ExtendedError, parse};
 use crate::policy::Mode;
-use crate::pump::{Backend, Done, Pump, Remains, Turn};
 use crate::sys::{self, Control, Part};
 use crate::time::Clock;
 use towpath_wire::Time;
+use crate::tx_backoff::TxBackoff;
 
 /// Settings of a sender. The defaults suit TCP messages of any size.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Zero copy, plain, or adaptive (the default).
-    pub choice: Choice,
+    pub choice: CopyMode,
     /// Shorter calls are sent plain. Bytes.
     pub min_zerocopy: usize,
     /// Adjacent queued buffers are gathered into one call until it reaches this size in bytes; 0 disables gathering.
@@ -98,7 +98,7 @@ impl Socket {
         fd: OwnedFd,
         options: &Options,
         now: Time,
-    ) -> Result<(Self, Engine<crate::pump::Item>), SendError> {
+    ) -> Result<(Self, Engine<crate::driver::Item>), SendError> {
         let unknown = |error: rustix::io::Errno| SendError::NotASocket(error.into());
         let family = sockopt::socket_domain(&fd).map_err(unknown)?;
         let stream = match sockopt::socket_type(&fd).map_err(unknown)? {
@@ -115,8 +115,8 @@ impl Socket {
             sys::segment(fd.as_fd(), bytes).map_err(SendError::Segmentation)?;
         }
         let inet = matches!(family, AddressFamily::INET | AddressFamily::INET6);
-        let unarmed = if options.choice == Choice::Plain {
-            Some(Unarmed::Choice)
+        let unarmed = if options.choice == CopyMode::Plain {
+            Some(Unarmed::Requested)
         } else if protocol == Some(rustix::net::ipproto::MPTCP) {
             Some(Unarmed::Mptcp)
         } else if stream && inet && sys::has_ulp(fd.as_fd()) {
@@ -126,7 +126,7 @@ impl Socket {
         } else {
             None
         };
-        if let Some(why) = unarmed.filter(|_| options.choice == Choice::Zerocopy) {
+        if let Some(why) = unarmed.filter(|_| options.choice == CopyMode::Zerocopy) {
             return Err(SendError::NotSupported { why });
         }
         let limits = Limits::read();
@@ -263,13 +263,13 @@ impl Backend for Socket {
 /// Dropping a sender with buffers in flight leaks their memory; call [`close`](Self::close).
 #[derive(Debug)]
 pub struct Sender {
-    pump: Pump<Socket>,
+    driver: Driver<Socket>,
     clock: Clock,
     max_frames: usize,
     gather: u64,
     batch: usize,
     stall: Option<Duration>,
-    moderation: Moderation,
+    tx_backoff: TxBackoff,
 }
 
 /// Result of [`Sender::close`].
@@ -292,18 +292,18 @@ impl Sender {
     /// differ), or read its error queue.
     ///
     /// # Errors
-    /// [`SendError::NotASocket`], [`SendError::Segmentation`]; with [`Choice::Zerocopy`], [`SendError::NotSupported`].
+    /// [`SendError::NotASocket`], [`SendError::Segmentation`]; with [`CopyMode::Zerocopy`], [`SendError::NotSupported`].
     pub fn new(socket: impl Into<OwnedFd>, options: Options) -> Result<Self, SendError> {
         let clock = Clock::new();
         let (socket, engine) = Socket::open(socket.into(), &options, Time::default())?;
         Ok(Self {
-            pump: Pump::new(socket, engine, &options),
+            driver: Driver::new(socket, engine, &options),
             clock,
             max_frames: options.max_frames.max(1),
             gather: options.gather as u64,
             batch: options.batch,
             stall: options.stall,
-            moderation: Moderation::new(),
+            tx_backoff: TxBackoff::new(),
         })
     }
 
@@ -313,7 +313,7 @@ impl Sender {
     /// The connection ended or stalled, or a datagram is too long.
     pub fn send(&mut self, buffer: impl Into<Buffer>) -> Result<(), SendError> {
         self.make_room()?;
-        self.pump.push(0, buffer.into());
+        self.driver.push(0, buffer.into());
         self.flush()
     }
 
@@ -326,8 +326,8 @@ impl Sender {
     #[inline]
     pub fn queue(&mut self, token: u64, buffer: impl Into<Buffer>) -> Result<(), SendError> {
         self.make_room()?;
-        self.pump.push(token, buffer.into());
-        let engine = &self.pump.engine;
+        self.driver.push(token, buffer.into());
+        let engine = &self.driver.engine;
         let enough =
             if self.batch > 1 { engine.waiting() >= self.batch } else { engine.unsent() >= self.gather };
         if enough { self.try_turn() } else { Ok(()) }
@@ -338,7 +338,7 @@ impl Sender {
     /// # Errors
     /// See [`send`](Self::send).
     pub fn flush(&mut self) -> Result<(), SendError> {
-        self.drive(|sender| sender.pump.engine.is_flushed(), None).map(|_| ())
+        self.drive(|sender| sender.driver.engine.is_flushed(), None).map(|_| ())
     }
 
     /// Like [`flush`](Self::flush), for at most `patience`. Returns true if the kernel accepted everything.
@@ -347,7 +347,7 @@ impl Sender {
     /// See [`send`](Self::send).
     pub fn flush_for(&mut self, patience: Duration) -> Result<bool, SendError> {
         let deadline = Instant::now() + patience;
-        self.drive(|sender| sender.pump.engine.is_flushed(), Some(deadline))
+        self.drive(|sender| sender.driver.engine.is_flushed(), Some(deadline))
     }
 
     /// Returns a completed buffer, with [`Options::keep_done`]. Never blocks.
@@ -355,14 +355,14 @@ impl Sender {
     /// # Errors
     /// The error queue could not be read.
     pub fn reclaim(&mut self) -> Result<Option<Done>, SendError> {
-        if let Some(done) = self.pump.poll_done() {
+        if let Some(done) = self.driver.poll_done() {
             return Ok(Some(done));
         }
-        if self.pump.engine.outstanding() > 0 {
+        if self.driver.engine.outstanding() > 0 {
             let now = self.clock.read();
-            self.pump.read(now)?;
+            self.driver.read(now)?;
         }
-        Ok(self.pump.poll_done())
+        Ok(self.driver.poll_done())
     }
 
     /// Reads pending completions, which frees their buffers and their locked memory. Call it when the sender pauses; each send
@@ -372,7 +372,7 @@ impl Sender {
     /// The error queue could not be read.
     pub fn read_completions(&mut self) -> Result<(), SendError> {
         let now = self.clock.read();
-        self.pump.read(now).map(drop)
+        self.driver.read(now).map(drop)
     }
 
     /// Blocks until all data is sent and every completion arrived. Returns false if that takes longer than `patience`.
@@ -383,7 +383,7 @@ impl Sender {
         let deadline = Instant::now() + patience;
         let idle = self.drive(|sender| sender.is_idle(), Some(deadline))?;
         // The kernel also completes data that a reset discarded.
-        match self.pump.backend.lost(false).filter(|_| idle) {
+        match self.driver.backend.lost(false).filter(|_| idle) {
             Some(error) => Err(SendError::Gone(error)),
             None => Ok(idle),
         }
@@ -396,79 +396,79 @@ impl Sender {
     /// The error queue could not be read. A peer that is gone or does not read is no error: see [`Closed::finished`].
     pub fn close(mut self, patience: Duration) -> Result<Closed, SendError> {
         let deadline = Instant::now() + patience;
-        let flushed = self.drive(|sender| sender.pump.engine.is_flushed(), Some(deadline)).unwrap_or(false);
+        let flushed = self.drive(|sender| sender.driver.engine.is_flushed(), Some(deadline)).unwrap_or(false);
         let finished = flushed
-            && self.pump.backend.lost(false).is_none()
-            && self.pump.backend.shutdown().is_ok()
+            && self.driver.backend.lost(false).is_none()
+            && self.driver.backend.shutdown().is_ok()
             && self.drive(|sender| sender.is_idle(), Some(deadline)).unwrap_or(false)
-            && self.pump.backend.lost(true).is_none();
+            && self.driver.backend.lost(true).is_none();
         if !finished {
-            self.pump.backend.reset();
+            self.driver.backend.reset();
             let soon = Instant::now() + AFTER_RESET;
-            while self.pump.engine.outstanding() > 0 && Instant::now() < soon {
+            while self.driver.engine.outstanding() > 0 && Instant::now() < soon {
                 let now = self.clock.read();
-                self.pump.read(now)?;
+                self.driver.read(now)?;
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
         let now = self.clock.read();
-        let remains = self.pump.abandon(now);
+        let remains = self.driver.abandon(now);
         Ok(Closed { finished, remains, counters: self.counters().clone() })
     }
 
     /// The sender's counters.
     pub fn counters(&self) -> &Counters {
-        self.pump.engine.counters()
+        self.driver.engine.counters()
     }
 
     /// The current mode.
     pub fn mode(&self) -> Mode {
-        self.pump.engine.mode()
+        self.driver.engine.mode()
     }
 
-    /// Changes the copy mode: [`Choice::Zerocopy`] and [`Choice::Plain`] take effect with the next call, [`Choice::Adaptive`]
+    /// Changes the copy mode: [`CopyMode::Zerocopy`] and [`CopyMode::Plain`] take effect with the next call, [`CopyMode::Adaptive`]
     /// starts with new probes. Without support of the socket, all calls stay plain.
-    pub fn set_choice(&mut self, choice: Choice) {
+    pub fn set_choice(&mut self, choice: CopyMode) {
         let now = self.clock.read();
-        self.pump.engine.set_choice(choice, now);
+        self.driver.engine.set_choice(choice, now);
     }
 
     /// The reason why the socket is always sent on with copies, if any.
     pub fn unarmed(&self) -> Option<Unarmed> {
-        self.pump.backend.unarmed
+        self.driver.backend.unarmed
     }
 
     /// Limit on pinned bytes at present.
     pub fn budget(&self) -> u64 {
-        self.pump.engine.budget()
+        self.driver.engine.budget()
     }
 
     /// Number of zero-copy calls whose completions are outstanding.
     pub fn outstanding(&self) -> usize {
-        self.pump.engine.outstanding()
+        self.driver.engine.outstanding()
     }
 
     /// Returns an entry of the socket's error queue that is not a zero-copy notification: an ICMP error or a timestamp. The oldest
     /// 64 are kept.
     pub fn poll_other(&mut self) -> Option<ExtendedError> {
-        self.pump.poll_other()
+        self.driver.poll_other()
     }
 
     #[inline]
     fn make_room(&mut self) -> Result<(), SendError> {
-        if self.pump.has_room(self.max_frames) {
+        if self.driver.has_room(self.max_frames) {
             return Ok(());
         }
-        self.drive(|sender| sender.pump.has_room(sender.max_frames), None).map(|_| ())
+        self.drive(|sender| sender.driver.has_room(sender.max_frames), None).map(|_| ())
     }
 
     fn try_turn(&mut self) -> Result<(), SendError> {
         let now = self.clock.glance();
-        self.pump.try_turn(now)
+        self.driver.try_turn(now)
     }
 
     fn is_idle(&self) -> bool {
-        self.pump.engine.is_flushed() && self.pump.engine.outstanding() == 0
+        self.driver.engine.is_flushed() && self.driver.engine.outstanding() == 0
     }
 
     /// Sends and waits until `until` holds. Returns false if `deadline` comes first.
@@ -477,22 +477,22 @@ impl Sender {
         loop {
             if again {
                 let now = self.clock.read();
-                turn = self.pump.turn(now)?;
+                turn = self.driver.turn(now)?;
             }
             if until(self) {
                 return Ok(true);
             }
             if turn == Turn::Flushed {
                 let now = self.clock.read();
-                self.pump.read(now)?;
+                self.driver.read(now)?;
                 if until(self) {
                     return Ok(true);
                 }
             }
             let now = Instant::now();
-            let (progress, since) = *moved.get_or_insert((self.pump.progress, now));
-            let since = if self.pump.progress == progress { since } else { now };
-            moved = Some((self.pump.progress, since));
+            let (progress, since) = *moved.get_or_insert((self.driver.progress, now));
+            let since = if self.driver.progress == progress { since } else { now };
+            moved = Some((self.driver.progress, since));
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return Ok(false);
             }
@@ -501,9 +501,9 @@ impl Sender {
                 return Err(SendError::Stalled(stall));
             }
             if waited >= RTT_WORTH
-                && let Some(micros) = sys::rtt(self.pump.backend.fd.as_fd())
+                && let Some(micros) = sys::rtt(self.driver.backend.fd.as_fd())
             {
-                self.pump.engine.handle_rtt(Duration::from_micros(micros.into()));
+                self.driver.engine.handle_rtt(Duration::from_micros(micros.into()));
             }
             let left = deadline.map(|deadline| deadline.duration_since(now));
             let left = [left, self.stall.map(|stall| stall - waited)].into_iter().flatten().min();
@@ -514,27 +514,27 @@ impl Sender {
     /// Waits for an event of the socket. Returns true if another turn can make progress; completions alone do not make room in a
     /// full socket.
     fn wait(&mut self, turn: Turn, most: Option<Duration>) -> Result<bool, SendError> {
-        let most = if turn == Turn::Full { self.moderate(most) } else { most };
+        let most = if turn == Turn::Full { self.back_off(most) } else { most };
         // poll(2) always reports POLLERR and POLLHUP; completions raise POLLERR.
         let (events, most) = match turn {
             Turn::Full => (PollFlags::OUT, most.unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT)),
             Turn::Busy => (PollFlags::empty(), BUSY_WAIT),
             Turn::Flushed => (PollFlags::empty(), most.unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT)),
         };
-        let ready = wait(self.pump.backend.fd.as_fd(), events, most).map_err(SendError::Io)?;
+        let ready = wait(self.driver.backend.fd.as_fd(), events, most).map_err(SendError::Io)?;
         let again =
             turn != Turn::Full || ready.is_empty() || ready.intersects(PollFlags::OUT | PollFlags::HUP);
         // While the socket has room, completions can wait until it is full.
         if !ready.intersects(PollFlags::ERR | PollFlags::HUP) || turn == Turn::Full && writable(ready) {
             return Ok(again);
         }
-        let before = self.pump.progress;
+        let before = self.driver.progress;
         let now = self.clock.read();
-        self.pump.read(now)?;
-        if self.pump.progress != before || writable(ready) {
+        self.driver.read(now)?;
+        if self.driver.progress != before || writable(ready) {
             return Ok(again);
         }
-        match self.pump.backend.error() {
+        match self.driver.backend.error() {
             Some(error) => Err(SendError::Gone(error)),
             None if ready.contains(PollFlags::HUP) && turn == Turn::Full => {
                 Err(SendError::Gone(io::ErrorKind::ConnectionReset.into()))
@@ -548,16 +548,16 @@ impl Sender {
     }
 
     /// Sleeps while the socket is full, so that not every completion wakes this thread. Returns the rest of `most`.
-    fn moderate(&mut self, most: Option<Duration>) -> Option<Duration> {
-        let Some(pause) = self.moderation.pause().filter(|_| self.pump.engine.outstanding() > 0) else {
+    fn back_off(&mut self, most: Option<Duration>) -> Option<Duration> {
+        let Some(pause) = self.tx_backoff.pause().filter(|_| self.driver.engine.outstanding() > 0) else {
             return most;
         };
         let pause = most.map_or(pause, |most| most.min(pause));
-        let fd = self.pump.backend.fd.as_fd();
+        let fd = self.driver.backend.fd.as_fd();
         let Some(before) = sys::queued(fd) else { return most };
         std::thread::sleep(pause);
-        let now = sys::queued(self.pump.backend.fd.as_fd()).unwrap_or(0);
-        self.moderation.handle_slept(before, now);
+        let now = sys::queued(self.driver.backend.fd.as_fd()).unwrap_or(0);
+        self.tx_backoff.handle_slept(before, now);
         most.map(|most| most.saturating_sub(pause))
     }
 }
@@ -589,7 +589,7 @@ fn wait(fd: BorrowedFd<'_>, events: PollFlags, most: Duration) -> io::Result<Pol
 
 impl AsFd for Sender {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.pump.backend.fd.as_fd()
+        self.driver.backend.fd.as_fd()
     }
 }
 
@@ -597,6 +597,6 @@ impl Drop for Sender {
     fn drop(&mut self) {
         // The resulting quarantine is dropped, which leaks its frames, as documented.
         let now = self.clock.read();
-        self.pump.abandon(now);
+        self.driver.abandon(now);
     }
 }

@@ -238,7 +238,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Choice, Options, SendError, Sender, Unarmed};
+    use crate::{CopyMode, Options, SendError, Sender, Unarmed};
 
     #[towpath_testenv::needs(ktls)]
     #[test]
@@ -255,7 +255,7 @@ mod tests {
         };
         assert_eq!(done, 0, "{}", io::Error::last_os_error());
         assert!(has_ulp(stream.as_fd()));
-        let zerocopy = Options { choice: Choice::Zerocopy, ..Options::default() };
+        let zerocopy = Options { choice: CopyMode::Zerocopy, ..Options::default() };
         let refused = Sender::new(stream.try_clone().unwrap(), zerocopy);
         assert!(matches!(refused, Err(SendError::NotSupported { why: Unarmed::KernelTls })), "{refused:?}");
         let mut sender = Sender::new(stream, Options::default()).unwrap();

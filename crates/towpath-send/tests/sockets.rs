@@ -17,7 +17,7 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
 use towpath_send::{
-    Buffer, Choice, Closed, LockedMemory, Options, PlainCause, PollSender, Pool, Region, SendError, Sender,
+    Buffer, Closed, CopyMode, LockedMemory, Options, PlainCause, PollSender, Pool, Region, SendError, Sender,
     Sent, Time, Unarmed,
 };
 
@@ -103,7 +103,7 @@ fn udp_with_and_without_segmentation() {
             socket
         };
         let mut buffer = vec![0; 70_000];
-        for choice in [Choice::Zerocopy, Choice::Adaptive] {
+        for choice in [CopyMode::Zerocopy, CopyMode::Adaptive] {
             let mut sender = Sender::new(connected(), Options { choice, ..zerocopy() }).unwrap();
             for len in [0, 1, 7, 1472, 4096, 9001, 65_507 - 20] {
                 sender.send(pattern(3, len)).unwrap();
@@ -113,7 +113,11 @@ fn udp_with_and_without_segmentation() {
             let too_long = sender.send(vec![0; 66_000]);
             assert!(matches!(too_long, Err(SendError::TooLong { bytes: 66_000 })), "{too_long:?}");
             let counters = sender.counters();
-            assert_eq!(counters.numbers == 0, choice == Choice::Adaptive, "without segmentation it is plain");
+            assert_eq!(
+                counters.numbers == 0,
+                choice == CopyMode::Adaptive,
+                "without segmentation it is plain"
+            );
         }
 
         let mut sender = Sender::new(connected(), Options { batch: 16, ..zerocopy() }).unwrap();
@@ -147,7 +151,7 @@ fn sockets_that_refuse_are_sent_plain_or_said_to_refuse() {
         let again = socket.try_clone().unwrap();
         let not = Sender::new(again, zerocopy());
         assert!(matches!(not, Err(SendError::NotSupported { why: said }) if said == why), "{not:?}");
-        let adaptive = Options { choice: Choice::Adaptive, ..zerocopy() };
+        let adaptive = Options { choice: CopyMode::Adaptive, ..zerocopy() };
         let mut sender = Sender::new(socket, adaptive).unwrap();
         assert_eq!(sender.unarmed(), Some(why));
         sender.send(pattern(0, 1 << 20)).unwrap();
@@ -180,10 +184,10 @@ fn messages_of_random_sizes_arrive_whole() {
     let messages = std::env::var("TOWPATH_SEND_MESSAGES").ok().and_then(|text| text.parse().ok());
     let messages: u64 = messages.unwrap_or(20_000);
     let kinds = [
-        (0, 1, Choice::Zerocopy),
-        (0, 16, Choice::Zerocopy),
-        (64 << 10, 1, Choice::Zerocopy),
-        (64 << 10, 1, Choice::Adaptive),
+        (0, 1, CopyMode::Zerocopy),
+        (0, 16, CopyMode::Zerocopy),
+        (64 << 10, 1, CopyMode::Zerocopy),
+        (64 << 10, 1, CopyMode::Adaptive),
     ];
     for (gather, batch, choice) in kinds {
         let (stream, peer) = v4();
@@ -279,7 +283,7 @@ fn all_are_somewhere(closed: &Closed, pushed: usize) {
 
 #[test]
 fn a_peer_that_resets_is_an_error_and_frames_are_accounted_for() {
-    for choice in [Choice::Zerocopy, Choice::Plain] {
+    for choice in [CopyMode::Zerocopy, CopyMode::Plain] {
         let (stream, mut peer) = v4();
         let options = Options { choice, keep_done: true, ..zerocopy() };
         let mut sender = Sender::new(stream, options).unwrap();
@@ -309,7 +313,7 @@ fn a_peer_that_resets_is_an_error_and_frames_are_accounted_for() {
 
 #[test]
 fn what_a_reset_threw_away_was_not_sent() {
-    for choice in [Choice::Zerocopy, Choice::Plain] {
+    for choice in [CopyMode::Zerocopy, CopyMode::Plain] {
         for told in [false, true] {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             // Much less than is sent: the rest cannot be acknowledged.
@@ -337,7 +341,7 @@ fn what_a_reset_threw_away_was_not_sent() {
         }
     }
     let (stream, peer) = UnixStream::pair().unwrap();
-    let mut sender = Sender::new(stream, Options { choice: Choice::Plain, ..zerocopy() }).unwrap();
+    let mut sender = Sender::new(stream, Options { choice: CopyMode::Plain, ..zerocopy() }).unwrap();
     sender.queue(1, vec![7; 10_000]).unwrap();
     sender.flush().unwrap();
     drop(peer);
@@ -368,7 +372,7 @@ fn polled(sender: &Sender) -> PollFlags {
 
 #[test]
 fn a_peer_that_stops_reading_costs_its_own_frames_only() {
-    for choice in [Choice::Zerocopy, Choice::Plain] {
+    for choice in [CopyMode::Zerocopy, CopyMode::Plain] {
         let (stream, peer) = v4();
         let stall = Some(Duration::from_millis(50));
         let options = Options { choice, stall, keep_done: true, max_frames: 500, ..zerocopy() };
@@ -486,7 +490,7 @@ fn local_destinations_are_copied_at_first() {
     // Time stands still: a second later it tries again whether the kernel copies.
     let now = Time::default();
     let mut sender =
-        PollSender::new(stream, Options { choice: Choice::Adaptive, ..zerocopy() }, now).unwrap();
+        PollSender::new(stream, Options { choice: CopyMode::Adaptive, ..zerocopy() }, now).unwrap();
     assert_eq!(sender.mode(), towpath_send::Mode::Copying);
     assert!(sender.push(0, pattern(0, 4 << 20)).is_ok());
     while sender.poll_send(now).unwrap() != Sent::Flushed {
@@ -518,7 +522,7 @@ fn the_other_direction_is_untouched() {
 /// A datagram that no socket takes fails by itself, and those behind it go on.
 #[test]
 fn a_datagram_that_is_too_long_holds_up_nothing() {
-    for (choice, batch) in [(Choice::Plain, 1), (Choice::Plain, 8), (Choice::Zerocopy, 1)] {
+    for (choice, batch) in [(CopyMode::Plain, 1), (CopyMode::Plain, 8), (CopyMode::Zerocopy, 1)] {
         let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
         peer.set_read_timeout(Some(PATIENCE)).unwrap();
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -557,7 +561,7 @@ fn a_datagram_that_is_too_long_holds_up_nothing() {
 /// zero copy do.
 #[test]
 fn a_buffer_of_too_many_segments_holds_up_nothing() {
-    for choice in [Choice::Plain, Choice::Zerocopy] {
+    for choice in [CopyMode::Plain, CopyMode::Zerocopy] {
         let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
         peer.set_read_timeout(Some(PATIENCE)).unwrap();
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -577,7 +581,7 @@ fn a_buffer_of_too_many_segments_holds_up_nothing() {
         finished(&closed);
         let counters = closed.counters;
         assert_eq!((counters.too_long, counters.too_long_bytes), (2, 12_000));
-        assert_eq!(counters.numbers, if choice == Choice::Zerocopy { 2 } else { 0 });
+        assert_eq!(counters.numbers, if choice == CopyMode::Zerocopy { 2 } else { 0 });
     }
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let none = Sender::new(socket, Options { segment: Some(0), ..zerocopy() });

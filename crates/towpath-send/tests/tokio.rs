@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
-use towpath_send::{AsyncSender, Choice, Options, Pool, SendError};
+use towpath_send::{AsyncSender, CopyMode, Options, Pool, SendError};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn options() -> Options {
-    Options { choice: Choice::Zerocopy, min_zerocopy: 1, tamper_check: true, ..Options::default() }
+    Options { choice: CopyMode::Zerocopy, min_zerocopy: 1, tamper_check: true, ..Options::default() }
 }
 
 async fn pair() -> (std::net::TcpStream, TcpStream) {

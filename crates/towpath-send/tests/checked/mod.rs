@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use towpath_send::{Choice, Options};
+use towpath_send::{CopyMode, Options};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Zero copy for every byte, and every frame checked at its completion.
 pub(crate) fn zerocopy() -> Options {
     Options {
-        choice: Choice::Zerocopy,
+        choice: CopyMode::Zerocopy,
         min_zerocopy: 1,
         gather: 0,
         tamper_check: true,

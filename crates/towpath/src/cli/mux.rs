@@ -15,7 +15,7 @@ use towpath::worker_pool::{self, Error, Outcome, WorkerPool};
 use towpath_mux::assembler::Limits;
 use towpath_mux::io::{Connect, Server, Tls};
 use towpath_mux::mux::{self, Order};
-use towpath_send::Choice;
+use towpath_send::CopyMode;
 
 use crate::args::exit;
 use crate::cli::{answer, fail, say};
@@ -222,9 +222,9 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
         name: String::new(),
         first_channel: 0,
         send: match args.send {
-            SendArg::Adaptive => Choice::Adaptive,
-            SendArg::Zerocopy => Choice::Zerocopy,
-            SendArg::Plain => Choice::Plain,
+            SendArg::Adaptive => CopyMode::Adaptive,
+            SendArg::Zerocopy => CopyMode::Zerocopy,
+            SendArg::Plain => CopyMode::Plain,
         },
         send_check: args.send_check,
     };

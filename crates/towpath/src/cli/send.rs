@@ -13,7 +13,7 @@ use clap::{Parser, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde_json::{Map, Value};
-use towpath_send::{Choice, Counters, Limits, Options, Pages, PlainCause, Pool, SendError, Sender, Unarmed};
+use towpath_send::{CopyMode, Counters, Limits, Options, Pages, PlainCause, Pool, SendError, Sender, Unarmed};
 use twox_hash::XxHash3_64;
 
 use crate::args::exit;
@@ -79,11 +79,11 @@ enum Mode {
 }
 
 impl Mode {
-    const fn choice(self) -> Choice {
+    const fn choice(self) -> CopyMode {
         match self {
-            Self::Adaptive => Choice::Adaptive,
-            Self::Zerocopy | Self::Compare => Choice::Zerocopy,
-            Self::Plain => Choice::Plain,
+            Self::Adaptive => CopyMode::Adaptive,
+            Self::Zerocopy | Self::Compare => CopyMode::Zerocopy,
+            Self::Plain => CopyMode::Plain,
         }
     }
 }
@@ -159,7 +159,7 @@ fn send(args: &Send) -> Result<Report, String> {
             // Wait for the data in flight, so that its cost is counted for the mode that sent it.
             cost.of(&mut sender, |sender| sender.drain(args.timeout).map(drop)).map_err(told)?;
             let plain = sent / STRETCH % 2 == 1;
-            sender.set_choice(if plain { Choice::Plain } else { Choice::Zerocopy });
+            sender.set_choice(if plain { CopyMode::Plain } else { CopyMode::Zerocopy });
         }
         // `max_frames` is one less than the pool's size, so a frame is always free.
         let mut frame = pool.take().ok_or("no free frame")?;
@@ -387,7 +387,7 @@ impl Report {
         counters: &Counters,
         circumstances: &Circumstances,
     ) -> Self {
-        let asked = matches!(circumstances.unarmed, None | Some(Unarmed::Choice));
+        let asked = matches!(circumstances.unarmed, None | Some(Unarmed::Requested));
         let name =
             |cause: PlainCause| if asked && cause == PlainCause::Unarmed { "as-asked" } else { cause.name() };
         let plain = PlainCause::ALL
@@ -442,7 +442,7 @@ fn advice(counters: &Counters, circumstances: &Circumstances) -> Vec<String> {
         ));
     }
     match circumstances.unarmed {
-        Some(Unarmed::Choice) | None => {}
+        Some(Unarmed::Requested) | None => {}
         Some(why) => advice.push(format!("this socket cannot send without copying: {why}")),
     }
     if counters.switches[towpath_send::Reason::Local as usize] > 0 {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use towpath_mux::io::Tls;
 use towpath_mux::mux::Order;
-use towpath_send::Choice;
+use towpath_send::CopyMode;
 
 use super::command;
 use super::port::Port;
@@ -58,7 +58,7 @@ pub struct Mux {
     /// Keep the connection of a message that was given up.
     pub keep_undone: bool,
     /// How long replies are sent.
-    pub send: Choice,
+    pub send: CopyMode,
     /// Compare checksums of replies at completion.
     pub send_check: bool,
     /// Certificate chain and key (PEM) for TLS over TCP.
@@ -134,9 +134,9 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
         _ => {}
     }
     let send = match table.word("send") {
-        Some("zerocopy") => Choice::Zerocopy,
-        Some("plain") => Choice::Plain,
-        _ => Choice::Adaptive,
+        Some("zerocopy") => CopyMode::Zerocopy,
+        Some("plain") => CopyMode::Plain,
+        _ => CopyMode::Adaptive,
     };
     let seconds = |key| table.seconds(key);
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);

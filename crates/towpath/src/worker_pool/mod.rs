@@ -46,7 +46,7 @@ use thiserror::Error;
 use towpath_mux::io::{Driver, Ended, Event, Server};
 use towpath_mux::mux::{Mux, Order, SendError};
 use towpath_ring::SocketFile;
-use towpath_send::Choice;
+use towpath_send::CopyMode;
 
 use crate::control::commands::{show_mux, show_rings, show_send};
 use crate::control::{QueryInbox, WorkerPoolView};
@@ -87,8 +87,8 @@ pub struct Config {
     pub name: String,
     /// The workers' channels are numbered from here + 1.
     pub first_channel: u32,
-    /// How long replies are sent: see [`towpath_send::Choice`].
-    pub send: Choice,
+    /// How long replies are sent: see [`towpath_send::CopyMode`].
+    pub send: CopyMode,
     /// Compare the checksum of each long reply at completion with that at submission. Reads every byte twice.
     /// See [`towpath_send::Counters::tampered`].
     pub send_check: bool,
@@ -222,7 +222,7 @@ impl WorkerPool {
         server.set_zerocopy(Arc::new(zerocopy_tx.clone()));
         // Leases need a connection that one worker alone sends on.
         let alone = config.workers.get() == 1 || driver.change(|mux, _| mux.config().order) == Order::Sticky;
-        let leases = alone && config.send != Choice::Plain;
+        let leases = alone && config.send != CopyMode::Plain;
         let slots = (0..config.workers.get())
             .map(|number| WorkerSlot::new(number, directory.path(), leases))
             .collect();

@@ -21,7 +21,7 @@ use rustix::net::{Shutdown, getpeername, shutdown};
 use towpath_mux::io::{ZerocopySender, ZerocopySenders};
 use towpath_mux::mux::{Body, Outcome, Transmit};
 use towpath_send::{
-    Buffer, Choice, Counters, Done, Limits, LockedMemory, Options, PollSender, Quarantine, SendError, Sent,
+    Buffer, CopyMode, Counters, Done, Limits, LockedMemory, Options, PollSender, Quarantine, SendError, Sent,
     Time,
 };
 
@@ -48,7 +48,7 @@ pub(super) struct ZerocopyTx(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    choice: Choice,
+    choice: CopyMode,
     check: bool,
     limits: Limits,
     locked: Arc<LockedMemory>,
@@ -161,7 +161,7 @@ struct Connection {
 }
 
 impl ZerocopyTx {
-    pub(super) fn new(choice: Choice, check: bool) -> Self {
+    pub(super) fn new(choice: CopyMode, check: bool) -> Self {
         let limits = Limits::read();
         let locked = Arc::new(LockedMemory::of_rlimit(limits.locked));
         let state = Mutex::default();
@@ -397,11 +397,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-const fn word(choice: Choice) -> &'static str {
+const fn word(choice: CopyMode) -> &'static str {
     match choice {
-        Choice::Adaptive => "adaptive",
-        Choice::Zerocopy => "zerocopy",
-        Choice::Plain => "plain",
+        CopyMode::Adaptive => "adaptive",
+        CopyMode::Zerocopy => "zerocopy",
+        CopyMode::Plain => "plain",
     }
 }
 
@@ -417,7 +417,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let socket = listener.accept().unwrap().0;
-        let options = Options { choice: Choice::Zerocopy, max_pinned: PINNED, ..Options::default() };
+        let options = Options { choice: CopyMode::Zerocopy, max_pinned: PINNED, ..Options::default() };
         let mut sender = PollSender::new(socket, options, zerocopy_tx.time()).unwrap();
         while sender.poll_send(zerocopy_tx.time()).unwrap() == Sent::Flushed {
             sender.push(0, vec![7; 1 << 20]).unwrap();
@@ -441,7 +441,7 @@ mod tests {
 
     #[test]
     fn a_lingering_peer_that_reads_is_not_reset() {
-        let zerocopy_tx = ZerocopyTx::new(Choice::Zerocopy, false);
+        let zerocopy_tx = ZerocopyTx::new(CopyMode::Zerocopy, false);
         let (sender, mut peer) = full(&zerocopy_tx);
         let start = Instant::now();
         linger(&zerocopy_tx, sender, LINGERING, start);
@@ -473,7 +473,7 @@ mod tests {
     #[test]
     fn the_oldest_lingering_connections_are_reset_first() {
         for most in [(2, u64::MAX), (LINGERING.0, 1)] {
-            let zerocopy_tx = ZerocopyTx::new(Choice::Zerocopy, false);
+            let zerocopy_tx = ZerocopyTx::new(CopyMode::Zerocopy, false);
             let mut peers: Vec<_> = (0..3)
                 .map(|_| {
                     let (sender, peer) = full(&zerocopy_tx);

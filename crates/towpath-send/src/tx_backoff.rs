@@ -15,13 +15,13 @@ const SHORTEST: Duration = Duration::from_micros(100);
 const LONGEST: Duration = Duration::from_millis(4);
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Moderation {
+pub(crate) struct TxBackoff {
     pause: Duration,
     /// Consecutive pauses of the shortest length in which the queue drained too far.
     fast: u32,
 }
 
-impl Moderation {
+impl TxBackoff {
     pub(crate) const fn new() -> Self {
         Self { pause: SHORTEST, fast: 0 }
     }
@@ -56,15 +56,15 @@ mod tests {
     /// Simulates a socket of `size` bytes that drains at `rate` bytes per second and is full before each pause. Returns the last pause, and
     /// how many of a hundred pauses drained the queue.
     fn play(size: u64, rate: u64) -> (Option<Duration>, usize) {
-        let mut moderation = Moderation::new();
+        let mut tx_backoff = TxBackoff::new();
         let mut empty = 0;
         for _ in 0..100 {
-            let Some(pause) = moderation.pause() else { break };
+            let Some(pause) = tx_backoff.pause() else { break };
             let left = size.saturating_sub((pause.as_secs_f64() * rate as f64) as u64);
             empty += usize::from(left == 0);
-            moderation.handle_slept(size, left);
+            tx_backoff.handle_slept(size, left);
         }
-        (moderation.pause(), empty)
+        (tx_backoff.pause(), empty)
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::io;
 use std::time::Duration;
 
 use crate::buffer::Buffer;
-use crate::engine::{Engine, How, MAX_CALLS, MAX_PARTS, Transmit};
+use crate::engine::{Engine, MAX_CALLS, MAX_PARTS, Path, Transmit};
 use crate::error::SendError;
 use crate::notification::{Event, ExtendedError};
 use crate::quarantine::Quarantine;
@@ -66,7 +66,7 @@ pub(crate) enum Turn {
 }
 
 #[derive(Debug)]
-pub(crate) struct Pump<B> {
+pub(crate) struct Driver<B> {
     pub(crate) backend: B,
     pub(crate) engine: Engine<Item>,
     others: VecDeque<ExtendedError>,
@@ -81,7 +81,7 @@ pub(crate) struct Pump<B> {
     full_at: Option<Time>,
 }
 
-impl<B: Backend> Pump<B> {
+impl<B: Backend> Driver<B> {
     pub(crate) fn new(backend: B, mut engine: Engine<Item>, options: &Options) -> Self {
         if !options.keep_done && !options.tamper_check {
             engine.drop_done();
@@ -132,7 +132,7 @@ impl<B: Backend> Pump<B> {
                 self.collect();
                 return Ok(Turn::Flushed);
             };
-            let (count, zerocopy) = (calls.len(), how == How::Zerocopy);
+            let (count, zerocopy) = (calls.len(), how == Path::Zerocopy);
             let made = if count == 1 {
                 self.call(parts, zerocopy).map(|bytes| self.engine.handle_sent(bytes, now))
             } else {
@@ -290,7 +290,7 @@ pub struct Remains {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Choice, Config};
+    use crate::engine::{Config, CopyMode};
     use crate::notification::Range;
     use crate::policy::Mode;
 
@@ -326,41 +326,41 @@ mod tests {
     }
 
     /// Sends `count` messages of `len` bytes, one per `every`.
-    fn send(choice: Choice, kernel: Kernel, len: usize, count: u32, every: Duration) -> Pump<Kernel> {
+    fn send(choice: CopyMode, kernel: Kernel, len: usize, count: u32, every: Duration) -> Driver<Kernel> {
         let config = Config { choice, ..Config::default() };
         let mut now = Time::default();
-        let mut pump = Pump::new(kernel, Engine::new(config, now), &Options::default());
+        let mut driver = Driver::new(kernel, Engine::new(config, now), &Options::default());
         for _ in 0..count {
-            pump.push(0, vec![0; len].into());
-            assert_eq!(pump.turn(now).unwrap(), Turn::Flushed);
+            driver.push(0, vec![0; len].into());
+            assert_eq!(driver.turn(now).unwrap(), Turn::Flushed);
             now = now + every;
         }
-        pump
+        driver
     }
 
     #[test]
     fn a_probe_completes_on_a_socket_that_is_never_full() {
         let every = Duration::from_millis(4);
-        let pump = send(Choice::Adaptive, Kernel::default(), 256 << 10, 3, every);
-        assert_eq!((pump.engine.mode(), pump.engine.counters().plain_calls), (Mode::Zerocopy, 0));
+        let driver = send(CopyMode::Adaptive, Kernel::default(), 256 << 10, 3, every);
+        assert_eq!((driver.engine.mode(), driver.engine.counters().plain_calls), (Mode::Zerocopy, 0));
         let copies = Kernel { copies: true, ..Kernel::default() };
-        assert_eq!(send(Choice::Adaptive, copies, 256 << 10, 4, every).engine.mode(), Mode::Copying);
+        assert_eq!(send(CopyMode::Adaptive, copies, 256 << 10, 4, every).engine.mode(), Mode::Copying);
     }
 
     #[test]
     fn unread_completions_do_not_make_a_peer_stuck() {
-        let pump = send(Choice::Zerocopy, Kernel::default(), 32 << 10, 8, Duration::from_millis(1100));
-        let counters = pump.engine.counters();
+        let driver = send(CopyMode::Zerocopy, Kernel::default(), 32 << 10, 8, Duration::from_millis(1100));
+        let counters = driver.engine.counters();
         assert_eq!((counters.numbers, counters.plain_calls), (8, 0));
-        assert_eq!(pump.engine.held(), 1, "the last frame sent");
+        assert_eq!(driver.engine.held(), 1, "the last frame sent");
     }
 
     #[test]
     fn persistent_enobufs_costs_few_calls() {
-        for choice in [Choice::Zerocopy, Choice::Adaptive] {
+        for choice in [CopyMode::Zerocopy, CopyMode::Adaptive] {
             let refuses = Kernel { refuses: true, ..Kernel::default() };
-            let pump = send(choice, refuses, 64 << 10, 20_000, Duration::from_millis(1));
-            let counters = pump.engine.counters();
+            let driver = send(choice, refuses, 64 << 10, 20_000, Duration::from_millis(1));
+            let counters = driver.engine.counters();
             assert_eq!(counters.plain_bytes(), 20_000 * (64 << 10));
             assert!((2..20).contains(&counters.no_buffers), "{}", counters.no_buffers);
         }

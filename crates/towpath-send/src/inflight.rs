@@ -53,7 +53,7 @@ pub(crate) struct Completed {
 }
 
 #[derive(Debug)]
-pub(crate) struct Flight<T> {
+pub(crate) struct Inflight<T> {
     frames: VecDeque<Frame<T>>,
     /// Sequence number of the first frame, and of the first one that is not completely accepted.
     base: u64,
@@ -71,7 +71,7 @@ pub(crate) struct Flight<T> {
     keep_done: bool,
 }
 
-impl<T> Flight<T> {
+impl<T> Inflight<T> {
     pub(crate) fn new(first_number: u64) -> Self {
         Self {
             frames: VecDeque::new(),
