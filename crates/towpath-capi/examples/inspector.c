@@ -1,4 +1,4 @@
-/* An inspector: drops every packet whose payload contains a word. Copy it to start your own.
+/* An inspector that drops every packet whose payload contains a word. A template for other inspectors.
  *
  *   cc -o inspector inspector.c -ltowpath
  *   towpath replay capture.pcap --rules rules.ipfw --queue 1="./inspector password" */
@@ -16,13 +16,13 @@ int main(int argc, char **argv)
     }
     const char *word = argv[1];
     towpath_inspector *queue;
-    /* Towpath starts it and says in TOWPATH_SOCKET where to attach. */
+    /* Towpath starts this program and sets TOWPATH_SOCKET to the socket to attach to. */
     if (towpath_inspector_attach(NULL, NULL, 0, &queue) < 0) {
         fprintf(stderr, "inspector: %s\n", towpath_error());
         return 1;
     }
 
-    /* Frames come in batches; the payload is read where it lies, and the verdict gives the frame back. */
+    /* Frames arrive in batches. The payload is read in place; the verdict returns the frame. */
     struct towpath_frame batch[64];
     unsigned long seen = 0, dropped = 0;
     int count;

@@ -1,4 +1,4 @@
-/* A server of lines in capitals with KCM's calls: a handle for each thread, a message for each read.
+/* A server that answers lines in capitals: one handle per thread, one message per read.
  *
  *   cc -pthread -o mux mux.c -ltowpath && ./mux 127.0.0.1:7007 */
 #define _GNU_SOURCE
@@ -17,12 +17,12 @@ static void *serve(void *handle)
     towpath_mux *mux = handle;
     char line[65536];
     int length;
-    /* The message goes to whichever thread is free; the answer to the connection that it came from. */
+    /* Any free thread gets the message; the answer goes to its connection. */
     while ((length = towpath_mux_recv(mux, line, sizeof line, 0, NULL)) > 0) {
         for (int i = 0; i < length; i++)
             line[i] = (char)toupper((unsigned char)line[i]);
         int sent = towpath_mux_send(mux, NULL, line, (size_t)length, 0);
-        if (sent < 0 && sent != -EPIPE) /* who asked has gone: the others have not */
+        if (sent < 0 && sent != -EPIPE) /* this connection has ended, others have not */
             break;
     }
     if (length != -ESHUTDOWN)

@@ -1,4 +1,4 @@
-/* Sends a file over TCP without copying it, a megabyte at a time, and says what that gave.
+/* Sends a file over TCP without copying, a megabyte at a time, and prints the counters.
  *
  *   cc -o sender sender.c -ltowpath
  *   nc -l 7007 > copy & ./sender 127.0.0.1 7007 file */
@@ -24,7 +24,7 @@ static void must(int fits, const char *what, const char *why)
     }
 }
 
-/* A buffer that nobody reads any more: the first time each, then one that comes back. */
+/* Returns a free buffer: an unused one first, then a reclaimed one. */
 static uint64_t take(towpath_sender *sender)
 {
     static uint64_t fresh;
@@ -47,14 +47,14 @@ int main(int argc, char **argv)
 
     towpath_sender *sender;
     must(towpath_sender_open(fd, NULL, &sender) == 0, "the socket", towpath_error());
-    close(fd); /* the sender has its own */
+    close(fd); /* the sender has a duplicate */
     for (;;) {
         uint64_t id = take(sender);
         ssize_t length = read(file, buffers[id], SIZE);
         must(length >= 0, "cannot read", argv[3]);
         if (length == 0)
             break;
-        /* From here on the buffer is lent, until its id comes back. */
+        /* The buffer is on loan until its id is reclaimed. */
         must(towpath_sender_queue(sender, id, buffers[id], (size_t)length) == 0, "sending", towpath_error());
     }
     must(towpath_sender_drain(sender, -1) == 1, "sending", towpath_error());

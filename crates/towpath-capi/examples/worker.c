@@ -1,4 +1,4 @@
-/* A worker of towpath mux that answers each line in capitals. Copy it to start your own.
+/* A worker of towpath mux that answers each line in capitals. A template for other workers.
  *
  *   cc -o worker worker.c -ltowpath
  *   towpath mux 127.0.0.1:7007 --framing line --workers 4 --worker ./worker */
@@ -7,7 +7,7 @@
 
 #include <towpath.h>
 
-/* If this process dies at a message, another worker gets it. */
+/* If this process dies while it has a message, another worker gets the message. */
 static void capitals(const struct towpath_message *message, towpath_reply *reply, void *context)
 {
     (void)context;
@@ -20,7 +20,7 @@ static void capitals(const struct towpath_message *message, towpath_reply *reply
 int main(void)
 {
     towpath_worker *worker;
-    /* Towpath starts it and says in TOWPATH_SOCKET where to attach. */
+    /* Towpath starts this program and sets TOWPATH_SOCKET to the socket to attach to. */
     if (towpath_worker_attach(NULL, NULL, &worker) < 0) {
         fprintf(stderr, "worker: %s\n", towpath_error());
         return 1;

@@ -1,4 +1,4 @@
-//! `towpath_inspector_*`: packets from a rule's queue, verdicts back.
+//! `towpath_inspector_*`: packets from a rule's queue, and their verdicts.
 
 use std::ffi::{c_int, c_uint};
 use std::mem::MaybeUninit;
@@ -6,15 +6,15 @@ use std::mem::MaybeUninit;
 use rustix::io::Errno;
 use towpath_ring::{Consumer, Decision, Ticket, Verdict};
 
-use crate::failure::{Failure, guard};
-use crate::foreign::{Bytes, Room, Text};
+use crate::error::{Failure, guard};
+use crate::ffi::{Bytes, Room, Text};
 use crate::ring::{self, RingStats, Wait};
 
 /// `towpath_inspector`.
 #[derive(Debug)]
 pub struct Inspector {
     queue: Consumer,
-    /// A batch on its way to C; empty between calls.
+    /// Scratch space of recv_batch; empty between calls.
     batch: Vec<towpath_ring::Frame>,
 }
 
@@ -22,41 +22,41 @@ pub struct Inspector {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Frame {
-    /// Where the bytes are, until it is decided.
+    /// The bytes; valid until the frame is decided.
     pub payload: *const u8,
-    /// How many.
+    /// Number of bytes.
     pub len: usize,
     /// Nanoseconds since the epoch.
     pub time: u64,
-    /// Bytes that the packet had on the wire.
+    /// Length of the packet on the wire.
     pub wire_len: u32,
     /// `enum towpath_kind`.
     pub kind: u32,
-    /// The queue that it was sent to.
+    /// The queue.
     pub queue: u32,
     /// The packet's mark.
     pub mark: u32,
-    /// The port that it came from.
+    /// The port that received it.
     pub port: u32,
-    /// Hash of its flow.
+    /// Flow hash.
     pub hash: u32,
     /// Process id of the sender.
     pub pid: u32,
-    /// Its user id.
+    /// User id of the sender.
     pub uid: u32,
-    /// Its group id.
+    /// Group id of the sender.
     pub gid: u32,
-    /// Frames lost before it.
+    /// Frames lost before this one.
     pub lost: u32,
     /// Link type, as in pcap files.
     pub link_type: u16,
-    /// Offset of what follows the link header.
+    /// Offset of the data behind the link header.
     pub network: u16,
     /// Offset of the upper layer's payload.
     pub data: u16,
     /// 0.
     pub reserved: u16,
-    /// What names it.
+    /// Identifies the frame to the library.
     pub ticket: Ticket,
 }
 
@@ -74,11 +74,11 @@ pub extern "C" fn towpath_inspector_attach(
     inspector: Option<&mut MaybeUninit<*mut Inspector>>,
 ) -> c_int {
     guard(|| {
-        let inspector = inspector.ok_or(Failure::null("there is no place for the inspector"))?;
+        let inspector = inspector.ok_or(Failure::null("the pointer to the inspector is NULL"))?;
         if flags & !NO_GAPS != 0 {
-            return Err(Failure::new(Errno::INVAL, "flags that have no meaning"));
+            return Err(Failure::new(Errno::INVAL, "unknown flags"));
         }
-        let (path, mut options) = ring::whereto(path.get(), name.get())?;
+        let (path, mut options) = ring::attach_target(path.get(), name.get())?;
         options.gaps = flags & NO_GAPS == 0;
         let mut queue = Consumer::attach_with(&*path, &options)?;
         queue.set_interruptible(true);
@@ -109,7 +109,7 @@ pub extern "C" fn towpath_inspector_recv(
         let queue = &mut some(inspector)?.queue;
         let into = frame.ok_or(NO_FRAME)?;
         let received = match Wait::from_millis(timeout)? {
-            Wait::Ever => queue.recv()?,
+            Wait::Forever => queue.recv()?,
             Wait::Most(timeout) => queue.recv_timeout(timeout)?,
         };
         let Some(frame) = received else { return ring::nothing(queue) };
@@ -131,7 +131,7 @@ pub extern "C" fn towpath_inspector_recv_batch(
         let max = max.min(c_int::MAX as usize);
         let frames = frames.get(max)?;
         let ended = match Wait::from_millis(timeout)? {
-            Wait::Ever => queue.recv_batch(batch, max).map(drop),
+            Wait::Forever => queue.recv_batch(batch, max).map(drop),
             Wait::Most(timeout) => queue.recv_timeout(timeout).and_then(|first| {
                 batch.extend(first);
                 while !batch.is_empty()
@@ -147,7 +147,7 @@ pub extern "C" fn towpath_inspector_recv_batch(
             ended?;
             return ring::nothing(queue);
         }
-        // What was wrong behind these is said again by the next call.
+        // The next call reports the error again.
         let count = batch.len();
         for (into, frame) in frames.iter_mut().zip(batch.drain(..)) {
             into.write(Frame::new(queue, frame));
@@ -264,7 +264,7 @@ pub extern "C" fn towpath_inspector_stats(
 ) -> c_int {
     guard(|| {
         let inspector = inspector.ok_or(NO_INSPECTOR)?;
-        let stats = stats.ok_or(Failure::null("there is no place for the statistics"))?;
+        let stats = stats.ok_or(Failure::null("the pointer to the statistics is NULL"))?;
         stats.write(inspector.queue.stats().into());
         Ok(0)
     })
@@ -321,7 +321,7 @@ fn decide(
     Ok(0)
 }
 
-/// `enum towpath_verdict` in bits 0-7, `TOWPATH_FLOW`, and a queue in bits 16-31.
+/// Decodes a verdict: `enum towpath_verdict` in bits 0-7, `TOWPATH_FLOW`, and a queue in bits 16-31.
 fn decision(verdict: u32) -> Result<Decision<'static>, Failure> {
     let queue = (verdict >> 16) as u16;
     let named = match verdict as u8 {
@@ -331,20 +331,20 @@ fn decision(verdict: u32) -> Result<Decision<'static>, Failure> {
         5 => Verdict::Queue(queue),
         6 => Verdict::Repeat,
         7 => Verdict::Hold,
-        _ => return Err(Failure::new(Errno::INVAL, "a verdict that there is not")),
+        _ => return Err(Failure::new(Errno::INVAL, "unknown verdict")),
     };
     let flags = verdict & 0xff00;
     if flags & !FLOW != 0 || queue != 0 && !matches!(named, Verdict::Queue(_)) {
-        return Err(Failure::new(Errno::INVAL, "bits of a verdict that have no meaning"));
+        return Err(Failure::new(Errno::INVAL, "unknown bits in the verdict"));
     }
     Ok(Decision { flow: flags & FLOW != 0, ..named.into() })
 }
 
-/// The decision for several frames.
+/// Decodes a verdict on several frames.
 fn about_many(verdict: u32) -> Result<Decision<'static>, Failure> {
     let decision = decision(verdict)?;
     if decision.verdict == Verdict::Hold {
-        return Err(Failure::new(Errno::INVAL, "frames are held one by one"));
+        return Err(Failure::new(Errno::INVAL, "TOWPATH_HOLD applies to single frames only"));
     }
     Ok(decision)
 }

@@ -1,21 +1,22 @@
-//! Towpath for C: `libtowpath` and `include/towpath.h`, which documents every function; the guide is `docs/book/src/reference/c.md`.
+//! The C API of Towpath: `libtowpath` and `include/towpath.h`, which documents every function. The guide is
+//! `docs/book/src/reference/c.md`.
 //!
-//! Nothing but a boundary. What: C's arguments become Rust's, Rust's results become numbers of errno(3) and a sentence
-//! (`failure.rs`), and a panic ends here. Handles are boxes that C has a pointer to; a frame or message is a struct of
-//! numbers and a pointer to its bytes, and its ticket is checked whenever it comes back.
+//! This crate is a boundary only. It converts C arguments to Rust types, and results to errno(3) numbers with a message
+//! (`error.rs`); a panic does not unwind into C. A handle is a pointer to a box. A frame or message is a struct of numbers with a
+//! pointer to its bytes, and its ticket is validated by every function that takes it.
 //!
-//! What C promises is in the signatures: `Option<&T>` and `Option<&mut T>` are a pointer that is NULL or valid, for the call and
-//! for nobody else at that time; `Option<Box<T>>` is a handle that is not used again. Texts, bytes and arrays come as types of
-//! `foreign.rs`, where they are read.
+//! The signatures express the contract with C: `Option<&T>` and `Option<&mut T>` are a pointer that is NULL or valid and unaliased
+//! during the call; `Option<Box<T>>` is a handle that C does not use again. `ffi.rs` has the types of strings, bytes and arrays, and
+//! reads them.
 //!
 //! ```c
 #![doc = include_str!("../examples/inspector.c")]
 //! ```
-// Functions under C's names, which nothing else in the process has, and the reading of pointers that C gave.
+// Exported C symbols, and the dereferencing of pointers from C.
 #![allow(unsafe_code)]
 
-pub mod failure;
-mod foreign;
+pub mod error;
+mod ffi;
 pub mod inspector;
 pub mod mux;
 mod ring;
@@ -24,8 +25,8 @@ pub mod worker;
 
 use std::ffi::{CStr, c_char};
 
-/// The version of the library. See `towpath.h`.
-// SAFETY: no other function has this name; so with all below, in every file.
+/// Version of the library. See `towpath.h`.
+// SAFETY: no other function has this name. This applies to all exported functions of this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn towpath_version() -> *const c_char {
     const VERSION: &CStr =
@@ -37,4 +38,4 @@ pub extern "C" fn towpath_version() -> *const c_char {
 }
 
 #[cfg(test)]
-mod agreement;
+mod abi_test;

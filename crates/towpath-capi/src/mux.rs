@@ -1,4 +1,4 @@
-//! `towpath_mux_*`: a multiplexor in this process, by handles with a socket's calls, as Linux's KCM has them.
+//! `towpath_mux_*`: a multiplexor in this process. Handles have a socket's calls, like Linux's KCM.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -11,8 +11,8 @@ use towpath_mux::framing::Framing;
 use towpath_mux::io::{Error, Flags, Kind, Server, Socket, To};
 use towpath_mux::mux::{Bound, Config, Show, psock};
 
-use crate::failure::{Failure, guard};
-use crate::foreign::{Bytes, Room, Text, duplicate};
+use crate::error::{Failure, guard};
+use crate::ffi::{Bytes, Room, Text, duplicate};
 use crate::ring::{self, Wait};
 use crate::worker::Connection;
 
@@ -20,7 +20,7 @@ use crate::worker::Connection;
 #[derive(Debug)]
 pub struct Mux {
     socket: Socket,
-    /// Of the connections that are attached without one of their own.
+    /// The framing of connections that are attached without their own.
     framing: Framing,
     connected: bool,
 }
@@ -29,13 +29,13 @@ pub struct Mux {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Received {
-    /// Bytes that the message has from the first of those read on.
+    /// Length of the message from the first byte of this read.
     pub length: usize,
-    /// Bytes that the framing strips in front.
+    /// Bytes that the framing strips at the start.
     pub skip: usize,
-    /// And behind.
+    /// Bytes that the framing strips at the end.
     pub trim: usize,
-    /// The connection that it came from.
+    /// The connection.
     pub connection: Connection,
     /// MSG_TRUNC, MSG_EOR.
     pub flags: u32,
@@ -51,27 +51,27 @@ pub struct Received {
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Options {
-    /// Bytes of a message.
+    /// Limit on the length of a message.
     pub message_max: u64,
-    /// Bytes of one before its length is known.
+    /// Limit on the bytes before its length is known.
     pub head_max: u64,
-    /// Bytes of a connection's messages.
+    /// Limit on a connection's unfinished messages.
     pub connection_bytes: u64,
-    /// Bytes of its answers from which on it is not read.
+    /// Bytes not accepted by the peer above which the connection is not read.
     pub send_bytes: u64,
-    /// And above which it ends.
+    /// Bytes not accepted by the peer above which the connection ends.
     pub send_most: u64,
-    /// Bytes of everything.
+    /// Limit on the bytes of the mux.
     pub mux_bytes: u64,
     /// Milliseconds from a message's first byte until its length is known.
     pub head_time: u32,
-    /// And until its last.
+    /// Milliseconds from then until its last byte.
     pub body_time: u32,
-    /// Bytes per second that give more time.
+    /// Bytes per second that extend `body_time`.
     pub rate: u32,
-    /// Milliseconds without traffic.
+    /// Limit on milliseconds without traffic.
     pub idle: u32,
-    /// Milliseconds that a peer may take nothing.
+    /// Limit on milliseconds without progress of a peer.
     pub send_time: u32,
     /// 0.
     pub reserved: u32,
@@ -81,51 +81,51 @@ pub struct Options {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Counters {
-    /// Connections that are attached.
+    /// Connections attached at present.
     pub connections: u64,
-    /// Connections that were.
+    /// Connections attached in total.
     pub attached: u64,
-    /// Those that ended.
+    /// Of these, ended.
     pub ended: u64,
-    /// Whole messages that arrived.
+    /// Complete messages received.
     pub received: u64,
     /// Bytes of these.
     pub received_bytes: u64,
-    /// Messages that are done.
+    /// Messages read and done.
     pub done: u64,
-    /// Those that were given up.
+    /// Messages discarded.
     pub undone: u64,
-    /// Those that nobody has read.
+    /// Messages that no handle has started to read.
     pub queued: u64,
-    /// Those that handles have.
+    /// Messages that handles have.
     pub in_hand: u64,
-    /// Messages that were sent.
+    /// Messages sent completely.
     pub sent: u64,
     /// Bytes of these.
     pub sent_bytes: u64,
-    /// Those that were not, or not all of them.
+    /// Messages not sent completely.
     pub unsent: u64,
     /// Bytes that the mux holds.
     pub bytes: u64,
-    /// Ends by a reset.
+    /// Connections ended by a reset.
     pub resets: u64,
-    /// By a close inside a message.
+    /// Connections closed by the peer inside a message.
     pub inside: u64,
-    /// By bytes that are no message.
+    /// Connections ended by invalid data.
     pub malformed: u64,
-    /// By a message that was too long.
+    /// Connections ended by a message that was too long.
     pub too_long: u64,
-    /// By one that was not whole in time.
+    /// Connections ended by a message that was not complete in time.
     pub late: u64,
-    /// By too long a time without traffic.
+    /// Connections ended because they were idle.
     pub idle: u64,
-    /// By a peer that took nothing.
+    /// Connections ended because the peer made no progress.
     pub send_timeouts: u64,
-    /// By more to be sent than may wait.
+    /// Connections ended by `send_most`.
     pub send_full: u64,
-    /// By a full mux.
+    /// Connections ended because `mux_bytes` was exceeded.
     pub mux_full: u64,
-    /// By a drain that took too long.
+    /// Connections not drained in time.
     pub drain_timeouts: u64,
 }
 
@@ -162,7 +162,7 @@ pub extern "C" fn towpath_mux_socket_with(
 pub extern "C" fn towpath_mux_clone(mux: Option<&Mux>, clone: Option<&mut MaybeUninit<*mut Mux>>) -> c_int {
     guard(|| {
         let Mux { socket, framing, connected } = mux.ok_or(Failure::NULL_HANDLE)?;
-        let into = clone.ok_or(NO_PLACE)?;
+        let into = clone.ok_or(NULL_OUTPUT)?;
         give(into, Mux { socket: socket.try_clone()?, framing: framing.clone(), connected: *connected })
     })
 }
@@ -172,10 +172,10 @@ pub extern "C" fn towpath_mux_clone(mux: Option<&Mux>, clone: Option<&mut MaybeU
 pub extern "C" fn towpath_mux_close(mux: Option<Box<Mux>>, timeout: c_int) -> c_int {
     guard(|| {
         let Some(mux) = mux else { return Ok(1) };
-        match Wait::for_end(timeout) {
+        match Wait::for_close(timeout) {
             Ok(patience) => Ok(mux.socket.close(patience).into()),
             Err(refused) => {
-                // It stays C's, as it is.
+                // C keeps the handle unchanged.
                 Box::leak(mux);
                 Err(refused)
             }
@@ -193,7 +193,7 @@ pub extern "C" fn towpath_mux_listen(
     guard(|| {
         let server = mux.ok_or(Failure::NULL_HANDLE)?.socket.server();
         let address = address.get().and_then(|text| text.to_str());
-        let bound = server.listen(address.ok_or(Failure::null("the address is NULL or no text"))?)?;
+        let bound = server.listen(address.ok_or(Failure::null("the address is NULL or not valid UTF-8"))?)?;
         if let Some(port) = port {
             port.write(bound.port());
         }
@@ -234,7 +234,7 @@ pub extern "C" fn towpath_mux_unattach(
         let mux = some(mux)?;
         let &Connection { index, generation } = connection.ok_or(NO_CONNECTION)?;
         let patience = match Wait::from_millis(timeout)? {
-            Wait::Ever => None,
+            Wait::Forever => None,
             Wait::Most(patience) => Some(patience),
         };
         let rest = if room > 0 { rest.get(room)? } else { &mut [] };
@@ -285,7 +285,7 @@ pub extern "C" fn towpath_mux_recv(
     guard(|| {
         let socket = &mut some(mux)?.socket;
         let flags = flags_of(flags, Flags::PEEK | Flags::DONTWAIT)?;
-        // C's room may hold anything; as much of it as the message needs is made bytes.
+        // C's buffer may be uninitialised; only as much as the message needs is zeroed.
         let needs = socket.recv(&mut [], flags | Flags::PEEK)?.length.min(len).min(c_int::MAX as usize);
         let read = socket.recv(buffer.zeroed(needs)?, flags)?;
         if let Some(message) = message {
@@ -315,13 +315,13 @@ pub extern "C" fn towpath_mux_send(
 ) -> c_int {
     guard(|| {
         let Mux { socket, connected, .. } = some(mux)?;
-        // The result could not say so many.
+        // The result, an int, could not represent the length.
         if len > c_int::MAX as usize {
-            return Err(Failure::new(Errno::MSGSIZE, "a message has less than 2 GiB"));
+            return Err(Failure::new(Errno::MSGSIZE, "a message must be shorter than 2 GiB"));
         }
         let bytes = bytes.get(len)?;
         let flags = flags_of(flags, Flags::MORE | Flags::EOR | Flags::DONTWAIT | Flags::BATCH)?;
-        Ok(socket.send(whom(to, *connected), bytes, flags)? as c_int)
+        Ok(socket.send(destination(to, *connected), bytes, flags)? as c_int)
     })
 }
 
@@ -337,9 +337,9 @@ pub extern "C" fn towpath_mux_arm(mux: Option<&mut Mux>, to: Option<&Connection>
     guard(|| {
         let Mux { socket, connected, .. } = some(mux)?;
         if flags & !ROOM != 0 {
-            return Err(Failure::new(Errno::INVAL, "flags that have no meaning"));
+            return Err(Failure::new(Errno::INVAL, "unknown flags"));
         }
-        let send = (flags & ROOM != 0).then(|| whom(to, *connected));
+        let send = (flags & ROOM != 0).then(|| destination(to, *connected));
         Ok(socket.arm(send).into())
     })
 }
@@ -361,7 +361,7 @@ pub extern "C" fn towpath_mux_counters(
 ) -> c_int {
     guard(|| {
         let mux = mux.ok_or(Failure::NULL_HANDLE)?;
-        let into = counters.ok_or(Failure::null("there is no place for the counters"))?;
+        let into = counters.ok_or(Failure::null("the pointer to the counters is NULL"))?;
         into.write(mux.socket.server().show().into());
         Ok(0)
     })
@@ -376,13 +376,13 @@ pub extern "C" fn towpath_mux_done(mux: Option<&mut Mux>) -> c_int {
     })
 }
 
-/// Linux's numbers of the socket types (include/linux/net.h).
+/// Linux's numbers of socket types (include/linux/net.h).
 mod libc_type {
     pub(super) const DGRAM: u32 = 2;
     pub(super) const SEQPACKET: u32 = 5;
 }
 
-const NO_PLACE: Failure = Failure::null("there is no place for the handle");
+const NULL_OUTPUT: Failure = Failure::null("the pointer to the handle is NULL");
 const NO_CONNECTION: Failure = Failure::null("the connection is NULL");
 
 fn open(
@@ -392,17 +392,19 @@ fn open(
     options: Options,
     mux: Option<&mut MaybeUninit<*mut Mux>>,
 ) -> Result<c_int, Failure> {
-    let into = mux.ok_or(NO_PLACE)?;
+    let into = mux.ok_or(NULL_OUTPUT)?;
     let kind = match kind as u32 {
         libc_type::DGRAM => Kind::Dgram,
         libc_type::SEQPACKET => Kind::Seqpacket,
-        _ => return Err(Failure::new(Errno::PROTONOSUPPORT, "a mux has SOCK_DGRAM and SOCK_SEQPACKET")),
+        _ => {
+            return Err(Failure::new(
+                Errno::PROTONOSUPPORT,
+                "the type of a mux must be SOCK_DGRAM or SOCK_SEQPACKET",
+            ));
+        }
     };
     if flags & !CONNECTED != 0 || options.reserved != 0 {
-        return Err(Failure::new(
-            Errno::INVAL,
-            "flags that have no meaning, or something in what is reserved",
-        ));
+        return Err(Failure::new(Errno::INVAL, "unknown flags, or a reserved field that is not 0"));
     }
     let framing = framing_of(framing)?.ok_or(Failure::null("the framing is NULL"))?;
     let connected = flags & CONNECTED != 0;
@@ -441,7 +443,7 @@ impl Options {
     }
 }
 
-/// Of an option; none for its default.
+/// The value of an option; `None` selects the default.
 fn bytes(option: u64) -> Option<usize> {
     (option > 0).then(|| usize::try_from(option).unwrap_or(usize::MAX))
 }
@@ -454,7 +456,7 @@ impl From<Show> for Counters {
     fn from(show: Show) -> Self {
         let Show { totals, psock_totals, bytes, .. } = show;
         Self {
-            // One that has ended may be shown as long as somebody has its messages.
+            // An ended connection is listed while handles have its messages; it does not count.
             connections: totals.attach - totals.unattach,
             attached: totals.attach,
             ended: totals.unattach,
@@ -486,8 +488,8 @@ fn some(mux: Option<&mut Mux>) -> Result<&mut Mux, Failure> {
     mux.ok_or(Failure::NULL_HANDLE)
 }
 
-/// Whom a message is for.
-fn whom(to: Option<&Connection>, connected: bool) -> To {
+/// The destination of a message.
+fn destination(to: Option<&Connection>, connected: bool) -> To {
     match to {
         Some(&Connection { index, generation }) => To::Psock(psock::Id::from_parts(index, generation)),
         None if connected => To::Any,
@@ -500,7 +502,7 @@ fn give(into: &mut MaybeUninit<*mut Mux>, mux: Mux) -> Result<c_int, Failure> {
     Ok(0)
 }
 
-/// The framing that a text names; none for NULL.
+/// Parses a framing; `None` for NULL.
 fn framing_of(text: &Text) -> Result<Option<Framing>, Failure> {
     let Some(text) = text.get() else { return Ok(None) };
     let framing = Framing::parse(&text.to_string_lossy());
@@ -509,12 +511,12 @@ fn framing_of(text: &Text) -> Result<Option<Framing>, Failure> {
 
 fn flags_of(flags: c_int, known: Flags) -> Result<Flags, Failure> {
     let flags = Flags::from_bits(flags as u32).filter(|flags| known.contains(*flags));
-    flags.ok_or_else(|| Failure::new(Errno::INVAL, "flags that this call does not know"))
+    flags.ok_or_else(|| Failure::new(Errno::INVAL, "flags that this call does not support"))
 }
 
 fn limit(timeout: c_int) -> Result<Option<Duration>, Failure> {
     Ok(match Wait::from_millis(timeout)? {
-        Wait::Ever => None,
+        Wait::Forever => None,
         Wait::Most(timeout) => Some(timeout),
     })
 }
@@ -537,7 +539,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zeros_are_the_defaults_and_each_option_is_its_own() {
+    fn zero_selects_the_default_of_each_option() {
         let none = Options::default();
         assert_eq!((none.limits(), none.config()), (Limits::default(), Config::default()));
         let all = Options {
@@ -560,7 +562,7 @@ mod tests {
         let config = Config {
             psock_bytes: Bound { high: 30, low: 15 },
             send_bytes: Bound { high: 40, low: 20 },
-            // Room for answers that are as long.
+            // Room for answers of the same length.
             send_most: 2 << 30,
             mux_bytes: Bound { high: 60, low: 30 },
             idle: ten,

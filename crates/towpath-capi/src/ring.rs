@@ -1,4 +1,4 @@
-//! What inspectors and workers have in common: how they attach and wait.
+//! Attaching and waiting, shared by inspectors and workers.
 
 use std::ffi::{OsStr, c_int};
 use std::os::fd::{AsFd, AsRawFd};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use towpath_ring::{AttachError, Consumer, ConsumerStats, Options};
 
-use crate::failure::Failure;
+use crate::error::Failure;
 
 /// `struct towpath_ring_stats`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -15,13 +15,13 @@ use crate::failure::Failure;
 pub struct RingStats {
     /// Frames received.
     pub received: u64,
-    /// Frames that were lost.
+    /// Frames lost.
     pub lost: u64,
-    /// Times it slept.
+    /// Waits that slept.
     pub sleeps: u64,
-    /// Doorbells rung.
+    /// Wake-ups sent to the engine.
     pub wakeups: u64,
-    /// Messages sent in a memory of their own.
+    /// Messages sent in separate memory.
     pub oneshots: u64,
 }
 
@@ -32,8 +32,8 @@ impl From<ConsumerStats> for RingStats {
     }
 }
 
-/// The socket and the options that C's arguments mean.
-pub(crate) fn whereto<'a>(
+/// The socket path and the options for C's arguments.
+pub(crate) fn attach_target<'a>(
     path: Option<&'a OsStr>,
     name: Option<&OsStr>,
 ) -> Result<(std::borrow::Cow<'a, OsStr>, Options), Failure> {
@@ -45,40 +45,44 @@ pub(crate) fn whereto<'a>(
     Ok((path, options))
 }
 
-/// How long a function waits.
+/// The timeout of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    Ever,
+    Forever,
     Most(Duration),
 }
 
 impl Wait {
-    /// C's milliseconds, as poll(2) has them.
+    /// Converts milliseconds with poll(2)'s convention: -1 is infinite.
     pub(crate) fn from_millis(timeout: c_int) -> Result<Self, Failure> {
         match timeout {
-            -1 => Ok(Self::Ever),
+            -1 => Ok(Self::Forever),
             0.. => Ok(Self::Most(Duration::from_millis(timeout as u64))),
-            _ => Err(Failure::new(Errno::INVAL, "a timeout is -1 or milliseconds")),
+            _ => Err(Failure::new(Errno::INVAL, "the timeout must be -1 or a number of milliseconds")),
         }
     }
 
-    /// The same for an end, which is not waited for for ever.
-    pub(crate) fn for_end(timeout: c_int) -> Result<Duration, Failure> {
+    /// Like `from_millis`, for a close, which must not be infinite.
+    pub(crate) fn for_close(timeout: c_int) -> Result<Duration, Failure> {
         match Self::from_millis(timeout)? {
             Self::Most(patience) => Ok(patience),
-            Self::Ever => Err(Failure::new(Errno::INVAL, "an end is not waited for for ever")),
+            Self::Forever => Err(Failure::new(Errno::INVAL, "the timeout of close must not be infinite")),
         }
     }
 }
 
-/// What a call that found nothing says: the end, or that the time is over.
+/// Result of a receive without a frame: 0 at the end of the channel, otherwise EAGAIN.
 pub(crate) fn nothing(queue: &Consumer) -> Result<c_int, Failure> {
-    if queue.is_ended() { Ok(0) } else { Err(Failure::new(Errno::AGAIN, "nothing came in time")) }
+    if queue.is_ended() {
+        Ok(0)
+    } else {
+        Err(Failure::new(Errno::AGAIN, "nothing arrived within the timeout"))
+    }
 }
 
-/// The ticket names nothing that is here.
+/// The error for a ticket that identifies no frame of this handle.
 pub(crate) fn stale() -> Failure {
-    Failure::new(Errno::STALE, "it is not this handle's, or was given back before")
+    Failure::new(Errno::STALE, "the frame or message does not belong to this handle, or is already done")
 }
 
 pub(crate) fn fd(queue: &impl AsFd) -> c_int {

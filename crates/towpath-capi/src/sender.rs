@@ -1,4 +1,4 @@
-//! `towpath_sender_*`: TCP and UDP without copying what is sent.
+//! `towpath_sender_*`: TCP and UDP transmission without copying.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -7,19 +7,19 @@ use std::time::Duration;
 use rustix::io::Errno;
 use towpath_send::{Buffer, CopyMode, SendError, Time};
 
-use crate::failure::{Failure, guard};
-use crate::foreign::{Bytes, Room, duplicate};
+use crate::error::{Failure, guard};
+use crate::ffi::{Bytes, Room, duplicate};
 use crate::ring::{self, Wait};
 
 /// `towpath_sender`.
 #[derive(Debug)]
 pub struct Sender {
     sender: towpath_send::Sender,
-    /// Buffers that are lent: queued and not given back. Who has so many gets no more.
+    /// Buffers on loan: queued and not yet reclaimed. Limit on outstanding buffers; further sends fail.
     lent: usize,
     max: usize,
-    /// An error that was found when there were ids to give, which it would have taken along.
-    unsaid: Option<SendError>,
+    /// An error found by `reclaim` together with ids. The next call reports it.
+    pending_error: Option<SendError>,
 }
 
 /// `struct towpath_sender_options`.
@@ -28,15 +28,15 @@ pub struct Sender {
 pub struct Options {
     /// `enum towpath_choice`.
     pub choice: u32,
-    /// UDP: bytes of a datagram.
+    /// UDP: size of a datagram in bytes.
     pub segment: u16,
-    /// Whether checksums are compared.
+    /// 1: compare checksums.
     pub tamper_check: u16,
-    /// Milliseconds that a peer may take nothing.
+    /// Limit in milliseconds on the time without progress of the peer.
     pub stall: u32,
-    /// Most buffers.
+    /// Limit on buffers held.
     pub max_buffers: u32,
-    /// Most bytes that are pinned.
+    /// Limit on pinned bytes.
     pub max_pinned: u64,
 }
 
@@ -44,21 +44,21 @@ pub struct Options {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Counters {
-    /// Bytes without a copy.
+    /// Bytes sent with zero copy.
     pub zerocopy_bytes: u64,
-    /// Bytes that the kernel copied after all.
+    /// Of these, bytes that the kernel copied.
     pub copied_bytes: u64,
-    /// Bytes that were sent plain.
+    /// Bytes sent plain.
     pub plain_bytes: u64,
     /// Zero-copy calls.
     pub calls: u64,
-    /// Those that are completed.
+    /// Of these, completed.
     pub completed: u64,
-    /// Those that were reported as copied.
+    /// Of these, reported as copied.
     pub copied: u64,
-    /// ENOBUFS.
+    /// Calls that failed with ENOBUFS.
     pub no_buffers: u64,
-    /// Buffers that were changed.
+    /// Buffers modified while on loan.
     pub tampered: u64,
 }
 
@@ -70,11 +70,11 @@ pub extern "C" fn towpath_sender_open(
     sender: Option<&mut MaybeUninit<*mut Sender>>,
 ) -> c_int {
     guard(|| {
-        let into = sender.ok_or(Failure::null("there is no place for the sender"))?;
+        let into = sender.ok_or(Failure::null("the pointer to the sender is NULL"))?;
         let options = options.copied().unwrap_or_default().checked()?;
         let max = options.max_frames;
         let sender = towpath_send::Sender::new(duplicate(fd)?, options)?;
-        into.write(Box::into_raw(Box::new(Sender { sender, lent: 0, max, unsaid: None })));
+        into.write(Box::into_raw(Box::new(Sender { sender, lent: 0, max, pending_error: None })));
         Ok(0)
     })
 }
@@ -91,7 +91,7 @@ pub extern "C" fn towpath_sender_queue(
         let Sender { sender, lent, max, .. } = some(sender)?;
         let buffer = Buffer::owner(bytes.lend(len)?);
         if *lent >= *max {
-            return Err(Failure::new(Errno::AGAIN, "too many buffers are lent: reclaim some"));
+            return Err(Failure::new(Errno::AGAIN, "max_buffers are on loan; reclaim some"));
         }
         *lent += 1;
         sender.queue(id, buffer)?;
@@ -116,15 +116,15 @@ pub extern "C" fn towpath_sender_reclaim(
     max: usize,
 ) -> c_int {
     guard(|| {
-        let Sender { sender, lent, unsaid, .. } = some(sender)?;
+        let Sender { sender, lent, pending_error, .. } = some(sender)?;
         let mut count = 0;
         for id in ids.get(max.min(c_int::MAX as usize))? {
-            match unsaid.take().map_or_else(|| sender.reclaim(), Err) {
+            match pending_error.take().map_or_else(|| sender.reclaim(), Err) {
                 Ok(Some(done)) => id.write(done.token),
                 Ok(None) => break,
                 Err(error) if count == 0 => return Err(error.into()),
                 Err(error) => {
-                    *unsaid = Some(error);
+                    *pending_error = Some(error);
                     break;
                 }
             };
@@ -142,7 +142,7 @@ pub extern "C" fn towpath_sender_drain(sender: Option<&mut Sender>, timeout: c_i
         let sender = &mut some(sender)?.sender;
         match Wait::from_millis(timeout)? {
             Wait::Most(patience) => Ok(sender.drain(patience)?.into()),
-            Wait::Ever => loop {
+            Wait::Forever => loop {
                 if sender.drain(LONG)? {
                     return Ok(1);
                 }
@@ -165,7 +165,7 @@ pub extern "C" fn towpath_sender_counters(
 ) -> c_int {
     guard(|| {
         let sender = sender.ok_or(Failure::NULL_HANDLE)?;
-        let into = counters.ok_or(Failure::null("there is no place for the counters"))?;
+        let into = counters.ok_or(Failure::null("the pointer to the counters is NULL"))?;
         into.write(sender.sender.counters().into());
         Ok(0)
     })
@@ -182,10 +182,10 @@ pub extern "C" fn towpath_sender_close(
 ) -> c_int {
     guard(|| {
         let Some(sender) = sender else { return Ok(1) };
-        let patience = match Wait::for_end(timeout) {
+        let patience = match Wait::for_close(timeout) {
             Ok(patience) => patience,
             Err(refused) => {
-                // It stays C's, as it is.
+                // C keeps the handle unchanged.
                 Box::leak(sender);
                 return Err(refused);
             }
@@ -196,7 +196,7 @@ pub extern "C" fn towpath_sender_close(
             pinned.write(quarantine.len());
         }
         if let Ok(ids) = ids.get(max) {
-            // What is in it is C's memory, so it need not stay there: C is told which.
+            // The quarantine holds C's memory, so it need not hold it longer: C is told the ids.
             for (id, done) in ids.iter_mut().zip(std::iter::from_fn(|| quarantine.poll(EVER))) {
                 id.write(done.token);
             }
@@ -205,9 +205,9 @@ pub extern "C" fn towpath_sender_close(
     })
 }
 
-/// A wait that has no end is made of these.
+/// An infinite wait consists of waits of this length.
 const LONG: Duration = Duration::from_secs(3600);
-/// After any time in a quarantine.
+/// Later than the end of any hold time.
 const EVER: Time = Time::from_nanos(u64::MAX);
 
 impl Options {
@@ -216,7 +216,7 @@ impl Options {
             0 => CopyMode::Adaptive,
             1 => CopyMode::Zerocopy,
             2 => CopyMode::Plain,
-            _ => return Err(Failure::new(Errno::INVAL, "a choice that there is not")),
+            _ => return Err(Failure::new(Errno::INVAL, "unknown copy mode")),
         };
         let defaults = towpath_send::Options::default();
         let stall = (self.stall > 0).then(|| Duration::from_millis(self.stall.into()));

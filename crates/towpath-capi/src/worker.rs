@@ -1,4 +1,4 @@
-//! `towpath_worker_*`: messages of a mux's connections, answers back.
+//! `towpath_worker_*`: messages of a mux's connections, and their answers.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
@@ -6,8 +6,8 @@ use std::mem::MaybeUninit;
 use rustix::io::Errno;
 use towpath_ring::{BATCH_MAX, Reply, Ticket, View};
 
-use crate::failure::{Failure, guard};
-use crate::foreign::{Bytes, Text};
+use crate::error::{Failure, guard};
+use crate::ffi::{Bytes, Text};
 use crate::ring::{self, RingStats, Wait};
 
 /// `towpath_worker`.
@@ -20,9 +20,9 @@ pub struct Worker {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Connection {
-    /// Which.
+    /// Index of the connection.
     pub index: u32,
-    /// Which of those that had this index.
+    /// Distinguishes the connections that have had this index.
     pub generation: u32,
 }
 
@@ -30,23 +30,23 @@ pub struct Connection {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Message {
-    /// Where the message is, until it is done.
+    /// The bytes; valid until the message is done.
     pub bytes: *const u8,
-    /// Its length.
+    /// Number of bytes.
     pub len: usize,
-    /// Where what the framing leaves is.
+    /// The message without the framing's header or delimiter.
     pub payload: *const u8,
-    /// Its length.
+    /// Number of bytes of the payload.
     pub payload_len: usize,
     /// Nanoseconds since the epoch.
     pub time: u64,
-    /// Where it came from.
+    /// Its connection.
     pub connection: Connection,
     /// The framing's mark.
     pub mark: u32,
-    /// The hash of what it is ordered by.
+    /// The framing's hash, which orders messages.
     pub hash: u32,
-    /// What names it.
+    /// Identifies the message to the library.
     pub ticket: Ticket,
 }
 
@@ -61,8 +61,8 @@ pub extern "C" fn towpath_worker_attach(
     worker: Option<&mut MaybeUninit<*mut Worker>>,
 ) -> c_int {
     guard(|| {
-        let into = worker.ok_or(Failure::null("there is no place for the worker"))?;
-        let (path, options) = ring::whereto(path.get(), name.get())?;
+        let into = worker.ok_or(Failure::null("the pointer to the worker is NULL"))?;
+        let (path, options) = ring::attach_target(path.get(), name.get())?;
         let mut worker = towpath_ring::Worker::attach(&*path, &options)?;
         worker.queue().set_interruptible(true);
         into.write(Box::into_raw(Box::new(Worker { worker })));
@@ -92,7 +92,7 @@ pub extern "C" fn towpath_worker_recv(
         let worker = some(worker)?;
         let into = message.ok_or(NO_MESSAGE)?;
         let received = match Wait::from_millis(timeout)? {
-            Wait::Ever => worker.recv()?,
+            Wait::Forever => worker.recv()?,
             Wait::Most(timeout) => worker.recv_timeout(timeout)?,
         };
         let Some(message) = received else { return ring::nothing(worker.queue()) };
@@ -161,7 +161,7 @@ pub extern "C" fn towpath_worker_serve(
         let work = work.ok_or(Failure::null("the function is NULL"))?;
         let at_once = at_once as usize;
         if !(1..=BATCH_MAX).contains(&at_once) {
-            return Err(Failure::new(Errno::INVAL, "a worker takes 1 to 64 messages at once"));
+            return Err(Failure::new(Errno::INVAL, "at_once must be 1 to 64"));
         }
         worker.set_taking(at_once);
         worker.serve(|view, reply| work(&Message::of(&view), reply, context))?;
@@ -218,7 +218,7 @@ pub extern "C" fn towpath_worker_stats(
 ) -> c_int {
     guard(|| {
         let worker = worker.ok_or(Failure::NULL_HANDLE)?;
-        let stats = stats.ok_or(Failure::null("there is no place for the statistics"))?;
+        let stats = stats.ok_or(Failure::null("the pointer to the statistics is NULL"))?;
         stats.write(worker.worker.stats().into());
         Ok(0)
     })
@@ -240,7 +240,7 @@ impl Message {
         }
     }
 
-    /// One that is done when the function that gets it returns: its ticket names nothing.
+    /// A message that is done when the callback returns; its ticket is invalid.
     fn of(view: &View<'_>) -> Self {
         let (bytes, payload) = (view.bytes(), view.payload());
         Self {

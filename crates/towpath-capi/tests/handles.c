@@ -1,4 +1,4 @@
-/* A mux in this process, with KCM's calls, over pairs of sockets; no engine is needed. */
+/* Tests towpath_mux over socket pairs; no engine is needed. */
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -71,7 +71,7 @@ static void datagrams(void)
     hears(pair[1], "named\n");
     CHECK(towpath_mux_done(mux) == 0);
 
-    /* What one handle does not receive another does. */
+    /* Another handle receives what this one does not. */
     CHECK(towpath_mux_clone(mux, &other) == 0 && towpath_mux_set_receive(mux, 0) == 0);
     says(pair[1], "other\n");
     CHECK(towpath_mux_recv(mux, buffer, sizeof buffer, 0, NULL) == -EAGAIN);
@@ -156,7 +156,7 @@ static void looping(void)
     CHECK(towpath_mux_close(mux, 10000) == 1);
 }
 
-/* The peer sees its connection's end. */
+/* Checks that the peer sees the end of its connection. */
 static void ends(int peer)
 {
     struct pollfd end = {.fd = peer, .events = POLLIN};
@@ -210,7 +210,7 @@ static void bounded(void)
     says(peer, "begun");
     shutdown(peer, SHUT_WR);
     ends(peer);
-    /* Every handle tells of all. */
+    /* Each handle reports the counters of the whole mux. */
     CHECK(towpath_mux_clone(mux, &other) == 0 && towpath_mux_counters(other, &counted) == 0);
     CHECK(counted.connections == 0 && counted.attached == 2 && counted.ended == 2);
     CHECK(counted.received == 2 && counted.done == 2 && counted.queued == 0 && counted.in_hand == 0);
@@ -233,7 +233,7 @@ static void bounded(void)
     CHECK(towpath_mux_counters(mux, &counted) == 0 && counted.late == 1 && counted.idle == 0);
     CHECK(towpath_mux_close(mux, 10000) == 1);
 
-    /* A length that cannot be. */
+    /* An impossible length. */
     CHECK(towpath_mux_socket_with(SOCK_DGRAM, "postgres-backend", 0, NULL, &mux) == 0);
     peer = attach(mux);
     CHECK(write(peer, "E\0\0\0\3", 5) == 5);
@@ -242,7 +242,7 @@ static void bounded(void)
     CHECK(counted.connections == 0 && counted.attached == 1 && counted.ended == 1);
     CHECK(towpath_mux_close(mux, 10000) == 1);
 
-    /* None are the defaults. */
+    /* NULL options select the defaults. */
     CHECK(towpath_mux_socket_with(SOCK_DGRAM, "line", 0, NULL, &mux) == 0);
     peer = attach(mux);
     says(peer, "longer than ten\n");

@@ -1,4 +1,4 @@
-/* Lends buffers to a sender and gets each back once: `lending PORT CHOICE COUNT`; then its peer goes: `lending PORT reset`. */
+/* Lends buffers to a sender and reclaims each once: `lending PORT CHOICE COUNT`. With `lending PORT reset` the peer disconnects. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <poll.h>
@@ -51,7 +51,7 @@ static void send_all(int count)
         while ((free = first_free()) < 0)
             if (reclaim() == 0)
                 CHECK(towpath_sender_drain(sender, -1) == 1);
-        /* Whoever reads late reads what is not meant. */
+        /* A late read by the kernel would send wrong data. */
         memset(buffers[free], n, SIZE);
         CHECK(towpath_sender_queue(sender, (uint64_t)free, buffers[free], SIZE) == 0);
         lent[free] = 1;
@@ -72,7 +72,7 @@ static void send_all(int count)
     CHECK(towpath_sender_close(sender, 60000, NULL, 0, &pinned) == 1 && pinned == 0);
 }
 
-/* Its peer is gone: it says so, and what was lent is given an account of. */
+/* The peer has disconnected: the error is reported, and every buffer is accounted for. */
 static void reset(void)
 {
     struct pollfd end = {.fd = towpath_sender_fd(sender), .events = 0};

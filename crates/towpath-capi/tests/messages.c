@@ -1,4 +1,4 @@
-/* A worker for the tests: `messages MODE` answers each line with itself. */
+/* A test worker: `messages MODE` echoes each line. */
 #define _GNU_SOURCE /* struct ucred */
 #include <errno.h>
 #include <poll.h>
@@ -25,13 +25,13 @@ static void check(int fits, const char *what)
 
 static void answer(const struct towpath_message *message)
 {
-    /* In one piece: what others send may come between two answers. */
+    /* In one piece: other messages may be sent between two answers. */
     size_t length = message->len + 2;
     uint8_t *bytes = malloc(length);
     CHECK(bytes != NULL);
     memcpy(bytes, "a ", 2);
     memcpy(bytes + 2, message->bytes, message->len);
-    /* The framing strips the line's end, and leaves it in the message. */
+    /* The framing strips the end of the line from the payload only. */
     CHECK(message->len == message->payload_len + 1 && message->bytes[message->len - 1] == '\n');
     CHECK(memcmp(message->bytes, message->payload, message->payload_len) == 0);
     CHECK(message->time > 0);
@@ -90,7 +90,7 @@ static void ring_often(void)
     CHECK(sigaction(SIGALRM, &action, NULL) == 0 && setitimer(ITIMER_REAL, &often, NULL) == 0);
 }
 
-/* The same when a signal has ended a wait for room: the mux is stopped until then. What has no bytes is no message. */
+/* As above, with a signal during a wait for room while the mux is stopped. Empty data is not a message. */
 static int full(void)
 {
     struct towpath_message message;
@@ -111,7 +111,7 @@ static int full(void)
     return waiting();
 }
 
-/* Serves as `wait` does when a signal has ended one wait. */
+/* Like `wait`, with a signal that ends one wait. */
 static int interrupted(void)
 {
     struct towpath_message message;

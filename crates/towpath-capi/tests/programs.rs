@@ -1,4 +1,4 @@
-//! Programs in C, compiled against the header and the library, with real engines at the other end.
+//! Compiles C programs against the header and the library, and runs them with real engines.
 
 mod engine;
 
@@ -13,8 +13,8 @@ use serde_json::Value;
 
 use engine::towpath;
 
-/// A directory with the library under the name that programs link, and what is compiled.
-struct Bench {
+/// A directory with the library under its link name, and the compiled programs.
+struct CompileDir {
     directory: tempfile::TempDir,
 }
 
@@ -22,13 +22,13 @@ fn crate_path(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Where cargo puts this crate's library: beside this test.
+/// The path of this crate's library, next to this test.
 fn built(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("this test");
     test.with_file_name(name)
 }
 
-impl Bench {
+impl CompileDir {
     fn new() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         for (name, as_name) in
@@ -65,9 +65,9 @@ impl Bench {
 
 #[towpath_testenv::needs("cc")]
 #[test]
-fn what_is_refused() {
-    let bench = Bench::new();
-    let output = Command::new(bench.program("tests/refusals.c")).output().expect("it starts");
+fn invalid_calls_fail() {
+    let dir = CompileDir::new();
+    let output = Command::new(dir.program("tests/refusals.c")).output().expect("it starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
@@ -89,10 +89,10 @@ fn number(queue: &Value, key: &str) -> u64 {
 
 #[towpath_testenv::needs("cc")]
 #[test]
-fn an_inspector_in_c_decides_as_the_one_in_rust() {
-    let bench = Bench::new();
+fn c_and_rust_inspectors_return_the_same_verdicts() {
+    let dir = CompileDir::new();
     let rules = crate_path("../../examples/office.ipfw");
-    let inspector = bench.program("examples/inspector.c");
+    let inspector = dir.program("examples/inspector.c");
     let ours = replay(&rules, &format!("{} password=", inspector.display()), None);
     let peers = replay(&rules, "towpath inspect --queue 1 --match password= --verdict drop", None);
     for key in ["packets", "passed", "dropped"] {
@@ -108,12 +108,12 @@ fn an_inspector_in_c_decides_as_the_one_in_rust() {
 #[towpath_testenv::needs("cc")]
 #[test]
 fn verdicts_of_every_kind() {
-    let bench = Bench::new();
-    let rules = bench.directory.path().join("rules.ipfw");
+    let dir = CompileDir::new();
+    let rules = dir.directory.path().join("rules.ipfw");
     std::fs::write(&rules, "add inspect 1 ip4 from any to any\nadd allow all from any to any\n")
         .expect("rules");
-    let program = bench.program("tests/verdicts.c");
-    let mark = bench.directory.path().join("mark");
+    let program = dir.program("tests/verdicts.c");
+    let mark = dir.directory.path().join("mark");
     for mode in ["single", "upto", "hold", "upper", "loop"] {
         let report = replay(&rules, &format!("{} {mode}", program.display()), Some(&mark));
         let queue = &report["queues"][0];
@@ -131,7 +131,7 @@ fn verdicts_of_every_kind() {
     }
 }
 
-/// Lines whose end is no payload.
+/// Lines; the payload excludes the line end.
 const FRAMING: &str = r#"delimiter="\n" strip=delimiter"#;
 
 struct Front {
@@ -172,7 +172,7 @@ impl Front {
         BufReader::new(stream)
     }
 
-    /// Drains it; what it said must be that all went well.
+    /// Drains the mux and checks its report for success.
     fn finish(mut self, messages: u64) {
         let pid = Pid::from_raw(self.child.id() as i32).expect("a process");
         kill_process(pid, Signal::TERM).expect("it is there");
@@ -203,9 +203,9 @@ fn line(stream: &mut BufReader<TcpStream>) -> String {
 
 #[towpath_testenv::needs("cc")]
 #[test]
-fn messages_are_answered_in_c() {
-    let bench = Bench::new();
-    let program = bench.program("tests/messages.c");
+fn c_workers_answer_messages() {
+    let dir = CompileDir::new();
+    let program = dir.program("tests/messages.c");
     for mode in ["wait", "loop", "signal", "full", "serve"] {
         let front = Front::start(&format!("{} {mode}", program.display()));
         let mut stream = front.connect();
@@ -229,16 +229,16 @@ fn messages_are_answered_in_c() {
 
 #[towpath_testenv::needs("cc")]
 #[test]
-fn the_example_of_a_worker_in_both_ways_to_link() {
-    let bench = Bench::new();
-    let library = bench.directory.path().join("static/libtowpath.a").display().to_string();
-    // What the archive needs is in docs/book/src/reference/c.md.
+fn the_worker_example_links_shared_and_static() {
+    let dir = CompileDir::new();
+    let library = dir.directory.path().join("static/libtowpath.a").display().to_string();
+    // docs/book/src/reference/c.md lists the libraries that the archive needs.
     let linked = ["shared", "static"].map(|how| match how {
-        "static" => bench.compile(
+        "static" => dir.compile(
             "examples/worker.c",
             &[&library, "-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"],
         ),
-        _ => bench.program("examples/worker.c"),
+        _ => dir.program("examples/worker.c"),
     });
     for program in linked {
         let front = Front::start(&program.display().to_string());
@@ -252,14 +252,14 @@ fn the_example_of_a_worker_in_both_ways_to_link() {
 
 #[towpath_testenv::needs("cc")]
 #[test]
-fn what_is_installed_is_enough() {
-    let bench = Bench::new();
-    let prefix = bench.directory.path().join("installed");
+fn the_installed_files_suffice() {
+    let dir = CompileDir::new();
+    let prefix = dir.directory.path().join("installed");
     let script = Command::new(crate_path("install")).arg(&prefix).arg(built("")).output().expect("sh");
     assert!(script.status.success(), "{}", String::from_utf8_lossy(&script.stderr));
     let config = std::fs::read_to_string(prefix.join("lib/pkgconfig/towpath.pc")).expect("towpath.pc");
     assert!(config.contains(&format!("Version: {}\n", env!("CARGO_PKG_VERSION"))), "{config}");
-    // As pkg-config would: it may not be here.
+    // Like pkg-config, which may not be installed.
     let flags: Vec<&str> = config
         .lines()
         .filter_map(|line| line.strip_prefix("Cflags: ").or(line.strip_prefix("Libs: ")))
@@ -282,9 +282,9 @@ fn what_is_installed_is_enough() {
 
 #[towpath_testenv::needs("cc")]
 #[test]
-fn buffers_are_lent_to_a_sender_and_come_back() {
-    let bench = Bench::new();
-    let program = bench.program("tests/lending.c");
+fn each_buffer_is_reclaimed_once() {
+    let dir = CompileDir::new();
+    let program = dir.program("tests/lending.c");
     for choice in ["0", "1", "2"] {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port().to_string();
@@ -305,11 +305,11 @@ fn buffers_are_lent_to_a_sender_and_come_back() {
 
 #[towpath_testenv::needs("cc")]
 #[test]
-fn a_sender_whose_peer_is_gone() {
-    let bench = Bench::new();
+fn a_sender_reports_a_reset() {
+    let dir = CompileDir::new();
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port().to_string();
-    let program = bench.program("tests/lending.c");
+    let program = dir.program("tests/lending.c");
     let lending = Command::new(program)
         .args([&port, "1"])
         .stdin(Stdio::null())
@@ -325,12 +325,12 @@ fn a_sender_whose_peer_is_gone() {
 
 #[towpath_testenv::needs("cc")]
 #[test]
-fn the_example_of_a_sender() {
-    let bench = Bench::new();
+fn the_sender_example() {
+    let dir = CompileDir::new();
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port().to_string();
-    let file = bench.directory.path().join("libtowpath.so");
-    let program = bench.program("examples/sender.c");
+    let file = dir.directory.path().join("libtowpath.so");
+    let program = dir.program("examples/sender.c");
     let sending = Command::new(program)
         .args(["127.0.0.1", &port])
         .arg(&file)
@@ -346,17 +346,17 @@ fn the_example_of_a_sender() {
 
 #[towpath_testenv::needs("cc")]
 #[test]
-fn a_mux_with_a_sockets_calls() {
-    let bench = Bench::new();
-    let output = Command::new(bench.program("tests/handles.c")).output().expect("it starts");
+fn mux_handles() {
+    let dir = CompileDir::new();
+    let output = Command::new(dir.program("tests/handles.c")).output().expect("it starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[towpath_testenv::needs("cc")]
 #[test]
-fn the_example_of_a_mux() {
-    let bench = Bench::new();
-    let mut server = Command::new(bench.program("examples/mux.c"))
+fn the_mux_example() {
+    let dir = CompileDir::new();
+    let mut server = Command::new(dir.program("examples/mux.c"))
         .arg("127.0.0.1:0")
         .stdout(Stdio::piped())
         .spawn()

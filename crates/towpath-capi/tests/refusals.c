@@ -1,4 +1,4 @@
-/* What is refused, with its number and a sentence; no engine is needed. */
+/* Tests invalid calls: error number and message. No engine is needed. */
 #include <errno.h>
 #include <limits.h>
 #include <netinet/in.h>
@@ -22,7 +22,7 @@ static void expect(const char *what, int got, int wanted, const char *said)
 }
 #define EXPECT(call, wanted, said) expect(#call, call, wanted, said)
 
-/* A destructor of a thread that ends may still close what it has. */
+/* A destructor of an exiting thread may still close handles. */
 static void ends(void *value)
 {
     (void)value;
@@ -37,7 +37,7 @@ static void *fails(void *key)
     return NULL;
 }
 
-/* What was refused was not done: the handle is there. */
+/* A rejected close leaves the handle valid. */
 static void kept(void)
 {
     towpath_mux *mux;
@@ -54,14 +54,14 @@ static void kept(void)
         failures++;
 
     EXPECT(towpath_sender_open(fd, NULL, &sender), 0, "");
-    EXPECT(towpath_sender_close(sender, -1, NULL, 0, NULL), -EINVAL, "for ever");
+    EXPECT(towpath_sender_close(sender, -1, NULL, 0, NULL), -EINVAL, "infinite");
     EXPECT(towpath_sender_close(sender, -2, NULL, 0, NULL), -EINVAL, "timeout");
     EXPECT(towpath_sender_queue(sender, 1, "x", 1), 0, "");
     EXPECT(towpath_sender_close(sender, 10000, NULL, 0, NULL), 1, "");
     close(fd);
 
     EXPECT(towpath_mux_socket(2, "line", 0, &mux), 0, "");
-    EXPECT(towpath_mux_close(mux, -1), -EINVAL, "for ever");
+    EXPECT(towpath_mux_close(mux, -1), -EINVAL, "infinite");
     EXPECT(towpath_mux_close(mux, -2), -EINVAL, "timeout");
     EXPECT(towpath_mux_send(mux, NULL, "x", (size_t)INT_MAX + 1, 0), -EMSGSIZE, "2 GiB");
     EXPECT(towpath_mux_arm(mux, NULL, 2), -EINVAL, "flags");
@@ -90,8 +90,8 @@ int main(void)
     EXPECT(towpath_inspector_attach("/nonexistent/socket", "me", 0, &inspector), -ENOENT, "/nonexistent/socket");
     EXPECT(towpath_worker_attach("/nonexistent/socket", "me", &worker), -ENOENT, "/nonexistent/socket");
     EXPECT(towpath_inspector_attach("/nonexistent/socket", NULL, 2, &inspector), -EINVAL, "flags");
-    EXPECT(towpath_inspector_attach("/nonexistent/socket", NULL, 0, NULL), -EINVAL, "no place");
-    EXPECT(towpath_worker_attach("/nonexistent/socket", NULL, NULL), -EINVAL, "no place");
+    EXPECT(towpath_inspector_attach("/nonexistent/socket", NULL, 0, NULL), -EINVAL, "is NULL");
+    EXPECT(towpath_worker_attach("/nonexistent/socket", NULL, NULL), -EINVAL, "is NULL");
     if (inspector != NULL || worker != NULL)
         failures++;
 
@@ -124,7 +124,7 @@ int main(void)
 
     uint64_t id;
     struct towpath_sender_counters counters;
-    EXPECT(towpath_sender_open(0, NULL, NULL), -EINVAL, "no place");
+    EXPECT(towpath_sender_open(0, NULL, NULL), -EINVAL, "is NULL");
     EXPECT(towpath_sender_queue(NULL, 0, "x", 1), -EINVAL, "handle is NULL");
     EXPECT(towpath_sender_flush(NULL), -EINVAL, "handle is NULL");
     EXPECT(towpath_sender_reclaim(NULL, &id, 1), -EINVAL, "handle is NULL");
@@ -140,7 +140,7 @@ int main(void)
     EXPECT(towpath_mux_socket(2, "lime", 0, &mux), -EINVAL, "line");
     EXPECT(towpath_mux_socket(2, NULL, 0, &mux), -EINVAL, "framing is NULL");
     EXPECT(towpath_mux_socket(2, "line", 2, &mux), -EINVAL, "flags");
-    EXPECT(towpath_mux_socket(2, "line", 0, NULL), -EINVAL, "no place");
+    EXPECT(towpath_mux_socket(2, "line", 0, NULL), -EINVAL, "is NULL");
     EXPECT(towpath_mux_clone(NULL, &mux), -EINVAL, "handle is NULL");
     EXPECT(towpath_mux_listen(NULL, "127.0.0.1:0", NULL), -EINVAL, "handle is NULL");
     EXPECT(towpath_mux_attach(NULL, 0, NULL, NULL), -EINVAL, "handle is NULL");

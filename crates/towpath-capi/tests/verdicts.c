@@ -1,4 +1,4 @@
-/* An inspector for the tests, with each function: `verdicts MODE`. */
+/* A test inspector that uses every function: `verdicts MODE`. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <errno.h>
@@ -20,7 +20,7 @@ static void check(int fits, const char *what)
 }
 #define CHECK(what) check(what, #what)
 
-/* One at a time, each way of waiting; what was decided is decided. */
+/* One frame at a time, with each way of waiting; a second verdict fails. */
 static int single(void)
 {
     struct towpath_frame frame, other;
@@ -53,7 +53,7 @@ static int single(void)
     return got;
 }
 
-/* Batches that are decided in one write. */
+/* Batches decided in one write. */
 static int upto(void)
 {
     struct towpath_frame batch[32];
@@ -78,7 +78,7 @@ static int upto(void)
     }
 }
 
-/* Held, and decided from the last to the first. */
+/* Frames held, and decided in reverse order. */
 static int hold(void)
 {
     struct towpath_frame batch[16];
@@ -92,7 +92,7 @@ static int hold(void)
     return count;
 }
 
-/* Every payload in capitals. */
+/* Replaces each payload with capitals. */
 static int upper(void)
 {
     static uint8_t bytes[65536];
@@ -110,7 +110,7 @@ static int upper(void)
     return got;
 }
 
-/* In an event loop. */
+/* Uses an event loop. */
 static int looping(void)
 {
     struct pollfd ready = {.fd = towpath_inspector_fd(queue), .events = POLLIN};
@@ -149,7 +149,7 @@ int main(int argc, char **argv)
             int ended = modes[i].run();
             check(ended == 0, argv[1]);
             towpath_inspector_close(queue);
-            /* That it came to its end is seen by what it leaves. */
+            /* The mark file shows that it completed. */
             FILE *mark = getenv("TOWPATH_MARK") ? fopen(getenv("TOWPATH_MARK"), "w") : NULL;
             return mark == NULL || fclose(mark) != 0;
         }

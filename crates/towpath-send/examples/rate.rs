@@ -1,6 +1,6 @@
-//! What zero copy costs and gives towards a receiver: `rate ADDR BYTES_PER_MESSAGE plain|zerocopy|adaptive MEGABYTES [GATHER [BATCH]]`.
+//! Measures the cost of zero copy: `rate ADDR BYTES_PER_MESSAGE plain|zerocopy|adaptive MEGABYTES [GATHER [BATCH]]`.
 //!
-//! Sends the same frames over and over, and prints CPU seconds per gigabyte with the sender's counters.
+//! Sends the same frames repeatedly, and prints CPU seconds per gigabyte with the sender's counters.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let frames = ((16 << 20) / message).max(2);
     let mut pool = Pool::new(frames + 1, message, std::env::var_os("HUGE").is_some())?;
-    // Memory that was never written is one page of zeros, slowly found.
+    // Untouched memory maps to the shared zero page, which is slow to pin.
     let mut all: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
     for frame in &mut all {
         frame.put(&vec![0x5a; message]);
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let to: SocketAddr = to.parse()?;
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let stream = net::socket(family, SocketType::STREAM, None)?;
-    // Before it connects: a connection that began with BBR is paced for ever, and pays for its timers.
+    // Before connecting: a connection that started with BBR stays paced, at the cost of its timers.
     sockopt::set_tcp_congestion(&stream, "cubic")?;
     sockopt::set_socket_send_buffer_size(&stream, 4 << 20)?;
     net::connect(&stream, &to)?;
@@ -69,7 +69,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// CPU seconds of this thread, which is the only one: /proc/self/schedstat, nanoseconds.
+/// CPU seconds of this thread, the only one: /proc/self/schedstat, in nanoseconds.
 fn spent() -> Result<f64, Box<dyn std::error::Error>> {
     let text = std::fs::read_to_string("/proc/self/schedstat")?;
     Ok(text.split(' ').next().unwrap_or_default().parse::<f64>()? / 1e9)

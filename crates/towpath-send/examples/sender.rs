@@ -1,4 +1,4 @@
-//! Sends a file over TCP without copying it into the kernel. Copy it to start your own.
+//! Sends a file over TCP without copying it into the kernel. A template for other senders.
 //!
 //! `cargo run -p towpath-send --example sender -- 192.0.2.7:9000 FILE`
 

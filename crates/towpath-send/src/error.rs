@@ -6,24 +6,22 @@ use std::time::Duration;
 #[non_exhaustive]
 pub enum SendError {
     /// The descriptor cannot be examined, or is not a connected stream or datagram socket.
-    #[error("not a socket that can be sent on: {0}")]
+    #[error("not a connected stream or datagram socket: {0}")]
     NotASocket(#[source] io::Error),
     /// [`CopyMode::Zerocopy`](crate::CopyMode::Zerocopy) was requested and the socket does not support zero copy.
-    #[error(
-        "zero copy was asked for, and this socket does not do it ({why}); use CopyMode::Adaptive to send plain instead"
-    )]
+    #[error("this socket does not support zero copy ({why}); use CopyMode::Adaptive for plain sends")]
     NotSupported {
         /// The reason.
         why: Unarmed,
     },
     /// Setting UDP_SEGMENT failed.
-    #[error("UDP segmentation offload could not be switched on: {0}")]
+    #[error("cannot enable UDP segmentation offload: {0}")]
     Segmentation(#[source] io::Error),
     /// A datagram exceeds the limit of the protocol or the path, or has more segments than the kernel accepts (UDP_MAX_SEGMENTS,
     /// 64 or 128), or its segments exceed the path MTU. The datagram was discarded and its buffer completed; the datagrams behind
     /// it can still be sent.
     #[error(
-        "a datagram of {bytes} bytes is longer than the socket takes; send less at once, or set a segment size that the path takes (and at most 64 segments at once)"
+        "a datagram of {bytes} bytes exceeds the socket's limit; send less at once, or set a segment size below the path MTU (at most 64 segments at once)"
     )]
     TooLong {
         /// Length of the datagram in bytes.
@@ -33,11 +31,11 @@ pub enum SendError {
     #[error("the connection is gone: {0}")]
     Gone(#[source] io::Error),
     /// The peer accepted no data for [`Options::stall`](crate::Options::stall).
-    #[error("the peer has taken nothing for {0:?}: it may have stopped reading")]
+    #[error("the peer made no progress for {0:?}: it may have stopped reading")]
     Stalled(Duration),
     /// The error queue could not be read. Completions may be lost, so the connection cannot continue.
     #[error(
-        "a completion was lost while reading the error queue ({0}): nothing is known about frames in flight any more"
+        "reading the error queue failed ({0}): completions may be lost, and the state of frames in flight is unknown"
     )]
     Queue(#[source] io::Error),
     /// sendmsg(2) or poll(2) failed for a reason without a variant here.
@@ -61,10 +59,10 @@ pub enum Unarmed {
 impl std::fmt::Display for Unarmed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Requested => "plain sends were asked for",
-            Self::Refused => "it refuses SO_ZEROCOPY",
-            Self::Mptcp => "MPTCP does not notify",
-            Self::KernelTls => "the kernel encrypts what is sent on it",
+            Self::Requested => "plain sends were requested",
+            Self::Refused => "the socket refuses SO_ZEROCOPY",
+            Self::Mptcp => "MPTCP does not send notifications",
+            Self::KernelTls => "the kernel encrypts the stream",
         })
     }
 }

@@ -1,11 +1,11 @@
-//! The example of the guide "Send large messages without copying".
+//! Runs the example of the guide "Send large messages without copying".
 
 use std::io::Read;
 use std::net::TcpListener;
 use std::process::Command;
 
 #[test]
-fn a_file_is_sent_whole() {
+fn the_example_sends_a_file_intact() {
     let test = std::env::current_exe().unwrap();
     let program = test.ancestors().nth(2).unwrap().join("examples/sender");
     assert!(program.exists(), "{} is built by `cargo build --examples`", program.display());

@@ -1,7 +1,7 @@
-//! The matrix of the kernel's own test (tools/testing/selftests/net/msg_zerocopy.sh): TCP and UDP, corked and not, segmented, all
-//! lengths, from one network namespace to another, with the offloads of both ends on and off.
+//! The matrix of the kernel's own test (tools/testing/selftests/net/msg_zerocopy.sh): TCP and UDP, corked and uncorked, segmented,
+//! all lengths, between two network namespaces, with the offloads of both ends on and off.
 //!
-//! It needs root, `ip`, `unshare`, `nsenter` and `ethtool`.
+//! Requires root, `ip`, `unshare`, `nsenter` and `ethtool`.
 
 mod checked;
 
@@ -16,17 +16,17 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use towpath_send::{Options, Sender};
 
 const PORT: u16 = 9000;
-/// None, one, shorter than a header, a page, odd, longer than a segment, the maximum of one packet, many.
+/// Zero, one, shorter than a header, a page, odd, longer than a segment, the maximum of one packet, many packets.
 const LENGTHS: [usize; 8] = [0, 1, 17, 4096, 9001, 65_483, 65_536, 1 << 20];
 const DATAGRAMS: [usize; 6] = [0, 1, 17, 1472, 4096, 65_507];
-/// With UDP_SEGMENT: so many bytes, in parts of so many.
+/// With UDP_SEGMENT: total length and segment size.
 const SEGMENTED: (usize, u16) = (40 * 1400 + 17, 1400);
 
-/// What ethtool(8) calls them, for the sending end and for the receiving one.
+/// ethtool(8)'s feature names of the sending and of the receiving end.
 const SEND: [&str; 5] = ["sg", "tso", "gso", "tx", "tx-udp-segmentation"];
 const RECEIVE: [&str; 2] = ["gro", "rx"];
 
-/// A process of this program in a network namespace of its own, which waits for a line.
+/// A process of this program in a separate network namespace, controlled by lines on its standard input.
 struct Side(Child, BufReader<std::process::ChildStdout>);
 
 impl Side {
@@ -43,16 +43,16 @@ impl Side {
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap());
         let mut side = Self(child, lines);
-        assert!(side.says("here"), "unshare(1) makes a network namespace");
+        assert!(side.wait_for("here"), "unshare(1) makes a network namespace");
         side
     }
 
-    fn tell(&mut self, line: &str) {
+    fn send_line(&mut self, line: &str) {
         writeln!(self.0.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    /// Reads until the line `word`; whether it came before the end.
-    fn says(&mut self, word: &str) -> bool {
+    /// Reads until the line `word`. Returns false at the end of the output.
+    fn wait_for(&mut self, word: &str) -> bool {
         // The test harness writes on the same line.
         self.1.by_ref().lines().map_while(Result::ok).any(|line| line.ends_with(word))
     }
@@ -79,7 +79,7 @@ fn wait_for_line() -> String {
 
 #[towpath_testenv::needs(netns, "nsenter", "ethtool")]
 #[test]
-fn the_matrix_of_the_reference() {
+fn offload_matrix() {
     let (mut receiver, mut sender) = (Side::start("receiving_end"), Side::start("sending_end"));
     let pids = [sender.0.id(), receiver.0.id()].map(|pid| pid.to_string());
     let pair =
@@ -89,22 +89,22 @@ fn the_matrix_of_the_reference() {
         assert!(side.inside(&["ip", "address", "add", address, "dev", device]));
         assert!(side.inside(&["ip", "link", "set", device, "up"]));
     }
-    receiver.tell("go");
-    assert!(receiver.says("listening"));
+    receiver.send_line("go");
+    assert!(receiver.wait_for("listening"));
     for (send, receive) in [("on", "on"), ("on", "off"), ("off", "on"), ("off", "off")] {
         for name in SEND {
-            // Some kernels have some of them fixed.
+            // Some of them are fixed on some kernels.
             sender.inside(&["ethtool", "-K", "tps0", name, send]);
         }
         for name in RECEIVE {
             receiver.inside(&["ethtool", "-K", "tps1", name, receive]);
         }
-        sender.tell("go");
-        assert!(sender.says("sent"), "offloads of the sender {send}, of the receiver {receive}");
+        sender.send_line("go");
+        assert!(sender.wait_for("sent"), "offloads of the sender {send}, of the receiver {receive}");
     }
 }
 
-/// Takes connections and datagrams, and answers with what was right of them.
+/// Accepts connections and datagrams, and replies with the number of correct bytes.
 #[test]
 #[ignore = "run by another test, in a namespace of its own"]
 fn receiving_end() {
@@ -197,8 +197,8 @@ fn datagrams(to: SocketAddr) {
     drain(&mut sender, to);
 }
 
-/// Waits for the completions. What was received is freed on the CPU that sent it, when next a packet comes in there (the kernel's
-/// `skb_attempt_defer_free`): on a machine without other traffic that is when somebody sends one.
+/// Waits for the completions. The kernel frees a received skb on the CPU that sent it, when the next packet arrives there
+/// (`skb_attempt_defer_free`), so this sends packets on an otherwise idle machine.
 fn drain(sender: &mut Sender, to: SocketAddr) {
     let other = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
     let deadline = Instant::now() + PATIENCE;

@@ -1,4 +1,4 @@
-//! The sender over real sockets: every kind that takes zero copy, those that refuse it, and peers that misbehave.
+//! Tests of the sender over real sockets: all kinds that support zero copy, those that refuse it, and misbehaving peers.
 
 mod checked;
 
@@ -37,7 +37,7 @@ fn v4() -> (TcpStream, TcpStream) {
     pair(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
 }
 
-/// Reads to the end, checks every byte by its place, and says how many there were.
+/// Reads to the end, checks every byte against the pattern, and returns the number of bytes.
 fn check(mut stream: impl Read + Send + 'static) -> JoinHandle<u64> {
     thread::spawn(move || {
         let (mut at, mut buffer) = (0, vec![0; 256 << 10]);
@@ -54,7 +54,7 @@ fn check(mut stream: impl Read + Send + 'static) -> JoinHandle<u64> {
     })
 }
 
-/// Everything that must hold of a connection that ended well.
+/// Checks the invariants of a connection that closed cleanly.
 fn finished(closed: &Closed) {
     assert!(closed.finished);
     let counters = &closed.counters;
@@ -63,8 +63,8 @@ fn finished(closed: &Closed) {
     assert!(closed.remains.quarantine.is_empty() && closed.remains.unsent.is_empty());
 }
 
-/// The lengths of the kernel's own test, tools/testing/selftests/net/msg_zerocopy: none, one, smaller than a header, a
-/// page, odd, as long as it goes.
+/// The lengths of the kernel's own test, tools/testing/selftests/net/msg_zerocopy: zero, one, shorter than a header, a page,
+/// odd lengths, large.
 const LENGTHS: [usize; 9] = [0, 1, 13, 39, 4096, 4097, 65_535, 1 << 20, (8 << 20) + 3];
 
 #[towpath_testenv::needs(ipv6)]
@@ -145,7 +145,7 @@ fn udp_with_and_without_segmentation() {
 
 #[towpath_testenv::needs(mptcp)]
 #[test]
-fn sockets_that_refuse_are_sent_plain_or_said_to_refuse() {
+fn unsupported_sockets_are_sent_plain_or_fail() {
     let refused = |socket: OwnedFd, peer: OwnedFd, why: Unarmed| {
         let reader = check(std::fs::File::from(peer));
         let again = socket.try_clone().unwrap();
@@ -173,14 +173,14 @@ fn sockets_that_refuse_are_sent_plain_or_said_to_refuse() {
 }
 
 #[test]
-fn no_socket_is_an_error() {
+fn a_file_is_rejected() {
     let file = std::fs::File::open("/dev/null").unwrap();
     assert!(matches!(Sender::new(file, Options::default()), Err(SendError::NotASocket(_))));
 }
 
-/// Random lengths, from frames of a pool, queued so that they are gathered. `TOWPATH_SEND_MESSAGES` says how many.
+/// Random lengths, from frames of a pool, queued for gathering. `TOWPATH_SEND_MESSAGES` sets the number of messages.
 #[test]
-fn messages_of_random_sizes_arrive_whole() {
+fn random_message_sizes_arrive_intact() {
     let messages = std::env::var("TOWPATH_SEND_MESSAGES").ok().and_then(|text| text.parse().ok());
     let messages: u64 = messages.unwrap_or(20_000);
     let kinds = [
@@ -199,10 +199,10 @@ fn messages_of_random_sizes_arrive_whole() {
         let (mut at, mut random) = (0_u64, 1_u64);
         for _ in 0..messages / kinds.len() as u64 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            // Short ones are as likely as long ones.
+            // Short and long messages are equally likely.
             let len = (random >> 33) as usize % (1 << (1 + (random >> 20) % 15));
             let mut frame = pool.take().expect("the quota is less than the pool");
-            // Every byte tells its place.
+            // Every byte encodes its position.
             match usize::try_from(at).ok().and_then(|at| source.get(at..at + len)) {
                 Some(bytes) => frame.put(bytes),
                 None => frame.put(&pattern(at, len)),
@@ -217,9 +217,9 @@ fn messages_of_random_sizes_arrive_whole() {
     }
 }
 
-/// A pool that is one larger than the quota never runs dry, whatever comes in a row.
+/// A pool with one frame more than `max_frames` never runs empty.
 #[test]
-fn empty_messages_give_their_frames_back() {
+fn empty_messages_return_their_frames() {
     let (stream, peer) = v4();
     let reader = check(peer);
     let mut pool = Pool::new(3, 1, false).unwrap();
@@ -232,7 +232,7 @@ fn empty_messages_give_their_frames_back() {
 }
 
 #[test]
-fn a_frame_that_is_overwritten_in_flight_is_noticed() {
+fn overwriting_a_frame_in_flight_is_detected() {
     let fd = rustix::fs::memfd_create("frames", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     let len = 16 << 20;
     rustix::fs::ftruncate(&fd, len as u64).unwrap();
@@ -247,7 +247,7 @@ fn a_frame_that_is_overwritten_in_flight_is_noticed() {
             .unwrap();
         queued += 1;
     }
-    // The peer reads nothing: the last frame is still ours, or in the socket's queue.
+    // The peer reads nothing: the last frame is still in user space or in the socket's queue.
     rustix::io::pwrite(&fd, &[1; 100], len as u64 - 100).unwrap();
     let reader = thread::spawn(move || {
         let mut all = Vec::new();
@@ -261,7 +261,7 @@ fn a_frame_that_is_overwritten_in_flight_is_noticed() {
     assert_eq!((all.len(), all[len - 101], all[len - 1]), (len, 0, 1), "nobody else's bytes are wrong");
 }
 
-/// Pushes until the sender says that it is over, and counts what comes back.
+/// Pushes until an error; returns the number of buffers pushed.
 fn push_until_error(sender: &mut Sender) -> (usize, SendError) {
     for pushed in 0.. {
         if let Err(error) = sender.send(vec![7; 256 << 10]) {
@@ -272,7 +272,7 @@ fn push_until_error(sender: &mut Sender) -> (usize, SendError) {
     unreachable!()
 }
 
-fn all_are_somewhere(closed: &Closed, pushed: usize) {
+fn assert_all_accounted_for(closed: &Closed, pushed: usize) {
     let remains = &closed.remains;
     assert!(!closed.finished);
     assert_eq!(remains.done.len() + remains.unsent.len() + remains.quarantine.len(), pushed);
@@ -282,7 +282,7 @@ fn all_are_somewhere(closed: &Closed, pushed: usize) {
 }
 
 #[test]
-fn a_peer_that_resets_is_an_error_and_frames_are_accounted_for() {
+fn a_reset_is_an_error_and_frames_are_accounted_for() {
     for choice in [CopyMode::Zerocopy, CopyMode::Plain] {
         let (stream, mut peer) = v4();
         let options = Options { choice, keep_done: true, ..zerocopy() };
@@ -307,28 +307,28 @@ fn a_peer_that_resets_is_an_error_and_frames_are_accounted_for() {
         };
         assert!(matches!(error, SendError::Gone(_)), "{error}");
         reset.join().unwrap();
-        all_are_somewhere(&sender.close(PATIENCE).unwrap(), pushed);
+        assert_all_accounted_for(&sender.close(PATIENCE).unwrap(), pushed);
     }
 }
 
 #[test]
-fn what_a_reset_threw_away_was_not_sent() {
+fn discarded_data_is_not_reported_as_sent() {
     for choice in [CopyMode::Zerocopy, CopyMode::Plain] {
         for told in [false, true] {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            // Much less than is sent: the rest cannot be acknowledged.
+            // Much less than is sent, so the rest cannot be acknowledged.
             sockopt::set_socket_recv_buffer_size(&listener, 16 << 10).unwrap();
             let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let peer = listener.accept().unwrap().0;
             let mut sender = Sender::new(stream, Options { choice, keep_done: true, ..zerocopy() }).unwrap();
             sender.queue(1, vec![7; 256 << 10]).unwrap();
-            // All of it is the kernel's, and nobody has read it.
+            // The kernel has accepted all data, and the peer has read none of it.
             sender.flush().unwrap();
             sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
             drop(peer);
             while !polled(&sender).contains(PollFlags::HUP) {}
             if told {
-                // Again and again, and whoever has been told by the socket.
+                // The error is reported repeatedly, even after another owner took SO_ERROR.
                 let _ = sockopt::socket_error(&sender);
                 for _ in 0..2 {
                     let error = sender.drain(PATIENCE).expect_err("it was reset");
@@ -337,7 +337,7 @@ fn what_a_reset_threw_away_was_not_sent() {
             }
             let closed = sender.close(PATIENCE).unwrap();
             assert!(!closed.finished, "{choice:?}, told: {told}");
-            all_are_somewhere(&closed, 1);
+            assert_all_accounted_for(&closed, 1);
         }
     }
     let (stream, peer) = UnixStream::pair().unwrap();
@@ -348,9 +348,9 @@ fn what_a_reset_threw_away_was_not_sent() {
     assert!(!sender.close(PATIENCE).unwrap().finished, "nobody has read it");
 }
 
-/// Whoever shares the socket announces the end, and the peer answers with its own.
+/// Another owner of the socket shuts it down, and the peer closes in response.
 #[test]
-fn an_end_that_others_announce_is_no_reset() {
+fn a_shutdown_by_another_owner_is_no_reset() {
     let (stream, mut peer) = v4();
     let mut shared = stream.try_clone().unwrap();
     let mut sender = Sender::new(stream, zerocopy()).unwrap();
@@ -371,7 +371,7 @@ fn polled(sender: &Sender) -> PollFlags {
 }
 
 #[test]
-fn a_peer_that_stops_reading_costs_its_own_frames_only() {
+fn a_stalled_peer_holds_only_its_own_frames() {
     for choice in [CopyMode::Zerocopy, CopyMode::Plain] {
         let (stream, peer) = v4();
         let stall = Some(Duration::from_millis(50));
@@ -379,13 +379,13 @@ fn a_peer_that_stops_reading_costs_its_own_frames_only() {
         let mut sender = Sender::new(stream, options).unwrap();
         let (pushed, error) = push_until_error(&mut sender);
         assert!(matches!(error, SendError::Stalled(_)), "{error}");
-        all_are_somewhere(&sender.close(Duration::from_millis(10)).unwrap(), pushed);
+        assert_all_accounted_for(&sender.close(Duration::from_millis(10)).unwrap(), pushed);
         drop(peer);
     }
 }
 
 #[test]
-fn close_waits_for_what_is_in_flight() {
+fn close_waits_for_completions() {
     let (stream, peer) = v4();
     let mut sender = Sender::new(stream, Options { keep_done: true, ..zerocopy() }).unwrap();
     for n in 0..8 {
@@ -401,8 +401,8 @@ fn close_waits_for_what_is_in_flight() {
 }
 
 #[test]
-fn without_locked_memory_nothing_stalls_and_nothing_is_lost() {
-    // The limit is the process's: in one of its own.
+fn sending_continues_without_locked_memory() {
+    // The limit is per process, so the test runs in a separate process.
     let program = std::env::current_exe().unwrap();
     let words = ["--exact", "with_little_locked_memory", "--ignored", "--nocapture"];
     let output = Command::new(program).args(words).output().unwrap();
@@ -413,13 +413,13 @@ fn without_locked_memory_nothing_stalls_and_nothing_is_lost() {
 #[test]
 #[ignore = "run by another test, in a process of its own"]
 fn with_little_locked_memory() {
-    // The capability is this thread's.
+    // The capability is per thread.
     let limit = Rlimit { current: Some(256 << 10), maximum: getrlimit(Resource::Memlock).maximum };
     setrlimit(Resource::Memlock, limit).unwrap();
     let mut sets = rustix::thread::capabilities(None).unwrap();
     sets.effective.remove(CapabilitySet::IPC_LOCK);
     rustix::thread::set_capabilities(None, sets).unwrap();
-    // Once with the limit unknown, so that the kernel refuses; once known.
+    // First with an unknown limit, so that the kernel refuses; then with the real one.
     for locked in [Some(Arc::new(LockedMemory::of_rlimit(None))), None] {
         let known = locked.is_none();
         let (stream, peer) = v4();
@@ -437,7 +437,7 @@ fn with_little_locked_memory() {
     }
 }
 
-/// Runs `name`, which is ignored, in a network namespace with `optmem` bytes of option memory.
+/// Runs the ignored test `name` in a network namespace with `optmem` bytes of option memory.
 fn in_namespace(name: &str, optmem: u32) {
     let script = format!(
         "ip link set lo up && echo {optmem} > /proc/sys/net/core/optmem_max && exec \"$0\" --exact {name} --ignored --nocapture"
@@ -455,7 +455,7 @@ fn in_namespace(name: &str, optmem: u32) {
 
 #[towpath_testenv::needs(netns)]
 #[test]
-fn without_option_memory_nothing_stalls_and_nothing_is_lost() {
+fn sending_continues_without_option_memory() {
     in_namespace("with_little_option_memory", 1500);
 }
 
@@ -464,7 +464,7 @@ fn without_option_memory_nothing_stalls_and_nothing_is_lost() {
 fn with_little_option_memory() {
     let (stream, peer) = v4();
     let mut sender = Sender::new(stream, Options { stall: None, ..zerocopy() }).unwrap();
-    // The peer reads nothing until groups have run out.
+    // The peer reads nothing until the groups are exhausted.
     let mut queued = 0;
     while sender.counters().numbers < 8 && queued < 64 {
         sender.queue(0, pattern(queued << 20, 1 << 20)).unwrap();
@@ -482,12 +482,12 @@ fn with_little_option_memory() {
     assert!(short.iter().sum::<u64>() > 0, "option memory was not short");
 }
 
-/// A loopback connection begins by copying, and says why.
+/// A loopback connection starts in copying mode and reports the reason.
 #[test]
-fn local_destinations_are_copied_at_first() {
+fn local_destinations_start_in_copying_mode() {
     let (stream, peer) = v4();
     let reader = check(peer);
-    // Time stands still: a second later it tries again whether the kernel copies.
+    // The time is constant: a second later the sender would probe.
     let now = Time::default();
     let mut sender =
         PollSender::new(stream, Options { choice: CopyMode::Adaptive, ..zerocopy() }, now).unwrap();
@@ -502,9 +502,9 @@ fn local_destinations_are_copied_at_first() {
     assert_eq!(sender.counters().numbers, 0);
 }
 
-/// What is sent and what is received share the socket.
+/// Sending and receiving share the socket.
 #[test]
-fn the_other_direction_is_untouched() {
+fn receiving_is_unaffected() {
     let (stream, mut peer) = v4();
     let mut answers = stream.try_clone().unwrap();
     let mut sender = Sender::new(stream, zerocopy()).unwrap();
@@ -519,9 +519,9 @@ fn the_other_direction_is_untouched() {
     assert!(sender.drain(PATIENCE).unwrap());
 }
 
-/// A datagram that no socket takes fails by itself, and those behind it go on.
+/// A datagram above the maximum length fails, and later ones are sent.
 #[test]
-fn a_datagram_that_is_too_long_holds_up_nothing() {
+fn an_oversized_datagram_does_not_block_later_ones() {
     for (choice, batch) in [(CopyMode::Plain, 1), (CopyMode::Plain, 8), (CopyMode::Zerocopy, 1)] {
         let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
         peer.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -557,10 +557,10 @@ fn a_datagram_that_is_too_long_holds_up_nothing() {
     }
 }
 
-/// The kernel cuts a buffer into 64 or 128 datagrams at most, and says EINVAL for more: that buffer fails, and neither those behind it nor
-/// zero copy do.
+/// The kernel cuts a buffer into at most 64 or 128 datagrams and fails with EINVAL for more. Only that buffer fails; later buffers and
+/// zero copy continue.
 #[test]
-fn a_buffer_of_too_many_segments_holds_up_nothing() {
+fn too_many_segments_do_not_block_later_buffers() {
     for choice in [CopyMode::Plain, CopyMode::Zerocopy] {
         let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
         peer.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -588,9 +588,9 @@ fn a_buffer_of_too_many_segments_holds_up_nothing() {
     assert!(matches!(none, Err(SendError::Segmentation(_))), "{none:?}");
 }
 
-/// SO_ERROR is said once: it is not lost when there are completions to read at the same moment, nor to those who only look.
+/// SO_ERROR is reported once. It must not be lost with simultaneous completions, or by `read_completions`.
 #[test]
-fn an_error_is_told_behind_the_completions_that_came_with_it() {
+fn an_error_is_reported_after_simultaneous_completions() {
     let (stream, peer) = v4();
     let now = Time::default();
     let mut sender = PollSender::new(stream, zerocopy(), now).unwrap();
@@ -615,7 +615,7 @@ fn an_error_is_told_behind_the_completions_that_came_with_it() {
 }
 
 #[test]
-fn what_is_acknowledged_is_known_of_tcp() {
+fn acked_counts_tcp_acknowledgements() {
     let (stream, mut peer) = v4();
     let mut sender = PollSender::new(stream, zerocopy(), Time::default()).unwrap();
     let before = sender.acked().expect("TCP");

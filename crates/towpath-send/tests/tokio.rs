@@ -1,4 +1,4 @@
-//! The sender on tokio.
+//! Tests of the tokio sender.
 #![cfg(feature = "tokio")]
 
 use std::time::Duration;
@@ -60,7 +60,7 @@ async fn a_peer_that_goes_is_an_error() {
     assert!(!sender.close(PATIENCE).await.unwrap().finished);
 }
 
-/// As the blocking sender's.
+/// Like the test of the blocking sender.
 #[tokio::test]
 async fn what_a_reset_threw_away_was_not_sent() {
     for told in [false, true] {

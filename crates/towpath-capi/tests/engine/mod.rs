@@ -1,8 +1,8 @@
-//! Towpath itself, for the tests of what stands at its other end, here and in `towpath-py`.
+//! Runs the `towpath` program for the tests of this crate and of `towpath-py`.
 
 use std::process::Command;
 
-/// The command line, which cargo builds where this crate's tests are; made if it is not there yet.
+/// The `towpath` command in the target directory of these tests; built if missing.
 pub(crate) fn towpath() -> Command {
     let deps = std::env::current_exe().expect("this test");
     let profile = deps.ancestors().nth(2).expect("target/PROFILE");

@@ -1,4 +1,4 @@
-//! How both tests over real sockets send: without a copy, and nothing unchecked.
+//! Options and data shared by the tests over real sockets.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use towpath_send::{CopyMode, Options};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Zero copy for every byte, and every frame checked at its completion.
+/// Zero copy for every byte, with a checksum of every frame at its completion.
 pub(crate) fn zerocopy() -> Options {
     Options {
         choice: CopyMode::Zerocopy,
@@ -18,7 +18,7 @@ pub(crate) fn zerocopy() -> Options {
     }
 }
 
-/// Bytes that tell their place in the stream.
+/// Bytes that encode their position in the stream.
 pub(crate) fn pattern(from: u64, len: usize) -> Vec<u8> {
     (from..from + len as u64).map(byte_at).collect()
 }

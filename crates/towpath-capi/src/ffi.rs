@@ -1,4 +1,4 @@
-//! Bare pointers of C's: arguments that nobody else can make, so that C's promise about them (`towpath.h`) is theirs, for the call.
+//! Types of pointer arguments that only C constructs. The contract of `towpath.h` therefore applies to each value, during the call.
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -6,26 +6,26 @@ use std::os::unix::ffi::OsStrExt;
 
 use rustix::io::Errno;
 
-use crate::failure::Failure;
+use crate::error::Failure;
 
-/// A text that ends with a NUL, or NULL.
+/// A NUL-terminated string, or NULL.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Text(*const c_char);
 
 impl Text {
-    /// None for NULL.
+    /// Returns `None` for NULL.
     pub(crate) fn get(&self) -> Option<&OsStr> {
         if self.0.is_null() {
             return None;
         }
-        // SAFETY: not NULL; C promises that it ends with a NUL and stays as it is during the call, and only C makes a Text.
+        // SAFETY: not NULL; C guarantees a NUL-terminated string that does not change during the call, and only C constructs a `Text`.
         let text = unsafe { CStr::from_ptr(self.0) };
         Some(OsStr::from_bytes(text.to_bytes()))
     }
 }
 
-/// Where bytes begin whose number is the next argument; may be NULL when there are none.
+/// The start of an array of bytes, whose length is the next argument. May be NULL if the length is 0.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Bytes(*const u8);
@@ -38,16 +38,16 @@ impl Bytes {
         if self.0.is_null() {
             return Err(Failure::null("the bytes are NULL"));
         }
-        // No object is larger: Rust's rule for slices.
+        // Rust's limit on the size of slices.
         if len > isize::MAX as usize {
-            return Err(Failure::new(Errno::INVAL, "the length is larger than memory"));
+            return Err(Failure::new(Errno::INVAL, "the length exceeds the address space"));
         }
-        // SAFETY: not NULL; C promises so many bytes that stay as they are during the call, and only C makes Bytes.
+        // SAFETY: not NULL; C guarantees `len` bytes that do not change during the call, and only C constructs `Bytes`.
         Ok(unsafe { std::slice::from_raw_parts(self.0, len) })
     }
 }
 
-/// Bytes that C lends for longer than the call: until it is told that they are its own again.
+/// Bytes on loan from C beyond the call, until the library reports the end of the loan.
 #[derive(Debug)]
 pub(crate) struct Borrowed {
     at: *const u8,
@@ -55,7 +55,7 @@ pub(crate) struct Borrowed {
 }
 
 impl Bytes {
-    /// These bytes, for a function whose comment says for how long C keeps them as they are.
+    /// Borrows the bytes, for a function whose comment in `towpath.h` states the duration of the loan.
     pub(crate) fn lend(self, len: usize) -> Result<Borrowed, Failure> {
         let bytes = self.get(len)?;
         Ok(Borrowed { at: bytes.as_ptr(), len })
@@ -64,45 +64,48 @@ impl Bytes {
 
 impl AsRef<[u8]> for Borrowed {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: checked by `Bytes::get`; C promises that they stay there and as they are until they are given back, which is when
-        // this is dropped.
+        // SAFETY: checked by `Bytes::get`; C guarantees that they stay valid and unchanged until the loan ends, which is when this value is
+        // dropped.
         unsafe { std::slice::from_raw_parts(self.at, self.len) }
     }
 }
 
-// SAFETY: bytes that nobody writes while they are lent; which thread reads them does not matter.
+// SAFETY: the bytes do not change during the loan, so any thread may read them.
 unsafe impl Send for Borrowed {}
-// SAFETY: likewise.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Borrowed {}
 
-/// Another descriptor of the same file as C's `fd`, which stays C's.
+/// Duplicates C's `fd`, which C keeps.
 pub(crate) fn duplicate(fd: c_int) -> Result<OwnedFd, Failure> {
     if fd < 0 {
-        return Err(Failure::new(Errno::BADF, "a descriptor is not negative"));
+        return Err(Failure::new(Errno::BADF, "the descriptor is negative"));
     }
-    // SAFETY: not -1; C promises that it is open, and it is used during this call only. Of one that is not, the system says EBADF.
+    // SAFETY: not -1; C guarantees that it is open, and it is used during this call only. For a closed one the system returns EBADF.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     Ok(fd.try_clone_to_owned()?)
 }
 
-/// Where there is room for as many `T` as the next argument says, which need not be initialised.
+/// An output array of `T`, whose length is the next argument. It need not be initialised.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Room<T>(*mut T);
 
 impl<T: Copy> Room<T> {
-    /// The first `max` of them; an error for NULL and for none.
+    /// The first `max` elements. Fails for NULL, and for a length of 0.
     pub(crate) fn get(&mut self, max: usize) -> Result<&mut [std::mem::MaybeUninit<T>], Failure> {
         if self.0.is_null() || max == 0 || max > isize::MAX as usize / size_of::<T>() {
-            return Err(Failure::new(Errno::INVAL, "there is no place for what comes"));
+            return Err(Failure::new(
+                Errno::INVAL,
+                "the output array is NULL, or its length is 0 or too large",
+            ));
         }
-        // SAFETY: not NULL; C promises room for so many that nobody else uses during the call, and only C makes a Room.
+        // SAFETY: not NULL; C guarantees room for `max` elements without other accesses during the call, and only C constructs a `Room`.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.0.cast(), max) })
     }
 }
 
 impl Room<u8> {
-    /// The first `len` of them, which become zeros; none of NULL.
+    /// The first `len` bytes, set to zero. Fails for NULL, unless `len` is 0.
     pub(crate) fn zeroed(&mut self, len: usize) -> Result<&mut [u8], Failure> {
         if len == 0 {
             return Ok(&mut []);
@@ -111,7 +114,7 @@ impl Room<u8> {
         room.iter_mut().for_each(|byte| {
             byte.write(0);
         });
-        // SAFETY: all were just written, and the room is C's promise, as in `get`.
+        // SAFETY: all bytes were just written, and C guarantees the room, as in `get`.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.0, len) })
     }
 }

@@ -1,4 +1,4 @@
-//! The header and the code agree: sizes, offsets, constants, names, and how many arguments each function has.
+//! Tests that the header and the code agree: sizes, offsets, constants, names, and the number of arguments of each function.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,14 +15,14 @@ use crate::{inspector, mux, sender, worker};
 const HEADER: &str = include_str!("../include/towpath.h");
 const SOURCES: &[&str] = &[
     include_str!("lib.rs"),
-    include_str!("failure.rs"),
+    include_str!("error.rs"),
     include_str!("inspector.rs"),
     include_str!("mux.rs"),
     include_str!("sender.rs"),
     include_str!("worker.rs"),
 ];
 
-/// C expressions beside their values here.
+/// C expressions with their values in Rust.
 fn numbers() -> Vec<(String, u64)> {
     let mut rows = Vec::new();
     macro_rules! layout {
@@ -176,17 +176,17 @@ fn numbers() -> Vec<(String, u64)> {
 
 #[towpath_testenv::needs("cc")]
 #[test]
-fn c_has_the_same_numbers() {
+fn c_layouts_and_constants_match() {
     compare(Command::new("cc").arg("-std=c11"));
 }
 
 #[towpath_testenv::needs("c++")]
 #[test]
-fn cxx_has_the_same_numbers() {
+fn cxx_layouts_and_constants_match() {
     compare(Command::new("c++").args(["-x", "c++", "-D_Static_assert=static_assert", "-std=c++17"]));
 }
 
-/// Compiles the header with the numbers of the code.
+/// Compiles the header with static assertions of these values.
 fn compare(compiler: &mut Command) {
     let directory = tempfile::tempdir().unwrap();
     let (source, object) = (directory.path().join("numbers.c"), directory.path().join("numbers.o"));
@@ -208,7 +208,7 @@ fn compare(compiler: &mut Command) {
 }
 
 #[test]
-fn the_header_has_every_function_and_no_other() {
+fn the_header_declares_exactly_the_exported_functions() {
     let mut of_header = BTreeMap::new();
     for statement in without_comments(HEADER).split(';') {
         let Some((before, rest)) = statement.split_once('(') else { continue };
@@ -242,7 +242,7 @@ fn the_examples_are_short() {
     }
 }
 
-/// How many there are up to the bracket that closes them.
+/// Counts the arguments up to the closing bracket.
 fn arguments(text: &str) -> usize {
     let (mut depth, mut commas, mut last) = (1, 0, String::new());
     for letter in text.chars() {

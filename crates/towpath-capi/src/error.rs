@@ -1,4 +1,4 @@
-//! How a function of C ends: a number, or a failure with its number of errno(3) and a sentence for this thread.
+//! Results of C functions: a number, or an error with an errno(3) number and a message kept for the calling thread.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -14,7 +14,7 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Why a call failed.
+/// The error of a call.
 #[derive(Debug)]
 pub(crate) struct Failure {
     errno: i32,
@@ -37,25 +37,25 @@ impl Failure {
         Self { errno: Errno::INVAL.raw_os_error(), text: Cow::Borrowed(what) }
     }
 
-    /// Keeps the sentence for [`towpath_error`]; the number for the caller.
-    fn tell(self) -> c_int {
+    /// Stores the message for [`towpath_error`]; returns the negative number.
+    fn report(self) -> c_int {
         let text = self.text.replace('\0', " ");
-        // A thread that ends, and is at the destructors of its keys, has nowhere to keep it any more.
+        // While a thread exits and runs the destructors of its keys, its thread-local storage may be gone.
         let _ = LAST.try_with(|last| last.replace(CString::new(text).unwrap_or_default()));
         -self.errno
     }
 }
 
-/// What a function of C does. Its result is never negative; a panic of ours does not unwind into C.
+/// Runs the body of a C function. `work` returns no negative number; a panic becomes -ENOTRECOVERABLE and does not unwind into C.
 pub(crate) fn guard(work: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
-    // What a panic leaves behind is a handle whose methods may panic again, and are caught again.
+    // After a panic the handle may be inconsistent; its methods may panic again, which is caught again.
     let ended = catch_unwind(AssertUnwindSafe(work));
     let defect =
-        |_| Err(Failure::new(Errno::NOTRECOVERABLE, "a defect of libtowpath was caught; close the handle"));
-    ended.unwrap_or_else(defect).unwrap_or_else(Failure::tell)
+        |_| Err(Failure::new(Errno::NOTRECOVERABLE, "internal error of libtowpath; close the handle"));
+    ended.unwrap_or_else(defect).unwrap_or_else(Failure::report)
 }
 
-/// Why the last call of this thread that failed did so. See `towpath.h`.
+/// Message of the last failed call of this thread. See `towpath.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn towpath_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
@@ -74,7 +74,7 @@ impl From<std::io::Error> for Failure {
     }
 }
 
-/// The number of an error that the system did not make.
+/// The errno number of an error that has none.
 fn of_kind(kind: ErrorKind) -> Errno {
     match kind {
         ErrorKind::ConnectionReset => Errno::CONNRESET,
@@ -99,10 +99,10 @@ impl From<RecvError> for Failure {
 impl From<ReserveError> for Failure {
     fn from(why: ReserveError) -> Self {
         match why {
-            ReserveError::TooLarge => Self::new(Errno::MSGSIZE, "it is larger than the other side takes"),
-            ReserveError::Disconnected => Self::new(Errno::PIPE, "the other side is gone"),
+            ReserveError::TooLarge => Self::new(Errno::MSGSIZE, "larger than the peer accepts"),
+            ReserveError::Disconnected => Self::new(Errno::PIPE, "the peer has disconnected"),
             ReserveError::RingFull | ReserveError::NoContiguousSpace => {
-                Self::new(Errno::AGAIN, "there is no room in the ring now")
+                Self::new(Errno::AGAIN, "the ring is full")
             }
             ReserveError::Interrupted => Self::new(Errno::INTR, why.to_string()),
         }
