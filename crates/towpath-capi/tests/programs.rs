@@ -67,7 +67,7 @@ impl CompileDir {
 #[test]
 fn invalid_calls_fail() {
     let dir = CompileDir::new();
-    let output = Command::new(dir.program("tests/refusals.c")).output().expect("it starts");
+    let output = Command::new(dir.program("tests/refusals.c")).output().expect("starting the program");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
@@ -127,7 +127,7 @@ fn verdicts_of_every_kind() {
             "upper" => assert_eq!(replaced, frames),
             _ => assert_eq!(passed, frames, "{mode}"),
         }
-        std::fs::remove_file(&mark).unwrap_or_else(|_| panic!("{mode} did not come to its end"));
+        std::fs::remove_file(&mark).unwrap_or_else(|_| panic!("{mode} did not complete"));
     }
 }
 
@@ -167,7 +167,7 @@ impl Front {
     }
 
     fn connect(&self) -> BufReader<TcpStream> {
-        let stream = TcpStream::connect(&self.address).expect("it listens");
+        let stream = TcpStream::connect(&self.address).expect("connecting to the mux");
         stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
         BufReader::new(stream)
     }
@@ -175,10 +175,10 @@ impl Front {
     /// Drains the mux and checks its report for success.
     fn finish(mut self, messages: u64) {
         let pid = Pid::from_raw(self.child.id() as i32).expect("a process");
-        kill_process(pid, Signal::TERM).expect("it is there");
+        kill_process(pid, Signal::TERM).expect("signalling the mux");
         let mut said = String::new();
         self.stderr.read_to_string(&mut said).expect("text");
-        assert_eq!(self.child.wait().expect("its end").code(), Some(0), "{said}");
+        assert_eq!(self.child.wait().expect("waiting for the end").code(), Some(0), "{said}");
         assert!(said.contains(&format!("{messages} messages: {messages} done")), "{said}");
     }
 }
@@ -190,7 +190,7 @@ impl Drop for Front {
         if std::thread::panicking() {
             let mut said = String::new();
             let _ = self.stderr.read_to_string(&mut said);
-            eprintln!("it said: {said}");
+            eprintln!("output: {said}");
         }
     }
 }
@@ -211,13 +211,13 @@ fn c_workers_answer_messages() {
         let mut stream = front.connect();
         let long = "x".repeat(100_000);
         for text in ["hello", "", &long] {
-            writeln!(stream.get_mut(), "{text}").expect("it is open");
+            writeln!(stream.get_mut(), "{text}").expect("writing to the connection");
             let mut answers = [line(&mut stream), line(&mut stream)];
             answers.sort();
             assert_eq!(answers, [format!("a {text}\n"), "sent\n".into()], "{mode}");
         }
         let asked: String = (0..500).map(|n| format!("{n}\n")).collect();
-        stream.get_mut().write_all(asked.as_bytes()).expect("it is open");
+        stream.get_mut().write_all(asked.as_bytes()).expect("writing to the connection");
         let answers: Vec<String> =
             (0..1000).map(|_| line(&mut stream)).filter(|line| line != "sent\n").collect();
         let expected: Vec<String> = (0..500).map(|n| format!("a {n}\n")).collect();
@@ -243,7 +243,7 @@ fn the_worker_example_links_shared_and_static() {
     for program in linked {
         let front = Front::start(&program.display().to_string());
         let mut stream = front.connect();
-        stream.get_mut().write_all(b"hello\n").expect("it is open");
+        stream.get_mut().write_all(b"hello\n").expect("writing to the connection");
         assert_eq!(line(&mut stream), "HELLO\n");
         drop(stream);
         front.finish(1);
@@ -275,8 +275,10 @@ fn the_installed_files_suffice() {
         .output()
         .expect("cc");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let status =
-        Command::new(program).env("LD_LIBRARY_PATH", prefix.join("lib")).status().expect("it starts");
+    let status = Command::new(program)
+        .env("LD_LIBRARY_PATH", prefix.join("lib"))
+        .status()
+        .expect("starting the program");
     assert!(status.success());
 }
 
@@ -293,10 +295,10 @@ fn each_buffer_is_reclaimed_once() {
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
-            .expect("it starts");
+            .expect("starting the program");
         let mut all = Vec::new();
-        listener.accept().expect("it connects").0.read_to_end(&mut all).expect("bytes");
-        let output = lending.wait_with_output().expect("its end");
+        listener.accept().expect("accepting the connection").0.read_to_end(&mut all).expect("bytes");
+        let output = lending.wait_with_output().expect("waiting for the end");
         assert!(output.status.success(), "{choice}: {}", String::from_utf8_lossy(&output.stderr));
         assert_eq!(all.len(), 100 * 100_000);
         assert!(all.chunks(100_000).enumerate().all(|(n, bytes)| bytes.iter().all(|&byte| byte == n as u8)));
@@ -315,11 +317,11 @@ fn a_sender_reports_a_reset() {
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .expect("it starts");
-    let (stream, _) = listener.accept().expect("it connects");
+        .expect("starting the program");
+    let (stream, _) = listener.accept().expect("accepting the connection");
     rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).expect("SO_LINGER");
     drop(stream);
-    let output = lending.wait_with_output().expect("its end");
+    let output = lending.wait_with_output().expect("waiting for the end");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
@@ -336,10 +338,10 @@ fn the_sender_example() {
         .arg(&file)
         .stdout(Stdio::piped())
         .spawn()
-        .expect("it starts");
+        .expect("starting the program");
     let mut all = Vec::new();
-    listener.accept().expect("it connects").0.read_to_end(&mut all).expect("bytes");
-    let output = sending.wait_with_output().expect("its end");
+    listener.accept().expect("accepting the connection").0.read_to_end(&mut all).expect("bytes");
+    let output = sending.wait_with_output().expect("waiting for the end");
     assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains(" plain"));
     assert!(all == std::fs::read(file).expect("the file"));
 }
@@ -348,7 +350,7 @@ fn the_sender_example() {
 #[test]
 fn mux_handles() {
     let dir = CompileDir::new();
-    let output = Command::new(dir.program("tests/handles.c")).output().expect("it starts");
+    let output = Command::new(dir.program("tests/handles.c")).output().expect("starting the program");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
@@ -360,20 +362,20 @@ fn the_mux_example() {
         .arg("127.0.0.1:0")
         .stdout(Stdio::piped())
         .spawn()
-        .expect("it starts");
+        .expect("starting the program");
     let mut said = String::new();
     BufReader::new(server.stdout.take().expect("a pipe")).read_line(&mut said).expect("a line");
-    let port = said.trim().strip_prefix("port ").expect("its port");
-    let stream = TcpStream::connect(format!("127.0.0.1:{port}")).expect("it listens");
+    let port = said.trim().strip_prefix("port ").expect("the port");
+    let stream = TcpStream::connect(format!("127.0.0.1:{port}")).expect("connecting to the mux");
     stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
     let mut stream = BufReader::new(stream);
     let answers: Vec<String> = ["hello", "world"]
         .map(|text| {
-            writeln!(stream.get_mut(), "{text}").expect("it is open");
+            writeln!(stream.get_mut(), "{text}").expect("writing to the connection");
             line(&mut stream)
         })
         .into();
-    server.kill().expect("it runs");
-    server.wait().expect("its end");
+    server.kill().expect("stopping the program");
+    server.wait().expect("waiting for the end");
     assert_eq!(answers, ["HELLO\n", "WORLD\n"]);
 }

@@ -300,7 +300,7 @@ mod tests {
                 assert!(frame.len() == 8192 && frame.iter().all(|byte| *byte == fill));
             }
             frames.pop();
-            let again = pool.take().expect("the one that was dropped");
+            let again = pool.take().expect("the dropped frame");
             assert!(again.is_empty() && pool.take().is_none());
         }
         assert!(Pool::new(0, 4096, false).is_err());

@@ -106,7 +106,7 @@ fn offload_matrix() {
 
 /// Accepts connections and datagrams, and replies with the number of correct bytes.
 #[test]
-#[ignore = "run by another test, in a namespace of its own"]
+#[ignore = "run by another test, in a separate namespace"]
 fn receiving_end() {
     println!("\nhere");
     wait_for_line();
@@ -129,7 +129,7 @@ fn receiving_end() {
 }
 
 #[test]
-#[ignore = "run by another test, in a namespace of its own"]
+#[ignore = "run by another test, in a separate namespace"]
 fn sending_end() {
     println!("\nhere");
     let to = SocketAddr::from((Ipv4Addr::new(10, 98, 0, 2), PORT));

@@ -85,7 +85,7 @@ fn tcp_of_every_family_corked_and_not() {
             let closed = sender.close(PATIENCE).unwrap();
             finished(&closed);
             assert_eq!(reader.join().unwrap(), at, "{address} corked {corked}");
-            assert!(closed.counters.numbers >= 8, "one for each length but 0: {address}");
+            assert!(closed.counters.numbers >= 8, "one call for each length except 0: {address}");
             assert_eq!(closed.counters.zerocopy_bytes, at, "{address}");
         }
     }
@@ -201,7 +201,7 @@ fn random_message_sizes_arrive_intact() {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             // Short and long messages are equally likely.
             let len = (random >> 33) as usize % (1 << (1 + (random >> 20) % 15));
-            let mut frame = pool.take().expect("the quota is less than the pool");
+            let mut frame = pool.take().expect("max_frames is less than the pool");
             // Every byte encodes its position.
             match usize::try_from(at).ok().and_then(|at| source.get(at..at + len)) {
                 Some(bytes) => frame.put(bytes),
@@ -225,7 +225,7 @@ fn empty_messages_return_their_frames() {
     let mut pool = Pool::new(3, 1, false).unwrap();
     let mut sender = Sender::new(stream, Options { max_frames: 2, ..zerocopy() }).unwrap();
     for _ in 0..100 {
-        sender.queue(0, pool.take().expect("two are out at most")).unwrap();
+        sender.queue(0, pool.take().expect("at most two frames are in use")).unwrap();
     }
     finished(&sender.close(PATIENCE).unwrap());
     assert_eq!(reader.join().unwrap(), 0);
@@ -258,7 +258,7 @@ fn overwriting_a_frame_in_flight_is_detected() {
     assert_eq!(closed.counters.tampered, 1);
     assert_eq!(closed.remains.done.len(), queued);
     let all = reader.join().unwrap().unwrap();
-    assert_eq!((all.len(), all[len - 101], all[len - 1]), (len, 0, 1), "nobody else's bytes are wrong");
+    assert_eq!((all.len(), all[len - 101], all[len - 1]), (len, 0, 1), "only the overwritten bytes differ");
 }
 
 /// Pushes until an error; returns the number of buffers pushed.
@@ -267,7 +267,7 @@ fn push_until_error(sender: &mut Sender) -> (usize, SendError) {
         if let Err(error) = sender.send(vec![7; 256 << 10]) {
             return (pushed + 1, error);
         }
-        assert!(pushed < 10_000, "the peer does not read, and everything is taken");
+        assert!(pushed < 10_000, "the kernel accepted everything although the peer does not read");
     }
     unreachable!()
 }
@@ -314,7 +314,7 @@ fn a_reset_is_an_error_and_frames_are_accounted_for() {
 #[test]
 fn discarded_data_is_not_reported_as_sent() {
     for choice in [CopyMode::Zerocopy, CopyMode::Plain] {
-        for told in [false, true] {
+        for error_taken in [false, true] {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             // Much less than is sent, so the rest cannot be acknowledged.
             sockopt::set_socket_recv_buffer_size(&listener, 16 << 10).unwrap();
@@ -327,16 +327,16 @@ fn discarded_data_is_not_reported_as_sent() {
             sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
             drop(peer);
             while !polled(&sender).contains(PollFlags::HUP) {}
-            if told {
+            if error_taken {
                 // The error is reported repeatedly, even after another owner took SO_ERROR.
                 let _ = sockopt::socket_error(&sender);
                 for _ in 0..2 {
-                    let error = sender.drain(PATIENCE).expect_err("it was reset");
+                    let error = sender.drain(PATIENCE).expect_err("the connection was reset");
                     assert!(matches!(error, SendError::Gone(_)), "{error}");
                 }
             }
             let closed = sender.close(PATIENCE).unwrap();
-            assert!(!closed.finished, "{choice:?}, told: {told}");
+            assert!(!closed.finished, "{choice:?}, error_taken: {error_taken}");
             assert_all_accounted_for(&closed, 1);
         }
     }
@@ -345,7 +345,7 @@ fn discarded_data_is_not_reported_as_sent() {
     sender.queue(1, vec![7; 10_000]).unwrap();
     sender.flush().unwrap();
     drop(peer);
-    assert!(!sender.close(PATIENCE).unwrap().finished, "nobody has read it");
+    assert!(!sender.close(PATIENCE).unwrap().finished, "the peer has read nothing");
 }
 
 /// Another owner of the socket shuts it down, and the peer closes in response.
@@ -359,7 +359,7 @@ fn a_shutdown_by_another_owner_is_no_reset() {
     assert!(sender.drain(PATIENCE).unwrap());
     shared.shutdown(std::net::Shutdown::Write).unwrap();
     assert_eq!(reader.join().unwrap(), 100_000);
-    assert_eq!(shared.read(&mut [0]).unwrap(), 0, "the peer is gone as well");
+    assert_eq!(shared.read(&mut [0]).unwrap(), 0, "the peer has disconnected");
     assert!(sender.drain(PATIENCE).unwrap());
     finished(&sender.close(PATIENCE).unwrap());
 }
@@ -411,7 +411,7 @@ fn sending_continues_without_locked_memory() {
 }
 
 #[test]
-#[ignore = "run by another test, in a process of its own"]
+#[ignore = "run by another test, in a separate process"]
 fn with_little_locked_memory() {
     // The capability is per thread.
     let limit = Rlimit { current: Some(256 << 10), maximum: getrlimit(Resource::Memlock).maximum };
@@ -432,7 +432,7 @@ fn with_little_locked_memory() {
         finished(&closed);
         assert_eq!(reader.join().unwrap(), 24 << 20);
         if !known {
-            assert!(closed.counters.no_buffers > 0, "a call of a mebibyte cannot be locked");
+            assert!(closed.counters.no_buffers > 0, "1 MiB exceeds the locked memory");
         }
     }
 }
@@ -460,7 +460,7 @@ fn sending_continues_without_option_memory() {
 }
 
 #[test]
-#[ignore = "run by another test, in a namespace of its own"]
+#[ignore = "run by another test, in a separate namespace"]
 fn with_little_option_memory() {
     let (stream, peer) = v4();
     let mut sender = Sender::new(stream, Options { stall: None, ..zerocopy() }).unwrap();
@@ -479,7 +479,7 @@ fn with_little_option_memory() {
     assert_eq!(reader.join().unwrap(), 64 << 20);
     assert_eq!(closed.counters.zerocopy_bytes + closed.counters.plain_bytes(), 64 << 20);
     let short = [PlainCause::Budget, PlainCause::NoBuffers].map(|cause| closed.counters.plain_for(cause));
-    assert!(short.iter().sum::<u64>() > 0, "option memory was not short");
+    assert!(short.iter().sum::<u64>() > 0, "option memory was not exhausted");
 }
 
 /// A loopback connection starts in copying mode and reports the reason.
@@ -605,13 +605,13 @@ fn an_error_is_reported_after_simultaneous_completions() {
     }
     sender.handle_error_queue(now).expect("completions");
     assert_eq!(sender.outstanding(), 0);
-    sender.read_completions(now).expect("who looks is not told");
+    sender.read_completions(now).expect("read_completions leaves the error pending");
     let error = sender.handle_error_queue(now).expect_err("the reset");
     assert!(
         matches!(&error, SendError::Gone(source) if source.kind() == std::io::ErrorKind::ConnectionReset),
         "{error}"
     );
-    sender.handle_error_queue(now).expect("it was said");
+    sender.handle_error_queue(now).expect("the error was reported");
 }
 
 #[test]

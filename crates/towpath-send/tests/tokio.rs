@@ -20,7 +20,7 @@ async fn pair() -> (std::net::TcpStream, TcpStream) {
 }
 
 #[tokio::test]
-async fn what_is_sent_arrives_and_frames_come_back() {
+async fn data_arrives_and_frames_return() {
     let (stream, mut peer) = pair().await;
     let mut sender = AsyncSender::new(stream, Options { max_frames: 8, ..options() }).unwrap();
     let mut pool = Pool::new(10, 200_000, true).unwrap();
@@ -30,7 +30,7 @@ async fn what_is_sent_arrives_and_frames_come_back() {
     });
     let mut expected = Vec::new();
     for n in 0..200_u8 {
-        let mut frame = pool.take().expect("more frames than the quota");
+        let mut frame = pool.take().expect("more frames than max_frames");
         frame.put(&vec![n; 1000 * usize::from(n)]);
         expected.extend_from_slice(&frame);
         sender.queue(n.into(), frame).await.unwrap();
@@ -43,7 +43,7 @@ async fn what_is_sent_arrives_and_frames_come_back() {
 }
 
 #[tokio::test]
-async fn a_peer_that_goes_is_an_error() {
+async fn a_disconnect_is_an_error() {
     let (stream, mut peer) = pair().await;
     let mut sender = AsyncSender::new(stream, options()).unwrap();
     let peer = tokio::spawn(async move {
@@ -62,8 +62,8 @@ async fn a_peer_that_goes_is_an_error() {
 
 /// Like the test of the blocking sender.
 #[tokio::test]
-async fn what_a_reset_threw_away_was_not_sent() {
-    for told in [false, true] {
+async fn discarded_data_is_not_reported_as_sent() {
+    for error_taken in [false, true] {
         let (stream, peer) = pair().await;
         let watched = stream.try_clone().unwrap();
         let mut sender = AsyncSender::new(stream, options()).unwrap();
@@ -75,17 +75,17 @@ async fn what_a_reset_threw_away_was_not_sent() {
         while !fds[0].revents().contains(rustix::event::PollFlags::HUP) {
             rustix::event::poll(&mut fds, None).unwrap();
         }
-        if told {
+        if error_taken {
             for _ in 0..2 {
                 assert!(matches!(sender.drain().await, Err(SendError::Gone(_))));
             }
         }
-        assert!(!sender.close(PATIENCE).await.unwrap().finished, "told: {told}");
+        assert!(!sender.close(PATIENCE).await.unwrap().finished, "error_taken: {error_taken}");
     }
 }
 
 #[tokio::test]
-async fn close_gives_up_on_a_peer_that_does_not_read() {
+async fn close_times_out_on_a_stalled_peer() {
     let (stream, peer) = pair().await;
     let mut sender = AsyncSender::new(stream, Options { keep_done: true, ..options() }).unwrap();
     for token in 0..100 {

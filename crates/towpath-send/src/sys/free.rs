@@ -123,9 +123,9 @@ mod tests {
         let (free, mut chain) = Free::all(3);
         let mut out: Vec<_> = std::iter::from_fn(|| free.take(&mut chain)).collect();
         assert_eq!(out, [0, 1, 2]);
-        let give = |index| free.place(index).expect("there is such a part").give();
+        let give = |index| free.place(index).expect("a valid index").give();
         assert!(give(1) && give(0));
-        assert_eq!(free.take(&mut chain), Some(1), "the one that was given first");
+        assert_eq!(free.take(&mut chain), Some(1), "parts are taken in the order of give");
         assert!(give(2));
         out = std::iter::from_fn(|| free.take(&mut chain)).collect();
         assert_eq!(out, [0, 2]);
@@ -133,7 +133,7 @@ mod tests {
         assert!(give(2) && give(1));
         assert_eq!(free.take(&mut chain), Some(2));
         assert_eq!(free.close(&mut chain), 1);
-        assert!(!give(0) && !give(2), "there is no list any more");
+        assert!(!give(0) && !give(2), "the list is closed");
         let (none, mut chain) = Free::all(0);
         assert_eq!((none.take(&mut chain), none.close(&mut chain)), (None, 0));
     }
@@ -157,7 +157,7 @@ mod interleavings {
             let world = Arc::new((free, [UnsafeCell::new(0), UnsafeCell::new(0)]));
             let mut givers = Vec::new();
             for _ in 0..2 {
-                let index = world.0.take(&mut chain).expect("two are free");
+                let index = world.0.take(&mut chain).expect("two free parts");
                 let world = world.clone();
                 givers.push(thread::spawn(move || {
                     world.1[index as usize].with_mut(touch);
@@ -189,7 +189,7 @@ mod interleavings {
             let free = Arc::new(free);
             let mut givers = Vec::new();
             for _ in 0..2 {
-                let index = free.take(&mut chain).expect("three are free");
+                let index = free.take(&mut chain).expect("three free parts");
                 let free = free.clone();
                 givers.push(thread::spawn(move || free.place(index).is_some_and(Place::give)));
             }
