@@ -8,7 +8,7 @@ use std::{mem, process};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use rustix::io::Errno;
-use towpath_send::{CopyMode, Closed, Done, Options, SendError};
+use towpath_send::{Closed, CopyMode, Done, Options, SendError};
 
 use crate::buffer_export::{self, Pinned};
 use crate::{descriptor, failure, wait};

@@ -19,8 +19,8 @@ use crate::notification::{Event, ExtendedError, parse};
 use crate::policy::Mode;
 use crate::sys::{self, Control, Part};
 use crate::time::Clock;
-use towpath_wire::Time;
 use crate::tx_backoff::TxBackoff;
+use towpath_wire::Time;
 
 /// Settings of a sender. The defaults suit TCP messages of any size.
 #[derive(Clone, Debug)]

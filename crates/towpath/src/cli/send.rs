@@ -13,7 +13,9 @@ use clap::{Parser, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde_json::{Map, Value};
-use towpath_send::{CopyMode, Counters, Limits, Options, Pages, PlainCause, Pool, SendError, Sender, Unarmed};
+use towpath_send::{
+    CopyMode, Counters, Limits, Options, Pages, PlainCause, Pool, SendError, Sender, Unarmed,
+};
 use twox_hash::XxHash3_64;
 
 use crate::args::exit;
