@@ -351,7 +351,7 @@ impl Stage {
     fn stopped(&self) -> Result<Vec<Stopped>, Failure> {
         let rules = self.rules()?;
         let queues = ctl(&self.network.engine_socket(), "show queues");
-        let queues = queues.ok_or_else(|| Failure::Broken("towpath ctl show queues failed".into()))?;
+        let queues = queues.ok_or_else(|| Failure::Broken("the engine does not answer ctl show queues".into()))?;
         // Packets without a verdict are dropped, too: drop is the queue's default.
         let queue = |name: &str| queues["queues"][0][name].as_u64().unwrap_or(0);
         let row =
@@ -396,13 +396,13 @@ impl Stage {
 
     fn rules(&self) -> Result<Rules, Failure> {
         let shown = ctl(&self.network.engine_socket(), "show rules");
-        shown.map(Rules).ok_or_else(|| Failure::Broken("towpath ctl show rules failed".into()))
+        shown.map(Rules).ok_or_else(|| Failure::Broken("the engine does not answer ctl show rules".into()))
     }
 }
 
 fn network_stats(network: &Network) -> Result<Engine, Failure> {
     let shown = ctl(&network.engine_socket(), "show stats");
-    let shown = shown.ok_or_else(|| Failure::Broken("towpath ctl show stats failed".into()))?;
+    let shown = shown.ok_or_else(|| Failure::Broken("the engine does not answer ctl show stats".into()))?;
     Ok(Engine::told(&shown["stats"]))
 }
 

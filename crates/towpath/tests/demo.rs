@@ -138,7 +138,7 @@ fn without_its_engine_it_says_so_and_leaves_nothing() {
     kill_process(Pid::from_raw(engine.0).unwrap(), Signal::KILL).unwrap();
     let (status, said) = end(running);
     assert_eq!(status.code(), Some(1), "{said}");
-    assert!(said.contains("the engine does not"), "{said}");
+    assert!(said.contains("the engine does not answer ctl show"), "{said}");
     gone(directory.path());
     assert!(empty(directory.path()));
 }

@@ -68,7 +68,7 @@ fn a_second_signal_waits_for_no_inspector() {
         let output = engine.wait_with_output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.success(), "{said}");
-        assert!(said.contains("told to end again"), "{said}");
+        assert!(said.contains("second stop signal"), "{said}");
         assert!(said.contains("inspectors still held packets after"), "{said}");
     });
 }

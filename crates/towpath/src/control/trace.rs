@@ -205,7 +205,7 @@ mod tests {
             got,
             [
                 "queue 0, seq 0: no verdict, overdue, after 0.050 us",
-                "queue 0, seq 4294967295: the inspector has ended, after 2.060 us"
+                "queue 0, seq 4294967295: no verdict, inspector_died, after 2.060 us"
             ]
         );
         let other = buffer.for_another_thread();

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use clap::Args;
 use serde_json::{Map, Value, json};
 use towpath_engine::QueueSnapshot;
-use towpath_gate::state;
 use towpath_metrics::{Kind, Metric, Unit};
 
 use super::super::client::{Engine, Failure};
@@ -41,7 +40,7 @@ const PORT_DROPS: Metric = Metric {
     kind: Kind::Counter,
     unit: Unit::Packets,
     label: None,
-    help: "Frames lost by the port, and packets that passed and were not sent.",
+    help: "Frames lost by the port, and packets that were not sent.",
 };
 
 /// The counters of one engine thread.
@@ -49,8 +48,6 @@ struct Part {
     samples: Samples,
     queues: Vec<QueueSnapshot>,
     ports: Option<Vec<show_ports::Port>>,
-    /// The threads share the states.
-    states: Option<state::Counters>,
 }
 
 fn handle(body: Value, context: &Context<'_>) -> Handled {
@@ -58,15 +55,11 @@ fn handle(body: Value, context: &Context<'_>) -> Handled {
     let ruleset = context.ruleset.map(Arc::clone);
     context.query(part, move |parts| {
         let mut samples = Samples::default();
-        let (mut queues, mut ports, mut states) = (Vec::new(), Vec::new(), None);
+        let (mut queues, mut ports) = (Vec::new(), Vec::new());
         for part in parts {
             samples.merge(part.samples);
             queues.push(part.queues);
             ports.push(part.ports);
-            states = states.or(part.states);
-        }
-        if let Some(states) = states {
-            samples.add(&[], &states);
         }
         for port in show_ports::merge(ports).into_iter().flatten() {
             samples.add(&[("port", &port.name)], &PortStats::from(&port));
@@ -78,6 +71,7 @@ fn handle(body: Value, context: &Context<'_>) -> Handled {
             samples.add(&[("queue", &queue.number.to_string())], &queue.stats);
         }
         if let Some(ruleset) = ruleset {
+            samples.add(&[], &ruleset.state_counters());
             for rule in ruleset.rules().into_iter().take(RULES) {
                 let stats = RuleStats { packets: rule.packets, bytes: rule.bytes };
                 let (number, set) = (rule.number.to_string(), rule.set.to_string());
@@ -100,15 +94,13 @@ fn part(target: &mut Target<'_>) -> Part {
     if let Some(pool) = target.pool() {
         pool.metrics(&mut samples);
     }
-    let mut states = None;
     if let Some(engine) = target.engine() {
-        states = Some(engine.states().counters());
         for channel in engine.channels() {
             let (number, queue) = (channel.channel.to_string(), channel.queue.to_string());
             samples.add(&[("channel", &number), ("queue", &queue)], &channel.verdicts);
         }
     }
-    Part { samples, queues: show_queues::queues(target), ports, states }
+    Part { samples, queues: show_queues::queues(target), ports }
 }
 
 /// Several answers, of which all but the last have `more`.
