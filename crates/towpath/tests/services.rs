@@ -220,7 +220,7 @@ fn what_is_wrong_with_a_mux_is_said() {
     let rows: [(&str, i32, &str); 6] = [
         ("framing = \"line\"\nworker = \"w\"",                                     6, "`listen` is missing"),
         ("listen = \"7007\"\nframing = \"lime\"\nworker = \"w\"",                  6, "`7007` is not an address to listen on"),
-        ("listen = \"[::1]:0\"\nframing = \"lime\"\nworker = \"w\"",               6, "`lime` is no framing"),
+        ("listen = \"[::1]:0\"\nframing = \"lime\"\nworker = \"w\"",               6, "`lime` is not a framing"),
         ("listen = \"[::1]:0\"\nframing = \"line\"\nworker = \"w\"\ntls-key = \"k\"", 6, "`tls-cert` is missing"),
         (&format!("{listen}\nframing = \"line\"\nworker = \"w\""),                  7, "another program listens there"),
         ("listen = \"127.0.0.1:0\"\nframing = \"line\"\nworker = \"/no/such\"",    4, "mux web: worker 0: "),

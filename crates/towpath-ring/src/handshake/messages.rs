@@ -26,6 +26,8 @@ pub(crate) const NOTICE: usize = 16;
 pub(crate) const OFFER: usize = 64;
 const DOORBELL: u16 = 1;
 const ONESHOT: u16 = 2;
+/// Notice of earlier clients: its ring is full.
+const FULL: u16 = 4;
 const RINGS: u16 = 3;
 
 /// First message of a client.
@@ -271,7 +273,8 @@ impl Notice {
         let (seq, rest) = rest.split_first_chunk::<4>().ok_or(NotOurs)?;
         let len = rest.try_into().map_err(|_| NotOurs)?;
         match u16::from_le_bytes(*kind) {
-            DOORBELL => Ok(Self::Doorbell),
+            // Rings do not grow; the notice is a wake-up and nothing else.
+            DOORBELL | FULL => Ok(Self::Doorbell),
             ONESHOT => Ok(Self::OneShot { seq: Seq(u32::from_le_bytes(*seq)), len: u64::from_le_bytes(len) }),
             _ => Err(NotOurs),
         }
