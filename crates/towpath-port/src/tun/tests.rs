@@ -144,7 +144,7 @@ fn errors_say_what_to_do() {
         #[rustfmt::skip]
         let rows = [
             (Config::tun("t0"),                                        "another process has this interface"),
-            (Config::tap("t0"),                                        "of another kind"),
+            (Config::tap("t0"),                                        "of this name and another kind"),
             (Config::tun("a-name-that-is-too-long"),                   "at most 15 characters"),
             (Config { node: "/dev/none".into(), ..Config::tun("t1") }, "modprobe tun"),
         ];
