@@ -327,7 +327,7 @@ mod tests {
         assert!(!run(&[&good, &apart], false, false).unwrap());
         assert!(!run(&[&good], false, false).unwrap(), "nothing was compared");
         let error = run(&[file("3.json", "[1]")], false, false).unwrap_err();
-        assert!(format!("{error:#}").contains("not what a subject prints"), "{error:#}");
+        assert!(format!("{error:#}").contains("not the JSON output of a subject"), "{error:#}");
         assert!(run(&[] as &[&str], false, false).is_err());
     }
 

@@ -351,7 +351,8 @@ impl Stage {
     fn stopped(&self) -> Result<Vec<Stopped>, Failure> {
         let rules = self.rules()?;
         let queues = ctl(&self.network.engine_socket(), "show queues");
-        let queues = queues.ok_or_else(|| Failure::Broken("the engine does not answer ctl show queues".into()))?;
+        let queues =
+            queues.ok_or_else(|| Failure::Broken("the engine does not answer ctl show queues".into()))?;
         // Packets without a verdict are dropped, too: drop is the queue's default.
         let queue = |name: &str| queues["queues"][0][name].as_u64().unwrap_or(0);
         let row =

@@ -8,7 +8,7 @@
 //!
 //! [`needs`] looks at the machine when it is expanded, because libtest has no way to ignore a test at run time. If
 //! something is missing it adds `#[ignore = "needs ..."]`. With `CI=true` it adds nothing, and the test fails at the missing
-//! resource; [`OPTIONAL`] lists the exceptions. `build.rs` lists the changes of the machine after which Cargo expands again.
+//! resource; `OPTIONAL` lists the exceptions. `build.rs` lists the changes of the machine after which Cargo expands again.
 //! A test never passes because of a stale answer: it does not check for its resources again, and fails without them.
 
 use std::path::{Path, PathBuf};

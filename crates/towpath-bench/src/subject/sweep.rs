@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(plot(&back).unwrap().matches("<polyline").count(), 2 * CURVES.len());
         assert_eq!(table(&back).unwrap().lines().count(), 1 + 2 * CURVES.len());
         back.pop();
-        assert!(plot(&back).unwrap_err().to_string().contains("there is no IPv6 expiry churn, one by one"));
+        assert!(plot(&back).unwrap_err().to_string().contains("no point for IPv6 expiry churn, one by one"));
     }
 
     #[test]

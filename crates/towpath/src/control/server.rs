@@ -75,7 +75,7 @@ pub enum BindError {
 }
 
 /// The control socket of an engine. When dropped, it removes the socket and waits until the clients have their last answers, at most
-/// [`SHUTDOWN_GRACE`].
+/// `SHUTDOWN_GRACE`.
 #[derive(Debug)]
 pub struct Server {
     file: Option<SocketFile>,

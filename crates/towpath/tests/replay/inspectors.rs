@@ -111,7 +111,8 @@ fn several_inspectors_share_a_queue() {
         assert_eq!((number(&report, "dropped"), number(&report, "inspected")), (300, 3_000), "{policy}");
         assert_eq!(number(queue, "lost"), 0, "{policy}");
     }
-    let report = bench.report(&capture, &["--queue", inspector, "--queue-policy", "1=fanout:mirror,workers:2"]);
+    let report =
+        bench.report(&capture, &["--queue", inspector, "--queue-policy", "1=fanout:mirror,workers:2"]);
     assert_eq!(number(&report, "passed"), 3_000, "a mirror listener has no verdict");
     assert_eq!(number(&report["queues"][0], "frames"), 6_000);
 }
