@@ -1,8 +1,7 @@
 //! Counters and gauges: the name, kind, unit, label and help text of each are stated once, where its value is kept.
 //!
-//! [`metrics!`] declares a struct of plain `u64` fields together with its table of [`Metric`] descriptions. Every
-//! presentation renders from that table: `towpath ctl show`, reports, `--json`, OpenMetrics text, and the lists of the C
-//! and Python libraries. Counting is an addition to a field; the table is constant data.
+//! [`metrics!`] declares a struct of plain `u64` fields together with its table of [`Metric`] descriptions, from which text,
+//! JSON and OpenMetrics are rendered. Counting is an addition to a field; the table is constant data.
 //!
 //! ```
 //! use towpath_metrics::{Kind, Metrics, Unit, metrics};
