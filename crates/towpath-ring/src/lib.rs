@@ -60,6 +60,8 @@ mod lane;
 pub mod mock;
 #[cfg(all(test, loom))]
 mod model;
+#[cfg(not(loom))]
+pub mod reaper;
 mod shm;
 #[cfg(all(test, not(loom)))]
 mod wrap;

@@ -206,6 +206,19 @@ pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     Ok(Credentials { pid: cred.pid.unsigned_abs(), uid: cred.uid, gid: cred.gid })
 }
 
+/// Permits or refuses descriptors on a Unix socket (`SO_PASSRIGHTS`, Linux 6.16). ENOPROTOOPT on older kernels.
+pub(crate) fn set_passrights(socket: BorrowedFd<'_>, permitted: bool) -> io::Result<()> {
+    /// include/uapi/asm-generic/socket.h; neither libc nor rustix has it.
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let value = libc::c_int::from(permitted);
+    let (from, length) = ((&raw const value).cast(), size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: the descriptor is open while it is borrowed. `from` points to an int, `length` bytes, that the kernel
+    // reads during the call only (setsockopt(2)).
+    #[allow(unsafe_code)]
+    let done = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, from, length) };
+    if done != 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Handle for the end of another process.
 #[derive(Debug)]
 pub(crate) enum Process {
@@ -313,6 +326,28 @@ pub(crate) fn recv_with_fds<const FDS: usize>(socket: &OwnedFd, into: &mut [u8])
     })
 }
 
+/// Most descriptors in one message of any peer (`SCM_MAX_FD`, include/net/scm.h).
+const ANY_FDS: usize = 253;
+
+/// Receives bytes, as read(2), with all descriptors that come with them. Returns also whether descriptors were lost,
+/// because this process has too many files open (EMFILE). Blocks if the socket does.
+pub(crate) fn recv_any_fds(
+    socket: BorrowedFd<'_>,
+    into: &mut [u8],
+) -> io::Result<(usize, Vec<OwnedFd>, bool)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(ANY_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got =
+        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    Ok((got.bytes, fds, got.flags.contains(ReturnFlags::CTRUNC)))
+}
+
 /// Receives one message and discards its descriptors. Never blocks.
 pub(crate) fn recv(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Received> {
     match rustix::net::recv(socket, into, RecvFlags::DONTWAIT) {
@@ -396,6 +431,20 @@ fn timespec(time: Duration) -> Timespec {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+
+    /// Sends a message with `count` copies of a descriptor; returns whether the kernel took it.
+    pub(crate) fn try_send_copies(socket: &OwnedFd, bytes: &[u8], fd: BorrowedFd<'_>, count: usize) -> bool {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(ANY_FDS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds = vec![fd; count];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).is_ok()
+    }
+
+    /// Like [`try_send_copies`], for a socket that permits descriptors.
+    pub(crate) fn send_copies(socket: &OwnedFd, bytes: &[u8], fd: BorrowedFd<'_>, count: usize) {
+        assert!(try_send_copies(socket, bytes, fd, count));
+    }
 
     /// Makes a memfd of huge pages without allocating them.
     pub(crate) fn hugetlb(bytes: u64) -> OwnedFd {
