@@ -125,11 +125,12 @@ mod tests {
     /// option's main word.
     #[test]
     fn every_option_has_a_row() {
-        let rows = [include_str!("../../tests/rows/match.in"), include_str!("../../tests/rows/print.in")];
+        let rows =
+            [include_str!("../../tests/gate/rows/match.in"), include_str!("../../tests/gate/rows/print.in")];
         let words: std::collections::HashSet<&str> =
             rows.iter().flat_map(|rows| rows.split(|c: char| c.is_whitespace() || c == '"')).collect();
-        let stories = include_str!("../../tests/rules_stories.rs").to_owned()
-            + include_str!("../../tests/rules_related.rs")
+        let stories = include_str!("../../tests/gate/rules_stories.rs").to_owned()
+            + include_str!("../../tests/gate/rules_related.rs")
             + rows[1];
         for option in option::words() {
             let shown = if STATE_OPTIONS.contains(&option) {

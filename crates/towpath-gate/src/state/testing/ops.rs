@@ -3,7 +3,7 @@
 //! The property test, the long random runs (`examples/state_ops.rs`) and the fuzzer
 //! (`fuzz/fuzz_targets/state_operations.rs`) use it. Operations are decoded from bytes, and the space of keys is so
 //! small that flows meet. Two handles take turns like the workers of an engine. The one that waits is idle: otherwise
-//! slots would wait for it, which the model does not know about (`tests/state_room.rs` tests that).
+//! slots would wait for it, which the model does not know about (`tests/gate/state_room.rs` tests that).
 
 use std::time::Duration;
 

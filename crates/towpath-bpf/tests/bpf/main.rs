@@ -1,0 +1,7 @@
+//! Programs: the verifier, the interpreter, and objects that clang compiles.
+
+mod asm;
+mod model;
+mod objects;
+mod rows;
+mod verifier_errors;

@@ -1,0 +1,11 @@
+//! The multiplexor over sockets. Tests that measure or limit the whole process are binaries of their own.
+
+mod clients;
+mod peers;
+mod sockets;
+#[cfg(feature = "tokio")]
+mod stream;
+#[cfg(feature = "tls")]
+mod tls;
+mod worker_api;
+mod zerocopy;

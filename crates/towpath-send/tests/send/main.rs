@@ -1,0 +1,7 @@
+//! The sender over real sockets.
+
+mod checked;
+mod example;
+mod offloads;
+mod sockets;
+mod tokio;

@@ -1,0 +1,20 @@
+//! Commands of `towpath` that need no network interfaces.
+
+mod bpf;
+mod captures;
+mod conversations;
+mod ctl;
+mod docs;
+mod example_rules;
+mod frame;
+mod framing;
+mod mux;
+mod mux_send;
+mod redis;
+mod replay;
+mod replay_captures;
+mod replay_end;
+mod replay_states;
+mod states;
+mod transfer;
+mod yanet;

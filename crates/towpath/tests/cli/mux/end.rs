@@ -1,0 +1,157 @@
+//! Draining a worker pool, and handing over to a successor.
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use super::daemon::{Mux, answer, ask, counted, example, message, split};
+
+#[test]
+fn draining_answers_received_requests() {
+    let mux = Mux::start(&example("mux_worker"), &["--workers", "1"]);
+    let mut stream = mux.connect();
+    let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let body = format!("wait {}", gate.local_addr().expect("an address"));
+    stream.write_all(&message(body.as_bytes())).expect("open");
+    let (holder, _) = gate.accept().expect("the worker");
+    mux.signal(Signal::TERM);
+    // After it has started to drain, connections are refused.
+    while TcpStream::connect(&mux.address).is_ok() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    drop(holder);
+    assert_eq!(split(&answer(&mut stream).expect("an answer")).1, body.as_bytes());
+    let (code, errors) = mux.ended();
+    assert_eq!(code, Some(0), "{errors}");
+}
+
+#[test]
+fn a_worker_that_dies_during_a_drain_is_restarted() {
+    let mux = Mux::start(&example("mux_worker"), &["--workers", "1"]);
+    let mut stream = mux.connect();
+    let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let directory = tempfile::tempdir().expect("a directory");
+    let wait = format!("wait {}", gate.local_addr().expect("an address"));
+    let die = format!("die once {}", directory.path().join("mark").display());
+    let both = [&wait, &die].map(|body| message(body.as_bytes())).concat();
+    stream.write_all(&both).expect("open");
+    let (holder, _) = gate.accept().expect("the worker");
+    mux.signal(Signal::TERM);
+    while TcpStream::connect(&mux.address).is_ok() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    drop(holder);
+    let answers = [wait, die].map(|body| {
+        let answered = answer(&mut stream).expect("an answer");
+        let (pid, echo) = split(&answered);
+        assert_eq!(echo, body.as_bytes());
+        pid
+    });
+    assert_ne!(answers[0], answers[1], "the only one died with the second");
+    let (code, errors) = mux.ended();
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(errors.contains(" 1 workers started again"), "{errors}");
+}
+
+#[test]
+fn a_stuck_worker_does_not_block_the_end() {
+    let mux = Mux::start(&example("mux_worker"), &["--workers", "1", "--drain", "0.2"]);
+    let mut stream = mux.connect();
+    let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let body = format!("wait {}", gate.local_addr().expect("an address"));
+    stream.write_all(&message(body.as_bytes())).expect("open");
+    let _holder = gate.accept().expect("the worker");
+    let (code, errors) = mux.finish();
+    assert_eq!(code, Some(1), "{errors}");
+    assert!(errors.contains("ended before everything was drained"), "{errors}");
+    assert!(errors.contains("not drained in time"), "{errors}");
+}
+
+#[test]
+fn a_peer_that_has_not_read_its_reply_is_reported() {
+    let mux = Mux::start(&example("mux_worker"), &["--workers", "1", "--drain", "0.5"]);
+    let mut stream = mux.connect();
+    // The kernel accepts the reply, the peer does not read it.
+    stream.write_all(&message(&vec![0; 600_000])).expect("open");
+    stream.peek(&mut [0]).expect("it is answered");
+    let (code, errors) = mux.finish();
+    assert_eq!(code, Some(1), "{errors}");
+    assert!(errors.contains("1 connections were not done"), "{errors}");
+}
+
+#[test]
+fn a_pipelining_peer_gets_all_replies_on_drain() {
+    let mux = Mux::start(&example("mux_worker"), &["--workers", "2"]);
+    let mut stream = mux.connect();
+    let mut asks = stream.try_clone().expect("a descriptor");
+    let body = [b'q'; 200];
+    let writer = thread::spawn(move || while asks.write_all(&message(&body).repeat(50)).is_ok() {});
+    // The peer reads nothing before the drain begins, and keeps sending requests.
+    answer(&mut stream).expect("an answer");
+    mux.signal(Signal::TERM);
+    while TcpStream::connect(&mux.address).is_ok() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let mut answered = 1;
+    while answer(&mut stream).is_ok() {
+        answered += 1;
+    }
+    stream.shutdown(std::net::Shutdown::Both).expect("it is open");
+    writer.join().expect("it ends");
+    let (code, errors) = mux.ended();
+    assert_eq!(code, Some(0), "{errors}");
+    let (received, done, undone, left) = counted(&errors);
+    assert_eq!((done, undone, left), (received, 0, 0), "{errors}");
+    assert_eq!(answered, done, "{errors}");
+}
+
+#[test]
+fn the_socket_of_another_process_is_kept() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("mux.sock");
+    let address = format!("unix:{}", path.display());
+    let worker = example("mux_worker");
+    let old = Mux::listen(&address, &worker, &["--workers", "1"]);
+    std::fs::rename(&path, directory.path().join("old.sock")).expect("it is there");
+    let new = Mux::listen(&address, &worker, &["--workers", "1"]);
+    assert_eq!(old.finish().0, Some(0));
+    let mut stream = UnixStream::connect(&path).expect("the new one listens");
+    assert_eq!(split(&ask(&mut stream, b"hello")).1, b"hello");
+    drop(stream);
+    assert_eq!(new.finish().0, Some(0));
+    assert!(!path.exists(), "its own socket is removed");
+}
+
+/// The socket's file is removed before listening ends. Otherwise a successor's file would look like its own
+/// and be removed with it.
+#[test]
+fn a_draining_mux_hands_its_path_to_a_successor() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("mux.sock");
+    let address = format!("unix:{}", path.display());
+    let held = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let args = ["--workers", "1", "--drain", "60"];
+    let old = Mux::listen(&address, &example("mux_worker"), &args);
+    let mut asked = UnixStream::connect(&path).expect("it listens");
+    let wait = format!("wait {}", held.local_addr().expect("an address"));
+    asked.write_all(&message(wait.as_bytes())).expect("it is open");
+    let (worker, _) = held.accept().expect("the worker waits");
+    old.signal(Signal::TERM);
+    while UnixStream::connect(&path).is_ok() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert!(!path.exists(), "the file is removed before the listener");
+    let new = Mux::listen(&address, &example("mux_worker"), &args);
+    drop(worker);
+    assert_eq!(split(&answer(&mut asked).expect("an answer")).1, wait.as_bytes());
+    drop(asked);
+    assert_eq!(old.ended().0, Some(0));
+    let mut stream = UnixStream::connect(&path).expect("the new one listens");
+    assert_eq!(split(&ask(&mut stream, b"hello")).1, b"hello");
+    drop(stream);
+    assert_eq!(new.finish().0, Some(0));
+}

@@ -1,0 +1,106 @@
+//! Startup of `towpath mux`, and its errors.
+
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
+
+use rustix::net::{AddressFamily, SocketType};
+
+use super::daemon::{FRAMING, Mux, ask, example, split, towpath};
+
+#[test]
+fn startup_errors_are_one_line() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = taken.local_addr().expect("an address").to_string();
+    let worker = example("mux_worker");
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("file");
+    std::fs::write(&file, b"").expect("a file");
+    let file = format!("unix:{}", file.display());
+    let any = "127.0.0.1:0";
+    let rows: [(&[&str], i32, &str); 14] = [
+        (&[&taken, "--framing", "line", "--worker", &worker], 7, "another program listens there"),
+        (&[&file, "--framing", "line", "--worker", &worker], 7, "the path exists and is not a socket"),
+        (&["nowhere", "--framing", "line", "--worker", &worker], 64, "an address is HOST:PORT or unix:PATH"),
+        (&["[fe80::1]:0", "--framing", "line", "--worker", &worker], 7, "cannot listen on [fe80::1]:0"),
+        (&[any, "--framing", "thrift-frame", "--worker", &worker], 64, "did you mean \"thrift-framed\"?"),
+        (&[any, "--framing", "line", "--worker", "/nowhere/worker"], 4, "cannot start `/nowhere/worker`"),
+        (&[any, "--framing", "line", "--worker", "true"], 4, "ended before it attached (exit status: 0)"),
+        (&[any, "--framing", "line", "--worker", "'"], 64, "missing closing quote"),
+        (
+            &[any, "--framing", "line", "--worker", &worker, "--workers", "65"],
+            64,
+            "there are 1 to 64 workers",
+        ),
+        (&["--framing", "line", "--worker", &worker], 64, "<ADDR>"),
+        (
+            &[any, "--framing", "line", "--worker", &worker, "--tls", "a,b"],
+            64,
+            "a: cannot be read: No such file",
+        ),
+        (&[any, "--framing", "line", "--worker", &worker, "--tls", "a"], 64, "CERT,KEY"),
+        (
+            &["--framing", "line", "--worker", &worker, "--connected", "here"],
+            64,
+            "a peer is HOST:PORT or unix:PATH",
+        ),
+        (
+            &["--framing", "line", "--worker", &worker, "--connected", "127.0.0.1:http"],
+            64,
+            "a peer is HOST:PORT or unix:PATH",
+        ),
+    ];
+    for (args, code, text) in rows {
+        let output = towpath().arg("mux").args(args).output().expect("towpath starts");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {errors}");
+        assert!(errors.contains(text), "{args:?}: {errors}");
+    }
+}
+
+#[test]
+fn peer_and_order_errors_precede_startup() {
+    let rows: [(&[&str], &str); 4] = [
+        (&["--connected", "foo"], "--connected foo: a peer is HOST:PORT or unix:PATH"),
+        (&["--connected", "foo:99999"], "--connected foo:99999: a peer is HOST:PORT or unix:PATH"),
+        (&["--connected", "127.0.0.1:1", "--trust", "/nowhere/at-all.pem"], "--trust: "),
+        (&["--order", "key"], "it gives no key; write its clauses with key=OFFSET:LENGTH"),
+    ];
+    for (more, expected) in rows {
+        let worker = example("mux_worker");
+        let mut command = towpath();
+        command.args(["mux", "127.0.0.1:0", "--framing", FRAMING, "--worker", &worker]).args(more);
+        let output = command.output().expect("towpath starts");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(64), "{errors}");
+        assert!(errors.contains(expected) && !errors.contains("listening on"), "{errors}");
+    }
+}
+
+#[test]
+fn a_failed_start_leaves_no_socket() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("mux.sock");
+    let address = format!("unix:{}", path.display());
+    let args = ["mux", &address, "nowhere", "--framing", "line", "--worker", "true"];
+    let output = towpath().args(args).output().expect("towpath starts");
+    assert_eq!(output.status.code(), Some(64));
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_failed_outbound_connection_is_logged() {
+    // The port is bound but not listening, so no other process can use it.
+    let taken = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+    rustix::net::bind(&taken, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let peer = rustix::net::getsockname(&taken).expect("an address");
+    let peer = SocketAddrV4::try_from(peer).expect("of IPv4").to_string();
+    let mut mux = Mux::start(&example("mux_worker"), &["--workers", "1", "--connected", &peer]);
+    mux.until(&format!("cannot connect to {peer}: "));
+    assert_eq!(mux.finish().0, Some(0));
+}
+
+#[test]
+fn the_limit_of_open_files_is_raised() {
+    let mux = Mux::limited("ulimit -Sn 64", &example("mux_worker"), &["--workers", "1"]);
+    let mut clients: Vec<_> = (0..100).map(|_| mux.connect()).collect();
+    assert_eq!(split(&ask(clients.last_mut().expect("many"), b"hello")).1, b"hello");
+}

@@ -1,0 +1,71 @@
+//! The end of `towpath run`: what inspectors have is waited for, unless it is told to end once more. Without the privilege the test says
+//! so and does nothing.
+
+use std::net::UdpSocket;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use towpath_port::netns::{Host, settled, until, veth, within};
+use towpath_ring::Consumer;
+
+use crate::bridged::BRIDGE;
+use crate::support::Control;
+
+/// Much longer than an end takes that waits for nothing, much shorter than the inspector is waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const WAITS: &str = r#"
+[queue.1]
+socket = "q1.sock"
+deadline = 3000
+[engine]
+drain = 3000
+"#;
+
+#[towpath_testenv::needs(netns)]
+#[test]
+fn a_second_signal_waits_for_no_inspector() {
+    within(|| {
+        let left = Host::new();
+        veth("wan", "l0");
+        veth("lan", "r0");
+        left.take("l0", "10.0.0.1/24");
+        settled("wan");
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        std::fs::write(path("t.toml"), format!("{BRIDGE}{WAITS}")).unwrap();
+        std::fs::write(path("r.ipfw"), "add inspect 1 ip from any to any\n").unwrap();
+        let mut engine = Command::new(env!("CARGO_BIN_EXE_towpath"))
+            .args(["run", path("t.toml").to_str().unwrap()])
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let control = Control::of(directory.path());
+        until(|| control.ctl("show stats").status.success());
+        let _inspector = Consumer::attach(path("q1.sock")).unwrap();
+        // It has been welcomed; the engine's thread may not know of it yet.
+        until(|| control.json("show queues --json")["queues"][0]["inspectors"] == 1);
+        left.run(|| {
+            towpath_port::netns::ip("neigh add 10.0.0.2 lladdr 02:00:00:00:00:02 dev l0");
+            UdpSocket::bind("10.0.0.1:0").unwrap().send_to(b"held", "10.0.0.2:9").unwrap();
+        });
+        until(|| control.json("show queues --json")["queues"][0]["open"].as_u64() > Some(0));
+        // The first one may not have been heard yet when the second comes: then it takes a third.
+        let begun = Instant::now();
+        while engine.try_wait().unwrap().is_none() {
+            if begun.elapsed() > PATIENCE {
+                engine.kill().unwrap();
+            } else {
+                kill_process(Pid::from_child(&engine), Signal::TERM).unwrap();
+            }
+            std::thread::yield_now();
+        }
+        let output = engine.wait_with_output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{said}");
+        assert!(said.contains("second stop signal"), "{said}");
+        assert!(said.contains("inspectors still held packets after"), "{said}");
+    });
+}

@@ -1,0 +1,210 @@
+//! `towpath run` at its limits: descriptors, places for traces, room in an interface, its own end. What found no room is waited for or
+//! counted, and room that is there again is used. Without the privilege each test says so and does nothing.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::UdpSocket;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+
+use rustix::process::{Pid, Signal, kill_process};
+use towpath_port::netns::{Host, ip, settled, until, veth, within};
+
+use crate::bridged::BRIDGE;
+use crate::support::Control;
+
+struct Engine {
+    control: Control,
+    child: Child,
+    /// Its lines, as they come.
+    said: Receiver<String>,
+}
+
+impl Engine {
+    /// With these words of a shell before it.
+    fn start(directory: &Path, config: &str, before: &str) -> Self {
+        Self::try_start(directory, config, before).unwrap_or_else(|said| panic!("{said:?}"))
+    }
+
+    /// What it said when it cannot be started.
+    fn try_start(directory: &Path, config: &str, before: &str) -> Result<Self, Vec<String>> {
+        std::fs::write(directory.join("t.toml"), config).unwrap();
+        std::fs::write(directory.join("r.ipfw"), "add 100 allow ip from any to any\n").unwrap();
+        let mut child = Command::new("sh")
+            .args(["-c", &format!("{before} exec \"$0\" \"$@\"")])
+            .args([env!("CARGO_BIN_EXE_towpath"), "run", directory.join("t.toml").to_str().unwrap()])
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (lines, said) = channel();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        std::thread::spawn(move || {
+            stderr.lines().map_while(Result::ok).try_for_each(|line| lines.send(line))
+        });
+        let mut engine = Self { control: Control::of(directory), child, said };
+        let mut ended = false;
+        until(|| {
+            ended = engine.child.try_wait().unwrap().is_some();
+            ended || engine.control.ctl("show stats").status.success()
+        });
+        if ended { Err(engine.said.iter().collect()) } else { Ok(engine) }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Stops it; what it said that was not taken before.
+    fn stop(mut self) -> Vec<String> {
+        self.signal(Signal::TERM);
+        assert!(self.child.wait().unwrap().success());
+        self.said.iter().collect()
+    }
+}
+
+#[towpath_testenv::needs(netns)]
+#[test]
+fn who_finds_no_descriptor_waits_for_one() {
+    within(|| {
+        veth("wan", "l0");
+        veth("lan", "r0");
+        let directory = tempfile::tempdir().unwrap();
+        let engine = Engine::start(directory.path(), BRIDGE, "ulimit -n 64;");
+        let socket = directory.path().join("ctl.sock");
+        // More than there is room for, whatever else it has open: the last of them wait.
+        let clients: Vec<_> = (0..60).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+        let waits = |what: &str| {
+            until(|| {
+                engine.said.try_iter().any(|line| line.contains(what) && line.contains("connections wait"))
+            });
+        };
+        waits("control: ");
+        let dump = Command::new(env!("CARGO_BIN_EXE_towpath"))
+            .args(["ctl", "--socket", socket.to_str().unwrap(), "dump", "states"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        waits("ctl.sock.ring: ");
+        drop(clients);
+        // It is served; or let in when there was a descriptor for its connection and none yet for its rings, and told so.
+        let output = dump.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() || said.contains("Too many open files"), "{said}");
+        until(|| engine.control.ctl("dump states").status.success());
+        assert!(engine.control.ctl("show rules").status.success());
+        let said = engine.stop();
+        // It was told at most once for each power of two of the seconds that it lasted.
+        assert!(said.iter().filter(|line| line.contains("connections wait")).count() < 20, "{said:?}");
+    });
+}
+
+#[towpath_testenv::needs(netns)]
+#[test]
+fn a_trace_whose_client_is_gone_leaves_its_place() {
+    within(|| {
+        veth("wan", "l0");
+        veth("lan", "r0");
+        let directory = tempfile::tempdir().unwrap();
+        let engine = Engine::start(directory.path(), BRIDGE, "");
+        // Of a rule that nothing ever matches: nothing comes that could find the client gone.
+        let trace = |number: u32| {
+            let capture = directory.path().join(format!("{number}.pcapng"));
+            let child = Command::new(env!("CARGO_BIN_EXE_towpath"))
+                .args(["ctl", "--socket", directory.path().join("ctl.sock").to_str().unwrap()])
+                .args(["trace", "--rule", "9999", "--out", capture.to_str().unwrap()])
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            (child, capture)
+        };
+        for round in 0..3 {
+            let traces: Vec<_> = (0..8).map(|at| trace(8 * round + at)).collect();
+            for (at, (mut child, capture)) in traces.into_iter().enumerate() {
+                // It is there when it may write. One that came before it was noticed that another is gone is refused, and comes again.
+                until(|| {
+                    if child.try_wait().unwrap().is_some() {
+                        let mut said = String::new();
+                        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+                        assert!(said.contains("followed eight times already"), "{said}");
+                        (child, _) = trace(8 * round + at as u32);
+                    }
+                    std::fs::metadata(&capture).is_ok_and(|file| file.len() > 0)
+                });
+                assert_eq!(child.try_wait().unwrap(), None);
+                child.kill().unwrap();
+                child.wait().unwrap();
+            }
+        }
+        engine.stop();
+    });
+}
+
+#[towpath_testenv::needs(netns, tun)]
+#[test]
+fn what_a_tun_interface_has_no_room_for_is_counted() {
+    within(|| {
+        let directory = tempfile::tempdir().unwrap();
+        let config = BRIDGE.replace("af_packet", "tun");
+        let engine = Engine::start(directory.path(), &config, "");
+        ip("addr add 10.7.0.1/24 dev wan");
+        let socket = UdpSocket::bind("10.7.0.1:0").unwrap();
+        engine.signal(Signal::STOP);
+        for _ in 0..5000 {
+            // A sender that is too fast is told so; that packet never came to the interface.
+            let _ = socket.send_to(&[7; 100], "10.7.0.2:9");
+        }
+        engine.signal(Signal::CONT);
+        let text = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+        let line = text.lines().find_map(|line| line.trim_start().strip_prefix("wan:")).unwrap();
+        let dropped: u64 = line.split_whitespace().nth(11).unwrap().parse().unwrap();
+        until(|| {
+            let ports = engine.control.json("show ports --json");
+            let wan = ports["ports"].as_array().unwrap().iter().find(|port| port["name"] == "wan").unwrap();
+            let lost = wan["lost"].as_array().unwrap().iter().find(|lost| lost[0] == "rx_full");
+            // 0: this kernel stops the sender instead.
+            lost.map_or(dropped == 0, |lost| lost[1].as_u64() == Some(dropped))
+        });
+        engine.stop();
+    });
+}
+
+/// The fail policy of an AF_XDP port that says nothing about it: open.
+#[towpath_testenv::needs(netns, xdp)]
+#[test]
+fn the_stack_has_the_packets_when_an_engine_with_af_xdp_was_killed() {
+    within(|| {
+        let left = Host::new();
+        veth("wan", "l0");
+        veth("lan", "r0");
+        ip("link set wan address 02:00:00:00:00:0f");
+        ip("addr add 10.0.0.254/24 dev wan");
+        left.take("l0", "10.0.0.1/24");
+        settled("wan");
+        left.run(|| ip("neigh add 10.0.0.254 lladdr 02:00:00:00:00:0f dev l0"));
+        let directory = tempfile::tempdir().unwrap();
+        let mut engine =
+            Engine::try_start(directory.path(), &BRIDGE.replace("af_packet", "af_xdp"), "").unwrap();
+        let socket = UdpSocket::bind("10.0.0.254:9").unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let send = || {
+            left.run(|| UdpSocket::bind("0.0.0.0:0").unwrap().send_to(b"hello", "10.0.0.254:9").unwrap());
+        };
+        // The engine has them, and nobody else.
+        until(|| {
+            send();
+            let ports = engine.control.json("show ports --json");
+            let wan = ports["ports"].as_array().unwrap().iter().find(|port| port["name"] == "wan").unwrap();
+            wan["received"].as_u64() > Some(0)
+        });
+        assert!(socket.recv(&mut [0; 8]).is_err());
+        engine.child.kill().unwrap();
+        engine.child.wait().unwrap();
+        until(|| {
+            send();
+            socket.recv(&mut [0; 8]).is_ok()
+        });
+    });
+}

@@ -1,0 +1,8 @@
+//! `towpath run` between real interfaces: two machines (network namespaces) with the kernel's own TCP, and the engine between
+//! them. What arrives is compared byte for byte. Without the privilege each test says so and does nothing.
+
+mod bridge;
+mod drivers;
+mod machines;
+mod router;
+mod services;

@@ -1,0 +1,257 @@
+//! A router between the two machines.
+
+use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc;
+
+use towpath_port::netns::{Host, ip, settled, until, veth, within};
+
+use super::machines::*;
+
+#[towpath_testenv::needs(netns, tun)]
+#[test]
+fn a_router_takes_a_hop_from_every_packet() {
+    within(|| {
+        let config = "rules = \"r.ipfw\"\n[port.wan]\ndriver = \"tun\"\n[port.lan]\ndriver = \"tun\"\noffload = true\n\
+                      [control]\nsocket = \"ctl.sock\"\n[[route]]\nto = \"10.0.0.1\"\nport = \"wan\"\n\
+                      [[route]]\nto = \"10.0.0.2\"\nport = \"lan\"\n";
+        let rules = "add 100 count ip from any to any in recv wan ipttl 64\nadd 200 allow ip from any to any out keep-state\n\
+                     add 300 allow ip from any to any\n";
+        let files = files(config, rules);
+        let engine = Engine::start(files.path());
+        let (left, right) = (Host::new(), Host::new());
+        left.take("wan", &format!("{LEFT}/24"));
+        right.take("lan", &format!("{RIGHT}/24"));
+        arrived(transfer(&left, &right, 9001));
+        let rules = engine.json("show rules --json");
+        assert!(rules["rules"][0]["packets"].as_u64() > Some(0), "{rules}");
+        assert!(rules["rules"][1]["packets"].as_u64() > Some(0), "{rules}");
+        engine.stop();
+    });
+}
+
+/// Gives a machine an IPv6 address, and a router as its way out.
+fn six(host: &Host, device: &'static str, number: usize) {
+    host.run(move || {
+        std::fs::write(format!("/proc/sys/net/ipv6/conf/{device}/disable_ipv6"), "0").unwrap();
+        ip(&format!("addr add 2001:db8:{number}::1/64 dev {device} nodad"));
+        ip(&format!("route add default via 2001:db8:{number}::fe dev {device}"));
+    });
+}
+
+/// Both machines send to each other over a connection to this place on the right.
+fn exchange(left: &Host, right: &Host, place: &'static str) {
+    let (ready, listens) = mpsc::channel();
+    let server = right.start(move || {
+        let listener = TcpListener::bind(place).unwrap();
+        ready.send(()).unwrap();
+        both_ways(listener.accept().unwrap().0, 2)
+    });
+    listens.recv().unwrap();
+    let client = left.start(move || both_ways(TcpStream::connect(place).unwrap(), 1));
+    arrived((client, server));
+}
+
+/// Two machines of IPv6 with a router between them that they find by its neighbor advertisements.
+#[towpath_testenv::needs(netns, ipv6)]
+#[test]
+fn a_router_is_found_by_its_neighbors() {
+    within(|| {
+        let (left, right) = (Host::new(), Host::new());
+        veth("wan", "l0");
+        veth("lan", "r0");
+        let config = "rules = \"r.ipfw\"\n[port.wan]\ndriver = \"af_packet\"\naddress = \"2001:db8:1::fe\"\n\
+                      [port.lan]\ndriver = \"af_packet\"\naddress = \"2001:db8:2::fe\"\n\
+                      [control]\nsocket = \"ctl.sock\"\n\
+                      [[route]]\nto = \"2001:db8:1::/64\"\nport = \"wan\"\nmac = \"02:00:00:00:00:01\"\n\
+                      [[route]]\nto = \"2001:db8:2::/64\"\nport = \"lan\"\nmac = \"02:00:00:00:00:02\"\n";
+        for (host, device, number) in [(&left, "l0", 1), (&right, "r0", 2)] {
+            ip(&format!("link set {device} address 02:00:00:00:00:0{number}"));
+            host.take(device, &format!("10.0.{number}.1/24"));
+            six(host, device, number);
+        }
+        let files = files(
+            config,
+            "add 100 allow icmp6 from any to any icmp6types 135,136\nadd 200 allow tcp from any to any\n",
+        );
+        let engine = Engine::start(files.path());
+        exchange(&left, &right, "[2001:db8:2::1]:9001");
+        engine.stop();
+    });
+}
+
+/// How a machine says that it takes packets of 1500 bytes, which it does not: so that its peers send them.
+const ADVERTISES: &str = "advmss 1460";
+const ADVERTISES_6: &str = "advmss 1440";
+
+/// A router from a link of 1500 bytes to one of 1400: packets that are longer are cut, divided, or their sender is told.
+#[towpath_testenv::needs(netns, ipv6)]
+#[test]
+fn what_is_longer_than_the_next_link_takes_is_cut_divided_or_told() {
+    // Segments that their host cuts, and those that the router has to; ports that hand them on as they are, and those that do not.
+    for (setting, offload) in
+        [("gso_max_segs 1", false), ("gso_max_segs 65535", false), ("gso_max_segs 65535", true)]
+    {
+        within(|| {
+            let (left, right) = (Host::new(), Host::new());
+            veth("wan", "l0");
+            veth("lan", "r0");
+            for (host, device, number) in [(&left, "l0", 1), (&right, "r0", 2)] {
+                host.take(device, &format!("10.0.{number}.1/24"));
+                host.run(move || ip(&format!("route add default via 10.0.{number}.254")));
+                six(host, device, number);
+                host.run(move || ip(&format!("link set {device} {setting}")));
+            }
+            ip("link set lan mtu 1400");
+            right.run(move || {
+                ip("link set r0 mtu 1400");
+                ip(&format!("route replace default via 10.0.2.254 {ADVERTISES}"));
+                ip(&format!("-6 route replace default via 2001:db8:2::fe dev r0 {ADVERTISES_6}"));
+            });
+            let config = ASKS
+                .replace("driver = \"af_packet\"", &format!("driver = \"af_packet\"\noffload = {offload}"));
+            let rules = "add 100 allow layer2 mac-type arp\nadd 110 allow icmp6 from any to any icmp6types 135,136\n\
+                         add 200 allow ip from any to any\n";
+            let files = files(&config, rules);
+            ["wan", "lan"].into_iter().for_each(settled);
+            let engine = Engine::start(files.path());
+            exchange(&left, &right, "10.0.2.1:9001");
+            // Fragments of 1500 bytes, which their sender lets others divide.
+            let socket = right.run(|| std::net::UdpSocket::bind("10.0.2.1:9").unwrap());
+            left.run(|| {
+                std::net::UdpSocket::bind("0.0.0.0:0")
+                    .unwrap()
+                    .send_to(&bytes(5)[..9000], "10.0.2.1:9")
+                    .unwrap()
+            });
+            let mut got = [0; 9001];
+            socket.set_read_timeout(Some(std::time::Duration::from_secs(120))).unwrap();
+            assert_eq!(socket.recv(&mut got).unwrap(), 9000);
+            assert!(got[..9000] == bytes(5)[..9000]);
+            exchange(&left, &right, "[2001:db8:2::1]:9001");
+            let lan = || {
+                let ports = engine.json("show ports --json");
+                let ports = ports["ports"].as_array().unwrap();
+                ports.iter().find(|port| port["name"] == "lan").unwrap()["lost"].as_array().unwrap().clone()
+            };
+            if setting == "gso_max_segs 1" {
+                until(|| lan().iter().any(|lost| lost[0] == "too_long" && lost[1].as_u64() > Some(0)));
+            }
+            assert!(lan().iter().all(|lost| lost[0] == "too_long" || lost[0] == "other_host"), "{:?}", lan());
+            engine.stop();
+        });
+    }
+}
+
+/// What a machine on the left sends out of the router's wan is for one on its lan, or behind one; nobody's Ethernet address stands
+/// in the configuration.
+const ASKS: &str = r#"
+rules = "r.ipfw"
+[port.wan]
+driver = "af_packet"
+address = ["10.0.1.254", "2001:db8:1::fe"]
+[port.lan]
+driver = "af_packet"
+address = ["10.0.2.254", "2001:db8:2::fe"]
+[control]
+socket = "ctl.sock"
+[[route]]
+to = "10.0.1.0/24"
+port = "wan"
+[[route]]
+to = "10.0.2.0/24"
+port = "lan"
+[[route]]
+to = "10.9.0.0/16"
+port = "lan"
+via = "10.0.2.1"
+[[route]]
+to = "2001:db8:1::/64"
+port = "wan"
+[[route]]
+to = "2001:db8:2::/64"
+port = "lan"
+"#;
+
+/// A reply that nobody has asked for: that 10.0.2.1 is somewhere else.
+const LIE: [u8; 36] = [
+    8, 6, 0, 1, 8, 0, 6, 4, 0, 2, 2, 0xbb, 0, 0, 0, 0xbb, 10, 0, 2, 1, 0, 0, 0, 0, 0, 0, 10, 0, 2, 254, 0, 0,
+    0, 0, 0, 0,
+];
+
+#[towpath_testenv::needs(netns, ipv6)]
+#[test]
+fn a_router_finds_its_neighbors() {
+    for threads in [1, 2] {
+        within(|| {
+            let (left, right) = (Host::new(), Host::new());
+            veth("wan", "l0");
+            veth("lan", "r0");
+            ip("link set lan address 02:00:00:00:00:fe");
+            for (host, device, number) in [(&left, "l0", 1), (&right, "r0", 2)] {
+                host.take(device, &format!("10.0.{number}.1/24"));
+                host.run(move || ip(&format!("route add default via 10.0.{number}.254")));
+                six(host, device, number);
+            }
+            right.run(|| ip("addr add 10.9.0.1/32 dev lo"));
+            // An engine that finds a link down forgets who is there when it is up.
+            ["wan", "lan"].into_iter().for_each(settled);
+            let rules = "add 100 allow layer2 mac-type arp\nadd 110 allow icmp6 from any to any icmp6types 135,136\n\
+                         add 200 allow ip from any to any\n";
+            let files = files(&format!("{ASKS}[engine]\nthreads = {threads}\n"), rules);
+            let engine = Engine::start(files.path());
+            // The first packets wait until the neighbor is found: nothing is lost.
+            exchange(&left, &right, "10.0.2.1:9001");
+            exchange(&left, &right, "10.9.0.1:9002");
+            exchange(&left, &right, "[2001:db8:2::1]:9001");
+            let port = |name: &str| {
+                let ports = engine.json("show ports --json");
+                ports["ports"].as_array().unwrap().iter().find(|port| port["name"] == name).unwrap().clone()
+            };
+            let lost = |reason: &str| {
+                let port = port("lan");
+                let lost = port["lost"].as_array().unwrap().iter().find(|lost| lost[0] == reason);
+                lost.map_or(0, |lost| lost[1].as_u64().unwrap())
+            };
+            let state = |address: &str| {
+                let port = port("lan");
+                let found =
+                    port["neighbors"].as_array()?.iter().find(|row| row["address"] == address)?.clone();
+                Some((found["state"].as_str()?.to_owned(), found["mac"].as_str().map(str::to_owned)))
+            };
+            let is =
+                |state: Option<(String, Option<String>)>, word: &str| state.is_some_and(|(is, _)| is == word);
+            until(|| is(state("10.0.2.1"), "REACHABLE"));
+            let known = state("10.0.2.1").unwrap().1.unwrap();
+            until(|| is(state("2001:db8:2::1"), "REACHABLE"));
+            assert_eq!(
+                (state("10.9.0.1"), lost("unresolved")),
+                (None, 0),
+                "what is behind another is not asked for"
+            );
+            // Who says who it is without having been asked is not believed.
+            right.run(|| {
+                use towpath_port::{Frame, LinkType, Port, af_packet};
+                let mut lie = vec![2, 0, 0, 0, 0, 0xfe, 2, 0xbb, 0, 0, 0, 0xbb];
+                lie.extend(LIE);
+                lie[32..38].copy_from_slice(&[2, 0, 0, 0, 0, 0xfe]);
+                let mut socket = af_packet::Socket::open(af_packet::Config::new("r0")).unwrap();
+                socket.send(&mut std::iter::once(Frame::new(&lie, LinkType::ETHERNET))).unwrap();
+                socket.flush().unwrap();
+            });
+            until(|| lost("unsolicited") > 0);
+            assert_eq!(state("10.0.2.1").unwrap().1.unwrap(), known);
+            exchange(&left, &right, "10.0.2.1:9003");
+            // Whoever is not there is looked for, and what waits for it is dropped and counted.
+            left.run(|| {
+                let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+                (0..200).for_each(|_| drop(socket.send_to(b"hello", "10.0.2.77:9")));
+            });
+            until(|| is(state("10.0.2.77"), "FAILED"));
+            until(|| lost("unresolved") == 200);
+            let shown = String::from_utf8(engine.ctl("show ports").stdout).unwrap();
+            assert!(shown.contains("10.0.2.77 dev lan FAILED\n"), "{shown}");
+            assert!(shown.contains(&format!("10.0.2.1 dev lan lladdr {known} ")), "{shown}");
+            engine.stop();
+        });
+    }
+}

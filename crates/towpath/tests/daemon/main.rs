@@ -1,0 +1,13 @@
+//! `towpath run`, mostly between interfaces in network namespaces.
+
+mod bridged;
+mod end;
+mod guides;
+mod limits;
+mod live;
+mod reload;
+mod run;
+mod services;
+mod start;
+mod stderr;
+mod support;

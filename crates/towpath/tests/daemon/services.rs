@@ -1,0 +1,257 @@
+//! `towpath run` with muxes: rules decide who may come in, for as long as they say so.
+
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::ops::Deref;
+use std::path::Path;
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::support::Control;
+
+const RULES: &str = "\
+table blocked create type addr
+add 50 deny tcp from table(blocked) to any via web
+add 100 allow tcp from any to any setup in via web limit src-addr 2
+add 200 reset log tcp from any to any setup recv shut
+";
+
+struct Engine {
+    control: Control,
+    child: Child,
+    stderr: BufReader<ChildStderr>,
+}
+
+impl Deref for Engine {
+    type Target = Control;
+
+    fn deref(&self) -> &Control {
+        &self.control
+    }
+}
+
+impl Engine {
+    /// With the muxes `web` and `shut`, and where they listen.
+    fn start(directory: &Path) -> (Self, [String; 2]) {
+        Self::with(directory, "")
+    }
+
+    /// The same with `more` keys for each.
+    fn with(directory: &Path, more: &str) -> (Self, [String; 2]) {
+        let bin = Path::new(env!("CARGO_BIN_EXE_towpath"));
+        let worker = bin.with_file_name("examples").join("mux_worker");
+        let mux = |name| {
+            format!(
+                "[mux.{name}]\nlisten = \"127.0.0.1:0\"\nframing = \"offset=0 length=4 be adjust=4\"\n\
+                 worker = \"{}\"\nworkers = 2\n{more}",
+                worker.display()
+            )
+        };
+        let text = format!("rules = \"r\"\n{}{}[control]\nsocket = \"ctl.sock\"\n", mux("web"), mux("shut"));
+        std::fs::write(directory.join("t.toml"), text).unwrap();
+        std::fs::write(directory.join("r"), RULES).unwrap();
+        let mut child = Command::new(bin)
+            .args(["run", directory.join("t.toml").to_str().unwrap()])
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut engine = Self { control: Control::of(directory), child, stderr };
+        let mut listens = |name: &str| {
+            let line = engine.until(&format!("mux {name}: listens on "));
+            line.rsplit(' ').next().unwrap().trim().to_owned()
+        };
+        let addresses = [listens("web"), listens("shut")];
+        until(|| engine.ctl("show mux").status.success());
+        (engine, addresses)
+    }
+
+    /// Reads what it says until a line has this in it.
+    fn until(&mut self, what: &str) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.stderr.read_line(&mut line).unwrap() > 0, "it ended without: {what}");
+            if line.contains(what) {
+                return line;
+            }
+        }
+    }
+
+    fn states(&self) -> usize {
+        let states = self.json("show states --json");
+        let states = states["states"].as_array().unwrap();
+        states.iter().filter(|state| !state["text"].as_str().unwrap_or_default().contains("PARENT")).count()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn until(mut met: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !met() {
+        assert!(begun.elapsed() < Duration::from_secs(120), "it never was");
+        std::thread::yield_now();
+    }
+}
+
+/// An answer of the worker, or how the connection ended.
+fn ask(stream: &mut TcpStream, body: &[u8]) -> Result<Vec<u8>, ErrorKind> {
+    let mut exchange = || {
+        stream.write_all(&[&(body.len() as u32).to_be_bytes()[..], body].concat())?;
+        let mut length = [0; 4];
+        stream.read_exact(&mut length)?;
+        let mut answer = vec![0; u32::from_be_bytes(length) as usize];
+        stream.read_exact(&mut answer)?;
+        std::io::Result::Ok(answer)
+    };
+    exchange().map_err(|error| error.kind())
+}
+
+fn connect(address: &str) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+    stream
+}
+
+#[test]
+fn rules_decide_who_is_served() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut engine, [web, shut]) = Engine::start(directory.path());
+    let answered =
+        |stream: &mut TcpStream| ask(stream, b"hello").is_ok_and(|answer| answer.ends_with(b" hello"));
+
+    // Two of one address, and no more until one of them has gone.
+    let (mut first, mut second) = (connect(&web), connect(&web));
+    assert!(answered(&mut first) && answered(&mut second));
+    assert!(ask(&mut connect(&web), b"hello").is_err(), "a third was served");
+    assert_eq!(engine.states(), 2, "{}", engine.json("show states --json"));
+    drop(first);
+    until(|| engine.states() == 1);
+    let mut third = connect(&web);
+    assert!(answered(&mut third) && answered(&mut second));
+
+    // A reset is one, and was logged.
+    let mut stream = connect(&shut);
+    engine.until("200 Reset");
+    assert_eq!(ask(&mut stream, b"hello"), Err(ErrorKind::ConnectionReset));
+
+    let mux = engine.json("show mux --json");
+    assert_eq!(
+        (&mux["mux"]["name"], &mux["mux"]["others"][0]["name"]),
+        (&"shut".into(), &"web".into()),
+        "{mux}"
+    );
+    assert_eq!(mux["mux"]["workers"].as_array().map(Vec::len), Some(2), "{mux}");
+    assert_eq!(engine.json("show rings --json")["rings"].as_array().map(Vec::len), Some(4));
+
+    // A table keeps others out; who is in stays in, as with any state.
+    assert!(engine.ctl("table blocked add 127.0.0.0/8").status.success());
+    assert!(ask(&mut connect(&web), b"hello").is_err(), "a blocked peer was served");
+    assert!(answered(&mut second));
+
+    // Without their rule the connections end.
+    assert!(engine.ctl("delete 100").status.success());
+    engine.until("the rules no longer admit this peer");
+    for stream in [&mut second, &mut third] {
+        let mut end = [0];
+        assert!(stream.read(&mut end).map_or(true, |read| read == 0), "it goes on without its rule");
+    }
+    until(|| engine.states() == 0);
+
+    kill_process(Pid::from_child(&engine.child), Signal::TERM).unwrap();
+    engine.until("mux shut: ");
+    assert!(engine.child.wait().unwrap().success());
+}
+
+#[towpath_testenv::needs("openssl")]
+#[test]
+fn a_mux_speaks_tls() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let made = Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "ed25519", "-nodes", "-subj", "/CN=localhost"])
+        .args(["-keyout", &file("key.pem"), "-out", &file("cert.pem")])
+        .stderr(Stdio::null())
+        .status();
+    assert!(made.unwrap().success());
+    // Names of files are relative to the configuration's directory.
+    let (mut engine, [web, _]) =
+        Engine::with(directory.path(), "tls-cert = \"cert.pem\"\ntls-key = \"key.pem\"\n");
+    let mut client = Command::new("openssl")
+        .args(["s_client", "-quiet", "-verify_return_error", "-CAfile", &file("cert.pem"), "-connect", &web])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    client.stdin.as_mut().unwrap().write_all(b"\0\0\0\x05hello").unwrap();
+    let (mut length, output) = ([0; 4], client.stdout.as_mut().unwrap());
+    output.read_exact(&mut length).unwrap();
+    let mut answer = vec![0; u32::from_be_bytes(length) as usize];
+    output.read_exact(&mut answer).unwrap();
+    assert!(answer.ends_with(b" hello"), "{answer:?}");
+    // The rules decide before a hand is shaken, and about connections of either kind.
+    assert_eq!(engine.states(), 1);
+    client.kill().unwrap();
+    client.wait().unwrap();
+    until(|| engine.states() == 0);
+    connect(&web).write_all(b"hello, this is no handshake").unwrap();
+    assert!(engine.until("was not attached").contains("TLS: "));
+}
+
+#[test]
+fn what_is_wrong_with_a_mux_is_said() {
+    let directory = tempfile::tempdir().unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap();
+    std::fs::write(directory.path().join("r"), "add allow ip from any to any\n").unwrap();
+    let config = directory.path().join("t.toml");
+    let listen = format!("listen = \"{taken}\"");
+    #[rustfmt::skip]
+    let rows: [(&str, i32, &str); 6] = [
+        ("framing = \"line\"\nworker = \"w\"",                                     6, "`listen` is missing"),
+        ("listen = \"7007\"\nframing = \"lime\"\nworker = \"w\"",                  6, "`7007` is not an address to listen on"),
+        ("listen = \"[::1]:0\"\nframing = \"lime\"\nworker = \"w\"",               6, "`lime` is not a framing"),
+        ("listen = \"[::1]:0\"\nframing = \"line\"\nworker = \"w\"\ntls-key = \"k\"", 6, "`tls-cert` is missing"),
+        (&format!("{listen}\nframing = \"line\"\nworker = \"w\""),                  7, "another program listens there"),
+        ("listen = \"127.0.0.1:0\"\nframing = \"line\"\nworker = \"/no/such\"",    4, "mux web: worker 0: "),
+    ];
+    for (keys, code, words) in rows {
+        std::fs::write(&config, format!("rules = \"r\"\n[mux.web]\n{keys}\n")).unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_towpath")).arg("run").arg(&config).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{keys}: {said}");
+        assert!(said.contains(words), "{keys}: {said}");
+    }
+}
+
+/// What a reload needs is had before anything changes.
+#[test]
+fn a_reload_is_taken_as_a_whole_or_not_at_all() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut engine, _) = Engine::start(directory.path());
+    let path = |name: &str| directory.path().join(name);
+    let before = std::fs::read_to_string(path("t.toml")).unwrap();
+    let reload = |engine: &Engine, socket: &str| {
+        std::fs::write(path("t.toml"), format!("{before}[queue.2]\nsocket = \"{socket}\"\n")).unwrap();
+        kill_process(Pid::from_child(&engine.child), Signal::HUP).unwrap();
+    };
+    std::fs::write(path("r"), format!("{RULES}add 300 deny ip from any to any\n")).unwrap();
+    let has_rule =
+        |engine: &Engine| String::from_utf8(engine.ctl("show rules").stdout).unwrap().contains("00300");
+    // `r` is a file.
+    reload(&engine, "r/queue");
+    engine.until("not reloaded: queue 2: ");
+    assert!(!has_rule(&engine));
+    reload(&engine, "queue");
+    engine.until("reloaded: 1 rules added");
+    assert!(has_rule(&engine) && path("queue").exists());
+}

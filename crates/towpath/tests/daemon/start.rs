@@ -1,0 +1,138 @@
+//! A start of `towpath run` that comes to nothing: with live ports, whose threads wait for it. Without the privilege each test says
+//! so and does nothing.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use towpath_port::netns::{until, veth, within};
+
+use crate::bridged::BRIDGE;
+use crate::support::Control;
+
+/// How long an end may take that waits for nothing: much longer than it needs, much shorter than for ever.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// With `more` in its configuration.
+fn start(directory: &Path, more: &str) -> Child {
+    command(directory, more, &[]).spawn().unwrap()
+}
+
+/// With these words of a command line `before` it.
+fn command(directory: &Path, more: &str, before: &[&str]) -> Command {
+    std::fs::write(directory.join("t.toml"), format!("{BRIDGE}{more}")).unwrap();
+    std::fs::write(directory.join("r.ipfw"), "add allow ip from any to any\n").unwrap();
+    let config = directory.join("t.toml");
+    let words = [before, &[env!("CARGO_BIN_EXE_towpath"), "run", config.to_str().unwrap()]].concat();
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+/// Its exit code and what it said; it is killed when it does not end.
+fn ended(mut child: Child) -> (Option<i32>, String) {
+    let begun = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if begun.elapsed() > PATIENCE {
+            child.kill().unwrap();
+        }
+        std::thread::yield_now();
+    }
+    let output = child.wait_with_output().unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[towpath_testenv::needs(netns)]
+#[test]
+fn a_start_that_fails_ends_and_says_why() {
+    within(|| {
+        veth("wan", "l0");
+        veth("lan", "r0");
+        let mux = "[mux.web]\nlisten = \"127.0.0.1:0\"\nframing = \"line\"\nworkers = 1\nworker = ";
+        let rows = [
+            (
+                "[queue.1]\ncommand = ".to_owned(),
+                "/no/such/program",
+                "queue 1: cannot start `/no/such/program`",
+            ),
+            ("[queue.1]\ncommand = ".to_owned(), "false", "queue 1: `false` ended"),
+            (mux.to_owned(), "/no/such/program", "mux web: "),
+            (mux.to_owned(), "false", "mux web: "),
+            // One whose processes have attached, and one whose do not.
+            (
+                format!("[queue.1]\ncommand = \"towpath inspect --queue 1 --match x --verdict drop\"\n{mux}"),
+                "false",
+                "mux web: ",
+            ),
+        ];
+        for (more, command, words) in rows {
+            let directory = tempfile::tempdir().unwrap();
+            let more = format!("{more}\"{command}\"\n");
+            let (code, said) = ended(start(directory.path(), &more));
+            assert_eq!(code, Some(4), "{more}{said}");
+            assert!(said.lines().last().unwrap().contains(words), "{more}{said}");
+            assert!(!directory.path().join("ctl.sock").exists(), "{more}");
+        }
+    });
+}
+
+#[towpath_testenv::needs(netns)]
+#[test]
+fn a_stop_is_heard_before_everybody_has_attached() {
+    within(|| {
+        veth("wan", "l0");
+        veth("lan", "r0");
+        let mux = "[mux.web]\nlisten = \"127.0.0.1:0\"\nframing = \"line\"\nworkers = 1\nworker = ";
+        for more in ["[queue.1]\ncommand = ", mux] {
+            let directory = tempfile::tempdir().unwrap();
+            // It never attaches, and says that it is there.
+            let command = format!("sh -c 'touch {}/there; exec sleep 1000'", directory.path().display());
+            let child = start(directory.path(), &format!("{more}\"{command}\"\n"));
+            until(|| directory.path().join("there").exists());
+            kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+            let (code, said) = ended(child);
+            assert_eq!(code, Some(0), "{more}{said}");
+            assert!(!directory.path().join("ctl.sock").exists(), "{more}");
+        }
+    });
+}
+
+/// From outside an engine's PID namespace, in which who asks has no number.
+#[towpath_testenv::needs(netns)]
+#[test]
+fn an_engine_in_a_pid_namespace_is_asked_from_outside() {
+    within(|| {
+        veth("wan", "l0");
+        veth("lan", "r0");
+        let directory = tempfile::tempdir().unwrap();
+        let queue = "[queue.1]\nsocket = \"q1.sock\"\n";
+        let mut engine = command(directory.path(), queue, &["unshare", "--pid", "--fork", "--kill-child"]);
+        let mut engine = engine.spawn().unwrap();
+        let control = Control::of(directory.path());
+        until(|| {
+            assert!(engine.try_wait().unwrap().is_none(), "{}", ended_said(&mut engine));
+            directory.path().join("ctl.sock.ring").exists()
+        });
+        let stats = control.json("show stats --json");
+        assert_eq!(stats["stats"]["packets"], 0, "{stats}");
+        assert!(control.ctl("dump states").status.success());
+        let mut inspector = Command::new(env!("CARGO_BIN_EXE_towpath"))
+            .args(["inspect", "--queue", "1", "--match", "x", "--verdict", "drop"])
+            .env("TOWPATH_SOCKET", directory.path().join("q1.sock"))
+            .spawn()
+            .unwrap();
+        until(|| control.json("show queues --json")["queues"][0]["inspectors"] == 1);
+        inspector.kill().unwrap();
+        inspector.wait().unwrap();
+        engine.kill().unwrap();
+        engine.wait().unwrap();
+    });
+}
+
+fn ended_said(child: &mut Child) -> String {
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    said
+}
