@@ -39,11 +39,13 @@ mod transfer;
 mod variance;
 mod xdp;
 
+use std::ffi::OsStr;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 #[derive(Debug, Parser)]
@@ -69,6 +71,16 @@ enum Command {
     /// Peer process of a measurement, started by the bench
     #[command(hide = true, subcommand)]
     Side(Role),
+}
+
+/// Renamed subcommands: the old name and the new one.
+const RENAMED: &[(&str, &str)] = &[("spread", "variance")];
+
+/// The usage error for the old name of a subcommand. It names the new one.
+fn renamed(name: &OsStr) -> Option<clap::Error> {
+    let (old, new) = RENAMED.iter().find(|(old, _)| *old == name)?;
+    let text = format!("unknown subcommand `{old}`; this subcommand is now `{new}`");
+    Some(Cli::command().error(ErrorKind::InvalidSubcommand, text))
 }
 
 /// Benchmark the ring against iceoryx2, Unix sockets, NFQUEUE and raw hardware limits
@@ -410,6 +422,9 @@ enum Role {
 }
 
 fn main() -> ExitCode {
+    if let Some(error) = std::env::args_os().nth(1).and_then(|name| renamed(&name)) {
+        error.exit();
+    }
     let done = match Cli::parse().command {
         Command::Ring(args) => subject::ring::run(args.json, args.seconds, args.reps, args.only.as_deref()),
         Command::Gate(args) => match &args.svg {
@@ -505,4 +520,22 @@ fn seconds(text: &str) -> Result<Duration, String> {
         return Err("between 0.01 and 60 seconds".to_owned());
     }
     Ok(Duration::from_secs_f64(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::{Cli, RENAMED, renamed};
+
+    #[test]
+    fn a_renamed_subcommand_is_an_error_that_names_the_new_one() {
+        for (old, new) in RENAMED {
+            assert!(Cli::try_parse_from(["towpath-bench", old, "file"]).is_err(), "`{old}` is a subcommand");
+            assert!(Cli::try_parse_from(["towpath-bench", new, "file"]).is_ok(), "`{new}` is no subcommand");
+            let error = renamed(old.as_ref()).unwrap().to_string();
+            assert!(error.contains(&format!("this subcommand is now `{new}`")), "{error}");
+        }
+        assert!(renamed("ring".as_ref()).is_none());
+    }
 }

@@ -1,6 +1,6 @@
 //! Arithmetic and comparisons, as RFC 9669 sections 4.1 and 4.3 define them.
 //!
-//! The checker folds constants and the interpreter computes with the same functions, so they cannot disagree.
+//! The verifier folds constants with the functions with which the interpreter computes, so their results cannot differ.
 
 /// An arithmetic operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub(crate) enum Cond {
 }
 
 impl Cond {
-    /// The comparison that holds exactly when this one does not; `Set` has none.
+    /// The comparison that is true exactly when this one is false. `None` for `Set`.
     pub(crate) const fn negated(self) -> Option<Self> {
         Some(match self {
             Self::Eq => Self::Ne,
@@ -56,7 +56,7 @@ impl Cond {
         })
     }
 
-    /// The comparison that says the same with its operands exchanged.
+    /// The equivalent comparison for exchanged operands.
     pub(crate) const fn mirrored(self) -> Self {
         match self {
             Self::Gt => Self::Lt,

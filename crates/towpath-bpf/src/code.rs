@@ -62,7 +62,7 @@ pub enum LoadError {
     /// The ELF object gives no program.
     #[error(transparent)]
     Elf(#[from] ElfError),
-    /// The checker refuses the program.
+    /// The verifier refuses the program.
     #[error(transparent)]
     Rejected(#[from] VerifierError),
 }

@@ -122,7 +122,7 @@ fn load_field(field: Field, size: Size, dst: u8) -> Op {
     }
 }
 
-/// A store of a register; the checker lets `mark`, `hash` and `cb` through.
+/// A store of a register; the verifier accepts stores to `mark`, `hash` and `cb` only.
 fn store_field(field: Field, size: Size, src: u8) -> Op {
     let bytes = u64::from(size.bytes());
     match field {

@@ -1,7 +1,7 @@
 //! The form that runs: one operation for each instruction, sixteen bytes, nothing left to decode or to resolve.
 //!
-//! Both instruction sets become operations once they are checked. What the checker knows is in the operation: which
-//! memory a load reaches, which field of the context, where a jump goes.
+//! Both instruction sets are compiled to operations after verification. An operation has the facts that the verifier proved:
+//! the memory or context field of a load, and the target of a jump.
 
 use crate::alu::{AluOp, Cond};
 use crate::insn::{Operand, Size};

@@ -1,4 +1,4 @@
-//! A checked program.
+//! A verified program.
 
 use crate::classic;
 use crate::code::{Body, Code, LoadError, LoadOptions};
@@ -10,12 +10,12 @@ use crate::run::{FRAME_BYTES, Machine, RunError, Stop};
 use crate::verifier::{self, Facts};
 use crate::verifier_error::{Reason, VerifierError};
 
-/// A program that was checked, and runs.
+/// A program that was verified and can be run.
 ///
 /// ```
 /// use towpath_bpf::{Context, LoadOptions, Program};
 ///
-/// // What `tcpdump -ddd` would print for: load the 16 bits at 0, add 2, return them as the length.
+/// // The format of `tcpdump -ddd`. The program loads the 16 bits at offset 0, adds 2, and returns the sum as the length.
 /// let text = "3\n40 0 0 0\n4 0 0 2\n22 0 0 0\n";
 /// let program = Program::load(text.as_bytes(), &LoadOptions::default())?;
 ///
@@ -29,7 +29,7 @@ use crate::verifier_error::{Reason, VerifierError};
 #[derive(Clone, Debug)]
 pub struct Program {
     ops: Box<[Op]>,
-    /// For each operation, the slot of the instruction that it stands for.
+    /// For each operation, the slot of the instruction from which it was compiled.
     origin: Box<[usize]>,
     /// Bytes of stack.
     stack: usize,
@@ -43,56 +43,57 @@ pub struct Stats {
     pub classic: bool,
     /// Instructions, in slots of eight bytes.
     pub instructions: usize,
-    /// Operations that the interpreter runs instead.
+    /// Operations to which the instructions were compiled.
     pub operations: usize,
-    /// Instructions that no path reaches.
+    /// Unreachable instructions.
     pub unreached: usize,
-    /// Functions, the program's own included.
+    /// Functions, including the main program.
     pub functions: usize,
-    /// The most functions active at a time.
+    /// Maximum depth of nested calls, including the main program.
     pub depth: usize,
     /// Bytes of stack in use.
     pub stack: usize,
     /// Loads from the message, helper calls included.
     pub message_loads: usize,
-    /// Of these, loads through pointers that were moved by a variable number: a run in which one leaves the message
-    /// all the same, by wrapping around, fails with [`RunError::OutsideMessage`].
+    /// Of these, loads through pointers with a variable offset. The verifier cannot prove their bounds completely; a load outside
+    /// the message ends the run with [`RunError::OutsideMessage`].
     pub variable_loads: usize,
     /// Loads from and stores to the context.
     pub context_accesses: usize,
     /// Conditional jumps.
     pub branches: usize,
-    /// Jumps backwards: a program without any costs at most `operations` of fuel a call.
+    /// Backward jumps. A program without them uses at most `operations` units of fuel per run, plus those of `skb_load_bytes`.
     pub back_edges: usize,
-    /// Steps that the checker took.
+    /// Steps of the verifier.
     pub steps: u32,
 }
 
 impl Program {
-    /// Reads, links and checks a program.
+    /// Reads, links and verifies a program.
     ///
     /// # Errors
-    /// The bytes are not in the format, the object does not hold the program, or the checker refuses it.
+    /// Fails if the bytes are not in the format, if the object does not contain the program, or if the verifier refuses it.
     pub fn load(bytes: &[u8], options: &LoadOptions) -> Result<Self, LoadError> {
         Ok(Code::load(bytes, options)?.verify()?)
     }
 
-    /// Runs the program over a message's bytes so far.
+    /// Runs the program on the bytes of a message received so far.
     ///
-    /// The result is r0's or A's low 32 bits: for framing the message's length, 0 for "need more" (at least
-    /// `context.mark` bytes, when that is not 0), or a negative errno. `context.mark` and `context.hash` are set to 0
-    /// first; `context.cb` is the program's to keep. Every instruction costs one unit of `fuel`, `skb_load_bytes` one
-    /// more for every eight bytes; what remains is left in `fuel`. A classic instruction can be two.
+    /// The result is the low 32 bits of r0 (eBPF) or A (classic BPF). For framing, it is the length of the message; 0 if more
+    /// bytes are needed (at least `context.mark` bytes in total, unless `mark` is 0); or a negative errno. `context.mark` and
+    /// `context.hash` are 0 at the start of every run; `context.cb` persists. Each instruction costs one unit of `fuel` (some
+    /// classic instructions cost two), and `skb_load_bytes` one more for every eight bytes. The remaining fuel is returned in
+    /// `fuel`.
     ///
     /// The result depends on the arguments alone. Nothing is allocated.
     ///
     /// # Errors
-    /// The fuel is used up, or a pointer left the message.
+    /// Fails if the fuel is used up, or if a pointer is outside the message.
     #[allow(clippy::cast_possible_truncation)] // `int` in Linux (`bpf_prog_run` as KCM uses it).
     pub fn run(&self, message: &[u8], context: &mut Context, fuel: &mut u64) -> Result<i32, RunError> {
         context.mark = 0;
         context.hash = 0;
-        // Clearing a stack takes longer than most programs do, so it is as large as the program needs.
+        // Clearing the stack takes longer than most programs run, so its size is what the program needs.
         let result = match self.stack {
             0 => self.execute(message, context, fuel, &mut []),
             1..=64 => self.execute(message, context, fuel, &mut [0; 64]),
@@ -130,10 +131,10 @@ impl Program {
 }
 
 impl Code {
-    /// Checks the program and makes it runnable.
+    /// Verifies the program and compiles it.
     ///
     /// # Errors
-    /// The first rule that it breaks, with the instruction.
+    /// The error names the first rule that the program breaks, and the instruction.
     pub fn verify(&self) -> Result<Program, VerifierError> {
         let checked = match &self.body {
             Body::Classic(code) => classic::check(code).map(|lowered| classic_program(code.len(), lowered)),

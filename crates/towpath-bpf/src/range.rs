@@ -1,6 +1,6 @@
 //! Value ranges of numbers: the unsigned 64-bit minimum and maximum.
 //!
-//! Every function here answers with a superset: the true result of any two members is in the answer.
+//! Every operation is conservative: its range contains the result for any members of the operands.
 
 use crate::alu::{AluOp, Cond, alu32, alu64, holds32, holds64};
 
@@ -15,7 +15,7 @@ const MAX32: u64 = u32::MAX as u64;
 const MAX_SIGNED: u64 = i64::MAX as u64;
 const MAX_SIGNED32: u64 = i32::MAX as u64;
 
-/// Where widening stops on its way up: the widths of the loads, and the signs.
+/// Upper bounds to which [`Range::widen`] extends: the maximum of each load width and of the signed integers.
 const STEPS: [u64; 7] = [0xff, 0xffff, MAX_SIGNED32, MAX32, 1 << 48, MAX_SIGNED, u64::MAX];
 
 impl Range {
@@ -42,7 +42,8 @@ impl Range {
         Self { min: self.min.min(other.min), max: self.max.max(other.max) }
     }
 
-    /// The join, with every bound that moved moved far, so that a loop's head settles after a few rounds.
+    /// The join, with each changed bound extended to 0 or to the next of [`STEPS`], so that the analysis of a loop ends after a few
+    /// iterations.
     pub(crate) fn widen(self, other: Self) -> Self {
         let min = if other.min < self.min { 0 } else { self.min };
         let max = if other.max > self.max {
@@ -80,12 +81,12 @@ impl Range {
         }
     }
 
-    /// `alu` where the operands are not both constants. With `bits` 32 the operands are at most `MAX32`, and what is
-    /// above 32 bits in the answer is cut by the caller.
+    /// `alu` for operands that are not both constants. With `bits` 32 the operands are at most `MAX32`, and the caller
+    /// truncates the result to 32 bits.
     fn compute(self, op: AluOp, other: Self, bits: u32) -> Self {
         let whole = Self::of_bits(bits);
         let sign = if bits == 64 { MAX_SIGNED } else { MAX_SIGNED32 };
-        // As many low bits as either operand may have set.
+        // The bits that either operand may have set.
         let mask = u64::MAX.checked_shr((self.max | other.max).leading_zeros()).unwrap_or(0);
         match op {
             AluOp::Mov => other,
@@ -139,7 +140,7 @@ impl Range {
         } else if let (Some(a), Some(b)) = (self.low32().constant(), other.low32().constant()) {
             return holds32(cond, a as u32, b as u32).then_some(self);
         } else {
-            // The low half says nothing about the bounds of the whole.
+            // A comparison of the low halves does not bound the whole number.
             return Some(self);
         };
         if let (Some(a), Some(b)) = (self.constant(), other.constant()) {
@@ -148,7 +149,7 @@ impl Range {
         }
         let sign = if wide { MAX_SIGNED } else { MAX_SIGNED32 };
         let cond = match cond {
-            // Numbers without a sign compare the same way signed and unsigned.
+            // Signed and unsigned comparisons agree for numbers without the sign bit.
             Cond::Sgt if self.max <= sign && other.max <= sign => Cond::Gt,
             Cond::Sge if self.max <= sign && other.max <= sign => Cond::Ge,
             Cond::Slt if self.max <= sign && other.max <= sign => Cond::Lt,
@@ -172,7 +173,7 @@ impl Range {
         }
     }
 
-    /// Signed `>` and `>=`: above a constant of at least -1 or 0, a number has no sign.
+    /// Signed `>` and `>=`: a number above a constant of at least -1 or 0 is not negative.
     fn signed_above(self, cond: Cond, other: Self, sign: u64, wide: bool) -> Option<Self> {
         let Some(value) = other.constant() else { return Some(self) };
         let value = if wide { value.cast_signed() } else { i64::from((value as u32).cast_signed()) };

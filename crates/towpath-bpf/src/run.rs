@@ -56,7 +56,7 @@ pub enum RunError {
     },
     /// The program attempted an access that the verifier should have rejected, and was stopped before it.
     #[error(
-        "instruction {instruction}: stopped, the checker should have refused this program; please report it"
+        "instruction {instruction}: stopped; the verifier should have refused this program; please report this"
     )]
     Unchecked {
         /// Where it was.
@@ -73,7 +73,7 @@ pub(crate) enum Stop {
     Fuel(usize),
     /// A packet access out of range.
     Packet(usize),
-    /// Everything that the checker excludes.
+    /// An operation that the verifier should have refused.
     Unchecked(usize),
 }
 
@@ -92,8 +92,8 @@ impl Machine<'_> {
         self.run_from(0)
     }
 
-    /// As [`run`](Self::run), with a number in the registers that begin without one: classic BPF needs a 0 there, and
-    /// checked eBPF reads none of them.
+    /// As [`run`](Self::run). Registers without an initial value start with `unset`: classic BPF requires 0, and verified eBPF
+    /// never reads such a register before it writes it.
     pub(crate) fn run_from(&mut self, unset: u64) -> Result<u64, Stop> {
         let mut regs = [unset; REGISTERS];
         regs[1] = CONTEXT_ADDRESS;

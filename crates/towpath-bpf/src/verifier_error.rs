@@ -108,8 +108,8 @@ pub enum Reason {
     /// More frames than the limit.
     #[error("calls are nested deeper than {0} functions, or recurse")]
     TooDeep(usize),
-    /// The checker's budget is used up.
-    #[error("the program has more paths than the checker follows ({0} steps)")]
+    /// The verifier has used up its steps.
+    #[error("the program has more paths than the verifier follows ({0} steps)")]
     TooComplex(u32),
 
     // Contents of registers.

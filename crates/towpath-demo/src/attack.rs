@@ -80,7 +80,7 @@ impl Attack {
             .run(move || {
                 let sockets = knock(GREEDY, (0..WANTED).map(|_| WEB))?;
                 let end = Instant::now() + patience;
-                // Connections within the limit are established at once; the others get time to succeed wrongly.
+                // Connections within the limit are established at once. The wait below shows whether others are established too.
                 while connected(&sockets) < LIMIT && Instant::now() < end && !stop.is_set() {
                     thread::sleep(Duration::from_millis(1));
                 }

@@ -4,8 +4,8 @@
 //! What: the stamps of a capture count from its beginning. A capture that begins before the end of the previous one (an older
 //! capture, or one that another host made at the same time) continues at that end, so that states expire as they would by the
 //! capture's own clock. A stamp more than a day from the current time is accepted if most of the next [`JUDGES`] stamps
-//! agree; time then continues from it, and a stamp that goes back counts on from the current time. A stamp that they contradict
-//! is wrong, and the time stays as it was. Less than a day back is normal reordering between interfaces and hosts: time
+//! agree. After a jump forward, the time continues at the new stamp. After a jump back, the time does not change, and later
+//! stamps count from it. A stamp that the next ones contradict is wrong and is ignored. Less than a day back is normal reordering between interfaces and hosts: time
 //! stands still until the stamps catch up. Clocks that alternate, as those of two interfaces of one capture may, are
 //! remembered: a stamp that is near the current time by an earlier clock's count belongs to that clock.
 //!
@@ -52,7 +52,7 @@ pub struct CaptureClock {
     /// The capture's earlier offsets, the latest first. Without them, each return to a clock that is ahead would add the difference
     /// again.
     earlier: [Option<u64>; CLOCKS],
-    /// The packet number and stamp that was last not accepted.
+    /// Packet number and stamp of the last stamp that was not accepted.
     doubted: Option<(u64, u64)>,
     packets: u64,
     trouble: Trouble,
@@ -136,8 +136,9 @@ impl CaptureClock {
         now.max(time)
     }
 
-    /// Begins with the first stamp of a capture, or with a later one, if most of those are far before it, or it is 0 and they
-    /// are not. Returns the offset and the time, or `None` if the stamp is invalid.
+    /// Begins a capture with its first stamp, or with one of the next stamps if most of them show that the first is wrong: they are
+    /// more than a day before it, or the first is 0 and they are not. Returns the offset and the time, or `None` if the stamp is
+    /// invalid.
     fn start(&mut self, stamp: u64, judges: &[u64]) -> Option<(u64, u64)> {
         let elsewhere = |judge: &&u64| judge.saturating_add(FAR) < stamp || stamp == 0 && **judge > FAR;
         let first = match judges.iter().filter(elsewhere).count() * 2 > judges.len() {

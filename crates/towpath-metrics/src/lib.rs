@@ -59,7 +59,7 @@ pub enum Unit {
     States,
     /// Nanoseconds. OpenMetrics text has seconds.
     Nanoseconds,
-    /// Anything else: system calls, wake-ups, retries. The name says what.
+    /// Other events, which the metric's name states: system calls, wake-ups, retries.
     Events,
 }
 
@@ -94,7 +94,7 @@ pub struct Metric {
     pub unit: Unit,
     /// Name and value of the label that distinguishes this row within its family.
     pub label: Option<(&'static str, &'static str)>,
-    /// One or two sentences for people.
+    /// Help text of one or two sentences.
     pub help: &'static str,
 }
 

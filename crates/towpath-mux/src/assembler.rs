@@ -55,7 +55,7 @@ impl Default for Limits {
 pub enum Event<'a> {
     /// A whole message.
     Message(Message<'a>),
-    /// The framing gives the connection back: another protocol follows. The last event.
+    /// Another protocol begins here, and the connection leaves the mux. The last event.
     GiveBack {
         /// Position in the stream, in bytes.
         offset: u64,
@@ -345,7 +345,7 @@ impl Assembler {
         self.end - self.start - self.taken
     }
 
-    /// These bytes: what goes with a connection that is given back.
+    /// These bytes. A connection that leaves the mux is returned with them.
     pub fn rest(&self) -> &[u8] {
         &self.buffer[self.start + self.taken..self.end]
     }
@@ -414,7 +414,7 @@ impl Assembler {
         self.phase == Phase::Ending && held > self.asked
     }
 
-    /// Calls the framing. `None` if it needs more bytes, or gives the connection back (see the phase).
+    /// Calls the framing. `None` if it needs more bytes, or if another protocol begins (see the phase).
     fn ask(&mut self, held: usize) -> Result<Option<framing::Message>, Cause> {
         let bounds_head = self.framing.bounds_head();
         let most = if bounds_head { self.limits.message } else { self.limits.head };

@@ -284,7 +284,7 @@ impl Sample {
             bytes[..12].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2]);
             bytes[12..14].copy_from_slice(&[8, 0]);
         }
-        // What does not fit the length field only happens where nobody looks.
+        // A length that the field cannot hold is truncated: only drivers that ignore this field get such a frame.
         let total = ((len - ip) as u16).to_be_bytes();
         let datagram = ((len - ip - 20) as u16).to_be_bytes();
         bytes[ip..ip + 12].copy_from_slice(&[

@@ -8,7 +8,7 @@ use std::ptr::{NonNull, null_mut};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-/// A mapping of whole pages, unmapped on drop. It gives out addresses only; the rings of the drivers define who accesses which bytes.
+/// A mapping of whole pages, unmapped on drop. It returns addresses only; the rings of the drivers define which side accesses which bytes.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<c_void>,

@@ -312,7 +312,7 @@ pub(crate) fn unshare_network() -> io::Result<()> {
 
 /// Moves the process, which must have one thread, into a new user namespace.
 pub(crate) fn unshare_user() -> io::Result<()> {
-    // SAFETY: CLONE_NEWUSER changes who the process is and what it may do, and nothing about its memory or descriptors.
+    // SAFETY: CLONE_NEWUSER changes the process's credentials and capabilities, not its memory or descriptors.
     checked(unsafe { libc::unshare(libc::CLONE_NEWUSER) })?;
     Ok(())
 }

@@ -172,7 +172,7 @@ impl Mux {
         let framing = parse(framing)?;
         let bounds = [message_max, head_max, connection_bytes, send_bytes, send_most, mux_bytes];
         if bounds.contains(&Some(0)) {
-            return Err(PyValueError::new_err("a bound has a byte at least; None is the default"));
+            return Err(PyValueError::new_err("a limit is at least 1 byte; None selects the default"));
         }
         let limits = Limits::default();
         let limits = Limits {
@@ -247,8 +247,8 @@ impl Mux {
         Ok((socket, PyBytes::new(py, &ended.rest)))
     }
 
-    /// With False, the handle receives no more, and messages that it has not started to read go to other handles (KCM_RECV_DISABLE). True
-    /// reverses this.
+    /// With False, the handle receives no further messages, and messages that it has not started to read go to other handles
+    /// (KCM_RECV_DISABLE). With True, it receives again.
     fn set_receive(&mut self, receives: bool) -> PyResult<()> {
         self.open_mut()?.set_receive(receives);
         Ok(())
@@ -352,9 +352,9 @@ impl Mux {
         Ok(self.open()?.as_fd().as_raw_fd())
     }
 
-    /// Prepares for polling fileno(). Returns False if a message, the end or (if requested) room to send is available already. Room is awaited
-    /// on the connection to, or with room=True where send without to would send. Marks read messages as done, unless room is awaited: a handle
-    /// with a message in hand is then woken for room only.
+    /// Prepares for polling fileno(). Returns False if a message, the end or (if requested) room to send is available already. To wait for
+    /// room, pass the connection as to, or room=True for the connection that send without to uses. Without a request for room, messages
+    /// that were read are marked as done. With one, a handle that has read a message is woken for room only.
     #[pyo3(signature = (to=None, *, room=false))]
     fn arm(&mut self, to: Option<&Connection>, room: bool) -> PyResult<bool> {
         let to = match to {

@@ -574,7 +574,7 @@ class Multiplexor(unittest.TestCase):
                 self.ends(lines)
                 self.assertEqual(getattr(mux.counters, counter), 1)
         for bound in ("message_max", "head_max", "connection_bytes", "send_bytes", "send_most", "mux_bytes"):
-            self.assertRaisesRegex(ValueError, "a byte at least", Mux, "line", **{bound: 0})
+            self.assertRaisesRegex(ValueError, "at least 1 byte", Mux, "line", **{bound: 0})
             Mux("line", **{bound: 1 << 20}).close()
         for bound in ("head_time", "body_time", "idle", "send_time"):
             self.assertRaisesRegex(ValueError, "more than 0", Mux, "line", **{bound: 0})

@@ -183,7 +183,7 @@ fn a_replacement_that_is_too_long_is_garbage_and_not_copied() {
     let config = Config { replacement_max: 3000, deadline: None, quota, ..config() };
     let mut pair = pair(config);
     let (mut channel, raw) = pair.attach(|path| attach(&path, &Options::named("hostile")).unwrap().remove(0));
-    // The ring has 4096 bytes, and a memory of its own may have 8000.
+    // The ring has 4096 bytes; a one-shot payload may have 8000.
     let rows = [(3000, false, true), (3001, false, false), (4096, false, false), (3000, true, true)];
     let rows = rows.into_iter().chain([(3001, true, false), (8000, true, false), (3000, true, true)]);
     for (n, (len, oneshot, good)) in rows.enumerate() {
@@ -200,7 +200,7 @@ fn a_replacement_that_is_too_long_is_garbage_and_not_copied() {
         channel.poll_verdicts(0, |s, d| decided.push((s.0, d.cause, replaced(&d).map(<[u8]>::len))));
         let cause = if good { Cause::Single } else { Cause::Invalid };
         assert_eq!(decided, [(n + 1, cause, good.then_some(len as usize))], "{len} bytes");
-        // Its descriptor is closed: it takes nobody's place.
+        // The payload's descriptor is closed: it occupies no descriptor slot of the engine.
         assert!(channel.check_peer());
         assert_eq!(channel.stats().violations - before, u64::from(!good), "{len} bytes");
     }
@@ -401,9 +401,9 @@ fn refused(endpoint: &mut Endpoint) -> AttachError {
     client.join().unwrap()
 }
 
-/// The system takes membarrier(2) away after both sides relied on it: nobody sleeps, so nobody is missed.
+/// membarrier(2) fails after both sides have agreed on it: neither side sleeps, so no wake-up is lost.
 #[test]
-fn without_the_fence_that_the_other_side_relies_on_nobody_sleeps() {
+fn without_the_agreed_fence_neither_side_sleeps() {
     assert_ne!(Fences::offer(), Fences::Both, "membarrier(2)");
     let mut pair = pair(Config { deadline: None, ..config() });
     let (mut channel, mut client) = pair.attach(|path| Consumer::attach_as(path, "c").unwrap());
@@ -509,7 +509,7 @@ fn an_endpoint_survives_what_is_no_hello() {
     let stats = pair.endpoint.stats();
     assert_eq!((stats.wrong_version, stats.attached), (1, 0));
     assert!(stats.failed >= 3, "{stats:?}");
-    // The one that gave way knows to whom.
+    // The refused client got the engine's process id.
     let mut answer = [0; crate::handshake::messages::WELCOME];
     assert!(matches!(sys::recv(&silent[0], &mut answer), Ok(sys::Received::Message(..))));
     let us = std::process::id();

@@ -23,7 +23,7 @@ use crate::{
 
 /// Most operations of one run.
 const OPS: usize = 400;
-/// Most bytes of a message in a memory of its own.
+/// Maximum number of bytes of a one-shot message.
 const ONESHOT_MAX: u64 = 8000;
 /// Most bytes of a replacement.
 const REPLACEMENT_MAX: u32 = 3000;

@@ -136,8 +136,7 @@ fn a_note_leads_to_the_frame() {
     });
 }
 
-/// A single verdict that was given before a record is seen by whoever sees the record; a slot is written again only when it
-/// was read.
+/// A reader that sees a record sees the single verdicts given before it. A slot is written again only after it was read.
 #[test]
 fn a_record_comes_after_what_was_said_before_it() {
     // Behind the entries: the counter, then two records. And where the producer says how many it took.
@@ -187,7 +186,8 @@ fn a_record_comes_after_what_was_said_before_it() {
     });
 }
 
-/// Whoever publishes while the other side falls asleep rings, or is seen by the second look. Both sides use it.
+/// A side that publishes while the other side falls asleep rings the doorbell, or the sleeper's second check sees the publication. Both
+/// sides use this protocol.
 #[test]
 fn no_wake_up_is_lost() {
     for fences in [Fences::Both, Fences::Membarrier] {
@@ -222,7 +222,7 @@ fn no_wake_up_is_lost_with(fences: Fences) {
     });
 }
 
-/// A client sleeps once for two lanes, on which two threads publish: whoever rings, it wakes, and only one does.
+/// A client sleeps for two lanes, on which two threads publish: exactly one of the threads rings, and the client wakes.
 #[test]
 fn one_doorbell_wakes_a_sleeper_of_two_lanes() {
     loom::model(|| {

@@ -86,7 +86,7 @@ impl World {
                         assert_eq!(self.out.insert(seq.0, None), None);
                         self.sent.push_back(bytes);
                     }
-                    // Nothing at all has no memory of its own.
+                    // An empty message cannot be one-shot.
                     Err(ReserveError::TooLarge) => assert_eq!(len, 0),
                     Err(why) => assert!(
                         matches!(why, ReserveError::RingFull | ReserveError::NoContiguousSpace),

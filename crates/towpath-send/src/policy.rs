@@ -132,7 +132,7 @@ impl Policy {
         let mut reason = None;
         if self.mode == Mode::Copying && self.adaptive && (sent >= self.resume.0 || now >= self.resume.1) {
             self.mode = Mode::Probing;
-            // After a pause that followed three probes, one copied probe suffices.
+            // The first attempt needs three copied probes to return to copying, each later one a single one.
             self.streak = if self.pause.1 == FIRST_WAIT { 0 } else { STREAK - 1 };
             reason = Some(Reason::Again);
         }

@@ -1,15 +1,15 @@
-//! The checker: walks every path of a program before it runs.
+//! The verifier: follows every path of a program before it runs.
 //!
 //! Purpose: follows each path with the known contents of every register and stack byte ([`State`]). A state that an earlier
 //! one at the same instruction covers is not followed again. Where more than [`MAX_STATES`] states meet, they are
-//! joined and widened into one, so that loops, which are allowed, settle. Linux's verifier follows every turn of a loop
-//! instead and must refuse those it cannot finish; here the fuel bounds the run.
+//! joined and widened into one, so that the analysis of a loop reaches a fixed point. Linux's verifier follows every iteration
+//! of a loop and refuses loops that it cannot follow to the end. Here loops are allowed, because the fuel bounds the run.
 //!
 //! Invariants after success: no path reads an unset register or stack byte, leaves its function, nests calls deeper
 //! than [`MAX_FRAMES`], writes anything but its stack, `cb`, `mark` and `hash`, or reads a byte of the message that no
 //! comparison with `data_end` covers. The last one holds for pointers at a constant distance from the message's start.
-//! One that was moved by a variable number may have wrapped around 2^64, or may be computed anew after the comparison:
-//! for those, some such comparison must stand on the path, and the interpreter checks every packet access again.
+//! A pointer with a variable offset may have wrapped around 2^64, or may be recomputed after the comparison. For such
+//! pointers the path must contain a comparison with `data_end`, and the interpreter checks every packet access at run time.
 //!
 //! References: RFC 9669; `kernel/bpf/verifier.c` for the properties that programs for Linux rely on.
 
@@ -42,10 +42,10 @@ const MAX_STATES: usize = 64;
 const STEPS_EXACT: u32 = MAX_STEPS / 4;
 const STEPS_COARSE: u32 = MAX_STEPS / 2;
 
-/// States kept in all; beyond, every instruction has one. Bounds the checker's memory.
+/// Maximum number of states of all instructions. Above it, each instruction has one state. Bounds the verifier's memory.
 const MAX_ALL_STATES: usize = 4096;
 
-/// Branches waiting to be followed: as many as the longest program can have on one path. Bounds the checker's memory.
+/// Maximum number of branches waiting to be followed: the longest program has no more on one path. Bounds the verifier's memory.
 const MAX_PENDING: usize = MAX_INSTRUCTIONS / 2;
 
 /// Instructions and comparisons of states (`BPF_COMPLEXITY_LIMIT_INSNS` of `linux/bpf.h` is the same number).
@@ -85,11 +85,11 @@ pub(crate) struct Facts {
     pub(crate) reached: Vec<bool>,
     /// The most bytes of stack in use below the first frame pointer.
     pub(crate) stack: usize,
-    /// The most frames.
+    /// Maximum number of frames.
     pub(crate) frames: usize,
     /// First instructions of the functions, ascending.
     pub(crate) functions: Vec<usize>,
-    /// Steps of the checker.
+    /// Steps of the verifier.
     pub(crate) steps: u32,
 }
 

@@ -1,8 +1,8 @@
 //! Packet specifications: a packet in words, for `explain` and for tests, such as `in cap0 tcp 10.0.0.1:1234 >
 //! 10.0.0.2:22 syn`.
 //!
-//! Format: `[in|out] [PORT] PROTOCOL SRC[:PORT] > DST[:PORT] [FIELD...]`. The default direction is `in`, the
-//! default port is none. The protocol is a name, a number, or `ip` for protocol 253. Frames that are not IP are
+//! Format: `[in|out] [PORT] PROTOCOL SRC[:PORT] > DST[:PORT] [FIELD...]`. The default direction is `in`; without PORT
+//! the packet has no interface. The protocol is a name, a number, or `ip` for protocol 253. Frames that are not IP are
 //! written `arp` or `ether TYPE`.
 //!
 //! Fields: TCP flags (`syn ack fin rst psh urg ece cwr`), `type N`, `code N`, `ttl N`, `tos N`, `id N`, `df`,

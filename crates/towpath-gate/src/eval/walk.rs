@@ -53,8 +53,8 @@ pub(crate) enum LookupCache {
 }
 
 impl LookupCache {
-    /// Returns true if the lookup can return something new. A second lookup needs another name; after a lookup of
-    /// any name there is none.
+    /// Returns true if the lookup can return a new result: it has a name that was not looked up for this packet. After a
+    /// lookup of any name, no further lookup is needed.
     #[inline]
     pub(crate) fn needs(self, lookup: Lookup) -> bool {
         match self {

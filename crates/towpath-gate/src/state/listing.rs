@@ -58,8 +58,8 @@ pub struct Listed {
     pub bytes: [u64; 2],
     /// Time until it expires.
     pub remaining: Duration,
-    /// ipfw's word of what was seen of a TCP connection: FIN 1, SYN 2, RST 4 forward, the same << 8 reverse, 0x10000
-    /// and 0x20000 for the side whose acknowledgement was accepted last.
+    /// ipfw's state word of a TCP connection: the flags seen (FIN 1, SYN 2, RST 4) in forward direction, the same << 8 in reverse
+    /// direction, and 0x10000 or 0x20000 for the direction of the acknowledgement that was accepted last.
     pub tcp_seen: u32,
     /// The last acknowledgement numbers that were accepted; 0 if there was none.
     pub tcp_ack: [u32; 2],
@@ -100,7 +100,7 @@ impl Line<'_> {
         Self { widths: (packets, bytes), ..self }
     }
 
-    /// Adds what `ipfw -v` adds: the TCP state in hexadecimal and in words, and the acknowledgement numbers.
+    /// Adds the fields of `ipfw -v`: the TCP state in hexadecimal and in words, and the acknowledgement numbers.
     pub fn verbose(self, verbose: bool) -> Self {
         Self { verbose, ..self }
     }

@@ -45,8 +45,8 @@ pub struct Settings {
     /// Not in ipfw. Whether the identifier of an ICMP query is part of the state's key: two pings between the same
     /// hosts are two states. Default off.
     pub dyn_icmp_id: bool,
-    /// Not in ipfw. Whether an install into a full table evicts a state: one without a reply, or, if there is none,
-    /// of a few the one that expires first. Off, the install is refused. Default off.
+    /// Not in ipfw. Whether an install into a full table evicts a state: one without a reply, or, if all
+    /// have a reply, the one of a few that expires first. Otherwise the install is refused. Default off.
     pub dyn_evict: bool,
     /// Not in ipfw. Maximum number of states of one source, the sender of the first packet: an IPv4 address, or the
     /// /64 of an IPv6 address that is not link-local. States made while it was 0 do not count. Default 0 (no

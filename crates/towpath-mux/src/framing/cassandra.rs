@@ -1,9 +1,9 @@
 //! CQL frames (native_protocol_v3.spec to v5.spec, section 2): version, flags, stream, opcode, length, body.
 //!
 //! Version 5 starts like version 4. After the client's STARTUP and the server's answer it continues in
-//! segments with checksums (native_protocol_v5.spec, section 2.3.1); the connection is given back there. The
-//! first byte of a segment can look like a version, so the opcode decides. The beta of version 5 has no
-//! segments.
+//! segments with checksums (native_protocol_v5.spec, section 2.3.1). There the connection leaves the mux
+//! ([`Step::GiveBack`]). The first byte of a segment can look like a version, so the opcode decides. The beta
+//! of version 5 has no segments.
 
 use super::body::{End, Rule, Strip};
 use super::cause::Cause;
@@ -21,7 +21,7 @@ const BETA: u8 = 0x10;
 /// Bit of the first byte that marks a response.
 const ANSWER: u8 = 0x80;
 
-/// `cb[0]`: segments follow.
+/// Value of `cb[0]` after the opcode that starts segments.
 const SEGMENTS: u32 = 1;
 
 /// Header formats of versions 1 and 2 (stream id of one byte) and 3 to 5 (two bytes).

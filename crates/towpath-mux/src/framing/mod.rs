@@ -55,8 +55,7 @@ pub enum Step {
     Need(usize),
     /// The stream cannot be framed any further.
     Error(Cause),
-    /// Another protocol follows (KCM's -ESTRPIPE): give the connection back, from the first byte of this
-    /// message.
+    /// Another protocol begins at the first byte of this message (KCM's -ESTRPIPE): the connection leaves the mux.
     GiveBack,
 }
 
@@ -203,7 +202,7 @@ impl Framing {
     ///
     /// # Errors
     ///
-    /// Names the most similar preset if there is none.
+    /// If no preset has this name, the error names the most similar one.
     pub fn preset(name: &str) -> Result<Self, ParseError> {
         let Some(preset) = preset::find(name) else {
             return Err(ParseError::unknown_preset(name, PRESETS.iter().map(|preset| preset.name)));
@@ -218,10 +217,10 @@ impl Framing {
         Ok(Self { name: preset.name.into(), kind })
     }
 
-    /// A checked BPF program with KCM's contract.
+    /// A verified BPF program with KCM's calling convention.
     ///
     /// The program sees a message from offset 0. It returns the length of the message; 0 for "need more",
-    /// with `mark` as the minimum number of bytes; -ESTRPIPE to give the connection back; another negative
+    /// with `mark` as the minimum number of bytes; -ESTRPIPE if another protocol begins; another negative
     /// number as an error. `cb` starts at 0 for a connection and persists. `mark` and `hash` go with the
     /// message.
     pub fn program(name: &str, program: towpath_bpf::Program) -> Self {

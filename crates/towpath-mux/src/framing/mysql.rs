@@ -1,10 +1,10 @@
 //! MySQL packets (MySQL Internals, "Protocol Basics"): three bytes of length, a sequence number, the payload.
 //!
 //! A payload of 0xffffff bytes continues in the next packet; the chain is one message. A connection that
-//! switches to TLS is given back at its first record: after the client's SSLRequest in one direction, after
+//! switches to TLS leaves the mux ([`Step::GiveBack`]) at its first record: after the client's SSLRequest in one direction, after
 //! the greeting in the other.
 //!
-//! A connection that switches to the compressed protocol is given back after the handshake: at the first
+//! A connection that switches to the compressed protocol leaves the mux after the handshake: at the first
 //! command of a client that requested compression, and at the response to it. The server's direction does not
 //! show the request, so the packet itself is examined (MySQL Internals, "Compressed Packet"): after a 7-byte
 //! header it has whole packets, or their zlib or zstd form.

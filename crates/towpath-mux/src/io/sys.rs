@@ -15,7 +15,7 @@ pub(super) fn set_rcvlowat(fd: BorrowedFd<'_>, bytes: usize) {
 }
 
 /// Number of bytes written that the peer has not acknowledged (tcp(7), SIOCOUTQ; includes a sent FIN) or not
-/// read (unix(7)). 0 if the kernel does not tell.
+/// read (unix(7)). 0 if the kernel does not report it.
 pub(super) fn unacknowledged(fd: BorrowedFd<'_>) -> usize {
     let mut bytes: c_int = 0;
     // SAFETY: the borrow keeps the descriptor open. The pointer refers to an int that this request writes and

@@ -24,7 +24,7 @@ pub enum Order {
 pub enum Retry {
     /// Return it to the sender.
     Never,
-    /// Send it on another connection if none of its bytes was sent; return it otherwise.
+    /// Send it on another connection if no byte of it was sent; otherwise return it.
     #[default]
     IfNoByteLeft,
     /// Always send it on another connection: at-least-once delivery.

@@ -93,7 +93,7 @@ impl Lease {
     pub(crate) fn bytes(&self, range: Range<usize>) -> Option<&[u8]> {
         let (at, len) = self.place(range)?;
         // SAFETY: inside the mapping, which `self.ring` keeps; leases of a block that is ours do not overlap, and this one is borrowed:
-        // nobody writes. The kernel initialised the memory (zeroes at first).
+        // no writer exists. The kernel initialised the memory (zeroes at first).
         Some(unsafe { slice::from_raw_parts(at, len) })
     }
 
@@ -101,7 +101,7 @@ impl Lease {
     #[inline]
     pub(crate) fn bytes_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
         let (at, len) = self.place(range)?;
-        // SAFETY: as in `bytes`, and this lease is borrowed mutably: nobody else reads.
+        // SAFETY: as in `bytes`, and this lease is borrowed mutably: no other reader exists.
         Some(unsafe { slice::from_raw_parts_mut(at, len) })
     }
 

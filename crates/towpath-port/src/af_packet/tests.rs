@@ -249,7 +249,7 @@ fn bad_configurations_say_what_to_do() {
         }
         let one = Socket::open(Config { fanout: Some(Fanout::Hash(7)), ..config("v0") }).unwrap();
         let error = Socket::open(Config { fanout: Some(Fanout::Cpu(7)), ..config("v0") }).unwrap_err();
-        // A group of its own each time, which others may join.
+        // Each socket gets a new group, which further sockets can join.
         let alone = || Socket::open(Config { fanout: Some(Fanout::HashAlone), ..config("v0") }).unwrap();
         let (first, second) = (alone(), alone());
         assert_ne!(first.fanout(), second.fanout());

@@ -92,7 +92,7 @@ impl Umem {
     #[inline]
     pub(crate) fn bytes_mut<'a>(&'a self, chunk: &'a mut Chunk, range: Range<usize>) -> Option<&'a mut [u8]> {
         let (at, len) = self.range(chunk, range)?;
-        // SAFETY: as in `bytes`, and the right is borrowed mutably: nobody else reads.
+        // SAFETY: as in `bytes`, and the chunk is borrowed mutably: no other reader exists.
         Some(unsafe { slice::from_raw_parts_mut(at, len) })
     }
 
@@ -117,7 +117,7 @@ impl Umem {
         loop {
             // Relaxed: published by the exchange.
             self.links[last as usize].store(head, Ordering::Relaxed);
-            // Release: pairs with the swap in `take_back`, which then sees the links and that nobody touches the chunks any more.
+            // Release: pairs with the swap in `take_back`, which then sees the links and all earlier accesses to the chunks.
             match self.returned.compare_exchange_weak(head, first, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(now) => head = now,

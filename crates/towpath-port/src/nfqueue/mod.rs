@@ -5,11 +5,11 @@
 //! the user namespace of the network namespace. Frames begin with the IP header.
 //!
 //! With [`Config::gso`] packets have up to 64 KiB and partial checksums; the port completes the checksum of a replacement. Packets
-//! that did not fit the queue count in [`Stats`]; the kernel drops them, or accepts them with [`Config::fail_open`].
+//! that did not fit into the queue are counted in [`Stats`]; the kernel drops them, or accepts them with [`Config::fail_open`].
 //!
 //! With [`Config::replies`] the port can send packets, such as a RST for a rejected packet, by a raw socket and the kernel's routes.
 //!
-//! A burst that receives from a queue grows to 70 KiB for each of at most 64 frames.
+//! Receiving grows the memory of the burst to 70 KiB per frame, for at most 64 frames.
 
 mod config;
 mod message;
@@ -417,7 +417,7 @@ fn refused(name: &str, config: &Config, source: io::Error) -> Error {
         }
         Some(libc::EOPNOTSUPP) if config.conntrack => Error::Unsupported {
             name,
-            what: "this kernel does not tell about connections (CONFIG_NETFILTER_NETLINK_GLUE_CT): leave conntrack off".into(),
+            what: "this kernel reports no connection tracking data (CONFIG_NETFILTER_NETLINK_GLUE_CT): disable conntrack".into(),
         },
         Some(libc::EPROTONOSUPPORT | libc::EINVAL | libc::EOPNOTSUPP) => Error::Unsupported {
             name,

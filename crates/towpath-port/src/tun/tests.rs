@@ -20,7 +20,7 @@ impl<T: Port + 'static, R: Port + 'static> Wire for Sides<T, R> {
     }
 
     fn into_rx(self: Box<Self>) -> Box<dyn Port> {
-        // The port's end keeps the interface alive: whoever receives is asked first, and it is dropped later.
+        // The sending end keeps the interface alive, so it is dropped after the receiver (fields drop in declaration order).
         Box::new(Both { rx: self.rx, _tx: self.tx })
     }
 }

@@ -41,11 +41,7 @@ pub use send::NotReplaced;
 /// Frames of one lane before the next lane's turn.
 const TURN: u32 = 32;
 
-/// A received frame: its identity and a private copy of its header. The payload stays in the ring, see
-/// [`Consumer::payload`].
-///
-/// A frame that is dropped without a verdict stays undecided until [`Consumer::verdict_upto`] covers it or the
-/// engine's deadline expires.
+/// Identifies a frame of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FrameId {
     /// Lane, from 0.
@@ -54,11 +50,11 @@ pub struct FrameId {
     pub seq: Seq,
 }
 
-/// A frame that this client has: its number and a private copy of its header. The payload stays in the ring, see
+/// A received frame that this client owns: its identity and a private copy of its header. The payload stays in the ring, see
 /// [`Consumer::payload`].
 ///
-/// A frame that is dropped without a verdict stays undecided, until [`Consumer::verdict_upto`] covers it or the engine's
-/// deadline does.
+/// A frame that is dropped without a verdict stays undecided until [`Consumer::verdict_upto`] covers it or the engine's
+/// deadline expires.
 #[derive(Debug)]
 #[must_use = "the ring stops when frames are neither decided nor held"]
 pub struct Frame {
@@ -120,9 +116,9 @@ pub struct Consumer {
     sleeper: Sleeper,
     /// True if a write has not been followed by a doorbell check.
     unflushed: bool,
-    /// Spins before the next batch.
+    /// Number of spins before the next batch is read.
     away: usize,
-    /// Checks before a sleep; adapts if `learns`.
+    /// Number of checks before a sleep; adapts if `learns`.
     spins: u32,
     learns: bool,
     /// Whether the client asked for loss records.
@@ -450,7 +446,6 @@ impl Consumer {
         sum
     }
 
-    /// The next frame of the lane whose turn it is, or of the next lane that has one.
     // A frame reaches the caller from one place; from two, the compiler would build it in memory first.
     /// Receives the next frame of the lane whose turn it is, or of the next lane that has one.
     #[inline(always)]
@@ -473,7 +468,7 @@ impl Consumer {
     }
 
     /// Appends at most `max` frames of one lane: the one whose turn it is, or the next with frames. Returns their
-    /// number, or none.
+    /// number, or `None` if no lane has frames.
     #[inline]
     fn take_batch(&mut self, into: &mut Vec<Frame>, max: usize) -> Result<Option<usize>, RecvError> {
         for _ in 0..=self.lanes.len() {

@@ -23,8 +23,8 @@ const TOGETHER: Duration = Duration::from_secs(60);
 /// Limits per user and per endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
-    /// Bytes of shared memory of all channels of one user. The memory of a user who is neither the engine's own nor
-    /// root counts until the client's process has ended, or for an hour if the end is not visible. The default is
+    /// Bytes of shared memory of all channels of one user. Unless the user is root or the engine's user, the
+    /// memory counts until the client's process has ended, or for an hour if the engine cannot see the end of the process. The default is
     /// 256 MiB.
     pub bytes_per_user: u64,
     /// Channels of one user. The default is 64.

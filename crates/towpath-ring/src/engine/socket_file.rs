@@ -126,7 +126,7 @@ mod tests {
         let path = directory.path().join("s");
         let bind = || SocketFile::bind(&path, || UnixListener::bind(&path));
         let (_one, file) = bind().unwrap();
-        // Somebody has taken it away, and another engine has bound there.
+        // The file was removed, and another engine has bound the path.
         std::fs::remove_file(&path).unwrap();
         let (_other, others) = bind().unwrap();
         drop(file);

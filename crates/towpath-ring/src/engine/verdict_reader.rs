@@ -156,7 +156,7 @@ impl VerdictReader {
                 // A hold wins even when it was over the quota: the client is reading the frame.
                 && !lane.rx.says_hold(at)
             {
-                // It may have a word of its own that was not read.
+                // Its own verdict word may be unread.
                 if self.budget.is_spent() {
                     return false;
                 }

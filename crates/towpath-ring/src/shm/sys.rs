@@ -21,7 +21,7 @@ pub(crate) const READ_ONLY: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
 /// Seals of memory that the client writes.
 pub(crate) const WRITABLE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
-/// Seals of a message in a memory of its own: nobody writes it any more.
+/// Seals of a one-shot message: no process can write it.
 pub(crate) const FROZEN: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE).union(SealFlags::SEAL);
 
@@ -136,7 +136,7 @@ pub(crate) fn listen(path: &Path, backlog: i32) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Accepts the next connection; none if there is none.
+/// Accepts the next connection. `None` if none is pending.
 pub(crate) fn accept(listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     match rustix::net::accept_with(listener, SOCKET) {
         Ok(fd) => Ok(Some(fd)),

@@ -1,11 +1,11 @@
-//! Any bytes, and such as are nearly packets: no panic, and every offset inside.
+//! Random bytes and damaged packets: the parser does not panic, and every offset that it returns is inside the frame.
 
 use proptest::prelude::*;
 
 use super::*;
 
 proptest! {
-    /// Any bytes: no panic, and every offset inside.
+    /// Random bytes.
     #[test]
     fn any_bytes(
         link in prop::sample::select(&LinkType::CANONICAL),
@@ -15,7 +15,7 @@ proptest! {
         look(link, &bytes, bytes.len() as u32 + more);
     }
 
-    /// Bytes that look like a packet, so that the walk gets far.
+    /// Packets with random changes, so that the parser reaches the inner headers.
     #[test]
     fn nearly_packets(
         row in prop::sample::select(&[
@@ -40,7 +40,7 @@ proptest! {
     }
 }
 
-/// Parses and asks for every view.
+/// Parses and calls every accessor.
 fn look(link: LinkType, bytes: &[u8], wire_len: u32) {
     let Ok(packet) = parse(link, bytes, wire_len) else { return };
     assert!(packet.network <= bytes.len());

@@ -146,7 +146,7 @@ fn links() {
             format!("{UDP4} up=8@40 vlan=5"),
         ),
         (LinkType::LINUX_SLL, "0000 0001 0006 020000000001 0000 0004 424203", "none type=0000 at=16".into()),
-        // Of a netlink device the field is a family: 0x0800 is none, and it is not IP either.
+        // For a netlink device the field is a netlink family, so 0x0800 is not IP.
         (LinkType::LINUX_SLL, "0000 0338 0006 020000000001 0000 0800 IP4", "none type=0000 at=16".into()),
         (LinkType::LINUX_SLL, "0000 0001 0006 020000000001 0000 08", "malformed: link header cut off".into()),
         (
@@ -584,7 +584,7 @@ fn cut_short_by_the_capture() {
     assert_eq!(cut(54), format!("{start} up=20@34 flags=02 seq=1 win=64240"));
     assert_eq!(cut(57), format!("{start} up=23@34 flags=02 seq=1 win=64240"));
 
-    // Options of which nobody knows whether one says the packet's length.
+    // The header is cut within its options, one of which may state the packet's length (jumbo payload).
     let jumbo = frame("60000000 0000 00 40 ADDR6 1100 c204 00011180 1092 0035 0000 0000");
     for kept in 40..48 {
         assert_eq!(

@@ -271,7 +271,7 @@ fn told(found: &Found<'_>) -> Option<String> {
         }
         Found::Hole { offset, missing } => {
             format!(
-                "{missing} bytes were not captured; from offset {offset} on, messages start nobody knows where"
+                "{missing} bytes were not captured; after offset {offset} the start of a message is unknown"
             )
         }
         Found::Failed(failure) => failure.to_string(),

@@ -288,7 +288,7 @@ fn special(path: &Path, fifo: bool) -> io::Result<File> {
     let file = OpenOptions::new().write(true).custom_flags(flags.bits() as i32).open(path);
     let file = file.map_err(|error| match error.raw_os_error() {
         Some(code) if code == rustix::io::Errno::NXIO.raw_os_error() && fifo => {
-            io::Error::new(ErrorKind::NotConnected, "nobody reads this FIFO; start its reader first")
+            io::Error::new(ErrorKind::NotConnected, "this FIFO has no reader; start the reader first")
         }
         _ => error,
     })?;

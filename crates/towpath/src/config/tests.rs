@@ -566,8 +566,21 @@ fn documented_defaults_hold() {
 }
 
 #[test]
-fn a_renamed_key_is_an_error_that_names_the_new_one() {
-    let errors = Config::parse("t", "rules = \"r\"\ntap = \"a\"\n[port.a]\ndriver = \"tun\"\n").unwrap_err();
-    let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
-    assert!(errors.contains(&"t:2:1: unknown key `tap`; this key is now `monitor`".to_owned()), "{errors:?}");
+fn a_renamed_key_or_word_is_an_error_that_names_the_new_one() {
+    let port = "[port.a]\ndriver = \"tun\"\n";
+    let rows = [
+        (
+            format!("rules = \"r\"\ntap = \"a\"\n{port}"),
+            "t:2:1: unknown key `tap`; this key is now `monitor`",
+        ),
+        (
+            format!("rules = \"r\"\nmonitor = \"a\"\n{port}[queue.1]\nsocket = \"s\"\nfanout = \"tap\"\n"),
+            "t:7:10: fanout `tap` is now called `mirror`",
+        ),
+    ];
+    for (text, expected) in rows {
+        let errors = Config::parse("t", &text).expect_err(&text);
+        let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        assert!(errors.iter().any(|error| error.starts_with(expected)), "{errors:?}");
+    }
 }

@@ -5,7 +5,7 @@
 //! frame of [`Kind::DONE`]. The request's payload is empty, or the CURSOR to continue at (8 bytes, little-endian), so that an
 //! interrupted client can resume. No state is sent twice. A state that exists during the whole dump is not missed.
 //!
-//! The gate is locked for one page (64 states) at a time. A client that does not read blocks half of its own ring and nothing else.
+//! The gate is locked for one page (64 states) at a time. A client that does not read blocks only its own dump: the dumper stops when half of the client's ring is full.
 
 use std::fs::Permissions;
 use std::io::{self, Write};

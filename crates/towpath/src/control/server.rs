@@ -1,9 +1,9 @@
-//! The control socket. A thread of its own serves it, so the engine's threads have no sockets.
+//! The control socket. A dedicated thread serves it, so no engine thread reads from or writes to a client.
 //!
-//! Access: root, the engine's user and the socket's `owner` are owners ([`Role::Owner`]), by the credentials that the kernel reports
-//! (SO_PEERCRED). Other users that the mode of the socket file lets in are readers: they see no packets and change nothing. The default
-//! mode is 0600. At most [`CLIENTS`] clients are connected at a time; readers leave [`RESERVED`] places free. A client too many
-//! gets an error. The limits of one client are in [`Session`]. Every refusal is counted and logged.
+//! Access: root, the engine's user and the socket's `owner` are owners ([`Role::Owner`]). The kernel reports the user of a client (SO_PEERCRED).
+//! Other users that the mode of the socket file admits are readers: they see no packets and change nothing. The default mode is 0600.
+//! At most [`CLIENTS`] clients are connected at a time; [`RESERVED`] of these places are for owners only. A further client gets an
+//! error and is disconnected. The limits of one client are in [`Session`]. Every refusal is counted and logged.
 
 use std::fs::Permissions;
 use std::io::{self, ErrorKind, Read, Write};
@@ -34,19 +34,19 @@ use crate::ruleset_manager::RulesetManager;
 /// Maximum number of clients.
 const CLIENTS: usize = 64;
 
-/// Places that readers leave free.
+/// Of [`CLIENTS`], the places for owners only.
 const RESERVED: usize = 8;
 
-/// Connections accepted in one turn.
+/// Maximum number of connections accepted in one turn of the server's loop.
 const ACCEPTS: usize = 64;
 
-/// Requests of one client in one turn.
+/// Maximum number of requests served for one client in one turn.
 const BURST: usize = 16;
 
-/// Nanoseconds between two looks at the output of traces.
+/// Interval in nanoseconds at which the output of traces is read.
 const TRACE_INTERVAL: u64 = 10_000_000;
 
-/// Events of one answer.
+/// Maximum number of events in one answer.
 const EVENTS: usize = 500;
 
 /// Maximum sleep in nanoseconds.
@@ -126,7 +126,7 @@ impl Role {
         Some(Refusal::new(Code::NotPermitted, message))
     }
 
-    /// Maximum number of clients for one more client of this role to be accepted.
+    /// A client of this role is accepted while fewer clients than this are connected.
     fn room(self) -> usize {
         match self {
             Self::Owner => CLIENTS,
@@ -246,13 +246,13 @@ struct ServerState {
     backoff: AcceptBackoff,
     /// One for each engine thread.
     senders: Vec<QuerySender>,
-    /// The server must end, whether or not the engine has.
+    /// Set when the server must end, even if the engine still runs.
     over: Arc<AtomicBool>,
     wakeup: EventFd,
     ruleset: Option<Arc<RulesetManager>>,
     clients: Vec<Client>,
     access: AccessControl,
-    /// A client takes the events of states.
+    /// True if a client has subscribed to state events.
     watching: bool,
     start: Instant,
     refused: Refused,
@@ -311,7 +311,7 @@ impl ServerState {
         }
     }
 
-    /// Gives the events of states to the clients that take them.
+    /// Sends state events to the clients that subscribed to them.
     fn distribute_events(&mut self) {
         let Some(ruleset) = &self.ruleset else { return };
         let watching = self.clients.iter().any(|client| client.session.takes_events());
@@ -426,7 +426,7 @@ impl ServerState {
     }
 }
 
-/// Writes a refusal. A new socket has room for it.
+/// Writes a refusal. The write does not block: the send buffer of a new socket is empty.
 fn send_refusal(mut stream: UnixStream, mut session: Session) {
     let _ = stream.write(session.poll_output());
 }

@@ -39,7 +39,7 @@ pub enum Found<'a> {
     },
     /// The framing refuses the bytes. The last event.
     Failed(Failure),
-    /// The framing gives the connection back. The last event.
+    /// Another protocol begins ([`Step::GiveBack`](towpath_mux::framing::Step::GiveBack)). The last event.
     GivenBack {
         /// Position.
         offset: u64,

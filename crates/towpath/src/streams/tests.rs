@@ -1,4 +1,4 @@
-//! Packet stories as rows, and any order of segments against the sent stream.
+//! Tables of segments with the expected stream events, and a property test: segments in any order give the sent stream.
 
 use proptest::prelude::*;
 use towpath_wire::{self as wire, LinkType};
@@ -93,7 +93,7 @@ fn stories() {
             &["0.0:ab", "0.0-3", "0.0.Fin", "0.1.Capture"],
         ),
         (
-            "from the middle",
+            "a capture that starts in the middle of a connection",
             &[(0, ACK | PSH, 7000, "ab"), (0, ACK, 6998, "zzab"), (0, ACK, 7002, "c")],
             &["0.0:ab", "0.0:c", "0.0.Capture", "0.1.Capture"],
         ),
@@ -103,22 +103,22 @@ fn stories() {
             &["0.0:a", "0.0.Capture", "0.1.Capture"],
         ),
         (
-            "keep-alive, and nothing before it",
+            "keep-alive as the first segment of the capture",
             &[(0, ACK, 6999, ""), (0, ACK, 6999, ""), (0, ACK, 7000, "ab"), (0, ACK, 7001, "bc")],
             &["0.0:ab", "0.0:c", "0.0.Capture", "0.1.Capture"],
         ),
         (
-            "an acknowledgement, then disorder",
+            "an acknowledgement, then reordered segments",
             &[(0, ACK, 7000, ""), (0, ACK, 7002, "cd"), (0, ACK, 7000, "ab"), (0, ACK, 7001, "bc")],
             &["0.0:ab", "0.0:cd", "0.0.Capture", "0.1.Capture"],
         ),
         (
-            "data only tells where the first byte is",
+            "a capture that starts with data",
             &[(0, ACK, 7000, "a"), (0, ACK, 7002, "c"), (0, ACK, 7001, "b")],
             &["0.0:a", "0.0:b", "0.0:c", "0.0.Capture", "0.1.Capture"],
         ),
         (
-            "both open at once",
+            "simultaneous open",
             &[
                 (0, SYN, 99, ""),
                 (1, SYN, 499, ""),
@@ -130,7 +130,7 @@ fn stories() {
             &["0.0:ab", "0.1:xy", "0.0.Capture", "0.1.Capture"],
         ),
         (
-            "a full window is probed",
+            "zero-window probes",
             &[
                 (0, SYN, 99, ""),
                 (0, ACK, 100, "ab"),
@@ -141,12 +141,12 @@ fn stories() {
             &["0.0:ab", "0.0:c", "0.0:d", "0.0.Capture", "0.1.Capture"],
         ),
         (
-            "the end comes first",
+            "FIN before the data",
             &[(0, SYN, 99, ""), (0, ACK | FIN, 102, "c"), (0, ACK, 100, "ab")],
             &["0.0:ab", "0.0:c", "0.0.Fin", "0.1.Capture"],
         ),
         (
-            "numbers wrap",
+            "sequence numbers wrap",
             &[(0, SYN, u32::MAX - 1, ""), (0, ACK, u32::MAX, "ab"), (0, ACK, 1, "cd"), (0, ACK, 3, "e")],
             &["0.0:ab", "0.0:cd", "0.0:e", "0.0.Capture", "0.1.Capture"],
         ),
@@ -156,7 +156,7 @@ fn stories() {
             &["0.0:ab", "0.0.Reset", "0.1.Reset"],
         ),
         (
-            "data behind the end",
+            "data after the FIN",
             &[(0, SYN, 99, ""), (0, ACK | FIN, 100, "a"), (0, ACK, 101, "bc"), (0, ACK, 100, "a")],
             &["0.0:a", "0.0.Fin", "0.1.Capture"],
         ),
@@ -166,7 +166,7 @@ fn stories() {
             &["0.0:ab", "0.0:c", "0.0.Capture", "0.1.Capture"],
         ),
         (
-            "the ports again",
+            "a new connection with the same ports",
             &[
                 (0, SYN, 99, ""),
                 (0, ACK, 100, "a"),
@@ -242,8 +242,8 @@ fn truncated_bytes_are_a_gap() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Segments of one stream in any order, overlapping and repeated: the stream results, with gaps where
-    /// nothing was sent.
+    /// Segments of one stream in any order, overlapping and repeated, give the stream, with gaps for the bytes that no
+    /// segment has.
     #[test]
     fn any_order_of_segments_gives_the_stream(
         isn in any::<u32>(),

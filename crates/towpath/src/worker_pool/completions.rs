@@ -15,7 +15,7 @@ use crate::control::commands::show_mux::Lost;
 
 /// Maximum number of unsent messages that wait to be reported to their worker.
 const UNSENT: usize = 1024;
-/// Maximum number of their bytes.
+/// Maximum number of bytes of these messages.
 const UNSENT_BYTES: usize = 4 << 20;
 /// Size of the blocks that replies are copied into, which saves allocations.
 const BLOCK: usize = 64 << 10;
@@ -65,7 +65,7 @@ impl Completions {
         self.block.split().freeze()
     }
 
-    /// A worker's message was returned: its connection ended before it was sent, and there is no other.
+    /// Reports a message of a worker that was not sent: its connection ended, and no other connection could take it.
     pub(super) fn undelivered(&mut self, bytes: Bytes) {
         self.lost.undelivered += 1;
         push(&mut self.unsent, Unsent { worker: None, to: None, error: SendError::Gone, bytes });
@@ -76,7 +76,7 @@ impl Completions {
         self.unsent.is_empty()
     }
 
-    /// A worker has gone: drops its reports.
+    /// Drops the reports for a worker that has ended.
     pub(super) fn forget(&mut self, id: worker::Id) {
         self.unsent.retain(|unsent| unsent.worker != Some(id));
     }
@@ -119,7 +119,7 @@ pub(super) struct Unsent {
     pub(super) bytes: Bytes,
 }
 
-/// Adds a report. The oldest ones make room.
+/// Adds a report. Above the bounds, the oldest reports are dropped.
 fn push(unsent: &mut VecDeque<Unsent>, last: Unsent) {
     unsent.push_back(last);
     let bytes = |unsent: &VecDeque<Unsent>| unsent.iter().map(|unsent| unsent.bytes.len()).sum::<usize>();

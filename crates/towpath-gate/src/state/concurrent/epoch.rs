@@ -34,7 +34,7 @@ const UNREGISTERED: u64 = 0;
 /// The epoch of an offline worker.
 const OFFLINE: u64 = u64::MAX;
 
-/// An epoch in a cache line of its own: storing one does not disturb the readers of another.
+/// An epoch in its own cache line: storing one does not disturb the readers of another.
 type Epoch = Apart<AtomicU64>;
 
 /// The current epoch, and the epoch that each worker has stored.

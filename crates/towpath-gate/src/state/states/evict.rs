@@ -79,8 +79,8 @@ impl States {
         self.shared.occupancy.used() > u64::from(self.settings.dyn_max)
     }
 
-    /// Evicts one state: one that is not assured, or, if there is none, of a few the one that expires first. Returns false if
-    /// none was evicted.
+    /// Evicts one state: one that is not assured, or, if all are assured, the one of a few that expires first. Returns false if
+    /// no state was evicted.
     ///
     /// Evicts no assured state while there are others outside the scanned slots, or while slots are retired. Evicts nothing
     /// while [`States::reserve`] slots are retired.

@@ -157,7 +157,7 @@ impl States {
     /// Prefaults memory that growth will need, continues a migration of the index, and frees memory that is no longer used:
     /// up to a millisecond of work, with huge pages several. Returns true if more work remains.
     ///
-    /// Call it periodically outside the packet path, or from a thread of its own. Without it, [`States::install`] does the same
+    /// Call it periodically outside the packet path, or from a dedicated thread. Without it, [`States::install`] does the same
     /// work when the memory is needed.
     pub fn prepare(&mut self) -> bool {
         self.quiescent();

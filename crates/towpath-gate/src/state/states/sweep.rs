@@ -60,7 +60,7 @@ impl States {
             self.sweep::<2>(slots, now, &mut budget);
             self.sweep::<6>(slots, now, &mut budget);
         } else {
-            // Each slot may need a look. Each family gets its share of the budget, so that none of its slots is left out.
+            // Every slot may need a check. Each family gets half of the budget, so that all its slots are checked.
             let half = budget.div_ceil(2);
             let slots = u32::try_from(half).unwrap_or(u32::MAX);
             self.sweep::<2>(slots, now, &mut half.clone());

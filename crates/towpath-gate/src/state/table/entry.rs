@@ -62,7 +62,7 @@ const MAX_LIFETIME: u32 = crate::state::LIFETIME_MAX;
 /// The longest jump in time, in ns, that needs no collection first.
 pub(crate) const MAX_TIME_JUMP: u64 = 1 << 52;
 
-/// The state has no lifetime of its own.
+/// The state has no individual lifetime: the setting applies.
 const NO_LIFETIME: u64 = 0xff_ffff;
 
 /// Bytes in the low bits, packets above. A packet has less than 2^17 bytes: 2^19 threads at once could not carry a

@@ -46,8 +46,8 @@ pub(super) fn page<T>(rows: Vec<T>, from: u64, bytes: impl Fn(&T) -> usize) -> (
     (rows, (next < total).then_some(next))
 }
 
-/// Asks for all pages and returns the rows, the member `key` of each answer. Without `version` in the answers, rows come and go
-/// between pages, and `next` is a cursor that misses none of those that stay.
+/// Asks for all pages and returns the rows, the member `key` of each answer. Without `version` in the answers, rows may
+/// appear and disappear between pages; the cursor `next` skips no row that exists during the whole listing.
 pub(super) fn all(
     mut ask: impl FnMut(u64) -> Result<Value, Failure>,
     key: &str,
