@@ -1,4 +1,4 @@
-//! A program as it was written: read from any of the formats, linked, not yet checked.
+//! An unverified program: read from any of the formats and linked.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use crate::verifier_error::VerifierError;
 /// Format of a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
-    /// Find out: ELF by its magic, `tcpdump -ddd` by being text, raw eBPF by having an exit instruction (every eBPF
+    /// Detects the format: ELF by its magic, `tcpdump -ddd` by being text, raw eBPF by having an exit instruction (every eBPF
     /// program has one, and no classic instruction looks like it), else raw classic BPF.
     #[default]
     Auto,
@@ -23,7 +23,7 @@ pub enum Format {
     Raw,
     /// `struct sock_filter`s, little-endian.
     Classic,
-    /// What `tcpdump -ddd` prints: a count, then a line `code jt jf k` of decimal numbers for each instruction.
+    /// The output of `tcpdump -ddd`: a count, then a line `code jt jf k` of decimal numbers for each instruction.
     ClassicText,
 }
 
@@ -36,11 +36,11 @@ pub struct LoadOptions {
     pub name: Option<String>,
 }
 
-/// Bytes that are no program, or one that is refused.
+/// The bytes are not a program, or the verifier refuses it.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// Nothing was given.
+    /// The input is empty.
     #[error("the program is empty")]
     Empty,
     /// Not a whole number of instructions.
@@ -59,7 +59,7 @@ pub enum LoadError {
     /// A name was given for a program that has none.
     #[error("only ELF objects have programs with names, so `{0}` cannot be chosen")]
     NoNames(String),
-    /// The ELF object gives no program.
+    /// The ELF object contains no usable program.
     #[error(transparent)]
     Elf(#[from] ElfError),
     /// The verifier refuses the program.
@@ -67,7 +67,7 @@ pub enum LoadError {
     Rejected(#[from] VerifierError),
 }
 
-/// A program that is read and linked, but not checked: it can be listed, not run.
+/// A program before verification. It can be listed but not run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Code {
     pub(crate) body: Body,
@@ -87,7 +87,7 @@ impl Code {
     /// Reads a program.
     ///
     /// # Errors
-    /// The bytes are not in the format, or the object does not hold the program.
+    /// Fails if the bytes are not in the format, or if the object does not contain the program.
     pub fn load(bytes: &[u8], options: &LoadOptions) -> Result<Self, LoadError> {
         let format = match options.format {
             Format::Auto => guess(bytes),
@@ -244,7 +244,7 @@ fn slots(bytes: &[u8]) -> Result<&[[u8; Insn::SIZE]], LoadError> {
     }
 }
 
-/// Reads what `tcpdump -ddd` prints.
+/// Parses the output of `tcpdump -ddd`.
 fn parse_text(bytes: &[u8]) -> Result<Vec<ClassicInsn>, LoadError> {
     let wrong = |line: usize, problem: String| LoadError::Text { line, problem };
     let text = std::str::from_utf8(bytes).map_err(|error| {

@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 
 use super::{Driver, Options, files, play, process};
 
-/// See everything at work on this machine: gate, rings, mux and zero copy, in network namespaces
+/// Run all parts of Towpath on this machine: gate, rings, mux and zero copy, in network namespaces
 ///
 /// Two hosts with the engine between them, and the kernel's TCP and UDP at both ends: clients, an attack (port scan, SYN flood,
 /// a source over its limit), an inspector process, a message server that loses a worker, a file sent without a copy; then the

@@ -18,10 +18,10 @@ pub enum SendError {
     #[error("cannot enable UDP segmentation offload: {0}")]
     Segmentation(#[source] io::Error),
     /// A datagram exceeds the limit of the protocol or the path, or has more segments than the kernel accepts (UDP_MAX_SEGMENTS,
-    /// 64 or 128), or its segments exceed the path MTU. The datagram was discarded and its buffer completed; the datagrams behind
-    /// it can still be sent.
+    /// 64 or 128), or its segments exceed the path MTU. The datagram was discarded and its buffer completed; later datagrams can
+    /// still be sent.
     #[error(
-        "a datagram of {bytes} bytes exceeds the socket's limit; send less at once, or set a segment size below the path MTU (at most 64 segments at once)"
+        "a datagram of {bytes} bytes exceeds the socket's limit; send fewer bytes per call, or set a segment size below the path MTU (at most 64 segments at once)"
     )]
     TooLong {
         /// Length of the datagram in bytes.

@@ -1,4 +1,4 @@
-//! Small packets as fast as they come: what the gate and the ring are measured with.
+//! A flood of small packets, for measurements of the gate and the ring.
 
 use std::net::{IpAddr, Ipv4Addr};
 

@@ -9,7 +9,7 @@ use etherparse::{
 
 /// Ethernet frames are at least this long, without the frame check sequence; shorter ones are padded.
 const MIN_FRAME: usize = 60;
-/// What fits into one IPv4 packet of 1,500 bytes.
+/// Maximum UDP payload of one IPv4 packet of 1,500 bytes.
 const FRAGMENT: usize = 1_480;
 
 /// One end of a conversation.
@@ -22,13 +22,13 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// A host; addresses of stories are right, so a wrong one ends the run.
+    /// Creates a host. An invalid address ends the program.
     pub(crate) fn new(mac: [u8; 6], ip: &str, ttl: u8) -> Self {
         Self { mac, ip: ip.parse().unwrap_or_else(|error| panic!("{ip}: {error}")), ttl }
     }
 }
 
-/// What an IPv4 header says beyond the two addresses.
+/// Fields of an IPv4 header besides the addresses.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ip4<'a> {
     pub(crate) proto: u8,
@@ -67,7 +67,7 @@ impl Path {
         padded(frame)
     }
 
-    /// A UDP datagram over IPv4 in as many fragments as it takes.
+    /// A UDP datagram over IPv4, fragmented if necessary.
     pub(crate) fn udp_fragments(self, id: u16, ports: (u16, u16), payload: &[u8]) -> Vec<Vec<u8>> {
         let mut ip = self.ipv4(id);
         let udp = UdpHeader::with_ipv4_checksum(ports.0, ports.1, &ip, payload).expect("a length that fits");
@@ -86,7 +86,7 @@ impl Path {
         frames
     }
 
-    /// An ICMP or ICMPv6 message, whichever the addresses ask for.
+    /// An ICMP or ICMPv6 message, depending on the address family.
     pub(crate) fn icmp(self, id: u16, kind: u8, code: u8, rest: [u8; 4], payload: &[u8]) -> Vec<u8> {
         let mut frame = Vec::new();
         let ip = self.ip(id);

@@ -1,4 +1,4 @@
-//! Writes the captures that Towpath's examples and measurements run on. The same every time.
+//! Writes the captures of Towpath's examples and measurements. Each run writes the same bytes.
 //!
 //! ```text
 //! cargo run -p towpath-port --example generate -- examples           # examples/office.pcap, examples/rules/*

@@ -1,5 +1,5 @@
 //! A minute in a small office, seen at its gateway: web, DNS, ssh and mail out of it, a ping, IPv6, a VLAN, a datagram in
-//! fragments; and from outside, somebody who looks for open ports.
+//! fragments; and a port scan from outside.
 
 use etherparse::TcpHeader;
 use towpath_port::{Error, Frame, LinkType, pcap};
@@ -15,7 +15,7 @@ const S: u64 = 1_000 * MS;
 
 const GATEWAY_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x01];
 
-/// Writes the story in order of time.
+/// Writes the packets in order of time.
 pub(crate) fn write(file: &mut pcap::Writer) -> Result<(), Error> {
     let mut story = Story { frames: Vec::new(), random: Random(1), id: 0 };
     neighbours(&mut story);
@@ -32,7 +32,7 @@ pub(crate) fn write(file: &mut pcap::Writer) -> Result<(), Error> {
     story.frames.sort_by_key(|(time, _)| *time);
     let mut last = 0;
     for (time, bytes) in &story.frames {
-        // Whole microseconds, none twice.
+        // Distinct times in whole microseconds.
         last = (time / 1_000).max(last + 1);
         let time_ns = START_NS + last * 1_000;
         let wire_len = bytes.len() as u32;
@@ -77,7 +77,7 @@ impl Story {
     }
 }
 
-/// Somebody in the office; `n` is the last part of each address.
+/// A host in the office; `n` is the last part of each address.
 fn inside(n: u8) -> Host {
     Host::new([0x02, 0, 0, 0, 0x10, n], &format!("192.168.10.{n}"), 64)
 }
@@ -86,12 +86,12 @@ fn inside6(n: u8) -> Host {
     Host::new([0x02, 0, 0, 0, 0x10, n], &format!("2001:db8:10::{n:x}"), 64)
 }
 
-/// Somebody beyond the gateway.
+/// A host beyond the gateway.
 fn outside(ip: &str) -> Host {
     Host::new(GATEWAY_MAC, ip, 52)
 }
 
-/// The office's people and its servers.
+/// Last address bytes of the office's clients and servers.
 const ALICE: u8 = 21;
 const BOB: u8 = 22;
 const CAROL: u8 = 23;
@@ -187,7 +187,7 @@ fn neighbours(story: &mut Story) {
     story.add(8_901 * MS, Path::new(gateway6, asker).icmp(0, 136, 0, [0xe0, 0, 0, 0], &answer));
 }
 
-/// Lookups at the office's resolver; one answer is too long for a packet.
+/// DNS queries to the office's resolver; one answer is fragmented.
 fn names(story: &mut Story) {
     let names =
         ["www.example.com", "mail.example.com", "news.example.org", "shop.example.net", "intranet.example"];
@@ -216,7 +216,7 @@ fn names(story: &mut Story) {
     }
 }
 
-/// Request line, further header, body. A few of them are what an inspector looks for.
+/// Request line, further header, body. Some contain the word that the inspector searches.
 #[rustfmt::skip]
 const REQUESTS: [(&str, &str, &str); 20] = [
     ("GET / HTTP/1.1",                                "", ""),
@@ -306,7 +306,7 @@ fn record(story: &mut Story, kind: u8, len: usize) -> Vec<u8> {
     [&[kind, 3, 3][..], &(len as u16).to_be_bytes(), &noise].concat()
 }
 
-/// What looks like TLS from outside: nobody can read it.
+/// TLS records with random contents.
 fn tls(story: &mut Story) {
     const HANDSHAKE: u8 = 22;
     const DATA: u8 = 23;
@@ -329,7 +329,7 @@ fn tls(story: &mut Story) {
     }
 }
 
-/// Alice at work on a machine outside, and somebody from outside at the office's own.
+/// An ssh session from Alice to a server outside, and one from outside to the office's shell server.
 fn ssh(story: &mut Story) {
     let sessions = [
         (6 * S, Path::new(inside(ALICE), outside("203.0.113.22")), 14),
@@ -397,7 +397,7 @@ fn scan(story: &mut Story) {
     }
 }
 
-/// NTP (RFC 5905): what the time is.
+/// NTP requests and answers (RFC 5905).
 fn clock(story: &mut Story) {
     let path = Path::new(inside(SHELL), outside("203.0.113.123"));
     for at in [3 * S, 35 * S] {

@@ -1,7 +1,6 @@
-//! A scene: packets one after the other, and what ipfw does with each by which rule.
+//! A scene: a sequence of packets, each with ipfw's verdict and the rule that gives it.
 //!
-//! The verdicts stand beside the packets because they come from reading the rules as ipfw(8) means them, never from
-//! running the program: where the two differ, one of them is wrong.
+//! The verdicts are derived by hand from ipfw(8), not by running Towpath. A difference is an error in one of them.
 
 use std::fmt::{self, Write as _};
 use std::path::Path as FilePath;
@@ -20,7 +19,7 @@ const STEP_US: u64 = 2_000;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stop {
     verdict: Verdict,
-    /// The rule that says so; `None` when no rule was asked.
+    /// The rule; `None` if the packet was dropped before the rules.
     rule: Option<u32>,
 }
 
@@ -41,7 +40,7 @@ pub(crate) const fn drop(rule: u32) -> Stop {
     Stop { verdict: Verdict::Drop, rule: Some(rule) }
 }
 
-/// Dropped, and answered where ipfw answers.
+/// Dropped, and answered if ipfw answers.
 pub(crate) const fn reject(rule: u32) -> Stop {
     Stop { verdict: Verdict::Reject, rule: Some(rule) }
 }
@@ -75,7 +74,7 @@ impl fmt::Display for Stop {
     }
 }
 
-/// What is seen so far.
+/// The packets so far.
 #[derive(Debug, Default)]
 pub(crate) struct Scene {
     now_us: u64,
@@ -91,12 +90,12 @@ struct Row {
 }
 
 impl Scene {
-    /// Nothing happens for a while.
+    /// Advances the time of the next packet.
     pub(crate) fn wait(&mut self, seconds: u64) {
         self.now_us += seconds * 1_000_000;
     }
 
-    /// The next packet: where it stops, what it is, its frame.
+    /// Adds a packet: its verdicts, a description, its frame.
     pub(crate) fn frame(&mut self, stops: &[Stop], what: &str, frame: Vec<u8>) {
         self.now_us += STEP_US;
         let stops = stops.iter().map(Stop::to_string).collect::<Vec<_>>().join(", ");

@@ -1,12 +1,12 @@
-//! A TCP connection as both ends play it, segment by segment.
+//! A TCP connection: the segments of both ends.
 
 use etherparse::{TcpHeader, TcpOptionElement};
 
 use super::frames::Path;
 
-/// The end that opens.
+/// The end that opens the connection.
 pub(crate) const CLIENT: usize = 0;
-/// The other one.
+/// The other end.
 pub(crate) const SERVER: usize = 1;
 
 /// A connection, and what each end sends next.

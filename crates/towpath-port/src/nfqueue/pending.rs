@@ -1,7 +1,7 @@
 //! Packets that wait for verdicts, and batching of accept verdicts.
 //!
-//! Purpose: the kernel numbers packets in order and accepts one verdict for all waiting packets up to an id. Accepts are deferred until
-//! [`Pending::flush`] and sent as one batch as far as all packets before them are decided.
+//! Purpose: the kernel numbers packets in order and accepts one verdict for all waiting packets up to an id. Accept verdicts are deferred
+//! until [`Pending::flush`]. Those before the first undecided packet are sent as one batch verdict, the others one by one.
 //! Invariant: a batch verdict never covers an undecided packet. After a flush only undecided packets remain.
 //! References: net/netfilter/nfnetlink_queue.c, nfqnl_recv_verdict_batch.
 
@@ -130,7 +130,7 @@ mod tests {
                     }),
                 }
                 let early = all.iter().filter(|id| !decided.contains(id) && !kernel.contains(id)).count();
-                prop_assert_eq!(early, 0, "decided before its time");
+                prop_assert_eq!(early, 0, "a batch verdict covered an undecided packet");
             }
             all.iter().for_each(|id| { pending.accept(*id); });
             pending.flush(|tell| match tell {

@@ -1,6 +1,6 @@
 //! pcapng blocks as they are written: a section, the interfaces of its packets as they appear, packets, statistics.
 //!
-//! No IO of its own: every block goes into a [`Write`], which may be a `Vec`.
+//! The blocks are written to any [`Write`], for example a `Vec`.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -29,7 +29,7 @@ pub struct Blocks {
     names: HashMap<u32, String>,
 }
 
-/// What a packet block says beside the packet.
+/// Options of a packet block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options<'a> {
     /// `opt_comment`; at most 65,535 bytes of it are kept.
@@ -56,15 +56,15 @@ const ISB_IFDROP: u16 = 5;
 const INTERFACE_STATISTICS: u32 = 5;
 
 impl Blocks {
-    /// Nothing is written yet.
+    /// Creates the writer. Writes nothing.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The section header: the first block of a stream.
+    /// Writes the section header, the first block of a stream.
     ///
     /// # Errors
-    /// What the stream said.
+    /// Errors of the stream.
     pub fn section(&mut self, out: &mut impl Write) -> io::Result<()> {
         let (version, unknown_length) = (1, u32::MAX);
         let block =
@@ -72,15 +72,15 @@ impl Blocks {
         words(out, &block)
     }
 
-    /// Interface number `interface` of the frames has a name (`if_name`), from its first packet on.
+    /// Sets the name (`if_name`) of the frames' interface `interface`. Call it before the interface's first packet.
     pub fn name(&mut self, interface: u32, name: impl Into<String>) {
         self.names.insert(interface, name.into());
     }
 
-    /// A packet, after the description of its interface if that is new.
+    /// Writes a packet, preceded by the description of its interface if the interface is new.
     ///
     /// # Errors
-    /// What the stream said.
+    /// Errors of the stream.
     pub fn packet(
         &mut self,
         out: &mut impl Write,
@@ -114,11 +114,11 @@ impl Blocks {
         words(out, &[len])
     }
 
-    /// For each interface so far: packets received and packets lost of the whole stream until `time_ns`. May be written
-    /// at any place after the packets; the last one counts.
+    /// Writes a statistics block for each interface: the packets received and lost from the start of the stream until `time_ns`. If
+    /// written repeatedly, the last one applies.
     ///
     /// # Errors
-    /// What the stream said.
+    /// Errors of the stream.
     pub fn statistics(
         &mut self,
         out: &mut impl Write,
@@ -140,7 +140,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// The stream's number for an interface of the frames, described first if it is new.
+    /// Returns the stream's number of a frame's interface. Writes the interface's description if it is new.
     fn interface(&mut self, out: &mut impl Write, link: LinkType, interface: u32) -> io::Result<u32> {
         let key = (link, interface);
         if let Some((last, number)) = self.last

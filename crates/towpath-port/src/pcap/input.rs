@@ -99,7 +99,7 @@ impl Input {
             self.start = 0;
         }
         let space = &mut self.buffer[self.end..];
-        debug_assert!(!space.is_empty(), "nothing that is needed is longer than the buffer");
+        debug_assert!(!space.is_empty(), "no record is longer than the buffer");
         let read = loop {
             match self.source.read(space) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

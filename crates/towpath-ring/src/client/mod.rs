@@ -224,7 +224,7 @@ impl Consumer {
         self.lanes.len() as u32
     }
 
-    /// Receives the next frame; waits for it. None if the engine has ended the channel and all frames were received.
+    /// Receives the next frame; waits for it. `None` if the engine has ended the channel and all frames were received.
     ///
     /// # Errors
     /// [`RecvError`]: the engine wrote invalid data, or poll(2) failed.

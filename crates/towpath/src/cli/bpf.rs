@@ -16,7 +16,7 @@ use crate::cli::{self, fail};
 /// Check, run, list and measure framing programs in BPF
 ///
 /// FILE is an ELF object made by `clang -O2 -target bpf -c`, raw eBPF instructions, raw classic BPF (struct
-/// sock_filter), or what `tcpdump -ddd` prints.
+/// sock_filter), or the output of `tcpdump -ddd`.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Exit codes: 0 done, 1 a file cannot be read or the run failed, 3 the program is refused."
@@ -96,7 +96,7 @@ enum Format {
 /// Maximum size of a program file or a message, in bytes.
 const MAX_FILE: u64 = 64 << 20;
 
-/// `-ESTRPIPE` (`asm-generic/errno.h`): the program hands the connection back; the mux does not serve it.
+/// `-ESTRPIPE` (`asm-generic/errno.h`): another protocol begins; the connection leaves the mux.
 const GIVE_BACK: i32 = -86;
 
 pub(crate) fn run(args: &Bpf) -> u8 {

@@ -62,7 +62,7 @@ pub struct Config {
     pub file: PathBuf,
     /// The rule file.
     pub rules: PathBuf,
-    /// The default rule allows.
+    /// True if the default rule is `allow`.
     pub default_allow: bool,
     /// Treatment of states at a reload.
     pub reload: StatePolicy,
@@ -241,7 +241,7 @@ impl Config {
                     "[queue.{}], but for `default`, `command`, `workers`, `users` and `groups`,",
                     queue.number
                 )),
-                None => names.push(format!("[queue.{}], which is gone,", queue.number)),
+                None => names.push(format!("[queue.{}], which was removed,", queue.number)),
             }
         }
         let threads = |config: &Self| (config.engine.threads, config.engine.cpus.clone());

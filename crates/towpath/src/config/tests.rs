@@ -14,13 +14,13 @@ interface = "eth1"
 ports = ["wan", "lan"]
 "#;
 
-/// A bridge, and more of it.
+/// A configuration of a bridge, followed by `more`.
 fn bridge(more: &str) -> String {
     format!("{BRIDGE}{more}\n")
 }
 
 #[test]
-fn every_error_is_told_with_its_place_and_what_to_do() {
+fn errors_have_a_position_and_a_hint() {
     let rows: &[(String, &[&str])] = &[
         ("rules = ".into(), &["t:1:9: string values must be quoted, expected literal string"]),
         (
@@ -53,7 +53,7 @@ fn every_error_is_told_with_its_place_and_what_to_do() {
             bridge("[port.wan2]\ndriver = \"af-packet\""),
             &["t:11:10: unknown driver \"af-packet\"; did you mean `af_packet`?"],
         ),
-        // Of a port whose driver is not known nothing else is said.
+        // A port with an unknown driver has no further errors.
         (
             "rules = \"r\"\nmonitor = \"x\"\n[port.x]\ndriver = \"nfqeue\"\nqueue = 5\n[[route]]\nto = \"::/0\"\nport = \"x\"\n".into(),
             &["t:4:10: unknown driver \"nfqeue\"; did you mean `nfqueue`?"],
@@ -172,7 +172,7 @@ fn every_error_is_told_with_its_place_and_what_to_do() {
 }
 
 #[test]
-fn the_keys_that_there_are_are_told_once_each() {
+fn a_hint_lists_each_key_once() {
     let errors = Config::parse("t", "xyzzyxyzzy = 1\n").unwrap_err();
     let hint = errors.iter().find_map(|error| error.hint.as_ref().filter(|hint| hint.contains("keys here")));
     let mut keys: Vec<&str> = hint.unwrap().trim_start_matches("the keys here are ").split(", ").collect();
@@ -193,7 +193,7 @@ fn switches_are_true_or_yes() {
 }
 
 #[test]
-fn what_is_written_is_what_is_read() {
+fn all_keys_are_read() {
     let text = r#"
 rules = "r.ipfw"
 default = "allow"
@@ -271,9 +271,9 @@ group = "0"
     assert_eq!((control.owner, control.group, control.mode), (Some(0), Some(0), 0o660));
 }
 
-/// What each user may have is enough for the inspectors that are started, however many these are.
+/// The default memory limit of a user is enough for the inspectors that the engine starts, whatever their number.
 #[test]
-fn there_is_room_for_the_inspectors_that_are_started() {
+fn the_default_memory_is_enough_for_started_inspectors() {
     const MIB: u64 = 1 << 20;
     let limits = |more: &str, threads: usize| {
         let config =
@@ -301,7 +301,7 @@ fn there_is_room_for_the_inspectors_that_are_started() {
 }
 
 #[test]
-fn rules_that_name_what_is_not_there_are_warned_of() {
+fn unknown_ports_and_queues_in_rules_are_warnings() {
     let config = Config::parse("t", &bridge("[queue.1]\ncommand = \"x\"")).unwrap();
     let rules = "add allow ip from any to any via wann\nadd inspect 1 ip from any to any\nadd tee 2 ip from any to any\n";
     let rules = config.parse_rules("r", rules).unwrap();
@@ -345,7 +345,7 @@ fn inspectors_do_not_get_a_muxs_connections() {
 }
 
 #[test]
-fn muxes_take_the_engines_threads_by_turns() {
+fn muxes_are_assigned_to_engine_threads_round_robin() {
     let mux = |name: &str, more: &str| {
         format!("[mux.{name}]\nlisten = \"[::1]:7\"\nframing = \"line\"\nworker = \"w\"\n{more}\n")
     };
@@ -363,7 +363,7 @@ fn muxes_take_the_engines_threads_by_turns() {
         assert_eq!((&config.mux_threads()[..], config.engine_threads()), (&expected[..], threads), "{text}");
     }
     let alone = Config::parse("t", &format!("rules = \"r\"\n{}", mux("a", ""))).unwrap();
-    assert_eq!(alone.engine_threads(), 0, "there is nothing for it to do");
+    assert_eq!(alone.engine_threads(), 0, "no engine thread is needed");
     for (thread, wrong) in
         [("1", "the engine has no thread 1"), ("\"mine\"", "`thread` is a whole number in 0..63, or \"own\"")]
     {
@@ -373,7 +373,7 @@ fn muxes_take_the_engines_threads_by_turns() {
 }
 
 #[test]
-fn programs_are_beside_the_configuration_or_in_path() {
+fn programs_are_relative_to_the_configuration_or_in_path() {
     #[rustfmt::skip]
     let rows = [
         ("/etc/x/t.toml", "bin/w a/b 'c d'", "/etc/x/bin/w"),
@@ -393,7 +393,7 @@ fn programs_are_beside_the_configuration_or_in_path() {
 }
 
 #[test]
-fn a_framing_may_be_a_file_beside_the_configuration() {
+fn framing_files_are_relative_to_the_configuration() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("t.toml").display().to_string();
     let object = Path::new(env!("CARGO_MANIFEST_DIR")).join("../towpath-bpf/tests/programs/thrift.o");
@@ -425,7 +425,7 @@ fn a_framing_may_be_a_file_beside_the_configuration() {
 }
 
 #[test]
-fn what_cannot_change_while_it_runs_is_named() {
+fn a_reload_names_the_keys_that_cannot_change() {
     let queue = "[queue.1]\ncommand = \"a b\"\n";
     let mux = "[mux.m]\nlisten = \"[::1]:7\"\nframing = \"line\"\nworker = \"w\"\n";
     let text = |more: &str| format!("unserved = \"drop\"\n{BRIDGE}{queue}{mux}{more}\n");
@@ -444,7 +444,7 @@ fn what_cannot_change_while_it_runs_is_named() {
         ("another pace", text("[engine]\ndrain = 9\nwait = \"spin\""), &[]),
         ("more threads", text("[engine]\nthreads = 2"), &["`threads` and `cpus` of [engine]"]),
         ("other pages", text("[engine]\nhugepages = true"), &["`hugepages` of [engine]"]),
-        ("another queue", text("").replace("queue.1", "queue.2"), &["[queue.1], which is gone,"]),
+        ("another queue", text("").replace("queue.1", "queue.2"), &["[queue.1], which was removed,"]),
         ("another framing", text("").replace("line", "resp"), &["[mux]"]),
         ("another way to send", text("").replace("\"w\"", "\"w\"\nsend = \"plain\""), &["[mux]"]),
     ];
@@ -455,19 +455,19 @@ fn what_cannot_change_while_it_runs_is_named() {
     }
 }
 
-/// The same, the tables of its ports the other way round.
+/// The same configuration with the port tables in reverse order.
 fn ports_reversed(text: &str) -> String {
     let mut ports: Vec<&str> = text.split_inclusive('\n').collect();
     let at = |name: &str| ports.iter().position(|line| line.starts_with(name)).unwrap();
     let (wan, lan) = (at("[port.wan]"), at("[port.lan]"));
     ports[wan..].rotate_left(lan - wan);
-    // Behind `lan` and its two keys stood the rest.
+    // The other tables follow `lan` and its two keys.
     ports[wan + 3..].rotate_right(lan - wan);
     ports.concat()
 }
 
 #[test]
-fn what_names_a_port_by_its_place_means_the_same_port_after_a_reload() {
+fn port_indices_are_stable_across_a_reload() {
     let port = |name: &str| format!("[port.{name}]\ndriver = \"tun\"\n");
     let head = |more: &str| format!("rules = \"r\"\n{more}\n");
     let route = |to: &str, port: &str| format!("[[route]]\nto = \"{to}\"\nport = \"{port}\"\n");
@@ -483,7 +483,7 @@ fn what_names_a_port_by_its_place_means_the_same_port_after_a_reload() {
         (&before.routes, &before.monitors, &before.ports)
     );
 
-    // The places are the same as before; the ports are others, and only the second time they are wired otherwise.
+    // The indices are the same; the ports at them differ, and only the second configuration is wired differently.
     let bridges = |a: &str, b: &str| {
         let bridge = |x, y| format!("[[bridge]]\nports = [\"{x}\", \"{y}\"]\n");
         let (a, b) = (a.split_at(1), b.split_at(1));

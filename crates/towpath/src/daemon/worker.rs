@@ -122,7 +122,7 @@ impl Worker {
         }
     }
 
-    /// Runs until the supervisor says drain or every source has ended.
+    /// Runs until the supervisor sends [`WorkerCommand::Drain`] or every source has ended.
     pub fn run(mut self) -> Report {
         let mut quiet: Option<Instant> = None;
         let mut turns = 0;
@@ -475,7 +475,7 @@ impl Live {
     }
 }
 
-/// Logs an error of a port with `errors` errors so far: the first one, and then ever more rarely.
+/// Logs an error of a port with `errors` errors so far: the first one, and then at increasing intervals.
 fn warn(errors: &mut u64, error: &towpath_port::Error) {
     *errors += 1;
     if errors.is_power_of_two() {

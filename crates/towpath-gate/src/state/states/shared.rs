@@ -1,4 +1,4 @@
-//! What all workers of a gate share, and what each worker keeps of an address family.
+//! The data that all workers of a gate share, and each worker's local data of an address family.
 
 use std::sync::{Arc, Mutex};
 
@@ -21,19 +21,19 @@ use crate::state::table::key::{FlowKey, Key4, Key6};
 use crate::state::table::memory::Pages;
 use crate::state::table::slot_counters::LocalSlotCounters;
 
-/// What all workers share.
+/// Data shared by all workers.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) epochs: Epochs,
-    /// Incremented when the settings, the removed rules or an index to begin lookups with have changed.
+    /// Incremented when the settings, the removed rules, or an index for lookups change.
     pub(super) version: AtomicU64,
     pub(super) occupancy: Occupancy,
-    /// A time that a worker was given, in ns. No worker was given one later by more than [`TIME_STEP`](super::TIME_STEP).
+    /// Current time in ns, as last published by a worker. The time of any worker is at most [`TIME_STEP`](super::TIME_STEP) ahead of it.
     pub(super) time: AtomicU64,
     pub(super) settings: Mutex<Settings>,
     pub(super) v4: Family<2>,
     pub(super) v6: Family<6>,
-    /// Keys the hashes of everything but the index.
+    /// Key of all hashes except those of the index.
     pub(super) secret: Secret,
     pub(super) limits: Limits,
     pub(super) first_syns: FirstSynTable,
@@ -73,10 +73,10 @@ impl Shared {
     }
 }
 
-/// What a worker keeps of one address family.
+/// A worker's local data of one address family.
 #[derive(Debug)]
 pub(super) struct LocalFamily {
-    /// The index to begin lookups with.
+    /// The index in which lookups start.
     pub(super) index: Arc<Index>,
     pub(super) slot_counters: LocalSlotCounters,
     pub(super) retired: RetireList,

@@ -1,4 +1,4 @@
-//! Guests, members and staff of a cafe's network, as the portal receives them.
+//! Traffic of guests, members and staff of a cafe's network, at the captive portal.
 
 use super::super::dns;
 use super::super::frames::{Host, Path};
@@ -29,11 +29,11 @@ pub(super) fn play(scene: &mut Scene) {
     scene.frame(&[drop(110)], "a frame that is not IP", up(guest, everybody()).other(0x88cc, &[2, 1, 7]));
     let six = Path { vlan: Some(CAFE), ..Path::new(device(30, "fe80::30"), super::group6("ff02::1:ff00:1")) };
     let solicit = neighbour(host(1, "fe80::1"), 1);
-    scene.icmp(&[drop(110)], "IPv6 is not IPv4 either", six, (135, 0), [0; 4], &solicit);
-    scene.syn(&[drop(120)], "the machine that was sent away", up(sent_away, portal), (50_000, 443));
+    scene.icmp(&[drop(110)], "a neighbour solicitation of IPv6", six, (135, 0), [0; 4], &solicit);
+    scene.syn(&[drop(120)], "a source that is blocked", up(sent_away, portal), (50_000, 443));
     scene.udp(
         &[drop(130)],
-        "somebody says to be the portal",
+        "a forged source: the portal's address",
         up(device(31, "10.1.0.1"), guest),
         (53, 5_000),
         &[0; 30],
@@ -46,7 +46,7 @@ pub(super) fn play(scene: &mut Scene) {
     let question = dns::message(1, "www.example.com", &[]);
     scene.udp(&[pass(210)], "a guest asks for a name", up(guest, portal), (50_053, 53), &question);
     let elsewhere = up(guest, host(254, "198.51.100.53"));
-    scene.udp(&[reject(620)], "and may not ask elsewhere", elsewhere, (50_054, 53), &question);
+    scene.udp(&[reject(620)], "a request to another resolver", elsewhere, (50_054, 53), &question);
     scene.syn(&[pass(220)], "a guest opens the portal's page", up(guest, portal), (50_002, 443));
     scene.syn(&[drop(290)], "and tries its ssh", up(guest, portal), (50_003, 22));
     scene.icmp(&[pass(230)], "pings the portal", up(guest, portal), PING.0, PING.1, &[b'p'; 32]);
@@ -56,11 +56,11 @@ pub(super) fn play(scene: &mut Scene) {
     scene.tcp(&[pass(310)], "staff, known by the Ethernet address", (&mut out, CLIENT), "S", &[]);
     let mut back = Connection::new(down(staff, web), (50_010, 8_443), [2, 1]);
     scene.tcp(&[pass(310)], "the answer from the line: a state", (&mut back, SERVER), "SA", &[]);
-    scene.tcp(&[pass(310)], "on from there", (&mut out, CLIENT), "A", &[]);
+    scene.tcp(&[pass(310)], "the next segment: a state", (&mut out, CLIENT), "A", &[]);
     let mut stray = Connection::new(down(staff, web), (50_011, 8_443), [2, 1]);
     scene.tcp(&[drop(700)], "from the line, for staff, without a state", (&mut stray, SERVER), "SA", &[]);
 
-    scene.syn(&[pass(400)], "a member calls anything, through pipe 1", up(member, web), (50_020, 993));
+    scene.syn(&[pass(400)], "a member opens a connection, through pipe 1", up(member, web), (50_020, 993));
     let mut mail = Connection::new(down(member, web), (50_020, 993), [2, 1]);
     scene.tcp(&[pass(410)], "the answer, through the same pipe", (&mut mail, SERVER), "SA", &[]);
     let quic = up(slow, web);
@@ -70,7 +70,7 @@ pub(super) fn play(scene: &mut Scene) {
     scene.udp(&[drop(410)], "in the other direction too", down(web, slow), (443, 50_022), &[0x40; 1_350]);
     scene.udp(
         &[pass(400)],
-        "the other member has a pipe of its own",
+        "the other member has a separate pipe",
         up(member, web),
         (50_023, 443),
         &[0x40; 1_350],
@@ -78,27 +78,33 @@ pub(super) fn play(scene: &mut Scene) {
     scene.wait(1);
     scene.udp(
         &[pass(410)],
-        "after a second there is room again",
+        "after a second the pipe has room again",
         down(web, slow),
         (443, 50_022),
         &[0x40; 1_350],
     );
 
     let mut pay = Connection::new(up(guest, bank), (50_030, 443), [1, 1]);
-    scene.tcp(&[pass(500)], "a guest pays: the garden is open", (&mut pay, CLIENT), "S", &[]);
+    scene.tcp(
+        &[pass(500)],
+        "a guest opens the payment server, which is always allowed",
+        (&mut pay, CLIENT),
+        "S",
+        &[],
+    );
     let mut paid = Connection::new(down(guest, bank), (50_030, 443), [2, 1]);
     scene.tcp(&[pass(510)], "its answer comes back", (&mut paid, SERVER), "SA", &[]);
-    scene.syn(&[drop(700)], "but the garden opens nothing itself", down(bank, guest), (443, 50_031));
+    scene.syn(&[drop(700)], "the payment server opens a connection", down(bank, guest), (443, 50_031));
     scene.syn(&[pass(600)], "a guest's first page is the portal's: forwarded", up(guest, web), (50_032, 80));
     let mut page = Connection::new(up(guest, web), (50_032, 80), [2, 1]);
     scene.tcp(
         &[pass(600)],
-        "with all that follows",
+        "a further segment of it",
         (&mut page, CLIENT),
         "PA",
         b"GET / HTTP/1.1\r\nHost: www.example.com\r\n\r\n",
     );
-    scene.syn(&[reject(610)], "a page that is encrypted is refused", up(guest, web), (50_033, 443));
+    scene.syn(&[reject(610)], "HTTPS of an unpaid guest is refused", up(guest, web), (50_033, 443));
     scene.icmp(&[reject(620)], "a guest pings the world", up(guest, web), PING.0, PING.1, &[b'p'; 32]);
     let mut late = Connection::new(down(guest, web), (50_033, 443), [2, 1]);
     scene.tcp(&[drop(700)], "from the line, for a guest", (&mut late, SERVER), "SA", &[]);

@@ -1,4 +1,4 @@
-//! Administrators and others at the door of a file server.
+//! Connections of administrators and of other hosts to a file server.
 
 use super::super::dns;
 use super::super::frames::{Ip4, Path};
@@ -31,7 +31,7 @@ pub(super) fn play(scene: &mut Scene) {
         (12, 443, pass(300), ".12, the last of the range, opens HTTPS"),
         (20, 22, pass(300), ".20, the single one, opens ssh"),
         (13, 22, drop(DEFAULT), ".13 is just outside the range"),
-        (110, 22, drop(DEFAULT), ".110 only looks like one of them"),
+        (110, 22, drop(DEFAULT), ".110 is not in the range"),
         (10, 23, drop(DEFAULT), ".10 tries telnet"),
     ] {
         scene.syn(
@@ -43,11 +43,11 @@ pub(super) fn play(scene: &mut Scene) {
     }
     let elsewhere = Path::new(host(10, "198.51.100.10"), me);
     scene.syn(&[drop(DEFAULT)], "another net's .10", elsewhere, (40_020, 22));
-    scene.syn(&[drop(DEFAULT)], "the server itself may call nobody", Path::new(me, admin), (40_021, 22));
+    scene.syn(&[drop(DEFAULT)], "the server opens a connection", Path::new(me, admin), (40_021, 22));
     let mut stray = Connection::new(Path::new(host(11, "192.0.2.11"), me), (40_022, 22), [1, 1]);
     scene.tcp(
         &[drop(DEFAULT)],
-        ".11 in the middle of a connection that never began",
+        ".11: a segment of a connection without a SYN",
         (&mut stray, CLIENT),
         "PA",
         b"ls\n",
@@ -58,10 +58,10 @@ pub(super) fn play(scene: &mut Scene) {
 
     let ping = Path::new(host(77, "192.0.2.77"), me);
     scene.icmp(&[pass(310)], "a small ping, 84 bytes", ping, PING.0, PING.1, &[b'p'; 56]);
-    scene.icmp(&[pass(320)], "its answer, by a rule of its own", ping.reverse(), PONG.0, PONG.1, &[b'p'; 56]);
+    scene.icmp(&[pass(320)], "its answer, by a separate rule", ping.reverse(), PONG.0, PONG.1, &[b'p'; 56]);
     scene.icmp(&[pass(310)], "a ping of 128 bytes: the largest", ping, PING.0, PING.1, &[b'p'; 100]);
     scene.icmp(&[drop(DEFAULT)], "a ping of 129 bytes", ping, PING.0, PING.1, &[b'p'; 101]);
-    scene.icmp(&[drop(DEFAULT)], "the server pings nobody", ping.reverse(), PING.0, PING.1, &[b'p'; 56]);
+    scene.icmp(&[drop(DEFAULT)], "the server sends a ping", ping.reverse(), PING.0, PING.1, &[b'p'; 56]);
     scene.icmp(&[drop(DEFAULT)], "a ping from elsewhere", elsewhere, PING.0, PING.1, &[b'p'; 56]);
 
     let ask = Path::new(me, resolver);
@@ -78,5 +78,5 @@ pub(super) fn play(scene: &mut Scene) {
 
     let solicit = super::neighbour(host(1, "fe80::1"), 1);
     let all6 = Path::new(host(10, "fe80::10"), group6("ff02::1:ff00:1"));
-    scene.icmp(&[drop(DEFAULT)], "IPv6 is not spoken here", all6, (135, 0), [0; 4], &solicit);
+    scene.icmp(&[drop(DEFAULT)], "IPv6 is not allowed", all6, (135, 0), [0; 4], &solicit);
 }

@@ -1,4 +1,4 @@
-//! Visitors of a web farm, honest and other.
+//! Traffic of a web farm: legitimate visitors and attacks.
 
 use super::super::dns;
 use super::super::frames::Path;
@@ -24,7 +24,7 @@ pub(super) fn play(scene: &mut Scene) {
     scene.syn(&[drop(120)], "a source that is blocked", Path::new(blocked, web), (60_000, 80));
     scene.udp(
         &[drop(120)],
-        "whatever it asks for",
+        "a request of a blocked source",
         Path::new(blocked, resolver),
         (60_000, 53),
         &dns::message(1, "www.example.com", &[]),
@@ -71,23 +71,33 @@ pub(super) fn play(scene: &mut Scene) {
         (60_081, 8_080),
     );
     scene.syn(&[tee(9, 200), queue(1, 310)], "HTTP over IPv6", Path::new(visitor6, web6), (60_082, 80));
-    scene.syn(&[queue(1, 310)], "a health check: no copy, but read", Path::new(probe, web), (60_083, 80));
+    scene.syn(
+        &[queue(1, 310)],
+        "a health check: inspected without a copy",
+        Path::new(probe, web),
+        (60_083, 80),
+    );
     let mut stray = Connection::new(Path::new(visitor, web), (60_084, 80), [1, 1]);
     scene.tcp(
         &[drop(900)],
-        "in the middle of a connection that never began",
+        "a segment of a connection without a SYN",
         (&mut stray, CLIENT),
         "PA",
         b"GET / HTTP/1.1\r\n\r\n",
     );
 
     let mut tls = Connection::new(Path::new(visitor, web), (60_443, 443), [5, 50]);
-    scene.tcp(&[tee(9, 200), pass(320)], "opens TLS: nothing to read", (&mut tls, CLIENT), "S", &[]);
+    scene.tcp(&[tee(9, 200), pass(320)], "opens TLS: not inspected", (&mut tls, CLIENT), "S", &[]);
     scene.tcp(&[pass(320)], "the answer: a state", (&mut tls, SERVER), "SA", &[]);
     scene.tcp(&[pass(320)], "a client hello", (&mut tls, CLIENT), "PA", &[22, 3, 1, 0, 4, 1, 0, 0, 0]);
     scene.syn(&[tee(9, 200), pass(320)], "a second connection", Path::new(visitor, second), (60_444, 443));
     scene.syn(&[tee(9, 200), pass(320)], "a third", Path::new(visitor, web), (60_445, 443));
-    scene.syn(&[tee(9, 200), drop(320)], "a fourth is one too many", Path::new(visitor, web), (60_446, 443));
+    scene.syn(
+        &[tee(9, 200), drop(320)],
+        "a fourth connection exceeds the limit",
+        Path::new(visitor, web),
+        (60_446, 443),
+    );
     scene.syn(
         &[tee(9, 200), pass(320)],
         "another visitor",
@@ -119,24 +129,24 @@ pub(super) fn play(scene: &mut Scene) {
         (60_054, 53),
         &dns::message(8, "exfil.malware.example", &[]),
     );
-    scene.udp(&[drop(900)], "an answer that nobody asked for", ask.reverse(), (53, 60_055), &good);
-    scene.syn(&[drop(900)], "DNS over TCP is for nobody", ask, (60_056, 53));
+    scene.udp(&[drop(900)], "an answer without a request", ask.reverse(), (53, 60_055), &good);
+    scene.syn(&[drop(900)], "DNS over TCP is not allowed", ask, (60_056, 53));
 
     let updates = host(1, "192.0.2.80");
     let mut fetch = Connection::new(Path::new(web, updates), (42_000, 443), [3, 30]);
     scene.tcp(&[pass(500)], "a server fetches its updates", (&mut fetch, CLIENT), "S", &[]);
     scene.tcp(&[pass(500)], "their answer: a state of another name", (&mut fetch, SERVER), "SA", &[]);
     scene.tcp(&[pass(500)], "acknowledges", (&mut fetch, CLIENT), "A", &[]);
-    scene.syn(&[drop(520)], "a server calls somebody else", Path::new(web, blocked), (42_001, 4_444));
+    scene.syn(&[drop(520)], "a server connects to another host", Path::new(web, blocked), (42_001, 4_444));
     scene.udp(
         &[drop(520)],
-        "or asks a resolver elsewhere",
+        "a request to another resolver",
         Path::new(second, host(1, "192.0.2.53")),
         (42_002, 53),
         &good,
     );
 
-    scene.syn(&[tee(9, 200), reject(600)], "a closed door says so", Path::new(visitor, web), (60_100, 22));
+    scene.syn(&[tee(9, 200), reject(600)], "a closed port: rejected", Path::new(visitor, web), (60_100, 22));
     scene.syn(
         &[tee(9, 200), reject(610)],
         "over IPv6 with its own word",

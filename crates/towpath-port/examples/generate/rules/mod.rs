@@ -41,7 +41,7 @@ fn host(n: u8, ip: &str) -> Host {
     Host::new([0x02, 0, 0, 0, 0, n], ip, 64)
 }
 
-/// Ethernet's and IPv4's everybody.
+/// The broadcast addresses of Ethernet and IPv4.
 fn everybody() -> Host {
     Host::new([0xff; 6], "255.255.255.255", 64)
 }
@@ -60,7 +60,7 @@ fn on(vlan: u16, from: Host, to: Host) -> Path {
     Path { vlan: Some(vlan), ..Path::new(from, to) }
 }
 
-/// What a DHCP client says first: BOOTP's fixed part, then the message type (RFC 2131, 2).
+/// A DHCP message: BOOTP's fixed part, then the message type (RFC 2131, 2).
 fn dhcp(kind: u8) -> Vec<u8> {
     let mut message = vec![0; 240];
     message[0] = if kind == 1 { 1 } else { 2 };
@@ -70,20 +70,20 @@ fn dhcp(kind: u8) -> Vec<u8> {
     message
 }
 
-/// A neighbour solicitation or advertisement for an address (RFC 4861, 4.3 and 4.4), behind its first eight bytes.
+/// A neighbour solicitation or advertisement for an address (RFC 4861, 4.3 and 4.4), without its first eight bytes.
 fn neighbour(target: Host, option: u8) -> Vec<u8> {
     let std::net::IpAddr::V6(ip) = target.ip else { panic!("neighbour discovery is for IPv6") };
     [&ip.octets()[..], &[option, 1], &target.mac].concat()
 }
 
-/// What an ICMP error quotes: the header and eight bytes of the packet that it is about.
+/// The quotation of an ICMP error: the header and eight bytes of the packet.
 fn quoted(frame: &[u8], tagged: bool) -> Vec<u8> {
     let ip = if tagged { 18 } else { 14 };
     let header = if frame[ip] >> 4 == 4 { 20 } else { 40 };
     frame[ip..ip + header + 8].to_vec()
 }
 
-/// Type, code, and the four bytes behind the checksum of an ICMP echo request.
+/// Type, code, and the four bytes after the checksum of an ICMP echo request.
 const PING: ((u8, u8), [u8; 4]) = ((8, 0), [0x70, 0x01, 0, 1]);
 const PONG: ((u8, u8), [u8; 4]) = ((0, 0), [0x70, 0x01, 0, 1]);
 const PING6: ((u8, u8), [u8; 4]) = ((128, 0), [0x70, 0x01, 0, 1]);

@@ -41,11 +41,11 @@ impl Across {
 fn neighbours(scene: &mut Scene) {
     let alice = host(21, "203.0.113.21");
     let gateway = host(1, "203.0.113.1");
-    scene.frame(&[pass(100)], "ARP: who is the gateway", on(LAN, alice, gateway).arp(1));
+    scene.frame(&[pass(100)], "ARP request for the gateway", on(LAN, alice, gateway).arp(1));
     let solicit = neighbour(host(1, "2001:db8:10::1"), 1);
     let group = on(LAN, host(21, "2001:db8:10::21"), group6("ff02::1:ff00:1"));
     scene.icmp(&[pass(110)], "neighbour solicitation", group, (135, 0), [0; 4], &solicit);
-    scene.syn(&[drop(290)], "a port that nobody told us about", Path::new(alice, gateway), (50_000, 443));
+    scene.syn(&[drop(290)], "a port without a rule", Path::new(alice, gateway), (50_000, 443));
 }
 
 fn staff(scene: &mut Scene) {
@@ -89,16 +89,10 @@ fn staff(scene: &mut Scene) {
     let mut https = Across::new((LAN, alice), (WAN, web), (50_443, 443));
     scene.tcp(&[pass(1120)], "HTTPS", (&mut https.there, CLIENT), "S", &[]);
     scene.tcp(&[pass(1120)], "the answer: a state", (&mut https.back, SERVER), "SA", &[]);
-    scene.tcp(&[pass(1120)], "on from there", (&mut https.there, CLIENT), "A", &[]);
+    scene.tcp(&[pass(1120)], "the next segment: a state", (&mut https.there, CLIENT), "A", &[]);
     scene.syn(&[pass(1120)], "HTTPS over IPv6", on(LAN, alice6, web6), (50_444, 443));
     let mut stray = Connection::new(on(LAN, alice, web), (50_445, 443), [1, 1]);
-    scene.tcp(
-        &[reject(1190)],
-        "in the middle of a connection that never began",
-        (&mut stray, CLIENT),
-        "A",
-        &[],
-    );
+    scene.tcp(&[reject(1190)], "a segment of a connection without a SYN", (&mut stray, CLIENT), "A", &[]);
 
     let resolver = world_host("192.0.2.53");
     let (name, answer) = ("www.example.com", [[192, 0, 2, 80]]);
@@ -158,7 +152,7 @@ fn guests(scene: &mut Scene) {
     );
     scene.udp(
         &[drop(2090)],
-        "and may not ask elsewhere",
+        "a request to another resolver",
         up(world_host("192.0.2.53")),
         (51_054, 53),
         &dns::message(4, "www.example.com", &[]),
@@ -185,7 +179,7 @@ fn guests(scene: &mut Scene) {
         (443, 51_500),
         &[0x40; 1_350],
     );
-    scene.syn(&[drop(2090)], "ssh of a guest; the party of set 6 is not on", up(web), (51_003, 22));
+    scene.syn(&[drop(2090)], "ssh of a guest: set 6 is disabled", up(web), (51_003, 22));
 }
 
 fn world(scene: &mut Scene) {
@@ -227,7 +221,12 @@ fn world(scene: &mut Scene) {
     scene.syn(&[drop(3020)], "a third: the table says two", down(partner, shell), (52_024, 22));
     let other = world_host("198.51.100.130");
     scene.syn(&[pass(3020)], "another partner", down(other, shell), (52_025, 22));
-    scene.syn(&[drop(3020)], "whose net has one for each", down(other, shell), (52_026, 22));
+    scene.syn(
+        &[drop(3020)],
+        "a second connection of its net: over the limit",
+        down(other, shell),
+        (52_026, 22),
+    );
     scene.syn(
         &[pass(3020)],
         "each address by itself",
@@ -235,7 +234,7 @@ fn world(scene: &mut Scene) {
         (52_027, 22),
     );
     scene.syn(&[drop(3090)], "ssh of a stranger", down(stranger, shell), (52_028, 22));
-    scene.syn(&[drop(3090)], "a partner at another door", down(partner, shell), (52_029, 23));
+    scene.syn(&[drop(3090)], "a partner at another port", down(partner, shell), (52_029, 23));
 
     let about = quoted(&down(alice, stranger).udp(1, (50_053, 53), &[0; 8]), true);
     scene.icmp(&[pass(3030)], "time exceeded", down(stranger, alice), (11, 0), [0; 4], &about);
@@ -243,11 +242,5 @@ fn world(scene: &mut Scene) {
     let stranger6 = down(world_host("2001:db8:66::1"), host(21, "2001:db8:10::21"));
     scene.icmp(&[pass(3040)], "packet too big", stranger6, (2, 0), [0, 0, 5, 0], &[0x60; 48]);
     scene.icmp(&[drop(3090)], "a ping of IPv6 from outside", stranger6, PING6.0, PING6.1, &[b'p'; 32]);
-    scene.udp(
-        &[drop(3090)],
-        "an answer that nobody asked for",
-        down(stranger, alice),
-        (53, 50_060),
-        &[0; 20],
-    );
+    scene.udp(&[drop(3090)], "an answer without a request", down(stranger, alice), (53, 50_060), &[0; 20]);
 }

@@ -6,7 +6,7 @@ use super::super::scene::{Scene, UNSEEN, drop, pass, reject};
 use super::super::tcp::{CLIENT, Connection, SERVER};
 use super::{PING, PING6, group6, host, neighbour, on};
 
-/// Where everything that comes in passes, unless something is wrong with it.
+/// The rule that passes incoming packets without anomalies.
 const IN: u32 = 490;
 
 pub(super) fn play(scene: &mut Scene) {
@@ -42,7 +42,7 @@ pub(super) fn play(scene: &mut Scene) {
         wan(host(254, "fd00::1"), web6),
         (53_000, 80),
     );
-    // RFC 2460, 4.4, which RFC 5095 takes back: type 0, one segment left, then UDP.
+    // RFC 2460, 4.4, deprecated by RFC 5095: type 0, one segment left, then UDP.
     let mut source_route = vec![17, 2, 0, 1, 0, 0, 0, 0];
     source_route.extend([0x20, 1, 0x0d, 0xb8, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x20]);
     source_route.extend([0xcf, 0x08, 0, 53, 0, 8, 0, 0]);
@@ -63,7 +63,7 @@ pub(super) fn play(scene: &mut Scene) {
     let mut back = Connection::new(wan(pc, far), (53_443, 443), [2, 1]);
     scene.tcp(&[pass(IN), pass(620)], "lan to world: HTTPS, its MSS lowered", (&mut there, CLIENT), "S", &[]);
     scene.tcp(&[pass(IN), pass(800)], "its answer", (&mut back, SERVER), "SA", &[]);
-    scene.tcp(&[pass(IN), pass(620)], "on from there", (&mut there, CLIENT), "A", &[]);
+    scene.tcp(&[pass(IN), pass(620)], "the next segment: a state", (&mut there, CLIENT), "A", &[]);
     scene.syn(&[pass(IN), pass(620)], "the same over IPv6", lan(pc6, far6), (53_444, 443));
     scene.syn(&[pass(IN), reject(600)], "mail from the lan", lan(pc, far), (53_025, 25));
     scene.syn(&[pass(IN), pass(620)], "mail from the dmz", dmz(web, far), (53_026, 25));
@@ -91,7 +91,7 @@ pub(super) fn play(scene: &mut Scene) {
         (53, 53_053),
         &dns::message(5, "www.example.com", &[[192, 0, 2, 131]]),
     );
-    scene.udp(&[pass(IN), drop(900)], "UDP that is no answer", wan(far, pc), (9_999, 53_053), &[0; 20]);
+    scene.udp(&[pass(IN), drop(900)], "UDP without a request", wan(far, pc), (9_999, 53_053), &[0; 20]);
     scene.udp(&[pass(IN), drop(900)], "an answer to a port below 1024", wan(far, pc), (53, 161), &[0; 20]);
 
     let mut ssh = Connection::new(lan(pc, web), (53_022, 22), [1, 1]);
@@ -117,7 +117,7 @@ pub(super) fn play(scene: &mut Scene) {
 
     scene.syn(&[pass(IN), pass(820)], "world to dmz: the web", wan(far, web), (53_080, 80));
     scene.syn(&[pass(IN), pass(820)], "over IPv6", wan(far6, web6), (53_081, 443));
-    scene.syn(&[pass(IN), drop(900)], "its ssh is not for the world", wan(far, web), (53_082, 22));
+    scene.syn(&[pass(IN), drop(900)], "ssh from the world is not allowed", wan(far, web), (53_082, 22));
     scene.syn(&[pass(IN), drop(900)], "a machine that is not exposed", wan(far, hidden), (53_083, 80));
     scene.syn(&[pass(IN), drop(900)], "world to lan", wan(far, pc), (53_084, 80));
     scene.udp(
@@ -137,7 +137,7 @@ pub(super) fn play(scene: &mut Scene) {
     let mut fragments = wan(far, names).udp_fragments(99, (53_087, 53), &[0x55; 1_600]).into_iter();
     let mut next = || fragments.next().expect("two fragments");
     scene.frame(&[pass(IN), pass(830)], "the first fragment has ports", next());
-    scene.frame(&[pass(IN), pass(840)], "the later one has none", next());
+    scene.frame(&[pass(IN), pass(840)], "the later fragment has no ports", next());
     let later = Ip4 { proto: 17, offset: 185, ..Ip4::default() };
     scene.ip4(
         &[pass(IN), drop(900)],

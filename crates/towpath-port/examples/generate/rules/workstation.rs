@@ -1,4 +1,4 @@
-//! A quarter of a minute at somebody's desk, as the workstation's network card sees it.
+//! Fifteen seconds of traffic at the network card of a workstation.
 
 use super::super::dns;
 use super::super::frames::{Ip4, Path};
@@ -17,7 +17,7 @@ pub(super) fn play(scene: &mut Scene) {
     let web6 = host(1, "2001:db8:80::80");
     let stranger = host(1, "198.51.100.77");
 
-    scene.frame(&[pass(100)], "ARP: who is the router", Path::new(me, router).arp(1));
+    scene.frame(&[pass(100)], "ARP request for the router", Path::new(me, router).arp(1));
     scene.frame(&[pass(100)], "ARP: the router answers", Path::new(router, me).arp(2));
     let solicit = neighbour(router6, 1);
     let router_group = Path::new(me6, group6("ff02::1:ff00:1"));
@@ -40,7 +40,7 @@ pub(super) fn play(scene: &mut Scene) {
         (68, 67),
         &dhcp(1),
     );
-    scene.udp(&[pass(310)], "DHCP offer to everybody", Path::new(router, everybody()), (67, 68), &dhcp(2));
+    scene.udp(&[pass(310)], "DHCP offer by broadcast", Path::new(router, everybody()), (67, 68), &dhcp(2));
     scene.udp(
         &[pass(300)],
         "DHCP renewal, from the address itself",
@@ -55,7 +55,7 @@ pub(super) fn play(scene: &mut Scene) {
     scene.udp(&[pass(510)], "asks the resolver", ask, (51_000, 53), &dns::message(1, name, &[]));
     let answer = dns::message(1, name, &[[203, 0, 113, 80]]);
     scene.udp(&[pass(510)], "the resolver answers: a state", ask.reverse(), (53, 51_000), &answer);
-    scene.udp(&[drop(65000)], "an answer to a port that did not ask", ask.reverse(), (53, 51_001), &answer);
+    scene.udp(&[drop(65000)], "an answer to a port without a request", ask.reverse(), (53, 51_001), &answer);
 
     let mut https = Connection::new(Path::new(me, web), (51_443, 443), [7_000, 90_000]);
     scene.tcp(&[pass(500)], "opens HTTPS", (&mut https, CLIENT), "S", &[]);
@@ -73,7 +73,13 @@ pub(super) fn play(scene: &mut Scene) {
     scene.tcp(&[pass(500)], "opens ssh over IPv6", (&mut ssh6, CLIENT), "S", &[]);
     scene.tcp(&[pass(500)], "is refused: a reset, by the state", (&mut ssh6, SERVER), "RA", &[]);
     scene.wait(2);
-    scene.tcp(&[drop(410)], "two seconds after the reset nothing is left", (&mut ssh6, SERVER), "A", &[]);
+    scene.tcp(
+        &[drop(410)],
+        "two seconds after the reset the state has expired",
+        (&mut ssh6, SERVER),
+        "A",
+        &[],
+    );
 
     let clock = Path::new(me, host(1, "203.0.113.123"));
     scene.udp(&[pass(510)], "asks for the time", clock, (123, 123), &[0x23; 48]);
@@ -93,7 +99,7 @@ pub(super) fn play(scene: &mut Scene) {
     scene.icmp(&[pass(530)], "its answer: a state", Path::new(web6, me6), PONG6.0, PONG6.1, &[b'p'; 56]);
     scene.icmp(
         &[drop(65000)],
-        "an answer that nobody asked for",
+        "an answer without a request",
         Path::new(host(1, "2001:db8:80::81"), me6),
         PONG6.0,
         PONG6.1,
@@ -116,7 +122,7 @@ pub(super) fn play(scene: &mut Scene) {
     scene.syn(&[pass(700)], "a second connection", ssh, (40_002, 22));
     scene.syn(&[drop(700)], "a third: over the limit, so the rule drops", ssh, (40_003, 22));
     scene.syn(&[pass(700)], "another administrator, own count", Path::new(admin_afar, me), (40_004, 22));
-    scene.syn(&[drop(65000)], "ssh from somebody else", Path::new(stranger, me), (40_005, 22));
+    scene.syn(&[drop(65000)], "ssh from another host", Path::new(stranger, me), (40_005, 22));
     scene.syn(&[drop(65000)], "an administrator tries another port", ssh, (40_006, 443));
 
     scene.syn(&[reject(800)], "ident, asked by a mail server", Path::new(web, me), (40_113, 113));
@@ -147,6 +153,6 @@ pub(super) fn play(scene: &mut Scene) {
     scene.tcp(&[drop(410)], "a scan with ACK alone", (&mut scan, CLIENT), "A", &[]);
 
     let about6 = quoted(&Path::new(me6, host(1, "2001:db8:80::81")).icmp(0, 128, 0, [0; 4], &[]), false);
-    let about = "packet too big, about nothing that is remembered";
+    let about = "packet too big for a flow without a state";
     scene.icmp(&[pass(610)], about, too_big, (2, 0), [0, 0, 5, 0], &about6);
 }

@@ -56,7 +56,7 @@ impl Supervisor {
         }
     }
 
-    /// Sends the threads what the new rules may need before the first packet meets them. What the new rules no longer need stays until
+    /// Sends the threads the changes that must precede the new rules. Changes that must follow them are made by
     /// [`change`](Self::change). Thus no packet is dropped because of the order of changes.
     fn prepare(&self, config: &Config) {
         let Self { config: before, services, .. } = self;

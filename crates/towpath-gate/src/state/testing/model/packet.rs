@@ -1,4 +1,4 @@
-//! What a packet does to its state: counts, windows, flags and chunks seen, and the lifetime.
+//! Effects of a packet on its state: counters, windows, the flags and chunks seen, and the lifetime.
 
 use super::{State, seconds};
 use crate::state::tcp::window::{Fit, Window};
@@ -20,7 +20,7 @@ pub(super) fn fit(state: &mut State, direction: Direction, segment: &Segment) ->
     window.segment(direction, segment)
 }
 
-/// Returns true if the packet, after it was applied, shows that both sides hear each other.
+/// Returns true if the packet, after it was applied, proves that the state was replied to.
 pub(super) fn replied(state: &State, direction: Direction, segment: &Segment, settings: &Settings) -> bool {
     let chunk = |kind: u8| state.chunks.iter().any(|chunk| chunk.0 == kind);
     match state.flow.proto {
@@ -29,7 +29,7 @@ pub(super) fn replied(state: &State, direction: Direction, segment: &Segment, se
             let acknowledges = segment.tcp_flags & 0b1_0010 == 0b1_0000;
             direction == Direction::Forward && state.answered && acknowledges && !reset
         }
-        // Nothing of a handshake was seen, or all of it.
+        // With chunks seen, the complete handshake is needed.
         132 if settings.dyn_sctp && !state.chunks.is_empty() => {
             chunk(11) && ![7, 14, 6].into_iter().any(chunk)
         }
@@ -84,7 +84,7 @@ fn tcp(state: &mut State, direction: Direction, segment: &Segment, settings: &Se
     refresh.then(|| state.lifetime.unwrap_or(settings.dyn_ack_lifetime))
 }
 
-/// Records the chunks since the last INIT that counted, with their side. The table has phases instead.
+/// Records the chunks since the last accepted INIT, each with its side. (The table stores a phase instead.)
 fn sctp(state: &mut State, direction: Direction, chunk: Option<u8>, settings: &Settings) -> Option<u32> {
     let seen =
         |state: &State, kind: u8| state.chunks.iter().find(|chunk| chunk.0 == kind).map(|chunk| chunk.1);
