@@ -20,11 +20,12 @@ use crate::drop_reason::{DropReason, Drops};
 use crate::introspect::Introspect;
 use crate::packet_io::{Egress, Meta, PacketIo};
 use crate::queue::Channel;
+use crate::reorder::Limits;
 use crate::router::{self, NeighborSnapshot, NextHop, Resolution, Resolver};
 
-/// Bounds of the copies of one transmit queue: twice those of the engine's reorder buffer.
-const COPIES: usize = 16_384;
-const COPY_BYTES: usize = 32 << 20;
+/// The longest IP packet (RFC 791 section 3.1), and the longest link header in front of it: Ethernet with two VLAN tags.
+const MAX_PACKET: usize = 65_535;
+const MAX_HEADER: usize = 22;
 
 /// How often a port that has no room is offered the rest of a burst again.
 const TX_RETRIES: usize = 16;
@@ -87,6 +88,8 @@ pub struct TxConfig {
     pub mtu: usize,
     /// The router's addresses on the port's link.
     pub addresses: Vec<IpAddr>,
+    /// The bounds of the engine's reorder buffer, which may send all its packets by one port.
+    pub reorder: Limits,
 }
 
 /// A port of a router.
@@ -155,7 +158,7 @@ impl TxQueue {
     pub fn new(config: TxConfig) -> Self {
         Self {
             items: Vec::new(),
-            copies: Burst::with_bytes(COPIES, COPY_BYTES),
+            copies: copies(config.reorder),
             verdicts: Vec::new(),
             config,
             too_big: ReplyLimiter::default(),
@@ -169,9 +172,33 @@ impl TxQueue {
         self.config.mtu = mtu;
     }
 
+    /// Sets the bounds of the engine's reorder buffer. Call it when no packet is queued.
+    pub fn set_reorder_limits(&mut self, limits: Limits) {
+        debug_assert!(self.items.is_empty() && self.verdicts.is_empty(), "indices of the copies are queued");
+        if self.config.reorder != limits {
+            self.config.reorder = limits;
+            self.copies = copies(limits);
+        }
+    }
+
     /// The packets that did not leave.
     pub fn drops(&self) -> &TxDrops {
         &self.drops
+    }
+
+    /// See [`PacketIo::max_frame`].
+    fn max_frame(&self, bytes: &[u8], meta: &Meta) -> usize {
+        // A router cuts longer packets into fragments or answers them; a port cuts what it received unsegmented.
+        if self.config.router.is_some() || meta.port.offload.gso.is_some() {
+            return MAX_PACKET + MAX_HEADER;
+        }
+        // The MTU does not include the link header and a VLAN tag.
+        let header = match bytes.get(12..14) {
+            _ if meta.link != LinkType::ETHERNET => 0,
+            Some([0x81, 0x00] | [0x88, 0xa8]) => 18,
+            _ => 14,
+        };
+        self.config.mtu.saturating_add(header)
     }
 
     fn mac(&self) -> Option<[u8; 6]> {
@@ -576,6 +603,11 @@ impl<C: Channel, Q: QueryServer> PacketIo for PortIo<C, Q> {
         }
     }
 
+    fn max_frame(&self, egress: Option<PortId>, bytes: &[u8], meta: &Meta) -> usize {
+        let tx = egress.and_then(|port| self.tx_queues.get(usize::from(port.0)));
+        tx.map_or(MAX_PACKET + MAX_HEADER, |tx| tx.max_frame(bytes, meta))
+    }
+
     fn reply(&mut self, _port: PortId, frame: &[u8], meta: &Meta) -> bool {
         // By the interface: a VLAN has its own port number, but not its own transmit queue.
         let tx = self.tx_queues.get_mut(meta.interface as usize);
@@ -598,6 +630,11 @@ impl<C: Channel, Q: QueryServer> PacketIo for PortIo<C, Q> {
     fn serve_queries(&mut self, engine: &mut dyn Introspect) -> u64 {
         self.queries.serve(engine)
     }
+}
+
+/// Room for the packets of a reorder buffer, and for as many of a burst.
+fn copies(limits: Limits) -> Burst {
+    Burst::with_bytes(limits.packets.saturating_mul(2), limits.bytes.saturating_mul(2))
 }
 
 /// The metadata of an Ethernet frame of the router itself, on its way out by `port`.
@@ -625,7 +662,8 @@ mod tests {
 
     fn tx_queue(mac: Option<[u8; 6]>) -> TxQueue {
         let router = mac.map(|mac| RouterPort { mac: Some(mac) });
-        TxQueue::new(TxConfig { sends: true, router, mtu: usize::MAX, addresses: Vec::new() })
+        let reorder = Limits::default();
+        TxQueue::new(TxConfig { sends: true, router, mtu: usize::MAX, addresses: Vec::new(), reorder })
     }
 
     fn frame(to: [u8; 6]) -> Vec<u8> {

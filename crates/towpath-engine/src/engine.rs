@@ -21,7 +21,7 @@ use crate::packet_ctx::PacketCtx;
 use crate::packet_io::{Egress, Meta, PacketIo};
 use crate::queue::{DefaultVerdict, Policy, Queue};
 use crate::queue_set::QueueSet;
-use crate::reorder::ReorderBuffer;
+use crate::reorder::{Limits, ReorderBuffer};
 use crate::replies::{Replies, ReplyStats};
 use crate::router::Fib;
 use crate::topology::Topology;
@@ -111,10 +111,6 @@ pub struct Engine<E: PacketIo> {
     pub(crate) by_states: bool,
 }
 
-/// Bounds of the reorder buffer.
-const REORDER_PACKETS: usize = 8192;
-const REORDER_BYTES: usize = 16 << 20;
-
 /// How often the engine polls before it sleeps, and how many spin hints it executes between two polls. Together about 50 us: the
 /// cost of a wake-up.
 const SPINS: usize = 500;
@@ -162,13 +158,17 @@ impl<E: PacketIo> Engine<E> {
         queues: Vec<Queue<E::Channel>>,
         unserved: Policy,
     ) -> Self {
+        let mut queues = QueueSet::new(queues, unserved);
+        // A replay has one bucket and one account.
         let buckets = if live { BUCKETS as u16 } else { 1 };
+        let mut reorder = ReorderBuffer::new(buckets, Limits::default(), live);
+        queues.iter_mut().for_each(|queue| queue.open_accounts(reorder.shares_mut()));
         Self {
             io,
             walker,
             topology,
-            queues: QueueSet::new(queues, unserved),
-            reorder: ReorderBuffer::new(buckets, REORDER_PACKETS, REORDER_BYTES),
+            queues,
+            reorder,
             locks: FlowLocks::default(),
             burst: None,
             reassembler: Reassembler::new(),
@@ -182,6 +182,11 @@ impl<E: PacketIo> Engine<E> {
             live,
             by_states: false,
         }
+    }
+
+    /// Sets the bounds of the reorder buffer. Packets that exceed them stay until they are decided.
+    pub fn set_reorder_limits(&mut self, limits: Limits) {
+        self.reorder.shares_mut().set_limits(limits);
     }
 
     /// Processes a burst. On return, each packet is decided, or an inspector has it. The engine copies packets that wait.
@@ -355,6 +360,7 @@ impl<E: PacketIo> Engine<E> {
         match self.queues.find(number) {
             Some(queue) => {
                 queue.join(channel, inspector);
+                queue.open_accounts(self.reorder.shares_mut());
                 Ok(())
             }
             None => Err(inspector),
@@ -363,7 +369,7 @@ impl<E: PacketIo> Engine<E> {
 
     /// Creates a queue, or changes its policy ([`Queue::set_policy`]).
     pub fn set_queue(&mut self, number: u16, policy: Policy) {
-        self.queues.configure(number, policy);
+        self.queues.configure(number, policy, self.reorder.shares_mut());
     }
 
     /// Sets the verdict for packets of queues that are not configured.
@@ -400,7 +406,7 @@ impl<E: PacketIo> Engine<E> {
             totals: self.totals(),
             replies: self.replies.stats,
             conversations: ConversationStats { tcp: self.conversations.tcp(), udp: self.conversations.udp() },
-            queues: self.queues.snapshots(),
+            queues: self.queues.snapshots(self.reorder.shares()),
             span: self.clock.span(),
         }
     }
@@ -442,9 +448,10 @@ impl<E: PacketIo> Engine<E> {
         self.take_drops();
         self.traces.tidy();
         let held = self.io.held();
-        let Self { io, queues, walker, clock, totals, replies, traces, .. } = self;
+        let Self { io, queues, reorder, walker, clock, totals, replies, traces, .. } = self;
         io.serve_queries(&mut EngineView {
             queues,
+            shares: reorder.shares(),
             walker,
             clock,
             totals,

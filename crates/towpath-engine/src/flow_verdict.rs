@@ -21,7 +21,7 @@ use towpath_wire::Time;
 /// Idle time in nanoseconds after which a verdict ends: the lifetime of ipfw's established states (`dyn_ack_lifetime`).
 pub const IDLE: u64 = 300_000_000_000;
 
-/// FlowVerdictCache of one generation.
+/// Verdicts of one generation.
 const GENERATION: usize = 1 << 15;
 
 /// A verdict for a flow.
@@ -126,8 +126,13 @@ impl FlowVerdictCache {
 
     /// Removes the verdicts of the inspector on `channel`.
     pub fn forget(&mut self, channel: u32) {
-        self.young.retain(|_, entry| entry.verdict.channel != channel);
-        self.old.retain(|_, entry| entry.verdict.channel != channel);
+        self.retain(|verdict| verdict.channel != channel);
+    }
+
+    /// Removes the verdicts for which `keep` returns false.
+    pub fn retain(&mut self, keep: impl Fn(&FlowVerdict) -> bool) {
+        self.young.retain(|_, entry| keep(&entry.verdict));
+        self.old.retain(|_, entry| keep(&entry.verdict));
     }
 
     fn keep(&mut self, key: Flow, entry: Entry) {

@@ -13,6 +13,7 @@ use crate::clock::Clock;
 use crate::engine::Totals;
 use crate::queue::{self, About, Channel, InspectorSlot, Policy, Queue, VerdictStats};
 use crate::queue_set::QueueSet;
+use crate::reorder::Shares;
 use crate::replies::ReplyStats;
 use crate::trace::{TraceFilter, TraceSink, Traces};
 
@@ -114,6 +115,7 @@ metrics! {
 /// The parts of an engine that queries read.
 pub(crate) struct EngineView<'a, C> {
     pub(crate) queues: &'a mut QueueSet<C>,
+    pub(crate) shares: &'a Shares,
     pub(crate) walker: &'a Walker,
     pub(crate) clock: &'a Clock,
     pub(crate) totals: &'a Totals,
@@ -134,8 +136,8 @@ impl<C: Channel> Introspect for EngineView<'_, C> {
         let wall = self.clock.wall;
         let mut channels = Vec::new();
         for queue in self.queues.iter_mut() {
-            let (number, policy) = (queue.number(), queue.policy());
-            channels.extend(queue.inspectors().map(|slot| slot.snapshot(number, policy, wall)));
+            let (number, policy) = (queue.number(), queue.policy().clone());
+            channels.extend(queue.inspectors().map(|slot| slot.snapshot(number, &policy, wall)));
         }
         channels.sort_by_key(|channel| channel.channel);
         channels
@@ -147,7 +149,7 @@ impl<C: Channel> Introspect for EngineView<'_, C> {
     }
 
     fn queues(&mut self) -> Vec<QueueSnapshot> {
-        self.queues.snapshots()
+        self.queues.snapshots(self.shares)
     }
 
     fn totals(&self) -> Totals {

@@ -166,6 +166,15 @@ impl PacketCtx {
         true
     }
 
+    /// The port by which the packet leaves, if it is known already.
+    pub(crate) fn egress_port(&self) -> Option<PortId> {
+        match self.mode {
+            ForwardMode::Bridge { xmit, .. } => Some(xmit),
+            ForwardMode::Back => Some(self.arrival),
+            ForwardMode::Routes | ForwardMode::Router | ForwardMode::Nowhere => self.egress.port(),
+        }
+    }
+
     /// Sets the bits of the packet's mark that are set in `mask`.
     pub(crate) fn set_mark(&mut self, mark: u32, mask: u32) {
         self.walk.set_mark(self.walk.mark() & !mask | mark & mask);

@@ -57,6 +57,13 @@ pub trait PacketIo {
         let _ = meta;
     }
 
+    /// The length of the longest frame that may leave by `egress` in the place of a frame with the metadata `meta`, and that begins
+    /// like `bytes`. `None`: the egress is not known yet. Default: any length.
+    fn max_frame(&self, egress: Option<PortId>, bytes: &[u8], meta: &Meta) -> usize {
+        let _ = (egress, bytes, meta);
+        usize::MAX
+    }
+
     /// Sends the answer to a rejected packet out by `port`, the port that it came in by. Returns false if the port cannot
     /// send.
     fn reply(&mut self, port: PortId, frame: &[u8], meta: &Meta) -> bool {

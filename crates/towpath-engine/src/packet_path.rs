@@ -28,7 +28,7 @@ use crate::forward::{after_flow_verdict, after_pass, after_step, answer, walk};
 use crate::packet_ctx::{Handover, Next, PacketCtx, Wait, begins_connection};
 use crate::packet_io::{Egress, Meta, PacketIo};
 use crate::queue::{Enqueue, Queue, QueueVerdict};
-use crate::reorder::{Held, PacketId};
+use crate::reorder::{Account, Held, PacketId, ReorderBuffer};
 use crate::verdicts::{Settlement, VerdictBatch};
 
 /// The result of offering a packet to its queue.
@@ -160,13 +160,14 @@ impl<E: PacketIo> Engine<E> {
         match self.apply_flow_verdicts(packet, &mut ctx, next) {
             Next::End(Outcome::Passed) => return self.pass_now(index, frame, meta, &mut ctx, packet),
             Next::End(outcome) => self.end_now(outcome, frame, &meta, &ctx, packet),
-            _ if self.live && !self.reorder.has_room() => self.drop_for_room(&meta),
             next => {
                 if !placed {
                     ctx.place(packet);
                 }
-                let id = self.hold(index, frame, meta, ctx);
-                self.drive(id, next);
+                let account = self.account_of(&next, &ctx);
+                if let Some(id) = self.hold(index, frame, meta, ctx, account) {
+                    self.drive(id, next);
+                }
             }
         }
         while !self.live && (!self.queues.backlog.is_empty() || !self.reorder.has_room()) {
@@ -184,21 +185,44 @@ impl<E: PacketIo> Engine<E> {
 
     /// Keeps a packet until earlier packets of its flow have been evaluated.
     fn defer(&mut self, index: usize, frame: &[u8], meta: Meta, mut ctx: PacketCtx) {
-        if !self.reorder.has_room() {
-            return self.drop_for_room(&meta);
-        }
-        let bucket = ctx.bucket();
-        self.locks.lock(&mut ctx.lock, bucket);
         ctx.deferred = true;
-        self.hold(index, frame, meta, ctx);
+        let bucket = ctx.bucket();
+        let account = self.reorder.front_account(bucket);
+        if let Some(id) = self.hold(index, frame, meta, ctx, account)
+            && let Some((_, ctx)) = self.reorder.waiting_mut(id)
+        {
+            self.locks.lock(&mut ctx.lock, bucket);
+        }
     }
 
-    /// Puts a packet that waits into the reorder buffer.
-    fn hold(&mut self, index: usize, frame: &[u8], meta: Meta, ctx: PacketCtx) -> PacketId {
-        let bucket = self.order_bucket(&ctx);
-        match self.burst {
-            Some(_) => self.reorder.push_borrowed(index, frame.len(), meta, ctx, bucket),
-            None => self.reorder.push_waiting(frame, meta, ctx, bucket),
+    /// Puts a packet that waits into the reorder buffer. A live engine drops it if its account has no room.
+    fn hold(
+        &mut self,
+        index: usize,
+        frame: &[u8],
+        meta: Meta,
+        ctx: PacketCtx,
+        account: Account,
+    ) -> Option<PacketId> {
+        if self.live && !self.reorder.admits(account, frame.len()) {
+            self.drop_for_room(account, &meta);
+            return None;
+        }
+        let place = (self.order_bucket(&ctx), account);
+        Some(match self.burst {
+            Some(_) => self.reorder.push_borrowed(index, frame.len(), meta, ctx, place),
+            None => self.reorder.push_waiting(frame, meta, ctx, place),
+        })
+    }
+
+    /// The account of a packet that waits: its queue's, or that of the packet that it waits behind.
+    fn account_of(&mut self, next: &Next, ctx: &PacketCtx) -> Account {
+        match *next {
+            Next::Queue(number, _) => {
+                let index = self.queues.index(number);
+                self.queues.get(index).account()
+            }
+            Next::Reassemble | Next::End(_) => self.reorder.front_account(self.order_bucket(ctx)),
         }
     }
 
@@ -207,7 +231,8 @@ impl<E: PacketIo> Engine<E> {
         if self.live { ctx.bucket() } else { 0 }
     }
 
-    fn drop_for_room(&mut self, meta: &Meta) {
+    fn drop_for_room(&mut self, account: Account, meta: &Meta) {
+        self.reorder.shares_mut().count_refused(account);
         self.count(Outcome::Dropped(DropReason::NoRoom), 1);
         self.io.discard(meta);
     }
@@ -228,8 +253,9 @@ impl<E: PacketIo> Engine<E> {
         meta.network = packet.network as u16;
         let (edits, bucket) = (ctx.walk.edits(), self.order_bucket(ctx));
         let clear = self.reorder.is_clear(bucket);
-        if self.live && !clear && !self.reorder.has_room() {
-            self.drop_for_room(&meta);
+        let account = if clear { Account::ENGINE } else { self.reorder.front_account(bucket) };
+        if self.live && !clear && !self.reorder.admits(account, frame.len()) {
+            self.drop_for_room(account, &meta);
             return Ok(());
         }
         self.count(Outcome::Passed, 1);
@@ -244,7 +270,7 @@ impl<E: PacketIo> Engine<E> {
         if clear {
             return transmit(io, None, scratch, &meta);
         }
-        reorder.push_passed(scratch, meta, bucket);
+        reorder.push_passed(scratch, meta, (bucket, account));
         while !self.live && !self.reorder.has_room() {
             self.wait()?;
         }
@@ -298,6 +324,9 @@ impl<E: PacketIo> Engine<E> {
         if let Some(next) = self.flow_verdict_of_held(id, kind) {
             return Some(next);
         }
+        if self.live && kind != Handover::Tee && !self.charge_queue(id, queue) {
+            return Some(Next::End(Outcome::Dropped(DropReason::NoRoom)));
+        }
         // Behind the packets that wait for room there.
         let behind = self.live && self.queues.get(queue).next_in_backlog().is_some();
         match if behind { Offered::Full } else { self.offer(id) } {
@@ -309,6 +338,23 @@ impl<E: PacketIo> Engine<E> {
             }
             offered => self.after_offer(id, offered),
         }
+    }
+
+    /// Charges a packet to the queue that it came to. Returns false if the queue's account has no room.
+    fn charge_queue(&mut self, id: PacketId, queue: usize) -> bool {
+        let Self { reorder, burst, queues, .. } = self;
+        let account = queues.get(queue).account();
+        if reorder.account(id).is_none_or(|own| own == account) {
+            return true;
+        }
+        let Some((held, _)) = reorder.waiting_mut(id) else { return true };
+        let len = bytes(held, burst.as_ref()).len();
+        let admitted = reorder.admits(account, len);
+        match admitted {
+            true => reorder.charge_to(id, account),
+            false => reorder.shares_mut().count_refused(account),
+        }
+        admitted
     }
 
     fn after_offer(&mut self, id: PacketId, offered: Offered) -> Option<Next> {
@@ -331,7 +377,7 @@ impl<E: PacketIo> Engine<E> {
     /// Offers a packet to the queue that it waits for.
     fn offer(&mut self, id: PacketId) -> Offered {
         let Self { reorder, burst, queues, totals, clock, .. } = self;
-        let Some((held, ctx)) = reorder.waiting_mut(id) else { return Offered::Held };
+        let Some((held, ctx, shares)) = reorder.waiting_with_shares(id) else { return Offered::Held };
         let Wait { queue, kind, .. } = ctx.wait;
         let copy = kind == Handover::Tee;
         let ring_meta = ctx.ring_meta(&held.meta);
@@ -339,16 +385,19 @@ impl<E: PacketIo> Engine<E> {
         let cpu = held.meta.interface;
         let frame = bytes(held, burst.as_ref());
         let waiter = (!copy).then_some(id);
-        let result = queues.get_mut(queue).enqueue(frame, &ring_meta, cpu, clock.wall, waiter);
-        if matches!(result, Enqueue::Held | Enqueue::Copied) && !std::mem::replace(&mut ctx.inspected, true) {
+        let result = queues.get_mut(queue).enqueue(frame, &ring_meta, cpu, clock.wall, waiter, shares);
+        if matches!(result, Enqueue::Held(_) | Enqueue::Copied) && !std::mem::replace(&mut ctx.inspected, true) {
             totals.stats.inspected += u64::from(ctx.packets);
         }
         match result {
             Enqueue::Full => Offered::Full,
             Enqueue::Queue(number) => Offered::Other(number),
-            Enqueue::Held if !copy => Offered::Held,
+            Enqueue::Held(account) if !copy => {
+                reorder.charge_to(id, account);
+                Offered::Held
+            }
             Enqueue::Lost(Some(reason)) if !copy => Offered::Dropped(reason),
-            Enqueue::Held | Enqueue::Copied | Enqueue::Lost(_) => Offered::Continues,
+            Enqueue::Held(_) | Enqueue::Copied | Enqueue::Lost(_) => Offered::Continues,
         }
     }
 
@@ -458,8 +507,11 @@ impl<E: PacketIo> Engine<E> {
         self.read_clock();
         let mut verdicts = std::mem::take(&mut self.verdicts);
         let mut decided = 0;
-        for queue in self.queues.iter_mut() {
-            decided += queue.poll(self.clock.wall, |id, verdict| verdicts.push(id, verdict));
+        let Self { queues, reorder, io, clock, .. } = self;
+        for queue in queues.iter_mut() {
+            let mut admit = |id, bytes: &[u8]| admit_replacement(reorder, io, id, bytes);
+            decided += queue.poll(clock.wall, &mut admit, |id, verdict| verdicts.push(id, verdict));
+            queue.close_accounts(reorder.shares_mut());
         }
         let settlements = verdicts.take();
         for (id, settlement) in &settlements {
@@ -517,13 +569,10 @@ impl<E: PacketIo> Engine<E> {
             Verdict::Pass => self.pass(id),
             Verdict::Drop | Verdict::Hold => Next::End(Outcome::Dropped(DropReason::Inspector)),
             Verdict::Reject => Next::End(Outcome::Rejected(None)),
-            Verdict::Replace(_) => match verdicts.replacement(settlement) {
-                Some(bytes) => {
-                    self.replace(id, bytes);
-                    self.pass(id)
-                }
-                None => Next::End(Outcome::Dropped(DropReason::ReplaceLimit)),
-            },
+            Verdict::Replace(_) => {
+                self.replace(id, verdicts.replacement(settlement));
+                self.pass(id)
+            }
             Verdict::Queue(_) | Verdict::Repeat if ctx.reinject() => {
                 Next::End(Outcome::Dropped(DropReason::ReinjectLimit))
             }
@@ -531,17 +580,8 @@ impl<E: PacketIo> Engine<E> {
                 ctx.restart();
                 self.pass(id)
             }
-            Verdict::Queue(number) => {
-                let kind = ctx.wait.kind;
-                // An inspector cannot create a queue that is neither configured nor named by a rule.
-                match self.queues.find(number).is_some() {
-                    true => Next::Queue(number, kind),
-                    false => match self.queues.unserved().drops(DropReason::NoInspector) {
-                        Some(reason) => Next::End(Outcome::Dropped(reason)),
-                        None => self.pass(id),
-                    },
-                }
-            }
+            // One of the queue's `may_queue`.
+            Verdict::Queue(number) => Next::Queue(number, ctx.wait.kind),
         };
         self.drive(id, next);
     }
@@ -727,6 +767,21 @@ fn transmit<E: PacketIo>(
         (_, Some(index)) => io.send_borrowed(index, frame, meta),
         (_, None) => io.send(frame, meta),
     }
+}
+
+/// Returns why the packet cannot have this replacement: [`TooLong`](DropReason::TooLong) if no frame of this length leaves by its
+/// port. Otherwise the replacement is charged to the packet's account.
+fn admit_replacement<E: PacketIo>(
+    reorder: &mut ReorderBuffer<Meta, PacketCtx>,
+    io: &E,
+    id: PacketId,
+    bytes: &[u8],
+) -> Result<(), DropReason> {
+    let Some((held, ctx)) = reorder.waiting_mut(id) else { return Ok(()) };
+    if bytes.len() > io.max_frame(ctx.egress_port(), bytes, &held.meta) {
+        return Err(DropReason::TooLong);
+    }
+    if reorder.admit_replacement(id, bytes.len()) { Ok(()) } else { Err(DropReason::ReplaceLimit) }
 }
 
 fn may_be_answered(outcome: Outcome) -> bool {

@@ -5,8 +5,17 @@
 //! Buckets do not wait for each other. A replay has one bucket: all packets leave in the order of the capture. A live engine
 //! hashes flows into buckets, so that a flow that waits delays only the flows of its bucket.
 //!
-//! Invariant: a bucket is clear, or its front waits for a verdict, or the bucket is in `ready`, which
-//! [`ReorderBuffer::flush`] empties. [`ReorderBuffer::has_room`] bounds packets and bytes.
+//! Each packet is charged to an account ([`Shares`]), which bounds the packets and the bytes. A packet of no queue that waits only
+//! for its turn is charged to the account of the packet at the front of its bucket: the one that it waits for.
+//!
+//! Invariants: a bucket is clear, or its front waits for a verdict, or the bucket is in `ready`, which
+//! [`ReorderBuffer::flush`] empties. The accounts are charged with the entries that are not free, and with the sum of their `charged` bytes.
+
+mod shares;
+#[cfg(test)]
+mod tests;
+
+pub use self::shares::{Account, Limits, Shares, Usage};
 
 /// The name of a packet while it is in the buffer. Names are not reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,6 +57,9 @@ struct Entry<M, W> {
     state: State,
     generation: u32,
     bucket: u16,
+    account: Account,
+    /// Bytes that the account is charged with. While a replacement is not yet in its place, this is the longer of the two.
+    charged: u32,
     /// The next entry of the bucket or of the free list.
     next: u32,
     held: Held<M>,
@@ -77,12 +89,8 @@ pub struct ReorderBuffer<M, W> {
     ready: Vec<u16>,
     /// Waiting packets that have come to the front of their bucket.
     turns: Vec<PacketId>,
-    packets: usize,
-    /// Bytes of all packets.
-    bytes: usize,
+    shares: Shares,
     waiting: usize,
-    max_packets: usize,
-    max_bytes: usize,
     /// Free byte buffers, so that the buffer allocates only until it is warm.
     spare: Vec<Vec<u8>>,
     /// Packets that were added with borrowed bytes.
@@ -134,19 +142,16 @@ impl<M> Held<M> {
 }
 
 impl<M, W> ReorderBuffer<M, W> {
-    /// Creates a buffer for at most `max_packets` packets and `max_bytes` bytes. The last packet may exceed the bytes.
-    pub fn new(buckets: u16, max_packets: usize, max_bytes: usize) -> Self {
+    /// Creates a buffer. With `separate` accounts, each queue has its share ([`Shares`]).
+    pub fn new(buckets: u16, limits: Limits, separate: bool) -> Self {
         Self {
             entries: Vec::new(),
             free: NONE,
             buckets: vec![CLEAR; usize::from(buckets)].into(),
             ready: Vec::new(),
             turns: Vec::new(),
-            packets: 0,
-            bytes: 0,
+            shares: Shares::new(limits, separate),
             waiting: 0,
-            max_packets,
-            max_bytes,
             spare: Vec::new(),
             borrowed: Vec::new(),
         }
@@ -154,7 +159,17 @@ impl<M, W> ReorderBuffer<M, W> {
 
     /// Returns true if the buffer is empty.
     pub fn is_empty(&self) -> bool {
-        self.packets == 0
+        self.shares.used().packets == 0
+    }
+
+    /// The accounts.
+    pub fn shares(&self) -> &Shares {
+        &self.shares
+    }
+
+    /// The accounts, to open and to close some.
+    pub fn shares_mut(&mut self) -> &mut Shares {
+        &mut self.shares
     }
 
     /// Returns true if the bucket is empty: a packet of it that passes may leave at once.
@@ -162,9 +177,50 @@ impl<M, W> ReorderBuffer<M, W> {
         self.buckets[usize::from(bucket)].front == NONE
     }
 
-    /// Returns false if the buffer is full.
+    /// Returns true if there is room for a packet, without regard to accounts.
     pub fn has_room(&self) -> bool {
-        self.packets < self.max_packets && self.bytes < self.max_bytes
+        self.shares.has_room()
+    }
+
+    /// Returns true if the account may be charged with a packet of `len` bytes.
+    #[inline]
+    pub fn admits(&self, account: Account, len: usize) -> bool {
+        self.shares.admits(account, Usage { packets: 1, bytes: len })
+    }
+
+    /// The account of the packet at the front of a bucket. The engine's account if the bucket is clear.
+    pub fn front_account(&self, bucket: u16) -> Account {
+        let front = self.buckets[usize::from(bucket)].front;
+        self.entries.get(front as usize).map_or(Account::ENGINE, |entry| entry.account)
+    }
+
+    /// The account that a waiting packet is charged to. Returns `None` if it does not wait.
+    pub fn account(&mut self, id: PacketId) -> Option<Account> {
+        self.waiting_entry(id).map(|entry| entry.account)
+    }
+
+    /// Charges a packet to another account. No effect if it is not in the buffer.
+    pub fn charge_to(&mut self, id: PacketId, account: Account) {
+        let Self { entries, shares, .. } = self;
+        if let Some(entry) = entry_mut(entries, id) {
+            let usage = Usage { packets: 1, bytes: entry.charged as usize };
+            shares.release(entry.account, usage);
+            shares.charge(account, usage);
+            entry.account = account;
+        }
+    }
+
+    /// Charges a waiting packet with the bytes of its replacement, which follows. Returns false if its account has no room.
+    pub fn admit_replacement(&mut self, id: PacketId, len: usize) -> bool {
+        let Self { entries, shares, .. } = self;
+        let Some(entry) = entry_mut(entries, id) else { return true };
+        let more = Usage { packets: 0, bytes: len.saturating_sub(entry.charged as usize) };
+        let admitted = more.bytes == 0 || shares.admits(entry.account, more);
+        if admitted {
+            shares.charge(entry.account, more);
+            entry.charged += more.bytes as u32;
+        }
+        admitted
     }
 
     /// The number of packets that wait.
@@ -193,18 +249,24 @@ impl<M, W> ReorderBuffer<M, W> {
     }
 
     /// Adds a packet that waits. Copies its bytes.
-    pub fn push_waiting(&mut self, bytes: &[u8], meta: M, walk: W, bucket: u16) -> PacketId {
+    pub fn push_waiting(&mut self, bytes: &[u8], meta: M, walk: W, (bucket, account): (u16, Account)) -> PacketId {
         let held = self.store(bytes, meta);
         self.waiting += 1;
-        self.push(State::Waiting, held, Some(walk), bucket)
+        self.push(State::Waiting, held, Some(walk), (bucket, account))
     }
 
     /// Adds a packet that waits, at `index` of the current burst. Its `len` bytes are borrowed until [`keep`](Self::keep).
-    pub fn push_borrowed(&mut self, index: usize, len: usize, meta: M, walk: W, bucket: u16) -> PacketId {
-        self.bytes += len;
+    pub fn push_borrowed(
+        &mut self,
+        index: usize,
+        len: usize,
+        meta: M,
+        walk: W,
+        (bucket, account): (u16, Account),
+    ) -> PacketId {
         self.waiting += 1;
         let held = Held { bytes: Bytes::Borrowed(index as u32, len as u32), meta };
-        let id = self.push(State::Waiting, held, Some(walk), bucket);
+        let id = self.push(State::Waiting, held, Some(walk), (bucket, account));
         self.borrowed.push(id);
         id
     }
@@ -226,9 +288,9 @@ impl<M, W> ReorderBuffer<M, W> {
     }
 
     /// Adds a packet that passed. Copies its bytes.
-    pub fn push_passed(&mut self, bytes: &[u8], meta: M, bucket: u16) {
+    pub fn push_passed(&mut self, bytes: &[u8], meta: M, (bucket, account): (u16, Account)) {
         let held = self.store(bytes, meta);
-        let id = self.push(State::Passed, held, None, bucket);
+        let id = self.push(State::Passed, held, None, (bucket, account));
         self.note(id);
     }
 
@@ -238,11 +300,24 @@ impl<M, W> ReorderBuffer<M, W> {
         Some((held, walk.as_mut()?))
     }
 
-    /// A waiting packet passes. No effect if it does not wait.
+    /// The same, with the accounts.
+    pub fn waiting_with_shares(&mut self, id: PacketId) -> Option<(&mut Held<M>, &mut W, &Shares)> {
+        let Self { entries, shares, .. } = self;
+        let entry = entry_mut(entries, id).filter(|entry| entry.state == State::Waiting)?;
+        Some((&mut entry.held, entry.walk.as_mut()?, shares))
+    }
+
+    /// A waiting packet passes. From now on it waits only for its turn: it is charged to the account of the packet at the front of its
+    /// bucket, if that account has room. No effect if it does not wait.
     pub fn pass(&mut self, id: PacketId) {
         let Some(entry) = self.waiting_entry(id) else { return };
         entry.state = State::Passed;
+        let (bucket, own, len) = (entry.bucket, entry.account, entry.charged as usize);
         self.waiting -= 1;
+        let front = self.front_account(bucket);
+        if front != own && self.admits(front, len) {
+            self.charge_to(id, front);
+        }
         self.note(id);
     }
 
@@ -263,11 +338,13 @@ impl<M, W> ReorderBuffer<M, W> {
     {
         let entry = self.waiting_entry(id)?;
         entry.state = State::Gone;
-        let (bytes, walk) = (std::mem::take(&mut entry.held.bytes), entry.walk.take());
+        let (bytes, walk, account) = (std::mem::take(&mut entry.held.bytes), entry.walk.take(), entry.account);
+        let charged = std::mem::take(&mut entry.charged) as usize;
         let held = Held { bytes, meta: entry.held.meta };
+        self.shares.release(account, Usage { packets: 0, bytes: charged });
         self.note(id);
         let borrowed = matches!(held.bytes, Bytes::Borrowed(..));
-        let id = self.push(State::Waiting, held, walk, bucket);
+        let id = self.push(State::Waiting, held, walk, (bucket, account));
         if borrowed {
             self.borrowed.push(id);
         }
@@ -276,16 +353,18 @@ impl<M, W> ReorderBuffer<M, W> {
 
     /// Replaces the bytes of a waiting packet. No effect if it does not wait.
     pub fn replace(&mut self, id: PacketId, bytes: &[u8]) {
-        let Some((held, _)) = self.waiting_mut(id) else { return };
-        let before = held.bytes.len();
-        match &mut held.bytes {
+        let Some(entry) = self.waiting_entry(id) else { return };
+        match &mut entry.held.bytes {
             Bytes::Own(own) => {
                 own.clear();
                 own.extend_from_slice(bytes);
             }
             borrowed => *borrowed = Bytes::Own(bytes.to_vec()),
         }
-        self.bytes = self.bytes - before + bytes.len();
+        let before = std::mem::replace(&mut entry.charged, bytes.len() as u32);
+        let account = entry.account;
+        self.shares.release(account, Usage { packets: 0, bytes: before as usize });
+        self.shares.charge(account, Usage { packets: 0, bytes: bytes.len() });
     }
 
     /// Passes each packet to `out` that passed and is behind no waiting packet of its bucket.
@@ -331,17 +410,26 @@ impl<M, W> ReorderBuffer<M, W> {
         entry_mut(&mut self.entries, id).filter(|entry| entry.state == State::Waiting)
     }
 
-    fn push(&mut self, state: State, held: Held<M>, walk: Option<W>, bucket: u16) -> PacketId {
-        self.packets += 1;
+    fn push(
+        &mut self,
+        state: State,
+        held: Held<M>,
+        walk: Option<W>,
+        (bucket, account): (u16, Account),
+    ) -> PacketId {
+        let charged = held.bytes.len() as u32;
+        self.shares.charge(account, Usage { packets: 1, bytes: charged as usize });
+        let mut entry = Entry { state, generation: 0, bucket, account, charged, next: NONE, held, walk };
         let at = match self.free {
             NONE => {
-                self.entries.push(Entry { state, generation: 0, bucket, next: NONE, held, walk });
+                self.entries.push(entry);
                 (self.entries.len() - 1) as u32
             }
             at => {
-                let entry = &mut self.entries[at as usize];
-                self.free = entry.next;
-                *entry = Entry { state, generation: entry.generation, bucket, next: NONE, held, walk };
+                let place = &mut self.entries[at as usize];
+                self.free = place.next;
+                entry.generation = place.generation;
+                *place = entry;
                 at
             }
         };
@@ -363,8 +451,8 @@ impl<M, W> ReorderBuffer<M, W> {
 
     /// Removes the front of a bucket.
     fn unlink(&mut self, bucket: u16, at: u32) {
-        self.packets -= 1;
         let entry = &mut self.entries[at as usize];
+        self.shares.release(entry.account, Usage { packets: 1, bytes: 0 });
         let next = std::mem::replace(&mut entry.next, self.free);
         entry.state = State::Free;
         // Older names of this entry are invalid from now on.
@@ -380,15 +468,15 @@ impl<M, W> ReorderBuffer<M, W> {
     fn store(&mut self, bytes: &[u8], meta: M) -> Held<M> {
         let mut buffer = self.spare.pop().unwrap_or_default();
         buffer.extend_from_slice(bytes);
-        self.bytes += bytes.len();
         Held { bytes: Bytes::Own(buffer), meta }
     }
 
     /// Takes the bytes of an entry.
     fn reclaim(&mut self, at: u32) {
-        let bytes = std::mem::take(&mut self.entries[at as usize].held.bytes);
-        // The length may differ from the length that was added: `replace` keeps the sum.
-        self.bytes -= bytes.len();
+        let entry = &mut self.entries[at as usize];
+        let bytes = std::mem::take(&mut entry.held.bytes);
+        let charged = std::mem::take(&mut entry.charged) as usize;
+        self.shares.release(entry.account, Usage { packets: 0, bytes: charged });
         let Bytes::Own(mut buffer) = bytes else { return };
         buffer.clear();
         // The spare buffers stay within the bounds: no large ones, and no more than there are entries.
@@ -405,173 +493,3 @@ fn entry_mut<M, W>(entries: &mut [Entry<M, W>], id: PacketId) -> Option<&mut Ent
 
 /// Maximum size of a spare byte buffer.
 const KEEP: usize = 2048;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn flushed(buffer: &mut ReorderBuffer<u32, ()>) -> Vec<u32> {
-        let mut out = Vec::new();
-        buffer
-            .flush(|held| {
-                out.push(held.meta);
-                Ok::<(), ()>(())
-            })
-            .unwrap();
-        out
-    }
-
-    #[test]
-    fn packets_leave_in_order() {
-        let mut buffer = ReorderBuffer::new(1, 16, 1000);
-        let a = buffer.push_waiting(b"a", 1, (), 0);
-        buffer.push_passed(b"b", 2, 0);
-        let c = buffer.push_waiting(b"c", 3, (), 0);
-        buffer.push_passed(b"d", 4, 0);
-        assert!(flushed(&mut buffer).is_empty());
-        buffer.discard(c);
-        assert!(flushed(&mut buffer).is_empty());
-        buffer.pass(a);
-        assert_eq!(flushed(&mut buffer), [1, 2, 4]);
-        assert!(buffer.is_empty());
-        assert_eq!(buffer.bytes, 0);
-    }
-
-    #[test]
-    fn buckets_do_not_wait_for_each_other() {
-        let mut buffer = ReorderBuffer::new(2, 16, 1000);
-        let a = buffer.push_waiting(b"a", 1, (), 0);
-        let b = buffer.push_waiting(b"b", 2, (), 1);
-        let c = buffer.push_waiting(b"c", 3, (), 1);
-        assert!(!buffer.is_clear(0) && !buffer.is_clear(1));
-        buffer.pass(b);
-        assert_eq!(flushed(&mut buffer), [2]);
-        assert_eq!((buffer.take_turn(), buffer.take_turn()), (Some(c), None));
-        buffer.pass(a);
-        assert_eq!(flushed(&mut buffer), [1]);
-        assert!(buffer.is_clear(0) && !buffer.is_clear(1));
-        assert_eq!(buffer.take_turn(), None);
-    }
-
-    #[test]
-    fn a_moved_packet_is_the_last_of_its_bucket() {
-        let mut buffer = ReorderBuffer::new(2, 16, 1000);
-        let a = buffer.push_waiting(b"a", 1, (), 0);
-        let b = buffer.push_waiting(b"b", 2, (), 0);
-        let c = buffer.push_waiting(b"c", 3, (), 1);
-        let moved = buffer.move_to(a, 1).unwrap();
-        assert_eq!(buffer.move_to(a, 1), None);
-        assert_eq!(flushed(&mut buffer), [0; 0]);
-        assert_eq!((buffer.take_turn(), buffer.waiting()), (Some(b), 3));
-        buffer.pass(moved);
-        buffer.pass(b);
-        assert_eq!(flushed(&mut buffer), [2]);
-        buffer.pass(c);
-        assert_eq!(flushed(&mut buffer), [3, 1]);
-        assert_eq!((buffer.is_empty(), buffer.bytes), (true, 0));
-    }
-
-    #[test]
-    fn a_second_verdict_has_no_effect() {
-        let mut buffer = ReorderBuffer::<u32, ()>::new(1, 16, 1000);
-        let a = buffer.push_waiting(b"a", 1, (), 0);
-        buffer.pass(a);
-        buffer.discard(a);
-        buffer.pass(a);
-        assert_eq!(flushed(&mut buffer), [1]);
-        let b = buffer.push_waiting(b"b", 2, (), 0);
-        assert_ne!(a, b);
-        buffer.discard(a);
-        buffer.replace(a, b"x");
-        assert_eq!(buffer.waiting(), 1);
-    }
-
-    #[test]
-    fn borrowed_bytes_are_copied_only_at_the_end_of_the_burst() {
-        let burst: [&[u8]; 4] = [b"zero", b"one", b"two", b"three"];
-        let mut buffer = ReorderBuffer::<u32, ()>::new(1, 16, 100);
-        let ids: Vec<_> = burst
-            .iter()
-            .enumerate()
-            .map(|(at, frame)| buffer.push_borrowed(at, frame.len(), at as u32, (), 0))
-            .collect();
-        assert_eq!(buffer.bytes, 15);
-        let out = |buffer: &mut ReorderBuffer<u32, ()>| {
-            let mut out = Vec::new();
-            buffer
-                .flush(|held| {
-                    out.push((held.borrowed(), held.bytes(|at| burst[at]).to_vec()));
-                    Ok::<(), ()>(())
-                })
-                .unwrap();
-            out
-        };
-        buffer.pass(ids[0]);
-        buffer.replace(ids[1], b"another");
-        let (held, _) = buffer.waiting_mut(ids[2]).unwrap();
-        held.parts_mut(|at| burst[at]).0[0] = b'T';
-        assert_eq!(out(&mut buffer), [(Some(0), b"zero".to_vec())]);
-        buffer.keep(|at| burst[at]);
-        ids[1..].iter().for_each(|id| buffer.pass(*id));
-        let rest: [&[u8]; 3] = [b"another", b"Two", b"three"];
-        assert_eq!(out(&mut buffer), rest.map(|bytes| (None, bytes.to_vec())));
-        assert_eq!(buffer.bytes, 0);
-    }
-
-    #[test]
-    fn bounds_count_packets_and_bytes() {
-        let mut buffer = ReorderBuffer::<u32, ()>::new(1, 2, 10);
-        let a = buffer.push_waiting(&[0; 4], 1, (), 0);
-        assert!(buffer.has_room());
-        buffer.replace(a, &[0; 10]);
-        assert!(!buffer.has_room());
-        buffer.replace(a, &[0; 1]);
-        assert!(buffer.has_room());
-        buffer.push_passed(&[0; 1], 2, 0);
-        assert!(!buffer.has_room());
-    }
-
-    proptest! {
-        /// The model: a list per bucket. Packets that passed leave in order and overtake no waiting packet.
-        #[test]
-        fn agrees_with_lists(ops in proptest::collection::vec((0u8..4, 0usize..8, 0u16..3), 1..200)) {
-            let mut buffer = ReorderBuffer::<u32, ()>::new(3, usize::MAX, usize::MAX);
-            /// A packet, whether it passed, and its name if it waited.
-            type Row = (u32, Option<bool>, Option<PacketId>);
-            let mut lists: [Vec<Row>; 3] = Default::default();
-            let mut id = 0;
-            for (op, pick, bucket) in ops {
-                let list = &mut lists[usize::from(bucket)];
-                match op {
-                    0 => {
-                        list.push((id, None, Some(buffer.push_waiting(&id.to_le_bytes(), id, (), bucket))));
-                        id += 1;
-                    }
-                    1 if !buffer.is_clear(bucket) => {
-                        buffer.push_passed(&[], id, bucket);
-                        list.push((id, Some(true), None));
-                        id += 1;
-                    }
-                    _ => {
-                        let open: Vec<_> = (0..list.len()).filter(|&i| list[i].1.is_none()).collect();
-                        if !open.is_empty() {
-                            let i = open[pick % open.len()];
-                            list[i].1 = Some(op == 2);
-                            let id = list[i].2.expect("a waiting packet");
-                            if op == 2 { buffer.pass(id) } else { buffer.discard(id) }
-                        }
-                    }
-                }
-                // The other buckets are already flushed.
-                let decided = list.iter().take_while(|(_, passed, _)| passed.is_some()).count();
-                let expected: Vec<_> =
-                    list.drain(..decided).filter(|(_, passed, _)| *passed == Some(true)).map(|(id, _, _)| id).collect();
-                prop_assert_eq!(flushed(&mut buffer), expected);
-                prop_assert_eq!(buffer.is_clear(bucket), lists[usize::from(bucket)].is_empty());
-                let waiting = lists.iter().flatten().filter(|(_, passed, _)| passed.is_none()).count();
-                prop_assert_eq!(buffer.waiting(), waiting);
-            }
-        }
-    }
-}

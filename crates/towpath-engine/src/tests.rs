@@ -1,5 +1,7 @@
 //! A live engine with an inspector in memory, which sleeps until it is woken.
 
+mod isolation;
+
 use std::cell::RefCell;
 use std::convert::Infallible;
 use std::rc::Rc;
@@ -23,7 +25,7 @@ struct Inside {
     /// Announced frames that were decided.
     decided: u32,
     /// Decided frames that were not polled.
-    passed: Vec<u32>,
+    verdicts: Vec<(u32, Decision<'static>)>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -32,9 +34,14 @@ struct Inspector(Rc<RefCell<Inside>>);
 impl Inspector {
     /// Passes the announced frames. Returns their number.
     fn decide(&self) -> u32 {
+        self.decide_with(Verdict::Pass.into())
+    }
+
+    /// Decides the announced frames alike. Returns their number.
+    fn decide_with(&self, decision: Decision<'static>) -> u32 {
         let mut inside = self.0.borrow_mut();
         let frames = inside.decided..inside.announced;
-        inside.passed.extend(frames.clone());
+        inside.verdicts.extend(frames.clone().map(|seq| (seq, decision)));
         inside.decided = inside.announced;
         frames.len() as u32
     }
@@ -55,9 +62,9 @@ impl Channel for Inspector {
         inside.announced = inside.published;
     }
     fn poll(&mut self, _now: u64, each: &mut dyn FnMut(Seq, Result<Decision<'_>, DropReason>)) -> usize {
-        let passed = std::mem::take(&mut self.0.borrow_mut().passed);
-        passed.iter().for_each(|seq| each(Seq(*seq), Ok(Verdict::Pass.into())));
-        passed.len()
+        let verdicts = std::mem::take(&mut self.0.borrow_mut().verdicts);
+        verdicts.iter().for_each(|(seq, decision)| each(Seq(*seq), Ok(*decision)));
+        verdicts.len()
     }
     fn wait(&mut self, _now: u64, _until: u64) {}
     fn unreturned(&self) -> u32 {
@@ -70,6 +77,9 @@ impl Channel for Inspector {
         None
     }
 }
+
+/// The longest frame that leaves.
+const MAX_FRAME: usize = 1514;
 
 /// The packets that left, in order.
 #[derive(Debug, Default)]
@@ -86,6 +96,9 @@ impl PacketIo for Out {
         self.0.push(frame.to_vec());
         Ok(())
     }
+    fn max_frame(&self, egress: Option<towpath_gate::PortId>, _bytes: &[u8], _meta: &Meta) -> usize {
+        if egress.is_some() { MAX_FRAME } else { usize::MAX }
+    }
 }
 
 struct World {
@@ -97,6 +110,13 @@ struct World {
 impl World {
     /// A bridge with these rules. The inspector serves queue 1.
     fn new(rules: &str, inside: Inside) -> Self {
+        let (mut world, inspector) = Self::with_queues(rules, vec![Queue::new(1, Policy::default())], inside);
+        world.engine.join(1, 1, inspector).unwrap();
+        world
+    }
+
+    /// A bridge with these rules and queues, and an inspector that serves none of them.
+    fn with_queues(rules: &str, queues: Vec<Queue<Inspector>>, inside: Inside) -> (Self, Inspector) {
         let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();
         let mut ports = Ports::new();
         let (a, b) = (ports.add("a", Vec::new()), ports.add("b", Vec::new()));
@@ -104,11 +124,9 @@ impl World {
         let mut topology = Topology::none();
         topology.add(a, ForwardMode::Bridge { xmit: b, walk_out: false });
         let inspector = Inspector(Rc::new(RefCell::new(inside)));
-        let queues = vec![Queue::new(1, Policy::default())];
         let walker = gate.walker().unwrap();
-        let mut engine = Engine::live(Out::default(), walker, topology, queues, Policy::default());
-        engine.join(1, 1, inspector.clone()).unwrap();
-        Self { _gate: gate, engine, inspector }
+        let engine = Engine::live(Out::default(), walker, topology, queues, Policy::default());
+        (Self { _gate: gate, engine, inspector: inspector.clone() }, inspector)
     }
 
     fn burst(&mut self, frames: &[&[u8]]) {

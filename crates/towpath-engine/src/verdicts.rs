@@ -1,7 +1,7 @@
 //! Verdicts that a poll has collected and the engine has not yet acted on.
 //!
-//! A verdict borrows the ring, so replacement payloads are copied. The copies of one poll are bounded: only an inspector that
-//! replaces faster than packets arrive exceeds the bound, and then its packets are dropped.
+//! A verdict borrows the ring, so replacement payloads are copied. The accounts of the reorder buffer bound the copies of one poll: each
+//! is charged before it is made.
 
 use std::ops::Range;
 
@@ -9,9 +9,6 @@ use towpath_ring::{Decision, Verdict};
 
 use crate::queue::QueueVerdict;
 use crate::reorder::PacketId;
-
-/// Maximum number of bytes of the replacement payloads of one poll.
-const REPLACEMENT_BYTES: usize = 16 << 20;
 
 #[derive(Debug, Default)]
 pub(crate) struct VerdictBatch {
@@ -24,12 +21,12 @@ pub(crate) struct VerdictBatch {
 pub(crate) struct Settlement {
     /// The payload of a replacement is in the batch: [`VerdictBatch::replacement`].
     pub(crate) verdict: QueueVerdict<'static>,
-    replacement: Option<Range<usize>>,
+    replacement: Range<usize>,
 }
 
 impl VerdictBatch {
     pub(crate) fn push(&mut self, id: PacketId, verdict: QueueVerdict<'_>) {
-        let mut replacement = None;
+        let mut replacement = 0..0;
         let verdict = match verdict {
             QueueVerdict::Lost(reason) => QueueVerdict::Lost(reason),
             QueueVerdict::Redeliver => QueueVerdict::Redeliver,
@@ -37,10 +34,8 @@ impl VerdictBatch {
                 let verdict = match decision.verdict {
                     Verdict::Replace(bytes) => {
                         let start = self.replacements.len();
-                        if start + bytes.len() <= REPLACEMENT_BYTES {
-                            self.replacements.extend_from_slice(bytes);
-                            replacement = Some(start..start + bytes.len());
-                        }
+                        self.replacements.extend_from_slice(bytes);
+                        replacement = start..start + bytes.len();
                         Verdict::Replace(&[])
                     }
                     Verdict::Pass => Verdict::Pass,
@@ -62,9 +57,9 @@ impl VerdictBatch {
         std::mem::take(&mut self.settlements)
     }
 
-    /// The payload of a replacement. `None` if the batch was full.
-    pub(crate) fn replacement(&self, settlement: &Settlement) -> Option<&[u8]> {
-        self.replacements.get(settlement.replacement.clone()?)
+    /// The payload of a replacement.
+    pub(crate) fn replacement(&self, settlement: &Settlement) -> &[u8] {
+        &self.replacements[settlement.replacement.clone()]
     }
 
     /// Ends the batch; `settlements` is the memory that [`take`](Self::take) returned.

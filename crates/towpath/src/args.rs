@@ -107,7 +107,8 @@ pub(crate) struct Replay {
     /// how packets are distributed among several inspectors (default: flow).
     /// overload:block|drop-newest|drop-oldest:COUNT|pass|drop|queue:N: action for a packet whose inspector has no room (block:
     /// the packet waits until its deadline). high:COUNT and low:COUNT: an inspector with `high` packets gets no more until it
-    /// has only `low`. deadline:SECONDS and default:pass|drop override --deadline and --default-verdict for this queue.
+    /// has only `low`. may-queue:N: a queue to which its inspectors may send a packet; may be repeated (default: none).
+    /// deadline:SECONDS and default:pass|drop override --deadline and --default-verdict for this queue.
     #[arg(long = "queue-policy", value_name = "N=KEY:VALUE,...", value_parser = queue_policy)]
     pub(crate) queue_policies: Vec<QueuePolicy>,
 
@@ -236,6 +237,7 @@ pub(crate) struct QueuePolicy {
     pub(crate) low: Option<u32>,
     pub(crate) deadline: Option<Duration>,
     pub(crate) default_verdict: Option<PassOrDrop>,
+    pub(crate) may_queue: Vec<u16>,
 }
 
 /// An argument `NAME=vlan:ID`.
@@ -283,9 +285,10 @@ fn queue_policy(text: &str) -> Result<QueuePolicy, String> {
             "low" => policy.low = Some(within(value, 0..=65_536)?),
             "deadline" => policy.deadline = Some(seconds(value)?),
             "default" => policy.default_verdict = Some(PassOrDrop::from_str(value, false)?),
+            "may-queue" => policy.may_queue.push(queue_number(value)?),
             _ => {
                 return Err(format!(
-                    "`{key}` is no policy; there are workers, fanout, overload, high, low, deadline and default"
+                    "`{key}` is no policy; there are workers, fanout, overload, high, low, may-queue, deadline and default"
                 ));
             }
         }
@@ -357,7 +360,7 @@ mod tests {
     #[test]
     fn a_queue_policy_has_many_parts() {
         let policy = queue_policy(
-            "3=workers:2,fanout:least,overload:drop-oldest:9,high:5,low:2,deadline:0.5,default:pass",
+            "3=workers:2,fanout:least,overload:drop-oldest:9,high:5,low:2,deadline:0.5,default:pass,may-queue:4,may-queue:5",
         );
         assert_eq!(
             policy,
@@ -370,6 +373,7 @@ mod tests {
                 low: Some(2),
                 deadline: Some(Duration::from_millis(500)),
                 default_verdict: Some(PassOrDrop::Pass),
+                may_queue: vec![4, 5],
             })
         );
     }

@@ -117,7 +117,7 @@ impl Socket {
     /// # Errors
     ///
     /// The directory or the socket cannot be created.
-    pub fn bind(queue: u16, policy: Policy) -> Result<Self, Error> {
+    pub fn bind(queue: u16, policy: &Policy) -> Result<Self, Error> {
         let system = |source| Error::System { queue, source };
         // tempdir gives it mode 0700.
         let directory = tempfile::Builder::new().prefix("towpath-").tempdir().map_err(system)?;

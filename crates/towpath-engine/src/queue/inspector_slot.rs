@@ -6,7 +6,7 @@ use towpath_metrics::metrics;
 use towpath_ring::{self as ring, Decision, FrameOut, Loss, Meta, ReserveError, Seq, Verdict};
 
 use super::{Channel, Detached, Policy};
-use crate::reorder::PacketId;
+use crate::reorder::{Account, PacketId};
 use crate::{ChannelSnapshot, DropReason, FrameSnapshot, TraceSink};
 
 /// Maximum number of traces of one channel.
@@ -25,6 +25,12 @@ metrics! {
         pub replace: counter frames as "verdicts" (verdict = "replace"),
         /// Verdicts for the packet's flow.
         pub flow: counter frames as "flow_verdicts",
+        /// Verdicts that name a queue outside of `may-queue`: violations. They are invalid.
+        pub forbidden_queue: counter frames as "refused_verdicts" (reason = "forbidden_queue"),
+        /// Replacements that are longer than a frame of the port by which the packet leaves: violations. They are invalid.
+        pub too_long: counter frames as "refused_verdicts" (reason = "too_long"),
+        /// Replacements for which the inspector's share of the reorder buffer has no room.
+        pub over_share: counter frames as "refused_verdicts" (reason = "over_share"),
     }
 }
 
@@ -69,6 +75,10 @@ pub struct InspectorSlot<C> {
     traces: Vec<Box<dyn TraceSink>>,
     /// The inspector has exceeded a deadline.
     late: bool,
+    /// Its packets in the reorder buffer are charged to it.
+    account: Account,
+    /// The account has room for the frame that is being published.
+    in_share: bool,
     /// [`take_end`](Self::take_end) has returned the end.
     ended: bool,
 }
@@ -86,6 +96,8 @@ impl<C: Channel> InspectorSlot<C> {
             verdicts: VerdictStats::default(),
             traces: Vec::new(),
             late: false,
+            account: Account::ENGINE,
+            in_share: true,
             ended: false,
         }
     }
@@ -105,6 +117,19 @@ impl<C: Channel> InspectorSlot<C> {
         &self.channel
     }
 
+    pub(super) fn account(&self) -> Account {
+        self.account
+    }
+
+    pub(super) fn set_account(&mut self, account: Account) {
+        self.account = account;
+    }
+
+    /// Sets whether the account has room for the next frame.
+    pub(super) fn set_in_share(&mut self, in_share: bool) {
+        self.in_share = in_share;
+    }
+
     #[cfg(test)]
     pub(super) fn channel_mut(&mut self) -> &mut C {
         &mut self.channel
@@ -115,11 +140,11 @@ impl<C: Channel> InspectorSlot<C> {
         self.detached.as_ref()
     }
 
-    pub(crate) fn snapshot(&self, queue: u16, policy: Policy, now: u64) -> ChannelSnapshot {
+    pub(crate) fn snapshot(&self, queue: u16, policy: &Policy, now: u64) -> ChannelSnapshot {
         ChannelSnapshot {
             channel: self.number,
             queue,
-            policy,
+            policy: policy.clone(),
             gone: self.detached.as_ref().map(|detached| detached.why.clone()),
             open: self.open,
             oldest: self.in_flight.front().map(|frame| now.saturating_sub(frame.since)),
@@ -163,9 +188,13 @@ impl<C: Channel> InspectorSlot<C> {
         }
     }
 
+    /// Passes each decided frame to `each`. A verdict that `policy` does not allow ([`Policy::may_queue`]) is invalid. `admit` decides
+    /// about replacements.
     pub(super) fn poll(
         &mut self,
         now: u64,
+        policy: &Policy,
+        admit: &mut dyn FnMut(PacketId, &[u8]) -> Result<(), DropReason>,
         each: &mut dyn FnMut(Waiter, Result<Decision<'_>, DropReason>),
     ) -> usize {
         let Self { channel, in_flight, first, open, detached, late, verdicts, traces, .. } = self;
@@ -179,9 +208,24 @@ impl<C: Channel> InspectorSlot<C> {
                 return debug_assert!(false, "frame {seq} was decided twice");
             };
             let waiter = std::mem::replace(&mut frame.waiter, Waiter::Decided);
-            if let Ok(decision) = &decision {
-                verdicts.count(decision);
+            let decision = decision.and_then(|decision| match (decision.verdict, waiter) {
+                (verdict, _) if !policy.allows(verdict) => {
+                    verdicts.forbidden_queue += 1;
+                    Err(DropReason::InvalidVerdict)
+                }
+                (Verdict::Replace(bytes), Waiter::Packet(packet)) => admit(packet, bytes).map(|()| decision),
+                _ => Ok(decision),
+            });
+            match &decision {
+                Ok(decision) => verdicts.count(decision),
+                Err(DropReason::ReplaceLimit) => verdicts.over_share += 1,
+                Err(DropReason::TooLong) => verdicts.too_long += 1,
+                Err(_) => {}
             }
+            let decision = decision.map_err(|reason| match reason {
+                DropReason::TooLong => DropReason::InvalidVerdict,
+                other => other,
+            });
             for trace in &mut *traces {
                 trace.decided(Seq(seq), now.saturating_sub(frame.since), &decision);
             }
@@ -241,6 +285,9 @@ impl<C: Channel> InspectorSlot<C> {
 
 impl<C: Channel> ring::Listener for InspectorSlot<C> {
     fn send(&mut self, bytes: &[u8], meta: &Meta) -> Result<Seq, ReserveError> {
+        if !self.in_share {
+            return Err(ReserveError::RingFull);
+        }
         let seq = self.channel.publish(bytes, meta)?;
         if self.in_flight.is_empty() {
             self.first = seq.0;

@@ -30,7 +30,7 @@ use self::broadcast::PendingBroadcast;
 use self::inspector_slot::Waiter;
 pub use self::inspector_slot::{InspectorSlot, VerdictStats};
 use crate::flow_verdict::{FlowVerdict, FlowVerdictCache};
-use crate::reorder::PacketId;
+use crate::reorder::{Account, PacketId, Shares, Usage};
 use crate::{DropReason, QueueSnapshot};
 
 /// A channel to one inspector. Sequence numbers increase.
@@ -178,7 +178,7 @@ impl DefaultVerdict {
 }
 
 /// The policy of a queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// How long an inspector may keep a frame, and how long a packet waits for room, in nanoseconds of wall-clock time.
     /// Default: 1 s.
@@ -193,6 +193,10 @@ pub struct Policy {
     pub high: u32,
     /// See `high`.
     pub low: u32,
+    /// The queues that a verdict of its inspectors may name. A verdict that names another one is invalid. Default: none.
+    pub may_queue: Vec<u16>,
+    /// The queue's weight in the division of the reorder buffer ([`Shares`]). Default: 1.
+    pub share: u16,
 }
 
 impl Policy {
@@ -203,6 +207,15 @@ impl Policy {
             other => other,
         };
         ring::Policy { fanout: self.fanout, overload, high: self.high, low: self.low }
+    }
+
+    /// Returns true if an inspector may give this verdict: it names no queue, or one of `may_queue`. Otherwise one inspector could
+    /// send its packets to the inspectors of any queue.
+    fn allows(&self, verdict: Verdict<'_>) -> bool {
+        match verdict {
+            Verdict::Queue(number) => self.may_queue.contains(&number),
+            _ => true,
+        }
     }
 }
 
@@ -215,6 +228,8 @@ impl Default for Policy {
             overload: Overload::Block,
             high: u32::MAX,
             low: u32::MAX,
+            may_queue: Vec::new(),
+            share: 1,
         }
     }
 }
@@ -222,8 +237,8 @@ impl Default for Policy {
 /// The result of [`Queue::enqueue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enqueue {
-    /// An inspector has the frame. Its verdict follows.
-    Held,
+    /// An inspector has the frame. Its verdict follows. The packet is charged to this account from now on.
+    Held(Account),
     /// Only copies were made. No verdict follows.
     Copied,
     /// No room: wait for verdicts, then try again.
@@ -262,7 +277,7 @@ metrics! {
         pub invalid_verdict: counter frames as "lost" (reason = "invalid_verdict"),
         /// Frames of an inspector that died.
         pub inspector_died: counter frames as "lost" (reason = "inspector_died"),
-        /// Frames for which the inspector had no room.
+        /// Frames for which the inspector, or its share of the reorder buffer, had no room.
         pub queue_full: counter frames as "lost" (reason = "queue_full"),
         /// Frames for which there was no inspector.
         pub no_inspector: counter frames as "lost" (reason = "no_inspector"),
@@ -272,6 +287,12 @@ metrics! {
         pub redelivered: counter frames,
         /// Packets decided by an earlier verdict for their flow. They are not frames of the queue.
         pub by_flow: counter packets,
+        /// Packets for which the queue's share of the reorder buffer had no room. They are dropped, and they are no frames of the queue.
+        pub no_room: counter packets,
+        /// Packets of the queue in the reorder buffer now.
+        pub held: gauge packets,
+        /// Bytes of these packets.
+        pub held_bytes: gauge bytes,
         /// Frames that inspectors have now.
         pub open: gauge frames,
         /// Most frames that inspectors had at one time.
@@ -294,6 +315,7 @@ impl Stats {
             },
             Err(DropReason::Overdue) => self.overdue += 1,
             Err(DropReason::InspectorDied) => self.inspector_died += 1,
+            Err(DropReason::ReplaceLimit) => self.queue_full += 1,
             Err(_) => self.invalid_verdict += 1,
         }
     }
@@ -315,6 +337,10 @@ pub struct Queue<C> {
     /// A frame waited for room until its deadline. No packet waits for room until an inspector decides again.
     stalled: bool,
     number: u16,
+    /// Packets that no single inspector has are charged to it.
+    account: Account,
+    /// The accounts of detached inspectors, to be closed.
+    closed: Vec<Account>,
     stats: Stats,
     /// Why inspectors were detached.
     trouble: Option<String>,
@@ -331,18 +357,24 @@ impl<C: Channel> Queue<C> {
             flow_verdicts: FlowVerdictCache::default(),
             stalled: false,
             number,
+            account: Account::ENGINE,
+            closed: Vec::new(),
             stats: Stats::default(),
             trouble: None,
         }
     }
 
-    /// Sets the policy. If the queue has inspectors or a backlog, only the default verdict changes.
+    /// Sets the policy. If the queue has inspectors or a backlog, only the default verdict and `may_queue` change. Verdicts for flows
+    /// that name a queue which is no longer allowed end.
     pub fn set_policy(&mut self, policy: Policy) {
+        self.flow_verdicts.retain(|verdict| policy.allows(verdict.verdict));
         if self.inspectors.listeners().next().is_none() && self.backlog.is_empty() {
-            self.policy = policy;
             self.inspectors = ring::Queue::new(policy.ring_policy());
+            self.policy = policy;
+        } else {
+            self.policy.default = policy.default;
+            self.policy.may_queue = policy.may_queue;
         }
-        self.policy.default = policy.default;
     }
 
     /// Attaches an inspector; `number` is the number of its channel.
@@ -356,7 +388,28 @@ impl<C: Channel> Queue<C> {
         self.inspectors.join(InspectorSlot::new(number, channel));
     }
 
-    /// Gives a frame to an inspector. The frame was received on `cpu`. `packet` waits for the verdict; a copy has none.
+    /// Opens accounts for the queue and its inspectors, where they have none. A queue without accounts is charged to the engine's.
+    pub(crate) fn open_accounts(&mut self, shares: &mut Shares) {
+        if self.account == Account::ENGINE {
+            self.account = shares.add_queue(self.policy.share);
+        }
+        for slot in self.inspectors.listeners().filter(|slot| slot.account() == Account::ENGINE) {
+            slot.set_account(shares.open(self.account));
+        }
+    }
+
+    /// Closes the accounts of detached inspectors.
+    pub(crate) fn close_accounts(&mut self, shares: &mut Shares) {
+        self.closed.drain(..).for_each(|account| shares.close(account));
+    }
+
+    /// The queue's own account.
+    pub(crate) fn account(&self) -> Account {
+        self.account
+    }
+
+    /// Gives a frame to an inspector. The frame was received on `cpu`. `packet` waits for the verdict; a copy has none. An inspector
+    /// whose account in `shares` has no room for the packet has no room.
     ///
     /// The frame counts if the result is `Held`, `Copied` or `Lost`.
     pub fn enqueue(
@@ -366,16 +419,24 @@ impl<C: Channel> Queue<C> {
         cpu: u32,
         now: u64,
         packet: Option<PacketId>,
+        shares: &Shares,
     ) -> Enqueue {
         let meta = Meta { group: self.number.into(), ..*meta };
         let fanout = self.policy.fanout;
+        let charged = packet.is_some() && !matches!(fanout, Fanout::Broadcast | Fanout::Mirror);
+        let usage = Usage { packets: 1, bytes: frame.len() };
+        for slot in self.inspectors.listeners() {
+            slot.set_in_share(!charged || shares.admits(slot.account(), usage));
+        }
         match self.inspectors.enqueue(frame, &meta, cpu) {
             ring::Enqueue::Sent(index, _) => {
+                let mut account = self.account;
                 if let Some(slot) = self.inspectors.listeners().nth(index) {
                     slot.set_waiter(packet, now);
+                    account = slot.account();
                 }
                 self.count_open(1);
-                Enqueue::Held
+                Enqueue::Held(account)
             }
             ring::Enqueue::SentTo(copies) => {
                 let packet = packet.filter(|_| fanout == Fanout::Broadcast);
@@ -386,7 +447,7 @@ impl<C: Channel> Queue<C> {
                     self.broadcasts.insert(packet, PendingBroadcast::new(copies));
                 }
                 self.count_open(copies as u64);
-                if packet.is_some() { Enqueue::Held } else { Enqueue::Copied }
+                if packet.is_some() { Enqueue::Held(self.account) } else { Enqueue::Copied }
             }
             // A copy does not wait in the backlog.
             ring::Enqueue::Blocked if self.stalled || self.has_backlog() && packet.is_none() => {
@@ -498,16 +559,21 @@ impl<C: Channel> Queue<C> {
     }
 
     /// Collects verdicts, expired deadlines, and the frames of dead inspectors. Returns the number of frames. `now` is
-    /// wall-clock time in nanoseconds.
-    pub fn poll(&mut self, now: u64, mut each: impl FnMut(PacketId, QueueVerdict<'_>)) -> usize {
-        let Self { inspectors, policy, broadcasts, flow_verdicts, stalled, stats, trouble, .. } = self;
+    /// wall-clock time in nanoseconds. `admit` returns why a packet cannot have this replacement.
+    pub fn poll(
+        &mut self,
+        now: u64,
+        admit: &mut dyn FnMut(PacketId, &[u8]) -> Result<(), DropReason>,
+        mut each: impl FnMut(PacketId, QueueVerdict<'_>),
+    ) -> usize {
+        let Self { inspectors, policy, broadcasts, flow_verdicts, stalled, stats, trouble, closed, .. } = self;
         let single = !matches!(policy.fanout, Fanout::Broadcast | Fanout::Mirror);
         let alive = inspectors.listeners().filter(|slot| !ring::Listener::is_dead(*slot)).count();
         let mut decided = 0;
         for slot in inspectors.listeners() {
             let others = alive - usize::from(!ring::Listener::is_dead(slot));
             let channel = slot.number();
-            decided += slot.poll(now, &mut |waiter, decision| {
+            decided += slot.poll(now, policy, admit, &mut |waiter, decision| {
                 stats.open -= 1;
                 if matches!(decision, Err(DropReason::InspectorDied))
                     && others > 0
@@ -537,6 +603,7 @@ impl<C: Channel> Queue<C> {
                     trouble.push_str("; ");
                 }
                 trouble.push_str(&why);
+                closed.push(slot.account());
                 if distrusted {
                     flow_verdicts.forget(channel);
                 }
@@ -629,8 +696,8 @@ impl<C: Channel> Queue<C> {
     }
 
     /// The queue's policy.
-    pub fn policy(&self) -> Policy {
-        self.policy
+    pub fn policy(&self) -> &Policy {
+        &self.policy
     }
 
     /// Frames that inspectors have now.
@@ -643,12 +710,18 @@ impl<C: Channel> Queue<C> {
         &self.stats
     }
 
-    pub(crate) fn snapshot(&mut self) -> QueueSnapshot {
+    pub(crate) fn snapshot(&mut self, shares: &Shares) -> QueueSnapshot {
+        let (held, no_room) = match self.account {
+            Account::ENGINE => (Usage::default(), 0),
+            account => shares.usage(account),
+        };
+        let stats =
+            Stats { held: held.packets as u64, held_bytes: held.bytes as u64, no_room, ..self.stats };
         let attached = self.inspectors.listeners().filter(|slot| slot.detached().is_none());
         QueueSnapshot {
             number: self.number,
             inspectors: attached.count() as u64,
-            stats: self.stats,
+            stats,
             trouble: self.trouble.clone(),
         }
     }

@@ -1,7 +1,7 @@
 use towpath_wire::Ends;
 
 use super::*;
-use crate::reorder::ReorderBuffer;
+use crate::reorder::{Limits, ReorderBuffer};
 
 /// The result for one frame.
 type FrameResult = Result<Decision<'static>, DropReason>;
@@ -52,8 +52,11 @@ const POLICY: Policy = Policy {
     overload: Overload::Block,
     high: u32::MAX,
     low: u32::MAX,
+    may_queue: Vec::new(),
+    share: 1,
 };
 
+const HELD: Enqueue = Enqueue::Held(Account::ENGINE);
 const FULL: Enqueue = Enqueue::Lost(Some(DropReason::QueueFull));
 const PASS: FrameResult = decided(Verdict::Pass);
 const DROP: FrameResult = decided(Verdict::Drop);
@@ -65,8 +68,8 @@ const fn decided(verdict: Verdict<'static>) -> FrameResult {
 }
 
 fn ids(n: usize) -> Vec<PacketId> {
-    let mut buffer = ReorderBuffer::<(), ()>::new(1, 100, 100);
-    (0..n).map(|_| buffer.push_waiting(b"", (), (), 0)).collect()
+    let mut buffer = ReorderBuffer::<(), ()>::new(1, Limits::default(), true);
+    (0..n).map(|_| buffer.push_waiting(b"", (), (), (0, Account::ENGINE))).collect()
 }
 
 fn queue<const N: usize>(policy: Policy, fakes: [Fake; N]) -> Queue<Fake> {
@@ -82,7 +85,10 @@ fn room(room: usize) -> Fake {
 }
 
 fn offer(queue: &mut Queue<Fake>, id: Option<PacketId>) -> Enqueue {
-    queue.enqueue(b"x", &Meta::default(), 0, 0, id)
+    match queue.enqueue(b"x", &Meta::default(), 0, 0, id, &Shares::new(Limits::default(), true)) {
+        Enqueue::Held(_) => HELD,
+        other => other,
+    }
 }
 
 /// The inspector at `index` gives these verdicts. Returns the verdicts of the queue.
@@ -97,7 +103,7 @@ fn fake(queue: &mut Queue<Fake>, index: usize) -> &mut Fake {
 
 fn poll(queue: &mut Queue<Fake>) -> Vec<(PacketId, String)> {
     let mut out = Vec::new();
-    queue.poll(0, |id, verdict| {
+    queue.poll(0, &mut |_, _| Ok(()), |id, verdict| {
         let text = match verdict {
             QueueVerdict::Decided(Decision { verdict, .. }, _) => format!("{verdict:?}"),
             other => format!("{other:?}"),
@@ -114,7 +120,7 @@ fn verdicts_are_accepted_in_any_order() {
     let mut queue = queue(POLICY, [Fake { next: u32::MAX, room: 9, ..Fake::default() }]);
     let t = ids(3);
     for &id in &t {
-        assert_eq!(offer(&mut queue, Some(id)), Enqueue::Held);
+        assert_eq!(offer(&mut queue, Some(id)), HELD);
     }
     let got = give(&mut queue, 0, &[(1, DROP), (0, decided(Verdict::Replace(b"y")))]);
     assert_eq!(got, [(t[2], "Drop".into()), (t[1], "Replace([121])".into())]);
@@ -162,7 +168,7 @@ fn frames_of_a_dead_inspector_are_redelivered() {
     fake(&mut queue, 0).dead = true;
     assert_eq!(give(&mut queue, 0, &[(0, DIED)]), [(t[0], "Redeliver".into())]);
     assert_eq!(queue.stats().frames, 1, "the frame counts when it is delivered");
-    assert_eq!(offer(&mut queue, Some(t[0])), Enqueue::Held);
+    assert_eq!(offer(&mut queue, Some(t[0])), HELD);
     assert_eq!(give(&mut queue, 1, &[(0, PASS), (1, DROP)]), [(t[1], "Pass".into()), (t[0], "Drop".into())]);
     let c = queue.stats();
     assert_eq!((c.frames, c.passed, c.dropped, c.lost(), c.redelivered), (2, 1, 1, 0, 1));
@@ -181,9 +187,10 @@ fn the_strictest_verdict_of_a_broadcast_wins() {
         (DIED, PASS, "Lost(Some(InspectorDied))"),
     ];
     for (first, second, expected) in rows {
-        let mut queue = queue(Policy { fanout: Fanout::Broadcast, ..POLICY }, [room(9), room(9)]);
+        let policy = Policy { fanout: Fanout::Broadcast, may_queue: vec![4], ..POLICY };
+        let mut queue = queue(policy, [room(9), room(9)]);
         let t = ids(1);
-        assert_eq!(offer(&mut queue, Some(t[0])), Enqueue::Held);
+        assert_eq!(offer(&mut queue, Some(t[0])), HELD);
         assert_eq!(give(&mut queue, 1, &[(0, *second)]), []);
         let got = give(&mut queue, 0, &[(0, *first)]);
         // The second inspector decides first, and the first of two equally strict verdicts wins.
@@ -217,7 +224,7 @@ fn the_overload_policy_applies_without_room() {
     for (overload, expected) in rows {
         let mut queue = queue(Policy { overload, ..POLICY }, [room(1)]);
         let t = ids(2);
-        assert_eq!(offer(&mut queue, Some(t[0])), Enqueue::Held);
+        assert_eq!(offer(&mut queue, Some(t[0])), HELD);
         assert_eq!(offer(&mut queue, Some(t[1])), expected, "{overload:?}");
         let lost = u64::from(matches!(expected, Enqueue::Lost(_)));
         assert_eq!(queue.stats().queue_full, lost, "{overload:?}");
@@ -246,8 +253,8 @@ fn an_inspector_above_the_high_mark_has_no_room() {
     let policy = Policy { overload: Overload::Pass, high: 2, low: 0, ..POLICY };
     let mut queue = queue(policy, [room(9)]);
     let t = ids(4);
-    assert_eq!(offer(&mut queue, Some(t[0])), Enqueue::Held);
-    assert_eq!(offer(&mut queue, Some(t[1])), Enqueue::Held);
+    assert_eq!(offer(&mut queue, Some(t[0])), HELD);
+    assert_eq!(offer(&mut queue, Some(t[1])), HELD);
     assert_eq!(offer(&mut queue, Some(t[2])), Enqueue::Lost(None));
     give(&mut queue, 0, &[(0, PASS)]);
     assert_eq!(offer(&mut queue, Some(t[2])), Enqueue::Lost(None));
@@ -259,14 +266,14 @@ fn an_inspector_above_the_high_mark_has_no_room() {
         "the inspector still has the overdue frame"
     );
     fake(&mut queue, 0).unreturned = 0;
-    assert_eq!(offer(&mut queue, Some(t[3])), Enqueue::Held);
+    assert_eq!(offer(&mut queue, Some(t[3])), HELD);
 }
 
 #[test]
 fn packets_do_not_wait_for_a_stalled_inspector() {
     let mut queue = queue(POLICY, [room(1)]);
     let t = ids(3);
-    assert_eq!(offer(&mut queue, Some(t[0])), Enqueue::Held);
+    assert_eq!(offer(&mut queue, Some(t[0])), HELD);
     assert_eq!(offer(&mut queue, Some(t[1])), Enqueue::Full);
     assert_eq!(queue.give_up(&Meta::default(), 0), Some(DropReason::QueueFull));
     assert_eq!(offer(&mut queue, Some(t[1])), FULL);

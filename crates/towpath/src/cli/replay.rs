@@ -89,7 +89,7 @@ fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
         Failure::States(format!("--states-out: {path}: {error}"))
     };
     let saving = args.states_out.as_deref().map(Saving::create).transpose().map_err(unsaved)?;
-    let queues = match queues(args, policy, ending) {
+    let queues = match queues(args, policy.clone(), ending) {
         Ok(queues) => queues,
         Err(failure) => {
             let _ = finish([out, replies]);
@@ -278,15 +278,20 @@ fn queues(args: &Replay, policy: Policy, ending: &Ending) -> Result<Vec<Queue<In
                 "queue {number} hands packets to queue {other}, which is no other queue"
             )));
         }
+        if let Some(other) = policy.may_queue.iter().find(|other| !numbers.contains(other)) {
+            return Err(Failure::Usage(format!(
+                "queue {number} may name queue {other}, for which there is no --queue {other}=COMMAND"
+            )));
+        }
     }
     let mut queues = Vec::new();
     let mut channels = 0;
     for number in numbers {
         let of_queue = args.queue_policies.iter().find(|policy| policy.number == number);
         let of_queue = of_queue.cloned().unwrap_or_default();
-        let policy = of_queue.over(policy);
+        let policy = of_queue.over(&policy);
+        let mut socket = inspector::Socket::bind(number, &policy)?;
         let mut queue = Queue::new(number, policy);
-        let mut socket = inspector::Socket::bind(number, policy)?;
         for arg in args.queues.iter().filter(|arg| arg.number == number) {
             for _ in 0..of_queue.workers.unwrap_or(1) {
                 channels += 1;
@@ -305,7 +310,7 @@ fn nanos(duration: Duration) -> u64 {
 
 impl QueuePolicy {
     /// Returns `general`, overridden by the values that this policy sets.
-    fn over(&self, general: Policy) -> Policy {
+    fn over(&self, general: &Policy) -> Policy {
         let high = self.high.unwrap_or(general.high);
         Policy {
             deadline: self.deadline.map_or(general.deadline, nanos),
@@ -315,6 +320,8 @@ impl QueuePolicy {
             high,
             // Default low mark: the inspector has room again with one packet less than the high mark.
             low: self.low.unwrap_or(if high == u32::MAX { general.low } else { high - 1 }),
+            may_queue: self.may_queue.clone(),
+            share: general.share,
         }
     }
 }

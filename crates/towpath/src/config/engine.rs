@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use towpath_engine::reorder::Limits;
+
 use super::Config;
 use super::reader::Table;
 
@@ -18,6 +20,8 @@ pub struct Engine {
     pub drain: Duration,
     /// Maximum number of packets in one burst.
     pub burst: usize,
+    /// Bounds of the reorder buffer of a thread.
+    pub reorder: Limits,
     /// Keep the state table in huge pages if the kernel has any.
     pub hugepages: bool,
 }
@@ -42,6 +46,7 @@ impl Default for Engine {
             wait: Wait::Park(Duration::from_micros(50)),
             drain: Duration::from_secs(5),
             burst: 256,
+            reorder: Limits::default(),
             hugepages: false,
         }
     }
@@ -84,6 +89,10 @@ pub(super) fn take(top: &Table<'_, '_>) -> Engine {
         wait,
         drain: table.seconds("drain").unwrap_or(default.drain),
         burst: table.number("burst").map_or(default.burst, |burst| burst as usize),
+        reorder: Limits {
+            packets: table.number("reorder-packets").map_or(default.reorder.packets, |packets| packets as usize),
+            bytes: table.number("reorder-memory").map_or(default.reorder.bytes, |mib| (mib as usize) << 20),
+        },
         hugepages: table.flag("hugepages").unwrap_or(default.hugepages),
     };
     table.finish();

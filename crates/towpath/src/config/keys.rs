@@ -136,6 +136,8 @@ pub const KEYS: &[Key] = &[
     new("queue", "overload", Text, "`\"drop-newest\"`", "policy for a packet whose inspector has no room (below)"),
     new("queue", "high", Number(1, 65_536), "size of the ring", "packets at which an inspector has no room"),
     new("queue", "low", Number(0, 65_535), "`high` - 1", "packets at which it has room again"),
+    new("queue", "share", Number(1, 1000), "`1`", "weight in the division of the [reorder buffer](../how/packet-path.md#the-reorder-buffer)"),
+    new("queue", "may-queue", Numbers(1, 65_535), "", "queues to which its inspectors may send a packet (below)"),
     new("queue", "deadline", Seconds(0.001, 3600.0), "`1`", "time until a packet without a verdict gets the `default`"),
     new("queue", "default", Word(&["pass", "drop"]), "as `unserved`", "verdict for packets that no inspector decides"),
 
@@ -162,6 +164,8 @@ pub const KEYS: &[Key] = &[
     new("engine", "wait", Word(&["park", "spin"]), "`\"park\"`", "`park` sleeps without packets, `spin` never sleeps"),
     new("engine", "spin", Number(0, 1_000_000), "`50`", "microseconds to poll before sleeping"),
     new("engine", "burst", Number(1, 1024), "`256`", "packets in one burst"),
+    new("engine", "reorder-packets", Number(256, 1 << 20), "`8192`", "packets in the reorder buffer of a thread"),
+    new("engine", "reorder-memory", Number(1, 4096), "`16`", "MiB of packets in the reorder buffer of a thread"),
     new("engine", "drain", Seconds(0.0, 3600.0), "`5`", "time that a stop waits for inspectors"),
     new("engine", "hugepages", Flag, "`false`", "state table in huge pages"),
 

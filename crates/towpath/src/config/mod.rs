@@ -238,7 +238,7 @@ impl Config {
             match other.queues.iter().find(|same| same.number == queue.number) {
                 Some(same) if queue.may_become(same) => {}
                 Some(_) => names.push(format!(
-                    "[queue.{}], but for `default`, `command`, `workers`, `users` and `groups`,",
+                    "[queue.{}], but for `default`, `may-queue`, `command`, `workers`, `users` and `groups`,",
                     queue.number
                 )),
                 None => names.push(format!("[queue.{}], which was removed,", queue.number)),

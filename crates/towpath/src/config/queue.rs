@@ -73,6 +73,7 @@ impl Queue {
     pub(super) fn may_become(&self, other: &Self) -> bool {
         let mut same = other.clone();
         same.policy.default = self.policy.default;
+        same.policy.may_queue.clone_from(&self.policy.may_queue);
         same.inspectors.commands.clone_from(&self.inspectors.commands);
         same.inspectors.workers = self.inspectors.workers;
         same.inspectors.users.clone_from(&self.inspectors.users);
@@ -93,6 +94,7 @@ pub(super) fn take(
 ) -> Vec<Queue> {
     let mut queues: Vec<Queue> = Vec::new();
     let mut handed: Vec<(u16, u16, std::ops::Range<usize>)> = Vec::new();
+    let mut named: Vec<(u16, At<u64>)> = Vec::new();
     for (name, table) in top.named("queue") {
         let number = name.value.parse::<u16>().ok().filter(|number| *number > 0);
         let Some(number) = number else {
@@ -100,7 +102,9 @@ pub(super) fn take(
             table.wrong(&name.span, format!("`{}` is not a queue number", name.value), hint);
             continue;
         };
-        let policy = policy(&table, unserved);
+        let may_queue = table.numbers("may-queue");
+        let policy = policy(&table, unserved, &may_queue);
+        named.extend(may_queue.into_iter().map(|at| (number, at)));
         if let Overload::Queue(other) = policy.overload {
             handed.push((number, other, table.span_of("overload")));
         }
@@ -116,6 +120,12 @@ pub(super) fn take(
             top.wrong(&span, message, "name another [queue.N]");
         }
     }
+    for (number, at) in named {
+        if !queues.iter().any(|queue| u64::from(queue.number) == at.value) {
+            let message = format!("queue {number} may name queue {}, which is not in this file", at.value);
+            top.wrong(&at.span, message, "name a [queue.N] of this file");
+        }
+    }
     queues.sort_by_key(|queue| queue.number);
     if let Some(pair) = queues.windows(2).find(|pair| pair[0].number == pair[1].number) {
         top.wrong(&top.span, format!("queue {} is defined twice", pair[0].number), "");
@@ -123,7 +133,7 @@ pub(super) fn take(
     queues
 }
 
-fn policy(table: &Table<'_, '_>, unserved: DefaultVerdict) -> Policy {
+fn policy(table: &Table<'_, '_>, unserved: DefaultVerdict, may_queue: &[At<u64>]) -> Policy {
     let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
     let high = table.number("high").map(|high| high as u32);
     let low = table.number_at("low");
@@ -140,7 +150,17 @@ fn policy(table: &Table<'_, '_>, unserved: DefaultVerdict) -> Policy {
         overload: words_of(table, "overload", parse::overload).unwrap_or(LIVE.1),
         high,
         low: low.map_or(high.saturating_sub(u32::from(high != u32::MAX)), |at| at.value as u32),
+        may_queue: ascending(may_queue),
+        share: table.number("share").unwrap_or(1) as u16,
     }
+}
+
+/// The queue numbers in ascending order, each once.
+fn ascending(numbers: &[At<u64>]) -> Vec<u16> {
+    let mut numbers: Vec<u16> = numbers.iter().map(|at| at.value as u16).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers
 }
 
 fn words_of<T>(table: &Table<'_, '_>, key: &'static str, read: fn(&str) -> Result<T, String>) -> Option<T> {

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::*;
+use towpath_engine::reorder::Limits;
 use towpath_port::{af_xdp, driver};
 
 const BRIDGE: &str = r#"
@@ -123,7 +124,7 @@ fn errors_have_a_position_and_a_hint() {
             ],
         ),
         (
-            bridge("[queue.0]\n[queue.1]\n[queue.2]\ncommand = \"a 'b\"\noverload = \"queue:9\"\nlow = 3"),
+            bridge("[queue.0]\n[queue.1]\n[queue.2]\ncommand = \"a 'b\"\noverload = \"queue:9\"\nlow = 3\nmay-queue = [1, 7]"),
             &[
                 "t:10:8: `0` is not a queue number; write [queue.N] with N in 1..65535, the number that rules name",
                 "t:11:8: queue 1 needs `socket` or `command`; write socket = \"PATH\" for inspectors that attach, or \
@@ -133,6 +134,7 @@ fn errors_have_a_position_and_a_hint() {
                 "t:13:11: cannot split the command: missing closing quote",
                 "t:14:12: queue 2 hands packets to queue 9, which is not another queue of this file; name another [queue.N]",
                 "t:15:7: `low` needs a larger `high`",
+                "t:16:17: queue 2 may name queue 7, which is not in this file; name a [queue.N] of this file",
             ],
         ),
         (
@@ -231,6 +233,8 @@ command = "towpath inspect --queue 7 --match 'a b' --verdict drop"
 workers = 2
 overload = "drop-oldest:64"
 high = 100
+may-queue = [7, 7]
+share = 3
 deadline = 0.25
 [settings]
 dyn_max = 1000
@@ -239,6 +243,8 @@ dyn_keepalive = false
 threads = 1
 cpus = [1]
 spin = 10
+reorder-packets = 1000
+reorder-memory = 8
 [control]
 socket = "/run/x.sock"
 owner = "root"
@@ -265,6 +271,8 @@ group = "0"
     let queue = &config.queues[0];
     assert_eq!(queue.inspectors.commands[0][5], "a b");
     assert_eq!((queue.policy.high, queue.policy.low, queue.policy.deadline), (100, 99, 250_000_000));
+    assert_eq!((&queue.policy.may_queue[..], queue.policy.share), (&[7][..], 3));
+    assert_eq!(config.engine.reorder, Limits { packets: 1000, bytes: 8 << 20 });
     assert_eq!(config.settings, [("dyn_max".into(), 1000), ("dyn_keepalive".into(), 0)]);
     assert_eq!(config.engine.wait, Wait::Park(Duration::from_micros(10)));
     let control = config.control.unwrap();

@@ -258,6 +258,10 @@ impl Worker {
             WorkerCommand::Unserved(default) => self.engine.set_unserved(default),
             WorkerCommand::Pace(engine) => {
                 self.burst = Arc::new(Burst::new(engine.burst));
+                self.engine.set_reorder_limits(engine.reorder);
+                for at in 0..self.ports.len() {
+                    self.engine.io_mut().tx_queue_mut(at).set_reorder_limits(engine.reorder);
+                }
                 (self.wait, self.drain) = (engine.wait, engine.drain);
             }
             WorkerCommand::Settle(done) => drop(done),

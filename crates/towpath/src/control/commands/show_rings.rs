@@ -161,7 +161,8 @@ pub struct Ring {
     pub full: u64,
     /// Verdicts that arrived after the message was decided.
     pub late: u64,
-    /// Invalid verdict words.
+    /// Invalid verdict words, and verdicts that the queue does not allow (a queue outside of `may-queue`, a replacement longer than a
+    /// frame of the sending port).
     pub violations: u64,
     /// Doorbells rung.
     pub wakeups: u64,
@@ -227,6 +228,7 @@ pub struct Lost {
 impl From<ChannelSnapshot> for Ring {
     fn from(channel: ChannelSnapshot) -> Self {
         let verdicts = channel.verdicts;
+        let refused = verdicts.forbidden_queue + verdicts.too_long;
         let verdicts = Verdicts {
             pass: verdicts.pass,
             drop: verdicts.drop,
@@ -244,6 +246,7 @@ impl From<ChannelSnapshot> for Ring {
             depth: channel.open,
             oldest: channel.oldest,
             traces: channel.traces,
+            violations: refused,
             ..Self::default()
         };
         let Some(About { peer, name, geometry, stats }) = channel.about else { return ring };
@@ -274,7 +277,7 @@ impl From<ChannelSnapshot> for Ring {
             lost,
             full: stats.full,
             late: stats.late,
-            violations: stats.violations,
+            violations: stats.violations + refused,
             wakeups: stats.wakeups,
             oneshots: stats.oneshots,
             gaps: stats.gaps,

@@ -62,7 +62,7 @@ impl Supervisor {
         let Self { config: before, services, .. } = self;
         for queue in &config.queues {
             if lenient(before, queue) {
-                self.say(&|| WorkerCommand::Queue(queue.number, queue.policy));
+                self.say(&|| WorkerCommand::Queue(queue.number, queue.policy.clone()));
             }
         }
         if config.unserved != before.unserved && config.unserved == DefaultVerdict::Pass {
@@ -99,7 +99,7 @@ impl Supervisor {
             }
             log::info!("queue {}: {}", queue.number, if old.is_some() { "changed" } else { "new" });
             if !lenient(&before, queue) {
-                say(&|| WorkerCommand::Queue(queue.number, queue.policy));
+                say(&|| WorkerCommand::Queue(queue.number, queue.policy.clone()));
             }
             if let Some(socket) = sockets.iter_mut().find(|socket| socket.queue == queue.number) {
                 socket.want(&queue.inspectors);

@@ -130,11 +130,13 @@ impl Supervisor {
                 Queries(inbox),
                 directory.clone().map(Resolver::new),
             );
-            let queues = config.queues.iter().map(|queue| Queue::new(queue.number, queue.policy)).collect();
+            let queues = config.queues.iter().map(|queue| Queue::new(queue.number, queue.policy.clone())).collect();
             let unserved = Policy { default: config.unserved, ..Policy::default() };
             let (commands, taken) = channel();
+            let mut engine = Engine::live(io, walker, topology.clone(), queues, unserved);
+            engine.set_reorder_limits(config.engine.reorder);
             let parts = Parts {
-                engine: Engine::live(io, walker, topology.clone(), queues, unserved),
+                engine,
                 ports,
                 burst: config.engine.burst,
                 commands: taken,
@@ -306,7 +308,8 @@ fn tx_queues(config: &Config, ports: &[(Box<dyn Port>, &'static str)]) -> Vec<Tx
         let routed = !config.monitors.contains(&at) && !config.bridges.iter().any(|b| b.ports.contains(&at));
         let router = (routed && !caps.verdicts).then_some(RouterPort { mac: caps.address });
         let addresses = config.ports[at].addresses.clone();
-        TxQueue::new(TxConfig { sends: caps.send, router, mtu: router::mtu(&caps), addresses })
+        let (mtu, reorder) = (router::mtu(&caps), config.engine.reorder);
+        TxQueue::new(TxConfig { sends: caps.send, router, mtu, addresses, reorder })
     };
     ports.iter().enumerate().map(tx).collect()
 }
