@@ -386,7 +386,9 @@ impl<E: PacketIo> Engine<E> {
         let frame = bytes(held, burst.as_ref());
         let waiter = (!copy).then_some(id);
         let result = queues.get_mut(queue).enqueue(frame, &ring_meta, cpu, clock.wall, waiter, shares);
-        if matches!(result, Enqueue::Held(_) | Enqueue::Copied) && !std::mem::replace(&mut ctx.inspected, true) {
+        if matches!(result, Enqueue::Held(_) | Enqueue::Copied)
+            && !std::mem::replace(&mut ctx.inspected, true)
+        {
             totals.stats.inspected += u64::from(ctx.packets);
         }
         match result {

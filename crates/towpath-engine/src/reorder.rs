@@ -249,7 +249,13 @@ impl<M, W> ReorderBuffer<M, W> {
     }
 
     /// Adds a packet that waits. Copies its bytes.
-    pub fn push_waiting(&mut self, bytes: &[u8], meta: M, walk: W, (bucket, account): (u16, Account)) -> PacketId {
+    pub fn push_waiting(
+        &mut self,
+        bytes: &[u8],
+        meta: M,
+        walk: W,
+        (bucket, account): (u16, Account),
+    ) -> PacketId {
         let held = self.store(bytes, meta);
         self.waiting += 1;
         self.push(State::Waiting, held, Some(walk), (bucket, account))
@@ -338,7 +344,8 @@ impl<M, W> ReorderBuffer<M, W> {
     {
         let entry = self.waiting_entry(id)?;
         entry.state = State::Gone;
-        let (bytes, walk, account) = (std::mem::take(&mut entry.held.bytes), entry.walk.take(), entry.account);
+        let (bytes, walk, account) =
+            (std::mem::take(&mut entry.held.bytes), entry.walk.take(), entry.account);
         let charged = std::mem::take(&mut entry.charged) as usize;
         let held = Held { bytes, meta: entry.held.meta };
         self.shares.release(account, Usage { packets: 0, bytes: charged });

@@ -566,7 +566,8 @@ impl<C: Channel> Queue<C> {
         admit: &mut dyn FnMut(PacketId, &[u8]) -> Result<(), DropReason>,
         mut each: impl FnMut(PacketId, QueueVerdict<'_>),
     ) -> usize {
-        let Self { inspectors, policy, broadcasts, flow_verdicts, stalled, stats, trouble, closed, .. } = self;
+        let Self { inspectors, policy, broadcasts, flow_verdicts, stalled, stats, trouble, closed, .. } =
+            self;
         let single = !matches!(policy.fanout, Fanout::Broadcast | Fanout::Mirror);
         let alive = inspectors.listeners().filter(|slot| !ring::Listener::is_dead(*slot)).count();
         let mut decided = 0;
@@ -715,8 +716,7 @@ impl<C: Channel> Queue<C> {
             Account::ENGINE => (Usage::default(), 0),
             account => shares.usage(account),
         };
-        let stats =
-            Stats { held: held.packets as u64, held_bytes: held.bytes as u64, no_room, ..self.stats };
+        let stats = Stats { held: held.packets as u64, held_bytes: held.bytes as u64, no_room, ..self.stats };
         let attached = self.inspectors.listeners().filter(|slot| slot.detached().is_none());
         QueueSnapshot {
             number: self.number,

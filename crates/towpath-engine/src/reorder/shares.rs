@@ -197,16 +197,39 @@ impl Shares {
     pub fn admits(&self, account: Account, more: Usage) -> bool {
         let Self { limits, used, excess, common, .. } = self;
         if !self.separate {
-            return used.packets + more.packets <= 2 * limits.packets && used.bytes + more.bytes <= 2 * limits.bytes;
+            return used.packets + more.packets <= 2 * limits.packets
+                && used.bytes + more.bytes <= 2 * limits.bytes;
         }
         let Row { used: own, guarantee, closed, .. } = self.rows[usize::from(account.0)];
-        let admits = |more: usize, limit: usize, used: usize, own: usize, guarantee: usize, excess: usize, common: usize| {
+        let admits = |more: usize,
+                      limit: usize,
+                      used: usize,
+                      own: usize,
+                      guarantee: usize,
+                      excess: usize,
+                      common: usize| {
             let beyond = (own + more).saturating_sub(guarantee) - own.saturating_sub(guarantee);
             used + more <= limit && (beyond == 0 || excess + beyond <= common)
         };
         !closed
-            && admits(more.packets, limits.packets, used.packets, own.packets, guarantee.packets, excess.packets, common.packets)
-            && admits(more.bytes, limits.bytes, used.bytes, own.bytes, guarantee.bytes, excess.bytes, common.bytes)
+            && admits(
+                more.packets,
+                limits.packets,
+                used.packets,
+                own.packets,
+                guarantee.packets,
+                excess.packets,
+                common.packets,
+            )
+            && admits(
+                more.bytes,
+                limits.bytes,
+                used.bytes,
+                own.bytes,
+                guarantee.bytes,
+                excess.bytes,
+                common.bytes,
+            )
     }
 
     /// Returns true if there is room for a packet without regard to accounts.
@@ -364,7 +387,11 @@ mod tests {
         fn guarantee(&self, all: &[Self]) -> [usize; 2] {
             let members = all.iter().filter(|other| other.open && other.queue == self.queue).count();
             let part = |limit: usize| {
-                if self.open { limit / 2 * WEIGHTS[self.queue] / (WEIGHTS.iter().sum::<usize>() * members) } else { 0 }
+                if self.open {
+                    limit / 2 * WEIGHTS[self.queue] / (WEIGHTS.iter().sum::<usize>() * members)
+                } else {
+                    0
+                }
             };
             [part(LIMITS.packets), part(LIMITS.bytes)]
         }
@@ -382,7 +409,8 @@ mod tests {
             };
             let mut after = used.clone();
             after[which] += more;
-            after.iter().sum::<usize>() <= limits[at] && (beyond(&after) == beyond(&used) || beyond(&after) <= common)
+            after.iter().sum::<usize>() <= limits[at]
+                && (beyond(&after) == beyond(&used) || beyond(&after) <= common)
         })
     }
 

@@ -15,9 +15,13 @@ static LONG: [u8; 256 << 10] = [7; 256 << 10];
 
 /// A bridge with an inspector of queue 1, which may name queue 3, and one of queue 2.
 fn world() -> (World, [Inspector; 2]) {
-    let policy = || Policy { overload: Overload::DropNewest, default: DefaultVerdict::Pass, ..Policy::default() };
-    let queues =
-        vec![Queue::new(1, Policy { may_queue: vec![3], ..policy() }), Queue::new(2, policy()), Queue::new(3, policy())];
+    let policy =
+        || Policy { overload: Overload::DropNewest, default: DefaultVerdict::Pass, ..Policy::default() };
+    let queues = vec![
+        Queue::new(1, Policy { may_queue: vec![3], ..policy() }),
+        Queue::new(2, policy()),
+        Queue::new(3, policy()),
+    ];
     let (mut world, _) = World::with_queues(RULES, queues, Inside::default());
     world.engine.set_reorder_limits(LIMITS);
     let inspectors = [1, 2].map(|number| {
@@ -45,7 +49,10 @@ impl World {
         assert_eq!(totals.held(), waiting);
         for queue in self.engine.summary().queues {
             let stats = queue.stats;
-            assert_eq!(stats.frames, stats.passed + stats.dropped + stats.replaced + stats.lost() + stats.open);
+            assert_eq!(
+                stats.frames,
+                stats.passed + stats.dropped + stats.replaced + stats.lost() + stats.open
+            );
         }
     }
 }
@@ -108,7 +115,8 @@ fn a_replacement_that_no_port_can_carry_is_invalid() {
         let Ok(()) = world.engine.idle();
         let stats = world.queue_stats(1);
         assert_eq!((stats.replaced, stats.invalid_verdict), (u64::from(fits), u64::from(!fits)), "{len}");
-        let slot = world.engine.queues.get_mut(0).inspectors().next().unwrap().snapshot(1, &Policy::default(), 0);
+        let slot =
+            world.engine.queues.get_mut(0).inspectors().next().unwrap().snapshot(1, &Policy::default(), 0);
         assert_eq!(slot.verdicts.too_long, u64::from(!fits));
         // After an invalid verdict, the default is to pass the packet as it was.
         assert_eq!(world.counts(), [1, 1, 0, 0], "{len}");

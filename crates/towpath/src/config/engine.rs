@@ -90,7 +90,9 @@ pub(super) fn take(top: &Table<'_, '_>) -> Engine {
         drain: table.seconds("drain").unwrap_or(default.drain),
         burst: table.number("burst").map_or(default.burst, |burst| burst as usize),
         reorder: Limits {
-            packets: table.number("reorder-packets").map_or(default.reorder.packets, |packets| packets as usize),
+            packets: table
+                .number("reorder-packets")
+                .map_or(default.reorder.packets, |packets| packets as usize),
             bytes: table.number("reorder-memory").map_or(default.reorder.bytes, |mib| (mib as usize) << 20),
         },
         hugepages: table.flag("hugepages").unwrap_or(default.hugepages),

@@ -130,7 +130,8 @@ impl Supervisor {
                 Queries(inbox),
                 directory.clone().map(Resolver::new),
             );
-            let queues = config.queues.iter().map(|queue| Queue::new(queue.number, queue.policy.clone())).collect();
+            let queues =
+                config.queues.iter().map(|queue| Queue::new(queue.number, queue.policy.clone())).collect();
             let unserved = Policy { default: config.unserved, ..Policy::default() };
             let (commands, taken) = channel();
             let mut engine = Engine::live(io, walker, topology.clone(), queues, unserved);
