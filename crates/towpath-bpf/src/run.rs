@@ -2,7 +2,7 @@
 //!
 //! Purpose: executes operations and returns a number. Reads the message; reads and writes the context and a private stack.
 //!
-//! Invariants, whatever the operations are, checked or not:
+//! Invariants, for verified and for arbitrary operations:
 //! - memory is reached through bounds-checked slices only: an address outside its region is a fault, never an access;
 //! - each operation costs at least one unit of fuel, and `skb_load_bytes` one more for every eight bytes it copies, so
 //!   work is bounded by the fuel given, loops or not;

@@ -123,7 +123,7 @@ impl Joins<'_> {
             (.., 0) => *self.made.entry((old_id, new_id, 0)).or_insert_with(|| (fresh(ids), 0)),
             _ => *self.made.entry((old_id, new_id, shift)).or_insert_with(|| (fresh(ids), old_off)),
         };
-        // Both, seen from the new base; what is known before it is forgotten.
+        // Both offsets relative to the new base; knowledge about bytes before the base is discarded.
         let off = old_off - base;
         let old_known = i64::from(old_known) - base;
         let new_known = i64::from(new_known) - shift - base;

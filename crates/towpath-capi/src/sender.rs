@@ -196,7 +196,7 @@ pub extern "C" fn towpath_sender_close(
             pinned.write(quarantine.len());
         }
         if let Ok(ids) = ids.get(max) {
-            // The quarantine holds C's memory, so it need not hold it longer: C is told the ids.
+            // The memory belongs to the C program, which gets the ids, so the quarantine need not hold it longer.
             for (id, done) in ids.iter_mut().zip(std::iter::from_fn(|| quarantine.poll(EVER))) {
                 id.write(done.token);
             }

@@ -609,7 +609,7 @@ impl<C: Channel, Q: QueryServer> PacketIo for PortIo<C, Q> {
     }
 
     fn reply(&mut self, _port: PortId, frame: &[u8], meta: &Meta) -> bool {
-        // By the interface: a VLAN has its own port number, but not its own transmit queue.
+        // Indexed by the interface: a VLAN has a separate port number, but no separate transmit queue.
         let tx = self.tx_queues.get_mut(meta.interface as usize);
         tx.filter(|tx| tx.config.sends).is_some_and(|tx| tx.push(frame, meta).is_ok())
     }

@@ -186,7 +186,7 @@ impl PacketCtx {
         (meta.network, meta.packets) = (self.layers.network, self.packets);
     }
 
-    /// What an inspector is told about the packet.
+    /// The packet's metadata for an inspector.
     pub(crate) fn ring_meta(&self, meta: &Meta) -> ring::Meta {
         ring::Meta {
             kind: ring::Kind::PACKET,

@@ -32,9 +32,9 @@ pub enum ForwardMode {
         /// Packets walk the rules in direction `out`.
         walk_out: bool,
     },
-    /// By the port that they came in by (NFQUEUE).
+    /// By the port that received them (NFQUEUE).
     Back,
-    /// Not at all: the port is monitored.
+    /// They are not forwarded: the port is monitored.
     Nowhere,
 }
 

@@ -1,7 +1,7 @@
-//! Traces: copies of packets and of their outcomes for a client that asked for them.
+//! Traces: copies of packets and of their outcomes, for clients that request them.
 //!
-//! A trace never slows a packet: its sink drops and counts what it has no room for. Without a trace, a packet costs one
-//! look at an empty list.
+//! A trace never slows a packet: a sink without room drops and counts. Without a trace, the cost per packet is one check of an empty
+//! list.
 
 use std::fmt::Debug;
 

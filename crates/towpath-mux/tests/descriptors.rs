@@ -1,4 +1,4 @@
-//! A server without free descriptors. A process of its own, because it uses all of them.
+//! A server without free descriptors. A separate process, because the test uses all of its descriptors.
 #![cfg(feature = "io")]
 
 use std::fs::File;

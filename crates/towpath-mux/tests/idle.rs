@@ -1,4 +1,4 @@
-//! Memory per idle connection. A process of its own, because it measures all memory of the process.
+//! Memory per idle connection. A separate process, because the test measures all memory of the process.
 #![cfg(feature = "io")]
 
 use std::io::{Read, Write};

@@ -23,7 +23,7 @@ fn pump(ports: &mut [Box<dyn Port>; 2], stop: &AtomicBool) {
             }
             idle = false;
             let link = ports[1 - from].caps().link.expect("live ports have one link type");
-            // A TUN carries IP only, whatever else is on the other side.
+            // A TUN device carries IP packets only.
             let carried = |frame: &crate::Frame<'_>| {
                 link == LinkType::ETHERNET || frame.bytes.first().is_some_and(|first| first >> 4 == 4)
             };

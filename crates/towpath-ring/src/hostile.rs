@@ -171,7 +171,7 @@ fn a_replacement_is_for_its_own_packet_only() {
     assert_eq!(decided, [(1, Cause::Single, Some(500)), (2, Cause::Invalid, None)]);
 }
 
-/// Says that RX frame `n` (number n + 1) goes on with the payload of TX frame `n`, of which the header says this.
+/// Replaces RX frame `n` (number n + 1) by the payload of TX frame `n`, with these values in its header.
 fn replace(raw: &Attached, n: u32, len: u32, flags: u16) {
     mock::transmit(raw, n, mock::Header { seq: n + 1, len, kind: Kind::REPLACEMENT, flags, of: n + 1 });
     mock::answer(raw, n, Word::replace(Seq(n + 1), n as u16).emit());

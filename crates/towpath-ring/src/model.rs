@@ -97,7 +97,7 @@ fn a_frame_is_seen_whole_and_reused_after_release() {
                 producer.frames.release(at);
             }
         }
-        // Into whatever has come back: the consumer must not be reading it.
+        // Publishes into a released frame: the consumer must not read it any more.
         publish(&mut producer, &shared);
         client.join().unwrap();
     });

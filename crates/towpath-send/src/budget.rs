@@ -74,7 +74,7 @@ impl Budget {
         self.limits.bytes
     }
 
-    /// Longest call that fits now, behind the calls in `ahead`.
+    /// Length of the longest call that fits now, after the calls in `ahead`.
     pub(crate) fn room(&mut self, ahead: Ahead, now: Time) -> u64 {
         if self.limits != self.ceiling && now.since(self.quiet_since) >= QUIET {
             self.quiet_since = now;

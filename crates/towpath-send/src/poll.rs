@@ -19,7 +19,7 @@ pub enum Sent {
     Flushed,
     /// The socket is full: call again when it is writable.
     Full,
-    /// A queue below the socket is full, and no event reports its end: call again after a millisecond.
+    /// A queue below the socket is full, and no event reports when it has room: call again after a millisecond.
     Busy,
 }
 

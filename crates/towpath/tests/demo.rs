@@ -162,7 +162,7 @@ fn killed_it_takes_its_processes_with_it() {
 #[test]
 fn an_ordinary_user_sees_the_same_in_a_user_namespace() {
     let (_alone, directory) = (alone(), tempfile::tempdir().unwrap());
-    // Nobody may not go where the build is.
+    // The user `nobody` has no access to the build directory.
     let program = directory.path().join("towpath");
     copy(&program);
     let files = directory.path().join("files");

@@ -101,7 +101,7 @@ pub(crate) fn check(code: &[Insn]) -> Result<Facts, (usize, Reason)> {
     check_joining(code, MAX_STATES)
 }
 
-/// As [`check`], with another number of states to keep apart: whatever it is, what is accepted keeps the promises.
+/// As [`check`], with another number of separate states. An accepted program keeps the invariants for any number.
 pub(crate) fn check_joining(code: &[Insn], max_states: usize) -> Result<Facts, (usize, Reason)> {
     if code.is_empty() {
         return Err((0, Reason::Empty));
@@ -223,7 +223,7 @@ struct Seen {
 /// The successors of an instruction.
 enum Next {
     To(usize),
-    /// The path ends here, or goes on in `pending`.
+    /// The path ends here, or continues from `pending`.
     End,
 }
 
@@ -269,7 +269,8 @@ impl Walk {
             self.step_taken(at, looked)?;
             return Ok(false);
         }
-        // The more was spent, the more is joined: a program of many paths is seen less exactly rather than not at all.
+        // The more steps were spent, the fewer states are kept separate: a program with many paths is analysed less precisely instead of
+        // being refused.
         let limit = match self.facts.steps {
             _ if self.kept >= MAX_ALL_STATES || self.pending.len() >= MAX_PENDING / 8 => 1,
             0..STEPS_EXACT => self.max_states,

@@ -460,7 +460,7 @@ mod tests {
                     let seen = &mut seen[usize::from(address.octets()[3])];
                     prop_assert!(seen.last.is_none_or(|last| now >= last + SECOND));
                     if known.is_none() && seen.out == 0 {
-                        // Looked for anew: what was known of it is forgotten.
+                        // Resolution starts again, and earlier addresses are forgotten.
                         seen.mac = None;
                     }
                     prop_assert_eq!(known, seen.mac);

@@ -125,7 +125,7 @@ impl Walker {
                 return RuleResult::NoMatch;
             }
             if let Some(position) = self.look_up(lookup, walk, packet, now) {
-                // Two check-state rules, each behind the states of the other, could loop without end.
+                // Two check-state rules, each with an action that jumps back to the other, would form an endless loop.
                 if !walk.jump() {
                     return RuleResult::Drop(DropReason::Loop);
                 }

@@ -201,7 +201,7 @@ impl Display for Body {
         }
         for option in &self.options {
             f.write_char(' ')?;
-            // Among the options each test has its own word.
+            // In the option list, each test is printed with its keyword.
             braces(f, option, |f, term| {
                 if term.not {
                     f.write_str("not ")?;
@@ -213,14 +213,14 @@ impl Display for Body {
     }
 }
 
-/// Returns a block in the form of options: each test with its own word.
+/// Returns a block in the form of options: each test with its keyword.
 pub(crate) fn block_text(terms: &[Term]) -> String {
     let each = |term: &Term| format!("{}{}", if term.not { "not " } else { "" }, term.test);
     let texts: Vec<String> = terms.iter().map(each).collect();
     if let [one] = &texts[..] { one.clone() } else { format!("{{ {} }}", texts.join(" or ")) }
 }
 
-/// Prints a protocol or address block: the tests without their words.
+/// Prints a protocol or address block: the tests without their keywords.
 fn block(f: &mut Formatter<'_>, terms: &[Term]) -> fmt::Result {
     braces(f, terms, |f, term| {
         if term.not {

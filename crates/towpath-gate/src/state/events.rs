@@ -21,7 +21,7 @@ pub enum EventKind {
     Restored,
     /// A state was collected after it expired.
     Expired,
-    /// A state was removed, by itself or with its rule.
+    /// A state was removed, alone or with its rule.
     Removed,
     /// A state was evicted to make room.
     Evicted,

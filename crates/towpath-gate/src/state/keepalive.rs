@@ -1,11 +1,11 @@
-//! Keepalives: TCP segments that make both ends of an idle connection show that they are alive.
+//! Keepalives: TCP segments that both ends of an idle connection must answer.
 //!
-//! What: a scan looks at all states, some with each call, and begins every [`KEEPALIVE_PERIOD`] seconds. A state that has seen
-//! both SYNs and expires within [`KEEPALIVE_INTERVAL`] gets one segment toward each end whose acknowledgement was not the last
-//! to be accepted. The answer is a packet like others, and refreshes the state.
+//! What: a scan checks all states, some in each call, and starts every [`KEEPALIVE_PERIOD`] seconds. A state that has seen
+//! both SYNs and expires within [`KEEPALIVE_INTERVAL`] causes one segment to each end, except to an end whose acknowledgement
+//! was accepted last. The answer refreshes the state as any packet does.
 //!
-//! Reference: ipfw's `dyn_send_keepalive`. Deviation: a connection that both sides have closed, or one side has reset, gets no
-//! keepalive. ipfw may send one in the second that its state lives on.
+//! Reference: ipfw's `dyn_send_keepalive`. Deviation: no keepalive is sent for a connection that both sides have closed or one has
+//! reset. ipfw may send one during the last second of the state.
 
 use std::net::IpAddr;
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! PostgreSQL messages (PostgreSQL documentation, "Message Formats"): type, length including itself, body.
 //!
 //! The first messages of a client have no type; their first byte is the 0 of a length below 16 MiB. A server
-//! answers an encryption request with a single byte. A connection that is encrypted from there on is given
-//! back.
+//! answers an encryption request with a single byte. A connection that becomes encrypted there leaves
+//! the mux ([`Step::GiveBack`]).
 
 use super::cause::Cause;
 use super::{State, Step};

@@ -20,8 +20,8 @@
 //!   too, on up to half of the processors, until none is ready for [`mux::Config::patience`]. The kernel
 //!   wakes one of them per socket.
 //! - One worker at a time reads a socket (`reader.rs`). The holder of its [`mux::Transmit`] writes it.
-//! - The thread that makes a change performs its effects before it goes on: writes and wake-ups without the
-//!   mutex, changes of epoll interest with it, so that two changes of interest cannot overtake each other.
+//! - The thread that makes a change performs its effects before it continues: writes and wake-ups without the
+//!   mutex; changes of epoll interest under the mutex, so that two changes keep their order.
 //! - A leader that processes messages shorter than a wake-up is not replaced. One parked worker, the
 //!   watchdog, checks every [`mux::Config::patience`] whether the leader got stuck.
 //!

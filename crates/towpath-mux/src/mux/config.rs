@@ -65,8 +65,8 @@ pub struct Config {
     /// Number of times that a message is given to another worker because its worker died. After that it is
     /// returned by [`super::Event::Undone`]. Default: 2.
     pub redeliver: u8,
-    /// Maximum number of messages that a worker gets in one turn, 1 to 64. A worker may read more short
-    /// messages by itself ([`super::Batch`]), unless this is 1. Default: 64.
+    /// Maximum number of messages that a worker gets in one turn, 1 to 64. A worker that reads a connection
+    /// may process more short messages of it ([`super::Batch`]), unless this is 1. Default: 64.
     pub batch: usize,
     /// A worker that holds this number of message bytes gets no more. A worker without messages always gets
     /// one. Default: 1 MiB.

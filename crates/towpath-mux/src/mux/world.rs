@@ -42,12 +42,12 @@ struct Actor {
     batch: VecDeque<Message>,
     /// The local batch that it read.
     run: Option<Batch>,
-    /// Awake or woken: the mux expects it to ask.
+    /// Awake or woken: the mux expects it to ask for messages.
     asks: bool,
     enabled: bool,
     /// It was disabled or leaves, so its connections may have moved.
     moved: bool,
-    /// When it counts as dead.
+    /// Time from which it counts as dead.
     deadline: Option<Time>,
 }
 
@@ -70,7 +70,7 @@ struct Peer {
     /// Bytes received from the mux.
     got: Vec<u8>,
     open: bool,
-    /// Readable was reported last, not the opposite.
+    /// True if the mux's last report was that the connection may be read.
     reads: bool,
 }
 

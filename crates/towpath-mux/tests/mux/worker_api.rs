@@ -131,7 +131,7 @@ fn nothing_to_read() {
     assert_eq!(recv(&mut socket, 9, NONE).expect("a message").0, "hello\n");
     assert!(
         matches!(recv(&mut socket, 9, Flags::DONTWAIT), Err(Error::WouldBlock)),
-        "half a message is none"
+        "an incomplete message is not delivered"
     );
     client.write_all(b"ld\n").expect("it is open");
     assert_eq!(recv_soon(&mut socket, 9), "world\n");

@@ -289,7 +289,7 @@ fn unfinished_checksums_and_frames_to_be_cut_are_put_right() {
 /// UDP_SEGMENT of linux/udp.h: each call's bytes are datagrams of so many.
 const UDP_SEGMENT: i32 = 103;
 
-/// Datagrams that their sender's kernel left in one frame leave as it would have cut them, whatever the MTU has room for.
+/// Datagrams in one GSO frame are segmented at the sender's segment size, also if the MTU allows longer ones.
 #[towpath_testenv::needs(netns)]
 #[test]
 fn datagrams_keep_their_lengths() {

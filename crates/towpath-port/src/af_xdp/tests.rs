@@ -143,7 +143,7 @@ fn queues_come_back_together() {
     });
 }
 
-/// Losses were always an empty fill ring: with all chunks lent away nothing comes, and it is counted; with them back it goes on.
+/// An empty fill ring: while all chunks are in use, no frame arrives and losses are counted. After their release, frames arrive again.
 #[towpath_testenv::needs(netns, xdp)]
 #[test]
 fn an_empty_fill_ring_is_counted_and_recovers() {

@@ -40,7 +40,7 @@ pub struct Options<'a> {
     pub dropped: Option<u64>,
 }
 
-/// Interfaces that one section describes; those beyond share one for each link type.
+/// Maximum number of interfaces that a section describes. Further ones share one interface for each link type.
 const MAX_INTERFACES: usize = 1 << 16;
 
 // Options of a block, appendix A and sections 3.5, 4.2, 4.3, 4.6.
@@ -178,7 +178,7 @@ fn option(into: &mut Vec<u8>, code: u16, value: &[u8]) {
     into.resize(into.len().next_multiple_of(4), 0);
 }
 
-/// Writes little-endian words, as both formats are written.
+/// Writes little-endian words. Both formats are written in little-endian order.
 pub(super) fn words(out: &mut impl Write, words: &[u32]) -> io::Result<()> {
     words.iter().try_for_each(|word| out.write_all(&word.to_le_bytes()))
 }

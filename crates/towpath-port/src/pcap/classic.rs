@@ -1,5 +1,5 @@
 //! Classic pcap: a file header of 24 bytes, then records: seconds, fraction, captured length, length on the wire, bytes.
-//! Before version 2.3 the two lengths are the other way around, and in some files that call themselves 2.3.
+//! Before version 2.3, and in some files with version 2.3, the two lengths are in reverse order.
 
 use super::order::Order;
 use super::{Step, part};
@@ -14,7 +14,7 @@ pub(super) const MAGIC_NANOS: u32 = 0xa1b2_3c4d;
 /// Magic number of the "modified" format (Kuznetsov's libpcap): 8 more bytes in every record header.
 const MAGIC_MODIFIED: u32 = 0xa1b2_cd34;
 
-/// What the file header says.
+/// Fields of the file header.
 #[derive(Debug)]
 pub(super) struct Classic {
     order: Order,
@@ -76,7 +76,7 @@ impl Classic {
         };
         let caplen = caplen as usize;
         if caplen > MAX_FRAME {
-            // Otherwise a damaged length would make us swallow, and hold, the rest of the file.
+            // Otherwise a damaged length would make the reader buffer the rest of the file.
             return Step::Corrupt(format!(
                 "a packet record says it has {caplen} bytes (the most is {MAX_FRAME})"
             ));

@@ -167,7 +167,7 @@ fn pcapng_blocks_in_both_orders() {
             order.interface(101, 4, &[(2, b"eth0"), (9, &[9]), (14, &offset_10s), (0, b"")]),
             order.interface(228, 0, &[(9, &[0x80 | 1])]),
             order.enhanced(0, 5, b"first", 60),
-            order.block(0x0bad, b"custom, read by nobody"),
+            order.block(0x0bad, b"custom block, skipped!"),
             order.block(0xa, &[0xff; 2_000]), // decryption secrets
             order.block(4, b"no name resolution records"),
             order.block(2, &obsolete),

@@ -62,7 +62,6 @@ impl Lane {
         }
     }
 
-    /// Gives the next frame to `give`, if it is there.
     // Passed to a closure from one place, and always inline: see `Consumer::next` in lane/consumer.rs.
     /// Passes the next frame to `give`, if it is published.
     #[inline(always)]

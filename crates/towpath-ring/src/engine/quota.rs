@@ -322,7 +322,7 @@ mod tests {
         let quotas = Quotas::new(Quota { channels_per_user: 1, ..Quota::default() });
         let (uid, begin) = (rustix::process::geteuid().as_raw() + 7, Instant::now());
         let book = || quotas.lock();
-        // More often than there may be channels at a time: nothing of ours is with any.
+        // More iterations than the maximum number of channels: no charge remains with an ended channel.
         for n in 0..120 {
             let charge = quotas.take(&Credentials { pid: 0, uid, gid: 0 }, "ids", 10).unwrap();
             charge.lend();

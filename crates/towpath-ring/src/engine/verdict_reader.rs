@@ -5,8 +5,8 @@
 //! verdict of their own. A single verdict or hold given before a record is visible when the record is, and takes
 //! precedence. Then the poll reads the entries, from the oldest outstanding frame on.
 //!
-//! Invariant: a poll does bounded work. It reads entries until [`MISSES`] in a row have no news, and then as many
-//! from where the previous poll stopped, so that it finds a verdict far behind an undecided frame. Each record is
+//! Invariant: a poll does bounded work. It reads entries until [`MISSES`] in a row are unchanged, and then as many
+//! from where the previous poll stopped, so that it finds a verdict far after an undecided frame. Each record is
 //! applied from the end of the one before it. When a poll has copied the budget of replacements ([`Budget`]), it
 //! reads nothing new: entries keep their words, and a record that was applied in part is applied again.
 
@@ -22,7 +22,7 @@ use crate::shm::abi::Layout;
 use crate::shm::region::Words;
 use crate::shm::seq::Seq;
 
-/// Entries in a row without news after which a search stops.
+/// Number of consecutive unchanged entries after which a search stops.
 const MISSES: u32 = 64;
 
 /// The parts of a channel that a poll works on.
@@ -190,7 +190,7 @@ impl VerdictReader {
         }
     }
 
-    /// Reads entries from `seq` to `end`, or until [`MISSES`] in a row have no news. Returns where it stopped.
+    /// Reads entries from `seq` to `end`, or until [`MISSES`] in a row are unchanged. Returns where it stopped.
     fn scan(&mut self, lane: &mut Lane<'_>, mut seq: Seq, end: Seq, f: &mut Emit<'_>) -> Seq {
         let mut misses = 0;
         while seq != end && misses < MISSES {
@@ -210,7 +210,7 @@ impl VerdictReader {
     }
 
     fn take_new_entry(&mut self, lane: &mut Lane<'_>, at: u32, f: &mut Emit<'_>) -> bool {
-        // Before the entry is read: it is news still in the next poll.
+        // Checked before the entry is read, so that the next poll still sees it as changed.
         if self.budget.is_spent() {
             return false;
         }

@@ -56,9 +56,8 @@ impl Consumer {
         self.is_here(theirs) || self.elsewhere(theirs).is_ok_and(|at| at.is_some())
     }
 
-    /// The next message, if it is published.
-    // Always inline, with all that it calls: a header goes from the ring to where the caller wants it. Each copy in between
-    // would wait for the words of the one before to leave the store buffer.
+    // Always inline, with all callees: the header is copied once, from the ring to its destination. Each further copy would wait until
+    // the words of the previous one have left the store buffer.
     /// Receives the next message, if it is published.
     #[inline(always)]
     pub(crate) fn next(&mut self, theirs: &Words) -> Result<Option<Found>, BadHeader> {
@@ -87,8 +86,8 @@ impl Consumer {
         if self.is_here(theirs) { Ok(true) } else { self.look_elsewhere(theirs) }
     }
 
-    /// The same, when it is not where it would be if nothing had been gone round. What is returned while there is nothing
-    /// does not make room in the way of what is.
+    /// As `look`, for a message that is not in the expected frame, because the producer skipped a held one. Kept out of line, so
+    /// that it does not slow the usual path.
     #[inline(never)]
     fn look_elsewhere(&mut self, theirs: &Words) -> Result<bool, BadHeader> {
         if let Some(at) = self.elsewhere(theirs)? {

@@ -75,9 +75,7 @@ impl Producer {
         at as usize * self.geometry.frame_size as usize
     }
 
-    /// Makes a message visible. Its payload is in place, unless it goes `inline`.
-    // Always inline: a header that were put together in memory could not be read from there in words before all of it
-    // has left the store buffer.
+    // Always inline: a header that was built in memory could not be read in words before all of it has left the store buffer.
     /// Publishes a message. Its payload is in place, or is `inline`.
     #[inline(always)]
     pub(crate) fn publish(&mut self, own: &Words, room: Room, header: &Header, inline: &[u8]) -> Seq {

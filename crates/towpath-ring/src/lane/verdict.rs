@@ -16,7 +16,7 @@ pub enum Verdict<'a> {
     Drop,
     /// Drop the packet and notify its sender (TCP reset or ICMP unreachable).
     Reject,
-    /// Forward the packet with this payload in place of its own.
+    /// Forward the packet with this payload in place of the original one.
     Replace(&'a [u8]),
     /// Send the packet to the queue with this number.
     Queue(u16),

@@ -37,10 +37,6 @@ impl Kind {
     pub const MESSAGES: Self = Self(10);
 }
 
-/// What stands before a frame's payload.
-///
-/// On the RX lane the engine writes it and clients may believe it as far as they trust the engine; on the TX lane the
-/// engine believes nothing of it.
 // The order of the words in shared memory, so that copying them is seven loads and seven stores.
 /// The header of a frame.
 ///

@@ -16,7 +16,7 @@ fn a_socket_that_nobody_listens_on_is_replaced_and_nothing_else() {
     assert!(path.exists());
     let living = bind().unwrap();
     assert!(matches!(bind(), Err(BindError::InUse(_))), "a living engine's socket stays");
-    // Somebody took it away, and another engine is there.
+    // The file was removed, and another engine has bound the path.
     std::fs::remove_file(&path).unwrap();
     let other = bind().unwrap();
     drop(living);

@@ -237,7 +237,7 @@ fn item_5_a_frame_that_is_transmitted_from_its_place_stays_taken() {
         client.try_send(&[3; 10], &hold).expect("room");
         assert_eq!(channel.poll_frames(&mut sink), 4);
         // Five frames are left.
-        client.try_send(&[4; 6000], &hold).expect("in a memory of its own");
+        client.try_send(&[4; 6000], &hold).expect("as a one-shot message");
         assert_eq!(channel.poll_frames(&mut sink), 1);
         // What is beside its header, or elsewhere, is copied all the same.
         assert_eq!((sink.0.len(), sink.1.iter().map(Vec::len).collect::<Vec<_>>()), (3, vec![10, 6000]));
@@ -286,7 +286,7 @@ fn item_6_the_engine_is_kicked_only_when_it_sleeps_and_once() {
         }
         assert_eq!(client.stats().wakeups, 1);
         assert!(is_readable(&channel) && !channel.has_rung());
-        // Whoever reads the doorbell among other things is told: no second one comes.
+        // A caller that reads the doorbell itself is told about it: no second doorbell is sent.
         channel.check_peer();
         assert!(!is_readable(&channel) && channel.has_rung());
         channel.disarm();
@@ -411,7 +411,7 @@ fn item_9_a_message_to_many_is_in_the_ring_of_each() {
     });
 }
 
-/// The kernel showed the geometry (netlink_diag) and nothing of the fill or of who held what.
+/// The kernel showed the geometry (netlink_diag), but neither the fill level nor the holders of frames.
 #[test]
 fn item_10_a_ring_is_visible_from_outside() {
     world::each(|| {

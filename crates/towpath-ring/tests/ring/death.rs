@@ -203,7 +203,7 @@ fn client_leaves_a_child() {
     let mut child = std::process::Command::new("sleep")
         .arg("60")
         .stdin(socket)
-        // Nobody who reads what we say waits for it.
+        // The test's output must not wait for this process.
         .stderr(std::process::Stdio::null())
         .spawn()
         .expect("a child");

@@ -85,8 +85,8 @@ fn client_answers_by_lane() {
     assert_eq!(next, vec![MESSAGES + 1; next.len()]);
 }
 
-/// Two inspectors of one queue and an engine of two threads: each thread has a queue of its own lanes to both, and both inspectors
-/// have packets of both threads.
+/// Two inspectors of one queue and an engine of two threads: each thread has a lane to each inspector, and each inspector
+/// gets packets of both threads.
 #[test]
 fn inspectors_of_a_queue_have_packets_of_each_thread() {
     let mut world = World::new(config(2));

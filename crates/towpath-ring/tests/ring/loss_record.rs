@@ -22,7 +22,7 @@ fn drain(client: &mut Consumer, channel: &mut Channel) -> Vec<Result<(u8, u16), 
     let records = got.iter().filter(|g| g.is_err()).count();
     let mut decided = 0;
     assert_eq!(channel.poll_verdicts(0, |_, _| decided += 1), got.len());
-    assert_eq!(decided + records, got.len(), "a record's return is nobody's to hear of");
+    assert_eq!(decided + records, got.len(), "the return of a record is not reported");
     got
 }
 

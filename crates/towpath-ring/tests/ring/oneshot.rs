@@ -110,7 +110,7 @@ fn client_that_does_not_listen() {
     while client.try_send(b"x", &meta).is_ok() {}
     let patience = Duration::from_millis(100);
     client.set_send_timeout(Some(patience));
-    // Who is not on a processor for all that time does not sleep: again.
+    // A thread that was not scheduled during the timeout does not sleep: try again.
     let mut tries = 0;
     while client.stats().sleeps == 0 {
         assert_eq!(client.send(b"x", &meta), Err(ReserveError::RingFull));
@@ -125,9 +125,9 @@ fn client_that_does_not_listen() {
     assert_eq!(client.send(b"x", &meta), Err(ReserveError::Disconnected));
 }
 
-/// In a process of its own, because it is the process that has no descriptor.
+/// Runs in a separate process, because the whole process is out of descriptors.
 #[test]
-fn an_engine_without_a_descriptor_blames_nobody() {
+fn an_engine_without_a_descriptor_counts_no_violation() {
     World::new(config()).spawn("oneshot::engine_without_descriptors").succeeds();
 }
 
@@ -156,7 +156,7 @@ fn engine_without_descriptors() {
     assert_conserved(&channel);
 }
 
-/// Signals end what makes the memory of a message. In a process of its own, because it is stopped again and again.
+/// Signals interrupt the system calls that create a message's memory. Runs in a separate process, because it is stopped repeatedly.
 #[test]
 fn signals_make_no_message_too_large() {
     World::new(config()).spawn("oneshot::engine_that_is_stopped").succeeds();

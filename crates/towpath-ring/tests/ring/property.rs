@@ -61,7 +61,7 @@ impl Oracle {
         let lane = channel.lane();
         channel.poll_verdicts(0, |seq, decision| {
             let known = self.out.remove(&(lane, seq.0)).expect("decided once, and only if it was out");
-            let said = known.said.unwrap_or_else(|| panic!("nobody has decided {seq}"));
+            let said = known.said.unwrap_or_else(|| panic!("{seq} has no verdict"));
             match (said, decision.verdict) {
                 (Verdict::Replace(_), Verdict::Replace(_)) => {}
                 (said, verdict) => assert_eq!(said, verdict, "{seq}"),

@@ -98,7 +98,7 @@ fn a_full_ring_says_why() {
         let out: Vec<_> = channel.frames().map(|f| (f.seq.0, f.first, f.frames, f.held)).collect();
         assert_eq!(out, [(5, 4, 1, true)]);
         assert_eq!(channel.reserve(8192).err(), Some(ReserveError::NoContiguousSpace));
-        // Too large for every gap: it comes in a memory of its own, through the same call.
+        // Larger than every free range: the same call sends it as a one-shot message.
         channel.send(&[9; 8000], &Meta::default()).expect("room");
         let frame = client.try_recv().expect("received").expect("a frame");
         assert!(client.payload(&frame).iter().all(|b| *b == 9));

@@ -97,7 +97,7 @@ impl World {
             if let Some(channel) = self.endpoint.accept().expect("accept") {
                 return channel;
             }
-            assert!(Instant::now() < end, "nobody attached");
+            assert!(Instant::now() < end, "no client attached");
             self.endpoint.wait(Some(Duration::from_millis(100))).expect("wait");
         }
     }

@@ -94,7 +94,7 @@ struct Area {
 /// A part of private memory with exclusive access.
 #[derive(Debug)]
 pub(crate) struct Slot {
-    /// Each part holds a reference to its area, which `take` and `give` pass on: counting it anew would cost more than the rest of
+    /// Each part holds a reference to its area, which `take` and `give` move: an atomic increment would cost more than the rest of
     /// `take`.
     area: ManuallyDrop<Arc<Area>>,
     index: u32,

@@ -1,8 +1,8 @@
-//! Rows: a tunnel in hex, and every layer that is found in it.
+//! Tables of tunnels in hexadecimal, with the layers that the parser finds.
 
 use super::*;
 
-/// The layers inside of the outer packet, `|` between them; `malformed: ...` ends them.
+/// The layers inside the outer packet, separated by `|`. `malformed: ...` is the last one.
 fn layers(link: LinkType, frame: &[u8]) -> String {
     let mut layer = parse(link, frame, 0).expect("the outer packet is well-formed");
     let mut said = Vec::new();
@@ -34,7 +34,7 @@ const IN_IP: &[(&str, &str, &str)] = &[
     ("61", "3000 MACS 0800 IP4", IN4_ETHERNET),
     ("8f", "MACS 0800 IP4", IN4_ETHERNET),
     ("89", "00010140 IP4", IN4),
-    // AH goes on in the same packet.
+    // AH: the payload is part of the same packet.
     (
         "33",
         "1104 0000 00000100 00000001 000000000000000000000000 UDP",
@@ -67,7 +67,7 @@ const IN_IP: &[(&str, &str, &str)] = &[
         "0000 8240 0801 0000 020000000001 MACS 0000 aaaa03 000000 0800 IP4",
         "v4 17 192.0.2.1:4242 > 198.51.100.2:53 len=28 up=8@52",
     ),
-    // Source routes, versions of the future, and what is not known.
+    // Source routes, later versions, and unknown protocols.
     ("2f", "4000 0800 00000000 IP4", ""),
     ("2f", "0002 0800 IP4", ""),
     ("2f", "0000 9999 IP4", ""),
@@ -116,7 +116,7 @@ const IN_UDP: &[(u16, &str, &str)] = &[
     (2152, "34ff 0028 00000001 0000 00 85 0100 0085 0100 0000 IP4", IN4),
     (2152, "3001 001c 00000001 IP4", ""),
     (2152, "34ff 0028 00000001 0000 00 85 0000 0000 IP4", ""),
-    // Teredo: plain; authentication and origin before it; a bubble of nothing.
+    // Teredo: plain; with authentication and origin headers; a bubble (a packet without payload).
     (3544, "IP6", IN6),
     (3544, "0001 0000 0000000000000000 00 0000 1092 c0000201 IP6", IN6),
     (3544, "00", ""),
@@ -139,7 +139,7 @@ fn over_udp(port: u16, payload: &str) -> Vec<u8> {
     over_ip4("11", &format!("c000 {port:04x} {length:04x} 0000 {payload}"))
 }
 
-/// Tunnels that are no IP packets.
+/// Tunnels directly over Ethernet.
 const IN_ETHERNET: &[(&str, &str)] = &[
     ("MACS 8847 00010140 IP4", IN4),
     ("MACS 8848 00010040 00020140 IP6", IN6),

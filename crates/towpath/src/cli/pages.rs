@@ -20,7 +20,7 @@ fn shown() -> clap::Command {
     let whole = Cli::command();
     let commands: Vec<_> =
         whole.get_subcommands().filter(|command| !command.is_hide_set()).cloned().collect();
-    // clap cannot remove a subcommand, so the program is built anew with the visible ones.
+    // clap cannot remove a subcommand, so a new command is built from the visible ones.
     let program = clap::Command::new("towpath").version(env!("CARGO_PKG_VERSION"));
     program.subcommand_required(true).subcommands(commands)
 }

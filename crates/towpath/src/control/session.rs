@@ -2,7 +2,7 @@
 //!
 //! Requests are served one at a time: the next one is read when the client has taken the answer to the last one. The memory for a
 //! client is bounded: one request ([`REQUEST_MAX`]), [`PENDING`] bytes of answers, and the bounds of its [`Stream`].
-//! A client that is silent for [`IDLE`], or takes nothing of what it is sent for [`SLOW`], is disconnected.
+//! A client that sends nothing for [`IDLE`], or reads nothing of pending output for [`SLOW`], is disconnected.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use super::commands;
 use super::commands::show_states::Event;
 use super::protocol::{Code, REQUEST_MAX, Refusal, answer, error, parse_request};
 
-/// Bytes of answers above which no further message is made.
+/// Number of pending bytes of answers above which no further message is created.
 pub(super) const PENDING: usize = 256 << 10;
 
-/// Maximum silence of a client in nanoseconds.
+/// Maximum time in nanoseconds without a request.
 const IDLE: u64 = 60_000_000_000;
 
-/// Maximum time in nanoseconds that a client may take nothing of what it is sent.
+/// Maximum time in nanoseconds for which a client may read nothing of pending output.
 const SLOW: u64 = 10_000_000_000;
 
 /// Maximum time in nanoseconds for a reply of the engine.

@@ -95,8 +95,8 @@ impl Dispatcher {
         busy
     }
 
-    /// Long messages: to the idle workers first, so that no message waits while a worker is idle. They share
-    /// the messages, because a process keeps what it has.
+    /// Long messages: to the idle workers first, so that no message waits while a worker is idle. The
+    /// messages are shared equally, because they cannot be taken back from a process.
     fn all(&self, slots: &mut [WorkerSlot], mux: &mut Mux, time: Time, now: u64) -> bool {
         let mut busy = false;
         if let Some(turn) = mux.short_batch().filter(|_| mux.queued() >= MANY) {

@@ -21,7 +21,7 @@ pub struct ListenError {
 /// listener. Returns the bound address and the socket's file.
 ///
 /// # Errors
-/// Says why, and what to do.
+/// The error states the reason and a remedy.
 pub fn listen(
     server: &Server,
     address: &str,

@@ -79,7 +79,7 @@ const MALFORMED: &[(&str, Malformed, usize)] = &[
     // A first fragment whose UDP length is zero.
     ("ipv6-ext/zeek__ipv6-reassembly-state-leak.pcap", Malformed::UdpLength, 1),
     ("tcp-state/arkime__arkime_synthetic.pcap", Malformed::UdpLength, 1),
-    // Packets that somebody shortened, their headers and the lengths of the frames not alike.
+    // Packets that were truncated before capture, without a change of the length in the IP header.
     ("tcp-state/deepflow__xiangdao-retrans.pcap", Malformed::Ip4TotalLength, 13),
     ("tcp-state/zeek__reassembly.pcap", Malformed::Ip4TotalLength, 5),
 ];

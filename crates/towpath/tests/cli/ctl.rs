@@ -1,4 +1,4 @@
-//! `towpath ctl` against a running `towpath replay`: what it shows, what it traces, and who tries to break it.
+//! `towpath ctl` with a running `towpath replay`: queries, traces, and hostile clients.
 //!
 //! The engine runs for as long as its standard input, a capture, is open. Nothing here waits by the clock: what should
 //! come is asked for again until it is there.

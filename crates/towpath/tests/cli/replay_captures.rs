@@ -1,5 +1,4 @@
-//! `towpath replay` and what captures may be: of links that nobody reads, with stamps that are wrong, many, and the output
-//! itself.
+//! `towpath replay` with unusual captures: unknown link types, wrong timestamps, several captures, and the output as input.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -17,7 +17,7 @@ struct Replay {
     child: Child,
 }
 
-/// A process for a queue that says where it is to attach and who it is, and then nothing more.
+/// A process for a queue that writes its socket's path and its process id, and then sleeps.
 const TELLS: &str = "1=sh -c 'echo $TOWPATH_SOCKET $$ > said.new; mv said.new said; exec sleep 600'";
 
 impl Replay {
@@ -84,7 +84,7 @@ fn office() -> String {
     format!("{}/../../examples/office.pcap", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A terminal's ^C is for the replay: the inspector has a process group of its own, and goes with it.
+/// A terminal's ^C reaches the replay only: the inspector has a separate process group and ends with the replay.
 #[test]
 fn while_its_inspector_has_not_attached() {
     let outputs = tempfile::tempdir().unwrap();

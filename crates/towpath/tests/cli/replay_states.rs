@@ -101,7 +101,7 @@ fn states_go_through_a_run_without_packets() {
     assert_eq!(report["states"]["left"], restored);
     assert_eq!(fs::read(&states).unwrap().len(), before.len());
 
-    // Under other rules they belong to nobody here, and that is said.
+    // With other rules the states belong to no rule, and the report says so.
     fs::write(&rules, "add deny ip from any to any\n").unwrap();
     let output = replay(&empty, &[rules_option, &rules, states_in, &states]);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -253,7 +253,7 @@ fn what_cannot_be_is_told_before_anything_waits() {
     assert!(errors(&output).contains("not a file"), "{}", errors(&output));
     let missing = directory.path().join("missing/file");
     let rows = [
-        (fifo.as_path(), "127.0.0.1:0", 1, "nobody reads this FIFO"),
+        (fifo.as_path(), "127.0.0.1:0", 1, "this FIFO has no reader"),
         (missing.as_path(), "127.0.0.1:0", 1, "missing/file: No such file or directory"),
         (Path::new("copy"), "9000", 64, "expected ADDRESS:PORT"),
         (Path::new("copy"), "127.0.0.1", 64, "expected ADDRESS:PORT"),

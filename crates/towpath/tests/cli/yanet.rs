@@ -73,8 +73,8 @@ impl Run {
         Self { case: case.to_owned(), config, steps: Vec::new() }
     }
 
-    /// The runs of a case, read from autotest.yaml: a list of steps of one word and its value, where sendPackets holds
-    /// a list of its own, of port, send and expect.
+    /// The runs of a case, read from autotest.yaml: a list of steps, each a word with a value. The value of sendPackets is a
+    /// list of port, send and expect.
     fn of(case: &Path) -> Vec<Self> {
         let yaml = fs::read_to_string(case.join("autotest.yaml")).unwrap();
         let mut runs = vec![Self::new(case, case.join("controlplane.conf"))];

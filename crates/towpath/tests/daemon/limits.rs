@@ -192,7 +192,7 @@ fn the_stack_has_the_packets_when_an_engine_with_af_xdp_was_killed() {
         let send = || {
             left.run(|| UdpSocket::bind("0.0.0.0:0").unwrap().send_to(b"hello", "10.0.0.254:9").unwrap());
         };
-        // The engine has them, and nobody else.
+        // The packets wait in the engine.
         until(|| {
             send();
             let ports = engine.control.json("show ports --json");

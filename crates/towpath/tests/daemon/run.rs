@@ -127,7 +127,7 @@ fn check_tells_every_error_with_its_place() {
         "r:2:5: unknown action \"alow\"; did you mean \"allow\"?",
     ];
     ends(&err, &[wrong[0], wrong[1], rules[0], rules[1]]);
-    // A document that is none names its rules all the same.
+    // The errors of the rules are reported even if the configuration is not valid TOML.
     let text = std::fs::read_to_string(&config).unwrap();
     std::fs::write(&config, format!("{text}x = = 1\n")).unwrap();
     let (code, _, err) = towpath(&["run", "--check", &config]);
@@ -259,7 +259,7 @@ fn states_go_from_one_engine_to_the_next() {
     let (code, out, err) = run("states");
     assert_eq!(code, 0, "{err}");
     assert!(err.contains(&format!("/states: {saved} states restored\n")), "{err}");
-    // While it runs there is none: an engine that is killed leaves no states of another time.
+    // While the engine runs, the states file does not exist: an engine that is killed leaves no outdated states.
     assert!(std::fs::read(path("states.used")).unwrap().starts_with(b"TOWPATHS"));
     // The same flows, which have theirs.
     assert_eq!(made(&out), saved);
@@ -398,7 +398,7 @@ fn a_start_that_fails_leaves_no_process_behind() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     std::fs::write(path("r"), "add allow ip from any to any\n").unwrap();
-    // Whoever is left has the standard error that is read to its end here.
+    // A process that outlives the engine holds standard error open, which is read to its end here.
     let count = "i=0; while [ $i -lt 500000000 ]; do i=$((i + 1)); done; echo left behind >&2";
     let config = format!(
         "rules = \"r\"\nmonitor = \"a\"\n[port.a]\ndriver = \"pcap\"\nwrite = \"x.pcap\"\n\

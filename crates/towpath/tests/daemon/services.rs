@@ -1,4 +1,4 @@
-//! `towpath run` with muxes: rules decide who may come in, for as long as they say so.
+//! `towpath run` with muxes: rules admit connections, and a connection ends when the rules no longer admit it.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -152,7 +152,7 @@ fn rules_decide_who_is_served() {
     assert_eq!(mux["mux"]["workers"].as_array().map(Vec::len), Some(2), "{mux}");
     assert_eq!(engine.json("show rings --json")["rings"].as_array().map(Vec::len), Some(4));
 
-    // A table keeps others out; who is in stays in, as with any state.
+    // A table blocks new connections. Established ones stay, as with any state.
     assert!(engine.ctl("table blocked add 127.0.0.0/8").status.success());
     assert!(ask(&mut connect(&web), b"hello").is_err(), "a blocked peer was served");
     assert!(answered(&mut second));

@@ -99,7 +99,7 @@ fn a_stop_is_heard_before_everybody_has_attached() {
     });
 }
 
-/// From outside an engine's PID namespace, in which who asks has no number.
+/// A client outside the engine's PID namespace, where its process has no number.
 #[towpath_testenv::needs(netns)]
 #[test]
 fn an_engine_in_a_pid_namespace_is_asked_from_outside() {

@@ -1,5 +1,5 @@
-//! Nobody reads standard error any more: `2>&1 | tee` that was ended, a logger that starts again. Commands end with the code that they
-//! would have, and an engine goes on.
+//! Standard error without a reader: `2>&1 | tee` that was ended, a logger that restarts. Commands end with their usual exit code, and an
+//! engine continues.
 
 use std::io::PipeWriter;
 use std::path::Path;
@@ -36,7 +36,7 @@ fn commands_end_as_they_would() {
         let status = towpath(args).stdout(Stdio::null()).status().unwrap();
         assert_eq!(status.code(), Some(code), "{args:?}");
     }
-    // And who reads the answer no further has read enough.
+    // A reader that closes standard output early is not an error.
     for action in ["check", "disasm", "stats"] {
         let program = "crates/towpath-bpf/tests/programs/thrift.o";
         let status = towpath(&["bpf", action, program]).stdout(unread()).status().unwrap();

@@ -6,7 +6,7 @@ pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// A frequently written value in cache lines of its own: writes do not disturb the readers of its neighbours. Two lines,
+/// A frequently written value in separate cache lines: writes do not disturb the readers of its neighbours. Two lines,
 /// because processors prefetch pairs.
 #[derive(Debug)]
 #[repr(align(128))]

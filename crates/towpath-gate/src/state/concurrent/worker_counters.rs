@@ -1,4 +1,4 @@
-//! Event counts of each worker in cache lines of its own, summed on request.
+//! Event counts of each worker in separate cache lines, summed on request.
 
 use super::epoch::MAX_WORKERS;
 use super::sync::{AtomicU64, Ordering};

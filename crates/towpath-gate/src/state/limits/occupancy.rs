@@ -1,4 +1,4 @@
-//! How many slots are used, of `dyn_max`.
+//! The number of slots in use, bounded by `dyn_max`.
 
 use crate::state::concurrent::sync::{Apart, AtomicU64, Ordering};
 
@@ -32,12 +32,12 @@ impl Occupancy {
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
     }
 
-    /// Gives `slots` slots back.
+    /// Releases `slots` slots.
     pub(crate) fn release(&self, slots: u64) {
         self.used.fetch_sub(slots, Ordering::Relaxed);
     }
 
-    /// Records that there are `states` states.
+    /// Records the number of states.
     pub(crate) fn record_peak(&self, states: u64) {
         // Relaxed: a statistic. The load keeps the line shared while there is no new peak.
         if states > self.peak.load(Ordering::Relaxed) {

@@ -228,7 +228,7 @@ struct PendingPacket<const N: usize> {
     hint: u32,
     bytes: u32,
     side: Side,
-    /// Out of date for UDP, which needs nothing of it.
+    /// Not updated for UDP, which does not use it.
     segment: Segment,
 }
 

@@ -24,9 +24,9 @@ const SLOTS_PER_STATE: usize = 4;
 /// Nanoseconds in which sweeps for room that found nothing are not repeated, as a power of two (0.27 s).
 const BACKOFF_BITS: u32 = 28;
 
-/// Slots swept for room in vain since the last success, within one period of 0.27 s.
+/// Number of slots swept for room without success since the last success, within one period of 0.27 s.
 ///
-/// A worker that has swept all slots in vain does not start again in the same period: refusing a flood costs less than
+/// A worker that has swept all slots without success does not start again in the same period: refusing a flood costs less than
 /// admitting it.
 #[derive(Debug, Default)]
 pub(super) struct ReclaimBackoff {

@@ -85,7 +85,7 @@ pub(crate) struct PacketInfo<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct BurstTime {
     pub(crate) now: Time,
-    /// The expiry of a UDP state without a lifetime of its own.
+    /// The expiry of a UDP state without an individual lifetime.
     udp: Time,
 }
 

@@ -1,4 +1,4 @@
-//! Where the workers go on when they scan the slots of a family: for expired states, and for states to evict.
+//! Positions at which the workers continue their scans of a family's slots: for expired states, and for states to evict.
 
 use std::ops::Range;
 

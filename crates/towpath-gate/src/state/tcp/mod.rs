@@ -54,7 +54,7 @@ const ALL: [u8; 2] = [FIN | SYN | RST; 2];
 
 /// The first matching row applies; flags as \[forward, reverse\].
 const ROWS: [Row; 8] = [
-    // A reset from either side, whatever came before or after it: the connection is gone.
+    // A reset from either side, at any time, ends the connection.
     Row { of: [RST, 0], seen: [RST, 0], life: Life::Rst },
     Row { of: [0, RST], seen: [0, RST], life: Life::Rst },
     // Opening: the first SYN, or its repetition, waits for an answer.

@@ -2,12 +2,11 @@
 //!
 //! What: both directions together show what each side has sent, what the other has acknowledged, and how much it
 //! accepts. A segment fits if it lies in its receiver's window and acknowledges what the receiver has sent. The
-//! observer is in the middle of the path: what one side knows may not have passed yet. The bounds are as wide as
-//! either side could legitimately see them, and no wider.
+//! gate is in the middle of the path: one side may know data that has not passed the gate yet. The bounds are the widest
+//! that are legitimate for either side.
 //!
-//! A reset or a SYN in the middle of a connection ends nothing unless it is exact. An inexact one goes on to the
-//! receiver, which answers it with a challenge ACK if it is in the window (RFC 5961, sections 3 and 4). The state
-//! does not change.
+//! A reset or a SYN in the middle of a connection changes the state only if its sequence number is exact. Otherwise it is
+//! passed to the receiver, which answers with a challenge ACK if the number is in the window (RFC 5961, sections 3 and 4).
 //!
 //! Not supported: selective acknowledgements and timestamps are not checked; urgent data is treated as data.
 //!
@@ -17,17 +16,17 @@
 use crate::state::tcp::{ACK, FIN, RST, SYN};
 use crate::state::{Direction, Segment};
 
-/// How far an acknowledgement may at least lag behind: a full window without scaling.
+/// Minimum tolerance for an old acknowledgement: a full window without scaling.
 const ACK_WINDOW: u32 = 66_000;
 
-/// What one side has shown.
+/// The observed numbers of one side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Peer {
     /// Its initial sequence number.
     isn: u32,
-    /// The end of what it has sent.
+    /// The sequence number after the last byte that it has sent.
     end: u32,
-    /// The end of what the other side accepts.
+    /// The sequence number after the last byte that the other side accepts.
     max_end: u32,
     /// The largest window that it has offered, in bytes.
     max_window: u32,
@@ -67,7 +66,7 @@ impl Window {
         segment.tcp_flags & (SYN | ACK | RST | FIN) == SYN
     }
 
-    /// The packed window: the numbers of both sides, then a word for each with what is known of it.
+    /// The packed window: the numbers of both sides, then a word for each side that marks the known ones.
     pub(crate) fn words(&self) -> [u64; WORDS] {
         let two = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
         let known = |side: &Peer| {

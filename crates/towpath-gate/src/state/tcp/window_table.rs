@@ -31,7 +31,7 @@ const ROW_BITS: u32 = 10;
 /// Rows for slot numbers of 31 bits.
 const ROWS: usize = 1 << 9;
 
-/// The words of one window, in a cache line of its own. The words that mark sides as known come last.
+/// The words of one window, in a separate cache line. The words that mark sides as known come last.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Words([AtomicU64; WORDS]);

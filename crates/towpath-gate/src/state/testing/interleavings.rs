@@ -48,7 +48,7 @@ fn key(n: u64) -> Key4 {
     Key([n, 7])
 }
 
-/// Inserts a state for flow `n` and rule `n` from a slot of its own. Returns the slot.
+/// Inserts a state for flow `n` and rule `n` from a new slot. Returns the slot.
 fn insert(family: &Family<2>, index: &Index, n: u32) -> (u32, InsertResult) {
     let slot = family.slab.alloc().unwrap();
     let new = NewEntry {

@@ -256,7 +256,7 @@ impl Model {
     ) -> Result<Option<Counted>, Refused> {
         let mut counted = None;
         if let Some(limit) = limit {
-            // A shared count belongs to no rule and has its own name.
+            // A shared count belongs to no rule; its name is that of `shared`.
             let (rule, name) =
                 limit.shared.map_or((rule, name), |name| (RuleId(u32::MAX - u32::from(name.0.get())), name));
             let counts = Counted { flow: masked(flow, limit.mask), rule, name };

@@ -309,7 +309,7 @@ impl World {
         assert_eq!(sorted(states.list(*now).collect()).1, live, "live states");
     }
 
-    /// Compares what is left when everything is collected.
+    /// Compares the remaining states after all expired ones were collected.
     fn compare_settled(&mut self) {
         let Self { states, model, now, .. } = self;
         let (parents, live) = sorted(model.list(*now));

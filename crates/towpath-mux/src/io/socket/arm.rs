@@ -32,7 +32,7 @@ impl Socket {
     /// let mut answered = 0;
     /// while answered < 1 {
     ///     if socket.arm(None) {
-    ///         // Beside whatever else is waited for.
+    ///         // Together with other descriptors.
     ///         poll(&mut [PollFd::new(&socket, PollFlags::IN)], None)?;
     ///     }
     ///     socket.disarm();
@@ -105,8 +105,7 @@ impl Socket {
         state.set_armed(self.id, false);
         self.attend(&mut state, false, now);
         if !self.attends {
-            // The disabled worker gets nothing and is not waited for. It has its time to look before another
-            // one is woken.
+            // A disabled worker gets no messages, and no message waits for it.
             state.mux.poll_up_to(self.id, 1, now, &mut self.room);
         }
         drop(state);

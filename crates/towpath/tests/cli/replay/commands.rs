@@ -147,7 +147,7 @@ fn man_pages_and_completions_name_every_command() {
     let output = towpath(&["completions", "bash"]);
     let script = text(&output.stdout);
     assert!(script.contains("replay") && script.contains("--capture"), "{script}");
-    assert!(!script.contains("demo-part"), "what is hidden is offered to nobody");
+    assert!(!script.contains("demo-part"), "hidden commands are not completed");
     let man = bench.path("man");
     assert!(towpath(&["man", man.to_str().unwrap()]).status.success());
     for command in [

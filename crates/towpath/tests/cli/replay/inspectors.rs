@@ -194,7 +194,7 @@ fn overload_policies_decide_about_packets_that_find_no_room() {
             });
         }
     });
-    // Who blocks waits for the deadline, and then for nobody until an answer comes.
+    // With `block` the replay waits until the deadline, and then not again until the inspector answers.
     let report = bench.report(&capture, &["--queue", &stalls, "--queue-policy", "1=high:4,deadline:0.1"]);
     let lost = &report["queues"][0]["lost_by"];
     assert_eq!((number(lost, "overdue"), number(lost, "overload")), (4, 60), "{report}");

@@ -1,4 +1,4 @@
-//! A bridge: its inspectors, its reloads, its interfaces, its threads, and who looks at it.
+//! A bridge: inspectors, reloads, interfaces, threads, and `towpath ctl`.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -32,7 +32,7 @@ fn tcp_goes_through_the_bridge_and_its_inspectors() {
         assert!(stats["stats"]["states"]["created"].as_u64() > Some(0), "{stats}");
         let ports = engine.json("show ports --json");
         assert_eq!((&ports["ports"][0]["name"], &ports["ports"][0]["state"]), (&"wan".into(), &"up".into()));
-        // Nobody on the right may begin anything.
+        // Hosts on the right may not open connections.
         assert!(right.run(|| {
             let refused = TcpStream::connect_timeout(&(LEFT, 9).into(), Duration::from_millis(300));
             refused.unwrap_err().kind() == std::io::ErrorKind::TimedOut

@@ -21,10 +21,10 @@ pub(crate) const BYTES: usize = 4 << 20;
 pub(crate) const LEFT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 pub(crate) const RIGHT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 
-/// The right machine keeps its address when its interface is made anew: nobody has to ask for it again.
+/// The right host has a fixed Ethernet address, so that it stays valid when its interface is created again.
 pub(crate) const RIGHT_MAC: &str = "link set r0 address 02:00:00:00:00:02";
 
-/// ARP and whatever a machine on the left begins.
+/// Allows ARP and all connections that a host on the left opens.
 pub(crate) const RULES: &str = "\
 add 100 allow layer2 mac-type arp
 add 200 check-state

@@ -142,8 +142,7 @@ fn what_is_longer_than_the_next_link_takes_is_cut_divided_or_told() {
     }
 }
 
-/// What a machine on the left sends out of the router's wan is for one on its lan, or behind one; nobody's Ethernet address stands
-/// in the configuration.
+/// A router without configured Ethernet addresses. Hosts behind wan send to hosts on lan, and to networks behind these.
 const ASKS: &str = r#"
 rules = "r.ipfw"
 [port.wan]
@@ -172,7 +171,7 @@ to = "2001:db8:2::/64"
 port = "lan"
 "#;
 
-/// A reply that nobody has asked for: that 10.0.2.1 is somewhere else.
+/// An unsolicited ARP reply with a wrong Ethernet address for 10.0.2.1.
 const LIE: [u8; 36] = [
     8, 6, 0, 1, 8, 0, 6, 4, 0, 2, 2, 0xbb, 0, 0, 0, 0xbb, 10, 0, 2, 1, 0, 0, 0, 0, 0, 0, 10, 0, 2, 254, 0, 0,
     0, 0, 0, 0,
@@ -193,7 +192,7 @@ fn a_router_finds_its_neighbors() {
                 six(host, device, number);
             }
             right.run(|| ip("addr add 10.9.0.1/32 dev lo"));
-            // An engine that finds a link down forgets who is there when it is up.
+            // The engine resolves the neighbors of a link again after the link was down.
             ["wan", "lan"].into_iter().for_each(settled);
             let rules = "add 100 allow layer2 mac-type arp\nadd 110 allow icmp6 from any to any icmp6types 135,136\n\
                          add 200 allow ip from any to any\n";
@@ -226,9 +225,9 @@ fn a_router_finds_its_neighbors() {
             assert_eq!(
                 (state("10.9.0.1"), lost("unresolved")),
                 (None, 0),
-                "what is behind another is not asked for"
+                "hosts behind a next hop are not resolved"
             );
-            // Who says who it is without having been asked is not believed.
+            // Unsolicited replies are ignored.
             right.run(|| {
                 use towpath_port::{Frame, LinkType, Port, af_packet};
                 let mut lie = vec![2, 0, 0, 0, 0, 0xfe, 2, 0xbb, 0, 0, 0, 0xbb];
@@ -241,7 +240,7 @@ fn a_router_finds_its_neighbors() {
             until(|| lost("unsolicited") > 0);
             assert_eq!(state("10.0.2.1").unwrap().1.unwrap(), known);
             exchange(&left, &right, "10.0.2.1:9003");
-            // Whoever is not there is looked for, and what waits for it is dropped and counted.
+            // A missing neighbor is requested, and the packets that wait for it are dropped and counted.
             left.run(|| {
                 let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
                 (0..200).for_each(|_| drop(socket.send_to(b"hello", "10.0.2.77:9")));

@@ -131,7 +131,7 @@ fn packets_and_messages_share_threads() {
             let mut has: Vec<String> = threads(engine.child.id());
             has.retain(|name| name.starts_with("mux-"));
             assert_eq!(has, own);
-            // Who looks gets an answer of each, woken or not.
+            // A query gets an answer of each mux, whether its thread sleeps or not.
             let mux = engine.json("show mux --json");
             assert_eq!(
                 (&mux["mux"]["name"], &mux["mux"]["others"][0]["name"]),
