@@ -119,13 +119,13 @@ pub enum Reason {
     /// r0 to r5 after a call.
     #[error("r{0} is read after a call, which leaves nothing in r1 to r5")]
     Clobbered(u8),
-    /// A register that holds different kinds of things on different paths.
+    /// A register that holds values of different kinds on different paths.
     #[error("r{0} is read, but holds a number on one path and a pointer, or another pointer, on another")]
     Mixed(u8),
     /// A load or store through a number.
     #[error("r{0} is a number, not a pointer, and cannot be dereferenced")]
     NotPointer(u8),
-    /// A number is wanted.
+    /// A pointer where a number is needed.
     #[error("r{0} is {1}, and a number is needed here")]
     NotScalar(u8, &'static str),
     /// Arithmetic that no pointer allows.
@@ -134,10 +134,10 @@ pub enum Reason {
     /// Arithmetic on the end of the message.
     #[error("r{0} is data_end; it can be compared with, and subtracted from, but not moved")]
     MovesEnd(u8),
-    /// A pointer moved absurdly far.
+    /// A pointer with an offset above the limit.
     #[error("r{0} is moved too far from where it points to")]
     TooFar(u8),
-    /// A comparison of a pointer with what it cannot be compared with.
+    /// A comparison of a pointer with an incomparable value.
     #[error("r{0} is {1} and is compared with something else")]
     ComparesPointer(u8, &'static str),
     /// A pointer as the program's result.

@@ -40,9 +40,9 @@ fn partial_checksum(frame: &[u8], meta: &Meta) -> Option<(Range<usize>, [u8; 2])
 
 /// The length on the wire of a packet whose `had` captured bytes an inspector replaced by `bytes`.
 ///
-/// It is the replacement's own length. If the capture cut the packet short, the inspector saw and replaced only the first
-/// bytes, and the missing bytes are still missing. If the whole packet waits in a kernel queue, its first bytes do not stand
-/// for it.
+/// Normally the length of the replacement. If the capture has only the first bytes of the packet, the inspector replaced only
+/// these, and the length of the missing bytes is added, unless the replacement is a complete packet. If the complete packet
+/// waits in a kernel queue, the replacement replaces all of it.
 pub(crate) fn replaced_len(meta: &Meta, had: usize, bytes: &[u8]) -> u32 {
     let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     let missing = meta.wire_len.saturating_sub(had as u32);

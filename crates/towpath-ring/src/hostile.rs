@@ -1,7 +1,7 @@
-//! Peers that lie: a client that writes anything anywhere it may, an engine whose headers are random.
+//! Hostile peers: a client that writes arbitrary words to all memory that it may write, and an engine with random headers.
 //!
-//! What must hold: no panic, nothing read outside of the memory, each frame decided at most once, the sum right, and
-//! an honest client beside the hostile one notices nothing.
+//! The tests check that no side panics or reads outside of the memory, that each frame is decided at most once, that the
+//! counters add up, and that an honest client beside a hostile one is not affected.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -82,7 +82,7 @@ proptest! {
         let mut pair = pair(Config { lanes, ..config() });
         let (mut honest, mut neighbour) = pair.attach(|path| Consumer::attach_as(path, "honest").unwrap());
         let (channel, mut raw) = pair.attach(|path| attach(&path, &Options::named("hostile")).unwrap());
-        // The last lane; an end of it is the end of the others.
+        // The last lane. Its end is the end of all lanes.
         let mut others = channel.split();
         let mut channel = others.pop().unwrap();
         let (mut raw, mut ledger, mut now) = (raw.pop(), Ledger::default(), 0);
@@ -118,7 +118,7 @@ fn garbage_is_never_a_pass_and_ends_in_detachment() {
     assert_eq!(channel.stats().violations, 11);
 }
 
-/// The rules of cumulative records, as rows: what was written, and what becomes of frames 1 to 4.
+/// The rules of cumulative records, as rows: the records written, and the outcome of frames 1 to 4.
 #[test]
 fn records_outside_of_what_is_out_are_refused() {
     let pass = |upto: u32| Word::new(Seq(upto), Verdict::Pass).emit();
@@ -130,7 +130,7 @@ fn records_outside_of_what_is_out_are_refused() {
         (vec![pass(0)], 0, 1),          // before the first
         (vec![pass(3), pass(3)], 3, 1), // decided already
         (vec![pass(3), pass(2)], 3, 1), // goes back
-        (vec![raw_word(4, 7)], 0, 1),   // hold is about one frame
+        (vec![raw_word(4, 7)], 0, 1),   // hold concerns one frame
         (vec![raw_word(4, 4)], 0, 1),   // so is replace
         (vec![raw_word(4, 99), pass(1)], 1, 1),
     ] {
@@ -292,7 +292,7 @@ fn a_poll_takes_so_many_bytes_of_messages() {
     assert!(!channel.arm());
 }
 
-/// Nothing comes back, so that each record has the whole window before it.
+/// The client releases no frame, so that all published frames precede each record.
 #[test]
 fn records_are_one_walk_through_the_window_however_many_they_are() {
     let mut pair = pair(Config { records: 32, held_max: 0, deadline: None, ..config() });
@@ -338,7 +338,7 @@ proptest! {
     }
 }
 
-/// Serves one connection with a welcome of the test's making.
+/// Serves one connection with the given welcome.
 fn attach_to(welcome: [u8; crate::handshake::messages::WELCOME], fds: Vec<OwnedFd>) -> AttachError {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
@@ -412,7 +412,7 @@ fn without_the_agreed_fence_neither_side_sleeps() {
     sys::REFUSE_MEMBARRIER.set(true);
     assert!(!client.arm());
     client.disarm().unwrap();
-    // These would sleep for ever.
+    // Without the check, these sleeps would never end.
     channel.wait(None).unwrap();
     assert!(client.recv_timeout(Duration::from_millis(1)).unwrap().is_none());
     let sleeps = client.stats().sleeps;
@@ -523,13 +523,13 @@ fn an_endpoint_survives_what_is_no_hello() {
     silent.iter().chain([&strange, &long]).for_each(sys::shut);
     drop((silent, strange, long));
     pair.attach(|path| Consumer::attach_as(path, "late").unwrap());
-    // Nothing is left that would keep an event loop awake.
+    // No descriptor remains readable, so an event loop can sleep.
     assert!(!sys::wait(&[pair.endpoint.as_fd()], Some(Duration::ZERO)).unwrap());
 }
 
 #[test]
 fn client_memory_cannot_be_written_through_any_door() {
-    // What a client gets for reading: try every way of writing to it.
+    // Memory that the client gets for reading: try every way of writing to it.
     let fd = sys::memfd("test", 4096).unwrap();
     let own = Words::map(fd.as_fd(), 4096, Access::Own).unwrap();
     sys::seal(&fd, sys::READ_ONLY).unwrap();

@@ -1,7 +1,7 @@
-//! The other side, played badly: a client that writes anything anywhere it may, and an engine whose memory is random.
+//! Hostile peers: a client that writes arbitrary words to all memory that it may write, and an engine with random memory.
 //!
-//! One harness for the property tests and for the fuzzer. What must hold: no panic, nothing read outside of the memory,
-//! each frame decided at most once, the sum right.
+//! One harness for the property tests and for the fuzzer. It checks that no side panics or reads
+//! outside of the memory, that each frame is decided at most once, and that the counters add up.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,17 +21,17 @@ use crate::{
     Seq, Verdict,
 };
 
-/// Most operations of one run.
+/// Maximum number of operations of one run.
 const OPS: usize = 400;
 /// Maximum number of bytes of a one-shot message.
 const ONESHOT_MAX: u64 = 8000;
-/// Most bytes of a replacement.
+/// Maximum number of bytes of a replacement.
 const REPLACEMENT_MAX: u32 = 3000;
 
-/// A client's control messages, ring and socket in the hands of the fuzzer.
+/// Runs an engine against a client whose control messages, ring and socket the fuzzer writes.
 ///
 /// # Panics
-/// When the engine's side breaks a promise.
+/// Panics if the engine's side violates an invariant.
 pub fn hostile_client(input: &[u8]) {
     let _ = Hello::parse(input);
     let _ = Notice::parse(input);
@@ -41,10 +41,10 @@ pub fn hostile_client(input: &[u8]) {
     run_client(&config, std::iter::from_fn(|| Op::decode(&mut input)).take(OPS));
 }
 
-/// An engine's welcome, ring and socket in the hands of the fuzzer.
+/// Runs a client against an engine whose welcome, ring and socket the fuzzer writes.
 ///
 /// # Panics
-/// When the client's side breaks a promise.
+/// Panics if the client's side violates an invariant.
 pub fn hostile_engine(input: &[u8]) {
     let _ = Welcome::parse(input);
     let _ = Offer::parse(input);
@@ -66,7 +66,7 @@ impl Input<'_> {
         self.number(if end <= 256 { 1 } else { 2 }) % end
     }
 
-    /// Small, middling, or anything.
+    /// A small, a medium, or an arbitrary number.
     fn any(&mut self, small: u64, middling: u64) -> u64 {
         match self.below(3) {
             0 => self.below(small),
@@ -129,21 +129,21 @@ pub(crate) fn channel(config: &Config) -> (Vec<Channel>, Vec<Attached>) {
     (channel.split(), lanes)
 }
 
-/// What the hostile client or the engine does next.
+/// An operation of the hostile client or of the engine.
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
     Send(usize),
     Poll(u64),
-    /// Any word of the memory that the client writes.
+    /// Writes any word of the client memory.
     Word(usize, u64),
-    /// A release entry that looks right: frame, number relative to the last, verdict, flags, argument.
+    /// Writes a plausible release entry: frame, number relative to the last, verdict, flags, argument.
     Entry(u32, u32, u8, u8, u16),
-    /// A record likewise, and how many are claimed to be there.
+    /// Writes a plausible record, and the number of records written.
     Record(u32, u32, u8, u16, u32),
-    /// A TX header, often one that claims to be a replacement: frame, number, length, flags, kind.
+    /// Writes a TX header, often that of a replacement: frame, number, length, flags, kind.
     Transmit(u32, u32, u32, u16, u16),
     Message(Vec<u8>),
-    /// A memory for a message: number, claimed length, size, whether it is sealed, how many copies come.
+    /// Sends a one-shot memory: number, stated length, real size, whether it is sealed, number of copies.
     OneShot(u32, u64, usize, bool, usize),
     Arm,
     Close,
@@ -251,7 +251,7 @@ pub(crate) fn apply(
     }
 }
 
-/// What a TX header says.
+/// Fields of a TX header.
 pub(crate) struct Header {
     pub(crate) seq: u32,
     pub(crate) len: u32,
@@ -277,7 +277,7 @@ pub(crate) fn answer(client: &Attached, at: u32, word: u64) {
     client.memory.own.word(entry).store(word, Ordering::Relaxed);
 }
 
-/// Writes a record, the `number`th from 0, and that it is there.
+/// Writes record `number` (from 0), and the count of records.
 #[cfg(test)]
 pub(crate) fn record(client: &Attached, number: u32, word: u64) {
     let Layout { records, .. } = client.memory.layout;
@@ -286,7 +286,7 @@ pub(crate) fn record(client: &Attached, number: u32, word: u64) {
     client.memory.own.word(abi::CLIENT_RECORDS).store(u64::from(number) + 1, Ordering::Relaxed);
 }
 
-/// What the hostile client does to its memory and its socket; `last` is the number of the last frame it was sent.
+/// Applies an operation of the hostile client to its memory and its socket; `last` is the number of the last frame sent to it.
 pub(crate) fn poke(op: Op, raw: &mut Option<Attached>, last: u32) {
     let Some(client) = raw else { return };
     let layout = client.memory.layout;
@@ -320,7 +320,7 @@ pub(crate) fn poke(op: Op, raw: &mut Option<Attached>, last: u32) {
                 if sealed { sys::frozen(&bytes) } else { sys::memfd("hostile", bytes.len()) }.unwrap();
             let fds = vec![memory.as_fd(); copies];
             let _ = sys::send(&client.socket, &Notice::OneShot { seq: Seq(seq), len }.emit(), &fds);
-            // And a frame that says it is there.
+            // Also the header of the frame.
             let header = layout.tx_headers() + (seq as usize % 16) * HEADER_WORDS;
             store(
                 header + 1,
@@ -346,7 +346,7 @@ pub(crate) fn run_client(config: &Config, ops: impl IntoIterator<Item = Op>) {
     assert!(others.iter().all(Channel::is_dead), "a lane outlives the others");
 }
 
-/// An engine's memory in the hands of the harness.
+/// The memory of an engine, written by the harness.
 struct HostileEngine {
     socket: OwnedFd,
     own: Words,
@@ -430,7 +430,7 @@ pub(crate) fn run_engine(ops: impl IntoIterator<Item = EngineOp>) {
         match op {
             EngineOp::Word(i, w) => own.word(i % (layout.engine_bytes() / 8)).store(w, Ordering::Relaxed),
             EngineOp::Header(at, ahead, len, flags) => {
-                // Mostly where the client looks.
+                // Usually at the position that the client reads next.
                 let at = if ahead == 0 { at_next } else { at };
                 let header = layout.rx_headers() + at as usize * HEADER_WORDS;
                 own.word(header + 1).store(u64::from(len) | u64::from(flags) << 48, Ordering::Relaxed);
@@ -455,7 +455,7 @@ pub(crate) fn run_engine(ops: impl IntoIterator<Item = EngineOp>) {
                 expected = frame.seq().0.wrapping_add(1);
                 let payload = client.payload(&frame);
                 assert_eq!(payload.len(), frame.header().len as usize);
-                // Read to the last byte: an address that is not ours would end the test.
+                // Reads every byte: an address outside the mapping would crash the test.
                 std::hint::black_box(payload.iter().map(|b| u64::from(*b)).sum::<u64>());
                 at_next = (at_next + layout.rx.frames_for(payload.len()) as u32) % 32;
                 frames.push(frame);

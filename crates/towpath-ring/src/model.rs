@@ -50,7 +50,7 @@ fn consumer() -> Consumer {
     Consumer::new(place(), Seq::FIRST)
 }
 
-/// The header of message `n`: every field tells which message it belongs to.
+/// The header of message `n`. Every field depends on `n`.
 fn header(n: u32) -> Header {
     let meta = Meta { kind: Kind(n as u16), time: n.into(), mark: n, port: n, group: n, ..Meta::default() };
     meta.header(n as usize, crate::shm::header::FLAG_INLINE)
@@ -70,7 +70,7 @@ fn hold(seq: Seq) -> Word {
     Word::new(seq, Verdict::Hold)
 }
 
-/// What the consumer sees is whole, and a frame is not written again before it is given back.
+/// The consumer sees complete messages, and a frame is not written again before it is released.
 #[test]
 fn a_frame_is_seen_whole_and_reused_after_release() {
     loom::model(|| {
@@ -103,14 +103,14 @@ fn a_frame_is_seen_whole_and_reused_after_release() {
     });
 }
 
-/// The producer goes round a held frame; the consumer finds what was published behind it.
+/// The producer skips a held frame; the consumer finds the messages published after it.
 #[test]
 fn a_note_leads_to_the_frame() {
     loom::model(|| {
         let shared = shared();
         let mut producer = producer();
         let mut consumer = consumer();
-        // Frame 0 is held, frame 1 comes back: number 3 would be in frame 0 and is in frame 1.
+        // Frame 0 is held and frame 1 is released: message 3 is in frame 1 instead of frame 0.
         publish(&mut producer, &shared);
         publish(&mut producer, &shared);
         let first = consumer.next(&shared.ours).unwrap().unwrap();
@@ -139,7 +139,7 @@ fn a_note_leads_to_the_frame() {
 /// A reader that sees a record sees the single verdicts given before it. A slot is written again only after it was read.
 #[test]
 fn a_record_comes_after_what_was_said_before_it() {
-    // Behind the entries: the counter, then two records. And where the producer says how many it took.
+    // After the entries: the counter, then two records; and the producer's counter of records taken.
     let place = RecordsPlace { ring: SLEEP + 2, records: 2, written: SLEEP + 1, taken: NOTES + 2 };
     loom::model(move || {
         let shared = Arc::new(Shared {

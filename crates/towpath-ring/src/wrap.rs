@@ -1,4 +1,4 @@
-//! Channels whose numbers begin again, after 2^32 frames: everything that compares them, in both directions.
+//! Sequence numbers that wrap after 2^32 frames: all comparisons of them, in both directions.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -34,7 +34,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Both ends of a channel, and what each is to see.
+/// Both ends of a channel, and the frames that each must receive.
 struct World {
     channel: Channel,
     client: Consumer,
@@ -44,7 +44,7 @@ struct World {
     next: Seq,
     /// Sent and not received.
     sent: VecDeque<Vec<u8>>,
-    /// What there is to be said about a frame; nothing yet when it is not decided.
+    /// The expected decision about a frame; `None` while it is undecided.
     out: BTreeMap<u32, Option<Verdict<'static>>>,
     said: VecDeque<Vec<u8>>,
     written: u8,

@@ -1,7 +1,7 @@
 //! Delimiters that end a message.
 //!
-//! The delimiter whose last byte comes first ends the message; of several that end there, the longest. The
-//! choice does not depend on how much of the stream has arrived.
+//! The delimiter whose last byte is earliest in the stream ends the message. If several end at this byte, the
+//! longest one does. The choice does not depend on how much of the stream has arrived.
 
 /// Maximum number of distinct last bytes, searched in one pass.
 const LAST_BYTES: usize = 3;

@@ -1,12 +1,12 @@
-//! How many states each rule has, and which rules' states were removed.
+//! The number of states of each rule, and the rules whose states were removed.
 //!
 //! What: each rule has a generation, and a state records the generation that it was made in. Removing the states of a rule
 //! starts its next generation. The states of earlier generations are stale from that moment on: no lookup accepts them
 //! ([`RemovedRules`] lists the rules to check), and the sweep unlinks them slot by slot.
 //!
 //! Invariant: a state of an earlier generation counts in `stale` until it is unlinked. One read-modify-write counts a state
-//! and reads its generation. So when `stale` is zero, no such state exists and none is being made. A generation has the same
-//! number as another only after [`GENERATIONS`] of them; before that, a full sweep unlinks all stale states.
+//! and reads its generation. So when `stale` is zero, no such state exists and none is being made. Generation numbers repeat
+//! after [`GENERATIONS`] generations; before that, a full sweep unlinks all stale states.
 //!
 //! Races: a worker makes a state of a rule (A: add one to `current`, read the generation) while another removes the rule's
 //! states (B: start the next generation, move the count to `stale`). If A comes first, B counts the state as stale, and its

@@ -1,4 +1,4 @@
-//! The words of one state, and what a packet changes in them.
+//! The words of one state, and their changes by a packet.
 //!
 //! What: behind the key are these words: the header (rule, flow name, generation, flags); the expiry, together with
 //! what was seen of the connection; the configuration (parent, lifetime); TCP's acknowledgement numbers; and the
@@ -10,7 +10,7 @@
 //! counters](crate::state::table::wide_counters) before a half could overflow.
 //!
 //! Races: each word is consistent alone, and no word publishes another. Two TCP segments that change the expiry word
-//! at once: one exchange fails, and that segment is evaluated again with what the other one left. Two packets of
+//! at once: one exchange fails, and its segment is evaluated again with the new value. Two packets of
 //! other protocols store the expiry: the last store wins, and both are expiries of packets that were just seen.
 //!
 //! The expiry is kept modulo 2^55 ns (417 days). Lifetimes are at most a quarter of that. If time jumps farther than
@@ -42,7 +42,7 @@ pub(crate) const LIMITED: u64 = 1 << 2;
 pub(crate) const STRICT: u64 = 1 << 3;
 /// Its rule was deleted (`dyn_keep_states`).
 pub(crate) const ORPHANED: u64 = 1 << 4;
-/// Both sides hear each other (conntrack's IPS_ASSURED).
+/// The state was replied to and is evicted last (conntrack's IPS_ASSURED).
 pub(crate) const ASSURED: u64 = 1 << 5;
 /// It has wide counters.
 pub(crate) const WIDE_COUNTS: u64 = 1 << 6;
@@ -59,7 +59,7 @@ const SEEN: u64 = (1 << SEEN_BITS) - 1;
 /// Lifetimes are limited to this many seconds, less than 2^53 ns.
 const MAX_LIFETIME: u32 = crate::state::LIFETIME_MAX;
 
-/// The longest jump in time, in ns, that needs no collection first.
+/// Maximum jump in time, in ns, without a prior collection of expired states.
 pub(crate) const MAX_TIME_JUMP: u64 = 1 << 52;
 
 /// The state has no individual lifetime: the setting applies.
@@ -155,7 +155,7 @@ impl<'a, const N: usize> Entry<'a, N> {
         self.refresh(Direction::Forward, packet, settings);
     }
 
-    /// Prefetches all words, or the key and what tells that the state is live.
+    /// Prefetches all words, or only the key and the words that show whether the state is live.
     #[inline(always)]
     pub(crate) fn prefetch(self) {
         self.0.prefetch();

@@ -1,4 +1,4 @@
-//! A worker against an engine in the same process: what is answered, together or not, and what names a message.
+//! A worker and an engine in the same process: single and combined replies, and the report of the current message.
 
 use crate::{Channel, Config, Endpoint, Verdict};
 
@@ -24,7 +24,7 @@ fn parts<'a>(messages: &'a [&'a str]) -> impl Iterator<Item = Part<'a>> + Clone 
     messages.iter().map(|text| Part { bytes: text.as_bytes(), skip: 1, trim: 0, mark: 5, hash: 6 })
 }
 
-/// Replies (number answered, messages done, replies, text) until `frames` were given back, or the worker is gone.
+/// Replies (number answered, messages done, replies, text) until `frames` were released, or the worker has ended.
 fn until(channel: &mut Channel, frames: usize) -> Vec<(u32, u32, u32, String)> {
     let (mut replies, mut back) = (Vec::new(), 0);
     loop {
@@ -119,7 +119,7 @@ fn what_cannot_be_answered_is_done_and_all_else_is_answered() {
     assert_eq!((seen.as_str(), refused), ("abcdaeb", vec![2, 4, 7]));
 }
 
-/// Short answers too may be too long together, for an engine with a small ring.
+/// Short replies together can exceed a small ring.
 #[test]
 fn answers_that_are_too_long_together_go_in_parts() {
     let directory = tempfile::tempdir().unwrap();
