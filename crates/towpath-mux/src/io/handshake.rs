@@ -1,6 +1,6 @@
 //! TLS handshakes in progress: [pending](super::pending) connections, attached when they are done.
 //!
-//! Invariant: each handshake ends once: attached, failed, or late.
+//! Invariant: each handshake ends exactly once: it is attached, fails, or exceeds its deadline.
 
 use std::io;
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ pub(super) const DATA: u64 = 1;
 #[derive(Debug, Default)]
 pub(super) struct Handshakes {
     all: PendingSet<PendingHandshake, DATA>,
-    /// Not later than the earliest deadline.
+    /// Lower bound of the earliest deadline.
     due: Option<Time>,
 }
 
@@ -103,7 +103,7 @@ impl Handshakes {
         self.all.take_all()
     }
 
-    /// Not later than the earliest deadline.
+    /// A lower bound of the earliest deadline.
     pub(super) const fn due(&self) -> Option<Time> {
         self.due
     }

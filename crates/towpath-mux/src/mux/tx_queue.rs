@@ -1,4 +1,4 @@
-//! What a connection has to send.
+//! The send queue of a connection.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ pub(super) struct TxQueue {
     pub(super) sent: usize,
     /// A writer has the queue.
     pub(super) sending: bool,
-    /// The socket took less than it was given (EAGAIN).
+    /// The last write was incomplete (EAGAIN).
     pub(super) blocked: bool,
     /// [`super::Event::Transmit`] was reported and the queue has not been taken since.
     pub(super) reported: bool,
@@ -75,7 +75,7 @@ impl Outgoing {
         Self { bytes: bytes.into(), messages, connected: false, owned: false }
     }
 
-    /// Gives short bytes memory that they do not share, because the time until they are sent is unbounded.
+    /// Copies short bytes to separate memory, because they may wait for a peer without limit and would hold a larger shared buffer.
     pub(super) fn own(&mut self) {
         if !std::mem::replace(&mut self.owned, true) {
             self.bytes.own();

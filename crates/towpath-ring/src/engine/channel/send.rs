@@ -39,7 +39,7 @@ impl Channel {
         let offset = self.rings.rx.payload_offset(room.at);
         self.rings.payload.bytes_mut(offset, bytes.len()).copy_from_slice(bytes);
         let seq = self.publish(room, bytes.len(), 0, meta, &[]);
-        // The next message probably has the same size, and the client has read what is there.
+        // The next message probably has the same size. The client has read all published messages.
         let next = self.rings.rx.payload_offset(self.rings.rx.frames.position());
         self.rings.payload.prefetch(next, bytes.len(), Use::Write);
         Ok(seq)
