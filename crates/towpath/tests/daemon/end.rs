@@ -1,5 +1,4 @@
-//! The end of `towpath run`: what inspectors have is waited for, unless it is told to end once more. Without the privilege the test says
-//! so and does nothing.
+//! The end of `towpath run`: what inspectors have is waited for, unless it is told to end once more.
 
 use std::net::UdpSocket;
 use std::process::{Command, Stdio};

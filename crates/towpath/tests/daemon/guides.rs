@@ -69,13 +69,12 @@ fn run(page: &str, info: &str) {
     }
 }
 
-/// Builds an example of another crate. A build of the workspace has built it already; then this takes no time.
-fn example(package: &str, name: &str) {
+/// Builds an example of another crate. `cargo test` of the default members has built its crate already, with the same features
+/// because no package is selected here; then this only links.
+fn example(name: &str) {
     let built = Path::new(env!("CARGO_BIN_EXE_towpath")).parent().unwrap();
     let mut cargo = Command::new(env!("CARGO"));
-    cargo
-        .args(["build", "--quiet", "-p", package, "--example", name, "--target-dir"])
-        .arg(built.parent().unwrap());
+    cargo.args(["build", "--quiet", "--example", name, "--target-dir"]).arg(built.parent().unwrap());
     if built.ends_with("release") {
         cargo.arg("--release");
     }
@@ -94,13 +93,13 @@ fn analyse_a_capture() {
 
 #[test]
 fn an_inspector_in_rust() {
-    example("towpath-ring", "inspector");
+    example("inspector");
     run("guides/inspector-rust.md", "console");
 }
 
 #[test]
 fn a_message_server() {
-    example("towpath-ring", "worker");
+    example("worker");
     run("guides/message-server.md", "console");
 }
 
@@ -124,7 +123,7 @@ fn a_router() {
 #[towpath_testenv::needs(netns, nfqueue, "python3")]
 #[test]
 fn an_nfqueue_program() {
-    example("towpath-ring", "inspector");
+    example("inspector");
     run("guides/nfqueue.md", "console,root");
 }
 

@@ -1,5 +1,5 @@
 //! `towpath run` at its limits: descriptors, places for traces, room in an interface, its own end. What found no room is waited for or
-//! counted, and room that is there again is used. Without the privilege each test says so and does nothing.
+//! counted, and room that is there again is used.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::UdpSocket;

@@ -34,7 +34,7 @@ fn the_examples_are_right() {
     }
 }
 
-/// As they are written, but for where programs and files are. Without the privilege this says so and does nothing.
+/// As they are written, but for where programs and files are.
 #[towpath_testenv::needs(netns)]
 #[test]
 fn the_examples_start() {

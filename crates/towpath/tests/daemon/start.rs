@@ -1,5 +1,4 @@
-//! A start of `towpath run` that comes to nothing: with live ports, whose threads wait for it. Without the privilege each test says
-//! so and does nothing.
+//! A start of `towpath run` that comes to nothing: with live ports, whose threads wait for it.
 
 use std::io::Read;
 use std::path::Path;

@@ -1,5 +1,5 @@
 //! `towpath run` between real interfaces: two machines (network namespaces) with the kernel's own TCP, and the engine between
-//! them. What arrives is compared byte for byte. Without the privilege each test says so and does nothing.
+//! them. What arrives is compared byte for byte.
 
 mod bridge;
 mod drivers;
