@@ -96,6 +96,24 @@ enum towpath_verdict {
 /* Flags of towpath_inspector_attach. */
 #define TOWPATH_NO_GAPS 1u /* do not deliver frames of kind TOWPATH_GAP; towpath_frame.lost still counts */
 
+/* Kind of a metric. */
+enum towpath_metric_kind {
+    TOWPATH_COUNTER = 0, /* counts events; never decreases */
+    TOWPATH_GAUGE = 1    /* a current value */
+};
+
+/* A counter or gauge. The functions towpath_*_metrics write all metrics of a handle by name; a later version may have more. Texts end with
+ * a NUL byte. */
+struct towpath_metric {
+    char group[32];    /* table: "consumer", "send", "mux", "mux_connection" (sum over connections), "mux_accept" */
+    char name[32];     /* name in the table */
+    char unit[16];     /* "packets", "bytes", "frames", "messages", "connections", "states", "seconds"; "" for events */
+    char help[240];    /* one or two sentences */
+    uint64_t value;    /* the value; nanoseconds where the unit is seconds */
+    uint32_t kind;     /* enum towpath_metric_kind */
+    uint32_t reserved; /* 0 */
+};
+
 struct towpath_ring_stats {
     uint64_t received; /* frames received */
     uint64_t lost;     /* frames lost */
@@ -152,6 +170,9 @@ int towpath_inspector_disarm(towpath_inspector *inspector);
 
 /* Reads the inspector's statistics. */
 int towpath_inspector_stats(const towpath_inspector *inspector, struct towpath_ring_stats *stats);
+
+/* Writes the first max metrics (1 or more). Returns the number of all metrics, which may exceed max. */
+int towpath_inspector_metrics(const towpath_inspector *inspector, struct towpath_metric *metrics, size_t max);
 
 /* ---- Workers: receive messages of a mux's connections, send answers (towpath mux) ---------------------------------------- */
 
@@ -215,6 +236,7 @@ int towpath_worker_fd(const towpath_worker *worker);
 int towpath_worker_arm(towpath_worker *worker);
 int towpath_worker_disarm(towpath_worker *worker);
 int towpath_worker_stats(const towpath_worker *worker, struct towpath_ring_stats *stats);
+int towpath_worker_metrics(const towpath_worker *worker, struct towpath_metric *metrics, size_t max);
 
 /* ---- Senders: TCP and UDP transmission without copying (docs/book/src/reference/send.md) ---------------------------------- */
 
@@ -238,13 +260,13 @@ struct towpath_sender_options {
 };
 
 struct towpath_sender_counters {
-    uint64_t zerocopy_bytes; /* sent with zero copy */
-    uint64_t copied_bytes;   /* of these, copied by the kernel */
-    uint64_t plain_bytes;    /* sent plain */
+    uint64_t zerocopy_bytes; /* bytes sent with zero copy */
+    uint64_t copied_bytes;   /* bytes sent with zero copy that the kernel copied */
+    uint64_t plain_bytes;    /* bytes sent plain */
     uint64_t calls;          /* zero-copy calls */
-    uint64_t completed;      /* of these, completed */
-    uint64_t copied;         /* of these, reported as copied */
-    uint64_t no_buffers;     /* calls that failed with ENOBUFS and were sent plain */
+    uint64_t completed;      /* zero-copy calls that have completed */
+    uint64_t copied;         /* completed zero-copy calls that the kernel reported as copied */
+    uint64_t no_buffers;     /* zero-copy calls that failed with ENOBUFS and were sent plain */
     uint64_t tampered;       /* buffers modified while on loan, with tamper_check */
 };
 
@@ -275,6 +297,9 @@ int towpath_sender_fd(const towpath_sender *sender);
 
 /* Reads the sender's counters. */
 int towpath_sender_counters(const towpath_sender *sender, struct towpath_sender_counters *counters);
+
+/* Writes the first max metrics (1 or more). Returns the number of all metrics, which may exceed max. */
+int towpath_sender_metrics(const towpath_sender *sender, struct towpath_metric *metrics, size_t max);
 
 /* Ends the connection: sends queued data, shuts down the write side (shutdown(2)), waits for completions for at most timeout milliseconds
  * (0 and more; otherwise -EINVAL without effect), and frees the sender in any case. Returns 1 if all data was sent; all loans have ended.
@@ -326,11 +351,11 @@ struct towpath_mux_options {
 
 /* Counters of a mux, over all its handles; received = done + undone + queued + in_hand. */
 struct towpath_mux_counters {
-    uint64_t connections;    /* attached at present */
-    uint64_t attached;       /* attached in total */
-    uint64_t ended;          /* of these, ended for any reason; the errors are below */
+    uint64_t connections;    /* connections attached at present */
+    uint64_t attached;       /* connections attached in total */
+    uint64_t ended;          /* connections ended for any reason; the errors are below */
     uint64_t received;       /* complete messages received */
-    uint64_t received_bytes; /* bytes of these */
+    uint64_t received_bytes; /* bytes of complete messages received */
     uint64_t done;           /* messages read and done */
     uint64_t undone;         /* messages discarded */
     uint64_t queued;         /* messages that no handle has started to read */
@@ -357,6 +382,9 @@ int towpath_mux_socket_with(int type, const char *framing, uint32_t flags, const
 
 /* Reads the counters of the mux. */
 int towpath_mux_counters(const towpath_mux *mux, struct towpath_mux_counters *counters);
+
+/* Writes the first max metrics (1 or more) of the mux. Returns the number of all metrics, which may exceed max. */
+int towpath_mux_metrics(const towpath_mux *mux, struct towpath_metric *metrics, size_t max);
 
 /* Creates another handle of the same mux and type. -ENOTCONN: the mux is draining. */
 int towpath_mux_clone(const towpath_mux *mux, towpath_mux **clone);

@@ -6,11 +6,13 @@ use std::mem::{offset_of, size_of};
 use std::path::Path;
 use std::process::Command;
 
+use towpath_metrics::Metric;
+use towpath_mux::mux::Counters;
 use towpath_ring::{Kind, Loss, Ticket};
-use towpath_send::CopyMode;
+use towpath_send::{CopyMode, Summary};
 
 use crate::ring::RingStats;
-use crate::{inspector, mux, sender, worker};
+use crate::{inspector, metrics, mux, sender, worker};
 
 const HEADER: &str = include_str!("../include/towpath.h");
 const SOURCES: &[&str] = &[
@@ -20,6 +22,12 @@ const SOURCES: &[&str] = &[
     include_str!("mux.rs"),
     include_str!("sender.rs"),
     include_str!("worker.rs"),
+];
+
+/// The structs of counters, whose tables state their fields: name, size, table.
+const SUMMARIES: [(&str, usize, &[Metric]); 2] = [
+    ("towpath_sender_counters", size_of::<Summary>(), Summary::TABLE),
+    ("towpath_mux_counters", size_of::<Counters>(), Counters::TABLE),
 ];
 
 /// C expressions with their values in Rust.
@@ -83,18 +91,6 @@ fn numbers() -> Vec<(String, u64)> {
         max_pinned
     );
     layout!(
-        "towpath_sender_counters",
-        sender::Counters,
-        zerocopy_bytes,
-        copied_bytes,
-        plain_bytes,
-        calls,
-        completed,
-        copied,
-        no_buffers,
-        tampered
-    );
-    layout!(
         "towpath_mux_options",
         mux::Options,
         message_max,
@@ -110,33 +106,13 @@ fn numbers() -> Vec<(String, u64)> {
         send_time,
         reserved
     );
-    layout!(
-        "towpath_mux_counters",
-        mux::Counters,
-        connections,
-        attached,
-        ended,
-        received,
-        received_bytes,
-        done,
-        undone,
-        queued,
-        in_hand,
-        sent,
-        sent_bytes,
-        unsent,
-        bytes,
-        resets,
-        inside,
-        malformed,
-        too_long,
-        late,
-        idle,
-        send_timeouts,
-        send_full,
-        mux_full,
-        drain_timeouts
-    );
+    layout!("towpath_metric", metrics::Metric, group, name, unit, help, value, kind, reserved);
+    for (name, size, table) in SUMMARIES {
+        rows.push((format!("sizeof(struct {name})"), size as u64));
+        let field =
+            |(at, row): (usize, &Metric)| (format!("offsetof(struct {name}, {})", row.name), 8 * at as u64);
+        rows.extend(table.iter().enumerate().map(field));
+    }
     layout!(
         "towpath_mux_message",
         mux::Received,
@@ -150,6 +126,8 @@ fn numbers() -> Vec<(String, u64)> {
         reserved
     );
     let constants = [
+        ("TOWPATH_COUNTER", metrics::COUNTER.into()),
+        ("TOWPATH_GAUGE", metrics::GAUGE.into()),
         ("TOWPATH_CONNECTED", mux::CONNECTED.into()),
         ("TOWPATH_ROOM", mux::ROOM.into()),
         ("TOWPATH_ADAPTIVE", CopyMode::Adaptive as u64),
@@ -205,6 +183,28 @@ fn compare(compiler: &mut Command) {
     compiler.args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-c", "-I"]).arg(&include);
     let output = compiler.arg(&source).arg("-o").arg(&object).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Puts the fields of the tables into the header with `TOWPATH_WRITE_DOCS=1`; compares them otherwise.
+#[test]
+fn the_header_has_the_fields_of_the_tables() {
+    let mut expected = HEADER.to_owned();
+    for (name, _, table) in SUMMARIES {
+        let start = format!("struct {name} {{\n");
+        let (before, rest) = expected.split_once(&start).unwrap();
+        let (_, after) = rest.split_once("};").unwrap();
+        let width = table.iter().map(|row| row.name.len()).max().unwrap() + 1;
+        let mut fields = String::new();
+        for row in table {
+            writeln!(fields, "    uint64_t {:<width$} /* {} */", format!("{};", row.name), row.help).unwrap();
+        }
+        expected = format!("{before}{start}{fields}}};{after}");
+    }
+    if std::env::var_os("TOWPATH_WRITE_DOCS").is_some() {
+        std::fs::write(Path::new(env!("CARGO_MANIFEST_DIR")).join("include/towpath.h"), expected).unwrap();
+        return;
+    }
+    assert!(expected == HEADER, "towpath.h differs: run this test once with TOWPATH_WRITE_DOCS=1");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use towpath_ring::{Consumer, Decision, Ticket, Verdict};
 
 use crate::error::{Failure, guard};
 use crate::ffi::{Bytes, Room, Text};
+use crate::metrics::{self, Metric};
 use crate::ring::{self, RingStats, Wait};
 
 /// `towpath_inspector`.
@@ -253,6 +254,19 @@ pub extern "C" fn towpath_inspector_disarm(inspector: Option<&mut Inspector>) ->
     guard(|| {
         some(inspector)?.queue.disarm()?;
         Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_inspector_metrics(
+    inspector: Option<&Inspector>,
+    mut metrics: Room<Metric>,
+    max: usize,
+) -> c_int {
+    guard(|| {
+        let inspector = inspector.ok_or(NO_INSPECTOR)?;
+        metrics::write(&[&inspector.queue.stats()], &mut metrics, max)
     })
 }
 

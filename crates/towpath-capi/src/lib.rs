@@ -18,6 +18,7 @@
 pub mod error;
 mod ffi;
 pub mod inspector;
+pub mod metrics;
 pub mod mux;
 mod ring;
 pub mod sender;

@@ -9,10 +9,11 @@ use rustix::io::Errno;
 use towpath_mux::assembler::Limits;
 use towpath_mux::framing::Framing;
 use towpath_mux::io::{Error, Flags, Kind, Server, Socket, To};
-use towpath_mux::mux::{Bound, Config, Show, psock};
+use towpath_mux::mux::{Bound, Config, Counters, psock};
 
 use crate::error::{Failure, guard};
 use crate::ffi::{Bytes, Room, Text, duplicate};
+use crate::metrics::{self, Metric};
 use crate::ring::{self, Wait};
 use crate::worker::Connection;
 
@@ -75,58 +76,6 @@ pub struct Options {
     pub send_time: u32,
     /// 0.
     pub reserved: u32,
-}
-
-/// `struct towpath_mux_counters`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Counters {
-    /// Connections attached at present.
-    pub connections: u64,
-    /// Connections attached in total.
-    pub attached: u64,
-    /// Of these, ended.
-    pub ended: u64,
-    /// Complete messages received.
-    pub received: u64,
-    /// Bytes of these.
-    pub received_bytes: u64,
-    /// Messages read and done.
-    pub done: u64,
-    /// Messages discarded.
-    pub undone: u64,
-    /// Messages that no handle has started to read.
-    pub queued: u64,
-    /// Messages that handles have.
-    pub in_hand: u64,
-    /// Messages sent completely.
-    pub sent: u64,
-    /// Bytes of these.
-    pub sent_bytes: u64,
-    /// Messages not sent completely.
-    pub unsent: u64,
-    /// Bytes that the mux holds.
-    pub bytes: u64,
-    /// Connections ended by a reset.
-    pub resets: u64,
-    /// Connections closed by the peer inside a message.
-    pub inside: u64,
-    /// Connections ended by invalid data.
-    pub malformed: u64,
-    /// Connections ended by a message that was too long.
-    pub too_long: u64,
-    /// Connections ended by a message that was not complete in time.
-    pub late: u64,
-    /// Connections ended because they were idle.
-    pub idle: u64,
-    /// Connections ended because the peer made no progress.
-    pub send_timeouts: u64,
-    /// Connections ended by `send_most`.
-    pub send_full: u64,
-    /// Connections ended because `mux_bytes` was exceeded.
-    pub mux_full: u64,
-    /// Connections not drained in time.
-    pub drain_timeouts: u64,
 }
 
 /// `TOWPATH_CONNECTED`.
@@ -362,8 +311,18 @@ pub extern "C" fn towpath_mux_counters(
     guard(|| {
         let mux = mux.ok_or(Failure::NULL_HANDLE)?;
         let into = counters.ok_or(Failure::null("the pointer to the counters is NULL"))?;
-        into.write(mux.socket.server().show().into());
+        into.write((&mux.socket.server().show()).into());
         Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_mux_metrics(mux: Option<&Mux>, mut metrics: Room<Metric>, max: usize) -> c_int {
+    guard(|| {
+        let server = mux.ok_or(Failure::NULL_HANDLE)?.socket.server();
+        let show = server.show();
+        metrics::write(&[&show.totals, &show.psock_totals, &server.accept_stats()], &mut metrics, max)
     })
 }
 
@@ -450,38 +409,6 @@ fn bytes(option: u64) -> Option<usize> {
 
 fn millis(option: u32) -> Option<Duration> {
     (option > 0).then(|| Duration::from_millis(option.into()))
-}
-
-impl From<Show> for Counters {
-    fn from(show: Show) -> Self {
-        let Show { totals, psock_totals, bytes, .. } = show;
-        Self {
-            // An ended connection is listed while handles have its messages; it does not count.
-            connections: totals.attach - totals.unattach,
-            attached: totals.attach,
-            ended: totals.unattach,
-            received: totals.received,
-            received_bytes: psock_totals.rx_bytes,
-            done: totals.done,
-            undone: totals.undone,
-            queued: totals.queued,
-            in_hand: totals.in_hand,
-            sent: totals.tx_msgs,
-            sent_bytes: totals.tx_bytes,
-            unsent: totals.unsent,
-            bytes: bytes as u64,
-            resets: totals.resets,
-            inside: totals.inside,
-            malformed: totals.malformed + psock_totals.rx_bad_hdr_len,
-            too_long: psock_totals.rx_msg_too_big,
-            late: psock_totals.rx_msg_timeouts,
-            idle: totals.idle,
-            send_timeouts: totals.send_timeouts,
-            send_full: totals.send_full,
-            mux_full: psock_totals.rx_mem_fail,
-            drain_timeouts: totals.drain_timeouts,
-        }
-    }
 }
 
 fn some(mux: Option<&mut Mux>) -> Result<&mut Mux, Failure> {

@@ -5,10 +5,11 @@ use std::mem::MaybeUninit;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use towpath_send::{Buffer, CopyMode, SendError, Time};
+use towpath_send::{Buffer, CopyMode, SendError, Summary, Time};
 
 use crate::error::{Failure, guard};
 use crate::ffi::{Bytes, Room, duplicate};
+use crate::metrics::{self, Metric};
 use crate::ring::{self, Wait};
 
 /// `towpath_sender`.
@@ -38,28 +39,6 @@ pub struct Options {
     pub max_buffers: u32,
     /// Limit on pinned bytes.
     pub max_pinned: u64,
-}
-
-/// `struct towpath_sender_counters`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Counters {
-    /// Bytes sent with zero copy.
-    pub zerocopy_bytes: u64,
-    /// Of these, bytes that the kernel copied.
-    pub copied_bytes: u64,
-    /// Bytes sent plain.
-    pub plain_bytes: u64,
-    /// Zero-copy calls.
-    pub calls: u64,
-    /// Of these, completed.
-    pub completed: u64,
-    /// Of these, reported as copied.
-    pub copied: u64,
-    /// Calls that failed with ENOBUFS.
-    pub no_buffers: u64,
-    /// Buffers modified while on loan.
-    pub tampered: u64,
 }
 
 /// See `towpath.h`.
@@ -161,13 +140,26 @@ pub extern "C" fn towpath_sender_fd(sender: Option<&Sender>) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn towpath_sender_counters(
     sender: Option<&Sender>,
-    counters: Option<&mut MaybeUninit<Counters>>,
+    counters: Option<&mut MaybeUninit<Summary>>,
 ) -> c_int {
     guard(|| {
         let sender = sender.ok_or(Failure::NULL_HANDLE)?;
         let into = counters.ok_or(Failure::null("the pointer to the counters is NULL"))?;
         into.write(sender.sender.counters().into());
         Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_sender_metrics(
+    sender: Option<&Sender>,
+    mut metrics: Room<Metric>,
+    max: usize,
+) -> c_int {
+    guard(|| {
+        let sender = sender.ok_or(Failure::NULL_HANDLE)?;
+        metrics::write(&[sender.sender.counters()], &mut metrics, max)
     })
 }
 
@@ -230,21 +222,6 @@ impl Options {
             keep_done: true,
             ..defaults
         })
-    }
-}
-
-impl From<&towpath_send::Counters> for Counters {
-    fn from(counters: &towpath_send::Counters) -> Self {
-        Self {
-            zerocopy_bytes: counters.zerocopy_bytes,
-            copied_bytes: counters.copied_bytes,
-            plain_bytes: counters.plain_bytes(),
-            calls: counters.numbers,
-            completed: counters.completed,
-            copied: counters.copied,
-            no_buffers: counters.no_buffers,
-            tampered: counters.tampered,
-        }
     }
 }
 

@@ -7,7 +7,8 @@ use rustix::io::Errno;
 use towpath_ring::{BATCH_MAX, Reply, Ticket, View};
 
 use crate::error::{Failure, guard};
-use crate::ffi::{Bytes, Text};
+use crate::ffi::{Bytes, Room, Text};
+use crate::metrics::{self, Metric};
 use crate::ring::{self, RingStats, Wait};
 
 /// `towpath_worker`.
@@ -207,6 +208,19 @@ pub extern "C" fn towpath_worker_disarm(worker: Option<&mut Worker>) -> c_int {
     guard(|| {
         some(worker)?.queue().disarm()?;
         Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_worker_metrics(
+    worker: Option<&Worker>,
+    mut metrics: Room<Metric>,
+    max: usize,
+) -> c_int {
+    guard(|| {
+        let worker = worker.ok_or(Failure::NULL_HANDLE)?;
+        metrics::write(&[&worker.worker.stats()], &mut metrics, max)
     })
 }
 

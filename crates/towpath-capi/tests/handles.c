@@ -198,6 +198,12 @@ static void bounded(void)
     CHECK(towpath_mux_recv(mux, buffer, sizeof buffer, 0, NULL) == 6);
     CHECK(towpath_mux_send(mux, NULL, "answer\n", 7, 0) == 7);
     hears(peer, "answer\n");
+    struct towpath_metric metrics[100];
+    CHECK(towpath_mux_metrics(mux, metrics, 0) == -EINVAL && towpath_mux_metrics(mux, NULL, 1) == -EINVAL);
+    int count = towpath_mux_metrics(mux, metrics, 1);
+    CHECK(count > 30 && count < 100 && strcmp(metrics[0].group, "mux") == 0 && strcmp(metrics[0].name, "received") == 0);
+    CHECK(metrics[0].value == 2 && metrics[0].kind == TOWPATH_COUNTER && strcmp(metrics[0].unit, "messages") == 0);
+    CHECK(towpath_mux_metrics(mux, metrics, 100) == count && strlen(metrics[count - 1].help) > 10);
     CHECK(towpath_mux_counters(mux, &counted) == 0);
     CHECK(counted.connections == 1 && counted.attached == 1 && counted.ended == 0);
     CHECK(counted.received == 2 && counted.received_bytes == 12 && counted.queued == 1);

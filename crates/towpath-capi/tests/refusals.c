@@ -131,6 +131,11 @@ int main(void)
     EXPECT(towpath_sender_drain(NULL, 0), -EINVAL, "handle is NULL");
     EXPECT(towpath_sender_fd(NULL), -EINVAL, "handle is NULL");
     EXPECT(towpath_sender_counters(NULL, &counters), -EINVAL, "handle is NULL");
+    struct towpath_metric metric;
+    EXPECT(towpath_sender_metrics(NULL, &metric, 1), -EINVAL, "handle is NULL");
+    EXPECT(towpath_worker_metrics(NULL, &metric, 1), -EINVAL, "handle is NULL");
+    EXPECT(towpath_inspector_metrics(NULL, &metric, 1), -EINVAL, "handle is NULL");
+    EXPECT(towpath_mux_metrics(NULL, &metric, 1), -EINVAL, "handle is NULL");
     if (towpath_sender_close(NULL, 0, NULL, 0, NULL) != 1)
         failures++;
 

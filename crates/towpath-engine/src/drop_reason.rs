@@ -49,6 +49,7 @@ macro_rules! drop_reasons {
             unit: Unit::Packets,
             label: Some(("reason", $name)),
             help: $help,
+            family_help: Some("Packets dropped, by reason."),
         }),+];
     };
 }

@@ -90,7 +90,7 @@ pub struct FrameSnapshot {
 }
 
 /// A queue.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueSnapshot {
     /// The queue's number.
     pub number: u16,
@@ -102,11 +102,22 @@ pub struct QueueSnapshot {
     pub trouble: Option<String>,
 }
 
+impl QueueSnapshot {
+    /// Adds the same queue of another thread. Each inspector serves every thread.
+    pub fn add(&mut self, other: Self) {
+        let high_water = self.stats.high_water.max(other.stats.high_water);
+        self.stats.add(&other.stats);
+        self.stats.high_water = high_water;
+        self.inspectors = self.inspectors.max(other.inspectors);
+        self.trouble = self.trouble.take().or(other.trouble);
+    }
+}
+
 metrics! {
     /// Conversations of a replay.
     pub struct ConversationStats in "engine" {
         /// TCP conversations.
-        pub tcp: counter connections as "conversations" (protocol = "tcp"),
+        pub tcp: counter connections as "conversations": "Conversations of a replay, by protocol." (protocol = "tcp"),
         /// UDP conversations.
         pub udp: counter connections as "conversations" (protocol = "udp"),
     }

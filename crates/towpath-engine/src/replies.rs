@@ -10,7 +10,7 @@ metrics! {
     /// Answers to rejected packets. `rejected = sent + silent + limited + unsent`.
     pub struct ReplyStats in "engine" {
         /// Answers that were sent.
-        pub sent: counter packets as "replies" (result = "sent"),
+        pub sent: counter packets as "replies": "Answers to rejected packets, by result." (result = "sent"),
         /// Rejected packets that get no answer, or one answer together with other fragments of their datagram.
         pub silent: counter packets as "replies" (result = "silent"),
         /// Answers that were not sent because the port had reached its rate limit.

@@ -55,6 +55,7 @@ mod eval;
 
 pub mod reassembly;
 pub mod rules;
+mod settings;
 pub mod state;
 
 pub use eval::{
@@ -64,3 +65,4 @@ pub use eval::{
     Restored, Route, Routes, RuleInfo, RuleOutcome, SNAPSHOT_VERSION, SnapshotError, StatePolicy, Step, Walk,
     Walker, check_snapshot,
 };
+pub use settings::{Setting, SettingError, Values};

@@ -12,7 +12,7 @@
 //!         /// Frames received.
 //!         pub received: counter packets,
 //!         /// Frames dropped because the receive ring was full.
-//!         pub rx_full: counter packets as "dropped" (reason = "rx_full"),
+//!         pub rx_full: counter packets as "dropped": "Frames dropped, by reason." (reason = "rx_full"),
 //!         /// Frames in the transmit queue.
 //!         pub queued: gauge packets,
 //!     }
@@ -27,6 +27,7 @@
 //! // The family and the sample in OpenMetrics text.
 //! assert_eq!(rx_full.family(), "towpath_port_dropped_packets");
 //! assert_eq!(rx_full.label, Some(("reason", "rx_full")));
+//! assert_eq!(rx_full.family_help, Some("Frames dropped, by reason."));
 //!
 //! let values: Vec<(&str, u64)> = stats.values().map(|(metric, value)| (metric.name, value)).collect();
 //! assert_eq!(values, [("received", 0), ("rx_full", 2), ("queued", 0)]);
@@ -96,6 +97,8 @@ pub struct Metric {
     pub label: Option<(&'static str, &'static str)>,
     /// Help text of one or two sentences.
     pub help: &'static str,
+    /// The help text of the OpenMetrics family. One row of each family with labels states it.
+    pub family_help: Option<&'static str>,
 }
 
 impl Metric {
@@ -167,7 +170,8 @@ impl std::fmt::Debug for Values<'_> {
 ///
 /// A field is `name: KIND UNIT`, where KIND is `counter` or `gauge` and UNIT is a [`Unit`] in lower case. `as "STEM"` gives
 /// the OpenMetrics family another name than the field's, and `(label = "value")` the label that distinguishes the field
-/// within its family. The field's documentation is its help text. The struct gets `Clone`, `Copy`, `Debug`, `Default`,
+/// within its family. `as "STEM": "HELP"`, in one row of a family with labels, gives the family its help text. The field's
+/// documentation is its own help text. The struct gets `Clone`, `Copy`, `Debug`, `Default`,
 /// `PartialEq`, `Eq`, the constant `TABLE`, and `add`, which adds every field of another value.
 #[macro_export]
 macro_rules! metrics {
@@ -176,7 +180,8 @@ macro_rules! metrics {
         $vis:vis struct $name:ident in $group:literal {
             $(
                 $(#[doc = $help:literal])+
-                $fvis:vis $field:ident: $kind:ident $unit:ident $(as $stem:literal)? $(($label:ident = $value:literal))?
+                $fvis:vis $field:ident: $kind:ident $unit:ident
+                    $(as $stem:literal $(: $about:literal)?)? $(($label:ident = $value:literal))?
             ),+ $(,)?
         }
     ) => {
@@ -196,12 +201,19 @@ macro_rules! metrics {
                 unit: $crate::metrics!(@unit $unit),
                 label: $crate::metrics!(@label $($label $value)?),
                 help: concat!($($help),+).trim_ascii(),
+                family_help: $crate::metrics!(@about $($($about)?)?),
             }),+];
 
             /// Adds every field of `other`.
             #[allow(dead_code)]
             $vis fn add(&mut self, other: &Self) {
                 $(self.$field += other.$field;)+
+            }
+
+            /// The counters since the earlier value `before`. Gauges keep their current values.
+            #[allow(dead_code)]
+            $vis fn since(&self, before: &Self) -> Self {
+                Self { $($field: $crate::metrics!(@since $kind self.$field, before.$field),)+ }
             }
         }
 
@@ -227,6 +239,10 @@ macro_rules! metrics {
     (@unit states) => { $crate::Unit::States };
     (@unit nanoseconds) => { $crate::Unit::Nanoseconds };
     (@unit events) => { $crate::Unit::Events };
+    (@since counter $now:expr, $before:expr) => { $now.saturating_sub($before) };
+    (@since gauge $now:expr, $before:expr) => { $now };
+    (@about) => { None };
+    (@about $about:literal) => { Some($about) };
     (@label) => { None };
     (@label $label:ident $value:literal) => { Some((stringify!($label), $value)) };
 }
@@ -261,5 +277,9 @@ mod tests {
         counts.add(&Counts { packets: 10, lost: 20, wakeups: 30 });
         let dynamic: &dyn Metrics = &counts;
         assert_eq!(dynamic.each().map(|(_, value)| value).collect::<Vec<_>>(), [11, 22, 33]);
+        assert_eq!(
+            counts.since(&Counts { packets: 11, lost: 2, wakeups: 40 }),
+            Counts { lost: 20, ..Counts::default() }
+        );
     }
 }

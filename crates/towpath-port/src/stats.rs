@@ -16,7 +16,7 @@ metrics! {
         /// Bytes of the frames passed to the medium.
         pub sent_bytes: counter bytes,
         /// Frames dropped because the receive ring, the fill ring or the kernel's queue was full.
-        pub rx_full: counter packets as "dropped" (reason = "rx_full"),
+        pub rx_full: counter packets as "dropped": "Frames dropped, by reason." (reason = "rx_full"),
         /// Received frames dropped because they were longer than the port can receive.
         pub rx_too_long: counter packets as "dropped" (reason = "rx_too_long"),
         /// Received frames dropped because they held several UDP datagrams of unknown length (AF_XDP).

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use towpath_ring::{Consumer, Decision, FrameId, Header, Loss, RecvError};
 
+use crate::counters::{self, Tables};
 use crate::data::Data;
 use crate::failure;
 use crate::wait::{self, Queue};
@@ -145,6 +146,11 @@ impl Inspector {
     fn flush(&mut self) -> PyResult<()> {
         self.queue()?.flush();
         Ok(())
+    }
+
+    /// Returns the counters: a dict of dicts, by table ("consumer") and name.
+    fn metrics(&mut self) -> PyResult<Tables> {
+        Ok(counters::tables(&[&self.queue()?.stats()]))
     }
 
     /// Returns a descriptor for event loops, readable between arm and disarm when a frame is available. Use it only for polling.

@@ -8,6 +8,7 @@
 #![deny(unsafe_code)]
 
 mod buffer_export;
+mod counters;
 mod data;
 mod descriptor;
 mod failure;
@@ -17,12 +18,6 @@ mod sender;
 mod wait;
 mod worker;
 
-/// Formats counters as a Python repr: `MuxCounters(received=2, done=1)`.
-fn repr(of: &str, counters: &impl std::fmt::Debug) -> String {
-    let fields = format!("{counters:?}").replace(": ", "=").replace(" { ", "(").replace(" }", ")");
-    format!("{of}{fields}")
-}
-
 /// Inspectors, workers, multiplexors and senders of Towpath, a network data plane in user space.
 ///
 /// Failed system and protocol operations raise OSError with an errno(3) (PermissionError, FileNotFoundError, TimeoutError and
@@ -30,11 +25,13 @@ fn repr(of: &str, counters: &impl std::fmt::Debug) -> String {
 #[pyo3::pymodule(name = "towpath")]
 mod towpath {
     #[pymodule_export]
+    use crate::counters::{MuxCounters, SenderCounters};
+    #[pymodule_export]
     use crate::inspector::{Frame, Inspector, Verdict};
     #[pymodule_export]
-    use crate::mux::{Counters as MuxCounters, Mux, Received};
+    use crate::mux::{Mux, Received};
     #[pymodule_export]
-    use crate::sender::{Counters as SenderCounters, Sender};
+    use crate::sender::Sender;
     #[pymodule_export]
     use crate::worker::{Connection, Message, Worker};
     use pyo3::prelude::*;

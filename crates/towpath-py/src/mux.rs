@@ -10,8 +10,9 @@ use rustix::io::Errno;
 use towpath_mux::assembler::Limits;
 use towpath_mux::framing::Framing;
 use towpath_mux::io::{Error, Flags, Kind, Server, Socket, To};
-use towpath_mux::mux::{Config, Show, Ticket, psock};
+use towpath_mux::mux::{Config, Ticket, psock};
 
+use crate::counters::{self, MuxCounters, Tables};
 use crate::data::Data;
 use crate::worker::Connection;
 use crate::{descriptor, failure, wait};
@@ -77,58 +78,6 @@ pub(crate) struct Received {
     /// Number of bytes that the framing strips at the start and at the end. They are part of bytes.
     #[pyo3(get)]
     stripped: (usize, usize),
-}
-
-/// A snapshot of a multiplexor's counters; received = done + undone + queued + in_hand.
-#[pyclass(name = "MuxCounters", eq, frozen, get_all)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Counters {
-    /// Connections attached now.
-    connections: u64,
-    /// Connections attached in total.
-    attached: u64,
-    /// Connections that have ended, for any reason; the counters below count the errors.
-    ended: u64,
-    /// Complete messages received.
-    received: u64,
-    /// Bytes of the received messages.
-    received_bytes: u64,
-    /// Messages that were read and are done.
-    done: u64,
-    /// Messages that were abandoned.
-    undone: u64,
-    /// Messages that no handle has started to read.
-    queued: u64,
-    /// Messages that handles have read and that are not done.
-    in_hand: u64,
-    /// Messages sent completely.
-    sent: u64,
-    /// Bytes sent.
-    sent_bytes: u64,
-    /// Messages not sent completely because their connection ended.
-    unsent: u64,
-    /// Bytes of memory in use.
-    bytes: u64,
-    /// Connections that were reset, or on which a read or write failed.
-    resets: u64,
-    /// Connections closed by the peer within a message.
-    inside: u64,
-    /// Connections with bytes that the framing rejects.
-    malformed: u64,
-    /// Connections with a message longer than message_max.
-    too_long: u64,
-    /// Connections with a message that exceeded head_time or body_time.
-    late: u64,
-    /// Connections that exceeded idle.
-    idle: u64,
-    /// Connections whose peer accepted no data for send_time.
-    send_timeouts: u64,
-    /// Connections that exceeded send_most.
-    send_full: u64,
-    /// Connections ended because mux_bytes was exceeded and they held the most memory.
-    mux_full: u64,
-    /// Connections not drained in time.
-    drain_timeouts: u64,
 }
 
 /// Destination of a message.
@@ -337,8 +286,15 @@ impl Mux {
 
     /// A snapshot of the counters of all handles.
     #[getter]
-    fn counters(&self) -> PyResult<Counters> {
-        Ok(self.open()?.server().show().into())
+    fn counters(&self) -> PyResult<MuxCounters> {
+        Ok(MuxCounters((&self.open()?.server().show()).into()))
+    }
+
+    /// Returns all counters of all handles: a dict of dicts, by table ("mux", "mux_connection", "mux_accept") and name.
+    fn metrics(&self) -> PyResult<Tables> {
+        let server = self.open()?.server();
+        let show = server.show();
+        Ok(counters::tables(&[&show.totals, &show.psock_totals, &server.accept_stats()]))
     }
 
     /// Marks the messages that this handle has read as done. Their connections continue if they waited for this.
@@ -442,45 +398,6 @@ fn time(seconds: Option<f64>) -> PyResult<Option<Duration>> {
 fn known(flags: u32, known: Flags) -> PyResult<Flags> {
     let flags = Flags::from_bits(flags).filter(|flags| known.contains(*flags));
     flags.ok_or_else(|| PyValueError::new_err("unsupported flags for this call"))
-}
-
-#[pymethods]
-impl Counters {
-    fn __repr__(&self) -> String {
-        crate::repr("Mux", self)
-    }
-}
-
-impl From<Show> for Counters {
-    fn from(show: Show) -> Self {
-        let Show { totals, psock_totals, bytes, .. } = show;
-        Self {
-            // An ended connection may still be listed while a handle has its messages.
-            connections: totals.attach - totals.unattach,
-            attached: totals.attach,
-            ended: totals.unattach,
-            received: totals.received,
-            received_bytes: psock_totals.rx_bytes,
-            done: totals.done,
-            undone: totals.undone,
-            queued: totals.queued,
-            in_hand: totals.in_hand,
-            sent: totals.tx_msgs,
-            sent_bytes: totals.tx_bytes,
-            unsent: totals.unsent,
-            bytes: bytes as u64,
-            resets: totals.resets,
-            inside: totals.inside,
-            malformed: totals.malformed + psock_totals.rx_bad_hdr_len,
-            too_long: psock_totals.rx_msg_too_big,
-            late: psock_totals.rx_msg_timeouts,
-            idle: totals.idle,
-            send_timeouts: totals.send_timeouts,
-            send_full: totals.send_full,
-            mux_full: psock_totals.rx_mem_fail,
-            drain_timeouts: totals.drain_timeouts,
-        }
-    }
 }
 
 impl From<psock::Id> for Connection {

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use towpath_send::{Closed, CopyMode, Done, Options, SendError};
 
 use crate::buffer_export::{self, Pinned};
+use crate::counters::{self, SenderCounters, Tables};
 use crate::{descriptor, failure, wait};
 
 /// How long the exit of a `with` block waits, in seconds.
@@ -50,28 +51,6 @@ pub(crate) struct Sender {
     counters: towpath_send::Counters,
     /// The process that created the sender. A forked child shares the connection and has a copy of the queue.
     process: u32,
-}
-
-/// A snapshot of a sender's counters.
-#[pyclass(name = "SenderCounters", eq, frozen, get_all)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Counters {
-    /// Bytes sent without a copy.
-    zerocopy_bytes: u64,
-    /// Bytes of zerocopy_bytes that the kernel copied.
-    copied_bytes: u64,
-    /// Bytes sent with a copy.
-    plain_bytes: u64,
-    /// Zero-copy calls.
-    calls: u64,
-    /// Completed zero-copy calls.
-    completed: u64,
-    /// Zero-copy calls that the kernel completed as copied.
-    copied: u64,
-    /// Zero-copy calls that failed with ENOBUFS and were repeated with a copy.
-    no_buffers: u64,
-    /// Buffers that changed while they were outstanding (tamper_check).
-    tampered: u64,
 }
 
 /// Runs the sender for at most the given duration. Returns true when the operation is complete.
@@ -211,8 +190,13 @@ impl Sender {
 
     /// A snapshot of the counters.
     #[getter]
-    fn counters(&self) -> Counters {
-        self.sender.as_ref().map_or(&self.counters, towpath_send::Sender::counters).into()
+    fn counters(&self) -> SenderCounters {
+        SenderCounters(self.counted().into())
+    }
+
+    /// Returns all counters: a dict of dicts, by table ("send") and name.
+    fn metrics(&self) -> Tables {
+        counters::tables(&[self.counted()])
     }
 
     /// Closes the connection: sends the queue, shuts down the sending side and waits for completions, at most timeout seconds. Returns True if
@@ -373,7 +357,7 @@ impl Sender {
         if let Some(sender) = sender.take_if(|_| this.process == process::id()) {
             let closed =
                 slf.py().detach(|| sender.close(Duration::ZERO)).map_err(|error| failure::send(&error))?;
-            let Closed { finished, remains, counters } = closed;
+            let Closed { finished, remains, counters, .. } = closed;
             this.finished = finished && !this.broken;
             this.counters = counters;
             done.extend(remains.done.into_iter().chain(remains.unsent));
@@ -401,30 +385,14 @@ impl Drop for Sender {
     }
 }
 
+impl Sender {
+    fn counted(&self) -> &towpath_send::Counters {
+        self.sender.as_ref().map_or(&self.counters, towpath_send::Sender::counters)
+    }
+}
+
 /// A value that increases when the kernel accepts bytes or reports completions.
 fn progress(sender: &towpath_send::Sender) -> u64 {
     let counters = sender.counters();
     counters.numbers + counters.plain_calls + counters.notifications
-}
-
-#[pymethods]
-impl Counters {
-    fn __repr__(&self) -> String {
-        crate::repr("Sender", self)
-    }
-}
-
-impl From<&towpath_send::Counters> for Counters {
-    fn from(counters: &towpath_send::Counters) -> Self {
-        Self {
-            zerocopy_bytes: counters.zerocopy_bytes,
-            copied_bytes: counters.copied_bytes,
-            plain_bytes: counters.plain_bytes(),
-            calls: counters.numbers,
-            completed: counters.completed,
-            copied: counters.copied,
-            no_buffers: counters.no_buffers,
-            tampered: counters.tampered,
-        }
-    }
 }

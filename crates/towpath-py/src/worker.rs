@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use towpath_ring::{RecvError, Ticket};
 
+use crate::counters::{self, Tables};
 use crate::data::Data;
 use crate::failure;
 use crate::wait::{self, Queue};
@@ -123,6 +124,11 @@ impl Worker {
     fn flush(&mut self) -> PyResult<()> {
         self.worker()?.queue().flush();
         Ok(())
+    }
+
+    /// Returns the counters: a dict of dicts, by table ("consumer") and name.
+    fn metrics(&mut self) -> PyResult<Tables> {
+        Ok(counters::tables(&[&self.worker()?.stats()]))
     }
 
     /// Returns a descriptor for event loops, readable between arm and disarm when a message is available. Use it only for polling.

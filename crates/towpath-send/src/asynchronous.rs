@@ -14,7 +14,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::{sleep, timeout};
 
 use crate::buffer::Buffer;
-use crate::counters::Counters;
+use crate::counters::{Counters, Distributions};
 use crate::driver::{Done, Driver, Turn};
 use crate::error::{SendError, Unarmed};
 use crate::policy::Mode;
@@ -160,12 +160,18 @@ impl AsyncSender {
             }
         }
         let remains = self.driver.abandon(self.now());
-        Ok(Closed { finished, remains, counters: self.counters().clone() })
+        let distributions = self.distributions().clone();
+        Ok(Closed { finished, remains, counters: *self.counters(), distributions })
     }
 
     /// The sender's counters.
     pub fn counters(&self) -> &Counters {
         self.driver.engine.counters()
+    }
+
+    /// The sender's distributions.
+    pub fn distributions(&self) -> &Distributions {
+        self.driver.engine.distributions()
     }
 
     /// The current mode.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::budget::{Budget, Freed};
-use crate::counters::{Counters, PlainCause};
+use crate::counters::{Counters, Distributions, PlainCause};
 use crate::inflight::{Abandoned, Inflight};
 use crate::locked::LockedMemory;
 use crate::notification::Range;
@@ -188,6 +188,7 @@ pub struct Engine<T> {
     policy: Policy,
     budget: Budget,
     counters: Counters,
+    distributions: Distributions,
     /// Calls of either path while numbers were outstanding, and the time of the last read.
     calls_since_read: usize,
     read_at: Time,
@@ -212,6 +213,7 @@ impl<T> Engine<T> {
             policy,
             budget,
             counters,
+            distributions: Distributions::default(),
             calls_since_read: 0,
             read_at: now,
             refused: Refused::No,
@@ -417,7 +419,7 @@ impl<T> Engine<T> {
     fn disarm(&mut self) {
         self.config.armed = false;
         let reason = self.policy.refuse();
-        self.counters.switches[reason as usize] += 1;
+        self.counters.count_switch(reason);
     }
 
     /// The first open call exceeds the socket's limit (EMSGSIZE, or EINVAL without the flag). Its datagram is completed without being
@@ -437,14 +439,15 @@ impl<T> Engine<T> {
     /// Processes a range of completed numbers from the error queue.
     pub fn handle_notification(&mut self, range: Range, now: Time) {
         let (counters, budget) = (&mut self.counters, &mut self.budget);
+        let distributions = &mut self.distributions;
         let mut freed = Freed::default();
         let completed = self.inflight.complete(range, |bytes, at| {
             freed.add(bytes);
-            counters.add_pin_time(now.as_nanos().saturating_sub(at.as_nanos()));
+            distributions.add_pin_time(now.as_nanos().saturating_sub(at.as_nanos()));
         });
         budget.give_back(freed);
         counters.notifications += 1;
-        counters.per_notification.add(completed.numbers);
+        distributions.per_notification.add(completed.numbers);
         counters.completed += completed.numbers;
         counters.duplicates += completed.duplicates;
         counters.unknown += completed.unknown;
@@ -457,10 +460,12 @@ impl<T> Engine<T> {
         let sent = self.sent();
         let (judged, reason) = self.policy.handle_range(first, range.count(), range.copied, sent, now);
         if let Some(copied) = judged {
-            self.counters.probes[usize::from(copied)] += 1;
+            let probes =
+                if copied { &mut self.counters.probes_copied } else { &mut self.counters.probes_not_copied };
+            *probes += 1;
         }
         if let Some(reason) = reason {
-            self.counters.switches[reason as usize] += 1;
+            self.counters.count_switch(reason);
         }
     }
 
@@ -568,6 +573,11 @@ impl<T> Engine<T> {
         &self.counters
     }
 
+    /// The engine's distributions.
+    pub fn distributions(&self) -> &Distributions {
+        &self.distributions
+    }
+
     pub(crate) fn counters_mut(&mut self) -> &mut Counters {
         &mut self.counters
     }
@@ -618,7 +628,7 @@ impl<T> Engine<T> {
         if self.policy.mode() != Mode::Zerocopy {
             let (decision, reason) = self.policy.decide(self.sent(), self.inflight.outstanding(), now);
             if let Some(reason) = reason {
-                self.counters.switches[reason as usize] += 1;
+                self.counters.count_switch(reason);
             }
             match decision {
                 Decision::Plain => return plain(PlainCause::Copying),
@@ -645,7 +655,7 @@ fn policy(config: &Config, counters: &mut Counters, now: Time) -> Policy {
         CopyMode::Plain => (Policy::fixed(Mode::Copying), None),
     };
     if let Some(reason) = reason {
-        counters.switches[reason as usize] += 1;
+        counters.count_switch(reason);
     }
     policy
 }

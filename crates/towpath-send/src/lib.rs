@@ -65,7 +65,7 @@ mod tx_backoff;
 #[cfg(feature = "tokio")]
 pub use asynchronous::AsyncSender;
 pub use buffer::{Buffer, Frame, Lent, Pool};
-pub use counters::{Counters, Histogram, PlainCause};
+pub use counters::{Counters, Distributions, Histogram, PlainCause, Summary};
 pub use driver::{Done, Remains};
 pub use engine::{Config, CopyMode, Engine, Full, Kind, MAX_CALLS, MAX_PARTS, Path, Transmit};
 pub use error::{SendError, Unarmed};

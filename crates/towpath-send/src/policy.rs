@@ -54,7 +54,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// All reasons, in the order of [`Counters::switches`](crate::Counters::switches).
+    /// All reasons.
     pub const ALL: [Self; 6] =
         [Self::Local, Self::Again, Self::NotCopied, Self::Copied, Self::Suspicion, Self::Refused];
 

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::buffer::Buffer;
-use crate::counters::Counters;
+use crate::counters::{Counters, Distributions};
 use crate::driver::{Done, Driver, Remains, Turn};
 use crate::engine::Full;
 use crate::error::{SendError, Unarmed};
@@ -153,6 +153,11 @@ impl PollSender {
     /// The sender's counters.
     pub fn counters(&self) -> &Counters {
         self.driver.engine.counters()
+    }
+
+    /// The sender's distributions.
+    pub fn distributions(&self) -> &Distributions {
+        self.driver.engine.distributions()
     }
 
     /// The current mode.

@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, Shutdown, SocketType, sockopt};
 
 use crate::buffer::Buffer;
-use crate::counters::Counters;
+use crate::counters::{Counters, Distributions};
 use crate::driver::{Backend, Done, Driver, Remains, Turn};
 use crate::engine::{Config, CopyMode, Engine, Kind};
 use crate::error::{SendError, Unarmed};
@@ -283,6 +283,8 @@ pub struct Closed {
     pub remains: Remains,
     /// The sender's counters.
     pub counters: Counters,
+    /// The sender's distributions.
+    pub distributions: Distributions,
 }
 
 impl Sender {
@@ -413,12 +415,18 @@ impl Sender {
         }
         let now = self.clock.read();
         let remains = self.driver.abandon(now);
-        Ok(Closed { finished, remains, counters: self.counters().clone() })
+        let distributions = self.distributions().clone();
+        Ok(Closed { finished, remains, counters: *self.counters(), distributions })
     }
 
     /// The sender's counters.
     pub fn counters(&self) -> &Counters {
         self.driver.engine.counters()
+    }
+
+    /// The sender's distributions.
+    pub fn distributions(&self) -> &Distributions {
+        self.driver.engine.distributions()
     }
 
     /// The current mode.

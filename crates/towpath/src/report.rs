@@ -4,114 +4,70 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-use towpath_gate::state;
-use towpath_gate::{self, RuleInfo};
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::{Map, Value, json};
+use towpath_engine::{self as engine, ConversationStats, Drops, QueueSnapshot, ReplyStats, Stats, Totals};
+use towpath_gate::{self, RuleInfo, state};
+use towpath_metrics::Metric;
 
-use towpath_engine as engine;
+use crate::metrics::{self, Layout};
 
 /// The report of one run. Serialised, it is the object that `towpath replay --json` prints.
 ///
 /// `packets = passed + dropped + rejected` holds in every report.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// Frames read from the captures.
-    pub packets: u64,
-    /// Bytes of these frames on the wire.
-    pub bytes: u64,
-    /// Packets that were sent out.
-    pub passed: u64,
-    /// Packets that a rule, an inspector or a full table dropped.
-    pub dropped: u64,
-    /// Dropped packets by reason: the names of [`DropReason`](towpath_engine::DropReason).
-    pub dropped_by: BTreeMap<String, u64>,
-    /// Packets that a rule or an inspector rejected.
-    pub rejected: u64,
+    /// Packets by outcome.
+    pub totals: Totals,
     /// Replies to rejected packets.
-    pub replies: Replies,
-    /// Packets that were handed to at least one inspector.
-    pub inspected: u64,
-    /// Conversations seen.
-    pub conversations: Conversations,
+    pub replies: ReplyStats,
+    /// Conversations of a replay.
+    pub conversations: ConversationStats,
     /// Dynamic states.
     pub states: States,
-    /// States restored from a snapshot (`--states-in`); they are included in `states.created`.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// States restored from a snapshot (`--states-in`); they are included in `created` of the states.
     pub restored: Option<Restored>,
     /// Every rule with its counters, in order.
     pub rules: Vec<Rule>,
     /// Every queue with its counters, by number.
-    pub queues: Vec<Queue>,
+    pub queues: Vec<QueueSnapshot>,
     /// Wall-clock seconds from reading the first packet to deciding the last one.
     pub seconds: f64,
     /// Time span of the captures.
-    #[serde(skip)]
     pub span: Duration,
     /// Capture files read.
-    #[serde(skip)]
     pub captures: usize,
 }
 
-/// Conversations by protocol.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Conversations {
-    /// TCP.
-    pub tcp: u64,
-    /// UDP.
-    pub udp: u64,
-}
-
-/// Replies to rejected packets. `rejected = sent + silent + limited + unsent`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Replies {
-    /// Sent, or written to the file of `--replies`.
-    pub sent: u64,
-    /// No reply was due: the packet must not be answered, or its fragments share one reply.
-    pub silent: u64,
-    /// Not sent: the port's limit of 200 per second was reached.
-    pub limited: u64,
-    /// Not sent: the port cannot send.
-    pub unsent: u64,
-}
-
 /// Dynamic states over the run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct States {
-    /// States created, including those of a snapshot.
-    pub created: u64,
-    /// Maximum number of states at one time.
-    pub peak: u64,
-    /// States that exist after the last packet was decided.
-    pub left: u64,
-    /// Of these, states without a reply, or half-open (TCP, SCTP: the reply is not acknowledged yet). Under a flood, most are.
-    #[serde(default)]
-    pub unreplied: u64,
-    /// Slots of deleted states that cannot be reused until all threads have released them.
-    #[serde(default)]
-    pub waiting: u64,
-    /// `dyn_max`: the maximum number of states, including `waiting`.
-    #[serde(default)]
-    pub max: u64,
+    /// The counters.
+    pub counters: state::Counters,
     /// Whether the number reached 9/10 of `max` and has not fallen below 8/10 since.
-    #[serde(default)]
-    pub nearly_full: bool,
-    /// States that expired. `created = left + expired + removed + evicted`.
-    #[serde(default)]
-    pub expired: u64,
-    /// States that were removed, with their rule or individually.
-    #[serde(default)]
-    pub removed: u64,
-    /// States that were evicted for new ones (`dyn_evict`).
-    #[serde(default)]
-    pub evicted: u64,
-    /// Packets dropped because their state could not be created.
-    #[serde(default)]
-    pub refused: RefusedStates,
-    /// Lookups that ignored the flow's state because the packet does not fit the connection (`strict`). The following rules decide
-    /// the packet.
-    #[serde(default)]
-    pub unfit: u64,
+    pub is_nearly_full: bool,
 }
+
+/// The counters of states as an object: `now` is the number that is left after a run.
+const STATES: Layout = Layout {
+    families: &[("refused", "refused")],
+    renamed: &[("now", "left"), ("parents_full", "limits_full"), ("nearly_full", "nearly_full_events")],
+    moved: &[],
+    hidden: &[],
+};
+
+/// The counters of a queue in a report. Frames are not open after a run.
+const QUEUE: Layout = Layout {
+    families: &[("lost", "lost_by")],
+    renamed: &[
+        ("invalid_verdict", "garbage"),
+        ("inspector_died", "died"),
+        ("queue_full", "overload"),
+        ("no_inspector", "no_listener"),
+    ],
+    moved: &[],
+    hidden: &["open", "high_water"],
+};
 
 /// Result of restoring a snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -133,66 +89,17 @@ impl From<towpath_gate::Restored> for Restored {
     }
 }
 
-/// Why states could not be created; counts packets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RefusedStates {
-    /// The table had `dyn_max` states.
-    pub full: u64,
-    /// The count of a `limit` was reached.
-    pub over_limit: u64,
-    /// The rate of a `limit` was reached.
-    pub over_rate: u64,
-    /// The table of limit counters had `dyn_parent_max` entries.
-    pub limits_full: u64,
-    /// The source had `dyn_source_max` states.
-    pub over_source: u64,
-    /// The packet does not fit its connection or does not start one (`strict`).
-    pub invalid: u64,
-    /// First SYNs, which the client must repeat (`dyn_first_syn`).
-    pub first_syn: u64,
-}
-
-impl RefusedStates {
-    /// Returns the names of the reasons and their counts.
-    pub fn rows(&self) -> [(&'static str, u64); 7] {
-        [
-            ("states full", self.full),
-            ("over limit", self.over_limit),
-            ("over rate", self.over_rate),
-            ("limits full", self.limits_full),
-            ("over source", self.over_source),
-            ("invalid", self.invalid),
-            ("first SYN", self.first_syn),
-        ]
-    }
-}
-
 impl States {
     /// Reads the counters of `states`.
     pub fn of(states: &state::States) -> Self {
-        let counters = states.counters();
-        Self {
-            created: counters.created,
-            peak: counters.peak,
-            left: counters.now,
-            unreplied: counters.unreplied,
-            waiting: counters.waiting,
-            max: counters.max,
-            nearly_full: states.is_nearly_full(),
-            expired: counters.expired,
-            removed: counters.removed,
-            evicted: counters.evicted,
-            unfit: counters.unfit,
-            refused: RefusedStates {
-                full: counters.full,
-                over_limit: counters.over_limit,
-                over_rate: counters.over_rate,
-                limits_full: counters.parents_full,
-                over_source: counters.over_source,
-                invalid: counters.invalid,
-                first_syn: counters.first_syn,
-            },
-        }
+        Self { counters: states.counters(), is_nearly_full: states.is_nearly_full() }
+    }
+
+    /// The states as an object.
+    pub fn object(&self) -> Map<String, Value> {
+        let mut object = STATES.object(&self.counters);
+        object.insert("nearly_full".to_owned(), self.is_nearly_full.into());
+        object
     }
 }
 
@@ -211,175 +118,72 @@ pub struct Rule {
     pub text: String,
 }
 
-/// A queue and its counters. `frames = passed + dropped + replaced + lost` at the end of a run.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Queue {
-    /// Queue number.
-    pub number: u16,
-    /// Frames that the rules sent to the queue.
-    pub frames: u64,
-    /// Frames that the inspector passed unchanged (for a tee: that it took).
-    pub passed: u64,
-    /// Frames that the inspector dropped or rejected.
-    pub dropped: u64,
-    /// Frames that the inspector passed with a replaced payload.
-    pub replaced: u64,
-    /// Frames decided without an inspector: it died, was detached, too slow or overloaded, or there was none.
-    pub lost: u64,
-    /// Why frames were lost.
-    pub lost_by: LostBy,
-    /// Frames handed to another queue because this one had no room; they do not count in `frames`.
-    pub handed_on: u64,
-    /// Frames redelivered to another inspector of the queue because theirs was gone; each counts once.
-    pub redelivered: u64,
-    /// Packets decided by a flow verdict. They did not reach an inspector and do not count in `frames`.
-    pub by_flow: u64,
-    /// Frames that inspectors hold now.
-    #[serde(skip)]
-    pub open: u64,
-    /// Maximum number of frames that the inspector held at one time.
-    #[serde(skip)]
-    pub high_water: u64,
-    /// The first failure, if any.
-    #[serde(skip)]
-    pub trouble: Option<String>,
+/// Returns the drop reasons that occurred, by name.
+pub fn dropped_by(drops: &Drops) -> BTreeMap<&'static str, u64> {
+    drops.iter().map(|(reason, count)| (reason.name(), count)).collect()
 }
 
-/// Why frames of a queue were lost. The sum is [`Queue::lost`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LostBy {
-    /// The inspector missed the deadline, or still had the frame when the engine stopped.
-    pub overdue: u64,
-    /// The inspector's verdict was invalid.
-    pub garbage: u64,
-    /// The inspector was gone.
-    pub died: u64,
-    /// The inspector had no room.
-    pub overload: u64,
-    /// There was no inspector.
-    pub no_listener: u64,
+/// A queue as an object. `frames = passed + dropped + replaced + lost` at the end of a run.
+fn queue_object(queue: &QueueSnapshot) -> Value {
+    let mut object = QUEUE.object(&queue.stats);
+    object.insert("number".to_owned(), queue.number.into());
+    object.insert("lost".to_owned(), queue.stats.lost().into());
+    object.into()
 }
 
-impl From<engine::ReplyStats> for Replies {
-    fn from(stats: engine::ReplyStats) -> Self {
-        let engine::ReplyStats { sent, silent, limited, unsent } = stats;
-        Self { sent, silent, limited, unsent }
-    }
-}
-
-impl From<engine::QueueSnapshot> for Queue {
-    fn from(queue: engine::QueueSnapshot) -> Self {
-        let engine::QueueSnapshot { number, stats, trouble, .. } = queue;
-        Self {
-            number,
-            frames: stats.frames,
-            passed: stats.passed,
-            dropped: stats.dropped,
-            replaced: stats.replaced,
-            lost: stats.lost(),
-            lost_by: LostBy {
-                overdue: stats.overdue,
-                garbage: stats.invalid_verdict,
-                died: stats.inspector_died,
-                overload: stats.queue_full,
-                no_listener: stats.no_inspector,
-            },
-            handed_on: stats.handed_on,
-            redelivered: stats.redelivered,
-            by_flow: stats.by_flow,
-            open: stats.open,
-            high_water: stats.high_water,
-            trouble,
+/// Adds the queues of another thread.
+pub fn add_queues(all: &mut Vec<QueueSnapshot>, queues: Vec<QueueSnapshot>) {
+    for queue in queues {
+        match all.iter_mut().find(|own| own.number == queue.number) {
+            Some(own) => own.add(queue),
+            None => all.push(queue),
         }
     }
-}
-
-/// Returns the drop reasons that occurred, by name.
-pub fn dropped_by(drops: &engine::Drops) -> BTreeMap<String, u64> {
-    drops.iter().map(|(reason, count)| (reason.name().to_owned(), count)).collect()
-}
-
-fn add_dropped_by(mut all: BTreeMap<String, u64>, other: BTreeMap<String, u64>) -> BTreeMap<String, u64> {
-    for (reason, count) in other {
-        *all.entry(reason).or_default() += count;
-    }
-    all
 }
 
 impl Report {
     /// Returns the report of one engine. The caller adds the rules, the wall-clock time and the number of captures.
     pub fn of<E: engine::PacketIo>(engine: &mut engine::Engine<E>) -> Self {
         let engine::Summary { totals, replies, conversations, queues, span } = engine.summary();
-        let stats = totals.stats;
-        Self {
-            packets: stats.packets,
-            bytes: stats.bytes,
-            passed: stats.passed,
-            dropped: totals.dropped(),
-            dropped_by: dropped_by(&totals.drops),
-            rejected: stats.rejected,
-            inspected: stats.inspected,
-            replies: replies.into(),
-            conversations: Conversations { tcp: conversations.tcp, udp: conversations.udp },
-            states: States::of(engine.states()),
-            queues: queues.into_iter().map(Queue::from).collect(),
-            span,
-            ..Self::default()
-        }
+        let states = States::of(engine.states());
+        Self { totals, replies, conversations, states, queues, span, ..Self::default() }
     }
 
     /// Adds the report of another thread of the same engine. The threads share one state table, so its counters are not summed.
     pub fn add(&mut self, other: &Self) {
-        self.packets += other.packets;
-        self.bytes += other.bytes;
-        self.passed += other.passed;
-        self.dropped += other.dropped;
-        self.rejected += other.rejected;
-        self.inspected += other.inspected;
-        self.dropped_by = add_dropped_by(std::mem::take(&mut self.dropped_by), other.dropped_by.clone());
-        self.replies.add(other.replies);
+        self.totals.add(&other.totals);
+        self.replies.add(&other.replies);
         self.states = other.states;
         self.span = self.span.max(other.span);
-        for queue in &other.queues {
-            match self.queues.iter_mut().find(|own| own.number == queue.number) {
-                Some(own) => own.add(queue),
-                None => self.queues.push(queue.clone()),
-            }
+        add_queues(&mut self.queues, other.queues.clone());
+    }
+
+    /// The report as an object.
+    pub fn object(&self) -> Map<String, Value> {
+        let mut object = metrics::json(&self.totals.stats);
+        let Value::Object(more) = json!({
+            "dropped": self.totals.dropped(),
+            "dropped_by": dropped_by(&self.totals.drops),
+            "replies": metrics::json(&self.replies),
+            "conversations": metrics::json(&self.conversations),
+            "states": self.states.object(),
+            "rules": self.rules,
+            "queues": self.queues.iter().map(queue_object).collect::<Vec<_>>(),
+            "seconds": self.seconds,
+        }) else {
+            return object;
+        };
+        object.extend(more);
+        if let Some(restored) = self.restored {
+            object.insert("restored".to_owned(), json!(restored));
         }
+        object
     }
 }
 
-impl Replies {
-    /// Adds the counters of another thread.
-    pub fn add(&mut self, other: Self) {
-        self.sent += other.sent;
-        self.silent += other.silent;
-        self.limited += other.limited;
-        self.unsent += other.unsent;
-    }
-}
-
-impl Queue {
-    /// Adds another thread's counters of the same queue.
-    pub fn add(&mut self, other: &Self) {
-        self.frames += other.frames;
-        self.passed += other.passed;
-        self.dropped += other.dropped;
-        self.replaced += other.replaced;
-        self.lost += other.lost;
-        self.lost_by.overdue += other.lost_by.overdue;
-        self.lost_by.garbage += other.lost_by.garbage;
-        self.lost_by.died += other.lost_by.died;
-        self.lost_by.overload += other.lost_by.overload;
-        self.lost_by.no_listener += other.lost_by.no_listener;
-        self.handed_on += other.handed_on;
-        self.redelivered += other.redelivered;
-        self.by_flow += other.by_flow;
-        self.open += other.open;
-        self.high_water = self.high_water.max(other.high_water);
-        if self.trouble.is_none() {
-            self.trouble.clone_from(&other.trouble);
-        }
+impl Serialize for Report {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.object().serialize(serializer)
     }
 }
 
@@ -395,39 +199,43 @@ impl fmt::Display for Report {
         let line = |f: &mut fmt::Formatter<'_>, name: &str, value: &str| writeln!(f, "{name:<14}{value}");
         // A live run has neither captures nor a defined duration, so there is no rate.
         let is_replay = self.captures > 0;
-        let (packets, bytes) = (count(self.packets, "packet"), count(self.bytes, "byte"));
+        let Stats { packets, bytes, passed, rejected, inspected, .. } = self.totals.stats;
+        let received = (count(packets, "packet"), count(bytes, "byte"));
         if is_replay {
             let captures = count(self.captures as u64, "capture");
             let span = self.span.as_secs_f64();
-            line(f, "read", &format!("{packets} in {captures}, {bytes}, spanning {span:.1} s"))?;
+            line(f, "read", &format!("{} in {captures}, {}, spanning {span:.1} s", received.0, received.1))?;
         } else {
-            line(f, "received", &format!("{packets}, {bytes}"))?;
+            line(f, "received", &format!("{}, {}", received.0, received.1))?;
         }
-        line(f, "passed", &self.passed.to_string())?;
-        line(f, "dropped", &self.dropped.to_string())?;
-        if !self.dropped_by.is_empty() {
-            let reasons: Vec<_> =
-                self.dropped_by.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+        line(f, "passed", &passed.to_string())?;
+        line(f, "dropped", &self.totals.dropped().to_string())?;
+        let reasons = dropped_by(&self.totals.drops);
+        if !reasons.is_empty() {
+            let reasons: Vec<_> = reasons.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
             line(f, "  by reason", &reasons.join(", "))?;
         }
-        line(f, "rejected", &self.rejected.to_string())?;
-        let Replies { sent, silent, limited, unsent } = self.replies;
-        if self.rejected > 0 {
-            line(
-                f,
-                "replies",
-                &format!("{sent} sent, {silent} not due, {limited} over the rate, {unsent} unsent"),
-            )?;
+        line(f, "rejected", &rejected.to_string())?;
+        if rejected > 0 {
+            line(f, "replies", &metrics::listing(&self.replies))?;
         }
-        line(f, "inspected", &self.inspected.to_string())?;
+        line(f, "inspected", &inspected.to_string())?;
+        let listed = ["packets", "bytes", "passed", "rejected", "inspected"];
+        let also = metrics::nonzero(&self.totals.stats, |metric| !listed.contains(&metric.name));
+        if !also.is_empty() {
+            line(f, "also", &also)?;
+        }
         if is_replay {
-            let Conversations { tcp, udp } = self.conversations;
-            line(f, "conversations", &format!("{tcp} tcp, {udp} udp"))?;
+            line(f, "conversations", &metrics::listing(&self.conversations))?;
         }
-        let States { created, peak, left, evicted, refused, .. } = self.states;
-        let mut states = format!("{created} created, {peak} peak, {left} left");
-        if evicted > 0 {
-            states += &format!(", {evicted} evicted");
+        let state::Counters { created, peak, now, .. } = self.states.counters;
+        let mut states = format!("{created} created, {peak} peak, {now} left");
+        // `created = left + expired + removed + evicted`.
+        let listed = ["created", "expired", "removed"];
+        let also = |metric: &Metric| metric.label.is_none() && !listed.contains(&metric.name);
+        let also = metrics::nonzero(&self.states.counters, also);
+        if !also.is_empty() {
+            states += &format!(", {also}");
         }
         line(f, "states", &states)?;
         if let Some(Restored { states, companion, existing, refused }) = self.restored {
@@ -437,57 +245,45 @@ impl fmt::Display for Report {
             );
             line(f, "snapshot", &text)?;
         }
-        let refused: Vec<_> = refused.rows().into_iter().filter(|(_, count)| *count > 0).collect();
+        let refused = metrics::nonzero(&self.states.counters, |metric| metric.stem == "refused");
         if !refused.is_empty() {
-            let reasons: Vec<_> = refused.iter().map(|(why, count)| format!("{count} {why}")).collect();
-            line(f, "no state", &reasons.join(", "))?;
+            line(f, "no state", &refused)?;
         }
         if is_replay {
-            let rate = if self.seconds > 0.0 { self.packets as f64 / self.seconds } else { 0.0 };
+            let rate = if self.seconds > 0.0 { packets as f64 / self.seconds } else { 0.0 };
             line(f, "speed", &format!("{rate:.0} packets/s ({:.6} s)", self.seconds))?;
         }
         if !self.queues.is_empty() {
             writeln!(f)?;
         }
         for queue in &self.queues {
-            writeln!(f, "{queue}")?;
+            write_queue(f, queue)?;
         }
         writeln!(f)?;
         write_rules(f, &self.rules)
     }
 }
 
-impl fmt::Display for Queue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "queue {}: {}, {} passed, {} dropped, {} replaced, {} lost, high-water {}",
-            self.number,
-            count(self.frames, "frame"),
-            self.passed,
-            self.dropped,
-            self.replaced,
-            self.lost,
-            self.high_water
-        )?;
-        let LostBy { overdue, garbage, died, overload, no_listener } = self.lost_by;
-        let more = [
-            (overdue, "overdue"),
-            (garbage, "answered with garbage"),
-            (died, "left by the dead"),
-            (overload, "without room"),
-            (no_listener, "without inspector"),
-            (self.handed_on, "handed on"),
-            (self.redelivered, "redelivered"),
-            (self.by_flow, "decided by flow"),
-        ];
-        for (n, what) in more.into_iter().filter(|(n, _)| *n > 0) {
-            write!(f, ", {n} {what}")?;
-        }
-        match &self.trouble {
-            Some(trouble) => write!(f, "; {trouble}"),
-            None => Ok(()),
-        }
+fn write_queue(f: &mut fmt::Formatter<'_>, queue: &QueueSnapshot) -> fmt::Result {
+    let QueueSnapshot { number, stats, trouble, .. } = queue;
+    write!(
+        f,
+        "queue {number}: {}, {} passed, {} dropped, {} replaced, {} lost, high-water {}",
+        count(stats.frames, "frame"),
+        stats.passed,
+        stats.dropped,
+        stats.replaced,
+        stats.lost(),
+        stats.high_water
+    )?;
+    let listed = ["frames", "passed", "dropped", "replaced"];
+    let more = metrics::nonzero(stats, |metric| !listed.contains(&metric.name));
+    if !more.is_empty() {
+        write!(f, ", {more}")?;
+    }
+    match trouble {
+        Some(trouble) => writeln!(f, "; {trouble}"),
+        None => writeln!(f),
     }
 }
 
@@ -512,15 +308,15 @@ mod tests {
     use super::*;
 
     fn report() -> Report {
+        let stats = Stats { packets: 10, bytes: 640, passed: 7, rejected: 1, inspected: 3 };
+        let mut totals = Totals { stats, ..Totals::default() };
+        totals.drops[engine::DropReason::Rule] = 2;
+        let counters = state::Counters { created: 3, peak: 2, now: 1, ..state::Counters::default() };
+        let queue = engine::queue::Stats { frames: 3, passed: 2, overdue: 1, ..Default::default() };
         Report {
-            packets: 10,
-            bytes: 640,
-            passed: 7,
-            dropped: 2,
-            rejected: 1,
-            inspected: 3,
-            conversations: Conversations { tcp: 2, udp: 1 },
-            states: States { created: 3, peak: 2, left: 1, ..States::default() },
+            totals,
+            conversations: ConversationStats { tcp: 2, udp: 1 },
+            states: States { counters, is_nearly_full: false },
             rules: vec![
                 Rule { number: 100, set: 0, packets: 7, bytes: 500, text: "allow ip from any to any".into() },
                 Rule {
@@ -531,7 +327,7 @@ mod tests {
                     text: "deny ip from any to any".into(),
                 },
             ],
-            queues: vec![Queue { number: 1, frames: 3, passed: 2, lost: 1, ..Queue::default() }],
+            queues: vec![QueueSnapshot { number: 1, stats: queue, inspectors: 0, trouble: None }],
             seconds: 0.5,
             captures: 1,
             ..Report::default()
@@ -544,7 +340,9 @@ mod tests {
         assert!(text.contains("\n00100  7 500 allow ip from any to any\n"), "{text}");
         assert!(text.contains("\n65535 12   9 deny ip from any to any\n"), "{text}");
         assert!(
-            text.contains("queue 1: 3 frames, 2 passed, 0 dropped, 0 replaced, 1 lost, high-water 0\n"),
+            text.contains(
+                "queue 1: 3 frames, 2 passed, 0 dropped, 0 replaced, 1 lost, high-water 0, 1 overdue\n"
+            ),
             "{text}"
         );
         assert!(text.contains("20 packets/s (0.500000 s)"), "{text}");
@@ -579,7 +377,12 @@ mod tests {
         assert_eq!(keys(&value["rules"][0]), "bytes number packets set text");
         assert_eq!(
             keys(&value["states"]),
-            "created evicted expired left max nearly_full peak refused removed unfit unreplied waiting"
+            "created evicted expired left max nearly_full nearly_full_events parents parents_max peak refused related \
+             removed unfit unreplied waiting"
+        );
+        assert_eq!(
+            keys(&value["states"]["refused"]),
+            "first_syn full invalid limits_full over_limit over_rate over_source"
         );
         assert_eq!(keys(&value["conversations"]), "tcp udp");
         assert_eq!(keys(&value["replies"]), "limited sent silent unsent");
@@ -587,15 +390,12 @@ mod tests {
 
     #[test]
     fn packets_without_their_state_are_told_by_reason() {
-        let refused = RefusedStates { full: 5, over_source: 2, ..RefusedStates::default() };
-        let states = States { evicted: 9, refused, ..report().states };
+        let counters = state::Counters { evicted: 9, full: 5, over_source: 2, ..report().states.counters };
+        let states = States { counters, ..report().states };
         let text = Report { states, ..report() }.to_string();
         let line = |head: &str| text.lines().find(|line| line.starts_with(head)).map(str::to_owned);
         assert!(line("states").is_some_and(|line| line.ends_with("1 left, 9 evicted")), "{text}");
-        assert!(
-            line("no state").is_some_and(|line| line.ends_with("5 states full, 2 over source")),
-            "{text}"
-        );
+        assert!(line("no state").is_some_and(|line| line.ends_with("5 full, 2 over source")), "{text}");
         assert!(!report().to_string().contains("no state"));
     }
 }

@@ -452,6 +452,11 @@ impl RulesetManager {
         self.book().gate.states().counters()
     }
 
+    /// The counters of the rules' evaluation.
+    pub fn gate_counters(&self) -> towpath_gate::GateCounters {
+        self.book().gate.counters()
+    }
+
     /// Returns true if the number of states reached 9/10 of `dyn_max`, and has not fallen below 8/10 since.
     pub fn is_nearly_full(&self) -> bool {
         self.book().gate.states().is_nearly_full()

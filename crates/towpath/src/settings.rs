@@ -1,10 +1,10 @@
 //! Runtime settings of a gate, under ipfw's sysctl names.
 //!
-//! Most belong to the state table ([`towpath_gate::state::Settings`]). The gate's own settings are listed here with them, so that
-//! configurations and `towpath ctl` use one list.
+//! Two structs have them, each with its table: [`towpath_gate::state::Settings`] and [`GateSettings`]. Configurations, `towpath ctl`
+//! and the documentation use both tables as one list.
 
 use towpath_gate::state::{self, SettingError};
-use towpath_gate::{Gate, GateSettings};
+use towpath_gate::{Gate, GateSettings, Setting};
 
 /// All settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,11 +15,21 @@ pub struct Settings {
     pub gate: GateSettings,
 }
 
-/// Names of the gate's own settings.
-const GATE: [&str; 4] = ["deny_unknown_exthdrs", "verbose_limit", "related", "fragments"];
+/// Names of read-only values, with the value.
+pub const READ_ONLY: [(&str, &str); 7] = [
+    ("dyn_count", "number of states"),
+    ("dyn_parent_count", "number of parent entries of limits"),
+    ("curr_max_length", "length of the longest chain of the index of states"),
+    ("static_count", "number of rules"),
+    ("tables_count", "number of tables"),
+    ("default_to_accept", "1 if the default rule allows"),
+    ("default_rule", "number of the default rule; not listed"),
+];
 
-/// Names of read-only values.
-const READ_ONLY: [&str; 4] = ["default_rule", "static_count", "tables_count", "default_to_accept"];
+/// Every setting that can be changed.
+pub fn table() -> impl Iterator<Item = &'static Setting> {
+    state::Settings::TABLE.iter().chain(GateSettings::TABLE)
+}
 
 impl Settings {
     /// Returns the settings of a gate.
@@ -39,41 +49,24 @@ impl Settings {
     /// The setting does not exist or is read-only, or `value` is out of range.
     pub fn set(&mut self, name: &str, value: u64) -> Result<(), SettingError> {
         let short = short(name);
-        if let Some(name) = READ_ONLY.into_iter().find(|name| *name == short) {
+        if let Some((name, _)) = READ_ONLY.into_iter().find(|(name, _)| *name == short) {
             return Err(SettingError::ReadOnly(name));
         }
-        let Some(name) = GATE.into_iter().find(|name| *name == short) else {
-            return self.states.set(name, value).map_err(|error| match error {
-                SettingError::Unknown(name, _) => SettingError::Unknown(name, &GATE),
-                other => other,
-            });
+        let set = match self.gate.set(short, value) {
+            Err(SettingError::Unknown(..)) => self.states.set(short, value),
+            set => set,
         };
-        let switch = match value {
-            0 => Ok(false),
-            1 => Ok(true),
-            _ => Err(SettingError::Range { name, takes: "0 or 1" }),
-        };
-        match name {
-            "deny_unknown_exthdrs" => self.gate.deny_unknown_exthdrs = switch?,
-            "related" => self.gate.related = switch?,
-            "fragments" => self.gate.fragments = switch?,
-            _ => {
-                let takes = "0 to 4294967295";
-                self.gate.verbose_limit =
-                    u32::try_from(value).map_err(|_| SettingError::Range { name, takes })?;
+        set.map_err(|error| match error {
+            SettingError::Unknown(..) => {
+                SettingError::Unknown(name.to_owned(), table().map(|setting| setting.name).collect())
             }
-        }
-        Ok(())
+            other => other,
+        })
     }
 
     /// Returns the name and value of every setting; switches are 0 or 1.
     pub fn rows(&self) -> Vec<(&'static str, u64)> {
-        let mut rows: Vec<_> = self.states.rows().collect();
-        rows.push(("deny_unknown_exthdrs", self.gate.deny_unknown_exthdrs.into()));
-        rows.push(("verbose_limit", self.gate.verbose_limit.into()));
-        rows.push(("related", self.gate.related.into()));
-        rows.push(("fragments", self.gate.fragments.into()));
-        rows
+        self.states.rows().chain(self.gate.rows()).collect()
     }
 }
 
@@ -85,6 +78,8 @@ pub fn short(name: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use towpath_gate::Values;
+
     use super::*;
 
     #[test]
@@ -100,22 +95,74 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_documentation_has_every_setting_with_its_default() {
-        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/src/reference/rules.md");
-        let text = std::fs::read_to_string(file).unwrap().replace(',', "");
-        for (name, value) in Settings::default().rows() {
-            let is_row = |line: &&str| line.starts_with('|') && line.contains(&format!("`{name}`"));
-            let line = text.lines().find(is_row).unwrap_or_else(|| panic!("{name} is not there"));
-            assert_eq!(line.split('|').nth(2).map(str::trim), Some(&*value.to_string()), "{name}");
+    /// A number with separators: `1,048,576`.
+    fn thousands(value: u64) -> String {
+        let digits = value.to_string();
+        let mut text = String::new();
+        for (at, digit) in digits.chars().enumerate() {
+            if at > 0 && (digits.len() - at) % 3 == 0 {
+                text.push(',');
+            }
+            text.push(digit);
         }
+        text
+    }
+
+    fn markdown(ipfw: bool) -> String {
+        let mut text = "| setting | values | default | meaning |\n|---|---|---|---|\n".to_owned();
+        for setting in table().filter(|setting| setting.ipfw == ipfw) {
+            let values = match setting.values {
+                Values::Switch => "0, 1".to_owned(),
+                Values::Seconds => format!("0..{} s", thousands(setting.values.max())),
+                Values::Number => "number".to_owned(),
+            };
+            let default = thousands(setting.default);
+            text += &format!("| `{}` | {values} | {default} | {} |\n", setting.name, setting.help);
+        }
+        text
+    }
+
+    /// Puts the tables into the documentation with `TOWPATH_WRITE_DOCS=1`; compares them otherwise.
+    #[test]
+    fn the_documentation_has_every_setting() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/src/reference/rules.md");
+        let text = std::fs::read_to_string(path).unwrap();
+        let mut read_only = "| value | meaning |\n|---|---|\n".to_owned();
+        for (name, help) in READ_ONLY {
+            read_only += &format!("| `{name}` | {help} |\n");
+        }
+        let parts = [("ipfw", markdown(true)), ("towpath", markdown(false)), ("read-only", read_only)];
+        let mut expected = text.clone();
+        for (name, rows) in parts {
+            let mark = format!("<!-- settings: {name} -->\n");
+            let (before, rest) = expected.split_once(&mark).unwrap_or_else(|| panic!("no {mark}"));
+            let (_, after) = rest.split_once("<!-- end -->").unwrap();
+            expected = format!("{before}{mark}{rows}<!-- end -->{after}");
+        }
+        if std::env::var_os("TOWPATH_WRITE_DOCS").is_some() {
+            std::fs::write(path, &expected).unwrap();
+            return;
+        }
+        assert!(expected == text, "rules.md differs: run this test once with TOWPATH_WRITE_DOCS=1");
+    }
+
+    #[test]
+    fn defaults_and_ranges_are_those_of_the_table() {
+        let mut settings = Settings::default();
+        for (setting, (name, value)) in table().zip(Settings::default().rows()) {
+            assert_eq!((setting.name, setting.default), (name, value));
+            settings.set(name, setting.values.max()).unwrap();
+            let error = settings.set(name, setting.values.max() + 1);
+            assert_eq!(error, Err(SettingError::Range(name, setting.values)));
+        }
+        assert!(settings.rows().iter().zip(table()).all(|(row, setting)| row.1 == setting.values.max()));
     }
 
     #[test]
     fn errors_are_named() {
         let mut settings = Settings::default();
         assert!(matches!(settings.set("default_rule", 1), Err(SettingError::ReadOnly("default_rule"))));
-        assert!(matches!(settings.set("related", 2), Err(SettingError::Range { name: "related", .. })));
+        assert!(matches!(settings.set("related", 2), Err(SettingError::Range("related", _))));
         let error = settings.set("fwd", 2).unwrap_err().to_string();
         for name in ["dyn_max", "dyn_adaptive", "related", "fragments"] {
             assert!(error.contains(&format!(", {name}")) || error.contains(&format!(" {name},")), "{error}");

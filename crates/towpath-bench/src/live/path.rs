@@ -92,7 +92,7 @@ impl Path {
         }
         let mut path = Self { engine, bursts: bursts()?, _gate: gate };
         path.run((BURSTS * BURST) as u32)?;
-        ensure!(path.report().passed as usize == BURSTS * BURST, "packets are missing");
+        ensure!(path.report().totals.stats.passed as usize == BURSTS * BURST, "packets are missing");
         Ok(path)
     }
 
@@ -182,10 +182,10 @@ mod tests {
             path.run(BURST as u32 * 3).unwrap();
             let report = path.report();
             let all = ((BURSTS + 3) * BURST) as u64;
-            assert_eq!((report.packets, report.passed), (all, all), "{name}");
+            assert_eq!((report.totals.stats.packets, report.totals.stats.passed), (all, all), "{name}");
             let asked = matches!(course, Course::Inspected | Course::Tapped);
-            assert_eq!(report.inspected, if asked { all } else { 0 }, "{name}");
-            assert_eq!(report.states.created > 0, course != Course::Rules, "{name}");
+            assert_eq!(report.totals.stats.inspected, if asked { all } else { 0 }, "{name}");
+            assert_eq!(report.states.counters.created > 0, course != Course::Rules, "{name}");
             assert_eq!(path.engine.io_mut().left, all, "{name}");
         }
     }

@@ -16,7 +16,7 @@ metrics! {
     /// Verdicts of one inspector by kind.
     pub struct VerdictStats in "channel" {
         /// Pass verdicts, and verdicts that send the packet to another queue or back to the rules.
-        pub pass: counter frames as "verdicts" (verdict = "pass"),
+        pub pass: counter frames as "verdicts": "Verdicts of an inspector, by verdict." (verdict = "pass"),
         /// Drop verdicts.
         pub drop: counter frames as "verdicts" (verdict = "drop"),
         /// Reject verdicts.
@@ -26,7 +26,7 @@ metrics! {
         /// Verdicts for the packet's flow.
         pub flow: counter frames as "flow_verdicts",
         /// Verdicts that name a queue outside of `may-queue`: violations. They are invalid.
-        pub forbidden_queue: counter frames as "refused_verdicts" (reason = "forbidden_queue"),
+        pub forbidden_queue: counter frames as "refused_verdicts": "Verdicts that the engine refused, by reason." (reason = "forbidden_queue"),
         /// Replacements that are longer than a frame of the port by which the packet leaves: violations. They are invalid.
         pub too_long: counter frames as "refused_verdicts" (reason = "too_long"),
         /// Replacements for which the inspector's share of the reorder buffer has no room.

@@ -272,7 +272,7 @@ metrics! {
         /// Frames that the inspector passed with another payload.
         pub replaced: counter frames,
         /// Frames that had no verdict within the deadline, or at the stop of the engine.
-        pub overdue: counter frames as "lost" (reason = "overdue"),
+        pub overdue: counter frames as "lost": "Frames that no inspector decided, by reason." (reason = "overdue"),
         /// Frames with an invalid verdict.
         pub invalid_verdict: counter frames as "lost" (reason = "invalid_verdict"),
         /// Frames of an inspector that died.

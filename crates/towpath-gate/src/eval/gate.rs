@@ -19,6 +19,7 @@ use super::walk::Walk;
 use super::walker::{Shared, Walker};
 use crate::rules::table::Table;
 use crate::rules::{DEFAULT_RULE, RESERVED_SET, Rule, Ruleset};
+use crate::settings::{SettingError, settings};
 use crate::state::{self, Keepalive, Name, Pages, RuleId, States};
 use towpath_metrics::metrics;
 use towpath_wire::{Packet, Time};
@@ -60,24 +61,31 @@ metrics! {
     }
 }
 
-/// Settings of the gate. The settings of the state table are [`state::Settings`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GateSettings {
-    /// Drops IPv6 packets with an unknown extension header (ipfw's `deny_unknown_exthdrs`). Default: true.
-    pub deny_unknown_exthdrs: bool,
-    /// Maximum number of packets that a `log` rule without `logamount` logs (ipfw's `verbose_limit`). 0, the
-    /// default, is no limit.
-    pub verbose_limit: u32,
-    /// An ICMP error that quotes a packet of a flow with a state matches that state. Default: true.
-    pub related: bool,
-    /// Later fragments match the state of their flow, by the ports of the first fragment (virtual reassembly). If
-    /// false, later fragments have no ports, as in ipfw. Default: true.
-    pub fragments: bool,
+settings! {
+    /// Settings of the gate. The settings of the state table are [`state::Settings`].
+    ///
+    /// With `fragments`, later fragments have the ports of the first fragment (virtual reassembly); without, they have no ports, as
+    /// in ipfw.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct GateSettings {
+        /// drop IPv6 packets with an unknown extension header
+        pub deny_unknown_exthdrs: ipfw switch = true,
+        /// packets that a `log` rule without `logamount` logs; 0 means all
+        pub verbose_limit: ipfw number = 0,
+        /// an ICMP error follows the state of the packet that it quotes
+        pub related: towpath switch = true,
+        /// later fragments follow the state of the first one
+        pub fragments: towpath switch = true,
+    }
 }
 
-impl Default for GateSettings {
-    fn default() -> Self {
-        Self { deny_unknown_exthdrs: true, verbose_limit: 0, related: true, fragments: true }
+impl GateSettings {
+    /// Sets the setting called `name`.
+    ///
+    /// # Errors
+    /// There is no such setting, or `value` is out of its range.
+    pub fn set(&mut self, name: &str, value: u64) -> Result<(), SettingError> {
+        self.set_value(name, value)
     }
 }
 

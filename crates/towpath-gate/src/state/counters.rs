@@ -14,7 +14,7 @@ metrics! {
         /// States evicted to make room (`dyn_evict`).
         pub evicted: counter states,
         /// Packets refused a state because there were `dyn_max` states.
-        pub full: counter packets as "refused" (reason = "full"),
+        pub full: counter packets as "refused": "Packets that did not get a dynamic state, by reason." (reason = "full"),
         /// Packets refused a state because the rule's `limit` was reached.
         pub over_limit: counter packets as "refused" (reason = "over_limit"),
         /// Packets refused a state because the rule's `limit` per second was reached.

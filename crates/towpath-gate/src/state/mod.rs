@@ -62,6 +62,7 @@ mod tcp;
 #[doc(hidden)]
 pub mod testing;
 
+pub use crate::settings::{LIFETIME_MAX, SettingError};
 pub use counters::Counters;
 pub use events::{EventKind, StateEvent};
 pub use install::{Install, Installed, Limit, LimitMask, Refused, Tracking};
@@ -69,7 +70,7 @@ pub use keepalive::{KEEPALIVE_INTERVAL, Keepalive};
 pub use listing::{Cursor, Kind, Line, Listed};
 pub use lookup::{Direction, Hit, Lookup, Name, RuleId};
 pub use related::Quoted;
-pub use settings::{KEEPALIVE_PERIOD, LIFETIME_MAX, SYN_NEARLY_FULL, SettingError, Settings};
+pub use settings::{KEEPALIVE_PERIOD, SYN_NEARLY_FULL, Settings};
 pub(crate) use states::Saved;
 pub use states::{BURST, States, Top};
 pub use table::memory::Pages;

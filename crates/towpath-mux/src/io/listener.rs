@@ -55,13 +55,13 @@ towpath_metrics::metrics! {
         /// Connections accepted by listeners.
         pub accepted: counter connections,
         /// Accepted connections that the admission policy closed.
-        pub denied: counter connections as "refused" (reason = "denied"),
+        pub denied: counter connections as "refused": "Connections that were not attached, by reason." (reason = "denied"),
         /// Accepted connections that the admission policy reset.
         pub reset: counter connections as "refused" (reason = "reset"),
         /// Connections that could not be attached, and failures to accept one for lack of descriptors or memory.
         pub refused: counter connections as "refused" (reason = "failed"),
         /// TLS handshakes that failed, inbound and outbound.
-        pub handshakes_failed: counter connections as "handshakes" (result = "failed"),
+        pub handshakes_failed: counter connections as "handshakes": "TLS handshakes that did not complete, by result." (result = "failed"),
         /// TLS handshakes that took too long or were dropped in favour of newer ones.
         pub handshakes_late: counter connections as "handshakes" (result = "late"),
         /// Connections closed before their peers had received everything: after 30 s, at the drain deadline, or because 1024 others lingered.

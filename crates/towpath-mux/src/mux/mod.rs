@@ -28,6 +28,7 @@ mod batch;
 mod body;
 mod close;
 mod config;
+mod counters;
 mod deferred;
 mod event;
 #[cfg(feature = "io")]
@@ -58,6 +59,7 @@ use slotmap::SlotMap;
 pub use batch::Batch;
 pub use body::{Body, Lease};
 pub use config::{Bound, Config, Order, Retry};
+pub use counters::Counters;
 pub use event::{Cause, End, Event, SendError, Undelivered};
 pub use message::{Completion, Message, Ticket, View};
 pub use receive::AttachError;

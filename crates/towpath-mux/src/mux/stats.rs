@@ -40,7 +40,7 @@ towpath_metrics::metrics! {
         /// Connections unattached while they had messages in the mux.
         pub unattach_rsvd: counter connections,
         /// Connections that were reset, or on which a read, a write or TLS failed.
-        pub resets: counter connections as "ended" (reason = "reset"),
+        pub resets: counter connections as "ended": "Connections that ended abnormally, by reason." (reason = "reset"),
         /// Connections that the peer closed inside a message.
         pub inside: counter connections as "ended" (reason = "inside_message"),
         /// Connections whose bytes the framing refused.

@@ -206,7 +206,7 @@ metrics! {
         /// Clients attached.
         pub attached: counter connections,
         /// Connections refused because the allow-list does not contain the user.
-        pub not_permitted: counter connections as "refused" (reason = "not_permitted"),
+        pub not_permitted: counter connections as "refused": "Connections refused, by reason." (reason = "not_permitted"),
         /// Connections refused because the client has another ABI version.
         pub wrong_version: counter connections as "refused" (reason = "wrong_version"),
         /// Connections refused because a quota was reached.

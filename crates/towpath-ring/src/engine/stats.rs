@@ -16,7 +16,7 @@ metrics! {
         /// Frames decided by the client with a cumulative verdict; included in `decided`.
         pub cumulative: counter frames,
         /// Frames that got the default verdict because the client exceeded the deadline.
-        pub overdue: counter frames as "default_verdict" (reason = "overdue"),
+        pub overdue: counter frames as "default_verdict": "Frames that got the default verdict, by reason." (reason = "overdue"),
         /// Frames that got the default verdict because the client's verdict was invalid.
         pub invalid: counter frames as "default_verdict" (reason = "invalid"),
         /// Undecided frames taken back when the client disconnected.
@@ -44,7 +44,7 @@ metrics! {
         /// Messages and replacements received from the client in a one-shot memfd.
         pub oneshots_in: counter messages,
         /// Frames lost because the ring had no space.
-        pub lost_no_room: counter frames as "lost" (reason = "no_room"),
+        pub lost_no_room: counter frames as "lost": "Frames that did not reach the client, by reason." (reason = "no_room"),
         /// Frames lost in the backlog because newer frames replaced them.
         pub lost_oldest: counter frames as "lost" (reason = "oldest"),
         /// Frames dropped without inspection by the overload policy.

@@ -126,7 +126,7 @@ pub struct Meta {
 }
 
 /// Identity of a process, as the kernel reports it (`SO_PEERCRED`, socket(7)).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Credentials {
     /// Process id; 0 for a process outside of this PID namespace.
     pub pid: u32,

@@ -496,7 +496,7 @@ fn local_destinations_start_in_copying_mode() {
     }
     sender.shutdown().unwrap();
     assert_eq!(reader.join().unwrap(), 4 << 20);
-    assert_eq!(sender.counters().switches[towpath_send::Reason::Local as usize], 1);
+    assert_eq!(sender.counters().switched_local, 1);
     assert_eq!(sender.counters().numbers, 0);
 }
 

@@ -400,11 +400,14 @@ fn tell_queues(report: &Report) {
     for queue in &report.queues {
         match &queue.trouble {
             Some(trouble) => {
-                warn(format_args!("queue {}: {trouble}; {} decided by default", queue.number, queue.lost));
+                let lost = queue.stats.lost();
+                warn(format_args!("queue {}: {trouble}; {lost} decided by default", queue.number));
             }
-            None if queue.lost > 0 => warn(format_args!(
+            None if queue.stats.lost() > 0 => warn(format_args!(
                 "queue {}: {} of {} frames decided by default",
-                queue.number, queue.lost, queue.frames
+                queue.number,
+                queue.stats.lost(),
+                queue.stats.frames
             )),
             None => {}
         }

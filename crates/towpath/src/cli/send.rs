@@ -14,7 +14,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use towpath_send::{
-    CopyMode, Counters, Limits, Options, Pages, PlainCause, Pool, SendError, Sender, Unarmed,
+    Closed, CopyMode, Counters, Limits, Options, Pages, PlainCause, Pool, SendError, Sender, Unarmed,
 };
 use twox_hash::XxHash3_64;
 
@@ -23,6 +23,7 @@ use crate::cli::transfer::{
     ALIVE, ANSWER_BYTES, Answer, Status, bytes, cpu_time, header, read_full, thread_time,
 };
 use crate::cli::{answer, fail};
+use towpath::metrics::Layout;
 
 /// Maximum memory of messages in flight, in bytes.
 const IN_FLIGHT: usize = 32 << 20;
@@ -203,7 +204,7 @@ fn send(args: &Send) -> Result<Report, String> {
         checksum,
         [cpu, received.cpu],
         &cost,
-        &closed.counters,
+        &closed,
         &Circumstances {
             unarmed,
             pages: pool.pages(),
@@ -351,6 +352,14 @@ struct Circumstances {
 /// Minimum bytes per mode for reporting its cost; below, the cost of a few calls dominates.
 const WORTH: u64 = 16 << 20;
 
+/// The counters in the JSON object.
+const COUNTERS: Layout = Layout {
+    families: &[("plain", "plain"), ("switches", "switches"), ("probes", "probes")],
+    renamed: &[("numbers", "zerocopy_calls")],
+    moved: &[],
+    hidden: &[],
+};
+
 /// The JSON object of `--json`.
 #[derive(Serialize)]
 struct Report {
@@ -358,21 +367,17 @@ struct Report {
     seconds: f64,
     bytes_per_second: f64,
     checksum: String,
-    /// Bytes sent with MSG_ZEROCOPY; `copied_bytes` are those in ranges that the kernel reported as copied.
-    zerocopy_bytes: u64,
-    copied_bytes: u64,
     plain_bytes: u64,
-    /// Bytes sent with a copy, by reason; reasons without bytes are omitted.
-    plain: Map<String, Value>,
+    /// The sender's counters. `plain` has the bytes sent with a copy, by cause; causes without bytes are omitted.
+    #[serde(flatten)]
+    fields: Map<String, Value>,
+    #[serde(skip)]
+    counters: Counters,
     sender_cpu_seconds: f64,
     receiver_cpu_seconds: f64,
     /// CPU time of the sending calls, by mode.
     zerocopy_cpu_seconds: f64,
     plain_cpu_seconds: f64,
-    zerocopy_calls: u64,
-    plain_calls: u64,
-    notifications: u64,
-    no_buffers: u64,
     /// Microseconds from a send call to reading its completion (p50, p99); upper bounds of power-of-two buckets.
     pin_time_us: Option<[u64; 2]>,
     pages: &'static str,
@@ -386,42 +391,38 @@ impl Report {
         checksum: u64,
         [sender, receiver]: [Duration; 2],
         cost: &Cost,
-        counters: &Counters,
+        closed: &Closed,
         circumstances: &Circumstances,
     ) -> Self {
         let asked = matches!(circumstances.unarmed, None | Some(Unarmed::Requested));
-        let name =
-            |cause: PlainCause| if asked && cause == PlainCause::Unarmed { "as-asked" } else { cause.name() };
-        let plain = PlainCause::ALL
-            .into_iter()
-            .filter(|cause| counters.plain_for(*cause) > 0)
-            .map(|cause| (name(cause).to_owned(), counters.plain_for(cause).into()))
-            .collect();
-        let quantile = |share| counters.pin_time.quantile(share);
+        let mut fields = COUNTERS.object(&closed.counters);
+        if let Some(plain) = fields.get_mut("plain").and_then(Value::as_object_mut) {
+            plain.retain(|_, bytes| *bytes != 0);
+            if let Some(bytes) = plain.remove(PlainCause::Unarmed.name()) {
+                let name = if asked { "as-asked" } else { PlainCause::Unarmed.name() };
+                plain.insert(name.to_owned(), bytes);
+            }
+        }
+        let quantile = |share| closed.distributions.pin_time.quantile(share);
         Self {
             bytes: length,
             seconds,
             bytes_per_second: length as f64 / seconds,
             checksum: format!("{checksum:016x}"),
-            zerocopy_bytes: counters.zerocopy_bytes,
-            copied_bytes: counters.copied_bytes,
-            plain_bytes: counters.plain_bytes(),
-            plain,
+            plain_bytes: closed.counters.plain_bytes(),
+            fields,
+            counters: closed.counters,
             sender_cpu_seconds: sender.as_secs_f64(),
             receiver_cpu_seconds: receiver.as_secs_f64(),
             zerocopy_cpu_seconds: cost.zerocopy.as_secs_f64(),
             plain_cpu_seconds: cost.plain.as_secs_f64(),
-            zerocopy_calls: counters.numbers,
-            plain_calls: counters.plain_calls,
-            notifications: counters.notifications,
-            no_buffers: counters.no_buffers,
             pin_time_us: quantile(0.5).zip(quantile(0.99)).map(|(median, most)| [median, most]),
             pages: match circumstances.pages {
                 Pages::Ordinary => "ordinary",
                 Pages::Huge => "huge",
                 Pages::Transparent => "transparent-huge",
             },
-            advice: advice(counters, circumstances),
+            advice: advice(&closed.counters, circumstances),
         }
     }
 }
@@ -447,12 +448,14 @@ fn advice(counters: &Counters, circumstances: &Circumstances) -> Vec<String> {
         Some(Unarmed::Requested) | None => {}
         Some(why) => advice.push(format!("this socket cannot send without copying: {why}")),
     }
-    if counters.switches[towpath_send::Reason::Local as usize] > 0 {
+    if counters.switched_local > 0 {
         advice.push(
             "the receiver is on this machine, where the kernel copies always: try it between two machines"
                 .into(),
         );
-    } else if counters.copied_bytes > counters.zerocopy_bytes / 2 || counters.probes[1] > counters.probes[0] {
+    } else if counters.copied_bytes > counters.zerocopy_bytes / 2
+        || counters.probes_copied > counters.probes_not_copied
+    {
         advice.push(
             "the kernel copied after all: a packet capture on the device, a virtual device (veth, TUN), or one without \
              scatter-gather does that"
@@ -490,10 +493,10 @@ impl std::fmt::Display for Report {
             bytes(self.bytes_per_second as u64),
             self.checksum
         )?;
-        writeln!(f, "zero copy {} in {} calls", bytes(self.zerocopy_bytes), self.zerocopy_calls)?;
-        writeln!(f, "  of it copied by the kernel after all {}", bytes(self.copied_bytes))?;
-        writeln!(f, "plain     {} in {} calls", bytes(self.plain_bytes), self.plain_calls)?;
-        for (cause, count) in &self.plain {
+        writeln!(f, "zero copy {} in {} calls", bytes(self.counters.zerocopy_bytes), self.counters.numbers)?;
+        writeln!(f, "  of it copied by the kernel after all {}", bytes(self.counters.copied_bytes))?;
+        writeln!(f, "plain     {} in {} calls", bytes(self.plain_bytes), self.counters.plain_calls)?;
+        for (cause, count) in self.fields["plain"].as_object().into_iter().flatten() {
             writeln!(f, "  {cause} {}", bytes(count.as_u64().unwrap_or(0)))?;
         }
         for (who, cpu) in [("sender", self.sender_cpu_seconds), ("receiver", self.receiver_cpu_seconds)] {
@@ -504,7 +507,7 @@ impl std::fmt::Display for Report {
             }
         }
         let ways = [
-            ("zero copy", self.zerocopy_cpu_seconds, self.zerocopy_bytes),
+            ("zero copy", self.zerocopy_cpu_seconds, self.counters.zerocopy_bytes),
             ("plain", self.plain_cpu_seconds, self.plain_bytes),
         ];
         let worth = ways.map(|(_, _, bytes)| bytes >= WORTH);

@@ -48,11 +48,12 @@ pub use self::engine::{Engine, Wait};
 pub use self::mux::{Mux, Thread};
 pub use self::port::{Port, Vlan};
 pub use self::queue::{Inspectors, Queue};
+pub(crate) use self::reader::meant;
 use self::reader::{Findings, Table};
 pub use self::ruleset::Rules;
 pub use self::users::Users;
 pub use self::wiring::{Bridge, Route};
-use crate::settings::Settings;
+use crate::settings::{self, Settings};
 use towpath_engine::queue::DefaultVerdict;
 
 /// The configuration of `towpath run`.
@@ -200,7 +201,7 @@ impl Config {
             muxes: mux::take(&top, directory, &ports, engine.threads),
             queues: queue::take(&top, directory, unserved, engine.threads),
             unserved,
-            settings: settings(&top),
+            settings: read_settings(&top),
             engine,
             control: control::take(&top, directory),
             ports: ports.into_iter().map(|(_, port)| port).collect(),
@@ -304,7 +305,7 @@ fn sorted<T: Ord + Copy>(items: &[T]) -> Vec<T> {
     sorted
 }
 
-fn settings(top: &Table<'_, '_>) -> Vec<(String, u64)> {
+fn read_settings(top: &Table<'_, '_>) -> Vec<(String, u64)> {
     let Some(table) = top.table("settings") else { return Vec::new() };
     let mut settings = Vec::new();
     let mut probe = Settings::default();
@@ -312,8 +313,7 @@ fn settings(top: &Table<'_, '_>) -> Vec<(String, u64)> {
         match probe.set(name.value, number.value) {
             Ok(()) => settings.push((name.value.to_owned(), number.value)),
             Err(error @ state::SettingError::Unknown(..)) => {
-                let names = Settings::default().rows();
-                match reader::meant(name.value, names.iter().map(|(name, _)| *name)) {
+                match meant(name.value, settings::table().map(|setting| setting.name)) {
                     Some(hint) => table.wrong(&name.span, format!("unknown setting `{}`", name.value), hint),
                     None => table.wrong(&name.span, error.to_string(), ""),
                 }

@@ -396,7 +396,7 @@ fn article(kind: &str) -> String {
 }
 
 /// A hint if `written` is similar to one of `words`.
-pub(super) fn meant<'w>(written: &str, words: impl IntoIterator<Item = &'w str>) -> Option<String> {
+pub(crate) fn meant<'w>(written: &str, words: impl IntoIterator<Item = &'w str>) -> Option<String> {
     if written.len() > 40 {
         return None;
     }

@@ -378,14 +378,6 @@ impl Worker {
             let stats = live.port.stats();
             live.tell_too_long(stats.rx_too_long);
             live.tell_unsegmented(stats.rx_unsegmented);
-            // The port and its transmit queue may drop for the same reason.
-            let mut lost: Vec<(String, u64)> = Vec::new();
-            for (reason, count) in stats.drops().chain(tx.drops().iter()).filter(|(_, count)| *count > 0) {
-                match lost.iter_mut().find(|(own, _)| own == reason) {
-                    Some((_, own)) => *own += count,
-                    None => lost.push((reason.to_owned(), count)),
-                }
-            }
             show_ports::Port {
                 name: live.port.name().to_owned(),
                 driver: live.driver.to_owned(),
@@ -394,11 +386,8 @@ impl Worker {
                     State::Down => "down",
                     State::Gone => "gone",
                 },
-                received: stats.received,
-                received_bytes: stats.received_bytes,
-                sent: stats.sent,
-                sent_bytes: stats.sent_bytes,
-                lost,
+                stats,
+                tx: *tx.drops(),
                 neighbors: io.neighbors(at).into_iter().map(Into::into).collect(),
             }
         };

@@ -21,7 +21,7 @@ pub struct Samples(BTreeMap<String, Family>);
 struct Family {
     kind: Kind,
     unit: Unit,
-    help: String,
+    help: Option<&'static str>,
     values: BTreeMap<Labels, u64>,
 }
 
@@ -35,23 +35,16 @@ impl Samples {
 
     /// Adds one value with further labels.
     pub fn add_value(&mut self, labels: &[(&'static str, &str)], metric: &Metric, value: u64) {
-        let Metric { kind, unit, label, help, .. } = *metric;
+        let Metric { kind, unit, label, help, family_help, .. } = *metric;
         let mut all: Labels = labels.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
         all.extend(label.map(|(name, value)| (name, value.to_owned())));
         let family = self.0.entry(metric.family()).or_insert_with(|| Family {
             kind,
             unit,
-            help: String::new(),
+            help: None,
             values: BTreeMap::new(),
         });
-        let help = match label {
-            Some((name, value)) => format!("{name}={value}: {help}"),
-            None => help.to_owned(),
-        };
-        if !family.help.contains(&help) {
-            let space = if family.help.is_empty() { "" } else { " " };
-            family.help += &format!("{space}{help}");
-        }
+        family.help = family.help.or(family_help).or(label.is_none().then_some(help));
         *family.values.entry(all).or_default() += value;
     }
 
@@ -64,6 +57,8 @@ impl Samples {
                     for (labels, value) in family.values {
                         *entry.get_mut().values.entry(labels).or_default() += value;
                     }
+                    let own = &mut entry.get_mut().help;
+                    *own = own.or(family.help);
                 }
             }
         }
@@ -92,7 +87,8 @@ impl Collector for Samples {
             // The encoder appends the unit.
             let name = name.strip_suffix(word).and_then(|name| name.strip_suffix('_')).unwrap_or(name);
             let word = (!word.is_empty()).then(|| OpenMetricsUnit::Other(word.to_owned()));
-            let help = help.trim_end_matches('.');
+            // The encoder appends a dot.
+            let help = help.unwrap_or_default().trim_end_matches('.');
             let metric_type = match kind {
                 Kind::Counter => MetricType::Counter,
                 Kind::Gauge => MetricType::Gauge,
@@ -128,7 +124,7 @@ pub(crate) mod tests {
             /// Frames received.
             received: counter packets,
             /// The receive ring was full.
-            rx_full: counter packets as "dropped" (reason = "rx_full"),
+            rx_full: counter packets as "dropped": "Frames dropped, by reason." (reason = "rx_full"),
             /// The frame was too long.
             too_long: counter packets as "dropped" (reason = "too_long"),
             /// Frames in the transmit queue.
@@ -193,6 +189,7 @@ pub(crate) mod tests {
         let text = samples.into_text();
         check(&text);
         for line in [
+            "# HELP towpath_test_port_dropped_packets Frames dropped, by reason.",
             "# TYPE towpath_test_port_dropped_packets counter",
             "# UNIT towpath_test_port_dropped_packets packets",
             "towpath_test_port_dropped_packets_total{port=\"wan\",reason=\"rx_full\"} 2",

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use towpath_metrics::metrics;
 use towpath_mux::Time;
 use towpath_mux::mux::{Body, Mux, SendError, Ticket, psock, worker};
 use towpath_ring::{Header, Kind, Seq, TxPayload, TxSink};
@@ -11,7 +12,30 @@ use towpath_ring::{Header, Kind, Seq, TxPayload, TxSink};
 use super::frame::{FrameMessages, Out, place};
 use super::tx_lease::TxLeases;
 use super::zerocopy_tx::LEAST;
-use crate::control::commands::show_mux::Lost;
+
+metrics! {
+    /// Unsent messages of workers, by cause.
+    pub struct UnsentStats in "mux" {
+        /// Connected mode: the queues of all connections were full.
+        pub full: counter messages as "lost": "Messages of workers that were not sent, by reason." (reason = "full"),
+        /// No connection was open, or the message named none.
+        pub not_connected: counter messages as "lost" (reason = "not_connected"),
+        /// The connection that the message named had ended.
+        pub gone: counter messages as "lost" (reason = "gone"),
+        /// Connected mode: the connection ended before the message was sent, and the message must not go to another one.
+        pub undelivered: counter messages as "lost" (reason = "undelivered"),
+    }
+}
+
+impl UnsentStats {
+    const fn count(&mut self, error: &SendError) {
+        match error {
+            SendError::Full => self.full += 1,
+            SendError::NotConnected => self.not_connected += 1,
+            SendError::Gone => self.gone += 1,
+        }
+    }
+}
 
 /// Maximum number of unsent messages that wait to be reported to their worker.
 const UNSENT: usize = 1024;
@@ -45,7 +69,7 @@ pub(super) struct Completions {
     drain: Duration,
     block: BytesMut,
     /// Counters of unsent messages of workers.
-    pub(super) lost: Lost,
+    pub(super) lost: UnsentStats,
 }
 
 impl Completions {
@@ -209,12 +233,12 @@ mod tests {
         let send_bytes = Bound { high: 10, low: 5 };
         let rows = [
             // Rows: connected mode, connection open, connection named; results of two messages.
-            (true, false, false, Lost { not_connected: 2, ..Lost::default() }),
-            (true, true, false, Lost { full: 1, ..Lost::default() }),
-            (true, true, true, Lost::default()),
-            (false, true, false, Lost { not_connected: 2, ..Lost::default() }),
-            (false, true, true, Lost::default()),
-            (false, false, true, Lost { gone: 2, ..Lost::default() }),
+            (true, false, false, UnsentStats { not_connected: 2, ..UnsentStats::default() }),
+            (true, true, false, UnsentStats { full: 1, ..UnsentStats::default() }),
+            (true, true, true, UnsentStats::default()),
+            (false, true, false, UnsentStats { not_connected: 2, ..UnsentStats::default() }),
+            (false, true, true, UnsentStats::default()),
+            (false, false, true, UnsentStats { gone: 2, ..UnsentStats::default() }),
         ];
         for (connected, there, named, expected) in rows {
             let mut mux = Mux::new(Config { connected, send_bytes, ..Config::default() });
@@ -230,7 +254,7 @@ mod tests {
             }
             completions.apply(&mut mux, now);
             assert_eq!(completions.lost, expected, "{connected} {there} {named}");
-            let Lost { full, not_connected, gone, .. } = expected;
+            let UnsentStats { full, not_connected, gone, .. } = expected;
             let sent: Vec<_> = mux.show().workers.iter().map(|worker| worker.stats.tx_msgs).collect();
             assert_eq!(sent, [2 - full - not_connected - gone], "{connected} {there} {named}");
             assert_eq!(
@@ -239,11 +263,10 @@ mod tests {
                 "all are to be reported"
             );
         }
-        let (some, more) =
-            (Lost { full: 1, ..Lost::default() }, Lost { full: 3, gone: 2, ..Lost::default() });
-        assert_eq!(
-            more.since(&some).to_string(),
-            "2 found all connections full, 2 were for one that had ended"
+        let (some, more) = (
+            UnsentStats { full: 1, ..UnsentStats::default() },
+            UnsentStats { full: 3, gone: 2, ..UnsentStats::default() },
         );
+        assert_eq!(crate::metrics::nonzero(&more.since(&some), |_| true), "2 full, 2 gone");
     }
 }

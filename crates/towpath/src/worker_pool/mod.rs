@@ -50,8 +50,9 @@ use towpath_send::CopyMode;
 
 use crate::control::commands::{show_mux, show_rings, show_send};
 use crate::control::{QueryInbox, WorkerPoolView};
-use crate::metrics::{Samples, SendStats};
+use crate::metrics::{self, Samples};
 use completions::Completions;
+pub use completions::UnsentStats;
 use dispatch::Dispatcher;
 pub use listen::{ListenError, is_no_address, listen};
 use poll_backoff::PollBackoff;
@@ -165,7 +166,7 @@ pub struct WorkerPool {
     /// Ends logged in this second, ends not logged, and start of the second.
     reported: (u32, u64, Instant),
     /// Unsent messages of workers when they were last logged, and that time.
-    lost: (show_mux::Lost, Option<Instant>),
+    lost: (UnsentStats, Option<Instant>),
     inbox: Option<QueryInbox>,
     dispatcher: Dispatcher,
     /// Time until queries and zero-copy senders need a turn.
@@ -239,7 +240,7 @@ impl WorkerPool {
             draining: None,
             cut_before: 0,
             reported: (0, 0, start),
-            lost: (show_mux::Lost::default(), None),
+            lost: (UnsentStats::default(), None),
             inbox,
             dispatcher: Dispatcher::new(),
             patience: Duration::ZERO,
@@ -503,7 +504,7 @@ impl WorkerPool {
         }
         let more = lost.since(before);
         (*before, *since) = (lost, Some(Instant::now()));
-        log::warn!("messages of workers were not sent: {more}");
+        log::warn!("messages of workers were not sent: {}", metrics::nonzero(&more, |_| true));
     }
 
     /// Logs connections that ended by an error.
@@ -570,7 +571,7 @@ impl WorkerPoolView for WorkerPool {
         let name = self.config.name.clone();
         let lost = self.completions.lost;
         let server = self.driver.server();
-        let arrivals = server.accept_stats().into();
+        let arrivals = server.accept_stats();
         let of =
             |core: &Mux| show_mux::Mux { name, lost, arrivals, ..show_mux::Mux::of(core, restarts, pid) };
         server.look(of).with_peers(|psock| server.peer(psock))
@@ -587,16 +588,8 @@ impl WorkerPoolView for WorkerPool {
         samples.add(&[("mux", name)], &show.totals);
         samples.add(&[("mux", name)], &show.psock_totals);
         samples.add(&[("mux", name)], &server.accept_stats());
-        let totals = self.zerocopy_tx.show(name).totals;
-        let stats = SendStats {
-            zerocopy_bytes: totals.zerocopy_bytes,
-            copied_bytes: totals.copied_bytes,
-            calls: totals.numbers,
-            completed: totals.completed,
-            plain_calls: totals.plain_calls,
-            no_buffers: totals.no_buffers,
-        };
-        samples.add(&[("mux", name)], &stats);
+        samples.add(&[("mux", name)], &self.completions.lost);
+        samples.add(&[("mux", name)], &self.zerocopy_tx.show(name).totals.counters);
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use thiserror::Error;
+use towpath_engine::queue::VerdictStats;
 use towpath_mux::Time;
 use towpath_mux::io::Driver;
 use towpath_mux::mux::{Batch, Mux, Ticket, psock, worker};
@@ -590,30 +591,14 @@ impl Process {
         Some(show_rings::Ring {
             channel: number,
             name: channel.name().to_owned(),
-            pid: peer.pid,
-            uid: peer.uid,
-            fanout: "least".into(),
+            peer,
+            fanout: "least",
             overload: "block".into(),
-            block_size: geometry.block_size,
-            block_nr: geometry.block_nr,
-            frame_size: geometry.frame_size,
-            frame_nr: geometry.frame_nr,
+            geometry: Some(geometry),
             depth: stats.out as u32,
             used: stats.out as u32,
-            high_water: stats.high_water as u32,
-            held: stats.held as u32,
-            published: stats.published,
-            bytes: stats.bytes,
-            verdicts: show_rings::Verdicts {
-                decided: stats.decided,
-                cumulative: stats.cumulative,
-                pass: stats.decided,
-                ..show_rings::Verdicts::default()
-            },
-            full: stats.full,
-            violations: stats.violations,
-            wakeups: stats.wakeups,
-            oneshots: stats.oneshots,
+            stats,
+            verdicts: VerdictStats { pass: stats.decided, ..VerdictStats::default() },
             ..show_rings::Ring::default()
         })
     }

@@ -21,12 +21,11 @@ use rustix::net::{Shutdown, getpeername, shutdown};
 use towpath_mux::io::{ZerocopySender, ZerocopySenders};
 use towpath_mux::mux::{Body, Outcome, Transmit};
 use towpath_send::{
-    Buffer, CopyMode, Counters, Done, Limits, LockedMemory, Options, PollSender, Quarantine, SendError, Sent,
-    Time,
+    Buffer, CopyMode, Done, Limits, LockedMemory, Options, PollSender, Quarantine, SendError, Sent, Time,
 };
 
 use super::tx_lease::Rest;
-use crate::control::commands::show_send;
+use crate::control::commands::show_send::{self, Totals};
 
 /// Minimum size of a zero-copy reply (spec: 16 KiB per call).
 pub(super) const LEAST: usize = 16 << 10;
@@ -68,7 +67,7 @@ struct State {
     crowded: u64,
     quarantine: Quarantine<Done>,
     /// Sums over the connections that have ended.
-    ended: Counters,
+    ended: Totals,
     connections: u64,
     looked: Option<Instant>,
 }
@@ -123,8 +122,8 @@ impl State {
     /// The connection has ended: adds its counters to the sums, and moves memory that the kernel may read to
     /// quarantine.
     fn bury(&mut self, sender: PollSender, time: Time) {
-        self.ended += sender.counters();
-        self.ended.abandoned += sender.outstanding() as u64;
+        self.ended.add(&sender);
+        self.ended.counters.abandoned += sender.outstanding() as u64;
         self.quarantine.append(sender.abandon(time).quarantine);
     }
 
@@ -222,15 +221,15 @@ impl ZerocopyTx {
         for messages in &state.live {
             let sender = lock(&messages.sender);
             let Some(sender) = &*sender else { continue };
-            totals += sender.counters();
+            totals.add(sender);
             zerocopy_tx.push(show_send::Sender::of(&messages.peer, sender, time));
         }
         for lingering in &state.lingering {
-            totals += lingering.sender.counters();
+            totals.add(&lingering.sender);
         }
         let mut shown = show_send::Send {
             name: name.to_owned(),
-            choice: word(self.0.choice).to_owned(),
+            choice: word(self.0.choice),
             locked_limit: self.0.limits.locked,
             locked_used: self.0.locked.used(),
             optmem: self.0.limits.optmem,
@@ -240,7 +239,7 @@ impl ZerocopyTx {
             crowded: state.crowded,
             quarantined: state.quarantine.len() as u64,
             lent_bytes: self.0.lent.load(Relaxed),
-            totals: show_send::Totals::of(&totals),
+            totals,
             senders: zerocopy_tx,
             ..show_send::Send::default()
         };
@@ -434,7 +433,7 @@ mod tests {
 
     fn sums(zerocopy_tx: &ZerocopyTx) -> show_send::Send {
         let shown = zerocopy_tx.show("");
-        let totals = &shown.totals;
+        let totals = &shown.totals.counters;
         assert!(shown.lingering > 0 || totals.numbers == totals.completed + totals.abandoned, "{shown:?}");
         shown
     }

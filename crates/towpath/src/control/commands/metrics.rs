@@ -12,7 +12,7 @@ use super::super::command::{Access, Command, Context, Handled, Progress, Reply, 
 use super::super::protocol::answer;
 use super::super::query::Target;
 use super::{show_ports, show_queues, show_stats};
-use crate::metrics::{PortStats, RuleStats, Samples};
+use crate::metrics::{RuleStats, Samples};
 
 /// Maximum number of rules in the text: a bound for the number of labels.
 const RULES: usize = 1000;
@@ -32,15 +32,16 @@ pub(super) const COMMAND: Command = Command::other::<ShowMetrics>(
     |engine, _| metrics(engine),
 );
 
-/// Losses of a port. The reasons are the driver's.
+/// Packets that a port did not transmit. They are in the same family as the driver's losses.
 const PORT_DROPS: Metric = Metric {
     group: "port",
-    name: "lost",
+    name: "dropped",
     stem: "dropped",
     kind: Kind::Counter,
     unit: Unit::Packets,
     label: None,
-    help: "Frames lost by the port, and packets that were not sent.",
+    help: "Packets that passed and were not transmitted.",
+    family_help: None,
 };
 
 /// The counters of one engine thread.
@@ -62,9 +63,10 @@ fn handle(body: Value, context: &Context<'_>) -> Handled {
             ports.push(part.ports);
         }
         for port in show_ports::merge(ports).into_iter().flatten() {
-            samples.add(&[("port", &port.name)], &PortStats::from(&port));
-            for (reason, count) in &port.lost {
-                samples.add_value(&[("port", &port.name), ("reason", reason)], &PORT_DROPS, *count);
+            samples.add(&[("port", &port.name)], &port.stats);
+            samples.add(&[("port", &port.name)], &port.tx.events);
+            for (reason, count) in port.tx.drops.iter() {
+                samples.add_value(&[("port", &port.name), ("reason", reason.name())], &PORT_DROPS, count);
             }
         }
         for queue in show_queues::merge(queues) {
@@ -72,6 +74,7 @@ fn handle(body: Value, context: &Context<'_>) -> Handled {
         }
         if let Some(ruleset) = ruleset {
             samples.add(&[], &ruleset.state_counters());
+            samples.add(&[], &ruleset.gate_counters());
             for rule in ruleset.rules().into_iter().take(RULES) {
                 let stats = RuleStats { packets: rule.packets, bytes: rule.bytes };
                 let (number, set) = (rule.number.to_string(), rule.set.to_string());
@@ -98,6 +101,9 @@ fn part(target: &mut Target<'_>) -> Part {
         for channel in engine.channels() {
             let (number, queue) = (channel.channel.to_string(), channel.queue.to_string());
             samples.add(&[("channel", &number), ("queue", &queue)], &channel.verdicts);
+            if let Some(about) = channel.about {
+                samples.add(&[("channel", &number), ("queue", &queue)], &about.stats);
+            }
         }
     }
     Part { samples, queues: show_queues::queues(target), ports }
@@ -130,12 +136,5 @@ fn metrics(engine: &Engine) -> Result<String, Failure> {
         if answer["more"] != true {
             return Ok(text);
         }
-    }
-}
-
-impl From<&show_ports::Port> for PortStats {
-    fn from(port: &show_ports::Port) -> Self {
-        let &show_ports::Port { received, received_bytes, sent, sent_bytes, .. } = port;
-        Self { received, received_bytes, sent, sent_bytes }
     }
 }

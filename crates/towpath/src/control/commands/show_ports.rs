@@ -2,12 +2,15 @@
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
+use towpath_engine::egress::TxDrops;
 use towpath_engine::router::NeighborSnapshot;
+use towpath_port::Stats;
 
 use super::super::command::{Context, Handled, Query, Reply};
 use super::super::protocol::{Code, Refusal};
 use super::super::text::{columns, items, table};
+use crate::metrics::Layout;
 
 /// The ports: driver, state, frames, and losses by reason, at most one second old
 #[derive(Debug, Default, Args, Serialize, Deserialize)]
@@ -22,7 +25,10 @@ impl Query for ShowPorts {
         context.query(
             |target| target.ports().map(<[Port]>::to_vec),
             |parts| match merge(parts) {
-                Some(ports) => Ok(Reply::Answer(Self::ANSWER, json!({ "ports": ports }))),
+                Some(ports) => {
+                    let ports: Vec<_> = ports.iter().map(Port::object).collect();
+                    Ok(Reply::Answer(Self::ANSWER, json!({ "ports": ports })))
+                }
                 None => Err(Refusal::new(Code::NotFound, "this engine has no live ports")),
             },
         )
@@ -70,8 +76,11 @@ pub(super) fn merge(parts: Vec<Option<Vec<Port>>>) -> Option<Vec<Port>> {
     })
 }
 
+/// The counters of a port: those of its losses are in a list of their own.
+const STATS: Layout = Layout { families: &[("dropped", "lost")], renamed: &[], moved: &[], hidden: &[] };
+
 /// A live port.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Port {
     /// Its name.
     pub name: String,
@@ -79,18 +88,11 @@ pub struct Port {
     pub driver: String,
     /// `up`, `down` or `gone`.
     pub state: &'static str,
-    /// Frames received.
-    pub received: u64,
-    /// Bytes received.
-    pub received_bytes: u64,
-    /// Frames sent.
-    pub sent: u64,
-    /// Bytes sent.
-    pub sent_bytes: u64,
-    /// Frames lost by the port, and packets that passed and were not sent, by reason.
-    pub lost: Vec<(String, u64)>,
+    /// The driver's counters.
+    pub stats: Stats,
+    /// Packets that passed and were not sent, and other events of the egress.
+    pub tx: TxDrops,
     /// The neighbors of a router on this link.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub neighbors: Vec<Neighbor>,
 }
 
@@ -108,19 +110,38 @@ pub struct Neighbor {
 impl Port {
     /// Adds the same port of another thread.
     fn add(&mut self, other: Self) {
-        self.received += other.received;
-        self.received_bytes += other.received_bytes;
-        self.sent += other.sent;
-        self.sent_bytes += other.sent_bytes;
-        for (reason, count) in other.lost {
-            match self.lost.iter_mut().find(|(own, _)| *own == reason) {
-                Some((_, own)) => *own += count,
-                None => self.lost.push((reason, count)),
-            }
-        }
+        self.stats.add(&other.stats);
+        self.tx.drops.add(&other.tx.drops);
+        self.tx.events.add(&other.tx.events);
         if other.state != "up" {
             self.state = other.state;
         }
+    }
+
+    /// Frames lost by the driver, packets that were not sent, and other events of the egress: name and count.
+    fn lost(&self) -> Vec<(&'static str, u64)> {
+        let mut lost: Vec<(&'static str, u64)> = Vec::new();
+        // The driver and the egress may drop for the same reason.
+        for (reason, count) in self.stats.drops().chain(self.tx.iter()).filter(|(_, count)| *count > 0) {
+            match lost.iter_mut().find(|(own, _)| *own == reason) {
+                Some((_, own)) => *own += count,
+                None => lost.push((reason, count)),
+            }
+        }
+        lost
+    }
+
+    /// The port as an object.
+    fn object(&self) -> Map<String, Value> {
+        let mut object = STATS.object(&self.stats);
+        object.insert("name".to_owned(), self.name.as_str().into());
+        object.insert("driver".to_owned(), self.driver.as_str().into());
+        object.insert("state".to_owned(), self.state.into());
+        object.insert("lost".to_owned(), json!(self.lost()));
+        if !self.neighbors.is_empty() {
+            object.insert("neighbors".to_owned(), json!(self.neighbors));
+        }
+        object
     }
 }
 

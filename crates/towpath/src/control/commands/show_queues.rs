@@ -8,7 +8,8 @@ use towpath_engine::QueueSnapshot;
 use super::super::command::{Context, Handled, Query, Reply};
 use super::super::query::Target;
 use super::super::text::{cell, columns, items, nonzero, table};
-use crate::metrics;
+use crate::metrics::Layout;
+use crate::report;
 
 /// The queues: attached inspectors, frames that they have, and the fate of all frames
 #[derive(Debug, Default, Args, Serialize, Deserialize)]
@@ -61,25 +62,16 @@ pub(super) fn queues(target: &mut Target<'_>) -> Vec<QueueSnapshot> {
 /// The queues of all threads, by number.
 pub(super) fn merge(parts: Vec<Vec<QueueSnapshot>>) -> Vec<QueueSnapshot> {
     let mut all: Vec<QueueSnapshot> = Vec::new();
-    for queue in parts.into_iter().flatten() {
-        match all.iter_mut().find(|own| own.number == queue.number) {
-            Some(own) => {
-                let high_water = own.stats.high_water.max(queue.stats.high_water);
-                own.stats.add(&queue.stats);
-                own.stats.high_water = high_water;
-                // Each inspector serves every thread.
-                own.inspectors = own.inspectors.max(queue.inspectors);
-                own.trouble = own.trouble.take().or(queue.trouble);
-            }
-            None => all.push(queue),
-        }
-    }
+    parts.into_iter().for_each(|queues| report::add_queues(&mut all, queues));
     all
 }
 
+/// The counters of a queue.
+const QUEUE: Layout = Layout { families: &[("lost", "lost_by")], renamed: &[], moved: &[], hidden: &[] };
+
 /// A queue as an object: the counters; `lost` with its reasons in `lost_by`; the attached inspectors, and why one was detached.
 fn object(queue: QueueSnapshot) -> Value {
-    let mut object: Map<String, Value> = metrics::grouped(&queue.stats, &[("lost", "lost_by")]);
+    let mut object: Map<String, Value> = QUEUE.object(&queue.stats);
     object.insert("number".to_owned(), queue.number.into());
     object.insert("lost".to_owned(), queue.stats.lost().into());
     object.insert("inspectors".to_owned(), queue.inspectors.into());

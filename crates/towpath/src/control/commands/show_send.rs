@@ -1,16 +1,17 @@
 //! `towpath ctl show send`: zero-copy sends.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
-use towpath_send::{Counters, Histogram, Mode, PlainCause, PollSender, Reason, Time};
+use serde_json::{Map, Value, json};
+use towpath_metrics::Metric;
+use towpath_send::{Counters, Distributions, Histogram, Mode, PollSender, Time};
 
 use super::super::command::{Context, Handled, Query, Reply};
 use super::super::protocol::{Code, Refusal};
-use super::super::text::table;
+use super::super::text::{cell, items, nonzero, table};
+use crate::metrics::Layout;
 
 /// Zero-copy sends: the long replies of the muxes
 ///
@@ -35,28 +36,37 @@ impl Query for ShowSend {
                     return Err(Refusal::new(Code::NotFound, message));
                 };
                 send.others.extend(all);
-                Ok(Reply::Answer(Self::ANSWER, json!({ "send": send })))
+                Ok(Reply::Answer(Self::ANSWER, json!({ "send": send.object() })))
             },
         )
     }
 
     fn text(&self, answer: &Value) -> String {
-        Send::deserialize(&answer["send"]).map_or_else(|error| format!("send: {error}\n"), |send| show(&send))
+        let send = &answer["send"];
+        let all = std::iter::once(send).chain(items(&send["others"]));
+        all.map(show).collect::<Vec<_>>().join("\n")
     }
 }
 
 /// Maximum number of connections in the list.
 const SENDERS: usize = 200;
 
+/// The counters of a sender. Causes and reasons without bytes or switches are left out.
+const COUNTERS: Layout = Layout {
+    families: &[("plain", "plain_bytes"), ("switches", "switches")],
+    renamed: &[],
+    moved: &[],
+    hidden: &["probes_not_copied", "probes_copied"],
+};
+
 /// The zero-copy senders of a mux.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub struct Send {
     /// The mux's name, if there are several.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
     /// Configured mode: adaptive, zerocopy or plain.
-    pub choice: String,
-    /// RLIMIT_MEMLOCK of the user, in bytes; null if unlimited.
+    pub choice: &'static str,
+    /// RLIMIT_MEMLOCK of the user, in bytes; `None` if unlimited.
     pub locked_limit: Option<u64>,
     /// Bytes of it that the senders use in total; 0 if unlimited.
     pub locked_used: u64,
@@ -67,15 +77,12 @@ pub struct Send {
     /// Ended connections with outstanding completions.
     pub lingering: u64,
     /// Of these, connections that were reset because the peer acknowledged nothing for a minute.
-    #[serde(default)]
     pub stalled: u64,
     /// Of these, connections that were reset because too many lingered.
-    #[serde(default)]
     pub crowded: u64,
     /// Buffers that the kernel may still read but whose completion will not be reported.
     pub quarantined: u64,
     /// Bytes sent from the worker's shared memory, without a copy by the mux.
-    #[serde(default)]
     pub lent_bytes: u64,
     /// Counters of all connections, including closed ones.
     pub totals: Totals,
@@ -84,75 +91,26 @@ pub struct Send {
     /// Number of open connections that are not listed; they pin the least.
     pub senders_left_out: u64,
     /// The senders of the engine's other muxes.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<Send>,
 }
 
-/// Counters; see docs/book/src/reference/send.md.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Counters and distributions of one sender, or of several.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Bytes sent with MSG_ZEROCOPY.
-    pub zerocopy_bytes: u64,
-    /// Of these, bytes that the kernel reported as copied.
-    pub copied_bytes: u64,
-    /// Bytes sent without MSG_ZEROCOPY, by cause.
-    pub plain_bytes: BTreeMap<String, u64>,
-    /// Calls with MSG_ZEROCOPY; each uses one notification number.
-    pub numbers: u64,
-    /// Numbers that the kernel reported as completed.
-    pub completed: u64,
-    /// Numbers whose connection was closed first: numbers = completed + abandoned + outstanding.
-    #[serde(default)]
-    pub abandoned: u64,
-    /// Completed numbers in ranges with SO_EE_CODE_ZEROCOPY_COPIED.
-    pub copied: u64,
-    /// Calls without MSG_ZEROCOPY.
-    pub plain_calls: u64,
-    /// Notifications read.
-    pub notifications: u64,
-    /// Numbers per notification.
-    pub per_notification: Quantiles,
-    /// Microseconds from the call to its completion.
-    pub pin_time_us: Quantiles,
-    /// ENOBUFS errors.
-    pub no_buffers: u64,
-    /// Mode switches, by reason.
-    pub switches: BTreeMap<String, u64>,
-    /// Numbers reported twice. Not 0 means a bug.
-    pub duplicates: u64,
-    /// Reported numbers that were never used. Not 0 means a bug.
-    pub unknown: u64,
-    /// Notifications that did not start at the oldest outstanding number.
-    #[serde(default)]
-    pub out_of_order: u64,
-    /// Isolated probes that were not copied, and that were copied.
-    #[serde(default)]
-    pub probes: [u64; 2],
-    /// Buffers that changed between the call and the completion: the worker wrote to a sent reply. Counted only with `--send-check`.
-    #[serde(default)]
-    pub tampered: u64,
-    /// Error queue entries of other kinds that were discarded.
-    #[serde(default)]
-    pub events_lost: u64,
-}
-
-/// Quantiles of a power-of-two histogram, as upper bounds of buckets; null if the histogram is empty.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)] // quantiles
-pub struct Quantiles {
-    pub p50: Option<u64>,
-    pub p99: Option<u64>,
-    pub max: Option<u64>,
+    /// The counters.
+    pub counters: Counters,
+    /// The distributions.
+    pub distributions: Distributions,
 }
 
 /// A connection.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub struct Sender {
     /// The peer's address.
     pub peer: String,
     /// Current mode: copying, probing or zerocopy.
-    pub mode: String,
-    /// Why zero copy cannot be used on this connection; null if it can.
+    pub mode: &'static str,
+    /// Why zero copy cannot be used on this connection; `None` if it can.
     pub unarmed: Option<String>,
     /// Outstanding notification numbers.
     pub outstanding: u64,
@@ -175,44 +133,61 @@ impl Send {
         self.senders_left_out = self.senders.len().saturating_sub(SENDERS) as u64;
         self.senders.truncate(SENDERS);
     }
+
+    /// The senders as an object.
+    fn object(&self) -> Value {
+        let mut object = json!({
+            "choice": self.choice,
+            "locked_limit": self.locked_limit,
+            "locked_used": self.locked_used,
+            "optmem": self.optmem,
+            "connections": self.connections,
+            "lingering": self.lingering,
+            "stalled": self.stalled,
+            "crowded": self.crowded,
+            "quarantined": self.quarantined,
+            "lent_bytes": self.lent_bytes,
+            "totals": self.totals.object(),
+            "senders": self.senders.iter().map(Sender::object).collect::<Vec<_>>(),
+            "senders_left_out": self.senders_left_out,
+        });
+        if !self.name.is_empty() {
+            object["name"] = json!(self.name);
+        }
+        if !self.others.is_empty() {
+            object["others"] = self.others.iter().map(Self::object).collect();
+        }
+        object
+    }
 }
 
 impl Totals {
-    /// Converts the counters of a sender.
-    pub fn of(counters: &Counters) -> Self {
-        let named = |names: Vec<&'static str>, counts: &[u64]| {
-            let pairs = names.into_iter().zip(counts).filter(|(_, count)| **count > 0);
-            pairs.map(|(name, count)| (name.to_owned(), *count)).collect()
-        };
-        Self {
-            zerocopy_bytes: counters.zerocopy_bytes,
-            copied_bytes: counters.copied_bytes,
-            plain_bytes: named(PlainCause::ALL.map(PlainCause::name).into(), &counters.plain),
-            numbers: counters.numbers,
-            completed: counters.completed,
-            abandoned: counters.abandoned,
-            copied: counters.copied,
-            plain_calls: counters.plain_calls,
-            notifications: counters.notifications,
-            per_notification: Quantiles::of(&counters.per_notification),
-            pin_time_us: Quantiles::of(&counters.pin_time),
-            no_buffers: counters.no_buffers,
-            switches: named(Reason::ALL.map(Reason::name).into(), &counters.switches),
-            duplicates: counters.duplicates,
-            unknown: counters.unknown,
-            out_of_order: counters.out_of_order,
-            probes: counters.probes,
-            tampered: counters.tampered,
-            events_lost: counters.events_lost,
+    /// Adds the counters of a sender.
+    pub fn add(&mut self, sender: &PollSender) {
+        self.counters.add(sender.counters());
+        self.distributions += sender.distributions();
+    }
+
+    fn object(&self) -> Map<String, Value> {
+        let mut object = COUNTERS.object(&self.counters);
+        for (_, key) in COUNTERS.families {
+            if let Some(family) = object.get_mut(*key).and_then(Value::as_object_mut) {
+                family.retain(|_, count| *count != 0);
+            }
         }
+        // Not copied, copied.
+        let probes = [self.counters.probes_not_copied, self.counters.probes_copied];
+        object.insert("probes".to_owned(), json!(probes));
+        object.insert("per_notification".to_owned(), quantiles(&self.distributions.per_notification));
+        object.insert("pin_time_us".to_owned(), quantiles(&self.distributions.pin_time));
+        object
     }
 }
 
-impl Quantiles {
-    fn of(histogram: &Histogram) -> Self {
-        let [p50, p99, max] = [0.5, 0.99, 1.0].map(|share| histogram.quantile(share));
-        Self { p50, p99, max }
-    }
+/// Quantiles of a power-of-two histogram, as upper bounds of buckets; null if the histogram is empty.
+fn quantiles(histogram: &Histogram) -> Value {
+    let [p50, p99, max] = [0.5, 0.99, 1.0].map(|share| histogram.quantile(share));
+    json!({ "p50": p50, "p99": p99, "max": max })
 }
 
 impl Sender {
@@ -223,84 +198,139 @@ impl Sender {
             Mode::Probing => "probing",
             Mode::Zerocopy => "zerocopy",
         };
+        let (counters, distributions) = (*sender.counters(), sender.distributions().clone());
         Self {
             peer: peer.to_owned(),
-            mode: mode.to_owned(),
+            mode,
             unarmed: sender.unarmed().map(|why| why.to_string()),
             outstanding: sender.outstanding() as u64,
             pinned: sender.pinned(),
             budget: sender.budget(),
             unsent: sender.unsent(),
             stuck: sender.is_stuck(now),
-            totals: Totals::of(sender.counters()),
+            totals: Totals { counters, distributions },
         }
+    }
+
+    fn object(&self) -> Value {
+        json!({
+            "peer": self.peer,
+            "mode": self.mode,
+            "unarmed": self.unarmed,
+            "outstanding": self.outstanding,
+            "pinned": self.pinned,
+            "budget": self.budget,
+            "unsent": self.unsent,
+            "stuck": self.stuck,
+            "totals": self.totals.object(),
+        })
     }
 }
 
 /// Formats the output of `towpath ctl show send`.
-fn show(send: &Send) -> String {
-    let name = if send.name.is_empty() { String::new() } else { format!("{}: ", send.name) };
+fn show(send: &Value) -> String {
+    let number = |key: &str| send[key].as_u64().unwrap_or(0);
+    let senders = items(&send["senders"]);
+    let name = send["name"].as_str().map_or_else(String::new, |name| format!("{name}: "));
     let mut text = format!(
         "{name}{}; {} connections had long answers, {} are there, {} linger ({} were reset), {} buffers in quarantine\n",
-        send.choice,
-        send.connections,
-        send.senders.len() as u64 + send.senders_left_out,
-        send.lingering,
-        send.stalled + send.crowded,
-        send.quarantined
+        cell(&send["choice"]),
+        number("connections"),
+        senders.len() as u64 + number("senders_left_out"),
+        number("lingering"),
+        number("stalled") + number("crowded"),
+        number("quarantined")
     );
-    let limit =
-        send.locked_limit.map_or("no limit".to_owned(), |limit| format!("{} of {limit}", send.locked_used));
-    let _ = writeln!(text, "locked memory: {limit}; option memory: {} for each socket", send.optmem);
-    let words = |map: &BTreeMap<String, u64>| {
-        let words: Vec<_> = map.iter().map(|(name, count)| format!("{name} {count}")).collect();
-        if words.is_empty() { "-".to_owned() } else { words.join(", ") }
+    let limit = match send["locked_limit"].as_u64() {
+        Some(limit) => format!("{} of {limit}", number("locked_used")),
+        None => "no limit".to_owned(),
     };
-    let quantiles = |quantiles: &Quantiles| match (quantiles.p50, quantiles.p99) {
+    let _ = writeln!(text, "locked memory: {limit}; option memory: {} for each socket", number("optmem"));
+    let words = |map: &Value| map.as_object().and_then(by_name).unwrap_or("-".to_owned());
+    let quantiles = |quantiles: &Value| match (quantiles["p50"].as_u64(), quantiles["p99"].as_u64()) {
         (Some(p50), Some(p99)) => format!("< {p50}, p99 < {p99}"),
         _ => "-".to_owned(),
     };
-    let totals = &send.totals;
-    let _ = writeln!(text, "from workers' frames: {} (bytes)", send.lent_bytes);
-    let _ = writeln!(text, "sent plain: {} (bytes)", words(&totals.plain_bytes));
-    let _ = writeln!(text, "numbers per notification: {}", quantiles(&totals.per_notification));
-    let _ = writeln!(text, "pinned for: {} us", quantiles(&totals.pin_time_us));
-    let _ = writeln!(text, "modes switched: {}", words(&totals.switches));
-    let [not_copied, copied] = totals.probes;
+    let totals = &send["totals"];
+    let _ = writeln!(text, "from workers' frames: {} (bytes)", number("lent_bytes"));
+    let _ = writeln!(text, "sent plain: {} (bytes)", words(&totals["plain_bytes"]));
+    let _ = writeln!(text, "numbers per notification: {}", quantiles(&totals["per_notification"]));
+    let _ = writeln!(text, "pinned for: {} us", quantiles(&totals["pin_time_us"]));
+    let _ = writeln!(text, "modes switched: {}", words(&totals["switches"]));
+    let [not_copied, copied] = [0, 1].map(|at| cell(&totals["probes"][at]));
     let _ = writeln!(text, "probes: {not_copied} not copied, {copied} copied");
-    if totals.tampered > 0 {
-        let _ = writeln!(text, "changed after they were sent: {} answers", totals.tampered);
+    // The counters without a column.
+    let columns = ["zerocopy_bytes", "copied_bytes", "numbers", "no_buffers"];
+    let also = |row: &&Metric| row.label.is_none() && !columns.contains(&row.name);
+    let names: Vec<&str> = Counters::TABLE.iter().filter(also).map(|row| row.name).collect();
+    let also = totals.as_object().into_iter().flatten().filter(|(name, _)| names.contains(&name.as_str()));
+    if let Some(counters) = nonzero(also) {
+        let _ = writeln!(text, "also: {counters}");
     }
     let heads =
         ["Peer", "Mode", "Zerocopy", "Copied", "Plain", "Numbers", "Out", "Pinned", "Budget", "ENOBUFS"];
     let mut rows = vec![heads.map(str::to_owned).to_vec()];
-    let mut push = |peer: &str, mode: &str, totals: &Totals, [outstanding, pinned, budget]: [String; 3]| {
-        let plain: u64 = totals.plain_bytes.values().sum();
-        let counts =
-            [totals.zerocopy_bytes, totals.copied_bytes, plain, totals.numbers].map(|n| n.to_string());
-        let mut row = vec![peer.to_owned(), mode.to_owned()];
-        row.extend(counts);
-        row.extend([outstanding, pinned, budget, totals.no_buffers.to_string()]);
-        rows.push(row);
+    let mut push = |peer: &Value, mode: &str, totals: &Value, [outstanding, pinned, budget]: [&Value; 3]| {
+        let plain = totals["plain_bytes"].as_object().into_iter().flatten();
+        let plain: u64 = plain.filter_map(|(_, bytes)| bytes.as_u64()).sum();
+        let total = |key: &str| cell(&totals[key]);
+        rows.push(vec![
+            cell(peer),
+            mode.to_owned(),
+            total("zerocopy_bytes"),
+            total("copied_bytes"),
+            plain.to_string(),
+            total("numbers"),
+            cell(outstanding),
+            cell(pinned),
+            cell(budget),
+            total("no_buffers"),
+        ]);
     };
-    let out = totals.numbers - totals.completed - totals.abandoned;
-    push("all", "", totals, [out.to_string(), "-".to_owned(), "-".to_owned()]);
-    for sender in &send.senders {
-        let mode = match (&sender.unarmed, sender.stuck) {
-            (Some(_), _) => "unarmed",
-            (None, true) => "stuck",
-            (None, false) => &sender.mode,
+    let [numbers, completed, abandoned] =
+        ["numbers", "completed", "abandoned"].map(|key| totals[key].as_u64().unwrap_or(0));
+    let out = json!(numbers.saturating_sub(completed + abandoned));
+    push(&json!("all"), "", totals, [&out, &Value::Null, &Value::Null]);
+    for sender in senders {
+        let mode = match (sender["unarmed"].is_null(), sender["stuck"] == true) {
+            (false, _) => "unarmed",
+            (true, true) => "stuck",
+            (true, false) => sender["mode"].as_str().unwrap_or("-"),
         };
-        let counts = [sender.outstanding, sender.pinned, sender.budget].map(|n| n.to_string());
-        push(&sender.peer, mode, &sender.totals, counts);
+        let held = [&sender["outstanding"], &sender["pinned"], &sender["budget"]];
+        push(&sender["peer"], mode, &sender["totals"], held);
     }
     text += &table(&rows);
-    if send.senders_left_out > 0 {
-        let _ = writeln!(text, "and {} connections more", send.senders_left_out);
-    }
-    for other in &send.others {
-        text += "\n";
-        text += &show(other);
+    if number("senders_left_out") > 0 {
+        let _ = writeln!(text, "and {} connections more", number("senders_left_out"));
     }
     text
+}
+
+/// The counters of a family: `small 3, copying 1`. `None` without any.
+fn by_name(family: &Map<String, Value>) -> Option<String> {
+    let words: Vec<String> = family.iter().map(|(name, count)| format!("{name} {count}")).collect();
+    (!words.is_empty()).then(|| words.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_counter_is_in_the_object_and_the_text() {
+        let counters = Counters { plain_small: 7, tampered: 3, probes_copied: 2, ..Counters::default() };
+        let totals = Totals { counters, ..Totals::default() };
+        let send = Send { choice: "adaptive", totals, ..Send::default() };
+        let object = send.object();
+        assert_eq!(object["totals"]["plain_bytes"], json!({ "small": 7 }));
+        assert_eq!(object["totals"]["probes"], json!([0, 2]));
+        for row in Counters::TABLE.iter().filter(|row| row.label.is_none()) {
+            assert!(object["totals"].get(row.name).is_some(), "{} is missing", row.name);
+        }
+        let text = ShowSend {}.text(&json!({ "send": object }));
+        for line in ["sent plain: small 7 (bytes)", "probes: 0 not copied, 2 copied", "also: 3 tampered"] {
+            assert!(text.lines().any(|other| other == line), "{line}: {text}");
+        }
+    }
 }

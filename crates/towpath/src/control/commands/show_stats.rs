@@ -30,7 +30,14 @@ impl Query for ShowStats {
             object.insert("dropped_by".to_owned(), json!(report::dropped_by(&totals.drops)));
             object.insert("waiting".to_owned(), totals.held().into());
             object.insert("replies".to_owned(), metrics::json(&replies).into());
-            object.insert("states".to_owned(), json!(states));
+            // The ruleset has the current bounds; an engine thread sees a change with its next packet.
+            let states = ruleset.as_ref().map_or(states, |ruleset| States {
+                counters: ruleset.state_counters(),
+                is_nearly_full: ruleset.is_nearly_full(),
+            });
+            object.insert("states".to_owned(), states.object().into());
+            let gate = ruleset.as_ref().map(|ruleset| ruleset.gate_counters()).unwrap_or_default();
+            object.insert("rules".to_owned(), metrics::json(&gate).into());
             let rechecks = ruleset.map(|ruleset| ruleset.rechecks()).unwrap_or_default();
             object.insert("recheck".to_owned(), json!(rechecks));
             Ok(Reply::Answer(Self::ANSWER, json!({ "stats": object })))

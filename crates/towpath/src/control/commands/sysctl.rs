@@ -3,12 +3,14 @@
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use towpath_gate::SettingError;
 
 use super::super::client::{Engine, Failure};
 use super::super::command::{
     Access, Command, Context, Handled, Query, Reply, Request, arguments, name, parse,
 };
 use super::super::protocol::{Code, Refusal};
+use crate::config::meant;
 use crate::exit;
 use crate::settings;
 
@@ -133,17 +135,22 @@ fn operation<'a>(word: &'a str, settings: &[(String, u64)]) -> Result<Operation<
         let short = settings::short(word);
         return match settings.iter().any(|(row, _)| row == short) {
             true => Ok(Operation::Read(short)),
-            false => {
-                let message =
-                    format!("there is no setting `{word}`; `towpath ctl sysctl` lists the settings");
-                Err(Failure::new(exit::FAILED, message))
-            }
+            false => Err(unknown(word, settings.iter().map(|(row, _)| &**row))),
         };
     };
     let value = value.parse().map_err(|_| {
         Failure::new(exit::USAGE, format!("`{value}` is not a whole number; switches are 0 and 1"))
     })?;
     let checked = settings::Settings::default().set(name, value);
-    checked.map_err(|error| Failure::new(exit::FAILED, error.to_string()))?;
+    checked.map_err(|error| match error {
+        SettingError::Unknown(..) => unknown(name, settings::table().map(|setting| setting.name)),
+        error => Failure::new(exit::FAILED, error.to_string()),
+    })?;
     Ok(Operation::Set(settings::short(name), value))
+}
+
+fn unknown<'n>(word: &str, names: impl Iterator<Item = &'n str>) -> Failure {
+    let hint = meant(settings::short(word), names);
+    let hint = hint.unwrap_or_else(|| "`towpath ctl sysctl` lists the settings".to_owned());
+    Failure::new(exit::FAILED, format!("there is no setting `{word}`; {hint}"))
 }
