@@ -7,9 +7,8 @@ use std::path::Path;
 use std::process::Command;
 
 use towpath_metrics::Metric;
-use towpath_mux::mux::Counters;
 use towpath_ring::{Kind, Loss, Ticket};
-use towpath_send::{CopyMode, Summary};
+use towpath_send::CopyMode;
 
 use crate::ring::RingStats;
 use crate::{inspector, metrics, mux, sender, worker};
@@ -26,8 +25,8 @@ const SOURCES: &[&str] = &[
 
 /// The structs of counters, whose tables state their fields: name, size, table.
 const SUMMARIES: [(&str, usize, &[Metric]); 2] = [
-    ("towpath_sender_counters", size_of::<Summary>(), Summary::TABLE),
-    ("towpath_mux_counters", size_of::<Counters>(), Counters::TABLE),
+    ("towpath_sender_counters", size_of::<towpath_send::Summary>(), towpath_send::Summary::TABLE),
+    ("towpath_mux_counters", size_of::<towpath_mux::mux::Summary>(), towpath_mux::mux::Summary::TABLE),
 ];
 
 /// C expressions with their values in Rust.

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use towpath_mux::assembler::Limits;
 use towpath_mux::framing::Framing;
 use towpath_mux::io::{Error, Flags, Kind, Server, Socket, To};
-use towpath_mux::mux::{Bound, Config, Counters, psock};
+use towpath_mux::mux::{Bound, Config, Summary, psock};
 
 use crate::error::{Failure, guard};
 use crate::ffi::{Bytes, Room, Text, duplicate};
@@ -306,7 +306,7 @@ pub extern "C" fn towpath_mux_disarm(mux: Option<&mut Mux>) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn towpath_mux_counters(
     mux: Option<&Mux>,
-    counters: Option<&mut MaybeUninit<Counters>>,
+    counters: Option<&mut MaybeUninit<Summary>>,
 ) -> c_int {
     guard(|| {
         let mux = mux.ok_or(Failure::NULL_HANDLE)?;

@@ -12,14 +12,14 @@ pub(crate) type Tables = BTreeMap<&'static str, BTreeMap<&'static str, u64>>;
 /// A snapshot of a multiplexor's counters; received = done + undone + queued + in_hand. _fields lists the names.
 #[pyclass(name = "MuxCounters", eq, frozen)]
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct MuxCounters(pub(crate) towpath_mux::mux::Counters);
+pub(crate) struct MuxCounters(pub(crate) towpath_mux::mux::Summary);
 
 #[pymethods]
 impl MuxCounters {
     #[classattr]
     #[pyo3(name = "_fields")]
     fn fields() -> Vec<&'static str> {
-        names(towpath_mux::mux::Counters::TABLE)
+        names(towpath_mux::mux::Summary::TABLE)
     }
 
     fn __getattr__(&self, name: &str) -> PyResult<u64> {
@@ -27,7 +27,7 @@ impl MuxCounters {
     }
 
     fn __dir__(&self) -> Vec<&'static str> {
-        names(towpath_mux::mux::Counters::TABLE)
+        names(towpath_mux::mux::Summary::TABLE)
     }
 
     fn __repr__(&self) -> String {

@@ -28,7 +28,6 @@ mod batch;
 mod body;
 mod close;
 mod config;
-mod counters;
 mod deferred;
 mod event;
 #[cfg(feature = "io")]
@@ -43,6 +42,7 @@ mod receive;
 mod schedule;
 mod service_time;
 mod stats;
+mod summary;
 mod timer;
 mod transmit;
 mod tx_queue;
@@ -59,11 +59,11 @@ use slotmap::SlotMap;
 pub use batch::Batch;
 pub use body::{Body, Lease};
 pub use config::{Bound, Config, Order, Retry};
-pub use counters::Counters;
 pub use event::{Cause, End, Event, SendError, Undelivered};
 pub use message::{Completion, Message, Ticket, View};
 pub use receive::AttachError;
 pub use stats::{PsockRow, Show, Totals, WorkerRow};
+pub use summary::Summary;
 pub use transmit::{Outcome, Transmit};
 
 use crate::Time;

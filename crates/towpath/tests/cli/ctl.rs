@@ -527,7 +527,7 @@ fn rules_tables_and_settings_change_while_it_runs() {
     assert_eq!((ok("ipfw list"), ok("table T lookup 10.2.0.1")), (rules, "10.0.0.0/8 5\n".to_owned()));
     assert_eq!(ok("sysctl net.inet.ip.fw.dyn_max=77"), "net.inet.ip.fw.dyn_max: 1048576 -> 77\n");
     assert_eq!(ok("sysctl dyn_max"), "net.inet.ip.fw.dyn_max: 77\n");
-    assert!(said("sysctl dyn_mx=1").2.contains("there is no setting"));
+    assert!(said("sysctl dyn_mx=1").2.contains("there is no setting `dyn_mx`; did you mean `dyn_max`?"));
     // All that is asked for, in its order; and nothing when one of them is wrong.
     assert_eq!(
         ok("sysctl dyn_max dyn_udp_lifetime=11 dyn_udp_lifetime"),
@@ -540,7 +540,14 @@ fn rules_tables_and_settings_change_while_it_runs() {
     assert_eq!(ok("show states"), "## Dynamic rules (0):\n");
     let stats: Value = serde_json::from_str(&ok("show stats --json")).unwrap();
     assert_eq!(stats["stats"]["packets"], json!(0));
+    assert_eq!(stats["stats"]["states"]["max"], json!(77));
     let metrics = ok("metrics");
+    let documented = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/src/reference/metrics.md");
+    let documented = std::fs::read_to_string(documented).unwrap();
+    for family in metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()) {
+        let known = [format!("`{family}`"), format!("`{family}_total`")];
+        assert!(family == "towpath_build" || known.iter().any(|name| documented.contains(name)), "{family}");
+    }
     assert!(metrics.ends_with("# EOF\n"), "{metrics}");
     for line in [
         "towpath_engine_packets_total{} 0",

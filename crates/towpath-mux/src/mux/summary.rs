@@ -10,7 +10,7 @@ metrics! {
     /// The layout is part of the C ABI. A new counter belongs to [`Totals`](super::Totals) or [`psock::Stats`](super::psock::Stats),
     /// which C and Python list by name.
     #[repr(C)]
-    pub struct Counters in "mux_summary" {
+    pub struct Summary in "mux_summary" {
         /// connections attached at present
         pub connections: gauge connections,
         /// connections attached in total
@@ -60,7 +60,7 @@ metrics! {
     }
 }
 
-impl From<&Show> for Counters {
+impl From<&Show> for Summary {
     fn from(show: &Show) -> Self {
         let Show { totals, psock_totals, bytes, .. } = show;
         Self {
