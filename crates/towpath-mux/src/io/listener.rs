@@ -64,7 +64,7 @@ towpath_metrics::metrics! {
         pub handshakes_failed: counter connections as "handshakes": "TLS handshakes that did not complete, by result." (result = "failed"),
         /// TLS handshakes that took too long or were dropped in favour of newer ones.
         pub handshakes_late: counter connections as "handshakes" (result = "late"),
-        /// Connections closed before their peers had received everything: after 30 s, at the drain deadline, or because 1024 others lingered.
+        /// Connections closed before their peers had everything: after 30 s, at the drain deadline, or above 1024 lingering.
         pub cut_short: counter connections,
     }
 }

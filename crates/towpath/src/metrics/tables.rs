@@ -120,7 +120,7 @@ mod tests {
             values.dedup();
             assert_eq!(values.len(), rows.len(), "{family} has a label twice");
             for row in rows {
-                assert!(row.help.ends_with('.') && row.help.len() < 200, "{family}: {}", row.help);
+                assert!(row.help.ends_with('.') && row.help.len() <= 120, "{family}: {}", row.help);
             }
         }
     }
