@@ -87,7 +87,6 @@ impl Collector for Samples {
             // The encoder appends the unit.
             let name = name.strip_suffix(word).and_then(|name| name.strip_suffix('_')).unwrap_or(name);
             let word = (!word.is_empty()).then(|| OpenMetricsUnit::Other(word.to_owned()));
-            // The encoder appends a dot.
             let help = help.unwrap_or_default().trim_end_matches('.');
             let metric_type = match kind {
                 Kind::Counter => MetricType::Counter,
@@ -189,7 +188,7 @@ pub(crate) mod tests {
         let text = samples.into_text();
         check(&text);
         for line in [
-            "# HELP towpath_test_port_dropped_packets Frames dropped, by reason.",
+            "# HELP towpath_test_port_dropped_packets Frames dropped, by reason",
             "# TYPE towpath_test_port_dropped_packets counter",
             "# UNIT towpath_test_port_dropped_packets packets",
             "towpath_test_port_dropped_packets_total{port=\"wan\",reason=\"rx_full\"} 2",

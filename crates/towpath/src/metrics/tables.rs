@@ -48,7 +48,7 @@ pub const TABLES: &[Table] = &[
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
     use std::path::Path;
 
     use towpath_metrics::Kind;
@@ -112,8 +112,8 @@ mod tests {
             let first = rows[0];
             let label = |row: &Metric| row.label.map(|(label, _)| label);
             assert!(rows.iter().all(|row| row.kind == first.kind && label(row) == label(first)), "{family}");
-            let helps = rows.iter().filter(|row| row.family_help.is_some()).count();
-            assert_eq!(helps, usize::from(first.label.is_some()), "help texts of {family}");
+            let helps: BTreeSet<_> = rows.iter().filter_map(|row| row.family_help).collect();
+            assert_eq!(helps.len(), usize::from(first.label.is_some()), "help texts of {family}");
             assert!(first.label.is_some() || rows.len() == 1, "{family} needs a label");
             let mut values: Vec<_> = rows.iter().map(|row| row.label).collect();
             values.sort_unstable();
