@@ -8,4 +8,5 @@ mod stream;
 #[cfg(feature = "tls")]
 mod tls;
 mod worker_api;
+mod write_space;
 mod zerocopy;

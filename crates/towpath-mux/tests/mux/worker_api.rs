@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_mux::io::{Error, Event, Flags, Kind, Received, Server, Socket, To};
-use towpath_mux::mux::{Bound, Cause, Config, Order, Retry};
+use towpath_mux::mux::{Cause, Config, Order, Retry};
 
-const NONE: Flags = Flags::empty();
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const NONE: Flags = Flags::empty();
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 fn server(config: Config) -> Server {
     Server::new("line".parse().expect("a framing"), config).expect("epoll")
 }
 
-fn connected() -> Config {
+pub(crate) fn connected() -> Config {
     Config { connected: true, ..Config::default() }
 }
 
@@ -37,26 +37,26 @@ fn client(address: SocketAddr) -> TcpStream {
 }
 
 /// A socket with a connection over a Unix pair, and the other end.
-fn over_unix(kind: Kind, config: Config) -> (Socket, UnixStream) {
+pub(crate) fn over_unix(kind: Kind, config: Config) -> (Socket, UnixStream) {
     let socket = server(config).socket(kind).expect("a handle");
     let peer = attach(&socket);
     (socket, peer)
 }
 
-fn attach(socket: &Socket) -> UnixStream {
+pub(crate) fn attach(socket: &Socket) -> UnixStream {
     let (ours, theirs) = UnixStream::pair().expect("a pair");
     theirs.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     socket.attach(ours, "line".parse().expect("a framing")).expect("it is attached");
     theirs
 }
 
-fn read(stream: &mut impl Read, length: usize) -> String {
+pub(crate) fn read(stream: &mut impl Read, length: usize) -> String {
     let mut bytes = vec![0; length];
     stream.read_exact(&mut bytes).expect("so many bytes");
     String::from_utf8(bytes).expect("text")
 }
 
-fn recv(socket: &mut Socket, room: usize, flags: Flags) -> Result<(String, Received), Error> {
+pub(crate) fn recv(socket: &mut Socket, room: usize, flags: Flags) -> Result<(String, Received), Error> {
     let mut buffer = vec![0; room];
     let received = socket.recv(&mut buffer, flags)?;
     Ok((String::from_utf8_lossy(&buffer[..received.bytes]).into_owned(), received))
@@ -320,69 +320,8 @@ fn errors_of_sending_without_a_connection() {
     assert!(matches!(socket.send(To::Any, b"4\n", NONE), Err(Error::NotConnected)));
 }
 
-#[test]
-fn a_sender_waits_for_write_space() {
-    let config = Config { send_bytes: Bound::of(4096), ..connected() };
-    let (mut socket, mut peer) = over_unix(Kind::Dgram, config);
-    let message = [b'x'; 1024];
-    let mut sent = 0;
-    let blocked = loop {
-        match socket.send(To::Any, &message, Flags::DONTWAIT) {
-            Ok(bytes) => sent += bytes,
-            Err(error) => break error,
-        }
-    };
-    assert!(matches!(blocked, Error::WouldBlock), "{blocked}");
-    socket.set_send_timeout(Some(Duration::from_millis(5)));
-    assert!(matches!(socket.send(To::Any, &message, NONE), Err(Error::WouldBlock)));
-    // Earlier parts are kept.
-    assert_eq!(socket.send(To::Any, b"12", Flags::MORE).expect("it is taken"), 2);
-    assert!(matches!(socket.send(To::Any, b"3", Flags::DONTWAIT), Err(Error::WouldBlock)));
-    socket.set_send_timeout(None);
-    let reader = thread::spawn(move || {
-        let all = read(&mut peer, sent + 3);
-        (peer, all)
-    });
-    assert_eq!(socket.send(To::Any, b"3", NONE).expect("there is room by and by"), 1);
-    let (peer, all) = reader.join().expect("it does not panic");
-    assert!(all.ends_with("x123"));
-    // Waiting ends with the connection.
-    let id = loop {
-        if let Some(row) = socket.server().show().psocks.first() {
-            break row.id;
-        }
-    };
-    while socket.send(To::Psock(id), &message, Flags::DONTWAIT).is_ok() {}
-    let closer = thread::spawn(move || drop(peer));
-    assert!(matches!(socket.send(To::Psock(id), &message, NONE), Err(Error::Gone)));
-    closer.join().expect("it does not panic");
-}
-
-#[test]
-fn several_senders_get_write_space() {
-    let config = Config { send_bytes: Bound::of(4096), ..connected() };
-    let (mut socket, mut peer) = over_unix(Kind::Dgram, config);
-    let message = [b'x'; 1024];
-    let mut sent = 0;
-    while let Ok(bytes) = socket.send(To::Any, &message, Flags::DONTWAIT) {
-        sent += bytes;
-    }
-    thread::scope(|scope| {
-        for mut socket in
-            [socket.try_clone().expect("a handle"), socket.try_clone().expect("a handle"), socket]
-        {
-            scope.spawn(move || {
-                for _ in 0..50 {
-                    assert_eq!(socket.send(To::Any, &message, NONE).expect("there is room by and by"), 1024);
-                }
-            });
-        }
-        assert!(read(&mut peer, sent + 3 * 50 * 1024).bytes().all(|byte| byte == b'x'));
-    });
-}
-
 /// Returns true if the socket's descriptor becomes readable.
-fn becomes_readable(socket: &Socket, patience: Duration) -> bool {
+pub(crate) fn becomes_readable(socket: &Socket, patience: Duration) -> bool {
     let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
     poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout)).expect("poll(2)") > 0
 }
@@ -426,72 +365,6 @@ fn the_descriptor_reports_messages() {
         assert!(matches!(recv(&mut socket, 9, Flags::DONTWAIT), Err(Error::Drained)));
         conserved(&server);
     }
-}
-
-#[test]
-fn the_descriptor_reports_write_space() {
-    let config = Config { send_bytes: Bound::of(4096), ..connected() };
-    let (mut socket, mut peer) = over_unix(Kind::Dgram, config);
-    let id = socket.server().show().psocks[0].id;
-    let message = [b'x'; 1024];
-    for to in [To::Any, To::Psock(id)] {
-        let mut sent = 0;
-        while let Ok(bytes) = socket.send(to, &message, Flags::DONTWAIT) {
-            sent += bytes;
-        }
-        assert!(socket.arm(Some(to)));
-        assert!(!becomes_readable(&socket, Duration::ZERO), "the peer does not read");
-        let reader = thread::spawn(move || {
-            read(&mut peer, sent);
-            peer
-        });
-        assert!(becomes_readable(&socket, PATIENCE), "there is write space");
-        peer = reader.join().expect("it does not panic");
-        socket.disarm();
-        assert!(!socket.arm(Some(to)));
-    }
-    // A batch without write space is sent later, and wakes its socket.
-    while socket.send(To::Any, &message, Flags::DONTWAIT).is_ok() {}
-    socket.send(To::Any, b"last", Flags::BATCH).expect("it is taken");
-    assert!(socket.arm(None));
-    let closer = thread::spawn(move || {
-        while !read(&mut peer, 1).ends_with('t') {}
-        peer
-    });
-    assert!(becomes_readable(&socket, PATIENCE), "there is write space");
-    socket.disarm();
-    assert!(matches!(recv(&mut socket, 9, Flags::DONTWAIT), Err(Error::WouldBlock)));
-    // A connection that has ended is not waited for.
-    let peer = closer.join().expect("it does not panic");
-    while socket.send(To::Psock(id), &message, Flags::DONTWAIT).is_ok() {}
-    assert!(socket.arm(Some(To::Psock(id))));
-    drop(peer);
-    assert!(becomes_readable(&socket, PATIENCE));
-    socket.disarm();
-    assert!(matches!(socket.send(To::Psock(id), &message, Flags::DONTWAIT), Err(Error::Gone)));
-}
-
-/// A socket that waits for write space can still answer the message that it holds.
-#[test]
-fn a_socket_that_waits_for_write_space_keeps_its_message() {
-    let config = Config { send_bytes: Bound::of(4096), ..connected() };
-    let (mut socket, mut full) = over_unix(Kind::Dgram, config);
-    let id = socket.server().show().psocks[0].id;
-    let mut asks = attach(&socket);
-    asks.write_all(b"?\n").expect("it is open");
-    assert_eq!(recv(&mut socket, 9, NONE).expect("a message").0, "?\n");
-    let mut sent = 0;
-    while let Ok(bytes) = socket.send(To::Psock(id), &[b'x'; 1024], Flags::DONTWAIT) {
-        sent += bytes;
-    }
-    assert!(socket.arm(Some(To::Psock(id))));
-    let reader = thread::spawn(move || read(&mut full, sent));
-    assert!(becomes_readable(&socket, PATIENCE));
-    socket.disarm();
-    assert!(!socket.arm(Some(To::Requester)), "a reply does not wait");
-    socket.send(To::Requester, b"!\n", NONE).expect("it is not done");
-    assert_eq!(read(&mut asks, 2), "!\n");
-    reader.join().expect("it does not panic");
 }
 
 #[test]
