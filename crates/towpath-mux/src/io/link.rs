@@ -9,7 +9,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendAncillaryBuffer, SendFlags, Shutdown, sendmsg, shutdown};
 
 use super::admission::{Entry, Peer};
-use super::sys::unacknowledged;
+use super::closer;
+use super::sys::{receive, refuse_descriptors, unacknowledged};
 use super::tls::{HandshakeStep, Session};
 use super::zerocopy_sender::{ZerocopySender, ZerocopySenders};
 use crate::mux::{Cause, Outcome, Transmit};
@@ -41,22 +42,32 @@ pub(super) struct Link {
     zerocopy_sender: OnceLock<Option<Mutex<Box<dyn ZerocopySender>>>>,
     /// SO_ERROR, which the zero-copy sender has read and cleared.
     broken: OnceLock<i32>,
-    /// A read that returns less than its space may leave bytes: it ends after bytes that carried descriptors
-    /// (unix(7)).
-    unix: bool,
+    /// User id of the peer of a Unix socket. A read that returns less than its space may leave bytes there: it ends
+    /// after bytes that carried descriptors (unix(7)).
+    unix: Option<u32>,
     /// Address of the peer, over IP.
     address: Option<SocketAddr>,
-    fd: OwnedFd,
+    /// `None` only during the drop.
+    fd: Option<OwnedFd>,
 }
 
 impl Link {
     pub(super) fn new(fd: OwnedFd, tls: Option<Session>, entry: Option<Entry>) -> Self {
         let unix = rustix::net::sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX);
+        let unix = unix.then(|| {
+            refuse_descriptors(fd.as_fd());
+            let peer = rustix::net::sockopt::socket_peercred(&fd);
+            peer.map_or(u32::MAX, |peer| peer.uid.as_raw())
+        });
         // The peer may have gone.
-        let address = if unix { None } else { rustix::net::getpeername(&fd).ok().flatten() };
+        let address = if unix.is_some() { None } else { rustix::net::getpeername(&fd).ok().flatten() };
         let address = address.and_then(|address| address.try_into().ok());
         let (tls, zerocopy_sender, broken) = (tls.map(Box::new), OnceLock::new(), OnceLock::new());
-        Self { tls, entry, zerocopy_sender, broken, unix, address, fd }
+        Self { tls, entry, zerocopy_sender, broken, unix, address, fd: Some(fd) }
+    }
+
+    fn fd(&self) -> &OwnedFd {
+        self.fd.as_ref().expect("the descriptor leaves in the drop only")
     }
 
     /// A duplicate of the socket to give back. `None` under TLS, whose session cannot be given back.
@@ -65,7 +76,7 @@ impl Link {
         if self.tls.is_some() || matches!(self.zerocopy_sender.get(), Some(Some(_))) {
             return None;
         }
-        self.fd.try_clone().ok()
+        self.fd().try_clone().ok()
     }
 
     /// Returns true without TLS: the socket's bytes are the bytes of the messages.
@@ -86,7 +97,7 @@ impl Link {
     /// Continues the handshake as far as the socket allows.
     pub(super) fn advance_handshake(&self) -> HandshakeStep {
         match &self.tls {
-            Some(tls) => tls.advance_handshake(&self.fd),
+            Some(tls) => tls.advance_handshake(self.fd()),
             None => HandshakeStep::Done,
         }
     }
@@ -99,16 +110,31 @@ impl Link {
     /// Reads into the spare capacity of `buffer`. EAGAIN is not an error.
     pub(super) fn read(&self, buffer: &mut Vec<u8>) -> Result<ReadOutcome, Cause> {
         if let Some(tls) = &self.tls {
-            return tls.read(&self.fd, buffer);
+            return tls.read(self.fd(), buffer);
         }
         loop {
-            return match rustix::io::read(&self.fd, rustix::buffer::spare_capacity(buffer)) {
+            let read = match self.unix {
+                None => rustix::io::read(self.fd(), rustix::buffer::spare_capacity(buffer)),
+                Some(user) => {
+                    let before = buffer.len();
+                    receive(self.fd().as_fd(), buffer).and_then(|(bytes, fds, passed)| {
+                        closer::close(user, fds);
+                        if passed {
+                            buffer.truncate(before);
+                            return Err(Errno::PERM);
+                        }
+                        Ok(bytes)
+                    })
+                }
+            };
+            return match read {
                 // The zero-copy sender has consumed the error; the kernel reports only the end.
                 Ok(0) => self.broken.get().map_or(Ok(ReadOutcome::Eof), |&errno| Err(Cause::Reset(errno))),
                 Ok(_) if buffer.len() == buffer.capacity() => Ok(ReadOutcome::More),
-                Ok(_) if self.unix => continue,
+                Ok(_) if self.unix.is_some() => continue,
                 Ok(_) | Err(Errno::AGAIN) => Ok(ReadOutcome::WouldBlock),
                 Err(Errno::INTR) => Ok(ReadOutcome::More),
+                Err(Errno::PERM) if self.unix.is_some() => Err(Cause::Descriptors),
                 Err(errno) => Err(Cause::Reset(errno.raw_os_error())),
             };
         }
@@ -117,7 +143,7 @@ impl Link {
     /// Writes as much as the socket accepts.
     pub(super) fn write(&self, transmit: &mut Transmit, zerocopy: Option<&dyn ZerocopySenders>) -> Outcome {
         if let Some(tls) = &self.tls {
-            return tls.write(&self.fd, transmit);
+            return tls.write(self.fd(), transmit);
         }
         if let Some(zerocopy) = zerocopy
             && let Some(zerocopy_sender) = self.zerocopy_sender(transmit, zerocopy)
@@ -127,7 +153,7 @@ impl Link {
         while !transmit.is_empty() {
             let slices: Vec<_> = transmit.slices().take(IOV).map(IoSlice::new).collect();
             // As writev(2), but without SIGPIPE, which the application may not ignore.
-            let wrote = sendmsg(&self.fd, &slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL);
+            let wrote = sendmsg(self.fd(), &slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL);
             drop(slices);
             match wrote {
                 Ok(bytes) => transmit.advance(bytes),
@@ -154,7 +180,7 @@ impl Link {
         if !transmit.has_long(least) {
             return None;
         }
-        self.zerocopy_sender.get_or_init(|| zerocopy.open(self.fd.as_fd()).map(Mutex::new)).as_ref()
+        self.zerocopy_sender.get_or_init(|| zerocopy.open(self.fd().as_fd()).map(Mutex::new)).as_ref()
     }
 
     /// Handles EPOLLERR. Returns true if it was caused by zero-copy completions only.
@@ -178,17 +204,25 @@ impl Link {
     /// Shuts down the connection for writing.
     pub(super) fn shut(&self) {
         if let Some(tls) = &self.tls {
-            tls.close(&self.fd);
+            tls.close(self.fd());
         }
         // Fails if the connection is broken.
-        let _ = shutdown(&self.fd, Shutdown::Write);
+        let _ = shutdown(self.fd(), Shutdown::Write);
     }
 
     /// Reads and discards what has arrived. Returns true at the end of the stream or on an error.
     pub(super) fn discard(&self) -> bool {
-        let mut dropped = vec![0; DROPPED];
+        let mut dropped = Vec::with_capacity(DROPPED);
         loop {
-            return match rustix::io::read(&self.fd, &mut dropped[..]) {
+            dropped.clear();
+            let read = match self.unix {
+                None => rustix::io::read(self.fd(), rustix::buffer::spare_capacity(&mut dropped)),
+                Some(user) => receive(self.fd().as_fd(), &mut dropped).map(|(bytes, fds, _)| {
+                    closer::close(user, fds);
+                    bytes
+                }),
+            };
+            return match read {
                 Ok(bytes) => bytes == 0,
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => {
@@ -203,12 +237,12 @@ impl Link {
 
     /// Number of bytes sent that the peer has not acknowledged. 0 if unknown.
     pub(super) fn unacknowledged(&self) -> usize {
-        unacknowledged(self.fd.as_fd())
+        unacknowledged(self.fd().as_fd())
     }
 
     /// Returns true if there are unread bytes.
     pub(super) fn has_unread(&self) -> bool {
-        rustix::io::ioctl_fionread(&self.fd).is_ok_and(|bytes| bytes > 0)
+        rustix::io::ioctl_fionread(self.fd()).is_ok_and(|bytes| bytes > 0)
     }
 
     /// Error number of a broken connection. The kernel reports it once.
@@ -216,7 +250,7 @@ impl Link {
         if let Some(&errno) = self.broken.get() {
             return Some(errno);
         }
-        match rustix::net::sockopt::socket_error(&self.fd) {
+        match rustix::net::sockopt::socket_error(self.fd()) {
             Ok(Ok(())) => None,
             Ok(Err(errno)) | Err(errno) => Some(errno.raw_os_error()),
         }
@@ -225,14 +259,18 @@ impl Link {
 
 impl AsFd for Link {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.fd().as_fd()
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
         if let Some(tls) = &self.tls {
-            tls.close(&self.fd);
+            tls.close(self.fd());
+        }
+        // A Unix socket may have unread descriptors.
+        if let Some(user) = self.unix {
+            closer::close(user, self.fd.take().into_iter().collect());
         }
     }
 }

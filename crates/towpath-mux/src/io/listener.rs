@@ -11,6 +11,7 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, accept_with, socket_with, sockopt};
 
 use super::admission::{Admission, Admit, Entry, admit};
+use super::closer;
 use super::tls::Tls;
 use crate::Time;
 
@@ -90,8 +91,12 @@ impl Listeners {
     }
 
     pub(super) fn close(&mut self) {
+        // Connections that were not accepted may have unread descriptors. The duplicate is closed last.
+        let unix = self.all.iter().filter(|listener| !listener.tcp);
+        let unix: Vec<_> = unix.filter_map(|listener| listener.fd.try_clone().ok()).collect();
         // Event data contains the index, so all listeners are removed together.
         self.all.clear();
+        closer::close(u32::MAX, unix);
         self.paused = None;
     }
 

@@ -40,6 +40,7 @@
 //! While the rest of a long message is missing, SO_RCVLOWAT avoids wake-ups for parts of it.
 
 mod admission;
+mod closer;
 mod connector;
 mod driver;
 mod handshake;
@@ -85,6 +86,7 @@ use listener::Listener;
 use state::{State, Work};
 
 pub use admission::{Admission, Admit, Peer};
+pub use closer::{Close, set_close};
 pub use connector::{Connect, Connector};
 pub use driver::Driver;
 pub use listener::AcceptStats;
@@ -207,6 +209,7 @@ impl Server {
     pub fn listen_unix(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let listener = UnixListener::bind(path)?;
         listener.set_nonblocking(true)?;
+        sys::refuse_descriptors(listener.as_fd());
         let listener = Listener { fd: listener.into(), tcp: false, tls: None };
         self.shared.lock().listeners.add(&self.shared.epoll, listener)
     }

@@ -1,8 +1,78 @@
 #![allow(unsafe_code)]
-//! System calls without a safe wrapper: SO_RCVLOWAT, SIOCOUTQ, and registration of a descriptor with tokio.
+//! System calls without a safe wrapper: SO_RCVLOWAT, SIOCOUTQ, SO_PASSRIGHTS, recvmsg(2) with descriptors into spare
+//! capacity, and registration of a descriptor with tokio.
 
 use std::ffi::c_int;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::io::Errno;
+
+/// Most descriptors in one message (include/net/scm.h).
+const SCM_MAX_FD: usize = 253;
+/// Words of the control buffer: a header of 16 bytes and the descriptors (cmsg(3)).
+const CONTROL: usize = 2 + SCM_MAX_FD.div_ceil(2);
+
+/// Refuses descriptors on a Unix socket: the peer's sendmsg(2) fails with EPERM. Sockets that a listener accepts inherit
+/// it. No effect before Linux 6.16.
+pub(super) fn refuse_descriptors(fd: BorrowedFd<'_>) {
+    /// include/uapi/asm-generic/socket.h; neither libc nor rustix has it.
+    const SO_PASSRIGHTS: c_int = 83;
+    let value: c_int = 0;
+    let (pointer, length) = ((&raw const value).cast(), size_of::<c_int>() as libc::socklen_t);
+    // SAFETY: the borrow keeps the descriptor open. `pointer` refers to an int, `length` is its size, and the
+    // kernel only reads it during the call (setsockopt(2)).
+    let _ = unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, pointer, length) };
+}
+
+/// Receives into the spare capacity of `buffer`, like read(2). Returns the number of bytes, the descriptors that the
+/// peer passed, and whether it passed any.
+pub(super) fn receive(
+    fd: BorrowedFd<'_>,
+    buffer: &mut Vec<u8>,
+) -> Result<(usize, Vec<OwnedFd>, bool), Errno> {
+    let spare = buffer.spare_capacity_mut();
+    let mut iov = libc::iovec { iov_base: spare.as_mut_ptr().cast(), iov_len: spare.len() };
+    // Words, for the alignment of cmsghdr.
+    let mut control = [0u64; CONTROL];
+    // SAFETY: msghdr consists of integers and pointers, for which zero is valid.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = &raw mut iov;
+    header.msg_iovlen = 1;
+    header.msg_control = control.as_mut_ptr().cast();
+    header.msg_controllen = size_of_val(&control) as _;
+    // SAFETY: the borrow keeps the descriptor open. The header refers to one iovec for the spare capacity, and to the
+    // control buffer, with their sizes; all live during the call, and this function alone owns them (recvmsg(2)).
+    let got = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
+    let Ok(got) = usize::try_from(got) else {
+        let error = std::io::Error::last_os_error();
+        return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+    };
+    let (mut fds, len) = (Vec::new(), buffer.len());
+    // SAFETY: recvmsg(2) has written `got` bytes behind `len`, and no more than the spare capacity.
+    unsafe { buffer.set_len(len + got) };
+    // SAFETY: the header and its control buffer are those that recvmsg(2) has filled; `msg_controllen` is the filled part.
+    let mut part = unsafe { libc::CMSG_FIRSTHDR(&raw const header) };
+    while !part.is_null() {
+        // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return null or a complete header inside of the control buffer.
+        let (level, kind, bytes) =
+            unsafe { ((*part).cmsg_level, (*part).cmsg_type, (*part).cmsg_len as usize) };
+        if (level, kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            // SAFETY: as above; the data begins behind the header.
+            let data = unsafe { libc::CMSG_DATA(part) }.cast::<c_int>();
+            // SAFETY: computes a length only.
+            let head = unsafe { libc::CMSG_LEN(0) } as usize;
+            for at in 0..bytes.saturating_sub(head) / size_of::<c_int>() {
+                // SAFETY: the kernel wrote this number of descriptors behind the header. Each is open and belongs to this
+                // process alone: recvmsg(2) has just made it.
+                fds.push(unsafe { OwnedFd::from_raw_fd(data.add(at).read_unaligned()) });
+            }
+        }
+        // SAFETY: as for CMSG_FIRSTHDR; `part` is a header of this control buffer.
+        part = unsafe { libc::CMSG_NXTHDR(&raw const header, part) };
+    }
+    let passed = !fds.is_empty() || header.msg_flags & libc::MSG_CTRUNC != 0;
+    Ok((got, fds, passed))
+}
 
 /// Makes a TCP socket ready at `bytes` bytes (socket(7), tcp(7)). Other sockets stay ready at one byte.
 pub(super) fn set_rcvlowat(fd: BorrowedFd<'_>, bytes: usize) {

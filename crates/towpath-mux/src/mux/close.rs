@@ -81,7 +81,7 @@ impl Mux {
         }
         match cause {
             Cause::Memory => psock.stats.rx_mem_fail += 1,
-            Cause::Reset(_) | Cause::Tls(_) => {
+            Cause::Reset(_) | Cause::Tls(_) | Cause::Descriptors => {
                 psock.stats.rx_aborts += u64::from(psock.is_open());
                 self.counters.totals.resets += 1;
             }

@@ -78,6 +78,8 @@ pub enum Cause {
     Drained,
     /// It was not drained before its deadline.
     DrainTimeout,
+    /// The peer passed descriptors over a Unix socket.
+    Descriptors,
     /// It was idle for too long.
     Idle,
     /// The peer accepted no data for too long.
@@ -97,6 +99,7 @@ impl Cause {
             Self::Reset(errno) => *errno,
             Self::Tls(_) => 71,
             Self::Framing(failure) => failure.cause.errno(),
+            Self::Descriptors => 1,
             Self::DrainTimeout | Self::Idle | Self::SendTimeout => 110,
             Self::SendFull => 105,
             Self::Memory => 12,
@@ -126,6 +129,7 @@ impl fmt::Display for Cause {
             Self::Unattached => f.write_str("taken back"),
             Self::Drained => f.write_str("drained"),
             Self::DrainTimeout => f.write_str("not drained in time"),
+            Self::Descriptors => f.write_str("the peer passed descriptors"),
             Self::Idle => f.write_str("idle for too long"),
             Self::SendTimeout => f.write_str("the peer takes nothing of what is sent to it"),
             Self::SendFull => f.write_str("more is to be sent than may wait for this peer"),

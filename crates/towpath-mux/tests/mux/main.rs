@@ -1,6 +1,7 @@
 //! The multiplexor over sockets. Tests that measure or limit the whole process are binaries of their own.
 
 mod clients;
+mod passed;
 mod peers;
 mod sockets;
 #[cfg(feature = "tokio")]
