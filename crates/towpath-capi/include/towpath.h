@@ -206,16 +206,20 @@ void towpath_worker_close(towpath_worker *worker);
 /* Receives the next message; see towpath_inspector_recv. Returns 0 if the mux has ended the channel. */
 int towpath_worker_recv(towpath_worker *worker, struct towpath_message *message, int timeout);
 
-/* Answers the message on its connection; the bytes are copied. Waits while the ring is full. A message may have several answers. An answered
- * message is not given to another worker if this one dies. -EMSGSIZE: larger than the mux accepts; -EPIPE: the mux has disconnected;
- * -EINTR; -ESTALE: the message is already done. */
+/* Answers the message on its connection; the bytes are copied. Waits while the ring is full. A message has one answer: the mux detaches a
+ * worker that answers again, unless it runs with --worker-may push. An answered message is not given to another worker if this one dies.
+ * -EMSGSIZE: larger than the mux accepts; -EPIPE: the mux has disconnected; -EINTR; -ESTALE: the message is already done. */
 int towpath_worker_reply(towpath_worker *worker, const struct towpath_message *message, const void *bytes, size_t len);
+
+/* Sends a part of the answer, like towpath_worker_reply, which sends the last part; that one may be empty. */
+int towpath_worker_reply_part(towpath_worker *worker, const struct towpath_message *message, const void *bytes, size_t len);
 
 /* Completes the message and returns its memory to the mux. -ESTALE: it is already done (no effect). */
 int towpath_worker_done(towpath_worker *worker, const struct towpath_message *message);
 
 /* Sends a message on a connection, like reply; no effect if the connection has ended. NULL (connected mode only): on the connection with the
- * least data to send. */
+ * least data to send. The mux detaches a worker that sends on a connection that it received no message from, or without a connection in
+ * connected mode, unless it runs with --worker-may push. */
 int towpath_worker_send(towpath_worker *worker, const struct towpath_connection *connection, const void *bytes, size_t len);
 
 /* Collects the answer to a message in towpath_worker_serve. append copies bytes to its end. */

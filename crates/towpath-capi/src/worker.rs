@@ -120,6 +120,22 @@ pub extern "C" fn towpath_worker_reply(
 
 /// See `towpath.h`.
 #[unsafe(no_mangle)]
+pub extern "C" fn towpath_worker_reply_part(
+    worker: Option<&mut Worker>,
+    message: Option<&Message>,
+    bytes: Bytes,
+    len: usize,
+) -> c_int {
+    guard(|| {
+        let (worker, message) = recall(worker, message)?;
+        let bytes = bytes.get(len)?;
+        worker.reply_part(&message, bytes)?;
+        Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
 pub extern "C" fn towpath_worker_done(worker: Option<&mut Worker>, message: Option<&Message>) -> c_int {
     guard(|| {
         let (worker, message) = recall(worker, message)?;

@@ -36,7 +36,9 @@ static void answer(const struct towpath_message *message)
     CHECK(memcmp(message->bytes, message->payload, message->payload_len) == 0);
     CHECK(message->time > 0);
     CHECK(towpath_worker_reply(worker, message, NULL, 1) == -EINVAL);
-    CHECK(towpath_worker_reply(worker, message, bytes, length) == 0);
+    CHECK(towpath_worker_reply_part(worker, message, NULL, 1) == -EINVAL);
+    CHECK(towpath_worker_reply_part(worker, message, bytes, 2) == 0);
+    CHECK(towpath_worker_reply(worker, message, bytes + 2, length - 2) == 0);
     free(bytes);
     CHECK(towpath_worker_send(worker, &message->connection, "sent\n", 5) == 0);
     CHECK(towpath_worker_done(worker, message) == 0);

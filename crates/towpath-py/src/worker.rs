@@ -103,7 +103,8 @@ impl Worker {
     }
 
     /// Sends a message on a connection. A connection that has ended is ignored. Without a connection, in connected mode, the mux selects the
-    /// connection with the least data to send. Waits while the ring is full.
+    /// connection with the least data to send. Waits while the ring is full. The mux detaches a worker that sends on a connection that it
+    /// received no message from, or without a connection in connected mode, unless it runs with --worker-may push.
     #[pyo3(signature = (data, connection=None))]
     fn send(slf: &Bound<'_, Self>, data: Data, connection: Option<&Connection>) -> PyResult<()> {
         let py = slf.py();
@@ -186,15 +187,20 @@ impl Worker {
 
 #[pymethods]
 impl Message {
-    /// Replies on the message's connection. Waits while the ring is full. A message may have several replies. A message with a reply is not
-    /// given to another worker if this process dies.
-    fn reply(&self, py: Python<'_>, data: Data) -> PyResult<()> {
+    /// Replies on the message's connection. Waits while the ring is full. A message has one reply; with more=True, this is a part of it, and
+    /// another call follows with the next part. A message with a reply is not given to another worker if this process dies. The mux detaches
+    /// a worker that replies again, unless it runs with --worker-may push.
+    #[pyo3(signature = (data, *, more=false))]
+    fn reply(&self, py: Python<'_>, data: Data, more: bool) -> PyResult<()> {
         let data = data.get(py)?;
         wait::send(py, || {
             let mut this = self.worker.bind(py).try_borrow_mut()?;
             let worker = this.worker()?;
             let message = worker.recall(self.ticket).ok_or_else(done)?;
-            Ok(py.detach(|| worker.reply(&message, &data)))
+            Ok(py.detach(|| match more {
+                true => worker.reply_part(&message, &data),
+                false => worker.reply(&message, &data),
+            }))
         })
     }
 

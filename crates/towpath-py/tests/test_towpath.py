@@ -83,8 +83,8 @@ def loop(queue):
 
 def answer(message):
     assert message.bytes == message.payload + b"\n" and message.time > 0
-    # A single reply: messages of other workers may be interleaved between two replies.
-    message.reply(bytearray(b"a " + message.bytes))
+    message.reply(b"a ", more=True)
+    message.reply(bytearray(message.bytes))
 
 
 def iterate(worker):

@@ -16,6 +16,7 @@ use crate::lane::batch::{self, BATCH_MAX, Part};
 use crate::lane::reserve_error::ReserveError;
 use crate::lane::verdict::Verdict;
 use crate::shm::header::{Kind, Meta};
+use crate::shm::seq::Seq;
 
 /// Messages that [`Worker::serve`] processes before it checks whether the multiplexor sleeps.
 const BURST: u32 = 256;
@@ -208,6 +209,12 @@ impl Message {
     #[must_use]
     pub fn hash(&self) -> u32 {
         self.frame.header().hash
+    }
+
+    /// Sequence number of the message's frame.
+    #[must_use]
+    pub fn seq(&self) -> Seq {
+        self.frame.seq()
     }
 
     /// Converts the message into a ticket; [`Worker::recall`] returns it.
@@ -413,18 +420,38 @@ impl Worker {
         stripped(self.bytes(message), layers.network, layers.payload)
     }
 
-    /// Answers the message on its connection; waits while the ring is full. A message may have several answers. An
-    /// answered message is not given to another worker if this one dies.
+    /// Answers the message on its connection; waits while the ring is full. An answered message is not given to another
+    /// worker if this one dies.
+    ///
+    /// A message has one answer. The multiplexor detaches a worker that answers again, unless it runs with
+    /// `--worker-may push`. [`reply_part`](Self::reply_part) sends an answer in parts.
     ///
     /// # Errors
     /// [`ReserveError`]: the answer is larger than the multiplexor permits, or the multiplexor is disconnected.
     pub fn reply(&mut self, message: &Message, bytes: &[u8]) -> Result<(), ReserveError> {
-        let meta = Meta { kind: Kind::REPLY, port: message.frame.seq().0, ..Meta::default() };
+        self.answer(Kind::REPLY, message, bytes)
+    }
+
+    /// Sends a part of the answer; waits while the ring is full. Call [`reply`](Self::reply) with the last part, which may
+    /// be empty. Messages on the same connection may leave between two parts, unless the order is `replies`, `serial` or
+    /// `sticky`. A message that was answered in part is not given to another worker if this one dies.
+    ///
+    /// # Errors
+    /// As [`reply`](Self::reply).
+    pub fn reply_part(&mut self, message: &Message, bytes: &[u8]) -> Result<(), ReserveError> {
+        self.answer(Kind::REPLY_PART, message, bytes)
+    }
+
+    fn answer(&mut self, kind: Kind, message: &Message, bytes: &[u8]) -> Result<(), ReserveError> {
+        let meta = Meta { kind, port: message.frame.seq().0, ..Meta::default() };
         self.queue.reply(&message.frame, bytes, &meta)
     }
 
     /// Sends a message on another connection; waits while the ring is full. If that connection has ended, the
     /// message returns ([`poll_unsent`](Self::poll_unsent)).
+    ///
+    /// A worker may send to the connections that it received messages from. The multiplexor detaches a worker that
+    /// sends to another one, unless it runs with `--worker-may push`.
     ///
     /// # Errors
     /// As [`reply`](Self::reply).
@@ -434,6 +461,7 @@ impl Worker {
     }
 
     /// Connected mode: sends a message on the connection with the shortest send queue; waits while the ring is full.
+    /// The multiplexor must run with `--worker-may push`; otherwise it detaches the worker.
     ///
     /// # Errors
     /// As [`reply`](Self::reply).

@@ -285,8 +285,9 @@ impl Channel {
         cpu::is_shared(&self.rings.theirs)
     }
 
-    /// Returns true if there is a message and the engine receives messages.
-    fn has_message(&mut self) -> bool {
+    /// Returns true if [`poll_messages`](Self::poll_messages) has something to read.
+    #[must_use]
+    pub fn has_message(&mut self) -> bool {
         self.policy.messages && self.rings.tx.is_ready(&self.rings.theirs)
     }
 

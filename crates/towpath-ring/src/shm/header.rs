@@ -35,6 +35,10 @@ impl Kind {
     /// RX only: several messages of one connection; [`Header::mark`] is their number. See
     /// [`Channel::send_batch`](crate::Channel::send_batch).
     pub const MESSAGES: Self = Self(10);
+    /// TX only: a part of the answer to the first message without an answer in the frame in [`Header::port`]. The answer
+    /// ends with [`Self::REPLY`], which may be empty. [`Header::group`] is the number of this message in its frame, from 1,
+    /// or 0.
+    pub const REPLY_PART: Self = Self(11);
 }
 
 // The order of the words in shared memory, so that copying them is seven loads and seven stores.
