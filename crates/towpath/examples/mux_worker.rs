@@ -7,13 +7,19 @@
 //! `send TEXT` sends that text to any connection, and then answers; `unsent` answers with what came back of it;
 //! `scribble` writes over everything that it has answered, where that lies in memory, and then answers.
 //!
+//! `remember` answers with the index and the generation of its connection, and `to INDEX GENERATION TEXT` sends TEXT to
+//! that one; `own TEXT` sends TEXT to the connection of the message; `parts N` answers in that many parts; `huge N` has
+//! that many bytes in its answer.
+//! It exceeds its authority at `again` (answers twice), `unheld` (answers to what it does not have), `more` (more answers
+//! than messages), `frame` (a frame that is no answer) and `bells N` (rings that often, at nobody's request).
+//!
 //! With a number as its argument it takes so many short messages at once.
 
 use std::error::Error;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::net::TcpStream;
 
-use towpath_ring::{Unsent, Worker};
+use towpath_ring::{Connection, Kind, Meta, Unsent, Worker};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut worker = Worker::attach_env()?;
@@ -23,10 +29,44 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     while let Some(message) = worker.recv()? {
         let body = worker.bytes(&message)[4..].to_vec();
-        if let Some(text) = body.strip_prefix(b"send ") {
-            worker.send(text)?;
+        let connection = message.connection();
+        let words: Vec<&str> = std::str::from_utf8(&body).unwrap_or_default().splitn(4, ' ').collect();
+        match words[..] {
+            ["send", ..] => worker.send(&body[5..])?,
+            ["own", ..] => worker.forward(connection, &body[4..])?,
+            ["to", index, generation, text] => {
+                let connection = Connection { index: index.parse()?, generation: generation.parse()? };
+                worker.forward(connection, text.as_bytes())?;
+            }
+            ["parts", count] => {
+                let answer = answer(&body);
+                let count = count.parse::<usize>()?.max(1);
+                for part in answer.chunks(answer.len().div_ceil(count)) {
+                    worker.reply_part(&message, part)?;
+                }
+                worker.reply(&message, b"")?;
+                worker.done(message);
+                continue;
+            }
+            ["huge", bytes] => {
+                worker.reply(&message, &framed(&vec![b'x'; bytes.parse()?]))?;
+                worker.done(message);
+                continue;
+            }
+            ["again"] => worker.reply(&message, &answer(&body))?,
+            ["unheld"] => raw(&mut worker, Meta { kind: Kind::REPLY, port: 1 << 30, ..Meta::default() })?,
+            ["frame"] => raw(&mut worker, Meta { kind: Kind(0x8000), ..Meta::default() })?,
+            ["more"] => {
+                let many = Meta { kind: Kind::REPLY, port: message.seq().0, mark: 2, ..Meta::default() };
+                raw(&mut worker, many)?;
+            }
+            ["bells", count] => bells(&worker, count.parse()?)?,
+            _ => {}
         }
         let answer = match &body[..] {
+            b"remember" => framed(
+                format!("{} {} {}", std::process::id(), connection.index, connection.generation).as_bytes(),
+            ),
             b"unsent" => {
                 let back = std::iter::from_fn(|| worker.poll_unsent());
                 let said = |it: Unsent| {
@@ -61,12 +101,31 @@ fn answer(body: &[u8]) -> Vec<u8> {
         },
         _ => {}
     }
-    let mut answer = vec![0; 4];
-    answer.extend_from_slice(format!("{} ", std::process::id()).as_bytes());
-    answer.extend_from_slice(body);
-    let length = (answer.len() - 4) as u32;
-    answer[..4].copy_from_slice(&length.to_be_bytes());
-    answer
+    framed(&[format!("{} ", std::process::id()).as_bytes(), body].concat())
+}
+
+fn framed(body: &[u8]) -> Vec<u8> {
+    [&(body.len() as u32).to_be_bytes(), body].concat()
+}
+
+/// A frame that the client library does not send.
+fn raw(worker: &mut Worker, meta: Meta) -> Result<(), Box<dyn Error>> {
+    worker.queue().send(&framed(b"raw"), &meta)?;
+    worker.queue().flush();
+    Ok(())
+}
+
+/// Doorbells that the front did not ask for (docs/book/src/reference/ring-abi.md has their 16 bytes).
+fn bells(worker: &Worker, count: usize) -> io::Result<()> {
+    let bell = [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    for _ in 0..count {
+        match rustix::net::send(worker, &bell, rustix::net::SendFlags::NOSIGNAL) {
+            // The front has closed the channel: it had enough.
+            Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => break,
+            sent => drop(sent?),
+        }
+    }
+    Ok(())
 }
 
 /// Writes over the memory in which answers are, as proc_pid_maps(5) and proc_pid_mem(5) have it.

@@ -65,6 +65,12 @@ pub(crate) struct Mux {
     #[arg(long, value_name = "COMMAND")]
     worker: String,
 
+    /// Further rights of the workers; a worker without the right is detached at once and restarted after a second or more
+    ///
+    /// By default, a worker may answer each message once, and send messages to the connections that it received messages from.
+    #[arg(long, value_name = "RIGHT")]
+    worker_may: Option<Right>,
+
     /// Number of workers; default: the number of processors
     #[arg(long, value_name = "N", value_parser = workers)]
     workers: Option<NonZeroUsize>,
@@ -133,6 +139,12 @@ enum OrderArg {
     Sticky,
     /// One message per hash value of the framing at a time
     Key,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Right {
+    /// Send messages to all connections, and answer a message several times
+    Push,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -227,6 +239,7 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
             SendArg::Plain => CopyMode::Plain,
         },
         send_check: args.send_check,
+        may_push: args.worker_may == Some(Right::Push),
     };
     let code = |error: Error| match error {
         Error::Worker { .. } => (exit::INSPECTOR, error.to_string()),

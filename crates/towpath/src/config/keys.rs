@@ -146,6 +146,7 @@ pub const KEYS: &[Key] = &[
     new("mux", "framing", Text, "required", "preset, clauses, or file ([framing](framing.md))"),
     new("mux", "worker", Text, "required", "command of a worker process"),
     new("mux", "workers", Number(1, 64), "number of CPUs", "worker processes"),
+    new("mux", "worker-may", Word(&["push"]), "", "further rights of the workers ([authority](mux.md#authority-of-a-worker))"),
     new("mux", "order", Word(&["none", "replies", "serial", "sticky", "key"]), "`\"none\"`", "[order](mux.md#order) of messages and replies"),
     new("mux", "message-max", Number(1, 33_554_432), "`16777216`", "bytes of the longest message"),
     new("mux", "message-time", Seconds(0.001, 86_400.0), "", "time limit of a message from its first byte, plus 1 s for each 64 KiB"),

@@ -57,6 +57,8 @@ pub struct Mux {
     pub redeliver: u8,
     /// Keep the connection of a message that was given up.
     pub keep_undone: bool,
+    /// Workers may send messages to all connections, and answer a message several times.
+    pub may_push: bool,
     /// How long replies are sent.
     pub send: CopyMode,
     /// Compare checksums of replies at completion.
@@ -153,6 +155,7 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
         message_max: table.number("message-max").unwrap_or(16 << 20) as usize,
         redeliver: table.number("redeliver").unwrap_or(2) as u8,
         keep_undone: table.word("undone") == Some("keep"),
+        may_push: table.word("worker-may") == Some("push"),
         send,
         send_check: table.switch("send-check").unwrap_or(false),
         tls: tls(table, directory),

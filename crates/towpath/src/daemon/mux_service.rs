@@ -110,6 +110,7 @@ impl Listening {
             close_undone: !config.keep_undone,
             send: config.send,
             send_check: config.send_check,
+            may_push: config.may_push,
             name: name.clone(),
             first_channel: CHANNELS * (place as u32 + 1),
         };

@@ -9,7 +9,7 @@ use towpath_mux::{io, mux};
 use towpath_ring::ChannelStats;
 
 use super::RuleStats;
-use crate::worker_pool::UnsentStats;
+use crate::worker_pool::{UnsentStats, Violations};
 
 /// A table of counters with the labels that all of its rows have.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +43,7 @@ pub const TABLES: &[Table] = &[
     table("Multiplexors", &["mux"], psock::Stats::TABLE),
     table("Multiplexors", &["mux"], io::AcceptStats::TABLE),
     table("Multiplexors", &["mux"], UnsentStats::TABLE),
+    table("Multiplexors", &["mux"], Violations::TABLE),
     table("Zero-copy sends", &["mux"], towpath_send::Counters::TABLE),
 ];
 

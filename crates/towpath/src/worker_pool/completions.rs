@@ -9,8 +9,10 @@ use towpath_mux::Time;
 use towpath_mux::mux::{Body, Mux, SendError, Ticket, psock, worker};
 use towpath_ring::{Header, Kind, Seq, TxPayload, TxSink};
 
+use super::authority::{Authority, Destination, Rights};
 use super::frame::{FrameMessages, Out, place};
 use super::tx_lease::TxLeases;
+use super::violation::{Violation, Violations};
 use super::zerocopy_tx::LEAST;
 
 metrics! {
@@ -65,11 +67,15 @@ pub(super) struct Completions {
     pub(super) done: Vec<(worker::Id, FrameMessages)>,
     /// Messages too large for a ring. Their connections end.
     pub(super) refused: Vec<(worker::Id, Ticket)>,
+    /// Messages whose workers died after a part of the answer. Their connections end, too.
+    pub(super) torn: Vec<Ticket>,
     /// Time for these connections to finish their other messages.
     drain: Duration,
     block: BytesMut,
     /// Counters of unsent messages of workers.
     pub(super) lost: UnsentStats,
+    /// Counters of violations by workers.
+    pub(super) violations: Violations,
 }
 
 impl Completions {
@@ -87,6 +93,12 @@ impl Completions {
         }
         self.block.extend_from_slice(bytes);
         self.block.split().freeze()
+    }
+
+    /// A worker's message is not sent.
+    fn unsent(&mut self, worker: worker::Id, to: Option<psock::Id>, error: SendError, bytes: Bytes) {
+        self.lost.count(&error);
+        push(&mut self.unsent, Unsent { worker: Some(worker), to, error, bytes });
     }
 
     /// Reports a message of a worker that was not sent: its connection ended, and no other connection could take it.
@@ -126,6 +138,9 @@ impl Completions {
                 mux.done_batch(id, (messages.first, messages.count), now);
             }
         });
+        for ticket in self.torn.drain(..) {
+            mux.drain_psock(ticket.psock, Some(now + self.drain), now);
+        }
         for (id, ticket) in self.refused.drain(..) {
             mux.drain_psock(ticket.psock, Some(now + self.drain), now);
             mux.done(id, ticket, now);
@@ -152,13 +167,16 @@ fn push(unsent: &mut VecDeque<Unsent>, last: Unsent) {
     }
 }
 
-/// Reads the frames of one process.
+/// Reads the frames of one process. After a violation, it ignores the others.
 pub(super) struct Answers<'a> {
     pub(super) id: worker::Id,
     pub(super) first: Seq,
     pub(super) out: &'a mut VecDeque<Option<Out>>,
     pub(super) tx_leases: Option<&'a mut TxLeases>,
     pub(super) completions: &'a mut Completions,
+    pub(super) authority: &'a Authority,
+    pub(super) rights: Rights,
+    pub(super) violation: &'a mut Option<Violation>,
     /// Number of bytes copied.
     pub(super) copied: usize,
     pub(super) now: u64,
@@ -170,12 +188,53 @@ impl Answers<'_> {
     fn held(&mut self, header: &Header) -> Option<&mut Out> {
         place(self.first, Seq(header.port)).and_then(|at| self.out.get_mut(at)?.as_mut())
     }
+
+    /// The messages that a reply answers: the first, their number, and the number of replies.
+    fn answer(&mut self, header: &Header) -> Result<(Ticket, u32, u32), Violation> {
+        let (now, again) = (self.now, self.rights.push);
+        let held = self.held(header).ok_or(Violation::Unheld)?;
+        let (from, count, replies) = held.answer(header, again)?;
+        held.since = now;
+        Ok((held.messages.at(from), count, replies))
+    }
+
+    /// A reply to a message that the worker holds.
+    fn reply(&mut self, header: &Header, payload: TxPayload<'_>) -> Result<(), Violation> {
+        let (first, count, replies) = self.answer(header)?;
+        let body = match (payload, &mut self.tx_leases) {
+            (TxPayload::Held(frame), Some(tx_leases)) => Body::Leased(tx_leases.lend(first.psock, frame)),
+            // `hold` has returned false.
+            (TxPayload::Held(_), None) => return Ok(()),
+            (TxPayload::Copied(bytes), _) => Body::Bytes(self.completions.copy(bytes)),
+        };
+        self.completions.replies.push(Answer { worker: self.id, first, count, replies, body });
+        Ok(())
+    }
+
+    /// A worker's message: sends it if the worker may.
+    fn send(&mut self, header: &Header, bytes: Bytes) -> Result<(), Violation> {
+        let (index, generation) = (header.port, header.group);
+        let to = (generation != 0).then(|| psock::Id::from_parts(index, generation));
+        let destination = match to {
+            None if self.rights.connected && !self.rights.push => return Err(Violation::Push),
+            None => Destination::Granted,
+            Some(_) if self.rights.push => Destination::Granted,
+            Some(_) => self.authority.destination(index, generation),
+        };
+        match destination {
+            Destination::Granted => self.completions.sends.push((self.id, to, bytes)),
+            Destination::Ended => self.completions.unsent(self.id, to, SendError::Gone, bytes),
+            Destination::Unknown => return Err(Violation::Connection),
+        }
+        Ok(())
+    }
 }
 
 impl TxSink for Answers<'_> {
     fn hold(&mut self, header: &Header) -> bool {
         let len = header.len as usize;
-        if header.kind != Kind::REPLY || len < LEAST {
+        let reply = matches!(header.kind, Kind::REPLY | Kind::REPLY_PART);
+        if !reply || len < LEAST || self.violation.is_some() {
             return false;
         }
         let Some(psock) = self.held(header).map(|held| held.messages.first.psock) else { return false };
@@ -183,41 +242,23 @@ impl TxSink for Answers<'_> {
     }
 
     fn take(&mut self, header: &Header, payload: TxPayload<'_>) {
-        let (worker, now) = (self.id, self.now);
-        let answer = match header.kind {
-            Kind::REPLY => self.held(header).map(|held| {
-                held.since = now;
-                let (from, count) = held.answer(header);
-                (held.messages.at(from), count)
-            }),
-            _ => None,
-        };
-        let body = match (payload, &mut self.tx_leases, answer) {
-            // `hold` has checked that the frame exists.
-            (TxPayload::Held(frame), Some(tx_leases), Some((first, _))) => {
-                Body::Leased(tx_leases.lend(first.psock, frame))
-            }
-            (TxPayload::Held(_), ..) => return,
-            (TxPayload::Copied(bytes), ..) => {
-                self.copied += bytes.len();
-                let bytes = self.completions.copy(bytes);
-                if header.kind == Kind::MESSAGE {
-                    return self.completions.sends.push((worker, addressee(header), bytes));
-                }
-                Body::Bytes(bytes)
-            }
-        };
-        if let Some((first, count)) = answer {
-            let replies = header.mark.clamp(1, count);
-            self.completions.replies.push(Answer { worker, first, count, replies, body });
+        if let TxPayload::Copied(bytes) = &payload {
+            self.copied += bytes.len();
         }
+        // A held frame of a process that is detached is not given back.
+        if self.violation.is_some() {
+            return;
+        }
+        let taken = match (header.kind, payload) {
+            (Kind::MESSAGE, TxPayload::Copied(bytes)) => {
+                let bytes = self.completions.copy(bytes);
+                self.send(header, bytes)
+            }
+            (Kind::REPLY | Kind::REPLY_PART, payload) => self.reply(header, payload),
+            _ => Err(Violation::Frame),
+        };
+        *self.violation = taken.err();
     }
-}
-
-/// Destination of a worker's message. `None`: any connection.
-fn addressee(header: &Header) -> Option<psock::Id> {
-    let (index, generation) = (header.port, header.group);
-    (generation != 0).then(|| psock::Id::from_parts(index, generation))
 }
 
 #[cfg(test)]

@@ -132,6 +132,7 @@ mod tests {
 
     use towpath_mux::io::Server;
 
+    use super::super::authority::Rights;
     use super::super::completions::Completions;
     use super::super::worker_slot::tests::{ask, attach, learn};
     use super::*;
@@ -141,7 +142,7 @@ mod tests {
         let server = Server::new("line".parse().unwrap(), towpath_mux::mux::Config::default()).unwrap();
         let mut driver = server.driver().unwrap();
         let directory = tempfile::tempdir().unwrap();
-        let mut slots = [0, 1].map(|number| WorkerSlot::new(number, directory.path(), false));
+        let mut slots = [0, 1].map(|number| WorkerSlot::new(number, directory.path(), Rights::default()));
         driver.change(learn);
         let workers = slots.each_mut().map(|slot| {
             let path = directory.path().join(format!("worker-{}-0.sock", slot.number()));

@@ -5,6 +5,8 @@ use std::collections::VecDeque;
 use towpath_mux::mux::{Batch, Ticket, View};
 use towpath_ring::{Channel, Header, Kind, Layers, Meta, Part, ReserveError, Seq};
 
+use super::violation::Violation;
+
 /// Messages up to the first size share frames of up to the second size, in bytes.
 const SHORT: usize = 4 << 10;
 const BUNDLE: usize = 32 << 10;
@@ -32,24 +34,57 @@ pub(super) struct Out {
     pub(super) since: u64,
     /// Number of messages that were answered, from the front.
     pub(super) answered: u32,
+    /// The next message was answered in part.
+    pub(super) begun: bool,
 }
 
 impl Out {
-    /// The messages that a reply with this header answers: first place and number.
-    pub(super) fn answer(&mut self, header: &Header) -> (u32, u32) {
-        // Without a number in the header, the reply answers all of them.
-        let upto =
-            if header.group == 0 { self.messages.count } else { header.group.min(self.messages.count) };
-        // A second reply to answered messages counts for the last of them.
-        let from = self.answered.min(upto - 1);
-        self.answered = self.answered.max(upto);
-        (from, upto - from)
+    pub(super) const fn new(messages: FrameMessages, since: u64) -> Self {
+        Self { messages, since, answered: 0, begun: false }
     }
 
-    /// The messages that were not answered.
+    /// The messages that a reply with this header answers: first place, number, and number of replies. `again`: a
+    /// message may have several answers.
+    pub(super) fn answer(&mut self, header: &Header, again: bool) -> Result<(u32, u32, u32), Violation> {
+        let count = self.messages.count;
+        // Without a number in the header, the reply answers all of them.
+        let upto = if header.group == 0 { count } else { header.group };
+        if upto > count && !again {
+            return Err(Violation::Answers);
+        }
+        let upto = upto.min(count);
+        if header.kind == Kind::REPLY_PART {
+            // A part belongs to the first message without an answer.
+            let from = if header.group == 0 { self.answered } else { upto - 1 };
+            if from != self.answered || from >= count {
+                return Err(Violation::Again);
+            }
+            self.begun = true;
+            return Ok((from, 1, 0));
+        }
+        if upto <= self.answered && !again {
+            return Err(Violation::Again);
+        }
+        // A further reply to answered messages counts for the last of them.
+        let from = self.answered.min(upto - 1);
+        if header.mark > upto - from && !again {
+            return Err(Violation::Answers);
+        }
+        if upto > self.answered {
+            (self.answered, self.begun) = (upto, false);
+        }
+        Ok((from, upto - from, header.mark.clamp(1, upto - from)))
+    }
+
+    /// The message that was answered in part.
+    pub(super) fn torn(&self) -> Option<Ticket> {
+        self.begun.then(|| self.messages.at(self.answered))
+    }
+
+    /// The messages of which nothing was answered.
     pub(super) fn unanswered(&self) -> impl Iterator<Item = Ticket> + use<> {
-        let Self { messages, answered, .. } = *self;
-        (answered..messages.count).map(move |place| messages.at(place))
+        let Self { messages, answered, begun, .. } = *self;
+        (answered + u32::from(begun)..messages.count).map(move |place| messages.at(place))
     }
 }
 
@@ -122,4 +157,75 @@ fn meta(message: &View<'_>, time: u64) -> Meta {
 
 fn narrow(bytes: usize) -> u16 {
     u16::try_from(bytes).unwrap_or(u16::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_mux::mux::psock;
+
+    use super::*;
+
+    fn header(kind: Kind, group: u32, mark: u32) -> Header {
+        let mut header = Header::default();
+        (header.kind, header.group, header.mark) = (kind, group, mark);
+        header
+    }
+
+    #[test]
+    fn a_message_has_one_answer_in_any_number_of_parts() {
+        let first = Ticket { psock: psock::Id::from_parts(1, 1), number: 7 };
+        let reply = |group, mark| header(Kind::REPLY, group, mark);
+        let part = |group| header(Kind::REPLY_PART, group, 0);
+        let (again, answers) = (Err(Violation::Again), Err(Violation::Answers));
+        // Rows: messages in the frame; headers with the result without and with `--worker-may push`.
+        let rows = [
+            (1, vec![(reply(0, 0), Ok((0, 1, 1)), Ok((0, 1, 1))), (reply(0, 0), again, Ok((0, 1, 1)))]),
+            (1, vec![(reply(2, 0), answers, Ok((0, 1, 1)))]),
+            (1, vec![(reply(1, 2), answers, Ok((0, 1, 1)))]),
+            (1, vec![(reply(u32::MAX, u32::MAX), answers, Ok((0, 1, 1)))]),
+            (1, vec![(part(0), Ok((0, 1, 0)), Ok((0, 1, 0))); 3]),
+            (
+                1,
+                vec![
+                    (part(1), Ok((0, 1, 0)), Ok((0, 1, 0))),
+                    (reply(1, 0), Ok((0, 1, 1)), Ok((0, 1, 1))),
+                    (part(1), again, again),
+                ],
+            ),
+            (3, vec![(reply(0, 3), Ok((0, 3, 3)), Ok((0, 3, 3))), (part(0), again, again)]),
+            (
+                3,
+                vec![
+                    (reply(2, 2), Ok((0, 2, 2)), Ok((0, 2, 2))),
+                    (reply(3, 1), Ok((2, 1, 1)), Ok((2, 1, 1))),
+                ],
+            ),
+            (3, vec![(reply(2, 2), Ok((0, 2, 2)), Ok((0, 2, 2))), (reply(2, 1), again, Ok((1, 1, 1)))]),
+            (3, vec![(reply(2, 1), Ok((0, 2, 1)), Ok((0, 2, 1))), (reply(3, 2), answers, Ok((2, 1, 1)))]),
+            (3, vec![(part(2), again, again)]),
+            (3, vec![(reply(1, 1), Ok((0, 1, 1)), Ok((0, 1, 1))), (part(0), Ok((1, 1, 0)), Ok((1, 1, 0)))]),
+        ];
+        for (count, headers) in rows {
+            let messages = FrameMessages { first, count };
+            let [mut out, mut pushing] = [Out::new(messages, 0); 2];
+            for (header, expected, with_push) in headers {
+                assert_eq!(out.answer(&header, false), expected, "{count} messages: {header:?}");
+                assert_eq!(pushing.answer(&header, true), with_push, "{count} messages: {header:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_message_that_was_answered_in_part_is_not_given_again() {
+        let first = Ticket { psock: psock::Id::from_parts(1, 1), number: 0 };
+        let mut out = Out::new(FrameMessages { first, count: 3 }, 0);
+        let left = |out: &Out| out.unanswered().map(|ticket| ticket.number).collect::<Vec<_>>();
+        assert_eq!(left(&out), [0, 1, 2]);
+        out.answer(&header(Kind::REPLY_PART, 1, 0), false).unwrap();
+        assert_eq!(left(&out), [1, 2]);
+        out.answer(&header(Kind::REPLY, 1, 0), false).unwrap();
+        assert_eq!(left(&out), [1, 2]);
+        out.answer(&header(Kind::REPLY, 3, 0), false).unwrap();
+        assert!(left(&out).is_empty());
+    }
 }

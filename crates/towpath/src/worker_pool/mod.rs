@@ -15,6 +15,10 @@
 //! Invariants:
 //! - A reply is accepted only for a message that the worker holds. The message of a sequence number is looked
 //!   up in private memory (`process.rs`), and the payload is copied before it is examined.
+//! - No call here blocks on a peer. Channels, mapped memory and Unix sockets are closed by helper threads
+//!   ([`towpath_ring::reaper`]).
+//! - A worker answers a message once, and sends messages of its own only to connections that it received messages from
+//!   (`authority.rs`). The first violation detaches it (`violation.rs`), and the slot is barred for a while.
 //! - A release takes effect after all replies that the worker wrote before it: releases are read first and
 //!   applied last.
 //! - The death of a worker counts against the message that it was processing. Messages behind it go to other
@@ -24,6 +28,7 @@
 //! A worker process that dies is restarted, with a delay that doubles if it dies at once. SIGHUP replaces the
 //! workers one by one: the new process attaches before the old one is drained.
 
+mod authority;
 mod completions;
 mod dispatch;
 mod frame;
@@ -32,6 +37,7 @@ mod poll_backoff;
 mod process;
 mod signals;
 mod tx_lease;
+mod violation;
 mod worker_slot;
 mod zerocopy_tx;
 
@@ -46,11 +52,13 @@ use thiserror::Error;
 use towpath_mux::io::{Driver, Ended, Event, Server};
 use towpath_mux::mux::{Mux, Order, SendError};
 use towpath_ring::SocketFile;
+use towpath_ring::reaper::{PeerKey, Reaper};
 use towpath_send::CopyMode;
 
 use crate::control::commands::{show_mux, show_rings, show_send};
 use crate::control::{QueryInbox, WorkerPoolView};
 use crate::metrics::{self, Samples};
+use authority::Rights;
 use completions::Completions;
 pub use completions::UnsentStats;
 use dispatch::Dispatcher;
@@ -59,6 +67,7 @@ use poll_backoff::PollBackoff;
 pub use process::WorkerExit;
 pub use signals::PoolControl;
 use signals::{Signal, Signals};
+pub use violation::{Violation, Violations};
 use worker_slot::WorkerSlot;
 use zerocopy_tx::ZerocopyTx;
 
@@ -66,6 +75,8 @@ use zerocopy_tx::ZerocopyTx;
 const SIGNALS: u32 = 0;
 /// Ends of connections that are logged per second. Further ones are counted.
 const ENDS_LOGGED: u32 = 10;
+/// Ended connections that the server keeps for [`Server::poll_ended`].
+const ENDED_KEPT: usize = 1024;
 /// Maximum delay of a look at the sockets while the rings are busy. A look costs as much as several messages.
 const POLL_INTERVAL: Duration = Duration::from_micros(10);
 /// Time after the drain deadline for the core to end the remaining connections and report them.
@@ -90,6 +101,8 @@ pub struct Config {
     pub first_channel: u32,
     /// How long replies are sent: see [`towpath_send::CopyMode`].
     pub send: CopyMode,
+    /// A worker may send messages to all connections, and answer a message several times.
+    pub may_push: bool,
     /// Compare the checksum of each long reply at completion with that at submission. Reads every byte twice.
     /// See [`towpath_send::Counters::tampered`].
     pub send_check: bool,
@@ -209,6 +222,9 @@ impl WorkerPool {
         signals: Signals,
         stopped: &dyn Fn() -> bool,
     ) -> Result<Self, Error> {
+        // Started here, so that no turn starts a thread.
+        Reaper::shared().start();
+        towpath_mux::io::set_close(|user, fds| Reaper::shared().drop_for(PeerKey::User(user), fds));
         let mut driver = server.driver().map_err(system("driving the sockets"))?;
         driver.gather();
         driver.watch(&signals, SIGNALS).map_err(system("listening to signals"))?;
@@ -223,9 +239,11 @@ impl WorkerPool {
         server.set_zerocopy(Arc::new(zerocopy_tx.clone()));
         // Leases need a connection that one worker alone sends on.
         let alone = config.workers.get() == 1 || driver.change(|mux, _| mux.config().order) == Order::Sticky;
-        let leases = alone && config.send != CopyMode::Plain;
+        let connected = driver.change(|mux, _| mux.config().connected);
+        let rights =
+            Rights { leases: alone && config.send != CopyMode::Plain, push: config.may_push, connected };
         let slots = (0..config.workers.get())
-            .map(|number| WorkerSlot::new(number, directory.path(), leases))
+            .map(|number| WorkerSlot::new(number, directory.path(), rights))
             .collect();
         let completions = Completions::new(config.drain);
         let mut pool = Self {
@@ -316,7 +334,8 @@ impl WorkerPool {
         let open = if drained { 0 } else { totals.attach - totals.unattach };
         let cut = self.cut() + open;
         // All channels are closed before any process is waited for.
-        self.slots.iter_mut().for_each(WorkerSlot::close);
+        let Self { slots, driver, .. } = &mut self;
+        slots.iter_mut().for_each(|slot| slot.close(driver));
         Outcome { drained, cut, totals, restarts }
     }
 
@@ -466,7 +485,10 @@ impl WorkerPool {
     fn handle_events(&mut self) {
         while let Some(reported) = self.driver.poll_event() {
             match reported {
-                Event::Left(id) => self.slots.iter_mut().for_each(|slot| slot.handle_left(id)),
+                Event::Left(id) => {
+                    let Self { slots, driver, .. } = self;
+                    slots.iter_mut().for_each(|slot| slot.handle_left(id, driver));
+                }
                 Event::Undone(message) => {
                     let psock = message.psock();
                     log::warn!(
@@ -509,13 +531,23 @@ impl WorkerPool {
 
     /// Logs connections that ended by an error.
     fn report_ends(&mut self) {
+        let mut count = 0;
         while let Some(Ended { psock, peer, cause, unsent, .. }) = self.driver.server().poll_ended() {
+            count += 1;
+            self.slots.iter_mut().for_each(|slot| slot.revoke(psock));
             if cause.is_clean() {
                 continue;
             }
             let unsent = if unsent > 0 { format!("; {unsent} answers were not sent") } else { String::new() };
             let peer = peer.map_or_else(String::new, |peer| format!(" ({peer})"));
             self.warn(|| format!("{psock}{peer} ended: {cause}{unsent}"));
+        }
+        // There may have been more, whose notices were dropped.
+        if count >= ENDED_KEPT {
+            let Self { slots, driver, .. } = self;
+            driver.server().look(|mux| {
+                slots.iter_mut().for_each(|slot| slot.retain(|psock| mux.status(psock).is_some()));
+            });
         }
     }
 
@@ -569,11 +601,16 @@ impl WorkerPoolView for WorkerPool {
         let pid = |id| slots.iter().find_map(|slot| slot.pid(id)).unwrap_or(0);
         let restarts = slots.iter().map(WorkerSlot::restarts).sum();
         let name = self.config.name.clone();
-        let lost = self.completions.lost;
+        let Completions { lost, violations, .. } = self.completions;
         let server = self.driver.server();
         let arrivals = server.accept_stats();
-        let of =
-            |core: &Mux| show_mux::Mux { name, lost, arrivals, ..show_mux::Mux::of(core, restarts, pid) };
+        let of = |core: &Mux| show_mux::Mux {
+            name,
+            lost,
+            violations,
+            arrivals,
+            ..show_mux::Mux::of(core, restarts, pid)
+        };
         server.look(of).with_peers(|psock| server.peer(psock))
     }
 
@@ -590,6 +627,7 @@ impl WorkerPoolView for WorkerPool {
         samples.add(&[("mux", name)], &server.accept_stats());
         samples.add(&[("mux", name)], &self.completions.lost);
         samples.add(&[("mux", name)], &self.zerocopy_tx.show(name).totals.counters);
+        samples.add(&[("mux", name)], &self.completions.violations);
     }
 }
 

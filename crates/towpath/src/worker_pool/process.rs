@@ -14,14 +14,16 @@ use towpath_engine::queue::VerdictStats;
 use towpath_mux::Time;
 use towpath_mux::io::Driver;
 use towpath_mux::mux::{Batch, Mux, Ticket, psock, worker};
+use towpath_ring::reaper::{PeerKey, Reaped, Reaper};
 use towpath_ring::{
-    self as ring, Channel, Death, Endpoint, Geometry, Kind, Meta, POLL_BYTES, POLL_MESSAGES, ReserveError,
-    Seq,
+    self as ring, Channel, Death, Endpoint, Geometry, Kind, Meta, POLL_BYTES, ReserveError, Seq,
 };
 
+use super::authority::{Authority, Rights};
 use super::completions::{Answers, Completions, Unsent};
 use super::frame::{FrameMessages, Out, messages, part, pass, pieces, place, send_first};
 use super::tx_lease::TxLeases;
+use super::violation::Violation;
 use crate::control::commands::show_rings;
 
 /// Time for a process to attach.
@@ -34,9 +36,10 @@ const LOOK: Duration = Duration::from_millis(20);
 const CREDIT: usize = 256;
 /// Size of its RX area in bytes.
 const RX: u32 = 4 << 20;
-/// Maximum number of calls of [`Channel::poll_messages`] per turn, so that a worker that only sends does not
-/// delay the others.
+/// Maximum number of calls of [`Channel::poll_messages`] per turn, and number of bytes after which no further call
+/// follows, so that a worker that only sends does not delay the others.
 const ROUNDS: usize = 16;
+const TURN_BYTES: usize = 2 * POLL_BYTES;
 /// Maximum number of notices of unsent messages that it holds.
 const NOTICES: usize = 64;
 
@@ -80,6 +83,14 @@ pub enum WorkerExit {
         /// How it ended.
         why: String,
     },
+    /// It exceeded its authority.
+    #[error("process {pid}: detached: {why}")]
+    Violation {
+        /// Its process id.
+        pid: u32,
+        /// The violation.
+        why: Violation,
+    },
     /// A system call failed.
     #[error("{0}")]
     System(#[from] io::Error),
@@ -94,11 +105,13 @@ pub(super) struct Process {
     token: u32,
     started: Instant,
     /// Its endpoint, until it attaches.
-    endpoint: Option<Endpoint>,
-    channel: Option<Channel>,
+    endpoint: Option<Reaped<Endpoint>>,
+    channel: Option<Reaped<Channel>>,
     /// Its leased frames, if replies may be sent from its memory.
     tx_leases: Option<TxLeases>,
-    leases: bool,
+    rights: Rights,
+    authority: Authority,
+    violation: Option<Violation>,
     /// Its id in the core while it is a worker.
     id: Option<worker::Id>,
     /// It leaves: deadline in nanoseconds of the pool's clock, after which it is killed if it still has
@@ -148,7 +161,7 @@ impl Process {
         path: &Path,
         driver: &Driver,
         token: u32,
-        leases: bool,
+        rights: Rights,
         now: Instant,
     ) -> Result<Self, WorkerExit> {
         let config = ring::Config {
@@ -182,6 +195,7 @@ impl Process {
             driver.watch(&endpoint, token)?;
             Ok(pidfd)
         });
+        let reaped = PeerKey::Worker(child.id());
         let pidfd = watched.inspect_err(|_: &io::Error| {
             let _ = child.kill();
             let _ = child.wait();
@@ -192,10 +206,12 @@ impl Process {
             _pidfd: pidfd,
             token,
             started: now,
-            endpoint: Some(endpoint),
+            endpoint: Some(Reaper::shared().wrap(reaped, endpoint)),
             channel: None,
             tx_leases: None,
-            leases,
+            rights,
+            authority: Authority::default(),
+            violation: None,
             id: None,
             leaves: None,
             closed: None,
@@ -223,8 +239,9 @@ impl Process {
             driver.watch(&channel, self.token)?;
             driver.unwatch(endpoint.as_fd());
             self.endpoint = None;
-            self.tx_leases = self.leases.then(|| TxLeases::of(&channel)).flatten();
-            self.channel = Some(channel);
+            let reaped = PeerKey::Worker(self.child.id());
+            self.tx_leases = self.rights.leases.then(|| TxLeases::of(&channel, reaped)).flatten();
+            self.channel = Some(Reaper::shared().wrap(reaped, channel));
             self.id = Some(driver.change(|mux, now| mux.clone_worker(CREDIT, now)));
             return Ok(ProcessState::Attached);
         }
@@ -233,6 +250,9 @@ impl Process {
                 return Ok(ProcessState::Same);
             }
             let death = channel.death().unwrap_or(Death::Closed);
+            if death == Death::Violations {
+                self.violation.get_or_insert(Violation::Ring);
+            }
             return Ok(ProcessState::Gone(self.gone(death.to_string())));
         }
         if let Some(status) = self.child.try_wait()? {
@@ -266,6 +286,9 @@ impl Process {
     }
 
     fn gone(&self, how: String) -> WorkerExit {
+        if let Some(why) = self.violation {
+            return WorkerExit::Violation { pid: self.child.id(), why };
+        }
         let why = self.killed.map_or(how, |why| format!("killed: {why}"));
         WorkerExit::Gone { pid: self.child.id(), why }
     }
@@ -291,7 +314,7 @@ impl Process {
 
     /// Returns true if it runs on the CPU of this thread: it then runs only when this thread sleeps.
     pub(super) fn shares_cpu(&self) -> bool {
-        self.channel.as_ref().is_some_and(Channel::shares_cpu)
+        self.channel.as_ref().is_some_and(|channel| channel.shares_cpu())
     }
 
     pub(super) fn has_room(&self) -> bool {
@@ -333,20 +356,42 @@ impl Process {
         alone: bool,
     ) -> bool {
         let (Some(channel), Some(id)) = (&mut self.channel, self.id) else { return false };
-        let Self { out, first, released, tx_leases, .. } = self;
+        if self.violation.is_some() {
+            return false;
+        }
+        let Self { out, first, released, tx_leases, authority, rights, violation, .. } = self;
         let gave = tx_leases.as_mut().is_some_and(|tx_leases| tx_leases.give_back(channel));
         let tx_leases = if alone { tx_leases.as_mut() } else { None };
         // Replies to the frames released here were written before: the TX ring read below has them.
         channel.poll_verdicts(now, |seq, _| released.push(seq));
         let (mut any, mut all) = (!released.is_empty(), false);
-        let mut answers = Answers { id, first: *first, out, tx_leases, completions, copied: 0, now };
+        let rights = *rights;
+        let mut answers = Answers {
+            id,
+            first: *first,
+            out,
+            tx_leases,
+            completions,
+            authority,
+            rights,
+            violation,
+            copied: 0,
+            now,
+        };
         for _ in 0..ROUNDS {
-            answers.copied = 0;
             let count = channel.poll_frames(&mut answers);
             any |= count > 0;
-            if count < POLL_MESSAGES && answers.copied < POLL_BYTES {
+            if answers.violation.is_some() {
+                channel.detach();
+                break;
+            }
+            // A poll ends early at a message that it cannot read; the replies behind it count.
+            if !channel.has_message() {
                 // After a protocol violation there may be replies behind the point where reading stopped.
                 all = !channel.is_dead();
+                break;
+            }
+            if answers.copied >= TURN_BYTES {
                 break;
             }
         }
@@ -491,7 +536,8 @@ impl Process {
                         self.out.push_back(None);
                     }
                     let messages = FrameMessages { first: ticket, count: count as u32 };
-                    self.out.push_back(Some(Out { messages, since: now, answered: 0 }));
+                    self.authority.grant(ticket.psock);
+                    self.out.push_back(Some(Out::new(messages, now)));
                     if self.working == 0 {
                         (self.progress, self.moves) = (now, false);
                     }
@@ -537,8 +583,16 @@ impl Process {
     }
 
     /// It has left: closes its channel, which tells it to exit.
-    pub(super) fn close(&mut self) {
+    pub(super) fn close(&mut self, driver: &Driver) {
         self.id = None;
+        // A helper thread closes the descriptors, maybe late: the ends of their peers would be reported until then.
+        if let Some(endpoint) = &self.endpoint {
+            driver.unwatch(endpoint.as_fd());
+        }
+        if let Some(channel) = &mut self.channel {
+            driver.unwatch(channel.as_fd());
+            channel.detach();
+        }
         self.channel = None;
         self.closed.get_or_insert_with(Instant::now);
     }
@@ -546,16 +600,23 @@ impl Process {
     /// Its channel has gone. Its earlier replies count. Unanswered messages go to other workers.
     pub(super) fn die(&mut self, driver: &mut Driver, completions: &mut Completions, now: u64) {
         if let Some(id) = self.id {
-            if self.channel.as_ref().and_then(Channel::death) != Some(Death::Violations) {
+            let violated =
+                self.channel.as_ref().and_then(|channel| channel.death()) == Some(Death::Violations);
+            if !violated && self.violation.is_none() {
                 self.collect(completions, now, None, false);
                 self.settle(completions, id, now);
             }
             // The death counts against the message that it was processing: the one that it named, or the
             // first unanswered one.
             let mut back: Vec<Ticket> = self.out.iter().flatten().flat_map(Out::unanswered).collect();
+            completions.torn.extend(self.out.iter().flatten().filter_map(Out::torn));
             let at = self.at();
-            let blamed = back.iter().position(|ticket| Some(*ticket) == at).unwrap_or(0);
-            if !back.is_empty() {
+            // A worker that violates its authority after its answer was not processing the message behind it.
+            let answered =
+                self.out.iter().flatten().next().is_some_and(|held| held.unanswered().next().is_none());
+            let blamed = back.iter().position(|ticket| Some(*ticket) == at);
+            let blamed = blamed.or((self.violation.is_none() || !answered).then_some(0));
+            if let Some(blamed) = blamed.filter(|_| !back.is_empty()) {
                 back.remove(blamed);
             }
             self.out.clear();
@@ -568,7 +629,7 @@ impl Process {
             completions.forget(id);
         }
         self.working = 0;
-        self.close();
+        self.close(driver);
     }
 
     /// The message that it named as being processed.
@@ -576,6 +637,16 @@ impl Process {
         let (seq, index) = self.channel.as_ref()?.at()?;
         let held = place(self.first, seq).and_then(|at| *self.out.get(at)?)?;
         (index < held.messages.count).then(|| held.messages.at(index))
+    }
+
+    /// The connection has ended.
+    pub(super) fn revoke(&mut self, connection: psock::Id) {
+        self.authority.revoke(connection);
+    }
+
+    /// Revokes the connections for which `is_open` returns false.
+    pub(super) fn retain(&mut self, is_open: impl FnMut(psock::Id) -> bool) {
+        self.authority.retain(is_open);
     }
 
     pub(super) fn kill(&mut self, why: &'static str) {
@@ -586,7 +657,7 @@ impl Process {
 
     /// Its ring for `towpath ctl show rings`.
     pub(super) fn ring(&self, number: u32) -> Option<show_rings::Ring> {
-        let channel = self.channel.as_ref()?;
+        let channel = self.channel.as_deref()?;
         let (peer, geometry, stats) = (channel.peer(), channel.geometry(), channel.stats());
         Some(show_rings::Ring {
             channel: number,
@@ -606,6 +677,9 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
+        if let Some(channel) = &mut self.channel {
+            channel.detach();
+        }
         self.channel = None;
         // Closing its socket tells it to exit. A process that never attached gets no such sign.
         let closed = self.closed.unwrap_or(self.started);

@@ -19,18 +19,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use towpath_mux::mux::{self, psock};
+use towpath_ring::reaper::{PeerKey, Reaped, Reaper};
 use towpath_ring::{Channel, TxFrame};
 use towpath_send::{Lent, Region};
 
 /// The leases of one worker.
 #[derive(Debug)]
 pub(super) struct TxLeases {
-    region: Region,
+    region: SharedRegion,
     back: ReturnQueue,
     /// Leased bytes per connection, and in total.
     lent: HashMap<psock::Id, usize>,
     all: usize,
 }
+
+/// The mapped memory. A helper thread unmaps it: that takes long for a large region.
+type SharedRegion = Arc<Reaped<Region>>;
 
 /// Frames whose leases were dropped.
 type ReturnQueue = Arc<Mutex<Vec<(psock::Id, TxFrame)>>>;
@@ -38,7 +42,7 @@ type ReturnQueue = Arc<Mutex<Vec<(psock::Id, TxFrame)>>>;
 /// A leased frame.
 #[derive(Debug)]
 pub(super) struct TxLease {
-    region: Region,
+    region: SharedRegion,
     span: Range<usize>,
     /// `None` after the release.
     frame: Option<(psock::Id, TxFrame)>,
@@ -54,10 +58,11 @@ pub(super) struct Rest {
 
 impl TxLeases {
     /// Maps the memory of the channel's client. `None` if that fails.
-    pub(super) fn of(channel: &Channel) -> Option<Self> {
+    pub(super) fn of(channel: &Channel, peer: PeerKey) -> Option<Self> {
         let (fd, len) = channel.tx_area().ok()?;
         let region = Region::map(&fd, len).inspect_err(|error| log::warn!("answers are copied: {error}"));
-        Some(Self { region: region.ok()?, back: ReturnQueue::default(), lent: HashMap::new(), all: 0 })
+        let region = Arc::new(Reaper::shared().wrap(peer, region.ok()?));
+        Some(Self { region, back: ReturnQueue::default(), lent: HashMap::new(), all: 0 })
     }
 
     /// Returns true if `bytes` more may be leased for this connection.

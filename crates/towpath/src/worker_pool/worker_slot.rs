@@ -5,10 +5,12 @@ use std::time::{Duration, Instant};
 
 use towpath_mux::Time;
 use towpath_mux::io::Driver;
-use towpath_mux::mux::{Mux, worker};
+use towpath_mux::mux::{Mux, psock, worker};
 
+use super::authority::Rights;
 use super::completions::Completions;
 use super::process::{Process, ProcessState, WorkerExit};
+use super::violation::Violations;
 use crate::control::commands::show_rings;
 
 /// A process that lived this long did not fail at once.
@@ -17,6 +19,13 @@ const LIVED: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_millis(100);
 /// Maximum delay.
 const AGAIN_MOST: Duration = Duration::from_secs(10);
+/// Delay after a violation. Doubles with each further violation in a row.
+const BAR: Duration = Duration::from_secs(1);
+/// Maximum delay after violations.
+const BAR_MOST: Duration = Duration::from_secs(60);
+/// Number of processes that may end within [`LIVED`] before the next one is delayed, even if all of them completed
+/// messages: a start costs several milliseconds.
+const BUDGET: u32 = 16;
 /// Number of processes without a channel that are given time to exit. Beyond it the oldest is killed.
 const GONE: usize = 8;
 
@@ -24,9 +33,7 @@ const GONE: usize = 8;
 pub(super) struct WorkerSlot {
     number: usize,
     directory: PathBuf,
-    /// Replies may be sent from the worker's own memory, because no other worker sends on its connections: it
-    /// is the only worker, or connections stay with their worker.
-    leases: bool,
+    rights: Rights,
     /// Number of processes started.
     starts: u64,
     process: Option<Process>,
@@ -40,6 +47,10 @@ pub(super) struct WorkerSlot {
     patience: Duration,
     /// Number of failures in a row.
     failures: u32,
+    /// Number of violations in a row, and time of the last one. Twice [`BAR_MOST`] without a violation ends the row.
+    violations: (u32, Option<Instant>),
+    /// Number of processes that ended since this time, at most [`LIVED`] ago at the last one.
+    ended: (u32, Option<Instant>),
     /// Time of the next restart.
     again: Option<Instant>,
     /// Number of processes started because another ended.
@@ -53,11 +64,11 @@ pub(super) struct WorkerSlot {
 }
 
 impl WorkerSlot {
-    pub(super) fn new(number: usize, directory: &Path, leases: bool) -> Self {
+    pub(super) fn new(number: usize, directory: &Path, rights: Rights) -> Self {
         Self {
             number,
             directory: directory.into(),
-            leases,
+            rights,
             starts: 0,
             process: None,
             next: None,
@@ -65,6 +76,8 @@ impl WorkerSlot {
             gone: Vec::new(),
             patience: Duration::ZERO,
             failures: 0,
+            violations: (0, None),
+            ended: (0, None),
             again: None,
             restarts: 0,
             attached_once: false,
@@ -84,7 +97,8 @@ impl WorkerSlot {
         self.restarts += u64::from(self.again.take().is_some());
         match self.spawn(command, driver, now) {
             Ok(process) => self.process = Some(process),
-            Err(exit) => self.failed(exit, false, now),
+            // A system without room for a process is no violation.
+            Err(exit) => self.failed(exit, false, &mut Violations::default(), now),
         }
     }
 
@@ -93,7 +107,7 @@ impl WorkerSlot {
         (self.patience, self.kept) = (patience, false);
         match self.spawn(command, driver, now) {
             Ok(process) => self.next = Some(process),
-            Err(exit) => self.not_replaced(exit, now),
+            Err(exit) => self.not_replaced(exit, &mut Violations::default(), now),
         }
     }
 
@@ -101,7 +115,7 @@ impl WorkerSlot {
         let path = self.directory.join(format!("worker-{}-{}.sock", self.number, self.starts));
         self.starts += 1;
         let token = u32::try_from(self.number + 1).expect("the number of slots fits");
-        Process::start(command, &path, driver, token, self.leases, now)
+        Process::start(command, &path, driver, token, self.rights, now)
     }
 
     /// Handles processes that attached or ended.
@@ -124,7 +138,7 @@ impl WorkerSlot {
                     process.die(driver, completions, clock);
                     let lived = process.has_served() || now.duration_since(process.started()) >= LIVED;
                     self.gone.extend(self.process.take());
-                    self.failed(exit, lived, now);
+                    self.failed(exit, lived, &mut completions.violations, now);
                 }
             }
         }
@@ -138,20 +152,26 @@ impl WorkerSlot {
                             self.old = Some(old);
                         }
                         // A process that has not attached has no messages. It is killed as part of `gone`.
-                        old => self.gone.extend(old),
+                        old => self.gone.extend(old.map(|mut old| {
+                            old.close(driver);
+                            old
+                        })),
                     }
                     (self.again, self.failures) = (None, 0);
                 }
                 Ok(ProcessState::Gone(exit)) | Err(exit) => {
-                    next.close();
+                    next.close(driver);
                     self.gone.extend(self.next.take());
-                    self.not_replaced(exit, now);
+                    self.not_replaced(exit, &mut completions.violations, now);
                 }
             }
         }
         if let Some(old) = &mut self.old
-            && let Ok(ProcessState::Gone(_)) | Err(_) = old.look(driver, now)
+            && let Ok(ProcessState::Gone(exit)) | Err(exit) = old.look(driver, now)
         {
+            if let WorkerExit::Violation { why, .. } = exit {
+                completions.violations.count(why);
+            }
             old.die(driver, completions, clock);
             self.gone.extend(self.old.take());
         }
@@ -160,13 +180,15 @@ impl WorkerSlot {
         self.gone.iter_mut().take(crowd).for_each(|process| process.kill("too many did not end"));
     }
 
-    /// A process has gone: schedules a restart, with a delay if it failed early.
-    fn failed(&mut self, exit: WorkerExit, lived: bool, now: Instant) {
+    /// A process has gone: schedules a restart, with a delay if it failed early, violated the protocol, or was one
+    /// of too many.
+    fn failed(&mut self, exit: WorkerExit, lived: bool, violations: &mut Violations, now: Instant) {
         self.failures = if lived { 1 } else { self.failures + 1 };
         let wait = match self.failures {
             1 => Duration::ZERO,
-            more => AGAIN_MOST.min(AGAIN * 2u32.saturating_pow(more - 2).min(1000)),
+            more => doubled(AGAIN, more - 2, AGAIN_MOST),
         };
+        let wait = wait.max(self.bar(&exit, violations, now));
         if !self.attached_once {
             self.exit = Some(exit);
             return;
@@ -178,12 +200,37 @@ impl WorkerSlot {
         self.again = Some(now + wait);
     }
 
+    /// Time that the slot is barred after the end of a process: for a violation, and while more than [`BUDGET`]
+    /// processes end within [`LIVED`].
+    fn bar(&mut self, exit: &WorkerExit, violations: &mut Violations, now: Instant) -> Duration {
+        let (ended, since) = &mut self.ended;
+        if since.is_none_or(|since| now.saturating_duration_since(since) >= LIVED) {
+            (*ended, *since) = (0, Some(now));
+        }
+        *ended += 1;
+        let mut wait = match ended.checked_sub(BUDGET + 1) {
+            Some(over) => doubled(AGAIN, over, AGAIN_MOST),
+            None => Duration::ZERO,
+        };
+        if let WorkerExit::Violation { why, .. } = exit {
+            violations.count(*why);
+            let (row, last) = &mut self.violations;
+            if last.is_none_or(|last| now.saturating_duration_since(last) >= 2 * BAR_MOST) {
+                *row = 0;
+            }
+            wait = wait.max(doubled(BAR, *row, BAR_MOST));
+            (*row, *last) = (*row + 1, Some(now));
+        }
+        violations.barred += u64::from(!wait.is_zero());
+        wait
+    }
+
     /// The replacement failed. The current process may have gone meanwhile.
-    fn not_replaced(&mut self, exit: WorkerExit, now: Instant) {
+    fn not_replaced(&mut self, exit: WorkerExit, violations: &mut Violations, now: Instant) {
         self.kept = true;
         match self.process {
             Some(_) => log::warn!("worker {} keeps its process: {exit}", self.number),
-            None => self.failed(exit, false, now),
+            None => self.failed(exit, false, violations, now),
         }
     }
 
@@ -236,9 +283,9 @@ impl WorkerSlot {
         self.all_mut().for_each(Process::handle_ready);
     }
 
-    pub(super) fn handle_left(&mut self, id: worker::Id) {
+    pub(super) fn handle_left(&mut self, id: worker::Id, driver: &Driver) {
         if let Some(process) = self.all_mut().find(|process| process.is(id)) {
-            process.close();
+            process.close(driver);
         }
     }
 
@@ -253,6 +300,16 @@ impl WorkerSlot {
         let collect = |process: &mut Process| process.collect(completions, now, timeout, alone);
         // Collects from every process; does not stop at the first.
         self.all_mut().map(collect).filter(|any| *any).count() > 0
+    }
+
+    /// The connection has ended: no process may send to it.
+    pub(super) fn revoke(&mut self, connection: psock::Id) {
+        self.all_mut().for_each(|process| process.revoke(connection));
+    }
+
+    /// Revokes the connections for which `is_open` returns false.
+    pub(super) fn retain(&mut self, mut is_open: impl FnMut(psock::Id) -> bool) {
+        self.all_mut().for_each(|process| process.retain(&mut is_open));
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -305,8 +362,8 @@ impl WorkerSlot {
     }
 
     /// Closes all processes.
-    pub(super) fn close(&mut self) {
-        self.all_mut().for_each(Process::close);
+    pub(super) fn close(&mut self, driver: &Driver) {
+        self.all_mut().for_each(|process| process.close(driver));
     }
 
     pub(super) fn ring(&self) -> Option<show_rings::Ring> {
@@ -320,6 +377,11 @@ impl WorkerSlot {
     fn all_mut(&mut self) -> impl Iterator<Item = &mut Process> {
         [&mut self.process, &mut self.next, &mut self.old].into_iter().flatten().chain(&mut self.gone)
     }
+}
+
+/// `first`, doubled `times` times, up to `most`.
+fn doubled(first: Duration, times: u32, most: Duration) -> Duration {
+    most.min(first * 2u32.saturating_pow(times).min(1000))
 }
 
 #[cfg(test)]
@@ -344,7 +406,7 @@ pub(super) mod tests {
         fn new() -> Self {
             let server = Server::new("line".parse().unwrap(), Config::default()).unwrap();
             let directory = tempfile::tempdir().unwrap();
-            let slot = WorkerSlot::new(0, directory.path(), false);
+            let slot = WorkerSlot::new(0, directory.path(), Rights::default());
             Self {
                 driver: server.driver().unwrap(),
                 completions: Completions::default(),

@@ -13,7 +13,7 @@ use super::super::command::{Context, Handled, Query, Reply};
 use super::super::protocol::{Code, Refusal};
 use super::super::text::{cell, duration, items, table};
 use crate::metrics::{self, Layout};
-use crate::worker_pool::UnsentStats;
+use crate::worker_pool::{UnsentStats, Violations};
 
 /// The muxes, in the columns of Linux's /proc/net/kcm and /proc/net/kcm_stats
 ///
@@ -111,6 +111,8 @@ pub struct Mux {
     pub restarts: u64,
     /// Unsent messages of workers.
     pub lost: UnsentStats,
+    /// Violations by workers.
+    pub violations: Violations,
     /// Counters of the mux.
     pub totals: mux::Totals,
     /// Counters of all connections, including closed ones.
@@ -226,6 +228,7 @@ impl Mux {
             "full": self.full,
             "restarts": self.restarts,
             "lost": metrics::json(&self.lost),
+            "violations": metrics::json(&self.violations),
             "stats": stats,
             "arrivals": metrics::json(&self.arrivals),
             "queue_wait": self.queue_wait,
@@ -355,6 +358,7 @@ fn show(mux: &Value) -> String {
         ("Messages", messages),
         ("Ends", more(&TOTALS, mux::Totals::TABLE, stats, &ends)),
         ("Lost", more(&plain, UnsentStats::TABLE, &mux["lost"], &|_| true)),
+        ("Violations", more(&plain, Violations::TABLE, &mux["violations"], &|_| true)),
         ("Arrivals", more(&plain, AcceptStats::TABLE, &mux["arrivals"], &|_| true)),
     ];
     for (name, counters) in groups {

@@ -2,6 +2,7 @@
 
 mod daemon;
 mod end;
+mod hostile;
 mod messages;
 mod report;
 mod start;
