@@ -5,8 +5,9 @@
 //! the close of a socket that has unread ones.
 //!
 //! What: Unix sockets refuse descriptors (SO_PASSRIGHTS, Linux 6.16). On older kernels, and for a connection that
-//! passed descriptors before it was attached, they are received and closed elsewhere, the connection ends
-//! ([`Cause::Descriptors`](crate::mux::Cause::Descriptors)), and its socket is closed elsewhere too.
+//! passed descriptors before it was attached, they are received and closed elsewhere. The second message with
+//! descriptors ends the connection ([`Cause::Descriptors`](crate::mux::Cause::Descriptors)). Its socket is closed elsewhere
+//! too.
 //!
 //! TCP sockets need none of this: a peer cannot pass descriptors, accepted sockets do not linger, and the close of a
 //! socket without SO_LINGER does not wait.

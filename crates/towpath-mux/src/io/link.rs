@@ -45,6 +45,8 @@ pub(super) struct Link {
     /// User id of the peer of a Unix socket. A read that returns less than its space may leave bytes there: it ends
     /// after bytes that carried descriptors (unix(7)).
     unix: Option<u32>,
+    /// The peer has passed descriptors.
+    passed: OnceLock<()>,
     /// Address of the peer, over IP.
     address: Option<SocketAddr>,
     /// `None` only during the drop.
@@ -63,7 +65,7 @@ impl Link {
         let address = if unix.is_some() { None } else { rustix::net::getpeername(&fd).ok().flatten() };
         let address = address.and_then(|address| address.try_into().ok());
         let (tls, zerocopy_sender, broken) = (tls.map(Box::new), OnceLock::new(), OnceLock::new());
-        Self { tls, entry, zerocopy_sender, broken, unix, address, fd: Some(fd) }
+        Self { tls, entry, zerocopy_sender, broken, unix, passed: OnceLock::new(), address, fd: Some(fd) }
     }
 
     fn fd(&self) -> &OwnedFd {
@@ -119,7 +121,8 @@ impl Link {
                     let before = buffer.len();
                     receive(self.fd().as_fd(), buffer).and_then(|(bytes, fds, passed)| {
                         closer::close(user, fds);
-                        if passed {
+                        // Each of them costs a descriptor until it is closed.
+                        if passed && self.passed.set(()).is_err() {
                             buffer.truncate(before);
                             return Err(Errno::PERM);
                         }
@@ -217,9 +220,10 @@ impl Link {
             dropped.clear();
             let read = match self.unix {
                 None => rustix::io::read(self.fd(), rustix::buffer::spare_capacity(&mut dropped)),
-                Some(user) => receive(self.fd().as_fd(), &mut dropped).map(|(bytes, fds, _)| {
+                Some(user) => receive(self.fd().as_fd(), &mut dropped).map(|(bytes, fds, passed)| {
                     closer::close(user, fds);
-                    bytes
+                    // As the end of the stream.
+                    if passed { 0 } else { bytes }
                 }),
             };
             return match read {
