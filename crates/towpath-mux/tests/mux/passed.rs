@@ -1,6 +1,6 @@
 //! Peers that pass descriptors over a Unix socket.
 
-use std::io::{ErrorKind, IoSlice, Read, Write};
+use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -27,25 +27,27 @@ fn pass(socket: &UnixStream, bytes: &[u8], fd: impl AsFd, count: usize) -> bool 
 
 /// Descriptors that were passed before the connection was attached, as on a kernel that cannot refuse them.
 #[test]
-fn a_peer_that_passes_descriptors_is_cut_and_they_are_closed() {
+fn a_peer_that_passes_descriptors_again_is_cut_and_they_are_closed() {
     for count in [1, 253] {
         let server = Server::new("line".parse().unwrap(), Config::default()).unwrap();
         let mut socket = server.socket(Kind::Dgram).unwrap();
         let (mut watched, passed) = UnixStream::pair().unwrap();
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        assert!(pass(&theirs, b"one\n", &passed, count));
+        // The first ones are closed. The second message with descriptors ends the connection.
+        assert!(pass(&theirs, b"one\n", &passed, count) && pass(&theirs, b"two\n", &passed, count));
         drop(passed);
         let (own, mut honest) = UnixStream::pair().unwrap();
         socket.attach(ours, "line".parse().unwrap()).unwrap();
         socket.attach(own, "line".parse().unwrap()).unwrap();
-        honest.write_all(b"two\n").unwrap();
+        honest.write_all(b"three\n").unwrap();
         let mut buffer = [0; 16];
-        let message = socket.recv(&mut buffer, Flags::empty()).unwrap();
-        assert_eq!(
-            &buffer[..message.bytes],
-            b"two\n",
-            "the message that came with descriptors is not delivered"
-        );
+        loop {
+            let message = socket.recv(&mut buffer, Flags::empty()).unwrap();
+            match &buffer[..message.bytes] {
+                b"one\n" => {}
+                other => break assert_eq!(other, b"three\n"),
+            }
+        }
         assert_eq!(theirs.read(&mut [0]).unwrap_or(0), 0, "the connection ends");
         assert_eq!(watched.read(&mut [0]).unwrap(), 0, "all copies are closed");
         let ended = loop {
@@ -70,11 +72,9 @@ fn a_listener_refuses_descriptors() {
     stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     let (mut watched, passed) = UnixStream::pair().unwrap();
     if pass(&stream, b"one\n", &passed, 1) {
-        // An older kernel: the connection is cut.
+        // An older kernel: they are closed.
         drop(passed);
         assert_eq!(watched.read(&mut [0]).unwrap(), 0);
-        let end = stream.read(&mut [0]);
-        assert!(matches!(end, Ok(0)) || end.is_err_and(|error| error.kind() != ErrorKind::WouldBlock));
         return;
     }
     stream.write_all(b"two\n").unwrap();

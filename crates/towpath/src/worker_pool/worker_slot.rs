@@ -391,6 +391,7 @@ pub(super) mod tests {
     use towpath_mux::mux::{Config, Message};
     use towpath_ring::{Options, Worker};
 
+    use super::super::violation::Violation;
     use super::*;
 
     /// A slot whose process is played by the test: attaches, detaches, and does not exit.
@@ -543,6 +544,38 @@ pub(super) mod tests {
         });
         let deaths: Vec<_> = again.iter().map(Message::deaths).collect();
         assert_eq!(deaths, [1, 0, 0]);
+    }
+
+    #[test]
+    fn a_slot_is_barred_after_violations_and_after_too_many_ends() {
+        let mut slot = WorkerSlot::new(0, Path::new("/"), Rights::default());
+        slot.attached_once = true;
+        let (start, mut violations) = (Instant::now(), Violations::default());
+        let mut wait = |slot: &mut WorkerSlot, violation: Option<Violation>, at: Duration| {
+            let pid = 1;
+            let exit = match violation {
+                Some(why) => WorkerExit::Violation { pid, why },
+                None => WorkerExit::Gone { pid, why: String::new() },
+            };
+            slot.failed(exit, true, &mut violations, start + at);
+            slot.again.take().unwrap() - (start + at)
+        };
+        let seconds = Duration::from_secs;
+        // Violations in a row, each after a completed message, a minute apart.
+        let row: Vec<_> =
+            (0..8).map(|at| wait(&mut slot, Some(Violation::Again), seconds(60 * at))).collect();
+        assert_eq!(row, [1, 2, 4, 8, 16, 32, 60, 60].map(seconds));
+        // 120 s without a violation end the row.
+        assert_eq!(wait(&mut slot, Some(Violation::Ring), seconds(7 * 60 + 120)), seconds(1));
+        // Processes that complete messages and end at once.
+        let later = seconds(3600);
+        let ends: Vec<_> = (0..BUDGET + 3)
+            .map(|at| wait(&mut slot, None, later + Duration::from_millis(at.into())))
+            .collect();
+        assert_eq!(ends[..BUDGET as usize], vec![Duration::ZERO; BUDGET as usize]);
+        assert_eq!(ends[BUDGET as usize..], [100, 200, 400].map(Duration::from_millis));
+        assert_eq!(wait(&mut slot, None, later + LIVED), Duration::ZERO, "a new period");
+        assert_eq!((violations.again, violations.ring, violations.barred), (8, 1, 12));
     }
 
     #[test]
