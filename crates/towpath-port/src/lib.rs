@@ -42,6 +42,7 @@ mod burst;
 mod clock;
 #[cfg(any(test, feature = "test-util"))]
 pub mod conformance;
+pub mod credentials;
 pub mod driver;
 mod error;
 pub mod generator;

@@ -317,6 +317,26 @@ pub(crate) fn unshare_user() -> io::Result<()> {
     Ok(())
 }
 
+/// Sets the user and the group of all threads of the process, without supplementary groups. The C library's functions change every
+/// thread; the system calls change one.
+pub(crate) fn set_user(user: u32, group: u32) -> io::Result<()> {
+    // SAFETY: the list has no entry, so no memory is read.
+    checked(unsafe { libc::setgroups(0, std::ptr::null()) })?;
+    // SAFETY: the arguments are numbers.
+    checked(unsafe { libc::setresgid(group, group, group) })?;
+    // SAFETY: as above.
+    checked(unsafe { libc::setresuid(user, user, user) })?;
+    Ok(())
+}
+
+/// Marks all descriptors from `first` on as closed on exec(2) (close_range(2), Linux 5.11).
+pub(crate) fn close_on_exec(first: u32) -> io::Result<()> {
+    // SAFETY: the flag is set and nothing is closed, so descriptors that others own stay valid.
+    let done = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+    checked(done as c_int)?;
+    Ok(())
+}
+
 fn checked(result: c_int) -> io::Result<c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }

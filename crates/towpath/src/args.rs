@@ -57,6 +57,12 @@ Example:
     #[cfg(feature = "demo")]
     #[command(hide = true, subcommand)]
     DemoPart(towpath_demo::Part),
+    /// Apply the description of a process that arrives on standard input to this process, and execute its program
+    #[command(hide = true)]
+    Confine,
+    /// Start the programs of CONFIG for the engine at standard input
+    #[command(hide = true)]
+    Launcher { config: PathBuf },
     /// Print a shell's completion script
     ///
     /// For bash: `towpath completions bash > /etc/bash_completion.d/towpath`.

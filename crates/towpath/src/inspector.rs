@@ -2,9 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -14,6 +13,7 @@ use towpath_ring::{
     self as ring, Cause, Config, Death, Decision, Endpoint, FrameOut, Loss, Meta, ReserveError, Seq, Verdict,
 };
 
+use crate::process::{Child, Local, Place, Program, Starter};
 use towpath_engine::DropReason;
 use towpath_engine::queue::{About, Channel, Detached, Policy};
 
@@ -145,20 +145,13 @@ impl Socket {
     /// The process did not start or attach. It was killed.
     pub fn start(&mut self, words: &[String], stopped: &dyn Fn() -> bool) -> Result<Inspector, Error> {
         let queue = self.queue;
-        let (first, rest) = words.split_first().expect("a command has a first word");
-        let program = match first.as_str() {
-            "towpath" => std::env::current_exe().map_err(|source| Error::System { queue, source })?,
-            other => other.into(),
-        };
-        let child = Command::new(program)
-            .args(rest)
-            .env("TOWPATH_SOCKET", &self.path)
-            .stdin(Stdio::null())
-            .stdout(io::stderr())
-            // The terminal's interrupt goes to the engine only. The engine ends the process.
-            .process_group(0)
-            .spawn()
+        let first = &words[0];
+        // Programs of a command that a user runs: with the user's environment, without privileges.
+        let starter = Starter::Local(Local::interactive());
+        let started = starter
+            .start(&Place::Queue(queue), &Program::new(words), &self.path)
             .map_err(|source| Error::Start { queue, program: first.clone(), source })?;
+        let child = started.child;
         let mut inspector =
             Inspector { channel: None, child: Some(child), attached: false, drained: false, last: None };
         if let Some(child) = &mut inspector.child {

@@ -13,6 +13,7 @@ pub mod framing;
 pub mod inspector;
 pub mod metrics;
 pub mod output;
+pub mod process;
 pub mod report;
 pub mod ruleset_manager;
 pub mod settings;

@@ -20,6 +20,10 @@ fn main() -> ExitCode {
             return code.into();
         }
     };
+    if matches!(cli.command, Command::Confine) {
+        // Before any thread starts: it changes the user of this process and executes another program.
+        return towpath::process::confine().into();
+    }
     cli::log::start();
     let code = match cli.command {
         Command::Run(args) => cli::run::run(&args),
@@ -37,6 +41,8 @@ fn main() -> ExitCode {
         Command::Demo(args) => cli::demo::run(&args),
         #[cfg(feature = "demo")]
         Command::DemoPart(part) => cli::demo::part(&part),
+        Command::Launcher { config } => towpath::daemon::launcher::serve(&config),
+        Command::Confine => exit::USAGE,
         Command::Completions { shell } => cli::pages::completions(shell),
         Command::Man { directory } => cli::pages::man(&directory),
     };

@@ -11,6 +11,7 @@ use rustix::process::DumpableBehavior;
 use serde_json::json;
 use towpath::control;
 use towpath::framing::Named;
+use towpath::process::{Local, Place, Program, Starter};
 use towpath::worker_pool::{self, Error, Outcome, WorkerPool};
 use towpath_mux::assembler::Limits;
 use towpath_mux::io::{Connect, Server, Tls};
@@ -226,7 +227,10 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
     let workers =
         args.workers.unwrap_or_else(|| std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN));
     let config = worker_pool::Config {
-        command,
+        program: Program::new(&command),
+        place: Place::Mux(String::new()),
+        // The user of this command runs its workers: with the same environment, without privileges.
+        starter: Starter::Local(Local::interactive()),
         workers,
         drain: args.drain,
         timeout: args.timeout,

@@ -5,7 +5,9 @@ use std::time::Duration;
 use towpath_engine::reorder::Limits;
 
 use super::Config;
+use super::process;
 use super::reader::Table;
+use crate::process::Identity;
 
 /// Configuration of the threads that process packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +26,8 @@ pub struct Engine {
     pub reorder: Limits,
     /// Keep the state table in huge pages if the kernel has any.
     pub hugepages: bool,
+    /// User and group of an engine that root starts.
+    pub identity: Option<Identity>,
 }
 
 /// Maximum number of threads and muxes: a gate has 64 walkers, one of them its own.
@@ -48,6 +52,7 @@ impl Default for Engine {
             burst: 256,
             reorder: Limits::default(),
             hugepages: false,
+            identity: None,
         }
     }
 }
@@ -96,6 +101,7 @@ pub(super) fn take(top: &Table<'_, '_>) -> Engine {
             bytes: table.number("reorder-memory").map_or(default.reorder.bytes, |mib| (mib as usize) << 20),
         },
         hugepages: table.flag("hugepages").unwrap_or(default.hugepages),
+        identity: process::engine(&table),
     };
     table.finish();
     engine

@@ -30,10 +30,11 @@ mod engine;
 pub mod keys;
 mod mux;
 mod port;
+mod process;
 mod queue;
 mod reader;
 mod ruleset;
-mod users;
+pub(crate) mod users;
 mod wiring;
 
 use std::path::{Path, PathBuf};
@@ -239,7 +240,7 @@ impl Config {
             match other.queues.iter().find(|same| same.number == queue.number) {
                 Some(same) if queue.may_become(same) => {}
                 Some(_) => names.push(format!(
-                    "[queue.{}], but for `default`, `may-queue`, `command`, `workers`, `users` and `groups`,",
+                    "[queue.{}], but for `default`, `may-queue`, `command` and its keys, `workers`, `users` and `groups`,",
                     queue.number
                 )),
                 None => names.push(format!("[queue.{}], which was removed,", queue.number)),
@@ -253,6 +254,7 @@ impl Config {
             (self.muxes != other.muxes, "[mux]"),
             (threads(self) != threads(other), "`threads` and `cpus` of [engine]"),
             (self.engine.hugepages != other.engine.hugepages, "`hugepages` of [engine]"),
+            (self.engine.identity != other.engine.identity, "`user` and `group` of [engine]"),
             (self.control != other.control, "[control]"),
         ];
         names.extend(rows.iter().filter(|(differs, _)| *differs).map(|(_, name)| (*name).to_owned()));

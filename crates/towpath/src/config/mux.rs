@@ -11,8 +11,10 @@ use towpath_send::CopyMode;
 
 use super::command;
 use super::port::Port;
+use super::process;
 use super::reader::{At, Table};
 use crate::framing::Named;
+use crate::process::{Program, Settings};
 
 /// The thread that serves a mux.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,6 +39,8 @@ pub struct Mux {
     pub framing: Named,
     /// Command of a worker process, split into words.
     pub worker: Vec<String>,
+    /// How the worker processes run.
+    pub process: Settings,
     /// Number of worker processes.
     pub workers: usize,
     /// Thread that serves its sockets and rings.
@@ -65,6 +69,13 @@ pub struct Mux {
     pub send_check: bool,
     /// Certificate chain and key (PEM) for TLS over TCP.
     pub tls: Option<(PathBuf, PathBuf)>,
+}
+
+impl Mux {
+    /// The program of a worker.
+    pub fn program(&self) -> Program {
+        Program { words: self.worker.clone(), settings: self.process.clone() }
+    }
 }
 
 /// Longest name, as for interfaces.
@@ -146,6 +157,7 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
         name: name.value.to_owned(),
         listen,
         workers: table.number("workers").map_or(processors.min(64), |count| count as usize),
+        process: process::take(table),
         thread: thread(table, threads),
         order,
         drain: seconds("drain").unwrap_or(Duration::from_secs(10)),

@@ -6,8 +6,10 @@ use std::time::Duration;
 use towpath_ring::{self as ring, Fanout, Overload, Quota};
 
 use super::command;
+use super::process;
 use super::reader::{At, Table};
 use super::users::{self, Users};
+use crate::process::{Program, Settings};
 use towpath_engine::queue::{DefaultVerdict, Policy, parse};
 
 /// A queue.
@@ -34,6 +36,8 @@ pub struct Inspectors {
     pub commands: Vec<Vec<String>>,
     /// Processes of each command.
     pub workers: usize,
+    /// How the processes run.
+    pub process: Settings,
     /// Bytes of shared memory for the inspectors of one user.
     pub memory: Option<u64>,
 }
@@ -45,6 +49,11 @@ impl Inspectors {
     /// Number of processes that the engine starts.
     pub fn wanted(&self) -> usize {
         self.commands.len() * self.workers
+    }
+
+    /// The programs that the engine starts, each `workers` times.
+    pub fn programs(&self) -> impl Iterator<Item = Program> + '_ {
+        self.commands.iter().map(|words| Program { words: words.clone(), settings: self.process.clone() })
     }
 
     /// Bytes of the rings of all started inspectors, or of one attached inspector, in an engine with `threads` threads.
@@ -76,6 +85,7 @@ impl Queue {
         same.policy.may_queue.clone_from(&self.policy.may_queue);
         same.inspectors.commands.clone_from(&self.inspectors.commands);
         same.inspectors.workers = self.inspectors.workers;
+        same.inspectors.process.clone_from(&self.inspectors.process);
         same.inspectors.users.clone_from(&self.inspectors.users);
         *self == same
     }
@@ -184,6 +194,11 @@ fn inspectors(table: &Table<'_, '_>, directory: &Path, name: &At<&str>, threads:
         table.wrong(&name.span, format!("queue {} needs `socket` or `command`", name.value), hint);
     }
     let users = users::take(table);
+    for key in ["user", "group", "env", "limits", "cgroup"] {
+        if commands.is_empty() && table.has(key) && !table.has("command") {
+            table.wrong(&table.span_of(key), format!("`{key}` is for a `command`"), "inspectors that attach choose it themselves");
+        }
+    }
     if socket.is_none() && !users.is_empty() {
         table.wrong(&name.span, "`users` and `groups` are for a `socket`", "");
     }
@@ -194,6 +209,7 @@ fn inspectors(table: &Table<'_, '_>, directory: &Path, name: &At<&str>, threads:
         users,
         commands,
         workers: table.number("workers").unwrap_or(1) as usize,
+        process: process::take(table),
         memory: memory.as_ref().map(|at| at.value * MIB),
     };
     let need = inspectors.rings(threads).div_ceil(MIB);

@@ -3,6 +3,7 @@
 //! Names are looked up in /etc/passwd and /etc/group only. Users of other databases (LDAP, systemd) are given by number.
 
 use super::reader::{At, Table, meant};
+use crate::process::Identity;
 
 /// Users that may attach to a queue besides root and the engine's user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,6 +36,12 @@ struct Entry {
     group: u32,
 }
 
+impl Entry {
+    const fn identity(&self) -> Identity {
+        Identity { user: self.user, group: self.group }
+    }
+}
+
 /// The keys `users` and `groups`.
 pub(super) fn take(table: &Table<'_, '_>) -> Users {
     let mut ids: Vec<u32> = table.texts("users").iter().filter_map(|name| user(table, name)).collect();
@@ -53,11 +60,27 @@ pub(super) fn take(table: &Table<'_, '_>) -> Users {
 
 /// Looks up a user by name or number.
 pub(super) fn user(table: &Table<'_, '_>, name: &At<&str>) -> Option<u32> {
-    if let Ok(id) = name.value.parse() {
-        return Some(id);
-    }
+    account(table, name).map(|account| account.user)
+}
+
+/// The user called `name` in /etc/passwd, with its group.
+pub(crate) fn named(name: &str) -> Option<Identity> {
+    passwd().iter().find(|entry| entry.name == name).map(Entry::identity)
+}
+
+/// Returns true if /etc/passwd has a user with this id.
+pub(crate) fn exists(id: u32) -> bool {
+    passwd().iter().any(|entry| entry.user == id)
+}
+
+/// Looks up a user by name or number, with its group. The group of a number without a user is the same number.
+pub(super) fn account(table: &Table<'_, '_>, name: &At<&str>) -> Option<Identity> {
     let entries = passwd();
-    let found = entries.iter().find(|entry| entry.name == name.value).map(|entry| entry.user);
+    if let Ok(id) = name.value.parse() {
+        let entry = entries.iter().find(|entry| entry.user == id);
+        return Some(entry.map_or(Identity { user: id, group: id }, Entry::identity));
+    }
+    let found = entries.iter().find(|entry| entry.name == name.value).map(Entry::identity);
     if found.is_none() {
         let hint = meant(name.value, entries.iter().map(|entry| entry.name.as_str()));
         let hint = hint.unwrap_or_else(|| "name one of /etc/passwd, or give a number as text".into());

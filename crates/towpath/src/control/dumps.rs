@@ -52,6 +52,12 @@ pub struct Dumps {
     thread: Option<JoinHandle<()>>,
 }
 
+/// The ring before its thread starts. Clients wait.
+pub struct Listening {
+    endpoint: Endpoint,
+    path: PathBuf,
+}
+
 /// Returns the path of the ring next to a control socket.
 pub fn path(control: &Path) -> PathBuf {
     let mut path = control.as_os_str().to_owned();
@@ -60,13 +66,13 @@ pub fn path(control: &Path) -> PathBuf {
 }
 
 impl Dumps {
-    /// Starts to listen next to the control socket; root, the engine's user and `owner` may attach.
+    /// Listens next to the control socket; root, the engine's user (`engine`, or that of this process) and `owner` may attach.
     ///
     /// # Errors
-    /// The ring cannot be created, or the thread cannot be started.
-    pub fn start(control: &Path, owner: Option<u32>, book: Arc<RulesetManager>) -> io::Result<Self> {
+    /// The ring cannot be created.
+    pub fn bind(control: &Path, owner: Option<u32>, engine: Option<u32>) -> io::Result<Listening> {
         let path = path(control);
-        let mut users = vec![rustix::process::geteuid().as_raw(), 0];
+        let mut users = vec![engine.unwrap_or_else(|| rustix::process::geteuid().as_raw()), 0];
         users.extend(owner);
         users.sort_unstable();
         users.dedup();
@@ -81,6 +87,17 @@ impl Dumps {
         let endpoint = Endpoint::bind(&path, config).map_err(io::Error::other)?;
         // Access is checked with the peer's credentials; the file's mode only has to allow connecting.
         std::fs::set_permissions(&path, Permissions::from_mode(0o666))?;
+        Ok(Listening { endpoint, path })
+    }
+}
+
+impl Listening {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn start(self, book: Arc<RulesetManager>) -> io::Result<Dumps> {
+        let Self { endpoint, path } = self;
         let (over, bell) = (Arc::new(AtomicBool::new(false)), EventFd::new()?);
         let (clients, pause) = (Vec::new(), AcceptBackoff::of(path.display()));
         let mut house = ServerState { endpoint, pause, clients, book, start: Instant::now() };
@@ -92,7 +109,7 @@ impl Dumps {
             }
         };
         let thread = std::thread::Builder::new().name("dumps".into()).spawn(run)?;
-        Ok(Self { over, bell, thread: Some(thread) })
+        Ok(Dumps { over, bell, thread: Some(thread) })
     }
 }
 

@@ -29,6 +29,7 @@ use super::query::{QueryInbox, QuerySender};
 use super::session::Session;
 use crate::config::Control;
 use crate::eventfd::EventFd;
+use crate::process::Identity;
 use crate::ruleset_manager::RulesetManager;
 
 /// Maximum number of clients.
@@ -152,6 +153,16 @@ impl Listening {
     ///
     /// Fails if another engine listens, if the file is not a socket, or if a system call fails.
     pub fn bind(control: &Control) -> Result<Self, BindError> {
+        Self::bind_as(control, None)
+    }
+
+    /// As [`bind`](Self::bind), for an engine that becomes the user `identity`. It owns the file unless the configuration names an
+    /// owner.
+    ///
+    /// # Errors
+    ///
+    /// As [`bind`](Self::bind).
+    pub fn bind_as(control: &Control, identity: Option<Identity>) -> Result<Self, BindError> {
         let path = control.socket.as_path();
         let system = |source| BindError::System { path: path.into(), source };
         // No client may connect before the file has its owner and mode.
@@ -159,13 +170,15 @@ impl Listening {
         let bound = bind(path);
         rustix::process::umask(before);
         let (listener, file) = bound?;
-        if control.owner.is_some() || control.group.is_some() {
-            std::os::unix::fs::chown(path, control.owner, control.group).map_err(system)?;
+        let owner = control.owner.or(identity.map(|identity| identity.user));
+        let group = control.group.or(identity.map(|identity| identity.group));
+        if owner.is_some() || group.is_some() {
+            std::os::unix::fs::chown(path, owner, group).map_err(system)?;
         }
         std::fs::set_permissions(path, Permissions::from_mode(control.mode)).map_err(system)?;
         listener.set_nonblocking(true).map_err(system)?;
         let access = AccessControl {
-            engine: rustix::process::geteuid().as_raw(),
+            engine: identity.map_or_else(|| rustix::process::geteuid().as_raw(), |identity| identity.user),
             owner: control.owner,
             others: control.mode & 0o066 != 0,
         };

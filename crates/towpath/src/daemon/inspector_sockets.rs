@@ -5,11 +5,10 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use tempfile::TempDir;
 use towpath_port::MAX_FRAME;
 use towpath_ring::{Allow, Channel, Config, Endpoint, Quota};
@@ -17,6 +16,7 @@ use towpath_ring::{Allow, Channel, Config, Endpoint, Quota};
 use crate::config;
 use crate::control::AcceptBackoff;
 use crate::inspector::Error;
+use crate::process::{Child, Identity, Place, Program, Starter};
 
 /// Restart delay of an inspector process: initial and maximum.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -34,13 +34,19 @@ pub(super) struct Socket {
     limits: Quota,
     threads: usize,
     children: Vec<InspectorChild>,
+    starter: Starter,
+    /// The engine's user.
+    engine: u32,
+    /// Users that may attach by the configuration, and those of started processes.
+    users: config::Users,
+    started: Vec<u32>,
     /// Holds the socket if the configuration names no path.
     _directory: Option<TempDir>,
 }
 
 /// An inspector process that the engine keeps running.
 struct InspectorChild {
-    words: Vec<String>,
+    program: Program,
     process: Option<Child>,
     started: Instant,
     pause: Duration,
@@ -48,7 +54,14 @@ struct InspectorChild {
 
 impl Socket {
     /// Creates the socket of a queue. Starts no process.
-    pub(super) fn bind(queue: &config::Queue, threads: usize) -> Result<Self, Error> {
+    ///
+    /// `identity` is the user that the engine becomes; it owns the socket.
+    pub(super) fn bind(
+        queue: &config::Queue,
+        threads: usize,
+        starter: &Starter,
+        identity: Option<Identity>,
+    ) -> Result<Self, Error> {
         let number = queue.number;
         let system = |source| Error::System { queue: number, source };
         let inspectors = &queue.inspectors;
@@ -57,13 +70,19 @@ impl Socket {
             None => {
                 // tempfile creates the directory with mode 0700.
                 let directory = tempfile::Builder::new().prefix("towpath-").tempdir().map_err(system)?;
+                if starter.changes_user() {
+                    // Its name is random. Access to the socket is checked with SO_PEERCRED.
+                    std::fs::set_permissions(directory.path(), Permissions::from_mode(0o711)).map_err(system)?;
+                }
+                own(directory.path(), identity).map_err(system)?;
                 (directory.path().join(format!("queue-{number}.sock")), Some(directory))
             }
         };
-        super::make_directory_of(&path);
+        super::make_directory_of(&path, identity);
+        let engine = identity.map_or_else(|| rustix::process::geteuid().as_raw(), |identity| identity.user);
         let limits = inspectors.limits(threads);
         let config = Config {
-            allow: allow(&inspectors.users),
+            allow: allow(engine, &inspectors.users, &[]),
             lanes: threads as u32,
             deadline: Some(Duration::from_nanos(queue.policy.deadline)),
             // One invalid word marks a broken or hostile inspector: it is detached and its further words are ignored.
@@ -75,10 +94,25 @@ impl Socket {
         };
         let endpoint =
             Endpoint::bind(&path, config).map_err(|source| Error::Bind { queue: number, source })?;
-        open(&path, inspectors).map_err(system)?;
+        open(&path, inspectors, starter).map_err(system)?;
+        own(&path, identity).map_err(system)?;
         let children = wanted(inspectors).map(InspectorChild::new).collect();
+        let users = inspectors.users.clone();
         let pause = AcceptBackoff::of(format_args!("queue {number}"));
-        Ok(Self { queue: number, path, endpoint, pause, limits, threads, children, _directory: directory })
+        Ok(Self {
+            queue: number,
+            path,
+            endpoint,
+            pause,
+            limits,
+            threads,
+            children,
+            starter: starter.clone(),
+            engine,
+            users,
+            started: Vec::new(),
+            _directory: directory,
+        })
     }
 
     /// Checks the inspectors of the configuration against the per-user limits, which are fixed at startup. Returns the reason if they
@@ -102,28 +136,35 @@ impl Socket {
     /// Replaces the wanted inspector processes and the allowed users. Processes that stay keep running; removed ones are stopped; new
     /// ones are started by [`Socket::look_after`].
     pub(super) fn want(&mut self, inspectors: &config::Inspectors) {
-        self.endpoint.set_allow(allow(&inspectors.users));
-        if let Err(error) = open(&self.path, inspectors) {
+        self.users.clone_from(&inspectors.users);
+        self.endpoint.set_allow(allow(self.engine, &self.users, &self.started));
+        if let Err(error) = open(&self.path, inspectors, &self.starter) {
             log::warn!("queue {}: {}: {error}", self.queue, self.path.display());
         }
         let mut before = std::mem::take(&mut self.children);
-        for words in wanted(inspectors) {
-            let there = before.iter().position(|child| child.words == *words);
-            self.children.push(there.map_or_else(|| InspectorChild::new(words), |at| before.swap_remove(at)));
+        for program in wanted(inspectors) {
+            let there = before.iter().position(|child| child.program == program);
+            self.children.push(there.map_or_else(|| InspectorChild::new(program), |at| before.swap_remove(at)));
         }
     }
 
     /// Starts every process for the first time.
     pub(super) fn start(&mut self) -> Result<usize, Error> {
-        for inspector in &mut self.children {
-            let program = inspector.words[0].clone();
-            inspector.start(&self.path).map_err(|source| Error::Start {
-                queue: self.queue,
-                program,
-                source,
-            })?;
+        for at in 0..self.children.len() {
+            let program = self.children[at].program.words[0].clone();
+            self.start_one(at).map_err(|source| Error::Start { queue: self.queue, program, source })?;
         }
         Ok(self.children.len())
+    }
+
+    /// Starts a process. Its user may attach from now on.
+    fn start_one(&mut self, at: usize) -> io::Result<()> {
+        let user = self.children[at].start(&self.starter, self.queue, &self.path)?;
+        if !self.started.contains(&user) {
+            self.started.push(user);
+            self.endpoint.set_allow(allow(self.engine, &self.users, &self.started));
+        }
+        Ok(())
     }
 
     /// Accepts one attached inspector.
@@ -144,18 +185,20 @@ impl Socket {
 
     /// Restarts processes that have ended, each after its delay. With `first`, an ended process is an error.
     pub(super) fn look_after(&mut self, first: bool) -> Result<(), Error> {
-        for inspector in &mut self.children {
+        for at in 0..self.children.len() {
+            let inspector = &mut self.children[at];
             let Some(child) = &mut inspector.process else {
                 if inspector.started.elapsed() >= inspector.pause
-                    && let Err(error) = inspector.start(&self.path)
+                    && let Err(error) = self.start_one(at)
                 {
-                    log::warn!("queue {}: cannot start `{}`: {error}", self.queue, inspector.words[0]);
+                    let inspector = &mut self.children[at];
+                    log::warn!("queue {}: cannot start `{}`: {error}", self.queue, inspector.program.words[0]);
                     inspector.wait_longer();
                 }
                 continue;
             };
             let Ok(Some(status)) = child.try_wait() else { continue };
-            let program = inspector.words[0].clone();
+            let program = inspector.program.words[0].clone();
             if first {
                 return Err(Error::Ended { queue: self.queue, program, status });
             }
@@ -187,48 +230,55 @@ impl AsFd for Socket {
     }
 }
 
-/// The users that may attach: the configured ones, root, and the engine's user.
-fn allow(named: &config::Users) -> Allow {
-    let mut users = vec![rustix::process::geteuid().as_raw(), 0];
+/// The users that may attach: the configured ones, root, the engine's user, and those of the processes that the engine started.
+fn allow(engine: u32, named: &config::Users, started: &[u32]) -> Allow {
+    let mut users = vec![engine, 0];
     users.extend(&named.ids);
+    users.extend(started);
     users.sort_unstable();
     users.dedup();
     Allow::UsersAndGroups(users, named.groups.clone())
 }
 
 /// Access is checked with SO_PEERCRED; the file's mode only has to permit connecting.
-fn open(path: &Path, inspectors: &config::Inspectors) -> io::Result<()> {
-    let open = if inspectors.users.is_empty() { 0o600 } else { 0o666 };
+fn open(path: &Path, inspectors: &config::Inspectors, starter: &Starter) -> io::Result<()> {
+    let others = !inspectors.users.is_empty() || inspectors.wanted() > 0 && starter.changes_user();
+    let open = if others { 0o666 } else { 0o600 };
     std::fs::set_permissions(path, Permissions::from_mode(inspectors.mode.unwrap_or(open)))
 }
 
-/// The command of each wanted process.
-fn wanted(inspectors: &config::Inspectors) -> impl Iterator<Item = &[String]> {
-    inspectors.commands.iter().flat_map(|words| std::iter::repeat_n(&words[..], inspectors.workers))
+/// Gives a new socket or directory to the user that the engine becomes. Other files and files of other users are refused: in a
+/// directory that other users can write, they may have replaced the file.
+pub(super) fn own(path: &Path, identity: Option<Identity>) -> io::Result<()> {
+    let Some(Identity { user, group }) = identity else { return Ok(()) };
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    let stat = rustix::fs::fstat(&file)?;
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    if !matches!(kind, FileType::Socket | FileType::Directory) || stat.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(io::Error::other(format!("{} was replaced by another user", path.display())));
+    }
+    let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
+    rustix::fs::chownat(&file, "", Some(user), Some(group), AtFlags::EMPTY_PATH)?;
+    Ok(())
+}
+
+/// The program of each wanted process.
+fn wanted(inspectors: &config::Inspectors) -> impl Iterator<Item = Program> + '_ {
+    inspectors.programs().flat_map(|program| std::iter::repeat_n(program, inspectors.workers))
 }
 
 impl InspectorChild {
-    fn new(words: &[String]) -> Self {
-        Self { words: words.to_vec(), process: None, started: Instant::now(), pause: Duration::ZERO }
+    fn new(program: Program) -> Self {
+        Self { program, process: None, started: Instant::now(), pause: Duration::ZERO }
     }
 
-    fn start(&mut self, socket: &std::path::Path) -> io::Result<()> {
-        let (first, rest) = self.words.split_first().expect("a command has a first word");
-        let program = match first.as_str() {
-            "towpath" => std::env::current_exe()?,
-            other => other.into(),
-        };
+    /// Starts the process. Returns its user.
+    fn start(&mut self, starter: &Starter, queue: u16, socket: &Path) -> io::Result<u32> {
         self.started = Instant::now();
-        let child = Command::new(program)
-            .args(rest)
-            .env("TOWPATH_SOCKET", socket)
-            .stdin(Stdio::null())
-            .stdout(io::stderr())
-            // SIGINT of a terminal is for the engine, which drains what inspectors hold.
-            .process_group(0)
-            .spawn()?;
-        self.process = Some(child);
-        Ok(())
+        let started = starter.start(&Place::Queue(queue), &self.program, socket)?;
+        self.process = Some(started.child);
+        Ok(started.user)
     }
 
     fn wait_longer(&mut self) {

@@ -12,6 +12,7 @@
 
 mod huge_pages;
 mod inspector_sockets;
+pub mod launcher;
 mod mux_admission;
 mod mux_service;
 mod muxes;
@@ -26,12 +27,13 @@ pub use self::privilege::Capabilities;
 pub use self::supervisor::{Ended, Failure, Supervisor};
 pub use self::worker::Worker;
 
-/// Creates the directory of a socket if only the last component is missing: /run is empty after boot. If this fails, binding
+/// Creates the directory of a socket for the engine's user if only the last component is missing: /run is empty after boot. If this fails, binding
 /// the socket reports the error.
-fn make_directory_of(path: &std::path::Path) {
+fn make_directory_of(path: &std::path::Path, identity: Option<crate::process::Identity>) {
     if let Some(directory) = path.parent()
         && !directory.exists()
+        && std::fs::create_dir(directory).is_ok()
     {
-        let _ = std::fs::create_dir(directory);
+        let _ = inspector_sockets::own(directory, identity);
     }
 }

@@ -21,6 +21,7 @@ use super::supervisor::Failure;
 use crate::config::Mux;
 use crate::control::QueryInbox;
 use crate::eventfd::EventFd;
+use crate::process::{Identity, Place, Starter};
 use crate::worker_pool::{self, Outcome, PoolControl, WorkerPool};
 use towpath_engine::queue::DefaultVerdict;
 
@@ -33,6 +34,7 @@ pub(super) struct Listening {
     unix: Vec<SocketFile>,
     server: Server,
     config: Mux,
+    starter: Starter,
 }
 
 /// A running mux.
@@ -57,7 +59,7 @@ enum Runs {
 }
 
 impl Listening {
-    pub(super) fn open(config: &Mux) -> Result<Self, Failure> {
+    pub(super) fn open(config: &Mux, starter: &Starter, identity: Option<Identity>) -> Result<Self, Failure> {
         let failed = |error: io::Error| Failure::Mux(config.name.clone(), error.to_string());
         let core = mux::Config {
             order: config.order,
@@ -81,9 +83,12 @@ impl Listening {
             let (at, socket) = worker_pool::listen(&server, address, tls.as_ref())
                 .map_err(|error| Failure::Mux(config.name.clone(), error.to_string()))?;
             log::info!("mux {}: listens on {at}", config.name);
+            if let Some(socket) = &socket {
+                super::inspector_sockets::own(socket.path(), identity).map_err(failed)?;
+            }
             unix.extend(socket);
         }
-        Ok(Self { unix, server, config: config.clone() })
+        Ok(Self { unix, server, config: config.clone(), starter: starter.clone() })
     }
 
     /// Starts the workers and waits until they have attached or `stopped` is set. Then starts the mux's thread, or returns the part
@@ -98,12 +103,15 @@ impl Listening {
         stopped: &dyn Fn() -> bool,
     ) -> Result<(Service, Option<Served>), Failure> {
         // Fields are dropped in the reverse order.
-        let Self { config, server, unix } = self;
+        let Self { config, server, unix, starter } = self;
+        let program = config.program();
         let Mux { name, .. } = config;
         let admission = Arc::new(admission);
         server.set_admission(Arc::clone(&admission) as Arc<_>);
         let front = worker_pool::Config {
-            command: config.worker,
+            program,
+            place: Place::Mux(name.clone()),
+            starter,
             workers: NonZeroUsize::new(config.workers).unwrap_or(NonZeroUsize::MIN),
             drain: config.drain,
             timeout: config.timeout,

@@ -1,15 +1,19 @@
 //! Capabilities: which ones a configuration needs, and dropping all others.
 
 use std::fmt;
+use std::io;
 
 use rustix::process::DumpableBehavior;
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set, set_capabilities,
+    set_keep_capabilities, set_no_new_privs,
 };
 
+use towpath_port::credentials;
 use towpath_port::driver::Capability;
 
-use crate::config::Config;
+use crate::config::{Config, users};
+use crate::process::Identity;
 
 /// A set of capabilities (capabilities(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,12 +35,32 @@ impl Capabilities {
         Self(set)
     }
 
-    /// Drops all other capabilities of this thread and of threads and processes that it starts. Returns the remaining set.
+    /// The capabilities of the launcher: those that ports need, and those that start a process as another user in a cgroup, and end it.
+    pub(super) fn of_launcher(config: &Config) -> Self {
+        let starts = CapabilitySet::SETUID
+            | CapabilitySet::SETGID
+            | CapabilitySet::SETPCAP
+            | CapabilitySet::KILL
+            | CapabilitySet::DAC_OVERRIDE;
+        Self(Self::needed(config).0 | starts)
+    }
+
+    /// Drops all other capabilities of this thread and of threads and processes that it starts, and the possibility to get new ones by
+    /// execve(2) (no_new_privs). Returns the remaining set.
     ///
     /// # Errors
     ///
     /// The error of capset(2) or prctl(2).
-    pub fn keep(self) -> std::io::Result<Self> {
+    pub fn keep(self) -> io::Result<Self> {
+        self.keep_as(None)
+    }
+
+    /// As [`keep`](Self::keep), and becomes another user.
+    ///
+    /// # Errors
+    ///
+    /// Also that of setresuid(2).
+    pub fn keep_as(self, identity: Option<Identity>) -> io::Result<Self> {
         let had = capabilities(None)?.permitted;
         if had.contains(CapabilitySet::SETPCAP) {
             for capability in CapabilitySet::all().iter().filter(|capability| !self.0.contains(*capability)) {
@@ -45,8 +69,14 @@ impl Capabilities {
             }
         }
         let left = had & self.0;
+        if let Some(Identity { user, group }) = identity {
+            // Otherwise the change of the user drops all.
+            set_keep_capabilities(true)?;
+            credentials::set_user(user, group)?;
+        }
         let sets = CapabilitySets { effective: left, permitted: left, inheritable: CapabilitySet::empty() };
         set_capabilities(None, sets)?;
+        set_no_new_privs(true)?;
         // Otherwise a process of the same user can read and write this process's memory through ptrace(2).
         rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
         Ok(Self(left))
@@ -63,6 +93,37 @@ impl Capabilities {
         self.0.is_empty()
     }
 }
+
+/// The user that an engine becomes which root starts: that of the configuration, or `towpath` if it exists. `None`: root.
+///
+/// # Errors
+///
+/// The engine is not started as root, and the configuration names another user.
+pub(super) fn engine_user(configured: Option<Identity>) -> io::Result<Option<Identity>> {
+    let user = rustix::process::geteuid();
+    if !user.is_root() {
+        return match configured {
+            Some(other) if other.user != user.as_raw() => {
+                let text = format!("`user` of [engine] is {}: start the engine as root or as that user", other.user);
+                Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
+            }
+            _ => Ok(None),
+        };
+    }
+    match configured.or_else(|| users::named(USER)) {
+        Some(identity) if identity.user == 0 => Ok(None),
+        Some(identity) => Ok(Some(identity)),
+        None => {
+            log::warn!(
+                "the engine stays user root, because there is no user `{USER}`: write `user` in [engine], or run `useradd --system {USER}`"
+            );
+            Ok(None)
+        }
+    }
+}
+
+/// The engine's user by default.
+const USER: &str = "towpath";
 
 impl fmt::Display for Capabilities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

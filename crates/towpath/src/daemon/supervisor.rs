@@ -18,6 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
 
 use super::inspector_sockets::Socket;
+use super::launcher::Launcher;
 use super::mux_service::Service;
 use super::privilege::Capabilities;
 use super::round_robin::RoundRobin;
@@ -28,6 +29,7 @@ use crate::control::dumps::Dumps;
 use crate::control::{BindError, Server};
 use crate::eventfd::EventFd;
 use crate::inspector::{self, Inspector};
+use crate::process::Starter;
 use crate::report::Report;
 use crate::ruleset_manager::{Rechecks, RulesetManager};
 use crate::worker_pool;
@@ -116,6 +118,8 @@ pub struct Supervisor {
     stop: UnixStream,
     hup: UnixStream,
     kept: Capabilities,
+    starter: Starter,
+    launcher: Option<Arc<Launcher>>,
     ruleset: Arc<RulesetManager>,
     services: Vec<Service>,
     /// Time and rules version of the last refresh of mux connections.
@@ -174,7 +178,8 @@ impl Supervisor {
             self.tell_gauge();
             self.keep_alive();
             self.refresh();
-            let (all, failed) = self.look_at_threads();
+            let (all, mut failed) = self.look_at_threads();
+            failed |= self.launcher_ended();
             if heard(&mut self.stop) || failed {
                 self.drain();
                 self.outlast();
@@ -193,6 +198,12 @@ impl Supervisor {
             }
         }
         self.end(States::Saved)
+    }
+
+    /// Returns whether the launcher has ended.
+    fn launcher_ended(&self) -> bool {
+        let Some(launcher) = &self.launcher else { return false };
+        idle_wait(&mut [PollFd::new(launcher, PollFlags::empty())], Duration::ZERO)
     }
 
     /// Returns whether all threads have ended, and whether one of them failed.
@@ -255,6 +266,8 @@ impl Supervisor {
             PollFd::new(&self.hup, PollFlags::IN),
             PollFd::new(&self.done, PollFlags::IN),
         ];
+        // No event is requested: only its end is reported.
+        fds.extend(self.launcher.as_ref().map(|launcher| PollFd::new(launcher, PollFlags::empty())));
         let open = self.sockets.iter().zip(paused).filter(|(_, paused)| !paused);
         fds.extend(open.map(|(socket, _)| PollFd::new(socket, PollFlags::IN)));
         idle_wait(&mut fds, timeout)

@@ -41,9 +41,11 @@ mod violation;
 mod worker_slot;
 mod zerocopy_tx;
 
+use std::fs::Permissions;
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -58,12 +60,14 @@ use towpath_send::CopyMode;
 use crate::control::commands::{show_mux, show_rings, show_send};
 use crate::control::{QueryInbox, WorkerPoolView};
 use crate::metrics::{self, Samples};
+use crate::process::{Place, Program, Starter};
 use authority::Rights;
 use completions::Completions;
 pub use completions::UnsentStats;
 use dispatch::Dispatcher;
 pub use listen::{ListenError, is_no_address, listen};
 use poll_backoff::PollBackoff;
+use process::Command;
 pub use process::WorkerExit;
 pub use signals::PoolControl;
 use signals::{Signal, Signals};
@@ -85,8 +89,12 @@ const DRAIN_GRACE: Duration = Duration::from_millis(100);
 /// Configuration of a worker pool.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Command of a worker, in words. `towpath` as the first word means this executable.
-    pub command: Vec<String>,
+    /// The program of a worker. `towpath` as the first word means this executable.
+    pub program: Program,
+    /// The mux in the configuration.
+    pub place: Place,
+    /// Starts the workers.
+    pub starter: Starter,
     /// Number of workers.
     pub workers: NonZeroUsize,
     /// Time for connections to finish when the pool ends, and for a replaced worker.
@@ -166,6 +174,7 @@ pub enum Step {
 pub struct WorkerPool {
     driver: Driver,
     config: Config,
+    command: Command,
     start: Instant,
     slots: Vec<WorkerSlot>,
     signals: Signals,
@@ -231,6 +240,11 @@ impl WorkerPool {
         // tempdir uses mode 0700.
         let directory = tempfile::Builder::new().prefix("towpath-").tempdir();
         let directory = directory.map_err(system("making a directory for the workers' sockets"))?;
+        if config.starter.changes_user() {
+            // Its name is random. Access to a socket is checked with SO_PEERCRED.
+            std::fs::set_permissions(directory.path(), Permissions::from_mode(0o711))
+                .map_err(system("opening the directory of the workers' sockets"))?;
+        }
         if let Some(limit) = descriptor_limit(config.workers.get()) {
             server.set_descriptor_limit(limit);
         }
@@ -248,6 +262,11 @@ impl WorkerPool {
         let completions = Completions::new(config.drain);
         let mut pool = Self {
             driver,
+            command: Command {
+                program: config.program.clone(),
+                place: config.place.clone(),
+                starter: config.starter.clone(),
+            },
             config,
             start,
             slots,
@@ -266,7 +285,7 @@ impl WorkerPool {
             _directory: directory,
         };
         for slot in &mut pool.slots {
-            slot.start(&pool.config.command, &pool.driver, start);
+            slot.start(&pool.command, &pool.driver, start);
         }
         while pool.slots.iter().any(|slot| !slot.is_attached()) && !stopped() {
             pool.wait(Some(Duration::from_millis(100)))?;
@@ -434,7 +453,7 @@ impl WorkerPool {
             }
             // While it drains nothing is read. A worker is needed only for messages that exist.
             match draining.is_none() || driver.server().look(Mux::has_work) {
-                true => slot.start(&self.config.command, driver, now),
+                true => slot.start(&self.command, driver, now),
                 false => slot.stay_empty(),
             }
         }
@@ -445,7 +464,7 @@ impl WorkerPool {
         self.replacing = Some(at + 1).filter(|next| *next < self.slots.len());
         match self.replacing {
             Some(next) => {
-                self.slots[next].replace(&self.config.command, &self.driver, self.config.drain, now);
+                self.slots[next].replace(&self.command, &self.driver, self.config.drain, now);
             }
             None => match self.slots.iter().filter(|slot| slot.was_kept()).count() {
                 0 => log::info!("all workers were replaced"),
@@ -461,7 +480,7 @@ impl WorkerPool {
                 Signal::Replace if self.replacing.is_none() && self.draining.is_none() => {
                     self.replacing = Some(0);
                     let now = Instant::now();
-                    self.slots[0].replace(&self.config.command, &self.driver, self.config.drain, now);
+                    self.slots[0].replace(&self.command, &self.driver, self.config.drain, now);
                 }
                 Signal::Replace => {
                     log::warn!("SIGHUP ignored: workers are being replaced already, or the mux is draining")

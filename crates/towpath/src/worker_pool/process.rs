@@ -1,14 +1,14 @@
 //! A worker process: start, attachment, and the messages that it holds.
 
 use std::collections::VecDeque;
+use std::fs::Permissions;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::CommandExt;
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use thiserror::Error;
 use towpath_engine::queue::VerdictStats;
 use towpath_mux::Time;
@@ -16,7 +16,7 @@ use towpath_mux::io::Driver;
 use towpath_mux::mux::{Batch, Mux, Ticket, psock, worker};
 use towpath_ring::reaper::{PeerKey, Reaped, Reaper};
 use towpath_ring::{
-    self as ring, Channel, Death, Endpoint, Geometry, Kind, Meta, POLL_BYTES, ReserveError, Seq,
+    self as ring, Allow, Channel, Death, Endpoint, Geometry, Kind, Meta, POLL_BYTES, ReserveError, Seq,
 };
 
 use super::authority::{Authority, Rights};
@@ -25,6 +25,7 @@ use super::frame::{FrameMessages, Out, messages, part, pass, pieces, place, send
 use super::tx_lease::TxLeases;
 use super::violation::Violation;
 use crate::control::commands::show_rings;
+use crate::process::{Child, Place, Program, Starter};
 
 /// Time for a process to attach.
 const ATTACH: Duration = Duration::from_secs(15);
@@ -42,6 +43,14 @@ const ROUNDS: usize = 16;
 const TURN_BYTES: usize = 2 * POLL_BYTES;
 /// Maximum number of notices of unsent messages that it holds.
 const NOTICES: usize = 64;
+
+/// How worker processes are started.
+#[derive(Clone, Debug)]
+pub(super) struct Command {
+    pub(super) program: Program,
+    pub(super) place: Place,
+    pub(super) starter: Starter,
+}
 
 /// Why a worker process ended or could not be started.
 #[derive(Debug, Error)]
@@ -101,7 +110,6 @@ pub enum WorkerExit {
 pub(super) struct Process {
     program: String,
     child: Child,
-    _pidfd: OwnedFd,
     token: u32,
     started: Instant,
     /// Its endpoint, until it attaches.
@@ -157,7 +165,7 @@ pub(super) enum ProcessState {
 impl Process {
     /// Starts `command` with the path of its socket in TOWPATH_SOCKET.
     pub(super) fn start(
-        command: &[String],
+        command: &Command,
         path: &Path,
         driver: &Driver,
         token: u32,
@@ -173,37 +181,28 @@ impl Process {
             bursts: true,
             ..ring::Config::default()
         };
-        let endpoint = Endpoint::bind(path, config)?;
-        let (first, rest) = command.split_first().expect("a command has a first word");
-        let program = match first.as_str() {
-            "towpath" => std::env::current_exe()?,
-            other => other.into(),
-        };
-        let mut child = Command::new(program)
-            .args(rest)
-            .env("TOWPATH_SOCKET", path)
-            .stdin(Stdio::null())
-            .stdout(io::stderr())
-            // Terminal interrupts are for the pool, which drains. A worker that got them, too, would die with
-            // its message.
-            .process_group(0)
-            .spawn()
+        let mut endpoint = Endpoint::bind(path, config)?;
+        let Command { program, place, starter } = command;
+        if starter.changes_user() {
+            // Access is checked with SO_PEERCRED; the mode only has to permit connecting.
+            std::fs::set_permissions(path, Permissions::from_mode(0o666))?;
+        }
+        let first = &program.words[0];
+        let started = starter
+            .start(place, program, path)
             .map_err(|source| WorkerExit::Start { program: first.clone(), source })?;
-        let watched = Pid::from_raw(child.id() as i32).map_or(Err(io::ErrorKind::NotFound.into()), |pid| {
-            let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-            driver.watch(&pidfd, token)?;
-            driver.watch(&endpoint, token)?;
-            Ok(pidfd)
-        });
+        let mut child = started.child;
+        // Only its own user. No worker attached before: the engine accepts later.
+        endpoint.set_allow(Allow::Users(vec![started.user]));
         let reaped = PeerKey::Worker(child.id());
-        let pidfd = watched.inspect_err(|_: &io::Error| {
+        let watched = driver.watch(&child, token).and_then(|()| driver.watch(&endpoint, token));
+        watched.inspect_err(|_: &io::Error| {
             let _ = child.kill();
             let _ = child.wait();
         })?;
         Ok(Self {
             program: first.clone(),
             child,
-            _pidfd: pidfd,
             token,
             started: now,
             endpoint: Some(Reaper::shared().wrap(reaped, endpoint)),

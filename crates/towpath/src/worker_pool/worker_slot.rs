@@ -9,7 +9,7 @@ use towpath_mux::mux::{Mux, psock, worker};
 
 use super::authority::Rights;
 use super::completions::Completions;
-use super::process::{Process, ProcessState, WorkerExit};
+use super::process::{Command, Process, ProcessState, WorkerExit};
 use super::violation::Violations;
 use crate::control::commands::show_rings;
 
@@ -93,7 +93,7 @@ impl WorkerSlot {
     }
 
     /// Starts a process.
-    pub(super) fn start(&mut self, command: &[String], driver: &Driver, now: Instant) {
+    pub(super) fn start(&mut self, command: &Command, driver: &Driver, now: Instant) {
         self.restarts += u64::from(self.again.take().is_some());
         match self.spawn(command, driver, now) {
             Ok(process) => self.process = Some(process),
@@ -103,7 +103,7 @@ impl WorkerSlot {
     }
 
     /// Starts the replacement of the current process.
-    pub(super) fn replace(&mut self, command: &[String], driver: &Driver, patience: Duration, now: Instant) {
+    pub(super) fn replace(&mut self, command: &Command, driver: &Driver, patience: Duration, now: Instant) {
         (self.patience, self.kept) = (patience, false);
         match self.spawn(command, driver, now) {
             Ok(process) => self.next = Some(process),
@@ -111,7 +111,7 @@ impl WorkerSlot {
         }
     }
 
-    fn spawn(&mut self, command: &[String], driver: &Driver, now: Instant) -> Result<Process, WorkerExit> {
+    fn spawn(&mut self, command: &Command, driver: &Driver, now: Instant) -> Result<Process, WorkerExit> {
         let path = self.directory.join(format!("worker-{}-{}.sock", self.number, self.starts));
         self.starts += 1;
         let token = u32::try_from(self.number + 1).expect("the number of slots fits");
@@ -391,6 +391,7 @@ pub(super) mod tests {
     use towpath_mux::mux::{Config, Message};
     use towpath_ring::{Options, Worker};
 
+    use crate::process::{Local, Place, Program, Starter};
     use super::super::violation::Violation;
     use super::*;
 
@@ -468,6 +469,15 @@ pub(super) mod tests {
         mux.handle_bytes(psock, "x\n".repeat(lines).as_bytes(), now);
     }
 
+    /// A process that does nothing.
+    pub(in super::super) fn sleeps() -> Command {
+        Command {
+            program: Program::new(&["sleep".to_owned(), "1000".to_owned()]),
+            place: Place::Mux(String::new()),
+            starter: Starter::Local(Local::plain()),
+        }
+    }
+
     /// Starts an idle process; the test attaches in its place.
     pub(in super::super) fn attach(
         slot: &mut WorkerSlot,
@@ -475,7 +485,7 @@ pub(super) mod tests {
         driver: &mut Driver,
         now: Instant,
     ) -> Worker {
-        slot.start(&["sleep".to_owned(), "1000".to_owned()], driver, now);
+        slot.start(&sleeps(), driver, now);
         let attach = std::thread::spawn(move || Worker::attach(path, &Options::default()).unwrap());
         while !slot.is_attached() {
             slot.ready = true;
@@ -583,7 +593,7 @@ pub(super) mod tests {
         let mut scene = Scene::new();
         let now = Instant::now();
         let (_, worker) = scene.attached(now);
-        let sleep = ["sleep", "1000"].map(str::to_owned);
+        let sleep = sleeps();
         scene.slot.replace(&sleep, &scene.driver, Duration::ZERO, now);
         drop(worker);
         while scene.slot.is_attached() {
@@ -605,7 +615,7 @@ pub(super) mod tests {
         let mut scene = Scene::new();
         let now = Instant::now();
         scene.detached(now);
-        let sleep = ["sleep", "1000"].map(str::to_owned);
+        let sleep = sleeps();
         scene.slot.start(&sleep, &scene.driver, now);
         let late = scene.slot.process.as_ref().unwrap().pid();
         scene.slot.replace(&sleep, &scene.driver, Duration::ZERO, now);

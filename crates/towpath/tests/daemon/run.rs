@@ -1,6 +1,8 @@
 //! `towpath run`: its configuration, and what it says when it cannot be.
 
+use std::fs::Permissions;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -56,6 +58,9 @@ fn the_examples_start() {
             let (config, muxes) = (path("t.toml"), text.matches("\n[mux.").count());
             std::fs::write(&config, text).unwrap();
             std::fs::create_dir(path("keys")).unwrap();
+            // The workers have a user of their own.
+            std::fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
+            std::fs::set_permissions(path("keys"), Permissions::from_mode(0o1777)).unwrap();
             let rules = example.with_extension("ipfw");
             std::fs::copy(&rules, directory.path().join(rules.file_name().unwrap())).unwrap();
             let mut command = Command::new(env!("CARGO_BIN_EXE_towpath"));
@@ -445,6 +450,8 @@ fn what_cannot_be_had_is_named() {
 fn a_reload_is_heard_while_it_starts() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    // The inspector has a user of its own.
+    std::fs::set_permissions(directory.path(), Permissions::from_mode(0o777)).unwrap();
     mknodat(CWD, path("in.pcap"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     std::fs::write(path("r"), "add inspect 1 ip from any to any\n").unwrap();
     let inspect =

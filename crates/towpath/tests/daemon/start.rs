@@ -1,6 +1,8 @@
 //! A start of `towpath run` that comes to nothing: with live ports, whose threads wait for it.
 
+use std::fs::Permissions;
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -86,6 +88,8 @@ fn a_stop_is_heard_before_everybody_has_attached() {
         let mux = "[mux.web]\nlisten = \"127.0.0.1:0\"\nframing = \"line\"\nworkers = 1\nworker = ";
         for more in ["[queue.1]\ncommand = ", mux] {
             let directory = tempfile::tempdir().unwrap();
+            // The program has a user of its own.
+            std::fs::set_permissions(directory.path(), Permissions::from_mode(0o777)).unwrap();
             // It never attaches, and says that it is there.
             let command = format!("sh -c 'touch {}/there; exec sleep 1000'", directory.path().display());
             let child = start(directory.path(), &format!("{more}\"{command}\"\n"));

@@ -147,8 +147,12 @@ impl Supervisor {
         }
         let is_new = |queue: &&config::Queue| !self.sockets.iter().any(|socket| socket.queue == queue.number);
         let bind =
-            |queue| Socket::bind(queue, self.workers.len().max(1)).map_err(|error| vec![error.to_string()]);
+            |queue| Socket::bind(queue, self.workers.len().max(1), &self.starter, None).map_err(|error| vec![error.to_string()]);
         let bound = config.queues.iter().filter(is_new).map(bind).collect::<Result<_, _>>()?;
+        // Last: from now on the launcher starts the programs of this configuration only.
+        if let Some(launcher) = &self.launcher {
+            launcher.adopt(&config).map_err(|error| vec![error.to_string()])?;
+        }
         rules.warnings.iter().for_each(|warning| log::warn!("{warning}"));
         Ok((config, rules.ruleset, bound))
     }

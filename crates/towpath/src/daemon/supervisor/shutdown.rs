@@ -40,7 +40,7 @@ impl Supervisor {
     /// Joins all threads and stops all processes.
     pub(super) fn end(mut self, states: States) -> Result<Ended, Failure> {
         let mut report = Report::default();
-        let mut failed = None;
+        let mut failed = self.launcher_ended().then(|| "the launcher".to_owned());
         for service in self.services {
             let name = format!("mux {}", service.name());
             if !service.join() {

@@ -16,10 +16,11 @@ use towpath_gate::StatePolicy;
 use towpath_gate::rules::Ruleset;
 use towpath_port::Port;
 
-use super::super::inspector_sockets::Socket;
+use super::super::inspector_sockets::{self, Socket};
+use super::super::launcher::Launcher;
 use super::super::mux_admission::MuxAdmission;
 use super::super::mux_service;
-use super::super::privilege::Capabilities;
+use super::super::privilege::{self, Capabilities};
 use super::super::round_robin::RoundRobin;
 use super::super::signals::{reloads, stops};
 use super::super::worker::{Parts, Queries, Worker};
@@ -34,6 +35,7 @@ use crate::control::dumps::Dumps;
 use crate::control::{Listening, QueryInbox};
 use crate::eventfd::EventFd;
 use crate::inspector::{self, ATTACH_TIMEOUT};
+use crate::process::{Local, Remote, Starter};
 use crate::report::Report;
 use crate::ruleset_manager::{Rechecks, RulesetManager};
 use crate::snapshot::{self, Saving};
@@ -53,6 +55,16 @@ impl Supervisor {
         let signals = |error| Failure::System("signals", error);
         // Before the files are read: a SIGHUP that follows a change of the files must not be lost.
         let hup = reloads().map_err(signals)?;
+        let identity = privilege::engine_user(config.engine.identity)
+            .map_err(|error| Failure::System("the engine's user", error))?;
+        let launcher = match rustix::process::geteuid().is_root() {
+            true => Some(Launcher::start(&config).map_err(|error| Failure::System("the launcher", error))?),
+            false => None,
+        };
+        let starter = match &launcher {
+            Some(launcher) => Starter::Remote(Arc::clone(launcher) as Arc<dyn Remote>),
+            None => Starter::Local(Local::daemon()),
+        };
         let (threads, mux_threads) = (config.engine_threads(), config.mux_threads());
         let mut ports: Vec<_> = std::iter::repeat_with(Vec::new).take(threads).collect();
         for port in &config.ports {
@@ -62,21 +74,32 @@ impl Supervisor {
         // Before the first resource that outlives the process. Ports end with the process, and opening one may take long.
         let stop = stops().map_err(signals)?;
         if let Some(control) = &config.control {
-            super::super::make_directory_of(&control.socket);
+            super::super::make_directory_of(&control.socket, identity);
         }
-        let listening = config.control.as_ref().map(Listening::bind).transpose()?;
+        let listening = config.control.as_ref().map(|control| Listening::bind_as(control, identity)).transpose()?;
         let sockets = config
             .queues
             .iter()
-            .map(|queue| Socket::bind(queue, threads.max(1)))
+            .map(|queue| Socket::bind(queue, threads.max(1), &starter, identity))
             .collect::<Result<Vec<_>, _>>()?;
         let listening_muxes =
-            config.muxes.iter().map(mux_service::Listening::open).collect::<Result<Vec<_>, _>>()?;
+            config.muxes.iter().map(|mux| mux_service::Listening::open(mux, &starter, identity)).collect::<Result<Vec<_>, _>>()?;
         let saved = config.states.as_deref().map(snapshot::read);
+        let dumps = config.control.as_ref().map(|control| {
+            let bound = Dumps::bind(&control.socket, control.owner, identity.map(|identity| identity.user));
+            let owned = bound.and_then(|bound| {
+                inspector_sockets::own(&crate::control::dumps::path(&control.socket), identity).map(|()| bound)
+            });
+            owned.map_err(Failure::Dumps)
+        });
+        let dumps = dumps.transpose()?;
         let kept = Capabilities::needed(&config)
-            .keep()
-            .map_err(|error| Failure::System("cannot drop capabilities", error))?;
+            .keep_as(identity)
+            .map_err(|error| Failure::System("cannot drop privileges", error))?;
         log::info!("capabilities kept: {kept}");
+        if let Some(identity) = identity {
+            log::info!("the engine is user {}, group {}", identity.user, identity.group);
+        }
         if let Some(path) = &config.states {
             // Tests the file as the shutdown will write it: an error now is better than lost states then.
             Saving::create(path).map_err(|source| Failure::States { file: path.clone(), source })?;
@@ -110,10 +133,7 @@ impl Supervisor {
             None => (None, wakes.iter().map(|_| None).collect::<Vec<_>>()),
         };
         let mux_desks = inboxes.split_off(threads);
-        let dumps = config.control.as_ref().map(|control| {
-            Dumps::start(&control.socket, control.owner, Arc::clone(&ruleset)).map_err(Failure::Dumps)
-        });
-        let dumps = dumps.transpose()?;
+        let dumps = dumps.map(|dumps| dumps.start(Arc::clone(&ruleset)).map_err(Failure::Dumps)).transpose()?;
         let (log, lines) = sync_channel(LOG_LINES);
         let start = Instant::now();
         let directory = (!config.routes.is_empty()).then(|| {
@@ -172,6 +192,8 @@ impl Supervisor {
             stop,
             hup,
             kept,
+            starter,
+            launcher,
             ruleset,
             services: Vec::new(),
             refreshed,

@@ -1,0 +1,107 @@
+//! The engine's side of the launcher.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
+
+use super::message::{Kind, Message, TEXT};
+use super::{digest, digest_of_all};
+use crate::config::Config;
+use crate::process::{self, Place, Program, Remote, Started};
+
+/// Time for a reply. The launcher needs milliseconds; a launcher that needs longer counts as ended.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The launcher of this engine. Dropping it ends the process.
+#[derive(Debug)]
+pub(crate) struct Launcher {
+    socket: OwnedFd,
+    /// A request and its reply are one step. False: the launcher has ended or did not answer.
+    works: Mutex<bool>,
+    child: Child,
+}
+
+impl Launcher {
+    /// Starts the launcher, which reads the file of `config`.
+    pub(crate) fn start(config: &Config) -> io::Result<Arc<Self>> {
+        let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+        let mut command = Command::new("/proc/self/exe");
+        // The terminal's signals are for the engine.
+        command.arg("launcher").arg(&config.file).stdin(Stdio::from(theirs)).stdout(Stdio::null()).process_group(0);
+        let child = command.spawn()?;
+        drop(command);
+        let launcher = Arc::new(Self { socket, works: Mutex::new(true), child });
+        launcher.adopt(config)?;
+        Ok(launcher)
+    }
+
+    /// Makes the launcher read the configuration again. It must have the same programs and ports as `config`.
+    pub(crate) fn adopt(&self, config: &Config) -> io::Result<()> {
+        self.ask(&Message { digest: digest_of_all(config), ..Message::new(Kind::Adopt) }).map(drop)
+    }
+
+    fn ask(&self, request: &Message) -> io::Result<(Message, Vec<OwnedFd>)> {
+        let mut works = self.works.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = || io::Error::new(io::ErrorKind::BrokenPipe, "the launcher has ended");
+        if !*works {
+            return Err(ended());
+        }
+        let reply = request.send(&self.socket, &[]).and_then(|()| Message::receive(&self.socket));
+        match reply {
+            Ok(Some((reply, descriptors))) => Ok((reply.checked()?, descriptors)),
+            // A late reply would be taken for that of another request.
+            Ok(None) | Err(_) => {
+                *works = false;
+                Err(ended())
+            }
+        }
+    }
+}
+
+/// Readable with POLLHUP when the launcher has ended.
+impl AsFd for Launcher {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Remote for Launcher {
+    fn start(self: Arc<Self>, place: &Place, program: &Program, socket: &Path) -> io::Result<Started> {
+        let text = socket.as_os_str().as_bytes().to_vec();
+        if text.len() > TEXT {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path of the socket is too long"));
+        }
+        let (reply, descriptors) =
+            self.ask(&Message { digest: digest(place, program), text, ..Message::new(Kind::Start) })?;
+        let [id, user, _] = reply.numbers;
+        let pidfd = descriptors.into_iter().next().ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Started { child: process::Child::of_launcher(id, pidfd, self), user })
+    }
+
+    fn status(&self, id: u32) -> io::Result<Option<ExitStatus>> {
+        let (reply, _) = self.ask(&Message { numbers: [id, 0, 0], ..Message::new(Kind::Status) })?;
+        let [ended, status, _] = reply.numbers;
+        Ok((ended == 1).then(|| ExitStatus::from_raw(status.cast_signed())))
+    }
+
+    fn kill(&self, id: u32) -> io::Result<()> {
+        self.ask(&Message { numbers: [id, 0, 0], ..Message::new(Kind::Kill) }).map(drop)
+    }
+}
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        // It kills its children and exits. The engine cannot signal it.
+        let _ = shutdown(&self.socket, Shutdown::Both);
+        let _ = self.child.wait();
+    }
+}

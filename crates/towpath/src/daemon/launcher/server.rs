@@ -1,0 +1,163 @@
+//! The launcher's process: `towpath launcher CONFIG`.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, kill_process_group, pidfd_open};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use super::super::privilege::Capabilities;
+use super::message::{Kind, Message};
+use super::unused_id::UnusedIds;
+use super::{digest, digest_of_all, programs};
+use crate::config::Config;
+use crate::process::{Identity, Limit, Place, Program, spawn};
+
+/// Limit on processes that were started and not waited for.
+const CHILDREN: usize = 8192;
+
+/// Processes and threads of an unused user id.
+const PROCESSES: &str = "nproc=512";
+
+/// The state of the launcher.
+struct Server {
+    file: PathBuf,
+    /// The configuration, once it was adopted.
+    config: Option<Config>,
+    children: HashMap<u32, Child>,
+    ids: UnusedIds,
+}
+
+/// Serves the engine at the socket of standard input until it ends. Returns the exit code.
+pub fn serve(file: &Path) -> u8 {
+    match run(file) {
+        Ok(()) => 0,
+        Err(error) => {
+            crate::output::say(format_args!("towpath: launcher: {error}"));
+            1
+        }
+    }
+}
+
+fn run(file: &Path) -> io::Result<()> {
+    let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
+    rustix::net::getpeername(&socket)
+        .map_err(|_| io::Error::other("`towpath run` starts this command"))?;
+    rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
+    // The engine ends the launcher. A handler, not SIG_IGN, which the children would inherit.
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
+    }
+    let mut server =
+        Server { file: file.into(), config: None, children: HashMap::new(), ids: UnusedIds::default() };
+    loop {
+        let (request, _) = match Message::receive(&socket) {
+            Ok(Some(request)) => request,
+            Ok(None) | Err(_) => return Ok(()),
+        };
+        let (reply, descriptors) = server.handle(&request).unwrap_or_else(|error| {
+            (Message::failed(&error), Vec::new())
+        });
+        let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        if reply.send(&socket, &descriptors).is_err() {
+            return Ok(());
+        }
+    }
+}
+
+impl Server {
+    fn handle(&mut self, request: &Message) -> io::Result<(Message, Vec<OwnedFd>)> {
+        let done = Message::new(Kind::Done);
+        let [number, ..] = request.numbers;
+        match request.kind {
+            Kind::Adopt => self.adopt(request.digest).map(|()| (done, Vec::new())),
+            Kind::Start => {
+                let (id, user, pidfd) = self.start(request.digest, Path::new(OsStr::from_bytes(&request.text)))?;
+                Ok((Message { numbers: [id, user, 0], ..done }, vec![pidfd]))
+            }
+            Kind::Status => {
+                let child = self.children.get_mut(&number).ok_or(io::ErrorKind::NotFound)?;
+                let Some(status) = child.try_wait()? else { return Ok((done, Vec::new())) };
+                self.children.remove(&number);
+                Ok((Message { numbers: [1, status.into_raw().cast_unsigned(), 0], ..done }, Vec::new()))
+            }
+            Kind::Kill => {
+                self.children.get_mut(&number).ok_or(io::ErrorKind::NotFound)?.kill()?;
+                Ok((done, Vec::new()))
+            }
+            Kind::Open | Kind::Done | Kind::Failed => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+
+    /// Reads the configuration. The first time also drops the capabilities that it does not need.
+    fn adopt(&mut self, digest: u64) -> io::Result<()> {
+        let config = Config::read(&self.file).map_err(|found| {
+            let first = found.first().map(ToString::to_string).unwrap_or_default();
+            io::Error::other(format!("the launcher reads the configuration, too: {first}"))
+        })?;
+        if digest_of_all(&config) != digest {
+            return Err(io::Error::other("the configuration changed while it was read: try again"));
+        }
+        if self.config.is_none() {
+            Capabilities::of_launcher(&config).keep()?;
+        }
+        self.config = Some(config);
+        Ok(())
+    }
+
+    /// Starts the program. Returns its id, its user and a pidfd.
+    fn start(&mut self, named: u64, socket: &Path) -> io::Result<(u32, u32, OwnedFd)> {
+        let config = self.config.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
+        let (place, program) = programs(config)
+            .find(|(place, program)| digest(place, program) == named)
+            .ok_or_else(|| io::Error::other("the configuration does not have this program"))?;
+        if self.children.len() >= CHILDREN {
+            return Err(io::Error::other("too many processes have been started"));
+        }
+        let identity = self.identity(&place, &program)?;
+        let mut spec = program.confined(socket, identity);
+        if program.settings.user.is_none() && identity.is_some() && !spec.limits.iter().any(|it| it.name == "nproc") {
+            spec.limits.extend(Limit::parse(PROCESSES));
+        }
+        spec.dies_with = Some(getpid().as_raw_pid().cast_unsigned());
+        let user = identity.map_or(0, |identity| identity.user);
+        let child = spawn(Path::new("/proc/self/exe"), &spec).map_err(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied => {
+                io::Error::other(format!("{error}; it runs as user {user} (see `user` of [queue.N] and [mux.NAME])"))
+            }
+            _ => error,
+        })?;
+        let id = child.id();
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
+        self.children.insert(id, child);
+        Ok((id, user, pidfd?))
+    }
+
+    /// The user and group of a program; `None` where the user namespace has no unused id.
+    fn identity(&mut self, place: &Place, program: &Program) -> io::Result<Option<Identity>> {
+        let settings = &program.settings;
+        if let Some(user) = settings.user {
+            return Ok(Some(Identity { user, group: settings.group.unwrap_or(user) }));
+        }
+        let Some(id) = self.ids.of(place) else { return Ok(None) };
+        Ok(Some(Identity { user: id, group: settings.group.unwrap_or(id) }))
+    }
+}
+
+impl Drop for Server {
+    /// The engine has ended: kills its processes and what they started in their process groups.
+    fn drop(&mut self) {
+        for child in self.children.values_mut() {
+            let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
+            let _ = child.wait();
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! A started process.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::ExitStatus;
+use std::sync::Arc;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::starter::Remote;
+
+/// A process that a [`Starter`](super::Starter) started. Its descriptor becomes readable when it has ended.
+#[derive(Debug)]
+pub struct Child {
+    id: u32,
+    pidfd: OwnedFd,
+    parent: Parent,
+    status: Option<ExitStatus>,
+}
+
+#[derive(Debug)]
+enum Parent {
+    This(std::process::Child),
+    Launcher(Arc<dyn Remote>),
+}
+
+impl Child {
+    /// A child of this process.
+    pub(super) fn of_this(mut child: std::process::Child) -> io::Result<Self> {
+        match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
+            Ok(pidfd) => Ok(Self { id: child.id(), pidfd, parent: Parent::This(child), status: None }),
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(error.into())
+            }
+        }
+    }
+
+    /// A child of the launcher.
+    pub(crate) fn of_launcher(id: u32, pidfd: OwnedFd, launcher: Arc<dyn Remote>) -> Self {
+        Self { id, pidfd, parent: Parent::Launcher(launcher), status: None }
+    }
+
+    /// Its process id.
+    pub const fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// Returns its exit status if it has ended. Never waits for the process.
+    ///
+    /// # Errors
+    /// The system's error, or the launcher has ended.
+    pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
+        if self.status.is_none() && self.is_over() {
+            self.status = match &mut self.parent {
+                Parent::This(child) => child.try_wait()?,
+                Parent::Launcher(launcher) => launcher.status(self.id)?,
+            };
+        }
+        Ok(self.status)
+    }
+
+    /// Waits for the process to end.
+    ///
+    /// # Errors
+    /// As [`try_wait`](Self::try_wait).
+    pub fn wait(&mut self) -> io::Result<ExitStatus> {
+        loop {
+            if let Some(status) = self.try_wait()? {
+                return Ok(status);
+            }
+            // EINTR: the next round waits.
+            let _ = poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], None);
+        }
+    }
+
+    /// Kills the process (SIGKILL).
+    ///
+    /// # Errors
+    /// As [`try_wait`](Self::try_wait).
+    pub fn kill(&mut self) -> io::Result<()> {
+        if self.status.is_some() {
+            return Ok(());
+        }
+        match &mut self.parent {
+            Parent::This(child) => child.kill(),
+            Parent::Launcher(launcher) => launcher.kill(self.id),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+}
+
+impl AsFd for Child {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}

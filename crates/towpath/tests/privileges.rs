@@ -1,0 +1,308 @@
+//! Privileges of `towpath run` and of the processes that it starts.
+
+#[path = "support/bridged.rs"]
+mod bridged;
+mod support;
+
+use std::collections::HashMap;
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use bridged::BRIDGE;
+use rustix::process::{Pid, Signal, kill_process};
+use support::Control;
+use towpath_port::netns::{until, veth, within};
+
+/// The range of unused ids (docs/book/src/reference/privileges.md).
+const UNUSED: std::ops::RangeInclusive<u64> = 61_184..=65_519;
+
+const INSPECT: &str = "[queue.1]\ncommand = \"towpath inspect --queue 1 --match x --verdict drop\"\n";
+
+/// An engine between two interfaces, in a directory that other users can enter.
+struct Engine {
+    directory: tempfile::TempDir,
+    child: Child,
+}
+
+impl Engine {
+    /// Starts the engine and waits until its queue has `inspectors`.
+    fn start(more: &str, inspectors: usize) -> Self {
+        veth("wan", "l0");
+        veth("lan", "r0");
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
+        let at = directory.path().display().to_string();
+        std::fs::write(directory.path().join("t.toml"), format!("{BRIDGE}{}", more.replace("DIR", &at))).unwrap();
+        std::fs::write(directory.path().join("r.ipfw"), "add inspect 1 ip from any to any\n").unwrap();
+        // A descriptor and a variable that nothing but the shell needs.
+        let child = Command::new("sh")
+            .args(["-c", "exec 9</dev/zero; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_towpath"), "run"])
+            .arg(directory.path().join("t.toml"))
+            .env("SECRET", "shell")
+            .env("LC_TIME", "C")
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut engine = Self { directory, child };
+        until(|| engine.child.try_wait().unwrap().is_some() || engine.inspectors().len() >= inspectors);
+        engine
+    }
+
+    fn control(&self) -> Control {
+        Control::of(self.directory.path())
+    }
+
+    /// Process ids of the inspectors.
+    fn inspectors(&self) -> Vec<u32> {
+        let output = self.control().ctl("show rings --json");
+        let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let rows = rows["rings"].as_array().or_else(|| rows.as_array()).cloned().unwrap_or_default();
+        rows.iter().filter_map(|row| row["pid"].as_u64()).map(|pid| pid as u32).collect()
+    }
+
+    /// The launcher: the engine's child.
+    fn launcher(&self) -> Option<u32> {
+        let children = format!("/proc/{0}/task/{0}/children", self.child.id());
+        std::fs::read_to_string(children).unwrap().split_whitespace().next().map(|pid| pid.parse().unwrap())
+    }
+
+    /// Stops the engine. Its exit code and what it said.
+    fn stop(self) -> (Option<i32>, String) {
+        // It may have ended.
+        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        let output = self.child.wait_with_output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+}
+
+/// proc_pid_status(5) as a map; numbers of Uid and Gid are the real, effective, saved and file system id.
+fn status(pid: u32) -> HashMap<String, String> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let row = |line: &str| line.split_once(':').map(|(name, value)| (name.to_owned(), value.trim().to_owned()));
+    text.lines().filter_map(row).collect()
+}
+
+/// The one user id or group id of a process.
+fn id(status: &HashMap<String, String>, key: &str) -> u64 {
+    let ids: Vec<u64> = status[key].split_whitespace().map(|id| id.parse().unwrap()).collect();
+    assert!(ids.iter().all(|id| *id == ids[0]), "{key}: {ids:?}");
+    ids[0]
+}
+
+fn has_no_privilege(status: &HashMap<String, String>) {
+    for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        assert_eq!(status[set], "0000000000000000", "{set}");
+    }
+    assert_eq!(status["NoNewPrivs"], "1");
+}
+
+fn limit(pid: u32, name: &str) -> String {
+    let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let line = limits.lines().find(|line| line.starts_with(name)).unwrap();
+    line[name.len()..].split_whitespace().take(2).collect::<Vec<_>>().join(" ")
+}
+
+#[towpath_testenv::needs(netns)]
+#[test]
+fn an_inspector_has_no_privileges() {
+    within(|| {
+        let engine = Engine::start(&format!("{INSPECT}env = [\"GREETING=hello world\"]\nlimits = [\"nofile=77\"]\n"), 1);
+        let [pid] = engine.inspectors()[..] else { panic!("{:?}", engine.stop()) };
+        let inspector = status(pid);
+        has_no_privilege(&inspector);
+        assert!(UNUSED.contains(&id(&inspector, "Uid")), "{inspector:?}");
+        assert_eq!(id(&inspector, "Uid"), id(&inspector, "Gid"));
+        assert_eq!(inspector["Groups"], "");
+        assert_eq!(inspector["PPid"], engine.launcher().unwrap().to_string());
+
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap();
+        let environment = String::from_utf8_lossy(&environment).into_owned();
+        let names: Vec<_> = environment.split('\0').filter_map(|row| row.split_once('=')).collect();
+        assert!(names.contains(&("LC_TIME", "C")) && names.contains(&("GREETING", "hello world")), "{names:?}");
+        assert!(names.iter().any(|(name, _)| *name == "TOWPATH_SOCKET"));
+        let passed = |name: &str| {
+            ["PATH", "LANG", "TZ", "TERM", "GREETING"].contains(&name)
+                || name.starts_with("LC_")
+                || name.starts_with("TOWPATH_")
+        };
+        assert!(names.iter().all(|(name, _)| passed(name)), "{names:?}");
+
+        assert_eq!(std::fs::read_link(format!("/proc/{pid}/fd/0")).unwrap(), Path::new("/dev/null"));
+        for fd in std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap() {
+            let target = std::fs::read_link(fd.unwrap().path()).unwrap();
+            assert_ne!(target, Path::new("/dev/zero"), "the shell's descriptor was passed");
+        }
+        assert_eq!(limit(pid, "Max open files"), "77 77");
+        assert_eq!(limit(pid, "Max core file size"), "0 0");
+        assert_eq!(limit(pid, "Max processes"), "512 512");
+        let group = rustix::process::getpgid(Pid::from_raw(pid as i32)).unwrap();
+        assert_eq!(group.as_raw_pid() as u32, pid);
+        let (code, said) = engine.stop();
+        assert_eq!(code, Some(0), "{said}");
+        assert!(!Path::new(&format!("/proc/{pid}")).exists(), "the inspector is left");
+    });
+}
+
+/// The program writes to a file of root's and attaches.
+fn writes(user: &str) -> (Engine, String) {
+    let inspect = format!("exec {} inspect --queue 1 --match x --verdict drop", env!("CARGO_BIN_EXE_towpath"));
+    let more = format!("[queue.1]\ncommand = \"sh -c 'echo written > DIR/r.ipfw; {inspect}'\"\n{user}");
+    let engine = Engine::start(&more, 1);
+    let file = std::fs::read_to_string(engine.directory.path().join("r.ipfw")).unwrap();
+    (engine, file)
+}
+
+#[towpath_testenv::needs(netns)]
+#[test]
+fn only_a_program_of_root_writes_files_of_root() {
+    within(|| {
+        let (engine, file) = writes("");
+        assert!(file.starts_with("add inspect"), "{file}");
+        assert_eq!(engine.stop().0, Some(0));
+    });
+    within(|| {
+        let (engine, file) = writes("user = \"root\"\n");
+        let [pid] = engine.inspectors()[..] else { panic!("{:?}", engine.stop()) };
+        assert_eq!(file, "written\n");
+        let inspector = status(pid);
+        assert_eq!(id(&inspector, "Uid"), 0);
+        has_no_privilege(&inspector);
+        assert_eq!(engine.stop().0, Some(0));
+    });
+}
+
+#[towpath_testenv::needs(netns)]
+#[test]
+fn the_engine_becomes_its_user() {
+    within(|| {
+        let engine = Engine::start(&format!("{INSPECT}[engine]\nuser = \"1\"\ngroup = \"2\"\n"), 1);
+        let [pid] = engine.inspectors()[..] else { panic!("{:?}", engine.stop()) };
+        let process = status(engine.child.id());
+        assert_eq!((id(&process, "Uid"), id(&process, "Gid")), (1, 2));
+        assert_eq!((&*process["Groups"], &*process["NoNewPrivs"]), ("", "1"));
+        assert_eq!(process["CapEff"], ENGINE_CAPABILITIES);
+        assert_eq!(process["CapBnd"], ENGINE_CAPABILITIES);
+        for thread in std::fs::read_dir(format!("/proc/{}/task", engine.child.id())).unwrap() {
+            let status = std::fs::read_to_string(thread.unwrap().path().join("status")).unwrap();
+            assert!(status.contains("\nUid:\t1\t1\t1\t1\n"), "{status}");
+        }
+        let launcher = status(engine.launcher().unwrap());
+        assert_eq!((id(&launcher, "Uid"), &*launcher["NoNewPrivs"]), (0, "1"));
+        assert_ne!(id(&status(pid), "Uid"), 1, "the inspector has the engine's user");
+        for socket in ["ctl.sock", "ctl.sock.ring"] {
+            let file = std::fs::metadata(engine.directory.path().join(socket)).unwrap();
+            assert_eq!((file.uid(), file.gid()), (1, 2), "{socket}");
+        }
+        let (code, said) = engine.stop();
+        assert_eq!(code, Some(0), "{said}");
+    });
+}
+
+/// CAP_NET_RAW: the ports are packet sockets, which the engine opens again.
+const ENGINE_CAPABILITIES: &str = "0000000000002000";
+
+#[towpath_testenv::needs(netns)]
+#[test]
+fn a_killed_inspector_is_restarted_without_root() {
+    within(|| {
+        let engine = Engine::start(&format!("{INSPECT}[engine]\nuser = \"1\"\n"), 1);
+        let [first] = engine.inspectors()[..] else { panic!("{:?}", engine.stop()) };
+        kill_process(Pid::from_raw(first as i32).unwrap(), Signal::KILL).unwrap();
+        until(|| engine.inspectors().first().is_some_and(|pid| *pid != first));
+        let [second] = engine.inspectors()[..] else { panic!("{:?}", engine.stop()) };
+        assert!(UNUSED.contains(&id(&status(second), "Uid")));
+        assert_eq!(engine.stop().0, Some(0));
+    });
+}
+
+#[towpath_testenv::needs(netns)]
+#[test]
+fn the_end_of_one_side_is_the_end_of_the_other() {
+    within(|| {
+        let mut engine = Engine::start(INSPECT, 1);
+        let [inspector] = engine.inspectors()[..] else { panic!("{:?}", engine.stop()) };
+        kill_process(Pid::from_raw(engine.launcher().unwrap() as i32).unwrap(), Signal::KILL).unwrap();
+        until(|| engine.child.try_wait().unwrap().is_some());
+        let (code, said) = engine.stop();
+        assert_eq!(code, Some(1), "{said}");
+        assert!(said.contains("the launcher failed"), "{said}");
+        until(|| !Path::new(&format!("/proc/{inspector}")).exists());
+    });
+    within(|| {
+        let mut engine = Engine::start(INSPECT, 1);
+        let [inspector] = engine.inspectors()[..] else { panic!("{:?}", engine.stop()) };
+        let launcher = engine.launcher().unwrap();
+        engine.child.kill().unwrap();
+        engine.child.wait().unwrap();
+        until(|| [inspector, launcher].iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists()));
+    });
+}
+
+#[towpath_testenv::needs(netns)]
+#[test]
+fn a_reload_may_start_only_what_the_file_has() {
+    within(|| {
+        let engine = Engine::start(INSPECT, 1);
+        let [first] = engine.inspectors()[..] else { panic!("{:?}", engine.stop()) };
+        let user = id(&status(first), "Uid");
+        let file = engine.directory.path().join("t.toml");
+        let text = std::fs::read_to_string(&file).unwrap() + "limits = [\"nofile=55\"]\n";
+        std::fs::write(&file, text).unwrap();
+        kill_process(Pid::from_child(&engine.child), Signal::HUP).unwrap();
+        until(|| engine.inspectors().first().is_some_and(|pid| *pid != first));
+        let [second] = engine.inspectors()[..] else { panic!("{:?}", engine.stop()) };
+        assert_eq!(limit(second, "Max open files"), "55 55");
+        assert_eq!(id(&status(second), "Uid"), user, "the queue keeps its id");
+        assert_eq!(engine.stop().0, Some(0));
+    });
+}
+
+#[test]
+fn wrong_users_and_limits_are_errors_with_a_position() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("t.toml");
+    let rows = [
+        ("[queue.1]\ncommand = \"x\"\nuser = \"no-such-user\"\n", ":12:8: unknown user `no-such-user`"),
+        ("[queue.1]\ncommand = \"x\"\ngroup = \"no-such-group\"\n", ":12:9: unknown group `no-such-group`"),
+        ("[queue.1]\ncommand = \"x\"\nlimits = [\"files=1\"]\n", ":12:11: `files=1` is not a resource limit"),
+        ("[queue.1]\ncommand = \"x\"\nenv = [\"=x\"]\n", ":12:8: `=x` is not a variable of the environment"),
+        ("[queue.1]\nsocket = \"s\"\nuser = \"0\"\n", ":12:8: `user` is for a `command`"),
+        ("[engine]\nuser = \"no-such-user\"\n", ":11:8: unknown user `no-such-user`"),
+        ("[engine]\ngroup = \"0\"\n", ":11:9: `group` needs `user`"),
+    ];
+    for (more, expected) in rows {
+        std::fs::write(&file, format!("{BRIDGE}{more}")).unwrap();
+        std::fs::write(directory.path().join("r.ipfw"), "add allow ip from any to any\n").unwrap();
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_towpath")).args(["run", "--check"]).arg(&file).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(6), "{said}");
+        assert!(said.contains(&format!("{}{expected}", file.display())), "{said}\n{expected}");
+    }
+}
+
+/// Commands of a shell keep its user and environment, and lose their capabilities.
+#[test]
+fn a_replayed_inspector_has_no_capabilities() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(path("r"), "add inspect 1 ip from any to any\n").unwrap();
+    towpath_port::pcap::Writer::create(path("a.pcap")).unwrap().finish().unwrap();
+    let inspect = format!("exec {} inspect --queue 1 --match x --verdict drop", env!("CARGO_BIN_EXE_towpath"));
+    let shell = format!("cat /proc/self/status > {}; env > {}; {inspect}", path("status"), path("env"));
+    let output = Command::new(env!("CARGO_BIN_EXE_towpath"))
+        .args(["replay", &path("a.pcap"), "--rules", &path("r"), "--queue", &format!("1=sh -c '{shell}'")])
+        .env("SHELL_VARIABLE", "kept")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = std::fs::read_to_string(path("status")).unwrap();
+    let user = rustix::process::geteuid().as_raw();
+    for line in ["CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "NoNewPrivs:\t1", &format!("Uid:\t{user}\t{user}")] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    assert!(std::fs::read_to_string(path("env")).unwrap().contains("SHELL_VARIABLE=kept"));
+}
