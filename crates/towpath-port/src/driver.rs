@@ -3,10 +3,12 @@
 //! A driver is a folder of this crate and one line of the table at the end of this file. Its `Config` implements
 //! [`DriverConfig`]: names and help, configuration keys, required capabilities, and how to open ports.
 
+use std::io;
 use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-use crate::{Error, LinkType, Port};
+use crate::{Error, LinkType, Object, Opener, Port};
 
 /// The values of one port's configuration keys, from a configuration file or any other source.
 ///
@@ -46,6 +48,8 @@ pub trait DriverConfig: Sized {
     const NAMES: &'static [(&'static str, &'static str)];
     /// Capabilities needed to open a port, and to open it again.
     const CAPABILITIES: &'static [Capability];
+    /// Capabilities needed while a port is used, if another process opens its objects.
+    const CAPABILITIES_IN_USE: &'static [Capability] = &[];
     /// Returns false if a port can be used by one worker only.
     const MULTI_QUEUE: bool;
     /// Returns true if the verdict on a packet goes back to the port that received it ([`Port::verdict`]).
@@ -54,11 +58,20 @@ pub trait DriverConfig: Sized {
     /// Reads the configuration of a port of the driver called `driver`.
     fn from_options(driver: &str, options: &dyn Options) -> Self;
 
-    /// Opens one port per worker.
+    /// Opens one port per worker. The descriptors that need a privilege come from `opener`.
     ///
     /// # Errors
     /// The reason, and what to do about it.
-    fn open(&self, name: &str, workers: usize) -> Result<Vec<Box<dyn Port>>, Error>;
+    fn open(&self, name: &str, workers: usize, opener: &Opener) -> Result<Vec<Box<dyn Port>>, Error>;
+
+    /// Opens an object with the privileges of this process.
+    ///
+    /// # Errors
+    /// The system's error; `InvalidInput` if ports of this configuration do not have the object.
+    fn open_object(&self, object: &Object) -> io::Result<Vec<OwnedFd>> {
+        let _ = object;
+        Err(io::ErrorKind::InvalidInput.into())
+    }
 
     /// The driver's name.
     fn name(&self) -> &'static str {
@@ -103,16 +116,42 @@ macro_rules! drivers {
                 None
             }
 
-            /// Opens one port per worker.
+            /// Opens one port per worker with the privileges of this process.
+            ///
+            /// # Errors
+            /// As [`open_with`](Self::open_with).
+            pub fn open(&self, name: &str, workers: usize) -> Result<Vec<Box<dyn Port>>, Error> {
+                match self { $(Self::$variant(config) => self.open_with(name, workers, &Opener::local(config)),)* }
+            }
+
+            /// Opens one port per worker. The descriptors that need a privilege come from `opener`, also when a port is opened again.
             ///
             /// # Errors
             /// The reason, and what to do about it. [`Error::Config`] if the driver supports one worker only.
-            pub fn open(&self, name: &str, workers: usize) -> Result<Vec<Box<dyn Port>>, Error> {
+            pub fn open_with(
+                &self,
+                name: &str,
+                workers: usize,
+                opener: &Opener,
+            ) -> Result<Vec<Box<dyn Port>>, Error> {
                 if workers > 1 && !self.is_multi_queue() {
                     let what = format!("{} ports support one thread only: set [engine] threads = 1", self.name());
                     return Err(Error::Config { name: name.into(), what });
                 }
-                match self { $(Self::$variant(config) => config.open(name, workers),)* }
+                match self { $(Self::$variant(config) => config.open(name, workers, opener),)* }
+            }
+
+            /// Opens an object of a port with the privileges of this process.
+            ///
+            /// # Errors
+            /// The system's error; `InvalidInput` if ports of this configuration do not have the object.
+            pub fn open_object(&self, object: &Object) -> io::Result<Vec<OwnedFd>> {
+                match self { $(Self::$variant(config) => config.open_object(object),)* }
+            }
+
+            /// Capabilities needed while the port is used, if another process opens its objects.
+            pub fn capabilities_in_use(&self) -> &'static [Capability] {
+                match self { $(Self::$variant(_) => crate::$module::Config::CAPABILITIES_IN_USE,)* }
             }
 
             /// The driver's name.

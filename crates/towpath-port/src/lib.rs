@@ -55,6 +55,7 @@ pub mod namespace;
 #[cfg(any(test, feature = "test-util"))]
 pub mod netns;
 pub mod nfqueue;
+mod opener;
 pub mod pcap;
 mod port;
 mod stats;
@@ -68,6 +69,7 @@ pub use burst::{Burst, Frame, Full};
 pub use error::Error;
 pub use loopback::Loopback;
 pub use meta::{Conntrack, Meta, Queued};
+pub use opener::{Object, Opener};
 pub use port::{Caps, Port, QueueVerdict, Received, State};
 pub use stats::Stats;
 pub use towpath_wire::{Checksum, Gso, GsoKind, LinkType, Offload, Segmentation};

@@ -264,12 +264,13 @@ pub(crate) fn tun_attach(fd: BorrowedFd<'_>, name: &str, flags: c_int) -> io::Re
     Ok(request.ifr_name.iter().take_while(|byte| **byte != 0).map(|byte| *byte as u8 as char).collect())
 }
 
-/// Returns true if the descriptor is still attached to an interface (TUNGETIFF).
-pub(crate) fn tun_attached(fd: BorrowedFd<'_>) -> bool {
+/// The name of the interface that the descriptor is attached to (TUNGETIFF).
+pub(crate) fn tun_name(fd: BorrowedFd<'_>) -> io::Result<String> {
     // SAFETY: an ifreq of zeroes is one without a name.
     let mut request: libc::ifreq = unsafe { zeroed() };
     // SAFETY: the kernel writes one ifreq, which lives until the call returns.
-    checked(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut request) }).is_ok()
+    checked(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut request) })?;
+    Ok(request.ifr_name.iter().take_while(|byte| **byte != 0).map(|byte| *byte as u8 as char).collect())
 }
 
 /// TUNSETOFFLOAD: the offloads that the process accepts.

@@ -62,7 +62,9 @@ Example:
     Confine,
     /// Start the programs of CONFIG for the engine at standard input
     #[command(hide = true)]
-    Launcher { config: PathBuf },
+    Launcher {
+        config: PathBuf,
+    },
     /// Print a shell's completion script
     ///
     /// For bash: `towpath completions bash > /etc/bash_completion.d/towpath`.

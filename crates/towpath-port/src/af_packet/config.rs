@@ -1,11 +1,11 @@
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use crate::af_packet::Socket;
 use crate::driver::{Capability, DriverConfig, Options};
 use crate::named::NamedPort;
-use crate::{Error, Port, sys};
+use crate::{Error, Object, Opener, Port, sys};
 
 /// Configuration of a packet socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,6 +81,16 @@ impl Config {
         Ok(())
     }
 
+    /// Opens a socket. This is the only step that needs a privilege.
+    fn socket(&self) -> io::Result<OwnedFd> {
+        let socket = sys::socket(libc::AF_PACKET, libc::SOCK_RAW, 0)?;
+        let size = [self.send_buffer];
+        // SO_SNDBUFFORCE exceeds net.core.wmem_max and needs CAP_NET_ADMIN.
+        sys::set(socket.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &size)
+            .or_else(|_| sys::set(socket.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF, &size))?;
+        Ok(socket)
+    }
+
     /// Sets the socket options that must precede mapping the ring.
     pub(super) fn apply(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         let set = |name, words: &[u32]| sys::set(socket, libc::SOL_PACKET, name, words);
@@ -93,9 +103,6 @@ impl Config {
         if self.qdisc_bypass {
             set(libc::PACKET_QDISC_BYPASS, &[1])?;
         }
-        // SO_SNDBUFFORCE exceeds net.core.wmem_max and needs CAP_NET_ADMIN.
-        sys::set(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &[self.send_buffer])
-            .or_else(|_| sys::set(socket, libc::SOL_SOCKET, libc::SO_SNDBUF, &[self.send_buffer]))?;
         // struct tpacket_req3: block size and number, frame size and number (which must be consistent, and are unused in V3), timeout, private area,
         // features.
         let frame_size = 2048;
@@ -160,14 +167,22 @@ impl DriverConfig for Config {
 
     /// Both directions of a connection hash to the same index in every group, and so to the same worker. The group belongs to
     /// this port alone: two processes on one interface do not share packets by accident.
-    fn open(&self, name: &str, workers: usize) -> Result<Vec<Box<dyn Port>>, Error> {
+    fn open(&self, name: &str, workers: usize, opener: &Opener) -> Result<Vec<Box<dyn Port>>, Error> {
         let mut fanout = (workers > 1).then_some(Fanout::HashAlone);
         let open = |worker| {
-            let socket = Socket::open(Self { fanout, queue: worker as u16, ..self.clone() })?;
+            let config = Self { fanout, queue: worker as u16, ..self.clone() };
+            let socket = Socket::open_with(config, opener)?;
             fanout = socket.fanout();
             Ok(NamedPort::boxed(name, socket))
         };
         (0..workers).map(open).collect()
+    }
+
+    fn open_object(&self, object: &Object) -> io::Result<Vec<OwnedFd>> {
+        match object {
+            Object::PacketSocket => Ok(vec![self.socket()?]),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
     }
 
     fn interface(&self) -> Option<&str> {

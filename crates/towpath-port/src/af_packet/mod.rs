@@ -22,7 +22,9 @@ use std::sync::Arc;
 use crate::burst::{Lent, NEAR};
 use crate::interface::Interface;
 use crate::tx_offload::{Medium, Piece, TxOffload};
-use crate::{Burst, Caps, Error, Frame, Port, Received, Segmentation, State, Stats, sys, tx_offload};
+use crate::{
+    Burst, Caps, Error, Frame, Object, Opener, Port, Received, Segmentation, State, Stats, sys, tx_offload,
+};
 
 pub use config::{Config, Fanout};
 pub(crate) use ring::Lease;
@@ -48,6 +50,7 @@ const BATCH: usize = tx_offload::BATCH;
 #[derive(Debug)]
 pub struct Socket {
     config: Config,
+    opener: Opener,
     socket: OwnedFd,
     interface: Interface,
     ring: Arc<Ring>,
@@ -74,11 +77,15 @@ impl Socket {
     /// # Errors
     /// [`Error::NoInterface`], [`Error::Privilege`], [`Error::Unsupported`] (a kernel without packet sockets, an interface of an unsupported hardware type),
     /// [`Error::Config`], [`Error::Io`].
-    pub fn open(mut config: Config) -> Result<Self, Error> {
+    pub fn open(config: Config) -> Result<Self, Error> {
+        let opener = Opener::local(&config);
+        Self::open_with(config, &opener)
+    }
+
+    fn open_with(mut config: Config, opener: &Opener) -> Result<Self, Error> {
         config.check()?;
         let name = config.interface.clone();
-        let socket =
-            sys::socket(libc::AF_PACKET, libc::SOCK_RAW, 0).map_err(|source| opening(&name, source))?;
+        let [socket] = opener.open_all(&Object::PacketSocket).map_err(|source| opening(&name, source))?;
         let interface = Interface::find(&socket, &name)?;
         let io = |source| Error::Io { name: name.clone(), source };
         config.apply(socket.as_fd()).map_err(io)?;
@@ -87,6 +94,7 @@ impl Socket {
         config.bind(socket.as_fd(), interface.index, ETH_P_ALL)?;
         Ok(Self {
             config,
+            opener: opener.clone(),
             socket,
             interface,
             ring,
@@ -199,7 +207,7 @@ impl Port for Socket {
             return Ok(());
         }
         let stats = self.stats();
-        let fresh = Self::open(self.config.clone())?;
+        let fresh = Self::open_with(self.config.clone(), &self.opener)?;
         *self = Self { stats, ..fresh };
         Ok(())
     }

@@ -1,10 +1,12 @@
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
+use super::program::{Attach, Program};
 use crate::af_xdp::Socket;
 use crate::driver::{Capability, DriverConfig, Options};
 use crate::named::NamedPort;
-use crate::{Error, Port, interface::Interface};
+use crate::{Error, Object, Opener, Port, interface::Interface, sys};
 
 /// Configuration of XDP sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,11 +148,11 @@ impl DriverConfig for Config {
         }
     }
 
-    fn open(&self, name: &str, workers: usize) -> Result<Vec<Box<dyn Port>>, Error> {
-        let sockets = match Socket::open_queues(self, workers as u32) {
+    fn open(&self, name: &str, workers: usize, opener: &Opener) -> Result<Vec<Box<dyn Port>>, Error> {
+        let sockets = match Socket::open_queues_with(self, workers as u32, opener) {
             Err(Error::Unsupported { .. }) if self.multi_buffer && self.multi_buffer_optional => {
                 let single = Self { multi_buffer: false, ..self.clone() };
-                let sockets = Socket::open_queues(&single, workers as u32)?;
+                let sockets = Socket::open_queues_with(&single, workers as u32, opener)?;
                 log::warn!(
                     "{name}: this kernel or `{}` does not support multi-buffer XDP; hosts on this machine \
                      must not offload segmentation: run `ethtool -K DEV tso off gso off` there",
@@ -161,6 +163,30 @@ impl DriverConfig for Config {
             sockets => sockets?,
         };
         Ok(sockets.into_iter().map(|socket| NamedPort::boxed(name, socket)).collect())
+    }
+
+    fn open_object(&self, object: &Object) -> io::Result<Vec<OwnedFd>> {
+        match object {
+            Object::XdpSocket => Ok(vec![sys::socket(libc::AF_XDP, libc::SOCK_RAW, 0)?]),
+            Object::XdpProgram { frags } => {
+                let control = sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0)?;
+                let index = match sys::interface(control.as_fd(), libc::SIOCGIFINDEX, &self.interface)? {
+                    sys::Answer::Index(index) => index,
+                    _ => return Err(io::ErrorKind::InvalidData.into()),
+                };
+                let attach = Attach {
+                    index,
+                    native: self.mode == Mode::Native,
+                    frags: *frags,
+                    pin: match &self.after {
+                        After::Pass => None,
+                        After::Drop(pin) => Some(pin),
+                    },
+                };
+                Ok(Program::attach(attach)?.into_descriptors().into())
+            }
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
     }
 
     fn interface(&self) -> Option<&str> {

@@ -32,11 +32,12 @@ use crate::tx_offload::{Medium, TxOffload};
 use towpath_wire::{checksum, gso};
 
 use crate::{
-    Burst, Caps, Error, Frame, LinkType, Meta, Offload, Port, Received, Segmentation, State, Stats, sys,
+    Burst, Caps, Error, Frame, LinkType, Meta, Object, Offload, Opener, Port, Received, Segmentation, State,
+    Stats, sys,
 };
 
 pub use config::{After, Config, Mode};
-use program::{Attach, Program, QUEUES};
+use program::{Program, QUEUES};
 use ring::{Descriptor, Offsets, Ring};
 pub(crate) use umem::Chunks;
 use umem::{CHUNK, Chunk, LENT, Umem};
@@ -75,6 +76,7 @@ pub struct Socket {
     rx: Ring<Descriptor>,
     tx: Ring<Descriptor>,
     _program: Arc<Program>,
+    opener: Opener,
     reopened: Reopened,
     tx_offload: TxOffload,
     stats: Stats,
@@ -100,6 +102,10 @@ impl Socket {
     /// # Errors
     /// As [`Socket::open`].
     pub fn open_queues(config: &Config, queues: u32) -> Result<Vec<Self>, Error> {
+        Self::open_queues_with(config, queues, &Opener::local(config))
+    }
+
+    fn open_queues_with(config: &Config, queues: u32, opener: &Opener) -> Result<Vec<Self>, Error> {
         config.check()?;
         let name = &config.interface;
         if !(1..=QUEUES).contains(&queues) {
@@ -107,8 +113,11 @@ impl Socket {
             return Err(Error::Config { name: name.clone(), what });
         }
         // Fails first if the kernel has no AF_XDP.
-        let probe = sys::socket(libc::AF_XDP, libc::SOCK_RAW, 0);
-        drop(probe.map_err(|error| config.refused("opening a socket", error))?);
+        let socket = |_| {
+            let socket = opener.open_all(&Object::XdpSocket);
+            socket.map(|[socket]| socket).map_err(|error| config.refused("opening a socket", error))
+        };
+        let sockets: Vec<OwnedFd> = (0..queues).map(socket).collect::<Result<_, _>>()?;
         let control = control(name)?;
         let interface = Interface::find(&control, name)?;
         if interface.link != LinkType::ETHERNET {
@@ -116,31 +125,27 @@ impl Socket {
             return Err(Error::Unsupported { name: name.clone(), what });
         }
         config.fits(&interface)?;
-        let attach = Attach {
-            index: interface.index,
-            native: config.mode == Mode::Native,
-            frags: config.multi_buffer,
-            pin: match &config.after {
-                After::Pass => None,
-                After::Drop(pin) => Some(pin),
-            },
-        };
-        let program =
-            Program::attach(attach).map_err(|error| config.refused("attaching the XDP program", error))?;
-        let program = Arc::new(program);
+        let program = opener
+            .open_all(&Object::XdpProgram { frags: config.multi_buffer })
+            .map_err(|error| config.refused("attaching the XDP program", error))?;
+        let program = Arc::new(Program::of(program));
         let reopened = Reopened::new(Mutex::new((0..queues).map(|_| None).collect()));
-        (0..queues).map(|queue| Self::open_one(config, interface, queue, &program, &reopened)).collect()
+        let opened = sockets.into_iter().zip(0..);
+        opened
+            .map(|(socket, queue)| {
+                Self::open_one(config, interface, (socket, queue), (&program, opener), &reopened)
+            })
+            .collect()
     }
 
     fn open_one(
         config: &Config,
         interface: Interface,
-        queue: u32,
-        program: &Arc<Program>,
+        (socket, queue): (OwnedFd, u32),
+        (program, opener): (&Arc<Program>, &Opener),
         reopened: &Reopened,
     ) -> Result<Self, Error> {
         let io = |source| Error::Io { name: config.interface.clone(), source };
-        let socket = sys::socket(libc::AF_XDP, libc::SOCK_RAW, 0).map_err(io)?;
         let fd = socket.as_fd();
         let (umem, free) = Umem::new(config.chunks).map_err(io)?;
         let set = |name, words: &[u32]| sys::set(fd, libc::SOL_XDP, name, words).map_err(io);
@@ -170,6 +175,7 @@ impl Socket {
             umem,
             free,
             _program: program.clone(),
+            opener: opener.clone(),
             reopened: reopened.clone(),
             tx_offload: TxOffload::default(),
             stats: Stats::default(),
@@ -450,7 +456,7 @@ impl Port for Socket {
         let mut places = reopened.lock().unwrap_or_else(PoisonError::into_inner);
         let place = self.queue as usize;
         if places[place].is_none() {
-            let fresh = Self::open_queues(&self.config, places.len() as u32)?;
+            let fresh = Self::open_queues_with(&self.config, places.len() as u32, &self.opener)?;
             *places = fresh.into_iter().map(Some).collect();
         }
         if let Some(fresh) = places[place].take() {

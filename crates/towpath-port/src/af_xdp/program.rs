@@ -74,6 +74,16 @@ impl Program {
         Ok(Self { map, _link: link })
     }
 
+    /// A program that another process attached: its map and its link.
+    pub(super) fn of([map, link]: [OwnedFd; 2]) -> Self {
+        Self { map, _link: link }
+    }
+
+    /// Its map and its link.
+    pub(super) fn into_descriptors(self) -> [OwnedFd; 2] {
+        [self.map, self._link]
+    }
+
     /// Redirects frames of `queue` to `socket`.
     pub(super) fn serve(&self, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
         let value = socket.as_raw_fd() as u32;

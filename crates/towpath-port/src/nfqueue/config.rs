@@ -1,7 +1,10 @@
+use std::io;
+use std::os::fd::OwnedFd;
+
 use crate::driver::{Capability, DriverConfig, Options};
 use crate::named::NamedPort;
-use crate::nfqueue::Queue;
-use crate::{Error, Port};
+use crate::nfqueue::{Queue, RawSocket};
+use crate::{Error, Object, Opener, Port};
 
 /// Configuration of an NFQUEUE queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +48,8 @@ impl Config {
 impl DriverConfig for Config {
     const NAMES: &'static [(&'static str, &'static str)] = &[("nfqueue", "a queue of the kernel's NFQUEUE")];
     const CAPABILITIES: &'static [Capability] = &[Capability::NetAdmin];
+    /// The kernel checks it for each verdict.
+    const CAPABILITIES_IN_USE: &'static [Capability] = &[Capability::NetAdmin];
     const MULTI_QUEUE: bool = false;
     const VERDICTS: bool = true;
 
@@ -59,12 +64,19 @@ impl DriverConfig for Config {
         }
     }
 
-    fn open(&self, name: &str, _: usize) -> Result<Vec<Box<dyn Port>>, Error> {
-        let queue = Queue::open(self.clone())?;
+    fn open(&self, name: &str, _: usize, opener: &Opener) -> Result<Vec<Box<dyn Port>>, Error> {
+        let queue = Queue::open_with(self.clone(), opener)?;
         if !queue.caps().send {
             log::warn!("{name}: without CAP_NET_RAW a reject drops the packet and sends no reply");
         }
         Ok(vec![NamedPort::boxed(name, queue)])
+    }
+
+    fn open_object(&self, object: &Object) -> io::Result<Vec<OwnedFd>> {
+        match object {
+            Object::RawSockets => Ok(RawSocket::open()?),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
     }
 
     fn exclusive(&self) -> Option<String> {

@@ -30,8 +30,8 @@ use rustix::net::{RecvFlags, SendFlags};
 use towpath_wire::{checksum, gso};
 
 use crate::{
-    Burst, Caps, Checksum, Error, Frame, LinkType, Meta, Offload, Port, QueueVerdict, Received, Stats, clock,
-    sys,
+    Burst, Caps, Checksum, Error, Frame, LinkType, Meta, Object, Offload, Opener, Port, QueueVerdict,
+    Received, Stats, clock, sys,
 };
 pub use config::Config;
 use message::{Message, Packet, Requests};
@@ -84,6 +84,11 @@ impl Queue {
     /// [`Error::Privilege`], [`Error::InUse`], [`Error::Unsupported`] (a kernel without NFQUEUE, or without connection tracking for it),
     /// [`Error::Io`].
     pub fn open(config: Config) -> Result<Self, Error> {
+        let opener = Opener::local(&config);
+        Self::open_with(config, &opener)
+    }
+
+    fn open_with(config: Config, opener: &Opener) -> Result<Self, Error> {
         let name = format!("nfqueue{}", config.queue);
         let io = |source| Error::Io { name: name.clone(), source };
         let socket = sys::socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_NETFILTER)
@@ -99,7 +104,7 @@ impl Queue {
             early: VecDeque::new(),
             pending: Pending::default(),
             out: Requests::default(),
-            replies: config.replies.then(|| RawSocket::open().ok()).flatten(),
+            replies: config.replies.then(|| RawSocket::of(opener.open(&Object::RawSockets).ok()?)).flatten(),
             stats: Stats::default(),
             socket,
             name,

@@ -15,8 +15,14 @@ pub(super) struct RawSocket {
 
 impl RawSocket {
     /// Opens the sockets. Needs CAP_NET_RAW in the user namespace of the network namespace.
-    pub(super) fn open() -> Result<Self, Errno> {
-        Ok(Self { v4: raw(AddressFamily::INET)?, v6: raw(AddressFamily::INET6).ok() })
+    pub(super) fn open() -> Result<Vec<OwnedFd>, Errno> {
+        Ok([Some(raw(AddressFamily::INET)?), raw(AddressFamily::INET6).ok()].into_iter().flatten().collect())
+    }
+
+    /// Of descriptors that [`open`](Self::open) returned.
+    pub(super) fn of(descriptors: Vec<OwnedFd>) -> Option<Self> {
+        let mut descriptors = descriptors.into_iter();
+        Some(Self { v4: descriptors.next()?, v6: descriptors.next() })
     }
 
     /// Sends a packet that begins with its IP header. The kernel fills in the IPv4 checksum.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::driver::{Capability, DriverConfig, Options};
 use crate::named::NamedPort;
 use crate::pcap::{Reader, Writer};
-use crate::{Burst, Caps, Error, Frame, Port, Received, Stats};
+use crate::{Burst, Caps, Error, Frame, Opener, Port, Received, Stats};
 
 /// Configuration of a port that reads and writes capture files. At least one file is needed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,7 +29,7 @@ impl DriverConfig for Config {
         Self { read, write }
     }
 
-    fn open(&self, name: &str, _: usize) -> Result<Vec<Box<dyn Port>>, Error> {
+    fn open(&self, name: &str, _: usize, _: &Opener) -> Result<Vec<Box<dyn Port>>, Error> {
         let reader = self.read.as_ref().map(Reader::open).transpose()?;
         let writer = self.write.as_ref().map(Writer::create).transpose()?;
         Ok(vec![NamedPort::boxed(name, CapturePort { reader, writer })])

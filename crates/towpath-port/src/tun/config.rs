@@ -1,7 +1,12 @@
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+
 use crate::driver::{Capability, DriverConfig, Options};
 use crate::named::NamedPort;
 use crate::tun::Device;
-use crate::{Error, LinkType, Port};
+use crate::{Error, LinkType, Object, Opener, Port, sys};
 
 /// Configuration of a TUN or TAP device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,6 +69,20 @@ impl Config {
         kind | libc::IFF_NO_PI | queues | header
     }
 
+    fn open_node(&self) -> io::Result<OwnedFd> {
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        Ok(rustix::fs::open(self.node.as_str(), flags, Mode::empty())?)
+    }
+
+    /// Returns true if `name` is the configured interface, or one that its `%d` stands for.
+    fn has(&self, name: &str) -> bool {
+        let Some((before, after)) = self.interface.split_once("%d") else { return name == self.interface };
+        let number = name.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
+        name == self.interface
+            || number
+                .is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+    }
+
     pub(super) fn link(&self) -> LinkType {
         match self.kind {
             Kind::Tun => LinkType::RAW,
@@ -124,12 +143,29 @@ impl DriverConfig for Config {
         Self { kind, vnet_hdr, ..Self::tun(options.interface()) }
     }
 
-    fn open(&self, name: &str, workers: usize) -> Result<Vec<Box<dyn Port>>, Error> {
+    fn open(&self, name: &str, workers: usize, opener: &Opener) -> Result<Vec<Box<dyn Port>>, Error> {
         let devices = match workers {
-            1 => vec![Device::open(self.clone())?],
-            _ => Device::open_queues(self, workers as u16)?,
+            1 => vec![Device::open_with(self.clone(), opener)?],
+            _ => Device::open_queues_with(self, workers as u16, opener)?,
         };
         Ok(devices.into_iter().map(|device| NamedPort::boxed(name, device)).collect())
+    }
+
+    fn open_object(&self, object: &Object) -> io::Result<Vec<OwnedFd>> {
+        match object {
+            Object::TunNode => self.open_node().map(|_| Vec::new()),
+            Object::TunQueue { multi_queue, interface } if self.has(interface) => {
+                let config = Self { multi_queue: *multi_queue, ..self.clone() };
+                let device = self.open_node()?;
+                let name = sys::tun_attach(device.as_fd(), interface, config.flags())?;
+                if self.up {
+                    let control = sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0)?;
+                    sys::interface_up(control.as_fd(), &name)?;
+                }
+                Ok(vec![device])
+            }
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
     }
 
     fn name(&self) -> &'static str {

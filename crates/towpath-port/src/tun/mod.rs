@@ -15,13 +15,14 @@ mod tests;
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::clock;
 use crate::interface::Interface;
 use crate::tx_offload::{Medium, TxOffload};
-use crate::{Burst, Caps, Error, Frame, Meta, Port, Received, Segmentation, State, Stats, sys};
+use crate::{
+    Burst, Caps, Error, Frame, Meta, Object, Opener, Port, Received, Segmentation, State, Stats, sys,
+};
 use towpath_wire::{Offload, VIRTIO_NET_HDR_LEN};
 
 pub use config::{Config, Kind};
@@ -46,6 +47,7 @@ const LONGEST: usize = 65_535 + 22;
 #[derive(Debug)]
 pub struct Device {
     config: Config,
+    opener: Opener,
     device: OwnedFd,
     /// Socket for interface requests.
     control: OwnedFd,
@@ -71,11 +73,15 @@ impl Device {
     /// # Errors
     /// [`Error::Unsupported`] (no device node), [`Error::Privilege`], [`Error::InUse`], [`Error::Config`], [`Error::Io`].
     pub fn open(config: Config) -> Result<Self, Error> {
-        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let device = rustix::fs::open(config.node.as_str(), flags, Mode::empty())
-            .map_err(|error| config.node_error(error.into()))?;
-        let name = sys::tun_attach(device.as_fd(), &config.interface, config.flags())
-            .map_err(|error| config.attach_error(error))?;
+        let opener = Opener::local(&config);
+        Self::open_with(config, &opener)
+    }
+
+    fn open_with(config: Config, opener: &Opener) -> Result<Self, Error> {
+        opener.open(&Object::TunNode).map_err(|error| config.node_error(error))?;
+        let queue = Object::TunQueue { multi_queue: config.multi_queue, interface: config.interface.clone() };
+        let [device] = opener.open_all(&queue).map_err(|error| config.attach_error(error))?;
+        let name = sys::tun_name(device.as_fd()).map_err(|error| config.attach_error(error))?;
         let config = Config { interface: name, ..config };
         let io = |source| Error::Io { name: config.interface.clone(), source };
         if config.vnet_hdr {
@@ -84,13 +90,11 @@ impl Device {
         sys::tun_send_buffer(device.as_fd(), 16 << 20).map_err(io)?;
         sys::tun_persist(device.as_fd(), config.persist).map_err(io)?;
         let control = sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).map_err(io)?;
-        if config.up {
-            sys::interface_up(control.as_fd(), &config.interface).map_err(io)?;
-        }
         let interface = Interface::find(&control, &config.interface)?;
         let lost = Lost { before: dropped(&config.interface).unwrap_or(0), gone: 0 };
         Ok(Self {
             config,
+            opener: opener.clone(),
             device,
             control,
             interface,
@@ -105,10 +109,15 @@ impl Device {
     /// # Errors
     /// As [`Device::open`].
     pub fn open_queues(config: &Config, queues: u16) -> Result<Vec<Self>, Error> {
+        Self::open_queues_with(config, queues, &Opener::local(config))
+    }
+
+    fn open_queues_with(config: &Config, queues: u16, opener: &Opener) -> Result<Vec<Self>, Error> {
         let mut ports: Vec<Self> = Vec::new();
         for queue in 0..queues {
             let interface = ports.first().map_or(&config.interface, |first| &first.config.interface).clone();
-            ports.push(Self::open(Config { interface, multi_queue: true, queue, ..config.clone() })?);
+            let config = Config { interface, multi_queue: true, queue, ..config.clone() };
+            ports.push(Self::open_with(config, opener)?);
         }
         Ok(ports)
     }
@@ -206,7 +215,7 @@ impl Port for Device {
     }
 
     fn state(&mut self) -> Result<State, Error> {
-        if !sys::tun_attached(self.device.as_fd()) {
+        if sys::tun_name(self.device.as_fd()).is_err() {
             return Ok(State::Gone);
         }
         match Interface::find(&self.control, &self.config.interface) {
@@ -221,11 +230,11 @@ impl Port for Device {
     }
 
     fn reopen(&mut self) -> Result<(), Error> {
-        if sys::tun_attached(self.device.as_fd()) {
+        if sys::tun_name(self.device.as_fd()).is_ok() {
             return Ok(());
         }
         let stats = self.stats;
-        let fresh = Self::open(self.config.clone())?;
+        let fresh = Self::open_with(self.config.clone(), &self.opener)?;
         let lost = Lost { gone: stats.rx_full, ..fresh.lost };
         *self = Self { stats, lost, ..fresh };
         Ok(())

@@ -196,7 +196,11 @@ fn inspectors(table: &Table<'_, '_>, directory: &Path, name: &At<&str>, threads:
     let users = users::take(table);
     for key in ["user", "group", "env", "limits", "cgroup"] {
         if commands.is_empty() && table.has(key) && !table.has("command") {
-            table.wrong(&table.span_of(key), format!("`{key}` is for a `command`"), "inspectors that attach choose it themselves");
+            table.wrong(
+                &table.span_of(key),
+                format!("`{key}` is for a `command`"),
+                "inspectors that attach choose it themselves",
+            );
         }
     }
     if socket.is_none() && !users.is_empty() {

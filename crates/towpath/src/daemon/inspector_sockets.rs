@@ -72,7 +72,8 @@ impl Socket {
                 let directory = tempfile::Builder::new().prefix("towpath-").tempdir().map_err(system)?;
                 if starter.changes_user() {
                     // Its name is random. Access to the socket is checked with SO_PEERCRED.
-                    std::fs::set_permissions(directory.path(), Permissions::from_mode(0o711)).map_err(system)?;
+                    std::fs::set_permissions(directory.path(), Permissions::from_mode(0o711))
+                        .map_err(system)?;
                 }
                 own(directory.path(), identity).map_err(system)?;
                 (directory.path().join(format!("queue-{number}.sock")), Some(directory))
@@ -144,7 +145,8 @@ impl Socket {
         let mut before = std::mem::take(&mut self.children);
         for program in wanted(inspectors) {
             let there = before.iter().position(|child| child.program == program);
-            self.children.push(there.map_or_else(|| InspectorChild::new(program), |at| before.swap_remove(at)));
+            self.children
+                .push(there.map_or_else(|| InspectorChild::new(program), |at| before.swap_remove(at)));
         }
     }
 
@@ -192,7 +194,11 @@ impl Socket {
                     && let Err(error) = self.start_one(at)
                 {
                     let inspector = &mut self.children[at];
-                    log::warn!("queue {}: cannot start `{}`: {error}", self.queue, inspector.program.words[0]);
+                    log::warn!(
+                        "queue {}: cannot start `{}`: {error}",
+                        self.queue,
+                        inspector.program.words[0]
+                    );
                     inspector.wait_longer();
                 }
                 continue;
@@ -255,7 +261,9 @@ pub(super) fn own(path: &Path, identity: Option<Identity>) -> io::Result<()> {
     let file = rustix::fs::open(path, flags, Mode::empty())?;
     let stat = rustix::fs::fstat(&file)?;
     let kind = FileType::from_raw_mode(stat.st_mode);
-    if !matches!(kind, FileType::Socket | FileType::Directory) || stat.st_uid != rustix::process::geteuid().as_raw() {
+    if !matches!(kind, FileType::Socket | FileType::Directory)
+        || stat.st_uid != rustix::process::geteuid().as_raw()
+    {
         return Err(io::Error::other(format!("{} was replaced by another user", path.display())));
     }
     let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));

@@ -10,7 +10,7 @@ use rustix::thread::{
 };
 
 use towpath_port::credentials;
-use towpath_port::driver::Capability;
+use towpath_port::driver::{self, Capability};
 
 use crate::config::{Config, users};
 use crate::process::Identity;
@@ -22,9 +22,18 @@ pub struct Capabilities(CapabilitySet);
 impl Capabilities {
     /// The capabilities that the configured ports need, including for reopening an interface.
     pub fn needed(config: &Config) -> Self {
+        Self::of_ports(config, |driver| driver.capabilities())
+    }
+
+    /// The capabilities that the configured ports need while the launcher opens their objects.
+    pub fn needed_in_use(config: &Config) -> Self {
+        Self::of_ports(config, |driver| driver.capabilities_in_use())
+    }
+
+    fn of_ports(config: &Config, of: fn(&driver::Config) -> &'static [Capability]) -> Self {
         let mut set = CapabilitySet::empty();
         for port in &config.ports {
-            for capability in port.driver.capabilities() {
+            for capability in of(&port.driver) {
                 set |= match capability {
                     Capability::NetRaw => CapabilitySet::NET_RAW,
                     Capability::NetAdmin => CapabilitySet::NET_ADMIN,
@@ -104,7 +113,8 @@ pub(super) fn engine_user(configured: Option<Identity>) -> io::Result<Option<Ide
     if !user.is_root() {
         return match configured {
             Some(other) if other.user != user.as_raw() => {
-                let text = format!("`user` of [engine] is {}: start the engine as root or as that user", other.user);
+                let text =
+                    format!("`user` of [engine] is {}: start the engine as root or as that user", other.user);
                 Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
             }
             _ => Ok(None),

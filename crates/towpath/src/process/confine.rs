@@ -39,7 +39,9 @@ pub fn confine() -> u8 {
             // The starter may have ended.
             let _ = status.write_all(&failed.to_bytes());
         }
-        Err(error) => crate::output::say(format_args!("towpath: confine: {error}; the engine starts this command")),
+        Err(error) => {
+            crate::output::say(format_args!("towpath: confine: {error}; the engine starts this command"))
+        }
     }
     // As shells: the program cannot be executed.
     126
@@ -65,13 +67,18 @@ fn execute(spec: &Spec) -> Failed {
     match enter(spec) {
         Err(failed) => failed,
         Ok(()) => {
-            let (first, rest) = spec.words.split_first().map_or(("", &[][..]), |(first, rest)| (first.as_str(), rest));
+            let (first, rest) =
+                spec.words.split_first().map_or(("", &[][..]), |(first, rest)| (first.as_str(), rest));
             let mut command = match first {
                 // Not by its name: its directory may be closed to this user.
                 "towpath" => Command::new("/proc/self/exe"),
                 program => Command::new(program),
             };
-            command.arg0(first).args(rest).env_clear().envs(spec.environment.iter().map(|(name, value)| (name, value)));
+            command
+                .arg0(first)
+                .args(rest)
+                .env_clear()
+                .envs(spec.environment.iter().map(|(name, value)| (name, value)));
             Failed { step: "", error: command.exec() }
         }
     }
@@ -93,7 +100,11 @@ fn enter(spec: &Spec) -> Result<(), Failed> {
         limit.apply().map_err(failed("setting a resource limit"))?;
     }
     // Only a process with CAP_SETPCAP can reduce the bounding set. Without it, no_new_privs has the same effect.
-    if capabilities(None).map_err(failed("reading the capabilities"))?.effective.contains(CapabilitySet::SETPCAP) {
+    if capabilities(None)
+        .map_err(failed("reading the capabilities"))?
+        .effective
+        .contains(CapabilitySet::SETPCAP)
+    {
         for capability in CapabilitySet::all().iter() {
             // EINVAL: the kernel does not know it.
             let _ = remove_capability_from_bounding_set(capability);
@@ -109,7 +120,8 @@ fn enter(spec: &Spec) -> Result<(), Failed> {
     set_no_new_privs(true).map_err(failed("setting no_new_privs"))?;
     if let Some(parent) = spec.dies_with {
         // After the change of the user, which clears it.
-        set_parent_process_death_signal(Some(Signal::KILL)).map_err(failed("setting the parent-death signal"))?;
+        set_parent_process_death_signal(Some(Signal::KILL))
+            .map_err(failed("setting the parent-death signal"))?;
         if getppid().is_none_or(|pid| pid.as_raw_pid().cast_unsigned() != parent) {
             let error = io::Error::other("the starting process has ended");
             return Err(Failed { step: "setting the parent-death signal", error });
@@ -154,7 +166,10 @@ mod tests {
         let errno = || io::Error::from_raw_os_error(2);
         let rows = [
             (Failed { step: "", error: errno() }, "No such file or directory (os error 2)"),
-            (Failed { step: "joining the cgroup", error: errno() }, "joining the cgroup: No such file or directory (os error 2)"),
+            (
+                Failed { step: "joining the cgroup", error: errno() },
+                "joining the cgroup: No such file or directory (os error 2)",
+            ),
             (Failed { step: "", error: io::Error::other("a word has a NUL") }, "a word has a NUL"),
             (Failed { step: "reading", error: io::Error::other("no") }, "reading: no"),
         ];

@@ -90,7 +90,9 @@ impl Local {
     fn start(&self, program: &Program, socket: &Path) -> io::Result<Started> {
         let user = rustix::process::geteuid().as_raw();
         let settings = &program.settings;
-        if settings.user.is_some_and(|other| other != user) || settings.user.is_none() && settings.group.is_some() {
+        if settings.user.is_some_and(|other| other != user)
+            || settings.user.is_none() && settings.group.is_some()
+        {
             let text = "`user` and `group` need an engine that is started as root";
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
         }
@@ -135,6 +137,7 @@ pub(crate) fn spawn(executable: &Path, spec: &Spec) -> io::Result<std::process::
     let text = serde_json::to_vec(spec)?;
     let mut command = Command::new(executable);
     command
+        .arg0("towpath")
         .arg("confine")
         .env_clear()
         .stdin(Stdio::from(OwnedFd::from(theirs)))

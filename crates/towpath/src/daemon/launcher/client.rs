@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
+use towpath_port::{Object, credentials};
 
 use super::message::{Kind, Message, TEXT};
-use super::{digest, digest_of_all};
+use super::{digest, digest_of_all, object};
 use crate::config::Config;
 use crate::process::{self, Place, Program, Remote, Started};
 
@@ -32,11 +33,19 @@ pub(crate) struct Launcher {
 impl Launcher {
     /// Starts the launcher, which reads the file of `config`.
     pub(crate) fn start(config: &Config) -> io::Result<Arc<Self>> {
-        let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let (socket, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+        // Descriptors that this process inherited are not for the launcher. Before Linux 5.11 it has them.
+        let _ = credentials::close_on_exec();
         let mut command = Command::new("/proc/self/exe");
         // The terminal's signals are for the engine.
-        command.arg("launcher").arg(&config.file).stdin(Stdio::from(theirs)).stdout(Stdio::null()).process_group(0);
+        command
+            .arg0("towpath").arg("launcher")
+            .arg(&config.file)
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .process_group(0);
         let child = command.spawn()?;
         drop(command);
         let launcher = Arc::new(Self { socket, works: Mutex::new(true), child });
@@ -47,6 +56,11 @@ impl Launcher {
     /// Makes the launcher read the configuration again. It must have the same programs and ports as `config`.
     pub(crate) fn adopt(&self, config: &Config) -> io::Result<()> {
         self.ask(&Message { digest: digest_of_all(config), ..Message::new(Kind::Adopt) }).map(drop)
+    }
+
+    /// Opens an object of the port `port`.
+    pub(crate) fn open(&self, port: &str, object: &Object) -> io::Result<Vec<OwnedFd>> {
+        self.ask(&object::request(port, object)?).map(|(_, descriptors)| descriptors)
     }
 
     fn ask(&self, request: &Message) -> io::Result<(Message, Vec<OwnedFd>)> {

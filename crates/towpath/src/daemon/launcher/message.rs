@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
 /// Bytes of a message.
@@ -32,7 +32,7 @@ pub(super) enum Kind {
     Status = 4,
     /// Kill the process of the first number.
     Kill = 5,
-    /// Open a descriptor of the port `text`; the numbers are the object and its variant. Reply: the descriptors.
+    /// Open an object of a port (`object.rs`). Reply: the descriptors.
     Open = 6,
 }
 
@@ -73,7 +73,8 @@ impl Message {
     fn to_bytes(&self) -> [u8; SIZE] {
         let mut bytes = [0; SIZE];
         let len = self.text.len().min(TEXT);
-        let head = [&(self.kind as u32).to_ne_bytes()[..], &self.numbers.map(u32::to_ne_bytes).concat()].concat();
+        let head =
+            [&(self.kind as u32).to_ne_bytes()[..], &self.numbers.map(u32::to_ne_bytes).concat()].concat();
         let head = [head, self.digest.to_ne_bytes().to_vec(), (len as u32).to_ne_bytes().to_vec()].concat();
         bytes[..head.len()].copy_from_slice(&head);
         bytes[head.len()..head.len() + len].copy_from_slice(&self.text[..len]);
@@ -83,7 +84,8 @@ impl Message {
     /// `None`: not a message.
     fn from_bytes(bytes: &[u8; SIZE]) -> Option<Self> {
         let number = |at: usize| bytes[at..].first_chunk().map_or(0, |number| u32::from_ne_bytes(*number));
-        let kinds = [Kind::Done, Kind::Failed, Kind::Adopt, Kind::Start, Kind::Status, Kind::Kill, Kind::Open];
+        let kinds =
+            [Kind::Done, Kind::Failed, Kind::Adopt, Kind::Start, Kind::Status, Kind::Kill, Kind::Open];
         let kind = *kinds.get(number(0) as usize)?;
         let digest = u64::from_ne_bytes(*bytes[16..].first_chunk()?);
         let text = bytes[28..].get(..number(24) as usize)?.to_vec();

@@ -5,12 +5,13 @@
 //! starts the launcher, binds sockets, then becomes      reads the configuration itself
 //! the user of [engine], with no_new_privs
 //!                         -- Adopt ----------------->   reads the configuration again
+//!                         -- Open ---------------->   descriptors of ports that need a privilege
 //!                         -- Start, Status, Kill --->   inspectors and workers, each as its own user
 //! ```
 //!
 //! Rules:
-//! - The engine can name only programs that the launcher has read from the configuration. A program is named by a hash of its place,
-//!   words and settings.
+//! - The engine can name only programs and ports that the launcher has read from the configuration. A program is named by a hash of its
+//!   place, words and settings, an object of a port (`object.rs`) by the port's name and its kind.
 //! - Requests and replies have a fixed layout (`message.rs`). The launcher handles no data of a peer.
 //! - One request at a time is answered, in bounded time: the launcher waits for no process that it started.
 //! - The socket's end is the end of the other side. The launcher then kills its children and exits; the engine drains and exits.
@@ -20,6 +21,7 @@
 
 mod client;
 mod message;
+mod object;
 mod server;
 mod unused_id;
 
@@ -33,9 +35,10 @@ use crate::process::{Place, Program};
 
 /// The programs of a configuration and their places.
 fn programs(config: &Config) -> impl Iterator<Item = (Place, Program)> + '_ {
-    let queues = config.queues.iter().flat_map(|queue| {
-        queue.inspectors.programs().map(|program| (Place::Queue(queue.number), program))
-    });
+    let queues = config
+        .queues
+        .iter()
+        .flat_map(|queue| queue.inspectors.programs().map(|program| (Place::Queue(queue.number), program)));
     queues.chain(config.muxes.iter().map(|mux| (Place::Mux(mux.name.clone()), mux.program())))
 }
 
@@ -52,7 +55,8 @@ fn digest_of_all(config: &Config) -> u64 {
     for program in programs(config) {
         program.hash(&mut hasher);
     }
-    let mut ports: Vec<_> = config.ports.iter().map(|port| format!("{} {:?}", port.name, port.driver)).collect();
+    let mut ports: Vec<_> =
+        config.ports.iter().map(|port| format!("{} {:?}", port.name, port.driver)).collect();
     ports.sort_unstable();
     ports.hash(&mut hasher);
     hasher.finish()

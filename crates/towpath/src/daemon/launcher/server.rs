@@ -17,7 +17,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use super::super::privilege::Capabilities;
 use super::message::{Kind, Message};
 use super::unused_id::UnusedIds;
-use super::{digest, digest_of_all, programs};
+use super::{digest, digest_of_all, object, programs};
 use crate::config::Config;
 use crate::process::{Identity, Limit, Place, Program, spawn};
 
@@ -49,8 +49,7 @@ pub fn serve(file: &Path) -> u8 {
 
 fn run(file: &Path) -> io::Result<()> {
     let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
-    rustix::net::getpeername(&socket)
-        .map_err(|_| io::Error::other("`towpath run` starts this command"))?;
+    rustix::net::getpeername(&socket).map_err(|_| io::Error::other("`towpath run` starts this command"))?;
     rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
     // The engine ends the launcher. A handler, not SIG_IGN, which the children would inherit.
     for signal in [SIGTERM, SIGINT, SIGHUP] {
@@ -63,9 +62,8 @@ fn run(file: &Path) -> io::Result<()> {
             Ok(Some(request)) => request,
             Ok(None) | Err(_) => return Ok(()),
         };
-        let (reply, descriptors) = server.handle(&request).unwrap_or_else(|error| {
-            (Message::failed(&error), Vec::new())
-        });
+        let (reply, descriptors) =
+            server.handle(&request).unwrap_or_else(|error| (Message::failed(&error), Vec::new()));
         let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
         if reply.send(&socket, &descriptors).is_err() {
             return Ok(());
@@ -80,7 +78,8 @@ impl Server {
         match request.kind {
             Kind::Adopt => self.adopt(request.digest).map(|()| (done, Vec::new())),
             Kind::Start => {
-                let (id, user, pidfd) = self.start(request.digest, Path::new(OsStr::from_bytes(&request.text)))?;
+                let (id, user, pidfd) =
+                    self.start(request.digest, Path::new(OsStr::from_bytes(&request.text)))?;
                 Ok((Message { numbers: [id, user, 0], ..done }, vec![pidfd]))
             }
             Kind::Status => {
@@ -93,7 +92,15 @@ impl Server {
                 self.children.get_mut(&number).ok_or(io::ErrorKind::NotFound)?.kill()?;
                 Ok((done, Vec::new()))
             }
-            Kind::Open | Kind::Done | Kind::Failed => Err(io::ErrorKind::InvalidInput.into()),
+            Kind::Open => {
+                let config = self.config.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
+                let (port, object) = object::of(request).ok_or(io::ErrorKind::InvalidInput)?;
+                let port = config.ports.iter().find(|known| known.name == port);
+                let port =
+                    port.ok_or_else(|| io::Error::other("the configuration does not have this port"))?;
+                Ok((done, port.driver.open_object(&object)?))
+            }
+            Kind::Done | Kind::Failed => Err(io::ErrorKind::InvalidInput.into()),
         }
     }
 
@@ -124,15 +131,18 @@ impl Server {
         }
         let identity = self.identity(&place, &program)?;
         let mut spec = program.confined(socket, identity);
-        if program.settings.user.is_none() && identity.is_some() && !spec.limits.iter().any(|it| it.name == "nproc") {
+        if program.settings.user.is_none()
+            && identity.is_some()
+            && !spec.limits.iter().any(|it| it.name == "nproc")
+        {
             spec.limits.extend(Limit::parse(PROCESSES));
         }
         spec.dies_with = Some(getpid().as_raw_pid().cast_unsigned());
         let user = identity.map_or(0, |identity| identity.user);
         let child = spawn(Path::new("/proc/self/exe"), &spec).map_err(|error| match error.kind() {
-            io::ErrorKind::PermissionDenied => {
-                io::Error::other(format!("{error}; it runs as user {user} (see `user` of [queue.N] and [mux.NAME])"))
-            }
+            io::ErrorKind::PermissionDenied => io::Error::other(format!(
+                "{error}; it runs as user {user} (see `user` of [queue.N] and [mux.NAME])"
+            )),
             _ => error,
         })?;
         let id = child.id();

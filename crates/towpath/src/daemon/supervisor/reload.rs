@@ -121,7 +121,11 @@ impl Supervisor {
         config.number_ports_as(&self.config);
         let fixed = self.config.fixed_differences(&config);
         if !fixed.is_empty() {
-            let missing = self.kept.missing(Capabilities::needed(&config));
+            let needed = match self.launcher {
+                Some(_) => Capabilities::needed_in_use(&config),
+                None => Capabilities::needed(&config),
+            };
+            let missing = self.kept.missing(needed);
             let why = match missing.is_empty() {
                 true => String::new(),
                 false => format!(" ({missing} was dropped at startup)"),
@@ -146,8 +150,10 @@ impl Supervisor {
             Saving::create(path).map_err(|error| vec![format!("states: {}: {error}", path.display())])?;
         }
         let is_new = |queue: &&config::Queue| !self.sockets.iter().any(|socket| socket.queue == queue.number);
-        let bind =
-            |queue| Socket::bind(queue, self.workers.len().max(1), &self.starter, None).map_err(|error| vec![error.to_string()]);
+        let bind = |queue| {
+            Socket::bind(queue, self.workers.len().max(1), &self.starter, None)
+                .map_err(|error| vec![error.to_string()])
+        };
         let bound = config.queues.iter().filter(is_new).map(bind).collect::<Result<_, _>>()?;
         // Last: from now on the launcher starts the programs of this configuration only.
         if let Some(launcher) = &self.launcher {

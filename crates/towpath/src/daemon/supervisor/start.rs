@@ -12,9 +12,10 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::process::{Resource, Rlimit, setrlimit};
 use towpath_gate::StatePolicy;
 use towpath_gate::rules::Ruleset;
-use towpath_port::Port;
+use towpath_port::{Opener, Port, driver};
 
 use super::super::inspector_sockets::{self, Socket};
 use super::super::launcher::Launcher;
@@ -68,7 +69,15 @@ impl Supervisor {
         let (threads, mux_threads) = (config.engine_threads(), config.mux_threads());
         let mut ports: Vec<_> = std::iter::repeat_with(Vec::new).take(threads).collect();
         for port in &config.ports {
-            let (opened, word) = (port.driver.open(&port.name, threads)?, port.driver.name());
+            let opened = match &launcher {
+                Some(launcher) => {
+                    let (launcher, name) = (Arc::clone(launcher), port.name.clone());
+                    let opener = Opener::new(move |object| launcher.open(&name, object));
+                    port.driver.open_with(&port.name, threads, &opener)?
+                }
+                None => port.driver.open(&port.name, threads)?,
+            };
+            let word = port.driver.name();
             ports.iter_mut().zip(opened).for_each(|(ports, opened)| ports.push((opened, word)));
         }
         // Before the first resource that outlives the process. Ports end with the process, and opening one may take long.
@@ -76,26 +85,43 @@ impl Supervisor {
         if let Some(control) = &config.control {
             super::super::make_directory_of(&control.socket, identity);
         }
-        let listening = config.control.as_ref().map(|control| Listening::bind_as(control, identity)).transpose()?;
+        let listening =
+            config.control.as_ref().map(|control| Listening::bind_as(control, identity)).transpose()?;
         let sockets = config
             .queues
             .iter()
             .map(|queue| Socket::bind(queue, threads.max(1), &starter, identity))
             .collect::<Result<Vec<_>, _>>()?;
-        let listening_muxes =
-            config.muxes.iter().map(|mux| mux_service::Listening::open(mux, &starter, identity)).collect::<Result<Vec<_>, _>>()?;
+        let listening_muxes = config
+            .muxes
+            .iter()
+            .map(|mux| mux_service::Listening::open(mux, &starter, identity))
+            .collect::<Result<Vec<_>, _>>()?;
         let saved = config.states.as_deref().map(snapshot::read);
         let dumps = config.control.as_ref().map(|control| {
             let bound = Dumps::bind(&control.socket, control.owner, identity.map(|identity| identity.user));
             let owned = bound.and_then(|bound| {
-                inspector_sockets::own(&crate::control::dumps::path(&control.socket), identity).map(|()| bound)
+                inspector_sockets::own(&crate::control::dumps::path(&control.socket), identity)
+                    .map(|()| bound)
             });
             owned.map_err(Failure::Dumps)
         });
         let dumps = dumps.transpose()?;
-        let kept = Capabilities::needed(&config)
-            .keep_as(identity)
-            .map_err(|error| Failure::System("cannot drop privileges", error))?;
+        if launcher.is_some()
+            && config.ports.iter().any(|port| matches!(port.driver, driver::Config::AfXdp(_)))
+        {
+            // The memory of a socket that is opened again is accounted to the engine's user, without CAP_IPC_LOCK.
+            let unlimited = Rlimit { current: None, maximum: None };
+            if let Err(error) = setrlimit(Resource::Memlock, unlimited) {
+                log::warn!("an interface that comes back may exceed the limit of locked memory: {error}");
+            }
+        }
+        let needed = match launcher {
+            Some(_) => Capabilities::needed_in_use(&config),
+            None => Capabilities::needed(&config),
+        };
+        let kept =
+            needed.keep_as(identity).map_err(|error| Failure::System("cannot drop privileges", error))?;
         log::info!("capabilities kept: {kept}");
         if let Some(identity) = identity {
             log::info!("the engine is user {}, group {}", identity.user, identity.group);
@@ -133,7 +159,8 @@ impl Supervisor {
             None => (None, wakes.iter().map(|_| None).collect::<Vec<_>>()),
         };
         let mux_desks = inboxes.split_off(threads);
-        let dumps = dumps.map(|dumps| dumps.start(Arc::clone(&ruleset)).map_err(Failure::Dumps)).transpose()?;
+        let dumps =
+            dumps.map(|dumps| dumps.start(Arc::clone(&ruleset)).map_err(Failure::Dumps)).transpose()?;
         let (log, lines) = sync_channel(LOG_LINES);
         let start = Instant::now();
         let directory = (!config.routes.is_empty()).then(|| {

@@ -1,0 +1,69 @@
+//! Descriptors that need a privilege, opened in this process or by another one.
+//!
+//! A driver opens only these with privileges, and sets up the rest of a port itself. A process without privileges gets them from a
+//! privileged one: see [`Opener::new`].
+
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use crate::driver::DriverConfig;
+
+/// A descriptor of a port that needs a privilege to open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Object {
+    /// `af_packet`: a packet socket with its send buffer (CAP_NET_RAW; CAP_NET_ADMIN for a buffer above net.core.wmem_max).
+    PacketSocket,
+    /// `af_xdp`: an XDP socket (CAP_NET_RAW). Binding it and registering its memory need no privilege.
+    XdpSocket,
+    /// `af_xdp`: the XDP program on the interface (CAP_NET_ADMIN, CAP_BPF). Two descriptors: the map of sockets and the link.
+    XdpProgram {
+        /// Support frames of several buffers.
+        frags: bool,
+    },
+    /// `tun`, `tap`: checks that the device node can be opened. No descriptor.
+    TunNode,
+    /// `tun`, `tap`: a queue of the interface, which is up (CAP_NET_ADMIN).
+    TunQueue {
+        /// The interface has several queues.
+        multi_queue: bool,
+        /// Its name: that of the configuration, or one that its `%d` stands for.
+        interface: String,
+    },
+    /// `nfqueue`: raw sockets of IPv4, and IPv6 if the kernel has it (CAP_NET_RAW).
+    RawSockets,
+}
+
+/// Opens the objects of one port.
+#[derive(Clone)]
+pub struct Opener(Arc<dyn Fn(&Object) -> io::Result<Vec<OwnedFd>> + Send + Sync>);
+
+impl Opener {
+    /// An opener that calls `open`, which may ask another process: one with the same configuration, that calls
+    /// [`driver::Config::open_object`](crate::driver::Config::open_object). Errors must keep their number (errno(3)).
+    pub fn new(open: impl Fn(&Object) -> io::Result<Vec<OwnedFd>> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(open))
+    }
+
+    /// An opener with the privileges of this process.
+    pub(crate) fn local<C: DriverConfig + Clone + Send + Sync + 'static>(config: &C) -> Self {
+        let config = config.clone();
+        Self::new(move |object| config.open_object(object))
+    }
+
+    pub(crate) fn open(&self, object: &Object) -> io::Result<Vec<OwnedFd>> {
+        (self.0)(object)
+    }
+
+    /// Opens an object of `N` descriptors.
+    pub(crate) fn open_all<const N: usize>(&self, object: &Object) -> io::Result<[OwnedFd; N]> {
+        self.open(object)?.try_into().map_err(|_| io::ErrorKind::InvalidData.into())
+    }
+}
+
+impl fmt::Debug for Opener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Opener")
+    }
+}
