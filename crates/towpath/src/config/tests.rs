@@ -446,7 +446,9 @@ fn a_reload_names_the_keys_that_cannot_change() {
         (
             "another `memory`",
             text("").replace("a b\"", "a b\"\nmemory = 99"),
-            &["[queue.1], but for `default`, `command` and its keys, `workers`, `users` and `groups`,"],
+            &[
+                "[queue.1], but for `default`, `may-queue`, `command` and its keys, `workers`, `users` and `groups`,",
+            ],
         ),
         ("one queue more", text("[queue.2]\nsocket = \"s\""), &[]),
         ("another pace", text("[engine]\ndrain = 9\nwait = \"spin\""), &[]),

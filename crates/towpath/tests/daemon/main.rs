@@ -5,6 +5,7 @@ mod end;
 mod guides;
 mod limits;
 mod live;
+mod privileges;
 mod reload;
 mod run;
 mod services;

@@ -41,7 +41,8 @@ impl Launcher {
         let mut command = Command::new("/proc/self/exe");
         // The terminal's signals are for the engine.
         command
-            .arg0("towpath").arg("launcher")
+            .arg0("towpath")
+            .arg("launcher")
             .arg(&config.file)
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())

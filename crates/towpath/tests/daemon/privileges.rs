@@ -1,19 +1,16 @@
 //! Privileges of `towpath run` and of the processes that it starts.
 
-#[path = "support/bridged.rs"]
-mod bridged;
-mod support;
-
 use std::collections::HashMap;
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use bridged::BRIDGE;
 use rustix::process::{Pid, Signal, kill_process};
-use support::Control;
-use towpath_port::netns::{until, veth, within};
+use towpath_port::netns::{ip, until, veth, within};
+
+use crate::bridged::BRIDGE;
+use crate::support::Control;
 
 /// The range of unused ids (docs/book/src/reference/privileges.md).
 const UNUSED: std::ops::RangeInclusive<u64> = 61_184..=65_519;
@@ -330,4 +327,99 @@ fn a_replayed_inspector_has_no_capabilities() {
         assert!(text.contains(line), "{line}: {text}");
     }
     assert!(std::fs::read_to_string(path("env")).unwrap().contains("SHELL_VARIABLE=kept"));
+}
+
+/// An engine with this configuration that became user 1, once its control socket answers.
+fn as_user(config: &str) -> Engine {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("t.toml"), format!("{config}[engine]\nuser = \"1\"\n")).unwrap();
+    std::fs::write(directory.path().join("r.ipfw"), "add allow ip from any to any\n").unwrap();
+    std::fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
+    let child = Command::new(env!("CARGO_BIN_EXE_towpath"))
+        .arg("run")
+        .arg(directory.path().join("t.toml"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut engine = Engine { directory, child };
+    until(|| {
+        engine.child.try_wait().unwrap().is_some() || engine.control().ctl("show stats").status.success()
+    });
+    if engine.child.try_wait().unwrap().is_some() {
+        panic!("{config}{:?}", engine.stop());
+    }
+    engine
+}
+
+/// Returns true if the port `wan` is up and has received packets since it had `received`.
+fn receives(engine: &Engine, received: u64) -> Option<u64> {
+    let answer = engine.control().json("show ports --json");
+    let port = answer["ports"].as_array().unwrap().iter().find(|port| port["name"] == "wan").unwrap().clone();
+    port["received"].as_u64().filter(|now| port["state"] == "up" && *now > received)
+}
+
+/// The launcher opens the ports again for an engine without capabilities.
+#[towpath_testenv::needs(netns, xdp, tun)]
+#[test]
+fn interfaces_come_back_for_an_engine_without_capabilities() {
+    for driver in ["af_packet", "af_xdp"] {
+        within(|| {
+            veth("wan", "l0");
+            veth("lan", "r0");
+            let engine = as_user(&BRIDGE.replace("af_packet", driver));
+            assert_eq!(status(engine.child.id())["CapPrm"], "0000000000000000");
+            // Interfaces send packets of their own when they come up (neighbor discovery, RFC 4861).
+            let mut before = 0;
+            until(|| receives(&engine, 0).inspect(|now| before = *now).is_some());
+            ip("link del wan");
+            veth("wan", "l0");
+            until(|| receives(&engine, before).is_some());
+            let (code, said) = engine.stop();
+            assert_eq!(code, Some(0), "{driver}: {said}");
+        });
+    }
+    within(|| {
+        let engine = as_user(&BRIDGE.replace("af_packet", "tap"));
+        until(|| receives(&engine, 0).is_some());
+        ip("link del wan");
+        until(|| Path::new("/proc/thread-self/net/dev_snmp6/wan").exists() && receives(&engine, 0).is_some());
+        assert_eq!(engine.stop().0, Some(0));
+    });
+}
+
+/// CAP_NET_ADMIN, bit 12: the kernel checks it for each verdict.
+#[towpath_testenv::needs(netns, nfqueue)]
+#[test]
+fn an_engine_with_nfqueue_keeps_one_capability() {
+    within(|| {
+        let config = "rules = \"r.ipfw\"\n[port.nf]\ndriver = \"nfqueue\"\nqueue = 5\n[control]\nsocket = \"ctl.sock\"\n";
+        let engine = as_user(config);
+        let process = status(engine.child.id());
+        assert_eq!((&*process["CapEff"], id(&process, "Uid")), ("0000000000001000", 1));
+        ip("link set lo up");
+        let filter =
+            Command::new("iptables").args("-A OUTPUT -o lo -j NFQUEUE --queue-num 5".split(' ')).status();
+        assert!(filter.unwrap().success());
+        let one = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let other = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        one.send_to(b"accepted", other.local_addr().unwrap()).unwrap();
+        let mut bytes = [0; 16];
+        assert_eq!(other.recv(&mut bytes).unwrap(), 8);
+        assert_eq!(engine.stop().0, Some(0));
+    });
+}
+
+/// An engine that stays root, because no user is configured and `towpath` does not exist.
+#[towpath_testenv::needs(netns)]
+#[test]
+fn no_thread_of_an_engine_has_capabilities() {
+    within(|| {
+        let engine = Engine::start(&format!("{INSPECT}[engine]\nuser = \"root\"\n"), 1);
+        for thread in std::fs::read_dir(format!("/proc/{}/task", engine.child.id())).unwrap() {
+            let status = std::fs::read_to_string(thread.unwrap().path().join("status")).unwrap();
+            assert!(status.contains("\nCapEff:\t0000000000000000\n"), "{status}");
+        }
+        assert_eq!(engine.stop().0, Some(0));
+    });
 }
