@@ -48,6 +48,8 @@ pub trait DriverConfig: Sized {
     const NAMES: &'static [(&'static str, &'static str)];
     /// Capabilities needed to open a port, and to open it again.
     const CAPABILITIES: &'static [Capability];
+    /// Further capabilities of a process that opens ports; without them a port opens and lacks a function.
+    const CAPABILITIES_OPTIONAL: &'static [Capability] = &[];
     /// Capabilities needed while a port is used, if another process opens its objects.
     const CAPABILITIES_IN_USE: &'static [Capability] = &[];
     /// Returns false if a port can be used by one worker only.
@@ -147,6 +149,11 @@ macro_rules! drivers {
             /// The system's error; `InvalidInput` if ports of this configuration do not have the object.
             pub fn open_object(&self, object: &Object) -> io::Result<Vec<OwnedFd>> {
                 match self { $(Self::$variant(config) => config.open_object(object),)* }
+            }
+
+            /// Further capabilities of a process that opens the port; without them the port opens and lacks a function.
+            pub fn capabilities_optional(&self) -> &'static [Capability] {
+                match self { $(Self::$variant(_) => crate::$module::Config::CAPABILITIES_OPTIONAL,)* }
             }
 
             /// Capabilities needed while the port is used, if another process opens its objects.

@@ -48,6 +48,8 @@ impl Config {
 impl DriverConfig for Config {
     const NAMES: &'static [(&'static str, &'static str)] = &[("nfqueue", "a queue of the kernel's NFQUEUE")];
     const CAPABILITIES: &'static [Capability] = &[Capability::NetAdmin];
+    /// For replies.
+    const CAPABILITIES_OPTIONAL: &'static [Capability] = &[Capability::NetRaw];
     /// The kernel checks it for each verdict.
     const CAPABILITIES_IN_USE: &'static [Capability] = &[Capability::NetAdmin];
     const MULTI_QUEUE: bool = false;

@@ -51,7 +51,8 @@ impl Capabilities {
             | CapabilitySet::SETPCAP
             | CapabilitySet::KILL
             | CapabilitySet::DAC_OVERRIDE;
-        Self(Self::needed(config).0 | starts)
+        let optional = Self::of_ports(config, |driver| driver.capabilities_optional());
+        Self(Self::needed(config).0 | optional.0 | starts)
     }
 
     /// Drops all other capabilities of this thread and of threads and processes that it starts, and the possibility to get new ones by

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::Permissions;
+use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -80,11 +81,21 @@ impl Engine {
     }
 
     /// Stops the engine. Its exit code and what it said.
-    fn stop(self) -> (Option<i32>, String) {
-        // It may have ended.
-        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
-        let output = self.child.wait_with_output().unwrap();
-        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    fn stop(mut self) -> (Option<i32>, String) {
+        if self.child.try_wait().unwrap().is_none() {
+            kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        }
+        let mut said = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        (self.child.wait().unwrap().code(), said)
+    }
+}
+
+impl Drop for Engine {
+    /// The engine of a test that failed.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
