@@ -5,10 +5,12 @@
 //! means that the program runs.
 
 use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
@@ -64,24 +66,31 @@ fn read(socket: &mut UnixStream) -> io::Result<Spec> {
 
 /// Returns only if a step fails.
 fn execute(spec: &Spec) -> Failed {
-    match enter(spec) {
-        Err(failed) => failed,
-        Ok(()) => {
-            let (first, rest) =
-                spec.words.split_first().map_or(("", &[][..]), |(first, rest)| (first.as_str(), rest));
-            let mut command = match first {
-                // Not by its name: its directory may be closed to this user.
-                "towpath" => Command::new("/proc/self/exe"),
-                program => Command::new(program),
-            };
-            command
-                .arg0(first)
-                .args(rest)
-                .env_clear()
-                .envs(spec.environment.iter().map(|(name, value)| (name, value)));
-            Failed { step: "", error: command.exec() }
+    let (first, rest) =
+        spec.words.split_first().map_or(("", &[][..]), |(first, rest)| (first.as_str(), rest));
+    // Opened before the user changes: the directory of a program that the configuration of root names may be closed to its user.
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let opened = first.contains('/').then(|| rustix::fs::open(first, flags, Mode::empty()).ok()).flatten();
+    if let Err(failed) = enter(spec) {
+        return failed;
+    }
+    let run = |program: &str| {
+        let environment = spec.environment.iter().map(|(name, value)| (name, value));
+        Command::new(program).arg0(first).args(rest).env_clear().envs(environment).exec()
+    };
+    let mut error = match first {
+        // Not by its name, for the same reason.
+        "towpath" => run("/proc/self/exe"),
+        program => run(program),
+    };
+    if let Some(opened) = opened.filter(|_| error.kind() == io::ErrorKind::PermissionDenied) {
+        // Not for a script: its interpreter could not open it.
+        let again = run(&format!("/proc/self/fd/{}", opened.as_raw_fd()));
+        if again.kind() != io::ErrorKind::NotFound {
+            error = again;
         }
     }
+    Failed { step: "", error }
 }
 
 fn enter(spec: &Spec) -> Result<(), Failed> {

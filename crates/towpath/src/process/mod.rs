@@ -7,8 +7,8 @@
 //! applies it to itself, and executes the program. Thus no code runs between fork(2) and execve(2), the engine needs no
 //! unsafe code, and its memory is not copied (posix_spawn(3)).
 //!
-//! The program `towpath` is executed as `/proc/self/exe`: it starts also if its directory is closed to the user, such as a
-//! clone below /root.
+//! The program `towpath` is executed as `/proc/self/exe`, and a program with a directory is opened before the user changes: they start
+//! also if their directory is closed to the user, such as a clone below /root.
 
 mod child;
 mod confine;

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs::Permissions;
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -85,6 +86,11 @@ impl Engine {
         if self.child.try_wait().unwrap().is_none() {
             kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
         }
+        self.ended()
+    }
+
+    /// Waits until the engine has ended. Its exit code and what it said.
+    fn ended(mut self) -> (Option<i32>, String) {
         let mut said = String::new();
         self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
         (self.child.wait().unwrap().code(), said)
@@ -431,6 +437,79 @@ fn no_thread_of_an_engine_has_capabilities() {
             let status = std::fs::read_to_string(thread.unwrap().path().join("status")).unwrap();
             assert!(status.contains("\nCapEff:\t0000000000000000\n"), "{status}");
         }
+        assert_eq!(engine.stop().0, Some(0));
+    });
+}
+
+/// The engine starts its worker itself, as its own user.
+#[towpath_testenv::needs(root)]
+#[test]
+fn a_start_without_root_has_no_launcher() {
+    let directory = tempfile::tempdir().unwrap();
+    let worker = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples").join("mux_worker");
+    let config = format!(
+        "rules = \"r.ipfw\"\n[mux.web]\nlisten = \"unix:mux.sock\"\nframing = \"line\"\nworkers = 1\nworker = \"{}\"\n\
+         [control]\nsocket = \"ctl.sock\"\n",
+        worker.display()
+    );
+    std::fs::write(directory.path().join("t.toml"), config).unwrap();
+    std::fs::write(directory.path().join("r.ipfw"), "add allow ip from any to any\n").unwrap();
+    std::os::unix::fs::chown(directory.path(), Some(1), Some(1)).unwrap();
+    let start = || {
+        Command::new(env!("CARGO_BIN_EXE_towpath"))
+            .arg("run")
+            .arg(directory.path().join("t.toml"))
+            .env("SECRET", "shell")
+            .uid(1)
+            .gid(1)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let engine = Engine { child: start(), directory: tempfile::tempdir().unwrap() };
+    let is_worker = |pid: u32| {
+        std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "mux_worker")
+    };
+    // The first child is a worker, not a launcher.
+    until(|| engine.launcher().is_some_and(is_worker));
+    let worker = engine.launcher().unwrap();
+    let process = status(worker);
+    assert_eq!((id(&process, "Uid"), id(&process, "Gid"), &*process["NoNewPrivs"]), (1, 1, "1"));
+    assert_eq!(process["CapPrm"], "0000000000000000");
+    let environment = std::fs::read(format!("/proc/{worker}/environ")).unwrap();
+    assert!(!String::from_utf8_lossy(&environment).contains("SECRET="));
+    until(|| Control::of(directory.path()).ctl("show stats").status.success());
+    assert_eq!(engine.stop().0, Some(0));
+
+    // Another user needs root.
+    let file = directory.path().join("t.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    for (more, expected, code) in [
+        ("[engine]\nuser = \"2\"\n", "start the engine as root or as that user", 1),
+        ("[queue.1]\ncommand = \"true\"\nuser = \"2\"\n", "need an engine that is started as root", 4),
+    ] {
+        std::fs::write(&file, format!("{text}{more}")).unwrap();
+        let engine = Engine { child: start(), directory: tempfile::tempdir().unwrap() };
+        let output = engine.ended();
+        assert_eq!(output.0, Some(code), "{}", output.1);
+        assert!(output.1.contains(expected), "{}", output.1);
+    }
+}
+
+/// A directory that is closed to the program's user, as below /root.
+#[towpath_testenv::needs(netns)]
+#[test]
+fn a_program_may_be_in_a_closed_directory() {
+    within(|| {
+        let closed = tempfile::tempdir().unwrap();
+        let program = closed.path().join("program");
+        std::fs::copy(env!("CARGO_BIN_EXE_towpath"), &program).unwrap();
+        let inspect = INSPECT.replace("towpath inspect", &format!("{} inspect", program.display()));
+        let engine = Engine::start(&inspect, 1);
+        let [pid] = engine.inspectors()[..] else { panic!("{:?}", engine.stop()) };
+        assert!(UNUSED.contains(&id(&status(pid), "Uid")));
+        assert_eq!(std::fs::read_link(format!("/proc/{pid}/exe")).unwrap(), program);
         assert_eq!(engine.stop().0, Some(0));
     });
 }
