@@ -30,6 +30,12 @@ impl Capabilities {
         Self::of_ports(config, |driver| driver.capabilities_in_use())
     }
 
+    /// Also CAP_IPC_LOCK: memory above RLIMIT_MEMLOCK.
+    #[must_use]
+    pub fn with_locked_memory(self) -> Self {
+        Self(self.0 | CapabilitySet::IPC_LOCK)
+    }
+
     fn of_ports(config: &Config, of: fn(&driver::Config) -> &'static [Capability]) -> Self {
         let mut set = CapabilitySet::empty();
         for port in &config.ports {

@@ -385,7 +385,13 @@ fn interfaces_come_back_for_an_engine_without_capabilities() {
             veth("wan", "l0");
             veth("lan", "r0");
             let engine = as_user(&BRIDGE.replace("af_packet", driver));
-            assert_eq!(status(engine.child.id())["CapPrm"], "0000000000000000");
+            let held = status(engine.child.id())["CapPrm"].clone();
+            // CAP_IPC_LOCK where RLIMIT_MEMLOCK cannot be raised.
+            let may_hold: &[&str] = match driver {
+                "af_xdp" => &["0000000000000000", "0000000000004000"],
+                _ => &["0000000000000000"],
+            };
+            assert!(may_hold.contains(&held.as_str()), "{driver}: {held}");
             // Interfaces send packets of their own when they come up (neighbor discovery, RFC 4861).
             let mut before = 0;
             until(|| receives(&engine, 0).inspect(|now| before = *now).is_some());

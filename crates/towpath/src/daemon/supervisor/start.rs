@@ -107,18 +107,16 @@ impl Supervisor {
             owned.map_err(Failure::Dumps)
         });
         let dumps = dumps.transpose()?;
-        if launcher.is_some()
-            && config.ports.iter().any(|port| matches!(port.driver, driver::Config::AfXdp(_)))
-        {
-            // The memory of a socket that is opened again is accounted to the engine's user, without CAP_IPC_LOCK.
-            let unlimited = Rlimit { current: None, maximum: None };
-            if let Err(error) = setrlimit(Resource::Memlock, unlimited) {
-                log::warn!("an interface that comes back may exceed the limit of locked memory: {error}");
-            }
-        }
         let needed = match launcher {
             Some(_) => Capabilities::needed_in_use(&config),
             None => Capabilities::needed(&config),
+        };
+        let locks = config.ports.iter().any(|port| matches!(port.driver, driver::Config::AfXdp(_)));
+        // The memory of a socket that is opened again is accounted to the engine's user.
+        let unlimited = Rlimit { current: None, maximum: None };
+        let needed = match locks && setrlimit(Resource::Memlock, unlimited).is_err() {
+            true => needed.with_locked_memory(),
+            false => needed,
         };
         let kept =
             needed.keep_as(identity).map_err(|error| Failure::System("cannot drop privileges", error))?;
