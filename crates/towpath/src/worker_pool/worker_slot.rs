@@ -391,9 +391,9 @@ pub(super) mod tests {
     use towpath_mux::mux::{Config, Message};
     use towpath_ring::{Options, Worker};
 
-    use crate::process::{Local, Place, Program, Starter};
     use super::super::violation::Violation;
     use super::*;
+    use crate::process::{Local, Place, Program, Starter};
 
     /// A slot whose process is played by the test: attaches, detaches, and does not exit.
     struct Scene {
