@@ -6,7 +6,7 @@ use towpath_gate::Edits;
 use towpath_port::Checksum;
 use towpath_wire::{self as wire, Packet, edit};
 
-use crate::packet_io::Meta;
+use crate::meta::Meta;
 
 /// Applies the edits of rules. An edit that does not apply to the packet (no MSS option) is left out.
 pub(crate) fn apply(edits: Edits, frame: &mut [u8], meta: &mut Meta) {

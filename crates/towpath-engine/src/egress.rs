@@ -6,29 +6,24 @@
 //! A packet that cannot leave is counted by its [`DropReason`], for its port and for the engine
 //! ([`PacketIo::take_drops`]).
 
+mod tx_queue;
+
 use std::convert::Infallible;
 use std::marker::PhantomData;
-use std::net::IpAddr;
 use std::time::Instant;
 
-use towpath_gate::{PortId, Reject, ReplyLimiter};
-use towpath_metrics::metrics;
-use towpath_port::{Burst, Error, Frame, Port, QueueVerdict};
+use towpath_gate::{PortId, Reject};
+use towpath_port::{Burst, Error, Port};
 use towpath_wire::{self as wire, LinkType, Time, checksum};
 
+use self::tx_queue::{MAX_HEADER, MAX_PACKET};
+pub use self::tx_queue::{RouterPort, TxConfig, TxDrops, TxQueue, TxStats};
 use crate::drop_reason::{DropReason, Drops};
 use crate::introspect::Introspect;
-use crate::packet_io::{Egress, Meta, PacketIo};
+use crate::meta::{Egress, Meta, NextHop};
+use crate::packet_io::PacketIo;
 use crate::queue::Channel;
-use crate::reorder::Limits;
-use crate::router::{self, NeighborSnapshot, NextHop, Resolution, Resolver};
-
-/// The longest IP packet (RFC 791 section 3.1), and the longest link header in front of it: Ethernet with two VLAN tags.
-const MAX_PACKET: usize = 65_535;
-const MAX_HEADER: usize = 22;
-
-/// How often a port that has no room is offered the rest of a burst again.
-const TX_RETRIES: usize = 16;
+use crate::router::{self, NeighborSnapshot, Resolution, Resolver};
 
 /// Answers queries about a running engine.
 pub trait QueryServer {
@@ -61,248 +56,6 @@ pub struct PortIo<C, Q> {
     drops: Drops,
     dropped: bool,
     channel: PhantomData<C>,
-}
-
-/// The transmit queue of a port.
-pub struct TxQueue {
-    items: Vec<TxItem>,
-    copies: Burst,
-    /// Verdicts for packets that the kernel holds.
-    verdicts: Vec<TxVerdict>,
-    config: TxConfig,
-    /// Limits ICMP "too big" errors to the hosts behind this port.
-    too_big: ReplyLimiter,
-    drops: TxDrops,
-    /// The port's own counters at the last [`PortIo::count_port_drops`].
-    port_drops: [u64; 2],
-}
-
-/// The properties of a port for its transmit queue.
-#[derive(Clone, Debug)]
-pub struct TxConfig {
-    /// The port can send.
-    pub sends: bool,
-    /// Set for a port of a router.
-    pub router: Option<RouterPort>,
-    /// Bytes of the longest IP packet that the port sends.
-    pub mtu: usize,
-    /// The router's addresses on the port's link.
-    pub addresses: Vec<IpAddr>,
-    /// The bounds of the engine's reorder buffer, which may send all its packets by one port.
-    pub reorder: Limits,
-}
-
-/// A port of a router.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RouterPort {
-    /// The port's Ethernet address. `None` if the port carries IP packets.
-    pub mac: Option<[u8; 6]>,
-}
-
-/// A packet in a transmit queue, and the number of received packets that it stands for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct TxItem {
-    source: TxSource,
-    packets: u16,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TxSource {
-    /// Index in the burst.
-    Burst(usize),
-    /// Index in the copies.
-    Copy(usize),
-}
-
-struct TxVerdict {
-    verdict: QueueVerdict,
-    meta: towpath_port::Meta,
-    /// The replacement's index in the copies.
-    copy: Option<usize>,
-    packets: u16,
-}
-
-/// Packets that a port did not send, and other events of its egress.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TxDrops {
-    /// Packets that passed the rules and did not leave, by reason.
-    pub drops: Drops,
-    /// Events that are not drops of packets.
-    pub events: TxStats,
-}
-
-metrics! {
-    /// Events of a port's egress that are not drops of packets.
-    pub struct TxStats in "egress" {
-        /// Frames received for the Ethernet address of another host. They are not packets of the engine.
-        pub other_host: counter packets,
-        /// Replies of neighbors to requests that the router did not send.
-        pub unsolicited: counter packets,
-        /// Packets that left without the edits of rules, because the kernel handed over only their first bytes.
-        pub unchanged: counter packets,
-    }
-}
-
-impl TxDrops {
-    /// The names and values of the counters that are not 0.
-    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
-        use towpath_metrics::Metrics;
-        let events: Vec<_> = self.events.values().map(|(metric, value)| (metric.name, value)).collect();
-        let drops = self.drops.iter().map(|(reason, count)| (reason.name(), count));
-        drops.chain(events).filter(|(_, count)| *count > 0)
-    }
-}
-
-impl TxQueue {
-    /// An empty queue.
-    pub fn new(config: TxConfig) -> Self {
-        Self {
-            items: Vec::new(),
-            copies: copies(config.reorder),
-            verdicts: Vec::new(),
-            config,
-            too_big: ReplyLimiter::default(),
-            drops: TxDrops::default(),
-            port_drops: [0; 2],
-        }
-    }
-
-    /// Sets the length of the longest IP packet that the port sends.
-    pub fn set_mtu(&mut self, mtu: usize) {
-        self.config.mtu = mtu;
-    }
-
-    /// Sets the bounds of the engine's reorder buffer. Call it when no packet is queued.
-    pub fn set_reorder_limits(&mut self, limits: Limits) {
-        debug_assert!(self.items.is_empty() && self.verdicts.is_empty(), "indices of the copies are queued");
-        if self.config.reorder != limits {
-            self.config.reorder = limits;
-            self.copies = copies(limits);
-        }
-    }
-
-    /// The packets that did not leave.
-    pub fn drops(&self) -> &TxDrops {
-        &self.drops
-    }
-
-    /// See [`PacketIo::max_frame`].
-    fn max_frame(&self, bytes: &[u8], meta: &Meta) -> usize {
-        // A router cuts longer packets into fragments or answers them; a port cuts what it received unsegmented.
-        if self.config.router.is_some() || meta.port.offload.gso.is_some() {
-            return MAX_PACKET + MAX_HEADER;
-        }
-        // The MTU does not include the link header and a VLAN tag.
-        let header = match bytes.get(12..14) {
-            _ if meta.link != LinkType::ETHERNET => 0,
-            Some([0x81, 0x00] | [0x88, 0xa8]) => 18,
-            _ => 14,
-        };
-        self.config.mtu.saturating_add(header)
-    }
-
-    fn mac(&self) -> Option<[u8; 6]> {
-        self.config.router.and_then(|router| router.mac)
-    }
-
-    fn copy(&mut self, bytes: &[u8], meta: &Meta) -> Option<usize> {
-        let frame = Frame {
-            bytes,
-            wire_len: meta.wire_len,
-            time_ns: meta.time,
-            link: meta.link,
-            interface: 0,
-            meta: meta.port,
-        };
-        self.copies.push(frame).ok().map(|()| self.copies.len() - 1)
-    }
-
-    fn push(&mut self, bytes: &[u8], meta: &Meta) -> Result<(), DropReason> {
-        let at = self.copy(bytes, meta).ok_or(DropReason::TxNoBuffer)?;
-        self.items.push(TxItem { source: TxSource::Copy(at), packets: meta.packets });
-        Ok(())
-    }
-
-    /// Queues a verdict for the packet that the kernel holds. It needs the bytes only if they changed.
-    fn push_verdict(&mut self, bytes: &[u8], meta: &Meta) -> Result<(), DropReason> {
-        // Of a packet that the kernel cut, only the first bytes are here. In its place, they would lose the rest.
-        let cut = meta.port.queued.is_some_and(|queued| queued.cut) && bytes.len() < meta.wire_len as usize;
-        self.drops.events.unchanged += u64::from(meta.changed && cut);
-        let (verdict, copy) = match meta.changed && !cut {
-            false => (QueueVerdict::Accept, None),
-            true => match self.copy(bytes, meta) {
-                Some(at) => (QueueVerdict::Replace, Some(at)),
-                None => (QueueVerdict::Drop, None),
-            },
-        };
-        let packets = if verdict == QueueVerdict::Drop { 0 } else { meta.packets };
-        self.verdicts.push(TxVerdict { verdict, meta: meta.port, copy, packets });
-        if verdict == QueueVerdict::Drop { Err(DropReason::TxNoBuffer) } else { Ok(()) }
-    }
-
-    fn push_discard(&mut self, meta: &Meta) {
-        self.verdicts.push(TxVerdict {
-            verdict: QueueVerdict::Drop,
-            meta: meta.port,
-            copy: None,
-            packets: 0,
-        });
-    }
-
-    fn clear(&mut self) {
-        self.items.clear();
-        self.verdicts.clear();
-        self.copies.clear();
-    }
-
-    /// Sends the queued packets. Calls `lost` with the packets that the port did not send.
-    fn send_all(
-        &mut self,
-        port: &mut dyn Port,
-        burst: &Burst,
-        lost: &mut dyn FnMut(DropReason, u64, Option<&Error>),
-    ) {
-        let Self { items, copies, .. } = self;
-        let packets = |items: &[TxItem]| items.iter().map(|item| u64::from(item.packets)).sum::<u64>();
-        let (mut done, mut retries) = (0, 0);
-        while done < items.len() {
-            let mut pulled = 0;
-            let mut frames = items[done..].iter().map(|item| {
-                pulled += 1;
-                match item.source {
-                    TxSource::Burst(at) => burst.frame(at),
-                    TxSource::Copy(at) => copies.frame(at),
-                }
-            });
-            match port.send(&mut frames) {
-                Ok(sent) => {
-                    done += sent;
-                    retries += 1;
-                    if done < items.len() && retries > TX_RETRIES {
-                        lost(DropReason::TxFull, packets(&items[done..]), None);
-                        break;
-                    }
-                }
-                Err(error) => {
-                    let end = (done + pulled.max(1)).min(items.len());
-                    // A port that fails has sent none of the frames that it took, and counts them itself. Otherwise it refuses the last.
-                    let refused = if matches!(error, Error::Io { .. }) { done } else { end - 1 };
-                    lost(DropReason::TxRefused, packets(&items[refused..end]), Some(&error));
-                    done = end;
-                }
-            }
-        }
-    }
-
-    fn decide_all(&mut self, port: &mut dyn Port, lost: &mut dyn FnMut(DropReason, u64, Option<&Error>)) {
-        for TxVerdict { verdict, meta, copy, packets } in &self.verdicts {
-            let plain = || Frame { meta: *meta, ..Frame::new(&[], LinkType::RAW) };
-            let frame = copy.map_or_else(plain, |at| self.copies.frame(at));
-            if let Err(error) = port.verdict(frame, *verdict) {
-                lost(DropReason::TxRefused, u64::from(*packets), Some(&error));
-            }
-        }
-    }
 }
 
 impl<C: Channel, Q: QueryServer> PortIo<C, Q> {
@@ -574,7 +327,7 @@ impl<C: Channel, Q: QueryServer> PacketIo for PortIo<C, Q> {
         let tx = self.tx_queues.get_mut(usize::from(port.0));
         match tx.filter(|tx| tx.config.router.is_none() && meta.port.queued.is_none()) {
             Some(tx) => {
-                tx.items.push(TxItem { source: TxSource::Burst(index), packets: meta.packets });
+                tx.push_borrowed(index, meta);
                 Ok(())
             }
             None => self.send(frame, meta),
@@ -632,11 +385,6 @@ impl<C: Channel, Q: QueryServer> PacketIo for PortIo<C, Q> {
     }
 }
 
-/// Room for the packets of a reorder buffer, and for as many of a burst.
-fn copies(limits: Limits) -> Burst {
-    Burst::with_bytes(limits.packets.saturating_mul(2), limits.bytes.saturating_mul(2))
-}
-
 /// The metadata of an Ethernet frame of the router itself, on its way out by `port`.
 fn own_frame(port: u32, len: usize) -> Meta {
     Meta { interface: port, packets: 0, ..Meta::new(LinkType::ETHERNET, len) }
@@ -656,6 +404,7 @@ fn reply_meta(len: usize, meta: &Meta) -> Meta {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reorder::Limits;
 
     const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];
     const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 2];

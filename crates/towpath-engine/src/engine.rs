@@ -8,68 +8,26 @@ use rustix::fd::BorrowedFd;
 use towpath_gate::Walker;
 use towpath_gate::reassembly::Reassembler;
 use towpath_gate::state::{Keepalive, States};
-use towpath_metrics::metrics;
 use towpath_port::{Burst, Frame};
 use towpath_wire::{Ends, LinkType, Time};
 
 use crate::clock::Clock;
 use crate::conversations::Conversations;
 use crate::drop_reason::{DropReason, Drops, Outcome};
+use crate::engine_view::EngineView;
 use crate::flow_locks::{BUCKETS, FlowLocks};
-use crate::introspect::{ConversationStats, EngineView, QueueSnapshot};
+use crate::meta::{Egress, Meta};
 use crate::packet_ctx::PacketCtx;
-use crate::packet_io::{Egress, Meta, PacketIo};
-use crate::queue::{DefaultVerdict, Policy, Queue};
+use crate::packet_io::PacketIo;
+use crate::queue::{DefaultVerdict, Policy, Queue, QueueSnapshot};
 use crate::queue_set::QueueSet;
 use crate::reorder::{Limits, ReorderBuffer};
-use crate::replies::{Replies, ReplyStats};
+use crate::replies::Replies;
 use crate::router::Fib;
 use crate::topology::Topology;
+use crate::totals::{ConversationStats, ReplyStats, Totals};
 use crate::trace::Traces;
 use crate::verdicts::VerdictBatch;
-
-metrics! {
-    /// Packet counters of an engine.
-    pub struct Stats in "engine" {
-        /// Packets received.
-        pub packets: counter packets,
-        /// Bytes received, as on the wire.
-        pub bytes: counter bytes,
-        /// Packets that left, were delivered to the router itself, or were accepted on a monitored port.
-        pub passed: counter packets,
-        /// Packets that a rule or an inspector rejected.
-        pub rejected: counter packets,
-        /// Packets that at least one inspector got.
-        pub inspected: counter packets,
-    }
-}
-
-/// The packets of an engine by outcome. `packets = passed + dropped + rejected + held`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
-    /// Received, passed and rejected packets.
-    pub stats: Stats,
-    /// Dropped packets by reason.
-    pub drops: Drops,
-}
-
-impl Totals {
-    /// Dropped packets, for any reason.
-    pub fn dropped(&self) -> u64 {
-        self.drops.total()
-    }
-
-    /// Packets without an outcome: they wait for a verdict, for room, for other fragments, or for a neighbor.
-    pub fn held(&self) -> u64 {
-        self.stats.packets - self.stats.passed - self.stats.rejected - self.dropped()
-    }
-
-    /// Adds the packets of another engine.
-    pub fn add(&mut self, other: &Self) {
-        self.stats.add(&other.stats);
-        self.drops.add(&other.drops);
-    }
-}
 
 /// The result of a run.
 #[derive(Clone, Debug, Default)]

@@ -8,8 +8,8 @@ use towpath_wire::{Addresses, Packet, Time, proto};
 
 use crate::drop_reason::{DropReason, Outcome};
 use crate::flow_verdict::FlowVerdict;
+use crate::meta::Egress;
 use crate::packet_ctx::{Handover, Next, PacketCtx};
-use crate::packet_io::Egress;
 use crate::router::Fib;
 use crate::topology::ForwardMode;
 

@@ -76,6 +76,7 @@
 //! [`queue`] (inspectors), [`reorder`] (packets that wait) and, through [`PacketIo`], [`egress`] and [`router`].
 #![forbid(unsafe_code)]
 
+mod backlog;
 pub mod capture_clock;
 mod clock;
 pub mod conversations;
@@ -83,28 +84,35 @@ mod drop_reason;
 mod edits;
 pub mod egress;
 mod engine;
+mod engine_view;
 mod flow_locks;
 pub mod flow_verdict;
 mod forward;
+mod held;
 mod introspect;
+mod meta;
 mod packet_ctx;
 mod packet_io;
 mod packet_path;
 pub mod queue;
 mod queue_set;
+mod reassemble;
 pub mod reorder;
 mod replies;
 pub mod router;
 #[cfg(test)]
 mod tests;
 mod topology;
+mod totals;
 mod trace;
 mod verdicts;
 
 pub use drop_reason::{DropReason, Drops, Outcome};
-pub use engine::{Engine, Stats, Summary, Totals};
-pub use introspect::{ChannelSnapshot, ConversationStats, FrameSnapshot, Introspect, QueueSnapshot};
-pub use packet_io::{Egress, Meta, PacketIo};
-pub use replies::ReplyStats;
+pub use engine::{Engine, Summary};
+pub use introspect::Introspect;
+pub use meta::{Egress, Meta};
+pub use packet_io::PacketIo;
+pub use queue::{ChannelSnapshot, FrameSnapshot, QueueSnapshot};
 pub use topology::{ForwardMode, Topology};
+pub use totals::{ConversationStats, ReplyStats, Stats, Totals};
 pub use trace::{TraceFilter, TraceSink, TracedPacket};

@@ -8,8 +8,7 @@ use towpath_wire::{Ends, Flow, Packet, proto};
 
 use crate::drop_reason::Outcome;
 use crate::flow_locks::{BUCKETS, FlowLock};
-use crate::packet_io::{Egress, Meta};
-use crate::router::NextHop;
+use crate::meta::{Egress, Meta, NextHop};
 use crate::topology::ForwardMode;
 
 /// How often inspectors may send one packet back to the rules or to another queue.

@@ -10,13 +10,11 @@
 //! ```
 //!
 //! `drive` takes a packet that is in the reorder buffer as far as it gets without waiting. What it then waits for is in
-//! [`Wait`]; `settle` (a verdict), `retry_backlog` (room), `reassemble` (fragments) and `resume_deferred` (earlier packets of
-//! the flow) continue.
-
-use std::sync::Arc;
+//! [`Wait`]; `settle` (a verdict), `retry_backlog` (room: `backlog.rs`), `reassemble` (fragments: `reassemble.rs`) and
+//! `resume_deferred` (earlier packets of the flow) continue.
 
 use towpath_gate::{BURST, Edits};
-use towpath_port::{Burst, Checksum};
+use towpath_port::Checksum;
 use towpath_ring::Verdict;
 use towpath_wire::{self as wire, Packet, checksum};
 
@@ -25,14 +23,16 @@ use crate::edits;
 use crate::engine::Engine;
 use crate::flow_verdict::FlowVerdict;
 use crate::forward::{after_flow_verdict, after_pass, after_step, answer, walk};
+use crate::held::{admit_replacement, bytes, edit, parse};
+use crate::meta::{Egress, Meta};
 use crate::packet_ctx::{Handover, Next, PacketCtx, Wait, begins_connection};
-use crate::packet_io::{Egress, Meta, PacketIo};
+use crate::packet_io::PacketIo;
 use crate::queue::{Enqueue, Queue, QueueVerdict};
-use crate::reorder::{Account, Held, PacketId, ReorderBuffer};
+use crate::reorder::{Account, PacketId};
 use crate::verdicts::{Settlement, VerdictBatch};
 
 /// The result of offering a packet to its queue.
-enum Offered {
+pub(crate) enum Offered {
     /// An inspector has it.
     Held,
     /// The packet continues: only a copy was made, or no inspector decides and the default is to pass.
@@ -340,24 +340,7 @@ impl<E: PacketIo> Engine<E> {
         }
     }
 
-    /// Charges a packet to the queue that it came to. Returns false if the queue's account has no room.
-    fn charge_queue(&mut self, id: PacketId, queue: usize) -> bool {
-        let Self { reorder, burst, queues, .. } = self;
-        let account = queues.get(queue).account();
-        if reorder.account(id).is_none_or(|own| own == account) {
-            return true;
-        }
-        let Some((held, _)) = reorder.waiting_mut(id) else { return true };
-        let len = bytes(held, burst.as_ref()).len();
-        let admitted = reorder.admits(account, len);
-        match admitted {
-            true => reorder.charge_to(id, account),
-            false => reorder.shares_mut().count_refused(account),
-        }
-        admitted
-    }
-
-    fn after_offer(&mut self, id: PacketId, offered: Offered) -> Option<Next> {
+    pub(crate) fn after_offer(&mut self, id: PacketId, offered: Offered) -> Option<Next> {
         match offered {
             Offered::Held | Offered::Full => None,
             Offered::Continues => Some(self.pass(id)),
@@ -375,7 +358,7 @@ impl<E: PacketIo> Engine<E> {
     }
 
     /// Offers a packet to the queue that it waits for.
-    fn offer(&mut self, id: PacketId) -> Offered {
+    pub(crate) fn offer(&mut self, id: PacketId) -> Offered {
         let Self { reorder, burst, queues, totals, clock, .. } = self;
         let Some((held, ctx, shares)) = reorder.waiting_with_shares(id) else { return Offered::Held };
         let Wait { queue, kind, .. } = ctx.wait;
@@ -403,67 +386,7 @@ impl<E: PacketIo> Engine<E> {
         }
     }
 
-    fn wait_for_room(&mut self, id: PacketId, queue: usize, kind: Handover) {
-        self.set_wait(id, Wait { queue, kind, since: Some(self.clock.wall) });
-        match self.queues.get_mut(queue).push_backlog(id) {
-            Ok(None) => {}
-            Ok(Some(oldest)) => self.end(oldest, Outcome::Dropped(DropReason::QueueFull)),
-            Err(id) if self.live => self.queues.get_mut(queue).force_backlog(id),
-            Err(id) => self.queues.backlog.push_back(id),
-        }
-    }
-
-    /// Offers the packets that wait for room, oldest first. Gives up on packets that have waited for the deadline.
-    pub(crate) fn retry_backlog(&mut self) {
-        while let Some(&id) = self.queues.backlog.front() {
-            let Some(offered) = self.offer_again(id) else { break };
-            self.queues.backlog.pop_front();
-            self.resume(id, offered);
-        }
-        for queue in 0..self.queues.len() {
-            while let Some(id) = self.queues.get(queue).next_in_backlog() {
-                let Some(offered) = self.offer_again(id) else { break };
-                self.queues.get_mut(queue).pop_backlog();
-                self.resume(id, offered);
-            }
-        }
-    }
-
-    fn resume(&mut self, id: PacketId, offered: Offered) {
-        if let Some(next) = self.after_offer(id, offered) {
-            self.drive(id, next);
-        }
-    }
-
-    /// Offers a packet that waits for room. Returns `None` if it still has to wait.
-    fn offer_again(&mut self, id: PacketId) -> Option<Offered> {
-        let Some((_, ctx)) = self.reorder.waiting_mut(id) else { return Some(Offered::Held) };
-        let wait = ctx.wait;
-        match self.offer(id) {
-            Offered::Full => {
-                let wall = self.clock.wall;
-                let (held, ctx) = self.reorder.waiting_mut(id)?;
-                let queue = self.queues.get_mut(wait.queue);
-                if wall.saturating_sub(wait.since.unwrap_or(wall)) <= queue.policy().deadline {
-                    return None;
-                }
-                let dropped = queue.give_up(&ctx.ring_meta(&held.meta), held.meta.interface);
-                let dropped = dropped.filter(|_| wait.kind != Handover::Tee);
-                Some(dropped.map_or(Offered::Continues, Offered::Dropped))
-            }
-            offered => Some(offered),
-        }
-    }
-
-    /// The packet continues without its copy.
-    fn skip_copy(&mut self, id: PacketId) -> Option<Next> {
-        let (held, ctx) = self.reorder.waiting_mut(id)?;
-        let queue = self.queues.get_mut(ctx.wait.queue);
-        queue.skip_copy(&ctx.ring_meta(&held.meta), held.meta.interface);
-        Some(self.pass(id))
-    }
-
-    fn set_wait(&mut self, id: PacketId, wait: Wait) {
+    pub(crate) fn set_wait(&mut self, id: PacketId, wait: Wait) {
         let Self { reorder, burst, locks, walker, .. } = self;
         let Some((held, ctx)) = reorder.waiting_mut(id) else { return };
         ctx.wait = wait;
@@ -605,7 +528,7 @@ impl<E: PacketIo> Engine<E> {
     }
 
     /// The packet continues after its queue. Returns the next step.
-    fn pass(&mut self, id: PacketId) -> Next {
+    pub(crate) fn pass(&mut self, id: PacketId) -> Next {
         let Self { reorder, burst, walker, clock, .. } = self;
         let Some((held, ctx)) = reorder.waiting_mut(id) else {
             return Next::End(Outcome::Dropped(DropReason::Shutdown));
@@ -643,63 +566,6 @@ impl<E: PacketIo> Engine<E> {
             self.drive(id, next);
         }
         any
-    }
-}
-
-// Reassembly.
-impl<E: PacketIo> Engine<E> {
-    /// Gives a fragment to the reassembler. Returns the datagram if it is complete and no earlier packet of its flow waits.
-    fn reassemble(&mut self, id: PacketId) -> Option<PacketId> {
-        let Self { reorder, burst, reassembler, clock, .. } = self;
-        let (held, ctx) = reorder.waiting_mut(id)?;
-        let Ok(packet) = parse(held, burst.as_ref()) else {
-            self.end(id, Outcome::Dropped(DropReason::BadReplacement));
-            return None;
-        };
-        let added = reassembler.add(&packet, ctx.packets.into(), clock.now);
-        // From here on the reassembler counts the fragment, or the datagram does.
-        ctx.packets = added.whole.as_ref().map_or(0, |whole| u16::try_from(whole.parts).unwrap_or(u16::MAX));
-        ctx.wait.kind = Handover::Divert;
-        if let Some(whole) = &added.whole {
-            held.meta.wire_len = whole.frame.len() as u32;
-            held.meta.changed = true;
-            held.meta.port.offload = towpath_port::Offload::default();
-            reorder.replace(id, &whole.frame);
-        }
-        self.count(Outcome::Dropped(DropReason::Reassembly), added.dropped);
-        if added.whole.is_none() {
-            self.end(id, Outcome::Dropped(DropReason::Reassembly));
-            return None;
-        }
-        self.join_flow(id)
-    }
-
-    /// Moves a complete datagram into the order of its flow. Its fragments, except the first, were in another bucket. Returns
-    /// `None` if the datagram has to wait there.
-    fn join_flow(&mut self, id: PacketId) -> Option<PacketId> {
-        let Self { reorder, burst, locks, .. } = self;
-        let (held, ctx) = reorder.waiting_mut(id)?;
-        let Ok(packet) = parse(held, burst.as_ref()) else {
-            self.end(id, Outcome::Dropped(DropReason::Reassembly));
-            return None;
-        };
-        let before = ctx.bucket();
-        ctx.place(&packet);
-        let bucket = ctx.bucket();
-        if bucket == before {
-            return Some(id);
-        }
-        locks.unlock(&mut ctx.lock);
-        if !self.live {
-            return Some(id);
-        }
-        let waits = locks.is_locked(bucket);
-        if waits {
-            locks.lock(&mut ctx.lock, bucket);
-            ctx.deferred = true;
-        }
-        let id = reorder.move_to(id, bucket)?;
-        (!waits).then_some(id)
     }
 }
 
@@ -771,40 +637,6 @@ fn transmit<E: PacketIo>(
     }
 }
 
-/// Returns why the packet cannot have this replacement: [`TooLong`](DropReason::TooLong) if no frame of this length leaves by its
-/// port. Otherwise the replacement is charged to the packet's account.
-fn admit_replacement<E: PacketIo>(
-    reorder: &mut ReorderBuffer<Meta, PacketCtx>,
-    io: &E,
-    id: PacketId,
-    bytes: &[u8],
-) -> Result<(), DropReason> {
-    let Some((held, ctx)) = reorder.waiting_mut(id) else { return Ok(()) };
-    if bytes.len() > io.max_frame(ctx.egress_port(), bytes, &held.meta) {
-        return Err(DropReason::TooLong);
-    }
-    if reorder.admit_replacement(id, bytes.len()) { Ok(()) } else { Err(DropReason::ReplaceLimit) }
-}
-
 fn may_be_answered(outcome: Outcome) -> bool {
     matches!(outcome, Outcome::Rejected(_) | Outcome::Dropped(DropReason::NoRoute | DropReason::TtlExceeded))
-}
-
-/// The bytes of a packet in the reorder buffer: its own copy, or those in the burst.
-#[inline]
-fn bytes<'a>(held: &'a Held<Meta>, burst: Option<&'a Arc<Burst>>) -> &'a [u8] {
-    held.bytes(|index| burst.expect("the burst is being processed").frame(index).bytes)
-}
-
-#[inline]
-fn parse<'a>(held: &'a Held<Meta>, burst: Option<&'a Arc<Burst>>) -> Result<Packet<'a>, wire::Malformed> {
-    wire::parse(held.meta.link, bytes(held, burst), held.meta.wire_len)
-}
-
-fn edit(edits: Edits, held: &mut Held<Meta>, burst: Option<&Arc<Burst>>) {
-    if edits != Edits::default() {
-        let borrowed = |index| burst.expect("the burst is being processed").frame(index).bytes;
-        let (frame, meta) = held.parts_mut(borrowed);
-        edits::apply(edits, frame, meta);
-    }
 }

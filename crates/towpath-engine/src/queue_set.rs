@@ -2,8 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::introspect::QueueSnapshot;
-use crate::queue::{Channel, DefaultVerdict, Policy, Queue};
+use crate::queue::{Channel, DefaultVerdict, Policy, Queue, QueueSnapshot};
 use crate::reorder::{PacketId, Shares};
 
 /// No queue, in [`QueueSet::by_number`]. Numbers are 1..65535, so no index has this value.

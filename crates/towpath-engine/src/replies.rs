@@ -1,24 +1,11 @@
 //! Answers to rejected packets: TCP resets and ICMP errors, limited to 200 per second and port.
 
 use towpath_gate::{PortId, Reject, ReplyLimiter, Walker};
-use towpath_metrics::metrics;
 use towpath_wire::{Packet, Time};
 
-use crate::packet_io::{Egress, Meta, PacketIo};
-
-metrics! {
-    /// Answers to rejected packets. `rejected = sent + silent + limited + unsent`.
-    pub struct ReplyStats in "engine" {
-        /// Answers that were sent.
-        pub sent: counter packets as "replies": "Answers to rejected packets, by result." (result = "sent"),
-        /// Rejected packets that get no answer, or one answer together with other fragments of their datagram.
-        pub silent: counter packets as "replies" (result = "silent"),
-        /// Answers that were not sent because the port had reached its rate limit.
-        pub limited: counter packets as "replies" (result = "limited"),
-        /// Answers that the port could not send.
-        pub unsent: counter packets as "replies" (result = "unsent"),
-    }
-}
+use crate::meta::{Egress, Meta};
+use crate::packet_io::PacketIo;
+use crate::totals::ReplyStats;
 
 #[derive(Debug, Default)]
 pub(crate) struct Replies {

@@ -3,7 +3,7 @@
 use towpath_gate::PortId;
 use towpath_wire::Packet;
 
-use crate::packet_io::Egress;
+use crate::meta::Egress;
 
 /// The interfaces, by number, with their ports and forward modes.
 #[derive(Clone, Debug)]

@@ -10,7 +10,7 @@ use towpath_ring::{self as ring, Decision};
 use towpath_wire::{self as wire, Packet};
 
 use crate::drop_reason::{DropReason, Outcome};
-use crate::packet_io::Meta;
+use crate::meta::Meta;
 
 /// Maximum number of traces.
 const TRACES: usize = 8;

@@ -6,8 +6,8 @@
 
 use towpath_ring::{Decision, Verdict};
 
-use super::DefaultVerdict;
-use crate::DropReason;
+use super::policy::DefaultVerdict;
+use crate::drop_reason::DropReason;
 
 /// Verdicts so far.
 #[derive(Debug)]

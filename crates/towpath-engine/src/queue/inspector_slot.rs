@@ -2,37 +2,18 @@
 
 use std::collections::VecDeque;
 
-use towpath_metrics::metrics;
 use towpath_ring::{self as ring, Decision, FrameOut, Loss, Meta, ReserveError, Seq, Verdict};
 
-use super::{Channel, Detached, Policy};
+use super::channel::{Channel, Detached};
+use super::policy::Policy;
+use super::snapshot::{ChannelSnapshot, FrameSnapshot};
+use super::stats::VerdictStats;
+use crate::drop_reason::DropReason;
 use crate::reorder::{Account, PacketId};
-use crate::{ChannelSnapshot, DropReason, FrameSnapshot, TraceSink};
+use crate::trace::TraceSink;
 
 /// Maximum number of traces of one channel.
 const TRACES: usize = 8;
-
-metrics! {
-    /// Verdicts of one inspector by kind.
-    pub struct VerdictStats in "channel" {
-        /// Pass verdicts, and verdicts that send the packet to another queue or back to the rules.
-        pub pass: counter frames as "verdicts": "Verdicts of an inspector, by verdict." (verdict = "pass"),
-        /// Drop verdicts.
-        pub drop: counter frames as "verdicts" (verdict = "drop"),
-        /// Reject verdicts.
-        pub reject: counter frames as "verdicts" (verdict = "reject"),
-        /// Verdicts that replace the payload.
-        pub replace: counter frames as "verdicts" (verdict = "replace"),
-        /// Verdicts for the packet's flow.
-        pub flow: counter frames as "flow_verdicts",
-        /// Verdicts that name a queue outside of `may-queue`: violations. They are invalid.
-        pub forbidden_queue: counter frames as "refused_verdicts": "Verdicts that the engine refused, by reason." (reason = "forbidden_queue"),
-        /// Replacements that are longer than a frame of the port by which the packet leaves: violations. They are invalid.
-        pub too_long: counter frames as "refused_verdicts" (reason = "too_long"),
-        /// Replacements for which the inspector's share of the reorder buffer has no room.
-        pub over_share: counter frames as "refused_verdicts" (reason = "over_share"),
-    }
-}
 
 /// What waits for a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -317,17 +298,5 @@ impl<C: Channel> ring::Listener for InspectorSlot<C> {
 
     fn is_dead(&self) -> bool {
         self.detached.is_some() || self.channel.is_dead()
-    }
-}
-
-impl VerdictStats {
-    fn count(&mut self, decision: &Decision<'_>) {
-        self.flow += u64::from(decision.flow);
-        match decision.verdict {
-            Verdict::Pass | Verdict::Queue(_) | Verdict::Repeat => self.pass += 1,
-            Verdict::Drop | Verdict::Hold => self.drop += 1,
-            Verdict::Reject => self.reject += 1,
-            Verdict::Replace(_) => self.replace += 1,
-        }
     }
 }

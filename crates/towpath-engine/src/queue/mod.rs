@@ -10,229 +10,31 @@
 //! The channel to an inspector is a trait, so that the queue can be tested without a process.
 
 mod broadcast;
+mod channel;
 mod inspector_slot;
 pub mod parse;
+mod policy;
+mod snapshot;
+mod stats;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::convert::Infallible;
 
 use rustix::fd::BorrowedFd;
-use towpath_metrics::metrics;
-use towpath_ring::{
-    self as ring, ChannelStats, Credentials, Decision, Fanout, FrameOut, Geometry, Loss, Meta, Overload,
-    ReserveError, Seq, Verdict,
-};
+use towpath_ring::{self as ring, Decision, Fanout, Loss, Meta, Overload, Verdict};
 use towpath_wire::{Flow, Time};
 
 use self::broadcast::PendingBroadcast;
+pub use self::channel::{About, Channel, Detached};
+pub use self::inspector_slot::InspectorSlot;
 use self::inspector_slot::Waiter;
-pub use self::inspector_slot::{InspectorSlot, VerdictStats};
+pub use self::policy::{DefaultVerdict, Policy};
+pub use self::snapshot::{ChannelSnapshot, FrameSnapshot, QueueSnapshot};
+pub use self::stats::{Stats, VerdictStats};
+use crate::drop_reason::DropReason;
 use crate::flow_verdict::{FlowVerdict, FlowVerdictCache};
 use crate::reorder::{Account, PacketId, Shares, Usage};
-use crate::{DropReason, QueueSnapshot};
-
-/// A channel to one inspector. Sequence numbers increase.
-pub trait Channel {
-    /// Publishes a frame.
-    ///
-    /// # Errors
-    ///
-    /// The ring has no room.
-    fn publish(&mut self, frame: &[u8], meta: &Meta) -> Result<Seq, ReserveError>;
-
-    /// Counts a frame that the inspector does not get, and tells the inspector with the next gap record.
-    fn lose(&mut self, loss: Loss);
-
-    /// Wakes the inspector if it sleeps and frames were published.
-    fn kick(&mut self);
-
-    /// Passes each decided frame to `each`, once: the inspector's decision, or why it did not decide
-    /// ([`Overdue`](DropReason::Overdue), [`InvalidVerdict`](DropReason::InvalidVerdict),
-    /// [`InspectorDied`](DropReason::InspectorDied)). Returns the number of frames.
-    fn poll(&mut self, now: u64, each: &mut dyn FnMut(Seq, Result<Decision<'_>, DropReason>)) -> usize;
-
-    /// Sleeps until [`poll`](Self::poll) may have something, a frame is overdue, or the time is `until`. May return early.
-    fn wait(&mut self, now: u64, until: u64);
-
-    /// Asks the inspector to signal [`descriptor`](Self::descriptor) with its next verdict. Returns false if
-    /// [`poll`](Self::poll) has something already.
-    fn arm(&mut self) -> bool {
-        true
-    }
-
-    /// Ends [`arm`](Self::arm), and checks whether the inspector is alive.
-    fn disarm(&mut self) {}
-
-    /// Returns true if the inspector last ran on the CPU of the calling thread: it decides nothing while this thread runs.
-    fn shares_cpu(&self) -> bool {
-        false
-    }
-
-    /// The descriptor to poll for reading while armed.
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    /// When the oldest frame is overdue, in nanoseconds of the wall clock.
-    fn deadline(&self) -> Option<u64> {
-        None
-    }
-
-    /// The number of overdue frames that the inspector has not returned.
-    fn unreturned(&self) -> u32;
-
-    /// Returns true if the inspector is known to be dead. It gets no more frames.
-    fn is_dead(&self) -> bool;
-
-    /// The peer and the ring. `None` for a channel without them.
-    fn about(&self) -> Option<About> {
-        None
-    }
-
-    /// The frames of the ring that are not free.
-    fn frames(&self) -> Vec<FrameOut> {
-        Vec::new()
-    }
-
-    /// How the inspector was detached. `None` until [`poll`](Self::poll) has returned every frame that it had.
-    fn detached(&mut self) -> Option<Detached>;
-}
-
-/// The channel type of an engine without inspectors.
-impl Channel for Infallible {
-    fn publish(&mut self, _frame: &[u8], _meta: &Meta) -> Result<Seq, ReserveError> {
-        match *self {}
-    }
-
-    fn lose(&mut self, _loss: Loss) {
-        match *self {}
-    }
-
-    fn kick(&mut self) {
-        match *self {}
-    }
-
-    fn poll(&mut self, _now: u64, _each: &mut dyn FnMut(Seq, Result<Decision<'_>, DropReason>)) -> usize {
-        match *self {}
-    }
-
-    fn wait(&mut self, _now: u64, _until: u64) {
-        match *self {}
-    }
-
-    fn unreturned(&self) -> u32 {
-        match *self {}
-    }
-
-    fn is_dead(&self) -> bool {
-        match *self {}
-    }
-
-    fn detached(&mut self) -> Option<Detached> {
-        match *self {}
-    }
-}
-
-/// The peer of a channel, and the channel's ring.
-#[derive(Clone, Debug)]
-pub struct About {
-    /// The peer's process and user.
-    pub peer: Credentials,
-    /// The peer's name for itself.
-    pub name: String,
-    /// The ring towards the peer.
-    pub geometry: Geometry,
-    /// The channel's counters.
-    pub stats: ChannelStats,
-}
-
-/// How an inspector was detached.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Detached {
-    /// The reason, as text.
-    pub why: String,
-    /// The inspector violated the protocol: its verdicts for flows no longer count.
-    pub distrusted: bool,
-}
-
-/// The verdict for a packet that no inspector decides.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DefaultVerdict {
-    /// Fail open.
-    Pass,
-    /// Fail closed.
-    #[default]
-    Drop,
-}
-
-impl DefaultVerdict {
-    /// `reason` if the verdict is to drop, `None` if it is to pass.
-    pub fn drops(self, reason: DropReason) -> Option<DropReason> {
-        match self {
-            Self::Pass => None,
-            Self::Drop => Some(reason),
-        }
-    }
-}
-
-/// The policy of a queue.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Policy {
-    /// How long an inspector may keep a frame, and how long a packet waits for room, in nanoseconds of wall-clock time.
-    /// Default: 1 s.
-    pub deadline: u64,
-    /// The verdict for packets that no inspector decides. Default: drop.
-    pub default: DefaultVerdict,
-    /// Which inspector gets a frame. Default: by flow.
-    pub fanout: Fanout,
-    /// What happens to a frame if its inspector has no room. Default: the packet waits.
-    pub overload: Overload,
-    /// An inspector with this many frames is overloaded, until it has `low`. Default: no limit.
-    pub high: u32,
-    /// See `high`.
-    pub low: u32,
-    /// The queues that a verdict of its inspectors may name. A verdict that names another one is invalid. Default: none.
-    pub may_queue: Vec<u16>,
-    /// The queue's weight in the division of the reorder buffer ([`Shares`]). Default: 1.
-    pub share: u16,
-}
-
-impl Policy {
-    fn ring_policy(&self) -> ring::Policy {
-        let overload = match self.overload {
-            // The packets wait in this queue's own backlog, which knows their ids.
-            Overload::DropOldest(_) => Overload::Block,
-            other => other,
-        };
-        ring::Policy { fanout: self.fanout, overload, high: self.high, low: self.low }
-    }
-
-    /// Returns true if an inspector may give this verdict: it names no queue, or one of `may_queue`. Otherwise one inspector could
-    /// send its packets to the inspectors of any queue.
-    fn allows(&self, verdict: Verdict<'_>) -> bool {
-        match verdict {
-            Verdict::Queue(number) => self.may_queue.contains(&number),
-            _ => true,
-        }
-    }
-}
-
-impl Default for Policy {
-    fn default() -> Self {
-        Self {
-            deadline: 1_000_000_000,
-            default: DefaultVerdict::Drop,
-            fanout: Fanout::FlowHash,
-            overload: Overload::Block,
-            high: u32::MAX,
-            low: u32::MAX,
-            may_queue: Vec::new(),
-            share: 1,
-        }
-    }
-}
 
 /// The result of [`Queue::enqueue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -258,67 +60,6 @@ pub enum QueueVerdict<'a> {
     Lost(Option<DropReason>),
     /// The inspector died and the queue has others: enqueue the packet again, or call [`Queue::abandon`].
     Redeliver,
-}
-
-metrics! {
-    /// Counters of one queue. `frames = passed + dropped + replaced + lost + open`, where `lost` is the sum of its reasons.
-    pub struct Stats in "queue" {
-        /// Frames that the rules sent to the queue.
-        pub frames: counter frames,
-        /// Frames that the inspector passed unchanged.
-        pub passed: counter frames,
-        /// Frames that the inspector dropped or rejected.
-        pub dropped: counter frames,
-        /// Frames that the inspector passed with another payload.
-        pub replaced: counter frames,
-        /// Frames that had no verdict within the deadline, or at the stop of the engine.
-        pub overdue: counter frames as "lost": "Frames that no inspector decided, by reason." (reason = "overdue"),
-        /// Frames with an invalid verdict.
-        pub invalid_verdict: counter frames as "lost" (reason = "invalid_verdict"),
-        /// Frames of an inspector that died.
-        pub inspector_died: counter frames as "lost" (reason = "inspector_died"),
-        /// Frames for which the inspector, or its share of the reorder buffer, had no room.
-        pub queue_full: counter frames as "lost" (reason = "queue_full"),
-        /// Frames for which there was no inspector.
-        pub no_inspector: counter frames as "lost" (reason = "no_inspector"),
-        /// Frames that the overload policy gave to another queue. They do not count here.
-        pub handed_on: counter frames,
-        /// Frames that were given to another inspector because theirs died. Each counts once.
-        pub redelivered: counter frames,
-        /// Packets decided by an earlier verdict for their flow. They are not frames of the queue.
-        pub by_flow: counter packets,
-        /// Packets for which the queue's share of the reorder buffer had no room. They are dropped, and they are no frames of the queue.
-        pub no_room: counter packets,
-        /// Packets of the queue in the reorder buffer now.
-        pub held: gauge packets,
-        /// Bytes of these packets.
-        pub held_bytes: gauge bytes,
-        /// Frames that inspectors have now.
-        pub open: gauge frames,
-        /// Most frames that inspectors had at one time.
-        pub high_water: gauge frames,
-    }
-}
-
-impl Stats {
-    /// Frames that no inspector decided.
-    pub fn lost(&self) -> u64 {
-        self.overdue + self.invalid_verdict + self.inspector_died + self.queue_full + self.no_inspector
-    }
-
-    fn count(&mut self, decision: &Result<Decision<'_>, DropReason>) {
-        match decision {
-            Ok(decision) => match decision.verdict {
-                Verdict::Pass | Verdict::Queue(_) | Verdict::Repeat => self.passed += 1,
-                Verdict::Drop | Verdict::Reject | Verdict::Hold => self.dropped += 1,
-                Verdict::Replace(_) => self.replaced += 1,
-            },
-            Err(DropReason::Overdue) => self.overdue += 1,
-            Err(DropReason::InspectorDied) => self.inspector_died += 1,
-            Err(DropReason::ReplaceLimit) => self.queue_full += 1,
-            Err(_) => self.invalid_verdict += 1,
-        }
-    }
 }
 
 /// Detached inspectors that a queue keeps for introspection.

@@ -2,6 +2,7 @@ use towpath_wire::Ends;
 
 use super::*;
 use crate::reorder::{Limits, ReorderBuffer};
+use towpath_ring::{ReserveError, Seq};
 
 /// The result for one frame.
 type FrameResult = Result<Decision<'static>, DropReason>;

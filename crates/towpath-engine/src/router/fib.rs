@@ -8,7 +8,7 @@ use towpath_port::{Caps, Checksum, GsoKind};
 use towpath_wire::{LinkType, checksum, gso};
 
 use crate::drop_reason::DropReason;
-use crate::packet_io::Meta;
+use crate::meta::{Meta, NextHop};
 
 /// The forwarding table: one lookup finds the longest prefix, the port and the next hop.
 ///
@@ -24,18 +24,6 @@ pub struct Route {
     pub port: PortId,
     /// Its next hop on the port's link.
     pub next_hop: NextHop,
-}
-
-/// The next hop of a packet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum NextHop {
-    /// The packet is not routed, or its destination is not one host.
-    #[default]
-    None,
-    /// The host with this Ethernet address.
-    Mac([u8; 6]),
-    /// The host with this IP address. ARP or neighbor discovery resolves it.
-    Neighbor(IpAddr),
 }
 
 /// A packet with its new link header.

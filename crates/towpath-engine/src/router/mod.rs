@@ -19,8 +19,9 @@ use std::net::Ipv6Addr;
 
 use towpath_wire::proto;
 
+pub use crate::meta::NextHop;
 pub(crate) use arp_nd_reply::reply as arp_nd_reply;
-pub use fib::{Fib, NextHop, Route, mtu};
+pub use fib::{Fib, Route, mtu};
 pub(crate) use fib::{forward, fragment, is_for, is_multicast};
 pub(crate) use resolver::Resolution;
 pub use resolver::{Directory, NeighborSnapshot, Resolver};

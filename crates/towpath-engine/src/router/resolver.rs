@@ -19,7 +19,7 @@ use std::task::Waker;
 
 use super::arp_nd_solicit;
 use super::neighbor_table::{Key, NEIGHBORS, Request, Resolved, Table};
-use crate::packet_io::Meta;
+use crate::meta::Meta;
 
 /// Packets that wait for one neighbor (the kernel's unres_qlen, arp(7): packets of 2 KiB in unres_qlen_bytes).
 const WAITING: usize = 101;

@@ -1,0 +1,132 @@
+//! The channel to one inspector.
+
+use std::convert::Infallible;
+
+use rustix::fd::BorrowedFd;
+use towpath_ring::{ChannelStats, Credentials, Decision, FrameOut, Geometry, Loss, Meta, ReserveError, Seq};
+
+use crate::drop_reason::DropReason;
+
+/// A channel to one inspector. Sequence numbers increase.
+pub trait Channel {
+    /// Publishes a frame.
+    ///
+    /// # Errors
+    ///
+    /// The ring has no room.
+    fn publish(&mut self, frame: &[u8], meta: &Meta) -> Result<Seq, ReserveError>;
+
+    /// Counts a frame that the inspector does not get, and tells the inspector with the next gap record.
+    fn lose(&mut self, loss: Loss);
+
+    /// Wakes the inspector if it sleeps and frames were published.
+    fn kick(&mut self);
+
+    /// Passes each decided frame to `each`, once: the inspector's decision, or why it did not decide
+    /// ([`Overdue`](DropReason::Overdue), [`InvalidVerdict`](DropReason::InvalidVerdict),
+    /// [`InspectorDied`](DropReason::InspectorDied)). Returns the number of frames.
+    fn poll(&mut self, now: u64, each: &mut dyn FnMut(Seq, Result<Decision<'_>, DropReason>)) -> usize;
+
+    /// Sleeps until [`poll`](Self::poll) may have something, a frame is overdue, or the time is `until`. May return early.
+    fn wait(&mut self, now: u64, until: u64);
+
+    /// Asks the inspector to signal [`descriptor`](Self::descriptor) with its next verdict. Returns false if
+    /// [`poll`](Self::poll) has something already.
+    fn arm(&mut self) -> bool {
+        true
+    }
+
+    /// Ends [`arm`](Self::arm), and checks whether the inspector is alive.
+    fn disarm(&mut self) {}
+
+    /// Returns true if the inspector last ran on the CPU of the calling thread: it decides nothing while this thread runs.
+    fn shares_cpu(&self) -> bool {
+        false
+    }
+
+    /// The descriptor to poll for reading while armed.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// When the oldest frame is overdue, in nanoseconds of the wall clock.
+    fn deadline(&self) -> Option<u64> {
+        None
+    }
+
+    /// The number of overdue frames that the inspector has not returned.
+    fn unreturned(&self) -> u32;
+
+    /// Returns true if the inspector is known to be dead. It gets no more frames.
+    fn is_dead(&self) -> bool;
+
+    /// The peer and the ring. `None` for a channel without them.
+    fn about(&self) -> Option<About> {
+        None
+    }
+
+    /// The frames of the ring that are not free.
+    fn frames(&self) -> Vec<FrameOut> {
+        Vec::new()
+    }
+
+    /// How the inspector was detached. `None` until [`poll`](Self::poll) has returned every frame that it had.
+    fn detached(&mut self) -> Option<Detached>;
+}
+
+/// The channel type of an engine without inspectors.
+impl Channel for Infallible {
+    fn publish(&mut self, _frame: &[u8], _meta: &Meta) -> Result<Seq, ReserveError> {
+        match *self {}
+    }
+
+    fn lose(&mut self, _loss: Loss) {
+        match *self {}
+    }
+
+    fn kick(&mut self) {
+        match *self {}
+    }
+
+    fn poll(&mut self, _now: u64, _each: &mut dyn FnMut(Seq, Result<Decision<'_>, DropReason>)) -> usize {
+        match *self {}
+    }
+
+    fn wait(&mut self, _now: u64, _until: u64) {
+        match *self {}
+    }
+
+    fn unreturned(&self) -> u32 {
+        match *self {}
+    }
+
+    fn is_dead(&self) -> bool {
+        match *self {}
+    }
+
+    fn detached(&mut self) -> Option<Detached> {
+        match *self {}
+    }
+}
+
+/// The peer of a channel, and the channel's ring.
+#[derive(Clone, Debug)]
+pub struct About {
+    /// The peer's process and user.
+    pub peer: Credentials,
+    /// The peer's name for itself.
+    pub name: String,
+    /// The ring towards the peer.
+    pub geometry: Geometry,
+    /// The channel's counters.
+    pub stats: ChannelStats,
+}
+
+/// How an inspector was detached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Detached {
+    /// The reason, as text.
+    pub why: String,
+    /// The inspector violated the protocol: its verdicts for flows no longer count.
+    pub distrusted: bool,
+}

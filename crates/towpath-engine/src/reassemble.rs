@@ -1,0 +1,64 @@
+//! Reassembly: a packet in the reorder buffer that a rule sends to the reassembler.
+
+use crate::drop_reason::{DropReason, Outcome};
+use crate::engine::Engine;
+use crate::held::parse;
+use crate::packet_ctx::Handover;
+use crate::packet_io::PacketIo;
+use crate::reorder::PacketId;
+
+impl<E: PacketIo> Engine<E> {
+    /// Gives a fragment to the reassembler. Returns the datagram if it is complete and no earlier packet of its flow waits.
+    pub(crate) fn reassemble(&mut self, id: PacketId) -> Option<PacketId> {
+        let Self { reorder, burst, reassembler, clock, .. } = self;
+        let (held, ctx) = reorder.waiting_mut(id)?;
+        let Ok(packet) = parse(held, burst.as_ref()) else {
+            self.end(id, Outcome::Dropped(DropReason::BadReplacement));
+            return None;
+        };
+        let added = reassembler.add(&packet, ctx.packets.into(), clock.now);
+        // From here on the reassembler counts the fragment, or the datagram does.
+        ctx.packets = added.whole.as_ref().map_or(0, |whole| u16::try_from(whole.parts).unwrap_or(u16::MAX));
+        ctx.wait.kind = Handover::Divert;
+        if let Some(whole) = &added.whole {
+            held.meta.wire_len = whole.frame.len() as u32;
+            held.meta.changed = true;
+            held.meta.port.offload = towpath_port::Offload::default();
+            reorder.replace(id, &whole.frame);
+        }
+        self.count(Outcome::Dropped(DropReason::Reassembly), added.dropped);
+        if added.whole.is_none() {
+            self.end(id, Outcome::Dropped(DropReason::Reassembly));
+            return None;
+        }
+        self.join_flow(id)
+    }
+
+    /// Moves a complete datagram into the order of its flow. Its fragments, except the first, were in another bucket. Returns
+    /// `None` if the datagram has to wait there.
+    fn join_flow(&mut self, id: PacketId) -> Option<PacketId> {
+        let Self { reorder, burst, locks, .. } = self;
+        let (held, ctx) = reorder.waiting_mut(id)?;
+        let Ok(packet) = parse(held, burst.as_ref()) else {
+            self.end(id, Outcome::Dropped(DropReason::Reassembly));
+            return None;
+        };
+        let before = ctx.bucket();
+        ctx.place(&packet);
+        let bucket = ctx.bucket();
+        if bucket == before {
+            return Some(id);
+        }
+        locks.unlock(&mut ctx.lock);
+        if !self.live {
+            return Some(id);
+        }
+        let waits = locks.is_locked(bucket);
+        if waits {
+            locks.lock(&mut ctx.lock, bucket);
+            ctx.deferred = true;
+        }
+        let id = reorder.move_to(id, bucket)?;
+        (!waits).then_some(id)
+    }
+}
