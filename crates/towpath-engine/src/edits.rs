@@ -8,15 +8,28 @@ use towpath_wire::{self as wire, Packet, edit};
 
 use crate::meta::Meta;
 
-/// Applies the edits of rules. An edit that does not apply to the packet (no MSS option) is left out.
-pub(crate) fn apply(edits: Edits, frame: &mut [u8], meta: &mut Meta) {
+/// The place of the headers in a frame.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    network: usize,
+    transport: usize,
+    transport_len: usize,
+}
+
+impl Place {
+    pub(crate) fn of(packet: &Packet<'_>) -> Self {
+        let Packet { network, transport, transport_len, .. } = *packet;
+        Self { network, transport, transport_len }
+    }
+}
+
+/// Applies the edits of rules to the packet with the headers at `place`. An edit that does not apply to the packet (no MSS option) is
+/// left out.
+pub(crate) fn apply(edits: Edits, place: Place, frame: &mut [u8], meta: &mut Meta) {
     if edits == Edits::default() {
         return;
     }
-    let Ok(Packet { network, transport, transport_len, .. }) = wire::parse(meta.link, frame, meta.wire_len)
-    else {
-        return;
-    };
+    let Place { network, transport, transport_len } = place;
     meta.changed = true;
     if let Some(dscp) = edits.dscp {
         edit::set_dscp(frame, network, dscp);

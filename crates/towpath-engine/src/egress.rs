@@ -10,6 +10,7 @@ mod tx_queue;
 
 use std::convert::Infallible;
 use std::marker::PhantomData;
+use std::net::IpAddr;
 use std::time::Instant;
 
 use towpath_gate::{PortId, Reject};
@@ -20,7 +21,7 @@ use self::tx_queue::{MAX_HEADER, MAX_PACKET};
 pub use self::tx_queue::{RouterPort, TxConfig, TxDrops, TxQueue, TxStats};
 use crate::drop_reason::{DropReason, Drops};
 use crate::introspect::Introspect;
-use crate::meta::{Egress, Meta, NextHop};
+use crate::meta::{Adjacency, Egress, Meta, NextHop};
 use crate::packet_io::PacketIo;
 use crate::queue::Channel;
 use crate::router::{self, NeighborSnapshot, Resolution, Resolver};
@@ -332,6 +333,10 @@ impl<C: Channel, Q: QueryServer> PacketIo for PortIo<C, Q> {
             }
             None => self.send(frame, meta),
         }
+    }
+
+    fn neighbor(&self, port: PortId, address: IpAddr) -> Option<Adjacency> {
+        self.resolver.as_ref()?.find(port.0, address, self.time)
     }
 
     fn deliver_local(&mut self, frame: &[u8], meta: &Meta) {

@@ -272,7 +272,8 @@ impl<E: PacketIo> Engine<E> {
             Ends::V4(_, to) => to.into(),
             Ends::V6(_, to, _) => to.into(),
         };
-        let Some(route) = Fib::new(walker.routes()).lookup(to) else { return Ok(()) };
+        let neighbor = |port, address| io.neighbor(port, address);
+        let Some(route) = Fib::new(walker.routes()).lookup(to, neighbor) else { return Ok(()) };
         keepalive.write(scratch);
         let meta = Meta {
             interface: u32::from(route.port.0),

@@ -1,11 +1,10 @@
 //! Locks of flows: the order of rule evaluation within a flow.
 //!
-//! While the rule evaluation of a packet continues after a verdict, later packets of its flow must not overtake it. Flows
-//! are hashed into [`BUCKETS`] buckets; a bucket counts the packets that lock it. Two flows in one bucket only wait for each
-//! other.
+//! While the rule evaluation of a packet continues after a verdict, later packets of its flow must not overtake it. The locks are those of
+//! the buckets of the reorder buffer: a bucket counts the packets that lock it. Two flows in one bucket only wait for each other.
 
 /// The number of buckets, for locks and for the reorder buffer of a live engine.
-pub(crate) const BUCKETS: usize = 4096;
+pub(crate) const BUCKETS: usize = 16_384;
 
 #[derive(Debug)]
 pub(crate) struct FlowLocks(Box<[u32; BUCKETS]>);

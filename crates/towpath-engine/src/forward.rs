@@ -1,6 +1,7 @@
 //! Rule evaluation and the forwarding decision: from one place on a packet's path to the next.
 //!
-//! Values in, values out: nothing here sends, waits or counts.
+//! Values in, values out: nothing here sends, waits or counts. The rules and the neighbors are read together: one lookup gives the port, the
+//! next hop and its Ethernet address.
 
 use towpath_gate::{Reject, Step, Walker};
 use towpath_ring::Verdict;
@@ -10,30 +11,36 @@ use crate::drop_reason::{DropReason, Outcome};
 use crate::flow_verdict::FlowVerdict;
 use crate::meta::Egress;
 use crate::packet_ctx::{Handover, Next, PacketCtx};
+use crate::packet_io::PacketIo;
 use crate::router::Fib;
 use crate::topology::ForwardMode;
 
 /// Evaluates the rules from the packet's position until something else has to happen.
-pub(crate) fn walk(walker: &mut Walker, packet: &Packet<'_>, ctx: &mut PacketCtx, now: Time) -> Next {
+pub(crate) fn walk<E: PacketIo>(
+    (walker, io): (&mut Walker, &E),
+    packet: &Packet<'_>,
+    ctx: &mut PacketCtx,
+    now: Time,
+) -> Next {
     let step = walker.walk(&mut ctx.walk, packet, now);
-    after_step(step, walker, packet, ctx, now)
+    after_step(step, (walker, io), packet, ctx, now)
 }
 
 /// The consequence of a step of the rules.
 #[inline]
-pub(crate) fn after_step(
+pub(crate) fn after_step<E: PacketIo>(
     step: Step,
-    walker: &mut Walker,
+    (walker, io): (&mut Walker, &E),
     packet: &Packet<'_>,
     ctx: &mut PacketCtx,
     now: Time,
 ) -> Next {
     match step {
-        Step::Pass => forward(walker, packet, ctx, now),
+        Step::Pass => forward((walker, io), packet, ctx, now),
         // Only a router has next hops.
         Step::Forward(hop, _) => {
             ctx.fwd = Some(hop);
-            forward(walker, packet, ctx, now)
+            forward((walker, io), packet, ctx, now)
         }
         Step::Reassemble => Next::Reassemble,
         Step::Drop(reason) => drop(reason.into()),
@@ -45,23 +52,23 @@ pub(crate) fn after_step(
 }
 
 /// The consequence of an inspector's pass.
-pub(crate) fn after_pass(
-    walker: &mut Walker,
+pub(crate) fn after_pass<E: PacketIo>(
+    (walker, io): (&mut Walker, &E),
     packet: &Packet<'_>,
     ctx: &mut PacketCtx,
     kind: Handover,
     now: Time,
 ) -> Next {
     match kind {
-        Handover::Inspect => forward(walker, packet, ctx, now),
-        Handover::Divert | Handover::Tee => walk(walker, packet, ctx, now),
+        Handover::Inspect => forward((walker, io), packet, ctx, now),
+        Handover::Divert | Handover::Tee => walk((walker, io), packet, ctx, now),
     }
 }
 
 /// The consequence of an inspector's verdict for the packet's flow.
-pub(crate) fn after_flow_verdict(
+pub(crate) fn after_flow_verdict<E: PacketIo>(
     verdict: FlowVerdict,
-    walker: &mut Walker,
+    (walker, io): (&mut Walker, &E),
     packet: &Packet<'_>,
     ctx: &mut PacketCtx,
     kind: Handover,
@@ -73,17 +80,25 @@ pub(crate) fn after_flow_verdict(
         Verdict::Queue(_) if ctx.reinject() => drop(DropReason::ReinjectLimit),
         Verdict::Queue(number) => Next::Queue(number, kind),
         Verdict::Drop | Verdict::Hold => drop(DropReason::Inspector),
-        Verdict::Pass | Verdict::Replace(_) | Verdict::Repeat => after_pass(walker, packet, ctx, kind, now),
+        Verdict::Pass | Verdict::Replace(_) | Verdict::Repeat => {
+            after_pass((walker, io), packet, ctx, kind, now)
+        }
     }
 }
 
 /// The packet passed the rules. Decides where it leaves; before that, a packet of a router or of a filtering bridge walks
 /// the rules in direction `out`.
-fn forward(walker: &mut Walker, packet: &Packet<'_>, ctx: &mut PacketCtx, now: Time) -> Next {
+fn forward<E: PacketIo>(
+    (walker, io): (&mut Walker, &E),
+    packet: &Packet<'_>,
+    ctx: &mut PacketCtx,
+    now: Time,
+) -> Next {
+    let neighbor = |port, address| io.neighbor(port, address);
     if ctx.outbound {
         // `fwd` in direction `out` may name a next hop behind another port.
         if let (ForwardMode::Router, Some(hop)) = (ctx.mode, ctx.fwd) {
-            match Fib::new(walker.routes()).lookup(hop) {
+            match Fib::new(walker.routes()).lookup(hop, neighbor) {
                 Some(route) => (ctx.egress, ctx.next_hop) = (Egress::Port(route.port), route.next_hop),
                 None => return drop(DropReason::NoRoute),
             }
@@ -103,7 +118,7 @@ fn forward(walker: &mut Walker, packet: &Packet<'_>, ctx: &mut PacketCtx, now: T
         mode @ (ForwardMode::Routes | ForwardMode::Router) => {
             let hop = ctx.fwd.filter(|_| mode == ForwardMode::Router);
             let to = hop.or_else(|| destination(packet));
-            match to.and_then(|to| Fib::new(walker.routes()).lookup(to)) {
+            match to.and_then(|to| Fib::new(walker.routes()).lookup(to, neighbor)) {
                 Some(route) => {
                     ctx.next_hop = route.next_hop;
                     (route.port, true)
@@ -119,7 +134,7 @@ fn forward(walker: &mut Walker, packet: &Packet<'_>, ctx: &mut PacketCtx, now: T
     }
     ctx.outbound = true;
     ctx.walk.leave(xmit);
-    walk(walker, packet, ctx, now)
+    walk((walker, io), packet, ctx, now)
 }
 
 fn drop(reason: DropReason) -> Next {

@@ -7,7 +7,7 @@ use towpath_port::Burst;
 use towpath_wire::{self as wire, Packet};
 
 use crate::drop_reason::DropReason;
-use crate::edits;
+use crate::edits::{self, Place};
 use crate::meta::Meta;
 use crate::packet_ctx::PacketCtx;
 use crate::packet_io::PacketIo;
@@ -22,17 +22,23 @@ pub(crate) fn bytes<'a>(held: &'a Held<Meta>, burst: Option<&'a Arc<Burst>>) -> 
 #[inline]
 pub(crate) fn parse<'a>(
     held: &'a Held<Meta>,
+    ctx: &mut PacketCtx,
     burst: Option<&'a Arc<Burst>>,
 ) -> Result<Packet<'a>, wire::Malformed> {
-    wire::parse(held.meta.link, bytes(held, burst), held.meta.wire_len)
+    ctx.parse(bytes(held, burst), &held.meta)
 }
 
-pub(crate) fn edit(edits: Edits, held: &mut Held<Meta>, burst: Option<&Arc<Burst>>) {
-    if edits != Edits::default() {
-        let borrowed = |index| burst.expect("the burst is being processed").frame(index).bytes;
-        let (frame, meta) = held.parts_mut(borrowed);
-        edits::apply(edits, frame, meta);
+/// Applies the edits of the rules so far.
+pub(crate) fn edit(held: &mut Held<Meta>, ctx: &mut PacketCtx, burst: Option<&Arc<Burst>>) {
+    let edits = ctx.walk.edits();
+    if edits == Edits::default() {
+        return;
     }
+    let Ok(packet) = parse(held, ctx, burst) else { return };
+    let place = Place::of(&packet);
+    let borrowed = |index| burst.expect("the burst is being processed").frame(index).bytes;
+    let (frame, meta) = held.parts_mut(borrowed);
+    edits::apply(edits, place, frame, meta);
 }
 
 /// Returns why the packet cannot have this replacement: [`TooLong`](DropReason::TooLong) if no frame of this length leaves by its

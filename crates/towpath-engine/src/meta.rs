@@ -38,6 +38,19 @@ pub enum NextHop {
     Mac([u8; 6]),
     /// The host with this IP address. ARP or neighbor discovery resolves it.
     Neighbor(IpAddr),
+    /// The host with this IP address, which was resolved by the route lookup.
+    Resolved(IpAddr, Adjacency),
+}
+
+/// An Ethernet address from a thread's copy of the neighbor table, and how long it is valid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Adjacency {
+    /// The Ethernet address.
+    pub(crate) mac: [u8; 6],
+    /// The version of the thread's copy: every change of a neighbor ends it.
+    pub(crate) version: u64,
+    /// The time at which it must be looked up again, in nanoseconds of the engine's wall clock.
+    pub(crate) until: u64,
 }
 
 /// The metadata of a frame.

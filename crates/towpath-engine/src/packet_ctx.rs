@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use towpath_gate::{Dir, PortId, Walk, Walker};
 use towpath_ring::{self as ring, Layers};
-use towpath_wire::{Ends, Flow, Packet, proto};
+use towpath_wire::{self as wire, Ends, Flow, Malformed, Packet, proto};
 
 use crate::drop_reason::Outcome;
 use crate::flow_locks::{BUCKETS, FlowLock};
@@ -106,10 +106,12 @@ impl PacketCtx {
         }
     }
 
-    /// Notes the headers and sets the flow's bucket.
-    pub(crate) fn place(&mut self, packet: &Packet<'_>) {
+    /// Notes the headers and sets the flow's bucket. `bucket_of` returns the bucket for a hash in the reorder buffer of a live engine;
+    /// in a replay, buckets are only locks.
+    pub(crate) fn place(&mut self, packet: &Packet<'_>, bucket_of: Option<impl FnOnce(u32) -> u16>) {
         self.note_headers(packet);
-        self.bucket = (self.hash >> (u32::BITS - BUCKETS.trailing_zeros())) as u16;
+        let by_hash = |hash: u32| (hash >> (u32::BITS - BUCKETS.trailing_zeros())) as u16;
+        self.bucket = bucket_of.map_or_else(|| by_hash(self.hash), |bucket_of| bucket_of(self.hash));
     }
 
     /// Notes the offsets of the headers and the flow's hash.
@@ -121,6 +123,27 @@ impl PacketCtx {
             payload: offset(packet.payload_range().start),
         };
         self.hash = flow_hash(packet);
+    }
+
+    /// Parses the packet with these bytes, and notes the headers.
+    ///
+    /// # Errors
+    ///
+    /// The packet is malformed: an inspector replaced it.
+    pub(crate) fn parse<'a>(&mut self, bytes: &'a [u8], meta: &Meta) -> Result<Packet<'a>, Malformed> {
+        let packet = wire::parse(meta.link, bytes, meta.wire_len)?;
+        self.note_headers(&packet);
+        Ok(packet)
+    }
+
+    /// The hash of the flow.
+    pub(crate) fn hash(&self) -> u32 {
+        self.hash
+    }
+
+    /// Sets the flow's bucket.
+    pub(crate) fn set_bucket(&mut self, bucket: u16) {
+        self.bucket = bucket;
     }
 
     /// The flow's bucket.

@@ -1,10 +1,12 @@
 //! The engine's interface to its surroundings.
 
+use std::net::IpAddr;
+
 use towpath_gate::PortId;
 
 use crate::drop_reason::Drops;
 use crate::introspect::Introspect;
-use crate::meta::Meta;
+use crate::meta::{Adjacency, Meta};
 use crate::queue::Channel;
 
 /// The engine's surroundings: a clock, the way out, and queries.
@@ -43,6 +45,12 @@ pub trait PacketIo {
     fn send_borrowed(&mut self, index: usize, frame: &[u8], meta: &Meta) -> Result<(), Self::Error> {
         let _ = index;
         self.send(frame, meta)
+    }
+
+    /// The neighbor with this address on the link of a port, if it is resolved. The route lookup of each packet calls it. Default: none.
+    fn neighbor(&self, port: PortId, address: IpAddr) -> Option<Adjacency> {
+        let _ = (port, address);
+        None
     }
 
     /// Delivers a packet to the router itself: ARP, neighbor discovery, and other link-local protocols. Default: ignored.

@@ -19,7 +19,7 @@ use towpath_ring::Verdict;
 use towpath_wire::{self as wire, Packet, checksum};
 
 use crate::drop_reason::{DropReason, Outcome};
-use crate::edits;
+use crate::edits::{self, Place};
 use crate::engine::Engine;
 use crate::flow_verdict::FlowVerdict;
 use crate::forward::{after_flow_verdict, after_pass, after_step, answer, walk};
@@ -139,7 +139,7 @@ impl<E: PacketIo> Engine<E> {
         // Without queues and with an empty reorder buffer, most packets need no bucket.
         let placed = !self.queues.is_empty() || !self.reorder.is_empty();
         if placed {
-            ctx.place(packet);
+            self.place(&mut ctx, packet);
         }
         while self.reorder.waiting() > 0 && self.locks.is_locked(ctx.bucket()) {
             if self.live {
@@ -153,16 +153,16 @@ impl<E: PacketIo> Engine<E> {
         let next = match known {
             Some(step) => {
                 self.by_states = true;
-                after_step(step, &mut self.walker, packet, &mut ctx, now)
+                after_step(step, (&mut self.walker, &self.io), packet, &mut ctx, now)
             }
-            None => walk(&mut self.walker, packet, &mut ctx, now),
+            None => walk((&mut self.walker, &self.io), packet, &mut ctx, now),
         };
         match self.apply_flow_verdicts(packet, &mut ctx, next) {
             Next::End(Outcome::Passed) => return self.pass_now(index, frame, meta, &mut ctx, packet),
             Next::End(outcome) => self.end_now(outcome, frame, &meta, &ctx, packet),
             next => {
                 if !placed {
-                    ctx.place(packet);
+                    self.place(&mut ctx, packet);
                 }
                 let account = self.account_of(&next, &ctx);
                 if let Some(id) = self.hold(index, frame, meta, ctx, account) {
@@ -226,6 +226,11 @@ impl<E: PacketIo> Engine<E> {
         }
     }
 
+    fn place(&mut self, ctx: &mut PacketCtx, packet: &Packet<'_>) {
+        let Self { reorder, live, .. } = self;
+        ctx.place(packet, live.then_some(|hash| reorder.bucket_of(hash)));
+    }
+
     /// The packet's bucket in the reorder buffer. All packets of a replay leave in order.
     fn order_bucket(&self, ctx: &PacketCtx) -> u16 {
         if self.live { ctx.bucket() } else { 0 }
@@ -266,7 +271,7 @@ impl<E: PacketIo> Engine<E> {
         let Self { scratch, reorder, io, .. } = self;
         scratch.clear();
         scratch.extend_from_slice(frame);
-        edits::apply(edits, scratch, &mut meta);
+        edits::apply(edits, Place::of(packet), scratch, &mut meta);
         if clear {
             return transmit(io, None, scratch, &meta);
         }
@@ -391,7 +396,7 @@ impl<E: PacketIo> Engine<E> {
         let Some((held, ctx)) = reorder.waiting_mut(id) else { return };
         ctx.wait = wait;
         // The inspector sees the edits of the rules so far.
-        edit(ctx.walk.edits(), held, burst.as_ref());
+        edit(held, ctx, burst.as_ref());
         if wait.kind != Handover::Inspect || ctx.may_walk_out(walker) {
             let bucket = ctx.bucket();
             locks.lock(&mut ctx.lock, bucket);
@@ -406,22 +411,22 @@ impl<E: PacketIo> Engine<E> {
             let find =
                 |queue: &mut Queue<_>| queue.flow_verdict(&packet.flow()?, begins_connection(packet), now);
             let Some(verdict) = queue.and_then(find) else { break };
-            next = after_flow_verdict(verdict, &mut self.walker, packet, ctx, kind, now);
+            next = after_flow_verdict(verdict, (&mut self.walker, &self.io), packet, ctx, kind, now);
         }
         next
     }
 
     /// The same for a packet in the reorder buffer.
     fn flow_verdict_of_held(&mut self, id: PacketId, kind: Handover) -> Option<Next> {
-        let Self { reorder, burst, queues, walker, clock, .. } = self;
+        let Self { reorder, burst, queues, walker, clock, io, .. } = self;
         let (held, ctx) = reorder.waiting_mut(id)?;
         let queue = queues.get_mut(ctx.wait.queue);
         if kind == Handover::Tee || !queue.has_flow_verdicts() {
             return None;
         }
-        let packet = parse(held, burst.as_ref()).ok()?;
+        let packet = parse(held, ctx, burst.as_ref()).ok()?;
         let verdict = queue.flow_verdict(&packet.flow()?, begins_connection(&packet), clock.now)?;
-        Some(after_flow_verdict(verdict, walker, &packet, ctx, kind, clock.now))
+        Some(after_flow_verdict(verdict, (walker, io), &packet, ctx, kind, clock.now))
     }
 }
 
@@ -484,7 +489,7 @@ impl<E: PacketIo> Engine<E> {
         ctx.set_mark(mark.0, mark.1);
         if decision.flow
             && !matches!(decision.verdict, Verdict::Replace(_) | Verdict::Repeat)
-            && let Ok(packet) = parse(held, burst.as_ref())
+            && let Ok(packet) = parse(held, ctx, burst.as_ref())
             && let Some(flow) = packet.flow()
         {
             let verdict = FlowVerdict { verdict: decision.verdict, mark, channel };
@@ -529,19 +534,18 @@ impl<E: PacketIo> Engine<E> {
 
     /// The packet continues after its queue. Returns the next step.
     pub(crate) fn pass(&mut self, id: PacketId) -> Next {
-        let Self { reorder, burst, walker, clock, .. } = self;
+        let Self { reorder, burst, walker, clock, io, .. } = self;
         let Some((held, ctx)) = reorder.waiting_mut(id) else {
             return Next::End(Outcome::Dropped(DropReason::Shutdown));
         };
         if !held.meta.changed && ctx.passes_unseen() {
             return Next::End(Outcome::Passed);
         }
-        let Ok(packet) = parse(held, burst.as_ref()) else {
+        let Ok(packet) = parse(held, ctx, burst.as_ref()) else {
             // The received packet was well-formed.
             return Next::End(Outcome::Dropped(DropReason::BadReplacement));
         };
-        ctx.note_headers(&packet);
-        after_pass(walker, &packet, ctx, ctx.wait.kind, clock.now)
+        after_pass((walker, io), &packet, ctx, ctx.wait.kind, clock.now)
     }
 
     /// Resumes the deferred packets whose turn has come. Returns true if there was one.
@@ -552,15 +556,15 @@ impl<E: PacketIo> Engine<E> {
         }
         let mut any = false;
         while let Some(id) = self.reorder.take_turn() {
-            let Self { reorder, burst, walker, clock, locks, .. } = self;
+            let Self { reorder, burst, walker, clock, locks, io, .. } = self;
             let Some((held, ctx)) = reorder.waiting_mut(id) else { continue };
             if !std::mem::take(&mut ctx.deferred) {
                 continue;
             }
             any = true;
             locks.unlock(&mut ctx.lock);
-            let next = match parse(held, burst.as_ref()) {
-                Ok(packet) => walk(walker, &packet, ctx, clock.now),
+            let next = match parse(held, ctx, burst.as_ref()) {
+                Ok(packet) => walk((walker, io), &packet, ctx, clock.now),
                 Err(_) => Next::End(Outcome::Dropped(DropReason::Undecodable)),
             };
             self.drive(id, next);
@@ -584,14 +588,14 @@ impl<E: PacketIo> Engine<E> {
             traces.record((number, ctx.arrival), (frame, &meta), &ctx.walk, outcome, walker);
         }
         if outcome == Outcome::Passed {
-            edit(ctx.walk.edits(), held, burst.as_ref());
+            edit(held, ctx, burst.as_ref());
             ctx.write_egress(&mut held.meta);
             reorder.pass(id);
         } else {
-            let (frame, meta) = (bytes(held, burst.as_ref()), &held.meta);
+            let meta = &held.meta;
             let me = walker.ports().addresses(ctx.arrival);
             if may_be_answered(outcome)
-                && let Ok(packet) = wire::parse(meta.link, frame, meta.wire_len)
+                && let Ok(packet) = parse(held, ctx, burst.as_ref())
                 && let Some(reject) = answer(outcome, &packet, me)
             {
                 replies.answer(reject, &packet, (ctx.arrival, meta), packets, walker, clock.now, io);

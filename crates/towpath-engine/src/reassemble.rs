@@ -12,7 +12,7 @@ impl<E: PacketIo> Engine<E> {
     pub(crate) fn reassemble(&mut self, id: PacketId) -> Option<PacketId> {
         let Self { reorder, burst, reassembler, clock, .. } = self;
         let (held, ctx) = reorder.waiting_mut(id)?;
-        let Ok(packet) = parse(held, burst.as_ref()) else {
+        let Ok(packet) = parse(held, ctx, burst.as_ref()) else {
             self.end(id, Outcome::Dropped(DropReason::BadReplacement));
             return None;
         };
@@ -37,15 +37,18 @@ impl<E: PacketIo> Engine<E> {
     /// Moves a complete datagram into the order of its flow. Its fragments, except the first, were in another bucket. Returns
     /// `None` if the datagram has to wait there.
     fn join_flow(&mut self, id: PacketId) -> Option<PacketId> {
-        let Self { reorder, burst, locks, .. } = self;
+        let Self { reorder, burst, locks, live, .. } = self;
         let (held, ctx) = reorder.waiting_mut(id)?;
-        let Ok(packet) = parse(held, burst.as_ref()) else {
+        let Ok(packet) = parse(held, ctx, burst.as_ref()) else {
             self.end(id, Outcome::Dropped(DropReason::Reassembly));
             return None;
         };
         let before = ctx.bucket();
-        ctx.place(&packet);
-        let bucket = ctx.bucket();
+        ctx.place(&packet, None::<fn(u32) -> u16>);
+        let flow = ctx.hash();
+        let bucket = if *live { reorder.bucket_of(flow) } else { ctx.bucket() };
+        let (_, ctx) = reorder.waiting_mut(id)?;
+        ctx.set_bucket(bucket);
         if bucket == before {
             return Some(id);
         }

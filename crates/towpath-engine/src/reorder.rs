@@ -3,7 +3,9 @@
 //! What: each packet belongs to a bucket, and the packets of a bucket leave in the order in which they were added. While a bucket is
 //! not clear, a packet that passes joins it at the back. Packets leave a bucket only at its front, once they are decided.
 //! Buckets do not wait for each other. A replay has one bucket: all packets leave in the order of the capture. A live engine
-//! hashes flows into buckets, so that a flow that waits delays only the flows of its bucket.
+//! gives each flow a bucket while the flow has packets in the buffer ([`ReorderBuffer::bucket_of`]), so that a flow that waits delays no
+//! other. The hash of the flow selects a set of four buckets. Each of the first three belongs to one flow. Flows that find none share the
+//! last one.
 //!
 //! Each packet is charged to an account ([`Shares`]), which bounds the packets and the bytes. A packet of no queue that waits only
 //! for its turn is charged to the account of the packet at the front of its bucket: the one that it waits for.
@@ -71,12 +73,17 @@ struct Entry<M, W> {
 struct Bucket {
     front: u32,
     back: u32,
+    /// The hash of the flow that it belongs to, while it is not clear.
+    flow: u32,
 }
+
+/// Buckets of a set.
+const WAYS: usize = 4;
 
 /// No entry.
 const NONE: u32 = u32::MAX;
 
-const CLEAR: Bucket = Bucket { front: NONE, back: NONE };
+const CLEAR: Bucket = Bucket { front: NONE, back: NONE, flow: 0 };
 
 /// The reorder buffer. See the module's documentation.
 #[derive(Debug)]
@@ -177,6 +184,33 @@ impl<M, W> ReorderBuffer<M, W> {
         self.buckets[usize::from(bucket)].front == NONE
     }
 
+    /// The bucket for the next packet of the flow with this hash. The packet must be added before another bucket is asked for.
+    ///
+    /// While a flow has packets in the buffer, its bucket stays the same: a flow that shares the last bucket of a set finds it not clear.
+    pub fn bucket_of(&mut self, flow: u32) -> u16 {
+        let sets = self.buckets.len() / WAYS;
+        let first = (u64::from(flow) * sets as u64 >> u32::BITS) as usize * WAYS;
+        let Some((shared, own)) = self.buckets.get_mut(first..first + WAYS).and_then(<[_]>::split_last_mut)
+        else {
+            return 0;
+        };
+        let mut clear = None;
+        for (way, bucket) in own.iter_mut().enumerate() {
+            if bucket.front == NONE {
+                clear = clear.or(Some((way, bucket)));
+            } else if bucket.flow == flow {
+                return (first + way) as u16;
+            }
+        }
+        match clear.filter(|_| shared.front == NONE) {
+            Some((way, bucket)) => {
+                bucket.flow = flow;
+                (first + way) as u16
+            }
+            None => (first + WAYS - 1) as u16,
+        }
+    }
+
     /// Returns true if there is room for a packet, without regard to accounts.
     pub fn has_room(&self) -> bool {
         self.shares.has_room()
@@ -204,8 +238,7 @@ impl<M, W> ReorderBuffer<M, W> {
         let Self { entries, shares, .. } = self;
         if let Some(entry) = entry_mut(entries, id) {
             let usage = Usage { packets: 1, bytes: entry.charged as usize };
-            shares.release(entry.account, usage);
-            shares.charge(account, usage);
+            shares.move_usage(entry.account, account, usage);
             entry.account = account;
         }
     }
@@ -331,7 +364,9 @@ impl<M, W> ReorderBuffer<M, W> {
     pub fn discard(&mut self, id: PacketId) {
         let Some(entry) = self.waiting_entry(id) else { return };
         entry.state = State::Gone;
+        let (account, charged) = (entry.account, std::mem::take(&mut entry.charged) as usize);
         self.waiting -= 1;
+        self.shares.release(account, Usage { packets: 0, bytes: charged });
         self.reclaim(id.at);
         self.note(id);
     }
@@ -459,7 +494,8 @@ impl<M, W> ReorderBuffer<M, W> {
     /// Removes the front of a bucket.
     fn unlink(&mut self, bucket: u16, at: u32) {
         let entry = &mut self.entries[at as usize];
-        self.shares.release(entry.account, Usage { packets: 1, bytes: 0 });
+        let charged = std::mem::take(&mut entry.charged) as usize;
+        self.shares.release(entry.account, Usage { packets: 1, bytes: charged });
         let next = std::mem::replace(&mut entry.next, self.free);
         entry.state = State::Free;
         // Older names of this entry are invalid from now on.
@@ -478,12 +514,10 @@ impl<M, W> ReorderBuffer<M, W> {
         Held { bytes: Bytes::Own(buffer), meta }
     }
 
-    /// Takes the bytes of an entry.
+    /// Keeps the byte buffer of an entry for another one.
     fn reclaim(&mut self, at: u32) {
         let entry = &mut self.entries[at as usize];
         let bytes = std::mem::take(&mut entry.held.bytes);
-        let charged = std::mem::take(&mut entry.charged) as usize;
-        self.shares.release(entry.account, Usage { packets: 0, bytes: charged });
         let Bytes::Own(mut buffer) = bytes else { return };
         buffer.clear();
         // The spare buffers stay within the bounds: no large ones, and no more than there are entries.

@@ -255,6 +255,15 @@ impl Shares {
         self.used
     }
 
+    /// Charges another account with what `from` was charged with.
+    pub(crate) fn move_usage(&mut self, from: Account, to: Account, usage: Usage) {
+        if from != to {
+            self.release(from, usage);
+            self.charge(to, usage);
+        }
+    }
+
+    #[inline]
     pub(crate) fn charge(&mut self, account: Account, more: Usage) {
         let row = &mut self.rows[usize::from(account.0)];
         self.excess.sub(row.used.beyond(row.guarantee));
@@ -263,6 +272,7 @@ impl Shares {
         self.used.add(more);
     }
 
+    #[inline]
     pub(crate) fn release(&mut self, account: Account, less: Usage) {
         let row = &mut self.rows[usize::from(account.0)];
         self.excess.sub(row.used.beyond(row.guarantee));

@@ -159,6 +159,29 @@ fn a_replacement_that_its_account_cannot_hold_is_refused() {
     assert!(flushed(&mut buffer).is_empty() && buffer.is_empty());
 }
 
+#[test]
+fn flows_of_a_set_do_not_wait_for_each_other() {
+    let mut buffer = ReorderBuffer::<u32, ()>::new(8, Limits::default(), true);
+    // Flows 0..4 have the same set.
+    let ids: Vec<_> = (0..5)
+        .map(|flow| {
+            let bucket = buffer.bucket_of(flow);
+            assert_eq!(bucket, (flow as u16).min(3));
+            buffer.push_waiting(b"", flow, (), (bucket, ENGINE))
+        })
+        .collect();
+    assert_eq!((buffer.bucket_of(1), buffer.bucket_of(4), buffer.bucket_of(u32::MAX)), (1, 3, 4));
+    buffer.pass(ids[1]);
+    assert_eq!(flushed(&mut buffer), [1]);
+    // Its bucket is clear, but the shared one may have packets of the flow.
+    assert_eq!((buffer.bucket_of(4), buffer.bucket_of(1)), (3, 3));
+    buffer.pass(ids[4]);
+    assert!(flushed(&mut buffer).is_empty(), "flows 3 and 4 share a bucket");
+    buffer.pass(ids[3]);
+    assert_eq!(flushed(&mut buffer), [3, 4]);
+    assert_eq!((buffer.bucket_of(4), buffer.bucket_of(0)), (1, 0));
+}
+
 /// A packet of the model.
 struct Row {
     number: u32,
@@ -232,6 +255,33 @@ proptest! {
                 });
                 prop_assert_eq!(buffer.shares.usage(account).0, sum);
             }
+        }
+    }
+
+    /// Packets of a flow leave in the order in which they were added, however many flows meet in a set.
+    #[test]
+    fn a_flow_keeps_its_order(ops in proptest::collection::vec((0u32..7, 0usize..16, 0u8..3), 1..300)) {
+        let mut buffer = ReorderBuffer::<u32, u32>::new(4, Limits::default(), true);
+        let mut waiting: Vec<(u32, PacketId)> = Vec::new();
+        let mut last = [0; 7];
+        for (number, (flow, pick, op)) in (1..).zip(ops) {
+            if op > 0 {
+                let bucket = buffer.bucket_of(flow);
+                waiting.push((flow, buffer.push_waiting(&[], number << 3 | flow, flow, (bucket, ENGINE))));
+            } else if !waiting.is_empty() {
+                let (_, id) = waiting.remove(pick % waiting.len());
+                buffer.pass(id);
+            }
+            buffer
+                .flush(|held| {
+                    let (number, flow) = (held.meta >> 3, (held.meta & 7) as usize);
+                    assert!(number > last[flow]);
+                    last[flow] = number;
+                    Ok::<(), ()>(())
+                })
+                .unwrap();
+            // A flow that is alone in its bucket waits only for its own packets.
+            prop_assert!(!waiting.is_empty() || buffer.is_empty());
         }
     }
 }

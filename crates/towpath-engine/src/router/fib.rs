@@ -8,9 +8,9 @@ use towpath_port::{Caps, Checksum, GsoKind};
 use towpath_wire::{LinkType, checksum, gso};
 
 use crate::drop_reason::DropReason;
-use crate::meta::{Meta, NextHop};
+use crate::meta::{Adjacency, Meta, NextHop};
 
-/// The forwarding table: one lookup finds the longest prefix, the port and the next hop.
+/// The forwarding table: one lookup finds the longest prefix, the port, the next hop and its neighbor.
 ///
 /// The table is the gate's route table, so that rules (`verrevpath`) and the router see the same routes, and a packet that
 /// was decided under old routes carries its next hop with it.
@@ -29,8 +29,8 @@ pub struct Route {
 /// A packet with its new link header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Forwarded {
-    /// The neighbor whose Ethernet address goes into the link header.
-    pub(crate) neighbor: Option<IpAddr>,
+    /// The neighbor whose Ethernet address goes into the link header, and the address that the route lookup found.
+    pub(crate) neighbor: Option<(IpAddr, Option<Adjacency>)>,
     /// The offset of the IPv4 header, if the packet must be fragmented.
     pub(crate) fragment_at: Option<usize>,
 }
@@ -41,15 +41,23 @@ impl<'a> Fib<'a> {
         Self(routes)
     }
 
-    /// The route to an address.
+    /// The route to an address. `neighbor` looks up the neighbor with an address on the link of a port, without a request to it.
     #[inline]
-    pub fn lookup(self, to: IpAddr) -> Option<Route> {
+    pub fn lookup(
+        self,
+        to: IpAddr,
+        neighbor: impl FnOnce(PortId, IpAddr) -> Option<Adjacency>,
+    ) -> Option<Route> {
         let (route, len) = self.0.lookup(to)?;
-        let next_hop = match route.gateway {
-            Gateway::Mac(mac) => NextHop::Mac(mac),
-            Gateway::Address(router) => NextHop::Neighbor(router),
-            Gateway::OnLink if is_one_host(to, len) => NextHop::Neighbor(to),
-            Gateway::OnLink => NextHop::None,
+        let host = match route.gateway {
+            Gateway::Mac(mac) => return Some(Route { port: route.port, next_hop: NextHop::Mac(mac) }),
+            Gateway::Address(router) => router,
+            Gateway::OnLink if is_one_host(to, len) => to,
+            Gateway::OnLink => return Some(Route { port: route.port, next_hop: NextHop::None }),
+        };
+        let next_hop = match neighbor(route.port, host) {
+            Some(adjacency) => NextHop::Resolved(host, adjacency),
+            None => NextHop::Neighbor(host),
         };
         Some(Route { port: route.port, next_hop })
     }
@@ -84,7 +92,8 @@ pub(crate) fn forward(
     let (destination, neighbor) = match meta.next_hop {
         NextHop::None => return Err(DropReason::NoNextHop),
         NextHop::Mac(destination) => (destination, None),
-        NextHop::Neighbor(address) => ([0; 6], Some(address)),
+        NextHop::Neighbor(address) => ([0; 6], Some((address, None))),
+        NextHop::Resolved(address, adjacency) => ([0; 6], Some((address, Some(adjacency)))),
     };
     out.extend_from_slice(&destination);
     out.extend_from_slice(&mac);
@@ -315,10 +324,20 @@ mod tests {
             ("10.7.7.7",        1, NextHop::Mac([2; 6])),
         ];
         for (to, port, next_hop) in rows {
-            let route = Fib::new(&routes).lookup(to.parse().unwrap());
+            let route = Fib::new(&routes).lookup(to.parse().unwrap(), |_, _| None);
             assert_eq!(route, Some(Route { port: PortId(port), next_hop }), "{to}");
+            let adjacency = Adjacency { mac: [9; 6], version: 1, until: 2 };
+            let found = Fib::new(&routes).lookup(to.parse().unwrap(), |on, address| {
+                assert_eq!((on, NextHop::Neighbor(address)), (PortId(port), next_hop), "{to}");
+                Some(adjacency)
+            });
+            let expected = match next_hop {
+                NextHop::Neighbor(address) => NextHop::Resolved(address, adjacency),
+                other => other,
+            };
+            assert_eq!(found.map(|route| route.next_hop), Some(expected), "{to}");
         }
-        assert_eq!(Fib::new(&routes).lookup("2001:db8::1".parse().unwrap()), None);
+        assert_eq!(Fib::new(&routes).lookup("2001:db8::1".parse().unwrap(), |_, _| None), None);
     }
 
     #[test]

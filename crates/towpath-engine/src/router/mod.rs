@@ -19,7 +19,7 @@ use std::net::Ipv6Addr;
 
 use towpath_wire::proto;
 
-pub use crate::meta::NextHop;
+pub use crate::meta::{Adjacency, NextHop};
 pub(crate) use arp_nd_reply::reply as arp_nd_reply;
 pub use fib::{Fib, Route, mtu};
 pub(crate) use fib::{forward, fragment, is_for, is_multicast};

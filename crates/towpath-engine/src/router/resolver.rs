@@ -4,6 +4,9 @@
 //! that it uses, so that a packet takes no lock. A thread locks the table to resolve an unknown neighbor, when an entry expires, to
 //! handle a reply, and to send requests; each time for the work on one entry, or for one scan.
 //!
+//! The copy is a table that a keyed hash of the neighbor indexes, so that the route lookup of a packet finds its neighbor with one access
+//! ([`Resolver::find`]). An entry that another one displaces is copied again when a packet needs it.
+//!
 //! Invariant: a packet waits only while its neighbor is INCOMPLETE. At most [`WAITING`] packets wait for one neighbor (the newest),
 //! as with the kernel's unres_qlen, and at most [`WAITING_BYTES`] bytes for all.
 //!
@@ -12,6 +15,7 @@
 //! thread was woken.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,12 +23,15 @@ use std::task::Waker;
 
 use super::arp_nd_solicit;
 use super::neighbor_table::{Key, NEIGHBORS, Request, Resolved, Table};
-use crate::meta::Meta;
+use crate::meta::{Adjacency, Meta};
 
 /// Packets that wait for one neighbor (the kernel's unres_qlen, arp(7): packets of 2 KiB in unres_qlen_bytes).
 const WAITING: usize = 101;
 /// Bytes of all waiting packets of a thread.
 const WAITING_BYTES: usize = 4 << 20;
+
+/// Neighbors of a thread's copy: four times those of the table, so that few displace each other.
+const SLOTS: usize = 4 * NEIGHBORS;
 
 /// The neighbor table that the threads of a router share.
 #[derive(Debug)]
@@ -42,12 +49,12 @@ pub struct Directory {
 #[derive(Debug)]
 pub struct Resolver {
     directory: Arc<Directory>,
-    /// The version of the directory that `known` is a copy of.
+    /// The version of the directory that the valid entries of `known` are copies of.
     seen: u64,
-    /// Ethernet addresses, and until when they are valid.
-    known: HashMap<Key, ([u8; 6], u64)>,
-    /// The neighbor of the last packet. Consecutive packets often have the same.
-    last: Option<(Key, [u8; 6], u64)>,
+    /// Neighbors by [`slot`](Self::slot).
+    known: Box<[Option<(Key, Adjacency)>]>,
+    /// Key of the hash: senders cannot make neighbors collide.
+    seed: u64,
     waiting: HashMap<Key, VecDeque<(Vec<u8>, Meta)>>,
     /// Bytes of the frames in `waiting`.
     bytes: usize,
@@ -110,8 +117,8 @@ impl Resolver {
         Self {
             directory,
             seen: 0,
-            known: HashMap::new(),
-            last: None,
+            known: vec![None; SLOTS].into(),
+            seed: RandomState::new().hash_one(0) | 1,
             waiting: HashMap::new(),
             bytes: 0,
             held: 0,
@@ -120,35 +127,56 @@ impl Resolver {
         }
     }
 
-    /// Resolves `address` on the link of `port` for a packet. Copies the packet if it waits.
+    /// The index of a neighbor in `known`.
+    #[inline]
+    fn slot(&self, key: Key) -> usize {
+        let bits = match key.address {
+            IpAddr::V4(address) => address.to_bits().into(),
+            IpAddr::V6(address) => {
+                (address.to_bits() as u64).wrapping_mul(self.seed) ^ (address.to_bits() >> 64) as u64
+            }
+        };
+        let hash = (bits ^ u64::from(key.port) << 48).wrapping_mul(self.seed);
+        (hash >> (u64::BITS - SLOTS.trailing_zeros())) as usize
+    }
+
+    /// The neighbor with this address, if this thread knows it. Takes no lock.
+    #[inline]
+    pub(crate) fn find(&self, port: u16, address: IpAddr, now: u64) -> Option<Adjacency> {
+        let key = Key { port, address };
+        let (of, adjacency) = self.known[self.slot(key)]?;
+        (of == key && self.is_valid(adjacency, now)).then_some(adjacency)
+    }
+
+    fn is_valid(&self, adjacency: Adjacency, now: u64) -> bool {
+        adjacency.version == self.seen && now < adjacency.until
+    }
+
+    /// Resolves `address` on the link of `port` for a packet. Copies the packet if it waits. `found` is the result of
+    /// [`find`](Self::find) when the packet was routed.
     pub(crate) fn resolve(
         &mut self,
         port: u16,
-        address: IpAddr,
+        (address, found): (IpAddr, Option<Adjacency>),
         now: u64,
         frame: &[u8],
         meta: &Meta,
     ) -> Resolution {
         let key = Key { port, address };
-        if let Some((last, mac, until)) = self.last
-            && last == key
-            && now < until
-        {
-            return Resolution::To(mac);
+        if let Some(found) = found.filter(|found| self.is_valid(*found, now)) {
+            return Resolution::To(found.mac);
         }
         // Waiting packets leave after this burst, and this packet must not overtake them.
         if self.waiting.get(&key).is_some_and(|queue| !queue.is_empty()) {
             return self.hold(key, frame, meta);
         }
-        let known = self.known.get(&key).copied().filter(|(_, until)| now < *until);
-        let resolved = match known {
-            Some((mac, until)) => Resolved::At(mac, until),
-            None => self.directory.with(|table| table.resolve(key, now)),
-        };
-        match resolved {
+        if let Some(found) = self.find(port, address, now) {
+            return Resolution::To(found.mac);
+        }
+        match self.directory.with(|table| table.resolve(key, now)) {
             Resolved::At(mac, until) => {
-                self.known.insert(key, (mac, until));
-                self.last = Some((key, mac, until));
+                let adjacency = Adjacency { mac, version: self.seen, until };
+                self.known[self.slot(key)] = Some((key, adjacency));
                 Resolution::To(mac)
             }
             Resolved::Wait => self.hold(key, frame, meta),
@@ -221,8 +249,8 @@ impl Resolver {
         if version == self.seen {
             return;
         }
-        (self.seen, self.last) = (version, None);
-        self.known.clear();
+        // The entries of `known` are invalid from now on.
+        self.seen = version;
         let Self { directory, waiting, bytes, held, .. } = self;
         if waiting.is_empty() {
             return;
@@ -303,7 +331,8 @@ mod tests {
         let addresses: [IpAddr; 1] = [[10, 0, 0, 1].into()];
         let there: IpAddr = [10, 0, 0, 2].into();
         let send = |resolver: &mut Resolver, number: u8, now| {
-            resolver.resolve(3, there, now, &[number; 60], &meta())
+            let found = resolver.find(3, there, now);
+            resolver.resolve(3, (there, found), now, &[number; 60], &meta())
         };
         for number in 0..100 {
             assert_eq!(send(&mut one, number, 0), Resolution::Waits);
@@ -330,12 +359,18 @@ mod tests {
             (send(&mut one, 7, 0), send(&mut two, 7, 0)),
             (Resolution::To(THEIRS), Resolution::To(THEIRS))
         );
+        // The route lookup finds it now, until the table changes or the time is over.
+        let found = one.find(3, there, 0).unwrap();
+        assert_eq!((found.mac, one.find(4, there, 0), one.find(3, there, 30 * SECOND)), (THEIRS, None, None));
         assert_eq!(one.snapshot(3).len(), 1);
         assert_eq!((one.snapshot(3)[0].state, one.snapshot(3)[0].mac), ("REACHABLE", Some(THEIRS)));
         // The link changed, and the neighbor does not answer.
         two.forget(3, SECOND);
         one.release(|_, _, _, _| panic!("no packet waits"));
-        assert_eq!(send(&mut one, 8, SECOND), Resolution::Waits);
+        assert_eq!(one.find(3, there, SECOND), None);
+        // A packet that was routed before waits too.
+        let late = one.resolve(3, (there, Some(found)), SECOND, &[8; 60], &meta());
+        assert_eq!((late, one.held()), (Resolution::Waits, 1));
         let mut requests = 0;
         for now in 1..4 {
             two.poll_requests(now * SECOND, |_, _| requests += 1);
