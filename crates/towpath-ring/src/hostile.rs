@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use crate::handshake::attach::{Attached, Options, attach};
 use crate::handshake::messages::{Notice, Reply, Terms, Welcome};
 use crate::lane::verdict::Word;
-use crate::mock::{self, EngineOp, Ledger, Op, apply, config, replaced, run_engine, small};
+use crate::mock::{self, Ledger, Op, apply, config, replaced, small};
 use crate::shm::abi::{self, ENTRY_WORDS, Layout};
 use crate::shm::header::FLAG_ONESHOT;
 use crate::shm::park::Fences;
@@ -305,37 +305,6 @@ fn records_are_one_walk_through_the_window_however_many_they_are() {
     }
     assert_eq!(channel.poll_verdicts(0, |_, _| panic!("held")), 0);
     assert_eq!((channel.stats().violations, channel.rings.verdict_reader.walked), (0, 32));
-}
-
-fn engine_op() -> impl Strategy<Value = EngineOp> {
-    prop_oneof![
-        2 => (any::<usize>(), any::<u64>()).prop_map(|(i, w)| EngineOp::Word(i, w)),
-        8 => (0..32u32, 0..3u32, prop_oneof![0..70u32, 0..9000u32, any::<u32>()], 0..8u16)
-            .prop_map(|(at, ahead, len, flags)| EngineOp::Header(at, ahead, len, flags)),
-        2 => (0..3u32, 0..40u32).prop_map(|(ahead, at)| EngineOp::Note(ahead, at)),
-        1 => (0..3u32, any::<u64>(), any::<bool>()).prop_map(|(s, l, fd)| EngineOp::Notice(s, l, fd)),
-        1 => prop::collection::vec(any::<u8>(), 1..40).prop_map(EngineOp::Message),
-        8 => Just(EngineOp::Recv),
-        3 => any::<usize>().prop_map(EngineOp::Verdict),
-        1 => any::<usize>().prop_map(EngineOp::Hold),
-        2 => (any::<usize>(), 0..5000usize).prop_map(|(i, n)| EngineOp::Replace(i, n)),
-        2 => any::<u32>().prop_map(EngineOp::Upto),
-    ]
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
-
-    #[test]
-    fn an_engine_may_write_anything(ops in prop::collection::vec(engine_op(), 1..120)) {
-        run_engine(ops);
-    }
-
-    #[test]
-    fn any_bytes_of_the_fuzzer_are_a_story(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
-        mock::hostile_client(&bytes);
-        mock::hostile_engine(&bytes);
-    }
 }
 
 /// Serves one connection with the given welcome.

@@ -55,6 +55,8 @@ mod engine;
 mod handshake;
 #[cfg(all(test, not(loom)))]
 mod hostile;
+#[cfg(all(test, not(loom)))]
+mod hostile_engine;
 mod lane;
 #[cfg(all(any(test, feature = "test-util"), not(loom)))]
 pub mod mock;

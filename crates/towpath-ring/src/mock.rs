@@ -10,16 +10,18 @@ use std::time::Duration;
 
 use crate::engine::open::open;
 use crate::engine::quota::Quotas;
-use crate::handshake::attach::{Attached, Memory, receive};
+use crate::handshake::attach::{Attached, receive};
 use crate::handshake::messages::{Hello, Notice, Offer, Welcome};
-use crate::shm::abi::{self, ENTRY_WORDS, HEADER_WORDS, Layout};
+use crate::shm::abi::{self, ENTRY_WORDS, HEADER_WORDS};
 use crate::shm::park::Fences;
-use crate::shm::region::{Access, Payload, Words};
 use crate::shm::sys;
 use crate::{
-    Channel, Config, Consumer, Credentials, Decision, FrameId, Geometry, Kind, Meta, Quota, ReserveError,
-    Seq, Verdict,
+    Channel, Config, Credentials, Decision, Geometry, Kind, Meta, Quota, ReserveError, Seq, Verdict,
 };
+use engine::{EngineOp, run_engine};
+
+pub(crate) mod engine;
+pub(crate) mod welcome;
 
 /// Maximum number of operations of one run.
 const OPS: usize = 400;
@@ -49,25 +51,35 @@ pub fn hostile_engine(input: &[u8]) {
     let _ = Welcome::parse(input);
     let _ = Offer::parse(input);
     let mut input = Input(input);
-    run_engine(std::iter::from_fn(|| EngineOp::decode(&mut input)).take(OPS));
+    let lanes = 1 + input.below(2) as u32;
+    run_engine(lanes, std::iter::from_fn(|| EngineOp::decode(&mut input)).take(OPS));
+}
+
+/// Attaches a client to an engine whose messages and descriptors the fuzzer chooses, and uses the rings if the client
+/// accepts them.
+///
+/// # Panics
+/// Panics if the client's side violates an invariant.
+pub fn hostile_handshake(input: &[u8]) {
+    welcome::run(&mut Input(input));
 }
 
 /// Numbers from a fuzzer's bytes.
-struct Input<'a>(&'a [u8]);
+pub(crate) struct Input<'a>(pub(crate) &'a [u8]);
 
 impl Input<'_> {
-    fn number(&mut self, bytes: usize) -> u64 {
+    pub(crate) fn number(&mut self, bytes: usize) -> u64 {
         let (head, rest) = self.0.split_at(bytes.min(self.0.len()));
         self.0 = rest;
         head.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b))
     }
 
-    fn below(&mut self, end: u64) -> u64 {
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.number(if end <= 256 { 1 } else { 2 }) % end
     }
 
     /// A small, a medium, or an arbitrary number.
-    fn any(&mut self, small: u64, middling: u64) -> u64 {
+    pub(crate) fn any(&mut self, small: u64, middling: u64) -> u64 {
         match self.below(3) {
             0 => self.below(small),
             1 => self.below(middling),
@@ -75,7 +87,7 @@ impl Input<'_> {
         }
     }
 
-    fn bytes(&mut self, max: usize) -> Vec<u8> {
+    pub(crate) fn bytes(&mut self, max: usize) -> Vec<u8> {
         let len = (self.below(max as u64) as usize).min(self.0.len());
         let (head, rest) = self.0.split_at(len);
         self.0 = rest;
@@ -280,7 +292,7 @@ pub(crate) fn answer(client: &Attached, at: u32, word: u64) {
 /// Writes record `number` (from 0), and the count of records.
 #[cfg(test)]
 pub(crate) fn record(client: &Attached, number: u32, word: u64) {
-    let Layout { records, .. } = client.memory.layout;
+    let records = client.memory.layout.records;
     let record = client.memory.layout.record_ring() + (number % records) as usize * ENTRY_WORDS + 1;
     client.memory.own.word(record).store(word, Ordering::Relaxed);
     client.memory.own.word(abi::CLIENT_RECORDS).store(u64::from(number) + 1, Ordering::Relaxed);
@@ -344,140 +356,4 @@ pub(crate) fn run_client(config: &Config, ops: impl IntoIterator<Item = Op>) {
     ledger.poll(&mut channel, now);
     ledger.finish(&mut channel);
     assert!(others.iter().all(Channel::is_dead), "a lane outlives the others");
-}
-
-/// The memory of an engine, written by the harness.
-struct HostileEngine {
-    socket: OwnedFd,
-    own: Words,
-    layout: Layout,
-    client: Consumer,
-}
-
-fn engine() -> HostileEngine {
-    let layout = Layout { rx: small(32), tx: small(16), records: 4 };
-    let memory = |bytes| sys::memfd("test", bytes).unwrap();
-    let (engine, rx, client, tx) = (
-        memory(layout.engine_bytes()),
-        memory(layout.rx.bytes()),
-        memory(layout.client_bytes()),
-        memory(layout.tx.bytes()),
-    );
-    let words = |fd: &OwnedFd, bytes, access| Words::map(fd.as_fd(), bytes, access).unwrap();
-    let payload = |fd: &OwnedFd, bytes, access| Payload::map(fd.as_fd(), bytes, access).unwrap();
-    let (socket, theirs) = sockets();
-    let attached = Attached {
-        socket: theirs,
-        oneshot_max: 20_000,
-        replacement_max: 4000,
-        fences: Fences::Both,
-        memory: Memory {
-            layout,
-            theirs: words(&engine, layout.engine_bytes(), Access::Lent),
-            own: words(&client, layout.client_bytes(), Access::Own),
-            rx_payload: payload(&rx, layout.rx.bytes(), Access::Lent),
-            tx_payload: payload(&tx, layout.tx.bytes(), Access::Own),
-        },
-    };
-    let own = words(&engine, layout.engine_bytes(), Access::Own);
-    HostileEngine { socket, own, layout, client: Consumer::over(vec![attached]) }
-}
-
-#[derive(Clone, Debug)]
-pub(crate) enum EngineOp {
-    Word(usize, u64),
-    /// A header: frame, number, length, flags.
-    Header(u32, u32, u32, u16),
-    Note(u32, u32),
-    Notice(u32, u64, bool),
-    Message(Vec<u8>),
-    Recv,
-    Verdict(usize),
-    Hold(usize),
-    Replace(usize, usize),
-    Upto(u32),
-}
-
-impl EngineOp {
-    fn decode(i: &mut Input<'_>) -> Option<Self> {
-        if i.0.is_empty() {
-            return None;
-        }
-        Some(match i.below(28) {
-            0..2 => Self::Word(i.number(4) as usize, i.number(8)),
-            2..10 => {
-                Self::Header(i.below(32) as u32, i.below(3) as u32, i.any(70, 9000) as u32, i.below(8) as u16)
-            }
-            10..12 => Self::Note(i.below(3) as u32, i.below(40) as u32),
-            12 => Self::Notice(i.below(3) as u32, i.any(70, 200), i.below(2) == 0),
-            13 => Self::Message(i.bytes(40)),
-            14..20 => Self::Recv,
-            20..23 => Self::Verdict(i.number(1) as usize),
-            23 => Self::Hold(i.number(1) as usize),
-            24..26 => Self::Replace(i.number(1) as usize, i.below(5000) as usize),
-            _ => Self::Upto(i.number(1) as u32),
-        })
-    }
-}
-
-/// The operations, on an engine's raw memory and the client library.
-pub(crate) fn run_engine(ops: impl IntoIterator<Item = EngineOp>) {
-    let HostileEngine { socket, own, layout, mut client } = engine();
-    let mut frames = Vec::new();
-    let mut expected = 1u32;
-    let mut at_next = 0;
-    for op in ops {
-        match op {
-            EngineOp::Word(i, w) => own.word(i % (layout.engine_bytes() / 8)).store(w, Ordering::Relaxed),
-            EngineOp::Header(at, ahead, len, flags) => {
-                // Usually at the position that the client reads next.
-                let at = if ahead == 0 { at_next } else { at };
-                let header = layout.rx_headers() + at as usize * HEADER_WORDS;
-                own.word(header + 1).store(u64::from(len) | u64::from(flags) << 48, Ordering::Relaxed);
-                own.word(header).store(expected.wrapping_add(ahead).into(), Ordering::Release);
-            }
-            EngineOp::Note(ahead, at) => {
-                let seq = expected.wrapping_add(ahead);
-                own.word(layout.rx_notes() + (seq & 31) as usize)
-                    .store(abi::note(Seq(seq), at), Ordering::Release);
-            }
-            EngineOp::Notice(ahead, len, with_fd) => {
-                let fd = sys::frozen(&[1; 100]).unwrap();
-                let notice = Notice::OneShot { seq: Seq(expected.wrapping_add(ahead)), len };
-                let fds = [fd.as_fd()];
-                let _ = sys::send(&socket, &notice.emit(), if with_fd { &fds } else { &[] });
-            }
-            EngineOp::Message(bytes) => {
-                let _ = sys::send(&socket, &bytes, &[]);
-            }
-            EngineOp::Recv => {
-                let Ok(Some(frame)) = client.try_recv() else { continue };
-                expected = frame.seq().0.wrapping_add(1);
-                let payload = client.payload(&frame);
-                assert_eq!(payload.len(), frame.header().len as usize);
-                // Reads every byte: an address outside the mapping would crash the test.
-                std::hint::black_box(payload.iter().map(|b| u64::from(*b)).sum::<u64>());
-                at_next = (at_next + layout.rx.frames_for(payload.len()) as u32) % 32;
-                frames.push(frame);
-            }
-            EngineOp::Verdict(i) if !frames.is_empty() => {
-                let frame = frames.swap_remove(i % frames.len());
-                client.verdict(frame, Verdict::Pass);
-            }
-            EngineOp::Hold(i) if !frames.is_empty() => client.hold(&frames[i % frames.len()]),
-            EngineOp::Replace(i, len) if !frames.is_empty() => {
-                let frame = frames.swap_remove(i % frames.len());
-                if let Err(not) = client.try_replace(frame, &vec![1; len]) {
-                    frames.push(not.frame);
-                }
-            }
-            EngineOp::Upto(seq) => {
-                let upto = FrameId { lane: 0, seq: Seq(expected.wrapping_sub(1 + seq % 8)) };
-                client.verdict_upto(upto, Verdict::Drop);
-                let _ = client.disarm();
-                frames.retain(|f| client.has(f));
-            }
-            _ => {}
-        }
-    }
 }

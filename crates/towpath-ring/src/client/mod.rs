@@ -238,7 +238,12 @@ impl Consumer {
     /// # Errors
     /// As [`recv`](Self::recv).
     pub fn recv_timeout(&mut self, timeout: Duration) -> Result<Option<Frame>, RecvError> {
-        self.wait_for(Instant::now().checked_add(timeout), Self::take)
+        self.recv_until(Instant::now().checked_add(timeout))
+    }
+
+    /// Like [`recv_timeout`](Self::recv_timeout), until `end`.
+    pub(crate) fn recv_until(&mut self, end: Option<Instant>) -> Result<Option<Frame>, RecvError> {
+        self.wait_for(end, Self::take)
     }
 
     /// Receives the next frame, if it is published.
@@ -390,7 +395,8 @@ impl Consumer {
         if !self.gaps {
             return 0;
         }
-        self.lanes.iter_mut().map(Lane::overrun).sum()
+        // Wrapping: the engine may write any numbers.
+        self.lanes.iter_mut().map(Lane::overrun).fold(0, u64::wrapping_add)
     }
 
     /// Wakes the engine if it waits for verdicts. Receiving calls do so too.
@@ -421,6 +427,12 @@ impl Consumer {
         self.sleeper.disarm(self.lanes.iter().map(Lane::own_page));
         // All doorbells ring at the first lane's socket.
         self.lanes[0].listen()
+    }
+
+    /// Messages that the lanes have queued for records.
+    #[cfg(any(test, feature = "test-util"))]
+    pub(crate) fn queued(&self) -> usize {
+        self.lanes.iter().map(|lane| lane.rings.queued()).sum()
     }
 
     /// Ends the channel, even if a forked process has copies of its sockets; dropping the consumer would not. In a

@@ -120,7 +120,19 @@ impl Rings {
         {
             self.undecided.pop_front();
         }
+        // An honest engine goes no further than its window from an undecided frame. A hostile one could otherwise make this
+        // queue grow without bound behind one frame that the client keeps.
+        if self.undecided.len() >= 2 * self.mine.len() {
+            let Self { undecided, mine, .. } = self;
+            undecided.retain(|(seq, at)| is_undecided(mine, *seq, *at));
+        }
         self.undecided.push_back((seq, at));
+    }
+
+    /// Number of messages queued for records.
+    #[cfg(any(test, feature = "test-util"))]
+    pub(crate) fn queued(&self) -> usize {
+        self.undecided.len()
     }
 
     /// The payload of message `seq` at `at`, if this client has it.
@@ -209,9 +221,14 @@ impl Rings {
 
     #[inline]
     fn is_undecided(&self, seq: Seq, at: u32) -> bool {
-        let mine = &self.mine[at as usize];
-        mine.seq == seq && mine.place != Place::NotMine && !mine.held
+        is_undecided(&self.mine, seq, at)
     }
+}
+
+#[inline]
+fn is_undecided(mine: &[Mine], seq: Seq, at: u32) -> bool {
+    let mine = &mine[at as usize];
+    mine.seq == seq && mine.place != Place::NotMine && !mine.held
 }
 
 #[cold]

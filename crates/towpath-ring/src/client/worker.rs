@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
@@ -20,6 +20,8 @@ use crate::shm::seq::Seq;
 
 /// Messages that [`Worker::serve`] processes before it checks whether the multiplexor sleeps.
 const BURST: u32 = 256;
+/// Frames without a message that a receiving call takes before it looks at its time limit.
+const OTHERS: u32 = 64;
 /// Undelivered messages kept for [`Worker::poll_unsent`].
 const UNSENT: usize = 1024;
 /// Bytes of undelivered messages kept.
@@ -241,7 +243,7 @@ impl Worker {
         Ok(Self::over(Consumer::attach_with(path, options)?))
     }
 
-    fn over(mut queue: Consumer) -> Self {
+    pub(crate) fn over(mut queue: Consumer) -> Self {
         queue.learn();
         Self { queue, batch: 1, reply: Reply::default(), begun: None, unsent: VecDeque::new() }
     }
@@ -284,7 +286,8 @@ impl Worker {
         while let Some(mut frame) = self.queue.recv()? {
             let mut done = 0;
             loop {
-                done += self.serve_frame(Begun { frame, done: 0 }, &mut work)?;
+                // A frame without a message counts too: the multiplexor is woken for it as well.
+                done += self.serve_frame(Begun { frame, done: 0 }, &mut work)?.max(1);
                 if done >= BURST {
                     break;
                 }
@@ -331,7 +334,7 @@ impl Worker {
     /// # Errors
     /// [`RecvError`]: the multiplexor wrote invalid data, or poll(2) failed.
     pub fn recv(&mut self) -> Result<Option<Message>, RecvError> {
-        self.next(Consumer::recv)
+        self.next(Consumer::recv, || false)
     }
 
     /// Receives the next message; waits at most `timeout`. None also after the timeout; [`Consumer::is_ended`] of
@@ -340,7 +343,8 @@ impl Worker {
     /// # Errors
     /// As [`recv`](Self::recv).
     pub fn recv_timeout(&mut self, timeout: Duration) -> Result<Option<Message>, RecvError> {
-        self.next(|queue| queue.recv_timeout(timeout))
+        let end = Instant::now().checked_add(timeout);
+        self.next(|queue| queue.recv_until(end), || end.is_some_and(|end| Instant::now() >= end))
     }
 
     /// Receives the next message, if it is published.
@@ -348,13 +352,17 @@ impl Worker {
     /// # Errors
     /// As [`recv`](Self::recv), without poll(2).
     pub fn try_recv(&mut self) -> Result<Option<Message>, RecvError> {
-        self.next(Consumer::try_recv)
+        self.next(Consumer::try_recv, || true)
     }
 
+    /// Returns the next message that `recv` finds. A multiplexor that publishes frames without messages as fast as they
+    /// are taken could keep the call here: it ends when `is_over`, which is asked after each [`OTHERS`] such frames.
     fn next(
         &mut self,
         mut recv: impl FnMut(&mut Consumer) -> Result<Option<Frame>, RecvError>,
+        is_over: impl Fn() -> bool,
     ) -> Result<Option<Message>, RecvError> {
+        let mut others = 0;
         while let Some(frame) = recv(&mut self.queue)? {
             match frame.header().kind {
                 Kind::MESSAGE => return Ok(Some(Message { frame })),
@@ -365,6 +373,13 @@ impl Worker {
                 _ => {
                     self.note(&frame);
                     self.queue.verdict(frame, Verdict::Pass);
+                    others += 1;
+                    if others == OTHERS {
+                        if is_over() {
+                            break;
+                        }
+                        others = 0;
+                    }
                 }
             }
         }

@@ -94,7 +94,9 @@ fn greet(path: &Path, options: &Options) -> Result<(OwnedFd, Fences), AttachErro
 /// Receives the memory that the engine at the other end of `socket`, which listens at `path`, sends to a client that
 /// offered `fences`.
 pub(crate) fn receive(socket: OwnedFd, path: &Path, fences: Fences) -> Result<Vec<Attached>, AttachError> {
-    let (terms, fds) = terms(&socket, path, fences)?;
+    // For all messages together: an engine could otherwise send one message in each period.
+    let end = Instant::now() + PATIENCE;
+    let (terms, fds) = terms(&socket, path, fences, end)?;
     // An engine could otherwise make the client wait for lanes forever, and fill its descriptor table.
     if !(1..=abi::MAX_LANES).contains(&terms.lanes) {
         return Err(AttachError::Unsafe(format!("{} lanes", terms.lanes)));
@@ -104,7 +106,7 @@ pub(crate) fn receive(socket: OwnedFd, path: &Path, fences: Fences) -> Result<Ve
     let mut rest = Vec::new();
     for number in 1..terms.lanes {
         let mut message = [0; WELCOME];
-        let (len, fds) = next(&socket, &mut message)?;
+        let (len, fds) = next(&socket, &mut message, end)?;
         let [engine, rx, client, tx, bell] = descriptors(fds)?;
         match Offer::parse(&message[..len]) {
             Ok(Offer { lane, layout }) if lane == number => {
@@ -124,8 +126,13 @@ fn lane_of(socket: OwnedFd, terms: &Terms, memory: Memory) -> Attached {
     Attached { socket, oneshot_max, replacement_max, fences, memory }
 }
 
-fn terms(socket: &OwnedFd, path: &Path, fences: Fences) -> Result<(Terms, Vec<OwnedFd>), AttachError> {
-    let (welcome, fds) = welcome(socket, path)?;
+fn terms(
+    socket: &OwnedFd,
+    path: &Path,
+    fences: Fences,
+    end: Instant,
+) -> Result<(Terms, Vec<OwnedFd>), AttachError> {
+    let (welcome, fds) = welcome(socket, path, end)?;
     match welcome.answer {
         // A scheme that was not offered is not agreed on.
         Reply::Attached(terms) => Ok((Terms { fences: terms.fences.and(fences), ..terms }, fds)),
@@ -143,16 +150,15 @@ fn descriptors<const N: usize>(fds: Vec<OwnedFd>) -> Result<[OwnedFd; N], Attach
     fds.try_into().map_err(|_| AttachError::Unsafe(format!("{count} descriptors instead of {N}")))
 }
 
-fn welcome(socket: &OwnedFd, path: &Path) -> Result<(Welcome, Vec<OwnedFd>), AttachError> {
+fn welcome(socket: &OwnedFd, path: &Path, end: Instant) -> Result<(Welcome, Vec<OwnedFd>), AttachError> {
     let mut bytes = [0; WELCOME];
-    let (len, fds) = next(socket, &mut bytes)?;
+    let (len, fds) = next(socket, &mut bytes, end)?;
     let welcome = Welcome::parse(&bytes[..len]).map_err(|_| AttachError::NotTowpath(path.into()))?;
     Ok((welcome, fds))
 }
 
-/// Receives the next message with its descriptors.
-fn next(socket: &OwnedFd, into: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), AttachError> {
-    let end = Instant::now() + PATIENCE;
+/// Receives the next message with its descriptors; waits until `end`.
+fn next(socket: &OwnedFd, into: &mut [u8], end: Instant) -> Result<(usize, Vec<OwnedFd>), AttachError> {
     loop {
         match sys::recv_with_fds::<{ sys::MAX_FDS }>(socket, into)
             .map_err(system("waiting for the engine"))?

@@ -47,8 +47,12 @@ impl Part<'_> {
     }
 }
 
-/// The messages of a frame's payload, in order. None if the lengths in the entries do not match the payload.
+/// The messages of a frame's payload, in order. None if there are more than [`BATCH_MAX`], or if the lengths in the
+/// entries do not match the payload. Never panics, even if the engine writes the payload meanwhile.
 pub(crate) fn parse(payload: &[u8], count: u32) -> Option<impl Iterator<Item = Part<'_>>> {
+    if count as usize > BATCH_MAX {
+        return None;
+    }
     let (entries, mut rest) = payload.split_at_checked((count as usize).checked_mul(ENTRY)?)?;
     let (entries, _) = entries.as_chunks::<ENTRY>();
     let length = |entry: &[u8; ENTRY]| u32::from_ne_bytes([entry[0], entry[1], entry[2], entry[3]]) as usize;
@@ -57,7 +61,8 @@ pub(crate) fn parse(payload: &[u8], count: u32) -> Option<impl Iterator<Item = P
         return None;
     }
     Some(entries.iter().map(move |entry| {
-        let (bytes, more) = rest.split_at(length(entry));
+        // The length was read before, and the engine may have changed it since.
+        let (bytes, more) = rest.split_at(length(entry).min(rest.len()));
         rest = more;
         let word = |at: usize| u32::from_ne_bytes([entry[at], entry[at + 1], entry[at + 2], entry[at + 3]]);
         let (skip, trim) = (word(4) as u16, (word(4) >> 16) as u16);
