@@ -128,7 +128,9 @@ fn fill(memory: &OwnedFd, bytes: usize, input: &mut Input<'_>) {
         words.word(input.number(2) as usize % (bytes / 8)).store(input.any(70, 9000), Ordering::Relaxed);
     }
     if input.below(8) > 0 {
-        words.word(abi::IDENT).store(u64::from(abi::MAGIC) | u64::from(abi::VERSION) << 32, Ordering::Relaxed);
+        words
+            .word(abi::IDENT)
+            .store(u64::from(abi::MAGIC) | u64::from(abi::VERSION) << 32, Ordering::Relaxed);
     }
 }
 
