@@ -1,0 +1,357 @@
+//! The attackers. Each is a process that attacks until its time is over, and then exits without closing anything.
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use towpath_ring::{Connection, Consumer, Decision, Verdict, Worker};
+
+use super::raw_ring::{self, DOORBELL, ONESHOT, RawRing, notice};
+use crate::raw::say;
+
+/// User of the attackers, where this program runs as root: nobody.
+pub(super) const OTHER_USER: u32 = 65534;
+/// Operations done.
+static COUNT: AtomicU64 = AtomicU64::new(0);
+/// Pause after a refusal: an attacker that is barred or over its quota tries again.
+const REFUSED: Duration = Duration::from_millis(1);
+/// Length of long replacements; the engine permits packets of a frame.
+const LONG: usize = 60_000;
+/// Connections that `slots` and `control-idle` hold.
+const SLOTS: usize = 200;
+const IDLE: usize = 40;
+
+/// Runs an attacker; see [`super::MODES`].
+pub(crate) fn side(mode: &str, directory: &Path, mux: &str, milliseconds: u64, user: &str) -> Result<()> {
+    if user == "other-user" {
+        become_other_user()?;
+    }
+    // The whole address space goes at once, as with a kill.
+    thread::spawn(move || {
+        thread::sleep(Duration::from_millis(milliseconds));
+        let said = say(&COUNT.load(Ordering::Relaxed).to_string());
+        std::process::exit(i32::from(said.is_err()));
+    });
+    let at = |name: &str| directory.join(name);
+    let (queue, control) = (at("attacked.sock"), at("ctl.sock"));
+    match mode {
+        super::BUSY => busy(),
+        "attach" => attach(&[queue, at("ctl.sock.ring")]),
+        "refusals" | "log-stops" => refusals(&queue),
+        "slots" => slots(&queue),
+        "doorbells" => doorbells(&queue),
+        "words" => words(&queue),
+        "descriptors" => descriptors(&queue),
+        "linger" => linger(&queue, &at("ctl.sock.ring"), &control),
+        "slow" => inspect(&queue, Inspector::Slow),
+        "hold-replace" => inspect(&queue, Inspector::HoldReplace),
+        "queues" => inspect(&queue, Inspector::Queues),
+        "control" => requests(&control),
+        "control-idle" => idle_control(&control),
+        "worker" => messages(mux),
+        other => bail!("unknown mode {other:?}"),
+    }
+}
+
+fn become_other_user() -> Result<()> {
+    use rustix::process::{Gid, Uid};
+    // The side has no other thread yet, so the calling thread is the process.
+    rustix::thread::set_thread_groups(&[]).context("dropping groups")?;
+    let (uid, gid) = (Uid::from_raw(OTHER_USER), Gid::from_raw(OTHER_USER));
+    rustix::thread::set_thread_res_gid(gid, gid, gid).context("changing the group")?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid).context("changing the user")
+}
+
+fn did() {
+    COUNT.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Numbers for the attackers: Knuth's MMIX generator (The Art of Computer Programming, volume 2, 3.3.4).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 ^ self.0 >> 33
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.next() >> 8) as usize % end
+    }
+}
+
+/// Computes and makes system calls.
+fn busy() -> Result<()> {
+    let mut random = Random(1);
+    loop {
+        for _ in 0..10_000 {
+            std::hint::black_box(random.next());
+        }
+        thread::yield_now();
+        did();
+    }
+}
+
+/// Attaches and ends, in a loop.
+fn attach(paths: &[PathBuf]) -> Result<()> {
+    for path in paths.iter().cycle() {
+        did();
+        if RawRing::attach(path).is_err() {
+            thread::sleep(REFUSED);
+        }
+    }
+    Ok(())
+}
+
+/// Says something that is no hello.
+fn refusals(path: &Path) -> Result<()> {
+    let mut random = Random(2);
+    loop {
+        did();
+        let Ok(socket) = raw_ring::connect(path) else {
+            thread::sleep(REFUSED);
+            continue;
+        };
+        let mut hello: Vec<u8> = std::iter::repeat_with(|| random.next() as u8).take(64).collect();
+        if random.below(2) == 0 {
+            // Another version of the ABI.
+            hello[..4].copy_from_slice(b"TPRG");
+        }
+        raw_ring::send(&socket, &hello, &[]);
+    }
+}
+
+/// Holds connections that never say hello.
+fn slots(path: &Path) -> Result<()> {
+    let mut held = VecDeque::new();
+    loop {
+        did();
+        match raw_ring::connect(path) {
+            Ok(socket) => held.push_back(socket),
+            Err(_) => thread::sleep(REFUSED),
+        }
+        if held.len() > SLOTS {
+            held.pop_front();
+        }
+    }
+}
+
+/// Attaches as often as it is let in, and calls `turn` until the engine ends the channel.
+fn attached(path: &Path, mut turn: impl FnMut(&RawRing) -> bool) -> Result<()> {
+    loop {
+        did();
+        let Ok(ring) = RawRing::attach(path) else {
+            thread::sleep(REFUSED);
+            continue;
+        };
+        while ring.is_open() && (0..256).all(|_| turn(&ring)) {
+            did();
+        }
+    }
+}
+
+fn doorbells(path: &Path) -> Result<()> {
+    attached(path, |ring| raw_ring::send(&ring.socket, &notice(DOORBELL, 0, 0), &[]))
+}
+
+/// Writes random words over all memory that a client may write.
+fn words(path: &Path) -> Result<()> {
+    let mut random = Random(3);
+    attached(path, |ring| {
+        let word = match random.below(3) {
+            0 => random.next(),
+            1 => random.next() % 64,
+            // A verdict for one of the first messages.
+            _ => random.next() % 64 | (random.next() % 9) << 32 | (random.next() % 16) << 48,
+        };
+        ring.write(random.below(ring.words()), word);
+        random.below(1000) > 0 || raw_ring::send(&ring.socket, &notice(DOORBELL, 0, 0), &[])
+    })
+}
+
+/// Announces payloads and passes anything instead.
+fn descriptors(path: &Path) -> Result<()> {
+    let fds = raw_ring::any_descriptors()?;
+    let mut random = Random(4);
+    attached(path, |ring| {
+        let count = random.below(fds.len() + 1);
+        let seq = random.below(4) as u32;
+        raw_ring::send(&ring.socket, &notice(ONESHOT, seq, random.next()), &raw_ring::borrowed(&fds[..count]))
+    })
+}
+
+/// Passes sockets whose last close blocks: before and after acceptance, to the ring of dumps, and to the control socket.
+fn linger(queue: &Path, dump: &Path, control: &Path) -> Result<()> {
+    // The other ends, which never read.
+    let mut peers = VecDeque::new();
+    for turn in 0_u64.. {
+        did();
+        let (socket, peer) = raw_ring::lingering()?;
+        peers.push_back(peer);
+        if peers.len() > 100 {
+            peers.pop_front();
+        }
+        let fds = [socket.as_fd()];
+        match turn % 4 {
+            0 => {
+                if let Ok(early) = raw_ring::connect(queue) {
+                    raw_ring::send(&early, b"no hello", &fds);
+                }
+            }
+            1 | 2 => {
+                let path = if turn % 4 == 1 { queue } else { dump };
+                if let Ok(ring) = RawRing::attach(path) {
+                    raw_ring::send(&ring.socket, &notice(DOORBELL, 0, 0), &fds);
+                    raw_ring::send(&ring.socket, &notice(ONESHOT, 1, 100), &fds);
+                }
+            }
+            _ => {
+                // Fails for a user without access.
+                if let Ok(stream) = UnixStream::connect(control) {
+                    raw_ring::send(&stream.into(), b"{}\n", &fds);
+                }
+            }
+        }
+        drop(socket);
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// An inspector that keeps the protocol, and harms anyway.
+enum Inspector {
+    /// Never answers.
+    Slow,
+    /// Holds a packet and replaces the others by long ones.
+    HoldReplace,
+    /// Sends every flow to another queue.
+    Queues,
+}
+
+fn inspect(path: &Path, how: Inspector) -> Result<()> {
+    let mut random = Random(5);
+    loop {
+        let Ok(mut queue) = Consumer::attach_as(path, "hostile") else {
+            did();
+            thread::sleep(REFUSED);
+            continue;
+        };
+        queue.set_send_timeout(Some(Duration::from_millis(10)));
+        let mut held = Vec::new();
+        while !queue.is_ended() {
+            did();
+            let Ok(frame) = queue.recv_timeout(Duration::from_millis(10)) else { break };
+            let Some(frame) = frame else { continue };
+            match how {
+                Inspector::Slow => held.push(frame),
+                Inspector::HoldReplace if held.len() < 4 => {
+                    queue.hold(&frame);
+                    held.push(frame);
+                }
+                Inspector::HoldReplace => {
+                    let len = if random.below(4) == 0 { 1400 } else { LONG };
+                    // Refused without room: the engine's default decides the packet.
+                    let _ = queue.replace(frame, &vec![0x45; len]);
+                }
+                Inspector::Queues => {
+                    let to = Verdict::Queue(random.next() as u16);
+                    let decision = Decision::from(to);
+                    queue.verdict(frame, if random.below(2) == 0 { decision.for_flow() } else { decision });
+                }
+            }
+        }
+    }
+}
+
+/// Sends long, nested and meaningless requests.
+fn requests(path: &Path) -> Result<()> {
+    let mut random = Random(6);
+    loop {
+        did();
+        let Ok(mut stream) = UnixStream::connect(path) else {
+            thread::sleep(REFUSED);
+            continue;
+        };
+        stream.set_write_timeout(Some(Duration::from_millis(100)))?;
+        stream.set_read_timeout(Some(Duration::from_millis(100)))?;
+        let request: Vec<u8> = match random.below(5) {
+            0 => vec![b'['; 1 << 20],
+            1 => b"{\"a\":".repeat(100_000),
+            2 => vec![b'x'; 1 << 20],
+            3 => std::iter::repeat_with(|| random.next() as u8).take(5000).collect(),
+            _ => b"{\"show\":\"stats\",\"unknown\":{\"x\":[1,2,3]}}\n".repeat(50),
+        };
+        // The engine may refuse the rest.
+        let _ = stream.write_all(&request);
+        let _ = stream.read(&mut [0; 4096]);
+    }
+}
+
+/// Holds connections, and sends single bytes on some of them.
+fn idle_control(path: &Path) -> Result<()> {
+    let mut held: VecDeque<UnixStream> = VecDeque::new();
+    loop {
+        did();
+        if held.len() < IDLE
+            && let Ok(stream) = UnixStream::connect(path)
+        {
+            stream.set_nonblocking(true)?;
+            held.push_back(stream);
+        }
+        // A connection that the engine has closed is replaced.
+        held.retain_mut(|stream| {
+            !matches!(stream.read(&mut [0; 64]), Ok(0))
+                && (stream.as_raw_fd() % 4 != 0 || stream.write(b" ").is_ok())
+        });
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Asks the mux whose worker is hostile.
+fn messages(address: &str) -> Result<()> {
+    loop {
+        did();
+        let Ok(mut stream) = TcpStream::connect(address) else {
+            thread::sleep(REFUSED);
+            continue;
+        };
+        stream.set_read_timeout(Some(Duration::from_millis(50)))?;
+        for _ in 0..16 {
+            did();
+            if stream.write_all(&[0, 0, 0, 4, 1, 2, 3, 4]).is_err() || stream.read(&mut [0; 64]).is_err() {
+                break;
+            }
+        }
+    }
+}
+
+/// A hostile worker: answers too often, and sends to connections that it knows nothing of.
+pub(crate) fn worker_side() -> Result<()> {
+    let mut worker = Worker::attach_env()?;
+    let mut random = Random(u64::from(std::process::id()));
+    let mut answers = 0;
+    while let Some(message) = worker.recv()? {
+        let bytes = worker.bytes(&message).to_vec();
+        for _ in 0..=random.below(4) {
+            worker.reply(&message, &bytes)?;
+        }
+        for _ in 0..random.below(3) {
+            let connection =
+                Connection { index: random.next() as u32 % 16, generation: random.next() as u32 % 4 };
+            worker.forward(connection, &bytes)?;
+        }
+        worker.done(message);
+        answers += 1;
+        if answers > 100 && random.below(100) == 0 {
+            bail!("the hostile worker dies");
+        }
+    }
+    Ok(())
+}

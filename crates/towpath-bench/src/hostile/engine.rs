@@ -1,0 +1,234 @@
+//! The attacked engine: `towpath run` in a temporary directory, with ports that read and write captures.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::subject::replay::binary;
+
+/// UDP ports of the flows: inspected by the honest inspector, not inspected, and of the attackers' queue.
+pub(super) const INSPECTED: u16 = 53;
+pub(super) const UNINSPECTED: u16 = 54;
+pub(super) const ATTACKED: u16 = 55;
+/// Maximum startup time.
+const BEGIN: Duration = Duration::from_secs(30);
+/// Longest time from SIGTERM to the end: `drain`, and the time that the engine's parts get (15 s), on a busy machine.
+const END: Duration = Duration::from_secs(40);
+/// Longest time of a `ctl` command.
+const ANSWER: Duration = Duration::from_secs(20);
+
+pub(super) struct Engine {
+    process: Child,
+    files: TempDir,
+    /// Keeps the capture open until [`input`](Self::input).
+    capture: Option<File>,
+    /// Addresses of the muxes.
+    pub(super) honest_mux: String,
+    pub(super) hostile_mux: String,
+    stopped: Arc<AtomicBool>,
+}
+
+impl Engine {
+    /// Starts an engine with `threads` threads, each of which has a lane to each inspector.
+    pub(super) fn start(threads: u32) -> Result<Self> {
+        let files = TempDir::new().context("making a directory")?;
+        let at = |name: &str| files.path().join(name);
+        // The attackers run as another user.
+        fs::set_permissions(files.path(), fs::Permissions::from_mode(0o755))?;
+        fs::write(at("run.toml"), configuration(threads)?)?;
+        fs::write(at("rules"), rules())?;
+        let capture = Some(fifo(&at("in.pcap"))?);
+        let mut process = Command::new(binary()?)
+            .args(["run", "--json"])
+            .arg(at("run.toml"))
+            .stdin(Stdio::null())
+            .stdout(File::create(at("report"))?)
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("starting towpath run")?;
+        let stderr = process.stderr.take().context("no standard error")?;
+        let (said, lines) = mpsc::channel();
+        let stopped = Arc::new(AtomicBool::new(false));
+        let pause = stopped.clone();
+        thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                // Fails after the start: the lines are then discarded.
+                let _ = said.send(line);
+                while pause.load(Ordering::Relaxed) {
+                    thread::sleep(Duration::from_millis(10));
+                }
+            }
+        });
+        let mut engine =
+            Self { process, files, capture, honest_mux: String::new(), hostile_mux: String::new(), stopped };
+        let end = Instant::now() + BEGIN;
+        let mut log = Vec::new();
+        while engine.honest_mux.is_empty() || engine.hostile_mux.is_empty() {
+            let left = end.saturating_duration_since(Instant::now());
+            let Ok(line) = lines.recv_timeout(left) else {
+                bail!("towpath run did not start: {}", log.join("; "));
+            };
+            if let Some((who, address)) = line.split_once(": listens on ") {
+                match who.rsplit(' ').next() {
+                    Some("honest") => engine.honest_mux = address.trim().to_owned(),
+                    _ => engine.hostile_mux = address.trim().to_owned(),
+                }
+            }
+            log.push(line);
+        }
+        Ok(engine)
+    }
+
+    pub(super) fn directory(&self) -> &Path {
+        self.files.path()
+    }
+
+    /// Opens the capture that the engine reads. Writes do not block; they fail when the engine has ended.
+    pub(super) fn input(&mut self) -> Result<File> {
+        let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        let path = self.directory().join("in.pcap");
+        let opened = OpenOptions::new().write(true).custom_flags(nonblocking).open(path);
+        self.capture = None;
+        opened.context("opening the capture")
+    }
+
+    /// The capture that the engine writes.
+    pub(super) fn output(&self) -> PathBuf {
+        self.directory().join("out.pcap")
+    }
+
+    /// Leaves the engine's log unread.
+    pub(super) fn stop_reading(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn read_again(&self) {
+        self.stopped.store(false, Ordering::Relaxed);
+    }
+
+    /// Resident memory in bytes (VmRSS of proc_pid_status(5)).
+    pub(super) fn memory(&self) -> Result<u64> {
+        let path = format!("/proc/{}/status", self.process.id());
+        let status = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("the engine ended")?;
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse().context("VmRSS")?;
+        Ok(kib << 10)
+    }
+
+    /// Open descriptors. None without root: the engine is not dumpable.
+    pub(super) fn descriptors(&self) -> Option<usize> {
+        fs::read_dir(format!("/proc/{}/fd", self.process.id())).ok().map(Iterator::count)
+    }
+
+    /// Asks the engine for its counters and checks their sum.
+    pub(super) fn conserves(&self) -> Result<()> {
+        let output = self.ctl(&["show", "stats", "--json"])?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
+        let answer: Value = serde_json::from_slice(&output.stdout)?;
+        let count = |name: &str| answer["stats"][name].as_u64().with_context(|| format!("no {name}"));
+        let outcomes = count("passed")? + count("dropped")? + count("rejected")? + count("waiting")?;
+        ensure!(count("packets")? == outcomes, "packets are not the sum of their outcomes: {answer}");
+        Ok(())
+    }
+
+    fn ctl(&self, words: &[&str]) -> Result<Output> {
+        let mut process = Command::new(binary()?)
+            .args(["ctl", "--socket"])
+            .arg(self.directory().join("ctl.sock"))
+            .args(words)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("starting towpath ctl")?;
+        if !ends_within(&mut process, ANSWER)? {
+            // Fails only if it has ended meanwhile.
+            let _ = process.kill();
+            let _ = process.wait();
+            bail!("no answer within {} s", ANSWER.as_secs());
+        }
+        process.wait_with_output().context("reading the answer")
+    }
+
+    /// Ends the engine and returns its report.
+    pub(super) fn stop(&mut self) -> Result<Value> {
+        kill_process(Pid::from_child(&self.process), Signal::TERM).context("the engine ended early")?;
+        ensure!(ends_within(&mut self.process, END)?, "the engine did not stop within {} s", END.as_secs());
+        let status = self.process.wait()?;
+        ensure!(status.success(), "the engine failed ({status})");
+        let report = fs::read(self.directory().join("report"))?;
+        serde_json::from_slice(&report).context("reading the engine's report")
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // Both calls fail only if it has been waited for already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn ends_within(process: &mut Child, time: Duration) -> Result<bool> {
+    let end = Instant::now() + time;
+    while process.try_wait()?.is_none() {
+        if Instant::now() > end {
+            return Ok(false);
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok(true)
+}
+
+/// Makes a FIFO with the head of a capture, and returns a handle that keeps it open.
+fn fifo(path: &Path) -> Result<File> {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).context("making a FIFO")?;
+    // Open for both directions, it waits for no reader (fifo(7)).
+    let mut capture = OpenOptions::new().read(true).write(true).open(path)?;
+    // Classic pcap (draft-ietf-opsawg-pcap): magic number, version 2.4, snapshot length, Ethernet.
+    let head = [0xa1b2_c3d4, 2 | 4 << 16, 0, 0, 65_535, 1_u32];
+    capture.write_all(&head.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>())?;
+    Ok(capture)
+}
+
+fn configuration(threads: u32) -> Result<String> {
+    let own = std::env::current_exe().context("finding this program")?;
+    let own = own.display();
+    let users = if rustix::process::geteuid().is_root() {
+        format!("users = [\"{}\"]\n", super::attack::OTHER_USER)
+    } else {
+        String::new()
+    };
+    let mut text = format!(
+        "rules = \"rules\"\n[engine]\nthreads = {threads}\n[control]\nsocket = \"ctl.sock\"\n[queue.1]\nsocket = \"honest.sock\"\n\
+         deadline = 60\n[queue.2]\nsocket = \"attacked.sock\"\n{users}memory = 64\ndeadline = 0.05\n"
+    );
+    for (name, side) in [("honest", "mux-worker"), ("hostile", "hostile-worker")] {
+        text += &format!(
+            "[mux.{name}]\nlisten = \"127.0.0.1:0\"\nframing = \"length=4 be adjust=4\"\nworkers = 1\n\
+             worker = \"{own} side {side}\"\ndrain = 1\n"
+        );
+    }
+    Ok(text
+        + "[port.in]\ndriver = \"pcap\"\nread = \"in.pcap\"\n[port.out]\ndriver = \"pcap\"\nwrite = \"out.pcap\"\n\
+           [[bridge]]\nports = [\"in\", \"out\"]\n")
+}
+
+fn rules() -> String {
+    format!(
+        "add 10 allow tcp from any to any setup in via honest\nadd 20 allow tcp from any to any setup in via hostile\n\
+         add 30 inspect 1 udp from any to any {INSPECTED}\nadd 40 inspect 2 udp from any to any {ATTACKED}\n\
+         add 50 allow ip from any to any\n"
+    )
+}

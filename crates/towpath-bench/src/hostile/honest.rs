@@ -1,0 +1,266 @@
+//! The honest parties: traffic, an inspector, and a client of a mux. They count everything that they send and get.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use hdrhistogram::Histogram;
+use serde_json::Value;
+use towpath_ring::{Consumer, Verdict};
+
+use super::engine::{ATTACKED, Engine, INSPECTED, UNINSPECTED};
+use crate::packet::{self, ETHERNET};
+
+/// Time between two packets.
+const PACE: Duration = Duration::from_millis(1);
+/// Time between two messages.
+const MESSAGES: Duration = Duration::from_millis(2);
+/// Time limit of an answer.
+const ANSWER: Duration = Duration::from_secs(20);
+/// Offsets in a frame: destination port, and behind the UDP header number and time.
+const PORT: usize = ETHERNET + 22;
+const NUMBER: usize = ETHERNET + 28;
+const TIME: usize = NUMBER + 8;
+/// Bytes of an IP packet.
+const LEN: usize = 64;
+/// Bytes of a message's body.
+const BODY: usize = 32;
+
+/// The honest parties, each a thread.
+pub(super) struct Honest {
+    stop: Arc<AtomicBool>,
+    /// Inspected packets, received in order.
+    received: Arc<AtomicU64>,
+    done: Arc<AtomicBool>,
+    traffic: JoinHandle<Result<BTreeMap<u16, u64>>>,
+    inspector: JoinHandle<Result<Histogram<u64>>>,
+    client: JoinHandle<Result<Histogram<u64>>>,
+}
+
+/// What the honest parties have sent and got.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) inspected: u64,
+    pub(super) uninspected: u64,
+    /// Packets of the attackers' queue, which may be lost.
+    pub(super) attacked: u64,
+    pub(super) messages: u64,
+    /// Nanoseconds.
+    pub(super) packet_p99: u64,
+    pub(super) message_p99: u64,
+}
+
+impl Honest {
+    pub(super) fn start(engine: &mut Engine) -> Result<Self> {
+        let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let received = Arc::new(AtomicU64::new(0));
+        let epoch = Instant::now();
+        let queue = Consumer::attach_as(engine.directory().join("honest.sock"), "honest")?;
+        let inspector = {
+            let (done, received) = (done.clone(), received.clone());
+            thread::spawn(move || inspect(queue, epoch, &done, &received))
+        };
+        let client = {
+            let (stop, address) = (stop.clone(), engine.honest_mux.clone());
+            thread::spawn(move || ask(&address, &stop))
+        };
+        let capture = engine.input()?;
+        let traffic = {
+            let (stop, done) = (stop.clone(), done.clone());
+            thread::spawn(move || send(capture, epoch, &stop, &done))
+        };
+        Ok(Self { stop, received, done, traffic, inspector, client })
+    }
+
+    /// Stops the traffic and waits, at most `patience`, until all packets have arrived.
+    pub(super) fn finish(self, patience: Duration, failures: &mut Vec<String>) -> Counts {
+        let mut counts = Counts::default();
+        let mut keep = |what: &str, failed: Result<()>| {
+            if let Err(error) = failed {
+                failures.push(format!("{what}: {error:#}"));
+            }
+        };
+        self.stop.store(true, Ordering::Relaxed);
+        keep(
+            "client",
+            joined(self.client).map(|times| {
+                counts.messages = times.len();
+                counts.message_p99 = times.value_at_quantile(0.99);
+            }),
+        );
+        // The capture stays open until `done`.
+        let end = Instant::now() + patience;
+        let mut last = self.received.load(Ordering::Relaxed);
+        let mut quiet = Instant::now();
+        while Instant::now() < end && quiet.elapsed() < Duration::from_millis(500) {
+            thread::sleep(Duration::from_millis(20));
+            let now = self.received.load(Ordering::Relaxed);
+            if now != last {
+                (last, quiet) = (now, Instant::now());
+            }
+        }
+        self.done.store(true, Ordering::Relaxed);
+        keep(
+            "traffic",
+            joined(self.traffic).map(|sent| {
+                let of = |port| sent.get(&port).copied().unwrap_or(0);
+                (counts.inspected, counts.uninspected, counts.attacked) =
+                    (of(INSPECTED), of(UNINSPECTED), of(ATTACKED));
+            }),
+        );
+        let sent = counts.inspected;
+        keep(
+            "inspector",
+            joined(self.inspector).and_then(|times| {
+                counts.packet_p99 = times.value_at_quantile(0.99);
+                ensure!(times.len() == sent, "it received {} packets of {sent}", times.len());
+                Ok(())
+            }),
+        );
+        counts
+    }
+}
+
+fn joined<T>(thread: JoinHandle<Result<T>>) -> Result<T> {
+    thread.join().unwrap_or_else(|_| bail!("its thread panicked"))
+}
+
+/// Writes packets to the capture, of the three flows in turn. Returns the number of each.
+fn send(
+    mut capture: File,
+    epoch: Instant,
+    stop: &AtomicBool,
+    done: &AtomicBool,
+) -> Result<BTreeMap<u16, u64>> {
+    let mut sent = BTreeMap::new();
+    let mut frame = packet::frame(LEN);
+    for turn in 0_u64.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let port = [INSPECTED, UNINSPECTED, ATTACKED][(turn % 3) as usize];
+        let number = sent.entry(port).or_insert(0);
+        // Many flows in the attackers' queue, one in each of the others: order is per flow.
+        packet::set_flow(&mut frame, if port == ATTACKED { turn as u32 % 500 } else { u32::from(port) });
+        frame[PORT..PORT + 2].copy_from_slice(&port.to_be_bytes());
+        frame[NUMBER..TIME].copy_from_slice(&u64::to_le_bytes(*number));
+        let time = epoch.elapsed();
+        frame[TIME..TIME + 8].copy_from_slice(&(time.as_nanos() as u64).to_le_bytes());
+        let (len, micros) = (frame.len() as u32, time.subsec_micros());
+        let record = [time.as_secs() as u32 + 1_700_000_000, micros, len, len];
+        let record = record.iter().flat_map(|word| word.to_le_bytes());
+        let bytes: Vec<u8> = record.chain(frame.iter().copied()).collect();
+        // All or nothing: a record is shorter than PIPE_BUF (pipe(7)).
+        while let Err(error) = capture.write_all(&bytes) {
+            if error.kind() != ErrorKind::WouldBlock {
+                return Err(error).context("writing the capture");
+            }
+            ensure!(
+                epoch.elapsed() < time + ANSWER,
+                "the engine reads no packets for {} s",
+                ANSWER.as_secs()
+            );
+            thread::sleep(PACE);
+        }
+        *number += 1;
+        thread::sleep(PACE);
+    }
+    while !done.load(Ordering::Relaxed) {
+        thread::sleep(PACE);
+    }
+    Ok(sent)
+}
+
+/// Receives the inspected flow and passes it. Returns the times from the capture to the inspector.
+fn inspect(
+    mut queue: Consumer,
+    epoch: Instant,
+    done: &AtomicBool,
+    received: &AtomicU64,
+) -> Result<Histogram<u64>> {
+    let mut times = Histogram::new(3)?;
+    loop {
+        let Some(frame) = queue.recv_timeout(Duration::from_millis(20))? else {
+            if done.load(Ordering::Relaxed) {
+                return Ok(times);
+            }
+            ensure!(!queue.is_ended(), "the engine detached the honest inspector");
+            continue;
+        };
+        let bytes = queue.payload(&frame);
+        let (number, sent) = (word(bytes, NUMBER)?, word(bytes, TIME)?);
+        let expected = times.len();
+        ensure!(number == expected, "packet {number} instead of {expected}");
+        times.saturating_record((epoch.elapsed().as_nanos() as u64).saturating_sub(sent));
+        queue.verdict(frame, Verdict::Pass);
+        received.store(number + 1, Ordering::Relaxed);
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> Result<u64> {
+    let word = bytes.get(at..).and_then(<[u8]>::first_chunk).context("a short packet")?;
+    Ok(u64::from_le_bytes(*word))
+}
+
+/// Sends messages, one at a time, and checks the answers. Returns their times.
+fn ask(address: &str, stop: &AtomicBool) -> Result<Histogram<u64>> {
+    let mut times = Histogram::new(3)?;
+    let mut stream = TcpStream::connect(address).context("connecting to the mux")?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(ANSWER))?;
+    while !stop.load(Ordering::Relaxed) {
+        let mut message = [0; 4 + BODY];
+        message[..4].copy_from_slice(&(BODY as u32).to_be_bytes());
+        message[4..12].copy_from_slice(&times.len().to_le_bytes());
+        let began = Instant::now();
+        stream.write_all(&message)?;
+        let mut answer = [0; 4 + BODY];
+        stream.read_exact(&mut answer).with_context(|| format!("the answer to message {}", times.len()))?;
+        ensure!(answer == message, "message {} got another answer", times.len());
+        times.saturating_record(began.elapsed().as_nanos() as u64);
+        thread::sleep(MESSAGES);
+    }
+    Ok(times)
+}
+
+/// Checks the engine's report: the engine received all packets, and each has one outcome.
+pub(super) fn check_report(report: &Value, counts: &Counts) -> Result<()> {
+    let count = |name: &str| report[name].as_u64().with_context(|| format!("no {name}"));
+    let sent = counts.inspected + counts.uninspected + counts.attacked;
+    ensure!(count("packets")? == sent, "{} packets of {sent}", count("packets")?);
+    let outcomes = count("passed")? + count("dropped")? + count("rejected")?;
+    ensure!(outcomes == sent, "{outcomes} outcomes of {sent} packets");
+    Ok(())
+}
+
+/// Checks the capture that the engine has written: the two honest flows, complete and in order.
+pub(super) fn check_capture(path: &Path, counts: &Counts) -> Result<()> {
+    let bytes = std::fs::read(path)?;
+    let mut rest = bytes.get(24..).context("no capture")?;
+    let mut next: BTreeMap<u16, u64> = BTreeMap::new();
+    while let Some((head, more)) = rest.split_at_checked(16) {
+        let len = u32::from_le_bytes([head[8], head[9], head[10], head[11]]) as usize;
+        let (frame, more) = more.split_at_checked(len).context("a cut packet")?;
+        rest = more;
+        let port = frame.get(PORT..PORT + 2).context("a short packet")?;
+        let port = u16::from_be_bytes([port[0], port[1]]);
+        if port != INSPECTED && port != UNINSPECTED {
+            continue;
+        }
+        let (number, expected) = (word(frame, NUMBER)?, next.entry(port).or_insert(0));
+        ensure!(number == *expected, "packet {number} of UDP port {port} instead of {expected}");
+        *expected += 1;
+    }
+    for (port, sent) in [(INSPECTED, counts.inspected), (UNINSPECTED, counts.uninspected)] {
+        let arrived = next.get(&port).copied().unwrap_or(0);
+        ensure!(arrived == sent, "{arrived} packets of {sent} to UDP port {port}");
+    }
+    Ok(())
+}

@@ -1,0 +1,255 @@
+//! Hostile peers beside honest ones: each mode attacks a running engine in one way.
+//!
+//! What: for each mode, an engine forwards packets of a capture that is written while it is read. One flow is inspected by an
+//! honest inspector, one flow is not inspected, and the attackers' queue gets a third. An honest client asks an honest worker
+//! through a mux. A process attacks for some seconds, as another user where this program runs as root.
+//!
+//! Invariant: the honest parties lose nothing. Every packet arrives once and in order, every message is answered, and packets =
+//! passed + dropped + rejected + waiting. `ctl` answers, descriptors and memory of the engine return to their bounds, and the
+//! engine stops within its time.
+
+mod attack;
+mod engine;
+mod honest;
+mod raw_ring;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Serialize;
+
+use crate::side::Side;
+use engine::Engine;
+use honest::Honest;
+
+pub(crate) use attack::{side, worker_side};
+
+/// A way to attack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Mode {
+    pub(crate) name: &'static str,
+    /// The attacker is a user that may attach to its own queue only, where this program runs as root.
+    pub(crate) other_user: bool,
+    /// Why the engine does not withstand the mode yet. Such a mode runs only if --modes names it.
+    pub(crate) gap: Option<&'static str>,
+}
+
+const fn mode(name: &'static str, other_user: bool) -> Mode {
+    Mode { name, other_user, gap: None }
+}
+
+/// The mode that does not attack: a process that is equally busy.
+const BUSY: &str = "busy";
+
+/// All modes, in the order in which they run.
+pub(crate) const MODES: &[Mode] = &[
+    mode(BUSY, true),
+    mode("attach", true),
+    mode("refusals", true),
+    mode("slots", true),
+    mode("doorbells", true),
+    mode("words", true),
+    mode("descriptors", true),
+    mode("linger", true),
+    mode("slow", true),
+    mode("hold-replace", true),
+    mode("queues", true),
+    mode("log-stops", true),
+    mode("control", false),
+    mode("control-idle", false),
+    mode("worker", false),
+];
+
+/// Time for descriptors and memory to return to their bounds, and for the last packets to arrive.
+const SETTLE: Duration = Duration::from_secs(20);
+/// Descriptors above those before the attack: helper threads and a connection of `ctl`.
+const DESCRIPTORS: usize = 16;
+/// Memory above that before the attack: allocator, histograms, and the rings of one user (`memory` of the attackers' queue).
+const MEMORY: u64 = (64 + 64) << 20;
+/// Largest ratio of p99 beside the equally busy process.
+const TARGET: f64 = 2.0;
+
+/// Result of a mode.
+#[derive(Debug, Serialize)]
+struct Row {
+    mode: &'static str,
+    /// Operations of the attacker.
+    attacks: u64,
+    /// Packets of the inspected and of the uninspected flow, and messages of the honest client.
+    inspected: u64,
+    uninspected: u64,
+    messages: u64,
+    /// From the capture to the inspector, and from the client to its answer.
+    packet_p99_us: f64,
+    message_p99_us: f64,
+    /// Those divided by their values beside the equally busy process; absent for it, and without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    packet_ratio: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message_ratio: Option<f64>,
+    /// Growth during the mode. Descriptors are unknown without root.
+    memory_kib: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    descriptors: Option<i64>,
+    /// Promises that did not hold; empty if all held.
+    failures: Vec<String>,
+}
+
+/// Runs the modes and prints a row for each. Returns true if all promises held.
+pub(crate) fn run(json: bool, time: Duration, only: &[String], threads: u32) -> Result<bool> {
+    for name in only {
+        if !MODES.iter().any(|mode| mode.name == name) {
+            let names: Vec<&str> = MODES.iter().map(|mode| mode.name).collect();
+            bail!("unknown mode {name:?}; the modes are {}", names.join(", "));
+        }
+    }
+    let chosen = |mode: &&Mode| match only {
+        [] => mode.gap.is_none(),
+        only => only.iter().any(|name| name == mode.name),
+    };
+    let mut rows: Vec<Row> = Vec::new();
+    for mode in MODES.iter().filter(chosen) {
+        let mut row = attacked(*mode, time, threads).with_context(|| format!("mode {}", mode.name))?;
+        if let Some(busy) = rows.iter().find(|row| row.mode == BUSY) {
+            row.packet_ratio = Some(row.packet_p99_us / busy.packet_p99_us);
+            row.message_ratio = Some(row.message_p99_us / busy.message_p99_us);
+        }
+        let text = row.text();
+        if json {
+            eprintln!("{text}")
+        } else {
+            println!("{text}")
+        }
+        rows.push(row);
+    }
+    if json {
+        println!("{}", serde_json::to_string_pretty(&rows)?);
+    }
+    for mode in MODES.iter().filter(|mode| only.is_empty() && mode.gap.is_some()) {
+        eprintln!("{}: not run: {}", mode.name, mode.gap.unwrap_or_default());
+    }
+    Ok(rows.iter().all(|row| row.failures.is_empty()))
+}
+
+impl Row {
+    fn text(&self) -> String {
+        let ratio = |ratio: Option<f64>| match ratio {
+            Some(ratio) => format!("{ratio:.2}{}", if ratio > TARGET { " (above 2)" } else { "" }),
+            None => "-".to_owned(),
+        };
+        format!(
+            "{:<13} {:>9} attacks, {} + {} packets, {} messages; p99 {:.0} us ({}), messages {:.0} us ({}); {:+} KiB, {} descriptors: {}",
+            self.mode,
+            self.attacks,
+            self.inspected,
+            self.uninspected,
+            self.messages,
+            self.packet_p99_us,
+            ratio(self.packet_ratio),
+            self.message_p99_us,
+            ratio(self.message_ratio),
+            self.memory_kib,
+            self.descriptors.map_or("?".to_owned(), |count| format!("{count:+}")),
+            if self.failures.is_empty() { "held".to_owned() } else { self.failures.join("; ") },
+        )
+    }
+}
+
+/// Runs one mode.
+fn attacked(mode: Mode, time: Duration, threads: u32) -> Result<Row> {
+    let mut failures = Vec::new();
+    let mut engine = Engine::start(threads)?;
+    let honest = Honest::start(&mut engine)?;
+    // States, caches and workers.
+    thread::sleep(Duration::from_millis(300));
+    let before = (engine.memory()?, engine.descriptors());
+    if mode.name == "log-stops" {
+        engine.stop_reading();
+    }
+    let attacks = attack(mode, time, &engine)?;
+    if let Err(error) = engine.conserves() {
+        failures.push(format!("ctl: {error:#}"));
+    }
+    let after = settled(&engine, before)?;
+    if after.0 > before.0 + MEMORY {
+        failures.push(format!("memory grew by {} KiB", (after.0 - before.0) >> 10));
+    }
+    if let (Some(before), Some(after)) = (before.1, after.1)
+        && after > before + DESCRIPTORS
+    {
+        failures.push(format!("{before} descriptors became {after}"));
+    }
+    engine.read_again();
+    let counts = honest.finish(SETTLE, &mut failures);
+    match engine.stop() {
+        Ok(report) => {
+            if let Err(error) = honest::check_report(&report, &counts) {
+                failures.push(format!("report: {error:#}"));
+            }
+            if let Err(error) = honest::check_capture(&engine.output(), &counts) {
+                failures.push(format!("capture: {error:#}"));
+            }
+        }
+        Err(error) => failures.push(format!("{error:#}")),
+    }
+    Ok(Row {
+        mode: mode.name,
+        attacks,
+        inspected: counts.inspected,
+        uninspected: counts.uninspected,
+        messages: counts.messages,
+        packet_p99_us: counts.packet_p99 as f64 / 1e3,
+        message_p99_us: counts.message_p99 as f64 / 1e3,
+        packet_ratio: None,
+        message_ratio: None,
+        memory_kib: (after.0 as i64 - before.0 as i64) >> 10,
+        descriptors: before.1.zip(after.1).map(|(before, after)| after as i64 - before as i64),
+        failures,
+    })
+}
+
+/// Attacks for `time`. Returns the number of operations.
+fn attack(mode: Mode, time: Duration, engine: &Engine) -> Result<u64> {
+    let words = [
+        "hostile-attack",
+        mode.name,
+        &engine.directory().to_string_lossy(),
+        &engine.hostile_mux,
+        &time.as_millis().to_string(),
+        if mode.other_user && rustix::process::geteuid().is_root() { "other-user" } else { "same-user" },
+    ]
+    .map(str::to_owned);
+    let mut side = Side::start(&words, &[])?;
+    let count = side.number()? as u64;
+    side.finish()?;
+    ensure!(count > 0, "the attacker did nothing");
+    Ok(count)
+}
+
+/// Waits until memory and descriptors are within their bounds, at most [`SETTLE`].
+fn settled(engine: &Engine, before: (u64, Option<usize>)) -> Result<(u64, Option<usize>)> {
+    let end = Instant::now() + SETTLE;
+    loop {
+        let now = (engine.memory()?, engine.descriptors());
+        let few = before.1.zip(now.1).is_none_or(|(before, now)| now <= before + DESCRIPTORS);
+        if few && now.0 <= before.0 + MEMORY || Instant::now() > end {
+            return Ok(now);
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BUSY, MODES};
+
+    #[test]
+    fn modes_have_different_names_and_begin_with_the_baseline() {
+        let mut names: Vec<&str> = MODES.iter().map(|mode| mode.name).collect();
+        assert_eq!(names[0], BUSY);
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), MODES.len());
+    }
+}
