@@ -56,7 +56,7 @@ const STATES: Layout = Layout {
     hidden: &[],
 };
 
-/// The counters of a queue in a report. Frames are not open after a run.
+/// The counters of a queue in a report. No frames are open and no packets are held after a run.
 const QUEUE: Layout = Layout {
     families: &[("lost", "lost_by")],
     renamed: &[
@@ -66,7 +66,7 @@ const QUEUE: Layout = Layout {
         ("no_inspector", "no_listener"),
     ],
     moved: &[],
-    hidden: &["open", "high_water"],
+    hidden: &["open", "held", "held_bytes", "high_water"],
 };
 
 /// Result of restoring a snapshot.
@@ -371,7 +371,7 @@ mod tests {
         );
         assert_eq!(
             keys(&value["queues"][0]),
-            "by_flow dropped frames handed_on lost lost_by number passed redelivered replaced"
+            "by_flow dropped frames handed_on lost lost_by no_room number passed redelivered replaced"
         );
         assert_eq!(keys(&value["queues"][0]["lost_by"]), "died garbage no_listener overdue overload");
         assert_eq!(keys(&value["rules"][0]), "bytes number packets set text");

@@ -32,7 +32,7 @@ metrics! {
         pub redelivered: counter frames,
         /// Packets decided by an earlier verdict for their flow. They are not frames of the queue.
         pub by_flow: counter packets,
-        /// Packets for which the queue's share of the reorder buffer had no room. They are dropped, and they are no frames of the queue.
+        /// Packets dropped because the queue's share of the reorder buffer had no room. They are not frames of the queue.
         pub no_room: counter packets,
         /// Packets of the queue in the reorder buffer now.
         pub held: gauge packets,
