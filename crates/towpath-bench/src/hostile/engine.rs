@@ -142,6 +142,20 @@ impl Engine {
         Ok(())
     }
 
+    /// Waits until the engine's threads send packets to the honest inspector: it is attached before they know it.
+    pub(super) fn await_inspector(&self) -> Result<()> {
+        let end = Instant::now() + BEGIN;
+        while Instant::now() < end {
+            let output = self.ctl(&["show", "queues", "--json"])?;
+            let answer: Value = serde_json::from_slice(&output.stdout).context("reading the queues")?;
+            if answer["queues"][0]["inspectors"].as_u64() == Some(1) {
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        bail!("the honest inspector has no packets after {} s", BEGIN.as_secs())
+    }
+
     fn ctl(&self, words: &[&str]) -> Result<Output> {
         let mut process = Command::new(binary()?)
             .args(["ctl", "--socket"])

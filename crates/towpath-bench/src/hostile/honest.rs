@@ -63,6 +63,7 @@ impl Honest {
         let received = Arc::new(AtomicU64::new(0));
         let epoch = Instant::now();
         let queue = Consumer::attach_as(engine.directory().join("honest.sock"), "honest")?;
+        engine.await_inspector()?;
         let inspector = {
             let (done, received) = (done.clone(), received.clone());
             thread::spawn(move || inspect(queue, epoch, &done, &received))

@@ -42,14 +42,16 @@ const fn mode(name: &'static str, other_user: bool) -> Mode {
 /// The mode that does not attack: a process that is equally busy.
 const BUSY: &str = "busy";
 
+const STALLED: &str = "a message of the honest client waited more than 20 s for its answer";
+
 /// All modes, in the order in which they run.
 pub(crate) const MODES: &[Mode] = &[
     mode(BUSY, true),
-    mode("attach", true),
+    Mode { gap: Some(STALLED), ..mode("attach", true) },
     mode("refusals", true),
     mode("slots", true),
     mode("doorbells", true),
-    mode("words", true),
+    Mode { gap: Some(STALLED), ..mode("words", true) },
     mode("descriptors", true),
     mode("linger", true),
     mode("slow", true),
