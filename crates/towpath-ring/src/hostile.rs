@@ -480,13 +480,13 @@ fn an_endpoint_survives_what_is_no_hello() {
     assert!(stats.failed >= 3, "{stats:?}");
     // The refused client got the engine's process id.
     let mut answer = [0; crate::handshake::messages::WELCOME];
-    assert!(matches!(sys::recv(&silent[0], &mut answer), Ok(sys::Received::Message(..))));
+    assert!(matches!(sys::recv_with_fds(&silent[0], &mut answer), Ok(sys::Received::Message(..))));
     let us = std::process::id();
     let over = format!("2 connections without a hello; held by: [{us}] [{us}]");
     let refusal = Reply::Refused(crate::handshake::messages::Refusal::Limit, over);
     assert_eq!(Welcome::parse(&answer).unwrap().answer, refusal);
     let mut answer = [0; crate::handshake::messages::WELCOME];
-    assert!(matches!(sys::recv(&old, &mut answer), Ok(sys::Received::Message(..))));
+    assert!(matches!(sys::recv_with_fds(&old, &mut answer), Ok(sys::Received::Message(..))));
     assert_eq!(Welcome::parse(&answer).unwrap().version, abi::VERSION);
     // Their ends, whichever child of another test has a copy for a moment.
     silent.iter().chain([&strange, &long]).for_each(sys::shut);

@@ -135,7 +135,9 @@ pub(crate) fn replaced<'a>(decision: &Decision<'a>) -> Option<&'a [u8]> {
 pub(crate) fn channel(config: &Config) -> (Vec<Channel>, Vec<Attached>) {
     let (ours, theirs) = sockets();
     let peer = Credentials { pid: std::process::id(), uid: 0, gid: 0 };
-    let charge = Quotas::new(Quota::default()).take(&peer, "mock", 0).expect("a charge");
+    let charge =
+        Quotas::new(Quota::default()).take(&peer, "mock", 0, std::time::Instant::now()).expect("a charge");
+    let ours = config.reaper.wrap(crate::reaper::PeerKey::User(peer.uid), ours);
     let channel = open(config, &ours, peer, &hello(), charge).expect("a channel");
     let lanes = receive(theirs, std::path::Path::new("mock"), Fences::Both).expect("attached");
     (channel.split(), lanes)

@@ -241,9 +241,9 @@ impl Post {
     /// Reads the next message; returns true if there was one.
     fn hear(&mut self, socket: &OwnedFd, ended: &mut bool) -> Result<bool, RecvError> {
         let mut message = [0; NOTICE];
-        match sys::recv_with_fds::<1>(socket, &mut message)? {
+        match sys::recv_with_fds(socket, &mut message)? {
             Received::Message(len, fds) => self.handle(&message[..len], fds)?,
-            Received::Short(len) => self.handle_short(&message[..len])?,
+            Received::Short(len, _) => self.handle_short(&message[..len])?,
             Received::Nothing => return Ok(false),
             Received::End => {
                 *ended = true;

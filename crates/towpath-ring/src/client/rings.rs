@@ -269,14 +269,15 @@ mod tests {
     fn world(first: Seq) -> World {
         let config = mock::config();
         let numbers = First { rx: first, tx: first };
-        let (engine, memory) = rings::Rings::make(&config, config.layout(), numbers).unwrap();
+        let teardown = config.reaper.teardown(crate::reaper::PeerKey::User(0));
+        let (engine, memory) = rings::Rings::make(&config, config.layout(), numbers, &teardown).unwrap();
         let fds = memory.fds().map(|fd| fd.try_clone_to_owned().unwrap());
         let memory = attach::map(config.layout(), fds).unwrap();
         let (ours, socket) = mock::sockets();
         World {
             engine,
             client: Rings::new(memory, first, first),
-            control: ControlRx::new(ours, 4, 1000),
+            control: ControlRx::new(teardown.wrap(ours), 4, 1000),
             socket,
         }
     }

@@ -5,6 +5,8 @@
 //! loaded once, compared with the private state, and never stored where they would be trusted later.
 
 mod batch;
+#[cfg(test)]
+mod doorbell_tests;
 mod poll;
 mod send;
 
@@ -12,6 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::engine::arm_scan::Scan;
 use crate::engine::control_rx::ControlRx;
 use crate::engine::dump::Dump;
 use crate::engine::oneshots::OneShots;
@@ -39,7 +42,6 @@ pub(crate) const PEER_CHECK: u64 = 5_000_000;
 /// For the invariant of the frame counters, see [`ChannelStats`].
 #[derive(Debug)]
 pub struct Channel {
-    pub(crate) liveness: Arc<PeerLiveness>,
     pub(crate) lane: u32,
     pub(crate) rings: Rings,
     pub(crate) control: ControlRx,
@@ -56,6 +58,9 @@ pub struct Channel {
     pub(crate) lost: u64,
     /// The other lanes, until [`split`](Self::split).
     pub(crate) others: Vec<Channel>,
+    /// The request for a doorbell, from [`arm`](Self::arm) until the doorbell was read.
+    pub(crate) armed: Option<Scan>,
+    pub(crate) liveness: Arc<PeerLiveness>,
 }
 
 /// Limits for the client.
@@ -187,6 +192,10 @@ impl Channel {
     /// does so every 5 ms of its clock, and [`wait`](Self::wait) each time.
     pub fn check_peer(&mut self) -> bool {
         self.control.listen();
+        if self.control.rung && self.armed.take().is_some() {
+            // The client has answered; without the word, its further checks are cheaper.
+            self.sleeper.disarm([&self.rings.own]);
+        }
         let invalid = self.control.take_invalid();
         if invalid > 0 {
             // Bounded: a limited number of violations ends the channel.
@@ -258,13 +267,17 @@ impl Channel {
     }
 
     /// For event loops: asks the client to ring the doorbell at its next verdict. Returns false if there is a
-    /// verdict or message already; then do not sleep. Call [`disarm`](Self::disarm) afterwards.
+    /// verdict or message already, or if the search for one has not finished; then do not sleep, and call it again
+    /// after the next poll. Call [`disarm`](Self::disarm) after a sleep.
     ///
     /// The client rings once. A caller that stays armed because another event ended its sleep must arm again if
     /// [`has_rung`](Self::has_rung).
+    ///
+    /// The work is constant: a call looks at no more than 128 outstanding frames, and the next call continues. The
+    /// request stays until the client has answered it, so that a call after a sleep that another event ended looks
+    /// at no frame again.
     #[must_use]
     pub fn arm(&mut self) -> bool {
-        self.control.rung = false;
         // Relaxed: a statistic for the other side. It lies on a line that the client reads with each verdict, so it is
         // written only when we are about to sleep.
         self.rings
@@ -272,10 +285,22 @@ impl Channel {
             .word(abi::ENGINE_PUBLISHED)
             .store(self.rings.rx.frames.next_seq().0.into(), Ordering::Relaxed);
         cpu::tell(&self.rings.own);
-        self.sleeper.arm([&self.rings.own])
-            && !self.liveness.is_over()
-            && !self.rings.verdict_reader.is_ready(&self.rings.theirs, &self.rings.rx)
-            && !self.has_message()
+        if self.control.rung || self.armed.is_none() {
+            self.control.rung = false;
+            self.armed = None;
+            if !self.sleeper.arm([&self.rings.own]) {
+                return false;
+            }
+        }
+        let Rings { verdict_reader, theirs, rx, .. } = &self.rings;
+        // A word that is written from here on rings the doorbell, so the search never begins again.
+        let scan = self.armed.get_or_insert_with(|| Scan::new(&rx.frames));
+        let is_quiet = verdict_reader.is_quiet(theirs, rx, scan);
+        if is_quiet.is_none() {
+            // Unread words stay behind the search until a poll has read them.
+            self.armed = None;
+        }
+        is_quiet == Some(true) && !self.liveness.is_over() && !self.has_message()
     }
 
     /// Returns true if the client last reported the CPU of the calling thread. Then it makes no progress while this
@@ -299,9 +324,12 @@ impl Channel {
         self.control.rung
     }
 
-    /// For event loops: ends the request for doorbells.
+    /// For event loops: ends a sleep. The request for a doorbell ends with the doorbell, which
+    /// [`check_peer`](Self::check_peer) reads.
     pub fn disarm(&mut self) {
-        self.sleeper.disarm([&self.rings.own]);
+        if self.armed.is_none() {
+            self.sleeper.disarm([&self.rings.own]);
+        }
     }
 
     /// The channel's counters.

@@ -1,23 +1,40 @@
 //! Messages that a client sends over the socket: doorbells, and the memfds of one-shot messages.
 //!
 //! A descriptor is kept until its frame is read. The number of kept descriptors is limited; further ones are closed.
-//! A memfd is read with pread(2), never mapped: no action of its sender can fault this process.
+//! A memfd is read with pread(2), never mapped: no action of its sender can fault this process. F_GET_SEALS is the
+//! first call on a descriptor: it fails for all but memfds, and never blocks. Every descriptor is closed by the reaper.
+//!
+//! Doorbells have a budget: a doorbell announces news (a verdict or a message), so that each has its own poll that
+//! finds news. [`FALSE_DOORBELLS`] more than such polls are permitted in a second; the others are invalid messages.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::handshake::messages::{NOTICE, Notice};
+use crate::reaper::{Reaped, Teardown};
 use crate::shm::seq::Seq;
 use crate::shm::sys::{self, Received};
 
 /// Messages read from the socket at a time.
 const NOTICES: usize = 64;
+/// Doorbells without news that are permitted in [`DOORBELL_TIME`].
+pub(crate) const FALSE_DOORBELLS: u32 = 64;
+/// In nanoseconds.
+const DOORBELL_TIME: u64 = 1_000_000_000;
+/// Descriptors of invalid messages after which [`ControlRx::listen`] stops, until the violations were counted.
+const EXCESS: usize = 64;
+/// Used descriptors that are given to the reaper together.
+const USED: usize = 16;
 
 #[derive(Debug)]
 pub(crate) struct ControlRx {
-    socket: OwnedFd,
+    socket: Reaped<OwnedFd>,
     /// One-shot messages by sequence number, with their length and memfd. The memfd is missing if this process had
     /// no free descriptor.
     announced: Vec<(Seq, u64, Option<OwnedFd>)>,
+    /// Descriptors to be closed.
+    used: Vec<OwnedFd>,
+    /// Descriptors of invalid messages so far.
+    excess: usize,
     descriptors_max: usize,
     oneshot_max: u64,
     invalid: u64,
@@ -27,32 +44,47 @@ pub(crate) struct ControlRx {
     short: bool,
     /// A doorbell was read since this was reset.
     pub(crate) rung: bool,
+    /// Doorbells in excess of the polls with news.
+    false_doorbells: u32,
+    /// When the budget of doorbells is renewed.
+    renewal: u64,
     ended: bool,
 }
 
 impl ControlRx {
-    pub(crate) fn new(socket: OwnedFd, descriptors_max: usize, oneshot_max: u64) -> Self {
+    pub(crate) fn new(socket: Reaped<OwnedFd>, descriptors_max: usize, oneshot_max: u64) -> Self {
         Self {
             socket,
             announced: Vec::new(),
+            used: Vec::new(),
+            excess: 0,
             descriptors_max,
             oneshot_max,
             invalid: 0,
             fd_shortages: 0,
             short: false,
             rung: false,
+            false_doorbells: 0,
+            renewal: 0,
             ended: false,
         }
     }
 
     /// Reads pending messages, a bounded number.
     pub(crate) fn listen(&mut self) {
-        // A client that keeps sending could otherwise keep the engine here.
+        // A client that keeps sending could otherwise keep the engine here, or use up its descriptors.
+        let end = self.excess + EXCESS;
         for _ in 0..NOTICES {
+            if self.excess > end {
+                return;
+            }
             let mut message = [0; NOTICE];
-            match sys::recv_with_fds::<1>(&self.socket, &mut message) {
+            match sys::recv_with_fds(&self.socket, &mut message) {
                 Ok(Received::Message(len, fds)) => self.handle(&message[..len], fds),
-                Ok(Received::Short(len)) => self.handle_short(&message[..len]),
+                Ok(Received::Short(len, fds)) => {
+                    self.close(fds);
+                    self.handle_short(&message[..len]);
+                }
                 Ok(Received::Nothing) => return,
                 Ok(Received::End) | Err(_) => {
                     self.ended = true;
@@ -62,18 +94,71 @@ impl ControlRx {
         }
     }
 
-    fn handle(&mut self, message: &[u8], fds: Vec<OwnedFd>) {
+    fn handle(&mut self, message: &[u8], mut fds: Vec<OwnedFd>) {
         let count = fds.len();
-        match (Notice::parse(message), fds.into_iter().next()) {
-            (Ok(Notice::Doorbell), None) => self.rung = true,
+        match (Notice::parse(message), fds.pop()) {
+            (Ok(Notice::Doorbell), None) => {
+                self.rung = true;
+                self.false_doorbells = self.false_doorbells.saturating_add(1);
+                // Each doorbell costs a turn of the engine.
+                self.invalid += u64::from(self.false_doorbells > FALSE_DOORBELLS);
+            }
             // More descriptors would let a client fill the engine's descriptor table.
             (Ok(Notice::OneShot { seq, len }), Some(fd))
                 if count == 1 && self.announced.len() < self.descriptors_max =>
             {
                 self.announced.push((seq, len, Some(fd)));
             }
-            // Descriptors of an invalid message are closed here.
-            _ => self.invalid += 1,
+            (_, None) => self.invalid += 1,
+            (_, Some(fd)) => {
+                self.invalid += 1;
+                fds.push(fd);
+                self.excess += count;
+                self.socket.reaper().close_passed(self.socket.peer(), fds);
+            }
+        }
+    }
+
+    /// Returns true if a doorbell came without news so far.
+    #[inline]
+    pub(crate) fn awaits_news(&self) -> bool {
+        self.false_doorbells > 0
+    }
+
+    /// Notes that a poll has found news.
+    #[inline]
+    pub(crate) fn note_news(&mut self) {
+        self.false_doorbells = self.false_doorbells.saturating_sub(1);
+    }
+
+    /// Renews the budget of doorbells when its time has come.
+    pub(crate) fn renew(&mut self, now: u64) {
+        if now >= self.renewal {
+            self.renewal = now.saturating_add(DOORBELL_TIME);
+            self.false_doorbells = 0;
+        }
+    }
+
+    /// Gives used descriptors to the reaper.
+    #[inline]
+    pub(crate) fn close_used(&mut self) {
+        if !self.used.is_empty() {
+            let used = std::mem::take(&mut self.used);
+            self.close(used);
+        }
+    }
+
+    #[cold]
+    fn close(&self, fds: Vec<OwnedFd>) {
+        if !fds.is_empty() {
+            self.socket.reaper().drop_for(self.socket.peer(), fds);
+        }
+    }
+
+    fn retire(&mut self, fd: OwnedFd) {
+        self.used.push(fd);
+        if self.used.len() >= USED {
+            self.close_used();
         }
     }
 
@@ -118,13 +203,19 @@ impl ControlRx {
             self.short = true;
             return false;
         };
+        let read = self.read(&fd, announced, len, into);
+        self.retire(fd);
+        read
+    }
+
+    fn read(&self, fd: &OwnedFd, announced: u64, len: u32, into: &mut Vec<u8>) -> bool {
         let Ok((seals, size)) = sys::sealed(fd.as_fd()) else { return false };
         // Without the seals, the content could change between a check and its use, or the file could be of a kind
         // whose reading blocks.
         let safe = seals.contains(sys::FROZEN) && announced == u64::from(len) && size >= announced;
         safe && announced > 0
             && announced <= self.oneshot_max
-            && sys::read_exactly(&fd, len as usize, into).is_ok()
+            && sys::read_exactly(fd, len as usize, into).is_ok()
     }
 
     /// Returns true if a one-shot message was missing, since the last call, because this process had no free
@@ -135,7 +226,9 @@ impl ControlRx {
 
     /// Closes the memfd of a message that is discarded.
     pub(crate) fn forget(&mut self, which: Seq) {
-        drop(self.take(which));
+        if let Some((_, Some(fd))) = self.take(which) {
+            self.retire(fd);
+        }
     }
 
     /// Removes the announced length and memfd of message `which`.
@@ -148,6 +241,15 @@ impl ControlRx {
         })?;
         let (_, len, fd) = self.announced.swap_remove(index);
         Some((len, fd))
+    }
+}
+
+impl Drop for ControlRx {
+    fn drop(&mut self) {
+        let kept = self.announced.drain(..).filter_map(|(.., fd)| fd);
+        let fds: Vec<_> = self.used.drain(..).chain(kept).collect();
+        let teardown: &Teardown = self.socket.teardown();
+        teardown.add(fds);
     }
 }
 

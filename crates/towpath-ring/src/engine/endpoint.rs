@@ -1,9 +1,10 @@
 //! The engine's Unix socket, where clients attach.
 
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use towpath_metrics::metrics;
 
@@ -14,11 +15,12 @@ use crate::engine::quota::{Quota, Quotas};
 use crate::engine::socket_file::SocketFile;
 use crate::handshake::messages::{HELLO, Hello, Refusal, Reply, Welcome};
 use crate::lane::verdict::Verdict;
+use crate::reaper::{self, PeerKey, Plain, Reaped, Reaper};
 use crate::shm::abi::{self, Layout, VERSION};
 use crate::shm::geometry::Geometry;
 use crate::shm::header::Credentials;
 use crate::shm::park::Fences;
-use crate::shm::sys::{self, Received};
+use crate::shm::sys;
 
 /// Users that may attach.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,6 +91,8 @@ pub struct Config {
     pub bursts: bool,
     /// Limits per user.
     pub quota: Quota,
+    /// Closes descriptors and unmaps memory of clients. The default is the [shared](Reaper::shared) one.
+    pub reaper: Reaper,
 }
 
 impl Default for Config {
@@ -113,6 +117,7 @@ impl Default for Config {
             messages: false,
             bursts: false,
             quota: Quota::default(),
+            reaper: Reaper::shared(),
         }
     }
 }
@@ -145,7 +150,7 @@ impl Config {
 /// A connection without a hello.
 #[derive(Debug)]
 struct Pending {
-    socket: OwnedFd,
+    socket: Reaped<OwnedFd>,
     peer: Credentials,
 }
 
@@ -189,7 +194,7 @@ struct Pending {
 pub struct Endpoint {
     /// Dropped first: it identifies its own file while the listener is open.
     file: SocketFile,
-    listener: OwnedFd,
+    listener: Reaped<OwnedFd>,
     /// epoll set: the listener and every pending connection.
     watched: OwnedFd,
     config: Config,
@@ -209,10 +214,12 @@ metrics! {
         pub not_permitted: counter connections as "refused": "Connections refused, by reason." (reason = "not_permitted"),
         /// Connections refused because the client has another ABI version.
         pub wrong_version: counter connections as "refused" (reason = "wrong_version"),
-        /// Connections refused because a quota was reached.
+        /// Connections refused because a quota was reached, or because the user is barred.
         pub over_limit: counter connections as "refused" (reason = "over_limit"),
         /// Connections closed because the set-up failed or the first message was no hello.
         pub failed: counter connections as "refused" (reason = "failed"),
+        /// Users barred for a while, after a violation by one of their clients or too many attaches.
+        pub bars: counter events,
     }
 }
 
@@ -225,11 +232,19 @@ impl Endpoint {
         let path = path.as_ref();
         config.check()?;
         let failed = |source| BindError::Listen { path: path.into(), source };
-        let (listener, file) =
-            SocketFile::bind(path, || sys::listen(path, 64)).map_err(|error| match error.kind() {
-                std::io::ErrorKind::AddrInUse if SocketFile::is_socket(path) => BindError::InUse(path.into()),
-                _ => failed(error),
-            })?;
+        let listen = || {
+            let socket = sys::bound(path)?;
+            // Until a client is attached, it has no descriptor to pass.
+            reaper::refuse_descriptors(&socket)?;
+            sys::listen_on(&socket, 64)?;
+            Ok(socket)
+        };
+        let (listener, file) = SocketFile::bind(path, listen).map_err(|error| match error.kind() {
+            std::io::ErrorKind::AddrInUse if SocketFile::is_socket(path) => BindError::InUse(path.into()),
+            _ => failed(error),
+        })?;
+        config.reaper.start();
+        let listener = config.reaper.wrap(PeerKey::Listener, listener);
         let watched = sys::watch_set().map_err(failed)?;
         sys::watch(&watched, &listener).map_err(failed)?;
         Ok(Self {
@@ -253,7 +268,7 @@ impl Endpoint {
     /// The endpoint's counters.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.stats
+        Stats { bars: self.quotas.bars(), ..self.stats }
     }
 
     /// Changes the allow-list for future clients.
@@ -264,16 +279,28 @@ impl Endpoint {
     /// Returns the next attached client, if there is one. Never blocks, and does bounded work.
     ///
     /// # Errors
-    /// accept(2) failed for a reason of this process, such as too many open files.
+    /// accept(2) failed for a reason of this process, such as too many open files, or the [`Reaper`] has no room for
+    /// the sockets of further clients. Try again later.
     pub fn accept(&mut self) -> std::io::Result<Option<Channel>> {
+        self.accept_at(Instant::now())
+    }
+
+    /// Like [`accept`](Self::accept), at this time. Limits per time ([`Quota::bar`]) depend on it.
+    ///
+    /// # Errors
+    /// As for [`accept`](Self::accept).
+    pub fn accept_at(&mut self, now: Instant) -> std::io::Result<Option<Channel>> {
         for _ in 0..self.config.pending_max.max(1) {
-            if let Some(channel) = self.hear() {
+            if let Some(channel) = self.hear(now) {
                 return Ok(Some(channel));
             }
+            if self.config.reaper.is_full() {
+                return Err(std::io::Error::other("too many sockets of ended clients wait to be closed"));
+            }
             let Some(socket) = sys::accept(&self.listener)? else { return Ok(None) };
-            self.admit(socket);
+            self.admit(socket, now);
         }
-        Ok(self.hear())
+        Ok(self.hear(now))
     }
 
     /// Waits at most `timeout` until [`accept`](Self::accept) may have work.
@@ -285,41 +312,69 @@ impl Endpoint {
     }
 
     /// Reads pending hellos.
-    fn hear(&mut self) -> Option<Channel> {
+    fn hear(&mut self, now: Instant) -> Option<Channel> {
         let mut i = 0;
         while let Some(pending) = self.pending.get(i) {
             // One byte more than a hello, to detect longer messages.
             let mut hello = [0; HELLO + 1];
-            let heard = sys::recv(&pending.socket, &mut hello);
-            if let Ok(Received::Nothing) = heard {
-                i += 1;
-                continue;
-            }
-            let Some(pending) = self.pending.remove(i) else { break };
-            if let Err(e) = sys::unwatch(&self.watched, &pending.socket) {
-                log::warn!("{}: cannot stop watching a connection: {e}", self.path().display());
-            }
-            let Ok(Received::Message(len, _)) = heard else {
-                self.stats.failed += 1;
-                continue;
+            let (reaper, key) = (pending.socket.reaper(), pending.socket.peer());
+            let heard = match reaper.receive(key, &*pending.socket, &mut hello) {
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                    i += 1;
+                    continue;
+                }
+                heard => heard,
             };
-            if let Some(channel) = self.attach(pending, &hello[..len]) {
-                return Some(channel);
+            let Some(pending) = self.pending.remove(i) else { break };
+            self.unwatch(&pending.socket);
+            match heard {
+                Ok(Plain { passed_descriptors: true, .. }) => {
+                    self.stats.failed += 1;
+                    self.quotas.bar(&pending.peer, now);
+                    sys::shut(&pending.socket);
+                }
+                Ok(Plain { bytes: bytes @ 1.., .. }) => {
+                    if let Some(channel) = self.attach(pending, &hello[..bytes], now) {
+                        return Some(channel);
+                    }
+                }
+                // The end of the socket, or an error.
+                _ => self.stats.failed += 1,
             }
         }
         None
     }
 
-    fn admit(&mut self, socket: OwnedFd) {
+    /// The close that would remove the socket from the set happens later.
+    fn unwatch(&self, socket: &OwnedFd) {
+        if let Err(e) = sys::unwatch(&self.watched, socket) {
+            log::warn!("{}: cannot stop watching a connection: {e}", self.path().display());
+        }
+    }
+
+    fn admit(&mut self, socket: OwnedFd, now: Instant) {
         let peer = match Credentials::of(&socket) {
             Ok(peer) => peer,
             Err(e) => {
                 log::warn!("{}: cannot read a client's credentials: {e}", self.path().display());
                 self.stats.failed += 1;
+                self.config.reaper.drop_for(PeerKey::Listener, socket);
                 return;
             }
         };
+        let key = PeerKey::User(peer.uid);
+        // Unread messages may have descriptors.
+        let socket = self.config.reaper.wrap(key, socket);
         if self.config.allow.allows(&peer) {
+            if let Err(why) = self.quotas.admit(&peer, now) {
+                self.refuse_over_limit(&socket, &peer, why);
+                return;
+            }
+            if !self.config.reaper.has_room(key) {
+                let why = format!("descriptors of user {}'s ended connections wait to be closed", peer.uid);
+                self.refuse_over_limit(&socket, &peer, why);
+                return;
+            }
             // Silent connections could otherwise keep other clients out.
             if self.pending.len() >= self.config.pending_max.max(1) {
                 self.refuse_oldest();
@@ -353,6 +408,7 @@ impl Endpoint {
     fn refuse_oldest(&mut self) {
         let holders: Vec<_> = self.pending.iter().map(|p| format!("[{}]", p.peer.pid)).collect();
         let Some(oldest) = self.pending.pop_front() else { return };
+        self.unwatch(&oldest.socket);
         let limit = self.config.pending_max.max(1);
         let over = format!("{limit} connections without a hello; held by: {}", holders.join(" "));
         self.stats.failed += 1;
@@ -367,10 +423,22 @@ impl Endpoint {
         refuse(&oldest.socket, Refusal::Limit, over);
     }
 
-    fn attach(&mut self, pending: Pending, hello: &[u8]) -> Option<Channel> {
+    /// Refuses a client, and counts and logs it.
+    fn refuse_over_limit(&mut self, socket: &OwnedFd, peer: &Credentials, why: String) {
+        self.stats.over_limit += 1;
+        let count = self.stats.over_limit;
+        // Any user can trigger this line any number of times.
+        if count.is_power_of_two() {
+            log::warn!("{}: refused process {}: {why} ({count} so far)", self.path().display(), peer.pid);
+        }
+        refuse(socket, Refusal::Limit, why);
+    }
+
+    fn attach(&mut self, pending: Pending, hello: &[u8], now: Instant) -> Option<Channel> {
         let Pending { socket, peer } = pending;
         let Ok(mut hello) = Hello::parse(hello) else {
             self.stats.failed += 1;
+            sys::shut(&socket);
             return None;
         };
         if hello.version != VERSION {
@@ -386,15 +454,18 @@ impl Endpoint {
         }
         // Both sides must support the scheme.
         hello.fences = hello.fences.and(self.fences);
-        let charge = match self.quotas.take(&peer, &hello.name, self.config.bytes_per_client()) {
+        let charge = match self.quotas.take(&peer, &hello.name, self.config.bytes_per_client(), now) {
             Ok(charge) => charge,
             Err(over) => {
-                log::warn!("{}: refused process {}: {over}", self.path().display(), peer.pid);
-                self.stats.over_limit += 1;
-                refuse(&socket, Refusal::Limit, over);
+                self.refuse_over_limit(&socket, &peer, over);
                 return None;
             }
         };
+        if self.config.oneshot_max > 0
+            && let Err(e) = reaper::accept_descriptors(&*socket)
+        {
+            log::warn!("{}: process {} cannot send one-shot messages: {e}", self.path().display(), peer.pid);
+        }
         match open(&self.config, &socket, peer, &hello, charge) {
             Ok(channel) => {
                 self.stats.attached += 1;
@@ -414,6 +485,8 @@ impl Endpoint {
 fn refuse(socket: &OwnedFd, why: Refusal, text: String) {
     let welcome = Welcome { version: VERSION, answer: Reply::Refused(why, text) };
     let _ = sys::send(socket, &welcome.emit(), &[]);
+    // The client reads the refusal, then the end, whenever the socket is closed.
+    sys::shut(socket);
 }
 
 impl AsFd for Endpoint {

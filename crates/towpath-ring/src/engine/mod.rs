@@ -1,11 +1,14 @@
 //! The engine's side: endpoints, channels, and queues with several listeners.
 
+pub(crate) mod arm_scan;
+pub(crate) mod bars;
 pub(crate) mod bind_error;
 pub(crate) mod channel;
 pub(crate) mod control_rx;
 pub(crate) mod dump;
 pub(crate) mod endpoint;
 pub(crate) mod fanout;
+pub(crate) mod lent_memory;
 pub(crate) mod oneshots;
 pub(crate) mod open;
 pub(crate) mod peer_liveness;

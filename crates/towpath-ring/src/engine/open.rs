@@ -13,6 +13,7 @@ use crate::engine::rings::{First, Rings};
 use crate::engine::stats::ChannelStats;
 use crate::handshake::messages::{Hello, Offer, Reply, Terms, Welcome};
 use crate::lane::loss_record::LossRecords;
+use crate::reaper::Reaped;
 use crate::shm::abi::{self, VERSION};
 use crate::shm::header::Credentials;
 use crate::shm::park::{Answered, Ringer, Sleeper};
@@ -22,17 +23,18 @@ use crate::shm::sys::{self, Sent};
 /// Creates the memory of each lane, seals it and sends it to the client.
 pub(crate) fn open(
     config: &Config,
-    socket: &OwnedFd,
+    socket: &Reaped<OwnedFd>,
     peer: Credentials,
     hello: &Hello,
     charge: Charge,
 ) -> std::io::Result<Channel> {
+    let teardown = socket.teardown();
     let pidfd = sys::pidfd(peer.pid);
     let layout = config.layout();
     let first = First { rx: Seq::begin(), tx: Seq::begin() };
-    let made = (0..config.lanes).map(|_| Rings::make(config, layout, first));
+    let made = (0..config.lanes).map(|_| Rings::make(config, layout, first, teardown));
     let made = made.collect::<std::io::Result<Vec<_>>>()?;
-    let mut sockets = vec![socket.try_clone()?];
+    let mut sockets = vec![teardown.wrap(socket.try_clone()?)];
 
     let terms = Terms {
         layout,
@@ -42,31 +44,40 @@ pub(crate) fn open(
         fences: hello.fences,
     };
     let welcome = Welcome { version: VERSION, answer: Reply::Attached(terms) };
-    let mut memory = made.iter().map(|(.., memory)| memory);
-    // The first lane comes with the welcome and uses the attached socket.
-    let first = memory.next().ok_or(std::io::ErrorKind::InvalidInput)?;
-    hand_over(socket, &welcome.emit(), &first.fds())?;
-    charge.lend();
-    for (lane, memory) in (1..).zip(memory) {
-        let (ours, theirs) = sys::pair()?;
-        let mut fds = memory.fds().to_vec();
-        fds.push(theirs.as_fd());
-        hand_over(socket, &Offer { lane, layout }.emit(), &fds)?;
-        sockets.push(ours);
+    let (mut lanes, mut lent) = (Vec::with_capacity(made.len()), Some(Vec::new()));
+    for (lane, (rings, memory)) in (0..).zip(made) {
+        // The first lane comes with the welcome and uses the attached socket.
+        if lane == 0 {
+            hand_over(socket, &welcome.emit(), &memory.fds())?;
+            charge.lend(None);
+        } else {
+            let (ours, theirs) = sys::pair()?;
+            let mut fds = memory.fds().to_vec();
+            fds.push(theirs.as_fd());
+            hand_over(socket, &Offer { lane, layout }.emit(), &fds)?;
+            sockets.push(teardown.wrap(ours));
+        }
+        lent = lent.zip(memory.lent()).map(|(mut all, lent)| {
+            all.extend(lent);
+            all
+        });
+        lanes.push(rings);
     }
+    charge.lend(lent);
 
     let answered = Answered::default();
-    let liveness = PeerLiveness::new(sockets.into(), peer, pidfd, hello.name.clone(), charge);
+    let liveness =
+        PeerLiveness::new(sockets.into(), peer, pidfd, hello.name.clone(), charge, teardown.clone());
     let liveness = Arc::new(liveness);
     let policy = ClientPolicy {
         violations_max: config.violations_max,
         overdue_max: config.overdue_max,
         messages: config.messages,
     };
-    let mut lanes = Vec::with_capacity(made.len());
-    for (lane, (rings, _)) in (0..).zip(made) {
-        let socket = liveness.socket(lane).try_clone()?;
-        lanes.push(Channel {
+    let mut channels = Vec::with_capacity(lanes.len());
+    for (lane, rings) in (0..).zip(lanes) {
+        let socket = teardown.wrap(liveness.socket(lane).try_clone()?);
+        channels.push(Channel {
             lane,
             rings,
             control: ControlRx::new(socket, config.quota.descriptors, config.oneshot_max),
@@ -80,11 +91,12 @@ pub(crate) fn open(
             stats: ChannelStats::default(),
             lost: 0,
             others: Vec::new(),
+            armed: None,
             liveness: liveness.clone(),
         });
     }
-    let others = lanes.split_off(1);
-    let mut channel = lanes.pop().ok_or(std::io::ErrorKind::InvalidInput)?;
+    let others = channels.split_off(1);
+    let mut channel = channels.pop().ok_or(std::io::ErrorKind::InvalidInput)?;
     channel.others = others;
     Ok(channel)
 }

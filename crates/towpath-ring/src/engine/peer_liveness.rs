@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::quota::Charge;
 use crate::handshake::messages::Notice;
+use crate::reaper::{Reaped, Teardown};
 use crate::shm::header::Credentials;
 use crate::shm::sync::{AtomicU64, Ordering};
 use crate::shm::sys::{self, Sent};
@@ -36,22 +38,24 @@ pub(crate) struct PeerLiveness {
     pub(crate) name: String,
     pub(crate) pidfd: Option<OwnedFd>,
     /// The socket of each lane. The client sleeps on the first one, for all lanes.
-    sockets: Box<[OwnedFd]>,
+    sockets: Box<[Reaped<OwnedFd>]>,
     /// 0 while the client lives, then 1 + the index of its [`Death`].
     dead: AtomicU64,
-    /// The channel's charge against its user's quota; returned when the last lane is dropped.
-    _charge: Charge,
+    /// The channel's charge against its user's quota; returned when the teardown of the last lane has finished.
+    charge: Option<Charge>,
+    teardown: Arc<Teardown>,
 }
 
 impl PeerLiveness {
     pub(crate) fn new(
-        sockets: Box<[OwnedFd]>,
+        sockets: Box<[Reaped<OwnedFd>]>,
         peer: Credentials,
         pidfd: Option<OwnedFd>,
         name: String,
         charge: Charge,
+        teardown: Arc<Teardown>,
     ) -> Self {
-        Self { peer, name, pidfd, sockets, dead: AtomicU64::new(0), _charge: charge }
+        Self { peer, name, pidfd, sockets, dead: AtomicU64::new(0), charge: Some(charge), teardown }
     }
 
     /// Why the channel ended, if it has.
@@ -81,7 +85,12 @@ impl PeerLiveness {
         }
         for socket in &self.sockets {
             // The client sees the end of the socket. An error means that it has closed the socket already.
-            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+            sys::shut(socket);
+        }
+        if how == Death::Violations
+            && let Some(charge) = &self.charge
+        {
+            charge.bar();
         }
         true
     }
@@ -115,6 +124,12 @@ impl PeerLiveness {
         let mut fds = vec![self.socket(lane).as_fd()];
         fds.extend(self.pidfd.as_ref().map(AsFd::as_fd));
         fds
+    }
+}
+
+impl Drop for PeerLiveness {
+    fn drop(&mut self) {
+        self.teardown.add_last(self.charge.take());
     }
 }
 

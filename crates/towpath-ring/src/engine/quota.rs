@@ -1,10 +1,10 @@
 //! Quotas per user, and the charges against them.
 //!
-//! What: the end of a channel does not free its memory while the client has it mapped; no call takes memory from
-//! another process. Memory that was sent to a process of another user therefore counts until that process ends.
-//! Otherwise a client could attach, close and keep mappings until the system has no memory. (A process can still
-//! pass the memory on to one that lives longer.) Memory of the engine's own user and of root is not tracked: they
-//! can end the engine anyway.
+//! What: the end of a channel does not free its memory while a process has it mapped; no call takes memory from
+//! another process. Memory that was sent to a process of another user therefore counts until no process has it
+//! (`lent_memory.rs`). Otherwise a client could attach, pass its descriptors on and exit until the system has no
+//! memory. Without visible holders, the memory counts until the client's process ends. Memory of the engine's own
+//! user and of root is not tracked: they can end the engine anyway.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -12,6 +12,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::engine::bars::Bars;
+use crate::engine::lent_memory::LentMemory;
 use crate::shm::header::Credentials;
 use crate::shm::sys::{self, Process};
 
@@ -23,9 +25,9 @@ const TOGETHER: Duration = Duration::from_secs(60);
 /// Limits per user and per endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
-    /// Bytes of shared memory of all channels of one user. Unless the user is root or the engine's user, the
-    /// memory counts until the client's process has ended, or for an hour if the engine cannot see the end of the process. The default is
-    /// 256 MiB.
+    /// Bytes of shared memory of all channels of one user. The memory of a user that is neither the engine's own nor
+    /// root counts until no process has it. On kernels where that is not visible, it counts until the client's
+    /// process has ended, or for an hour if the end is not visible either. The default is 256 MiB.
     pub bytes_per_user: u64,
     /// Channels of one user. The default is 64.
     pub channels_per_user: usize,
@@ -33,11 +35,23 @@ pub struct Quota {
     pub channels: usize,
     /// Unused descriptors that a client may have passed; more are closed. The default is 16.
     pub descriptors: usize,
+    /// Attaches of one user in a minute. A further one is refused and bars the user. The default is 256.
+    pub attaches_per_minute: u32,
+    /// How long a user may not attach after a violation by one of its clients, and after too many attaches. The
+    /// engine's own user and root are never barred. The default is 10 s.
+    pub bar: Duration,
 }
 
 impl Default for Quota {
     fn default() -> Self {
-        Self { bytes_per_user: 256 << 20, channels_per_user: 64, channels: 256, descriptors: 16 }
+        Self {
+            bytes_per_user: 256 << 20,
+            channels_per_user: 64,
+            channels: 256,
+            descriptors: 16,
+            attaches_per_minute: 256,
+            bar: Duration::from_secs(10),
+        }
     }
 }
 
@@ -46,6 +60,7 @@ impl Default for Quota {
 pub(crate) struct Charge {
     quotas: Quotas,
     number: u64,
+    uid: u32,
 }
 
 #[derive(Debug)]
@@ -56,8 +71,17 @@ struct Holder {
     bytes: u64,
     /// The client's process, if the memory must be tracked.
     process: Process,
-    /// True if the memory was sent to the client.
-    lent: bool,
+    /// Set when the memory is sent to the client.
+    lent: Option<Lent>,
+}
+
+/// How the end of lent memory is visible.
+#[derive(Debug)]
+enum Lent {
+    /// By its holders.
+    Memory(Vec<LentMemory>),
+    /// By the end of the client's process only.
+    Unseen,
 }
 
 /// Memory that a process may have kept of ended channels.
@@ -72,6 +96,8 @@ struct Kept {
 
 #[derive(Debug)]
 enum Until {
+    /// Until no process has this memory.
+    Unheld(Vec<LentMemory>),
     /// Until this process has ended.
     Ended(OwnedFd),
     Then(Instant),
@@ -80,39 +106,79 @@ enum Until {
 #[derive(Debug, Default)]
 struct Book {
     holders: BTreeMap<u64, Holder>,
-    /// One entry per process whose end is visible; for others, one per minute.
+    /// One entry per channel whose holders are visible, or per process whose end is visible; for others, one per
+    /// minute.
     kept: Vec<Kept>,
+    bars: Bars,
     next: u64,
 }
 
-/// All charges of an endpoint. Locked at attach and detach only.
+/// All charges of an endpoint. Locked by the thread that attaches clients and by helper threads of the reaper.
 #[derive(Clone, Debug)]
 pub(crate) struct Quotas {
     quota: Quota,
     book: Arc<Mutex<Book>>,
+    /// Users of channels that ended by a violation since the last [`Quotas::admit`]. Beside the book: an engine's
+    /// thread adds to it, and waits for no system call.
+    violators: Arc<Mutex<Vec<u32>>>,
 }
 
 impl Quotas {
     pub(crate) fn new(quota: Quota) -> Self {
-        Self { quota, book: Arc::default() }
+        Self { quota, book: Arc::default(), violators: Arc::default() }
+    }
+
+    /// Returns why the user may not attach at `now`, if it is barred.
+    pub(crate) fn admit(&self, peer: &Credentials, now: Instant) -> Result<(), String> {
+        let mut book = self.lock();
+        for uid in std::mem::take(&mut *self.violators()) {
+            book.bars.bar(uid, now, self.quota.bar);
+        }
+        match book.bars.left(peer.uid, now) {
+            Some(left) => Err(format!("user {} is barred for {} s", peer.uid, left.as_secs() + 1)),
+            None => Ok(()),
+        }
+    }
+
+    /// Bars the user of a peer that broke the rules.
+    pub(crate) fn bar(&self, peer: &Credentials, now: Instant) {
+        if !is_trusted(peer.uid) {
+            self.lock().bars.bar(peer.uid, now, self.quota.bar);
+        }
+    }
+
+    /// Number of bars so far.
+    pub(crate) fn bars(&self) -> u64 {
+        self.lock().bars.count
     }
 
     /// Charges `bytes`, or returns which limit is exceeded and by which clients.
-    pub(crate) fn take(&self, peer: &Credentials, name: &str, bytes: u64) -> Result<Charge, String> {
+    pub(crate) fn take(
+        &self,
+        peer: &Credentials,
+        name: &str,
+        bytes: u64,
+        now: Instant,
+    ) -> Result<Charge, String> {
         let mut book = self.lock();
-        let Quota { channels_per_user, channels, .. } = self.quota;
+        let Quota { channels_per_user, channels, attaches_per_minute, .. } = self.quota;
         let uid = peer.uid;
+        if !is_trusted(uid) && !book.bars.attach(uid, now, attaches_per_minute) {
+            book.bars.bar(uid, now, self.quota.bar);
+            return Err(format!("{attaches_per_minute} attaches of user {uid} in a minute"));
+        }
         if book.holders.len() >= channels {
             return Err(format!("{channels} channels; {}", holders(book.holders.values())));
         }
         if book.holders.values().filter(|h| h.uid == uid).count() >= channels_per_user {
             return Err(format!("{channels_per_user} channels for user {uid}; {}", book.theirs(uid)));
         }
-        book.forget(uid, Instant::now());
+        book.forget(uid, now);
         // Each entry is an open descriptor of this process.
-        let seen = |k: &&Kept| k.uid == uid && matches!(k.until, Until::Ended(_));
-        if book.kept.iter().filter(seen).count() >= channels_per_user {
-            return Err(format!("{channels_per_user} processes of user {uid}; {}", book.theirs(uid)));
+        let open = |k: &&Kept| k.uid == uid && !matches!(k.until, Until::Then(_));
+        if book.kept.iter().filter(open).count() >= channels_per_user {
+            let what = "ended channels whose memory is in use";
+            return Err(format!("{channels_per_user} {what} for user {uid}; {}", book.theirs(uid)));
         }
         self.has_room(&book, uid, bytes)?;
         let process = if is_trusted(uid) {
@@ -123,9 +189,9 @@ impl Quotas {
         };
         let number = book.next;
         book.next += 1;
-        let holder = Holder { uid, pid: peer.pid, name: name.into(), bytes, process, lent: false };
+        let holder = Holder { uid, pid: peer.pid, name: name.into(), bytes, process, lent: None };
         book.holders.insert(number, holder);
-        Ok(Charge { quotas: self.clone(), number })
+        Ok(Charge { quotas: self.clone(), number, uid })
     }
 
     fn has_room(&self, book: &Book, uid: u32, bytes: u64) -> Result<(), String> {
@@ -134,6 +200,10 @@ impl Quotas {
             return Ok(());
         }
         Err(format!("{most} bytes for user {uid}, {bytes} more asked for; {}", book.theirs(uid)))
+    }
+
+    fn violators(&self) -> MutexGuard<'_, Vec<u32>> {
+        self.violators.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, Book> {
@@ -157,15 +227,24 @@ impl Book {
         let mut text = holders(self.holders.values().filter(|h| h.uid == uid));
         let kept = self.kept.iter().filter(|k| k.uid == uid);
         for (n, Kept { pid, name, bytes, .. }) in kept.take(8).enumerate() {
-            let before = if n == 0 { "; of channels that have ended, until the process ends:" } else { "" };
+            let before = if n == 0 { "; of channels that have ended, while a process has it:" } else { "" };
             let _ = write!(text, "{before} {name}[{pid}] {bytes}");
         }
         text
     }
 
-    /// Removes the kept memory of the user's processes that have ended.
+    /// Removes the kept memory of the user that no process has any more.
     fn forget(&mut self, uid: u32, now: Instant) {
-        self.kept.retain(|kept| kept.uid != uid || !kept.until.has_come(now));
+        self.kept.retain_mut(|kept| {
+            if kept.uid != uid {
+                return true;
+            }
+            if let Until::Unheld(memory) = &mut kept.until {
+                memory.retain(LentMemory::is_held);
+                kept.bytes = memory.iter().map(|memory| memory.bytes).sum();
+            }
+            !kept.until.has_come(now)
+        });
     }
 
     /// Ends a channel's charge. Memory that its client may have kept still counts.
@@ -173,18 +252,16 @@ impl Book {
         let Some(Holder { uid, pid, name, bytes, process, lent }) = self.holders.remove(&number) else {
             return;
         };
-        if is_trusted(uid) || !lent {
-            return;
-        }
-        let until = match process {
-            Process::Seen(pidfd) => Until::Ended(pidfd),
-            Process::Ended => return,
-            Process::Unseen => Until::Then(now + UNSEEN + TOGETHER),
+        let (false, Some(lent)) = (is_trusted(uid), lent) else { return };
+        let until = match (lent, process) {
+            (Lent::Memory(memory), _) => Until::Unheld(memory),
+            (Lent::Unseen, Process::Seen(pidfd)) => Until::Ended(pidfd),
+            (Lent::Unseen, Process::Ended) => return,
+            (Lent::Unseen, Process::Unseen) => Until::Then(now + UNSEEN + TOGETHER),
         };
         if until.has_come(now) {
             return;
         }
-        self.forget(uid, now);
         let goes_with = |kept: &&mut Kept| match (&kept.until, &until) {
             // A process id is not reused while the process exists.
             (Until::Ended(_), Until::Ended(_)) => true,
@@ -205,6 +282,7 @@ impl Until {
         match self {
             Self::Ended(pidfd) => sys::wait(&[pidfd.as_fd()], Some(Duration::ZERO)).unwrap_or(false),
             Self::Then(then) => now >= *then,
+            Self::Unheld(memory) => !memory.iter().any(LentMemory::is_held),
         }
     }
 }
@@ -218,10 +296,19 @@ fn holders<'a>(holders: impl Iterator<Item = &'a Holder>) -> String {
 }
 
 impl Charge {
-    /// Marks the memory as sent to the client.
-    pub(crate) fn lend(&self) {
-        if let Some(holder) = self.quotas.lock().holders.get_mut(&self.number) {
-            holder.lent = true;
+    /// Marks the memory as sent to the client. None: its holders are not visible.
+    pub(crate) fn lend(&self, memory: Option<Vec<LentMemory>>) {
+        let lent = memory.map_or(Lent::Unseen, Lent::Memory);
+        let mut book = self.quotas.lock();
+        if let Some(holder) = book.holders.get_mut(&self.number) {
+            holder.lent = Some(lent);
+        }
+    }
+
+    /// Bars the user, after a violation by this channel's client.
+    pub(crate) fn bar(&self) {
+        if !is_trusted(self.uid) {
+            self.quotas.violators().push(self.uid);
         }
     }
 }
@@ -238,14 +325,17 @@ mod tests {
 
     use super::*;
     use crate::engine::open::open;
+    use crate::handshake::attach::receive;
     use crate::mock;
+    use crate::reaper::{Limits, PeerKey, Reaper};
+    use crate::shm::park::Fences;
 
     #[test]
     fn a_limit_names_itself_and_the_holders() {
         let quotas =
             Quotas::new(Quota { bytes_per_user: 100, channels_per_user: 2, channels: 3, ..Quota::default() });
         let peer = |uid, pid| Credentials { pid, uid, gid: 0 };
-        let take = |uid, pid, bytes| quotas.take(&peer(uid, pid), "ids", bytes);
+        let take = |uid, pid, bytes| quotas.take(&peer(uid, pid), "ids", bytes, Instant::now());
         let us = rustix::process::geteuid().as_raw();
         let first = take(us, 11, 60).unwrap();
         assert_eq!(
@@ -259,7 +349,7 @@ mod tests {
         );
         let _third = take(us + 8, 14, 1).unwrap();
         assert!(take(us + 9, 15, 1).unwrap_err().starts_with("3 channels; held by:"));
-        first.lend();
+        first.lend(None);
         drop(first);
         take(us, 13, 60).unwrap();
     }
@@ -271,8 +361,8 @@ mod tests {
         let uid = rustix::process::geteuid().as_raw() + 7;
         let (pid, us) = (child.id(), std::process::id());
         let take = |pid, bytes| {
-            let charge = quotas.take(&Credentials { pid, uid, gid: 0 }, "ids", bytes)?;
-            charge.lend();
+            let charge = quotas.take(&Credentials { pid, uid, gid: 0 }, "ids", bytes, Instant::now())?;
+            charge.lend(None);
             Ok::<_, String>(charge)
         };
         // Again and again: no more than it may have at a time.
@@ -283,14 +373,14 @@ mod tests {
         assert_eq!(
             take(us, 1).unwrap_err(),
             format!(
-                "100 bytes for user {uid}, 1 more asked for; held by: ids[{us}] 40; of channels that have ended, until the \
-                 process ends: ids[{pid}] 60"
+                "100 bytes for user {uid}, 1 more asked for; held by: ids[{us}] 40; of channels that have ended, while a \
+                 process has it: ids[{pid}] 60"
             )
         );
         // Nothing was handed over, so nothing is kept.
         drop(child.stdin.take());
         child.wait().unwrap();
-        drop(quotas.take(&Credentials { pid: us, uid, gid: 0 }, "ids", 60).unwrap());
+        drop(quotas.take(&Credentials { pid: us, uid, gid: 0 }, "ids", 60, Instant::now()).unwrap());
         let more = take(us, 60).unwrap();
         assert!(take(us, 1).is_err());
         drop((live, more));
@@ -304,10 +394,10 @@ mod tests {
         let uid = rustix::process::geteuid().as_raw() + 7;
         let outside = Credentials { pid: 0, uid, gid: 0 };
         for _ in 0..2 {
-            let charge = quotas.take(&outside, "ids", 50).unwrap();
-            charge.lend();
+            let charge = quotas.take(&outside, "ids", 50, Instant::now()).unwrap();
+            charge.lend(None);
         }
-        assert!(quotas.take(&outside, "ids", 1).is_err());
+        assert!(quotas.take(&outside, "ids", 1, Instant::now()).is_err());
         let now = Instant::now();
         let left = |later| {
             let mut book = quotas.lock();
@@ -324,8 +414,8 @@ mod tests {
         let book = || quotas.lock();
         // More iterations than the maximum number of channels: no charge remains with an ended channel.
         for n in 0..120 {
-            let charge = quotas.take(&Credentials { pid: 0, uid, gid: 0 }, "ids", 10).unwrap();
-            charge.lend();
+            let charge = quotas.take(&Credentials { pid: 0, uid, gid: 0 }, "ids", 10, begin).unwrap();
+            charge.lend(None);
             book().end(charge.number, begin + n * Duration::from_secs(10));
         }
         assert!(book().kept.len() <= 20);
@@ -346,16 +436,72 @@ mod tests {
         let quotas = Quotas::new(Quota::default());
         let uid = rustix::process::geteuid().as_raw() + 7;
         let peer = |pid| Credentials { pid, uid, gid: 0 };
-        let charge = quotas.take(&peer(child.id()), "ids", 50).unwrap();
-        charge.lend();
+        let charge = quotas.take(&peer(child.id()), "ids", 50, Instant::now()).unwrap();
+        charge.lend(None);
         drop(charge);
         assert_eq!(quotas.lock().bytes_of(uid), 0);
 
         let (ours, theirs) = sys::pair().unwrap();
         drop(theirs);
         let peer = peer(0);
-        let charge = quotas.take(&peer, "ids", 50).unwrap();
+        let charge = quotas.take(&peer, "ids", 50, Instant::now()).unwrap();
+        let ours = Reaper::shared().wrap(PeerKey::User(uid), ours);
         open(&mock::config(), &ours, peer, &mock::hello(), charge).unwrap_err();
         assert_eq!(quotas.lock().bytes_of(uid), 0);
+    }
+
+    #[test]
+    fn memory_that_was_passed_on_counts_until_its_last_holder_is_gone() {
+        let uid = rustix::process::geteuid().as_raw() + 7;
+        let config = mock::config();
+        let bytes = config.bytes_per_client();
+        let quotas = Quotas::new(Quota { bytes_per_user: 2 * bytes, ..Quota::default() });
+        let reaper = Reaper::new(Limits::default());
+        let now = Instant::now();
+        // A process that has attached, has passed its descriptors on to this one, and has exited.
+        let mut child = Command::new("true").spawn().expect("true");
+        child.wait().unwrap();
+        let peer = Credentials { pid: child.id(), uid, gid: 0 };
+        let attach = || {
+            let charge = quotas.take(&peer, "ids", bytes, now)?;
+            let (ours, theirs) = sys::pair().unwrap();
+            let ours = reaper.wrap(PeerKey::User(uid), ours);
+            let channel = open(&config, &ours, peer, &mock::hello(), charge).expect("a channel");
+            drop(ours);
+            drop(channel);
+            while reaper.stats().pending > 0 {
+                std::thread::yield_now();
+            }
+            Ok::<_, String>(receive(theirs, std::path::Path::new("mock"), Fences::Both).expect("attached"))
+        };
+        let held: Vec<_> = (0..2).map(|_| attach().unwrap()).collect();
+        assert_eq!(quotas.lock().bytes_of(uid), 2 * bytes);
+        let refused = attach().unwrap_err();
+        assert!(refused.contains("while a process has it: ids["), "{refused}");
+        drop(held);
+        let _again = attach().unwrap();
+        assert_eq!(quotas.lock().bytes_of(uid), bytes);
+    }
+
+    #[test]
+    fn a_user_is_barred_after_a_violation_and_after_too_many_attaches() {
+        let uid = rustix::process::geteuid().as_raw() + 7;
+        let bar = Duration::from_secs(10);
+        let quotas = Quotas::new(Quota { attaches_per_minute: 2, bar, ..Quota::default() });
+        let (peer, now) = (Credentials { pid: 0, uid, gid: 0 }, Instant::now());
+        let take = |now| quotas.take(&peer, "ids", 0, now);
+        let charge = take(now).unwrap();
+        charge.bar();
+        assert_eq!(quotas.admit(&peer, now).unwrap_err(), format!("user {uid} is barred for 11 s"));
+        let later = now + bar;
+        quotas.admit(&peer, later).unwrap();
+        let _second = take(later).unwrap();
+        assert_eq!(take(later).unwrap_err(), format!("2 attaches of user {uid} in a minute"));
+        assert!(quotas.admit(&peer, later).is_err());
+        quotas.admit(&peer, later + bar).unwrap();
+        assert_eq!(quotas.bars(), 2);
+        // Root is not barred.
+        quotas.bar(&Credentials { pid: 0, uid: 0, gid: 0 }, later);
+        assert_eq!(quotas.bars(), 2);
     }
 }

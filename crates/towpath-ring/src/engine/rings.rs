@@ -1,11 +1,14 @@
 //! The memory of a lane at the engine: an RX ring, a TX ring, and the engine's private state of both.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use crate::engine::endpoint::Config;
+use crate::engine::lent_memory::{LentMemory, lend};
 use crate::engine::tx_ring::TxRing;
 use crate::engine::verdict_reader::VerdictReader;
 use crate::lane::producer::Producer;
+use crate::reaper::{Reaped, Teardown};
 use crate::shm::abi::{self, Layout, VERSION};
 use crate::shm::region::{Access, Payload, Words};
 use crate::shm::seq::Seq;
@@ -24,7 +27,7 @@ pub(crate) struct Rings {
     pub(crate) verdict_reader: VerdictReader,
     pub(crate) tx: TxRing,
     /// Memfd of the TX payload.
-    pub(crate) tx_fd: OwnedFd,
+    pub(crate) tx_fd: Reaped<OwnedFd>,
     pub(crate) layout: Layout,
     /// True if the RX payload is in huge pages.
     pub(crate) huge: bool,
@@ -32,11 +35,35 @@ pub(crate) struct Rings {
 
 /// Descriptors for the client: engine memory, RX payload, client memory, TX payload.
 #[derive(Debug)]
-pub(crate) struct Memory([OwnedFd; 4]);
+pub(crate) struct Memory {
+    fds: [OwnedFd; 4],
+    /// The memory whose holders are visible. None if those of one are not.
+    lent: Option<Vec<LentMemory>>,
+}
 
 impl Memory {
+    /// Opens each memory for the client: descriptor, size, whether the client writes it.
+    fn lend(memory: [(OwnedFd, usize, bool); 4]) -> std::io::Result<Self> {
+        let (mut fds, mut all) = (Vec::with_capacity(4), Some(Vec::new()));
+        for (fd, bytes, write) in memory {
+            let (client, lent) = lend(fd, bytes, write)?;
+            fds.push(client);
+            all = all.zip(lent).map(|(mut all, lent)| {
+                all.push(lent);
+                all
+            });
+        }
+        let fds = fds.try_into().map_err(|_| std::io::ErrorKind::InvalidInput)?;
+        Ok(Self { fds, lent: all })
+    }
+
     pub(crate) fn fds(&self) -> [BorrowedFd<'_>; 4] {
-        self.0.each_ref().map(AsFd::as_fd)
+        self.fds.each_ref().map(AsFd::as_fd)
+    }
+
+    /// Closes the client's descriptors, and returns the memory.
+    pub(crate) fn lent(self) -> Option<Vec<LentMemory>> {
+        self.lent
     }
 }
 
@@ -87,24 +114,33 @@ pub(crate) struct First {
 
 impl Rings {
     /// Makes the memory and seals it.
-    pub(crate) fn make(config: &Config, layout: Layout, first: First) -> std::io::Result<(Self, Memory)> {
+    pub(crate) fn make(
+        config: &Config,
+        layout: Layout,
+        first: First,
+        teardown: &Arc<Teardown>,
+    ) -> std::io::Result<(Self, Memory)> {
         let engine_fd = sys::memfd("towpath-engine", layout.engine_bytes())?;
         let client_fd = sys::memfd("towpath-client", layout.client_bytes())?;
         let tx_fd = sys::memfd("towpath-tx", layout.tx.bytes())?;
         // Mapped for writing before the seal: afterwards no process can map it for writing, or write(2) to it.
-        let own = Words::map(engine_fd.as_fd(), layout.engine_bytes(), Access::Own)?;
-        let Area { fd: payload_fd, payload, huge } =
+        let mut own = Words::map(engine_fd.as_fd(), layout.engine_bytes(), Access::Own)?;
+        let Area { fd: payload_fd, mut payload, huge } =
             Area::make("towpath-rx", layout.rx.bytes(), config.huge_pages)?;
         sys::seal(&engine_fd, sys::READ_ONLY)?;
         sys::seal(&client_fd, sys::WRITABLE)?;
         sys::seal(&tx_fd, sys::WRITABLE)?;
-        let theirs = Words::map(client_fd.as_fd(), layout.client_bytes(), Access::Foreign)?;
-        let tx_payload = Payload::map(tx_fd.as_fd(), layout.tx.bytes(), Access::Foreign)?;
+        let mut theirs = Words::map(client_fd.as_fd(), layout.client_bytes(), Access::Foreign)?;
+        let mut tx_payload = Payload::map(tx_fd.as_fd(), layout.tx.bytes(), Access::Foreign)?;
+        own.reap(teardown);
+        theirs.reap(teardown);
+        payload.reap(teardown);
+        tx_payload.reap(teardown);
         // Relaxed: the message with the descriptors orders it.
         own.word(abi::IDENT).store(u64::from(abi::MAGIC) | u64::from(VERSION) << 32, Ordering::Relaxed);
         let rx = Producer::new(layout.rx_place(), first.rx);
         rx.clear(&own);
-        let kept_fd = tx_fd.try_clone()?;
+        let kept_fd = teardown.wrap(tx_fd.try_clone()?);
         let rings = Self {
             own,
             theirs,
@@ -116,6 +152,12 @@ impl Rings {
             layout,
             huge,
         };
-        Ok((rings, Memory([engine_fd, payload_fd, client_fd, tx_fd])))
+        let memory = [
+            (engine_fd, layout.engine_bytes(), false),
+            (payload_fd, layout.rx.bytes(), false),
+            (client_fd, layout.client_bytes(), true),
+            (tx_fd, layout.tx.bytes(), true),
+        ];
+        Ok((rings, Memory::lend(memory)?))
     }
 }

@@ -10,6 +10,7 @@
 //! applied from the end of the one before it. When a poll has copied the budget of replacements ([`Budget`]), it
 //! reads nothing new: entries keep their words, and a record that was applied in part is applied again.
 
+use crate::engine::arm_scan::Scan;
 use crate::engine::control_rx::ControlRx;
 use crate::engine::endpoint::Config;
 use crate::engine::stats::ChannelStats;
@@ -79,19 +80,13 @@ impl VerdictReader {
         self.deadline.as_ref().and_then(Deadline::next)
     }
 
-    /// Returns true if a poll would find a verdict.
-    pub(crate) fn is_ready(&self, theirs: &Words, rx: &Producer) -> bool {
-        if self.records.is_ready(theirs) {
-            return true;
+    /// Continues the search for a word that a poll would read. Returns none if there is one, else whether the search
+    /// has finished.
+    pub(crate) fn is_quiet(&self, theirs: &Words, rx: &Producer, scan: &mut Scan) -> Option<bool> {
+        if self.budget.is_spent() || self.records.is_ready(theirs) {
+            return None;
         }
-        let (mut seq, end) = (rx.frames.oldest(), rx.frames.next_seq());
-        while seq != end {
-            if rx.frames.find(seq).is_some_and(|at| rx.has_entry(theirs, at)) {
-                return true;
-            }
-            seq = seq.next();
-        }
-        rx.frames.skipped().iter().any(|at| rx.has_entry(theirs, *at))
+        scan.step(&rx.frames, |at| rx.has_entry(theirs, at))
     }
 
     pub(crate) fn poll(&mut self, mut lane: Lane<'_>, now: u64, f: &mut Emit<'_>) -> usize {

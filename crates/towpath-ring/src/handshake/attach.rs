@@ -160,11 +160,9 @@ fn welcome(socket: &OwnedFd, path: &Path, end: Instant) -> Result<(Welcome, Vec<
 /// Receives the next message with its descriptors; waits until `end`.
 fn next(socket: &OwnedFd, into: &mut [u8], end: Instant) -> Result<(usize, Vec<OwnedFd>), AttachError> {
     loop {
-        match sys::recv_with_fds::<{ sys::MAX_FDS }>(socket, into)
-            .map_err(system("waiting for the engine"))?
-        {
+        match sys::recv_with_fds(socket, into).map_err(system("waiting for the engine"))? {
             Received::Message(len, fds) => return Ok((len, fds)),
-            Received::Short(_) => return Err(system("taking the engine's memory")(sys::no_descriptor())),
+            Received::Short(..) => return Err(system("taking the engine's memory")(sys::no_descriptor())),
             Received::End => return Err(AttachError::Closed),
             Received::Nothing => {}
         }

@@ -25,8 +25,11 @@
 //!
 //! [`refuse_descriptors`] and [`Reaper::receive`] are for sockets on which no descriptor is expected.
 
+#[cfg(test)]
+mod attack;
 mod reaped;
 mod receive;
+mod teardown;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -40,12 +43,15 @@ pub use reaped::Reaped;
 #[cfg(any(test, feature = "test-util"))]
 pub use receive::ACCEPT_DESCRIPTORS;
 pub use receive::{Plain, accept_descriptors, refuse_descriptors};
+pub use teardown::Teardown;
 
 /// The party whose values are dropped one after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PeerKey {
     /// All processes of a user, by user id.
     User(u32),
+    /// A listener, whose queue may have connections of any user.
+    Listener,
     /// A worker process that the engine started, by a number that its owner chooses.
     Worker(u32),
 }
@@ -55,15 +61,15 @@ pub enum PeerKey {
 pub struct Limits {
     /// Helper threads, at least 1. The default is 32.
     pub helpers: usize,
-    /// Pending values of one peer above which [`Reaper::has_room`] returns false. The default is 64.
+    /// Pending values of one peer above which [`Reaper::has_room`] returns false. The default is 512.
     pub pending_per_peer: usize,
-    /// Pending values of all peers above which [`Reaper::has_room`] returns false. The default is 1024.
+    /// Pending values of all peers above which [`Reaper::has_room`] returns false. The default is 4096.
     pub pending: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { helpers: 32, pending_per_peer: 64, pending: 1024 }
+        Self { helpers: 32, pending_per_peer: 512, pending: 4096 }
     }
 }
 
@@ -181,9 +187,25 @@ impl Reaper {
         has_room
     }
 
+    /// Returns true if all peers together have as many pending values as the [`Limits`] permit. Accept no connection
+    /// then: to close it could need another value.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        let mut state = self.shared.lock();
+        let is_full = state.stats.pending as usize >= self.shared.limits.pending;
+        state.stats.no_room += u64::from(is_full);
+        is_full
+    }
+
+    /// Begins a [`Teardown`], for the parts of one connection.
+    #[must_use]
+    pub fn teardown(&self, peer: PeerKey) -> Arc<Teardown> {
+        Teardown::new(self.clone(), peer)
+    }
+
     /// Wraps `value`, so that it is dropped on a helper thread.
     pub fn wrap<T: Send + 'static>(&self, peer: PeerKey, value: T) -> Reaped<T> {
-        Reaped::new(self.clone(), peer, value)
+        self.teardown(peer).wrap(value)
     }
 
     /// The counters.

@@ -1,31 +1,37 @@
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
-use super::{PeerKey, Reaper};
+use super::{PeerKey, Reaper, Teardown};
 
-/// A value that is dropped on a helper thread ([`Reaper::drop_for`]).
+/// A value that is dropped on a helper thread, with the other parts of its [`Teardown`].
 #[derive(Debug)]
 pub struct Reaped<T: Send + 'static> {
-    reaper: Reaper,
-    peer: PeerKey,
+    teardown: Arc<Teardown>,
     /// None only during the drop.
     value: Option<T>,
 }
 
 impl<T: Send + 'static> Reaped<T> {
-    pub(super) fn new(reaper: Reaper, peer: PeerKey, value: T) -> Self {
-        Self { reaper, peer, value: Some(value) }
+    pub(super) fn new(teardown: Arc<Teardown>, value: T) -> Self {
+        Self { teardown, value: Some(value) }
     }
 
     /// The peer whose values are dropped one after another.
     #[must_use]
     pub fn peer(&self) -> PeerKey {
-        self.peer
+        self.teardown.peer()
     }
 
     /// The reaper.
     #[must_use]
     pub fn reaper(&self) -> &Reaper {
-        &self.reaper
+        self.teardown.reaper()
+    }
+
+    /// The teardown that the value belongs to.
+    #[must_use]
+    pub fn teardown(&self) -> &Arc<Teardown> {
+        &self.teardown
     }
 }
 
@@ -46,7 +52,7 @@ impl<T: Send + 'static> DerefMut for Reaped<T> {
 impl<T: Send + 'static> Drop for Reaped<T> {
     fn drop(&mut self) {
         if let Some(value) = self.value.take() {
-            self.reaper.drop_for(self.peer, value);
+            self.teardown.add(value);
         }
     }
 }

@@ -68,7 +68,7 @@ impl Reaper {
     /// # Errors
     /// recvmsg(2) failed; [`io::ErrorKind::WouldBlock`] and [`io::ErrorKind::Interrupted`] as for read(2).
     pub fn receive(&self, peer: PeerKey, socket: impl AsFd, into: &mut [u8]) -> io::Result<Plain> {
-        let (bytes, fds, lost) = sys::recv_any_fds(socket.as_fd(), into)?;
+        let (bytes, fds, lost) = sys::read_with_fds(socket.as_fd(), into)?;
         let passed_descriptors = lost || !fds.is_empty();
         if passed_descriptors {
             self.close_passed(peer, fds);

@@ -15,9 +15,13 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::slice;
+#[cfg(not(loom))]
+use std::sync::Arc;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
+#[cfg(not(loom))]
+use crate::reaper::Teardown;
 use crate::shm::sync::AtomicU64;
 
 /// Bytes of a cache line.
@@ -77,11 +81,22 @@ pub(crate) fn in_huge_pages(fd: BorrowedFd<'_>) -> io::Result<bool> {
 struct Mapping {
     start: NonNull<u8>,
     len: usize,
-    /// The reservation: larger than the mapping if that must start at a huge page boundary.
-    reserved: (NonNull<u8>, usize),
+    /// Larger than the mapping if that must start at a huge page boundary. None only during the drop.
+    reserved: Option<Reserved>,
     access: Access,
+    /// Where the range is unmapped; in the dropping thread if none.
+    #[cfg(not(loom))]
+    teardown: Option<Arc<Teardown>>,
 }
 
+/// A reserved address range.
+#[derive(Debug)]
+struct Reserved(NonNull<u8>, usize);
+
+// SAFETY: an address range is not bound to a thread.
+unsafe impl Send for Reserved {}
+// SAFETY: a shared reference gives no access to the memory.
+unsafe impl Sync for Reserved {}
 // SAFETY: the mapping is memory, not bound to a thread; all accesses use the views below.
 unsafe impl Send for Mapping {}
 // SAFETY: through a shared reference, the views only load, store atomically, or read memory without writers.
@@ -106,7 +121,14 @@ impl Mapping {
         let reserved = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let ahead = reserved.as_ptr().align_offset(align).min(room - total);
         let start = NonNull::new(reserved.as_ptr().wrapping_add(ahead)).ok_or(io::ErrorKind::OutOfMemory)?;
-        let mapping = Self { start, len: total, reserved: (reserved, room), access };
+        let mapping = Self {
+            start,
+            len: total,
+            reserved: Some(Reserved(reserved, room)),
+            access,
+            #[cfg(not(loom))]
+            teardown: None,
+        };
         let prot = match access {
             Access::Lent | Access::Foreign => ProtFlags::READ,
             Access::Own => ProtFlags::READ | ProtFlags::WRITE,
@@ -145,8 +167,18 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `new` reserved the range, and every view borrows from the owner of `self`.
-        let _ = unsafe { munmap(self.reserved.0.as_ptr().cast(), self.reserved.1) };
+        #[cfg(not(loom))]
+        if let (Some(reserved), Some(teardown)) = (self.reserved.take(), &self.teardown) {
+            teardown.add(reserved);
+        }
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        // SAFETY: `Mapping::new` reserved the range. Every view borrows from the owner of the mapping, which gives the
+        // range away only in its own drop.
+        let _ = unsafe { munmap(self.0.as_ptr().cast(), self.1) };
     }
 }
 
@@ -164,6 +196,11 @@ impl Words {
     /// Maps `bytes` (a multiple of the page) of `fd`. The caller has verified the size of `fd`.
     pub(crate) fn map(fd: BorrowedFd<'_>, bytes: usize, access: Access) -> io::Result<Self> {
         Ok(Self { mapping: Mapping::new(fd, bytes, 1, access)? })
+    }
+
+    /// Unmaps with the other parts of `teardown`.
+    pub(crate) fn reap(&mut self, teardown: &Arc<Teardown>) {
+        self.mapping.teardown = Some(teardown.clone());
     }
 
     /// Returns the word at `index`. A read-only mapping permits loads only.
@@ -253,6 +290,12 @@ impl Payload {
     /// writers.
     pub(crate) fn map_once(fd: BorrowedFd<'_>, bytes: usize, access: Access) -> io::Result<Self> {
         Ok(Self { mapping: Mapping::new(fd, bytes, 1, access)?, size: bytes })
+    }
+
+    /// Unmaps with the other parts of `teardown`.
+    #[cfg(not(loom))]
+    pub(crate) fn reap(&mut self, teardown: &Arc<Teardown>) {
+        self.mapping.teardown = Some(teardown.clone());
     }
 
     /// Prefetches the first bytes of a message of `len` bytes at `offset`.

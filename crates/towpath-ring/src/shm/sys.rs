@@ -128,11 +128,23 @@ pub(crate) fn sealed(fd: BorrowedFd<'_>) -> io::Result<(SealFlags, u64)> {
 
 const SOCKET: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// Listens at `path`.
-pub(crate) fn listen(path: &Path, backlog: i32) -> io::Result<OwnedFd> {
+/// Creates a socket at `path` that does not listen.
+pub(crate) fn bound(path: &Path) -> io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SOCKET, None)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    rustix::net::listen(&socket, backlog)?;
+    Ok(socket)
+}
+
+/// Begins to listen.
+pub(crate) fn listen_on(socket: &OwnedFd, backlog: i32) -> io::Result<()> {
+    Ok(rustix::net::listen(socket, backlog)?)
+}
+
+/// Listens at `path`.
+#[cfg(test)]
+pub(crate) fn listen(path: &Path, backlog: i32) -> io::Result<OwnedFd> {
+    let socket = bound(path)?;
+    listen_on(&socket, backlog)?;
     Ok(socket)
 }
 
@@ -219,6 +231,30 @@ pub(crate) fn set_passrights(socket: BorrowedFd<'_>, permitted: bool) -> io::Res
     if done != 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Opens the file of a memfd again (`/proc/self/fd`, proc(5)): a new open file.
+pub(crate) fn reopen(fd: BorrowedFd<'_>, write: bool) -> io::Result<OwnedFd> {
+    use rustix::fs::{Mode, OFlags};
+    let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    Ok(rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Returns true if no open file of the memfd is counted: see `engine/lent_memory.rs`. Never blocks.
+pub(crate) fn is_unheld(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    let own = reopen(fd, false)?;
+    // SAFETY: F_SETLEASE takes an int and accesses no memory of this process; `own` is open during the call.
+    #[allow(unsafe_code)]
+    let done = unsafe { libc::fcntl(own.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) };
+    // The lease ends when `own` is closed.
+    match done {
+        0 => Ok(true),
+        _ => match io::Error::last_os_error() {
+            e if e.raw_os_error() == Some(libc::EAGAIN) => Ok(false),
+            e => Err(e),
+        },
+    }
+}
+
 /// Handle for the end of another process.
 #[derive(Debug)]
 pub(crate) enum Process {
@@ -287,58 +323,29 @@ pub(crate) fn send(socket: &OwnedFd, message: &[u8], fds: &[BorrowedFd<'_>]) -> 
 pub(crate) enum Received {
     /// A message of this many bytes, with these descriptors.
     Message(usize, Vec<OwnedFd>),
-    /// A message of this many bytes whose descriptors were lost, because this process has too many files open
-    /// (EMFILE).
-    Short(usize),
+    /// A message of this many bytes. Only these descriptors of it were received, because this process has too many
+    /// files open (EMFILE).
+    Short(usize, Vec<OwnedFd>),
     Nothing,
     /// The peer is disconnected.
     End,
 }
 
-/// Receives one message and at least the first `FDS` of its descriptors, at most [`MAX_FDS`]; closes the others.
-/// Never blocks.
-pub(crate) fn recv_with_fds<const FDS: usize>(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Received> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space[..rustix::cmsg_space!(ScmRights(FDS))]);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let mut got = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags);
-    // A peer that closes without reading resets the connection. The reset is reported once, before the data that the
-    // peer had sent.
-    if matches!(got, Err(rustix::io::Errno::CONNRESET)) {
-        got = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags);
-    }
-    let got = match got {
-        Ok(got) => got,
-        Err(e) => return no_message(e),
-    };
-    let mut fds = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
-        }
-    }
-    // A closed seqpacket socket reads 0 bytes (socket(7)); this protocol sends no empty messages.
-    Ok(match got.bytes {
-        0 => Received::End,
-        // CTRUNC is also set for a message with more descriptors than requested; then `fds` is complete.
-        bytes if got.flags.contains(ReturnFlags::CTRUNC) && fds.len() < FDS => Received::Short(bytes),
-        bytes => Received::Message(bytes, fds),
-    })
-}
-
-/// Most descriptors in one message of any peer (`SCM_MAX_FD`, include/net/scm.h).
+/// Most descriptors in one message of any peer (`SCM_MAX_FD`, include/net/scm.h). The kernel closes descriptors that
+/// the control buffer has no room for in the receiving thread, which may block.
 const ANY_FDS: usize = 253;
 
-/// Receives bytes, as read(2), with all descriptors that come with them. Returns also whether descriptors were lost,
-/// because this process has too many files open (EMFILE). Blocks if the socket does.
-pub(crate) fn recv_any_fds(
+/// Receives bytes as recvmsg(2) with `flags`, with all descriptors that come with them. Returns also whether
+/// descriptors were lost, because this process has too many files open (EMFILE).
+fn recv_any_fds(
     socket: BorrowedFd<'_>,
     into: &mut [u8],
-) -> io::Result<(usize, Vec<OwnedFd>, bool)> {
+    flags: RecvFlags,
+) -> rustix::io::Result<(usize, Vec<OwnedFd>, bool)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(ANY_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got =
-        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let flags = flags | RecvFlags::CMSG_CLOEXEC;
+    let got = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags)?;
     let mut fds = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
@@ -348,26 +355,37 @@ pub(crate) fn recv_any_fds(
     Ok((got.bytes, fds, got.flags.contains(ReturnFlags::CTRUNC)))
 }
 
-/// Receives one message and discards its descriptors. Never blocks.
-pub(crate) fn recv(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Received> {
-    match rustix::net::recv(socket, into, RecvFlags::DONTWAIT) {
-        Ok((0, _)) => Ok(Received::End),
-        Ok((n, _)) => Ok(Received::Message(n, Vec::new())),
-        Err(e) => no_message(e),
+/// Receives bytes with their descriptors, as read(2): blocks if the socket does.
+pub(crate) fn read_with_fds(
+    socket: BorrowedFd<'_>,
+    into: &mut [u8],
+) -> io::Result<(usize, Vec<OwnedFd>, bool)> {
+    Ok(recv_any_fds(socket, into, RecvFlags::empty())?)
+}
+
+/// Receives one message with its descriptors. Never blocks.
+pub(crate) fn recv_with_fds(socket: &OwnedFd, into: &mut [u8]) -> io::Result<Received> {
+    let mut receive = || recv_any_fds(socket.as_fd(), into, RecvFlags::DONTWAIT);
+    let mut got = receive();
+    // A peer that closes without reading resets the connection. The reset is reported once, before the data that the
+    // peer had sent.
+    if matches!(got, Err(rustix::io::Errno::CONNRESET)) {
+        got = receive();
+    }
+    // A closed seqpacket socket reads 0 bytes (socket(7)); this protocol sends no empty messages.
+    match got {
+        Ok((0, fds, _)) if fds.is_empty() => Ok(Received::End),
+        Ok((bytes, fds, true)) => Ok(Received::Short(bytes, fds)),
+        Ok((bytes, fds, false)) => Ok(Received::Message(bytes, fds)),
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(Received::Nothing),
+        Err(rustix::io::Errno::CONNRESET | rustix::io::Errno::NOTCONN) => Ok(Received::End),
+        Err(e) => Err(e.into()),
     }
 }
 
 /// The error for a lack of descriptors (EMFILE).
 pub(crate) fn no_descriptor() -> io::Error {
     rustix::io::Errno::MFILE.into()
-}
-
-fn no_message(e: rustix::io::Errno) -> io::Result<Received> {
-    match e {
-        rustix::io::Errno::AGAIN | rustix::io::Errno::INTR => Ok(Received::Nothing),
-        rustix::io::Errno::CONNRESET | rustix::io::Errno::NOTCONN => Ok(Received::End),
-        e => Err(e.into()),
-    }
 }
 
 /// Creates a descriptor set that is readable when one of its members is (epoll(7)).

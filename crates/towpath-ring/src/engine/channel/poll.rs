@@ -30,11 +30,17 @@ impl Channel {
         if self.checked == 0 || now >= self.checked.saturating_add(PEER_CHECK) {
             self.checked = now.max(1);
             self.check_peer();
+            self.control.renew(now);
             cpu::tell(&self.rings.own);
         }
         self.note_high_water();
+        let before = self.control.awaits_news().then(|| self.news());
         let Self { rings, control, stats, gaps, .. } = self;
         let decided = poll(rings, control, stats, gaps, now, &mut f);
+        if before.is_some_and(|before| before != self.news()) {
+            self.control.note_news();
+        }
+        self.control.close_used();
         self.oneshots.forget_released(&self.rings.rx.frames);
         self.look_at_violations();
         // An overdue frame is with the client until the client releases it, too late.
@@ -42,6 +48,12 @@ impl Channel {
             self.liveness.end(Death::Stuck);
         }
         decided
+    }
+
+    /// Changes with every verdict that a poll has read.
+    fn news(&self) -> (u64, usize) {
+        let ChannelStats { decided, invalid, late, holds_refused, .. } = self.stats;
+        (decided + invalid + late + holds_refused, self.rings.rx.frames.skipped().len())
     }
 
     fn look_at_violations(&mut self) {
@@ -76,6 +88,15 @@ impl Channel {
     /// forwarded and never read, because the client may still change them. Payloads outside of the ring, or across
     /// its end, are copied in any case.
     pub fn poll_frames(&mut self, sink: &mut impl TxSink) -> usize {
+        let count = self.take_frames(sink);
+        if count > 0 {
+            self.control.note_news();
+        }
+        self.control.close_used();
+        count
+    }
+
+    fn take_frames(&mut self, sink: &mut impl TxSink) -> usize {
         let mut left = POLL_BYTES;
         for count in 0..POLL_MESSAGES {
             if left == 0 {
