@@ -16,6 +16,7 @@ use crate::handshake::attach::{Attached, Options, attach};
 use crate::handshake::messages::{Notice, Reply, Terms, Welcome};
 use crate::lane::verdict::Word;
 use crate::mock::{self, Ledger, Op, apply, config, replaced, small};
+use crate::reaper::{Limits, Reaper};
 use crate::shm::abi::{self, ENTRY_WORDS, Layout};
 use crate::shm::header::FLAG_ONESHOT;
 use crate::shm::park::Fences;
@@ -407,11 +408,16 @@ fn a_refused_client_is_told_why() {
     assert_eq!(nobody.endpoint.stats().not_permitted, 1);
 
     let quota = Quota { channels_per_user: 1, ..Quota::default() };
-    let mut one = pair(Config { quota, ..config() });
+    let reaper = Reaper::new(Limits::default());
+    let mut one = pair(Config { quota, reaper: reaper.clone(), ..config() });
     let (channel, _client) = one.attach(|path| Consumer::attach_as(path, "first").unwrap());
     let e = refused(&mut one.endpoint);
     assert!(matches!(&e, AttachError::Limit(why) if why.contains("held by: first[")), "{e}");
     drop(channel);
+    // The slot is free when the channel is closed.
+    while reaper.stats().pending > 0 {
+        thread::yield_now();
+    }
     one.attach(|path| Consumer::attach_as(path, "second").unwrap());
 
     let theirs = Welcome {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::world::{self, PATIENCE, World, assert_conserved, bare, consumer, message, send};
 use rustix::process::{Signal, getpid, kill_process};
+use towpath_ring::reaper::{Limits, Reaper};
 use towpath_ring::{Cause, Config, Consumer, Death, Meta, Options, Quota, ReserveError, Verdict};
 
 /// The client ends itself here, without a chance to tidy up.
@@ -77,7 +78,9 @@ fn a_client_may_die_before_it_is_attached() {
     world::each(|| {
         let quota = Quota { channels: 1, ..Quota::default() };
         for step in ["connected", "half a hello", "hello", "welcome"] {
-            let mut world = World::new(Config { deadline: None, quota, ..Config::default() });
+            let reaper = Reaper::new(Limits::default());
+            let config = Config { deadline: None, quota, reaper: reaper.clone(), ..Config::default() };
+            let mut world = World::new(config);
             let client = world.spawn_with("death::client_dies_early", step);
             // One that greets and goes at once may be gone when the engine answers.
             let channel = loop {
@@ -106,6 +109,9 @@ fn a_client_may_die_before_it_is_attached() {
                 assert_conserved(&channel);
             }
             drop(client);
+            while reaper.stats().pending > 0 {
+                std::thread::yield_now();
+            }
             // Its charge of the quota is free again: there may be one channel, and this is it.
             let (mut channel, mut next) = world.attach(Options::default());
             channel.send(b"next", &Meta::default()).expect("room");
