@@ -42,16 +42,9 @@ pub enum NextHop {
     Resolved(IpAddr, Adjacency),
 }
 
-/// An Ethernet address from a thread's copy of the neighbor table, and how long it is valid.
+/// The index of a neighbor in a thread's copy of the neighbor table. The entry may have changed when it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Adjacency {
-    /// The Ethernet address.
-    pub(crate) mac: [u8; 6],
-    /// The version of the thread's copy: every change of a neighbor ends it.
-    pub(crate) version: u64,
-    /// The time at which it must be looked up again, in nanoseconds of the engine's wall clock.
-    pub(crate) until: u64,
-}
+pub struct Adjacency(pub(crate) u16);
 
 /// The metadata of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

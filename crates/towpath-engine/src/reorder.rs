@@ -189,26 +189,21 @@ impl<M, W> ReorderBuffer<M, W> {
     /// While a flow has packets in the buffer, its bucket stays the same: a flow that shares the last bucket of a set finds it not clear.
     pub fn bucket_of(&mut self, flow: u32) -> u16 {
         let sets = self.buckets.len() / WAYS;
-        let first = (u64::from(flow) * sets as u64 >> u32::BITS) as usize * WAYS;
-        let Some((shared, own)) = self.buckets.get_mut(first..first + WAYS).and_then(<[_]>::split_last_mut)
-        else {
-            return 0;
-        };
-        let mut clear = None;
-        for (way, bucket) in own.iter_mut().enumerate() {
+        let first = ((u64::from(flow) * sets as u64) >> u32::BITS) as usize * WAYS;
+        let Some([own @ .., shared]) = self.buckets.get(first..first + WAYS) else { return 0 };
+        let mut way = WAYS - 1;
+        for (at, bucket) in own.iter().enumerate() {
             if bucket.front == NONE {
-                clear = clear.or(Some((way, bucket)));
+                way = at;
             } else if bucket.flow == flow {
-                return (first + way) as u16;
+                return (first + at) as u16;
             }
         }
-        match clear.filter(|_| shared.front == NONE) {
-            Some((way, bucket)) => {
-                bucket.flow = flow;
-                (first + way) as u16
-            }
-            None => (first + WAYS - 1) as u16,
+        if shared.front != NONE {
+            way = WAYS - 1;
         }
+        self.buckets[first + way].flow = flow;
+        (first + way) as u16
     }
 
     /// Returns true if there is room for a packet, without regard to accounts.

@@ -29,7 +29,7 @@ pub struct Route {
 /// A packet with its new link header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Forwarded {
-    /// The neighbor whose Ethernet address goes into the link header, and the address that the route lookup found.
+    /// The neighbor whose Ethernet address goes into the link header, and the entry that the route lookup found.
     pub(crate) neighbor: Option<(IpAddr, Option<Adjacency>)>,
     /// The offset of the IPv4 header, if the packet must be fragmented.
     pub(crate) fragment_at: Option<usize>,
@@ -326,7 +326,7 @@ mod tests {
         for (to, port, next_hop) in rows {
             let route = Fib::new(&routes).lookup(to.parse().unwrap(), |_, _| None);
             assert_eq!(route, Some(Route { port: PortId(port), next_hop }), "{to}");
-            let adjacency = Adjacency { mac: [9; 6], version: 1, until: 2 };
+            let adjacency = Adjacency(9);
             let found = Fib::new(&routes).lookup(to.parse().unwrap(), |on, address| {
                 assert_eq!((on, NextHop::Neighbor(address)), (PortId(port), next_hop), "{to}");
                 Some(adjacency)

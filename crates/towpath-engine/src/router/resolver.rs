@@ -33,6 +33,17 @@ const WAITING_BYTES: usize = 4 << 20;
 /// Neighbors of a thread's copy: four times those of the table, so that few displace each other.
 const SLOTS: usize = 4 * NEIGHBORS;
 
+/// A copy of an entry of the neighbor table.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    key: Key,
+    mac: [u8; 6],
+    /// The version of the directory: every change of a neighbor ends it.
+    version: u64,
+    /// When it must be looked up again.
+    until: u64,
+}
+
 /// The neighbor table that the threads of a router share.
 #[derive(Debug)]
 pub struct Directory {
@@ -52,7 +63,7 @@ pub struct Resolver {
     /// The version of the directory that the valid entries of `known` are copies of.
     seen: u64,
     /// Neighbors by [`slot`](Self::slot).
-    known: Box<[Option<(Key, Adjacency)>]>,
+    known: Box<[Option<Known>]>,
     /// Key of the hash: senders cannot make neighbors collide.
     seed: u64,
     waiting: HashMap<Key, VecDeque<(Vec<u8>, Meta)>>,
@@ -144,12 +155,15 @@ impl Resolver {
     #[inline]
     pub(crate) fn find(&self, port: u16, address: IpAddr, now: u64) -> Option<Adjacency> {
         let key = Key { port, address };
-        let (of, adjacency) = self.known[self.slot(key)]?;
-        (of == key && self.is_valid(adjacency, now)).then_some(adjacency)
+        let adjacency = Adjacency(self.slot(key) as u16);
+        self.mac_at(adjacency, key, now).map(|_| adjacency)
     }
 
-    fn is_valid(&self, adjacency: Adjacency, now: u64) -> bool {
-        adjacency.version == self.seen && now < adjacency.until
+    /// The Ethernet address in an entry, if the entry is this neighbor's and valid.
+    #[inline]
+    fn mac_at(&self, Adjacency(at): Adjacency, key: Key, now: u64) -> Option<[u8; 6]> {
+        let known = self.known.get(usize::from(at))?.as_ref()?;
+        (known.key == key && known.version == self.seen && now < known.until).then_some(known.mac)
     }
 
     /// Resolves `address` on the link of `port` for a packet. Copies the packet if it waits. `found` is the result of
@@ -163,20 +177,20 @@ impl Resolver {
         meta: &Meta,
     ) -> Resolution {
         let key = Key { port, address };
-        if let Some(found) = found.filter(|found| self.is_valid(*found, now)) {
-            return Resolution::To(found.mac);
+        if let Some(mac) = found.and_then(|found| self.mac_at(found, key, now)) {
+            return Resolution::To(mac);
         }
         // Waiting packets leave after this burst, and this packet must not overtake them.
         if self.waiting.get(&key).is_some_and(|queue| !queue.is_empty()) {
             return self.hold(key, frame, meta);
         }
-        if let Some(found) = self.find(port, address, now) {
-            return Resolution::To(found.mac);
+        let slot = self.slot(key);
+        if let Some(mac) = self.mac_at(Adjacency(slot as u16), key, now) {
+            return Resolution::To(mac);
         }
         match self.directory.with(|table| table.resolve(key, now)) {
             Resolved::At(mac, until) => {
-                let adjacency = Adjacency { mac, version: self.seen, until };
-                self.known[self.slot(key)] = Some((key, adjacency));
+                self.known[slot] = Some(Known { key, mac, version: self.seen, until });
                 Resolution::To(mac)
             }
             Resolved::Wait => self.hold(key, frame, meta),
@@ -361,7 +375,10 @@ mod tests {
         );
         // The route lookup finds it now, until the table changes or the time is over.
         let found = one.find(3, there, 0).unwrap();
-        assert_eq!((found.mac, one.find(4, there, 0), one.find(3, there, 30 * SECOND)), (THEIRS, None, None));
+        let key = Key { port: 3, address: there };
+        assert_eq!(one.mac_at(found, key, 0), Some(THEIRS));
+        assert_eq!((one.find(4, there, 0), one.find(3, there, 30 * SECOND)), (None, None));
+        assert_eq!(one.mac_at(found, Key { port: 4, ..key }, 0), None, "the entry of another neighbor");
         assert_eq!(one.snapshot(3).len(), 1);
         assert_eq!((one.snapshot(3)[0].state, one.snapshot(3)[0].mac), ("REACHABLE", Some(THEIRS)));
         // The link changed, and the neighbor does not answer.
