@@ -23,7 +23,8 @@ fn examples_of_the_reference_parse() {
 fn reference_lists_the_packets_that_no_rule_sees() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/src/reference/rules.md");
     let text = std::fs::read_to_string(path).unwrap();
-    let words: Vec<&str> = text.split_once("## Packets dropped before the rules").unwrap().1.split_whitespace().collect();
+    let words: Vec<&str> =
+        text.split_once("## Packets dropped before the rules").unwrap().1.split_whitespace().collect();
     let section = words.join(" ");
     for reason in Malformed::ALL {
         assert!(section.contains(reason.reason()), "{reason}");
