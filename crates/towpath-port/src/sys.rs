@@ -4,7 +4,7 @@
 use std::ffi::CString;
 use std::io;
 use std::mem::zeroed;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr::null_mut;
 
@@ -190,42 +190,98 @@ pub(crate) fn kick(fd: BorrowedFd<'_>, send: bool) -> io::Result<()> {
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// bpf(2) with an attribute that holds no pointer.
-pub(crate) fn bpf_do(command: u32, attribute: &[u64]) -> io::Result<c_int> {
+/// enum bpf_cmd (linux/bpf.h).
+const MAP_CREATE: u32 = 0;
+const MAP_UPDATE_ELEM: u32 = 2;
+const PROG_LOAD: u32 = 5;
+const OBJ_PIN: u32 = 6;
+const OBJ_GET: u32 = 7;
+const OBJ_GET_INFO_BY_FD: u32 = 15;
+const LINK_CREATE: u32 = 28;
+const LINK_UPDATE: u32 = 29;
+
+/// bpf(2).
+///
+/// # Safety
+///
+/// Each pointer in `attribute`, the `union bpf_attr` of `command`, points to memory that the kernel may access as the command does, until
+/// the call returns.
+unsafe fn bpf_do(command: u32, attribute: &[u64]) -> io::Result<c_int> {
     let len = size_of_val(attribute);
-    // SAFETY: the kernel reads `len` bytes of `attribute`; the callers' commands have no pointers in theirs, or ones that live until
-    // the call returns.
+    // SAFETY: the kernel reads `len` bytes of `attribute`. The caller guarantees the memory behind its pointers.
     let done = unsafe { libc::syscall(libc::SYS_bpf, command, attribute.as_ptr(), len) };
     checked(done as c_int)
 }
 
-/// As [`bpf_do`], for commands that return a descriptor (closed on exec(2), as all of bpf's are).
-pub(crate) fn bpf_new(command: u32, attribute: &[u64]) -> io::Result<OwnedFd> {
-    let fd = bpf_do(command, attribute)?;
-    // SAFETY: the kernel just created this descriptor, and nothing else owns it.
+/// bpf(2) with a command that creates a descriptor (closed on exec(2), as all of bpf's are).
+///
+/// # Safety
+///
+/// As [`bpf_do`], and the command returns a new descriptor.
+unsafe fn bpf_new(command: u32, attribute: &[u64]) -> io::Result<OwnedFd> {
+    // SAFETY: the caller guarantees the memory behind the pointers.
+    let fd = unsafe { bpf_do(command, attribute) }?;
+    // SAFETY: the kernel just created this descriptor, as the caller guarantees, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Sets one entry of a map of 32-bit keys and values.
-pub(crate) fn bpf_update(command: u32, map: BorrowedFd<'_>, key: u32, value: u32) -> io::Result<()> {
-    // bpf_attr: map_fd, key, value, flags.
-    let attribute = [map.as_raw_fd() as u64, &raw const key as u64, &raw const value as u64, 0];
-    bpf_do(command, &attribute).map(drop)
+/// A map whose keys and values have four bytes.
+#[derive(Debug)]
+pub(crate) struct WordMap(OwnedFd);
+
+impl WordMap {
+    /// Creates a map of `kind` (enum bpf_map_type).
+    pub(crate) fn new(kind: u32, entries: u32) -> io::Result<Self> {
+        const WORD: u32 = 4;
+        // bpf_attr: map_type, key_size; value_size, max_entries.
+        let attribute = [pair(kind, WORD), pair(WORD, entries)];
+        // SAFETY: no pointers; MAP_CREATE returns a new descriptor.
+        unsafe { bpf_new(MAP_CREATE, &attribute) }.map(Self)
+    }
+
+    /// A map that another process created.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the descriptor is no map, or its keys or values have another size.
+    pub(crate) fn of(map: OwnedFd) -> io::Result<Self> {
+        // struct bpf_map_info: type, id; key_size, value_size. The kernel writes as many bytes as `info_len`.
+        let mut info = [0_u64; 2];
+        // bpf_attr: bpf_fd, info_len; info.
+        let length = size_of_val(&info) as u32;
+        let attribute = [pair(map.as_raw_fd() as u32, length), info.as_mut_ptr() as u64];
+        // SAFETY: the kernel reads and writes `length` bytes of `info`, which lives until the call returns.
+        unsafe { bpf_do(OBJ_GET_INFO_BY_FD, &attribute) }?;
+        if info[1] != pair(4, 4) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok(Self(map))
+    }
+
+    /// Sets one entry.
+    pub(crate) fn set(&self, key: u32, value: u32) -> io::Result<()> {
+        // bpf_attr: map_fd, key, value, flags.
+        let attribute = [self.0.as_raw_fd() as u64, &raw const key as u64, &raw const value as u64, 0];
+        // SAFETY: the kernel reads four bytes each, the sizes that `new` gives and `of` checks, of `key` and `value`, which live until the call returns.
+        unsafe { bpf_do(MAP_UPDATE_ELEM, &attribute) }.map(drop)
+    }
+}
+
+impl From<WordMap> for OwnedFd {
+    fn from(map: WordMap) -> Self {
+        map.0
+    }
+}
+
+impl AsFd for WordMap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
 }
 
 /// Loads a program.
-pub(crate) fn bpf_load(
-    command: u32,
-    kind: u32,
-    code: &[u64],
-    flags: u32,
-    attach_type: u32,
-) -> io::Result<OwnedFd> {
+pub(crate) fn bpf_load(kind: u32, code: &[u64], flags: u32, attach_type: u32) -> io::Result<OwnedFd> {
     let license = c"Dual MIT/GPL";
-    let pair = |low: u32, high: u32| {
-        let ([a, b, c, d], [e, f, g, h]) = (low.to_ne_bytes(), high.to_ne_bytes());
-        u64::from_ne_bytes([a, b, c, d, e, f, g, h])
-    };
     // bpf_attr: prog_type, insn_cnt; insns; license; log_level, log_size; log_buf; kern_version, prog_flags; prog_name (16 bytes);
     // prog_ifindex, expected_attach_type.
     let attribute = [
@@ -239,20 +295,52 @@ pub(crate) fn bpf_load(
         0,
         pair(0, attach_type),
     ];
-    bpf_new(command, &attribute)
+    // SAFETY: the kernel reads `code.len()` instructions of 8 bytes and a terminated string; both live until the call returns. There
+    // is no log buffer. PROG_LOAD returns a new descriptor.
+    unsafe { bpf_new(PROG_LOAD, &attribute) }
+}
+
+/// Attaches a program to an interface.
+pub(crate) fn bpf_link(
+    program: BorrowedFd<'_>,
+    index: u32,
+    attach_type: u32,
+    flags: u32,
+) -> io::Result<OwnedFd> {
+    // bpf_attr: prog_fd, target_ifindex; attach_type, flags.
+    let attribute = [pair(program.as_raw_fd() as u32, index), pair(attach_type, flags)];
+    // SAFETY: no pointers: the attachment to an interface takes none behind these members. LINK_CREATE returns a new descriptor.
+    unsafe { bpf_new(LINK_CREATE, &attribute) }
+}
+
+/// Replaces the program of a link.
+pub(crate) fn bpf_relink(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    // bpf_attr: link_fd, new_prog_fd; flags, old_prog_fd.
+    let attribute = [pair(link.as_raw_fd() as u32, program.as_raw_fd() as u32), 0];
+    // SAFETY: no pointers.
+    unsafe { bpf_do(LINK_UPDATE, &attribute) }.map(drop)
 }
 
 /// Pins `fd` at a path of a bpf file system.
-pub(crate) fn bpf_pin(command: u32, path: &Path, fd: BorrowedFd<'_>) -> io::Result<()> {
+pub(crate) fn bpf_pin(path: &Path, fd: BorrowedFd<'_>) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_encoded_bytes())?;
     // bpf_attr: pathname; bpf_fd, file_flags.
-    bpf_do(command, &[path.as_ptr() as u64, fd.as_raw_fd() as u64]).map(drop)
+    let attribute = [path.as_ptr() as u64, fd.as_raw_fd() as u64];
+    // SAFETY: the kernel reads a terminated string, which lives until the call returns.
+    unsafe { bpf_do(OBJ_PIN, &attribute) }.map(drop)
 }
 
 /// Opens the object pinned at a path.
-pub(crate) fn bpf_path(command: u32, path: &Path) -> io::Result<OwnedFd> {
+pub(crate) fn bpf_path(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_encoded_bytes())?;
-    bpf_new(command, &[path.as_ptr() as u64, 0])
+    // SAFETY: the kernel reads a terminated string, which lives until the call returns. OBJ_GET returns a new descriptor.
+    unsafe { bpf_new(OBJ_GET, &[path.as_ptr() as u64, 0]) }
+}
+
+/// Two 32-bit members of a bpf_attr.
+fn pair(low: u32, high: u32) -> u64 {
+    let ([a, b, c, d], [e, f, g, h]) = (low.to_ne_bytes(), high.to_ne_bytes());
+    u64::from_ne_bytes([a, b, c, d, e, f, g, h])
 }
 
 /// TUNSETIFF on /dev/net/tun: attaches the descriptor to a TUN or TAP interface, which is created if it does not exist. Returns its name.

@@ -127,8 +127,9 @@ impl Socket {
         config.fits(&interface)?;
         let program = opener
             .open_all(&Object::XdpProgram { frags: config.multi_buffer })
+            .and_then(Program::of)
             .map_err(|error| config.refused("attaching the XDP program", error))?;
-        let program = Arc::new(Program::of(program));
+        let program = Arc::new(program);
         let reopened = Reopened::new(Mutex::new((0..queues).map(|_| None).collect()));
         let opened = sockets.into_iter().zip(0..);
         opened

@@ -17,16 +17,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use crate::sys;
+use crate::sys::{self, WordMap};
 
-/// enum bpf_cmd.
-const MAP_CREATE: u32 = 0;
-const MAP_UPDATE_ELEM: u32 = 2;
-const PROG_LOAD: u32 = 5;
-const OBJ_PIN: u32 = 6;
-const OBJ_GET: u32 = 7;
-const LINK_CREATE: u32 = 28;
-const LINK_UPDATE: u32 = 29;
 /// BPF_MAP_TYPE_XSKMAP, BPF_PROG_TYPE_XDP, BPF_XDP (attach type), BPF_F_XDP_HAS_FRAGS.
 const XSKMAP: u32 = 17;
 const PROG_XDP: u32 = 6;
@@ -45,7 +37,7 @@ pub(super) const QUEUES: u32 = 64;
 /// A loaded and attached program with its map of sockets.
 #[derive(Debug)]
 pub(super) struct Program {
-    map: OwnedFd,
+    map: WordMap,
     /// Closing it detaches the program, unless it is pinned.
     _link: OwnedFd,
 }
@@ -64,8 +56,7 @@ pub(super) struct Attach<'a> {
 
 impl Program {
     pub(super) fn attach(attach: Attach<'_>) -> io::Result<Self> {
-        // bpf_attr for MAP_CREATE: type, key size, value size, entries.
-        let map = sys::bpf_new(MAP_CREATE, &words(&[XSKMAP, 4, 4, QUEUES]))?;
+        let map = WordMap::new(XSKMAP, QUEUES)?;
         let program = load(map.as_fd(), attach)?;
         let link = match attach.pin {
             Some(pin) => pinned(program.as_fd(), attach, pin)?,
@@ -75,19 +66,22 @@ impl Program {
     }
 
     /// A program that another process attached: its map and its link.
-    pub(super) fn of([map, link]: [OwnedFd; 2]) -> Self {
-        Self { map, _link: link }
+    ///
+    /// # Errors
+    ///
+    /// Fails if the first descriptor is no map of 32-bit keys and values.
+    pub(super) fn of([map, link]: [OwnedFd; 2]) -> io::Result<Self> {
+        Ok(Self { map: WordMap::of(map)?, _link: link })
     }
 
     /// Its map and its link.
     pub(super) fn into_descriptors(self) -> [OwnedFd; 2] {
-        [self.map, self._link]
+        [self.map.into(), self._link]
     }
 
     /// Redirects frames of `queue` to `socket`.
     pub(super) fn serve(&self, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
-        let value = socket.as_raw_fd() as u32;
-        sys::bpf_update(MAP_UPDATE_ELEM, self.map.as_fd(), queue, value)
+        self.map.set(queue, socket.as_raw_fd() as u32)
     }
 }
 
@@ -107,38 +101,24 @@ fn load(map: BorrowedFd<'_>, attach: Attach<'_>) -> io::Result<OwnedFd> {
         instruction(0x85, 0, 0, 51),    // call bpf_redirect_map
         instruction(0x95, 0, 0, 0),     // exit
     ];
-    sys::bpf_load(PROG_LOAD, PROG_XDP, &code, if attach.frags { HAS_FRAGS } else { 0 }, ATTACH_XDP)
+    sys::bpf_load(PROG_XDP, &code, if attach.frags { HAS_FRAGS } else { 0 }, ATTACH_XDP)
 }
 
 fn link(program: BorrowedFd<'_>, attach: Attach<'_>) -> io::Result<OwnedFd> {
     let mode = if attach.native { XDP_FLAGS_DRV_MODE } else { XDP_FLAGS_SKB_MODE };
-    // bpf_attr for LINK_CREATE: program, interface, attach type, flags.
-    sys::bpf_new(LINK_CREATE, &words(&[program.as_raw_fd() as u32, attach.index, ATTACH_XDP, mode]))
+    sys::bpf_link(program, attach.index, ATTACH_XDP, mode)
 }
 
 /// Updates the link pinned at `pin` with the program, or creates and pins a new link.
 fn pinned(program: BorrowedFd<'_>, attach: Attach<'_>, pin: &Path) -> io::Result<OwnedFd> {
-    if let Ok(old) = sys::bpf_path(OBJ_GET, pin) {
-        // bpf_attr for LINK_UPDATE: link, new program, flags, old program.
-        let update = words(&[old.as_raw_fd() as u32, program.as_raw_fd() as u32, 0, 0]);
-        if sys::bpf_do(LINK_UPDATE, &update).is_ok() {
+    if let Ok(old) = sys::bpf_path(pin) {
+        if sys::bpf_relink(old.as_fd(), program).is_ok() {
             return Ok(old);
         }
         // The link of a deleted interface.
         rustix::fs::unlink(pin)?;
     }
     let link = link(program, attach)?;
-    sys::bpf_pin(OBJ_PIN, pin, link.as_fd())?;
+    sys::bpf_pin(pin, link.as_fd())?;
     Ok(link)
-}
-
-fn words(words: &[u32]) -> Vec<u64> {
-    words
-        .chunks(2)
-        .map(|pair| {
-            let [a, b, c, d] = pair[0].to_ne_bytes();
-            let [e, f, g, h] = pair.get(1).copied().unwrap_or(0).to_ne_bytes();
-            u64::from_ne_bytes([a, b, c, d, e, f, g, h])
-        })
-        .collect()
 }
