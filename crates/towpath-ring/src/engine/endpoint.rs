@@ -265,6 +265,14 @@ impl Endpoint {
         self.file.path()
     }
 
+    /// Sets the owner, the group and the mode of the socket's file ([`SocketFile::set_access`]).
+    ///
+    /// # Errors
+    /// The path names another file than this socket, or the system's error.
+    pub fn set_access(&self, owner: Option<u32>, group: Option<u32>, mode: u32) -> std::io::Result<()> {
+        self.file.set_access(owner, group, mode)
+    }
+
     /// The endpoint's counters.
     #[must_use]
     pub fn stats(&self) -> Stats {

@@ -7,11 +7,13 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, chownat, flock, fstat};
+use rustix::process::{Gid, Uid, geteuid};
 
 use crate::shm::sys;
 
@@ -50,6 +52,33 @@ impl SocketFile {
             other => other?,
         };
         Ok((listener, Self { path: path.into(), file: identity(path) }))
+    }
+
+    /// Sets the owner, the group and the mode of the file.
+    ///
+    /// In a directory that others can write, the path may name another file by now. The calls therefore go to a
+    /// descriptor of the file (`O_PATH | O_NOFOLLOW`), after a check that it is the socket that was bound.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidData`]: the path names another file than the bound socket. Otherwise the system's
+    /// error.
+    pub fn set_access(&self, owner: Option<u32>, group: Option<u32>, mode: u32) -> io::Result<()> {
+        let file =
+            rustix::fs::open(&self.path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        let found = fstat(&file)?;
+        let user = [Some(geteuid().as_raw()), owner];
+        let is_ours = FileType::from_raw_mode(found.st_mode).is_socket()
+            && Some((found.st_dev, found.st_ino)) == self.file
+            && user.contains(&Some(found.st_uid));
+        if !is_ours {
+            let text = "another process replaced the socket's file; use a directory that only the engine's user can write";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        if owner.is_some() || group.is_some() {
+            let (owner, group) = (owner.map(Uid::from_raw), group.map(Gid::from_raw));
+            chownat(&file, "", owner, group, AtFlags::EMPTY_PATH)?;
+        }
+        sys::chmod(file.as_fd(), mode)
     }
 
     /// Returns true if `path` is a socket.
@@ -133,6 +162,72 @@ mod tests {
         assert!(SocketFile::is_socket(&path));
         drop(others);
         assert!(!path.exists());
+    }
+
+    fn mode(path: &Path) -> u32 {
+        std::fs::symlink_metadata(path).unwrap().mode() & 0o7777
+    }
+
+    #[test]
+    fn access_is_set_for_the_bound_socket_and_no_other_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let [path, victim, away] = ["s", "victim", "away"].map(|name| directory.path().join(name));
+        std::fs::write(&victim, "secret").unwrap();
+        std::fs::set_permissions(&victim, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        let (_listener, file) = SocketFile::bind(&path, || UnixListener::bind(&path)).unwrap();
+        for wanted in [0o666, 0o600, 0o660] {
+            file.set_access(None, Some(rustix::process::getegid().as_raw()), wanted).unwrap();
+            assert_eq!(mode(&path), wanted);
+        }
+        let refused = || file.set_access(None, None, 0o666).unwrap_err().kind();
+        // A link to a file, to another socket, and to the socket itself.
+        std::fs::rename(&path, &away).unwrap();
+        let other = directory.path().join("other");
+        let _other = UnixListener::bind(&other).unwrap();
+        for target in [&victim, &other, &away] {
+            std::os::unix::fs::symlink(target, &path).unwrap();
+            assert_eq!(refused(), io::ErrorKind::InvalidData, "{}", target.display());
+            std::fs::remove_file(&path).unwrap();
+        }
+        // Another file and another socket in its place.
+        for taken in [&victim, &other] {
+            let before = mode(taken);
+            std::fs::rename(taken, &path).unwrap();
+            assert_eq!(refused(), io::ErrorKind::InvalidData);
+            std::fs::rename(&path, taken).unwrap();
+            assert_eq!(mode(taken), before);
+        }
+        assert_eq!(mode(&away), 0o660);
+    }
+
+    #[test]
+    fn a_link_that_is_planted_at_any_moment_is_not_followed() {
+        let directory = tempfile::tempdir().unwrap();
+        let [path, victim, link] = ["s", "victim", "link"].map(|name| directory.path().join(name));
+        std::fs::write(&victim, "secret").unwrap();
+        std::fs::set_permissions(&victim, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        std::os::unix::fs::symlink(&victim, &link).unwrap();
+        let (_listener, file) = SocketFile::bind(&path, || UnixListener::bind(&path)).unwrap();
+        let over = std::sync::atomic::AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                // The link and the socket change places.
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    let exchange = rustix::fs::RenameFlags::EXCHANGE;
+                    rustix::fs::renameat_with(rustix::fs::CWD, &path, rustix::fs::CWD, &link, exchange)
+                        .unwrap();
+                }
+            });
+            let (mut set, mut refused) = (0, 0);
+            while set < 1000 || refused < 1000 {
+                match file.set_access(None, None, 0o666) {
+                    Ok(()) => set += 1,
+                    Err(_) => refused += 1,
+                }
+            }
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        assert_eq!(mode(&victim), 0o600);
     }
 
     #[test]

@@ -148,6 +148,32 @@ pub(crate) fn listen(path: &Path, backlog: i32) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// Sets the mode of an open file, also of an `O_PATH` descriptor: fchmodat2(2), before Linux 6.6 through
+/// `/proc/self/fd`.
+pub(crate) fn chmod(file: BorrowedFd<'_>, mode: u32) -> io::Result<()> {
+    let path = c"".as_ptr();
+    // SAFETY: the kernel reads a terminated string, which is constant.
+    #[allow(unsafe_code)]
+    let done =
+        unsafe { libc::syscall(libc::SYS_fchmodat2, file.as_raw_fd(), path, mode, libc::AT_EMPTY_PATH) };
+    if done == 0 {
+        return Ok(());
+    }
+    match io::Error::last_os_error() {
+        // EPERM: a seccomp filter that is older than the system call.
+        error if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
+            chmod_by_proc(file, mode)
+        }
+        error => Err(error),
+    }
+}
+
+/// chmod(2) of the link in `/proc/self/fd`, which leads to the open file itself.
+fn chmod_by_proc(file: BorrowedFd<'_>, mode: u32) -> io::Result<()> {
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(rustix::fs::chmod(link, rustix::fs::Mode::from_raw_mode(mode))?)
+}
+
 /// Accepts the next connection. `None` if none is pending.
 pub(crate) fn accept(listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     match rustix::net::accept_with(listener, SOCKET) {
