@@ -11,6 +11,7 @@ pub mod eventfd;
 pub mod exit;
 pub mod framing;
 pub mod inspector;
+pub mod logging;
 pub mod metrics;
 pub mod output;
 pub mod process;

@@ -46,5 +46,6 @@ fn main() -> ExitCode {
         Command::Completions { shell } => cli::pages::completions(shell),
         Command::Man { directory } => cli::pages::man(&directory),
     };
+    towpath::logging::finish();
     code.into()
 }

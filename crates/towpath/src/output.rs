@@ -1,12 +1,12 @@
 //! Lines on standard error.
 
 use std::fmt::Display;
-use std::io::Write;
 
-/// Prints a line on standard error. A closed pipe is ignored (`2>&1 | tee`): it must not end a daemon.
+use crate::logging::{Class, submit};
+
+/// Prints a line on standard error. Waits for no reader after [`logging::start`](crate::logging::start).
 pub fn say(line: impl Display) {
-    // One write: other processes may use the same terminal.
-    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+    submit(line.to_string(), Class::Event);
 }
 
 /// Prints a warning; the run continues.

@@ -1,8 +1,14 @@
 //! Prints the libraries' log to standard error.
+//!
+//! A line may name its peer (`log::warn!(peer = uid; ...)`): the rate limit is per place in the source and peer.
+
+use std::fmt::{self, Write};
+use std::hash::{DefaultHasher, Hasher};
 
 use log::{LevelFilter, Log, Metadata, Record};
+use towpath::logging::{self, Cause, Class, PACKETS};
 
-use super::say;
+use crate::cli::warn;
 
 struct Stderr;
 
@@ -11,6 +17,13 @@ pub(crate) fn start() {
     // This is the program's only logger, so `set_logger` cannot fail.
     if log::set_logger(&Stderr).is_ok() {
         log::set_max_level(LevelFilter::Info);
+    }
+}
+
+/// From now on, no thread waits for standard error. Commands that serve peers call this before the first peer can attach.
+pub(crate) fn never_wait() {
+    if let Err(error) = logging::start() {
+        warn(format_args!("no thread for the log, so a log that is not read stops the engine: {error}"));
     }
 }
 
@@ -24,10 +37,39 @@ impl Log for Stderr {
     }
 
     fn log(&self, record: &Record<'_>) {
-        if self.enabled(record.metadata()) {
-            say(format_args!("towpath: {}: {}", record.level().as_str().to_lowercase(), record.args()));
+        if !self.enabled(record.metadata()) {
+            return;
+        }
+        let line = || format!("towpath: {}: {}", record.level().as_str().to_lowercase(), record.args());
+        if record.target() == PACKETS {
+            return logging::submit(line(), Class::Packet);
+        }
+        let file = record.file_static().unwrap_or_default();
+        let (cause, peer) = (Cause { file, line: record.line().unwrap_or(0) }, peer(record));
+        // The line is formatted only if it is admitted.
+        if logging::admit(cause, peer) {
+            logging::submit_admitted(line(), cause, peer);
         }
     }
 
-    fn flush(&self) {}
+    fn flush(&self) {
+        logging::finish();
+    }
+}
+
+/// The hash of the peer's name. Two peers with the same hash share a limit.
+fn peer(record: &Record<'_>) -> Option<u64> {
+    struct Name(DefaultHasher);
+
+    impl Write for Name {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            self.0.write(text.as_bytes());
+            Ok(())
+        }
+    }
+
+    let value = record.key_values().get("peer".into())?;
+    let mut name = Name(DefaultHasher::new());
+    write!(name, "{value}").ok()?;
+    Some(name.0.finish())
 }

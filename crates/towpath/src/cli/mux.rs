@@ -203,6 +203,7 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
         rate: 64 << 10,
         ..Limits::default()
     };
+    super::log::never_wait();
     super::run::open_files();
     // Otherwise, ptrace(2) lets other processes of the same user read and write this process's memory.
     let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);

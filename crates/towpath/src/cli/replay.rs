@@ -55,6 +55,8 @@ pub(crate) fn run(args: &Replay) -> u8 {
     };
     // With a capture on standard output, the report goes to standard error.
     if args.out.as_ref().is_some_and(|out| out.as_os_str() == "-") {
+        // The report is not a log line: none of it may be lost.
+        towpath::logging::finish();
         say(text.trim_end());
         return exit::OK;
     }
@@ -63,6 +65,7 @@ pub(crate) fn run(args: &Replay) -> u8 {
 
 fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
     let ruleset = rules(&args.rules)?;
+    super::log::never_wait();
     let (mut gate, topology) = args.wiring.gate_with(ruleset.clone(), None)?;
     let walker = gate.walker().expect("it is the first");
     let book = Arc::new(RulesetManager::new(gate, ruleset, false));

@@ -29,6 +29,7 @@ use crate::control::dumps::Dumps;
 use crate::control::{BindError, Server};
 use crate::eventfd::EventFd;
 use crate::inspector::{self, Inspector};
+use crate::logging::PACKETS;
 use crate::process::Starter;
 use crate::report::Report;
 use crate::ruleset_manager::{Rechecks, RulesetManager};
@@ -285,7 +286,7 @@ impl Supervisor {
     }
 
     fn print_log(&self) {
-        self.log.try_iter().take(LOG_LINES).for_each(|line| log::info!("{line}"));
+        self.log.try_iter().take(LOG_LINES).for_each(|line| log::info!(target: PACKETS, "{line}"));
     }
 
     /// Logs when the state table becomes nearly full and when it no longer is.

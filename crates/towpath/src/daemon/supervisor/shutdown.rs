@@ -8,6 +8,7 @@ use super::{
     Ended, Failure, RECHECK_TIMEOUT, Report, Service, States, Supervisor, WorkerCommand, heard, idle_wait,
 };
 use crate::inspector::EXIT_TIMEOUT;
+use crate::logging::PACKETS;
 use crate::snapshot::Saving;
 
 /// Interval between two checks of ending threads.
@@ -54,7 +55,7 @@ impl Supervisor {
             }
         }
         for line in self.log.try_iter() {
-            log::info!("{line}");
+            log::info!(target: PACKETS, "{line}");
         }
         for socket in self.sockets {
             socket.stop(EXIT_TIMEOUT);

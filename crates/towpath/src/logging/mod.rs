@@ -1,0 +1,492 @@
+//! Log lines on standard error that never make a thread wait.
+//!
+//! [`start`] begins the thread `log`, which alone writes to standard error. Other threads put lines into a queue of [`LINES`] lines and
+//! [`BYTES`] bytes; a line without room is lost and counted. Lines of `log` rules use at most half of the queue. [`admit`] limits the
+//! lines of each cause and peer (`limiter.rs`); suppressed lines are counted, and summaries say how many they were. After a loss, the
+//! first write that succeeds is followed by a line with the number of lost lines.
+//!
+//! [`finish`] waits for the writer as long as it makes progress, at most [`FLUSH_MAX`]. Before [`start`] and after a complete
+//! [`finish`], [`submit`] writes directly: commands that serve no peers lose no line.
+//!
+//! Locks: the queue's lock is held for a push or a look-up in a table, never during a system call that can wait.
+
+mod limiter;
+
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Write};
+use std::panic::PanicHookInfo;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use towpath_metrics::metrics;
+
+pub use self::limiter::Cause;
+use self::limiter::Limiter;
+
+/// Lines that may wait.
+pub const LINES: usize = 4096;
+
+/// Bytes of lines that may wait.
+pub const BYTES: usize = 1 << 20;
+
+/// [`finish`] gives up after this time without a written line.
+pub const FLUSH_STALLED: Duration = Duration::from_millis(500);
+
+/// [`finish`] gives up after this time.
+pub const FLUSH_MAX: Duration = Duration::from_secs(3);
+
+/// Shortest time between two reports of lost lines.
+const REPORT: Duration = Duration::from_secs(1);
+
+/// Pause of the writer while a non-blocking standard error takes nothing.
+const RETRY: Duration = Duration::from_millis(10);
+
+/// The target of the lines of `log` rules: `log::info!(target: PACKETS, ...)`. The rate of these lines is not limited.
+pub const PACKETS: &str = "towpath::daemon::packets";
+
+metrics! {
+    /// Log lines by outcome.
+    pub struct LogStats in "log" {
+        /// Log lines written to standard error.
+        pub written: counter events as "lines": "Log lines, by outcome." (outcome = "written"),
+        /// Log lines suppressed by the rate limit of their cause and peer.
+        pub suppressed: counter events as "lines" (outcome = "suppressed"),
+        /// Log lines lost because the log queue was full or standard error failed.
+        pub lost: counter events as "lines" (outcome = "lost"),
+    }
+}
+
+/// What a line is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// The engine.
+    Event,
+    /// A packet: a line of a `log` rule.
+    Packet,
+}
+
+impl Class {
+    /// The share of the queue: lines and bytes.
+    fn room(self) -> (usize, usize) {
+        match self {
+            Self::Event => (LINES, BYTES),
+            Self::Packet => (LINES / 2, BYTES / 2),
+        }
+    }
+}
+
+static QUEUE: OnceLock<LogQueue> = OnceLock::new();
+
+/// Starts the writer for standard error. Panics are reported through it, too.
+///
+/// # Errors
+///
+/// Fails if the thread cannot be created.
+pub fn start() -> io::Result<()> {
+    if QUEUE.get().is_none() && QUEUE.set(LogQueue::start(io::stderr())?).is_ok() {
+        std::panic::set_hook(Box::new(report_panic));
+    }
+    Ok(())
+}
+
+/// Returns true if a line of `cause` about `peer` (the hash of its name) may be submitted. A suppressed line is counted.
+pub fn admit(cause: Cause, peer: Option<u64>) -> bool {
+    QUEUE.get().is_none_or(|queue| queue.admit(cause, peer))
+}
+
+/// Submits an admitted line. Never waits after [`start`].
+pub fn submit_admitted(line: String, cause: Cause, peer: Option<u64>) {
+    if let Some(queue) = QUEUE.get() {
+        queue.lock().limiter.note(cause, peer, &line);
+    }
+    submit(line, Class::Event);
+}
+
+/// Submits a line. Never waits after [`start`]. Without [`start`], writes the line; errors are ignored: a closed pipe
+/// (`2>&1 | tee`) must not end a daemon.
+pub fn submit(line: String, class: Class) {
+    let line = match QUEUE.get() {
+        None => line,
+        Some(queue) => match queue.submit(line, class) {
+            Ok(()) => return,
+            Err(line) => line,
+        },
+    };
+    // One write: other processes may use the same terminal.
+    let _ = io::stderr().write_all((line + "\n").as_bytes());
+}
+
+/// Waits until all lines are written, while the writer makes progress. Bounded by [`FLUSH_STALLED`] and [`FLUSH_MAX`].
+pub fn finish() {
+    if let Some(queue) = QUEUE.get() {
+        queue.finish(FLUSH_STALLED, FLUSH_MAX);
+    }
+}
+
+/// The counters. Zero without [`start`].
+pub fn stats() -> LogStats {
+    QUEUE.get().map(LogQueue::stats).unwrap_or_default()
+}
+
+/// Reports a panic without waiting: a thread that panics must end although nothing reads the log.
+fn report_panic(info: &PanicHookInfo<'_>) {
+    let thread = thread::current();
+    let mut text = format!("thread '{}' {info}", thread.name().unwrap_or("<unnamed>"));
+    let trace = Backtrace::capture();
+    if trace.status() == BacktraceStatus::Captured {
+        text += &format!("\nstack backtrace:\n{trace}");
+    }
+    if let Some(queue) = QUEUE.get() {
+        queue.submit_in_panic(text);
+    }
+}
+
+/// The queue of one output and its writer.
+#[derive(Debug)]
+struct LogQueue(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    queue: Mutex<Queue>,
+    /// Signalled when the writer has something to do.
+    work: Condvar,
+    /// Signalled when a line was written, and at the writer's end.
+    progress: Condvar,
+    start: Instant,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    lines: VecDeque<String>,
+    bytes: usize,
+    limiter: Limiter,
+    stats: LogStats,
+    /// Lost lines that were reported.
+    reported: u64,
+    /// The writer ends when everything is written.
+    finishing: bool,
+    /// The writer has ended.
+    ended: bool,
+}
+
+impl Queue {
+    fn push(&mut self, line: String, class: Class) {
+        let (lines, bytes) = class.room();
+        if self.lines.len() >= lines || self.bytes + line.len() > bytes {
+            self.stats.lost += 1;
+            return;
+        }
+        self.bytes += line.len();
+        self.lines.push_back(line);
+    }
+
+    fn pop(&mut self) -> Option<String> {
+        let line = self.lines.pop_front()?;
+        self.bytes -= line.len();
+        Some(line)
+    }
+}
+
+impl LogQueue {
+    fn start(out: impl Write + Send + 'static) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            queue: Mutex::default(),
+            work: Condvar::new(),
+            progress: Condvar::new(),
+            start: Instant::now(),
+        });
+        let writer = Writer { shared: Arc::clone(&shared), out, report: None };
+        // Not joined: write(2) may never return.
+        thread::Builder::new().name("log".into()).spawn(|| writer.run())?;
+        Ok(Self(shared))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.0.lock()
+    }
+
+    fn admit(&self, cause: Cause, peer: Option<u64>) -> bool {
+        let mut queue = self.lock();
+        // A thread may wait for the lock: the time is read while it is held, so that it does not go back.
+        let now = self.0.now();
+        let pending = queue.limiter.pending();
+        let admitted = queue.ended || queue.limiter.admit(cause, peer, now);
+        queue.stats.suppressed += u64::from(!admitted);
+        if queue.limiter.pending() > pending {
+            // The writer sleeps until the next summary that it knows of.
+            self.0.work.notify_one();
+        }
+        admitted
+    }
+
+    /// Returns the line if the writer has ended.
+    fn submit(&self, line: String, class: Class) -> Result<(), String> {
+        let mut queue = self.lock();
+        if queue.ended {
+            return Err(line);
+        }
+        queue.push(line, class);
+        self.0.work.notify_one();
+        Ok(())
+    }
+
+    /// As [`submit`](Self::submit), if the panic left the lock free.
+    fn submit_in_panic(&self, line: String) {
+        for _ in 0..100 {
+            match self.0.queue.try_lock() {
+                Ok(mut queue) => {
+                    queue.push(line, Class::Event);
+                    return self.0.work.notify_one();
+                }
+                Err(TryLockError::Poisoned(poisoned)) => {
+                    poisoned.into_inner().push(line, Class::Event);
+                    return self.0.work.notify_one();
+                }
+                Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+
+    fn stats(&self) -> LogStats {
+        self.lock().stats
+    }
+
+    /// Returns true if everything was written.
+    fn finish(&self, stalled: Duration, most: Duration) -> bool {
+        let end = Instant::now() + most;
+        let mut queue = self.lock();
+        queue.finishing = true;
+        self.0.work.notify_one();
+        while !queue.ended {
+            let left = stalled.min(end.saturating_duration_since(Instant::now()));
+            let before = queue.stats;
+            let (relocked, wait) =
+                self.0.progress.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner);
+            queue = relocked;
+            if left.is_zero() || wait.timed_out() && queue.stats == before && !queue.ended {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        // The contents are consistent after every statement that may panic.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nanoseconds since the start.
+    fn now(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+/// The only thread that writes.
+struct Writer<W> {
+    shared: Arc<Shared>,
+    out: W,
+    /// Time of the last report of lost lines.
+    report: Option<Instant>,
+}
+
+impl<W: Write> Writer<W> {
+    fn run(mut self) {
+        let shared = Arc::clone(&self.shared);
+        let mut queue = shared.lock();
+        loop {
+            let (now, finishing) = (shared.now(), queue.finishing);
+            // Summaries and reports are written even if the queue is full.
+            let mut own = match queue.limiter.poll_timeout() {
+                Some(due) if finishing || due <= now => queue.limiter.poll_summaries(now, finishing),
+                _ => Vec::new(),
+            };
+            let line = queue.pop();
+            own.extend(self.report(&mut queue, line.is_none()));
+            if line.is_none() && own.is_empty() {
+                if finishing {
+                    break;
+                }
+                let next = queue.limiter.poll_timeout().map_or(u64::MAX, |due| due.saturating_sub(now));
+                let sleep = Duration::from_nanos(next).min(Duration::from_secs(3600));
+                queue = shared.work.wait_timeout(queue, sleep).unwrap_or_else(PoisonError::into_inner).0;
+                continue;
+            }
+            drop(queue);
+            let mut wrote = LogStats::default();
+            for line in line.into_iter().chain(own) {
+                match self.write(line) {
+                    Ok(()) => wrote.written += 1,
+                    Err(_) => wrote.lost += 1,
+                }
+            }
+            queue = shared.lock();
+            queue.stats.add(&wrote);
+            // A failed output does not recover: a report would fail as well.
+            queue.reported += wrote.lost;
+            shared.progress.notify_all();
+        }
+        queue.ended = true;
+        shared.progress.notify_all();
+    }
+
+    /// Returns the report of lost lines: when the queue has become empty, otherwise once in [`REPORT`].
+    fn report(&mut self, queue: &mut Queue, empty: bool) -> Option<String> {
+        let lost = queue.stats.lost - queue.reported;
+        if lost == 0 || !empty && self.report.is_some_and(|last| last.elapsed() < REPORT) {
+            return None;
+        }
+        self.report = Some(Instant::now());
+        queue.reported = queue.stats.lost;
+        Some(format!("towpath: warning: {lost} log lines were lost: standard error was not read fast enough"))
+    }
+
+    /// Writes a line in one write(2), if the output takes it: other processes may use the same terminal.
+    fn write(&mut self, line: String) -> io::Result<()> {
+        let line = line + "\n";
+        let mut rest = line.as_bytes();
+        while !rest.is_empty() {
+            match self.out.write(rest) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(n) => rest = &rest[n..],
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // Another process has set O_NONBLOCK on the shared open file description.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(RETRY),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    const CAUSE: Cause = Cause { file: "a.rs", line: 1 };
+
+    /// An output that takes a write for each permit, and all of them once the permits' sender is gone.
+    struct Gated {
+        permits: Receiver<()>,
+        written: Arc<Mutex<String>>,
+    }
+
+    impl Write for Gated {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let _ = self.permits.recv();
+            self.written.lock().unwrap().push_str(std::str::from_utf8(bytes).unwrap());
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn gated() -> (LogQueue, Sender<()>, Arc<Mutex<String>>) {
+        let (permits, taken) = channel();
+        let written = Arc::new(Mutex::new(String::new()));
+        let out = Gated { permits: taken, written: Arc::clone(&written) };
+        (LogQueue::start(out).unwrap(), permits, written)
+    }
+
+    /// Waits until the writer holds a line.
+    fn until_stuck(queue: &LogQueue) {
+        queue.submit("first".into(), Class::Event).unwrap();
+        while !queue.lock().lines.is_empty() {
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_full_queue_loses_lines_and_says_so_once_when_the_writer_recovers() {
+        let (queue, permits, written) = gated();
+        until_stuck(&queue);
+        for number in 0..LINES + 10 {
+            queue.submit(number.to_string(), Class::Event).unwrap();
+        }
+        assert_eq!((queue.stats().lost, queue.lock().lines.len()), (10, LINES));
+        // The writer is stuck: the wait ends, and nothing was written.
+        assert!(!queue.finish(Duration::ZERO, Duration::ZERO));
+        assert_eq!(*written.lock().unwrap(), "");
+        drop(permits);
+        assert!(queue.finish(Duration::MAX, Duration::from_secs(600)));
+        let written = written.lock().unwrap();
+        let lines: Vec<&str> = written.lines().collect();
+        assert_eq!((lines[0], lines.len()), ("first", LINES + 2));
+        let reports: Vec<&&str> =
+            lines.iter().filter(|line| line.contains("10 log lines were lost")).collect();
+        assert_eq!(reports.len(), 1, "{lines:?}");
+        assert_eq!(queue.stats(), LogStats { written: LINES as u64 + 2, suppressed: 0, lost: 10 });
+        // The writer has ended: lines are written directly.
+        assert_eq!(queue.submit("late".into(), Class::Event), Err("late".into()));
+    }
+
+    #[test]
+    fn bytes_are_bounded_and_packets_leave_half_of_the_queue() {
+        let (queue, _permits, _) = gated();
+        until_stuck(&queue);
+        let submit = |len: usize, class: Class| {
+            let before = queue.stats().lost;
+            queue.submit("x".repeat(len), class).unwrap();
+            queue.stats().lost == before
+        };
+        assert!(!submit(BYTES / 2 + 1, Class::Packet));
+        assert!(submit(BYTES / 2, Class::Packet));
+        assert!(!submit(1, Class::Packet));
+        assert!(submit(BYTES / 2, Class::Event));
+        assert!(!submit(1, Class::Event));
+        let (queue, _permits, _) = gated();
+        until_stuck(&queue);
+        for _ in 0..LINES {
+            queue.submit(String::new(), Class::Packet).unwrap();
+        }
+        assert_eq!(queue.stats().lost as usize, LINES / 2);
+    }
+
+    #[test]
+    fn suppressed_lines_are_counted_and_summarized_at_the_end() {
+        let (queue, permits, written) = gated();
+        drop(permits);
+        let passed = (0..1000).filter(|_| queue.admit(CAUSE, Some(7))).count() as u64;
+        assert!((16..100).contains(&passed), "{passed}");
+        queue.lock().limiter.note(CAUSE, Some(7), "refused");
+        assert!(queue.finish(Duration::MAX, Duration::from_secs(600)));
+        assert_eq!(queue.stats().suppressed, 1000 - passed);
+        let line = format!("towpath: warning: {} further lines suppressed like: refused\n", 1000 - passed);
+        assert_eq!(*written.lock().unwrap(), line);
+    }
+
+    #[test]
+    fn a_closed_output_costs_its_lines_only() {
+        let (read, write) = io::pipe().unwrap();
+        drop(read);
+        let queue = LogQueue::start(write).unwrap();
+        for _ in 0..3 {
+            queue.submit("x".into(), Class::Event).unwrap();
+        }
+        assert!(queue.finish(Duration::MAX, Duration::from_secs(600)));
+        assert_eq!(queue.stats(), LogStats { lost: 3, ..LogStats::default() });
+    }
+
+    #[test]
+    fn a_panic_is_submitted_although_its_thread_holds_the_lock() {
+        let (mut read, write) = io::pipe().unwrap();
+        let queue = LogQueue::start(write).unwrap();
+        let held = queue.lock();
+        queue.submit_in_panic("lost".into());
+        drop(held);
+        queue.submit_in_panic("thread 'engine-0' panicked".into());
+        assert!(queue.finish(Duration::MAX, Duration::from_secs(600)));
+        drop(queue);
+        let mut text = String::new();
+        read.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "thread 'engine-0' panicked\n");
+    }
+}
