@@ -29,9 +29,10 @@ impl AcceptBackoff {
         self.count += 1;
         if self.count.is_power_of_two() {
             log::warn!(
-                "{}: {error}; connections wait ({} times so far): raise the limit of open files (`ulimit -n`, LimitNOFILE=)",
+                "{}: {error}; connections wait ({} times so far){}",
                 self.name,
-                self.count
+                self.count,
+                hint(error)
             );
         }
     }
@@ -40,6 +41,13 @@ impl AcceptBackoff {
     pub(crate) fn is_on(&mut self) -> bool {
         self.until = self.until.filter(|until| Instant::now() < *until);
         self.until.is_some()
+    }
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(_) => ": raise the limit of open files (`ulimit -n`, LimitNOFILE=)",
+        None => "",
     }
 }
 

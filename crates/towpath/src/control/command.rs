@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
 use clap::{ArgMatches, Args, FromArgMatches};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::client::{Engine, Failure};
 use super::commands::show_states::Event;
 use super::protocol::{Code, Refusal};
 use super::query::{QuerySender, SendError, Target};
+use super::slots::ControlStats;
 use crate::ruleset_manager::RulesetManager;
 
 /// The access right that a request needs.
@@ -139,7 +140,12 @@ pub(super) fn arguments<T: FromArgMatches>(matches: &ArgMatches) -> T {
     T::from_arg_matches(matches).expect("clap has checked the arguments against this type")
 }
 
-/// The members of a request.
+/// The members of a request that has none.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NoMembers {}
+
+/// The members of a request. `T` refuses unknown members (`deny_unknown_fields`).
 pub(super) fn parse<T: DeserializeOwned>(body: Value) -> Result<T, Refusal> {
     serde_json::from_value(body)
         .map_err(|error| Refusal::new(Code::Request, format!("wrong request: {error}")))
@@ -180,6 +186,8 @@ pub struct Context<'a> {
     pub(super) ruleset: Option<&'a Arc<RulesetManager>>,
     /// One for each engine thread.
     pub(super) engines: &'a [QuerySender],
+    /// The counters of the control socket.
+    pub(super) control: ControlStats,
 }
 
 impl Context<'_> {

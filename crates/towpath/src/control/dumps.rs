@@ -5,11 +5,10 @@
 //! frame of [`Kind::DONE`]. The request's payload is empty, or the CURSOR to continue at (8 bytes, little-endian), so that an
 //! interrupted client can resume. No state is sent twice. A state that exists during the whole dump is not missed.
 //!
-//! The gate is locked for one page (64 states) at a time. A client that does not read blocks only its own dump: the dumper stops when half of the client's ring is full.
+//! The gate is locked for one page (64 states) at a time. A client that does not read blocks half of its own ring and nothing else. A
+//! client that requests nothing, or takes nothing of its dump, is detached after [`IDLE`].
 
-use std::fs::Permissions;
 use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,11 +18,13 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::json;
 use towpath_gate::state::Cursor;
-use towpath_ring::{Allow, Channel, Config, Endpoint, Kind, Meta, Progress, Source};
+use towpath_ring::{Allow, Channel, Config, Endpoint, Kind, Meta, Progress, Quota, Source};
 
 use super::accept_backoff::AcceptBackoff;
 use super::commands::show_states::State;
+use crate::config::Control;
 use crate::eventfd::EventFd;
+use crate::process::Identity;
 use crate::ruleset_manager::RulesetManager;
 
 /// The group of a request for states.
@@ -32,8 +33,12 @@ pub const STATES: u32 = 1;
 /// States per frame.
 const PAGE: usize = 64;
 
-/// Maximum number of clients; further ones are disconnected.
+/// Maximum number of clients, and of one user's clients. Further ones are refused.
 const CLIENTS: usize = 16;
+const CLIENTS_OF_USER: usize = 8;
+
+/// Nanoseconds that a client may have no dump, or take nothing of it.
+const IDLE: u64 = 60_000_000_000;
 
 /// Maximum number of clients to accept before the attached ones are served again.
 const WELCOMES: usize = 8;
@@ -66,14 +71,16 @@ pub fn path(control: &Path) -> PathBuf {
 }
 
 impl Dumps {
-    /// Listens next to the control socket; root, the engine's user (`engine`, or that of this process) and `owner` may attach.
+    /// Listens next to the control socket, with its owner, group and mode. Root, the engine's user (`identity`, or that of this process)
+    /// and `owner` may attach.
     ///
     /// # Errors
     /// The ring cannot be created.
-    pub fn bind(control: &Path, owner: Option<u32>, engine: Option<u32>) -> io::Result<Listening> {
-        let path = path(control);
-        let mut users = vec![engine.unwrap_or_else(|| rustix::process::geteuid().as_raw()), 0];
-        users.extend(owner);
+    pub fn bind(control: &Control, identity: Option<Identity>) -> io::Result<Listening> {
+        let path = path(&control.socket);
+        let engine = identity.map_or_else(|| rustix::process::geteuid().as_raw(), |identity| identity.user);
+        let mut users = vec![engine, 0];
+        users.extend(control.owner);
         users.sort_unstable();
         users.dedup();
         let config = Config {
@@ -82,11 +89,13 @@ impl Dumps {
             messages: true,
             huge_pages: false,
             violations_max: 0,
+            quota: Quota { channels: CLIENTS, channels_per_user: CLIENTS_OF_USER, ..Quota::default() },
             ..Config::default()
         };
         let endpoint = Endpoint::bind(&path, config).map_err(io::Error::other)?;
-        // Access is checked with the peer's credentials; the file's mode only has to allow connecting.
-        std::fs::set_permissions(&path, Permissions::from_mode(0o666))?;
+        let owner = control.owner.or(identity.map(|identity| identity.user));
+        let group = control.group.or(identity.map(|identity| identity.group));
+        endpoint.set_access(owner, group, control.mode)?;
         Ok(Listening { endpoint, path })
     }
 }
@@ -135,28 +144,59 @@ struct ServerState {
 struct Client {
     channel: Channel,
     states: Option<States>,
+    activity: Activity,
+}
+
+/// The last progress of a client.
+#[derive(Clone, Copy, Debug)]
+struct Activity {
+    /// Frames published to it and decided by it.
+    frames: (u64, u64),
+    at: u64,
+}
+
+impl Activity {
+    /// Takes the counters at `now`. Returns true if the client has made no progress for [`IDLE`].
+    fn is_over(&mut self, frames: (u64, u64), now: u64) -> bool {
+        if frames != self.frames {
+            *self = Self { frames, at: now };
+        }
+        now >= self.at + IDLE
+    }
 }
 
 impl ServerState {
+    fn now(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
     fn turn(&mut self, bell: &EventFd) {
         for _ in 0..WELCOMES {
             if self.pause.is_on() {
                 break;
             }
             match self.endpoint.accept() {
-                Ok(Some(channel)) if self.clients.len() < CLIENTS => {
-                    self.clients.push(Client { channel, states: None });
+                Ok(Some(channel)) => {
+                    let activity = Activity { frames: (0, 0), at: self.now() };
+                    self.clients.push(Client { channel, states: None, activity });
                 }
-                Ok(Some(_)) => {}
                 Ok(None) => break,
                 Err(error) => self.pause.begin(&error),
             }
         }
-        let now = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let now = self.now();
         for client in &mut self.clients {
             client.turn(&self.book, now);
         }
-        self.clients.retain_mut(|client| client.channel.check_peer() && !client.channel.is_dead());
+        self.clients.retain_mut(|client| {
+            let stats = client.channel.stats();
+            let idle = client.activity.is_over((stats.published, stats.decided), now);
+            if idle {
+                let towpath_ring::Credentials { pid, uid, .. } = client.channel.peer();
+                log::warn!(peer = uid; "dumps: detached process {pid} of user {uid}: idle for 60 s");
+            }
+            !idle && client.channel.check_peer() && !client.channel.is_dead()
+        });
         // `count` arms all channels; `any` would stop at the first busy one.
         let busy =
             self.clients.iter_mut().filter_map(|client| (!client.channel.arm()).then_some(())).count() > 0;
@@ -177,7 +217,7 @@ impl ServerState {
 
 impl Client {
     fn turn(&mut self, book: &Arc<RulesetManager>, now: u64) {
-        let Self { channel, states } = self;
+        let Self { channel, states, .. } = self;
         let mut asked = Vec::new();
         channel.poll_messages(|header, payload| {
             if header.kind == Kind::REQUEST {
@@ -238,5 +278,21 @@ impl Source for States {
     /// The version of the rules, whose numbers appear in the dump. Changes of states do not count.
     fn generation(&self) -> u64 {
         self.book.version()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_without_progress_is_detached() {
+        let mut activity = Activity { frames: (0, 0), at: 5 };
+        assert!(!activity.is_over((0, 0), 5 + IDLE - 1));
+        // A frame was published, and later decided.
+        assert!(!activity.is_over((1, 0), IDLE));
+        assert!(!activity.is_over((1, 1), 2 * IDLE - 1));
+        assert!(!activity.is_over((1, 1), 3 * IDLE - 2));
+        assert!(activity.is_over((1, 1), 3 * IDLE - 1));
     }
 }

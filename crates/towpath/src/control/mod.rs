@@ -12,7 +12,7 @@
 //! - [`commands`]: the subcommands, one file each, and their table;
 //! - [`command`]: the parts of a subcommand;
 //! - [`protocol`]: messages on the socket;
-//! - [`Session`]: one client, without IO;
+//! - [`Session`]: one client, without IO; `slots`: the places of users;
 //! - [`QueryInbox`]: the engine's side;
 //! - [`Server`], [`client`]: the two ends of the socket;
 //! - [`dumps`]: dumps of states over a ring beside the socket.
@@ -27,6 +27,7 @@ pub mod protocol;
 mod query;
 mod server;
 mod session;
+mod slots;
 mod text;
 mod trace;
 
@@ -34,4 +35,5 @@ pub(crate) use accept_backoff::AcceptBackoff;
 pub use flow_filter::FlowFilter;
 pub use query::{QueryInbox, QuerySender, SendError, Target, WorkerPoolView};
 pub use server::{BindError, Listening, Server};
-pub use session::Session;
+pub use session::{Late, Session};
+pub use slots::ControlStats;

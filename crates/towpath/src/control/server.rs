@@ -1,13 +1,14 @@
 //! The control socket. A dedicated thread serves it, so no engine thread reads from or writes to a client.
 //!
-//! Access: root, the engine's user and the socket's `owner` are owners ([`Role::Owner`]). The kernel reports the user of a client (SO_PEERCRED).
-//! Other users that the mode of the socket file admits are readers: they see no packets and change nothing. The default mode is 0600.
-//! At most [`CLIENTS`] clients are connected at a time; [`RESERVED`] of these places are for owners only. A further client gets an
-//! error and is disconnected. The limits of one client are in [`Session`]. Every refusal is counted and logged.
+//! Access: root, the engine's user and the socket's `owner` are owners ([`Role::Owner`]), by the credentials that the kernel reports
+//! (SO_PEERCRED). Other users that the mode of the socket file lets in are readers: they see no packets and change nothing. The default
+//! mode is 0600. The number of clients is limited for each user and for all (`slots.rs`); a client too many gets an error. The limits of
+//! one client are in [`Session`]. Every refusal is counted and logged.
+//!
+//! Clients may not pass descriptors: a descriptor's close may sleep as long as its maker wants. The kernel refuses them (Linux 6.16); on
+//! older kernels the client is disconnected. Sockets and descriptors are closed by the [`Reaper`]'s threads.
 
-use std::fs::Permissions;
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,26 +18,29 @@ use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::Value;
 use thiserror::Error;
+use towpath_ring::reaper::{PeerKey, Plain, Reaped, Reaper, refuse_descriptors};
 use towpath_ring::{Credentials, SocketFile};
 
 use super::accept_backoff::AcceptBackoff;
-use super::command::{Access, Context, Pending, Reply, Request};
+use super::command::{Context, Pending, Reply, Request};
 use super::commands::show_states::Event;
 use super::protocol::{Code, Refusal};
 use super::query::{QueryInbox, QuerySender};
-use super::session::Session;
+use super::session::{Late, Session};
+use super::slots::{self, AccessControl, ControlStats, Full, Role};
 use crate::config::Control;
 use crate::eventfd::EventFd;
 use crate::process::Identity;
 use crate::ruleset_manager::RulesetManager;
 
-/// Maximum number of clients.
-const CLIENTS: usize = 64;
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
 
-/// Of [`CLIENTS`], the places for owners only.
-const RESERVED: usize = 8;
+/// The listener, for the [`Reaper`]: connections that were not accepted may have descriptors.
+const LISTENER: PeerKey = PeerKey::Worker(u32::MAX);
 
 /// Maximum number of connections accepted in one turn of the server's loop.
 const ACCEPTS: usize = 64;
@@ -94,58 +98,6 @@ pub struct Listening {
     access: AccessControl,
 }
 
-/// Maps users to roles.
-#[derive(Clone, Copy, Debug)]
-struct AccessControl {
-    /// The engine's user.
-    engine: u32,
-    /// A further owner.
-    owner: Option<u32>,
-    /// Other users may be readers.
-    others: bool,
-}
-
-/// Access rights of a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    Owner,
-    Reader,
-}
-
-impl Role {
-    /// Returns the refusal of a request that needs `access`.
-    fn refusal(self, access: Access) -> Option<Refusal> {
-        let message = match (self, access) {
-            (Self::Owner, _) | (Self::Reader, Access::Read) => return None,
-            (Self::Reader, Access::Change) => {
-                "you have read access only; root, the engine's user and the socket's owner may change the engine"
-            }
-            (Self::Reader, Access::Packets) => {
-                "you have no access to packets; root, the engine's user and the socket's owner have it"
-            }
-        };
-        Some(Refusal::new(Code::NotPermitted, message))
-    }
-
-    /// A client of this role is accepted while fewer clients than this are connected.
-    fn room(self) -> usize {
-        match self {
-            Self::Owner => CLIENTS,
-            Self::Reader => CLIENTS - RESERVED,
-        }
-    }
-}
-
-impl AccessControl {
-    fn role(self, user: u32) -> Option<Role> {
-        match user {
-            0 => Some(Role::Owner),
-            user if user == self.engine || Some(user) == self.owner => Some(Role::Owner),
-            _ => self.others.then_some(Role::Reader),
-        }
-    }
-}
-
 impl Listening {
     /// Creates the socket of a configuration. A socket file without a listener is replaced.
     ///
@@ -165,18 +117,10 @@ impl Listening {
     pub fn bind_as(control: &Control, identity: Option<Identity>) -> Result<Self, BindError> {
         let path = control.socket.as_path();
         let system = |source| BindError::System { path: path.into(), source };
-        // No client may connect before the file has its owner and mode.
-        let before = rustix::process::umask(Mode::from_raw_mode(0o177));
-        let bound = bind(path);
-        rustix::process::umask(before);
-        let (listener, file) = bound?;
+        let (listener, file) = bind(path)?;
         let owner = control.owner.or(identity.map(|identity| identity.user));
         let group = control.group.or(identity.map(|identity| identity.group));
-        if owner.is_some() || group.is_some() {
-            std::os::unix::fs::chown(path, owner, group).map_err(system)?;
-        }
-        std::fs::set_permissions(path, Permissions::from_mode(control.mode)).map_err(system)?;
-        listener.set_nonblocking(true).map_err(system)?;
+        file.set_access(owner, group, control.mode).map_err(system)?;
         let access = AccessControl {
             engine: identity.map_or_else(|| rustix::process::geteuid().as_raw(), |identity| identity.user),
             owner: control.owner,
@@ -201,8 +145,10 @@ impl Listening {
         let wakeup = EventFd::new().map_err(system)?;
         let over = Arc::new(AtomicBool::new(false));
         let (inboxes, senders) = wakes.into_iter().map(|wake| QueryInbox::new(wakeup.clone(), wake)).unzip();
+        let reaper = Reaper::shared();
         let state = ServerState {
-            listener,
+            listener: reaper.wrap(LISTENER, listener),
+            reaper,
             backoff: AcceptBackoff::of("control"),
             senders,
             over: Arc::clone(&over),
@@ -212,7 +158,7 @@ impl Listening {
             access,
             watching: false,
             start: Instant::now(),
-            refused: Refused::default(),
+            stats: ControlStats::default(),
         };
         let thread =
             std::thread::Builder::new().name("control".into()).spawn(|| state.run()).map_err(system)?;
@@ -221,11 +167,24 @@ impl Listening {
 }
 
 fn bind(path: &Path) -> Result<(UnixListener, SocketFile), BindError> {
-    SocketFile::bind(path, || UnixListener::bind(path)).map_err(|error| match error.kind() {
+    SocketFile::bind(path, || listen(path)).map_err(|error| match error.kind() {
         ErrorKind::AddrInUse if SocketFile::is_socket(path) => BindError::InUse(path.into()),
         ErrorKind::AddrInUse => BindError::NoSocket(path.into()),
         _ => BindError::System { path: path.into(), source: error },
     })
+}
+
+/// Listens at `path`. The file has the mode 0600 when it appears: no client may connect before it has its owner and mode.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    // Accepted sockets inherit the setting.
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    refuse_descriptors(&socket)?;
+    // bind(2) gives the mode of the socket's inode to the file (unix_bind_bsd, net/unix/af_unix.c).
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
 }
 
 impl Server {
@@ -255,7 +214,8 @@ impl Drop for Server {
 
 /// The server's thread.
 struct ServerState {
-    listener: UnixListener,
+    listener: Reaped<UnixListener>,
+    reaper: Reaper,
     backoff: AcceptBackoff,
     /// One for each engine thread.
     senders: Vec<QuerySender>,
@@ -268,24 +228,19 @@ struct ServerState {
     /// True if a client has subscribed to state events.
     watching: bool,
     start: Instant,
-    refused: Refused,
-}
-
-/// Clients that were refused or disconnected.
-#[derive(Clone, Copy, Debug, Default)]
-struct Refused {
-    not_permitted: u64,
-    too_many: u64,
-    too_slow: u64,
+    stats: ControlStats,
 }
 
 struct Client {
-    stream: UnixStream,
+    stream: Reaped<UnixStream>,
+    user: u32,
     role: Role,
     session: Session,
     pending: Option<Box<dyn Pending>>,
     /// The stream has failed.
     gone: bool,
+    /// It passed descriptors.
+    passed_descriptors: bool,
 }
 
 impl ServerState {
@@ -298,17 +253,23 @@ impl ServerState {
             if deadline.is_none() && over {
                 deadline = Some(now + SHUTDOWN_GRACE);
             }
-            let context = Context { ruleset: self.ruleset.as_ref(), engines: &self.senders };
+            self.stats.clients = self.clients.len() as u64;
+            let control = self.stats;
+            let context = Context { ruleset: self.ruleset.as_ref(), engines: &self.senders, control };
             for client in &mut self.clients {
-                client.serve(&context, now, deadline.is_some());
-                if client.session.handle_timeout(now) {
-                    self.refused.too_slow += 1;
-                    log::warn!(
-                        "control: disconnected a silent or slow client ({} so far)",
-                        self.refused.too_slow
-                    );
-                    client.gone = true;
-                }
+                client.serve(&self.reaper, &context, now, deadline.is_some());
+                let (count, what) = match client.session.handle_timeout(now) {
+                    _ if client.passed_descriptors => (&mut self.stats.descriptors, "passed descriptors"),
+                    None => continue,
+                    Some(Late::Idle) => (&mut self.stats.idle, "made no request for 60 s"),
+                    Some(Late::Slow) => (&mut self.stats.slow, "sent or read too slowly"),
+                };
+                *count += 1;
+                log::warn!(
+                    peer = client.user;
+                    "control: disconnected a client of user {}, which {what} ({count} so far)", client.user
+                );
+                client.gone = true;
             }
             self.clients.retain(|client| !client.gone && !client.session.is_over());
             self.distribute_events();
@@ -357,12 +318,12 @@ impl ServerState {
         let timeout =
             Timespec { tv_sec: (sleep / 1_000_000_000) as i64, tv_nsec: (sleep % 1_000_000_000) as i64 };
         let listens = if self.backoff.is_on() { PollFlags::empty() } else { PollFlags::IN };
-        let mut fds = vec![PollFd::new(&self.listener, listens), PollFd::new(&self.wakeup, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&*self.listener, listens), PollFd::new(&self.wakeup, PollFlags::IN)];
         for client in &mut self.clients {
             let mut flags = PollFlags::empty();
             flags.set(PollFlags::IN, client.session.wants() > 0);
             flags.set(PollFlags::OUT, !client.session.poll_output().is_empty());
-            fds.push(PollFd::new(&client.stream, flags));
+            fds.push(PollFd::new(&*client.stream, flags));
         }
         match poll(&mut fds, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -394,59 +355,61 @@ impl ServerState {
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
-            let mut session = Session::new(self.now());
-            let peer = Credentials::of(&stream);
-            let role = peer.as_ref().ok().and_then(|peer| self.access.role(peer.uid));
-            match (role, peer) {
-                (Some(_), _) => {}
-                (None, Ok(peer)) => {
-                    self.refused.not_permitted += 1;
-                    let Credentials { pid, uid, .. } = peer;
-                    let count = self.refused.not_permitted;
-                    if count.is_power_of_two() {
-                        log::warn!(
-                            "control: refused process {pid} of user {uid}: neither the engine's user nor root ({count} so far)"
-                        );
-                    }
-                    let message =
-                        format!("user {uid} has no access to the engine of user {}", self.access.engine);
-                    session.refuse(&Refusal::new(Code::NotPermitted, message));
-                    send_refusal(stream, session);
-                    continue;
-                }
-                (None, Err(error)) => {
-                    log::warn!("control: the credentials of a client are unknown: {error}");
-                    continue;
-                }
-            }
-            let role = role.unwrap_or(Role::Reader);
-            if self.clients.len() >= role.room() {
-                self.refused.too_many += 1;
-                if self.refused.too_many.is_power_of_two() {
-                    log::warn!(
-                        "control: {} connections refused: the maximum is {} clients",
-                        self.refused.too_many,
-                        role.room()
-                    );
-                }
-                let message = format!("{} clients are connected already; try again", role.room());
-                session.refuse(&Refusal::new(Code::Busy, message));
-                send_refusal(stream, session);
-                continue;
-            }
-            self.clients.push(Client { stream, role, session, pending: None, gone: false });
+            self.admit(stream);
         }
+    }
+
+    /// Gives a client its place, or refuses it.
+    fn admit(&mut self, stream: UnixStream) {
+        let mut session = Session::new(self.now());
+        let Credentials { pid, uid, .. } = match Credentials::of(&stream) {
+            Ok(peer) => peer,
+            Err(error) => {
+                self.reaper.drop_for(LISTENER, stream);
+                return log::warn!("control: the credentials of a client are unknown: {error}");
+            }
+        };
+        let stream = self.reaper.wrap(PeerKey::User(uid), stream);
+        if !self.reaper.has_room(stream.peer()) {
+            // Its sockets wait for a close that sleeps. The pause bounds the number of further ones.
+            let error = format!("user {uid} has closed connections whose descriptors cannot be closed");
+            self.backoff.begin(&io::Error::other(error));
+        }
+        let Some(role) = self.access.role(uid) else {
+            self.stats.not_permitted += 1;
+            let count = self.stats.not_permitted;
+            log::warn!(
+                peer = uid;
+                "control: refused process {pid} of user {uid}: neither the engine's user nor root ({count} so far)"
+            );
+            let message = format!("user {uid} has no access to the engine of user {}", self.access.engine);
+            session.refuse(&Refusal::new(Code::NotPermitted, message));
+            return send_refusal(stream, session);
+        };
+        if let Err(full) = slots::admit(self.clients.iter().map(|client| client.user), uid, role) {
+            let count = match full {
+                Full::All(_) => &mut self.stats.too_many,
+                Full::User(..) => &mut self.stats.user_limit,
+            };
+            *count += 1;
+            log::warn!(peer = uid; "control: refused process {pid} of user {uid}: {full} ({count} so far)");
+            session.refuse(&Refusal::new(Code::Busy, full.to_string()));
+            return send_refusal(stream, session);
+        }
+        self.stats.accepted += 1;
+        let (pending, gone, passed_descriptors) = (None, false, false);
+        self.clients.push(Client { stream, user: uid, role, session, pending, gone, passed_descriptors });
     }
 }
 
-/// Writes a refusal. The write does not block: the send buffer of a new socket is empty.
-fn send_refusal(mut stream: UnixStream, mut session: Session) {
+/// Writes a refusal. A new socket has room for it.
+fn send_refusal(mut stream: Reaped<UnixStream>, mut session: Session) {
     let _ = stream.write(session.poll_output());
 }
 
 impl Client {
-    fn serve(&mut self, context: &Context<'_>, now: u64, over: bool) {
-        self.read(now);
+    fn serve(&mut self, reaper: &Reaper, context: &Context<'_>, now: u64, over: bool) {
+        self.read(reaper, now);
         self.take_reply(now, over);
         for _ in 0..BURST {
             if let Some((request, body)) = self.session.poll_request(now) {
@@ -462,15 +425,16 @@ impl Client {
         }
     }
 
-    fn read(&mut self, now: u64) {
+    fn read(&mut self, reaper: &Reaper, now: u64) {
         let mut buffer = [0; 4096];
         let room = self.session.wants().min(buffer.len());
         if room == 0 {
             return;
         }
-        match self.stream.read(&mut buffer[..room]) {
-            Ok(0) => self.session.handle_end(),
-            Ok(n) => self.session.handle_bytes(&buffer[..n], now),
+        match reaper.receive(self.stream.peer(), &*self.stream, &mut buffer[..room]) {
+            Ok(Plain { passed_descriptors: true, .. }) => self.passed_descriptors = true,
+            Ok(Plain { bytes: 0, .. }) => self.session.handle_end(),
+            Ok(Plain { bytes, .. }) => self.session.handle_bytes(&buffer[..bytes], now),
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Err(_) => self.gone = true,
         }
@@ -519,33 +483,20 @@ impl Client {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{IoSlice, Read};
+    use std::mem::MaybeUninit;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::PermissionsExt;
     use std::thread;
 
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
     use serde_json::json;
+    use towpath_ring::reaper::accept_descriptors;
 
     use super::super::commands::{show_mux, show_rings, show_send};
     use super::super::protocol::{Answer, parse_answer, request};
     use super::super::query::WorkerPoolView;
     use super::*;
-
-    #[test]
-    fn users_have_roles_and_roles_have_rights() {
-        let access = AccessControl { engine: 100, owner: Some(7), others: true };
-        let closed = AccessControl { others: false, ..access };
-        for (user, open, shut) in [
-            (0, Some(Role::Owner), Some(Role::Owner)),
-            (100, Some(Role::Owner), Some(Role::Owner)),
-            (7, Some(Role::Owner), Some(Role::Owner)),
-            (8, Some(Role::Reader), None),
-        ] {
-            assert_eq!((access.role(user), closed.role(user)), (open, shut), "user {user}");
-        }
-        for (access, reader) in [(Access::Read, true), (Access::Packets, false), (Access::Change, false)] {
-            assert_eq!(Role::Reader.refusal(access).is_none(), reader, "{access:?}");
-            assert_eq!(Role::Owner.refusal(access), None, "{access:?}");
-        }
-        assert!(Role::Reader.room() < Role::Owner.room());
-    }
 
     /// A pool without workers.
     struct Empty;
@@ -586,6 +537,50 @@ mod tests {
         drop(inbox);
         drop(server);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_client_cannot_pass_descriptors() {
+        let directory = tempfile::tempdir().unwrap();
+        // A kernel that refuses them, and one that does not.
+        for older in [false, true] {
+            let path = directory.path().join(format!("s{older}"));
+            let listening = Listening::bind(&Control::private(&path)).unwrap();
+            if older {
+                accept_descriptors(&listening.listener).unwrap();
+            }
+            let (server, inboxes) = listening.start(None, vec![None]).unwrap();
+            let stream = UnixStream::connect(&path).unwrap();
+            let (mut watched, passed) = UnixStream::pair().unwrap();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let fds = [passed.as_fd()];
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+            let bytes = request("show-rings", json!({}));
+            let sent = sendmsg(&stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::empty());
+            match sent {
+                // Disconnected without an answer.
+                Ok(_) => assert_eq!((&stream).read(&mut [0; 16]).unwrap_or(0), 0),
+                Err(error) => assert_eq!((error, older), (rustix::io::Errno::PERM, false)),
+            }
+            // No copy of the descriptor stays open.
+            drop(passed);
+            assert_eq!(watched.read(&mut [0]).unwrap(), 0);
+            drop(inboxes);
+            drop(server);
+        }
+    }
+
+    #[test]
+    fn the_file_appears_with_the_narrowest_mode() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
+        let (_listener, file) = bind(&path).unwrap();
+        assert_eq!(mode(), 0o600);
+        drop(file);
+        let _listening = Listening::bind(&Control { mode: 0o666, ..Control::private(&path) }).unwrap();
+        assert_eq!(mode(), 0o666);
     }
 
     #[test]

@@ -2,7 +2,9 @@
 //!
 //! Requests are served one at a time: the next one is read when the client has taken the answer to the last one. The memory for a
 //! client is bounded: one request ([`REQUEST_MAX`]), [`PENDING`] bytes of answers, and the bounds of its [`Stream`].
-//! A client that sends nothing for [`IDLE`], or reads nothing of pending output for [`SLOW`], is disconnected.
+//!
+//! A client that makes no request for [`IDLE`], needs longer than [`SLOW`] for one request, or takes less than [`SLOW_BYTES`] of the
+//! waiting answers in [`SLOW`] is disconnected. Single bytes do not extend these times.
 
 use std::sync::Arc;
 
@@ -16,14 +18,26 @@ use super::protocol::{Code, REQUEST_MAX, Refusal, answer, error, parse_request};
 /// Number of pending bytes of answers above which no further message is created.
 pub(super) const PENDING: usize = 256 << 10;
 
-/// Maximum time in nanoseconds without a request.
+/// Maximum time between two requests in nanoseconds.
 const IDLE: u64 = 60_000_000_000;
 
-/// Maximum time in nanoseconds for which a client may read nothing of pending output.
+/// Maximum time in nanoseconds from the first to the last byte of a request, and for taking [`SLOW_BYTES`].
 const SLOW: u64 = 10_000_000_000;
+
+/// Bytes of answers that a client takes in [`SLOW`], or all that wait if these are fewer: 6.4 KiB/s.
+const SLOW_BYTES: usize = 64 << 10;
 
 /// Maximum time in nanoseconds for a reply of the engine.
 const ENGINE_TIMEOUT: u64 = 5_000_000_000;
+
+/// Why a client is disconnected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Late {
+    /// It made no request.
+    Idle,
+    /// It did not send or take messages fast enough.
+    Slow,
+}
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -33,8 +47,12 @@ pub struct Session {
     /// Bytes of `output` that the client has taken.
     taken: usize,
     state: State,
-    /// Time of the last progress.
+    /// Time of the last request or answer.
     active: u64,
+    /// Arrival of the first byte of an incomplete request.
+    begun: Option<u64>,
+    /// While output waits: since when, and the bytes to be taken in [`SLOW`] from then on.
+    output_due: Option<(u64, usize)>,
     /// The client has closed its side.
     ended: bool,
 }
@@ -55,15 +73,16 @@ impl Session {
     /// Creates the session of a client that connects at `now`, in nanoseconds of a monotonic clock.
     pub fn new(now: u64) -> Self {
         let (input, output) = (Vec::new(), Vec::new());
-        Self { input, output, taken: 0, state: State::Idle, active: now, ended: false }
+        let state = State::Idle;
+        Self { input, output, taken: 0, state, active: now, begun: None, output_due: None, ended: false }
     }
 
     /// Takes bytes from the client. Bytes beyond [`wants`](Self::wants) are ignored.
     pub fn handle_bytes(&mut self, bytes: &[u8], now: u64) {
         let room = (REQUEST_MAX + 4).saturating_sub(self.input.len());
         self.input.extend(&bytes[..bytes.len().min(room)]);
-        if matches!(self.state, State::Idle) {
-            self.active = now;
+        if !self.input.is_empty() {
+            self.begun.get_or_insert(now);
         }
     }
 
@@ -112,6 +131,7 @@ impl Session {
         let request = parse_request(message);
         self.input.drain(..4 + length);
         self.active = now;
+        self.begun = (!self.input.is_empty()).then_some(now);
         let request = request.and_then(|raw| Ok((commands::request(&raw.name)?, raw.body)));
         match request {
             Ok(request) => {
@@ -163,10 +183,19 @@ impl Session {
     /// `bytes` bytes of the output were sent.
     pub fn handle_taken(&mut self, bytes: usize, now: u64) {
         self.taken += bytes;
-        self.active = now;
+        if let Some((_, left)) = &mut self.output_due {
+            *left = left.saturating_sub(bytes);
+            if *left == 0 {
+                self.output_due = None;
+            }
+        }
         if self.taken == self.output.len() {
             self.output.clear();
             self.taken = 0;
+            self.output_due = None;
+            // The time for the next request begins.
+            self.active = now;
+            self.begun = self.begun.map(|_| now);
         } else if self.taken >= PENDING {
             self.output.drain(..self.taken);
             self.taken = 0;
@@ -213,27 +242,37 @@ impl Session {
 
     /// Returns the time of the next [`handle_timeout`](Self::handle_timeout).
     pub fn poll_timeout(&self) -> Option<u64> {
-        let period = match self.state {
-            _ if !self.pending().is_empty() => SLOW,
-            State::Asked => ENGINE_TIMEOUT,
-            State::Idle => IDLE,
-            _ => return None,
-        };
-        Some(self.active + period)
+        match self.state {
+            // Without a due time, `handle_timeout` sets one: at once.
+            _ if !self.pending().is_empty() => Some(self.output_due.map_or(0, |(since, _)| since + SLOW)),
+            State::Asked => Some(self.active + ENGINE_TIMEOUT),
+            State::Idle => Some((self.active + IDLE).min(self.begun.map_or(u64::MAX, |begun| begun + SLOW))),
+            _ => None,
+        }
     }
 
-    /// It is `now`. Returns true if the client must be disconnected because it is too slow.
-    pub fn handle_timeout(&mut self, now: u64) -> bool {
-        if self.poll_timeout().is_none_or(|due| now < due) {
-            return false;
+    /// It is `now`. Returns why the client must be disconnected, if it must. Call it whenever output may have been made, too.
+    pub fn handle_timeout(&mut self, now: u64) -> Option<Late> {
+        let pending = self.pending().len();
+        if pending == 0 {
+            self.output_due = None;
+        } else if self.output_due.is_none() {
+            self.output_due = Some((now, pending.min(SLOW_BYTES)));
         }
-        if matches!(self.state, State::Asked) && self.pending().is_empty() {
+        if self.poll_timeout().is_none_or(|due| now < due) {
+            return None;
+        }
+        if pending > 0 {
+            return Some(Late::Slow);
+        }
+        if matches!(self.state, State::Asked) {
             self.active = now;
             let message = "the engine did not answer within 5 s; it may be reading a slow capture";
             self.refuse(&Refusal::new(Code::Busy, message));
-            return false;
+            self.output_due = Some((now, self.pending().len().min(SLOW_BYTES)));
+            return None;
         }
-        true
+        Some(if self.begun.is_some() { Late::Slow } else { Late::Idle })
     }
 
     fn pending(&self) -> &[u8] {
@@ -352,10 +391,56 @@ pub(super) mod tests {
         assert_eq!(session.poll_timeout(), Some(IDLE));
         ask(&mut session, "show-rings", json!({}));
         assert_eq!(session.poll_timeout(), Some(ENGINE_TIMEOUT));
-        assert!(!session.handle_timeout(ENGINE_TIMEOUT), "the engine is slow, not the client");
+        assert_eq!(session.handle_timeout(ENGINE_TIMEOUT), None, "the engine is slow, not the client");
         assert_eq!(session.poll_timeout(), Some(ENGINE_TIMEOUT + SLOW));
-        assert!(!session.handle_timeout(ENGINE_TIMEOUT + SLOW - 1));
-        assert!(session.handle_timeout(ENGINE_TIMEOUT + SLOW));
+        assert_eq!(session.handle_timeout(ENGINE_TIMEOUT + SLOW - 1), None);
+        assert_eq!(session.handle_timeout(ENGINE_TIMEOUT + SLOW), Some(Late::Slow));
         assert_eq!(codes(&mut session), ["busy"]);
+        let mut session = Session::new(0);
+        assert_eq!(session.handle_timeout(IDLE - 1), None);
+        assert_eq!(session.handle_timeout(IDLE), Some(Late::Idle));
+    }
+
+    const S: u64 = 1_000_000_000;
+
+    #[test]
+    fn single_bytes_of_a_request_do_not_keep_a_place() {
+        let mut session = Session::new(0);
+        let message = request("show-rings", json!({}));
+        for (second, byte) in message.iter().enumerate().take(10) {
+            let now = 5 * S + second as u64 * S;
+            session.handle_bytes(&[*byte], now);
+            assert!(session.poll_request(now).is_none());
+            assert_eq!(session.handle_timeout(now), None);
+        }
+        assert_eq!(session.poll_timeout(), Some(5 * S + SLOW));
+        assert_eq!(session.handle_timeout(5 * S + SLOW), Some(Late::Slow));
+        // A whole request is in time, and the next one has its own time.
+        let mut session = Session::new(0);
+        session.handle_bytes(&message, 0);
+        session.handle_bytes(&message[..1], 0);
+        assert!(session.poll_request(9 * S).is_some());
+        session.handle_reply(rings(), 12 * S);
+        assert_eq!(session.handle_timeout(12 * S), None);
+        let len = session.poll_output().len();
+        session.handle_taken(len, 15 * S);
+        assert_eq!(session.poll_timeout(), Some(15 * S + SLOW));
+    }
+
+    #[test]
+    fn a_client_that_takes_single_bytes_is_slow_and_one_that_takes_enough_is_not() {
+        let long = || Reply::Answer("rings", json!({ "rings": "x".repeat(1 << 20) }));
+        for (bytes, late) in [(1, true), (SLOW_BYTES / 5, true), (SLOW_BYTES / 4, false)] {
+            let mut session = Session::new(0);
+            ask(&mut session, "show-rings", json!({}));
+            session.handle_reply(long(), 0);
+            let (mut found, mut now) = (session.handle_timeout(0), 0);
+            while !session.poll_output().is_empty() && found.is_none() {
+                now += SLOW / 4 - 1;
+                found = session.handle_timeout(now);
+                session.handle_taken(bytes.min(session.pending().len()), now);
+            }
+            assert_eq!(found.is_some(), late, "{bytes}");
+        }
     }
 }

@@ -95,7 +95,7 @@ impl Socket {
         };
         let endpoint =
             Endpoint::bind(&path, config).map_err(|source| Error::Bind { queue: number, source })?;
-        open(&path, inspectors, starter).map_err(system)?;
+        open(&endpoint, inspectors, starter).map_err(system)?;
         own(&path, identity).map_err(system)?;
         let children = wanted(inspectors).map(InspectorChild::new).collect();
         let users = inspectors.users.clone();
@@ -139,7 +139,7 @@ impl Socket {
     pub(super) fn want(&mut self, inspectors: &config::Inspectors) {
         self.users.clone_from(&inspectors.users);
         self.endpoint.set_allow(allow(self.engine, &self.users, &self.started));
-        if let Err(error) = open(&self.path, inspectors, &self.starter) {
+        if let Err(error) = open(&self.endpoint, inspectors, &self.starter) {
             log::warn!("queue {}: {}: {error}", self.queue, self.path.display());
         }
         let mut before = std::mem::take(&mut self.children);
@@ -247,10 +247,10 @@ fn allow(engine: u32, named: &config::Users, started: &[u32]) -> Allow {
 }
 
 /// Access is checked with SO_PEERCRED; the file's mode only has to permit connecting.
-fn open(path: &Path, inspectors: &config::Inspectors, starter: &Starter) -> io::Result<()> {
+fn open(endpoint: &Endpoint, inspectors: &config::Inspectors, starter: &Starter) -> io::Result<()> {
     let others = !inspectors.users.is_empty() || inspectors.wanted() > 0 && starter.changes_user();
     let open = if others { 0o666 } else { 0o600 };
-    std::fs::set_permissions(path, Permissions::from_mode(inspectors.mode.unwrap_or(open)))
+    endpoint.set_access(None, None, inspectors.mode.unwrap_or(open))
 }
 
 /// Gives a new socket or directory to the user that the engine becomes. Other files and files of other users are refused: in a

@@ -9,6 +9,8 @@ use towpath_mux::{io, mux};
 use towpath_ring::ChannelStats;
 
 use super::RuleStats;
+use crate::control::ControlStats;
+use crate::logging::LogStats;
 use crate::worker_pool::{UnsentStats, Violations};
 
 /// A table of counters with the labels that all of its rows have.
@@ -45,6 +47,8 @@ pub const TABLES: &[Table] = &[
     table("Multiplexors", &["mux"], UnsentStats::TABLE),
     table("Multiplexors", &["mux"], Violations::TABLE),
     table("Zero-copy sends", &["mux"], towpath_send::Counters::TABLE),
+    table("Control socket", &[], ControlStats::TABLE),
+    table("Log", &[], LogStats::TABLE),
 ];
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
-//! Standard error without a reader: `2>&1 | tee` that was ended, a logger that restarts. Commands end with their usual exit code, and an
-//! engine continues.
+//! Standard error is not read: its reader has ended (`2>&1 | tee`) or has stopped reading. Commands end with the code that they would
+//! have, and an engine continues.
 
-use std::io::PipeWriter;
+use std::io::{PipeWriter, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -65,4 +66,63 @@ fn an_engine_goes_on_reloads_and_ends() {
     until(|| control.json("show rules --json")["rules"][0]["number"] == 200);
     kill_process(Pid::from_child(&engine), Signal::TERM).unwrap();
     assert_eq!(engine.wait().unwrap().code(), Some(0));
+}
+
+/// A pipe that is full and stays open; the end that nothing reads.
+fn full() -> (std::io::PipeReader, PipeWriter) {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&writer, true).unwrap();
+    while writer.write(&[b'.'; 4096]).is_ok() {}
+    while writer.write(b".").is_ok() {}
+    rustix::io::ioctl_fionbio(&writer, false).unwrap();
+    (reader, writer)
+}
+
+#[test]
+fn a_full_pipe_stops_neither_messages_nor_control_nor_the_end_and_lost_lines_are_counted() {
+    let directory = tempfile::tempdir().unwrap();
+    let worker = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples").join("mux_worker");
+    // Free a moment ago: the line that names the port cannot be read.
+    let at = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let text = format!(
+        "rules = \"r\"\n[mux.web]\nlisten = \"{at}\"\nframing = \"offset=0 length=4 be adjust=4\"\nworkers = 1\n\
+         worker = \"{}\"\n[control]\nsocket = \"ctl.sock\"\n",
+        worker.display()
+    );
+    let config = directory.path().join("t.toml");
+    std::fs::write(&config, text).unwrap();
+    std::fs::write(directory.path().join("r"), "add 100 allow log tcp from any to any\n").unwrap();
+    let (_reader, writer) = full();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_towpath"));
+    command.args(["run", config.to_str().unwrap()]).stdout(Stdio::null()).stderr(writer);
+    let mut engine = command.spawn().unwrap();
+    let control = Control::of(directory.path());
+    until(|| control.ctl("show mux").status.success());
+    let lines = |outcome: &str| control.json("show stats --json")["stats"]["log"][outcome].as_u64().unwrap();
+    // Each connection is a line of the rule.
+    until(|| {
+        for _ in 0..300 {
+            drop(TcpStream::connect(at).unwrap());
+        }
+        lines("lost") > 0
+    });
+    assert_eq!(lines("written"), 0);
+    let metrics = control.ctl("metrics");
+    assert!(String::from_utf8_lossy(&metrics.stdout).contains("towpath_log_lines_total{outcome=\"lost\"}"));
+    // A message goes to the worker, and its answer comes back.
+    let mut client = TcpStream::connect(at).unwrap();
+    client.write_all(b"\0\0\0\x02hi").unwrap();
+    let mut length = [0; 4];
+    client.read_exact(&mut length).unwrap();
+    let mut answer = vec![0; u32::from_be_bytes(length) as usize];
+    client.read_exact(&mut answer).unwrap();
+    assert!(answer.ends_with(b" hi"), "{}", String::from_utf8_lossy(&answer));
+    drop(client);
+    kill_process(Pid::from_child(&engine), Signal::TERM).unwrap();
+    let mut code = None;
+    until(|| {
+        code = engine.try_wait().unwrap();
+        code.is_some()
+    });
+    assert_eq!(code.unwrap().code(), Some(0));
 }

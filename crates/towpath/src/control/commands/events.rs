@@ -5,11 +5,11 @@ use std::io::{self, ErrorKind, Write};
 use std::sync::Arc;
 
 use clap::Args;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::super::client::{Engine, Failure};
 use super::super::command::{
-    Access, Command, Context, Handled, Progress, Reply, Request, Stream, arguments, parse,
+    Access, Command, Context, Handled, NoMembers, Progress, Reply, Request, Stream, arguments, parse,
 };
 use super::super::protocol::answer;
 use super::super::text::items;
@@ -40,7 +40,7 @@ pub(super) const COMMAND: Command = Command::other::<Events>(
 );
 
 fn handle(body: Value, context: &Context<'_>) -> Handled {
-    let _: Map<String, Value> = parse(body)?;
+    let NoMembers {} = parse(body)?;
     context.ruleset()?;
     Ok(Reply::Stream(Box::new(Watch::default())))
 }

@@ -4,7 +4,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::super::client::{Engine, Failure};
-use super::super::command::{Access, Command, Context, Handled, Reply, Request, arguments, parse};
+use super::super::command::{Access, Command, Context, Handled, NoMembers, Reply, Request, arguments, parse};
 use super::super::text::items;
 use super::{change, set, show_rules, show_states, table};
 use crate::exit;
@@ -32,7 +32,7 @@ pub(super) const COMMAND: Command = Command::other::<Ipfw>(
 );
 
 fn handle(body: Value, context: &Context<'_>) -> Handled {
-    let _: serde_json::Map<String, Value> = parse(body)?;
+    let NoMembers {} = parse(body)?;
     let pipes = context.ruleset()?.pipes();
     let pipe = |(number, rate, burst)| json!({ "number": number, "rate": rate, "burst": burst });
     Ok(Reply::Answer("pipes", json!({ "pipes": pipes.into_iter().map(pipe).collect::<Vec<_>>() })))

@@ -3,15 +3,18 @@
 use std::sync::Arc;
 
 use clap::Args;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use towpath_engine::QueueSnapshot;
 use towpath_metrics::{Kind, Metric, Unit};
 
 use super::super::client::{Engine, Failure};
-use super::super::command::{Access, Command, Context, Handled, Progress, Reply, Request, Stream, parse};
+use super::super::command::{
+    Access, Command, Context, Handled, NoMembers, Progress, Reply, Request, Stream, parse,
+};
 use super::super::protocol::answer;
 use super::super::query::Target;
 use super::{show_ports, show_queues, show_stats};
+use crate::logging;
 use crate::metrics::{RuleStats, Samples};
 
 /// Maximum number of rules in the text: a bound for the number of labels.
@@ -52,10 +55,12 @@ struct Part {
 }
 
 fn handle(body: Value, context: &Context<'_>) -> Handled {
-    let _: Map<String, Value> = parse(body)?;
-    let ruleset = context.ruleset.map(Arc::clone);
+    let NoMembers {} = parse(body)?;
+    let (ruleset, control) = (context.ruleset.map(Arc::clone), context.control);
     context.query(part, move |parts| {
         let mut samples = Samples::default();
+        samples.add(&[], &control);
+        samples.add(&[], &logging::stats());
         let (mut queues, mut ports) = (Vec::new(), Vec::new());
         for part in parts {
             samples.merge(part.samples);

@@ -107,7 +107,9 @@ pub fn run(engine: &Engine, ctl: &ArgMatches) -> Result<String, Failure> {
 mod tests {
     use std::collections::HashSet;
 
-    use super::super::command::Access;
+    use serde_json::json;
+
+    use super::super::command::{Access, Context};
     use super::*;
 
     #[test]
@@ -116,6 +118,34 @@ mod tests {
         ctl.clone().debug_assert();
         for command in ctl.get_subcommands().flat_map(|c| std::iter::once(c).chain(c.get_subcommands())) {
             assert!(command.get_about().is_some(), "{}", command.get_name());
+        }
+    }
+
+    #[test]
+    fn every_request_refuses_unknown_members() {
+        let context = Context { ruleset: None, engines: &[], control: Default::default() };
+        // The members that requests need; each request refuses those of others, and `typo`.
+        let needed = [
+            ("show-table", json!({ "name": "t" })),
+            ("lookup", json!({ "name": "t", "key": "k" })),
+            ("show-frames", json!({ "channel": 1 })),
+            ("trace", json!({ "channel": 1 })),
+            ("command", json!({ "text": "zero" })),
+            ("set", json!({ "name": "n", "value": 1 })),
+        ];
+        for request in COMMANDS.iter().flat_map(|command| command.requests) {
+            let name = super::super::command::name(request.name);
+            let needed =
+                needed.iter().find(|(of, _)| *of == name).map_or(json!({}), |(_, body)| body.clone());
+            let outcome = |body| match (request.handle)(body, &context) {
+                Err(refusal) if refusal.code == Code::Request => Err(refusal.message),
+                _ => Ok(()),
+            };
+            assert_eq!(outcome(needed.clone()), Ok(()), "{name}");
+            let mut more = needed;
+            more["typo"] = 1.into();
+            let message = outcome(more).expect_err(&name);
+            assert!(message.contains("unknown field `typo`"), "{name}: {message}");
         }
     }
 

@@ -9,6 +9,7 @@ use towpath_engine::{ReplyStats, Totals};
 
 use super::super::command::{Context, Handled, Query, Reply};
 use super::super::query::Target;
+use crate::logging;
 use crate::metrics;
 use crate::report::{self, States};
 
@@ -22,7 +23,7 @@ impl Query for ShowStats {
     const ANSWER: &'static str = "stats";
 
     fn handle(self, context: &Context<'_>) -> Handled {
-        let ruleset = context.ruleset.map(Arc::clone);
+        let (ruleset, control) = (context.ruleset.map(Arc::clone), context.control);
         context.query(stats, move |parts| {
             let (totals, replies, states) = merge(parts);
             let mut object: Map<String, Value> = metrics::json(&totals.stats);
@@ -40,6 +41,8 @@ impl Query for ShowStats {
             object.insert("rules".to_owned(), metrics::json(&gate).into());
             let rechecks = ruleset.map(|ruleset| ruleset.rechecks()).unwrap_or_default();
             object.insert("recheck".to_owned(), json!(rechecks));
+            object.insert("log".to_owned(), metrics::json(&logging::stats()).into());
+            object.insert("control".to_owned(), metrics::json(&control).into());
             Ok(Reply::Answer(Self::ANSWER, json!({ "stats": object })))
         })
     }

@@ -17,7 +17,7 @@ use towpath_gate::StatePolicy;
 use towpath_gate::rules::Ruleset;
 use towpath_port::{Opener, Port, driver};
 
-use super::super::inspector_sockets::{self, Socket};
+use super::super::inspector_sockets::Socket;
 use super::super::launcher::Launcher;
 use super::super::mux_admission::MuxAdmission;
 use super::super::mux_service;
@@ -98,14 +98,8 @@ impl Supervisor {
             .map(|mux| mux_service::Listening::open(mux, &starter, identity))
             .collect::<Result<Vec<_>, _>>()?;
         let saved = config.states.as_deref().map(snapshot::read);
-        let dumps = config.control.as_ref().map(|control| {
-            let bound = Dumps::bind(&control.socket, control.owner, identity.map(|identity| identity.user));
-            let owned = bound.and_then(|bound| {
-                inspector_sockets::own(&crate::control::dumps::path(&control.socket), identity)
-                    .map(|()| bound)
-            });
-            owned.map_err(Failure::Dumps)
-        });
+        let dumps =
+            config.control.as_ref().map(|control| Dumps::bind(control, identity).map_err(Failure::Dumps));
         let dumps = dumps.transpose()?;
         let needed = match launcher {
             Some(_) => Capabilities::needed_in_use(&config),
