@@ -35,9 +35,11 @@ pub enum Object {
     RawSockets,
 }
 
+type Open = dyn Fn(&Object) -> io::Result<Vec<OwnedFd>> + Send + Sync;
+
 /// Opens the objects of one port.
 #[derive(Clone)]
-pub struct Opener(Arc<dyn Fn(&Object) -> io::Result<Vec<OwnedFd>> + Send + Sync>);
+pub struct Opener(Arc<Open>);
 
 impl Opener {
     /// An opener that calls `open`, which may ask another process: one with the same configuration, that calls

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use towpath_ring::{self as ring, Decision, FrameOut, Loss, Meta, ReserveError, Seq, Verdict};
 
+use super::Admit;
 use super::channel::{Channel, Detached};
 use super::policy::Policy;
 use super::snapshot::{ChannelSnapshot, FrameSnapshot};
@@ -175,7 +176,7 @@ impl<C: Channel> InspectorSlot<C> {
         &mut self,
         now: u64,
         policy: &Policy,
-        admit: &mut dyn FnMut(PacketId, &[u8]) -> Result<(), DropReason>,
+        admit: &mut Admit<'_>,
         each: &mut dyn FnMut(Waiter, Result<Decision<'_>, DropReason>),
     ) -> usize {
         let Self { channel, in_flight, first, open, detached, late, verdicts, traces, .. } = self;

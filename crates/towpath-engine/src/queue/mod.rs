@@ -62,6 +62,9 @@ pub enum QueueVerdict<'a> {
     Redeliver,
 }
 
+/// Decides whether the reorder buffer takes a replacement of a packet.
+type Admit<'a> = dyn FnMut(PacketId, &[u8]) -> Result<(), DropReason> + 'a;
+
 /// Detached inspectors that a queue keeps for introspection.
 const DETACHED_MAX: usize = 16;
 
@@ -304,7 +307,7 @@ impl<C: Channel> Queue<C> {
     pub fn poll(
         &mut self,
         now: u64,
-        admit: &mut dyn FnMut(PacketId, &[u8]) -> Result<(), DropReason>,
+        admit: &mut Admit<'_>,
         mut each: impl FnMut(PacketId, QueueVerdict<'_>),
     ) -> usize {
         let Self { inspectors, policy, broadcasts, flow_verdicts, stalled, stats, trouble, closed, .. } =

@@ -54,17 +54,20 @@ pub(super) fn receive(
     let mut part = unsafe { libc::CMSG_FIRSTHDR(&raw const header) };
     while !part.is_null() {
         // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return null or a complete header inside of the control buffer.
-        let (level, kind, bytes) =
-            unsafe { ((*part).cmsg_level, (*part).cmsg_type, (*part).cmsg_len as usize) };
-        if (level, kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+        let head = unsafe { part.read() };
+        let bytes = head.cmsg_len as usize;
+        if (head.cmsg_level, head.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
             // SAFETY: as above; the data begins behind the header.
             let data = unsafe { libc::CMSG_DATA(part) }.cast::<c_int>();
             // SAFETY: computes a length only.
             let head = unsafe { libc::CMSG_LEN(0) } as usize;
             for at in 0..bytes.saturating_sub(head) / size_of::<c_int>() {
-                // SAFETY: the kernel wrote this number of descriptors behind the header. Each is open and belongs to this
-                // process alone: recvmsg(2) has just made it.
-                fds.push(unsafe { OwnedFd::from_raw_fd(data.add(at).read_unaligned()) });
+                // SAFETY: the kernel wrote this number of descriptors behind the header.
+                let descriptor = unsafe { data.add(at) };
+                // SAFETY: as above.
+                let descriptor = unsafe { descriptor.read_unaligned() };
+                // SAFETY: it is open and belongs to this process alone: recvmsg(2) has just made it.
+                fds.push(unsafe { OwnedFd::from_raw_fd(descriptor) });
             }
         }
         // SAFETY: as for CMSG_FIRSTHDR; `part` is a header of this control buffer.

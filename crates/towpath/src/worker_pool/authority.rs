@@ -79,7 +79,7 @@ impl Authority {
     pub(super) fn destination(&self, index: u32, generation: u32) -> Destination {
         match self.generations.get(index as usize) {
             // An even generation would name the connection after it (psock::Id::from_parts).
-            Some(granted) if generation % 2 == 0 || *granted < generation => Destination::Unknown,
+            Some(granted) if generation.is_multiple_of(2) || *granted < generation => Destination::Unknown,
             Some(granted) if *granted == generation => Destination::Granted,
             Some(_) => Destination::Ended,
             None => Destination::Unknown,
