@@ -9,7 +9,7 @@
 //! towpath-bench mux [--json] [--seconds N] [--reps N] [--only NAME] [--svg FILE]
 //! towpath-bench live [--json] [--seconds N] [--reps N] [--only NAME]
 //! towpath-bench send [--json] [--megabytes N] [--reps N] [--only NAME]
-//! towpath-bench hostile [--json] [--seconds N] [--modes NAME,...] [--threads N]
+//! towpath-bench hostile [--json] [--seconds N] [--modes NAME,...]
 //! towpath-bench variance FILE... [--json] [--write]
 //! ```
 //!
@@ -263,10 +263,6 @@ struct Hostile {
     /// Run only these modes, separated by commas; also modes that the engine does not withstand yet
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     modes: Vec<String>,
-
-    /// Threads of the engine, each with a lane to each inspector
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
-    threads: u32,
 }
 
 /// Run every subject in sequence, as input for `numbers`
@@ -479,7 +475,7 @@ fn main() -> ExitCode {
         Command::Framing(args) => subject::framing::run(args.json),
         Command::Send(args) => subject::send::run(args.json, args.megabytes, args.reps, args.only.as_deref()),
         Command::Live(args) => subject::live::run(args.json, args.seconds, args.reps, args.only.as_deref()),
-        Command::Hostile(args) => hostile::run(args.json, args.seconds, &args.modes, args.threads),
+        Command::Hostile(args) => hostile::run(args.json, args.seconds, &args.modes),
         Command::All(args) => all::run(args.json, &args.dir, args.reps),
         Command::Numbers(args) => print_or_update(&args).map(|()| true),
         Command::Variance(args) => variance::run(&args.files, args.json, args.write),

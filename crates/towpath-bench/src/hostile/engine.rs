@@ -40,13 +40,13 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// Starts an engine with `threads` threads, each of which has a lane to each inspector.
-    pub(super) fn start(threads: u32) -> Result<Self> {
+    /// Starts an engine with one thread: `pcap` ports support no more.
+    pub(super) fn start() -> Result<Self> {
         let files = TempDir::new().context("making a directory")?;
         let at = |name: &str| files.path().join(name);
         // The attackers run as another user.
         fs::set_permissions(files.path(), fs::Permissions::from_mode(0o755))?;
-        fs::write(at("run.toml"), configuration(threads)?)?;
+        fs::write(at("run.toml"), configuration()?)?;
         fs::write(at("rules"), rules())?;
         let capture = Some(fifo(&at("in.pcap"))?);
         let mut process = Command::new(binary()?)
@@ -147,7 +147,9 @@ impl Engine {
         let end = Instant::now() + BEGIN;
         while Instant::now() < end {
             let output = self.ctl(&["show", "queues", "--json"])?;
-            let answer: Value = serde_json::from_slice(&output.stdout).context("reading the queues")?;
+            let Ok(answer) = serde_json::from_slice::<Value>(&output.stdout) else {
+                bail!("ctl: {}", String::from_utf8_lossy(&output.stderr).trim());
+            };
             if answer["queues"][0]["inspectors"].as_u64() == Some(1) {
                 return Ok(());
             }
@@ -216,7 +218,7 @@ fn fifo(path: &Path) -> Result<File> {
     Ok(capture)
 }
 
-fn configuration(threads: u32) -> Result<String> {
+fn configuration() -> Result<String> {
     let own = std::env::current_exe().context("finding this program")?;
     let own = own.display();
     let users = if rustix::process::geteuid().is_root() {
@@ -225,7 +227,7 @@ fn configuration(threads: u32) -> Result<String> {
         String::new()
     };
     let mut text = format!(
-        "rules = \"rules\"\n[engine]\nthreads = {threads}\n[control]\nsocket = \"ctl.sock\"\n[queue.1]\nsocket = \"honest.sock\"\n\
+        "rules = \"rules\"\n[control]\nsocket = \"ctl.sock\"\n[queue.1]\nsocket = \"honest.sock\"\n\
          deadline = 60\n[queue.2]\nsocket = \"attacked.sock\"\n{users}memory = 64\ndeadline = 0.05\n"
     );
     for (name, side) in [("honest", "mux-worker"), ("hostile", "hostile-worker")] {

@@ -35,6 +35,8 @@ const BODY: usize = 32;
 
 /// The honest parties, each a thread.
 pub(super) struct Honest {
+    /// Ends the client, and then the two honest flows.
+    stop_client: Arc<AtomicBool>,
     stop: Arc<AtomicBool>,
     /// Inspected packets, received in order.
     received: Arc<AtomicU64>,
@@ -59,25 +61,27 @@ pub(super) struct Counts {
 
 impl Honest {
     pub(super) fn start(engine: &mut Engine) -> Result<Self> {
-        let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let flag = || Arc::new(AtomicBool::new(false));
+        let (stop_client, begin, stop, done) = (flag(), flag(), flag(), flag());
         let received = Arc::new(AtomicU64::new(0));
         let epoch = Instant::now();
         let queue = Consumer::attach_as(engine.directory().join("honest.sock"), "honest")?;
-        engine.await_inspector()?;
         let inspector = {
             let (done, received) = (done.clone(), received.clone());
             thread::spawn(move || inspect(queue, epoch, &done, &received))
         };
         let client = {
-            let (stop, address) = (stop.clone(), engine.honest_mux.clone());
+            let (stop, address) = (stop_client.clone(), engine.honest_mux.clone());
             thread::spawn(move || ask(&address, &stop))
         };
         let capture = engine.input()?;
         let traffic = {
-            let (stop, done) = (stop.clone(), done.clone());
-            thread::spawn(move || send(capture, epoch, &stop, &done))
+            let (begin, stop, done) = (begin.clone(), stop.clone(), done.clone());
+            thread::spawn(move || send(capture, epoch, [&begin, &stop, &done]))
         };
-        Ok(Self { stop, received, done, traffic, inspector, client })
+        engine.await_inspector()?;
+        begin.store(true, Ordering::Relaxed);
+        Ok(Self { stop_client, stop, received, done, traffic, inspector, client })
     }
 
     /// Stops the traffic and waits, at most `patience`, until all packets have arrived.
@@ -88,7 +92,7 @@ impl Honest {
                 failures.push(format!("{what}: {error:#}"));
             }
         };
-        self.stop.store(true, Ordering::Relaxed);
+        self.stop_client.store(true, Ordering::Relaxed);
         keep(
             "client",
             joined(self.client).map(|times| {
@@ -96,7 +100,8 @@ impl Honest {
                 counts.message_p99 = times.value_at_quantile(0.99);
             }),
         );
-        // The capture stays open until `done`.
+        // Packets of the attackers' queue follow until `done`.
+        self.stop.store(true, Ordering::Relaxed);
         let end = Instant::now() + patience;
         let mut last = self.received.load(Ordering::Relaxed);
         let mut quiet = Instant::now();
@@ -134,19 +139,22 @@ fn joined<T>(thread: JoinHandle<Result<T>>) -> Result<T> {
 }
 
 /// Writes packets to the capture, of the three flows in turn. Returns the number of each.
+///
+/// The honest flows run from `begin` to `stop`, the attackers' from the start to `done`: a `pcap` port that reads a FIFO blocks its
+/// thread while no packet comes, and with it the mux and `ctl`.
 fn send(
     mut capture: File,
     epoch: Instant,
-    stop: &AtomicBool,
-    done: &AtomicBool,
+    [begin, stop, done]: [&AtomicBool; 3],
 ) -> Result<BTreeMap<u16, u64>> {
     let mut sent = BTreeMap::new();
     let mut frame = packet::frame(LEN);
     for turn in 0_u64.. {
-        if stop.load(Ordering::Relaxed) {
+        if done.load(Ordering::Relaxed) {
             break;
         }
-        let port = [INSPECTED, UNINSPECTED, ATTACKED][(turn % 3) as usize];
+        let honest = begin.load(Ordering::Relaxed) && !stop.load(Ordering::Relaxed);
+        let port = if honest { [INSPECTED, UNINSPECTED, ATTACKED][(turn % 3) as usize] } else { ATTACKED };
         let number = sent.entry(port).or_insert(0);
         // Many flows in the attackers' queue, one in each of the others: order is per flow.
         packet::set_flow(&mut frame, if port == ATTACKED { turn as u32 % 500 } else { u32::from(port) });
@@ -173,9 +181,6 @@ fn send(
         *number += 1;
         thread::sleep(PACE);
     }
-    while !done.load(Ordering::Relaxed) {
-        thread::sleep(PACE);
-    }
     Ok(sent)
 }
 
@@ -199,7 +204,7 @@ fn inspect(
         let (number, sent) = (word(bytes, NUMBER)?, word(bytes, TIME)?);
         let expected = times.len();
         ensure!(number == expected, "packet {number} instead of {expected}");
-        times.saturating_record((epoch.elapsed().as_nanos() as u64).saturating_sub(sent));
+        times.record((epoch.elapsed().as_nanos() as u64).saturating_sub(sent))?;
         queue.verdict(frame, Verdict::Pass);
         received.store(number + 1, Ordering::Relaxed);
     }
@@ -225,7 +230,7 @@ fn ask(address: &str, stop: &AtomicBool) -> Result<Histogram<u64>> {
         let mut answer = [0; 4 + BODY];
         stream.read_exact(&mut answer).with_context(|| format!("the answer to message {}", times.len()))?;
         ensure!(answer == message, "message {} got another answer", times.len());
-        times.saturating_record(began.elapsed().as_nanos() as u64);
+        times.record(began.elapsed().as_nanos() as u64)?;
         thread::sleep(MESSAGES);
     }
     Ok(times)
