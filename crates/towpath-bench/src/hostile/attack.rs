@@ -169,7 +169,7 @@ fn words(path: &Path) -> Result<()> {
             0 => random.next(),
             1 => random.next() % 64,
             // A verdict for one of the first messages.
-            _ => random.next() % 64 | (random.next() % 9) << 32 | (random.next() % 16) << 48,
+            _ => (random.next() % 64) | ((random.next() % 9) << 32) | ((random.next() % 16) << 48),
         };
         ring.write(random.below(ring.words()), word);
         random.below(1000) > 0 || raw_ring::send(&ring.socket, &notice(DOORBELL, 0, 0), &[])
