@@ -6,7 +6,7 @@
 //! interrupted client can resume. No state is sent twice. A state that exists during the whole dump is not missed.
 //!
 //! The gate is locked for one page (64 states) at a time. A client that does not read blocks half of its own ring and nothing else. A
-//! client that requests nothing, or takes nothing of its dump, is detached after [`IDLE`].
+//! client that requests nothing, or takes nothing of its dump, is detached after 60 s.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};

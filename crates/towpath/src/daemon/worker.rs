@@ -122,7 +122,7 @@ impl Worker {
         }
     }
 
-    /// Runs until the supervisor sends [`WorkerCommand::Drain`] or every source has ended.
+    /// Runs until the supervisor sends `WorkerCommand::Drain` or every source has ended.
     pub fn run(mut self) -> Report {
         let mut quiet: Option<Instant> = None;
         let mut turns = 0;
