@@ -50,7 +50,6 @@ pub(crate) fn run(args: &Run) -> u8 {
         }
     };
     rules.warnings.iter().for_each(warn);
-    super::log::never_wait();
     open_files();
     let supervisor = match Supervisor::start(config, rules.ruleset) {
         Ok(supervisor) => supervisor,

@@ -114,6 +114,10 @@ impl Supervisor {
         };
         let kept =
             needed.keep_as(identity).map_err(|error| Failure::System("cannot drop privileges", error))?;
+        // Peers are not served yet, and a thread that starts here has no more privileges than the engine.
+        if let Err(error) = crate::logging::start() {
+            log::warn!("no thread for the log, so a log that is not read stops the engine: {error}");
+        }
         log::info!("capabilities kept: {kept}");
         if let Some(identity) = identity {
             log::info!("the engine is user {}, group {}", identity.user, identity.group);
