@@ -6,7 +6,7 @@ use std::fmt::{self, Write};
 use std::hash::{DefaultHasher, Hasher};
 
 use log::{LevelFilter, Log, Metadata, Record};
-use towpath::logging::{self, Cause, Class, PACKETS};
+use towpath::logging::{self, Cause, Class, OPERATOR, PACKETS};
 
 use crate::cli::warn;
 
@@ -30,7 +30,7 @@ pub(crate) fn never_wait() {
 impl Log for Stderr {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         // The worker pool and the daemon also log events of interest to the operator (info level).
-        let daemon = ["towpath::worker_pool", "towpath::daemon"]
+        let daemon = ["towpath::worker_pool", "towpath::daemon", OPERATOR]
             .iter()
             .any(|part| metadata.target().starts_with(part));
         metadata.level() <= LevelFilter::Warn || daemon
@@ -43,6 +43,9 @@ impl Log for Stderr {
         let line = || format!("towpath: {}: {}", record.level().as_str().to_lowercase(), record.args());
         if record.target() == PACKETS {
             return logging::submit(line(), Class::Packet);
+        }
+        if record.target() == OPERATOR {
+            return logging::submit(line(), Class::Event);
         }
         let file = record.file_static().unwrap_or_default();
         let (cause, peer) = (Cause { file, line: record.line().unwrap_or(0) }, peer(record));

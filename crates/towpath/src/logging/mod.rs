@@ -46,6 +46,9 @@ const RETRY: Duration = Duration::from_millis(10);
 /// The target of the lines of `log` rules: `log::info!(target: PACKETS, ...)`. The rate of these lines is not limited.
 pub const PACKETS: &str = "towpath::daemon::packets";
 
+/// Target of the lines that answer a signal of the operator. They have no limit but the size of the queue.
+pub const OPERATOR: &str = "towpath::operator";
+
 metrics! {
     /// Log lines by outcome.
     pub struct LogStats in "log" {

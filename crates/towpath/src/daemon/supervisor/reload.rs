@@ -11,6 +11,7 @@ use super::super::worker_command::WorkerCommand;
 use super::Supervisor;
 use super::ruleset::{routes, settings};
 use crate::config::{self, Config};
+use crate::logging::OPERATOR;
 use crate::snapshot::Saving;
 use towpath_engine::queue::DefaultVerdict;
 
@@ -41,6 +42,7 @@ impl Supervisor {
                 self.change(config, bound);
                 // Log after everything is applied: readers of this line may use the new configuration at once.
                 log::info!(
+                    target: OPERATOR,
                     "reloaded: {} rules added, {} removed, {} kept; {} states dropped",
                     diff.added.len(),
                     diff.removed.len(),
@@ -50,7 +52,7 @@ impl Supervisor {
             }
             Err(reasons) => {
                 for reason in reasons {
-                    log::warn!("not reloaded: {reason}");
+                    log::warn!(target: OPERATOR, "not reloaded: {reason}");
                 }
             }
         }
