@@ -113,7 +113,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "a statistic of 131,072 hashes, without unsafe code")]
     fn regular_keys_are_distributed() {
         for seed in 0..8 {
             let secret = Secret::new(seed);

@@ -78,7 +78,8 @@ impl Lines {
         // SAFETY: the offset is less than `align`, by which the allocation is longer than the lines.
         let first = unsafe { raw.byte_add(offset) }.cast::<Line>();
         #[cfg(target_os = "linux")]
-        if huge {
+        // Miri has no madvise(2).
+        if huge && !cfg!(miri) {
             // SAFETY: the range is inside the allocation just made, and the advice changes no contents. If the kernel
             // rejects it, the pages are small.
             let _ = unsafe {
