@@ -11,8 +11,10 @@ use rustix::thread::{
 
 use towpath_port::credentials;
 use towpath_port::driver::{self, Capability};
+use towpath_ring::reaper::Reaper;
 
 use crate::config::{Config, users};
+use crate::logging;
 use crate::process::Identity;
 
 /// A set of capabilities (capabilities(7)).
@@ -130,13 +132,40 @@ pub(super) fn engine_user(configured: Option<Identity>) -> io::Result<Option<Ide
     match configured.or_else(|| users::named(USER)) {
         Some(identity) if identity.user == 0 => Ok(None),
         Some(identity) => Ok(Some(identity)),
-        None => {
-            log::warn!(
-                "the engine stays user root, because there is no user `{USER}`: write `user` in [engine], or run `useradd --system {USER}`"
-            );
-            Ok(None)
-        }
+        None => Ok(None),
     }
+}
+
+/// Logs that the engine stays root although the configuration does not say so.
+pub(super) fn warn_of_root(configured: Option<Identity>, identity: Option<Identity>) {
+    if rustix::process::geteuid().is_root() && configured.is_none() && identity.is_none() {
+        log::warn!(
+            "the engine stays user root, because there is no user `{USER}`: write `user` in [engine], or run `useradd --system {USER}`"
+        );
+    }
+}
+
+/// Starts the threads of the log and of the reaper, which exist before the engine gives up its privileges. A later change of the
+/// user takes their capabilities. Without one, they start from a thread that has given up its own.
+pub(super) fn start_helper_threads(identity: Option<Identity>) {
+    let start = || {
+        if let Err(error) = logging::start() {
+            log::warn!("no thread for the log, so a log that is not read stops the engine: {error}");
+        }
+        Reaper::shared().start();
+    };
+    if identity.is_some() {
+        return start();
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let none = CapabilitySet::empty();
+            let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+            // Needs no privilege.
+            let _ = set_capabilities(None, sets);
+            start();
+        });
+    });
 }
 
 /// The engine's user by default.

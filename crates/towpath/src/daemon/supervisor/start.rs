@@ -58,6 +58,8 @@ impl Supervisor {
         let hup = reloads().map_err(signals)?;
         let identity = privilege::engine_user(config.engine.identity)
             .map_err(|error| Failure::System("the engine's user", error))?;
+        privilege::start_helper_threads(identity);
+        privilege::warn_of_root(config.engine.identity, identity);
         let launcher = match rustix::process::geteuid().is_root() {
             true => Some(Launcher::start(&config).map_err(|error| Failure::System("the launcher", error))?),
             false => None,
@@ -114,10 +116,6 @@ impl Supervisor {
         };
         let kept =
             needed.keep_as(identity).map_err(|error| Failure::System("cannot drop privileges", error))?;
-        // Peers are not served yet, and a thread that starts here has no more privileges than the engine.
-        if let Err(error) = crate::logging::start() {
-            log::warn!("no thread for the log, so a log that is not read stops the engine: {error}");
-        }
         log::info!("capabilities kept: {kept}");
         if let Some(identity) = identity {
             log::info!("the engine is user {}, group {}", identity.user, identity.group);
