@@ -83,8 +83,15 @@ def loop(queue):
 
 def answer(message):
     assert message.bytes == message.payload + b"\n" and message.time > 0
-    message.reply(b"a ", more=True)
-    message.reply(bytearray(message.bytes))
+    # A single reply: messages of other workers may be interleaved between two parts.
+    message.reply(bytearray(b"a " + message.bytes))
+
+
+def in_parts(worker):
+    """Answers in parts. Nothing else is sent on the connection."""
+    for message in worker:
+        message.reply(b"a ", more=True)
+        message.reply(bytearray(message.bytes))
 
 
 def iterate(worker):
@@ -233,7 +240,7 @@ def pinned_by(ours, peer):
 def parts(name):
     """Runs this file as an inspector or worker: `test_towpath.py NAME`."""
     inspectors = {"one_by_one": one_by_one, "many": many, "held": held, "capitals": capitals, "loop": loop}
-    workers = {"iterate": iterate, "receive": receive, "interrupted": interrupted, "full": full, "checked": checked}
+    workers = {"iterate": iterate, "receive": receive, "interrupted": interrupted, "full": full, "checked": checked, "in_parts": in_parts}
     if name == "pinned":
         pinned()
     elif name in inspectors:
@@ -338,6 +345,13 @@ class Messages(unittest.TestCase):
                 code, said = engine.finish()
                 self.assertEqual(code, 0, said)
                 self.assertIn("503 messages: 503 done", said)
+
+    def test_replies_in_parts(self):
+        with Engine("in_parts") as engine:
+            stream, lines = engine.connect()
+            with stream, lines:
+                stream.sendall(b"".join(b"%d\n" % number for number in range(100)))
+                self.assertEqual([lines.readline() for _ in range(100)], [b"a %d\n" % number for number in range(100)])
 
     def test_example(self):
         with Engine(None, EXAMPLES / "worker.py") as engine:

@@ -448,8 +448,8 @@ impl Worker {
     }
 
     /// Sends a part of the answer; waits while the ring is full. Call [`reply`](Self::reply) with the last part, which may
-    /// be empty. Messages on the same connection may leave between two parts, unless the order is `replies`, `serial` or
-    /// `sticky`. A message that was answered in part is not given to another worker if this one dies.
+    /// be empty. Messages that workers [`send`](Self::send) on the same connection may leave between two parts. Answers to
+    /// other messages may too, unless the order is `replies`, `serial` or `sticky`. A message that was answered in part is not given to another worker if this one dies.
     ///
     /// # Errors
     /// As [`reply`](Self::reply).
