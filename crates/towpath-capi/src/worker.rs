@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
 
 use rustix::io::Errno;
-use towpath_ring::{BATCH_MAX, Reply, Ticket, View};
+use towpath_ring::{BATCH_MAX, Reply, ReserveError, Ticket, View};
 
 use crate::error::{Failure, guard};
 use crate::ffi::{Bytes, Room, Text};
@@ -110,12 +110,7 @@ pub extern "C" fn towpath_worker_reply(
     bytes: Bytes,
     len: usize,
 ) -> c_int {
-    guard(|| {
-        let (worker, message) = recall(worker, message)?;
-        let bytes = bytes.get(len)?;
-        worker.reply(&message, bytes)?;
-        Ok(0)
-    })
+    answer(worker, message, bytes, len, towpath_ring::Worker::reply)
 }
 
 /// See `towpath.h`.
@@ -126,10 +121,21 @@ pub extern "C" fn towpath_worker_reply_part(
     bytes: Bytes,
     len: usize,
 ) -> c_int {
+    answer(worker, message, bytes, len, towpath_ring::Worker::reply_part)
+}
+
+/// Sends an answer, or a part of one, by `send`.
+fn answer(
+    worker: Option<&mut Worker>,
+    message: Option<&Message>,
+    bytes: Bytes,
+    len: usize,
+    send: fn(&mut towpath_ring::Worker, &towpath_ring::Message, &[u8]) -> Result<(), ReserveError>,
+) -> c_int {
     guard(|| {
         let (worker, message) = recall(worker, message)?;
         let bytes = bytes.get(len)?;
-        worker.reply_part(&message, bytes)?;
+        send(worker, &message, bytes)?;
         Ok(0)
     })
 }

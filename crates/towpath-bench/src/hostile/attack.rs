@@ -16,7 +16,7 @@ use towpath_ring::{Connection, Consumer, Decision, Verdict, Worker};
 use super::raw_ring::{self, DOORBELL, ONESHOT, RawRing, notice};
 use crate::raw::say;
 
-/// User of the attackers, where this program runs as root: nobody.
+/// User id of the attackers if this program runs as root: the overflow uid, which owns no files.
 pub(super) const OTHER_USER: u32 = 65534;
 /// Operations done.
 static COUNT: AtomicU64 = AtomicU64::new(0);
