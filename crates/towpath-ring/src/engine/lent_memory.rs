@@ -35,7 +35,11 @@ impl LentMemory {
 pub(crate) fn lend(fd: OwnedFd, bytes: usize, write: bool) -> io::Result<(OwnedFd, Option<LentMemory>)> {
     let is_unheld = |expected| sys::is_unheld(fd.as_fd()).is_ok_and(|unheld| unheld == expected);
     let works_before = is_unheld(true);
-    let Ok(client) = sys::reopen(fd.as_fd(), write) else { return Ok((fd, None)) };
+    let client = match sys::reopen(fd.as_fd(), write) {
+        // Without /proc, the client gets the descriptor itself.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok((fd, None)),
+        client => client?,
+    };
     let is_visible = works_before && is_unheld(false);
     let lent = is_visible.then_some(LentMemory { fd, bytes: bytes as u64 });
     Ok((client, lent))
