@@ -117,13 +117,15 @@ impl BitOr for LimitMask {
 /// How much of a TCP connection a state checks. No effect on other protocols.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tracking {
-    /// Flags and alternating acknowledgements, as ipfw.
+    /// Flags and alternating acknowledgements, as ipfw. A reset must be in its receiver's window
+    /// ([`dyn_rst_check`](super::Settings::dyn_rst_check)). After the connection has ended, a SYN in the direction of the first one
+    /// begins another connection in the same state.
     #[default]
     Ipfw,
     /// TCP windows, too. Only a SYN can make the state. A segment outside the window does not match it; an install with such a
-    /// segment is [`Refused::Invalid`]. A reset that is in the window and not exact, and a SYN in the middle of the connection,
-    /// match and change nothing: their receiver answers them with a challenge ACK (RFC 5961). After the connection has ended, a
-    /// SYN in the direction of the first one begins another connection in the same state.
+    /// segment is [`Refused::Invalid`]. These segments match and change nothing: a reset that is in the window and not exact, and a
+    /// SYN in the middle of the connection, which their receiver answers with a challenge ACK (RFC 5961); what was acknowledged
+    /// before; and, while only a SYN is known, an ACK of the other side and a reset of the SYN's sender.
     Strict,
     /// As [`Tracking::Ipfw`], but a connection whose beginning was not seen is treated as established. It has
     /// `dyn_syn_lifetime` until the other side sends a packet; acknowledgements keep it alive from then on.

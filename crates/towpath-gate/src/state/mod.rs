@@ -6,6 +6,8 @@
 //! - `limit` is exact, and an existing state is found before the limit is checked, also by `set-limit`.
 //! - Expired states take no room: an install that would be refused collects them first.
 //! - An acknowledgement number counts only in a segment with ACK.
+//! - A SYN on an ended TCP connection begins another one in the same state. A reset of an established connection must be in its
+//!   receiver's window.
 //! - `check-state :any` finds the newest state of the flow, as ipfw does as long as its table has not grown.
 //! - Optional ([`Settings`], off by default): eviction when the table is full, a maximum per source, ICMP identifiers and SCTP
 //!   chunks in states. Optional per rule ([`Tracking`]): strict or loose tracking of TCP.

@@ -15,7 +15,7 @@ use crate::state::table::family::Family;
 use crate::state::table::index::Probe;
 use crate::state::table::key::{Key, Side, with_key};
 use crate::state::tcp::window::{Fit, Window};
-use crate::state::tcp::{ACK, SYN};
+use crate::state::tcp::{ACK, RST, SYN};
 use crate::state::{Direction, Flow, Hit, Lookup, Segment};
 
 /// The result of a lookup with a packet.
@@ -210,7 +210,9 @@ impl States {
     ) {
         let assured = match (proto, direction) {
             (TCP, Direction::Reverse) => false,
-            (TCP, Direction::Forward) => segment.tcp_flags & (SYN | ACK) == ACK && !entry.tcp().was_reset(),
+            (TCP, Direction::Forward) => {
+                segment.tcp_flags & (SYN | RST | ACK) == ACK && !entry.tcp().was_reset()
+            }
             (SCTP, _) if self.settings.dyn_sctp => match entry.sctp() {
                 Phase::Unknown => direction == Direction::Reverse,
                 phase => matches!(phase, Phase::Established(_)),
@@ -257,18 +259,20 @@ impl States {
     where
         Key<N>: AddressFamily<N>,
     {
-        let reopens = direction == Direction::Forward && Window::begins(&segment) && entry.tcp().ended();
+        let tcp = entry.tcp();
+        if segment.tcp_flags & RST != 0 && tcp.ended() {
+            // There is nothing left to protect, and its number may be that of a later connection: Linux checks none either.
+            return Fit::Fits;
+        }
+        // The refresh that follows begins another connection, too.
+        let reopens = tcp.reopens(direction, segment.tcp_flags);
         let fit = |window: &mut Window| {
             if reopens {
                 *window = Window::default();
             }
             window.segment(direction, &segment)
         };
-        let fit = Key::<N>::family(&self.shared).windows.with(slot, fit).unwrap_or(Fit::Fits);
-        if reopens {
-            entry.reset_tcp();
-        }
-        fit
+        Key::<N>::family(&self.shared).windows.with(slot, fit).unwrap_or(Fit::Fits)
     }
 
     /// Moves counts that are about to overflow to the [wide counters](crate::state::table::wide_counters).

@@ -1,8 +1,8 @@
 //! The words of one state, and their changes by a packet.
 //!
 //! What: behind the key are these words: the header (rule, flow name, generation, flags); the expiry, together with
-//! what was seen of the connection; the configuration (parent, lifetime); TCP's acknowledgement numbers; and the
-//! packets and bytes of each direction.
+//! what was seen of the connection; the configuration (parent, lifetime, window scales); TCP's acknowledgement numbers;
+//! and the packets and bytes of each direction.
 //!
 //! Invariant: packets of any number of threads may change one state at once. The expiry and what was seen of the
 //! connection share a word that compare-and-exchange changes, so that no FIN is lost and no refresh outlives a reset.
@@ -21,7 +21,7 @@ use crate::state::sctp;
 use crate::state::table::key::{Key, Side};
 use crate::state::table::memory::WORDS;
 use crate::state::table::slab::Words;
-use crate::state::tcp::{Life, Tcp};
+use crate::state::tcp::{Life, RST, SYN, Tcp};
 use crate::state::{Direction, Name, RuleId, Segment, Settings};
 use towpath_wire::Time;
 
@@ -64,6 +64,12 @@ pub(crate) const MAX_TIME_JUMP: u64 = 1 << 52;
 
 /// The state has no individual lifetime: the setting applies.
 const NO_LIFETIME: u64 = 0xff_ffff;
+
+/// Position of the window scales in the configuration word, four bits for each direction, above the lifetime: the shift
+/// plus one, or 0 while it is not known.
+const SCALES: u32 = 24;
+/// The largest window scale (RFC 7323 section 2.3).
+const MAX_SCALE: u8 = 14;
 
 /// Bytes in the low bits, packets above. A packet has less than 2^17 bytes: 2^19 threads at once could not carry a
 /// count from the high mark to overflow.
@@ -208,13 +214,6 @@ impl<'a, const N: usize> Entry<'a, N> {
         self.tcp_of(self.expiry(), self.0.word(Self::ACKS).load(Ordering::Relaxed))
     }
 
-    /// Resets what was seen of a TCP connection, for another connection in the same state.
-    pub(crate) fn reset_tcp(self) {
-        // Relaxed: see refresh_tcp().
-        self.0.word(Self::ACKS).store(0, Ordering::Relaxed);
-        self.0.word(Self::EXPIRY).fetch_and(!SEEN, Ordering::Relaxed);
-    }
-
     /// The phase of an SCTP association.
     pub(crate) fn sctp(self) -> sctp::Phase {
         sctp::Phase::from_bits(self.expiry() & SEEN)
@@ -285,10 +284,9 @@ impl<'a, const N: usize> Entry<'a, N> {
         BurstTime { now, udp }: BurstTime,
         settings: &Settings,
     ) -> ExpiryChange {
-        let Segment { tcp_flags, tcp_ack, sctp_chunk, .. } = *segment;
         match proto {
-            TCP => self.refresh_tcp(direction, (tcp_flags, tcp_ack), now, settings),
-            SCTP if settings.dyn_sctp => self.refresh_sctp(direction, sctp_chunk, now, settings),
+            TCP => self.refresh_tcp(direction, segment, now, settings),
+            SCTP if settings.dyn_sctp => self.refresh_sctp(direction, segment.sctp_chunk, now, settings),
             UDP_LITE => self.refresh_until(udp, now),
             _ => self.refresh_until(after(now, settings.dyn_short_lifetime), now),
         }
@@ -311,14 +309,18 @@ impl<'a, const N: usize> Entry<'a, N> {
     fn refresh_tcp(
         self,
         direction: Direction,
-        (flags, ack): (u8, u32),
+        segment: &Segment,
         now: Time,
         settings: &Settings,
     ) -> ExpiryChange {
+        let (flags, ack) = (segment.tcp_flags, segment.tcp_ack);
         let (clock, acks) = (self.0.word(Self::EXPIRY), self.0.word(Self::ACKS));
         loop {
             let (before, acks_before) = (clock.load(Ordering::Relaxed), acks.load(Ordering::Relaxed));
             let mut tcp = self.tcp_of(before, acks_before);
+            if flags & (SYN | RST) != 0 && !self.opens_or_ends(&mut tcp, direction, segment, settings) {
+                return ExpiryChange::Extended;
+            }
             let life = tcp.segment(direction, flags, ack);
             // Relaxed: each word is consistent alone, and publishes nothing.
             let new = u64::from(tcp.ack[0]) | u64::from(tcp.ack[1]) << 32;
@@ -341,6 +343,45 @@ impl<'a, const N: usize> Entry<'a, N> {
                 return end;
             }
         }
+    }
+
+    /// Prepares for a SYN or a RST: another connection begins with nothing seen. Returns false for a reset that changes
+    /// nothing. The windows of a state with strict tracking have accepted the segment.
+    #[cold]
+    #[inline(never)]
+    fn opens_or_ends(
+        self,
+        tcp: &mut Tcp,
+        direction: Direction,
+        segment: &Segment,
+        settings: &Settings,
+    ) -> bool {
+        if segment.tcp_flags & RST != 0 {
+            let checked = settings.dyn_rst_check && !self.header().has(STRICT);
+            return !checked || tcp.accepts_reset(direction, segment, self.scales());
+        }
+        if tcp.reopens(direction, segment.tcp_flags) {
+            *tcp = Tcp::default();
+        }
+        if !tcp.is_established() {
+            self.set_scale(direction, segment.tcp_wscale.unwrap_or(0));
+        }
+        true
+    }
+
+    /// The window scales of both directions, the largest one if the SYN was not seen.
+    fn scales(self) -> [u8; 2] {
+        // Relaxed, here and below: a window scale publishes nothing.
+        let config = self.0.word(Self::CONFIG).load(Ordering::Relaxed);
+        [0, 4].map(|at| ((config >> (SCALES + at) & 0xf) as u8).checked_sub(1).unwrap_or(MAX_SCALE))
+    }
+
+    fn set_scale(self, direction: Direction, scale: u8) {
+        let at = SCALES + 4 * direction as u32;
+        let config = self.0.word(Self::CONFIG);
+        // Two segments at once, each with a SYN of this side: a window scale of one of them, or bits of both.
+        config.fetch_and(!(0xf << at), Ordering::Relaxed);
+        config.fetch_or(u64::from(scale.min(MAX_SCALE) + 1) << at, Ordering::Relaxed);
     }
 
     fn refresh_sctp(

@@ -1,20 +1,26 @@
 //! What a state remembers of a TCP connection, and the lifetime that a segment gives it.
 //!
-//! A pure step: (what was seen, direction, segment) to (what is seen now, lifetime). It checks no sequence numbers;
-//! [`window`] does that for states with [strict tracking](crate::state::Tracking::Strict).
+//! A pure step: (what was seen, direction, segment) to (what is seen now, lifetime). It checks the sequence numbers of
+//! resets only; [`window`] checks all segments, for states with [strict tracking](crate::state::Tracking::Strict).
 //!
 //! The word that holds what was seen is ipfw's, bit for bit (`ipfw -v` prints it): the forward side's FIN, SYN and
 //! RST in bits 0 to 2, the reverse side's in bits 8 to 10, and a mark for the side whose acknowledgement was accepted
 //! last.
 //!
-//! Reference: ipfw's dynamic states, `dyn_update_tcp_state`. Deviation: the acknowledgement number counts only if the
-//! segment has ACK set ("If the ACK control bit is set, this field contains ...", RFC 9293 section 3.1). ipfw always
-//! reads the field, so that a repeated SYN after the SYN-ACK passes for an acknowledgement.
+//! Reference: ipfw's dynamic states, `dyn_update_tcp_state`. Deviations:
+//!
+//! - The acknowledgement number counts only if the segment has ACK set ("If the ACK control bit is set, this field
+//!   contains ...", RFC 9293 section 3.1). ipfw always reads the field, so that a repeated SYN after the SYN-ACK passes
+//!   for an acknowledgement.
+//! - A SYN in the forward direction on an ended connection begins another connection, as in Linux
+//!   (`nf_conntrack_tcp_packet`). In ipfw the state keeps its one second.
+//! - A reset of an established connection must lie in its receiver's window (RFC 5961 section 3). In ipfw any reset ends
+//!   the connection (`dyn_rst_check = 0`).
 
 pub(crate) mod window;
 pub(crate) mod window_table;
 
-use crate::state::Direction;
+use crate::state::{Direction, Segment};
 
 /// TCP flags, RFC 9293 section 3.1: no more data from the sender.
 pub(crate) const FIN: u8 = 0x01;
@@ -103,11 +109,47 @@ impl Tcp {
     #[inline]
     pub(crate) fn segment(&mut self, direction: Direction, flags: u8, ack: u32) -> Option<Life> {
         self.seen |= u32::from(flags & (FIN | SYN | RST)) << (8 * direction as u32);
-        let life = LIFE[(self.seen & 7 | self.seen >> 5 & 0x38) as usize];
+        let life = self.life();
         if life == Life::Ack && !self.acknowledge(direction, flags, ack) {
             return None;
         }
         Some(life)
+    }
+
+    #[inline(always)]
+    fn life(&self) -> Life {
+        LIFE[(self.seen & 7 | self.seen >> 5 & 0x38) as usize]
+    }
+
+    /// Returns true if both sides have sent a SYN, and the connection has not ended.
+    pub(crate) fn is_established(&self) -> bool {
+        self.life() == Life::Ack
+    }
+
+    /// Returns true if the segment begins another connection in the state of one that has ended. Only the side that
+    /// began the first one can do so: the rule has accepted a connection in this direction.
+    pub(crate) fn reopens(&self, direction: Direction, flags: u8) -> bool {
+        direction == Direction::Forward && flags & (SYN | ACK | RST | FIN) == SYN && self.ended()
+    }
+
+    /// Returns true if a reset ends the connection: its receiver may accept it.
+    ///
+    /// A reset has the sequence number that its receiver has acknowledged last; or it follows data in flight, lies in the
+    /// receiver's window and acknowledges what the receiver has sent (RFC 9293 section 3.5.2). The gate knows the
+    /// acknowledgement numbers. The windows are the largest that the sides can offer with their `scales`.
+    pub(crate) fn accepts_reset(&self, direction: Direction, segment: &Segment, scales: [u8; 2]) -> bool {
+        let (sender, receiver) = (direction as usize, 1 - direction as usize);
+        let (own, expected) = (self.ack[sender], self.ack[receiver]);
+        if !self.is_established() || expected == 0 {
+            return true;
+        }
+        let window = |side: usize| u32::from(u16::MAX) << scales[side];
+        let ahead = segment.tcp_seq.wrapping_sub(expected);
+        let acknowledges = || {
+            let distance = (segment.tcp_ack.wrapping_sub(own).cast_signed()).unsigned_abs();
+            segment.tcp_flags & ACK != 0 && (own == 0 || distance <= window(sender))
+        };
+        ahead == 0 || ahead <= window(receiver) && acknowledges()
     }
 
     /// Treats the connection as established.

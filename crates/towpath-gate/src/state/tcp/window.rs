@@ -8,6 +8,14 @@
 //! A reset or a SYN in the middle of a connection changes the state only if its sequence number is exact. Otherwise it is
 //! passed to the receiver, which answers with a challenge ACK if the number is in the window (RFC 5961, sections 3 and 4).
 //!
+//! These segments are passed, too, and change nothing, as in Linux (`nf_conntrack_proto_tcp.c`):
+//!
+//! - While only a SYN is known, an ACK of the other side, and a reset of the SYN's sender. The other side may have a
+//!   connection that the sender has forgotten (RFC 9293 section 3.5.1, half-open connections): the sender resets it
+//!   and repeats its SYN.
+//! - Data that the receiver has acknowledged before, and an old acknowledgement. The acknowledgement may have been lost,
+//!   and only the receiver can repeat it.
+//!
 //! Not supported: selective acknowledgements and timestamps are not checked; urgent data is treated as data.
 //!
 //! References: van Rooij 2000, "Real Stateful TCP Packet Filtering in IP Filter", section 4; RFC 9293, 3.4 and
@@ -117,6 +125,8 @@ impl Window {
             (true, true) => self.established(sender, segment),
             // Before the answer there is only the SYN, its repetition, or another attempt.
             (_, false) => self.open(sender, segment),
+            // Of an older connection: the sender of the SYN resets it.
+            (false, true) if flags & (SYN | FIN | ACK) == ACK => Fit::Ignored,
             (false, true) => self.answer(sender, segment),
         }
     }
@@ -159,17 +169,15 @@ impl Window {
             return Fit::Invalid;
         }
         let (seq, end, ack) = (segment.tcp_seq, end(segment), segment.tcp_ack);
-        let fits =
-            // Not beyond what the receiver accepts.
-            !before(from.max_end, seq)
-            // Not older than its largest window.
-            && !before(end, from.end.wrapping_sub(to.max_window.max(1)))
-            // It does not acknowledge what was not sent,
-            && !before(to.end, ack)
-            // or what was acknowledged long ago (RFC 5961, 5.2).
-            && !before(ack, to.end.wrapping_sub(from.max_window.max(ACK_WINDOW)));
-        if !fits {
+        // Beyond what the receiver accepts, or an acknowledgement of what was not sent.
+        if before(from.max_end, seq) || before(to.end, ack) {
             return Fit::Invalid;
+        }
+        // Older than the largest window, or an acknowledgement of long ago (RFC 5961, 5.2).
+        let old = before(end, from.end.wrapping_sub(to.max_window.max(1)))
+            || before(ack, to.end.wrapping_sub(from.max_window.max(ACK_WINDOW)));
+        if old {
+            return Fit::Ignored;
         }
         // "Both sides MUST send Window Scale options in their <SYN> segments to enable window scaling in either
         // direction", RFC 7323 section 2.2.
@@ -219,7 +227,8 @@ impl Peer {
         let oldest = if to.known { to.acked } else { self.isn };
         if seq == self.end || seq == oldest {
             Fit::Fits
-        } else if to.known && !before(seq, oldest) && !before(self.max_end, seq) {
+        } else if !to.known || !before(seq, oldest) && !before(self.max_end, seq) {
+            // Before the answer it may be for an older connection of the other side.
             Fit::Ignored
         } else {
             Fit::Invalid
@@ -306,13 +315,13 @@ mod tests {
                 ],
             ),
             (
-                "a retransmission, but no old duplicate",
+                "a retransmission, and an old duplicate",
                 &[
                     ('>', "A", 1, 1, 2000, 1000, Fits),
                     ('<', "A", 1, 2001, 0, 2000, Fits),
                     ('>', "A", 2001, 1, 2000, 1000, Fits),
                     ('>', "A", 1, 1, 2000, 1000, Fits),
-                    ('>', "A", 1, 1, 1999, 1000, Invalid),
+                    ('>', "A", 1, 1, 1999, 1000, Ignored),
                 ],
             ),
             (
@@ -331,7 +340,7 @@ mod tests {
                     ('<', "A", 1, 501, 0, 2000, Fits),
                 ],
             ),
-            ("nor of what is long past", &[('<', "A", 1, 1_u32.wrapping_sub(70_000), 0, 2000, Invalid)]),
+            ("nor of what is long past", &[('<', "A", 1, 1_u32.wrapping_sub(70_000), 0, 2000, Ignored)]),
             (
                 "a segment without ACK",
                 &[('>', "", 1, 0, 10, 1000, Invalid), ('>', "F", 1, 0, 0, 1000, Invalid)],
@@ -399,7 +408,7 @@ mod tests {
                     OPEN[0],
                     OPEN[1],
                     ('<', "SA", 77_777, 1, 0, 2000, Fits),
-                    ('>', "A", 1, 1, 0, 1000, Invalid),
+                    ('>', "A", 1, 1, 0, 1000, Ignored),
                     ('>', "A", 1, 77_778, 0, 1000, Fits),
                     ('<', "SA", 99_999, 1, 0, 2000, Ignored),
                 ],
@@ -415,7 +424,21 @@ mod tests {
                     OPEN[0],
                     ('<', "SA", 0, 0, 0, 2000, Invalid),
                     ('<', "SA", 0, 2, 0, 2000, Invalid),
-                    ('<', "A", 0, 1, 0, 2000, Invalid),
+                    ('<', "FA", 0, 1, 0, 2000, Invalid),
+                    ('<', "", 0, 0, 10, 2000, Invalid),
+                ],
+            ),
+            (
+                // As in Linux's conntrack_syn_challenge_ack.pkt.
+                "an older connection of the other side",
+                &[
+                    OPEN[0],
+                    ('<', "A", 145_824_453, 643_160_523, 0, 240, Ignored),
+                    ('>', "R", 643_160_523, 0, 0, 0, Ignored),
+                    OPEN[0],
+                    OPEN[1],
+                    OPEN[2],
+                    ('<', "A", 1, 1, 700, 2000, Fits),
                 ],
             ),
             (
@@ -427,7 +450,7 @@ mod tests {
                     ('<', "RA", 0, 1, 0, 0, Fits),
                 ],
             ),
-            ("given up", &[OPEN[0], ('>', "R", 2, 0, 0, 0, Invalid), ('>', "R", 1, 0, 0, 0, Fits)]),
+            ("given up", &[OPEN[0], ('>', "R", 2, 0, 0, 0, Ignored), ('>', "R", 1, 0, 0, 0, Fits)]),
             (
                 "at the same time",
                 &[

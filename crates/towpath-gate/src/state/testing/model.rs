@@ -30,6 +30,8 @@ struct State {
     /// FIN, SYN and RST seen, forward and reverse.
     flags: [u8; 2],
     ack: [u32; 2],
+    /// The window scales of both sides.
+    scales: [Option<u8>; 2],
     /// The side whose acknowledgement was accepted last.
     turn: Option<Direction>,
     /// With strict tracking.
@@ -222,6 +224,7 @@ impl Model {
             bytes: [0; 2],
             flags: [0; 2],
             ack: [0; 2],
+            scales: [None; 2],
             turn: None,
             window: None,
             chunks: Vec::new(),
@@ -407,6 +410,8 @@ impl Model {
             }
         }
         state.answered = state.packets[1] > 0;
+        // They are not saved.
+        state.scales = [None; 2];
         (state.orphaned, state.capped) = (false, self.settings.dyn_source_max != 0);
         self.states.push(state);
         self.counters.created += 1;

@@ -341,7 +341,7 @@ fn sorted(mut list: Vec<Listed>) -> (Vec<Listed>, Vec<Listed>) {
 const RULES: u8 = 3;
 
 /// The settings that operations change, with their values.
-const SETTINGS: [(&str, [u64; 3]); 17] = [
+const SETTINGS: [(&str, [u64; 3]); 18] = [
     ("dyn_max", [12, 3, 40]),
     ("dyn_parent_max", [3, 0, 10]),
     ("dyn_ack_lifetime", [300, 2, 1000]),
@@ -359,6 +359,7 @@ const SETTINGS: [(&str, [u64; 3]); 17] = [
     ("dyn_sctp", [1, 0, 1]),
     ("dyn_first_syn", [0, 1, 0]),
     ("dyn_max", [12, 3, 40]),
+    ("dyn_rst_check", [1, 0, 1]),
 ];
 
 impl Op {
@@ -443,7 +444,8 @@ fn flow(kind: u8, addresses: u8, ports: u8) -> Flow {
 
 fn segment(flags: u8, ack: u8, seq: u8) -> Segment {
     // Mostly segments of a regular connection.
-    let tcp_flags = [0x02, 0x12, 0x10, 0x10, 0x10, 0x11, 0x04, flags][usize::from(flags % 8)];
+    let reset = if flags & 8 == 0 { 0x04 } else { 0x14 };
+    let tcp_flags = [0x02, 0x12, 0x10, 0x10, 0x10, 0x11, reset, flags][usize::from(flags % 8)];
     let tcp_ack = [0, 1, 2, 0x7fff_ffff, 0x8000_0000, 0x8000_0001, u32::MAX, 1000][usize::from(ack % 8)];
     // In the order in which they open and close an association.
     let sctp_chunk = [1, 2, 10, 11, 0, 7, 14, 6].get(usize::from(flags / 8 % 9)).copied();

@@ -1,6 +1,7 @@
 //! Packet stories: which packet comes when, and how long the state lives after it.
 
 mod bounds;
+mod tracking;
 
 use towpath_gate::state::{
     Cursor, Direction, Ends, Flow, Install, Installed, Kind, Limit, LimitMask, Listed, Lookup, Name, Quoted,
@@ -165,13 +166,48 @@ const TCP_STORIES: &[(&str, &[Step])] = &[
         ],
     ),
     (
-        "a reset is never forgotten",
+        "a reset is not forgotten before the next SYN",
         &[
             (0, '>', "S", 0, 20_000),
             (100, '<', "RA", 1, 1_000),
-            (200, '>', "S", 0, 1_000),
+            (200, '<', "S", 0, 1_000),
             (300, '<', "SA", 101, 1_000),
             (400, '>', "A", 201, 1_000),
+        ],
+    ),
+    (
+        "the same ports again after a reset",
+        &[
+            (0, '>', "S", 0, 20_000),
+            (100, '<', "RA", 1, 1_000),
+            (200, '>', "S", 0, 20_000),
+            (300, '<', "SA", 101, 19_900),
+            (400, '>', "A", 201, 300_000),
+            (500, '<', "A", 0x9000_0000, 299_900),
+            (600, '<', "A", 102, 300_000),
+        ],
+    ),
+    (
+        "and after a close, which the answers of the first connection do not change",
+        &[
+            (0, '>', "S", 0, 20_000),
+            (100, '<', "SA", 0x7000_0000, 19_900),
+            (200, '>', "FA", 201, 300_000),
+            (300, '<', "FA", 0x7000_0001, 1_000),
+            (400, '>', "A", 202, 1_000),
+            (900, '>', "S", 0, 20_000),
+            (1_000, '<', "SA", 101, 19_900),
+            (1_100, '>', "A", 301, 300_000),
+        ],
+    ),
+    (
+        "only the side that began the first connection begins another",
+        &[
+            (0, '>', "S", 0, 20_000),
+            (100, '<', "RA", 1, 1_000),
+            (200, '<', "S", 0, 1_000),
+            (300, '>', "SA", 0, 1_000),
+            (1_300, '<', "A", 0, 0),
         ],
     ),
     (
@@ -583,7 +619,7 @@ fn strict_tracking_refuses_other_segments() {
     }
     assert_eq!(install('>', "S", 100, 0, Tracking::Strict), Ok(Installed::New));
     // The state is strict, whatever the rule of the packet says.
-    assert_eq!(install('<', "A", 500, 101, Tracking::Ipfw), Err(Refused::Invalid));
+    assert_eq!(install('<', "SA", 500, 102, Tracking::Ipfw), Err(Refused::Invalid));
     assert_eq!(install('<', "SA", 500, 101, Tracking::Ipfw), Ok(Installed::Existing));
     assert_eq!(world.states.counters().invalid, 7);
     assert_eq!(world.states.count_of(RULE), 1);

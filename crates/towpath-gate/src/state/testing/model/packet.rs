@@ -11,13 +11,42 @@ pub(super) fn count(state: &mut State, direction: Direction, segment: &Segment) 
 }
 
 pub(super) fn fit(state: &mut State, direction: Direction, segment: &Segment) -> Fit {
+    let (ended, reopens) = (ended(state), reopens(state, direction, segment));
     let Some(window) = &mut state.window else { return Fit::Fits };
-    let ended = (state.flags[0] | state.flags[1]) & 4 != 0 || state.flags[0] & state.flags[1] & 1 != 0;
-    if direction == Direction::Forward && ended && segment.tcp_flags & 0b1_0111 == 2 {
+    if ended && segment.tcp_flags & 4 != 0 {
+        return Fit::Fits;
+    }
+    if reopens {
         *window = Window::default();
-        (state.flags, state.ack, state.turn) = ([0; 2], [0; 2], None);
     }
     window.segment(direction, segment)
+}
+
+fn ended(state: &State) -> bool {
+    (state.flags[0] | state.flags[1]) & 4 != 0 || state.flags[0] & state.flags[1] & 1 != 0
+}
+
+fn reopens(state: &State, direction: Direction, segment: &Segment) -> bool {
+    direction == Direction::Forward && ended(state) && segment.tcp_flags & 0b1_0111 == 2
+}
+
+fn established(state: &State) -> bool {
+    state.flags[0] & state.flags[1] & 2 != 0 && !ended(state)
+}
+
+/// Returns true if the receiver of a reset may accept it.
+fn accepts(state: &State, side: usize, segment: &Segment) -> bool {
+    if state.ack[1 - side] == 0 {
+        return true;
+    }
+    let window = |side: usize| 65_535 << state.scales[side].unwrap_or(14);
+    // Distances modulo 2^32.
+    let behind = segment.tcp_ack.wrapping_sub(state.ack[side]);
+    let near = behind.min(behind.wrapping_neg()) <= window(side) || state.ack[side] == 0;
+    match segment.tcp_seq.wrapping_sub(state.ack[1 - side]) {
+        0 => true,
+        ahead => ahead <= window(1 - side) && segment.tcp_flags & 16 != 0 && near,
+    }
 }
 
 /// Returns true if the packet, after it was applied, proves that the state was replied to.
@@ -26,7 +55,7 @@ pub(super) fn replied(state: &State, direction: Direction, segment: &Segment, se
     match state.flow.proto {
         6 => {
             let reset = (state.flags[0] | state.flags[1]) & 4 != 0;
-            let acknowledges = segment.tcp_flags & 0b1_0010 == 0b1_0000;
+            let acknowledges = segment.tcp_flags & 0b1_0110 == 0b1_0000;
             direction == Direction::Forward && state.answered && acknowledges && !reset
         }
         // With chunks seen, the complete handshake is needed.
@@ -57,6 +86,17 @@ pub(super) fn packet(
 
 fn tcp(state: &mut State, direction: Direction, segment: &Segment, settings: &Settings) -> Option<u32> {
     let side = direction as usize;
+    if reopens(state, direction, segment) {
+        (state.flags, state.ack, state.turn) = ([0; 2], [0; 2], None);
+    }
+    if segment.tcp_flags & 4 != 0 {
+        let checked = settings.dyn_rst_check && state.window.is_none() && established(state);
+        if checked && !accepts(state, side, segment) {
+            return None;
+        }
+    } else if segment.tcp_flags & 2 != 0 && !established(state) {
+        state.scales[side] = Some(segment.tcp_wscale.unwrap_or(0));
+    }
     state.flags[side] |= segment.tcp_flags & 7;
     let [forward, reverse] = state.flags;
     let has = |flags: u8, flag: u8| flags & flag != 0;
