@@ -226,11 +226,13 @@ impl Walker {
     /// does).
     #[cold]
     fn log_refused(&mut self, at: usize, refused: Refused, walk: &Walk, packet: &Packet<'_>, now: Time) {
-        if let Some(word) = refused_word(refused).filter(|_| self.shared.refusals.take(now)) {
-            let port = if walk.dir == Dir::In { walk.recv } else { walk.xmit };
-            let number = self.generation.program.rules[at].number;
-            self.log.put(LogEntry::new(now, number, word, walk.dir, port, packet));
+        let Some(word) = refused_word(refused) else { return };
+        if !self.shared.refusals.take(now) {
+            return self.log.suppress();
         }
+        let port = if walk.dir == Dir::In { walk.recv } else { walk.xmit };
+        let number = self.generation.program.rules[at].number;
+        self.log.put(LogEntry::new(now, number, word, walk.dir, port, packet));
     }
 
     /// Runs the action of a rule: count, log, tag, action.
@@ -283,11 +285,10 @@ impl Walker {
     fn log_packet(&mut self, at: usize, walk: &Walk, packet: &Packet<'_>, now: Time) {
         let rule = &self.generation.program.rules[at];
         let Some(log) = &rule.log else { return };
-        if !log.take(self.generation.settings.verbose_limit) {
-            return;
-        }
+        let Some(limit) = log.take(self.generation.settings.verbose_limit) else { return };
         let port = if walk.dir == Dir::In { walk.recv } else { walk.xmit };
-        self.log.put(LogEntry::new(now, rule.number, log_word(rule), walk.dir, port, packet));
+        let entry = LogEntry::new(now, rule.number, log_word(rule), walk.dir, port, packet);
+        self.log.put(LogEntry { limit, ..entry });
     }
 }
 

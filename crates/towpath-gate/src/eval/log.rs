@@ -38,6 +38,11 @@ pub struct LogEntry {
     pub icmp: Option<(u8, u8)>,
     /// EtherType.
     pub ethertype: u16,
+    /// Lines of this queue that were suppressed since the entry before: it was full, or refusals came more often than once per
+    /// second.
+    pub suppressed: u64,
+    /// The entry is the last one of its rule: `logamount` or `verbose_limit` is reached.
+    pub limit: Option<u32>,
 }
 
 impl LogEntry {
@@ -64,11 +69,13 @@ impl LogEntry {
             ports: has_ports.then_some((packet.src_port, packet.dst_port)),
             icmp: icmp.then_some((packet.icmp_type, packet.icmp_code)),
             ethertype: packet.ethertype,
+            suppressed: 0,
+            limit: None,
         }
     }
 
     /// Formats the entry as ipfw does. `port` is the name of the port: `ipfw: 100 Deny TCP 10.0.0.1:1 10.0.0.2:2
-    /// in via em0`.
+    /// in via em0`. The number of suppressed lines and a limit that is reached follow: `, 3 lines suppressed before`.
     pub fn line<'a>(&'a self, port: Option<&'a str>) -> impl fmt::Display + 'a {
         fmt::from_fn(move |f| {
             write!(f, "ipfw: {} {} ", self.rule, self.action)?;
@@ -98,7 +105,15 @@ impl LogEntry {
 
     fn way(&self, f: &mut fmt::Formatter<'_>, port: Option<&str>) -> fmt::Result {
         f.write_str(if self.dir == Dir::In { " in" } else { " out" })?;
-        port.map_or(Ok(()), |port| write!(f, " via {port}"))
+        port.map_or(Ok(()), |port| write!(f, " via {port}"))?;
+        if let Some(limit) = self.limit {
+            write!(f, ", limit {limit} reached")?;
+        }
+        match self.suppressed {
+            0 => Ok(()),
+            1 => f.write_str(", 1 line suppressed before"),
+            lines => write!(f, ", {lines} lines suppressed before"),
+        }
     }
 }
 
@@ -134,12 +149,14 @@ pub(super) fn refused_word(refused: Refused) -> Option<&'static str> {
 pub struct PacketLog {
     entries: VecDeque<LogEntry>,
     dropped: u64,
+    /// Lines suppressed since the last entry.
+    suppressed: u64,
 }
 
 impl Default for PacketLog {
     fn default() -> Self {
         // Allocates all memory now: logging a packet does not allocate.
-        Self { entries: VecDeque::with_capacity(CAPACITY), dropped: 0 }
+        Self { entries: VecDeque::with_capacity(CAPACITY), dropped: 0, suppressed: 0 }
     }
 }
 
@@ -154,11 +171,23 @@ impl PacketLog {
         self.dropped
     }
 
+    /// Number of lines that were suppressed and that no entry reports yet: the next one will.
+    pub fn suppressed(&self) -> u64 {
+        self.suppressed
+    }
+
     pub(crate) fn put(&mut self, entry: LogEntry) {
         if self.entries.len() < CAPACITY {
-            self.entries.push_back(entry);
+            let suppressed = std::mem::take(&mut self.suppressed);
+            self.entries.push_back(LogEntry { suppressed, ..entry });
         } else {
             self.dropped += 1;
+            self.suppress();
         }
+    }
+
+    /// Counts a line that is not logged.
+    pub(crate) fn suppress(&mut self) {
+        self.suppressed += 1;
     }
 }

@@ -184,9 +184,14 @@ fn refused_states_are_logged_once_per_second() {
         (1, 0, Some("ipfw: 100 Deny (over limit) UDP 10.0.0.1:2 192.0.2.1:1 in")),
         (1, 999, None),
         (2, 1000, None),
-        (3, 1001, Some("ipfw: 200 Deny (over rate) UDP 10.0.0.1:5 192.0.2.1:3 in")),
+        (3, 1001, Some("ipfw: 200 Deny (over rate) UDP 10.0.0.1:5 192.0.2.1:3 in, 1 line suppressed before")),
         (4, 1500, None),
-        (1, 2001, Some("ipfw: 100 Deny (over limit) UDP 10.0.0.1:7 192.0.2.1:1 in")),
+        (4, 1501, None),
+        (
+            1,
+            2001,
+            Some("ipfw: 100 Deny (over limit) UDP 10.0.0.1:8 192.0.2.1:1 in, 2 lines suppressed before"),
+        ),
     ];
     for (src_port, (port, millis, line)) in (1..).zip(rows) {
         walk_from(&mut gate, "10.0.0.1", src_port, port, millis);

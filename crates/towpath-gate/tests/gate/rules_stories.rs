@@ -501,13 +501,19 @@ fn log_lines_have_ipfws_format_and_are_bounded() {
         lines,
         [
             "ipfw: 100 Deny TCP 10.0.0.1:1000 10.0.0.2:80 in via em0",
-            "ipfw: 100 Deny TCP 10.0.0.1:1000 10.0.0.2:80 in via em0",
+            "ipfw: 100 Deny TCP 10.0.0.1:1000 10.0.0.2:80 in via em0, limit 2 reached",
             "ipfw: 200 Count ICMPv6:128.0 ::1 ::2 in",
         ]
     );
     let mut story = Story::new("add allow log ip from any to any");
     (0..1100).for_each(|_| assert_eq!(story.first(DNS), Step::Pass));
-    assert_eq!(story.gate.log().dropped(), 1100 - 1024);
+    assert_eq!((story.gate.log().dropped(), story.gate.log().suppressed()), (1100 - 1024, 1100 - 1024));
+    let queued = std::iter::from_fn(|| story.gate.log().take());
+    assert_eq!(queued.map(|entry| entry.suppressed).sum::<u64>(), 0);
+    // The next line gives their number.
+    story.first(DNS);
+    let line = story.gate.log().take().unwrap().line(None).to_string();
+    assert!(line.ends_with(" in, 76 lines suppressed before"), "{line}");
 }
 
 #[test]

@@ -60,7 +60,8 @@ fn keepalives_go_to_idle_established_connections() {
         // An opening connection, one that was reset, and a UDP flow.
         install(&mut states, &self::flow(2, TCP), &segment(0x02, 0), START).unwrap();
         connect(&mut states, &self::flow(3, TCP), START);
-        assert!(hit(&mut states, &self::flow(3, TCP), &segment(0x14, 900), START));
+        let reset = Segment { tcp_seq: 500, ..segment(0x14, 900) };
+        assert!(hit(&mut states, &self::flow(3, TCP), &reset, START));
         install(&mut states, &self::flow(4, UDP), &segment(0, 0), START).unwrap();
         assert_eq!(keepalives(&mut states, START), []);
         assert_eq!(keepalives(&mut states, after(270)), [], "more than 20 s left");

@@ -64,6 +64,7 @@ pub struct Worker {
     drain: Duration,
     /// Receives the lines of `log` rules.
     log: SyncSender<String>,
+    /// Lines that the log did not take since the last one that it took.
     unlogged: u64,
     /// The clock, published for readers of the states.
     clock: Clock,
@@ -223,11 +224,13 @@ impl Worker {
         self.clock.set(self.engine.clock());
         let Self { engine, log, unlogged, .. } = self;
         let walker = engine.walker_mut();
-        while let Some(logged) = walker.log().take() {
+        while let Some(mut logged) = walker.log().take() {
+            logged.suppressed += *unlogged;
             let port = logged.port.and_then(|port| walker.ports().name(port));
-            if log.try_send(logged.line(port).to_string()).is_err() {
-                *unlogged += 1;
-            }
+            *unlogged = match log.try_send(logged.line(port).to_string()) {
+                Ok(()) => 0,
+                Err(_) => logged.suppressed + 1,
+            };
         }
     }
 
@@ -431,8 +434,9 @@ impl Worker {
             }
             self.idle();
         }
-        if self.unlogged > 0 {
-            log::warn!("{} lines of log rules were dropped: the log is too slow", self.unlogged);
+        let unlogged = self.unlogged + self.engine.walker_mut().log().suppressed();
+        if unlogged > 0 {
+            log::warn!("the last {unlogged} lines of log rules were suppressed");
         }
         self.take_port_drops();
         Report::of(&mut self.engine)

@@ -60,11 +60,8 @@ fn strict_tracking_recovers_from_a_half_open_connection_and_a_lost_acknowledgeme
 
 #[test]
 fn a_blind_reset_does_not_end_an_established_connection() {
-    let opening: [Tracked; 3] = [
-        ('>', "S", 100, 0, true, 20),
-        ('<', "SA", 500, 101, true, 20),
-        ('>', "A", 101, 501, true, 300),
-    ];
+    let opening: [Tracked; 3] =
+        [('>', "S", 100, 0, true, 20), ('<', "SA", 500, 101, true, 20), ('>', "A", 101, 501, true, 300)];
     let play = |title: &str, wscale: Option<u8>, rest: &[Tracked]| {
         let rows = [&opening, rest].concat();
         track(title, Tracking::Ipfw, Settings::default(), wscale, &rows);
@@ -91,7 +88,11 @@ fn a_blind_reset_does_not_end_an_established_connection() {
             ('<', "RA", 501 + (65_535 << 7), 101, true, 1),
         ],
     );
-    play("unscaled windows", None, &[('<', "RA", 501 + 65_536, 101, true, 300), ('<', "RA", 501 + 65_535, 101, true, 1)]);
+    play(
+        "unscaled windows",
+        None,
+        &[('<', "RA", 501 + 65_536, 101, true, 300), ('<', "RA", 501 + 65_535, 101, true, 1)],
+    );
     play(
         "a half-closed connection",
         None,
