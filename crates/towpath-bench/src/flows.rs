@@ -33,6 +33,7 @@ pub(crate) const PACKET: Segment = Segment {
     tcp_ack: 0,
     tcp_seq: 0,
     tcp_len: 0,
+    tcp_fragment: false,
     tcp_window: 0,
     tcp_wscale: None,
     sctp_chunk: None,

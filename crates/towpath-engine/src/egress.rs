@@ -26,6 +26,9 @@ use crate::packet_io::PacketIo;
 use crate::queue::Channel;
 use crate::router::{self, NeighborSnapshot, Resolution, Resolver};
 
+/// Bytes of an IPv4 header without options (RFC 791 section 3.1).
+const IP4: usize = 20;
+
 /// Answers queries about a running engine.
 pub trait QueryServer {
     /// Answers the pending queries. Returns for how many nanoseconds at most the engine may sleep before the next call.
@@ -217,8 +220,27 @@ impl<C: Channel, Q: QueryServer> PortIo<C, Q> {
         }
         match tx.config.router {
             Some(router) => self.route(router, port, frame, meta),
+            None if meta.fragment_len > 0 => self.fragment_again(port, frame, meta),
             None => tx.push(frame, meta),
         }
+    }
+
+    /// Queues a reassembled datagram of a bridge in fragments as long as those that it came in.
+    fn fragment_again(&mut self, port: PortId, frame: &[u8], meta: &Meta) -> Result<(), DropReason> {
+        let Self { tx_queues, fragment, .. } = self;
+        let tx = &mut tx_queues[usize::from(port.0)];
+        let network = usize::from(meta.network);
+        // An inspector may have replaced the datagram by any packet.
+        let is_ip4 = frame.len() >= network + IP4 && frame[network] >> 4 == 4;
+        let mut result = Ok(());
+        let fragmented = is_ip4
+            && router::fragment(frame, network, meta.fragment_len.into(), fragment, |piece, last| {
+                // The datagram counts with its last fragment.
+                let packets = if last { meta.packets } else { 0 };
+                let meta = Meta { wire_len: piece.len() as u32, packets, ..*meta };
+                result = result.and(tx.push(piece, &meta));
+            });
+        if fragmented { result } else { tx.push(frame, meta) }
     }
 
     /// Queues a routed packet with its new link header, in fragments if necessary.
@@ -232,6 +254,7 @@ impl<C: Channel, Q: QueryServer> PortIo<C, Q> {
         let Self { tx_queues, scratch, fragment, resolver, time, .. } = self;
         let tx = &mut tx_queues[usize::from(port.0)];
         let (mtu, mut out_meta) = (tx.config.mtu, *meta);
+        let piece_len = if meta.fragment_len > 0 { mtu.min(meta.fragment_len.into()) } else { mtu };
         let forwarded = router::forward(frame, &mut out_meta, mac, mtu, scratch)?;
         let mut resolver = resolver.as_mut();
         let mut push = |bytes: &mut [u8], meta: &Meta| {
@@ -251,7 +274,7 @@ impl<C: Channel, Q: QueryServer> PortIo<C, Q> {
             Some(network) => {
                 out_meta.port.offload = checksum::complete(scratch, out_meta.port.offload);
                 let mut result = Ok(());
-                let fragmented = router::fragment(scratch, network, mtu, fragment, |piece, last| {
+                let fragmented = router::fragment(scratch, network, piece_len, fragment, |piece, last| {
                     // The packet counts with its last fragment.
                     let packets = if last { out_meta.packets } else { 0 };
                     let meta = Meta { wire_len: piece.len() as u32, packets, ..out_meta };
@@ -464,6 +487,68 @@ mod tests {
                 assert_eq!(not_ours, u64::from(!is_routed), "{to:?}");
             }
         }
+    }
+
+    /// The fragments of a UDP datagram of 3,000 bytes, and its number of bytes.
+    fn reassembled(identification: u8, fragment_len: u16) -> (Vec<u8>, Meta) {
+        let mut frame = frame(OWN);
+        frame.truncate(34);
+        frame[16..18].copy_from_slice(&3020_u16.to_be_bytes());
+        frame[19] = identification;
+        frame.extend((0..3000).map(|at| (at / 7) as u8));
+        let meta = Meta { packets: 3, fragment_len, ..routed(&frame, 0, NextHop::Mac([2; 6])) };
+        (frame, meta)
+    }
+
+    #[test]
+    fn a_reassembled_datagram_leaves_in_fragments() {
+        #[rustfmt::skip]
+        let rows = [
+            // bridge, fragment_len, MTU, Don't Fragment: IP packets that leave
+            (true,  1500, 1500, false, &[1500, 1500, 60][..]),
+            (true,  1500, 1500, true,  &[1500, 1500, 60]),
+            (true,  1020, 1500, false, &[1020, 1020, 1020]),
+            (false, 1500, 1500, false, &[1500, 1500, 60]),
+            (false, 1500, 1500, true,  &[1500, 1500, 60]),
+            (false, 1020, 1500, false, &[1020, 1020, 1020]),
+            (false, 1500, 1020, false, &[1020, 1020, 1020]),
+            // The sender must learn the MTU.
+            (false, 1500, 1020, true,  &[]),
+            (false, 1500, 9000, false, &[3020]),
+        ];
+        for (bridge, fragment_len, mtu, dont_fragment, expected) in rows {
+            let mac = (!bridge).then_some(OWN);
+            let mut io =
+                PortIo::<Infallible, _>::new(Instant::now(), vec![tx_queue(mac), tx_queue(mac)], (), None);
+            io.tx_queue_mut(1).set_mtu(mtu);
+            let (mut frame, meta) = reassembled(9, fragment_len);
+            frame[20] = if dont_fragment { 0x40 } else { 0 };
+            let Ok(()) = io.send(&frame, &meta);
+            let left: Vec<_> = io.tx_queues[1].copied().map(<[u8]>::to_vec).collect();
+            assert_eq!(
+                left.iter().map(|frame| frame.len() - 14).collect::<Vec<_>>(),
+                expected,
+                "{bridge} {mtu}"
+            );
+            if expected.is_empty() {
+                assert_eq!(io.take_drops().map(|drops| drops[DropReason::TooLong]), Some(3));
+                continue;
+            }
+            assert_eq!(io.take_drops(), None);
+            // The fragments are the datagram.
+            let data: Vec<u8> = left.iter().flat_map(|frame| frame[34..].to_vec()).collect();
+            assert_eq!(data, frame[34..]);
+            assert!(
+                left.iter()
+                    .all(|frame| frame[18..20] == [0, 9] && frame[20] & 0x40 == u8::from(dont_fragment) << 6)
+            );
+        }
+        // A replacement that is no IPv4 packet leaves as it is.
+        let mut io =
+            PortIo::<Infallible, _>::new(Instant::now(), vec![tx_queue(None), tx_queue(None)], (), None);
+        let (_, meta) = reassembled(9, 1500);
+        let Ok(()) = io.send(&[0; 20], &meta);
+        assert_eq!(io.tx_queues[1].copied().map(<[u8]>::len).collect::<Vec<_>>(), [20]);
     }
 
     /// Each packet that does not leave is dropped for one reason, and no packet is dropped twice.

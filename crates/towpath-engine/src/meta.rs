@@ -66,6 +66,8 @@ pub struct Meta {
     /// The number of received packets that the frame stands for: more than 1 for a reassembled datagram, 0 for a frame
     /// of the router itself.
     pub packets: u16,
+    /// Of a reassembled datagram, the length of the longest fragment that it came in, with its IPv4 header. 0 for other packets.
+    pub fragment_len: u16,
     /// The bytes differ from those that were received.
     pub changed: bool,
     /// The port driver's metadata.
@@ -95,6 +97,7 @@ impl Meta {
             next_hop: NextHop::None,
             network: 0,
             packets: 1,
+            fragment_len: 0,
             changed: false,
             port: towpath_port::Meta::default(),
         }

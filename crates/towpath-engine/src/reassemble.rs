@@ -16,13 +16,14 @@ impl<E: PacketIo> Engine<E> {
             self.end(id, Outcome::Dropped(DropReason::BadReplacement));
             return None;
         };
-        let added = reassembler.add(&packet, ctx.packets.into(), clock.now);
+        let added = reassembler.add(&packet, ctx.walk.tenant(), ctx.packets.into(), clock.now);
         // From here on the reassembler counts the fragment, or the datagram does.
         ctx.packets = added.whole.as_ref().map_or(0, |whole| u16::try_from(whole.parts).unwrap_or(u16::MAX));
         ctx.wait.kind = Handover::Divert;
         if let Some(whole) = &added.whole {
             held.meta.wire_len = whole.frame.len() as u32;
             held.meta.changed = true;
+            held.meta.fragment_len = whole.longest;
             held.meta.port.offload = towpath_port::Offload::default();
             reorder.replace(id, &whole.frame);
         }

@@ -1,6 +1,6 @@
 //! Reassembly of IPv4 datagrams, for the rule action `reass` (ipfw(8)).
 //!
-//! Source, destination, protocol and identification identify a datagram (RFC 791). Tenants are not distinguished.
+//! Source, destination, protocol and identification identify a datagram (RFC 791), within the zone of its port.
 //! Fragments that overlap, that end beyond 65,535 bytes, or that disagree about the end invalidate the datagram: it
 //! is dropped with all its fragments. RFC 5722 requires that for IPv6; FreeBSD trims them, which lets the sender
 //! choose the bytes that count. An exact duplicate is not an overlap: the network may duplicate packets (RFC 8200,
@@ -38,6 +38,7 @@ pub struct Reassembler {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
+    zone: u16,
     src: Ipv4Addr,
     dst: Ipv4Addr,
     proto: u8,
@@ -56,6 +57,8 @@ struct Datagram {
     bytes: usize,
     /// The number of packets that the pieces stand for.
     parts: u32,
+    /// The length of the longest fragment, with its IPv4 header.
+    longest: u16,
 }
 
 /// The result of [`Reassembler::add`].
@@ -76,6 +79,8 @@ pub struct Whole {
     pub frame: Vec<u8>,
     /// The number of packets that it came in.
     pub parts: u32,
+    /// The length of the longest fragment, with its IPv4 header.
+    pub longest: u16,
 }
 
 impl Reassembler {
@@ -91,9 +96,9 @@ impl Reassembler {
 
     /// Adds a fragment. A packet that is not an IPv4 fragment, or that the capture truncated, is dropped.
     ///
-    /// `parts` is the number of packets that it stands for: 1, unless it was itself reassembled.
-    pub fn add(&mut self, packet: &Packet<'_>, parts: u32, now: Time) -> Added {
-        let Some((key, piece)) = piece(packet) else { return Added { whole: None, dropped: parts } };
+    /// `parts` is the number of packets that it stands for: 1, unless it was itself reassembled. `zone` is that of its port.
+    pub fn add(&mut self, packet: &Packet<'_>, zone: u16, parts: u32, now: Time) -> Added {
+        let Some((key, piece)) = piece(packet, zone) else { return Added { whole: None, dropped: parts } };
         // The caller expires datagrams only now and then. Which fragments belong together must not depend on that.
         let late = |datagram: &Datagram| now.since(datagram.since) > LIFETIME;
         let mut dropped = if self.waiting.get(&key).is_some_and(late) { self.drop_datagram(&key) } else { 0 };
@@ -116,9 +121,9 @@ impl Reassembler {
         }
         let Some(datagram) = self.waiting.remove(&key) else { return Added { whole: None, dropped } };
         self.bytes -= datagram.bytes;
-        let parts = datagram.parts;
+        let (parts, longest) = (datagram.parts, datagram.longest);
         match datagram.into_frame() {
-            Some(frame) if fits => Added { whole: Some(Whole { frame, parts }), dropped },
+            Some(frame) if fits => Added { whole: Some(Whole { frame, parts, longest }), dropped },
             _ => Added { whole: None, dropped: dropped + parts },
         }
     }
@@ -169,7 +174,7 @@ struct Piece<'a> {
     network: usize,
 }
 
-fn piece<'a>(packet: &Packet<'a>) -> Option<(Key, Piece<'a>)> {
+fn piece<'a>(packet: &Packet<'a>, zone: u16) -> Option<(Key, Piece<'a>)> {
     let Addresses::V4(src, dst) = packet.addresses else { return None };
     if packet.fragment == Fragment::Whole {
         return None;
@@ -186,13 +191,13 @@ fn piece<'a>(packet: &Packet<'a>) -> Option<(Key, Piece<'a>)> {
         return None;
     }
     let head = &packet.frame[..network + header];
-    let key = Key { src, dst, proto: packet.proto, id: packet.ip_id()? };
+    let key = Key { zone, src, dst, proto: packet.proto, id: packet.ip_id()? };
     Some((key, Piece { offset, last, payload, head, network }))
 }
 
 impl Datagram {
     fn new(since: Time) -> Self {
-        Self { since, head: None, len: None, pieces: Vec::new(), bytes: 0, parts: 0 }
+        Self { since, head: None, len: None, pieces: Vec::new(), bytes: 0, parts: 0, longest: 0 }
     }
 
     /// Returns true if exactly this piece is there.
@@ -211,6 +216,8 @@ impl Datagram {
             || self.pieces.get(at).is_some_and(|(offset, _)| *offset < end);
         self.pieces.insert(at, (start, piece.payload.to_vec()));
         self.bytes += piece.payload.len();
+        let longest = piece.head.len() - piece.network + piece.payload.len();
+        self.longest = self.longest.max(longest as u16);
         if start == 0 {
             self.head = Some((piece.head.to_vec(), piece.network));
         }
@@ -279,7 +286,7 @@ mod tests {
 
     fn add(reassembler: &mut Reassembler, frame: &[u8], secs: u64) -> Added {
         let packet = wire::parse(LinkType::ETHERNET, frame, 0).unwrap();
-        reassembler.add(&packet, 1, Time::from_secs(secs))
+        reassembler.add(&packet, 0, 1, Time::from_secs(secs))
     }
 
     proptest! {
@@ -302,9 +309,10 @@ mod tests {
                 prop_assert_eq!(add(&mut reassembler, piece, 1), Added { whole: None, dropped: 0 });
             }
             let parts = pieces.len() as u32;
+            let longest = pieces.iter().map(|piece| piece.len() as u16 - 14).max().unwrap();
             prop_assert_eq!(
                 add(&mut reassembler, last, 2),
-                Added { whole: Some(Whole { frame: whole, parts }), dropped: 0 }
+                Added { whole: Some(Whole { frame: whole, parts, longest }), dropped: 0 }
             );
             prop_assert_eq!((reassembler.waiting(), reassembler.bytes), (0, 0));
         }
@@ -335,7 +343,7 @@ mod tests {
         }
         assert_eq!(
             add(&mut reassembler, &pieces[1], 1),
-            Added { whole: Some(Whole { frame: whole, parts: 6 }), dropped: 0 }
+            Added { whole: Some(Whole { frame: whole, parts: 6, longest: 44 }), dropped: 0 }
         );
         assert_eq!((reassembler.waiting(), reassembler.bytes), (0, 0));
 
@@ -346,6 +354,18 @@ mod tests {
         last[20] &= !0x20;
         assert_eq!(add(&mut reassembler, &last, 1), Added { whole: None, dropped: 3 });
         assert_eq!((reassembler.waiting(), reassembler.bytes), (0, 0));
+    }
+
+    #[test]
+    fn datagrams_of_zones_are_separate() {
+        let (_, pieces) = fragments(&[1; 40], 24, 5);
+        let [first, last] = &pieces[..] else { panic!("two fragments") };
+        let mut reassembler = Reassembler::new();
+        let mut add = |frame: &[u8], zone| {
+            let packet = wire::parse(LinkType::ETHERNET, frame, 0).unwrap();
+            reassembler.add(&packet, zone, 1, Time::from_secs(1)).whole.is_some()
+        };
+        assert_eq!([add(first, 1), add(last, 2), add(first, 2), add(last, 1)], [false, false, true, true]);
     }
 
     #[test]
@@ -375,7 +395,7 @@ mod tests {
         // expire() was not called meanwhile, as within a burst.
         assert_eq!(add(&mut reassembler, last, 32), Added { whole: None, dropped: 1 });
         assert_eq!((reassembler.waiting(), reassembler.bytes), (1, 24));
-        let whole = Some(Whole { frame: whole, parts: 2 });
+        let whole = Some(Whole { frame: whole, parts: 2, longest: 44 });
         assert_eq!(add(&mut reassembler, first, 62), Added { whole, dropped: 0 }, "exactly 30 s");
         assert_eq!((reassembler.waiting(), reassembler.bytes), (0, 0));
     }
@@ -387,7 +407,7 @@ mod tests {
         assert_eq!(add(&mut reassembler, &whole, 1).dropped, 1, "no fragment");
         let cut = &pieces[1][..pieces[1].len() - 4];
         let packet = wire::parse(LinkType::ETHERNET, cut, pieces[1].len() as u32).unwrap();
-        assert_eq!(reassembler.add(&packet, 1, Time::from_secs(1)).dropped, 1, "cut short by the capture");
+        assert_eq!(reassembler.add(&packet, 0, 1, Time::from_secs(1)).dropped, 1, "cut short by the capture");
         assert_eq!(reassembler.waiting(), 0);
     }
 }

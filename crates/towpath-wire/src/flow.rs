@@ -49,6 +49,8 @@ pub struct Segment {
     pub tcp_seq: u32,
     /// Bytes of TCP payload.
     pub tcp_len: u32,
+    /// The packet is the first fragment of its datagram: the segment has more bytes than `tcp_len`.
+    pub tcp_fragment: bool,
     /// TCP window, unscaled.
     pub tcp_window: u16,
     /// Window scale option of a TCP SYN (RFC 7323).

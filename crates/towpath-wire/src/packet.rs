@@ -115,6 +115,7 @@ impl Packet<'_> {
                 tcp_ack: self.tcp_ack,
                 tcp_seq: self.tcp_seq,
                 tcp_len: self.tcp_data_len().unwrap_or(0),
+                tcp_fragment: self.fragment == Fragment::First,
                 tcp_window: self.tcp_window,
                 // The option is valid in a SYN only (RFC 7323, 2.2).
                 tcp_wscale: if self.tcp_flags & 0x02 != 0 { self.tcp_wscale() } else { None },

@@ -143,8 +143,9 @@ impl TxQueue {
 
     /// See [`PacketIo::max_frame`].
     pub(super) fn max_frame(&self, bytes: &[u8], meta: &Meta) -> usize {
-        // A router cuts longer packets into fragments or answers them; a port cuts what it received unsegmented.
-        if self.config.router.is_some() || meta.port.offload.gso.is_some() {
+        // A router cuts longer packets into fragments or answers them; a bridge, what it received in fragments; a port, what it
+        // received unsegmented.
+        if self.config.router.is_some() || meta.fragment_len > 0 || meta.port.offload.gso.is_some() {
             return MAX_PACKET + MAX_HEADER;
         }
         // The MTU does not include the link header and a VLAN tag.
@@ -158,6 +159,12 @@ impl TxQueue {
 
     pub(super) fn mac(&self) -> Option<[u8; 6]> {
         self.config.router.and_then(|router| router.mac)
+    }
+
+    /// The frames that are queued as copies.
+    #[cfg(test)]
+    pub(super) fn copied(&self) -> impl Iterator<Item = &[u8]> {
+        (0..self.copies.len()).map(|at| self.copies.frame(at).bytes)
     }
 
     pub(super) fn copy(&mut self, bytes: &[u8], meta: &Meta) -> Option<usize> {

@@ -126,7 +126,11 @@ fn needs_fragmentation(frame: &[u8], network: usize, meta: &Meta, mtu: usize) ->
     let word = |at: usize| usize::from(u16::from_be_bytes([ip[at], ip[at + 1]]));
     // RFC 791 section 3.1, RFC 8200 section 3. The length of an unsegmented packet may be 0.
     let (ip_len, may_fragment) = match ip {
-        [first, ..] if first >> 4 == 4 && ip.len() >= 20 => (word(2), ip[6] & DONT_FRAGMENT == 0),
+        // A datagram that came in fragments may leave in fragments of the same length.
+        [first, ..] if first >> 4 == 4 && ip.len() >= 20 => {
+            let came_so = (1..=mtu).contains(&meta.fragment_len.into());
+            (word(2), ip[6] & DONT_FRAGMENT == 0 || came_so)
+        }
         [_, ..] if ip.len() >= 40 => (40 + word(4), false),
         _ => return Ok(false),
     };

@@ -205,7 +205,7 @@ impl Walker {
         if limit_tablearg && let Some(limit) = &mut install.limit {
             limit.max = tablearg.map_or(0, |value| value.limit);
         }
-        install.lifetime = install.lifetime.or(walk.lifetime);
+        install.timeout = walk.timeout;
         let made = self.states.install(&flow, name, &packet.segment(), rule.id, &install, now);
         if made.is_ok()
             && packet.fragment == Fragment::First
@@ -388,7 +388,7 @@ impl Generation {
                 self.next_rule(at)
             }
             CompiledAction::StateTimeout(seconds) => {
-                walk.lifetime = Some(seconds);
+                walk.timeout = Some(seconds);
                 self.next_rule(at)
             }
         }

@@ -15,7 +15,7 @@
 //! crc32c:u32 of all before it
 //! ```
 //!
-//! Version 1 has no `unchecked`; it is false.
+//! Version 1 has no `unchecked`; it is false. Version 2 has no states whose lifetime every packet sets (`state-timeout`).
 //!
 //! The input is untrusted: nothing is created before all of it was validated.
 
@@ -34,7 +34,7 @@ use towpath_wire::{self as wire, Time};
 const MAGIC: &[u8; 8] = b"TOWPATHS";
 
 /// The version that is written. Older versions are read too.
-pub const SNAPSHOT_VERSION: u32 = 2;
+pub const SNAPSHOT_VERSION: u32 = 3;
 
 const CRC: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
 
@@ -44,7 +44,8 @@ const LIMITED: u8 = 2;
 const REPLIED: u8 = 4;
 const WINDOW: u8 = 8;
 const LIFETIME: u8 = 16;
-const FLAGS: u8 = V6 | LIMITED | REPLIED | WINDOW | LIFETIME;
+const EVERY_PACKET: u8 = 32;
+const FLAGS: u8 = V6 | LIMITED | REPLIED | WINDOW | LIFETIME | EVERY_PACKET;
 const END: u8 = 0xff;
 
 /// A state without a rule in the source gate.
@@ -302,7 +303,8 @@ impl Writer<'_> {
             | mark(LIMITED, matches!(kind, Kind::Limit))
             | mark(REPLIED, saved.replied)
             | mark(WINDOW, saved.window.is_some())
-            | mark(LIFETIME, saved.lifetime.is_some());
+            | mark(LIFETIME, saved.lifetime.is_some())
+            | mark(EVERY_PACKET, saved.every_packet);
         self.put(&[flags, flow.proto]);
         [flow.tenant, flow.src_port, flow.dst_port].iter().for_each(|n| self.put(&n.to_le_bytes()));
         match flow.ends {
@@ -368,7 +370,8 @@ impl Reader<'_> {
         if flags == END {
             return Ok(None);
         }
-        if flags & !FLAGS != 0 {
+        // A lifetime that every packet sets is one.
+        if flags & !FLAGS != 0 || flags & (EVERY_PACKET | LIFETIME) == EVERY_PACKET {
             return Err(malformed);
         }
         let has = |mark| flags & mark != 0;
@@ -419,7 +422,7 @@ impl Reader<'_> {
             tcp_seen: 0,
             tcp_ack,
         };
-        let lifetime = has(LIFETIME).then_some(lifetime);
-        Ok(Some((Saved { listed, seen, lifetime, replied: has(REPLIED), window }, rule, name)))
+        let (lifetime, every_packet) = (has(LIFETIME).then_some(lifetime), has(EVERY_PACKET));
+        Ok(Some((Saved { listed, seen, lifetime, every_packet, replied: has(REPLIED), window }, rule, name)))
     }
 }

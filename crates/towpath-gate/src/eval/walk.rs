@@ -37,7 +37,8 @@ pub struct Walk {
     pub(crate) mark: u32,
     pub(crate) jumps: u16,
     pub(crate) tenant: u16,
-    pub(crate) lifetime: Option<u32>,
+    /// `state-timeout` of the states that later rules make.
+    pub(crate) timeout: Option<u32>,
     pub(crate) edits: Edits,
 }
 
@@ -91,7 +92,7 @@ impl Walk {
             mark: 0,
             jumps: 0,
             tenant: 0,
-            lifetime: None,
+            timeout: None,
             edits: Edits::default(),
         }
     }
@@ -101,6 +102,11 @@ impl Walk {
     pub fn with_tenant(mut self, tenant: u16) -> Self {
         self.tenant = tenant;
         self
+    }
+
+    /// The tenant of the packet.
+    pub fn tenant(&self) -> u16 {
+        self.tenant
     }
 
     /// Starts the outgoing walk for transmission on `xmit`. Keeps what belongs to the packet: mark, tags and

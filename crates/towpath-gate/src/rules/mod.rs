@@ -33,6 +33,7 @@ pub mod protocol;
 mod rule;
 mod ruleset;
 mod shadowed;
+mod strict_fragments;
 pub mod table;
 mod token;
 

@@ -160,7 +160,7 @@ pub enum Action {
     SetMark(Arg),
     /// Lowers the MSS option of a TCP SYN to this and continues.
     TcpSetMss(u16),
-    /// Sets the lifetime in seconds of states that later rules create for this packet, and continues.
+    /// Sets the lifetime in seconds that every packet sets for states that later rules create for this packet, and continues.
     StateTimeout(u32),
 }
 

@@ -14,6 +14,9 @@ pub struct Install {
     /// `lifetime N`, in seconds. Replaces `dyn_ack_lifetime`, `dyn_udp_lifetime` and `dyn_short_lifetime` for this state. A TCP
     /// connection that is opening, closed or reset keeps `dyn_syn_lifetime`, `dyn_fin_lifetime` and `dyn_rst_lifetime`.
     pub lifetime: Option<u32>,
+    /// `state-timeout N`, in seconds: the lifetime that every packet of the state sets, in each phase of a TCP connection. No effect
+    /// with `lifetime`.
+    pub timeout: Option<u32>,
     /// How much of a TCP connection is checked.
     pub tracking: Tracking,
 }

@@ -159,7 +159,7 @@ fn a_damaged_snapshot_changes_nothing() {
     assert!(matches!(new.restore(&bad, NOW), Err(SnapshotError::Malformed(_))));
     assert!(new.states().is_empty());
     let mut next = good.clone();
-    for version in [0, 3] {
+    for version in [0, 4] {
         next[8] = version;
         let wrong = SnapshotError::Version(version.into());
         assert_eq!(new.restore(&next, NOW), Err(wrong));

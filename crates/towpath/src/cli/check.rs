@@ -128,13 +128,14 @@ fn check(args: &Check) -> Result<u8, Failure> {
         }
         Err(error) => return Err(Wrong::Rules(vec![format!("towpath: {error}")]).into()),
     };
-    let Parsed { ruleset, warnings } = Ruleset::parse(&file, &text);
+    let Parsed { ruleset, mut warnings } = Ruleset::parse(&file, &text);
     let mut report = Report { file, ok: ruleset.is_ok(), ..Report::default() };
     let mut code = exit::OK;
     let (mut errors, mut shadowed) = (Vec::new(), Vec::new());
     match ruleset {
         Ok(ruleset) => {
             shadowed = ruleset.shadowed(&report.file);
+            warnings.extend(ruleset.strict_without_reass(&report.file));
             report.text = ruleset.to_text();
             report.rules = ruleset.rules().iter().map(Rule::from).collect();
             if let Some(old) = &args.against {

@@ -81,10 +81,22 @@ impl States {
         let parent = reservation.parent;
         let flags = flag(CAPPED, reservation.source) | flag(LIMITED, parent != NONE) | flag(STRICT, strict);
         let established = loose && packet.segment.tcp_flags & (SYN | RST) == 0;
-        let lifetime = install.lifetime;
+        let lifetime = install.lifetime.or(install.timeout);
+        let every_packet = install.lifetime.is_none() && install.timeout.is_some();
         // Before the state is linked: its unlinking must not be counted first.
         let generation = self.rule_counts.add(&shared.rules, rule);
-        let new = NewEntry { key, side, rule, name, generation, flags, parent, lifetime, established };
+        let new = NewEntry {
+            key,
+            side,
+            rule,
+            name,
+            generation,
+            flags,
+            parent,
+            lifetime,
+            every_packet,
+            established,
+        };
         family.slot_counters.clear(slot, shared.epochs.registered());
         if self.settings.dyn_adaptive && self.is_nearly_full() {
             family.entry(slot).init(&new, packet, &self.settings.when_nearly_full());

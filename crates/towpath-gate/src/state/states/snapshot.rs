@@ -20,6 +20,8 @@ pub(crate) struct Saved {
     /// What was seen of the connection, in the form of the state's protocol.
     pub(crate) seen: u64,
     pub(crate) lifetime: Option<u32>,
+    /// Every packet sets the lifetime (`state-timeout`).
+    pub(crate) every_packet: bool,
     pub(crate) replied: bool,
     /// The TCP windows, with strict tracking.
     pub(crate) window: Option<[u64; WORDS]>,
@@ -49,6 +51,7 @@ impl States {
                 listed,
                 seen: entry.seen(),
                 lifetime: entry.lifetime(),
+                every_packet: entry.every_packet(),
                 replied: header.has(ASSURED),
                 window: window.filter(|_| header.has(STRICT)),
             }
@@ -68,7 +71,11 @@ impl States {
         // The state was admitted once: its parent counts it, and the limit does not refuse it.
         let limit = limit.filter(|limit| !limit.per_second && matches!(saved.listed.kind, Kind::Limit));
         let limit = limit.map(|limit| Limit { max: u32::MAX, ..limit });
-        let install = Install { limit, lifetime: saved.lifetime, ..Install::default() };
+        let [lifetime, timeout] = match saved.every_packet {
+            false => [saved.lifetime, None],
+            true => [None, saved.lifetime],
+        };
+        let install = Install { limit, lifetime, timeout, ..Install::default() };
         let flow = &*self.key_flow(&saved.listed.flow);
         if with_key!(flow, |key, _side| self.has_live(&key, name, now)) {
             return Ok(Installed::Existing);

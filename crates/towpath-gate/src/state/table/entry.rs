@@ -65,11 +65,12 @@ pub(crate) const MAX_TIME_JUMP: u64 = 1 << 52;
 /// The state has no individual lifetime: the setting applies.
 const NO_LIFETIME: u64 = 0xff_ffff;
 
-/// Position of the window scales in the configuration word, four bits for each direction, above the lifetime: the shift
-/// plus one, or 0 while it is not known.
+/// Position of the window scales in the configuration word, four bits for each direction, above the lifetime.
 const SCALES: u32 = 24;
-/// The largest window scale (RFC 7323 section 2.3).
+/// The largest window scale (RFC 7323 section 2.3), also before the SYN was seen.
 const MAX_SCALE: u8 = 14;
+/// In the place of the window scales: every packet sets the lifetime.
+const EVERY_PACKET: u64 = 0xff << SCALES;
 
 /// Bytes in the low bits, packets above. A packet has less than 2^17 bytes: 2^19 threads at once could not carry a
 /// count from the high mark to overflow.
@@ -114,6 +115,8 @@ pub(crate) struct NewEntry<const N: usize> {
     pub(crate) flags: u64,
     pub(crate) parent: u32,
     pub(crate) lifetime: Option<u32>,
+    /// Every packet sets the lifetime (`state-timeout`).
+    pub(crate) every_packet: bool,
     /// Treat it as an established TCP connection.
     pub(crate) established: bool,
 }
@@ -147,7 +150,9 @@ impl<'a, const N: usize> Entry<'a, N> {
         let header = u64::from(new.rule.0) << 32 | u64::from(new.name.0.get()) << 16;
         put(Self::HEADER, header | u64::from(new.generation) << GENERATION | new.flags | forward);
         let lifetime = new.lifetime.map_or(NO_LIFETIME, |seconds| seconds.min(MAX_LIFETIME).into());
-        put(Self::CONFIG, u64::from(new.parent) << 32 | lifetime);
+        let scales = u64::from(MAX_SCALE | MAX_SCALE << 4) << SCALES;
+        let scales = if new.every_packet { EVERY_PACKET } else { scales };
+        put(Self::CONFIG, u64::from(new.parent) << 32 | scales | lifetime);
         put(Self::ACKS, 0);
         (0..2).for_each(|direction| put(Self::COUNTS + direction, 0));
         let mut tcp = Tcp::default();
@@ -330,19 +335,24 @@ impl<'a, const N: usize> Entry<'a, N> {
                 continue;
             }
             // If the second exchange fails, the acknowledgement number that was just accepted is accepted once more.
-            let end = life.map(|life| {
-                let seconds = match life {
-                    Life::Ack => self.lifetime().unwrap_or(settings.dyn_ack_lifetime),
-                    Life::Syn => settings.dyn_syn_lifetime,
-                    Life::Fin => settings.dyn_fin_lifetime,
-                    Life::Rst => settings.dyn_rst_lifetime,
-                };
-                after(now, seconds)
-            });
+            let end = self.tcp_lifetime(life, settings).map(|seconds| after(now, seconds));
             if let Some(end) = self.exchange(before, end, pack(tcp.seen)) {
                 return end;
             }
         }
+    }
+
+    /// The lifetime in seconds that a segment sets, if any.
+    #[inline]
+    fn tcp_lifetime(self, life: Option<Life>, settings: &Settings) -> Option<u32> {
+        let seconds = match life {
+            Some(Life::Ack) => return Some(self.lifetime().unwrap_or(settings.dyn_ack_lifetime)),
+            Some(Life::Syn) => Some(settings.dyn_syn_lifetime),
+            Some(Life::Fin) => Some(settings.dyn_fin_lifetime),
+            Some(Life::Rst) => Some(settings.dyn_rst_lifetime),
+            None => None,
+        };
+        if self.every_packet() { self.lifetime() } else { seconds }
     }
 
     /// Prepares for a SYN or a RST: another connection begins with nothing seen. Returns false for a reset that changes
@@ -363,7 +373,7 @@ impl<'a, const N: usize> Entry<'a, N> {
         if tcp.reopens(direction, segment.tcp_flags) {
             *tcp = Tcp::default();
         }
-        if !tcp.is_established() {
+        if !tcp.is_established() && !self.every_packet() {
             self.set_scale(direction, segment.tcp_wscale.unwrap_or(0));
         }
         true
@@ -373,7 +383,13 @@ impl<'a, const N: usize> Entry<'a, N> {
     fn scales(self) -> [u8; 2] {
         // Relaxed, here and below: a window scale publishes nothing.
         let config = self.0.word(Self::CONFIG).load(Ordering::Relaxed);
-        [0, 4].map(|at| ((config >> (SCALES + at) & 0xf) as u8).checked_sub(1).unwrap_or(MAX_SCALE))
+        [0, 4].map(|at| ((config >> (SCALES + at) & 0xf) as u8).min(MAX_SCALE))
+    }
+
+    /// Returns true if every packet sets the lifetime.
+    #[inline]
+    pub(crate) fn every_packet(self) -> bool {
+        !self.0.word(Self::CONFIG).load(Ordering::Relaxed) & EVERY_PACKET == 0
     }
 
     fn set_scale(self, direction: Direction, scale: u8) {
@@ -381,7 +397,7 @@ impl<'a, const N: usize> Entry<'a, N> {
         let config = self.0.word(Self::CONFIG);
         // Two segments at once, each with a SYN of this side: a window scale of one of them, or bits of both.
         config.fetch_and(!(0xf << at), Ordering::Relaxed);
-        config.fetch_or(u64::from(scale.min(MAX_SCALE) + 1) << at, Ordering::Relaxed);
+        config.fetch_or(u64::from(scale.min(MAX_SCALE)) << at, Ordering::Relaxed);
     }
 
     fn refresh_sctp(
@@ -394,17 +410,15 @@ impl<'a, const N: usize> Entry<'a, N> {
         loop {
             let before = self.expiry();
             let mut phase = sctp::Phase::from_bits(before & SEEN);
-            let life = phase.packet(direction, chunk);
-            let end = life.map(|life| {
-                let seconds = match life {
-                    sctp::Life::Short => self.lifetime().unwrap_or(settings.dyn_short_lifetime),
-                    sctp::Life::Ack => self.lifetime().unwrap_or(settings.dyn_ack_lifetime),
-                    sctp::Life::Syn => settings.dyn_syn_lifetime,
-                    sctp::Life::Fin => settings.dyn_fin_lifetime,
-                    sctp::Life::Rst => settings.dyn_rst_lifetime,
-                };
-                after(now, seconds)
+            let seconds = phase.packet(direction, chunk).map(|life| match life {
+                sctp::Life::Short => self.lifetime().unwrap_or(settings.dyn_short_lifetime),
+                sctp::Life::Ack => self.lifetime().unwrap_or(settings.dyn_ack_lifetime),
+                sctp::Life::Syn => settings.dyn_syn_lifetime,
+                sctp::Life::Fin => settings.dyn_fin_lifetime,
+                sctp::Life::Rst => settings.dyn_rst_lifetime,
             });
+            let seconds = if self.every_packet() { self.lifetime() } else { seconds };
+            let end = seconds.map(|seconds| after(now, seconds));
             if let Some(end) = self.exchange(before, end, phase.bits()) {
                 return end;
             }

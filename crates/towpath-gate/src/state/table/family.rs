@@ -423,6 +423,7 @@ mod tests {
             flags: 0,
             parent: u32::MAX,
             lifetime: None,
+            every_packet: false,
             established: false,
         };
         let (segment, settings) = (Segment::default(), Settings::default());

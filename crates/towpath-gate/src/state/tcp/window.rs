@@ -16,6 +16,9 @@
 //! - Data that the receiver has acknowledged before, and an old acknowledgement. The acknowledgement may have been lost,
 //!   and only the receiver can repeat it.
 //!
+//! The first fragment of a datagram has the header of its segment, and not its length. The segment may end anywhere in its
+//! receiver's window.
+//!
 //! Not supported: selective acknowledgements and timestamps are not checked; urgent data is treated as data.
 //!
 //! References: van Rooij 2000, "Real Stateful TCP Packet Filtering in IP Filter", section 4; RFC 9293, 3.4 and
@@ -26,6 +29,9 @@ use crate::state::{Direction, Segment};
 
 /// Minimum tolerance for an old acknowledgement: a full window without scaling.
 const ACK_WINDOW: u32 = 66_000;
+
+/// More bytes than a datagram has.
+const MAX_SEGMENT: u32 = 1 << 16;
 
 /// The observed numbers of one side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -168,7 +174,10 @@ impl Window {
         if segment.tcp_flags & ACK == 0 {
             return Fit::Invalid;
         }
-        let (seq, end, ack) = (segment.tcp_seq, end(segment), segment.tcp_ack);
+        let (seq, mut end, ack) = (segment.tcp_seq, end(segment), segment.tcp_ack);
+        if segment.tcp_fragment {
+            end = later(end, earlier(from.max_end, seq.wrapping_add(MAX_SEGMENT)));
+        }
         // Beyond what the receiver accepts, or an acknowledgement of what was not sent.
         if before(from.max_end, seq) || before(to.end, ack) {
             return Fit::Invalid;
@@ -249,6 +258,10 @@ fn before(a: u32, b: u32) -> bool {
 
 fn later(a: u32, b: u32) -> u32 {
     if before(a, b) { b } else { a }
+}
+
+fn earlier(a: u32, b: u32) -> u32 {
+    if before(a, b) { a } else { b }
 }
 
 #[cfg(test)]
@@ -498,6 +511,34 @@ mod tests {
         play("not scaled", [0, 0], None, &[wide, &[unscaled]].concat());
         // The window of a SYN is never scaled.
         play("in the SYN", [0, 0], Some(7), &[&OPEN[..], &[unscaled]].concat());
+    }
+
+    #[test]
+    fn a_segment_in_fragments_may_end_anywhere_in_the_window() {
+        let mut window = Window::default();
+        let mut step = |direction, tcp_flags, tcp_seq, tcp_ack, tcp_len, tcp_fragment| {
+            let segment = Segment {
+                tcp_flags,
+                tcp_seq,
+                tcp_ack,
+                tcp_len,
+                tcp_fragment,
+                tcp_window: 3000,
+                ..Segment::default()
+            };
+            window.segment(direction, &segment)
+        };
+        let (there, back) = (Direction::Forward, Direction::Reverse);
+        assert_eq!(step(there, SYN, 0, 0, 0, false), Fits);
+        assert_eq!(step(back, SYN | ACK, 0, 1, 0, false), Fits);
+        assert_eq!(step(there, ACK, 1, 1, 0, false), Fits);
+        // 2000 bytes, of which 1448 are in the first fragment, and the rest of the window.
+        assert_eq!(step(there, ACK, 1, 1, 1448, true), Fits);
+        assert_eq!(step(back, ACK, 1, 2001, 0, false), Fits);
+        assert_eq!(step(back, ACK, 1, 3002, 0, false), Invalid);
+        assert_eq!(step(there, ACK, 2001, 1, 10, false), Fits);
+        assert_eq!(step(there, ACK, 5002, 1, 1448, true), Invalid);
+        assert_eq!(step(there, RST, 2001, 0, 0, false), Fits);
     }
 
     #[test]

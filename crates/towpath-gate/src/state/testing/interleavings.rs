@@ -60,6 +60,7 @@ fn insert(family: &Family<2>, index: &Index, n: u32) -> (u32, InsertResult) {
         flags: 0,
         parent: u32::MAX,
         lifetime: None,
+        every_packet: false,
         established: true,
     };
     let segment = Segment { tcp_flags: 0x10, ..Segment::default() };

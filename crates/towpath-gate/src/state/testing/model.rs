@@ -21,6 +21,8 @@ struct State {
     rule: RuleId,
     orphaned: bool,
     lifetime: Option<u32>,
+    /// What every packet sets.
+    timeout: Option<u32>,
     /// The limit of its rule. `counted` says where it counts, unless the limit is per second.
     limit: Option<Limit>,
     counted: Option<Counted>,
@@ -217,6 +219,7 @@ impl Model {
             rule,
             orphaned: false,
             lifetime: install.lifetime,
+            timeout: install.timeout.filter(|_| install.lifetime.is_none()),
             limit: install.limit,
             counted,
             expire: now,

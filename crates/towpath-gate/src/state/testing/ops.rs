@@ -455,6 +455,7 @@ fn segment(flags: u8, ack: u8, seq: u8) -> Segment {
         // Initial sequence numbers are 0, and little is sent.
         tcp_seq: (seq % 4).into(),
         tcp_len: (seq / 4 % 2).into(),
+        tcp_fragment: seq / 8 % 8 == 7,
         tcp_window: (seq / 8).into(),
         tcp_wscale: (flags > 128).then_some(1),
         sctp_chunk,
@@ -475,7 +476,8 @@ fn install(kind: u8, max: u8, tracking: u8) -> Install {
         Limit { per_second, shared, ..Limit::new(mask, (max % 4).into()) }
     });
     let lifetime = [None, None, Some(2), Some(700)][usize::from(kind >> 5 & 3)];
+    let timeout = (kind >> 4 & 3 == 3).then_some(3);
     let tracking =
         [Tracking::Ipfw, Tracking::Ipfw, Tracking::Strict, Tracking::Loose][usize::from(tracking % 4)];
-    Install { limit, lifetime, tracking }
+    Install { limit, lifetime, timeout, tracking }
 }

@@ -2,6 +2,36 @@
 
 use super::*;
 
+/// YANET's state-timeout.
+#[test]
+fn every_packet_sets_the_timeout() {
+    let install = Install { timeout: Some(60), ..Install::default() };
+    let tcp: &[Step] = &[
+        (0, '>', "S", 0, 60_000),
+        (1_000, '<', "SA", 101, 60_000),
+        (2_000, '>', "A", 201, 60_000),
+        (3_000, '>', "PA", 201, 60_000),
+        (4_000, '>', "FA", 201, 60_000),
+        (5_000, '<', "FA", 102, 60_000),
+        (6_000, '>', "RA", 202, 60_000),
+        (65_999, '>', "S", 0, 60_000),
+    ];
+    play("tcp", flow(6), &install, tcp);
+    play("picked up", flow6(6), &install, &[(0, '>', "A", 1, 60_000), (59_999, '>', "A", 1, 60_000)]);
+    play("udp", flow(17), &install, &[(0, '>', "", 0, 60_000), (59_000, '<', "", 0, 60_000)]);
+    let both = Install { lifetime: Some(30), ..install };
+    play("the rule's lifetime", flow(6), &both, &[(0, '>', "S", 0, 20_000), (100, '<', "RA", 1, 1_000)]);
+    let mut world = World::new(Settings { dyn_sctp: true, ..Settings::default() });
+    for (i, chunk) in [1, 2, 10, 11, 7, 6].into_iter().enumerate() {
+        let flow = Flow { proto: 132, ..flow(17) };
+        let flow = if i % 2 == 0 { flow } else { flow.reversed() };
+        let segment = Segment { sctp_chunk: Some(chunk), ..PACKET };
+        world.states.install(&flow, Name::DEFAULT, &segment, RULE, &install, world.now).unwrap();
+        assert_eq!(only(&world.states, world.now).unwrap().seconds(), 60, "chunk {chunk}");
+        world.wait(1);
+    }
+}
+
 /// Segments of a tracked connection: direction, flags, sequence and acknowledgement number, whether the segment is a hit,
 /// and the seconds that the state lives after it. The first one installs the state.
 type Tracked = (char, &'static str, u32, u32, bool, u64);

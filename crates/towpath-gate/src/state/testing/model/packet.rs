@@ -34,18 +34,19 @@ fn established(state: &State) -> bool {
     state.flags[0] & state.flags[1] & 2 != 0 && !ended(state)
 }
 
-/// Returns true if the receiver of a reset may accept it.
-fn accepts(state: &State, side: usize, segment: &Segment) -> bool {
-    if state.ack[1 - side] == 0 {
-        return true;
+/// Returns true if the segment is a reset that its receiver does not accept.
+fn is_blind_reset(state: &State, side: usize, segment: &Segment, settings: &Settings) -> bool {
+    let checked = settings.dyn_rst_check && state.window.is_none() && established(state);
+    if segment.tcp_flags & 4 == 0 || !checked || state.ack[1 - side] == 0 {
+        return false;
     }
     let window = |side: usize| 65_535 << state.scales[side].unwrap_or(14);
     // Distances modulo 2^32.
     let behind = segment.tcp_ack.wrapping_sub(state.ack[side]);
     let near = behind.min(behind.wrapping_neg()) <= window(side) || state.ack[side] == 0;
     match segment.tcp_seq.wrapping_sub(state.ack[1 - side]) {
-        0 => true,
-        ahead => ahead <= window(1 - side) && segment.tcp_flags & 16 != 0 && near,
+        0 => false,
+        ahead => ahead > window(1 - side) || segment.tcp_flags & 16 == 0 || !near,
     }
 }
 
@@ -73,13 +74,16 @@ pub(super) fn packet(
     settings: &Settings,
     now: Time,
 ) {
+    if state.flow.proto == 6 && is_blind_reset(state, direction as usize, segment, settings) {
+        return;
+    }
     let lifetime = match state.flow.proto {
         6 => tcp(state, direction, segment, settings),
         132 if settings.dyn_sctp => sctp(state, direction, segment.sctp_chunk, settings),
         17 | 136 => Some(state.lifetime.unwrap_or(settings.dyn_udp_lifetime)),
         _ => Some(state.lifetime.unwrap_or(settings.dyn_short_lifetime)),
     };
-    if let Some(lifetime) = lifetime {
+    if let Some(lifetime) = state.timeout.or(lifetime) {
         state.expire = now + seconds(lifetime);
     }
 }
@@ -89,12 +93,7 @@ fn tcp(state: &mut State, direction: Direction, segment: &Segment, settings: &Se
     if reopens(state, direction, segment) {
         (state.flags, state.ack, state.turn) = ([0; 2], [0; 2], None);
     }
-    if segment.tcp_flags & 4 != 0 {
-        let checked = settings.dyn_rst_check && state.window.is_none() && established(state);
-        if checked && !accepts(state, side, segment) {
-            return None;
-        }
-    } else if segment.tcp_flags & 2 != 0 && !established(state) {
+    if segment.tcp_flags & 6 == 2 && !established(state) {
         state.scales[side] = Some(segment.tcp_wscale.unwrap_or(0));
     }
     state.flags[side] |= segment.tcp_flags & 7;
