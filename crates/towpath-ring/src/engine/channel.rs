@@ -201,6 +201,7 @@ impl Channel {
             // Bounded: a limited number of violations ends the channel.
             let PeerLiveness { name, peer, .. } = &*self.liveness;
             log::warn!(
+                peer = peer.uid;
                 "client {name:?} (process {}): {invalid} invalid messages, or messages with more than {} unused descriptors",
                 peer.pid,
                 self.control.descriptors_max()
@@ -310,7 +311,8 @@ impl Channel {
         cpu::is_shared(&self.rings.theirs)
     }
 
-    /// Returns true if [`poll_messages`](Self::poll_messages) has something to read.
+    /// Returns true if [`poll_messages`](Self::poll_messages) has something to read, or if there are more unread
+    /// replacements than one call steps over (128).
     #[must_use]
     pub fn has_message(&mut self) -> bool {
         self.policy.messages && self.rings.tx.is_ready(&self.rings.theirs)

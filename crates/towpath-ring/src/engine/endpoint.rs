@@ -388,7 +388,7 @@ impl Endpoint {
                 self.refuse_oldest();
             }
             if let Err(e) = sys::watch(&self.watched, &socket) {
-                log::warn!("{}: cannot watch a connection: {e}", self.path().display());
+                log::warn!(peer = peer.uid; "{}: cannot watch a connection: {e}", self.path().display());
                 self.stats.failed += 1;
                 return;
             }
@@ -401,6 +401,7 @@ impl Endpoint {
         // Any user can trigger this line any number of times.
         if count.is_power_of_two() {
             log::warn!(
+                peer = uid;
                 "{}: refused process {pid} of user {uid}: not in the allow list ({count} so far)",
                 self.path().display()
             );
@@ -423,6 +424,7 @@ impl Endpoint {
         let count = self.stats.failed;
         if count.is_power_of_two() {
             log::warn!(
+                peer = oldest.peer.uid;
                 "{}: refused process {}: {over} ({count} so far)",
                 self.path().display(),
                 oldest.peer.pid
@@ -437,7 +439,12 @@ impl Endpoint {
         let count = self.stats.over_limit;
         // Any user can trigger this line any number of times.
         if count.is_power_of_two() {
-            log::warn!("{}: refused process {}: {why} ({count} so far)", self.path().display(), peer.pid);
+            log::warn!(
+                peer = peer.uid;
+                "{}: refused process {}: {why} ({count} so far)",
+                self.path().display(),
+                peer.pid
+            );
         }
         refuse(socket, Refusal::Limit, why);
     }
@@ -452,6 +459,7 @@ impl Endpoint {
         if hello.version != VERSION {
             let text = format!("engine {VERSION}, client {}", hello.version);
             log::warn!(
+                peer = peer.uid;
                 "{}: refused process {}: ABI versions differ: {text}",
                 self.path().display(),
                 peer.pid
@@ -472,7 +480,12 @@ impl Endpoint {
         if self.config.oneshot_max > 0
             && let Err(e) = reaper::accept_descriptors(&*socket)
         {
-            log::warn!("{}: process {} cannot send one-shot messages: {e}", self.path().display(), peer.pid);
+            log::warn!(
+                peer = peer.uid;
+                "{}: process {} cannot send one-shot messages: {e}",
+                self.path().display(),
+                peer.pid
+            );
         }
         match open(&self.config, &socket, peer, &hello, charge) {
             Ok(channel) => {
@@ -480,7 +493,12 @@ impl Endpoint {
                 Some(channel)
             }
             Err(e) => {
-                log::warn!("{}: cannot attach process {}: {e}", self.path().display(), peer.pid);
+                log::warn!(
+                    peer = peer.uid;
+                    "{}: cannot attach process {}: {e}",
+                    self.path().display(),
+                    peer.pid
+                );
                 self.stats.failed += 1;
                 refuse(&socket, Refusal::Failed, e.to_string());
                 None

@@ -73,7 +73,8 @@ impl PeerLiveness {
     /// Ends the channel if it lives, and logs it.
     pub(crate) fn end(&self, how: Death) {
         if self.close(how) {
-            log::info!("client {:?} (process {}) detached: {how}", self.name, self.peer.pid);
+            let Credentials { pid, uid, .. } = self.peer;
+            log::info!(peer = uid; "client {:?} (process {pid}) detached: {how}", self.name);
         }
     }
 

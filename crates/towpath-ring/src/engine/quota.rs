@@ -174,7 +174,7 @@ impl Quotas {
             return Err(format!("{channels_per_user} channels for user {uid}; {}", book.theirs(uid)));
         }
         book.forget(uid, now);
-        // Each entry is an open descriptor of this process.
+        // Each entry is an open descriptor or a watch of this process.
         let open = |k: &&Kept| k.uid == uid && !matches!(k.until, Until::Then(_));
         if book.kept.iter().filter(open).count() >= channels_per_user {
             let what = "ended channels whose memory is in use";

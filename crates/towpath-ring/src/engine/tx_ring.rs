@@ -49,9 +49,23 @@ impl Budget {
     }
 }
 
+/// Replacements that one call steps over. A client that writes only replacements could otherwise keep the engine at a
+/// whole ring of them for each look.
+pub(crate) const STEP: u32 = 128;
+
+/// Result of [`TxRing::peek`].
+#[derive(Debug)]
+enum Peeked {
+    Nothing,
+    Message(Found),
+    /// [`STEP`] replacements; a message may be behind them.
+    Replacements,
+}
+
 /// Result of [`TxRing::next`].
 #[derive(Debug)]
 pub(crate) enum Next {
+    /// There is no message, or it is behind more replacements than one call steps over: see [`TxRing::is_ready`].
     Nothing,
     /// A message with its payload, copied or in place.
     Message(Found, Taken),
@@ -142,7 +156,7 @@ impl TxRing {
         control: &mut ControlRx,
         hold: impl FnMut(&Header) -> bool,
     ) -> Result<Next, BadHeader> {
-        let Some(found) = self.peek(theirs)? else { return Ok(Next::Nothing) };
+        let Peeked::Message(found) = self.peek(theirs)? else { return Ok(Next::Nothing) };
         self.lane.step(&found)?;
         self.prefetch_behind(theirs, &found);
         if let Some(frame) = self.hold(own, &found, hold) {
@@ -187,22 +201,20 @@ impl TxRing {
         self.lane.release(own, frame.at, Word::new(frame.seq, Verdict::Pass), 0, 0);
     }
 
-    /// Returns true if there is a message, or an invalid header in its place.
+    /// Returns true if there is a message, an invalid header in its place, or more replacements than one call steps over.
     pub(crate) fn is_ready(&mut self, theirs: &Words) -> bool {
-        !matches!(self.peek(theirs), Ok(None))
+        !matches!(self.peek(theirs), Ok(Peeked::Nothing))
     }
 
-    fn peek(&mut self, theirs: &Words) -> Result<Option<Found>, BadHeader> {
-        // At most one round: a client that only writes replacements could otherwise keep the engine here.
-        for _ in 0..self.frame_nr {
+    fn peek(&mut self, theirs: &Words) -> Result<Peeked, BadHeader> {
+        for _ in 0..STEP {
             match self.lane.peek(theirs)? {
-                Some(found) if found.header.kind == Kind::REPLACEMENT => {
-                    self.lane.step(&found)?;
-                }
-                other => return Ok(other),
+                Some(found) if found.header.kind == Kind::REPLACEMENT => self.lane.step(&found)?,
+                Some(found) => return Ok(Peeked::Message(found)),
+                None => return Ok(Peeked::Nothing),
             }
         }
-        Ok(None)
+        Ok(Peeked::Replacements)
     }
 
     /// Copies the payload of TX frame `frame` if it is a replacement for RX frame `of` and not too long, and
@@ -280,5 +292,33 @@ impl TxRing {
             self.payload.copy_out(self.lane.payload_offset(found.at), len, &mut bytes);
         }
         Some(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, mock};
+
+    #[test]
+    fn a_call_steps_over_a_bounded_number_of_replacements() {
+        let config = Config { tx: mock::small(1024), ..mock::config() };
+        let (mut lanes, clients) = mock::channel(&config);
+        let channel = &mut lanes[0];
+        let write = |at: u32, kind| {
+            let header = mock::Header { seq: at + 1, len: 1, kind, flags: FLAG_INLINE, of: 0 };
+            mock::transmit(&clients[0], at, header);
+        };
+        assert!(!channel.has_message());
+        (0..5 * STEP).for_each(|at| write(at, Kind::REPLACEMENT));
+        write(5 * STEP, Kind::MESSAGE);
+        // Each call is one look: an engine that is to sleep does not search the whole ring at once.
+        for _ in 0..2 {
+            assert!(!channel.arm(), "there may be a message");
+            assert_eq!(channel.poll_messages(|_, _| panic!("it is behind the replacements")), 0);
+        }
+        assert!(channel.has_message());
+        assert_eq!(channel.poll_messages(|header, _| assert_eq!(header.kind, Kind::MESSAGE)), 1);
+        assert!(!channel.has_message());
     }
 }

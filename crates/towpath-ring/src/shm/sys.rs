@@ -257,42 +257,13 @@ pub(crate) fn set_passrights(socket: BorrowedFd<'_>, permitted: bool) -> io::Res
     if done != 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Opens the file of a memfd again (`/proc/self/fd`, proc(5)): a new open file. Never blocks: `EAGAIN` if the file is
-/// leased, for instance by [`is_unheld`] in another thread.
+/// Opens the file of a memfd again (`/proc/self/fd`, proc(5)): a new open file. Never blocks: `EAGAIN` if another process
+/// has a lease on the file (fcntl(2)).
 pub(crate) fn reopen(fd: BorrowedFd<'_>, write: bool) -> io::Result<OwnedFd> {
     use rustix::fs::{Mode, OFlags};
     let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     Ok(rustix::fs::open(path, access | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?)
-}
-
-/// Returns true if no open file of the memfd is counted: see `engine/lent_memory.rs`. Never blocks.
-pub(crate) fn is_unheld(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    // The lease ends when the last copy of this descriptor is closed; fork(2) in another thread makes copies.
-    let Some(_lease) = lease(fd)? else { return Ok(false) };
-    Ok(true)
-}
-
-/// Takes a write lease on the file of a memfd (fcntl(2)). Returns None if the file has another open file.
-fn lease(fd: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
-    let own = match reopen(fd, false) {
-        Err(e) if e.raw_os_error() == Some(libc::EAGAIN) => return Ok(None),
-        own => own?,
-    };
-    /// include/uapi/asm-generic/fcntl.h; libc does not have it for glibc.
-    const F_SETSIG: libc::c_int = 10;
-    // Who opens the file while it is leased makes the kernel send a signal to this process. The default signal, SIGIO,
-    // would end it; SIGURG is ignored unless the program has a handler (signal(7)).
-    for (command, value) in [(F_SETSIG, libc::SIGURG), (libc::F_SETLEASE, libc::F_WRLCK)] {
-        // SAFETY: both commands take an int and access no memory of this process; `own` is open during the call.
-        #[allow(unsafe_code)]
-        let done = unsafe { libc::fcntl(own.as_raw_fd(), command, value) };
-        if done == -1 {
-            let e = io::Error::last_os_error();
-            return if e.raw_os_error() == Some(libc::EAGAIN) { Ok(None) } else { Err(e) };
-        }
-    }
-    Ok(Some(own))
 }
 
 /// Handle for the end of another process.
@@ -510,17 +481,5 @@ pub(crate) mod tests {
         let fd = rustix::fs::memfd_create("huge", flags).unwrap();
         rustix::fs::ftruncate(&fd, bytes).unwrap();
         fd
-    }
-
-    #[test]
-    fn a_leased_file_is_not_waited_for_and_its_owner_survives_who_opens_it() {
-        let fd = memfd("leased", 4096).unwrap();
-        let lease = lease(fd.as_fd()).unwrap().expect("nothing else is open");
-        for write in [false, true] {
-            assert_eq!(reopen(fd.as_fd(), write).unwrap_err().raw_os_error(), Some(libc::EAGAIN));
-        }
-        assert!(!is_unheld(fd.as_fd()).unwrap());
-        drop(lease);
-        assert!(is_unheld(fd.as_fd()).unwrap());
     }
 }
