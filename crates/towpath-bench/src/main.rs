@@ -9,7 +9,7 @@
 //! towpath-bench mux [--json] [--seconds N] [--reps N] [--only NAME] [--svg FILE]
 //! towpath-bench live [--json] [--seconds N] [--reps N] [--only NAME]
 //! towpath-bench send [--json] [--megabytes N] [--reps N] [--only NAME]
-//! towpath-bench hostile [--json] [--seconds N] [--modes NAME,...]
+//! towpath-bench hostile [--json] [--seconds N] [--modes NAME,...] [--port DRIVER] [--threads N] [--lanes N]
 //! towpath-bench variance FILE... [--json] [--write]
 //! ```
 //!
@@ -245,11 +245,11 @@ struct Live {
 
 /// Attack a running engine and check that honest peers lose nothing
 ///
-/// Each mode starts an engine on captures, with an honest inspector, an honest client and worker of a mux, and traffic without
-/// inspection, and attacks it in one way. The attackers run as user 65534 where this program runs as root. Prints a row per mode: counts,
-/// 99th percentiles, their ratios to the mode `busy` (a process that is equally busy and not attached), growth of the engine's memory and
-/// descriptors, and the promises that did not hold. Expects the `towpath` binary in the directory of this program. Exits with 0 if every
-/// promise held, else with 1; ratios do not affect the exit code.
+/// Each mode starts an engine with an honest inspector, an honest client and worker of a mux, and traffic without inspection, and
+/// attacks it in one way. The attackers run as user 65534 where this program runs as root. Prints a row per mode: counts, 99th percentiles,
+/// their ratios to the mode `busy` (a process that is equally busy and not attached), growth of the engine's memory and descriptors, and
+/// the promises that did not hold. Expects the `towpath` binary in the directory of this program. Exits with 0 if every promise held,
+/// else with 1; ratios do not affect the exit code.
 #[derive(Debug, Parser)]
 struct Hostile {
     /// Print one JSON array
@@ -260,9 +260,21 @@ struct Hostile {
     #[arg(long, value_name = "N", default_value = "2", value_parser = long_seconds)]
     seconds: Duration,
 
-    /// Run only these modes, separated by commas; also modes that the engine does not withstand yet
+    /// Run only these modes, separated by commas, and `busy` for comparison
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     modes: Vec<String>,
+
+    /// Driver of the engine's ports
+    #[arg(long, value_name = "DRIVER", default_value = "pcap")]
+    port: hostile::Driver,
+
+    /// Engine threads; `pcap` ports have one
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=2))]
+    threads: u32,
+
+    /// Lanes of each ring that the attackers attack, at most one for each thread; all by default
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=2))]
+    lanes: Option<u32>,
 }
 
 /// Run every subject in sequence, as input for `numbers`
@@ -359,14 +371,14 @@ enum Role {
         rate: u64,
         cpu: usize,
     },
-    HostileAttack {
-        mode: String,
-        directory: std::path::PathBuf,
-        mux: String,
-        milliseconds: u64,
-        user: String,
+    HostileAttack(hostile::Attack),
+    HostilePassOn {
+        how: String,
+        queue: std::path::PathBuf,
     },
-    HostileWorker,
+    HostileWorker {
+        mode: String,
+    },
     MuxWorker,
     MuxIdle,
     MuxIdleClients {
@@ -475,7 +487,11 @@ fn main() -> ExitCode {
         Command::Framing(args) => subject::framing::run(args.json),
         Command::Send(args) => subject::send::run(args.json, args.megabytes, args.reps, args.only.as_deref()),
         Command::Live(args) => subject::live::run(args.json, args.seconds, args.reps, args.only.as_deref()),
-        Command::Hostile(args) => hostile::run(args.json, args.seconds, &args.modes),
+        Command::Hostile(args) => {
+            let Hostile { port: driver, threads, lanes, .. } = args;
+            let setup = hostile::Setup { driver, threads, lanes: lanes.unwrap_or(threads) };
+            hostile::run(args.json, setup, args.seconds, &args.modes)
+        }
         Command::All(args) => all::run(args.json, &args.dir, args.reps),
         Command::Numbers(args) => print_or_update(&args).map(|()| true),
         Command::Variance(args) => variance::run(&args.files, args.json, args.write),
@@ -518,10 +534,9 @@ fn side(role: Role) -> Result<()> {
             let time = Duration::from_millis(milliseconds);
             live::flood::side(netns_pid, live::flood::Order { flows, len, time, rate }, cpu)
         }
-        Role::HostileAttack { mode, directory, mux, milliseconds, user } => {
-            hostile::side(&mode, &directory, &mux, milliseconds, &user)
-        }
-        Role::HostileWorker => hostile::worker_side(),
+        Role::HostileAttack(order) => hostile::side(&order),
+        Role::HostilePassOn { how, queue } => hostile::pass_on_side(&how, &queue),
+        Role::HostileWorker { mode } => hostile::worker_side(&mode),
         Role::MuxWorker => mux::rings::side(),
         Role::MuxIdle => mux::idle::server(),
         Role::MuxIdleClients { address } => mux::idle::clients(address),

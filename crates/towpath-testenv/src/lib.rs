@@ -32,6 +32,7 @@ const OPTIONAL: [&str; 2] = ["shared", "ktls"];
 /// | `tun` | `/dev/net/tun` |
 /// | `xdp` | AF_XDP sockets |
 /// | `bpffs` | a BPF file system at `/sys/fs/bpf` |
+/// | `cgroup2` | a cgroup (v2) file system |
 /// | `nfqueue` | `iptables` and `ip6tables` with the target NFQUEUE |
 /// | `ipv6` | a kernel with IPv6 |
 /// | `mptcp` | a kernel with MPTCP |
@@ -95,6 +96,7 @@ fn has(need: &str) -> Option<bool> {
         "tun" => Path::new("/dev/net/tun").exists(),
         "xdp" => lists("/proc/net/protocols", "XDP"),
         "bpffs" => lists("/proc/self/mounts", "bpf"),
+        "cgroup2" => lists("/proc/self/mounts", "cgroup2"),
         "nfqueue" => ["iptables", "ip6tables"].iter().all(|program| {
             let rule = "-A OUTPUT -j NFQUEUE --queue-num 1";
             runs(&format!("unshare -n {program}-legacy {rule}"))

@@ -11,9 +11,11 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use towpath_ring::{Connection, Consumer, Decision, Verdict, Worker};
+use towpath_ring::{Consumer, Decision, Verdict};
 
+use super::pass_on::{self, COLLECTED, How};
 use super::raw_ring::{self, DOORBELL, ONESHOT, RawRing, notice};
+use crate::peer::netns;
 use crate::raw::say;
 
 /// User id of the attackers if this program runs as root: the overflow uid, which owns no files.
@@ -28,36 +30,74 @@ const LONG: usize = 60_000;
 const SLOTS: usize = 200;
 const IDLE: usize = 40;
 
-/// Runs an attacker; see [`super::MODES`].
-pub(crate) fn side(mode: &str, directory: &Path, mux: &str, milliseconds: u64, user: &str) -> Result<()> {
+/// The order of an attacker.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Attack {
+    /// One of [`super::MODES`].
+    mode: String,
+    /// The engine's directory.
+    directory: PathBuf,
+    /// Address of the mux with the hostile worker.
+    mux: String,
+    milliseconds: u64,
+    /// `other-user` or `same-user`.
+    user: String,
+    /// Lanes of each ring to attack.
+    lanes: u32,
+    /// The process whose network namespace to join; 0: none.
+    netns_pid: u32,
+}
+
+/// Runs an attacker. Prints the number of operations and the bytes of memory that it has collected.
+pub(crate) fn side(order: &Attack) -> Result<()> {
+    let Attack { mode, directory, mux, milliseconds, user, lanes, netns_pid } = order;
+    if *netns_pid != 0 {
+        netns::join(*netns_pid)?;
+    }
     if user == "other-user" {
         become_other_user()?;
     }
     // The whole address space goes at once, as with a kill.
+    let time = Duration::from_millis(*milliseconds);
     thread::spawn(move || {
-        thread::sleep(Duration::from_millis(milliseconds));
-        let said = say(&COUNT.load(Ordering::Relaxed).to_string());
+        thread::sleep(time);
+        let counts = [&COUNT, &COLLECTED].map(|count| count.load(Ordering::Relaxed));
+        let said = counts.iter().try_for_each(|count| say(&count.to_string()));
         std::process::exit(i32::from(said.is_err()));
     });
     let at = |name: &str| directory.join(name);
-    let (queue, control) = (at("attacked.sock"), at("ctl.sock"));
-    match mode {
+    let (queue, other, control) = (at("attacked.sock"), at("other.sock"), at("ctl.sock"));
+    let attacked = &Target { queue: &queue, lanes: *lanes };
+    match mode.as_str() {
         super::BUSY => busy(),
         "attach" => attach(&[queue, at("ctl.sock.ring")]),
         "refusals" | "log-stops" => refusals(&queue),
         "slots" => slots(&queue),
-        "doorbells" => doorbells(&queue),
-        "words" => words(&queue),
-        "descriptors" => descriptors(&queue),
+        "doorbells" => doorbells(attacked),
+        "words" => words(attacked),
+        "descriptors" => descriptors(attacked),
         "linger" => linger(&queue, &at("ctl.sock.ring"), &control),
-        "slow" => inspect(&queue, Inspector::Slow),
-        "hold-replace" => inspect(&queue, Inspector::HoldReplace),
-        "queues" => inspect(&queue, Inspector::Queues),
+        "slow" => inspect(attacked, Inspector::Slow),
+        "hold-replace" => inspect(attacked, Inspector::HoldReplace),
+        "queues" => inspect(attacked, Inspector::Queues),
+        "may-queue" => {
+            let lanes = *lanes;
+            thread::spawn(move || inspect(&Target { queue: &other, lanes }, Inspector::MayQueue));
+            inspect(attacked, Inspector::MayQueue)
+        }
+        super::PASS_ON => pass_on::collect(&queue, How::Descriptors, did),
+        super::REOPEN => pass_on::collect(&queue, How::Paths, did),
         "control" => requests(&control),
         "control-idle" => idle_control(&control),
-        "worker" => messages(mux),
+        "worker" | "worker-late" | "worker-linger" => messages(mux),
         other => bail!("unknown mode {other:?}"),
     }
+}
+
+/// The attackers' queue, and how many lanes of a ring they attack.
+struct Target<'a> {
+    queue: &'a Path,
+    lanes: u32,
 }
 
 fn become_other_user() -> Result<()> {
@@ -74,15 +114,15 @@ fn did() {
 }
 
 /// Numbers for the attackers: Knuth's MMIX generator (The Art of Computer Programming, volume 2, 3.3.4).
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.0 ^ self.0 >> 33
     }
 
-    fn below(&mut self, end: usize) -> usize {
+    pub(super) fn below(&mut self, end: usize) -> usize {
         (self.next() >> 8) as usize % end
     }
 }
@@ -103,7 +143,7 @@ fn busy() -> Result<()> {
 fn attach(paths: &[PathBuf]) -> Result<()> {
     for path in paths.iter().cycle() {
         did();
-        if RawRing::attach(path).is_err() {
+        if RawRing::attach(path, 1).is_err() {
             thread::sleep(REFUSED);
         }
     }
@@ -144,10 +184,10 @@ fn slots(path: &Path) -> Result<()> {
 }
 
 /// Attaches as often as it is let in, and calls `turn` until the engine ends the channel.
-fn attached(path: &Path, mut turn: impl FnMut(&RawRing) -> bool) -> Result<()> {
+fn attached(target: &Target<'_>, mut turn: impl FnMut(&RawRing) -> bool) -> Result<()> {
     loop {
         did();
-        let Ok(ring) = RawRing::attach(path) else {
+        let Ok(ring) = RawRing::attach(target.queue, target.lanes) else {
             thread::sleep(REFUSED);
             continue;
         };
@@ -157,14 +197,14 @@ fn attached(path: &Path, mut turn: impl FnMut(&RawRing) -> bool) -> Result<()> {
     }
 }
 
-fn doorbells(path: &Path) -> Result<()> {
-    attached(path, |ring| raw_ring::send(&ring.socket, &notice(DOORBELL, 0, 0), &[]))
+fn doorbells(target: &Target<'_>) -> Result<()> {
+    attached(target, |ring| raw_ring::send(&ring.socket, &notice(DOORBELL, 0, 0), &[]))
 }
 
 /// Writes random words over all memory that a client may write.
-fn words(path: &Path) -> Result<()> {
+fn words(target: &Target<'_>) -> Result<()> {
     let mut random = Random(3);
-    attached(path, |ring| {
+    attached(target, |ring| {
         let word = match random.below(3) {
             0 => random.next(),
             1 => random.next() % 64,
@@ -177,10 +217,10 @@ fn words(path: &Path) -> Result<()> {
 }
 
 /// Announces payloads and passes anything instead.
-fn descriptors(path: &Path) -> Result<()> {
+fn descriptors(target: &Target<'_>) -> Result<()> {
     let fds = raw_ring::any_descriptors()?;
     let mut random = Random(4);
-    attached(path, |ring| {
+    attached(target, |ring| {
         let count = random.below(fds.len() + 1);
         let seq = random.below(4) as u32;
         raw_ring::send(&ring.socket, &notice(ONESHOT, seq, random.next()), &raw_ring::borrowed(&fds[..count]))
@@ -207,7 +247,7 @@ fn linger(queue: &Path, dump: &Path, control: &Path) -> Result<()> {
             }
             1 | 2 => {
                 let path = if turn % 4 == 1 { queue } else { dump };
-                if let Ok(ring) = RawRing::attach(path) {
+                if let Ok(ring) = RawRing::attach(path, 1) {
                     raw_ring::send(&ring.socket, &notice(DOORBELL, 0, 0), &fds);
                     raw_ring::send(&ring.socket, &notice(ONESHOT, 1, 100), &fds);
                 }
@@ -215,7 +255,7 @@ fn linger(queue: &Path, dump: &Path, control: &Path) -> Result<()> {
             _ => {
                 // Fails for a user without access.
                 if let Ok(stream) = UnixStream::connect(control) {
-                    raw_ring::send(&stream.into(), b"{}\n", &fds);
+                    raw_ring::send(&stream, b"{}\n", &fds);
                 }
             }
         }
@@ -233,12 +273,14 @@ enum Inspector {
     HoldReplace,
     /// Sends every flow to another queue.
     Queues,
+    /// Sends packets to the queues that its queue may name, and to the honest inspector's.
+    MayQueue,
 }
 
-fn inspect(path: &Path, how: Inspector) -> Result<()> {
+fn inspect(target: &Target<'_>, how: Inspector) -> Result<()> {
     let mut random = Random(5);
     loop {
-        let Ok(mut queue) = Consumer::attach_as(path, "hostile") else {
+        let Ok(mut queue) = Consumer::attach_as(target.queue, "hostile") else {
             did();
             thread::sleep(REFUSED);
             continue;
@@ -249,6 +291,10 @@ fn inspect(path: &Path, how: Inspector) -> Result<()> {
             did();
             let Ok(frame) = queue.recv_timeout(Duration::from_millis(10)) else { break };
             let Some(frame) = frame else { continue };
+            if frame.id().lane >= target.lanes {
+                queue.verdict(frame, Verdict::Pass);
+                continue;
+            }
             match how {
                 Inspector::Slow => held.push(frame),
                 Inspector::HoldReplace if held.len() < 4 => {
@@ -260,9 +306,10 @@ fn inspect(path: &Path, how: Inspector) -> Result<()> {
                     // Refused without room: the engine's default decides the packet.
                     let _ = queue.replace(frame, &vec![0x45; len]);
                 }
-                Inspector::Queues => {
-                    let to = Verdict::Queue(random.next() as u16);
-                    let decision = Decision::from(to);
+                Inspector::Queues | Inspector::MayQueue => {
+                    let number = random.next() as u16;
+                    let to = if let Inspector::MayQueue = how { 1 + number % 3 } else { number };
+                    let decision = Decision::from(Verdict::Queue(to));
                     queue.verdict(frame, if random.below(2) == 0 { decision.for_flow() } else { decision });
                 }
             }
@@ -330,28 +377,4 @@ fn messages(address: &str) -> Result<()> {
             }
         }
     }
-}
-
-/// A hostile worker: answers too often, and sends to connections that it knows nothing of.
-pub(crate) fn worker_side() -> Result<()> {
-    let mut worker = Worker::attach_env()?;
-    let mut random = Random(u64::from(std::process::id()));
-    let mut answers = 0;
-    while let Some(message) = worker.recv()? {
-        let bytes = worker.bytes(&message).to_vec();
-        for _ in 0..=random.below(4) {
-            worker.reply(&message, &bytes)?;
-        }
-        for _ in 0..random.below(3) {
-            let connection =
-                Connection { index: random.next() as u32 % 16, generation: random.next() as u32 % 4 };
-            worker.forward(connection, &bytes)?;
-        }
-        worker.done(message);
-        answers += 1;
-        if answers > 100 && random.below(100) == 0 {
-            bail!("the hostile worker dies");
-        }
-    }
-    Ok(())
 }

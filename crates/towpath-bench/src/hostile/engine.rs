@@ -1,8 +1,9 @@
-//! The attacked engine: `towpath run` in a temporary directory, with ports that read and write captures.
+//! The attacked engine: `towpath run` in a temporary directory.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,12 +16,16 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use super::Setup;
+use super::ports::{Ports, Sender};
 use crate::subject::replay::binary;
 
 /// UDP ports of the flows: inspected by the honest inspector, not inspected, and of the attackers' queue.
 pub(super) const INSPECTED: u16 = 53;
 pub(super) const UNINSPECTED: u16 = 54;
 pub(super) const ATTACKED: u16 = 55;
+/// MiB of shared memory that the attackers may have in a queue.
+pub(super) const MEMORY: u64 = 64;
 /// Maximum startup time.
 const BEGIN: Duration = Duration::from_secs(30);
 /// Longest time from SIGTERM to the end: `drain`, and the time that the engine's parts get (15 s), on a busy machine.
@@ -31,8 +36,8 @@ const ANSWER: Duration = Duration::from_secs(20);
 pub(super) struct Engine {
     process: Child,
     files: TempDir,
-    /// Keeps the capture open until [`input`](Self::input).
-    capture: Option<File>,
+    ports: Ports,
+    threads: usize,
     /// Addresses of the muxes.
     pub(super) honest_mux: String,
     pub(super) hostile_mux: String,
@@ -40,16 +45,24 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// Starts an engine with one thread: `pcap` ports support no more.
-    pub(super) fn start() -> Result<Self> {
+    /// Starts an engine. `worker` is the hostile worker's way to attack.
+    pub(super) fn start(setup: Setup, worker: &str) -> Result<Self> {
         let files = TempDir::new().context("making a directory")?;
         let at = |name: &str| files.path().join(name);
         // The attackers run as another user.
         fs::set_permissions(files.path(), fs::Permissions::from_mode(0o755))?;
-        fs::write(at("run.toml"), configuration()?)?;
+        let ports = Ports::make(setup.driver, setup.threads, files.path())?;
+        fs::write(at("run.toml"), configuration(setup, worker, &ports)?)?;
         fs::write(at("rules"), rules())?;
-        let capture = Some(fifo(&at("in.pcap"))?);
-        let mut process = Command::new(binary()?)
+        let mut command = match ports.netns() {
+            None => Command::new(binary()?),
+            Some(pid) => {
+                let mut command = Command::new(std::env::current_exe().context("finding this program")?);
+                command.args(["side", "within", &pid.to_string(), "--"]).arg(binary()?);
+                command
+            }
+        };
+        let mut process = command
             .args(["run", "--json"])
             .arg(at("run.toml"))
             .stdin(Stdio::null())
@@ -70,8 +83,15 @@ impl Engine {
                 }
             }
         });
-        let mut engine =
-            Self { process, files, capture, honest_mux: String::new(), hostile_mux: String::new(), stopped };
+        let mut engine = Self {
+            process,
+            files,
+            ports,
+            threads: setup.threads as usize,
+            honest_mux: String::new(),
+            hostile_mux: String::new(),
+            stopped,
+        };
         let end = Instant::now() + BEGIN;
         let mut log = Vec::new();
         while engine.honest_mux.is_empty() || engine.hostile_mux.is_empty() {
@@ -94,13 +114,20 @@ impl Engine {
         self.files.path()
     }
 
-    /// Opens the capture that the engine reads. Writes do not block; they fail when the engine has ended.
-    pub(super) fn input(&mut self) -> Result<File> {
-        let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-        let path = self.directory().join("in.pcap");
-        let opened = OpenOptions::new().write(true).custom_flags(nonblocking).open(path);
-        self.capture = None;
-        opened.context("opening the capture")
+    /// The process whose network namespace the engine is in. None: that of this process.
+    pub(super) fn netns(&self) -> Option<u32> {
+        self.ports.netns()
+    }
+
+    /// Opens the sender's end of the ports.
+    pub(super) fn sender(&mut self) -> Result<Sender> {
+        let Self { ports, files, .. } = self;
+        ports.sender(files.path())
+    }
+
+    /// Opens the receiver's end of the ports. None: the engine writes [`output`](Self::output).
+    pub(super) fn receiver(&self) -> Result<Option<OwnedFd>> {
+        self.ports.receiver()
     }
 
     /// The capture that the engine writes.
@@ -131,14 +158,23 @@ impl Engine {
         fs::read_dir(format!("/proc/{}/fd", self.process.id())).ok().map(Iterator::count)
     }
 
-    /// Asks the engine for its counters and checks their sum.
-    pub(super) fn conserves(&self) -> Result<()> {
+    /// Asks the engine for its counters and checks their sum. Returns the number of packets.
+    pub(super) fn conserves(&self) -> Result<u64> {
         let output = self.ctl(&["show", "stats", "--json"])?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
         let answer: Value = serde_json::from_slice(&output.stdout)?;
         let count = |name: &str| answer["stats"][name].as_u64().with_context(|| format!("no {name}"));
         let outcomes = count("passed")? + count("dropped")? + count("rejected")? + count("waiting")?;
         ensure!(count("packets")? == outcomes, "packets are not the sum of their outcomes: {answer}");
+        count("packets")
+    }
+
+    /// Waits until the engine has received as many packets as were sent to its links: those in their buffers would be lost at its end.
+    pub(super) fn await_packets(&self, sent: u64) -> Result<()> {
+        let end = Instant::now() + ANSWER;
+        while self.netns().is_some() && self.conserves()? < sent && Instant::now() < end {
+            thread::sleep(Duration::from_millis(20));
+        }
         Ok(())
     }
 
@@ -146,11 +182,13 @@ impl Engine {
     pub(super) fn await_inspector(&self) -> Result<()> {
         let end = Instant::now() + BEGIN;
         while Instant::now() < end {
-            let output = self.ctl(&["show", "queues", "--json"])?;
+            let output = self.ctl(&["show", "rings", "--json"])?;
             let Ok(answer) = serde_json::from_slice::<Value>(&output.stdout) else {
                 bail!("ctl: {}", String::from_utf8_lossy(&output.stderr).trim());
             };
-            if answer["queues"][0]["inspectors"].as_u64() == Some(1) {
+            // One ring for each thread.
+            let rings = answer["rings"].as_array().into_iter().flatten();
+            if rings.filter(|ring| ring["queue"] == 1).count() == self.threads {
                 return Ok(());
             }
             thread::sleep(Duration::from_millis(20));
@@ -206,19 +244,7 @@ fn ends_within(process: &mut Child, time: Duration) -> Result<bool> {
     Ok(true)
 }
 
-/// Makes a FIFO with the head of a capture, and returns a handle that keeps it open.
-fn fifo(path: &Path) -> Result<File> {
-    use rustix::fs::{CWD, FileType, Mode, mknodat};
-    mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).context("making a FIFO")?;
-    // Open for both directions, it waits for no reader (fifo(7)).
-    let mut capture = OpenOptions::new().read(true).write(true).open(path)?;
-    // Classic pcap (draft-ietf-opsawg-pcap): magic number, version 2.4, snapshot length, Ethernet.
-    let head = [0xa1b2_c3d4, 2 | 4 << 16, 0, 0, 65_535, 1_u32];
-    capture.write_all(&head.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>())?;
-    Ok(capture)
-}
-
-fn configuration() -> Result<String> {
+fn configuration(setup: Setup, worker: &str, ports: &Ports) -> Result<String> {
     let own = std::env::current_exe().context("finding this program")?;
     let own = own.display();
     let users = if rustix::process::geteuid().is_root() {
@@ -227,18 +253,20 @@ fn configuration() -> Result<String> {
         String::new()
     };
     let mut text = format!(
-        "rules = \"rules\"\n[control]\nsocket = \"ctl.sock\"\n[queue.1]\nsocket = \"honest.sock\"\n\
-         deadline = 60\n[queue.2]\nsocket = \"attacked.sock\"\n{users}memory = 64\ndeadline = 0.05\n"
+        "rules = \"rules\"\n[engine]\nthreads = {}\n[control]\nsocket = \"ctl.sock\"\n\
+         [queue.1]\nsocket = \"honest.sock\"\ndeadline = 60\n\
+         [queue.2]\nsocket = \"attacked.sock\"\n{users}memory = {MEMORY}\ndeadline = 0.05\nmay-queue = [3]\n\
+         [queue.3]\nsocket = \"other.sock\"\n{users}memory = {MEMORY}\ndeadline = 0.05\nmay-queue = [2]\n",
+        setup.threads
     );
-    for (name, side) in [("honest", "mux-worker"), ("hostile", "hostile-worker")] {
+    for (name, side) in [("honest", "mux-worker".to_owned()), ("hostile", format!("hostile-worker {worker}"))]
+    {
         text += &format!(
             "[mux.{name}]\nlisten = \"127.0.0.1:0\"\nframing = \"length=4 be adjust=4\"\nworkers = 1\n\
              worker = \"{own} side {side}\"\ndrain = 1\n"
         );
     }
-    Ok(text
-        + "[port.in]\ndriver = \"pcap\"\nread = \"in.pcap\"\n[port.out]\ndriver = \"pcap\"\nwrite = \"out.pcap\"\n\
-           [[bridge]]\nports = [\"in\", \"out\"]\n")
+    Ok(text + &ports.configuration())
 }
 
 fn rules() -> String {

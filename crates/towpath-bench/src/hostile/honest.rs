@@ -1,9 +1,9 @@
 //! The honest parties: traffic, an inspector, and a client of a mux. They count everything that they send and get.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,6 +16,7 @@ use serde_json::Value;
 use towpath_ring::{Consumer, Verdict};
 
 use super::engine::{ATTACKED, Engine, INSPECTED, UNINSPECTED};
+use super::ports::{self, Sender};
 use crate::packet::{self, ETHERNET};
 
 /// Time between two packets.
@@ -38,12 +39,17 @@ pub(super) struct Honest {
     /// Ends the client, and then the two honest flows.
     stop_client: Arc<AtomicBool>,
     stop: Arc<AtomicBool>,
-    /// Inspected packets, received in order.
+    /// Packets received in order: by the inspector, and by the receiver.
     received: Arc<AtomicU64>,
+    arrived: Arc<AtomicU64>,
     done: Arc<AtomicBool>,
+    /// Ends the receiver.
+    end: Arc<AtomicBool>,
     traffic: JoinHandle<Result<BTreeMap<u16, u64>>>,
     inspector: JoinHandle<Result<Histogram<u64>>>,
     client: JoinHandle<Result<Histogram<u64>>>,
+    /// With captures, [`check_capture`] does its work.
+    receiver: Option<JoinHandle<Result<Flows>>>,
 }
 
 /// What the honest parties have sent and got.
@@ -59,11 +65,19 @@ pub(super) struct Counts {
     pub(super) message_p99: u64,
 }
 
+impl Counts {
+    /// Packets sent to the engine.
+    pub(super) fn sent(&self) -> u64 {
+        self.inspected + self.uninspected + self.attacked
+    }
+}
+
 impl Honest {
     pub(super) fn start(engine: &mut Engine) -> Result<Self> {
         let flag = || Arc::new(AtomicBool::new(false));
-        let (stop_client, begin, stop, done) = (flag(), flag(), flag(), flag());
+        let (stop_client, begin, stop, done, end) = (flag(), flag(), flag(), flag(), flag());
         let received = Arc::new(AtomicU64::new(0));
+        let arrived = Arc::new(AtomicU64::new(0));
         let epoch = Instant::now();
         let queue = Consumer::attach_as(engine.directory().join("honest.sock"), "honest")?;
         let inspector = {
@@ -72,16 +86,25 @@ impl Honest {
         };
         let client = {
             let (stop, address) = (stop_client.clone(), engine.honest_mux.clone());
-            thread::spawn(move || ask(&address, &stop))
+            let connect = || TcpStream::connect(address).context("connecting to the mux");
+            let stream = match engine.netns() {
+                None => connect(),
+                Some(pid) => ports::within(pid, connect),
+            }?;
+            thread::spawn(move || ask(stream, &stop))
         };
-        let capture = engine.input()?;
+        let receiver = engine.receiver()?.map(|socket| {
+            let (end, arrived) = (end.clone(), arrived.clone());
+            thread::spawn(move || receive(&socket, &end, &arrived))
+        });
+        let sender = engine.sender()?;
         let traffic = {
             let (begin, stop, done) = (begin.clone(), stop.clone(), done.clone());
-            thread::spawn(move || send(capture, epoch, [&begin, &stop, &done]))
+            thread::spawn(move || send(sender, epoch, [&begin, &stop, &done]))
         };
         engine.await_inspector()?;
         begin.store(true, Ordering::Relaxed);
-        Ok(Self { stop_client, stop, received, done, traffic, inspector, client })
+        Ok(Self { stop_client, stop, received, arrived, done, end, traffic, inspector, client, receiver })
     }
 
     /// Stops the traffic and waits, at most `patience`, until all packets have arrived.
@@ -103,16 +126,18 @@ impl Honest {
         // Packets of the attackers' queue follow until `done`.
         self.stop.store(true, Ordering::Relaxed);
         let end = Instant::now() + patience;
-        let mut last = self.received.load(Ordering::Relaxed);
+        let count = || [&self.received, &self.arrived].map(|count| count.load(Ordering::Relaxed));
+        let mut last = count();
         let mut quiet = Instant::now();
         while Instant::now() < end && quiet.elapsed() < Duration::from_millis(500) {
             thread::sleep(Duration::from_millis(20));
-            let now = self.received.load(Ordering::Relaxed);
+            let now = count();
             if now != last {
                 (last, quiet) = (now, Instant::now());
             }
         }
         self.done.store(true, Ordering::Relaxed);
+        self.end.store(true, Ordering::Relaxed);
         keep(
             "traffic",
             joined(self.traffic).map(|sent| {
@@ -130,6 +155,9 @@ impl Honest {
                 Ok(())
             }),
         );
+        if let Some(receiver) = self.receiver {
+            keep("receiver", joined(receiver).and_then(|flows| flows.check(&counts)));
+        }
         counts
     }
 }
@@ -138,12 +166,12 @@ fn joined<T>(thread: JoinHandle<Result<T>>) -> Result<T> {
     thread.join().unwrap_or_else(|_| bail!("its thread panicked"))
 }
 
-/// Writes packets to the capture, of the three flows in turn. Returns the number of each.
+/// Sends packets of the three flows in turn. Returns the number of each.
 ///
 /// The honest flows run from `begin` to `stop`, the attackers' from the start to `done`: a `pcap` port that reads a FIFO blocks its
 /// thread while no packet comes, and with it the mux and `ctl`.
 fn send(
-    mut capture: File,
+    mut sender: Sender,
     epoch: Instant,
     [begin, stop, done]: [&AtomicBool; 3],
 ) -> Result<BTreeMap<u16, u64>> {
@@ -162,15 +190,7 @@ fn send(
         frame[NUMBER..TIME].copy_from_slice(&u64::to_le_bytes(*number));
         let time = epoch.elapsed();
         frame[TIME..TIME + 8].copy_from_slice(&(time.as_nanos() as u64).to_le_bytes());
-        let (len, micros) = (frame.len() as u32, time.subsec_micros());
-        let record = [time.as_secs() as u32 + 1_700_000_000, micros, len, len];
-        let record = record.iter().flat_map(|word| word.to_le_bytes());
-        let bytes: Vec<u8> = record.chain(frame.iter().copied()).collect();
-        // All or nothing: a record is shorter than PIPE_BUF (pipe(7)).
-        while let Err(error) = capture.write_all(&bytes) {
-            if error.kind() != ErrorKind::WouldBlock {
-                return Err(error).context("writing the capture");
-            }
+        while !sender.send(&frame, time)? {
             ensure!(
                 epoch.elapsed() < time + ANSWER,
                 "the engine reads no packets for {} s",
@@ -215,10 +235,60 @@ fn word(bytes: &[u8], at: usize) -> Result<u64> {
     Ok(u64::from_le_bytes(*word))
 }
 
+/// The two honest flows at the receiver.
+#[derive(Debug, Default)]
+struct Flows {
+    /// The number of the next packet, by UDP port.
+    next: BTreeMap<u16, u64>,
+}
+
+impl Flows {
+    /// Takes a frame. Returns true if it belongs to an honest flow.
+    fn take(&mut self, frame: &[u8]) -> Result<bool> {
+        let port = frame.get(PORT..PORT + 2).context("a short packet")?;
+        let port = u16::from_be_bytes([port[0], port[1]]);
+        if port != INSPECTED && port != UNINSPECTED {
+            return Ok(false);
+        }
+        let (number, expected) = (word(frame, NUMBER)?, self.next.entry(port).or_insert(0));
+        ensure!(number == *expected, "packet {number} of UDP port {port} instead of {expected}");
+        *expected += 1;
+        Ok(true)
+    }
+
+    /// Checks that both flows are complete.
+    fn check(&self, counts: &Counts) -> Result<()> {
+        for (port, sent) in [(INSPECTED, counts.inspected), (UNINSPECTED, counts.uninspected)] {
+            let arrived = self.next.get(&port).copied().unwrap_or(0);
+            ensure!(arrived == sent, "{arrived} packets of {sent} to UDP port {port}");
+        }
+        Ok(())
+    }
+}
+
+/// Receives the packets that the engine has sent. `arrived` counts those of the honest flows.
+fn receive(socket: &OwnedFd, end: &AtomicBool, arrived: &AtomicU64) -> Result<Flows> {
+    let mut flows = Flows::default();
+    // Longer packets are those of the attackers: cut.
+    let mut bytes = [0; 2048];
+    loop {
+        let Some(frame) = ports::receive(socket, &mut bytes)? else {
+            if end.load(Ordering::Relaxed) {
+                return Ok(flows);
+            }
+            thread::sleep(PACE);
+            continue;
+        };
+        // A replacement of the attackers may be anything.
+        if frame.len() == ETHERNET + LEN && flows.take(frame)? {
+            arrived.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
 /// Sends messages, one at a time, and checks the answers. Returns their times.
-fn ask(address: &str, stop: &AtomicBool) -> Result<Histogram<u64>> {
+fn ask(mut stream: TcpStream, stop: &AtomicBool) -> Result<Histogram<u64>> {
     let mut times = Histogram::new(3)?;
-    let mut stream = TcpStream::connect(address).context("connecting to the mux")?;
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(ANSWER))?;
     while !stop.load(Ordering::Relaxed) {
@@ -239,7 +309,7 @@ fn ask(address: &str, stop: &AtomicBool) -> Result<Histogram<u64>> {
 /// Checks the engine's report: the engine received all packets, and each has one outcome.
 pub(super) fn check_report(report: &Value, counts: &Counts) -> Result<()> {
     let count = |name: &str| report[name].as_u64().with_context(|| format!("no {name}"));
-    let sent = counts.inspected + counts.uninspected + counts.attacked;
+    let sent = counts.sent();
     ensure!(count("packets")? == sent, "{} packets of {sent}", count("packets")?);
     let outcomes = count("passed")? + count("dropped")? + count("rejected")?;
     ensure!(outcomes == sent, "{outcomes} outcomes of {sent} packets");
@@ -250,23 +320,12 @@ pub(super) fn check_report(report: &Value, counts: &Counts) -> Result<()> {
 pub(super) fn check_capture(path: &Path, counts: &Counts) -> Result<()> {
     let bytes = std::fs::read(path)?;
     let mut rest = bytes.get(24..).context("no capture")?;
-    let mut next: BTreeMap<u16, u64> = BTreeMap::new();
+    let mut flows = Flows::default();
     while let Some((head, more)) = rest.split_at_checked(16) {
         let len = u32::from_le_bytes([head[8], head[9], head[10], head[11]]) as usize;
         let (frame, more) = more.split_at_checked(len).context("a cut packet")?;
         rest = more;
-        let port = frame.get(PORT..PORT + 2).context("a short packet")?;
-        let port = u16::from_be_bytes([port[0], port[1]]);
-        if port != INSPECTED && port != UNINSPECTED {
-            continue;
-        }
-        let (number, expected) = (word(frame, NUMBER)?, next.entry(port).or_insert(0));
-        ensure!(number == *expected, "packet {number} of UDP port {port} instead of {expected}");
-        *expected += 1;
+        flows.take(frame)?;
     }
-    for (port, sent) in [(INSPECTED, counts.inspected), (UNINSPECTED, counts.uninspected)] {
-        let arrived = next.get(&port).copied().unwrap_or(0);
-        ensure!(arrived == sent, "{arrived} packets of {sent} to UDP port {port}");
-    }
-    Ok(())
+    flows.check(counts)
 }

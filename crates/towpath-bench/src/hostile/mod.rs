@@ -1,8 +1,8 @@
 //! Hostile peers beside honest ones: each mode attacks a running engine in one way.
 //!
-//! What: for each mode, an engine forwards packets of a capture that is written while it is read. One flow is inspected by an
-//! honest inspector, one flow is not inspected, and the attackers' queue gets a third. An honest client asks an honest worker
-//! through a mux. A process attacks for some seconds, as another user where this program runs as root.
+//! What: for each mode, an engine forwards packets between two ports ([`ports`]). One flow is inspected by an honest inspector, one
+//! flow is not inspected, and the attackers' queue gets a third. An honest client asks an honest worker through a mux. A process attacks
+//! for some seconds, as another user where this program runs as root.
 //!
 //! Invariant: the honest parties lose nothing. Every packet arrives once and in order, every message is answered, and packets =
 //! passed + dropped + rejected + waiting. `ctl` answers, descriptors and memory of the engine return to their bounds, and the
@@ -11,7 +11,10 @@
 mod attack;
 mod engine;
 mod honest;
+mod pass_on;
+mod ports;
 mod raw_ring;
+mod worker;
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,7 +26,10 @@ use crate::side::Side;
 use engine::Engine;
 use honest::Honest;
 
-pub(crate) use attack::{side, worker_side};
+pub(crate) use attack::{Attack, side};
+pub(crate) use pass_on::side as pass_on_side;
+pub(crate) use ports::Driver;
+pub(crate) use worker::side as worker_side;
 
 /// A way to attack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,12 +37,28 @@ pub(crate) struct Mode {
     pub(crate) name: &'static str,
     /// The attacker is a user that may attach to its own queue only, where this program runs as root.
     pub(crate) other_user: bool,
-    /// Why the engine does not withstand the mode yet. Such a mode runs only if --modes names it.
-    pub(crate) gap: Option<&'static str>,
+    /// Why the mode needs root. Without root it does not run.
+    pub(crate) root: Option<&'static str>,
+}
+
+/// The engine and the attackers of all modes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Setup {
+    /// The driver of the engine's ports.
+    pub(crate) driver: Driver,
+    /// Engine threads. A ring has a lane for each.
+    pub(crate) threads: u32,
+    /// Lanes of each ring that the attackers attack, from the first.
+    pub(crate) lanes: u32,
 }
 
 const fn mode(name: &'static str, other_user: bool) -> Mode {
-    Mode { name, other_user, gap: None }
+    Mode { name, other_user, root: None }
+}
+
+/// A mode whose quota bounds neither root nor the engine's user.
+const fn quota(name: &'static str) -> Mode {
+    Mode { name, other_user: true, root: Some("the quota does not bound the engine's user") }
 }
 
 /// The mode that does not attack: a process that is equally busy.
@@ -55,11 +77,20 @@ pub(crate) const MODES: &[Mode] = &[
     mode("slow", true),
     mode("hold-replace", true),
     mode("queues", true),
+    mode("may-queue", true),
+    quota(PASS_ON),
+    quota(REOPEN),
     mode("log-stops", true),
     mode("control", false),
     mode("control-idle", false),
     mode("worker", false),
+    mode("worker-late", false),
+    mode("worker-linger", false),
 ];
+
+/// The modes whose attacker collects memory of rings.
+const PASS_ON: &str = "pass-on";
+const REOPEN: &str = "reopen";
 
 /// Time for descriptors and memory to return to their bounds, and for the last packets to arrive.
 const SETTLE: Duration = Duration::from_secs(20);
@@ -74,6 +105,9 @@ const TARGET: f64 = 2.0;
 #[derive(Debug, Serialize)]
 struct Row {
     mode: &'static str,
+    port: Driver,
+    threads: u32,
+    lanes: u32,
     /// Operations of the attacker.
     attacks: u64,
     /// Packets of the inspected and of the uninspected flow, and messages of the honest client.
@@ -92,25 +126,40 @@ struct Row {
     memory_kib: i64,
     #[serde(skip_serializing_if = "Option::is_none")]
     descriptors: Option<i64>,
+    /// Memory of rings that the attacker has collected, in the modes in which it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    collected_kib: Option<u64>,
     /// Promises that did not hold; empty if all held.
     failures: Vec<String>,
 }
 
 /// Runs the modes and prints a row for each. Returns true if all promises held.
-pub(crate) fn run(json: bool, time: Duration, only: &[String]) -> Result<bool> {
+pub(crate) fn run(json: bool, setup: Setup, time: Duration, only: &[String]) -> Result<bool> {
     for name in only {
         if !MODES.iter().any(|mode| mode.name == name) {
             let names: Vec<&str> = MODES.iter().map(|mode| mode.name).collect();
             bail!("unknown mode {name:?}; the modes are {}", names.join(", "));
         }
     }
-    let chosen = |mode: &&Mode| match only {
-        [] => mode.gap.is_none(),
-        only => only.iter().any(|name| name == mode.name),
-    };
+    ensure!(
+        setup.driver != Driver::Pcap || setup.threads == 1,
+        "`pcap` ports have one thread; use --threads 1, or --port af_packet or af_xdp"
+    );
+    ensure!(
+        setup.lanes <= setup.threads,
+        "a ring has a lane for each thread; use --lanes {} or more threads",
+        setup.threads
+    );
+    // The ratios need the mode that does not attack.
+    let chosen =
+        |mode: &&Mode| only.is_empty() || mode.name == BUSY || only.iter().any(|name| name == mode.name);
     let mut rows: Vec<Row> = Vec::new();
     for mode in MODES.iter().filter(chosen) {
-        let mut row = attacked(*mode, time).with_context(|| format!("mode {}", mode.name))?;
+        if let Some(why) = mode.root.filter(|_| !rustix::process::geteuid().is_root()) {
+            eprintln!("{}: not run without root: {why}", mode.name);
+            continue;
+        }
+        let mut row = attacked(*mode, setup, time).with_context(|| format!("mode {}", mode.name))?;
         if let Some(busy) = rows.iter().find(|row| row.mode == BUSY) {
             row.packet_ratio = Some(row.packet_p99_us / busy.packet_p99_us);
             row.message_ratio = Some(row.message_p99_us / busy.message_p99_us);
@@ -126,9 +175,6 @@ pub(crate) fn run(json: bool, time: Duration, only: &[String]) -> Result<bool> {
     if json {
         println!("{}", serde_json::to_string_pretty(&rows)?);
     }
-    for mode in MODES.iter().filter(|mode| only.is_empty() && mode.gap.is_some()) {
-        eprintln!("{}: not run: {}", mode.name, mode.gap.unwrap_or_default());
-    }
     Ok(rows.iter().all(|row| row.failures.is_empty()))
 }
 
@@ -139,7 +185,7 @@ impl Row {
             None => "-".to_owned(),
         };
         format!(
-            "{:<13} {:>9} attacks, {} + {} packets, {} messages; p99 {:.0} us ({}), messages {:.0} us ({}); {:+} KiB, {} descriptors: {}",
+            "{:<13} {:>9} attacks, {} + {} packets, {} messages; p99 {:.0} us ({}), messages {:.0} us ({}); {:+} KiB, {} descriptors{}: {}",
             self.mode,
             self.attacks,
             self.inspected,
@@ -151,15 +197,16 @@ impl Row {
             ratio(self.message_ratio),
             self.memory_kib,
             self.descriptors.map_or("?".to_owned(), |count| format!("{count:+}")),
+            self.collected_kib.map_or(String::new(), |kib| format!(", {kib} KiB of rings collected")),
             if self.failures.is_empty() { "held".to_owned() } else { self.failures.join("; ") },
         )
     }
 }
 
 /// Runs one mode.
-fn attacked(mode: Mode, time: Duration) -> Result<Row> {
+fn attacked(mode: Mode, setup: Setup, time: Duration) -> Result<Row> {
     let mut failures = Vec::new();
-    let mut engine = Engine::start()?;
+    let mut engine = Engine::start(setup, mode.name)?;
     let honest = Honest::start(&mut engine)?;
     // States, caches and workers.
     thread::sleep(Duration::from_millis(300));
@@ -167,7 +214,10 @@ fn attacked(mode: Mode, time: Duration) -> Result<Row> {
     if mode.name == "log-stops" {
         engine.stop_reading();
     }
-    let attacks = attack(mode, time, &engine)?;
+    let (attacks, collected) = attack(mode, setup, time, &engine)?;
+    if collected > engine::MEMORY << 20 {
+        failures.push(format!("the attacker has {} KiB of rings, above its quota", collected >> 10));
+    }
     if let Err(error) = engine.conserves() {
         failures.push(format!("ctl: {error:#}"));
     }
@@ -182,12 +232,17 @@ fn attacked(mode: Mode, time: Duration) -> Result<Row> {
     }
     engine.read_again();
     let counts = honest.finish(SETTLE, &mut failures);
+    if let Err(error) = engine.await_packets(counts.sent()) {
+        failures.push(format!("ctl: {error:#}"));
+    }
     match engine.stop() {
         Ok(report) => {
             if let Err(error) = honest::check_report(&report, &counts) {
                 failures.push(format!("report: {error:#}"));
             }
-            if let Err(error) = honest::check_capture(&engine.output(), &counts) {
+            if setup.driver == Driver::Pcap
+                && let Err(error) = honest::check_capture(&engine.output(), &counts)
+            {
                 failures.push(format!("capture: {error:#}"));
             }
         }
@@ -195,6 +250,9 @@ fn attacked(mode: Mode, time: Duration) -> Result<Row> {
     }
     Ok(Row {
         mode: mode.name,
+        port: setup.driver,
+        threads: setup.threads,
+        lanes: setup.lanes,
         attacks,
         inspected: counts.inspected,
         uninspected: counts.uninspected,
@@ -205,12 +263,13 @@ fn attacked(mode: Mode, time: Duration) -> Result<Row> {
         message_ratio: None,
         memory_kib: (after.0 as i64 - before.0 as i64) >> 10,
         descriptors: before.1.zip(after.1).map(|(before, after)| after as i64 - before as i64),
+        collected_kib: (collected > 0).then_some(collected >> 10),
         failures,
     })
 }
 
-/// Attacks for `time`. Returns the number of operations.
-fn attack(mode: Mode, time: Duration, engine: &Engine) -> Result<u64> {
+/// Attacks for `time`. Returns the number of operations, and the bytes of rings that the attacker has collected.
+fn attack(mode: Mode, setup: Setup, time: Duration, engine: &Engine) -> Result<(u64, u64)> {
     let words = [
         "hostile-attack",
         mode.name,
@@ -218,13 +277,16 @@ fn attack(mode: Mode, time: Duration, engine: &Engine) -> Result<u64> {
         &engine.hostile_mux,
         &time.as_millis().to_string(),
         if mode.other_user && rustix::process::geteuid().is_root() { "other-user" } else { "same-user" },
+        &setup.lanes.to_string(),
+        &engine.netns().unwrap_or(0).to_string(),
     ]
     .map(str::to_owned);
     let mut side = Side::start(&words, &[])?;
-    let count = side.number()? as u64;
+    let (count, collected) = (side.number()? as u64, side.number()? as u64);
     side.finish()?;
     ensure!(count > 0, "the attacker did nothing");
-    Ok(count)
+    ensure!(collected > 0 || ![PASS_ON, REOPEN].contains(&mode.name), "the attacker got no memory");
+    Ok((count, collected))
 }
 
 /// Waits until memory and descriptors are within their bounds, at most [`SETTLE`].

@@ -22,6 +22,8 @@ const HELLO: usize = 64;
 const WELCOME: usize = 512;
 /// Descriptors of a lane: four memories, and a socket for all but the first lane.
 const FDS: usize = 5;
+/// Descriptors of a lane that are memory.
+pub(super) const MEMORIES: usize = 4;
 /// Index of the memory that the client writes.
 const CLIENT: usize = 2;
 /// Time limit of the handshake.
@@ -49,7 +51,7 @@ pub(super) fn connect(path: &Path) -> Result<OwnedFd> {
 }
 
 /// Sends a message with descriptors; false if the peer is gone or takes no descriptors.
-pub(super) fn send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
+pub(super) fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
@@ -62,59 +64,78 @@ pub(super) fn send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> bo
     }
 }
 
-/// An attached client: the socket, and the memory of the first lane that it may write.
+/// Says hello. Returns the socket, and the descriptors of each lane.
+pub(super) fn greet(path: &Path) -> Result<(OwnedFd, Vec<Vec<OwnedFd>>)> {
+    let socket = connect(path)?;
+    let mut hello = [0; HELLO];
+    hello[..4].copy_from_slice(b"TPRG");
+    hello[4..6].copy_from_slice(&towpath_ring::VERSION.to_le_bytes());
+    hello[32..39].copy_from_slice(b"hostile");
+    ensure!(send(&socket, &hello, &[]), "saying hello");
+    let mut welcome = [0; WELCOME];
+    let mut lanes = vec![receive(&socket, &mut welcome)?];
+    if welcome[6] != 0 || lanes[0].len() <= CLIENT {
+        bail!("refused: {}", String::from_utf8_lossy(&welcome[64..]).trim_end_matches('\0'));
+    }
+    for _ in 1..u32::from_le_bytes([welcome[8], welcome[9], welcome[10], welcome[11]]) {
+        lanes.push(receive(&socket, &mut [0; WELCOME])?);
+    }
+    Ok((socket, lanes))
+}
+
+/// Receives a message with its descriptors.
+pub(super) fn receive(socket: &OwnedFd, into: &mut [u8]) -> Result<Vec<OwnedFd>> {
+    let mut ready = [PollFd::new(socket, PollFlags::IN)];
+    ensure!(poll(&mut ready, Some(&PATIENCE))? > 0, "no answer");
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags)?;
+    ensure!(received.bytes > 0, "the end of the socket");
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    Ok(fds)
+}
+
+/// An attached client: the socket, and the memory of some lanes that it may write.
 pub(super) struct RawRing {
     pub(super) socket: OwnedFd,
+    lanes: Vec<Mapping>,
+}
+
+/// The memory of a lane that the client writes.
+struct Mapping {
     base: NonNull<AtomicU64>,
     len: usize,
 }
 
 impl RawRing {
-    /// Says hello and maps the memory.
-    pub(super) fn attach(path: &Path) -> Result<Self> {
-        let socket = connect(path)?;
-        let mut hello = [0; HELLO];
-        hello[..4].copy_from_slice(b"TPRG");
-        hello[4..6].copy_from_slice(&towpath_ring::VERSION.to_le_bytes());
-        hello[32..39].copy_from_slice(b"hostile");
-        ensure!(send(&socket, &hello, &[]), "saying hello");
-        let mut ready = [PollFd::new(&socket, PollFlags::IN)];
-        ensure!(poll(&mut ready, Some(&PATIENCE))? > 0, "no welcome");
-        let mut welcome = [0; WELCOME];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let into = &mut [IoSliceMut::new(&mut welcome)];
-        rustix::net::recvmsg(&socket, into, &mut control, RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC)?;
-        let mut fds = Vec::new();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(rights) = message {
-                fds.extend(rights);
-            }
-        }
-        let Some(memory) = fds.get(CLIENT).filter(|_| welcome[6] == 0) else {
-            bail!("refused: {}", String::from_utf8_lossy(&welcome[64..]).trim_end_matches('\0'));
-        };
-        let len = usize::try_from(rustix::fs::fstat(memory)?.st_size)?;
-        // SAFETY: a new mapping at an address that the kernel chooses overlaps no other.
-        let base = unsafe {
-            mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, memory, 0)
-        };
-        let base = NonNull::new(base.context("mapping the ring")?.cast()).context("mmap gave address 0")?;
-        Ok(Self { socket, base, len })
+    /// Says hello and maps the memory of the first `lanes` lanes.
+    pub(super) fn attach(path: &Path, lanes: u32) -> Result<Self> {
+        let (socket, all) = greet(path)?;
+        let map = |fds: &Vec<OwnedFd>| Mapping::new(fds.get(CLIENT).context("no memory")?);
+        let lanes = all.iter().take(lanes as usize).map(map).collect::<Result<_>>()?;
+        Ok(Self { socket, lanes })
     }
 
-    /// Number of words that the client may write.
+    /// Number of words that the client may write, of all lanes.
     pub(super) fn words(&self) -> usize {
-        self.len / 8
+        self.lanes.iter().map(Mapping::words).sum()
     }
 
     /// Writes a word.
-    pub(super) fn write(&self, index: usize, word: u64) {
-        assert!(index < self.words());
-        // SAFETY: the assertion above checked that `index` is inside the mapping.
-        let at = unsafe { self.base.add(index) };
-        // SAFETY: the mapping lives as long as self; the engine also accesses its words as atomics.
-        unsafe { at.as_ref() }.store(word, Ordering::Release);
+    pub(super) fn write(&self, mut index: usize, word: u64) {
+        for lane in &self.lanes {
+            match index.checked_sub(lane.words()) {
+                Some(rest) => index = rest,
+                None => return lane.write(index, word),
+            }
+        }
+        panic!("the index is beyond the last word");
     }
 
     /// False if the engine has ended the channel.
@@ -124,7 +145,31 @@ impl RawRing {
     }
 }
 
-impl Drop for RawRing {
+impl Mapping {
+    fn new(memory: &OwnedFd) -> Result<Self> {
+        let len = usize::try_from(rustix::fs::fstat(memory)?.st_size)?;
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps no other.
+        let base = unsafe {
+            mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, memory, 0)
+        };
+        let base = NonNull::new(base.context("mapping the ring")?.cast()).context("mmap gave address 0")?;
+        Ok(Self { base, len })
+    }
+
+    fn words(&self) -> usize {
+        self.len / 8
+    }
+
+    fn write(&self, index: usize, word: u64) {
+        assert!(index < self.words());
+        // SAFETY: the assertion above checked that `index` is inside the mapping.
+        let at = unsafe { self.base.add(index) };
+        // SAFETY: the mapping lives as long as self; the engine also accesses its words as atomics.
+        unsafe { at.as_ref() }.store(word, Ordering::Release);
+    }
+}
+
+impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: base and len are those of mmap, and no reference outlives self.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
