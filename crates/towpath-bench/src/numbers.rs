@@ -115,8 +115,8 @@ fn write(parts: &[Part], machine: &str) -> String {
          target/release/towpath-bench numbers DIR/*.json > docs/book/src/numbers.md\n\
          target/release/towpath-bench numbers --readme README.md        # the rows that README.md quotes\n\
          ```\n\n\
-         *Ratio* is ours over the peer's. *Metric* is the target. A fixed target stands in the peer's column. \
-         Each row and its peer are described in [the bench's README](../../../crates/towpath-bench/README.md).\n",
+         *Ratio* is ours over the peer's. *Bar* is the target. If a row has no peer, the column *peer* contains a fixed \
+         reference value. Each row and its peer are described in [the bench's README](../../../crates/towpath-bench/README.md).\n",
         all - lost
     );
     for part in parts {

@@ -99,8 +99,8 @@ fn plausible() -> impl Strategy<Value = Vec<Insn>> {
     });
     proptest::collection::vec(insn, 0..24).prop_map(|body| {
         let raw = |code, dst, src, off, imm| Insn { code, dst, src, off, imm };
-        // The context in r6, the message in r7 and its end in r8, of which four bytes are there; r0 a number, r9 a
-        // pointer that a number moved.
+        // r6: context; r7: message; r8: its end. The message has at least four bytes. r0: an unknown number;
+        // r9: r7 + r0.
         let mut code = vec![
             raw(0xbf, 6, 1, 0, 0),
             raw(0x61, 7, 1, 76, 0),

@@ -1,4 +1,4 @@
-//! A live engine with an inspector in memory, which sleeps until it is woken.
+//! Tests of a live engine with a simulated inspector. The inspector sees published frames only after `kick`.
 
 mod isolation;
 
@@ -134,7 +134,7 @@ impl World {
         let Ok(()) = self.engine.process_burst(frames.iter().map(|frame| (*frame, meta(frame))));
     }
 
-    /// No packet arrives, and the inspector decides every frame. No time passes.
+    /// Runs idle turns until the inspector has decided every frame. No packet arrives; the clock does not advance.
     fn settle(&mut self) {
         while self.inspector.decide() > 0 {
             let Ok(()) = self.engine.idle();
@@ -203,7 +203,8 @@ fn a_reassembled_datagram_keeps_the_order_of_its_flow() {
         (0, &[&[&first], &[&last, &three]], &[24, 9]),
         (0, &[&[&last], &[&first, &three]], &[24, 9]),
         (0, &[&[&first], &[&one, &last, &three]], &[8, 24, 9]),
-        // Complete when both fragments were decided: behind the packet that arrived meanwhile.
+        // The datagram is complete only after both fragments are decided, so it leaves after the packet that arrived in
+        // between.
         (1, &[&[&first, &last], &[&one]], &[8, 24]),
     ];
     for (which, bursts, expected) in rows {

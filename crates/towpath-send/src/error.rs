@@ -43,7 +43,7 @@ pub enum SendError {
     Io(#[source] io::Error),
 }
 
-/// The reason why a socket is always sent on with copies.
+/// Why every send on a socket copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unarmed {
     /// Plain sends were requested.

@@ -87,7 +87,7 @@ fn cases() -> Vec<Case> {
             let ours = |s: Setting| load.rate(Work::Lookup, true, s.time);
             beside(name, s, 1.8, ours, |s| fastest_map(s, false))
         }),
-        Case::new("bursts at 5M over half the random lines", |name, s| {
+        Case::new("bursts at 5M over half the rate of random cache-line reads", |name, s| {
             let mut load = load(s, Family::V4, MANY)?;
             let ours = |s: Setting| load.rate(Work::Lookup, true, s.time);
             // The states and the cache lines of the index.
@@ -130,7 +130,8 @@ fn cases() -> Vec<Case> {
         cases.push(Case::new(name, move |name, s| {
             // Measure our side first: after the floods, the kernel spends time on removing their namespaces.
             let mut load = load(s, Family::V4, flows)?;
-            // The cost of packet generation is excluded, as the flood's sending is on the side of conntrack.
+            // The cost of packet generation is subtracted from our side. The peer's figure (time with conntrack minus time
+            // without) excludes the cost of sending in the same way.
             let mut nanos = |work| Ok::<_, anyhow::Error>(1e9 / load.rate(work, true, s.time)?);
             let ours: Result<Vec<f64>> =
                 (0..s.reps).map(|_| Ok(nanos(Work::FullPath)? - nanos(Work::Packets)?)).collect();
@@ -307,7 +308,7 @@ fn at(times: &[f64], share: f64) -> f64 {
     times[((times.len() - 1) as f64 * share) as usize]
 }
 
-/// Time of one burst of the full path and the subsequent collection, which continues a growth, in ns.
+/// Time in ns of one burst of the full path, including `expire` (collects expired states, advances a table growth).
 fn burst_time(load: &mut Load) -> f64 {
     let start = Instant::now();
     load.burst(Work::FullPath, true);

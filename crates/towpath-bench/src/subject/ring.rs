@@ -153,7 +153,7 @@ fn cases() -> Vec<Case> {
     ];
     for len in [64, 512, 1500, 4500, 9000, 65_536] {
         cases.push(Case::new(
-            format!("packet to verdict {len} B, no dip"),
+            format!("packet to verdict {len} B, size sweep"),
             "/s",
             (Higher, 1.3),
             move |s| rate(s, engine::Load::one(len, 32)),

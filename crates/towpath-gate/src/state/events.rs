@@ -17,7 +17,7 @@ use towpath_wire::Time;
 pub enum EventKind {
     /// A state was inserted.
     Created,
-    /// The state inserted by the event before has the contents of a saved one.
+    /// The state of the preceding `Created` event was restored from a snapshot.
     Restored,
     /// A state was collected after it expired.
     Expired,
@@ -49,7 +49,7 @@ impl EventKind {
 /// One event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateEvent {
-    /// The time that the worker was given.
+    /// The time passed to the worker's call.
     pub at: Time,
     /// What happened.
     pub kind: EventKind,

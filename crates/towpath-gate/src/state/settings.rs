@@ -30,9 +30,9 @@ settings! {
         pub dyn_ack_lifetime: ipfw seconds = 300,
         /// a TCP connection of which only the SYN was seen
         pub dyn_syn_lifetime: ipfw seconds = 20,
-        /// a TCP connection that both sides have closed; at most 4
+        /// a TCP connection that both sides have closed; values above 4 act as 4
         pub dyn_fin_lifetime: ipfw seconds = 1,
-        /// a TCP connection that was reset, or whose beginning was not seen; at most 4 while keepalives are on
+        /// a TCP connection that was reset, or whose beginning was not seen; with keepalives, values above 4 act as 4
         pub dyn_rst_lifetime: ipfw seconds = 1,
         /// UDP and UDP-Lite
         pub dyn_udp_lifetime: ipfw seconds = 10,

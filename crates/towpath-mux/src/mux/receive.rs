@@ -329,8 +329,8 @@ impl Mux {
         self.recount(before, after);
     }
 
-    /// Frees memory: while the mux would stay full with all messages done, ends the connection that holds the
-    /// most. It does not wait for workers, which may take forever.
+    /// Frees memory: ends the connection that holds the most memory while partial messages and unsent data alone
+    /// keep the mux above its low mark. It does not wait for workers, which may take forever.
     pub(super) fn shed_memory(&mut self) {
         while self.memory.is_stuck() {
             let most = self

@@ -45,9 +45,11 @@ pub(super) struct Worker {
     pub(super) in_hand_bytes: usize,
     /// The batch that it read itself.
     pub(super) local: Option<LocalBatch>,
-    /// Start of its turn; `finished`: number of messages done since then.
+    /// Start of the worker's turn: the messages that one request gave it.
     pub(super) since: Time,
+    /// Number of messages done in this turn, for the service time.
     pub(super) finished: u64,
+    /// The messages that it has not begun were recalled.
     pub(super) recalled: bool,
     pub(super) stats: Stats,
 }

@@ -4,7 +4,7 @@
 //! memory after its length was checked. [`Budget`] limits how much one poll copies: messages may overlap in the
 //! area, so the size of the area is no limit.
 //!
-//! Exception (DESIGN.md, rule 1): a payload that is only forwarded may stay in place, as a [`TxFrame`]. The engine
+//! Exception to the copy: a payload that is only forwarded may stay in place, as a [`TxFrame`]. The engine
 //! does not read it. Its position and length are those of the checked copy of the header. The client sees the frame
 //! as held, so that later frames proceed. Held frames are released in any order.
 

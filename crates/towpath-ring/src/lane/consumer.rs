@@ -94,7 +94,7 @@ impl Consumer {
             self.cursor.jump(at);
             return Ok(true);
         }
-        // Both lines of a small message then come at once.
+        // Prefetches the line of the inline bytes, so that the header and the payload of a small message arrive in parallel.
         theirs.prefetch(self.inline_index(self.cursor.position()), Use::Read);
         Ok(false)
     }
@@ -106,8 +106,8 @@ impl Consumer {
             return Ok(None);
         }
         let at = self.cursor.noted(note).ok_or(BadHeader::Note)?;
-        // The message is published before its note. A note that leads to something else is no lie: it is 2^32 messages old, or
-        // was never written and the number is 0.
+        // The message is published before its note. The noted frame may hold another message, and this is not an error: the note
+        // is stale (numbers repeat after 2^32 messages) or was never written (it then names number 0).
         Ok(self.is_at(theirs, at).then_some(at))
     }
 
@@ -126,13 +126,13 @@ impl Consumer {
         Ok(())
     }
 
-    /// Has message `seq` at `at`, which was received last, be the next one again.
+    /// Moves back to message `seq` in frame `at`, which was received last. The next receive returns it again.
     #[cold]
     pub(crate) fn back(&mut self, seq: Seq, at: u32) {
         self.cursor.back(seq, at);
     }
 
-    /// Frames that the message takes. A length that lies could otherwise make us read outside of the area.
+    /// Number of frames that the message takes. An unchecked length could cause a read outside the area.
     #[inline(always)]
     fn frames(&self, header: &Header) -> Result<u32, BadHeader> {
         let len = header.len as usize;

@@ -20,10 +20,13 @@ pub(crate) fn start() {
     }
 }
 
-/// From now on, no thread waits for standard error. Commands that serve peers call this before the first peer can attach.
+/// Starts the log thread, so that no other thread waits for standard error. Commands that serve peers call this before the first peer
+/// can attach.
 pub(crate) fn never_wait() {
     if let Err(error) = logging::start() {
-        warn(format_args!("no thread for the log, so a log that is not read stops the engine: {error}"));
+        warn(format_args!(
+            "cannot start the log thread: the engine blocks if standard error is not read: {error}"
+        ));
     }
 }
 

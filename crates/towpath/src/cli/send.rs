@@ -185,7 +185,7 @@ fn send(args: &Send) -> Result<Report, String> {
 
     let received = match answers.wait(args.timeout) {
         Some(answer) => answer.map_err(|error| format!("{}: {error}", args.to))?,
-        None => return Err(format!("{}: took nothing for {:?}, and does not answer", args.to, args.timeout)),
+        None => return Err(format!("{}: no message from the receiver for {:?}", args.to, args.timeout)),
     };
     if received.status != Status::Whole {
         return Err(refused(&args.to, received.status));
@@ -332,7 +332,7 @@ impl Cost {
 
 fn refused(to: &str, status: Status) -> String {
     let why = match status {
-        Status::Whole => "the receiver had enough before the end",
+        Status::Whole => "the receiver reported completion before all data was sent",
         Status::Damaged => "what the receiver got is not what was sent: the checksums differ",
         Status::DiskFull => "the receiver's disk is full",
         Status::CannotWrite => "the receiver cannot write its file",
@@ -520,7 +520,7 @@ impl std::fmt::Display for Report {
             writeln!(f, "          zero copy costs {:.0}% of plain sends", 100.0 * zerocopy / plain)?;
         }
         if let Some([median, most]) = self.pin_time_us {
-            writeln!(f, "in flight half of the calls up to {median} us, 99 of 100 up to {most} us")?;
+            writeln!(f, "time to completion: p50 ≤ {median} us, p99 ≤ {most} us")?;
         }
         for advice in &self.advice {
             writeln!(f, "advice: {advice}")?;

@@ -27,7 +27,7 @@ impl Capabilities {
         Self::of_ports(config, |driver| driver.capabilities())
     }
 
-    /// The capabilities that the configured ports need while the launcher opens their objects.
+    /// The capabilities that the engine needs while it uses the ports, if the launcher opens their descriptors.
     pub fn needed_in_use(config: &Config) -> Self {
         Self::of_ports(config, |driver| driver.capabilities_in_use())
     }
@@ -112,7 +112,7 @@ impl Capabilities {
     }
 }
 
-/// The user that an engine becomes which root starts: that of the configuration, or `towpath` if it exists. `None`: root.
+/// The user to which an engine started by root changes: that of the configuration, or `towpath` if it exists. `None`: root.
 ///
 /// # Errors
 ///
@@ -145,12 +145,15 @@ pub(super) fn warn_of_root(configured: Option<Identity>, identity: Option<Identi
     }
 }
 
-/// Starts the threads of the log and of the reaper, which exist before the engine gives up its privileges. A later change of the
-/// user takes their capabilities. Without one, they start from a thread that has given up its own.
+/// Starts the threads of the log and of the reaper, before the engine gives up its privileges. A later change of the user removes
+/// their capabilities. If the engine does not change its user, the threads are started from a temporary thread without
+/// capabilities, so that they have none.
 pub(super) fn start_helper_threads(identity: Option<Identity>) {
     let start = || {
         if let Err(error) = logging::start() {
-            log::warn!("no thread for the log, so a log that is not read stops the engine: {error}");
+            log::warn!(
+                "cannot start the log thread: the engine blocks if standard error is not read: {error}"
+            );
         }
         Reaper::shared().start();
     };

@@ -1,14 +1,14 @@
 //! Dispatch: which worker gets the waiting messages.
 //!
 //! What: a message goes to an idle worker, in rotation. If all messages are short, waking a worker costs more
-//! than processing them. Then the awake workers get them, and no more workers are awake than there are CPUs
-//! besides the pool's.
+//! than processing them. Then the awake workers get them, and the number of workers woken for short messages
+//! is at most the number of CPUs minus one (at least 1).
 //!
 //! Invariants:
 //! - A worker that holds messages and has made no progress on them gets no more: it may be at a long message,
 //!   and its messages cannot be recalled. After [`STUCK`] it counts as asleep.
-//! - Messages left with the core while a worker is idle are dispatched again when a worker becomes stuck
-//!   ([`Dispatcher::again`]).
+//! - If messages remain queued in the [`Mux`] while a worker is idle, dispatch runs again when the next busy
+//!   worker has made no progress for [`STUCK`] ([`Dispatcher::again`]).
 
 use std::time::Duration;
 
@@ -17,7 +17,8 @@ use towpath_mux::mux::{Mux, Order};
 
 use super::worker_slot::WorkerSlot;
 
-/// Number of waiting messages from which short ones are given in turns.
+/// From this number of queued messages on, `all` gives each worker a batch of short messages
+/// ([`Mux::short_batch`]).
 const MANY: usize = 16;
 /// Nanoseconds without progress after which a worker counts as stuck. Longer than the usual delay by other
 /// tasks on its CPU.
@@ -95,8 +96,8 @@ impl Dispatcher {
         busy
     }
 
-    /// Long messages: to the idle workers first, so that no message waits while a worker is idle. The
-    /// messages are shared equally, because they cannot be taken back from a process.
+    /// Long messages, or long and short ones: to the idle workers first, so that no message waits while a
+    /// worker is idle. The messages are shared equally, because they cannot be taken back from a process.
     fn all(&self, slots: &mut [WorkerSlot], mux: &mut Mux, time: Time, now: u64) -> bool {
         let mut busy = false;
         if let Some(turn) = mux.short_batch().filter(|_| mux.queued() >= MANY) {
@@ -118,7 +119,7 @@ impl Dispatcher {
     }
 }
 
-/// One CPU is left to the pool. Local peers share the others.
+/// One CPU is reserved for the pool's thread; workers and clients on this machine share the others.
 const fn spread(processors: usize) -> usize {
     match processors {
         0..=2 => 1,

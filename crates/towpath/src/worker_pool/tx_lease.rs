@@ -1,10 +1,11 @@
 //! TX leases: replies that the kernel sends from the worker's own TX frames.
 //!
-//! Leases are used only on connections that one worker alone sends on (DESIGN.md, rule 1 and its exception):
-//! the only worker, or the worker of a connection under [`Order::Sticky`](towpath_mux::mux::Order::Sticky). A
-//! connection moves to another worker only when the previous one holds none of its messages. The leased
-//! frames of the previous worker are then followed by its whole replies only, so that it cannot corrupt other
-//! data. The pool does not read the bytes. Where bytes must be read (TLS, no zero-copy), they are copied.
+//! The pool otherwise copies what a worker writes, and uses the copy. It does not read the bytes of a leased
+//! frame, so that a worker that changes them corrupts only its own replies. Leases are therefore used only on
+//! connections that one worker alone sends on: the only worker, or the worker of a connection under
+//! [`Order::Sticky`](towpath_mux::mux::Order::Sticky). A connection moves to another worker only when the
+//! previous one holds none of its messages: all replies of the previous worker are complete, and a late write
+//! by it changes only bytes of these replies. Where bytes must be read (TLS, no zero-copy), they are copied.
 //!
 //! A frame is leased from [`TxLeases::lend`] until its last owner (the multiplexor, the sender, a quarantine)
 //! drops it. [`TxLeases::give_back`] then releases it to the client. If the client has gone before, the
@@ -60,7 +61,9 @@ impl TxLeases {
     /// Maps the memory of the channel's client. `None` if that fails.
     pub(super) fn of(channel: &Channel, peer: PeerKey) -> Option<Self> {
         let (fd, len) = channel.tx_area().ok()?;
-        let region = Region::map(&fd, len).inspect_err(|error| log::warn!("answers are copied: {error}"));
+        let region = Region::map(&fd, len).inspect_err(|error| {
+            log::warn!("cannot map a worker's TX memory, so its replies are copied: {error}")
+        });
         let region = Arc::new(Reaper::shared().wrap(peer, region.ok()?));
         Some(Self { region, back: ReturnQueue::default(), lent: HashMap::new(), all: 0 })
     }

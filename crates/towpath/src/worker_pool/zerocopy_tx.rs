@@ -1,9 +1,9 @@
 //! Zero-copy transmission of long replies, by `towpath_send`.
 //!
 //! On a connection that several workers share, the reply's frame is copied once and released, and the kernel
-//! sends from the copy (DESIGN.md, rule 1 and its exception). The copy is freed at its completion. On a
-//! connection of one worker (there is only one, or the order is sticky) the kernel sends from the worker's
-//! frame (`tx_lease.rs`), which is released at its completion.
+//! sends from the copy: a worker must not be able to change the bytes of other workers' replies. The copy is
+//! freed at its completion. On a connection of one worker (there is only one, or the order is sticky) the
+//! kernel sends from the worker's frame (`tx_lease.rs`), which is released at its completion.
 //!
 //! A connection that ended with replies in flight lingers: its socket is shut down, not closed, so that
 //! completions still arrive. A peer that reads, however slowly, gets everything. A peer that acknowledges

@@ -141,7 +141,7 @@ fn target(cursor: &mut Cursor<'_, '_>) -> Parse<Target> {
     match number(text) {
         Some(number) if (1..u32::MAX).contains(&number) => Ok(Target::Number(number)),
         _ => Err(Fault::new(token.position(), format!("{} is not a valid rule number", quoted(text)))
-            .hint("use a number from 1 to 65535, \":LABEL\" or \"tablearg\"")),
+            .hint("use a number from 1 to 4294967294, \":LABEL\" or \"tablearg\"")),
     }
 }
 

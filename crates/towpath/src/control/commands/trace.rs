@@ -109,7 +109,7 @@ fn trace_packets(body: Value, context: &Context<'_>) -> Handled {
         let engine = target.engine()?;
         engine.trace_packets(Box::new(filter.clone()), Box::new(buffer)).then(|| engine.ports())
     };
-    let refusal = Refusal::new(Code::Busy, "the engine has 8 traces of packets already, or has no packets");
+    let refusal = Refusal::new(Code::Busy, "the engine already runs 8 packet traces, or has no ports");
     begin_trace(context, begin, 0, count, refusal)
 }
 
@@ -141,7 +141,7 @@ struct Capture {
     blocks: Blocks,
     left: u64,
     packets: u64,
-    /// Losses that the capture has.
+    /// Drops already reported in the capture.
     told: u64,
     /// Time of the last packet.
     time: u64,

@@ -14,7 +14,8 @@
 //!   place, words and settings, an object of a port (`object.rs`) by the port's name and its kind.
 //! - Requests and replies have a fixed layout (`message.rs`). The launcher handles no data of a peer.
 //! - One request at a time is answered, in bounded time: the launcher waits for no process that it started.
-//! - The socket's end is the end of the other side. The launcher then kills its children and exits; the engine drains and exits.
+//! - When the socket closes, each side assumes that the other has exited: the launcher kills its children and exits, the engine drains
+//!   and exits.
 //!   Signals that stop the engine do not stop the launcher.
 //!
 //! The engine is the parent, so that its process id, exit code, signals and output are those of an engine without a launcher.
