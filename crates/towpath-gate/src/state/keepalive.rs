@@ -1,10 +1,11 @@
 //! Keepalives: TCP segments that both ends of an idle connection must answer.
 //!
 //! What: a scan checks all states, some in each call, and starts every [`KEEPALIVE_PERIOD`] seconds. A state that has seen
-//! both SYNs and expires within [`KEEPALIVE_INTERVAL`] causes one segment to each end, except to an end whose acknowledgement
-//! was accepted last. The answer refreshes the state as any packet does.
+//! both SYNs and expires within [`KEEPALIVE_INTERVAL`] causes one segment to each end whose acknowledgement number is known. The
+//! answer refreshes the state as any packet does: a state lives on if both ends answer.
 //!
-//! Reference: ipfw's `dyn_send_keepalive`. Deviation: no keepalive is sent for a connection that both sides have closed or one has
+//! Reference: ipfw's `dyn_send_keepalive`. Deviations: ipfw sends none to the end whose acknowledgement was accepted last, so that an end
+//! whose peer is gone never learns it. No keepalive is sent for a connection that both sides have closed or one has
 //! reset. ipfw may send one during the last second of the state.
 
 use std::net::IpAddr;
@@ -15,7 +16,7 @@ use towpath_wire::{LinkType, Time, checksum};
 use super::table::family::Family;
 use super::table::key::{FlowKey, Key};
 use super::table::live_filter::LiveFilter;
-use super::tcp::{ACK, ACK_FWD, ACK_REV, SYN};
+use super::tcp::{ACK, SYN};
 use super::{Direction, Ends, Flow, KEEPALIVE_PERIOD};
 
 /// States that expire sooner than this get a keepalive. A hidden constant in ipfw.
@@ -140,10 +141,9 @@ fn keepalives<const N: usize>(
         return;
     }
     let [forward, reverse] = tcp.ack;
-    let sides =
-        [(Direction::Forward, ACK_FWD, forward, reverse), (Direction::Reverse, ACK_REV, reverse, forward)];
-    for (side, mark, own, other) in sides {
-        if tcp.seen & mark == 0 && own > 0 {
+    for (side, own, other) in [(Direction::Forward, forward, reverse), (Direction::Reverse, reverse, forward)]
+    {
+        if own > 0 {
             // Toward this side, with the other one as its source.
             let flow = if side == Direction::Forward { flow.reversed() } else { flow };
             send(Keepalive { flow, seq: own.wrapping_sub(1), ack: other });

@@ -65,12 +65,16 @@ fn keepalives_go_to_idle_established_connections() {
         install(&mut states, &self::flow(4, UDP), &segment(0, 0), START).unwrap();
         assert_eq!(keepalives(&mut states, START), []);
         assert_eq!(keepalives(&mut states, after(270)), [], "more than 20 s left");
-        // Toward the forward side: the reverse side's acknowledgement was accepted last.
+        // Toward both sides, also the one whose acknowledgement was accepted last.
         let asked = keepalives(&mut states, after(285));
-        assert_eq!(asked, [Keepalive { flow: flow.reversed(), seq: 899, ack: 500 }]);
+        let [to_client, to_server] =
+            [Keepalive { flow: flow.reversed(), seq: 899, ack: 500 }, Keepalive { flow, seq: 499, ack: 900 }];
+        assert_eq!(asked, [to_client, to_server]);
         assert_eq!(keepalives(&mut states, after(289)), [], "once in 5 s");
+        // Only the server answers. The state expires at its time, but both ends are probed until then.
+        assert!(hit(&mut states, &flow.reversed(), &segment(0x10, 500), after(290)));
         assert_eq!(keepalives(&mut states, after(290)), asked);
-        // It answers, and its state lives on.
+        // The client answers too, and the state lives on.
         assert!(hit(&mut states, &flow, &segment(0x10, 900), after(291)));
         assert_eq!(keepalives(&mut states, after(296)), []);
         assert!(hit(&mut states, &flow, &segment(0x10, 900), after(580)));
