@@ -62,7 +62,7 @@ pub use eval::{
     ActionOutcome, BURST, CALL_DEPTH, DEFAULT_DYNAMIC_RULE, Diff, Dir, DropReason, Edits, ExplainedRule,
     Explanation, Gate, GateCounters, GateSettings, Gateway, LogEntry, MAX_TAGS, NoReply, PacketLog,
     PacketSpec, PacketSpecError, PortId, Ports, REPLIES_PER_SECOND, RecheckStep, Reject, ReplyLimiter,
-    Restored, Route, Routes, RuleInfo, RuleOutcome, SNAPSHOT_VERSION, SnapshotError, StatePolicy, Step, Walk,
-    Walker, check_snapshot,
+    Restored, Route, Routes, RuleInfo, RuleOutcome, SNAPSHOT_VERSION, SnapshotError, StatePolicy, Step,
+    Suppressed, SuppressedBy, Walk, Walker, check_snapshot,
 };
 pub use settings::{Setting, SettingError, Values};

@@ -133,6 +133,12 @@ pub(crate) struct Replay {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) replies: Option<PathBuf>,
 
+    /// Write the lines of `log` rules to FILE instead of standard error
+    ///
+    /// Each line begins with the packet's time in UTC, as in `2026-11-22T08:15:30.123456Z ipfw: 100 Deny UDP 10.0.0.1:1 10.0.0.2:53 in via cap0`.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) log: Option<PathBuf>,
+
     /// Start with the states that an earlier run wrote with --states-out
     ///
     /// States of rules that are not in the rule file are assigned to a hidden allow rule. Their lifetimes continue at the first

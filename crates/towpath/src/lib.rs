@@ -14,6 +14,7 @@ pub mod inspector;
 pub mod logging;
 pub mod metrics;
 pub mod output;
+pub mod packet_log;
 pub mod process;
 pub mod report;
 pub mod ruleset_manager;

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use super::generation::Generation;
 use super::index::Candidate;
 use super::insn::all_hold;
-use super::log::{LogEntry, refused_word};
+use super::log::{LogEntry, SuppressedBy, refused_word};
 use super::program::{CompiledAction, CompiledRule, Jump, StateInstall};
 use super::reply::{reset, unreach};
 use super::step::{DropReason, Reject, Step};
@@ -227,11 +227,11 @@ impl Walker {
     #[cold]
     fn log_refused(&mut self, at: usize, refused: Refused, walk: &Walk, packet: &Packet<'_>, now: Time) {
         let Some(word) = refused_word(refused) else { return };
+        let number = self.generation.program.rules[at].number;
         if !self.shared.refusals.take(now) {
-            return self.log.suppress();
+            return self.log.suppress(now, Some(number), SuppressedBy::Rate(word));
         }
         let port = if walk.dir == Dir::In { walk.recv } else { walk.xmit };
-        let number = self.generation.program.rules[at].number;
         self.log.put(LogEntry::new(now, number, word, walk.dir, port, packet));
     }
 
@@ -285,7 +285,10 @@ impl Walker {
     fn log_packet(&mut self, at: usize, walk: &Walk, packet: &Packet<'_>, now: Time) {
         let rule = &self.generation.program.rules[at];
         let Some(log) = &rule.log else { return };
-        let Some(limit) = log.take(self.generation.settings.verbose_limit) else { return };
+        let limit = match log.take(self.generation.settings.verbose_limit) {
+            Ok(limit) => limit,
+            Err(limit) => return self.log.suppress(now, Some(rule.number), SuppressedBy::Limit(limit)),
+        };
         let port = if walk.dir == Dir::In { walk.recv } else { walk.xmit };
         let entry = LogEntry::new(now, rule.number, log_word(rule), walk.dir, port, packet);
         self.log.put(LogEntry { limit, ..entry });

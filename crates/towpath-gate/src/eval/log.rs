@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use super::port::PortId;
 use super::walk::Dir;
@@ -38,9 +39,6 @@ pub struct LogEntry {
     pub icmp: Option<(u8, u8)>,
     /// EtherType.
     pub ethertype: u16,
-    /// Lines of this queue that were suppressed since the entry before: it was full, or refusals came more often than once per
-    /// second.
-    pub suppressed: u64,
     /// The entry is the last one of its rule: `logamount` or `verbose_limit` is reached.
     pub limit: Option<u32>,
 }
@@ -69,13 +67,12 @@ impl LogEntry {
             ports: has_ports.then_some((packet.src_port, packet.dst_port)),
             icmp: icmp.then_some((packet.icmp_type, packet.icmp_code)),
             ethertype: packet.ethertype,
-            suppressed: 0,
             limit: None,
         }
     }
 
     /// Formats the entry as ipfw does. `port` is the name of the port: `ipfw: 100 Deny TCP 10.0.0.1:1 10.0.0.2:2
-    /// in via em0`. The number of suppressed lines and a limit that is reached follow: `, 3 lines suppressed before`.
+    /// in via em0`. A limit that is reached follows: `, limit 5 reached`.
     pub fn line<'a>(&'a self, port: Option<&'a str>) -> impl fmt::Display + 'a {
         fmt::from_fn(move |f| {
             write!(f, "ipfw: {} {} ", self.rule, self.action)?;
@@ -106,14 +103,7 @@ impl LogEntry {
     fn way(&self, f: &mut fmt::Formatter<'_>, port: Option<&str>) -> fmt::Result {
         f.write_str(if self.dir == Dir::In { " in" } else { " out" })?;
         port.map_or(Ok(()), |port| write!(f, " via {port}"))?;
-        if let Some(limit) = self.limit {
-            write!(f, ", limit {limit} reached")?;
-        }
-        match self.suppressed {
-            0 => Ok(()),
-            1 => f.write_str(", 1 line suppressed before"),
-            lines => write!(f, ", {lines} lines suppressed before"),
-        }
+        self.limit.map_or(Ok(()), |limit| write!(f, ", limit {limit} reached"))
     }
 }
 
@@ -144,19 +134,76 @@ pub(super) fn refused_word(refused: Refused) -> Option<&'static str> {
     }
 }
 
-/// A bounded queue of log entries.
+/// Why lines of `log` were not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SuppressedBy {
+    /// The rule has logged this number of packets (`logamount`, `verbose_limit`).
+    Limit(u32),
+    /// At most one refused state per second is logged. The text is that of [`LogEntry::action`].
+    Rate(&'static str),
+    /// The queue of entries was full.
+    Full,
+    /// Several reasons, of rules beyond the number that is counted separately.
+    Other,
+}
+
+/// Lines of `log` that were not written since the last summary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Suppressed {
+    /// Time of the last one.
+    pub time: Time,
+    /// Rule number. `None` for [`SuppressedBy::Full`] and [`SuppressedBy::Other`].
+    pub rule: Option<u32>,
+    /// The reason.
+    pub by: SuppressedBy,
+    /// Number of lines.
+    pub lines: u64,
+}
+
+impl fmt::Display for Suppressed {
+    /// `ipfw: 100 suppressed 7 lines: limit 5 reached`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ipfw: ")?;
+        if let Some(rule) = self.rule {
+            write!(f, "{rule} ")?;
+        }
+        let plural = if self.lines == 1 { "" } else { "s" };
+        write!(f, "suppressed {} line{plural}", self.lines)?;
+        match self.by {
+            SuppressedBy::Limit(limit) => write!(f, ": limit {limit} reached"),
+            SuppressedBy::Rate(word) => write!(f, ": at most one \"{word}\" per second"),
+            SuppressedBy::Full => f.write_str(": the log queue was full"),
+            SuppressedBy::Other => f.write_str(" of other rules"),
+        }
+    }
+}
+
+/// Rules and reasons that are counted separately until the next summary.
+const SUPPRESSED: usize = 32;
+
+/// Time from the first suppressed line to its summary, and shortest time between two summaries.
+const FIRST_SUMMARY: Duration = Duration::from_secs(1);
+const SUMMARY: Duration = Duration::from_secs(10);
+
+/// A bounded queue of log entries, and the number of entries that did not enter it.
 #[derive(Debug)]
 pub struct PacketLog {
     entries: VecDeque<LogEntry>,
     dropped: u64,
-    /// Lines suppressed since the last entry.
-    suppressed: u64,
+    suppressed: VecDeque<Suppressed>,
+    /// Earliest time of the next summary.
+    due: Time,
 }
 
 impl Default for PacketLog {
     fn default() -> Self {
         // Allocates all memory now: logging a packet does not allocate.
-        Self { entries: VecDeque::with_capacity(CAPACITY), dropped: 0, suppressed: 0 }
+        Self {
+            entries: VecDeque::with_capacity(CAPACITY),
+            dropped: 0,
+            suppressed: VecDeque::with_capacity(SUPPRESSED + 2),
+            due: Time::default(),
+        }
     }
 }
 
@@ -166,28 +213,102 @@ impl PacketLog {
         self.entries.pop_front()
     }
 
+    /// Removes and returns a summary of suppressed lines: one second after the first of them, and then at most every 10 seconds. With
+    /// `all`, also a summary that is not due. Call it until it returns `None`.
+    pub fn poll_summary(&mut self, now: Time, all: bool) -> Option<Suppressed> {
+        if self.suppressed.is_empty() || now < self.due && !all {
+            return None;
+        }
+        let summary = self.suppressed.pop_front();
+        if self.suppressed.is_empty() {
+            self.due = now + SUMMARY;
+        }
+        summary
+    }
+
     /// Number of entries that were discarded because the queue was full.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// Number of lines that were suppressed and that no entry reports yet: the next one will.
-    pub fn suppressed(&self) -> u64 {
-        self.suppressed
-    }
-
     pub(crate) fn put(&mut self, entry: LogEntry) {
         if self.entries.len() < CAPACITY {
-            let suppressed = std::mem::take(&mut self.suppressed);
-            self.entries.push_back(LogEntry { suppressed, ..entry });
+            self.entries.push_back(entry);
         } else {
             self.dropped += 1;
-            self.suppress();
+            self.suppress(entry.time, None, SuppressedBy::Full);
         }
     }
 
-    /// Counts a line that is not logged.
-    pub(crate) fn suppress(&mut self) {
-        self.suppressed += 1;
+    /// Counts an entry that is not logged.
+    #[cold]
+    pub(super) fn suppress(&mut self, now: Time, rule: Option<u32>, by: SuppressedBy) {
+        let known = self.suppressed.iter().position(|known| (known.rule, known.by) == (rule, by));
+        match known {
+            Some(at) => {
+                let known = &mut self.suppressed[at];
+                (known.time, known.lines) = (now, known.lines + 1);
+            }
+            None if rule.is_some() && self.suppressed.len() >= SUPPRESSED => {
+                self.suppress(now, None, SuppressedBy::Other);
+            }
+            None => {
+                if self.suppressed.is_empty() {
+                    self.due = self.due.max(now + FIRST_SUMMARY);
+                }
+                self.suppressed.push_back(Suppressed { time: now, rule, by, lines: 1 });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(log: &mut PacketLog, millis: u64, all: bool) -> Vec<String> {
+        let now = Time::from_nanos(millis * 1_000_000);
+        std::iter::from_fn(|| log.poll_summary(now, all)).map(|line| line.to_string()).collect()
+    }
+
+    #[test]
+    fn every_suppressed_line_is_in_one_summary() {
+        let mut log = PacketLog::default();
+        let suppress = |log: &mut PacketLog, rule, by, millis: u64| {
+            log.suppress(Time::from_nanos(millis * 1_000_000), rule, by);
+        };
+        for n in 0..5 {
+            suppress(&mut log, Some(100), SuppressedBy::Limit(3), 1000 + n);
+        }
+        suppress(&mut log, Some(200), SuppressedBy::Rate("Deny (over limit)"), 1500);
+        suppress(&mut log, None, SuppressedBy::Full, 1600);
+        assert_eq!(lines(&mut log, 1999, false), Vec::<String>::new());
+        assert_eq!(
+            lines(&mut log, 2000, false),
+            [
+                "ipfw: 100 suppressed 5 lines: limit 3 reached",
+                "ipfw: 200 suppressed 1 line: at most one \"Deny (over limit)\" per second",
+                "ipfw: suppressed 1 line: the log queue was full",
+            ]
+        );
+        // The next summary waits its time, but not at the end.
+        suppress(&mut log, Some(100), SuppressedBy::Limit(3), 2500);
+        assert_eq!(lines(&mut log, 11_999, false), Vec::<String>::new());
+        assert_eq!(lines(&mut log, 12_000, false).len(), 1);
+        suppress(&mut log, Some(100), SuppressedBy::Limit(3), 12_100);
+        assert_eq!(lines(&mut log, 12_100, true), ["ipfw: 100 suppressed 1 line: limit 3 reached"]);
+    }
+
+    #[test]
+    fn the_number_of_counts_is_bounded() {
+        let mut log = PacketLog::default();
+        for rule in 0..1000 {
+            log.suppress(Time::from_secs(1), Some(rule), SuppressedBy::Limit(1));
+        }
+        log.suppress(Time::from_secs(1), None, SuppressedBy::Full);
+        let all: Vec<Suppressed> =
+            std::iter::from_fn(|| log.poll_summary(Time::from_secs(1), true)).collect();
+        assert_eq!((all.len(), all.iter().map(|row| row.lines).sum::<u64>()), (SUPPRESSED + 2, 1001));
+        assert_eq!(all[SUPPRESSED].to_string(), "ipfw: suppressed 968 lines of other rules");
     }
 }

@@ -33,7 +33,7 @@ mod walker_slot;
 pub use burst::BURST;
 pub use explain::{ActionOutcome, ExplainedRule, Explanation, RuleOutcome};
 pub use gate::{DEFAULT_DYNAMIC_RULE, Gate, GateCounters, GateSettings, RuleInfo};
-pub use log::{LogEntry, PacketLog};
+pub use log::{LogEntry, PacketLog, Suppressed, SuppressedBy};
 pub use packet_spec::{PacketSpec, PacketSpecError};
 pub use port::{PortId, Ports};
 pub use recheck::RecheckStep;

@@ -55,14 +55,18 @@ pub(crate) struct LogLimit {
 }
 
 impl LogLimit {
-    /// Counts one more logged packet. Returns `None` if the limit was reached before, and the limit if this packet reaches it.
-    /// `limit` applies to a rule without `logamount`; 0 is no limit.
-    pub(super) fn take(&self, limit: u32) -> Option<Option<u32>> {
+    /// Counts one more logged packet. Returns the limit if this packet reaches it. `limit` applies to a rule without `logamount`; 0 is
+    /// no limit.
+    ///
+    /// # Errors
+    /// The limit, if it was reached before.
+    pub(super) fn take(&self, limit: u32) -> Result<Option<u32>, u32> {
         let limit = self.amount.unwrap_or(limit);
         // Relaxed: an independent number.
         let more = |logged: u32| (limit == 0 || logged < limit).then(|| logged.saturating_add(1));
-        let before = self.logged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
-        Some((before.saturating_add(1) == limit).then_some(limit))
+        let before =
+            self.logged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| limit)?;
+        Ok((before.saturating_add(1) == limit).then_some(limit))
     }
 }
 

@@ -1,5 +1,7 @@
 //! `towpath replay`: replays captures through the rules, with inspector processes on the queues.
 
+mod log_lines;
+
 use std::fs::Metadata;
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
@@ -24,6 +26,7 @@ use towpath_port::{Burst, Frame, Port, Received};
 use towpath_ring::Overload;
 use towpath_wire::Time;
 
+use self::log_lines::LogLines;
 use crate::args::{PassOrDrop, QueuePolicy, Replay, exit};
 use crate::cli::captured::{BURST, Captured, NOT_IP};
 use crate::cli::ending::Ending;
@@ -65,7 +68,10 @@ pub(crate) fn run(args: &Replay) -> u8 {
 
 fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
     let ruleset = rules(&args.rules)?;
-    super::log::never_wait();
+    if args.control.is_some() || !args.queues.is_empty() {
+        super::log::never_wait();
+    }
+    let logs = ruleset.rules().iter().any(|rule| rule.log.is_some());
     let (mut gate, topology) = args.wiring.gate_with(ruleset.clone(), None)?;
     let walker = gate.walker().expect("it is the first");
     let book = Arc::new(RulesetManager::new(gate, ruleset, false));
@@ -73,6 +79,7 @@ fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
     let writer = |path: &PathBuf, option| writer(path, option, args);
     let out = args.out.as_ref().map(|path| writer(path, "--out")).transpose()?;
     let replies = args.replies.as_ref().map(|path| writer(path, "--replies")).transpose()?;
+    let mut lines = LogLines::create(args)?;
 
     // Opening captures and outputs may block; until here, signals have their default action.
     let tidies = args.control.is_some() || args.states_out.is_some() || !args.queues.is_empty();
@@ -116,23 +123,25 @@ fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
     let mut engine = Engine::new(io, walker, topology, queues, policy);
 
     let start = Instant::now();
-    let mut progress = Progress::new(&captures);
+    // The bar would be torn by the lines.
+    let mut progress = Progress::new(&captures, !logs || args.log.is_some());
     let mut captured = Captured::default();
     for (path, capture) in args.captures.iter().zip(captures) {
         let mut capture = capture.begin(path)?;
         captured.begin();
         // Standard input or a pipe may deliver packets slowly; inspectors and `towpath ctl` are served meanwhile.
         if tidies && (path.as_os_str() == "-" || capture.progress().total.is_none()) {
-            if let Some(capture) = take_slow(capture, &mut engine, &mut captured)? {
+            if let Some(capture) = take_slow(capture, &mut engine, &mut captured, &mut lines)? {
                 captured.end(&capture);
             }
         } else {
-            take(&mut capture, &mut engine, &mut captured, &mut progress)?;
+            take(&mut capture, &mut engine, &mut captured, &mut lines, &mut progress)?;
             captured.end(&capture);
         }
     }
     engine.finish().map_err(Failure::Output)?;
     engine.io_mut().go_on()?;
+    lines.write(&mut engine, true)?;
     let seconds = start.elapsed().as_secs_f64();
     progress.clear();
 
@@ -174,6 +183,7 @@ fn take(
     capture: &mut pcap::Reader,
     engine: &mut Engine<Outside>,
     captured: &mut Captured,
+    lines: &mut LogLines,
     progress: &mut Progress,
 ) -> Result<(), Failure> {
     // With a file, the next burst can be read ahead. With a pipe, reading ahead could block.
@@ -184,7 +194,7 @@ fn take(
         // An error here is reported after the packets that were read before it.
         let behind = file.then(|| capture.receive(&mut next));
         let times = captured.times(&burst, file.then_some(&next));
-        take_burst(&burst, times, capture.resolution(), engine)?;
+        take_burst(&burst, times, capture.resolution(), engine, lines)?;
         progress.advance(capture);
         received = behind.unwrap_or_else(|| capture.receive(&mut next)).map_err(Failure::Capture)?;
         std::mem::swap(&mut burst, &mut next);
@@ -199,6 +209,7 @@ fn take_slow(
     mut capture: pcap::Reader,
     engine: &mut Engine<Outside>,
     captured: &mut Captured,
+    lines: &mut LogLines,
 ) -> Result<Option<pcap::Reader>, Failure> {
     let (empty, empties) = sync_channel(BURSTS);
     let (full, fulls) = sync_channel(BURSTS);
@@ -221,6 +232,7 @@ fn take_slow(
             Err(RecvTimeoutError::Timeout) => {
                 engine.idle().map_err(Failure::Output)?;
                 engine.io_mut().go_on()?;
+                lines.write(engine, false)?;
                 continue;
             }
             Err(RecvTimeoutError::Disconnected) => break,
@@ -228,7 +240,7 @@ fn take_slow(
         if received.map_err(Failure::Capture)? != Received::Frames {
             break;
         }
-        take_burst(&burst, captured.times(&burst, None), resolution, engine)?;
+        take_burst(&burst, captured.times(&burst, None), resolution, engine, lines)?;
         let _ = empty.send(burst);
     }
     // The thread has ended, or it panicked and printed the message.
@@ -240,6 +252,7 @@ fn take_burst(
     times: &[Time],
     resolution: Resolution,
     engine: &mut Engine<Outside>,
+    lines: &mut LogLines,
 ) -> Result<(), Failure> {
     // The resolution of a pcapng capture is known only at its first packet.
     if resolution == Resolution::Nanos {
@@ -252,7 +265,8 @@ fn take_burst(
     engine.set_times(times);
     let frames = burst.iter().map(|frame| (frame.bytes, Meta::received(&frame, frame.interface)));
     engine.process_burst(frames).map_err(Failure::Output)?;
-    engine.io_mut().go_on()
+    engine.io_mut().go_on()?;
+    lines.write(engine, false)
 }
 
 fn queues(args: &Replay, policy: Policy, ending: &Ending) -> Result<Vec<Queue<Inspector>>, Failure> {
@@ -524,10 +538,10 @@ struct Progress {
 }
 
 impl Progress {
-    fn new(captures: &[Waiting]) -> Self {
+    fn new(captures: &[Waiting], shown: bool) -> Self {
         let total: Option<u64> = captures.iter().map(Waiting::total).sum();
         let bar = match total {
-            Some(total) if std::io::stderr().is_terminal() => ProgressBar::new(total),
+            Some(total) if shown && std::io::stderr().is_terminal() => ProgressBar::new(total),
             _ => ProgressBar::hidden(),
         };
         let style = "{wide_bar} {bytes}/{total_bytes}, {eta} left";
@@ -562,6 +576,8 @@ enum Failure {
     Inspector(inspector::Error),
     /// The states cannot be written.
     States(String),
+    /// The lines of `log` rules cannot be written.
+    Log(String),
     /// The control socket cannot be created.
     Control(control::BindError),
     /// The signal handlers cannot be installed.
@@ -577,7 +593,7 @@ impl Failure {
             Self::Wrong(wrong) => wrong.tell(),
             Self::NoCapture(error) => fail(exit::NO_CAPTURE, error),
             Self::Capture(error) | Self::Output(error) => fail(exit::FAILED, error),
-            Self::States(error) => fail(exit::FAILED, error),
+            Self::States(error) | Self::Log(error) => fail(exit::FAILED, error),
             Self::Inspector(error) => fail(exit::INSPECTOR, error),
             Self::Control(error) => fail(exit::NO_ENGINE, format_args!("--control: {error}")),
             Self::Signals(error) => fail(exit::FAILED, format_args!("signals: {error}")),

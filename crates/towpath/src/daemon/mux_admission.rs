@@ -14,7 +14,6 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::mpsc::SyncSender;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -23,6 +22,7 @@ use towpath_gate::{Dir, NoReply, PortId, Reject, Step, Walk, Walker};
 use towpath_mux::io::{Admission, Admit, Peer};
 use towpath_wire::{self as wire, LinkType, Time};
 
+use crate::packet_log::LogSender;
 use crate::ruleset_manager::Clock;
 use towpath_engine::queue::DefaultVerdict;
 
@@ -42,7 +42,6 @@ const DETOURS: usize = 16;
 
 /// Admission of one mux's peers; see the module documentation.
 pub(super) struct MuxAdmission {
-    name: String,
     inside: Mutex<Inside>,
 }
 
@@ -57,9 +56,7 @@ struct Inside {
     /// Admitted connections. The value is true for those that are evaluated again in every refresh: connections with a state, and
     /// refused connections that are not closed yet (a connection in its TLS handshake cannot be closed).
     admitted: HashMap<Peer, bool>,
-    log: SyncSender<String>,
-    /// Lines of `log` rules that the full log channel did not take, since the last report.
-    unlogged: u64,
+    log: LogSender,
 }
 
 /// Result of a refresh.
@@ -72,16 +69,14 @@ pub(super) struct Refreshed {
 impl MuxAdmission {
     /// Creates the admission of a mux whose connections are received by `port`.
     pub(super) fn new(
-        name: &str,
         walker: Walker,
         port: PortId,
         (start, clock): (Instant, Clock),
         unserved: DefaultVerdict,
-        log: SyncSender<String>,
+        log: LogSender,
     ) -> Self {
-        let inside =
-            Inside { walker, port, start, clock, unserved, admitted: HashMap::new(), log, unlogged: 0 };
-        Self { name: name.to_owned(), inside: Mutex::new(inside) }
+        let inside = Inside { walker, port, start, clock, unserved, admitted: HashMap::new(), log };
+        Self { inside: Mutex::new(inside) }
     }
 
     fn inside(&self) -> MutexGuard<'_, Inside> {
@@ -97,14 +92,11 @@ impl MuxAdmission {
     /// Keeps the states of silent connections alive. With `again` (the rules have changed), connections without a state are
     /// evaluated again, too. Call it about once a second.
     pub(super) fn refresh(&self, again: bool) -> Refreshed {
-        let (unlogged, peers) = {
+        let peers: Vec<Peer> = {
             let mut inside = self.inside();
-            let peers: Vec<Peer> = inside.admitted.keys().copied().collect();
-            (std::mem::take(&mut inside.unlogged), peers)
+            inside.tell();
+            inside.admitted.keys().copied().collect()
         };
-        if unlogged > 0 {
-            log::warn!("mux {}: {unlogged} lines of log rules were dropped: the log is too slow", self.name);
-        }
         let mut refreshed = Refreshed::default();
         for peers in peers.chunks(PIECE) {
             let mut inside = self.inside();
@@ -138,7 +130,7 @@ impl MuxAdmission {
 
 impl fmt::Debug for MuxAdmission {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MuxAdmission").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("MuxAdmission").finish_non_exhaustive()
     }
 }
 
@@ -215,13 +207,15 @@ impl Inside {
 
     /// Sends the lines of `log` rules to the supervisor without blocking.
     fn tell(&mut self) {
-        let Self { walker, log, unlogged, .. } = self;
-        while let Some(logged) = walker.log().take() {
-            let port = logged.port.and_then(|port| walker.ports().name(port));
-            if log.try_send(logged.line(port).to_string()).is_err() {
-                *unlogged += 1;
-            }
-        }
+        let now = self.now();
+        self.log.send(&mut self.walker, now, false);
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let now = self.now();
+        self.log.send(&mut self.walker, now, true);
     }
 }
 
@@ -292,7 +286,8 @@ mod tests {
         let mut gate = Gate::new(ruleset, ports, state::Settings::default(), 1);
         let walker = gate.walker().unwrap();
         let time = (Instant::now(), Clock::default());
-        let admission = MuxAdmission::new("web", walker, port, time, DefaultVerdict::Drop, sync_channel(9).0);
+        let admission =
+            MuxAdmission::new(walker, port, time, DefaultVerdict::Drop, LogSender::new(sync_channel(9).0));
         (gate, admission)
     }
 

@@ -38,8 +38,9 @@ use crate::worker_pool;
 /// Longest sleep of the supervisor.
 const TICK: Duration = Duration::from_millis(200);
 
-/// Bound of the channel for lines of `log` rules.
-const LOG_LINES: usize = 1024;
+/// Bound of the channel for lines of `log` rules, and the sleep of the supervisor while many of them arrive.
+const LOG_LINES: usize = 4096;
+const LOG_TICK: Duration = Duration::from_millis(5);
 
 /// Fewest states checked for keepalives in each tick, and the time in which all states are checked: slightly less than the five
 /// seconds that ipfw specifies.
@@ -112,6 +113,8 @@ pub struct Supervisor {
     /// Signalled when a worker has ended.
     done: EventFd,
     log: Receiver<String>,
+    /// Many lines of `log` rules arrived since the last turn.
+    logging: bool,
     sockets: Vec<Socket>,
     /// Order in which `sockets` are accepted from.
     round: RoundRobin,
@@ -250,13 +253,14 @@ impl Supervisor {
     /// Sleeps until an event or the next tick. Re-checks states meanwhile if a re-check is in progress.
     fn wait(&mut self) {
         let begun = Instant::now();
+        let tick = if self.logging { LOG_TICK } else { TICK };
         while self.rechecking {
             self.recheck_some();
-            if self.idle_wait(RECHECK_PAUSE) || begun.elapsed() >= TICK {
+            if self.idle_wait(RECHECK_PAUSE) || begun.elapsed() >= tick {
                 return;
             }
         }
-        self.idle_wait(TICK);
+        self.idle_wait(tick);
     }
 
     /// Sleeps until an event or `timeout`. Returns whether there was an event.
@@ -285,8 +289,10 @@ impl Supervisor {
         }
     }
 
-    fn print_log(&self) {
-        self.log.try_iter().take(LOG_LINES).for_each(|line| log::info!(target: PACKETS, "{line}"));
+    fn print_log(&mut self) {
+        let lines = self.log.try_iter().take(LOG_LINES);
+        let count = lines.map(|line| log::info!(target: PACKETS, "{line}")).count();
+        self.logging = count > LOG_LINES / 16;
     }
 
     /// Logs when the state table becomes nearly full and when it no longer is.

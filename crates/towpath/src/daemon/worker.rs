@@ -4,7 +4,7 @@
 //! After a turn without work the worker polls for a while, then sleeps on every descriptor that can bring work.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender};
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,6 +18,7 @@ use crate::control::QueryInbox;
 use crate::control::commands::show_ports;
 use crate::eventfd::EventFd;
 use crate::inspector::Inspector;
+use crate::packet_log::LogSender;
 use crate::report::Report;
 use crate::ruleset_manager::Clock;
 use towpath_engine::egress::{PortIo, QueryServer, TxQueue};
@@ -63,9 +64,7 @@ pub struct Worker {
     wait: Wait,
     drain: Duration,
     /// Receives the lines of `log` rules.
-    log: SyncSender<String>,
-    /// Lines that the log did not take since the last one that it took.
-    unlogged: u64,
+    log: LogSender,
     /// The clock, published for readers of the states.
     clock: Clock,
 }
@@ -96,7 +95,7 @@ pub(super) struct Parts {
     pub(super) bell: EventFd,
     pub(super) wait: Wait,
     pub(super) drain: Duration,
-    pub(super) log: SyncSender<String>,
+    pub(super) log: LogSender,
     pub(super) clock: Clock,
 }
 
@@ -118,7 +117,6 @@ impl Worker {
             wait,
             drain,
             log,
-            unlogged: 0,
             clock,
         }
     }
@@ -221,17 +219,9 @@ impl Worker {
 
     /// Publishes the clock and passes on the lines of `log` rules without blocking.
     fn tell(&mut self) {
-        self.clock.set(self.engine.clock());
-        let Self { engine, log, unlogged, .. } = self;
-        let walker = engine.walker_mut();
-        while let Some(mut logged) = walker.log().take() {
-            logged.suppressed += *unlogged;
-            let port = logged.port.and_then(|port| walker.ports().name(port));
-            *unlogged = match log.try_send(logged.line(port).to_string()) {
-                Ok(()) => 0,
-                Err(_) => logged.suppressed + 1,
-            };
-        }
+        let now = self.engine.clock();
+        self.clock.set(now);
+        self.log.send(self.engine.walker_mut(), now, false);
     }
 
     /// Executes pending commands. Returns false after `Drain`.
@@ -434,10 +424,8 @@ impl Worker {
             }
             self.idle();
         }
-        let unlogged = self.unlogged + self.engine.walker_mut().log().suppressed();
-        if unlogged > 0 {
-            log::warn!("the last {unlogged} lines of log rules were suppressed");
-        }
+        let now = self.engine.clock();
+        self.log.send(self.engine.walker_mut(), now, true);
         self.take_port_drops();
         Report::of(&mut self.engine)
     }

@@ -54,9 +54,9 @@ metrics! {
     pub struct LogStats in "log" {
         /// Log lines written to standard error.
         pub written: counter events as "lines": "Log lines, by outcome." (outcome = "written"),
-        /// Log lines suppressed by the rate limit of their cause and peer.
+        /// Log lines suppressed by the rate limit of their cause and peer, and by the limits of `log` rules.
         pub suppressed: counter events as "lines" (outcome = "suppressed"),
-        /// Log lines lost because the log queue was full or standard error failed.
+        /// Log lines lost because a queue of the log was full or standard error failed.
         pub lost: counter events as "lines" (outcome = "lost"),
     }
 }
@@ -125,6 +125,22 @@ pub fn submit(line: String, class: Class) {
 pub fn finish() {
     if let Some(queue) = QUEUE.get() {
         queue.finish(FLUSH_STALLED, FLUSH_MAX);
+    }
+}
+
+/// Counts lines of `log` rules that their rule's limit suppressed. A line of the log has their number.
+pub fn count_suppressed(lines: u64) {
+    if let Some(queue) = QUEUE.get() {
+        queue.lock().stats.suppressed += lines;
+    }
+}
+
+/// Counts lines that were lost before they were submitted. A line of the log has their number.
+pub fn count_lost(lines: u64) {
+    if let Some(queue) = QUEUE.get() {
+        let mut queue = queue.lock();
+        queue.stats.lost += lines;
+        queue.reported += lines;
     }
 }
 

@@ -36,6 +36,7 @@ use crate::control::dumps::Dumps;
 use crate::control::{Listening, QueryInbox};
 use crate::eventfd::EventFd;
 use crate::inspector::{self, ATTACH_TIMEOUT};
+use crate::packet_log::LogSender;
 use crate::process::{Local, Remote, Starter};
 use crate::report::Report;
 use crate::ruleset_manager::{Rechecks, RulesetManager};
@@ -185,7 +186,7 @@ impl Supervisor {
                 bell: bell.clone(),
                 wait: config.engine.wait,
                 drain: config.engine.drain,
-                log: log.clone(),
+                log: LogSender::new(log.clone()),
                 clock: ruleset.clock(),
             };
             let cpu = config.engine.cpus.get(number).copied();
@@ -195,8 +196,9 @@ impl Supervisor {
         let admissions = listening_muxes.into_iter().zip(mux_walkers).zip(mux_ports).zip(mux_desks);
         let admissions: Vec<_> = admissions
             .map(|(((listening, walker), port), inbox)| {
-                let ((port, name), time) = (port, (start, ruleset.clock()));
-                let admission = MuxAdmission::new(&name, walker, port, time, config.unserved, log.clone());
+                let ((port, _), time) = (port, (start, ruleset.clock()));
+                let admission =
+                    MuxAdmission::new(walker, port, time, config.unserved, LogSender::new(log.clone()));
                 (listening, admission, inbox)
             })
             .collect();
@@ -207,6 +209,7 @@ impl Supervisor {
             workers,
             done,
             log: lines,
+            logging: false,
             sockets: Vec::new(),
             round: RoundRobin::default(),
             channels: 0,

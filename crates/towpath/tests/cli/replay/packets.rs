@@ -90,6 +90,46 @@ fn rejected_packets_are_answered() {
     assert_eq!(same.status.code(), Some(64), "{}", text(&same.stderr));
 }
 
+/// The lines of `log` rules, as in a live engine, with the capture's time: none is missing.
+#[test]
+fn log_rules_write_their_lines_and_the_number_of_suppressed_ones() {
+    let bench =
+        Bench::new("add 100 count log ip from any to any\nadd 200 deny log logamount 2 udp from any to any");
+    let capture = bench.path("in.pcap");
+    udp_capture(&capture, 3000, 1);
+    let packet = "UDP 10.0.0.1:1024 10.0.0.2:53 in via cap0";
+    let log = bench.path("packets.log");
+    let output = bench.run(&capture, &["--log", log.to_str().unwrap()]);
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+    let written = fs::read_to_string(&log).unwrap();
+    for (lines, place) in
+        [(written.clone(), "file"), (text(&bench.run(&capture, &[]).stderr), "standard error")]
+    {
+        let lines: Vec<&str> = lines.lines().collect();
+        let of = |rule: &str| lines.iter().filter(|line| line.contains(rule)).copied().collect::<Vec<_>>();
+        let counted = of(" ipfw: 100 ");
+        assert_eq!(counted.len(), 3000, "{place}");
+        assert_eq!(counted[0], format!("1970-01-01T00:00:00.000000Z ipfw: 100 Count {packet}"), "{place}");
+        assert_eq!(counted[2999], format!("1970-01-01T00:00:00.002999Z ipfw: 100 Count {packet}"), "{place}");
+        assert_eq!(
+            of(" ipfw: 200 "),
+            [
+                format!("1970-01-01T00:00:00.000000Z ipfw: 200 Deny {packet}"),
+                format!("1970-01-01T00:00:00.000001Z ipfw: 200 Deny {packet}, limit 2 reached"),
+                "1970-01-01T00:00:00.002999Z ipfw: 200 suppressed 2998 lines: limit 2 reached".to_owned(),
+            ],
+            "{place}"
+        );
+        assert_eq!(lines.len(), 3003, "{place}");
+    }
+    let output = bench.run(&capture, &["--log", capture.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(64));
+    assert!(text(&output.stderr).contains("would overwrite"), "{}", text(&output.stderr));
+    let output = bench.run(&capture, &["--log", "/dev/full"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("--log: /dev/full: No space left"), "{}", text(&output.stderr));
+}
+
 #[test]
 fn output_is_in_capture_order_and_whole() {
     let bench = Bench::new(

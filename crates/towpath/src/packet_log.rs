@@ -1,0 +1,165 @@
+//! The lines of `log` rules, from the walkers that write them to the log.
+
+use std::fmt::{self, Display};
+use std::sync::mpsc::SyncSender;
+
+use time::OffsetDateTime;
+use towpath_gate::{Suppressed, SuppressedBy, Walker};
+use towpath_wire::Time;
+
+use crate::logging;
+
+/// Passes each new line of the walker's packets to `line`, the oldest first, with its time. Then passes the summaries of suppressed lines
+/// that are due at `now`; with `all`, also the others. The third argument of `line` is the number of lines for which the line stands.
+pub fn drain(walker: &mut Walker, now: Time, all: bool, mut line: impl FnMut(Time, &dyn Display, u64)) {
+    while let Some(entry) = walker.log().take() {
+        let port = entry.port.and_then(|port| walker.ports().name(port));
+        line(entry.time, &entry.line(port), 1);
+    }
+    while let Some(summary) = walker.log().poll_summary(now, all) {
+        let Suppressed { by, lines, .. } = summary;
+        match by {
+            SuppressedBy::Full => logging::count_lost(lines),
+            _ => logging::count_suppressed(lines),
+        }
+        line(summary.time, &summary, lines);
+    }
+}
+
+/// Sends the lines of one walker to the supervisor without blocking.
+#[derive(Debug)]
+pub(crate) struct LogSender {
+    lines: SyncSender<String>,
+    /// Lines that the full channel did not take since the last summary.
+    lost: u64,
+}
+
+impl LogSender {
+    pub(crate) fn new(lines: SyncSender<String>) -> Self {
+        Self { lines, lost: 0 }
+    }
+
+    /// Sends the new lines. After a loss, the first line that the channel takes has the number of lost lines. With `all`, the summaries
+    /// of suppressed lines that are not due are sent, too.
+    pub(crate) fn send(&mut self, walker: &mut Walker, now: Time, all: bool) {
+        self.tell_lost();
+        let Self { lines, lost } = self;
+        drain(walker, now, all, |_, line, count| {
+            // Once a line is lost, the summary comes before the next one.
+            if *lost > 0 || lines.try_send(line.to_string()).is_err() {
+                *lost += count;
+            }
+        });
+        if all {
+            self.tell_lost();
+        }
+    }
+
+    fn tell_lost(&mut self) {
+        if self.lost > 0 && self.lines.try_send(lost_line(self.lost)).is_ok() {
+            logging::count_lost(self.lost);
+            self.lost = 0;
+        }
+    }
+}
+
+impl Drop for LogSender {
+    /// Lines that were lost at the end appear in the log nevertheless.
+    fn drop(&mut self) {
+        if self.lost > 0 {
+            logging::count_lost(self.lost);
+            log::info!(target: logging::PACKETS, "{}", lost_line(self.lost));
+        }
+    }
+}
+
+fn lost_line(lost: u64) -> String {
+    let plural = if lost == 1 { "" } else { "s" };
+    format!("ipfw: suppressed {lost} line{plural}: the log is too slow")
+}
+
+/// A time since 1970, in UTC: `2026-11-22T08:15:30.123456Z` (RFC 3339). With `fraction`, microseconds.
+pub fn utc(time: Time, fraction: bool) -> impl Display {
+    fmt::from_fn(move |f| {
+        // 2^64 ns are in the year 2554, which `time` has.
+        let at = OffsetDateTime::from_unix_timestamp_nanos(time.as_nanos().into()).map_err(|_| fmt::Error)?;
+        let (year, month, day) = (at.year(), u8::from(at.month()), at.day());
+        write!(f, "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}", at.hour(), at.minute(), at.second())?;
+        if fraction {
+            write!(f, ".{:06}", at.microsecond())?;
+        }
+        f.write_str("Z")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::sync_channel;
+
+    use towpath_gate::rules::Ruleset;
+    use towpath_gate::{Dir, Gate, PacketSpec, Ports, Walk, state};
+    use towpath_wire as wire;
+
+    use super::*;
+
+    fn walker(rules: &str) -> (Gate, Walker) {
+        let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();
+        let mut gate = Gate::new(ruleset, Ports::new(), state::Settings::default(), 1);
+        let walker = gate.walker().unwrap();
+        (gate, walker)
+    }
+
+    fn walk(walker: &mut Walker, packets: usize, now: Time) {
+        let spec = PacketSpec::parse("udp 10.0.0.1:1 > 10.0.0.2:53").unwrap();
+        let packet = wire::parse(spec.link(), &spec.frame, spec.frame.len() as u32).unwrap();
+        for _ in 0..packets {
+            walker.walk(&mut Walk::new(Dir::In, None, None), &packet, now);
+        }
+    }
+
+    const LINE: &str = "ipfw: 100 Deny UDP 10.0.0.1:1 10.0.0.2:53 in";
+
+    #[test]
+    fn lines_that_the_channel_does_not_take_are_counted_in_the_log() {
+        let (_gate, mut walker) = walker("add 100 deny log ip from any to any");
+        let (lines, taken) = sync_channel(2);
+        let mut sender = LogSender::new(lines);
+        let now = Time::from_secs(5);
+        walk(&mut walker, 5, now);
+        sender.send(&mut walker, now, false);
+        assert_eq!(taken.try_iter().collect::<Vec<_>>(), [LINE; 2]);
+        walk(&mut walker, 1, now);
+        sender.send(&mut walker, now, false);
+        let lost = "ipfw: suppressed 3 lines: the log is too slow";
+        assert_eq!(taken.try_iter().collect::<Vec<_>>(), [lost, LINE]);
+    }
+
+    #[test]
+    fn the_number_of_suppressed_lines_is_a_line() {
+        let (_gate, mut walker) = walker("add 100 deny log logamount 1 ip from any to any");
+        let (lines, taken) = sync_channel(10);
+        let mut sender = LogSender::new(lines);
+        walk(&mut walker, 8, Time::from_secs(5));
+        sender.send(&mut walker, Time::from_secs(5), false);
+        assert_eq!(taken.try_iter().collect::<Vec<_>>(), [format!("{LINE}, limit 1 reached")]);
+        sender.send(&mut walker, Time::from_secs(6), false);
+        assert_eq!(taken.try_iter().collect::<Vec<_>>(), ["ipfw: 100 suppressed 7 lines: limit 1 reached"]);
+        // At the end it is not waited for.
+        walk(&mut walker, 1, Time::from_secs(6));
+        sender.send(&mut walker, Time::from_secs(6), true);
+        assert_eq!(taken.try_iter().collect::<Vec<_>>(), ["ipfw: 100 suppressed 1 line: limit 1 reached"]);
+    }
+
+    #[test]
+    fn times_are_utc() {
+        let rows = [
+            (0, "1970-01-01T00:00:00.000000Z"),
+            (1_709_210_096_123_456_789, "2024-02-29T12:34:56.123456Z"),
+            (u64::MAX, "2554-07-21T23:34:33.709551Z"),
+        ];
+        for (nanos, expected) in rows {
+            assert_eq!(utc(Time::from_nanos(nanos), true).to_string(), expected);
+        }
+        assert_eq!(utc(Time::from_secs(86_399), false).to_string(), "1970-01-01T23:59:59Z");
+    }
+}
