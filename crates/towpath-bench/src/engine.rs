@@ -38,7 +38,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// One inspector. Its batch is a small part of the ring, so the engine can refill the rest meanwhile.
+    /// One inspector. Its batch is a small part of the ring, so that the engine can fill the rest while the inspector works.
     pub(crate) fn one(len: usize, publish: usize) -> Self {
         let ring = Config::default().rx.bytes();
         Self { len, publish, inspectors: 1, batch: (ring / len / 8).clamp(1, 64) }
@@ -58,7 +58,7 @@ pub(crate) struct Throughput {
 pub(crate) fn throughput(cpus: Cpus, time: Duration, load: Load) -> Result<Throughput> {
     let mut engine = Engine::start(load.inspectors, "pass", load.batch, cpus)?;
     let sources = sources(load.len);
-    // Plain counters: an iterator's state in memory would be loaded after the stores of a publication.
+    // Plain counters stay in registers. An iterator's state is in memory, and loading it would wait for the stores of a publication.
     let (mut flow, mut to) = (0, 0);
     let start = Instant::now();
     while start.elapsed() < time {

@@ -33,7 +33,7 @@ pub(crate) enum Field {
     Cb { at: u32 },
     /// The 32-bit word that stands for the first byte's address.
     Data,
-    /// The 32-bit word that stands for the address behind the last byte.
+    /// The 32-bit word that stands for the address after the last byte.
     DataEnd,
 }
 
@@ -83,7 +83,7 @@ const FIELDS: &[(u32, u32, &str)] = &[
 /// Which field `size` bytes at `offset` are.
 ///
 /// # Errors
-/// A field that a message does not have, or bytes that are no field, cross one, or are not aligned.
+/// A field that a message does not have, or bytes that are not a field, cross one, or are not aligned.
 pub(crate) fn field(offset: i64, size: Size) -> Result<Field, Reason> {
     let width = Reason::FieldWidth(offset, size.bytes());
     let start = u32::try_from(offset).map_err(|_| width)?;

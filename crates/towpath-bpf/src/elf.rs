@@ -1,6 +1,6 @@
-//! ELF objects as clang makes them: which programs they hold, and one of them linked.
+//! ELF objects as clang makes them: lists their programs, and links one of them.
 //!
-//! What: the chosen function comes first, behind it every function that it calls, directly or not, each once; calls are
+//! What: the chosen function comes first. Every function that it calls, directly or not, follows once. Calls are
 //! turned into distances between instructions. Nothing else of an object is used: maps and global data are refused,
 //! debug information and BTF are ignored.
 //!

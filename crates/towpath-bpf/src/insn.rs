@@ -1,7 +1,7 @@
 //! Encoding of an eBPF instruction (eight bytes).
 //!
 //! Encoding and names follow RFC 9669 (BPF Instruction Set Architecture) and `linux/bpf.h`. Fields that an instruction
-//! does not use must be zero, as Linux demands, so that a program cannot mean more on a newer machine than here.
+//! does not use must be zero, as in Linux, because a later version may define them.
 
 use crate::alu::{AluOp, Cond};
 use crate::verifier_error::Reason;
@@ -102,11 +102,11 @@ pub(crate) enum Operand {
 /// The operation of a byte-order instruction (RFC 9669 section 4.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// `le`: this machine is little-endian, so only the width is cut.
+    /// `le`: truncates to the width. The virtual machine is little-endian.
     Little,
-    /// `be`: swap, since this machine is little-endian.
+    /// `be`: swaps the bytes.
     Big,
-    /// `bswap`: swap always.
+    /// `bswap`: swaps the bytes on every machine.
     Swap,
 }
 
@@ -329,7 +329,7 @@ fn decode_jump(insn: Insn) -> Result<Kind, Reason> {
 
 fn decode_call(insn: Insn) -> Result<Kind, Reason> {
     zero(insn.dst != 0 || insn.off != 0)?;
-    // RFC 9669 section 4.3.1: the source field says whose function is called.
+    // RFC 9669 section 4.3.1: the source field gives the kind of callee.
     match insn.src {
         0 if insn.imm == SKB_LOAD_BYTES => Ok(Kind::Helper { id: insn.imm }),
         0 => Err(Reason::Helper(insn.imm)),

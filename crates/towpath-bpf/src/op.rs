@@ -178,7 +178,7 @@ code_rows! {
     LoadCb,
     /// dst = the address of the message.
     Data,
-    /// dst = the address behind the message.
+    /// dst = the address after the message.
     DataEnd,
     /// mark = src.
     StoreMark,

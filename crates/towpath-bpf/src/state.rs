@@ -184,7 +184,7 @@ pub(crate) struct Frame {
     /// From the frame pointer down: slot 0 is bytes -8 to -1. Shorter than the frame as long as nothing deeper is
     /// written.
     pub(crate) stack: Vec<Slot>,
-    /// The instruction behind the call that made this frame.
+    /// The instruction after the call that made this frame.
     pub(crate) back: usize,
 }
 

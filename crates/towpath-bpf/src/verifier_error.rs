@@ -170,11 +170,11 @@ pub enum Reason {
     #[error("messages are read-only: r{0} points into one")]
     WritesPacket(u8),
     /// A dereference of data_end.
-    #[error("r{0} is data_end, the first byte behind the message")]
+    #[error("r{0} is data_end, the first byte after the message")]
     ReadsEnd(u8),
     /// A packet access that no comparison with data_end covers.
     #[error(
-        "bytes {1} to {2} behind r{0}'s base are read, but only {3} are known to be there; \
+        "offsets {1} to {2} from r{0}'s base are read, but only {3} bytes are known to be there; \
          compare the pointer with data_end first"
     )]
     Unproven(u8, i64, i64, u32),

@@ -51,7 +51,7 @@ pub struct Frame {
     pub lost: u32,
     /// Link type, as in pcap files.
     pub link_type: u16,
-    /// Offset of the data behind the link header.
+    /// Offset of the data after the link header.
     pub network: u16,
     /// Offset of the upper layer's payload.
     pub data: u16,

@@ -236,7 +236,7 @@ impl<E: PacketIo> Engine<E> {
         Ok(())
     }
 
-    /// Drops every undecided packet and detaches the inspectors. Packets that passed behind them leave. Returns the number
+    /// Drops every undecided packet and detaches the inspectors. Later packets that passed leave. Returns the number
     /// of dropped packets.
     ///
     /// # Errors

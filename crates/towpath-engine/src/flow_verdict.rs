@@ -5,8 +5,8 @@
 //! sends to the queue is not affected, so a reload of the rules needs no change here. A verdict ends:
 //! - after [`IDLE`] without a packet, on the clock of the dynamic states;
 //! - with a TCP SYN without ACK, which begins another connection;
-//! - when its inspector is detached for a protocol violation. An inspector that merely ends leaves its verdicts behind, as
-//!   connection marks outlive the program behind an NFQUEUE;
+//! - when its inspector is detached for a protocol violation. If the inspector ends without a violation, its verdicts remain, as
+//!   connection marks outlive the program of an NFQUEUE;
 //! - when the cache is full: the flows that were idle longest are evicted, and their packets are inspected again.
 //!
 //! Two generations bound the cache without a list. A flow with a packet moves to the young generation. If that is full, the

@@ -215,7 +215,7 @@ impl<E: PacketIo> Engine<E> {
         })
     }
 
-    /// The account of a packet that waits: its queue's, or that of the packet that it waits behind.
+    /// The account of a packet that waits: its queue's, or that of the packet for which it waits.
     fn account_of(&mut self, next: &Next, ctx: &PacketCtx) -> Account {
         match *next {
             Next::Queue(number, _) => {
@@ -245,7 +245,7 @@ impl<E: PacketIo> Engine<E> {
 
 // Egress of a packet that was decided without waiting.
 impl<E: PacketIo> Engine<E> {
-    /// Sends a packet, or puts it into the reorder buffer behind those that wait.
+    /// Sends a packet, or puts it into the reorder buffer after those that wait.
     fn pass_now(
         &mut self,
         index: usize,
@@ -332,7 +332,7 @@ impl<E: PacketIo> Engine<E> {
         if self.live && kind != Handover::Tee && !self.charge_queue(id, queue) {
             return Some(Next::End(Outcome::Dropped(DropReason::NoRoom)));
         }
-        // Behind the packets that wait for room there.
+        // After the packets that wait for room there.
         let behind = self.live && self.queues.get(queue).next_in_backlog().is_some();
         match if behind { Offered::Full } else { self.offer(id) } {
             // A copy never delays a live packet.
@@ -616,7 +616,7 @@ impl<E: PacketIo> Engine<E> {
         } += u64::from(packets);
     }
 
-    /// Sends the packets of the reorder buffer that are decided and behind no packet that waits.
+    /// Sends the decided packets of the reorder buffer that follow no waiting packet of their bucket.
     pub(crate) fn flush(&mut self) -> Result<(), E::Error> {
         let Self { reorder, burst, io, .. } = self;
         reorder.flush(|held| transmit(io, held.borrowed(), bytes(held, burst.as_ref()), &held.meta))

@@ -1,4 +1,4 @@
-//! The reorder buffer: packets that wait for a verdict, and packets that passed behind them.
+//! The reorder buffer: packets that wait for a verdict, and later packets of the same bucket that passed.
 //!
 //! What: each packet belongs to a bucket, and the packets of a bucket leave in the order in which they were added. While a bucket is
 //! not clear, a packet that passes joins it at the back. Packets leave a bucket only at its front, once they are decided.
@@ -404,7 +404,7 @@ impl<M, W> ReorderBuffer<M, W> {
         self.shares.charge(account, Usage { packets: 0, bytes: bytes.len() });
     }
 
-    /// Passes each packet to `out` that passed and is behind no waiting packet of its bucket.
+    /// Calls `out` with each passed packet that follows no waiting packet of its bucket.
     ///
     /// # Errors
     ///

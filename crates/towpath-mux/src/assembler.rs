@@ -393,7 +393,7 @@ impl Assembler {
         self.buffer = buffer;
     }
 
-    /// Removes the buffer with the messages since [`Assembler::restore`]. The bytes behind them move to a new
+    /// Removes the buffer with the messages since [`Assembler::restore`]. The bytes after them move to a new
     /// buffer of their size.
     pub(crate) fn detach(&mut self) -> Vec<u8> {
         self.consume();

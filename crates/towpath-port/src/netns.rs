@@ -137,8 +137,8 @@ pub fn veth(one: &str, other: &str) {
     [one, other].into_iter().for_each(settled);
 }
 
-/// Waits until the kernel has noticed that the link of this veth interface, of the calling thread's namespace, is up, which it may do
-/// a second after the other end was set up: before, what is sent may be dropped, and whether it is running changes once more.
+/// Waits until the kernel reports the link of this veth interface as up, in the namespace of the calling thread. This may take a
+/// second after the other end was set up. Until then, sent frames may be dropped, and the state of the link changes once more.
 ///
 /// # Panics
 /// When ip(8) fails; as [`until`].

@@ -243,7 +243,7 @@ impl WordMap {
     ///
     /// # Errors
     ///
-    /// Fails if the descriptor is no map, or its keys or values have another size.
+    /// Fails if the descriptor is not a map, or its keys or values have another size.
     pub(crate) fn of(map: OwnedFd) -> io::Result<Self> {
         // struct bpf_map_info: type, id; key_size, value_size. The kernel writes as many bytes as `info_len`.
         let mut info = [0_u64; 2];

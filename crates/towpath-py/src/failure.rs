@@ -28,7 +28,9 @@ pub(crate) fn recv(error: &RecvError) -> PyErr {
 
 pub(crate) fn full(why: ReserveError) -> PyErr {
     let (errno, text) = match why {
-        ReserveError::TooLarge => (Errno::MSGSIZE, "it is larger than the other side takes".to_owned()),
+        ReserveError::TooLarge => {
+            (Errno::MSGSIZE, "the message is larger than the other side accepts".to_owned())
+        }
         ReserveError::Disconnected => (Errno::PIPE, "the peer has disconnected".to_owned()),
         ReserveError::RingFull | ReserveError::NoContiguousSpace => (Errno::NOBUFS, why.to_string()),
         ReserveError::Interrupted => (Errno::INTR, why.to_string()),
@@ -68,7 +70,7 @@ pub(crate) fn send(error: &SendError) -> PyErr {
     with_errno(errno.raw_os_error(), text)
 }
 
-/// Converts an I/O error. An error without an errno gets one by its kind.
+/// Converts an I/O error. For an error without an errno, the error's kind selects it.
 pub(crate) fn system(error: &io::Error) -> PyErr {
     let errno = error.raw_os_error().unwrap_or_else(|| {
         let errno = match error.kind() {

@@ -63,7 +63,7 @@ def capitals(queue):
     too_long = bytes(1 << 30)
     for number, frame in enumerate(queue):
         payload = frame.payload[: frame.data] + frame.payload[frame.data :].upper()
-        refuses(OSError, "larger than the other side takes", frame.replace, too_long)
+        refuses(OSError, "larger than the other side accepts", frame.replace, too_long)
         frame.replace([payload, bytearray(payload), memoryview(payload)][number % 3])
 
 

@@ -302,7 +302,7 @@ impl<T> Engine<T> {
         self.asked.open()
     }
 
-    /// Bytes and frames of the call that starts behind the first `skip` waiting frames.
+    /// Bytes and frames of the call that starts after the first `skip` waiting frames.
     fn next_call(&self, skip: usize) -> (usize, usize) {
         let most = if self.config.kind == Kind::Stream { MAX_PARTS } else { 1 };
         let (mut bytes, mut parts) = (0, 0);

@@ -395,7 +395,7 @@ impl Sender {
     /// connection is reset, and buffers that the kernel may still read go into quarantine.
     ///
     /// # Errors
-    /// The error queue could not be read. A peer that is gone or does not read is no error: see [`Closed::finished`].
+    /// The error queue could not be read. A peer that is gone or does not read is not an error: see [`Closed::finished`].
     pub fn close(mut self, patience: Duration) -> Result<Closed, SendError> {
         let deadline = Instant::now() + patience;
         let flushed = self.drive(|sender| sender.driver.engine.is_flushed(), Some(deadline)).unwrap_or(false);

@@ -11,7 +11,7 @@
 //! that one; `own TEXT` sends TEXT to the connection of the message; `parts N` answers in that many parts; `huge N` has
 //! that many bytes in its answer.
 //! It exceeds its authority at `again` (answers twice), `unheld` (answers to what it does not have), `more` (more answers
-//! than messages), `frame` (a frame that is no answer) and `bells N` (rings the doorbell N times without news).
+//! than messages), `frame` (a frame that is not an answer) and `bells N` (rings the doorbell N times without news).
 //!
 //! With a number as its argument it takes so many short messages at once.
 

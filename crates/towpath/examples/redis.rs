@@ -42,7 +42,7 @@ fn parse(bytes: &[u8]) -> Vec<Vec<u8>> {
     words
 }
 
-/// The string that `bytes` begin with, and what is behind it.
+/// The string at the start of `bytes`, and the rest.
 fn bulk_string(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = bytes.strip_prefix(b"$")?.split_at_checked(line(bytes) - 1)?;
     let (word, rest) = rest.split_at_checked(str::from_utf8(length).ok()?.trim_end().parse().ok()?)?;

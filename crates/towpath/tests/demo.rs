@@ -1,4 +1,4 @@
-//! `towpath demo` as a user runs it: it passes, and leaves nothing behind, however it ends.
+//! `towpath demo` as a user runs it: it passes, and leaves no process, file or namespace, however it ends.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};

@@ -25,7 +25,7 @@ const PACE: Duration = Duration::from_millis(1);
 const MESSAGES: Duration = Duration::from_millis(2);
 /// Time limit of an answer.
 const ANSWER: Duration = Duration::from_secs(20);
-/// Offsets in a frame: destination port, and behind the UDP header number and time.
+/// Offsets in a frame: destination port; after the UDP header, number and time.
 const PORT: usize = ETHERNET + 22;
 const NUMBER: usize = ETHERNET + 28;
 const TIME: usize = NUMBER + 8;

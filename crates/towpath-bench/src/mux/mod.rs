@@ -22,7 +22,7 @@ pub(crate) enum Job {
     Marked(Duration),
 }
 
-/// Offset of a request's number, behind the length; the mark follows.
+/// Offset of a request's number, after the length; the mark follows.
 pub(crate) const NUMBER: std::ops::Range<usize> = 4..12;
 pub(crate) const MARK: usize = 12;
 pub(crate) const SMALLEST: usize = 16;

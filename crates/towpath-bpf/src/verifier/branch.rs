@@ -55,7 +55,7 @@ fn assume_unset(state: &State, wide: bool, left: Value, right: Value) -> Option<
     Some(state.clone())
 }
 
-/// `pointer cond data_end` holds: how many bytes there are behind the pointer's base.
+/// `pointer cond data_end` holds: the number of bytes from the pointer's base on.
 fn learn(state: &mut State, id: u32, off: i64, cond: Cond) {
     let known = match cond {
         Cond::Le | Cond::Eq => off,

@@ -189,7 +189,7 @@ fn targets(kinds: &[Option<Kind>], functions: &[usize]) -> Result<Vec<bool>, (us
     Ok(targets)
 }
 
-/// The instruction that a jump goes to; calls are no jumps.
+/// The instruction that a jump goes to; calls are not jumps.
 pub(crate) fn jump_target(at: usize, kind: Kind) -> Option<i64> {
     match kind {
         Kind::Jump { by } => Some(at as i64 + 1 + i64::from(by)),

@@ -119,34 +119,34 @@ const EBPF: &[(&[Insn], &str)] = &[
     (&[load(W, 2, 1, DATA), store_imm(B, 2, 0, 0), EXIT],
         "instruction 1 (*(u8 *)(r2 + 0) = 0): messages are read-only: r2 points into one"),
     (&[load(W, 2, 1, DATA_END), load(B, 0, 2, 0), EXIT],
-        "instruction 1 (r0 = *(u8 *)(r2 + 0)): r2 is data_end, the first byte behind the message"),
+        "instruction 1 (r0 = *(u8 *)(r2 + 0)): r2 is data_end, the first byte after the message"),
     (&[load(W, 2, 1, DATA), load(B, 0, 2, 0), EXIT],
-        "instruction 1 (r0 = *(u8 *)(r2 + 0)): bytes 0 to 0 behind r2's base are read, but only 0 are known to be \
+        "instruction 1 (r0 = *(u8 *)(r2 + 0)): offsets 0 to 0 from r2's base are read, but only 0 bytes are known to be \
          there; compare the pointer with data_end first"),
     (&[load(W, 2, 1, DATA), load(W, 3, 1, DATA_END), copy(4, 2), add(4, 4), mov(0, 0), jgt(4, 3, 1),
        load(W, 0, 2, 1), EXIT],
-        "instruction 6 (r0 = *(u32 *)(r2 + 1)): bytes 1 to 4 behind r2's base are read, but only 4 are known to be \
+        "instruction 6 (r0 = *(u32 *)(r2 + 1)): offsets 1 to 4 from r2's base are read, but only 4 bytes are known to be \
          there; compare the pointer with data_end first"),
     (&[load(W, 2, 1, DATA), load(W, 3, 1, DATA_END), copy(4, 2), add(4, 4), mov(0, 0), jgt(3, 4, 1),
        load(B, 0, 2, 0), EXIT],
-        "instruction 6 (r0 = *(u8 *)(r2 + 0)): bytes 0 to 0 behind r2's base are read, but only 0 are known to be \
+        "instruction 6 (r0 = *(u8 *)(r2 + 0)): offsets 0 to 0 from r2's base are read, but only 0 bytes are known to be \
          there; compare the pointer with data_end first"),
     (&[load(W, 2, 1, DATA), load(W, 3, 1, DATA_END), mov(0, 0), jgt(2, 3, 1), load(B, 0, 2, -1), EXIT],
-        "instruction 4 (r0 = *(u8 *)(r2 - 1)): bytes -1 to -1 behind r2's base are read, but only 0 are known to be \
+        "instruction 4 (r0 = *(u8 *)(r2 - 1)): offsets -1 to -1 from r2's base are read, but only 0 bytes are known to be \
          there; compare the pointer with data_end first"),
     (&[load(W, 2, 1, DATA), load(W, 3, 1, CB), add_reg(2, 3), load(B, 0, 2, 0), EXIT],
-        "instruction 3 (r0 = *(u8 *)(r2 + 0)): bytes 0 to 0 behind r2's base are read, but only 0 are known to be \
+        "instruction 3 (r0 = *(u8 *)(r2 + 0)): offsets 0 to 0 from r2's base are read, but only 0 bytes are known to be \
          there; compare the pointer with data_end first"),
     (&[load(W, 2, 1, DATA), load(W, 3, 1, DATA_END), mov(0, 0), raw(0x3d, 2, 3, 1, 0), load(H, 0, 2, 0), EXIT],
-        "instruction 4 (r0 = *(u16 *)(r2 + 0)): bytes 0 to 1 behind r2's base are read, but only 1 are known to be \
+        "instruction 4 (r0 = *(u16 *)(r2 + 0)): offsets 0 to 1 from r2's base are read, but only 1 bytes are known to be \
          there; compare the pointer with data_end first"),
     (&[load(W, 2, 1, DATA), load(W, 3, 1, DATA_END), mov(0, 0), raw(0xbd, 3, 2, 1, 0), load(H, 0, 2, 0), EXIT],
-        "instruction 4 (r0 = *(u16 *)(r2 + 0)): bytes 0 to 1 behind r2's base are read, but only 1 are known to be \
+        "instruction 4 (r0 = *(u16 *)(r2 + 0)): offsets 0 to 1 from r2's base are read, but only 1 bytes are known to be \
          there; compare the pointer with data_end first"),
     // Two paths meet, and only one compared, set, or wrote; nothing else tells them apart.
     (&[load(W, 5, 1, LEN), load(W, 2, 1, DATA), load(W, 3, 1, DATA_END), copy(4, 2), add(4, 1), mov(0, 0),
        raw(0x45, 5, 0, 1, 1), jgt(4, 3, 1), load(B, 0, 2, 0), EXIT],
-        "instruction 8 (r0 = *(u8 *)(r2 + 0)): bytes 0 to 0 behind r2's base are read, but only 0 are known to be \
+        "instruction 8 (r0 = *(u8 *)(r2 + 0)): offsets 0 to 0 from r2's base are read, but only 0 bytes are known to be \
          there; compare the pointer with data_end first"),
     (&[load(W, 5, 1, LEN), raw(0x45, 5, 0, 1, 1), mov(0, 0), EXIT],
         "instruction 3 (exit): r0 is read, but a path to here does not set it"),

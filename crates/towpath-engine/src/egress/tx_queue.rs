@@ -143,8 +143,8 @@ impl TxQueue {
 
     /// See [`PacketIo::max_frame`].
     pub(super) fn max_frame(&self, bytes: &[u8], meta: &Meta) -> usize {
-        // A router cuts longer packets into fragments or answers them; a bridge, what it received in fragments; a port, what it
-        // received unsegmented.
+        // A router fragments longer packets or answers them. A bridge fragments packets that were received in fragments. A port
+        // segments packets that were received unsegmented.
         if self.config.router.is_some() || meta.fragment_len > 0 || meta.port.offload.gso.is_some() {
             return MAX_PACKET + MAX_HEADER;
         }

@@ -11,7 +11,7 @@ use super::{
     TARGET_LINK_ADDRESS, icmp6_sum, link_address, solicited_node,
 };
 
-/// Writes the reply to a request for one of `addresses` of the host `mac` into `out`. Returns false if `frame` is no such request,
+/// Writes the reply to a request for one of `addresses` of the host `mac` into `out`. Returns false if `frame` is not such a request,
 /// or invalid.
 pub(crate) fn reply(frame: &[u8], mac: [u8; 6], addresses: &[IpAddr], out: &mut Vec<u8>) -> bool {
     match frame.get(12..ETHERNET) {

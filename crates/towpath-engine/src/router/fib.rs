@@ -150,7 +150,7 @@ fn needs_fragmentation(frame: &[u8], network: usize, meta: &Meta, mtu: usize) ->
 }
 
 /// Fragments the IPv4 packet at `network` of `frame` (RFC 791 section 3.2) into fragments of at most `mtu` bytes. Calls `each` with each
-/// fragment, behind the packet's link header, and whether it is the last. `piece` is the memory of the fragments. The packet's
+/// fragment, after the packet's link header, and whether it is the last. `piece` is the memory of the fragments. The packet's
 /// checksums are complete.
 ///
 /// Returns false, without a call, if the MTU has no room for 8 bytes, if the header has no length, or if the end of the packet is

@@ -222,7 +222,7 @@ impl Resolver {
         std::mem::take(&mut self.evicted)
     }
 
-    /// Handles a frame that may be a reply to a request. Returns whether the request was sent, or `None` if the frame is no reply.
+    /// Handles a frame that may be a reply to a request. Returns whether the request was sent, or `None` if the frame is not a reply.
     pub(crate) fn handle_reply(
         &mut self,
         port: u16,

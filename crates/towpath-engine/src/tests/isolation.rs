@@ -124,7 +124,7 @@ fn a_replacement_that_no_port_can_carry_is_invalid() {
     }
 }
 
-/// The inspector of queue 1 holds one packet of a flow and replaces those behind it by the longest frames. The one of queue 2 passes at
+/// The inspector of queue 1 holds one packet of a flow and replaces the later ones by the longest frames. The one of queue 2 passes at
 /// once.
 #[test]
 fn a_hostile_inspector_costs_only_its_own_queue() {
@@ -158,7 +158,7 @@ fn a_hostile_inspector_costs_only_its_own_queue() {
     assert_eq!(left, 4400, "every packet of the honest queue left");
 }
 
-/// The rest of the flow, which no rule sends to a queue, waits behind the packet that an inspector holds, at the expense of its queue.
+/// The rest of the flow, which no rule sends to a queue, waits for the packet that an inspector holds, and is charged to the account of its queue.
 #[test]
 fn packets_behind_a_held_one_are_charged_to_its_queue() {
     let (mut world, [slow, honest]) = world();

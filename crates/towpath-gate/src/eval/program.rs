@@ -55,8 +55,8 @@ pub(crate) struct LogLimit {
 }
 
 impl LogLimit {
-    /// Counts one more logged packet. Returns the limit if this packet reaches it. `limit` applies to a rule without `logamount`; 0 is
-    /// no limit.
+    /// Counts one more logged packet. Returns the limit if this packet reaches it. `limit` applies to a rule without `logamount`; 0
+    /// means no limit.
     ///
     /// # Errors
     /// The limit, if it was reached before.

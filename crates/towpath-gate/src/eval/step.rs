@@ -65,7 +65,7 @@ pub enum DropReason {
     NotIp,
     /// An IPv4 TCP fragment at offset 1, which could overwrite checked flags (RFC 3128).
     TinyFragment,
-    /// An unknown IPv6 extension header, behind which anything may follow.
+    /// An unknown IPv6 extension header: the data after it cannot be interpreted.
     UnknownHeader,
     /// Calls nested deeper than [`super::CALL_DEPTH`].
     CallDepth,

@@ -203,7 +203,7 @@ pub enum NextHop {
 /// `log [logamount N]`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Log {
-    /// Maximum number of logged packets. `None` uses the limit of the gate; 0 is no limit.
+    /// Maximum number of logged packets. `None` uses the limit of the gate; 0 means no limit.
     pub amount: Option<u32>,
 }
 

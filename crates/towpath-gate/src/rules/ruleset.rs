@@ -27,7 +27,7 @@ pub struct Ruleset {
 /// A policer (token bucket).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pipe {
-    /// Rate in bits per second; 0 is no limit.
+    /// Rate in bits per second; 0 means no limit.
     pub rate: u64,
     /// Burst in bytes; 0 is the traffic of 50 ms.
     pub burst: u64,

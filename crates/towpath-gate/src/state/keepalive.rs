@@ -24,7 +24,7 @@ pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 
 const TCP: u8 = 6;
 
-/// One keepalive: an ACK without payload, with window 0, whose sequence number is one behind.
+/// One keepalive: an ACK without payload, with window 0, whose sequence number is one less than the next one of its sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keepalive {
     /// From one end of the connection to the other.

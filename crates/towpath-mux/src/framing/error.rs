@@ -20,7 +20,7 @@ impl ParseError {
     pub(super) fn unknown_preset<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone) -> Self {
         let hint = match nearest(name, known.clone()) {
             Some(near) => format!("did you mean {near:?}?"),
-            None => format!("there are {}", known.collect::<Vec<_>>().join(", ")),
+            None => format!("the presets are {}", known.collect::<Vec<_>>().join(", ")),
         };
         Self { line: None, column: 1, message: format!("unknown preset {name:?}; {hint}") }
     }

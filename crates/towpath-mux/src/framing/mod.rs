@@ -253,9 +253,8 @@ impl Framing {
     /// Frames the message that starts with `bytes`.
     ///
     /// `bytes` may be incomplete or extend beyond the message. After [`Step::Message`] the state is that of
-    /// the next message: the next call gets the bytes behind this one, even if not all of this one had
+    /// the next message: the next call gets the bytes after this one, even if not all of this one had
     /// arrived. After [`Step::Need`] the next call gets the same bytes and more.
-    /// some of this one were not there yet. Behind [`Step::Need`] the next call has the same bytes and more.
     pub fn step(&self, bytes: &[u8], state: &mut State) -> Step {
         if bytes.is_empty() {
             return Step::Need(1);

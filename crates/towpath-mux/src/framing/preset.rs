@@ -66,7 +66,7 @@ pub const PRESETS: &[Preset] = &[
     text(
         "http2-frame",
         "http2",
-        "HTTP/2 frames and the client's preface, also behind an upgrade from HTTP/1.1 (RFC 9113, 3.4 and 4.1)",
+        "HTTP/2 frames and the client's preface, also after an upgrade from HTTP/1.1 (RFC 9113, 3.4 and 4.1)",
         r#"when "PRI * HTTP/2.0\r\n" (fixed=24 tail="\r\nSM\r\n\r\n")
            when "HTTP/1.1 101 " (delimiter="\r\n\r\n" max=64K)
            when "GET /" (delimiter="\r\n\r\n" max=64K)

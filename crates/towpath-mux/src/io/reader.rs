@@ -104,7 +104,7 @@ pub(super) fn read(
         state.accepted(shared, accepted, work);
     }
     if runs && state.mux.queued() > 0 {
-        // Other messages wait behind the batch. Wake a worker if the batch is long enough.
+        // Other messages wait after the batch. Wake a worker if the batch is long enough.
         state.pump(shared, work);
     }
     state.reschedule(work);

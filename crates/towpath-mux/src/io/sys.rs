@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
 
-/// Most descriptors in one message (include/net/scm.h).
+/// Maximum number of descriptors in one message (include/net/scm.h).
 const SCM_MAX_FD: usize = 253;
 /// Words of the control buffer: a header of 16 bytes and the descriptors (cmsg(3)).
 const CONTROL: usize = 2 + SCM_MAX_FD.div_ceil(2);
@@ -24,8 +24,8 @@ pub(super) fn refuse_descriptors(fd: BorrowedFd<'_>) {
     let _ = unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, pointer, length) };
 }
 
-/// Receives into the spare capacity of `buffer`, like read(2). Returns the number of bytes, the descriptors that the
-/// peer passed, and whether it passed any.
+/// Receives into the spare capacity of `buffer`, like read(2). Returns the number of bytes, the descriptors that arrived,
+/// and whether the peer passed any, including those that did not fit (MSG_CTRUNC).
 pub(super) fn receive(
     fd: BorrowedFd<'_>,
     buffer: &mut Vec<u8>,
@@ -48,7 +48,7 @@ pub(super) fn receive(
         return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
     };
     let (mut fds, len) = (Vec::new(), buffer.len());
-    // SAFETY: recvmsg(2) has written `got` bytes behind `len`, and no more than the spare capacity.
+    // SAFETY: recvmsg(2) has written `got` bytes after `len`, and no more than the spare capacity.
     unsafe { buffer.set_len(len + got) };
     // SAFETY: the header and its control buffer are those that recvmsg(2) has filled; `msg_controllen` is the filled part.
     let mut part = unsafe { libc::CMSG_FIRSTHDR(&raw const header) };
@@ -57,12 +57,12 @@ pub(super) fn receive(
         let head = unsafe { part.read() };
         let bytes = head.cmsg_len as usize;
         if (head.cmsg_level, head.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-            // SAFETY: as above; the data begins behind the header.
+            // SAFETY: as above; the data begins after the header.
             let data = unsafe { libc::CMSG_DATA(part) }.cast::<c_int>();
             // SAFETY: computes a length only.
             let head = unsafe { libc::CMSG_LEN(0) } as usize;
             for at in 0..bytes.saturating_sub(head) / size_of::<c_int>() {
-                // SAFETY: the kernel wrote this number of descriptors behind the header.
+                // SAFETY: the kernel wrote this number of descriptors after the header.
                 let descriptor = unsafe { data.add(at) };
                 // SAFETY: as above.
                 let descriptor = unsafe { descriptor.read_unaligned() };
@@ -77,7 +77,8 @@ pub(super) fn receive(
     Ok((got, fds, passed))
 }
 
-/// Makes a TCP socket ready at `bytes` bytes (socket(7), tcp(7)). Other sockets stay ready at one byte.
+/// Sets SO_RCVLOWAT: poll(2) reports a TCP socket as readable from `bytes` bytes on (socket(7)). Other sockets are readable with
+/// one byte.
 pub(super) fn set_rcvlowat(fd: BorrowedFd<'_>, bytes: usize) {
     let value = c_int::try_from(bytes).unwrap_or(c_int::MAX);
     let length = size_of::<c_int>() as libc::socklen_t;

@@ -1,10 +1,10 @@
 //! TLS by rustls (feature `tls`).
 //!
-//! What: a mutex protects the session, which reader and writer of a connection take in turn. Records are made
-//! and opened under it. The socket is non-blocking.
+//! What: a mutex protects the session. The reader and the writer of a connection take it in turn, and encrypt and
+//! decrypt records while they hold it. The socket is non-blocking.
 //!
 //! Invariant: bytes count as sent when the socket has accepted all records that contain them, not when the
-//! session has. A connection that ends after sending everything has sent all records.
+//! session has. When all bytes of a connection count as sent, the socket has therefore accepted all records.
 
 use std::fmt;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
@@ -22,9 +22,9 @@ use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerCo
 use super::link::ReadOutcome;
 use crate::mux::{Cause, Outcome, Transmit};
 
-/// Plain bytes per record that is written.
+/// Maximum number of plaintext bytes in a written record.
 const CHUNK: usize = 16 << 10;
-/// Slices in such a chunk.
+/// Maximum number of slices in a written record.
 const SLICES: usize = 64;
 /// Default handshake timeout.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -68,7 +68,7 @@ impl Tls {
     ///
     /// # Errors
     ///
-    /// Names the file and what is wrong with it.
+    /// A file cannot be read, has no certificate or key, or the two do not match. The error names the file.
     pub fn server(chain: impl AsRef<Path>, key: impl AsRef<Path>) -> Result<Self, TlsError> {
         let (chain, key) = (chain.as_ref(), key.as_ref());
         let certificates = certificates(chain)?;
@@ -80,7 +80,11 @@ impl Tls {
             .with_no_client_auth()
             .with_single_cert(certificates, private);
         let config = config.map_err(|error| {
-            TlsError(format!("{} and {} do not fit: {error}", chain.display(), key.display()))
+            TlsError(format!(
+                "the certificate {} and the key {} do not match: {error}",
+                chain.display(),
+                key.display()
+            ))
         })?;
         Ok(Self::server_with(Arc::new(config)))
     }
@@ -94,7 +98,7 @@ impl Tls {
     ///
     /// # Errors
     ///
-    /// Names what is wrong with the file or the name.
+    /// The file cannot be read or has no valid certificate, or `name` is neither a host name nor an address.
     pub fn client(roots: impl AsRef<Path>, name: &str) -> Result<Self, TlsError> {
         let mut store = RootCertStore::empty();
         for certificate in certificates(roots.as_ref())? {
@@ -106,7 +110,7 @@ impl Tls {
             .with_root_certificates(store)
             .with_no_client_auth();
         let name = ServerName::try_from(name.to_owned())
-            .map_err(|_| TlsError(format!("`{name}` is neither a host's name nor an address")))?;
+            .map_err(|_| TlsError(format!("`{name}` is neither a host name nor an address")))?;
         Ok(Self::client_with(Arc::new(config), name))
     }
 
@@ -143,14 +147,15 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let all = CertificateDer::pem_file_iter(path).map_err(none)?;
     let all = all.collect::<Result<Vec<_>, _>>().map_err(none)?;
     match all.is_empty() {
-        true => {
-            Err(TlsError(format!("{}: no certificate in PEM: it has no part of that name", path.display())))
-        }
+        true => Err(TlsError(format!(
+            "{}: no certificate in PEM: the file has no section CERTIFICATE",
+            path.display()
+        ))),
         false => Ok(all),
     }
 }
 
-/// Error for a PEM file without such a part.
+/// Error for a PEM file without a valid section for `what`.
 fn not_pem(path: &Path, what: &str, error: &pem::Error) -> TlsError {
     let path = path.display();
     TlsError(match error {
@@ -229,7 +234,7 @@ impl Session {
                 Ok(Received::Nothing) => return HandshakeStep::More { write: false },
                 Ok(Received::Some) => {}
                 Ok(Received::End) if inner.connection.is_handshaking() => {
-                    return HandshakeStep::Failed("the peer closed inside the handshake".to_owned());
+                    return HandshakeStep::Failed("the peer closed during the handshake".to_owned());
                 }
                 Ok(Received::End) => inner.over = true,
                 Err(cause) => return HandshakeStep::Failed(cause.to_string()),
@@ -253,15 +258,15 @@ impl Session {
                 Received::Some => {}
                 Received::End => return Ok(ReadOutcome::Eof),
             }
-            // The session may have to answer. If the peer does not read, it makes no progress.
+            // The session may have records to send (alerts, key updates). If the peer does not read, they stay queued.
             let _ = inner.flush(fd);
         }
         Ok(ReadOutcome::More)
     }
 
-    /// Writes as much as the socket accepts. The bytes of a record count as sent when all of the record is. A
-    /// peer cannot use a part of a record, so a message whose first record was not sent completely may be
-    /// sent elsewhere.
+    /// Writes as much as the socket accepts. The bytes of a record count as sent when the socket has accepted the
+    /// whole record. A peer cannot use a part of a record, so a message whose first record was not sent
+    /// completely may be sent on another connection.
     pub(super) fn write(&self, fd: &OwnedFd, transmit: &mut Transmit) -> Outcome {
         let mut inner = self.lock();
         loop {

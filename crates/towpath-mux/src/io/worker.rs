@@ -642,9 +642,9 @@ impl Drop for Worker {
         if !std::thread::panicking() {
             self.complete(&mut local_queue);
         } else if let Some(left) = self.group.len().checked_sub(self.ends.len() + 1) {
-            // The panic was in a message of a group: those before it are done, those behind it are not begun.
+            // The panic was in a message of a group: those before it are done, those after it are not begun.
             if let Some(batch) = self.batch.as_ref().filter(|_| local_queue.batch.is_none()) {
-                // The batch was split meanwhile: the worker holds the messages behind it as single ones.
+                // The batch was split meanwhile: the worker holds the messages after it as single ones.
                 tickets.extend((self.group.end - left..self.group.end).map(|at| batch.ticket(at)));
             }
             local_queue.rewind(left);

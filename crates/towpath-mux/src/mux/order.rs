@@ -5,7 +5,7 @@ use std::collections::hash_map::{Entry, HashMap};
 
 use super::message::Message;
 
-/// One queue per hash. A queue exists while a message with its hash is ready or with a worker; it holds the messages behind that.
+/// One queue per hash. A queue exists while a message with its hash is ready or with a worker; it holds the messages after that one.
 #[derive(Debug, Default)]
 pub(super) struct KeyQueues {
     queues: HashMap<u32, VecDeque<Message>>,

@@ -156,7 +156,7 @@ fn non_tls_peers_are_refused_with_a_reason() {
     peer.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("it reads");
     assert!(not_attached(&server).contains("TLS"));
     drop(TcpStream::connect(address).expect("it listens"));
-    assert_eq!(not_attached(&server), "the peer closed inside the handshake");
+    assert_eq!(not_attached(&server), "the peer closed during the handshake");
     // A client that does not trust the certificate.
     let mut other = StreamOwned::new(Pair::new().client(), TcpStream::connect(address).expect("it listens"));
     assert!(other.write_all(b"hello\n").is_err());
@@ -246,7 +246,7 @@ fn invalid_certificate_files_are_named() {
         (pair.cert(), none.to_owned(), "/nonexistent/cert.pem: cannot be read: No such file"),
         (pair.key(), pair.key(), "key.pem: no certificate in PEM"),
         (pair.cert(), pair.cert(), "cert.pem: no private key in PEM"),
-        (pair.cert(), other.key(), "do not fit"),
+        (pair.cert(), other.key(), "do not match"),
     ];
     for (cert, key, expected) in rows {
         let error = Tls::server(cert, key).expect_err(expected).to_string();
@@ -254,7 +254,7 @@ fn invalid_certificate_files_are_named() {
     }
     assert!(Tls::client(none, "localhost").is_err());
     let error = Tls::client(pair.cert(), "local host").expect_err("no name").to_string();
-    assert_eq!(error, "`local host` is neither a host's name nor an address");
+    assert_eq!(error, "`local host` is neither a host name nor an address");
 }
 
 /// A mux that sends requests over TLS, reconnects to a restarted server, and stops when it drains.

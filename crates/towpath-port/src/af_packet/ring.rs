@@ -128,7 +128,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // Release: what was done under this lease is done; Acquire: and so is what was done under the others, when this is the last.
+        // Release: the accesses under this lease precede the drop. Acquire: the last drop follows the accesses under all others.
         if self.ring.leases[self.block].fetch_sub(1, Ordering::AcqRel) != OURS + 1 {
             return;
         }

@@ -69,7 +69,7 @@ impl Program {
     ///
     /// # Errors
     ///
-    /// Fails if the first descriptor is no map of 32-bit keys and values.
+    /// Fails if the first descriptor is not a map of 32-bit keys and values.
     pub(super) fn of([map, link]: [OwnedFd; 2]) -> io::Result<Self> {
         Ok(Self { map: WordMap::of(map)?, _link: link })
     }

@@ -230,7 +230,7 @@ fn fail_open_passes_and_fail_closed_drops() {
     within(|| {
         veth("v0", "v1");
         let mut tx = af_packet::Socket::open(af_packet::Config::new("v0")).unwrap();
-        // What the network stack gets, which is behind XDP.
+        // Receives the packets that XDP passes to the network stack.
         let mut stack = af_packet::Socket::open(af_packet::Config::new("v1")).unwrap();
         let mut burst = Burst::new(64);
         let mut arrives = |tx: &mut af_packet::Socket, phase: u8| {

@@ -316,7 +316,7 @@ fn gzip_whole_in_parts_cut_and_damaged() {
     let members = [gzip(&file[..1_000]), gzip(&file[1_000..])].concat();
     assert_eq!(read(members), (plain.clone(), None));
 
-    // Zeros behind it: padding to a block size. A member may come behind them, and anything else is damage.
+    // Zeros after the file: padding to a block size. Another member may follow them; anything else is damage.
     for zeros in [1, 512, 100_000] {
         let padded = [gzip(&file), vec![0; zeros]].concat();
         assert_eq!(read(padded.clone()), (plain.clone(), None), "{zeros} zeros");

@@ -1,4 +1,4 @@
-//! What is written is read back, by us and by an independent reader; random damage never harms.
+//! Written captures are read back, by this crate and by an independent reader. Random damage never causes a panic.
 
 use std::io::{self, Cursor, Write};
 use std::sync::{Arc, Mutex};

@@ -363,7 +363,7 @@ mod tests {
                 let found = w.receive().expect("the message");
                 assert_eq!(found.seq, Seq(first.0.wrapping_add(n)));
                 assert!(w.client.payload(found.seq, found.at) == Some(&vec![n as u8; len][..]));
-                // Some messages are held for a while; the engine goes round them.
+                // Some messages are held for a while; the engine skips them.
                 if n % 40 == 5 {
                     w.client.hold(found.seq, found.at);
                     held = Some(found);
@@ -420,7 +420,7 @@ mod tests {
         }
     }
 
-    /// The header behind the last message was never written: messages of two frames, then one of one frame.
+    /// The header after the last message was never written: messages of two frames, then one of one frame.
     #[test]
     fn an_unwritten_header_is_not_a_message() {
         let mut w = world(Seq(u32::MAX - 2));

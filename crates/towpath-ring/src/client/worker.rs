@@ -135,7 +135,7 @@ impl<'a> View<'a> {
 /// The answer to a message in [`Worker::serve`]. Written bytes are appended to it.
 #[derive(Debug, Default)]
 pub struct Reply {
-    /// Behind those to the messages before, maybe.
+    /// May begin with the answers to earlier messages.
     bytes: Vec<u8>,
     /// Where each of those that wait to be sent ends, and how many of the frame's messages were done then.
     ends: Vec<(usize, u32)>,

@@ -294,11 +294,11 @@ impl Channel {
             }
         }
         let Rings { verdict_reader, theirs, rx, .. } = &self.rings;
-        // A word that is written from here on rings the doorbell, so the search never begins again.
+        // A word that is written from here on rings the doorbell, so one search is enough.
         let scan = self.armed.get_or_insert_with(|| Scan::new(&rx.frames));
         let is_quiet = verdict_reader.is_quiet(theirs, rx, scan);
         if is_quiet.is_none() {
-            // Unread words stay behind the search until a poll has read them.
+            // A poll must read the word first; then a new search begins.
             self.armed = None;
         }
         is_quiet == Some(true) && !self.liveness.is_over() && !self.has_message()

@@ -71,7 +71,7 @@ pub struct Config {
     pub held_max: u32,
     /// Invalid words after which a client is detached. The default is 64.
     pub violations_max: u64,
-    /// Overdue frames after which a client is detached as stuck. The default is no limit.
+    /// Overdue frames after which a client is detached as stuck. By default there is no limit.
     pub overdue_max: Option<u64>,
     /// Connections without a hello; a further one closes the oldest. The default is 16.
     pub pending_max: usize,
@@ -216,7 +216,7 @@ metrics! {
         pub wrong_version: counter connections as "refused" (reason = "wrong_version"),
         /// Connections refused because a quota was reached, or because the user is barred.
         pub over_limit: counter connections as "refused" (reason = "over_limit"),
-        /// Connections closed because the set-up failed or the first message was no hello.
+        /// Connections closed because the set-up failed or the first message was not a hello.
         pub failed: counter connections as "refused" (reason = "failed"),
         /// Users barred for a while, after a violation by one of their clients or too many attaches.
         pub bars: counter events,

@@ -119,7 +119,7 @@ pub struct Policy {
     pub fanout: Fanout,
     /// Policy for a frame without space. The default is [`Overload::Drop`].
     pub overload: Overload,
-    /// High mark: a listener with this many outstanding frames is overloaded. The default is no mark: overloaded if
+    /// High mark: a listener with this many outstanding frames is overloaded. By default there is no mark: overloaded if
     /// the ring is full.
     pub high: u32,
     /// Low mark: the listener is overloaded until it has this many frames or fewer.
@@ -256,7 +256,7 @@ impl<L: Listener> Queue<L> {
                 self.stats.sent += 1;
                 Some(Enqueue::Sent(index, seq))
             }
-            // Space for this frame would never suffice, and it would block the frames behind it.
+            // Space for this frame would never suffice, and it would block the frames after it.
             Err(ReserveError::TooLarge) if self.policy.overload.waits() => {
                 self.members[index].listener.lose(Loss::TooLarge);
                 self.stats.lost += 1;

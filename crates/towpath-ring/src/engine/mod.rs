@@ -1,4 +1,4 @@
-//! The engine's side: endpoints, channels, and queues with several listeners.
+//! The engine's side: endpoints, channels, and queues whose frames go to several clients.
 
 pub(crate) mod arm_scan;
 pub(crate) mod bars;

@@ -237,7 +237,7 @@ mod tests {
         let mut ending = Some(sys::listen(&path, 1).unwrap());
         let listen = || {
             let listener = sys::listen(&path, 1);
-            // Another engine ends right behind the first try.
+            // Another engine ends right after the first try.
             if ending.take().is_some() {
                 std::fs::remove_file(&path).unwrap();
             }

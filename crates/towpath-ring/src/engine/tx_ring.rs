@@ -2,7 +2,7 @@
 //!
 //! What: a header is copied once; the copy is checked, and only the copy is used. The payload is copied to private
 //! memory after its length was checked. [`Budget`] limits how much one poll copies: messages may overlap in the
-//! area, so the size of the area is no limit.
+//! area, so the size of the area does not bound the copied bytes.
 //!
 //! Exception to the copy: a payload that is only forwarded may stay in place, as a [`TxFrame`]. The engine
 //! does not read it. Its position and length are those of the checked copy of the header. The client sees the frame
@@ -58,14 +58,14 @@ pub(crate) const STEP: u32 = 128;
 enum Peeked {
     Nothing,
     Message(Found),
-    /// [`STEP`] replacements; a message may be behind them.
+    /// [`STEP`] replacements; a message may follow them.
     Replacements,
 }
 
 /// Result of [`TxRing::next`].
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// There is no message, or it is behind more replacements than one call steps over: see [`TxRing::is_ready`].
+    /// There is no message, or it follows more replacements than one call steps over: see [`TxRing::is_ready`].
     Nothing,
     /// A message with its payload, copied or in place.
     Message(Found, Taken),

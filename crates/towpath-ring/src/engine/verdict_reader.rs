@@ -80,8 +80,8 @@ impl VerdictReader {
         self.deadline.as_ref().and_then(Deadline::next)
     }
 
-    /// Continues the search for a word that a poll would read. Returns none if there is one, else whether the search
-    /// has finished.
+    /// Continues the search for a word that a poll would read. Returns `None` if there is one, otherwise whether the
+    /// search has finished.
     pub(crate) fn is_quiet(&self, theirs: &Words, rx: &Producer, scan: &mut Scan) -> Option<bool> {
         if self.budget.is_spent() || self.records.is_ready(theirs) {
             return None;
@@ -101,7 +101,7 @@ impl VerdictReader {
         let before = lane.stats.decided + lane.stats.overdue + lane.stats.invalid;
         self.take_records(&mut lane, f);
         self.take_entries(&mut lane, f);
-        // What was left for the next poll may be in time.
+        // Verdicts that this poll left unread may be in time, so frames expire only in a poll that read all.
         if !self.budget.is_spent() {
             self.expire(&mut lane, now, f);
         }

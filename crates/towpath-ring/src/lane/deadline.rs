@@ -1,8 +1,8 @@
 //! Deadlines of frames, without a timestamp per frame.
 //!
 //! What: each poll records a mark: "every number below n was published by now". The last few marks are kept. A frame
-//! is overdue if a mark that covers it is older than the period. A frame therefore waits for the period, at most a
-//! sixteenth of it longer, plus the time from its publication to the next poll.
+//! is overdue if a mark that covers it is older than the period. A frame is therefore overdue at most 17/16 of the period
+//! after the first poll that follows its publication.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -31,7 +31,7 @@ impl Deadline {
         }
     }
 
-    /// Records that every number below `published` was out at `now` (nanoseconds).
+    /// Records that every number below `published` was published by `now` (nanoseconds).
     pub(crate) fn mark(&mut self, now: u64, published: Seq) {
         let soon = |(at, _): &(u64, Seq)| now < at.saturating_add(self.period / MARKS);
         self.unmarked = published != self.marked && self.marks.back().is_some_and(soon);

@@ -219,7 +219,7 @@ impl Frames {
         self.messages[prev as usize].next = at;
         self.messages[next as usize].prev = at;
         self.position = self.forward(at, frames);
-        // A single message is behind the position and, once round, also ahead of it.
+        // The list is circular: a single message is both before and after the position.
         self.ahead = next;
         let index = self.window_index(seq);
         self.window[index] = at;
@@ -375,7 +375,7 @@ mod tests {
         ]
     }
 
-    /// The oracle: what is out, oldest first, and nothing clever.
+    /// The oracle: a plain list of the outstanding messages, oldest first.
     #[derive(Default)]
     struct Oracle {
         out: VecDeque<(Seq, u32, u32, State)>,

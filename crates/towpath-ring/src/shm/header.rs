@@ -85,7 +85,7 @@ pub struct Header {
 pub struct Layers {
     /// Link type, as in pcap files (`LINKTYPE_*`).
     pub link: u16,
-    /// Offset of the network header, behind the link header.
+    /// Offset of the network header, after the link header.
     pub network: u16,
     /// Offset of the transport payload; the frame's length if there is no payload.
     pub payload: u16,

@@ -336,7 +336,7 @@ impl Payload {
         let from = self.mapping.at(offset, len);
         into.reserve(len);
         let (start, to) = (into.len(), into.spare_capacity_mut().as_mut_ptr().cast());
-        // SAFETY: `at` has checked `len` bytes at `from`, and `into` has room for as many behind what it holds; it is in this process's
+        // SAFETY: `at` has checked `len` bytes at `from`, and `into` has room for as many after what it holds; it is in this process's
         // own memory, so they do not overlap.
         unsafe { copy(from, to, len) };
         // SAFETY: those bytes are written now.
@@ -344,7 +344,7 @@ impl Payload {
     }
 }
 
-/// Copies `len` bytes that another process may be changing. To the compiler this is no access to them: it neither assumes that they
+/// Copies `len` bytes that another process may be changing. To the compiler this is not an access to them: it neither assumes that they
 /// stay as they are, nor reads them again.
 ///
 /// # Safety

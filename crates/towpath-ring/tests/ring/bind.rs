@@ -11,7 +11,7 @@ fn a_socket_that_nobody_listens_on_is_replaced_and_nothing_else() {
     let path = directory.path().join("ring.sock");
     let bind = || Endpoint::bind(&path, Config::default());
 
-    // What a killed engine leaves behind: a socket's file without a listener.
+    // A killed engine leaves a socket file without a listener.
     drop(UnixDatagram::bind(&path).unwrap());
     assert!(path.exists());
     let living = bind().unwrap();

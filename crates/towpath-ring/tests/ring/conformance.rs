@@ -182,7 +182,7 @@ fn item_5_readiness_is_exact() {
         assert!(is_readable(&client));
         client.disarm().expect("awake");
         assert!(!is_readable(&client), "one doorbell was rung");
-        // Released out of order: what is behind is still seen.
+        // Released out of order: the messages after it are still received.
         for _ in 0..3 {
             channel.send(&[1; 1000], &Meta::default()).expect("room");
         }
@@ -208,8 +208,8 @@ fn item_5_readiness_is_exact() {
     });
 }
 
-/// In the kernel a TX frame could change after it was checked, and transmission in its place was given up. Here what is passed on from
-/// its place is never looked at, stays taken until it is given back, in any order, and the frames behind it go on.
+/// In the kernel a TX frame could change after it was checked, and transmission in its place was given up. Here the engine
+/// never reads a frame that is transmitted from its place. The frame stays taken until it is given back, in any order; later frames continue.
 #[test]
 fn item_5_a_frame_that_is_transmitted_from_its_place_stays_taken() {
     #[derive(Default)]
@@ -239,7 +239,7 @@ fn item_5_a_frame_that_is_transmitted_from_its_place_stays_taken() {
         // Five frames are left.
         client.try_send(&[4; 6000], &hold).expect("as a one-shot message");
         assert_eq!(channel.poll_frames(&mut sink), 1);
-        // What is beside its header, or elsewhere, is copied all the same.
+        // An inline payload and a one-shot message are copied in any case.
         assert_eq!((sink.0.len(), sink.1.iter().map(Vec::len).collect::<Vec<_>>()), (3, vec![10, 6000]));
         for (n, frame) in sink.0.iter().enumerate() {
             let mut bytes = [0; 1000];
@@ -247,7 +247,7 @@ fn item_5_a_frame_that_is_transmitted_from_its_place_stays_taken() {
             rustix::io::pread(&fd, &mut bytes, frame.span().start as u64).expect("readable");
             assert_eq!(bytes, [n as u8; 1000]);
         }
-        // They go round and round beside those that are held.
+        // Later messages use the other frames again and again.
         for n in 0..50 {
             client.try_send(&[n; 1000], &Meta::default()).expect("room");
             assert_eq!(channel.poll_frames(&mut sink), 1);
@@ -290,7 +290,7 @@ fn item_6_the_engine_is_kicked_only_when_it_sleeps_and_once() {
         channel.check_peer();
         assert!(!is_readable(&channel) && channel.has_rung());
         channel.disarm();
-        // What was published between the last look and the sleep is seen by the second look.
+        // A message that was published between the first check and the sleep is found by the second check.
         assert!(!channel.arm());
         assert!(!channel.has_rung());
         channel.disarm();

@@ -96,7 +96,7 @@ fn a_client_may_die_before_it_is_attached() {
             assert!(channel.is_some() || step != "welcome" || world::lanes() > 1, "{step}");
             if let Some(mut channel) = channel {
                 assert!(matches!(step, "hello" | "welcome"), "{step}");
-                // The engine does not know yet: what it sends comes back whole.
+                // The engine does not know yet: the frames that it sends return unchanged.
                 let mut sent = 0;
                 while !channel.is_dead() {
                     sent += u64::from(channel.send(&message(1, 1500), &Meta::default()).is_ok());

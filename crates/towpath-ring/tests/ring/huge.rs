@@ -1,4 +1,4 @@
-//! The payload that only an engine writes may be in huge pages; when there are none, ordinary ones do.
+//! The RX payload may be in huge pages. Without free huge pages, it is in ordinary ones.
 
 use std::fs;
 

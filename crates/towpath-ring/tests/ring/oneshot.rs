@@ -93,7 +93,7 @@ fn client_without_descriptors() {
     while queue.recv().expect("received").is_some() {}
 }
 
-/// What was lost holds back what is behind it in the socket, which then stays readable.
+/// A lost descriptor holds back the messages after it in the socket, which then stays readable.
 #[test]
 fn a_client_that_does_not_listen_sleeps_and_sees_the_end() {
     World::new(config()).spawn("oneshot::client_that_does_not_listen").succeeds();
@@ -141,11 +141,11 @@ fn engine_without_descriptors() {
         assert!(channel.check_peer());
         assert_eq!(channel.poll_messages(|_, _| panic!("it has no memory")), 0);
     });
-    // What comes when there are some again is taken.
+    // A message that arrives when descriptors are free again is received.
     client.send(&message(2, LONG), &meta).expect("sent");
     assert_eq!(channel.poll_messages(|_, payload| assert!(payload == message(2, LONG))), 1);
 
-    // A replacement that cannot be had is the default verdict, and no fault of the client's either.
+    // A replacement without memory becomes the default verdict, and is not a violation of the client.
     channel.send(b"one", &Meta::default()).expect("room");
     let frame = client.try_recv().expect("received").expect("a frame");
     client.replace(frame, &message(3, LONG)).expect("replaced");

@@ -36,7 +36,7 @@ fn a_client_of_another_user_is_refused_and_it_is_logged() {
     log::set_logger(&Log).expect("the first logger");
     log::set_max_level(log::LevelFilter::Trace);
     let mut world = World::new(Config::default());
-    // The file permissions let everybody in: what refuses is the list.
+    // The file permissions admit every user; the list of users refuses the client.
     let socket = world.socket();
     let directory = socket.parent().expect("a directory");
     let program = directory.join("client");

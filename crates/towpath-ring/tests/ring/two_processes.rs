@@ -237,7 +237,7 @@ fn client_reads_large_messages() {
     }
 }
 
-/// Every second message is held for the whole time: the ring does not stop, and large ones go round.
+/// Every second message is held for the whole time: the ring does not stop, and large messages are placed after held ones.
 #[test]
 fn held_frames_do_not_stop_the_ring() {
     world::each(|| {

@@ -76,7 +76,7 @@ fn mss() {
         assert!(!edit::clamp_mss(&mut bytes, 0, length, 1220), "{options}");
     }
 
-    // No option, one that is cut, one that lies, and one behind the end.
+    // No option, a truncated one, one with a wrong length, and one after the end-of-list option.
     for options in ["01010101", "01010204", "0203 0505", "0000 0204", "0100 0204 05b4 0000"] {
         let header_len = 20 + frame(options).len();
         let mut bytes = frame(&format!(

@@ -207,7 +207,7 @@ fn links() {
         (LinkType::PKTAP, "0c000000 01000000 69000000 ffff", "none type=0000 at=12".into()),
         (LinkType::PKTAP, "0c000000 00000000 01000000 ffff", "none type=0000 at=0".into()),
         (LinkType::PKTAP, "ff000000 01000000 01000000 ffff", "none type=0000 at=0".into()),
-        // From a station, between two access points, with quality of service, and with the field behind that.
+        // From a station, between two access points, with quality of service, and with the field after that.
         (
             LinkType::IEEE802_11,
             "0801 0000 020000000001 MACS 0000 aaaa03 000000 0800 IP4",
@@ -404,7 +404,7 @@ fn ip6() {
                 "60000000 000c 2c 40 ADDR6 1100 0008 00000007 ffffffff",
                 "v6 17 2001:db8::1.0 > 2001:db8::2.0 len=52 up=4@48 later=1 ext=1",
             ),
-            // What follows the header of a later fragment is data, whatever it is called.
+            // The bytes after the header of a later fragment are data, whatever its next-header field says.
             (
                 "60000000 000c 2c 40 ADDR6 3c00 0008 00000007 ffffffff",
                 "v6 60 2001:db8::1.0 > 2001:db8::2.0 len=52 up=4@48 later=1 ext=1",
@@ -438,7 +438,7 @@ fn ip6() {
             ("60000000 0009 11 40 ADDR6 UDP", "malformed: IPv6 payload length beyond the frame"),
             ("60000000 0007 00 40 ADDR6 11000502000001", "malformed: IPv6 extension header cut off"),
             ("60000000 0008 3c 40 ADDR6 1101050200000100 UDP", "malformed: IPv6 extension header cut off"),
-            // As with IPv4: a TCP segment that the network card is to cut, also behind options.
+            // As with IPv4: a TCP segment that the network card is to segment, also after options.
             (
                 "60000000 0000 06 40 ADDR6 TCP ffffff",
                 "v6 6 2001:db8::1.4242 > 2001:db8::2.80 len=63 up=23@40 flags=02 seq=1 win=64240",
@@ -451,7 +451,7 @@ fn ip6() {
                 "60000000 0000 00 40 ADDR6 3c00 0502 0000 0100 0600010400000000 TCP",
                 "v6 6 2001:db8::1.4242 > 2001:db8::2.80 len=76 up=20@56 flags=02 seq=1 win=64240 ext=22",
             ),
-            // Zero payload is no jumbogram without the option, and the option must exceed 65,535.
+            // A packet with payload length 0 is not a jumbogram without the option, and the option must exceed 65,535.
             (
                 "60000000 0000 00 40 ADDR6 1100 0104 00000000 UDP",
                 "malformed: IPv6 jumbo payload option does not fit the packet",

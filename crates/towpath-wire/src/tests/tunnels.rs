@@ -21,7 +21,7 @@ fn layers(link: LinkType, frame: &[u8]) -> String {
     }
 }
 
-/// `IP4` and `IP6` of the pieces, as they are found at the start of a frame, behind Ethernet and behind a tag.
+/// `IP4` and `IP6` of the pieces, as they are found at the start of a frame, after an Ethernet header and after a tag.
 const IN4: &str = "v4 17 192.0.2.1:4242 > 198.51.100.2:53 len=28 up=8@20";
 const IN6: &str = "v6 17 2001:db8::1.4242 > 2001:db8::2.53 len=48 up=8@40";
 const IN4_ETHERNET: &str = "v4 17 192.0.2.1:4242 > 198.51.100.2:53 len=28 up=8@34";

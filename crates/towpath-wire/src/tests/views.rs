@@ -39,7 +39,7 @@ fn views() {
     assert_eq!((packet.tos(), packet.ttl(), packet.flow(), packet.payload()), (0, 0, None, &[0u8, 1][..]));
 }
 
-/// "Reserved. 2-bit reserved field. [...] ignored on reception" (RFC 8200, 4.5), and so it is no part of what is asked for.
+/// "Reserved. 2-bit reserved field. [...] ignored on reception" (RFC 8200, 4.5): it is not a part of the identification.
 #[test]
 fn identifications_of_fragments() {
     let rows = [

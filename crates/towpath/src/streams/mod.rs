@@ -8,7 +8,7 @@
 //! - The first data seen for a sequence number wins. Repeated bytes, and those of them that differ from
 //!   retained data, are counted.
 //! - Bytes that never arrived or that the capture cut off are a [`Chunk::Gap`], reported when nothing can
-//!   fill it: when too much data waits behind it, or at the end of the stream.
+//!   fill it: when too much data waits after it, or at the end of the stream.
 //! - A stream whose start was not captured starts with the first byte seen.
 //!
 //! [`Limits`] bound the memory. [`Counters`] count what the bounds cost.
@@ -129,7 +129,7 @@ pub struct Counters {
     pub stray: u64,
     /// Bytes reported as gaps.
     pub missing: u64,
-    /// Gaps reported because too much data waited behind them.
+    /// Gaps reported because too much data waited after them.
     pub overfull: u64,
     /// Streams ended because there were too many.
     pub forgotten: u64,

@@ -8,7 +8,7 @@
 //!   connection ends. Nothing that the worker writes adds an entry.
 //! - Generations of an index only grow, so a generation below the entry's is that of an ended connection.
 //!
-//! Race: a worker may name a connection that ended a moment ago. That is no violation; the message returns
+//! Race: a worker may name a connection that ended a moment ago. That is not a violation; the message returns
 //! ([`Destination::Ended`]).
 //!
 //! Bound: four bytes per index, and indices are reused: as many as connections were open at once.

@@ -21,7 +21,7 @@
 //!   (`authority.rs`). The first violation detaches it (`violation.rs`), and the slot is barred for a while.
 //! - A release takes effect after all replies that the worker wrote before it: releases are read first and
 //!   applied last.
-//! - The death of a worker counts against the message that it was processing. Messages behind it go to other
+//! - The death of a worker counts against the message that it was processing. Messages after it go to other
 //!   workers without a count.
 //! - Data to send is queued at its connection, so that a worker never waits for a peer.
 //!

@@ -382,9 +382,9 @@ impl Process {
                 channel.detach();
                 break;
             }
-            // A poll ends early at a message that it cannot read; the replies behind it count.
+            // A poll ends early at a message that it cannot read; the replies after it count.
             if !channel.has_message() {
-                // After a protocol violation there may be replies behind the point where reading stopped.
+                // After a protocol violation there may be replies after the point where reading stopped.
                 all = !channel.is_dead();
                 break;
             }
@@ -608,7 +608,7 @@ impl Process {
             let mut back: Vec<Ticket> = self.out.iter().flatten().flat_map(Out::unanswered).collect();
             completions.torn.extend(self.out.iter().flatten().filter_map(Out::torn));
             let at = self.at();
-            // A worker that violates its authority after its answer was not processing the message behind it.
+            // A worker that violates its authority after its answer was not processing the message after it.
             let answered =
                 self.out.iter().flatten().next().is_some_and(|held| held.unanswered().next().is_none());
             let blamed = back.iter().position(|ticket| Some(*ticket) == at);

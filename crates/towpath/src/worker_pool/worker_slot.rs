@@ -97,7 +97,7 @@ impl WorkerSlot {
         self.restarts += u64::from(self.again.take().is_some());
         match self.spawn(command, driver, now) {
             Ok(process) => self.process = Some(process),
-            // A system without room for a process is no violation.
+            // A system without room for a process is not a violation of the worker.
             Err(exit) => self.failed(exit, false, &mut Violations::default(), now),
         }
     }

@@ -299,7 +299,7 @@ fn garbage_on_the_socket_is_answered_or_closed_and_the_engine_goes_on() {
     }
     // Half a request, and then the end: nothing to answer.
     assert_eq!(engine.say(&request(&json!({"towpath": 1, "do": "show-rings"}))[..20]), Vec::<Value>::new());
-    // Many requests, one behind the other.
+    // Many requests in succession.
     let many = request(&json!({"towpath": 1, "do": "show-rings"})).repeat(200);
     assert_eq!(engine.say(&many).len(), 200);
     // Noise, as it comes.
@@ -466,7 +466,7 @@ fn rules_tables_and_settings_change_while_it_runs() {
     assert_eq!(numbers, [100, 160, 200, 65535]);
     ok("table T create type addr valtype tag");
     ok("ipfw table T add 10.0.0.0/8 5 192.0.2.1 6");
-    // What is there, and what is not, are errors without -q.
+    // Adding an existing entry and deleting a missing one are errors without -q.
     for words in ["table T add 192.0.2.1 7", "table T delete 192.0.2.2"] {
         assert_eq!(said(&format!("ipfw {words}")).0, 1, "{words}");
         assert_eq!(said(&format!("ipfw -n -q {words}")).0, 0, "{words}");
@@ -476,7 +476,7 @@ fn rules_tables_and_settings_change_while_it_runs() {
     ok("ipfw -qf table T add 192.0.2.1 6");
     assert_eq!(ok("show table T"), "10.0.0.0/8 5\n192.0.2.1/32 6\n");
     assert_eq!(said("show table U").0, 1);
-    // Before the words or behind them.
+    // `--json` before or after the words.
     for (words, what) in [
         ("table T add 10.1.0.0/16 7 --json", "changes"),
         ("ipfw --json table all list", "tables"),

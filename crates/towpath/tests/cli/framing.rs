@@ -193,7 +193,7 @@ fn captures(shared: &Path) -> Vec<(String, PathBuf, PathBuf)> {
     captures
 }
 
-/// Preset, first bytes of such a direction, and reason.
+/// Preset, test of the first bytes of a direction that is not framed, and reason.
 type Other = (&'static str, fn(&[u8]) -> bool, &'static str);
 
 /// Directions marked FULL that are not streams of the preset's messages, by their first bytes, with the

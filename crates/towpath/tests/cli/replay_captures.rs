@@ -128,7 +128,7 @@ fn one_wrong_stamp_ruins_nothing() {
         stamped.insert(at, (THEN + 80 * YEAR, "udp 10.0.0.9:1 > 10.0.0.8:2"));
         bench.capture("in.pcap", &stamped);
         let (report, said) = bench.replay(&["in.pcap"]);
-        // But for the last one, behind which nothing comes that could say so.
+        // Except the last one, because no later packet shows that its time is wrong.
         assert_eq!(report["passed"], 4, "{at}: {report}");
         let expected = format!("in.pcap: packet {} is 2", at + 1);
         assert_eq!(said.contains(&expected) && said.contains("its time stamp is ignored"), at < 3, "{said}");
@@ -208,13 +208,13 @@ fn a_capture_is_not_overwritten_while_it_is_read() {
     let twice = replay(&["in.pcap", "--out", "a.pcap", "--replies", "b.pcap"]).output().unwrap();
     refused(twice, "name the same file");
 
-    // Nothing is lost where nothing can be: a device is no file.
+    // A device is not overwritten, so it may be named with another output.
     bench.replay(&["in.pcap", "--out", "/dev/null", "--replies", "out.pcap"]);
     bench.replay(&["in.pcap", "--out", "out.pcap"]);
     assert_eq!(packets(&bench.path("out.pcap")), 1);
 }
 
-/// `tcpdump -w - | towpath explain`: the answer does not wait for what comes behind the packet.
+/// `tcpdump -w - | towpath explain`: the answer does not wait for data after the packet.
 #[test]
 fn a_packet_of_a_pipe_is_explained_when_it_comes() {
     let bench = Bench::new("add allow ip from any to any\n");

@@ -1,4 +1,4 @@
-//! `towpath replay` told to end: whatever it was doing, no socket, directory or process of it stays behind.
+//! `towpath replay` ends by a signal in any phase, and leaves no socket, directory or process.
 
 use std::fs;
 use std::io::Write;
@@ -52,7 +52,7 @@ impl Replay {
 
     /// Tells it to end. It says which signal that was, and has left nothing.
     fn end(self, signal: Signal, name: &str) {
-        // What was ignored when the tests began (nohup(1), a shell's `&`) stays so.
+        // A signal that was ignored when the tests began (nohup(1), a shell's `&`) stays ignored.
         let (signal, name) = if is_ignored(signal) { (Signal::TERM, "SIGTERM") } else { (signal, name) };
         kill_process(Pid::from_child(&self.child), signal).unwrap();
         let output = self.child.wait_with_output().unwrap();
@@ -74,7 +74,7 @@ fn is_ignored(signal: Signal) -> bool {
     u64::from_str_radix(mask.trim(), 16).unwrap() >> (signal.as_raw() - 1) & 1 == 1
 }
 
-/// Not a file of no bytes, which is no capture.
+/// Returns true for a valid capture without packets. A file of 0 bytes is not a capture.
 fn is_empty_capture(path: &PathBuf) -> bool {
     let mut capture = Reader::open(path).unwrap();
     capture.receive(&mut Burst::new(1)).unwrap() == Received::End

@@ -68,7 +68,7 @@ fn two_halves_are_a_whole() {
     let forgetful = passed(&replay(&second, &with("--states-in")[..2]));
     assert!(forgetful < two, "without its states the second half passes {forgetful} packets");
 
-    // What is no snapshot is refused before anything is done.
+    // A file that is not a snapshot is refused before the replay starts.
     fs::write(&states, "anything").unwrap();
     let output = replay(&second, &with("--states-in"));
     let said = String::from_utf8_lossy(&output.stderr);

@@ -1,7 +1,7 @@
 //! The guides of the book (docs/book/src/guides) and its first pages: each command that they show prints what they show.
 //!
 //! A block that begins with ```` ```console ```` is run: each line that begins with `$ ` is a command for bash in the root of the
-//! repository, and the lines behind it are what it prints on both outputs. A line `...` stands for any lines, and `…` within a
+//! repository, and the lines after it are its output (standard output and standard error). A line `...` stands for any lines, and `…` within a
 //! line for any text. A block ```` ```console,root ```` needs network namespaces. Other blocks are not run. The programs of the guides
 //! in C and Python are run by the tests of towpath-capi and towpath-py.
 

@@ -229,11 +229,11 @@ fn flows() -> Vec<u8> {
     capture
 }
 
-/// The rules of a reload count at once, and states are re-checked beside everything else. An engine that is told to stop meanwhile leaves
-/// what it has no time for to the next one.
+/// The rules of a reload apply at once, and states are re-checked in the background. An engine that stops meanwhile leaves the rest of
+/// the re-check to the next one.
 #[towpath_testenv::needs(netns)]
 #[test]
-fn states_are_rechecked_beside_everything_else() {
+fn states_are_rechecked_in_the_background() {
     within(|| {
         veth("wan", "l0");
         veth("lan", "r0");

@@ -106,7 +106,7 @@ fn check_tells_every_error_with_its_place() {
     let config = path("t.toml");
     std::fs::write(&config, "rules = \"r\"\nmonitor = [\"a\"]\n[port.a]\ndriver = \"af_paket\"\n[engin]\n")
         .unwrap();
-    // Those of the rules behind those of the configuration, in one go; and so says a start.
+    // One run reports the errors of the configuration, then those of the rules. A start reports the same.
     let ends = |errors: &str, ends: &[&str]| {
         let lines: Vec<&str> = errors.lines().collect();
         assert_eq!(lines.len(), ends.len(), "{errors}");
@@ -170,7 +170,7 @@ fn check_looks_at_certificates_and_tells_the_muxes() {
     assert!(err.contains("t.toml:6:12: ") && err.contains("no.pem: cannot be read: No such file"), "{err}");
 }
 
-/// Packets between two ports of captures: what comes from `office.pcap` leaves into a file.
+/// Packets between two `pcap` ports: the packets of `office.pcap` are written to a file.
 #[test]
 fn captures_go_through_the_live_engine() {
     let directory = tempfile::tempdir().unwrap();
@@ -269,7 +269,7 @@ fn states_go_from_one_engine_to_the_next() {
     // The same flows, which have theirs.
     assert_eq!(made(&out), saved);
 
-    // What is no snapshot is said, and costs the states and no more; the next one is whole.
+    // A file that is not a snapshot is reported. The run starts without states, and writes a valid snapshot.
     let whole = std::fs::read(path("states")).unwrap();
     for (wrong, why) in [
         (b"anything".to_vec(), "not a snapshot of states"),
@@ -296,7 +296,7 @@ fn states_go_from_one_engine_to_the_next() {
     assert!(err.contains("states: ") && err.contains("/no/such/states: No such file or directory"), "{err}");
 }
 
-/// A router between three captures: what has a route, what a rule sends another way, and what is answered.
+/// A router between three captures: packets with a route, packets that `fwd` redirects, and packets that are answered.
 #[test]
 fn a_router_answers_what_it_cannot_pass_on() {
     use towpath_gate::PacketSpec;
@@ -478,7 +478,7 @@ fn a_reload_is_heard_while_it_starts() {
     Writer::create(path("empty.pcap")).unwrap().finish().unwrap();
     let mut capture = std::fs::File::create(path("in.pcap")).unwrap();
     capture.write_all(&std::fs::read(path("empty.pcap")).unwrap()).unwrap();
-    // A terminal's ^C is not for the inspector: what it has is waited for.
+    // A terminal's ^C does not reach the inspector: the engine waits for its verdicts.
     until(|| Path::new(&path("pid")).exists());
     let pid = Pid::from_raw(std::fs::read_to_string(path("pid")).unwrap().trim().parse().unwrap()).unwrap();
     assert_eq!(getpgid(Some(pid)).unwrap(), pid);

@@ -189,7 +189,7 @@ impl RemovedRules {
         self.0.retain(|removed| removed.count.has_stale());
     }
 
-    /// Adds a rule. The first `known` rules are sorted; those behind them are distinct.
+    /// Adds a rule. The first `known` rules are sorted; those after them are distinct.
     fn add(&mut self, known: usize, rule: RuleId, count: &Arc<RuleCount>) {
         match self.0[..known].binary_search_by_key(&rule, |removed| removed.rule) {
             Ok(at) => self.0[at].generations += 1,

@@ -1,6 +1,6 @@
 //! The words of one state, and their changes by a packet.
 //!
-//! What: behind the key are these words: the header (rule, flow name, generation, flags); the expiry, together with
+//! What: these words follow the key: the header (rule, flow name, generation, flags); the expiry, together with
 //! what was seen of the connection; the configuration (parent, lifetime, window scales); TCP's acknowledgement numbers;
 //! and the packets and bytes of each direction.
 //!

@@ -282,7 +282,7 @@ impl<const N: usize> Family<N> {
         index.next().is_some_and(|next| self.migrate_to(index, next, lines))
     }
 
-    /// As [`Family::migrate`], behind a burst: does nothing while another thread prefaults the next index, so that no packet
+    /// As [`Family::migrate`], after a burst: does nothing while another thread prefaults the next index, so that no packet
     /// waits for a page fault. Each install migrates a line in any case.
     #[inline]
     pub(crate) fn migrate_behind(&self, index: &Arc<Index>) -> bool {

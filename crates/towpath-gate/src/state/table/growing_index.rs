@@ -20,7 +20,7 @@ const FIRST_BITS: u32 = 6;
 #[cfg(loom)]
 const FIRST_BITS: u32 = 1;
 
-/// Lines that migrate with an install, and behind a burst.
+/// Lines that migrate with an install, and after a burst.
 ///
 /// One line per install completes a migration in time: it begins when 7.5 entries of each of the `n` lines are used, and the
 /// next one is due when as many of the `2n` lines are used. There are 7.5n installs for n lines.
@@ -128,7 +128,7 @@ impl GrowingIndex {
         current.start_migration(spare.take_if(fits).unwrap_or_else(|| Arc::new(self.make(bits))));
     }
 
-    /// Frees the index that the flows have left, when no worker uses it any more.
+    /// Frees the previous index when no worker uses it any more.
     pub(crate) fn free_old(&self) {
         let old = locked(&self.old).take_if(|old| Arc::strong_count(old) == 1);
         // After the lock is released: unmapping takes a while.

@@ -3,8 +3,8 @@
 //!
 //! What: a line holds ten entries, each a 16-bit tag of the flow's hash and a slot. A flow may be in two lines (Azar
 //! et al. 1994, "Balanced Allocations"): in the first one unless it is crowded, or else in the emptier of both. If
-//! both are full, a stash of a few lines behind all others takes the entry. A flow has one entry. Its states under
-//! several names form a list behind it, the newest first.
+//! both are full, a stash of a few lines after all others takes the entry. A flow has one entry. Its states under
+//! several names form a list that begins there, the newest first.
 //!
 //! Growth makes another index with another secret ([`Index::start_migration`]), and the lines migrate one by one.
 //! From then on, a writer migrates the lines of its flow first and works in the new index.
@@ -310,7 +310,7 @@ impl Index {
         Some(locked)
     }
 
-    /// The numbers of the stash's lines, behind all others: locks are taken in ascending order.
+    /// The numbers of the stash's lines, after all others: locks are taken in ascending order.
     fn stash(&self) -> std::ops::Range<usize> {
         self.lines.len() - STASH..self.lines.len()
     }
@@ -490,7 +490,7 @@ fn hint(line: &Line, tag: u16) -> Option<u32> {
 fn matching_tags(line: &Line, tag: u16) -> u32 {
     // Acquire: as in matching_in_word().
     let words: [u64; TAG_WORDS] = std::array::from_fn(|at| line.word(at).load(Ordering::Acquire));
-    // The first fields of word 0 are no tags.
+    // The first fields of word 0 are not tags.
     equal_tags(words, tag) & !((1 << FIRST_TAG) - 1)
 }
 
@@ -504,7 +504,7 @@ fn matching_in_word(line: &Line, at: usize, tag: u16) -> u64 {
     let differ = word ^ (u64::from(tag) * EVERY);
     // A field's top bit is set, by carry or by itself, unless the field is zero. No carry leaves its field.
     let zero = !(((differ & LOW) + LOW) | differ) & !LOW;
-    // The first fields of word 0 are no tags.
+    // The first fields of word 0 are not tags.
     if at == 0 { zero & !0xffff_ffff } else { zero }
 }
 

@@ -63,7 +63,7 @@ impl Socket {
             }
         }
         if !self.next.is_empty() {
-            // A packet filled several buffers. Other sockets may have the messages behind it.
+            // A packet filled several buffers. Other sockets may have the messages after it.
             let now = self.shared.now();
             let back: Vec<_> = self.next.drain(..).map(|message| message.ticket()).collect();
             self.shared.change(|mux| mux.handle_hand_back(self.id, &back, now));

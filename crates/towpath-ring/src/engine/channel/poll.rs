@@ -65,8 +65,8 @@ impl Channel {
     /// Receives the client's messages (with [`Config::messages`](crate::Config::messages)): calls `f` with a checked
     /// header, whose sender is the kernel's information, and a copy of the payload. Returns the number of messages,
     /// at most [`POLL_MESSAGES`]; stops after [`POLL_BYTES`]. Below both limits, all messages were received, except
-    /// those behind a message with a missing payload (a violation), and those for which [`has_message`](Self::has_message)
-    /// still returns true: they are behind replacements, of which a call steps over 128. Call [`kick`](Self::kick) afterwards: the client
+    /// those after a message with a missing payload (a violation), and those for which [`has_message`](Self::has_message)
+    /// still returns true: they follow replacements, of which a call steps over 128. Call [`kick`](Self::kick) afterwards: the client
     /// may wait for the space.
     pub fn poll_messages(&mut self, mut f: impl FnMut(&Header, &[u8])) -> usize {
         struct Copies<F>(F);

@@ -39,7 +39,7 @@ pub(super) struct Flush {
     words: Words,
 }
 
-/// The words of a command behind its first one.
+/// The words of a command after the first one.
 #[derive(Debug, Args)]
 pub(super) struct Words {
     /// The words of the command

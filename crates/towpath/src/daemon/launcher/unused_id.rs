@@ -1,7 +1,8 @@
-//! User ids without a user, for programs whose configuration names none.
+//! Unused user ids, for programs whose configuration names no user.
 //!
-//! The range is that of systemd's DynamicUser=. An id is unused if /etc/passwd, systemd and the process table do not have it. The
-//! programs of one place of the configuration share an id, so that a restarted inspector has the files and limits of the previous one.
+//! The range is that of systemd's DynamicUser=. An id is unused if /etc/passwd, systemd and the process table do not have it. A place
+//! is a `[queue.N]` or a `[mux.NAME]`. Its programs share an id, so that a restarted inspector has the files and limits of the
+//! previous one.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -21,7 +22,7 @@ pub(super) struct UnusedIds {
 }
 
 impl UnusedIds {
-    /// The id of a place. `None`: the user namespace maps no id of the range.
+    /// The id of a place. `None`: the user namespace maps no unused id of the range.
     pub(super) fn of(&mut self, place: &Place) -> Option<u32> {
         if let Some(id) = self.ids.get(place) {
             return Some(*id);

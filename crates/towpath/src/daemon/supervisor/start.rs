@@ -332,7 +332,7 @@ fn restore(
                 // The rules differ from those of the saved states, or the last re-check was incomplete: treat it as a reload.
                 if (restored.default_dynamic > 0 || restored.unchecked) && policy != StatePolicy::Keep {
                     ruleset.recheck();
-                    // No packet is received yet. After the timeout the re-check continues beside packets.
+                    // No packet is received yet. After the timeout the re-check continues while packets are processed.
                     let begun = Instant::now();
                     ruleset.recheck_until(|| begun.elapsed() >= RECHECK_TIMEOUT || is_signalled(stop));
                     let Rechecks { dropped, running, .. } = ruleset.rechecks();

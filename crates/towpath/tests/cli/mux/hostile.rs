@@ -156,7 +156,7 @@ fn a_worker_sends_to_the_connections_of_its_messages_until_they_end() {
     assert_eq!(split(&ask(&mut stream, to.as_bytes())).1, to.as_bytes());
     assert_eq!(answer(&mut other).expect("a message"), b"mine");
     drop(other);
-    // The message for the connection that has ended returns with EPIPE; that is no violation.
+    // The message for the connection that has ended returns with EPIPE; that is not a violation.
     while scene.shown()["stats"]["unattach"] != 1 {
         std::thread::yield_now();
     }

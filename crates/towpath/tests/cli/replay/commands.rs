@@ -37,7 +37,7 @@ fn explain_says_what_a_rule_does_and_why() {
     let output = towpath(&["explain", "--rules", &rules, "--capture", capture, "--packet", "3"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("has 2 packets"), "{}", text(&output.stderr));
-    // A packet in words behind those of a capture, and one whose state cannot be made.
+    // A described packet after those of a capture, and one whose state cannot be made.
     let words = ["in", "cap0", "udp", "10.9.9.9:1", ">", "10.0.0.2:22"];
     let explain = |more: &[&str]| {
         let args: Vec<&str> =

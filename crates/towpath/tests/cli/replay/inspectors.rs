@@ -215,7 +215,7 @@ fn losses_are_told_in_the_stream_and_the_inspector_goes_on() {
     let queue = &report["queues"][0];
     assert!(number(queue, "passed") > 0, "{queue}");
     assert_eq!(number(queue, "passed") + number(&queue["lost_by"], "overload"), 5_000, "{queue}\n{said}");
-    // What was lost after the last packet that it got is not told. What the engine says meanwhile may stand in the same line.
+    // Losses after the last packet that the inspector got are not reported. A message of the engine may be in the same line.
     let told: u64 = said
         .split("queue 1: ")
         .filter_map(|line| line.split_once(" packets were lost: NoRoom"))

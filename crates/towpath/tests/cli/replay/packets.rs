@@ -74,7 +74,7 @@ fn rejected_packets_are_answered() {
     assert_eq!(counts(&bench.report(&capture, &file)), [200, 1, 101, 0]);
     let sent = frames(&replies);
     assert_eq!(sent.len(), 200);
-    // ICMP's type and code behind the tag; the rest are resets.
+    // The ICMP type and code after the tag; the rest are resets.
     assert_eq!((&sent[0][12..16], &sent[0][38..40]), (&[0x81, 0, 0, 7][..], &[3, 3][..]));
     assert!(sent[1..].iter().all(|frame| frame[23] == 6 && frame[47] == 0x14));
     assert_eq!(sent[1][..12], [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2]);

@@ -68,7 +68,7 @@ fn rules_are_reloaded_under_traffic() {
         assert_eq!(engine.json("show stats --json")["stats"]["dropped"], 0);
         assert_eq!(engine.json("show rules --json")["rules"][0]["number"], 10 + (RELOADS - 1) % 7);
         echo.end();
-        // What cannot be taken is refused by its name, and what runs goes on.
+        // A configuration that cannot be loaded is refused with the reason, and the engine continues with the old one.
         std::fs::write(files.path().join("r.ipfw"), "add alow ip from any to any\n").unwrap();
         engine.signal(Signal::HUP);
         says("not reloaded: ");
@@ -285,7 +285,7 @@ fn what_becomes_of_a_flow_is_followed_and_states_are_dumped() {
             (Some(3), &Value::Null),
             "{page}"
         );
-        // Behind all of IPv4's.
+        // A cursor after all IPv4 states.
         assert_eq!(lines("dump states --from 8589934592"), "");
         drop(open);
         engine.stop();

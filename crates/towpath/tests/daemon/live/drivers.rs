@@ -136,7 +136,7 @@ fn the_kernels_own_queue_is_decided() {
             let refused = TcpStream::connect_timeout(&(RIGHT, 9009).into(), Duration::from_millis(300));
             refused.unwrap_err().kind() == std::io::ErrorKind::TimedOut
         }));
-        // What is rejected is answered past the queue, at once.
+        // A rejected packet is answered at once, by a raw socket and not by the queue.
         left.run(|| {
             let error = TcpStream::connect((RIGHT, 9010)).unwrap_err();
             assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "{error}");
@@ -166,7 +166,7 @@ fn rejected(engine: &Engine) {
     assert_eq!(engine.json("show stats --json")["stats"]["rejected"], reset + unreach, "{rules}");
 }
 
-/// The same for IPv6: what is rejected is answered past the queue, at once.
+/// The same for IPv6: a rejected packet is answered at once, by a raw socket and not by the queue.
 #[towpath_testenv::needs(netns, nfqueue, ipv6)]
 #[test]
 fn the_kernels_own_queue_is_decided_for_ipv6_too() {

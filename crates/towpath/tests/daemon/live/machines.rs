@@ -154,7 +154,7 @@ pub(crate) fn iperf3(left: &Host, right: &Host, port: u16) {
             Command::new("iperf3").args(words.split(' ')).args(way).output().unwrap().stdout
         });
         let said: serde_json::Value = serde_json::from_slice(&said).unwrap();
-        // What is on its way when the sender ends is not counted.
+        // Bytes in flight when the sender ends are not counted.
         let received = said["end"]["sum_received"]["bytes"].as_u64();
         assert!(received >= Some(4 << 20), "{way:?}: {said}");
         server.recv().unwrap();
