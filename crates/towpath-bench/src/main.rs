@@ -199,7 +199,7 @@ struct Mux {
 ///
 /// Over veth, the receiving end has a native XDP program and threaded NAPI, so zero-copy sends are not copied by the sender. The
 /// command creates temporary network namespaces, which needs root. A ratio is the median over pairs of consecutive transfers;
-/// the pairs with the most preemptions are discarded. "beside a bare one" compares with a minimal sender. Exits with 0 if every
+/// the pairs with the most preemptions are discarded. "over a bare one" compares with a minimal sender. Exits with 0 if every
 /// metric meets its target, else with 1.
 #[derive(Debug, Parser)]
 struct Send {

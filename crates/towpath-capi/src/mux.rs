@@ -1,4 +1,4 @@
-//! `towpath_mux_*`: a multiplexor in this process. Handles have a socket's calls, like Linux's KCM.
+//! `towpath_mux_*`: a multiplexor in this process. A handle has the calls of a socket, as in Linux's KCM.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -54,9 +54,9 @@ pub struct Received {
 pub struct Options {
     /// Limit on the length of a message.
     pub message_max: u64,
-    /// Limit on the bytes before its length is known.
+    /// Limit on the bytes of a message before its length is known.
     pub head_max: u64,
-    /// Limit on a connection's unfinished messages.
+    /// Limit on the bytes of a connection's messages that are not done.
     pub connection_bytes: u64,
     /// Bytes not accepted by the peer above which the connection is not read.
     pub send_bytes: u64,
@@ -66,7 +66,7 @@ pub struct Options {
     pub mux_bytes: u64,
     /// Milliseconds from a message's first byte until its length is known.
     pub head_time: u32,
-    /// Milliseconds from then until its last byte.
+    /// Milliseconds from then until the message's last byte.
     pub body_time: u32,
     /// Bytes per second that extend `body_time`.
     pub rate: u32,
@@ -124,7 +124,7 @@ pub extern "C" fn towpath_mux_close(mux: Option<Box<Mux>>, timeout: c_int) -> c_
         match Wait::for_close(timeout) {
             Ok(patience) => Ok(mux.socket.close(patience).into()),
             Err(refused) => {
-                // C keeps the handle unchanged.
+                // The caller's handle stays valid.
                 Box::leak(mux);
                 Err(refused)
             }

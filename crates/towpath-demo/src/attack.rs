@@ -14,7 +14,7 @@ use towpath_wire::checksum;
 use super::network::{GREEDY, LIMIT, Network, SCANNER, SERVER, SERVER_MAC, SYN_LIFETIME, WEB};
 use super::{Failure, Stop, doing};
 
-/// Number of ports that the scan tries, not counting the web server's.
+/// Highest port that the scan tries. It omits the web server's.
 pub(super) const SCANNED: u16 = 1000;
 /// Connections that the greedy source requests.
 pub(super) const WANTED: u64 = 20;
@@ -22,8 +22,9 @@ pub(super) const WANTED: u64 = 20;
 const AT_A_TIME: usize = 100;
 /// Time the scanner waits for answers.
 const ANSWERS: Duration = Duration::from_millis(40);
-/// SYNs of the flood in one burst, and the pause between bursts.
+/// SYNs of the flood in one burst.
 const BURST: u32 = 64;
+/// Pause between two bursts.
 const REST: Duration = Duration::from_millis(1);
 
 /// Upper bound of the SYN flood's duration: the flood ends before its first states expire.
@@ -32,18 +33,20 @@ pub const FLOOD_MAX: Duration = Duration::from_secs(SYN_LIFETIME - 1);
 /// Results of the attack, as the attackers saw them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Attack {
-    /// Ports tried, and ports that answered.
+    /// Ports tried.
     pub(crate) scanned: u64,
+    /// Ports that accepted a connection.
     pub(crate) open: u64,
     /// SYNs of the flood, each from another address.
     pub(crate) flood: u64,
-    /// Connections that the greedy source requested, and those it got.
+    /// Connections that the greedy source requested.
     pub(crate) wanted: u64,
+    /// Connections of the greedy source that were established.
     pub(crate) got: u64,
 }
 
 impl Attack {
-    /// Tries every port below [`SCANNED`] except the web server's.
+    /// Tries every port up to [`SCANNED`] except the web server's.
     pub(super) fn scan(&mut self, network: &Network, stop: &Stop) -> Result<(), Failure> {
         let ports: Vec<u16> = (1..=SCANNED).filter(|port| *port != WEB).collect();
         self.scanned = ports.len() as u64;
@@ -153,7 +156,7 @@ mod tests {
     use super::{checksum, syn};
 
     #[test]
-    fn a_syn_has_right_checksums_and_a_strangers_address() {
+    fn a_syn_has_valid_checksums_and_an_unused_address() {
         for number in [0, 1, 77, u32::MAX] {
             let frame = syn(number);
             assert_eq!(checksum::sum(&frame[14..34], 0), 0xffff, "IP's of {number}");

@@ -80,7 +80,7 @@ fn a_frame_is_seen_whole_and_reused_after_release() {
             thread::spawn(move || {
                 let mut consumer = consumer();
                 for _ in 0..2 {
-                    let Some(found) = consumer.next(&shared.ours).expect("sense") else { continue };
+                    let Some(found) = consumer.next(&shared.ours).expect("a valid header") else { continue };
                     let n = found.seq.0;
                     assert_eq!(found.header, header(n));
                     assert_eq!(consumer.inline(&shared.ours, found.at)[0], n as u8);
@@ -124,7 +124,7 @@ fn a_note_leads_to_the_frame() {
         let client = {
             let shared = shared.clone();
             thread::spawn(move || {
-                if let Some(found) = consumer.next(&shared.ours).expect("sense") {
+                if let Some(found) = consumer.next(&shared.ours).expect("a valid header") {
                     assert_eq!((found.seq, found.at, found.header), (Seq(3), 1, header(3)));
                 }
                 consumer
@@ -138,7 +138,7 @@ fn a_note_leads_to_the_frame() {
 
 /// A reader that sees a record sees the single verdicts given before it. A slot is written again only after it was read.
 #[test]
-fn a_record_comes_after_what_was_said_before_it() {
+fn a_record_is_visible_after_earlier_verdicts() {
     // After the entries: the counter, then two records; and the producer's counter of records taken.
     let place = RecordsPlace { ring: SLEEP + 2, records: 2, written: SLEEP + 1, taken: NOTES + 2 };
     loom::model(move || {
@@ -165,7 +165,7 @@ fn a_record_comes_after_what_was_said_before_it() {
         let mut reader = records::Reader::new(place);
         let mut expected = 2;
         for _ in 0..2 {
-            let count = reader.look(&shared.theirs).expect("no more than there can be");
+            let count = reader.look(&shared.theirs).expect("a valid count");
             if expected == 2 && count > 0 {
                 let first = producer.entry(&shared.theirs, 0);
                 assert!(
@@ -214,7 +214,7 @@ fn no_wake_up_is_lost_with(fences: Fences) {
             rang.store(true, Ordering::Relaxed);
         }
         let stays_awake = client.join().unwrap();
-        assert!(stays_awake || rang.load(Ordering::Relaxed), "asleep for ever");
+        assert!(stays_awake || rang.load(Ordering::Relaxed), "asleep without a doorbell");
         // And one doorbell per sleep.
         if rang.load(Ordering::Relaxed) {
             assert!(!ringer.should_ring(&shared.theirs));

@@ -25,14 +25,15 @@ const SENDER: &str = "sender";
 /// Target of the sender's CPU relative to a minimal loop of send(2).
 const OVER_BASELINE: f64 = 1.05;
 
-/// One of this many alternations is discarded: the one with the most preemptions of the sender.
+/// One in this many turns is discarded: those with the most preemptions of the sender.
 const COUNTS: usize = 3;
 
-/// The maximum of the random lengths, and their number.
+/// Maximum of the random lengths.
 const RANDOM: usize = 32 << 10;
+/// Number of messages of random lengths.
 const MESSAGES: usize = 1_000_000;
 
-/// A row: methods of transfer, alternating.
+/// A row: transfers by different methods, in alternation.
 struct Case {
     name: String,
     veth: bool,
@@ -88,7 +89,8 @@ const fn gigabytes(told: &Told) -> f64 {
     told.bytes as f64 / 1e9
 }
 
-/// Bytes per transfer, which takes at most a quarter of a second: compared transfers are close in time, and there are many for the median.
+/// Bytes per transfer. A transfer takes at most a quarter of a second, so that compared transfers are close in time and the median has
+/// many of them.
 const SLICE: u64 = 256 << 20;
 
 /// Unmeasured bytes at the start of each connection. Initially, plain sends cost less than later and zero-copy sends more, until TCP
@@ -296,7 +298,7 @@ impl Topology {
 
     fn measure(&mut self, case: &Case, reps: u32, report: &mut Report) -> Result<()> {
         let turns = (case.slices * reps) as usize;
-        // The order alternates, because the first transfer has other neighbours in time.
+        // The order alternates, because a transfer affects the one that follows it.
         let mut turns: Vec<Turn> =
             (0..turns).map(|at| self.turn(case, at % 2 == 0)).collect::<Result<_>>()?;
         turns.sort_by_key(|turn| turn.preempted);
@@ -312,7 +314,7 @@ impl Topology {
             let name = format!("{}, {}", case.name, figure.name);
             report.push(paired(&name, &of(&ours), &of(&peer), figure, figure.target));
             if figure.name == SENDER && !baseline.is_empty() {
-                let name = format!("{}, {} beside a bare one", case.name, figure.name);
+                let name = format!("{}, {} over a bare one", case.name, figure.name);
                 report.push(paired(&name, &of(&ours), &of(&baseline), figure, OVER_BASELINE));
             }
         }

@@ -80,7 +80,7 @@ pub fn queue_number(text: &str) -> Result<u16, String> {
 /// Parses a number in `range`.
 ///
 /// # Errors
-/// The text is not such a number.
+/// The text is not a number in `range`.
 pub fn within<N: FromStr + PartialOrd + Display>(text: &str, range: RangeInclusive<N>) -> Result<N, String> {
     match text.parse() {
         Ok(number) if range.contains(&number) => Ok(number),

@@ -2,15 +2,15 @@
 //!
 //! What: a worker that reads a socket and finds several short messages gets all of them at once as a *local*
 //! batch ([`Mux::handle_read_by`]), without the queue. The core treats a local batch as one unit: it counts
-//! the messages done, from the front, and sends the replies as one piece. When another worker is to have some
-//! of them, [`Mux::split_local`] turns the rest into single messages, which that worker then holds and can
+//! the messages done, from the front, and sends the replies as one piece. Before other workers can take some of
+//! them, [`Mux::split_local`] turns the rest into single messages, which the reading worker holds and can
 //! hand back.
 //!
-//! Worker processes get batches, or parts of them, from the queue ([`Mux::poll_batches`]). Such a worker may
-//! hold several. A completion for some messages of a batch splits it there ([`BatchList`]).
+//! Worker processes get batches, or parts of them, from the queue ([`Mux::poll_batches`]). A process may hold
+//! several. A completion for some messages of a batch splits it there ([`BatchList`]).
 //!
-//! Invariant: a worker gets a local batch only if no message waits, [`Order::None`] is configured, and the
-//! batch takes less time than would pay for waking another worker.
+//! Invariant: a worker gets a local batch only if no message waits, [`Order::None`] is configured, and waking
+//! another worker would cost more time than it saves.
 
 use std::collections::VecDeque;
 
@@ -35,14 +35,16 @@ pub struct Batch {
     number: u64,
     bytes: Bytes,
     extents: std::sync::Arc<[Extent]>,
-    /// Index of the first message that is not begun, and the end.
+    /// Index of the first message that is not begun.
     next: usize,
+    /// Index after the last message.
     end: usize,
     received: Time,
-    /// Number of workers that died with it. More than 0 only for a single message.
+    /// Number of workers that died while they held it. More than 0 only for a single message.
     deaths: u8,
-    /// Bytes charged for each message, and in addition for the first.
+    /// Bytes charged for each message.
     share: usize,
+    /// Bytes charged for the first message in addition.
     rest: usize,
 }
 
@@ -72,8 +74,8 @@ impl BatchList {
         self.batches.push_back((batch, 0));
     }
 
-    /// Marks up to `count` messages as answered, starting with `first`. Returns how many of them are in this
-    /// list's batch, or `None` if `first` is not in the list.
+    /// Marks up to `count` messages as answered, starting with `first`. Returns how many of them are in the
+    /// same batch, or `None` if `first` is not in the list.
     pub(super) fn answered(&mut self, first: Ticket, count: usize) -> Option<usize> {
         let (at, place) = self.find(first)?;
         let (batch, answered) = &mut self.batches[at];
@@ -120,7 +122,7 @@ impl BatchList {
             let place = ticket.number.checked_sub(batch.number + batch.next as u64)? as usize;
             (batch.psock == ticket.psock && place < batch.len()).then_some(place)
         };
-        // Work done in order is found in the first step.
+        // With work done in order, the first batch has the message.
         self.batches.iter().enumerate().find_map(|(at, row)| Some((at, place(row)?)))
     }
 
@@ -187,7 +189,7 @@ impl Batch {
         self.advance(count);
     }
 
-    /// Number of workers that died with this message. 0 for a batch of several.
+    /// Number of workers that died while they held this message. 0 for a batch of several.
     pub const fn deaths(&self) -> u8 {
         self.deaths
     }

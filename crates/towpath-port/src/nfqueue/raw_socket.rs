@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, sendto, socket_with};
 
-/// One socket per IP version; IPv6 if the kernel supports it.
+/// One socket for IPv4, and one for IPv6 if the kernel supports it.
 #[derive(Debug)]
 pub(super) struct RawSocket {
     v4: OwnedFd,
@@ -19,7 +19,7 @@ impl RawSocket {
         Ok([Some(raw(AddressFamily::INET)?), raw(AddressFamily::INET6).ok()].into_iter().flatten().collect())
     }
 
-    /// Of descriptors that [`open`](Self::open) returned.
+    /// Takes the descriptors that [`open`](Self::open) returned.
     pub(super) fn of(descriptors: Vec<OwnedFd>) -> Option<Self> {
         let mut descriptors = descriptors.into_iter();
         Some(Self { v4: descriptors.next()?, v6: descriptors.next() })

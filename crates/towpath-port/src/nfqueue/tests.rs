@@ -7,7 +7,7 @@ use crate::conformance::{self, Shape, Wire};
 use crate::netns::{Host, ip, patiently, until, within};
 use crate::{State, tun, veth_tests};
 
-/// Runs the iptables that knows NFQUEUE.
+/// Runs the iptables that supports NFQUEUE.
 fn iptables(arguments: &str) {
     let found = ["iptables-legacy", "iptables"].iter().any(|program| {
         let output = Command::new(program).args(arguments.split_whitespace()).output();
@@ -64,7 +64,7 @@ fn datagram(number: u8) -> Vec<u8> {
     bytes
 }
 
-/// Verdicts of every kind, seen by the socket that the packets are for.
+/// The destination socket receives the packets as each kind of verdict demands.
 #[towpath_testenv::needs(netns, tun, nfqueue)]
 #[test]
 fn verdicts_are_obeyed() {
@@ -112,13 +112,13 @@ fn verdicts_are_obeyed() {
     });
 }
 
-/// How many packets wait for their verdict: the third column of /proc/net/netfilter/nfnetlink_queue.
+/// Number of packets that wait for their verdict: the third column of /proc/net/netfilter/nfnetlink_queue.
 fn waiting() -> usize {
     let text = std::fs::read_to_string("/proc/thread-self/net/netfilter/nfnetlink_queue").unwrap();
     text.split_whitespace().nth(2).unwrap().parse().unwrap()
 }
 
-/// What cannot be put in a packet's place ends it: it does not wait for ever, and those behind it are accepted together.
+/// A replacement that cannot be sent drops its packet. The packet does not wait, and later packets are accepted in one batch.
 #[towpath_testenv::needs(netns, tun, nfqueue)]
 #[test]
 fn a_replacement_that_the_kernel_cannot_take_drops_the_packet() {
@@ -126,7 +126,7 @@ fn a_replacement_that_the_kernel_cannot_take_drops_the_packet() {
         let mut tx = into_queue();
         ip("addr add 10.1.0.1/24 dev t0");
         iptables("-A INPUT -i t0 -j NFQUEUE --queue-num 5");
-        // Of each packet the two headers and one byte.
+        // The kernel copies the two headers and one byte of each packet.
         let mut queue = queue(Config { copy_range: 29, ..Config::new(5) });
         let socket = std::net::UdpSocket::bind("10.1.0.1:9").unwrap();
         socket.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
@@ -149,7 +149,7 @@ fn a_replacement_that_the_kernel_cannot_take_drops_the_packet() {
                     let error = queue.verdict(frame, QueueVerdict::Replace).unwrap_err();
                     assert!(matches!(error, Error::Cut { len: 29, .. }), "{error}");
                 }
-                // A whole packet can take the place of any.
+                // A complete packet may replace a truncated one.
                 4 => queue.verdict(replaced(&whole), QueueVerdict::Replace).unwrap(),
                 _ => queue.verdict(frame, QueueVerdict::Accept).unwrap(),
             }
@@ -169,12 +169,12 @@ fn a_replacement_that_the_kernel_cannot_take_drops_the_packet() {
     });
 }
 
-/// Packets of our own reach a socket of this machine by the kernel's routes, of both versions of IP.
+/// Packets that the port sends reach a socket of this machine through the kernel's routes, for IPv4 and IPv6.
 #[towpath_testenv::needs(netns)]
 #[test]
-fn replies_go_the_kernels_way() {
+fn replies_use_the_kernels_routes() {
     within(|| {
-        // A kernel without IPv6 has no such file, and the rows of IPv6 nothing to send by.
+        // A kernel without IPv6 does not have this file; the IPv6 row is then skipped.
         let six = std::fs::write("/proc/sys/net/ipv6/conf/lo/disable_ipv6", "0").is_ok();
         let mut queue = queue(Config { replies: true, ..Config::new(5) });
         assert!(queue.caps().send);
@@ -185,7 +185,7 @@ fn replies_go_the_kernels_way() {
             (IpAddr::V6(from), IpAddr::V6(to)) => {
                 etherparse::PacketBuilder::ipv6(from.octets(), to.octets(), 64)
             }
-            _ => unreachable!("of one version"),
+            _ => unreachable!("both addresses have one IP version"),
         };
         let own: &[&str] = if six { &["127.0.0.1:0", "[::1]:0"] } else { &["127.0.0.1:0"] };
         for own in own {
@@ -200,7 +200,7 @@ fn replies_go_the_kernels_way() {
             let (len, from) = socket.recv_from(&mut got).unwrap();
             assert_eq!((&got[..len], from), (&b"answer"[..], (at.ip(), 7).into()));
         }
-        // There is no way there, and what is no packet goes nowhere: both are counted.
+        // A packet without a route, and bytes that are not an IP packet, are refused and counted.
         for bytes in [datagram(1), vec![0; 20]] {
             let once = &mut std::iter::once(Frame::new(&bytes, LinkType::RAW));
             assert_eq!(queue.send(once).unwrap(), 1);
@@ -214,7 +214,7 @@ fn replies_go_the_kernels_way() {
 
 #[towpath_testenv::needs(netns, tun, nfqueue)]
 #[test]
-fn what_finds_no_room_is_counted() {
+fn packets_without_room_are_counted() {
     within(|| {
         let mut tx = into_queue();
         iptables("-t raw -A PREROUTING -i t0 -j NFQUEUE --queue-num 5");
@@ -238,7 +238,7 @@ fn a_queue_has_one_reader() {
     });
 }
 
-/// `a - [router: NFQUEUE] - b`; what `verdict` says about every packet.
+/// `a - [router: NFQUEUE] - b`; every packet gets `verdict`.
 fn tcp(config: Config, verdict: QueueVerdict) {
     within(move || {
         let (a, b) = (Host::new(), Host::new());
@@ -267,7 +267,7 @@ fn tcp(config: Config, verdict: QueueVerdict) {
             queue.flush().unwrap();
             true
         });
-        assert_eq!(longest > 1500, queue.config.gso, "packets to be cut come whole when asked for");
+        assert_eq!(longest > 1500, queue.config.gso, "with GSO, packets arrive unsegmented");
         assert_eq!(queue.stats().dropped(), 0);
     });
 }
@@ -279,7 +279,7 @@ fn tcp_through_a_queue() {
     tcp(Config { gso: false, ..Config::new(5) }, QueueVerdict::Accept);
 }
 
-/// With the GSO flag packets come with unfinished checksums: a verdict with a payload must finish them, or TCP stalls.
+/// With the GSO flag, packets have partial checksums: a verdict with a payload must complete them, or TCP stalls.
 #[towpath_testenv::needs(netns, nfqueue)]
 #[test]
 fn tcp_through_a_queue_that_replaces_every_packet() {

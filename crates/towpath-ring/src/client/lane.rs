@@ -23,7 +23,7 @@ use crate::shm::sys::{self, Received, Sent};
 
 /// Messages read from the socket at a time.
 const NOTICES: usize = 64;
-/// Unused descriptors kept; no more are read ahead.
+/// Maximum number of one-shot messages that are read from the socket before their frames.
 const ANNOUNCED: usize = 512;
 
 #[derive(Debug)]
@@ -189,7 +189,7 @@ impl Lane {
     /// Reads the engine's messages from the socket.
     pub(crate) fn listen(&mut self) -> Result<(), RecvError> {
         self.post.listen(&self.socket, &mut self.ended)?;
-        // The end of the stream is behind the unread messages.
+        // The unread messages precede the end of the stream, so it is polled for.
         if !self.ended && self.post.is_full() {
             self.ended = sys::hung_up(&self.socket, Duration::ZERO).unwrap_or(false);
         }
@@ -220,8 +220,8 @@ struct Post {
 }
 
 impl Post {
-    /// Reads pending messages, up to the limit of kept descriptors, and none behind a lost descriptor: the rest is
-    /// read with the frames.
+    /// Reads pending messages until [`ANNOUNCED`] are kept, or until a descriptor was lost. The rest is read with the
+    /// frames.
     fn listen(&mut self, socket: &OwnedFd, ended: &mut bool) -> Result<(), RecvError> {
         // Bounded: an engine that keeps ringing could otherwise keep the client here.
         for _ in 0..NOTICES {
@@ -265,7 +265,7 @@ impl Post {
         Ok(())
     }
 
-    /// Handles a message whose descriptor was lost for lack of a free one.
+    /// Handles a message whose descriptor was lost because this process has too many open files.
     #[cold]
     fn handle_short(&mut self, message: &[u8]) -> Result<(), RecvError> {
         let Ok(Notice::OneShot { seq, len }) = Notice::parse(message) else {
@@ -276,8 +276,8 @@ impl Post {
         Ok(())
     }
 
-    /// Returns the memory of message `which`, which was announced on the socket before its publication; none if it
-    /// was lost because this process has too many open files.
+    /// Returns the memory of message `which`, which was announced on the socket before its publication; `None`
+    /// if its descriptor was lost because this process has too many open files.
     fn memory_of(
         &mut self,
         socket: &OwnedFd,

@@ -1,11 +1,11 @@
 //! Position of a consumer: the expected sequence number and the frame where it is expected.
 //!
-//! What: the producer goes round held frames, so a number does not determine its frame. The consumer looks at the
-//! frame that follows the previous message. If the producer went round frames, it left a note in a word that belongs
-//! to the number: "message n is in frame f".
+//! What: the producer skips held frames, so a number does not determine its frame. The consumer looks at the frame
+//! that follows the previous message. If the producer skipped frames, it wrote a note into the word that belongs to
+//! the number: "message n is in frame f".
 //!
-//! Invariant: a note alone proves nothing. Numbers repeat after 2^32 messages, so a note may be that old, and a note
-//! that was never written names number 0. A note counts only if the message is at the named frame.
+//! Invariant: a note is valid only if the message is in the named frame. Numbers repeat after 2^32 messages, so a note
+//! may be that old, and a note that was never written names number 0.
 
 use crate::shm::seq::Seq;
 

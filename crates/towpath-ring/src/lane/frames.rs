@@ -2,9 +2,9 @@
 //!
 //! What: the frames form a circle. A message takes adjacent frames; the index of its first frame names it. The
 //! outstanding messages form a list in the order of the circle. `position` is where the next message goes, and
-//! `ahead` is the first message at or after it. A message that its consumer holds is *skipped*: the producer goes
-//! round it. The producer does not go round a message that is merely outstanding: it will be released in its turn,
-//! and going round it would scatter the free frames.
+//! `ahead` is the first message at or after it. A message that its consumer holds is *skipped*: the producer places
+//! later messages after it. The producer does not skip a message that is only outstanding: it will be released in its
+//! turn, and skipping it would scatter the free frames.
 //!
 //! ```text
 //!        released     out, in order of publication    position   skipped
@@ -54,7 +54,7 @@ struct Message {
 pub(crate) struct Room {
     /// Where the consumer looks for the message.
     pub(crate) from: u32,
-    /// Where the message is; differs from `from` if the producer went round skipped messages.
+    /// Where the message is; differs from `from` if the producer skipped held messages.
     pub(crate) at: u32,
     ahead: u32,
 }

@@ -16,7 +16,7 @@ use crate::worker_pool::{UnsentStats, Violations};
 /// A table of counters with the labels that all of its rows have.
 #[derive(Clone, Copy, Debug)]
 pub struct Table {
-    /// What has these counters, as a title.
+    /// Title of the section: the objects that have these counters.
     pub title: &'static str,
     /// The labels.
     pub labels: &'static [&'static str],
@@ -108,7 +108,6 @@ mod tests {
         for (at, table) in TABLES.iter().enumerate() {
             for row in table.rows {
                 let (first, rows) = families.entry(row.family()).or_insert((at, Vec::new()));
-                // Losses of a port and of its transmit queue are one family.
                 assert!(*first == at, "{} is in two tables", row.family());
                 rows.push(row);
             }

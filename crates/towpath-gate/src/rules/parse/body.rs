@@ -156,7 +156,7 @@ fn keyword(cursor: &mut Cursor<'_, '_>, word: &str) -> Parse<()> {
     let at = cursor.here();
     match cursor.peek() {
         None => Err(Fault::new(at, format!("\"{word}\" is missing"))),
-        // A typing error: note it, and continue as if the word were right.
+        // A typing error: record it, and continue as if the word were correct.
         Some(found) if nearest(found, [word]).is_some() || sorted(found) == sorted(word) => {
             let message = format!("expected \"{word}\", found {}", quoted(found));
             cursor.note(Fault::new(at, message).hint(format!("did you mean \"{word}\"?")));

@@ -1,5 +1,5 @@
-//! Parser of rule files. Commands are executed one after the other, as ipfw does, and every error is noted with
-//! its position.
+//! Parser of rule files. Commands are executed one after the other, as ipfw does, and every error is recorded
+//! with its position.
 
 pub(crate) mod action;
 mod body;
@@ -186,8 +186,8 @@ struct Builder {
     rules: RuleList,
     /// Highest rule number so far.
     last: u32,
-    /// The rule below each label; `None` while there is none. A flush removes the labels of the rules that it
-    /// deletes. A label without a rule stays open and may be repeated.
+    /// The rule below each label; `None` until a rule is added below it. A flush removes the labels of the rules
+    /// that it deletes. A label without a rule stays open and may be repeated.
     labels: HashMap<Box<str>, Option<Place>>,
     open_labels: Vec<Box<str>>,
     /// By table and key.
@@ -343,7 +343,7 @@ impl Builder {
 
     /// Parses `enable firewall` and the like.
     fn switch(&mut self, cursor: &mut Cursor<'_, '_>, word: &str) -> Parse<()> {
-        let token = cursor.need("what to switch")?;
+        let token = cursor.need(&format!("the word after \"{word}\""))?;
         match &*token.text {
             // Already enabled, harmless.
             "firewall" | "verbose" | "dyn_keepalive" | "one_pass" if word == "enable" => Ok(()),

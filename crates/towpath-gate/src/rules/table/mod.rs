@@ -72,7 +72,7 @@ struct Prefixes {
     v6: PrefixMap<(u128, u8), u32>,
     /// Number of IPv6 prefixes with more than 64 bits.
     long6: usize,
-    /// A faster form of the tries, for large tables.
+    /// Interval indexes of the tries, for large tables.
     fast4: Option<Box<IntervalIndex>>,
     fast6: Option<Box<IntervalIndex>>,
 }
@@ -134,7 +134,7 @@ impl Prefixes {
     }
 }
 
-/// Records a changed prefix in the fast form.
+/// Records a changed prefix in the interval index. Drops the index after too many changes.
 fn change(fast: &mut Option<Box<IntervalIndex>>, prefix: Prefix) {
     if fast.as_mut().is_some_and(|fast| !fast.change(prefix)) {
         *fast = None;
@@ -255,7 +255,7 @@ impl Table {
         let Ok(Some(value)) = self.get(key) else { return };
         let mut value = *value;
         value.set(column, number);
-        // As in parsing: the tag column, otherwise the first one.
+        // As in parsing, `number` is the tag column, or the first column without a tag column.
         if self.columns.first() == Some(&column) && !self.columns.contains(&Column::Tag) {
             value.number = number;
         }
@@ -279,7 +279,7 @@ impl Table {
         }
     }
 
-    /// Builds the fast form of a table with many prefixes; [`super::Ruleset::parse`] calls it at its end. Takes
+    /// Builds the interval index of a table with many prefixes. [`super::Ruleset::parse`] calls it last. Takes
     /// about one second per million prefixes. Lookups stay fast until more than a sixteenth of the prefixes have
     /// changed.
     pub fn settle(&mut self) {
@@ -359,7 +359,7 @@ impl Table {
         map.get(name).map(|number| self.values.get(*number))
     }
 
-    /// Returns the value of a flow. The caller leaves fields empty that the table does not use.
+    /// Returns the value of a flow. Fields that the table does not use must be empty.
     pub fn lookup_flow(&self, key: &FlowKey) -> Option<&Value> {
         let Entries::Flow(map) = &self.entries else { return None };
         map.get(key).map(|number| self.values.get(*number))
@@ -479,7 +479,7 @@ mod tests {
         assert_eq!(table.add(&net([12, 0, 0, 0], 8), Value::legacy(9)), Err(Refused::Full));
     }
 
-    /// A table with the fast form returns the same results as one without, also after changes.
+    /// A table with interval indexes returns the same results as one without, also after changes.
     #[test]
     fn large_and_small_tables_agree() {
         let mut state = 1u64;

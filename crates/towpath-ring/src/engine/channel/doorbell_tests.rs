@@ -1,4 +1,4 @@
-//! The budget of doorbells.
+//! Tests of the limit on doorbells without news.
 
 use crate::engine::control_rx::FALSE_DOORBELLS;
 use crate::handshake::messages::Notice;
@@ -32,7 +32,7 @@ fn doorbells_without_news_are_a_violation() {
         now += SECOND;
     }
     ring(channel, 1);
-    // The budget of this second has not begun: its poll comes after the doorbell.
+    // The doorbell counts for the previous second, because no poll has begun a new one.
     channel.poll_verdicts(now - 1, |_, _| {});
     assert_eq!((channel.death(), channel.stats().violations), (Some(Death::Violations), 1));
 }
@@ -49,7 +49,7 @@ fn a_client_that_rings_once_for_each_sleep_breaks_no_rule() {
         // The search looks at 128 held frames at a time.
         while !channel.arm() {}
         let frame = client.try_recv().unwrap().expect("a frame");
-        // Every other frame is held: news, too.
+        // Every second frame is held; a hold is news, too.
         if n % 2 == 0 {
             client.verdict(frame, Verdict::Pass);
         } else {

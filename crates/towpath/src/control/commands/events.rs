@@ -52,9 +52,9 @@ struct Watch {
     waiting: VecDeque<Arc<[Event]>>,
     /// Number of waiting events.
     count: usize,
-    /// Events that this client was too slow for.
+    /// Events dropped because this client reads too slowly.
     missed: u64,
-    /// Events that were lost before they came here.
+    /// Events lost in the queues of the engine's threads.
     lost: u64,
 }
 

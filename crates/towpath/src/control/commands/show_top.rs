@@ -9,8 +9,9 @@ use super::super::command::{Context, Handled, Query, Reply};
 use super::super::text::items;
 use super::show_states::{self, State};
 
-/// Default and maximum of `count`.
+/// Default of `count`.
 const COUNT: u64 = 10;
+/// Maximum of `count`.
 const COUNT_MAX: u64 = 100;
 
 /// The states with the most traffic
