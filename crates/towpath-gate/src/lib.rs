@@ -60,9 +60,9 @@ pub mod state;
 
 pub use eval::{
     ActionOutcome, BURST, CALL_DEPTH, DEFAULT_DYNAMIC_RULE, Diff, Dir, DropReason, Edits, ExplainedRule,
-    Explanation, Gate, GateCounters, GateSettings, Gateway, LogEntry, MAX_TAGS, NoReply, PacketLog,
-    PacketSpec, PacketSpecError, PortId, Ports, REPLIES_PER_SECOND, RecheckStep, Reject, ReplyLimiter,
-    Restored, Route, Routes, RuleInfo, RuleOutcome, SNAPSHOT_VERSION, SnapshotError, StatePolicy, Step,
-    Suppressed, SuppressedBy, Walk, Walker, check_snapshot,
+    Explanation, FirstPacket, Gate, GateCounters, GateSettings, Gateway, LogEntry, MAX_TAGS, NoReply,
+    PacketLog, PacketSpec, PacketSpecError, PortId, Ports, REPLIES_PER_SECOND, RecheckStep, Reject,
+    ReplyLimiter, Restored, Route, Routes, RuleInfo, RuleOutcome, SNAPSHOT_VERSION, SnapshotError,
+    StatePolicy, Step, Suppressed, SuppressedBy, Walk, Walker, check_snapshot,
 };
 pub use settings::{Setting, SettingError, Values};

@@ -76,6 +76,9 @@ pub struct Rechecks {
     pub looked: u64,
     /// States that were dropped because the current rules would not create them.
     pub dropped: u64,
+    /// States that another rule than before would create, and that it owns now.
+    #[serde(default)]
+    pub handed: u64,
 }
 
 /// The clock of an engine's states: the last time that the engine set.
@@ -225,8 +228,8 @@ impl RulesetManager {
         }
     }
 
-    /// Replaces the rules, and the routes and settings if given, in one step. With [`StatePolicy::Recheck`], the states of the remaining
-    /// rules must then be re-checked with [`RulesetManager::recheck_some`]. A re-check in progress covers all states again.
+    /// Replaces the rules, and the routes and settings if given, in one step. With [`StatePolicy::Recheck`], the states must then be re-checked
+    /// with [`RulesetManager::recheck_some`]. A re-check in progress covers all states again.
     pub fn replace(
         &self,
         ruleset: Ruleset,
@@ -422,16 +425,18 @@ impl RulesetManager {
         self.book().begin_recheck();
     }
 
-    /// Runs one step of the current re-check, if any: checks some states and drops those that the current rules would not create. A step
-    /// takes some milliseconds. Returns true if there is more to do.
+    /// Runs one step of the current re-check, if any: hands some states to the rules that would create them now, and drops those that no
+    /// rule would create. A step takes some milliseconds. Returns true if there is more to do.
     pub fn recheck_some(&self) -> bool {
         let now = self.clock.now();
         let mut book = self.book();
         let Some(recheck) = book.recheck else { return false };
         let step = book.gate.recheck_step(recheck.at, now);
         book.recheck = recheck.go_on(step.next);
+        let late = if book.recheck.is_none() { book.gate.finish_recheck() } else { 0 };
         book.rechecks.looked += step.checked as u64;
-        book.rechecks.dropped += step.dropped as u64;
+        book.rechecks.dropped += (step.dropped + late) as u64;
+        book.rechecks.handed += step.handed as u64;
         book.unchecked &= book.recheck.is_some();
         book.recheck.is_some()
     }

@@ -19,7 +19,7 @@ use super::walker::Walker;
 use crate::rules::option::Arg;
 use crate::rules::table::Value;
 use crate::rules::{NextHop, ReturnTo};
-use crate::state::{Direction, Ends, Flow, Lookup, Quoted, Refused};
+use crate::state::{Direction, Ends, Flow, Lookup, Origin, Quoted, Refused};
 use towpath_wire::{Addresses, Fragment, Packet, Time, ext6, proto};
 
 /// Result of evaluating one rule.
@@ -206,6 +206,7 @@ impl Walker {
             limit.max = tablearg.map_or(0, |value| value.limit);
         }
         install.timeout = walk.timeout;
+        install.origin = Origin::new(walk.dir == Dir::Out, walk.recv.map(|port| port.0));
         let made = self.states.install(&flow, name, &packet.segment(), rule.id, &install, now);
         if made.is_ok()
             && packet.fragment == Fragment::First

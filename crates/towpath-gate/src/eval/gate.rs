@@ -39,6 +39,10 @@ pub struct Gate {
     pub(super) rules: Vec<(RuleId, Rule)>,
     /// Deleted rules that still have states, and the default dynamic rule.
     pub(super) hidden: Vec<(RuleId, Rule)>,
+    /// Deleted rules whose states stay with them ([`StatePolicy::Keep`](super::StatePolicy::Keep)).
+    pub(super) orphans: HashSet<RuleId>,
+    /// Steps of a re-check are due.
+    pub(super) rechecking: bool,
     /// Counter values at the last [`Gate::zero`].
     pub(super) zeroed: HashMap<RuleId, RuleCounter>,
     /// Number of packets that each `log` rule has logged.
@@ -130,6 +134,8 @@ impl Gate {
             walker,
             rules: Vec::new(),
             hidden: vec![(DEFAULT_DYNAMIC_RULE, default_dynamic_rule())],
+            orphans: HashSet::new(),
+            rechecking: false,
             zeroed: HashMap::new(),
             logged: HashMap::new(),
             table_names: HashMap::new(),

@@ -129,7 +129,7 @@ pub(crate) fn first_that_fails<'g>(
 
 impl Op {
     #[inline]
-    fn holds<'g>(
+    pub(super) fn holds<'g>(
         &self,
         context: &MatchContext<'g, '_>,
         walk: &Walk,

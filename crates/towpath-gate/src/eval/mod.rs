@@ -2,6 +2,7 @@
 
 mod burst;
 mod class;
+mod creating_rule;
 mod decision_tree;
 mod evaluate;
 mod explain;
@@ -11,6 +12,7 @@ mod generation;
 mod index;
 mod insn;
 mod inspect_burst;
+mod kept_rules;
 mod log;
 mod packet_spec;
 mod port;
@@ -31,6 +33,7 @@ mod walker;
 mod walker_slot;
 
 pub use burst::BURST;
+pub use creating_rule::FirstPacket;
 pub use explain::{ActionOutcome, ExplainedRule, Explanation, RuleOutcome};
 pub use gate::{DEFAULT_DYNAMIC_RULE, Gate, GateCounters, GateSettings, RuleInfo};
 pub use log::{LogEntry, PacketLog, Suppressed, SuppressedBy};

@@ -118,30 +118,27 @@ impl PacketSpec {
     }
 }
 
-/// Returns frames that may start a flow: for TCP a SYN and a segment of an existing connection, for ICMP each
-/// query.
-pub(super) fn first_packets(flow: &Flow) -> impl Iterator<Item = Vec<u8>> + use<> {
-    let kinds: &[(u8, u8)] = match flow.proto {
-        proto::TCP => &[(0x02, 0), (0x10, 0)],
-        proto::ICMP => &[(0, 8), (0, 13), (0, 10), (0, 15), (0, 17)],
-        proto::ICMP6 => &[(0, 128), (0, 135), (0, 133), (0, 136), (0, 134), (0, 130), (0, 143), (0, 139)],
-        _ => &[(0, 0)],
-    };
+/// Returns a frame that may start a flow: a TCP segment with these flags, an ICMP echo request, or a packet of another
+/// protocol without data.
+pub(super) fn first_packet(flow: &Flow, flags: u8) -> Vec<u8> {
     let Flow { proto, src_port, dst_port, ends, .. } = *flow;
-    kinds.iter().map(move |(flags, kind)| {
-        let packet = PacketFields {
-            proto,
-            ports: (src_port, dst_port),
-            flags: *flags,
-            icmp: (*kind, 0),
-            echo: (src_port, 0),
-            ..PacketFields::default()
-        };
-        match ends {
-            Ends::V4(src, dst) => packet.ethernet(0x0800, &packet.v4(src.octets(), dst.octets())),
-            Ends::V6(src, dst, _) => packet.ethernet(0x86dd, &packet.v6(src.octets(), dst.octets())),
-        }
-    })
+    let kind = match proto {
+        proto::ICMP => 8,
+        proto::ICMP6 => 128,
+        _ => 0,
+    };
+    let packet = PacketFields {
+        proto,
+        ports: (src_port, dst_port),
+        flags,
+        icmp: (kind, 0),
+        echo: (src_port, 0),
+        ..PacketFields::default()
+    };
+    match ends {
+        Ends::V4(src, dst) => packet.ethernet(0x0800, &packet.v4(src.octets(), dst.octets())),
+        Ends::V6(src, dst, _) => packet.ethernet(0x86dd, &packet.v6(src.octets(), dst.octets())),
+    }
 }
 
 /// Parses `10.0.0.1`, `10.0.0.1:80`, `::1` or `[::1]:80`.

@@ -1,160 +1,153 @@
-//! Re-check of states after a reload: removes the states that the new rules would not create.
+//! Re-check of states after a reload: each state goes to the rule that would create it now, or is removed.
 
-use towpath_wire::{self as wire, LinkType, Packet, Time};
+use towpath_wire::Time;
 
-use super::evaluate::Next;
+use super::creating_rule::{Creation, FirstPacket};
 use super::gate::{DEFAULT_DYNAMIC_RULE, Gate};
-use super::insn::all_hold;
-use super::packet_spec::first_packets;
-use super::program::CompiledAction;
-use super::step::Step;
-use super::walk::{Dir, LookupCache, Walk};
 use crate::rules::Rule;
-use crate::rules::option::Test;
-use crate::state::{Cursor, Kind, Listed, RuleId};
+use crate::state::{Cursor, HandedOver, Install, Kind, Listed, Name, RuleId};
 
-/// Walks per call of a re-check, which takes a few milliseconds; and the minimum number of states per call.
-const RECHECK_WALKS: usize = 8192;
-const RECHECK_LEAST: usize = 64;
+/// States per step of a re-check, which takes a few milliseconds.
+const RECHECK_STATES: usize = 4096;
 
-/// With at most this many ports, every pair of receive and transmit port is tried.
-const MAX_CROSSED: usize = 16;
+/// Attempts to let all walkers adopt the current rules before states are handed to them.
+const WALKER_YIELDS: usize = 1000;
+
+/// TCP's SYN in the forward half of ipfw's state word.
+const SYN_SEEN: u32 = 0x02;
 
 /// Result of one step of a re-check ([`Gate::recheck_step`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecheckStep {
     /// States that were checked.
     pub checked: usize,
+    /// States that now belong to another rule.
+    pub handed: usize,
     /// States that were removed.
     pub dropped: usize,
     /// Start of the next step; `None` after the last state.
     pub next: Option<Cursor>,
 }
 
+/// What a re-check does with a state.
+pub(super) enum Recheck {
+    /// It stays with its rule.
+    Stays,
+    /// It goes to another rule, under that rule's flow name.
+    HandOver(RuleId, Name, Install),
+    /// No rule would create it.
+    Remove,
+}
+
 impl Gate {
-    /// Removes the states that the current rules would not create. Returns their number.
-    pub(super) fn recheck(&mut self, now: Time) -> usize {
-        let (mut dropped, mut from) = (0, Some(Cursor::default()));
+    /// Re-checks all states. Returns the numbers of states that were handed over and removed.
+    pub(super) fn recheck(&mut self, now: Time) -> (usize, usize) {
+        let (mut handed, mut dropped, mut from) = (0, 0, Some(Cursor::default()));
         while let Some(cursor) = from {
             let step = self.recheck_step(cursor, now);
+            handed += step.handed;
             dropped += step.dropped;
             from = step.next;
         }
-        dropped
+        (handed, dropped + self.finish_recheck())
     }
 
-    /// Re-checks states from `from` on and removes those that the current rules would not create. Takes a few
-    /// milliseconds.
+    /// Re-checks states from `from` on: hands each to the rule that would create it now ([`Gate::creating_rule`]), and
+    /// removes those that no rule would create. Takes a few milliseconds.
     ///
     /// After [`Gate::reload`] with [`StatePolicy::RecheckLater`](super::StatePolicy::RecheckLater), start with the
-    /// default cursor and continue until `next` is `None`. Each state that exists throughout is checked exactly
-    /// once; a state that is created meanwhile may be checked. If the rules change between steps, the remaining
-    /// states are checked against the new rules; orphans of that change stay.
+    /// default cursor, continue until `next` is `None`, then call [`Gate::finish_recheck`]. Each state that exists
+    /// throughout is checked exactly once; a state that is created meanwhile may be checked. If the rules change
+    /// between steps, the remaining states are checked against the new rules; orphans of that change stay.
     pub fn recheck_step(&mut self, from: Cursor, now: Time) -> RecheckStep {
         self.maintain(|gate| {
-            let paths = gate.paths();
-            let most = (RECHECK_WALKS / paths.len()).max(RECHECK_LEAST);
-            let (mut stale, mut step) = (Vec::new(), RecheckStep::default());
+            gate.let_walkers_catch_up();
+            let mut decided = Vec::new();
+            let mut step = RecheckStep::default();
             for (seen, (state, cursor)) in (1..).zip(gate.states().dump(from, now)) {
-                step.checked += usize::from(!matches!(state.kind, Kind::Parent { .. }));
-                if gate.is_stale(&state, &paths) {
-                    stale.push((state.flow, state.name, state.rule));
+                if !matches!(state.kind, Kind::Parent { .. }) {
+                    step.checked += 1;
+                    let recheck = gate.recheck_of(&state, gate.rule_of(state.rule));
+                    if !gate.orphans.contains(&state.rule) && !matches!(recheck, Recheck::Stays) {
+                        decided.push((state.flow, state.name, state.rule, recheck));
+                    }
                 }
-                if seen == most {
+                if seen == RECHECK_STATES {
                     step.next = Some(cursor);
                     break;
                 }
             }
             // If another rule has created a new state for the flow since then, that state stays.
-            let mut removed = |(flow, name, rule)| gate.states_mut().remove_of(&flow, name, rule, now);
-            step.dropped = stale.into_iter().filter(|stale| removed(*stale)).count();
+            for (flow, name, rule, recheck) in decided {
+                let states = gate.states_mut();
+                let handed = match &recheck {
+                    Recheck::HandOver(to, new_name, install) => {
+                        states.hand_over(&flow, (rule, name), (*to, *new_name, install), now)
+                    }
+                    // A state of that flow and name exists: this one has no further use.
+                    _ => HandedOver::Exists,
+                };
+                match handed {
+                    HandedOver::Done => step.handed += 1,
+                    HandedOver::Exists => {
+                        step.dropped += usize::from(states.remove_of(&flow, name, rule, now))
+                    }
+                    HandedOver::Gone => {}
+                }
+            }
             step
         })
     }
 
-    /// Returns true if the current rules would not create this state.
-    pub(super) fn is_stale(&self, state: &Listed, paths: &[Walk]) -> bool {
-        let makes = |state| match self.installing_rule(state, paths) {
-            // A restored state stays if any rule would create it.
-            Some(_) if state.rule == DEFAULT_DYNAMIC_RULE => true,
-            installing_rule => installing_rule == Some(state.rule),
+    /// Ends a re-check whose steps have covered all states: removes the states that a walker has created by a deleted
+    /// rule meanwhile. Returns their number.
+    pub fn finish_recheck(&mut self) -> usize {
+        self.maintain(|gate| {
+            gate.rechecking = false;
+            let Self { hidden, orphans, walker, .. } = gate;
+            let mut deleted: Vec<RuleId> = hidden.iter().map(|(id, _)| *id).collect();
+            deleted.retain(|id| *id != DEFAULT_DYNAMIC_RULE && !orphans.contains(id));
+            deleted.sort_unstable();
+            walker.states.remove_where(|id| deleted.binary_search(&id).is_ok())
+        })
+    }
+
+    /// Decides what becomes of a state that `rule` created.
+    pub(super) fn recheck_of(&self, state: &Listed, rule: Option<&Rule>) -> Recheck {
+        let first = FirstPacket {
+            flow: state.flow,
+            name: state.name,
+            origin: state.origin,
+            syn: state.tcp_seen & SYN_SEEN != 0,
+            rule: rule.map(|rule| (state.rule, rule)),
         };
-        // Its rule was deleted after the re-check began: earlier orphans are already gone.
-        let is_orphan =
-            || state.rule != DEFAULT_DYNAMIC_RULE && self.hidden.iter().any(|(id, _)| *id == state.rule);
-        !matches!(state.kind, Kind::Parent { .. }) && !makes(state) && !is_orphan()
+        let Some(creation) = self.creation(&first) else { return Recheck::Remove };
+        let creating = &self.generation().program.rules[creation.at];
+        match &creating.install {
+            Some(install) if (creating.id, install.name) != (state.rule, state.name) => {
+                let Creation { timeout, .. } = creation;
+                Recheck::HandOver(creating.id, install.name, Install { timeout, ..install.install })
+            }
+            _ => Recheck::Stays,
+        }
     }
 
-    /// Returns walks for all paths (direction, receive port, transmit port) that the rules can distinguish.
-    pub(super) fn paths(&self) -> Vec<Walk> {
-        let tests_ports = |rule: &Rule| {
-            rule.body.blocks().flatten().any(|term| {
-                let reverse = matches!(term.test, Test::VerRevPath | Test::VerSrcReach | Test::AntiSpoof);
-                reverse || matches!(term.test, Test::Recv(_) | Test::Xmit(_) | Test::Via(_))
-            })
-        };
-        let mut paths = vec![Walk::new(Dir::In, None, None), Walk::new(Dir::Out, None, None)];
-        if !self.rules.iter().any(|(_, rule)| tests_ports(rule)) {
-            return paths;
-        }
-        paths.extend(self.ports().ids().map(|port| Walk::new(Dir::In, Some(port), None)));
-        paths.extend(self.ports().ids().map(|port| Walk::new(Dir::Out, None, Some(port))));
-        if self.ports().len() <= MAX_CROSSED {
-            let pairs = self.ports().ids().flat_map(|recv| self.ports().ids().map(move |xmit| (recv, xmit)));
-            paths.extend(pairs.map(|(recv, xmit)| Walk::new(Dir::Out, Some(recv), Some(xmit))));
-        }
-        paths
+    /// Returns a rule, current or deleted; `None` for the default dynamic rule, which creates no states.
+    pub(super) fn rule_of(&self, id: RuleId) -> Option<&Rule> {
+        let at = self.generation().program.position_of(id).filter(|_| id != DEFAULT_DYNAMIC_RULE)?;
+        let hidden = || self.hidden.iter().find(|(hidden, _)| *hidden == id);
+        self.rules.get(at).or_else(hidden).map(|(_, rule)| rule)
     }
 
-    /// Returns the rule that would create this state: its own, if any path and first packet lead there.
-    fn installing_rule(&self, state: &Listed, paths: &[Walk]) -> Option<RuleId> {
-        let mut other = None;
-        for frame in first_packets(&state.flow) {
-            let Ok(packet) = wire::parse(LinkType::ETHERNET, &frame, frame.len() as u32) else { continue };
-            for path in paths {
-                let mut walk = path.with_tenant(state.flow.tenant);
-                // Without state lookups: only the rules decide.
-                walk.cache = LookupCache::Any;
-                match self.installing_rule_for(walk, &packet, state) {
-                    Some(rule) if rule == state.rule => return Some(rule),
-                    rule => other = other.or(rule),
-                }
+    /// Waits a moment for walkers that use earlier rules: they do not know the rules that states are handed to, and
+    /// evaluate packets of such states like packets without a state.
+    fn let_walkers_catch_up(&self) {
+        let version = self.shared.current.version();
+        for _ in 0..WALKER_YIELDS {
+            if self.shared.slots.all_reached(version) {
+                return;
             }
-        }
-        other
-    }
-
-    fn installing_rule_for(&self, mut walk: Walk, packet: &Packet<'_>, state: &Listed) -> Option<RuleId> {
-        let mut key = self.generation().program.index.packet_key(packet, walk.dir);
-        let mut at = 0;
-        // Terminates: the walk is bounded by its jumps.
-        loop {
-            let found = self.generation().program.index.next(at, &mut key, packet, LookupCache::Any);
-            at = found.position;
-            let compiled = self.generation().program.rules.get(at)?;
-            let mut tablearg = None;
-            let context = self.generation().context(packet);
-            let insns = self.generation().program.insns_of(compiled);
-            let holds = all_hold(insns, &context, &walk, compiled.number, &mut tablearg);
-            if !holds || matches!(compiled.action, CompiledAction::CheckState) {
-                if at == self.generation().program.default {
-                    return None;
-                }
-                at = self.generation().program.next(at);
-                continue;
-            }
-            if compiled.install.as_ref().is_some_and(|installs| installs.name == state.name) {
-                return Some(compiled.id);
-            }
-            let tablearg = tablearg.copied();
-            self.generation().tag(at, &mut walk, tablearg);
-            match self.generation().act(at, &mut walk, packet, tablearg) {
-                Next::Rule(position) => at = position,
-                Next::Stop(Step::Tee(_) | Step::Divert(_) | Step::Reassemble) => {
-                    at = self.generation().program.next(at)
-                }
-                Next::Stop(_) => return None,
-            }
+            std::thread::yield_now();
         }
     }
 }

@@ -1,13 +1,14 @@
 //! Reload: replaces the ruleset in one step. Rules that are in both rulesets keep their counters and states.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::gate::{DEFAULT_DYNAMIC_RULE, Gate};
+use super::gate::Gate;
+use super::kept_rules::{Kept, kept_rules};
+use super::recheck::Recheck;
 use super::routes::Routes;
 use super::token_bucket::TokenBucket;
 use crate::rules::{Rule, Ruleset};
-use crate::state::RuleId;
+use crate::state::{Kind, RuleId};
 use towpath_wire::Time;
 
 /// What a reload does with existing states.
@@ -15,16 +16,14 @@ use towpath_wire::Time;
 pub enum StatePolicy {
     /// Keeps all states. States of deleted rules become orphans, which keep their action until they expire.
     Keep,
-    /// Keeps a state if the new rules would create it: the first packet of its flow, evaluated with the new rules,
-    /// must install it by the same rule. Removes all other states, including those of deleted rules. The next
-    /// packet of such a flow is evaluated like any other.
+    /// Evaluates the first packet of each state with the new rules ([`Gate::creating_rule`]). The rule that would
+    /// create the state now owns it from then on; if no rule would, the state is removed, and the next packet of its
+    /// flow is evaluated like any other. This includes orphans.
     ///
-    /// A state does not record all properties of its first packet, such as ports of the gate, TCP flags or ICMP
-    /// type. It stays if any port and any packet that may start such a flow would create it. Lengths, Ethernet
-    /// addresses, tags and the like are those of a plain packet. `prob` is assumed to match.
+    /// `prob` of the rule that created the state is assumed to match.
     Recheck,
-    /// Like `Recheck`, but states of rules that stay are checked later, in steps ([`Gate::recheck_step`]). Packets
-    /// use them until then.
+    /// Like `Recheck`, but in steps ([`Gate::recheck_step`]). Until its turn comes, a state keeps its rule, also a
+    /// deleted one.
     RecheckLater,
     /// Removes the states of deleted rules, as ipfw does when rules are deleted. Keeps all others.
     Delete,
@@ -39,12 +38,18 @@ pub struct Diff {
     pub added: Vec<String>,
     /// Deleted rules.
     pub removed: Vec<String>,
-    /// Number of rules that stay, with their counters.
+    /// Rules that stay, and are before or behind other rules than before. With their new numbers.
+    pub moved: Vec<String>,
+    /// Number of rules that stay, with their counters. Includes the moved ones.
     pub kept: usize,
+    /// Number of rules that stay and have another number.
+    pub renumbered: usize,
     /// Tables that are new, deleted or changed.
     pub tables: Vec<String>,
     /// Number of states removed.
     pub states_dropped: usize,
+    /// Number of states that another rule owns now.
+    pub states_handed: usize,
     /// Number of states that stay without a rule.
     pub states_orphaned: usize,
 }
@@ -59,45 +64,56 @@ impl Gate {
     /// Returns the effect that [`Gate::reload`] would have. With [`StatePolicy::Recheck`] this costs as much as
     /// the re-check itself, plus a copy of the new tables.
     pub fn preview(&self, ruleset: &Ruleset, policy: StatePolicy, now: Time) -> Diff {
-        let mut diff = self.diff(ruleset, policy);
+        let kept = self.kept(ruleset);
+        let mut diff = self.diff(ruleset, &kept, policy);
         if policy.rechecks() {
-            let next = self.preview_gate(ruleset);
-            let paths = next.paths();
-            diff.states_dropped =
-                self.states().list(now).filter(|state| next.is_stale(state, &paths)).count();
+            let next = self.preview_gate(ruleset, &kept);
+            for state in self.states().list(now).filter(|state| !matches!(state.kind, Kind::Parent { .. })) {
+                match next.recheck_of(&state, self.rule_of(state.rule)) {
+                    Recheck::Stays => {}
+                    Recheck::HandOver(..) => diff.states_handed += 1,
+                    Recheck::Remove => diff.states_dropped += 1,
+                }
+            }
         }
         diff
     }
 
-    /// Returns the effect without the states that a re-check removes.
-    fn diff(&self, ruleset: &Ruleset, policy: StatePolicy) -> Diff {
-        let mut old = self.by_text();
+    fn kept(&self, ruleset: &Ruleset) -> Vec<Kept> {
+        kept_rules(self.rules.iter().map(|(_, rule)| rule), ruleset.rules().iter())
+    }
+
+    /// Returns the effect without that of a re-check.
+    fn diff(&self, ruleset: &Ruleset, kept: &[Kept], policy: StatePolicy) -> Diff {
+        let mut stays = vec![false; self.rules.len()];
         let mut diff = Diff { tables: self.changed_tables(ruleset), ..Diff::default() };
-        for rule in ruleset.rules() {
-            match take(&mut old, rule) {
-                Some(_) => diff.kept += 1,
-                None => diff.added.push(line(rule)),
+        for (rule, kept) in ruleset.rules().iter().zip(kept) {
+            if let Some(old) = kept.old() {
+                stays[old] = true;
+                diff.kept += 1;
+                diff.renumbered += usize::from(self.rules[old].1.number != rule.number);
+            }
+            match kept {
+                Kept::New => diff.added.push(line(rule)),
+                Kept::Moved(_) => diff.moved.push(line(rule)),
+                Kept::Same(_) => {}
             }
         }
-        let gone: Vec<usize> = {
-            let mut gone: Vec<usize> = old.into_values().flatten().collect();
-            gone.sort_unstable();
-            gone
-        };
-        diff.removed = gone.iter().map(|at| line(&self.rules[*at].1)).collect();
-        let without_rule: usize = gone.iter().map(|at| self.states().count_of(self.rules[*at].0)).sum();
+        let gone = || self.rules.iter().zip(&stays).filter(|(_, stays)| !**stays).map(|(rule, _)| rule);
+        diff.removed = gone().map(|(_, rule)| line(rule)).collect();
+        let without_rule = || gone().map(|(id, _)| self.states().count_of(*id)).sum();
         match policy {
-            StatePolicy::Keep => diff.states_orphaned = without_rule,
-            StatePolicy::Recheck | StatePolicy::RecheckLater | StatePolicy::Delete => {
-                diff.states_dropped = without_rule;
-            }
+            StatePolicy::Keep => diff.states_orphaned = without_rule(),
+            StatePolicy::Delete => diff.states_dropped = without_rule(),
+            StatePolicy::Recheck | StatePolicy::RecheckLater => {}
             StatePolicy::Drop => diff.states_dropped = self.states().len(),
         }
         diff
     }
 
-    /// Replaces rules, tables and pipes in one step: no packet sees a mixture. A rule with the same number, set
-    /// and text in both rulesets keeps its counters and states.
+    /// Replaces rules, tables and pipes in one step: no packet sees a mixture. A rule with the same set and
+    /// text in both rulesets keeps its counters and states, whatever its number: rules are compared in order, and moved
+    /// rules are found too.
     ///
     /// Walkers use the new rules from their next packet, or in bursts from their next
     /// [`prefetch`](super::Walker::prefetch). A state that a walker still creates by a deleted rule is removed
@@ -126,13 +142,13 @@ impl Gate {
         policy: StatePolicy,
         now: Time,
     ) -> Diff {
-        let mut diff = self.diff(&ruleset, policy);
-        let mut old = self.by_text();
+        let kept = self.kept(&ruleset);
+        let mut diff = self.diff(&ruleset, &kept, policy);
         let Ruleset { rules, tables, pipes, disabled_sets } = ruleset;
         let old_rules = std::mem::take(&mut self.rules);
         let mut stays = vec![false; old_rules.len()];
-        for rule in rules {
-            let id = match take(&mut old, &rule) {
+        for (rule, kept) in rules.into_iter().zip(kept) {
+            let id = match kept.old() {
                 Some(at) => {
                     stays[at] = true;
                     old_rules[at].0
@@ -144,14 +160,19 @@ impl Gate {
         let gone: Vec<(RuleId, Rule)> =
             old_rules.into_iter().zip(stays).filter(|(_, stays)| !stays).map(|(pair, _)| pair).collect();
         let mut ids: Vec<RuleId> = gone.iter().map(|(id, _)| *id).collect();
-        if policy.rechecks() {
-            // No rule would create an orphan.
-            ids.extend(self.hidden.iter().map(|(id, _)| *id).filter(|id| *id != DEFAULT_DYNAMIC_RULE));
-        }
         ids.sort_unstable();
         self.zeroed.retain(|id, _| ids.binary_search(id).is_err());
         self.prune_hidden();
-        if policy == StatePolicy::Keep {
+        match policy {
+            StatePolicy::Keep => self.orphans.extend(&ids),
+            // Orphans of earlier reloads are checked, too.
+            StatePolicy::Recheck | StatePolicy::RecheckLater => {
+                self.orphans.clear();
+                self.rechecking = true;
+            }
+            StatePolicy::Delete | StatePolicy::Drop => {}
+        }
+        if policy == StatePolicy::Keep || policy.rechecks() {
             // Walkers may still create states by rules that have no states yet.
             let single = self.shared.slots.is_single();
             let states = &self.walker.states;
@@ -173,10 +194,12 @@ impl Gate {
         });
         let mut dropped = self.remove_states_of(&ids, policy);
         if let Some(retired) = self.retired.last_mut() {
-            (retired.rules, retired.orphan) = (ids, policy == StatePolicy::Keep);
+            (retired.rules, retired.late_states) = (ids, policy);
         }
         if policy == StatePolicy::Recheck {
-            dropped += self.recheck(now);
+            let (handed, removed) = self.recheck(now);
+            dropped += removed;
+            diff.states_handed = handed;
         }
         if policy != StatePolicy::Keep {
             diff.states_dropped = dropped;
@@ -184,26 +207,24 @@ impl Gate {
         diff
     }
 
-    /// Removes or orphans the states of deleted rules. Returns their number.
+    /// Removes or orphans the states of deleted rules. Returns the number of removed states.
     fn remove_states_of(&mut self, gone: &[RuleId], policy: StatePolicy) -> usize {
         let is_deleted = |id: RuleId| gone.binary_search(&id).is_ok();
         let states = &mut self.walker.states;
         match policy {
             StatePolicy::Keep => states.orphan_where(is_deleted),
-            StatePolicy::Recheck | StatePolicy::RecheckLater | StatePolicy::Delete => {
-                states.remove_where(is_deleted)
-            }
+            StatePolicy::Recheck | StatePolicy::RecheckLater => 0,
+            StatePolicy::Delete => states.remove_where(is_deleted),
             StatePolicy::Drop => states.remove_where(|_| true),
         }
     }
 
     /// Returns a gate with other rules. Rules that stay have the same identity as here.
-    fn preview_gate(&self, ruleset: &Ruleset) -> Self {
+    fn preview_gate(&self, ruleset: &Ruleset, kept: &[Kept]) -> Self {
         let mut next = Self::new(ruleset.clone(), self.ports().clone(), self.states().settings().clone(), 0);
-        let mut old = self.by_text();
         next.next_id = self.next_id;
-        for (id, rule) in &mut next.rules {
-            *id = match take(&mut old, rule) {
+        for ((id, _), kept) in next.rules.iter_mut().zip(kept) {
+            *id = match kept.old() {
                 Some(at) => self.rules[at].0,
                 None => RuleId(next.next_id),
             };
@@ -213,15 +234,6 @@ impl Gate {
         let routes = Arc::clone(&self.generation().routes);
         next.compile(|generation| generation.routes = routes);
         next
-    }
-
-    /// Maps rules (number, set, text) to their positions. Equal rules are in order.
-    fn by_text(&self) -> HashMap<(u32, u8, String), Vec<usize>> {
-        let mut all: HashMap<_, Vec<usize>> = HashMap::new();
-        for (at, (_, rule)) in self.rules.iter().enumerate().rev() {
-            all.entry(same(rule)).or_default().push(at);
-        }
-        all
     }
 
     fn changed_tables(&self, ruleset: &Ruleset) -> Vec<String> {
@@ -237,15 +249,6 @@ impl Gate {
         changed.sort_unstable();
         changed
     }
-}
-
-pub(super) fn same(rule: &Rule) -> (u32, u8, String) {
-    (rule.number, rule.set, rule.to_string())
-}
-
-/// Removes and returns the first old rule that equals `rule`.
-fn take(old: &mut HashMap<(u32, u8, String), Vec<usize>>, rule: &Rule) -> Option<usize> {
-    old.get_mut(&same(rule))?.pop()
 }
 
 fn line(rule: &Rule) -> String {

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use super::gate::{DEFAULT_DYNAMIC_RULE, Gate};
 use super::generation::Generation;
 use super::program::Program;
+use super::reload::StatePolicy;
 use crate::state::RuleId;
 
 /// A replaced generation that a walker may still use.
@@ -14,13 +15,13 @@ pub(super) struct RetiredGeneration {
     pub(super) generation: Option<Generation>,
     /// Deleted rules, in order, by which a walker may still create states.
     pub(super) rules: Vec<RuleId>,
-    /// Orphan these states instead of removing them.
-    pub(super) orphan: bool,
+    /// What becomes of these states.
+    pub(super) late_states: StatePolicy,
 }
 
 impl RetiredGeneration {
     pub(super) fn new(version: u64, generation: Generation) -> Self {
-        Self { version, generation: Some(generation), rules: Vec::new(), orphan: false }
+        Self { version, generation: Some(generation), rules: Vec::new(), late_states: StatePolicy::Delete }
     }
 
     /// The rules that a walker may still use.
@@ -32,19 +33,21 @@ impl RetiredGeneration {
 impl Gate {
     /// Frees generations that no walker uses, and handles the states that were created meanwhile.
     pub(super) fn reclaim_retired(&mut self) {
-        let Self { shared, walker, retired, .. } = self;
+        let Self { shared, walker, retired, rechecking, .. } = self;
         let before = retired.len();
         retired.retain_mut(|retired| {
             if !shared.slots.is_used(retired.version) {
                 retired.generation = None;
             }
-            if shared.slots.all_reached(retired.version + 1) {
+            // A re-check in progress decides.
+            let rechecks = *rechecking && retired.late_states == StatePolicy::RecheckLater;
+            if shared.slots.all_reached(retired.version + 1) && !rechecks {
                 let rules = std::mem::take(&mut retired.rules);
                 let is_deleted = |id: RuleId| rules.binary_search(&id).is_ok();
-                match retired.orphan {
+                match retired.late_states {
                     _ if rules.is_empty() => 0,
-                    true => walker.states.orphan_where(is_deleted),
-                    false => walker.states.remove_where(is_deleted),
+                    StatePolicy::Keep => walker.states.orphan_where(is_deleted),
+                    _ => walker.states.remove_where(is_deleted),
                 };
             }
             retired.generation.is_some() || !retired.rules.is_empty()
@@ -58,10 +61,11 @@ impl Gate {
 
     /// Frees deleted rules that have no states left.
     pub(super) fn prune_hidden(&mut self) {
-        let Self { hidden, walker, retired, .. } = self;
+        let Self { hidden, orphans, walker, retired, .. } = self;
         hidden.retain(|(id, _)| {
             let late = || retired.iter().any(|retired| retired.rules.binary_search(id).is_ok());
             *id == DEFAULT_DYNAMIC_RULE || walker.states.count_of(*id) > 0 || late()
         });
+        orphans.retain(|orphan| hidden.iter().any(|(id, _)| id == orphan));
     }
 }

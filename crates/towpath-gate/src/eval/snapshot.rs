@@ -1,8 +1,8 @@
 //! Snapshots: the states of a gate in a file, for another gate or for a restart.
 //!
 //! A snapshot contains the rules that have states, the flow names, the states and a checksum. Numbers are little
-//! endian. A state names its rule. A gate that has the same rule (number, set and text) assigns the state to it;
-//! otherwise the state belongs to the default dynamic rule, `allow ... // dynamic states default rule`. Expiry is
+//! endian. A state names its rule. A gate that has the same rule (set and text, in the same order) assigns the state to
+//! it; otherwise the state belongs to the default dynamic rule, `allow ... // dynamic states default rule`. Expiry is
 //! stored as the time left.
 //!
 //! ```text
@@ -12,10 +12,12 @@
 //! states, until a byte of 0xff:
 //!   flags:u8 proto:u8 tenant:u16 src_port:u16 dst_port:u16 addresses (8 bytes, or 32 and zone:u32)
 //!   rule:u32 name:u32 left:u64 seen:u16 acks:2*u32 packets:2*u64 bytes:2*u64 lifetime:u32 [window: 6*u64]
+//!   [origin: outgoing:u8 (0, 1) port:u8 (0 none, 1 unrecorded, 2 recorded) [length:u8 name]]
 //! crc32c:u32 of all before it
 //! ```
 //!
 //! Version 1 has no `unchecked`; it is false. Version 2 has no states whose lifetime every packet sets (`state-timeout`).
+//! Versions 1 and 2 have no `origin`.
 //!
 //! The input is untrusted: nothing is created before all of it was validated.
 
@@ -27,8 +29,9 @@ use std::time::Duration;
 use crc::{CRC_32_ISCSI, Crc};
 
 use super::gate::{DEFAULT_DYNAMIC_RULE, Gate};
-use super::reload::same;
-use crate::state::{Ends, Flow, Installed, Kind, Limit, Listed, Name, RuleId, Saved};
+use super::kept_rules::{Kept, content, kept};
+use super::port::{PortId, Ports};
+use crate::state::{Ends, Flow, Installed, Kind, Limit, Listed, Name, Origin, RecordedPort, RuleId, Saved};
 use towpath_wire::{self as wire, Time};
 
 const MAGIC: &[u8; 8] = b"TOWPATHS";
@@ -45,7 +48,8 @@ const REPLIED: u8 = 4;
 const WINDOW: u8 = 8;
 const LIFETIME: u8 = 16;
 const EVERY_PACKET: u8 = 32;
-const FLAGS: u8 = V6 | LIMITED | REPLIED | WINDOW | LIFETIME | EVERY_PACKET;
+const ORIGIN: u8 = 64;
+const FLAGS: u8 = V6 | LIMITED | REPLIED | WINDOW | LIFETIME | EVERY_PACKET | ORIGIN;
 const END: u8 = 0xff;
 
 /// A state without a rule in the source gate.
@@ -99,8 +103,8 @@ pub struct Restored {
     pub existing: u64,
     /// States that were refused: the table was full, or no number was free for their name.
     pub refused: u64,
-    /// Some states may not match the rules that they name, and no re-check has covered them
-    /// ([`Gate::snapshot_of`]).
+    /// The current rules may not create some of the states, and no re-check has covered them: the snapshot says so
+    /// ([`Gate::snapshot_of`]), or the rules of the snapshot are others.
     pub unchecked: bool,
 }
 
@@ -148,7 +152,8 @@ impl Gate {
             out.give(&mut piece, PIECE_BYTES);
         }
         for saved in self.states().save(now) {
-            out.state(&saved, places.get(&saved.listed.rule).copied().unwrap_or(NO_RULE));
+            let rule = places.get(&saved.listed.rule).copied().unwrap_or(NO_RULE);
+            out.state(&saved, rule, self.ports());
             out.give(&mut piece, PIECE_BYTES);
         }
         out.put(&[END]);
@@ -167,22 +172,24 @@ impl Gate {
 
     fn take_states(&mut self, snapshot: &[u8], now: Time) -> Result<Restored, SnapshotError> {
         // The first pass validates, the second pass creates the states.
-        let Header { unchecked, rules, names, states: mut at } = header(snapshot)?;
-        let own: HashMap<_, RuleId> = self.rules.iter().rev().map(|(id, rule)| (same(rule), *id)).collect();
-        let rules: Vec<(RuleId, Option<Limit>)> = rules
-            .into_iter()
-            .map(|rule| match own.get(&rule) {
-                Some(&id) => (id, self.limit_of(id)),
-                None => (DEFAULT_DYNAMIC_RULE, None),
-            })
-            .collect();
+        let Header { unchecked, rules: there, names, states: mut at } = header(snapshot)?;
+        let own: Vec<_> = self.rules.iter().map(|(_, rule)| (content(rule), rule.number)).collect();
+        let mut rules: Vec<_> = vec![(DEFAULT_DYNAMIC_RULE, None); there.len()];
+        let mut same = own.len() == there.len();
+        for ((id, _), kept) in self.rules.iter().zip(kept(&there, &own)) {
+            same &= matches!(kept, Kept::Same(_));
+            if let Some(at) = kept.old() {
+                rules[at] = (*id, self.limit_of(*id));
+            }
+        }
+        let ports = self.ports().clone();
         // A name without states needs no number.
         let mut numbers: Vec<Option<Name>> = vec![None; names.len()];
         if names.len() > self.flow_names.free() {
             self.reclaim_flow_names(true);
         }
-        let mut restored = Restored { unchecked, ..Restored::default() };
-        while let Some((saved, rule, name)) = at.state(rules.len(), names.len())? {
+        let mut restored = Restored { unchecked: unchecked || !same, ..Restored::default() };
+        while let Some((saved, rule, name)) = at.state(rules.len(), names.len(), &ports)? {
             let (rule, limit) = rules.get(rule as usize).copied().unwrap_or((DEFAULT_DYNAMIC_RULE, None));
             let Some(name) = self.number(name as usize, &names, &mut numbers) else {
                 restored.refused += 1;
@@ -220,8 +227,8 @@ pub fn check_snapshot(snapshot: &[u8]) -> Result<(), SnapshotError> {
     header(snapshot).map(drop)
 }
 
-/// Number, set and text of a rule.
-type RuleText = (u32, u8, String);
+/// Set, text and number of a rule.
+type RuleText = ((u8, String), u32);
 
 /// The part before the states, and a reader at the first state.
 struct Header<'a> {
@@ -244,13 +251,15 @@ fn header(snapshot: &[u8]) -> Result<Header<'_>, SnapshotError> {
     };
     let (mut rules, mut names) = (Vec::new(), Vec::new());
     for _ in 0..at.u32()? {
-        rules.push((at.u32()?, at.u8()?, at.text()?));
+        let number = at.u32()?;
+        rules.push(((at.u8()?, at.text()?), number));
     }
     for _ in 0..at.u32()? {
         names.push(at.text()?);
     }
     let mut states = at;
-    while states.state(rules.len(), names.len())?.is_some() {}
+    let ports = Ports::new();
+    while states.state(rules.len(), names.len(), &ports)?.is_some() {}
     if states.at != body.len() {
         return Err(SnapshotError::Malformed(states.at));
     }
@@ -296,15 +305,16 @@ impl Writer<'_> {
         }
     }
 
-    fn state(&mut self, saved: &Saved, rule: u32) {
-        let Listed { kind, name, flow, packets, bytes, remaining, tcp_ack, .. } = &saved.listed;
+    fn state(&mut self, saved: &Saved, rule: u32, ports: &Ports) {
+        let Listed { kind, name, flow, packets, bytes, remaining, tcp_ack, origin, .. } = &saved.listed;
         let mark = |mark: u8, is: bool| if is { mark } else { 0 };
         let flags = mark(V6, matches!(flow.ends, Ends::V6(..)))
             | mark(LIMITED, matches!(kind, Kind::Limit))
             | mark(REPLIED, saved.replied)
             | mark(WINDOW, saved.window.is_some())
             | mark(LIFETIME, saved.lifetime.is_some())
-            | mark(EVERY_PACKET, saved.every_packet);
+            | mark(EVERY_PACKET, saved.every_packet)
+            | mark(ORIGIN, origin.outgoing().is_some());
         self.put(&[flags, flow.proto]);
         [flow.tenant, flow.src_port, flow.dst_port].iter().for_each(|n| self.put(&n.to_le_bytes()));
         match flow.ends {
@@ -322,6 +332,21 @@ impl Writer<'_> {
         packets.iter().chain(bytes).for_each(|n| self.put(&n.to_le_bytes()));
         self.put(&saved.lifetime.unwrap_or(0).to_le_bytes());
         saved.window.iter().flatten().for_each(|word| self.put(&word.to_le_bytes()));
+        let Some(outgoing) = origin.outgoing() else { return };
+        let port = match origin.port() {
+            RecordedPort::None => None,
+            RecordedPort::Unrecorded => Some(None),
+            RecordedPort::Port(port) => Some(ports.name(PortId(port)).filter(|name| name.len() <= 255)),
+        };
+        self.put(&[outgoing.into()]);
+        match port {
+            None => self.put(&[0]),
+            Some(None) => self.put(&[1]),
+            Some(Some(name)) => {
+                self.put(&[2, name.len() as u8]);
+                self.put(name.as_bytes());
+            }
+        }
     }
 }
 
@@ -363,8 +388,37 @@ impl Reader<'_> {
         String::from_utf8(text.to_vec()).map_err(|_| malformed)
     }
 
+    /// Where the first packet of a state was received. A port that is not in `ports` is not recorded.
+    fn origin(&mut self, ports: &Ports) -> Result<Origin, SnapshotError> {
+        let malformed = SnapshotError::Malformed(self.at);
+        let outgoing = match self.u8()? {
+            outgoing @ 0..=1 => outgoing == 1,
+            _ => return Err(malformed),
+        };
+        Ok(match self.u8()? {
+            0 => Origin::new(outgoing, None),
+            1 => Origin::without_port(outgoing),
+            2 => {
+                let length = self.u8()?;
+                let name = self.bytes.get(self.at..).and_then(|rest| rest.get(..length.into()));
+                let name = std::str::from_utf8(name.ok_or(malformed)?).map_err(|_| malformed)?;
+                self.at += name.len();
+                match ports.find(name) {
+                    Some(port) => Origin::new(outgoing, Some(port.0)),
+                    None => Origin::without_port(outgoing),
+                }
+            }
+            _ => return Err(malformed),
+        })
+    }
+
     /// Reads the next state with the indices of its rule and name; `None` at the end.
-    fn state(&mut self, rules: usize, names: usize) -> Result<Option<(Saved, u32, u32)>, SnapshotError> {
+    fn state(
+        &mut self,
+        rules: usize,
+        names: usize,
+        ports: &Ports,
+    ) -> Result<Option<(Saved, u32, u32)>, SnapshotError> {
         let malformed = SnapshotError::Malformed(self.at);
         let flags = self.u8()?;
         if flags == END {
@@ -410,6 +464,7 @@ impl Reader<'_> {
         } else {
             None
         };
+        let origin = if has(ORIGIN) { self.origin(ports)? } else { Origin::UNRECORDED };
         let listed = Listed {
             kind: if has(LIMITED) { Kind::Limit } else { Kind::State },
             rule: DEFAULT_DYNAMIC_RULE,
@@ -421,6 +476,7 @@ impl Reader<'_> {
             remaining,
             tcp_seen: 0,
             tcp_ack,
+            origin,
         };
         let (lifetime, every_packet) = (has(LIFETIME).then_some(lifetime), has(EVERY_PACKET));
         Ok(Some((Saved { listed, seen, lifetime, every_packet, replied: has(REPLIED), window }, rule, name)))

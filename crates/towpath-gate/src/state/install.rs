@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::BitOr;
 
-use super::{Ends, Name, RuleId};
+use super::{Ends, Name, Origin, RuleId};
 
 /// How a rule installs its states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub struct Install {
     pub timeout: Option<u32>,
     /// How much of a TCP connection is checked.
     pub tracking: Tracking,
+    /// Where the packet was received.
+    pub origin: Origin,
 }
 
 /// A bound on the states of a rule.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::state::{Ends, Flow, Name, RuleId, tcp};
+use crate::state::{Ends, Flow, Name, Origin, RuleId, tcp};
 
 /// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +63,8 @@ pub struct Listed {
     pub tcp_seen: u32,
     /// The last acknowledgement numbers that were accepted; 0 if there was none.
     pub tcp_ack: [u32; 2],
+    /// Where its first packet was received.
+    pub origin: Origin,
 }
 
 /// Set in the word that `ipfw -v` prints when the rule was deleted.
@@ -196,6 +198,7 @@ mod tests {
             remaining: Duration::from_millis(299_001),
             tcp_seen: 0x2_0202,
             tcp_ack: [0x10, 0xffff_ffff],
+            origin: Origin::UNRECORDED,
         }
     }
 

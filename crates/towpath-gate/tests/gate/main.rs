@@ -10,6 +10,7 @@ mod rules_match;
 mod rules_names;
 mod rules_noise;
 mod rules_related;
+mod rules_reload;
 mod rules_reply;
 mod rules_snapshot;
 mod rules_stories;

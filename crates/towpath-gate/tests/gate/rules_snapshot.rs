@@ -78,7 +78,7 @@ fn saved_states_are_restored() {
     // Other rules around them, so that all identities differ.
     let mut new = gate(&format!("add 50 count ip from any to any keep-state :first\n{RULES}"));
     let restored = new.restore(&snapshot(&old), NOW).unwrap();
-    assert_eq!(restored, Restored { states: 3, ..Restored::default() });
+    assert_eq!(restored, Restored { states: 3, unchecked: true, ..Restored::default() });
     let parents = |lines: Vec<String>| -> Vec<String> {
         // A parent is created again, with a new lifetime.
         lines.into_iter().filter(|line| !line.contains("PARENT")).collect()
@@ -92,7 +92,8 @@ fn saved_states_are_restored() {
     assert_eq!(walk(&mut new, false, 6, 443, (0x10, 100, 500), NOW), Step::Pass);
     let invalid = walk(&mut new, false, 6, 443, (0x10, 900_000, 500), NOW);
     assert!(matches!(invalid, Step::Drop(_)), "{invalid}");
-    assert_eq!(new.restore(&snapshot(&old), NOW).unwrap(), Restored { existing: 3, ..Restored::default() });
+    let again = new.restore(&snapshot(&old), NOW).unwrap();
+    assert_eq!(again, Restored { existing: 3, unchecked: true, ..Restored::default() });
     // The state keeps the lifetime of its rule.
     assert_eq!(walk(&mut new, true, 17, 53, (0, 0, 0), NOW), Step::Pass);
     assert!(listed(&new, NOW).iter().any(|line| line.contains("(77s) STATE udp")));
@@ -102,7 +103,7 @@ fn saved_states_are_restored() {
 fn states_without_a_rule_get_the_default_dynamic_rule() {
     let mut new = gate("add 100 deny ip from any to any keep-state");
     let restored = new.restore(&snapshot(&filled()), NOW).unwrap();
-    assert_eq!(restored, Restored { default_dynamic: 3, ..Restored::default() });
+    assert_eq!(restored, Restored { default_dynamic: 3, unchecked: true, ..Restored::default() });
     assert!(
         new.states().list(NOW).all(|state| state.rule == DEFAULT_DYNAMIC_RULE && state.kind == Kind::State)
     );
@@ -182,4 +183,42 @@ fn unchecked_states_are_marked() {
     file[8] = 1;
     sum(&mut file);
     assert_eq!(restored(&file), Ok(Restored { states: 3, ..Restored::default() }));
+}
+
+/// A line at the top of an unnumbered file renumbers the rules: their states stay theirs. What the first packet of a
+/// state was is part of the snapshot.
+#[test]
+fn states_of_an_edited_file_are_restored() {
+    let rules = RULES.replace("100 ", "").replace("200 ", "").replace("300 ", "in recv em0 ");
+    let rules = rules
+        .replace("add in recv em0 allow udp from any to any", "add allow udp from any to any in recv em0");
+    let gate = |text: &str, ports: &[&str]| {
+        let mut gate = gate(text);
+        let mut named = Ports::new();
+        ports.iter().for_each(|port| drop(named.add(port, Vec::new())));
+        gate.set_ports(named);
+        gate
+    };
+    let mut old = gate(&rules, &["em0", "em1"]);
+    let frame =
+        [0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 192, 0, 2, 1, 4, 0, 0, 53, 0, 8, 0, 0];
+    let packet = wire::parse(LinkType::RAW, &frame, 28).unwrap();
+    let port = old.ports().find("em0");
+    assert_eq!(old.walk(&mut Walk::new(Dir::In, port, None), &packet, THEN), Step::Pass);
+    // Another number for the same port, or no such port; and a rule that refuses packets of the port.
+    let rows: [(&[&str], &str, usize); 4] = [
+        (&["em1", "em0"], "", 0),
+        (&["em1", "em0"], "add deny ip from any to any recv em0\n", 1),
+        (&["em1", "em0"], "add deny ip from any to any recv em1\n", 0),
+        (&["em1"], "add count ip from any to any\n", 0),
+    ];
+    for (ports, more, dropped) in rows {
+        let text = format!("{more}{rules}");
+        let mut new = gate(&text, ports);
+        let restored = new.restore(&snapshot(&old), NOW).unwrap();
+        assert_eq!((restored.states, restored.unchecked), (1, !more.is_empty()), "{text}");
+        let ruleset = Ruleset::parse("t", &text).ruleset.unwrap();
+        let diff = new.reload(ruleset, towpath_gate::StatePolicy::Recheck, NOW);
+        assert_eq!((diff.states_dropped, diff.states_handed), (dropped, 0), "{text}");
+    }
 }

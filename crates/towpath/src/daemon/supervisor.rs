@@ -282,9 +282,9 @@ impl Supervisor {
     fn recheck_some(&mut self) {
         self.rechecking = self.ruleset.recheck_some();
         if !self.rechecking {
-            let Rechecks { looked, dropped, .. } = self.ruleset.rechecks();
+            let Rechecks { looked, dropped, handed, .. } = self.ruleset.rechecks();
             log::info!(
-                "re-checked {looked} states: {dropped} dropped because the rules would not create them now"
+                "re-checked {looked} states: {dropped} dropped because the rules would not create them now, {handed} handed to another rule"
             );
         }
     }

@@ -36,7 +36,7 @@ pub(crate) enum Scope {
 
 impl Scope {
     #[inline]
-    fn includes(self, packet: &Packet<'_>) -> bool {
+    pub(crate) fn includes(self, packet: &Packet<'_>) -> bool {
         let upper = |number| packet.proto == number && packet.fragment != Fragment::Later;
         match self {
             Self::Any | Self::Ip => true,

@@ -16,7 +16,7 @@ use self::parents::Parents;
 use self::slot_list::NONE;
 use self::sources::Sources;
 use super::concurrent::sync::{AtomicU64, Ordering};
-use super::table::entry::after;
+use super::table::entry::{MAX_PARENTS, after};
 use super::table::family::locked;
 use super::table::hash::Secret;
 use super::{Flow, Limit, Listed, Name, Refused, RuleId, Settings};
@@ -80,7 +80,7 @@ impl Limits {
         self.with_parents(|parents| {
             // A shared count is identified by its own name, not by that of the states.
             let id = parents.id(flow, limit.mask, limit.shared.unwrap_or(name), limit.owner(rule));
-            let full = parents.len() >= settings.dyn_parent_max as usize;
+            let full = parents.len() >= settings.dyn_parent_max.min(MAX_PARENTS) as usize;
             let slot = match parents.find(&id, now) {
                 Some((_, true)) if full && !reclaimed => return Err(Refused::ParentsFull),
                 Some((slot, _)) => {

@@ -18,7 +18,7 @@ use super::slot_list::{List, NONE, SlotLists};
 use super::timer_wheel::TimerWheel;
 use crate::state::table::hash::Secret;
 use crate::state::table::key::{self, ParentKey};
-use crate::state::{Flow, Kind, LimitMask, Listed, Name, RuleId};
+use crate::state::{Flow, Kind, LimitMask, Listed, Name, Origin, RuleId};
 
 /// How long the wheel leaves a parent with states alone: [`Parents::subtract`] of its last state schedules it.
 const IN_USE: Duration = Duration::from_secs(10);
@@ -256,6 +256,7 @@ impl Parents {
                 remaining: parent.expires.since(now),
                 tcp_seen: 0,
                 tcp_ack: [0; 2],
+                origin: Origin::UNRECORDED,
             };
             (slot, listed)
         })

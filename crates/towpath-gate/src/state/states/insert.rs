@@ -96,6 +96,7 @@ impl States {
             lifetime,
             every_packet,
             established,
+            origin: install.origin,
         };
         family.slot_counters.clear(slot, shared.epochs.registered());
         if self.settings.dyn_adaptive && self.is_nearly_full() {

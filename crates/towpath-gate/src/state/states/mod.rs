@@ -14,6 +14,7 @@ mod burst;
 mod dump;
 mod evict;
 mod fragment;
+mod hand_over;
 mod insert;
 mod packet;
 mod readers;
@@ -24,6 +25,7 @@ mod sweep;
 mod top;
 
 pub use self::burst::BURST;
+pub(crate) use self::hand_over::HandedOver;
 pub(crate) use self::snapshot::Saved;
 pub use self::top::Top;
 

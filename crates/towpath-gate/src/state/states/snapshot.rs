@@ -75,7 +75,8 @@ impl States {
             false => [saved.lifetime, None],
             true => [None, saved.lifetime],
         };
-        let install = Install { limit, lifetime, timeout, ..Install::default() };
+        let origin = saved.listed.origin;
+        let install = Install { limit, lifetime, timeout, origin, ..Install::default() };
         let flow = &*self.key_flow(&saved.listed.flow);
         if with_key!(flow, |key, _side| self.has_live(&key, name, now)) {
             return Ok(Installed::Existing);

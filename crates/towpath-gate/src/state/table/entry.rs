@@ -1,8 +1,8 @@
 //! The words of one state, and their changes by a packet.
 //!
 //! What: these words follow the key: the header (rule, flow name, generation, flags); the expiry, together with
-//! what was seen of the connection; the configuration (parent, lifetime, window scales); TCP's acknowledgement numbers;
-//! and the packets and bytes of each direction.
+//! what was seen of the connection; the configuration (parent, origin, window scales, lifetime); TCP's acknowledgement
+//! numbers; and the packets and bytes of each direction.
 //!
 //! Invariant: packets of any number of threads may change one state at once. The expiry and what was seen of the
 //! connection share a word that compare-and-exchange changes, so that no FIN is lost and no refresh outlives a reset.
@@ -22,7 +22,7 @@ use crate::state::table::key::{Key, Side};
 use crate::state::table::memory::WORDS;
 use crate::state::table::slab::Words;
 use crate::state::tcp::{Life, RST, SYN, Tcp};
-use crate::state::{Direction, Name, RuleId, Segment, Settings};
+use crate::state::{Direction, Name, Origin, RuleId, Segment, Settings};
 use towpath_wire::Time;
 
 const TCP: u8 = 6;
@@ -49,6 +49,9 @@ pub(crate) const WIDE_COUNTS: u64 = 1 << 6;
 /// The other side has replied (conntrack's IPS_SEEN_REPLY).
 pub(crate) const SEEN_REPLY: u64 = 1 << 7;
 
+/// All flags.
+const FLAGS: u64 = (1 << GENERATION) - 1;
+
 /// Position of the rule's [generation](crate::state::limits::rule_counts), between the flow name and the flags.
 const GENERATION: u32 = 8;
 
@@ -69,8 +72,19 @@ const NO_LIFETIME: u64 = 0xff_ffff;
 const SCALES: u32 = 24;
 /// The largest window scale (RFC 7323 section 2.3), also before the SYN was seen.
 const MAX_SCALE: u8 = 14;
+/// The window scales before a SYN was seen.
+const UNKNOWN_SCALES: u64 = (MAX_SCALE as u64 | (MAX_SCALE as u64) << 4) << SCALES;
 /// In the place of the window scales: every packet sets the lifetime.
 const EVERY_PACKET: u64 = 0xff << SCALES;
+
+/// Position of the [`Origin`] in the configuration word, above the window scales.
+const ORIGIN: u32 = 32;
+
+/// Position of the parent in the configuration word, above the origin. All ones is no parent.
+const PARENT: u32 = 40;
+
+/// The number of parents that states can refer to.
+pub(crate) const MAX_PARENTS: u32 = (1 << (u64::BITS - PARENT)) - 1;
 
 /// Bytes in the low bits, packets above. A packet has less than 2^17 bytes: 2^19 threads at once could not carry a
 /// count from the high mark to overflow.
@@ -119,6 +133,24 @@ pub(crate) struct NewEntry<const N: usize> {
     pub(crate) every_packet: bool,
     /// Treat it as an established TCP connection.
     pub(crate) established: bool,
+    pub(crate) origin: Origin,
+}
+
+/// What a state takes over from another rule ([`Entry::set_owner`]).
+#[derive(Clone, Copy)]
+pub(crate) struct NewOwner {
+    pub(crate) rule: RuleId,
+    pub(crate) name: Name,
+    /// The rule's generation.
+    pub(crate) generation: u8,
+    /// The parent that counts the state, if `limited`.
+    pub(crate) parent: u32,
+    pub(crate) limited: bool,
+    pub(crate) lifetime: Option<u32>,
+    /// Every packet sets the lifetime (`state-timeout`).
+    pub(crate) every_packet: bool,
+    /// The rule checks TCP windows. A state without a window stays without.
+    pub(crate) strict: bool,
 }
 
 /// How a packet changed the expiry.
@@ -149,10 +181,7 @@ impl<'a, const N: usize> Entry<'a, N> {
         let forward = if new.side == Side::High { FORWARD_HIGH } else { 0 };
         let header = u64::from(new.rule.0) << 32 | u64::from(new.name.0.get()) << 16;
         put(Self::HEADER, header | u64::from(new.generation) << GENERATION | new.flags | forward);
-        let lifetime = new.lifetime.map_or(NO_LIFETIME, |seconds| seconds.min(MAX_LIFETIME).into());
-        let scales = u64::from(MAX_SCALE | MAX_SCALE << 4) << SCALES;
-        let scales = if new.every_packet { EVERY_PACKET } else { scales };
-        put(Self::CONFIG, u64::from(new.parent) << 32 | scales | lifetime);
+        put(Self::CONFIG, config(new.parent, new.origin, UNKNOWN_SCALES, new.lifetime, new.every_packet));
         put(Self::ACKS, 0);
         (0..2).for_each(|direction| put(Self::COUNTS + direction, 0));
         let mut tcp = Tcp::default();
@@ -236,8 +265,38 @@ impl<'a, const N: usize> Entry<'a, N> {
         self.0.word(Self::EXPIRY).store(stamp(end) | seen & SEEN, Ordering::Relaxed);
     }
 
+    /// Where the first packet was received.
+    pub(crate) fn origin(self) -> Origin {
+        Origin::from_bits((self.0.word(Self::CONFIG).load(Ordering::Relaxed) >> ORIGIN) as u8)
+    }
+
+    /// Gives the state to another rule, with its parent and lifetime. The caller holds the locks of the flow, and the state is
+    /// linked. Returns the header and the parent from before.
+    pub(crate) fn set_owner(self, owner: &NewOwner) -> (Header, u32) {
+        let parent = self.parent();
+        let change = |before: u64| {
+            let scales = if !before & EVERY_PACKET == 0 { UNKNOWN_SCALES } else { before & EVERY_PACKET };
+            Some(config(owner.parent, self.origin(), scales, owner.lifetime, owner.every_packet))
+        };
+        // Relaxed: packets read the lifetime and the window scales alone. Only the thread that unlinks the state reads the
+        // parent, after it had the locks that the caller holds.
+        let _ = self.0.word(Self::CONFIG).fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
+        let gone = LIMITED | ORPHANED | if owner.strict { 0 } else { STRICT };
+        let limited = if owner.limited { LIMITED } else { 0 };
+        let own = u64::from(owner.rule.0) << 32
+            | u64::from(owner.name.0.get()) << 16
+            | u64::from(owner.generation) << GENERATION;
+        let change = |header: u64| Some(own | header & FLAGS & !gone | limited);
+        // AcqRel: as set_flag(), which other threads may call meanwhile.
+        let header = self.0.word(Self::HEADER).fetch_update(Ordering::AcqRel, Ordering::Relaxed, change);
+        (Header(header.unwrap_or_else(|header| header)), parent)
+    }
+
     pub(crate) fn parent(self) -> u32 {
-        (self.0.word(Self::CONFIG).load(Ordering::Relaxed) >> 32) as u32
+        match (self.0.word(Self::CONFIG).load(Ordering::Relaxed) >> PARENT) as u32 {
+            MAX_PARENTS => u32::MAX,
+            parent => parent,
+        }
     }
 
     /// Counts a packet. Returns true if the counts must be moved soon.
@@ -498,6 +557,13 @@ impl Header {
     pub(crate) fn forward(self) -> Side {
         if self.has(FORWARD_HIGH) { Side::High } else { Side::Low }
     }
+}
+
+/// The configuration word. A parent is below [`MAX_PARENTS`], or `u32::MAX` for none.
+fn config(parent: u32, origin: Origin, scales: u64, lifetime: Option<u32>, every_packet: bool) -> u64 {
+    let lifetime = lifetime.map_or(NO_LIFETIME, |seconds| seconds.min(MAX_LIFETIME).into());
+    let scales = if every_packet { EVERY_PACKET } else { scales };
+    u64::from(parent.min(MAX_PARENTS)) << PARENT | u64::from(origin.to_bits()) << ORIGIN | scales | lifetime
 }
 
 /// What one packet adds to a count.

@@ -253,6 +253,29 @@ impl<const N: usize> Family<N> {
         unlinked
     }
 
+    /// Calls `work` with the state in `slot`, if the slot has a state of this flow, and with a function that returns true if
+    /// another state of the flow has a name. Meanwhile no thread links or unlinks states of the flow.
+    pub(crate) fn with_linked<T>(
+        &self,
+        index: &Index,
+        slot: u32,
+        key: &Key<N>,
+        work: impl FnOnce(Entry<'_, N>, &dyn Fn(Name) -> bool) -> T,
+    ) -> Option<T> {
+        self.with_flow(index, key, |flow| {
+            let entry = self.entry(slot);
+            if !self.slab.is_occupied(slot) || !entry.has_key(key) {
+                return None;
+            }
+            let first = flow.find(|slot| self.entry(slot).has_key(key)).map(|(_, first)| first);
+            let named = |name: Name| {
+                let is = |at: u32| at != slot && self.entry(at).header().is_named(name);
+                first.is_some_and(|first| self.search(first, is).0.is_some())
+            };
+            Some(work(entry, &named))
+        })
+    }
+
     /// Searches a flow's list: the first slot that `is` accepts, the slot before it, and the length of the list.
     fn search(&self, first: u32, is: impl Fn(u32) -> bool) -> (Option<u32>, Option<u32>, u64) {
         let (mut found, mut before, mut states) = (None, None, 0);
@@ -380,6 +403,7 @@ impl<const N: usize> Family<N> {
             remaining: entry.expires(now).since(now),
             tcp_seen: if flow.proto == TCP { tcp.seen } else { 0 },
             tcp_ack: tcp.ack,
+            origin: entry.origin(),
         }
     }
 }
@@ -405,7 +429,7 @@ mod tests {
     use crate::state::limits::rule_counts::RemovedRules;
     use crate::state::table::entry::{BurstTime, NewEntry, PacketInfo};
     use crate::state::table::key::Side;
-    use crate::state::{RuleId, Segment, Settings};
+    use crate::state::{Origin, RuleId, Segment, Settings};
 
     const NOW: Time = Time::from_secs(100);
 
@@ -425,6 +449,7 @@ mod tests {
             lifetime: None,
             every_packet: false,
             established: false,
+            origin: Origin::UNRECORDED,
         };
         let (segment, settings) = (Segment::default(), Settings::default());
         let packet =

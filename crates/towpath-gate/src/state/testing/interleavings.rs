@@ -17,7 +17,7 @@ use crate::state::table::live_filter::LiveFilter;
 use crate::state::table::memory::Pages;
 use crate::state::tcp::window::{Fit, Window};
 use crate::state::tcp::window_table::WindowTable;
-use crate::state::{Direction, Lookup, Name, RuleId, Segment, Settings};
+use crate::state::{Direction, Lookup, Name, Origin, RuleId, Segment, Settings};
 use towpath_wire::Time;
 
 const NOW: Time = Time::from_secs(100);
@@ -62,6 +62,7 @@ fn insert(family: &Family<2>, index: &Index, n: u32) -> (u32, InsertResult) {
         lifetime: None,
         every_packet: false,
         established: true,
+        origin: Origin::UNRECORDED,
     };
     let segment = Segment { tcp_flags: 0x10, ..Segment::default() };
     let packet = PacketInfo {

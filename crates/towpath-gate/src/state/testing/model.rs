@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::state::tcp::window::{Fit, Window};
 use crate::state::{
     Counters, Direction, Ends, Flow, Hit, Install, Installed, Kind, Limit, LimitMask, Listed, Lookup, Name,
-    Quoted, Refused, RuleId, Segment, Settings, Tracking,
+    Origin, Quoted, Refused, RuleId, Segment, Settings, Tracking,
 };
 use packet::{count, fit, packet, replied};
 use towpath_wire::Time;
@@ -521,6 +521,7 @@ impl Model {
             remaining: parent.expire.since(now),
             tcp_seen: 0,
             tcp_ack: [0; 2],
+            origin: Origin::UNRECORDED,
         });
         let states = self.states.iter().map(|state| Listed {
             kind: if state.counted.is_some() { Kind::Limit } else { Kind::State },
@@ -539,6 +540,7 @@ impl Model {
                     Some(Direction::Reverse) => 0x2_0000,
                 },
             tcp_ack: state.ack,
+            origin: Origin::UNRECORDED,
         });
         parents.chain(states).collect()
     }

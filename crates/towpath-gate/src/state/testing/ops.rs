@@ -479,5 +479,5 @@ fn install(kind: u8, max: u8, tracking: u8) -> Install {
     let timeout = (kind >> 4 & 3 == 3).then_some(3);
     let tracking =
         [Tracking::Ipfw, Tracking::Ipfw, Tracking::Strict, Tracking::Loose][usize::from(tracking % 4)];
-    Install { limit, lifetime, timeout, tracking }
+    Install { limit, lifetime, timeout, tracking, ..Install::default() }
 }

@@ -108,7 +108,7 @@ struct Changes {
 
 impl From<Diff> for Changes {
     fn from(diff: Diff) -> Self {
-        let Diff { added, removed, kept, tables, states_dropped, states_orphaned } = diff;
+        let Diff { added, removed, kept, tables, states_dropped, states_orphaned, .. } = diff;
         Self { added, removed, kept, tables, states_dropped, states_orphaned, warnings: Vec::new() }
     }
 }

@@ -3,6 +3,7 @@
 
 mod bridge;
 mod drivers;
+mod edits;
 mod machines;
 mod router;
 mod services;
