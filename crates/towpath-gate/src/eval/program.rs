@@ -346,12 +346,7 @@ fn installs(state: &StateOption, names: &Resolver<'_>) -> StateInstall {
     });
     StateInstall {
         name: names.flow(&state.name),
-        install: Install {
-            limit,
-            lifetime: state.lifetime,
-            tracking: state.tracking,
-            ..Install::default()
-        },
+        install: Install { limit, lifetime: state.lifetime, tracking: state.tracking, ..Install::default() },
         limit_tablearg: state.limit.as_ref().is_some_and(|limit| limit.max == Arg::Tablearg),
     }
 }
