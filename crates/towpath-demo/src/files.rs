@@ -1,6 +1,6 @@
 //! The demo's files: a directory that is removed when the demo ends, even by SIGKILL.
 //!
-//! A separate process reads its standard input until the demo's end closes it, then removes what is left.
+//! A separate process waits until the exit of the demo closes its standard input, then removes the remaining files.
 
 use std::io::{self, Read, stdin};
 use std::os::unix::process::CommandExt;

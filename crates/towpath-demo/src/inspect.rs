@@ -15,8 +15,9 @@ use super::{Failure, Stop, doing};
 pub(super) const PATTERN: &str = "password=";
 /// One line in this many has a secret.
 const SECRETS: u64 = 10;
-/// Lines in one burst, and the pause between bursts.
+/// Lines in one burst.
 const BURST: u64 = 20;
+/// Pause between two bursts.
 const REST: Duration = Duration::from_millis(2);
 /// Lines in flight: fewer than the smallest socket buffer holds, even on a busy machine.
 const WINDOW: u64 = 100;

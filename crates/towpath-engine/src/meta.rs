@@ -9,7 +9,7 @@ use towpath_wire::LinkType;
 /// Where a packet leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Egress {
-    /// By no particular port: a packet of a replay without a route, or of a monitored port.
+    /// By no port: a packet of a replay without a route, or of a monitored port.
     #[default]
     Unrouted,
     /// By this port.
@@ -31,7 +31,7 @@ impl Egress {
 /// The next hop of a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NextHop {
-    /// The packet is not routed, or its destination is not one host.
+    /// The packet is not routed, or its destination is not a single host.
     #[default]
     None,
     /// The host with this Ethernet address.
@@ -55,7 +55,7 @@ pub struct Meta {
     pub time: u64,
     /// The link type: the header at the beginning of the frame.
     pub link: LinkType,
-    /// The interface that the frame came from: of the capture, or the number of the live port.
+    /// The interface that received the frame: its number in the capture, or the number of the live port.
     pub interface: u32,
     /// Where the packet leaves. Set when it has passed.
     pub egress: Egress,
@@ -66,7 +66,7 @@ pub struct Meta {
     /// The number of received packets that the frame stands for: more than 1 for a reassembled datagram, 0 for a frame
     /// of the router itself.
     pub packets: u16,
-    /// Of a reassembled datagram, the length of the longest fragment that it came in, with its IPv4 header. 0 for other packets.
+    /// Length of the longest received fragment of a reassembled datagram, with the IPv4 header. 0 for other packets.
     pub fragment_len: u16,
     /// The bytes differ from those that were received.
     pub changed: bool,

@@ -1,7 +1,7 @@
 //! Hostile peers: a client that writes arbitrary words to all memory that it may write, and an engine with random headers.
 //!
 //! The tests check that no side panics or reads outside of the memory, that each frame is decided at most once, that the
-//! counters add up, and that an honest client beside a hostile one is not affected.
+//! counters add up, and that a hostile client does not affect an honest one.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -83,7 +83,7 @@ proptest! {
         let mut pair = pair(Config { lanes, ..config() });
         let (mut honest, mut neighbour) = pair.attach(|path| Consumer::attach_as(path, "honest").unwrap());
         let (channel, mut raw) = pair.attach(|path| attach(&path, &Options::named("hostile")).unwrap());
-        // The last lane. Its end is the end of all lanes.
+        // The last lane. When it ends, all lanes end.
         let mut others = channel.split();
         let mut channel = others.pop().unwrap();
         let (mut raw, mut ledger, mut now) = (raw.pop(), Ledger::default(), 0);
@@ -208,7 +208,7 @@ fn a_replacement_that_is_too_long_is_garbage_and_not_copied() {
     assert_eq!(channel.stats().oneshots_in, 2);
 }
 
-/// 31 frames that are replaced by a payload of 1 MiB, all of them the same, and one that a record drops.
+/// 31 frames are replaced by the same payload of 1 MiB; a record drops one frame.
 #[test]
 fn a_poll_copies_so_much_of_replacements_and_leaves_the_rest_unread() {
     const LONG: u32 = 1 << 20;
@@ -360,7 +360,7 @@ fn memory_that_is_not_safe_to_map_is_refused() {
     assert!(matches!(e, AttachError::NotTowpath(_)), "{e}");
 }
 
-/// Attaches and is refused, while the engine accepts.
+/// Attaches while the engine accepts connections. Returns the refusal.
 fn refused(endpoint: &mut Endpoint) -> AttachError {
     let path = endpoint.path().to_path_buf();
     let client = thread::spawn(move || Consumer::attach_as(path, "c").unwrap_err());
@@ -441,7 +441,7 @@ fn descriptors_beyond_the_limit_are_closed_and_counted() {
     let (mut channel, raw) = pair.attach(|path| attach(&path, &Options::named("hostile")).unwrap().remove(0));
     let fd = sys::frozen(&[1; 100]).unwrap();
     let one = |seq| Notice::OneShot { seq: Seq(seq), len: 100 };
-    // Three more than may wait; two at once; one with a doorbell, which has none.
+    // Three notices more than may wait; a notice with two descriptors; a doorbell with a descriptor.
     for (notice, fds) in (1..=5).map(|n| (one(n), 1)).chain([(one(6), 2), (Notice::Doorbell, 1)]) {
         sys::send(&raw.socket, &notice.emit(), &vec![fd.as_fd(); fds]).unwrap();
     }
@@ -494,7 +494,7 @@ fn an_endpoint_survives_what_is_no_hello() {
     let mut answer = [0; crate::handshake::messages::WELCOME];
     assert!(matches!(sys::recv_with_fds(&old, &mut answer), Ok(sys::Received::Message(..))));
     assert_eq!(Welcome::parse(&answer).unwrap().version, abi::VERSION);
-    // Their ends, whichever child of another test has a copy for a moment.
+    // Shut down, because a child process of another test may have copies of the descriptors for a moment.
     silent.iter().chain([&strange, &long]).for_each(sys::shut);
     drop((silent, strange, long));
     pair.attach(|path| Consumer::attach_as(path, "late").unwrap());

@@ -30,8 +30,8 @@ const STUCK_SMALL: u64 = 64 << 10;
 /// A peer is stuck when a frame is pinned for longer than this and than `STUCK_RTTS` round trips.
 const STUCK_AFTER: Duration = Duration::from_secs(1);
 const STUCK_RTTS: u32 = 8;
-/// The error queue is read after this time, however few calls were made: a sender with rare messages then gets its frames back,
-/// and the result of a probe, with its next message.
+/// The error queue is read after this time, however few calls were made. A sender with rare messages then gets its frames and the
+/// result of a probe at its next message.
 const READ_AFTER_NANOS: u64 = 1_000_000;
 /// Pause of zero copy after repeated ENOBUFS, doubling up to `LONGEST_PAUSE`: another process of the user may hold the locked
 /// memory permanently.
@@ -189,12 +189,14 @@ pub struct Engine<T> {
     budget: Budget,
     counters: Counters,
     distributions: Distributions,
-    /// Calls of either path while numbers were outstanding, and the time of the last read.
+    /// Calls of either path since the last read of the error queue, while numbers were outstanding.
     calls_since_read: usize,
+    /// Time of the last read.
     read_at: Time,
     refused: Refused,
-    /// Consecutive failures with ENOBUFS, and the end of the resulting pause.
+    /// Consecutive failures with ENOBUFS.
     refusals: u32,
+    /// End of the pause of zero copy after such failures.
     paused_until: Time,
     asked: Asked,
     rtt: Duration,

@@ -15,7 +15,7 @@ pub struct Settings {
     pub gate: GateSettings,
 }
 
-/// Names of read-only values, with the value.
+/// Names of read-only values, with their meaning.
 pub const READ_ONLY: [(&str, &str); 7] = [
     ("dyn_count", "number of states"),
     ("dyn_parent_count", "number of parent entries of limits"),

@@ -1,4 +1,4 @@
-//! Hostile peers beside honest ones: each mode attacks a running engine in one way.
+//! Hostile and honest peers of a running engine: each mode attacks it in one way.
 //!
 //! What: for each mode, an engine forwards packets between two ports ([`ports`]). One flow is inspected by an honest inspector, one
 //! flow is not inspected, and the attackers' queue gets a third. An honest client asks an honest worker through a mux. A process attacks
@@ -98,7 +98,7 @@ const SETTLE: Duration = Duration::from_secs(20);
 const DESCRIPTORS: usize = 16;
 /// Memory above that before the attack: allocator, histograms, and the rings of one user (`memory` of the attackers' queue).
 const MEMORY: u64 = (64 + 64) << 20;
-/// Largest ratio of p99 beside the equally busy process.
+/// Largest permitted p99, relative to the p99 with the equally busy process.
 const TARGET: f64 = 2.0;
 
 /// Result of a mode.
@@ -110,20 +110,25 @@ struct Row {
     lanes: u32,
     /// Operations of the attacker.
     attacks: u64,
-    /// Packets of the inspected and of the uninspected flow, and messages of the honest client.
+    /// Packets of the inspected flow.
     inspected: u64,
+    /// Packets of the uninspected flow.
     uninspected: u64,
+    /// Messages of the honest client.
     messages: u64,
-    /// From the capture to the inspector, and from the client to its answer.
+    /// Time from the capture to the inspector.
     packet_p99_us: f64,
+    /// Time from the client's request to its answer.
     message_p99_us: f64,
-    /// Those divided by their values beside the equally busy process; absent for it, and without it.
+    /// `packet_p99_us` divided by its value with the equally busy process. Absent in that process's row, and if it did not run.
     #[serde(skip_serializing_if = "Option::is_none")]
     packet_ratio: Option<f64>,
+    /// `message_p99_us`, likewise.
     #[serde(skip_serializing_if = "Option::is_none")]
     message_ratio: Option<f64>,
-    /// Growth during the mode. Descriptors are unknown without root.
+    /// Growth of the engine's memory during the mode.
     memory_kib: i64,
+    /// Growth of the number of descriptors. Unknown without root.
     #[serde(skip_serializing_if = "Option::is_none")]
     descriptors: Option<i64>,
     /// Memory of rings that the attacker has collected, in the modes in which it does.

@@ -38,8 +38,9 @@ pub const MAX_FRAMES: usize = 8;
 /// States kept apart at one instruction before they are joined: constant loops up to this length are followed exactly.
 const MAX_STATES: usize = 64;
 
-/// Steps after which fewer states are kept apart, and after which all are joined.
+/// Number of steps after which fewer states are kept apart.
 const STEPS_EXACT: u32 = MAX_STEPS / 4;
+/// Number of steps after which all states of an instruction are joined.
 const STEPS_COARSE: u32 = MAX_STEPS / 2;
 
 /// Maximum number of states of all instructions. Above it, each instruction has one state. Bounds the verifier's memory.
@@ -147,7 +148,7 @@ fn decode_all(code: &[Insn]) -> Result<Vec<Option<Kind>>, (usize, Reason)> {
     Ok(kinds)
 }
 
-/// Where functions begin: at 0, and where calls go.
+/// The first instructions of the functions: 0, and the targets of calls.
 fn functions(kinds: &[Option<Kind>]) -> Result<Vec<usize>, (usize, Reason)> {
     let mut starts = vec![0];
     for (at, kind) in kinds.iter().enumerate() {
@@ -164,7 +165,7 @@ fn functions(kinds: &[Option<Kind>]) -> Result<Vec<usize>, (usize, Reason)> {
     Ok(starts)
 }
 
-/// Which instructions jumps go to; no jump and no fall-through leaves its function.
+/// Marks the targets of jumps. Fails if a jump or a fall-through leaves its function.
 fn targets(kinds: &[Option<Kind>], functions: &[usize]) -> Result<Vec<bool>, (usize, Reason)> {
     let mut targets = vec![false; kinds.len()];
     let ends = functions.iter().skip(1).copied().chain([kinds.len()]);
@@ -202,7 +203,7 @@ pub(crate) fn jump_target(at: usize, kind: Kind) -> Option<i64> {
 struct Walk {
     facts: Facts,
     targets: Vec<bool>,
-    /// States at the targets of jumps. Those of one chain of calls cover only one another.
+    /// States at the targets of jumps. A state covers only states of the same chain of calls.
     seen: HashMap<usize, Vec<Seen>>,
     /// States kept apart at one instruction.
     max_states: usize,
@@ -216,7 +217,7 @@ struct Walk {
 /// States of one chain of calls at one instruction.
 struct Seen {
     states: Vec<State>,
-    /// There were too many: `states` has one, which is widened from now on.
+    /// There were more than the limit: `states` has one state, which is widened from now on.
     joined: bool,
 }
 
@@ -388,7 +389,7 @@ impl Walk {
         if !wide || !matches!(op, AluOp::Add | AluOp::Sub) {
             return Err(Reason::PointerArithmetic(register, pointer.what()));
         }
-        // How far, where that is known: a constant of either sign, or a small range without one.
+        // The distance, if it is known: a constant of either sign, or a small unsigned range.
         let far = match by.constant() {
             Some(by) if op == AluOp::Sub => {
                 Some((by.cast_signed().wrapping_neg(), by.cast_signed().wrapping_neg()))
@@ -539,7 +540,7 @@ impl Walk {
             return Err(Reason::HelperLength(length.max));
         };
         if length.constant().is_none() || min != max {
-            // How much is written is not known: it must have been written before.
+            // The number of written bytes is unknown, so the whole range must have been written before.
             read_stack(&state.frames[frame], (min, max), bytes)?;
         }
         self.uses_stack(frame, min);
@@ -557,7 +558,7 @@ impl Walk {
         frame.regs[1..=5].copy_from_slice(&state.top().regs[1..=5]);
         state.frames.push(Rc::new(frame));
         self.facts.frames = self.facts.frames.max(state.frames.len());
-        // Inside the program: `functions` has seen to it.
+        // `functions` has checked that the target is inside the program.
         Ok(Next::To(usize::try_from(at as i64 + 1 + i64::from(by)).unwrap_or(0)))
     }
 
@@ -632,7 +633,7 @@ fn number(operand: Operand, value: Value) -> Result<Range, Reason> {
     }
 }
 
-/// Calls leave nothing in r1 to r5 (RFC 9669 section 2).
+/// After a call, r1 to r5 are unset (RFC 9669 section 2).
 fn clobber(state: &mut State) {
     state.top_mut().regs[1..=5].fill(Value::Unset(Unset::Call));
 }
@@ -660,7 +661,7 @@ fn exit(state: &mut State) -> Result<Next, Reason> {
             pointer => Err(Reason::ReturnsPointer(pointer.what())),
         };
     }
-    // A pointer to the stack that ends here would point to nothing.
+    // A pointer into the stack frame of the returning function would dangle.
     if let Value::Stack { frame, .. } = result
         && frame + 1 == state.frames.len()
     {

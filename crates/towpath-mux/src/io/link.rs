@@ -23,7 +23,7 @@ const DROPPED: usize = 64 << 10;
 /// Result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadOutcome {
-    /// Nothing is left; epoll reports more.
+    /// No data is left; epoll reports new data.
     WouldBlock,
     /// There may be more.
     More,
@@ -69,7 +69,7 @@ impl Link {
     }
 
     fn fd(&self) -> &OwnedFd {
-        self.fd.as_ref().expect("the descriptor leaves in the drop only")
+        self.fd.as_ref().expect("the descriptor is present until the drop")
     }
 
     /// A duplicate of the socket to give back. `None` under TLS, whose session cannot be given back.
@@ -121,7 +121,8 @@ impl Link {
                     let before = buffer.len();
                     receive(self.fd().as_fd(), buffer).and_then(|(bytes, fds, passed)| {
                         closer::close(user, fds);
-                        // Each of them costs a descriptor until it is closed.
+                        // A passed descriptor occupies a slot of this process until it is closed. The second message with
+                        // descriptors ends the connection.
                         if passed && self.passed.set(()).is_err() {
                             buffer.truncate(before);
                             return Err(Errno::PERM);

@@ -75,7 +75,7 @@ struct Holder {
     lent: Option<Lent>,
 }
 
-/// How the end of lent memory is visible.
+/// How the quota learns that no process has the lent memory any more.
 #[derive(Debug)]
 enum Lent {
     /// By its holders.
@@ -118,8 +118,8 @@ struct Book {
 pub(crate) struct Quotas {
     quota: Quota,
     book: Arc<Mutex<Book>>,
-    /// Users of channels that ended by a violation since the last [`Quotas::admit`]. Beside the book: an engine's
-    /// thread adds to it, and waits for no system call.
+    /// Users of channels that ended by a violation since the last [`Quotas::admit`]. Has a lock of its own, so that an
+    /// engine thread that adds to it waits for no system call.
     violators: Arc<Mutex<Vec<u32>>>,
 }
 
@@ -199,7 +199,7 @@ impl Quotas {
         if book.bytes_of(uid).saturating_add(bytes) <= most {
             return Ok(());
         }
-        Err(format!("{most} bytes for user {uid}, {bytes} more asked for; {}", book.theirs(uid)))
+        Err(format!("{most} bytes for user {uid}, {bytes} more requested; {}", book.theirs(uid)))
     }
 
     fn violators(&self) -> MutexGuard<'_, Vec<u32>> {
@@ -340,7 +340,7 @@ mod tests {
         let first = take(us, 11, 60).unwrap();
         assert_eq!(
             take(us, 12, 41).unwrap_err(),
-            format!("100 bytes for user {us}, 41 more asked for; held by: ids[11] 60")
+            format!("100 bytes for user {us}, 41 more requested; held by: ids[11] 60")
         );
         let _second = take(us, 12, 40).unwrap();
         assert_eq!(
@@ -365,7 +365,7 @@ mod tests {
             charge.lend(None);
             Ok::<_, String>(charge)
         };
-        // Again and again: no more than it may have at a time.
+        // Repeatedly, never more than the limit at a time.
         for _ in 0..3 {
             drop(take(pid, 20).unwrap());
         }
@@ -373,7 +373,7 @@ mod tests {
         assert_eq!(
             take(us, 1).unwrap_err(),
             format!(
-                "100 bytes for user {uid}, 1 more asked for; held by: ids[{us}] 40; of channels that have ended, while a \
+                "100 bytes for user {uid}, 1 more requested; held by: ids[{us}] 40; of channels that have ended, while a \
                  process has it: ids[{pid}] 60"
             )
         );

@@ -401,7 +401,7 @@ mod tests {
         area.copy_out(8189, 6, &mut out);
         assert_eq!(out, b"\0abcd\0");
         area.copy_out(8184, 13, &mut out);
-        assert_eq!(out, b"\0abcd\0\0\0\0\0\0\0abcd\0\0\0", "behind what was there");
+        assert_eq!(out, b"\0abcd\0\0\0\0\0\0\0abcd\0\0\0", "appended after the existing bytes");
         let before = out.clone();
         area.copy_out(16384, 0, &mut out);
         assert_eq!(out, before);
@@ -415,7 +415,7 @@ mod tests {
         let fd = sys::tests::hugetlb(4 << 20);
         assert!(in_huge_pages(fd.as_fd()).unwrap());
         assert!(!in_huge_pages(sys::memfd("ordinary", 4096).unwrap().as_fd()).unwrap());
-        // Whether the system has such pages to give or not: it is not asked.
+        // Refused before the kernel is asked for huge pages, so the test needs no free ones.
         for len in [4096, (2 << 20) - 4096, (2 << 20) + 4096] {
             for access in [Access::Lent, Access::Own] {
                 let refused = Words::map(fd.as_fd(), len, access).unwrap_err();

@@ -123,7 +123,7 @@ fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
     let mut engine = Engine::new(io, walker, topology, queues, policy);
 
     let start = Instant::now();
-    // The bar would be torn by the lines.
+    // Log lines would break the progress bar.
     let mut progress = Progress::new(&captures, !logs || args.log.is_some());
     let mut captured = Captured::default();
     for (path, capture) in args.captures.iter().zip(captures) {
@@ -292,7 +292,7 @@ fn queues(args: &Replay, policy: Policy, ending: &Ending) -> Result<Vec<Queue<In
             && (other == number || !numbers.contains(&other))
         {
             return Err(Failure::Usage(format!(
-                "queue {number} hands packets to queue {other}, which is no other queue"
+                "queue {number} hands packets to queue {other}: name another queue that has a --queue {other}=COMMAND"
             )));
         }
         if let Some(other) = policy.may_queue.iter().find(|other| !numbers.contains(other)) {

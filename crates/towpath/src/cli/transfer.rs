@@ -3,7 +3,7 @@
 //! ```text
 //! header  "twpsend1"  length: u64 LE
 //! bytes   length
-//! trailer checksum: u64 LE                  XXH3-64 of the bytes: against damage, not against malice
+//! trailer checksum: u64 LE                  XXH3-64 of the bytes: detects damage, not manipulation
 //! answer  "twprecv1"  status: u64 LE  received: u64 LE  checksum: u64 LE  CPU: u64 LE, microseconds
 //! ```
 //! The answer follows the trailer, or arrives earlier if the receiver cannot continue. The receiver sends zero bytes before it as

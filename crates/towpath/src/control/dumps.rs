@@ -6,7 +6,7 @@
 //! interrupted client can resume. No state is sent twice. A state that exists during the whole dump is not missed.
 //!
 //! The gate is locked for one page (64 states) at a time. A client that does not read blocks half of its own ring and nothing else. A
-//! client that requests nothing, or takes nothing of its dump, is detached after 60 s.
+//! client that requests nothing, or reads nothing of its dump, is detached after 60 s.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -33,11 +33,12 @@ pub const STATES: u32 = 1;
 /// States per frame.
 const PAGE: usize = 64;
 
-/// Maximum number of clients, and of one user's clients. Further ones are refused.
+/// Maximum number of clients. Further ones are refused.
 const CLIENTS: usize = 16;
+/// Maximum number of clients of one user.
 const CLIENTS_OF_USER: usize = 8;
 
-/// Nanoseconds that a client may have no dump, or take nothing of it.
+/// Nanoseconds after which a client that has requested no dump, or reads nothing of it, is detached.
 const IDLE: u64 = 60_000_000_000;
 
 /// Maximum number of clients to accept before the attached ones are served again.

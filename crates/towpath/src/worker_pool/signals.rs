@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
-/// Request of a signal.
+/// The request that a signal makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Signal {
     /// SIGTERM, SIGINT.
@@ -22,7 +22,7 @@ pub(super) enum Signal {
 pub(super) struct Signals {
     end: UnixStream,
     replace: UnixStream,
-    /// Readable when one of the two is.
+    /// Readable when `end` or `replace` is readable.
     either: std::os::fd::OwnedFd,
     pending: VecDeque<Signal>,
 }

@@ -1,8 +1,8 @@
 //! The handle on the states: [`States`].
 //!
-//! What: what all workers share is in [`shared`]; each worker has a [`States`] with its own number. A lookup goes through the
-//! index to the state and changes it by single atomic operations. What happens once in a state's life (insert, unlink, and the
-//! limits that count it) takes short locks: of the flow's lines, of the parents, of the sources.
+//! What: the data that all workers share is in [`shared`]; each worker has a [`States`] with its own number. A lookup goes through
+//! the index to the state and changes it by single atomic operations. Operations that occur once in a state's life (insert, unlink,
+//! and the limits that count it) take short locks: of the flow's lines, of the parents, of the sources.
 //!
 //! Invariant: a linked state is counted by its parent and its source, and holds one of the `dyn_max` slots. All three are
 //! reserved before it is linked, and released if that fails, so that no bound is ever exceeded.
@@ -68,7 +68,7 @@ const ICMP6: u8 = 58;
 /// A handle on the dynamic states of a gate. Each thread has its own ([`States::worker`]); all see the same states.
 ///
 /// A state is live until it expires, to the nanosecond, and is never found after that. It is held, and counts in
-/// [`States::len`], until it is collected: by [`States::expire`], which scans all states by and by, or by an install that needs
+/// [`States::len`], until it is collected: by [`States::expire`], which scans all states step by step, or by an install that needs
 /// its room.
 ///
 /// The slots of unlinked states are not reused before every handle has been called again. A thread that will not call for a
@@ -293,7 +293,7 @@ impl States {
         self.shared.limits.parents_len()
     }
 
-    /// The number of slots ever used, of both address families: what one keepalive scan looks at.
+    /// The number of slots ever used, of both address families. One keepalive scan visits all of them.
     pub fn slots(&self) -> usize {
         self.shared.v4.slab.len() as usize + self.shared.v6.slab.len() as usize
     }
@@ -337,7 +337,7 @@ impl States {
     }
 }
 
-/// What the calls have in common.
+/// Code that all calls share.
 impl States {
     /// Begins a call: announces a quiescent state, and applies what other workers have changed.
     #[inline]
@@ -381,7 +381,7 @@ impl States {
     fn advance_time(&mut self, now: Time) {
         // Relaxed, here and below: a time that a worker reads late only makes it publish once more. TIME_STEP leaves the margin.
         let latest = self.shared.time.load(Ordering::Relaxed);
-        // The first time is no jump: there are no states.
+        // The first time is not a jump: there are no states.
         if latest != 0 && now.as_nanos().saturating_sub(latest) > MAX_TIME_JUMP {
             let latest = Time::from_nanos(latest);
             let expired = self.remove_expired::<2>(latest, now) + self.remove_expired::<6>(latest, now);
@@ -452,7 +452,7 @@ impl States {
         v6.index.grow(v6.len());
     }
 
-    /// Does what follows every insert.
+    /// Runs after every insert.
     fn inserted(&mut self) {
         self.count(Counter::Created);
         self.inserts = self.inserts.wrapping_add(1);

@@ -51,7 +51,7 @@ fn run(file: &Path) -> io::Result<()> {
     let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
     rustix::net::getpeername(&socket).map_err(|_| io::Error::other("`towpath run` starts this command"))?;
     rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
-    // The engine ends the launcher. A handler, not SIG_IGN, which the children would inherit.
+    // Only the engine ends the launcher. The signals get a handler instead of SIG_IGN, because children inherit SIG_IGN.
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
     }
