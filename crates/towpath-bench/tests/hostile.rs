@@ -1,4 +1,4 @@
-//! `towpath-bench hostile`: honest peers lose nothing beside hostile ones.
+//! `towpath-bench hostile`: hostile peers cause no loss for honest ones.
 //!
 //! Each mode runs for HOSTILE_SECONDS (0.5) on captures, and once more on veth devices, with one or two threads and lanes.
 //! HOSTILE_ALL=1 runs every mode on every combination.

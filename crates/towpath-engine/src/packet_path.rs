@@ -50,8 +50,8 @@ impl<E: PacketIo> Engine<E> {
     /// Processes the packets of a burst, each with its index.
     ///
     /// For [`BURST`] packets at a time, the dynamic states are prefetched together, so that their cache misses overlap. A packet
-    /// takes the fast path if the reorder buffer is empty, no trace is active, and the packet's interface needs no
-    /// look at the packet. Invariant: the slow path would pass the same packets in the same order.
+    /// takes the fast path if the reorder buffer is empty, no trace is active, and its egress depends on its
+    /// interface only. Invariant: the slow path would pass the same packets in the same order.
     pub(crate) fn process_packets<'a>(
         &mut self,
         mut packets: impl Iterator<Item = (usize, (&'a [u8], Meta))> + Clone,

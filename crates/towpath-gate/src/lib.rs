@@ -4,7 +4,7 @@
 //! reject, forward to a next hop, or hand the packet to an inspector. Rules with `keep-state` create states; later
 //! packets of the flow match the state instead of the rules.
 //!
-//! Use this crate to decide packets in a program of your own: a user-space router or bridge, an NFQUEUE program, a
+//! Use this crate to decide packets in your own program: a user-space router or bridge, an NFQUEUE program, a
 //! capture analyser, or a test of a firewall ruleset. The crate does no IO, reads no clock and starts no thread. The
 //! caller supplies the bytes of each frame and the time, and carries out the step.
 //!

@@ -12,7 +12,7 @@ use crate::{Burst, Error, LinkType, Port, Received, State, af_packet, af_xdp, tu
 
 const BYTES: usize = 8 << 20;
 
-/// Frames of each port to the other, until told to stop.
+/// Forwards the frames of each port to the other one until `stop` is set.
 fn pump(ports: &mut [Box<dyn Port>; 2], stop: &AtomicBool) {
     let mut burst = Burst::new(64);
     while !stop.load(Ordering::Relaxed) {
@@ -94,7 +94,7 @@ fn between_veths_with(
     });
 }
 
-/// Calls `work` until the exchange is over; it says whether there was something to do.
+/// Calls `work` until the exchange is over. `work` returns true if it processed frames.
 pub(crate) fn while_exchanging(
     a: &Host,
     b: &Host,
@@ -211,7 +211,7 @@ fn tcp_through_tap() {
     }
 }
 
-/// Packet sockets and NFQUEUE need no root where the user has a user and a network namespace of his own.
+/// Packet sockets and NFQUEUE need no root in a user and network namespace of an ordinary user.
 #[towpath_testenv::needs(userns)]
 #[test]
 fn a_namespace_of_ones_own_is_privilege_enough() {

@@ -128,7 +128,7 @@ fn number() -> impl Strategy<Value = u64> {
     })
 }
 
-/// An instruction on r0 to r8 that is valid wherever it stands; jumps are cut to the program later.
+/// An instruction on r0 to r8 that is valid at every position; jumps are limited to the program later.
 fn insn() -> impl Strategy<Value = Insn> {
     let fields = (0..9_u8, 0..9_u8, any::<bool>(), any::<bool>());
     let imm = prop_oneof![any::<i32>(), -2..70_i32];

@@ -1,6 +1,6 @@
 //! Objects made by clang: loaded, refused, and framing pipelined messages.
 //!
-//! The objects beside the sources were made by `clang -O2 -target bpf -nostdinc -c`. Each test runs with these objects, and once
+//! The objects next to the sources were made by `clang -O2 -target bpf -nostdinc -c`. Each test runs with these objects, and once
 //! more, in the module `compiled`, with objects that clang compiles from the sources.
 
 use std::path::{Path, PathBuf};
@@ -138,7 +138,7 @@ fn functions_of_the_text_section_are_linked(objects: Objects) {
     }
 }
 
-/// Objects that give no program: object, name, what the error says.
+/// Objects that are refused: object, name, text of the error.
 const REFUSED: &[(&str, Option<&str>, &str)] = &[
     (
         "direct",

@@ -72,7 +72,7 @@ fn arithmetic() {
     }
 }
 
-/// What registers can do and constants cannot: name, code, off, a, b, result.
+/// Operations that are valid with a register only: name, code, off, a, b, result.
 #[rustfmt::skip]
 const BY_REGISTER: &[(&str, u8, i16, u64, u64, u64)] = &[
     ("div by 0",          0x3f, 0, 9, 0, 0),
@@ -187,7 +187,7 @@ fn long_jump() {
     assert_eq!(run(&[mov(0, 1), raw(0x06, 0, 0, 0, 1), mov(0, 2), EXIT], &[]).0, 1);
 }
 
-/// Size or code, off in the message, what a load from the message and from the stack gives.
+/// Code of the load, and its result from the message and from the stack.
 #[rustfmt::skip]
 const LOADS: &[(u8, u64)] = &[
     (0x71, 0x81),
@@ -255,7 +255,7 @@ fn stores_to_stack() {
 #[test]
 fn context_fields() {
     let message = [7; 0x0102];
-    // What each load gives: offset, size, value. cb is 0x11111111 ... 0x55555555, mark and hash are written first.
+    // Result of each load: offset, size, value. cb is 0x11111111 ... 0x55555555, mark and hash are written first.
     #[rustfmt::skip]
     let rows = [
         (LEN, W, 0x0102), (LEN, H, 0x0102), (LEN, B, 0x02), (LEN + 1, B, 0x01), (LEN + 2, H, 0),
@@ -304,7 +304,7 @@ fn cb_persists_and_is_written_in_every_width() {
 #[test]
 fn network_loads() {
     let message = [0x80, 1, 2, 3, 4];
-    // Code, offset, register added; the result, 99 when the program went on behind it.
+    // Code, offset, added register; the result, 99 if the program continued after the load.
     #[rustfmt::skip]
     let rows: &[(u8, i32, u64, i32)] = &[
         (0x30, 0, 0, 0x80), (0x28, 0, 0, 0x8001), (0x20, 0, 0, 0x8001_0203_u32.cast_signed()), (0x20, 1, 0, 0x0102_0304),
@@ -319,7 +319,7 @@ fn network_loads() {
         program.extend([raw(code, 0, if indirect { 7 } else { 0 }, 0, at), EXIT]);
         assert_eq!(run(&program, &message).0, result, "{code:#x} at {at} + {register:#x}");
     }
-    // Out of range ends the program, at once.
+    // A load out of range ends the program at once.
     assert_eq!(run(&[copy(6, 1), raw(0x20, 0, 0, 0, 2), mov(0, 99), EXIT], &message).0, 0);
 }
 
@@ -377,7 +377,7 @@ fn calls_keep_r6_to_r9_and_their_own_stack() {
 
 #[test]
 fn eight_functions_deep() {
-    // Function n stores n, calls n + 1, adds what it stored: 1 + 2 + ... + 8.
+    // Function n stores n, calls n + 1, and adds the stored number: 1 + 2 + ... + 8.
     let mut code = Vec::new();
     for n in 1..=8 {
         code.push(store_imm(W, 10, -512, n));
@@ -416,7 +416,7 @@ fn pointers_survive_the_stack() {
 
 #[test]
 fn fuel_bounds_every_loop() {
-    // An endless loop is accepted: it costs its fuel, and nothing else.
+    // An endless loop is accepted: it ends when the fuel is used up.
     let endless = program(&[mov(0, 0), ja(-1), EXIT]);
     let mut fuel = 12345;
     let error = endless.run(&[], &mut Context::new(), &mut fuel);

@@ -143,7 +143,7 @@ const EBPF: &[(&[Insn], &str)] = &[
     (&[load(W, 2, 1, DATA), load(W, 3, 1, DATA_END), mov(0, 0), raw(0xbd, 3, 2, 1, 0), load(H, 0, 2, 0), EXIT],
         "instruction 4 (r0 = *(u16 *)(r2 + 0)): offsets 0 to 1 from r2's base are read, but only 1 bytes are known to be \
          there; compare the pointer with data_end first"),
-    // Two paths meet, and only one compared, set, or wrote; nothing else tells them apart.
+    // Two paths join. Only one of them has compared the pointer, set the register, or written the stack.
     (&[load(W, 5, 1, LEN), load(W, 2, 1, DATA), load(W, 3, 1, DATA_END), copy(4, 2), add(4, 1), mov(0, 0),
        raw(0x45, 5, 0, 1, 1), jgt(4, 3, 1), load(B, 0, 2, 0), EXIT],
         "instruction 8 (r0 = *(u8 *)(r2 + 0)): offsets 0 to 0 from r2's base are read, but only 0 bytes are known to be \
@@ -152,7 +152,7 @@ const EBPF: &[(&[Insn], &str)] = &[
         "instruction 3 (exit): r0 is read, but a path to here does not set it"),
     (&[load(W, 5, 1, LEN), raw(0x45, 5, 0, 1, 1), store_imm(W, 10, -8, 0), load(B, 0, 10, -5), EXIT],
         "instruction 3 (r0 = *(u8 *)(r10 - 5)): byte -5 of the stack is read, but a path to here does not write it"),
-    // Somewhere in eight bytes one is written: none of them can be relied on.
+    // One of eight bytes is written, at an unknown offset: none of them counts as written.
     (&[load(W, 4, 1, CB), raw(0x57, 4, 0, 0, 7), copy(3, 10), add(3, -8), add_reg(3, 4), store_imm(B, 3, 0, 0),
        load(B, 0, 10, -8), EXIT],
         "instruction 6 (r0 = *(u8 *)(r10 - 8)): byte -8 of the stack is read, but a path to here does not write it"),
@@ -180,7 +180,7 @@ const EBPF: &[(&[Insn], &str)] = &[
         "instruction 7 (*(u32 *)(r2 + 48) = 1): r2 points to the stack on one path and to a field of the context on \
          another; use one instruction for each"),
 
-    // Instructions with rules of their own.
+    // Instructions with special rules.
     (&[raw(0x20, 0, 0, 0, 0), EXIT],
         "instruction 0 (r0 = *(u32 *)skb[0]): this load takes the context from r6, and r6 is not set"),
     (&[mov(6, 0), raw(0x20, 0, 0, 0, 0), EXIT],
@@ -306,7 +306,7 @@ fn long_programs_and_many_paths_end() {
     let accepted = load_raw(&looping).map(|program| program.stats().back_edges);
     assert_eq!(accepted, Ok(1));
 
-    // Functions that call twice, eight deep, with states that differ: bounded, whatever the answer is.
+    // Functions that call twice, eight levels deep, with different states: the number of steps is bounded.
     let mut deep = Vec::new();
     for level in 0..7 {
         deep.extend([mov(6, level), call(3), mov(7, 1), call(1), EXIT]);

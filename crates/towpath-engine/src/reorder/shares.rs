@@ -146,7 +146,7 @@ impl Shares {
                 self.rows[usize::from(account.0)] = row;
                 account
             }
-            // No number is left: the inspector has no guarantee of its own.
+            // No number is left: the inspector has no separate guarantee.
             None if self.rows.len() > usize::from(u16::MAX) => return Account::ENGINE,
             None => {
                 self.rows.push(row);

@@ -298,7 +298,7 @@ fn recursion_is_bounded() {
     let rules: String =
         (1..=15).map(level).collect::<String>() + "add 16 return next-rule ip from any to any";
     assert_eq!(Story::new(&rules).first(DNS), Step::Drop(DropReason::Loop));
-    // Two names whose rules stand before the check-state of the other name.
+    // Two names. The rule of each precedes the check-state of the other name.
     let rules = "add 1 count udp from any to any keep-state :a\nadd 2 count udp from any to any keep-state :b\n\
                  add 3 check-state :a\nadd 4 check-state :b\nadd 5 allow ip from any to any";
     let mut story = Story::new(rules);

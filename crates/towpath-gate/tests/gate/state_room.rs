@@ -157,8 +157,8 @@ fn a_flood_with_replies_evicts_no_connection() {
     }
 }
 
-/// A connection that was picked up in the middle, or opened from the other side, is assured once both sides hear each
-/// other.
+/// A connection that was picked up in the middle, or opened from the other side, is assured when both sides have acknowledged
+/// each other.
 #[test]
 fn a_connection_picked_up_in_the_middle_becomes_assured() {
     let mut states = evicting(100);

@@ -191,7 +191,7 @@ fn a_stalled_worker_holds_slots_and_no_more_memory() {
     assert_eq!(made, [400, 400, 200, 0, 0]);
     still.idle();
     assert_eq!(round(&mut states), 400);
-    // The handle comes back.
+    // The handle is used again.
     assert!(
         still.lookup(&flow(1), Lookup::Any, &PACKET, NOW + std::time::Duration::from_secs(121)).is_some()
     );

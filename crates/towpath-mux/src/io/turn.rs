@@ -1,7 +1,7 @@
 //! One turn of a thread that has all sockets of a server: [`super::Driver`], and the thread behind [`super::Socket`]s.
 //!
 //! What: handle timers and events, write, wait for sockets, read them. [`super::Worker`]s poll in turn and do messages between two
-//! polls, so they have a loop of their own (`worker.rs`) and share [`epoll_wait`] and [`read`] with this one.
+//! polls, so they have a separate loop (`worker.rs`) and share [`epoll_wait`] and [`read`] with this one.
 
 use std::io;
 use std::mem::MaybeUninit;

@@ -59,7 +59,7 @@ impl Body {
         }
     }
 
-    /// Copies short bytes into memory of their own, because the time until they are sent is unbounded.
+    /// Copies short bytes into separate memory, because the time until they are sent is unbounded.
     pub(super) fn own(&mut self) {
         if let Self::Bytes(bytes) = self
             && bytes.len() <= SHORT

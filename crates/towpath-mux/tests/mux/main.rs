@@ -1,4 +1,4 @@
-//! The multiplexor over sockets. Tests that measure or limit the whole process are binaries of their own.
+//! The multiplexor over sockets. Tests that measure or limit the whole process are separate binaries.
 
 mod clients;
 mod passed;

@@ -116,7 +116,7 @@ fn bytes_come_back_as_they_went() {
     stop(&server, thread);
 }
 
-/// Bytes in the same segment as the end of the handshake, also if nothing follows.
+/// Bytes in the same segment as the end of the handshake are processed, also if no other bytes follow.
 #[test]
 fn a_request_right_after_the_handshake_is_answered() {
     let pair = Pair::new();

@@ -171,7 +171,7 @@ fn a_full_ring_is_counted() {
         // More than the ring has room for, and fewer than the kernel's own queue in front of it (net.core.netdev_max_backlog).
         let sent = tx.send(&mut std::iter::repeat_n(Frame::new(&bytes, LinkType::ETHERNET), 600)).unwrap();
         assert_eq!((sent, tx.stats().dropped()), (600, 0));
-        // The kernel may bring them later; nothing is taken before the ring was full.
+        // The kernel may deliver them later. The test receives nothing before the ring was full.
         until(|| rx.stats().rx_full > 0);
         let mut burst = Burst::new(4096);
         let mut received = 0;
@@ -193,7 +193,8 @@ fn two_sockets_share_an_interface() {
         let share = |queue| Config { fanout: Some(Fanout::Hash(7)), queue, ..config("v1") };
         let mut rx = [0, 1].map(|queue| Socket::open(share(queue)).unwrap());
         flows_are_shared(&mut tx, &mut rx);
-        // The group of the old interface lives as long as one of its sockets: the first one to come back does not wait for the other.
+        // The fanout group of the old interface exists until its last socket is closed. The first port to reopen does not wait for the
+        // other.
         ip("link del v0");
         veth("v0", "v1");
         tx.reopen().unwrap();

@@ -193,8 +193,8 @@ fn unfinished_checksums_are_recognised() {
     });
 }
 
-/// Datagrams in one frame, of which XDP does not tell how long each is, are not cut anywhere else: they are counted. What their host cuts
-/// itself arrives.
+/// A frame with several datagrams is dropped and counted, because XDP does not report their length. Datagrams that the sending host
+/// segments arrive.
 #[towpath_testenv::needs(netns, xdp)]
 #[test]
 fn datagrams_that_are_not_cut_are_counted() {

@@ -1,4 +1,4 @@
-//! Every file of the shared captures: as many packets as their inventory says, and no harm from the damaged ones.
+//! Every file of the shared captures has the number of packets of the inventory. Damaged files cause no panic.
 
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ fn captures() -> PathBuf {
     Path::new(towpath_testenv::shared!()).join("captures")
 }
 
-/// Packets and bytes on the wire of what is whole, and the warning.
+/// Number of complete packets, their bytes on the wire, and the warning.
 fn read(mut reader: pcap::Reader) -> (u64, u64, Option<pcap::Warning>) {
     let mut burst = Burst::new(64);
     let (mut packets, mut bytes) = (0, 0);
@@ -70,7 +70,7 @@ fn every_capture_has_the_packets_of_the_inventory() {
     assert!(files > 0, "the inventory has files");
 }
 
-/// Cut at every byte: nothing but fewer packets, in order, and a warning unless the cut is between two records.
+/// A capture that is truncated at any byte gives fewer packets, in order, and a warning unless it ends between two records.
 #[towpath_testenv::needs(shared)]
 #[test]
 fn a_capture_cut_anywhere_gives_what_is_whole() {

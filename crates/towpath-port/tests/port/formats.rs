@@ -117,7 +117,7 @@ fn classic_magics_and_orders() {
     }
 }
 
-/// Before version 2.3 the length on the wire came first, and in some files of 2.3 it does.
+/// Before version 2.3, and in some files of 2.3, the wire length precedes the captured length.
 #[test]
 fn old_versions_have_their_lengths_the_other_way_around() {
     #[rustfmt::skip]
@@ -142,7 +142,7 @@ fn old_versions_have_their_lengths_the_other_way_around() {
     }
 }
 
-/// More captured than there was: the packet is what there was.
+/// A captured length above the wire length: the packet ends at the wire length.
 #[test]
 fn bytes_beyond_the_wire_are_no_part_of_a_packet() {
     let classic =

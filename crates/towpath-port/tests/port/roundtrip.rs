@@ -151,7 +151,7 @@ proptest! {
         prop_assert_eq!(read(file).expect("a capture"), rows);
     }
 
-    /// Any change of some bytes, any cut, either format: packets, a warning or a refusal, nothing else.
+    /// Changed bytes or a truncation, in both formats, result in packets, a warning or an error, never in a panic.
     #[test]
     fn damage_never_panics(
         frames in frames(&[1]),
@@ -206,7 +206,7 @@ fn a_comment_is_cut_between_characters() {
     assert_eq!(rows[0].1.as_ref().map(String::len), Some(65_534));
 }
 
-/// A disk that is full is said at the latest when the file is finished.
+/// A full disk is reported at the latest when the file is finished.
 #[test]
 fn a_full_disk_is_an_error() {
     struct Full;

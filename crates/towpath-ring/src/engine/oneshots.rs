@@ -1,4 +1,4 @@
-//! One-shot messages to a client: those in a sealed memfd of their own.
+//! One-shot messages to a client: each is in a separate sealed memfd.
 
 use std::os::fd::AsFd;
 

@@ -118,7 +118,7 @@ struct Book {
 pub(crate) struct Quotas {
     quota: Quota,
     book: Arc<Mutex<Book>>,
-    /// Users of channels that ended by a violation since the last [`Quotas::admit`]. Has a lock of its own, so that an
+    /// Users of channels that ended by a violation since the last [`Quotas::admit`]. Has a separate lock, so that an
     /// engine thread that adds to it waits for no system call.
     violators: Arc<Mutex<Vec<u32>>>,
 }

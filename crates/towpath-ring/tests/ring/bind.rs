@@ -1,4 +1,4 @@
-//! Where an endpoint may put its socket, and what it leaves alone.
+//! The paths where an endpoint may create its socket, and the files that it does not replace.
 
 use std::io::ErrorKind;
 use std::os::unix::net::UnixDatagram;
@@ -6,7 +6,7 @@ use std::os::unix::net::UnixDatagram;
 use towpath_ring::{BindError, Config, Consumer, Endpoint, Verdict};
 
 #[test]
-fn a_socket_that_nobody_listens_on_is_replaced_and_nothing_else() {
+fn only_a_socket_without_a_listener_is_replaced() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ring.sock");
     let bind = || Endpoint::bind(&path, Config::default());

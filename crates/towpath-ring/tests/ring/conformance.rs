@@ -1,4 +1,4 @@
-//! What memory-mapped netlink gave, item by item, and the fault of the kernel's version that each test would have shown.
+//! The features of memory-mapped netlink, one by one. Each test names the fault of the kernel's version that it would detect.
 //!
 //! The numbers are those of the reference's behaviours as this crate keeps them: 1 geometry, 2 directions, 3 header, 4 states,
 //! 5 readiness, 6 kick, 7 dumps, 8 overrun, 9 multicast, 10 introspection.
@@ -25,7 +25,7 @@ fn is_readable(fd: &impl AsFd) -> bool {
     poll(&mut set, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).expect("poll") > 0
 }
 
-/// The kernel multiplied frames per block and blocks in 32 bits: 2^26 x 64 frames of 64 bytes were none, and passed.
+/// The kernel multiplied frames per block and blocks in 32 bits: 2^26 x 64 frames of 64 bytes wrapped to 0 and were accepted.
 #[test]
 fn item_1_each_rule_of_the_geometry_has_its_error() {
     world::each(|| {
@@ -106,7 +106,7 @@ fn item_3_the_header_says_who_sent_it_and_nobody_can_forge_it() {
         assert_eq!((h.mark, h.port, h.pid, h.uid, h.gid), (5, 6, 7, 65534, 65533));
         client.verdict(frame, Verdict::Pass);
 
-        // What a client claims about itself is not what the engine tells.
+        // The engine reports the credentials of the kernel, not those that the client claims.
         let forged = Meta { sender: Some(Credentials { pid: 1, uid: 4242, gid: 4242 }), ..Meta::default() };
         client.send(b"x", &forged).expect("sent");
         let mut told = None;
@@ -117,9 +117,9 @@ fn item_3_the_header_says_who_sent_it_and_nobody_can_forge_it() {
 }
 
 /// In the kernel SKIP made the producer spin round the ring without progress (netlink_forward_ring looked at one frame only), a
-/// frame's place fixed its order, and what did not fit needed recv(2): a second code path.
+/// frame's position fixed its order, and a message that did not fit needed recv(2): a second code path.
 #[test]
-fn item_4_every_step_of_a_frame_is_made_by_the_one_who_may() {
+fn item_4_each_side_makes_only_its_own_transitions_of_a_frame() {
     world::each(|| {
         let (_world, mut channel, mut client) = pair(small());
         // UNUSED -> RESERVED, and given up: not seen, no number used.
@@ -168,8 +168,8 @@ fn item_4_every_step_of_a_frame_is_made_by_the_one_who_may() {
     });
 }
 
-/// The kernel's poll was ready for a frame that was merely RESERVED (a busy loop), missed frames when others were released out of
-/// order (it guessed from the frame before the head), and said POLLOUT always.
+/// The kernel's poll was ready for a frame that was only RESERVED (a busy loop), missed frames when others were released out of
+/// order (it guessed from the frame before the head), and always reported POLLOUT.
 #[test]
 fn item_5_readiness_is_exact() {
     world::each_first(|| {
@@ -286,7 +286,7 @@ fn item_6_the_engine_is_kicked_only_when_it_sleeps_and_once() {
         }
         assert_eq!(client.stats().wakeups, 1);
         assert!(is_readable(&channel) && !channel.has_rung());
-        // A caller that reads the doorbell itself is told about it: no second doorbell is sent.
+        // If the caller reads the doorbell itself, no second doorbell is sent.
         channel.check_peer();
         assert!(!is_readable(&channel) && channel.has_rung());
         channel.disarm();
@@ -349,7 +349,8 @@ fn item_7_a_dump_goes_on_as_frames_come_back_and_says_when_it_was_interrupted() 
     });
 }
 
-/// The kernel said ENOBUFS for a whole socket once and not how many were lost, so programs switched it off and lost in silence.
+/// The kernel reported ENOBUFS once for a whole socket, without the number of lost messages, so programs disabled the error and lost
+/// messages silently.
 #[test]
 fn item_8_an_overrun_is_dropped_counted_and_told_once() {
     world::each(|| {
@@ -386,7 +387,7 @@ fn item_8_an_overrun_is_dropped_counted_and_told_once() {
     });
 }
 
-/// The kernel never built a multicast message in a ring: each subscriber with a ring was told to recv(2).
+/// The kernel never built a multicast message in a ring: each subscriber with a ring had to call recv(2).
 #[test]
 fn item_9_a_message_to_many_is_in_the_ring_of_each() {
     world::each(|| {

@@ -1,4 +1,4 @@
-//! kill -9 at every step of a client's life, overdue frames, and what is left afterwards: the sum always holds.
+//! kill -9 at every step of a client's life, and overdue frames: the sum of the counters always holds.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn a_client_may_die_at_any_step() {
             let mut world = World::new(Config { deadline: None, ..Config::default() });
             let client = world.spawn_with("death::client_dies", &step.to_string());
             let mut channel = world.accept();
-            // Another client, which must notice nothing.
+            // Another client, which must not be affected.
             let path = world.socket();
             let neighbour = std::thread::spawn(move || Consumer::attach(path).expect("attached"));
             let mut other = world.accept();
@@ -82,7 +82,7 @@ fn a_client_may_die_before_it_is_attached() {
             let config = Config { deadline: None, quota, reaper: reaper.clone(), ..Config::default() };
             let mut world = World::new(config);
             let client = world.spawn_with("death::client_dies_early", step);
-            // One that greets and goes at once may be gone when the engine answers.
+            // A client that exits after its hello may be gone when the engine answers.
             let channel = loop {
                 if let Some(channel) = world.endpoint.accept().expect("accept") {
                     break Some(channel);
@@ -92,7 +92,7 @@ fn a_client_may_die_before_it_is_attached() {
                 }
                 world.endpoint.wait(Some(PATIENCE)).expect("wait");
             };
-            // With several lanes it may be gone before the last of them was handed over.
+            // With several lanes, the client may be gone before it got the last one.
             assert!(channel.is_some() || step != "welcome" || world::lanes() > 1, "{step}");
             if let Some(mut channel) = channel {
                 assert!(matches!(step, "hello" | "welcome"), "{step}");
@@ -266,7 +266,7 @@ fn overdue_frames_get_the_default_verdict_and_late_answers_are_counted() {
         assert_eq!((channel.stats().held, channel.stats().holds_refused), (1, 1));
         assert_eq!(channel.poll_verdicts(999_999, &mut note), 0);
         assert_eq!(channel.deadline(), Some(1_000_000));
-        // Frame 1 in time, the others not. Frame 3 keeps its memory although its hold was refused.
+        // The verdict of frame 1 is in time, the others are overdue. Frame 3 keeps its memory although its hold was refused.
         client.verdict(frames.remove(0), Verdict::Drop);
         assert_eq!(channel.poll_verdicts(1_000_000, &mut note), 4);
         assert_eq!(channel.poll_verdicts(9_000_000, &mut note), 0);
@@ -303,7 +303,7 @@ fn a_stuck_client_is_detached() {
         };
         round(&mut channel);
         round(&mut channel);
-        // One comes back late: two more may be overdue.
+        // One overdue frame is returned: two more may be overdue.
         let frame = client.recv().expect("received").expect("a frame");
         client.verdict(frame, Verdict::Pass);
         round(&mut channel);

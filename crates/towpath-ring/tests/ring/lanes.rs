@@ -27,8 +27,8 @@ fn lanes(config: Config) -> (World, Vec<towpath_ring::Channel>, Consumer) {
     (world, channel.split(), client.join().expect("attached"))
 }
 
-/// Engine threads side by side, each on its lane; the client answers single frames on even lanes and batches on odd ones, and
-/// says in the mark which lane it means.
+/// Concurrent engine threads, each on its lane. The client decides single frames on even lanes and batches on odd ones. The mark of its
+/// verdict is the number of the lane.
 #[test]
 fn each_thread_has_the_verdicts_for_what_it_sent() {
     for count in [2, 3] {
@@ -266,7 +266,7 @@ fn the_number_of_lanes_has_its_bounds_and_its_price() {
         assert!(matches!(Endpoint::bind(&path, config(count)), Err(BindError::Lanes(n)) if n == count));
     }
 
-    // What one lane takes is enough for one lane.
+    // A quota of the memory of one lane admits one lane.
     let bytes = |lanes| {
         let quota = Quota { bytes_per_user: 1, ..Quota::default() };
         let mut endpoint = Endpoint::bind(&path, Config { quota, ..config(lanes) }).expect("an endpoint");

@@ -1,4 +1,4 @@
-//! What a client did not get, and how it is told.
+//! Lost messages, and how the client learns of them.
 
 use crate::world::{self, assert_conserved, pair, pair_with};
 use towpath_ring::{
@@ -59,7 +59,7 @@ fn a_full_ring_is_not_filled_with_records_of_its_being_full() {
         }
         assert_eq!(channel.send(&[8; 1000], &Meta::default()), Err(ReserveError::RingFull));
         channel.lose(Loss::NoRoom);
-        // Told at once, although there is no frame that could say it.
+        // Reported at once in the lost counter, although no frame is free for a record.
         assert_eq!((client.overrun(), client.overrun()), (1, 0));
         channel.kick();
         let frame = client.try_recv().expect("received").expect("a frame");

@@ -1,4 +1,4 @@
-//! Messages in a memory of their own: many of them, and processes that have no descriptor left for one.
+//! One-shot messages: many at a time, and processes without a free descriptor for one.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -67,7 +67,7 @@ fn a_client_without_a_descriptor_is_told_so_and_goes_on() {
             channel.wait(Some(Duration::from_secs(1))).expect("wait");
         }
     }
-    // The first stays with it, as any frame that it says nothing about.
+    // The client keeps the first frame, as any frame without a verdict.
     assert_eq!(decided, [2, 3]);
     assert_eq!(channel.held(), 1);
     drop(channel);

@@ -13,7 +13,7 @@ use towpath_ring::{AttachError, Config, Consumer};
 /// The user "nobody" of every Linux (linux/highuid.h, overflowuid).
 const NOBODY: u32 = 65534;
 
-/// What the engine wrote into the log.
+/// The lines that the engine logged.
 static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 struct Log;

@@ -1,5 +1,5 @@
-//! An engine and a client that do anything that they may, in any order, on one lane or two, with rings that grow or not; and an
-//! oracle that only remembers what was said about each frame.
+//! An engine and a client execute any permitted operations in any order, on one lane or two, with rings that grow or not. An oracle
+//! records the decision of each frame.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What is known about a frame that is out.
+/// The oracle's record of an outstanding frame.
 #[derive(Clone, Debug, Default)]
 struct Known {
     len: usize,
@@ -50,7 +50,7 @@ struct Known {
 #[derive(Default)]
 struct Oracle {
     out: BTreeMap<(u32, u32), Known>,
-    /// By lane: the number that comes next at the client.
+    /// By lane: the number that the client receives next.
     next: [u32; 2],
     /// Messages for the engine, oldest first.
     messages: Vec<Vec<u8>>,
@@ -170,7 +170,7 @@ fn run(lanes: u32, ops: Vec<Op>) {
             _ => {}
         }
     }
-    // Everything comes to an end.
+    // Drains all frames and messages.
     for _ in 0..200 {
         while let Some(frame) = client.try_recv().expect("received") {
             oracle.take(&client, &frame);

@@ -1,4 +1,4 @@
-//! What a producer may do with a slot, and what a header says.
+//! Slots: written in place, shortened or given up. The fields of headers.
 
 use crate::world::{self, assert_conserved, pair, pair_with};
 use towpath_ring::{Config, Credentials, Kind, Layers, Loss, Meta, Options, ReserveError, Verdict};
@@ -8,7 +8,7 @@ fn a_slot_is_filled_in_place_cut_or_given_up() {
     world::each(|| {
         let (_world, mut channel, mut client) = pair(Config { deadline: None, ..Config::default() });
         for reserved in [10, 64, 65, 5000] {
-            // Given up: no number is used, nothing is seen.
+            // A dropped slot uses no number, and the client receives nothing.
             channel.reserve(reserved).expect("room").write(&[1; 5]);
             assert!(client.try_recv().expect("received").is_none());
 
@@ -78,7 +78,7 @@ fn a_header_says_what_the_producer_said_and_what_was_lost() {
     });
 }
 
-/// The kernel's ring could be full with one frame held: ours lists it and goes on.
+/// The kernel's ring was full while one frame was held. This ring skips the frame and continues.
 #[test]
 fn a_full_ring_says_why() {
     world::each(|| {

@@ -156,7 +156,7 @@ fn a_message_larger_than_the_ring_comes_through_the_same_call() {
     });
 }
 
-/// The same call, the same content, the other way.
+/// The same call with the same content, in the other direction.
 #[test]
 fn a_message_larger_than_the_ring_goes_to_the_engine_through_the_same_call() {
     world::each_first(|| {

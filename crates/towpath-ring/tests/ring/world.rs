@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use towpath_ring::{Channel, Config, Consumer, Decision, Endpoint, Kind, Meta, Options, Seq, Verdict};
 
-/// More than any of this takes; nothing waits for it to pass.
+/// Upper bound of each wait. No test waits until it has passed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) struct World {
@@ -118,7 +118,7 @@ pub(crate) fn pair_with(config: Config, options: Options) -> (World, Channel, Co
 pub(crate) struct Process(Child);
 
 impl Process {
-    /// kill -9, and gone when this returns.
+    /// Kills the process with SIGKILL and waits for its exit.
     pub(crate) fn kill(&mut self) {
         self.0.kill().expect("kill");
         self.0.wait().expect("wait");
@@ -137,7 +137,7 @@ impl Drop for Process {
     }
 }
 
-/// Sends with back-pressure; decisions meanwhile go to `f`.
+/// Sends with back-pressure. Decisions that arrive meanwhile are passed to `f`.
 pub(crate) fn send(channel: &mut Channel, bytes: &[u8], mut f: impl FnMut(Seq, Decision<'_>)) -> Option<Seq> {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -147,7 +147,7 @@ pub(crate) fn send(channel: &mut Channel, bytes: &[u8], mut f: impl FnMut(Seq, D
             Err(_) => {}
         }
         assert!(Instant::now() < end, "the client gives nothing back: {:?}", channel.stats());
-        // What a poll has found may be the room that is needed: wait only when it found nothing.
+        // A verdict that the poll found may have freed the needed room: wait only if it found none.
         if channel.poll_verdicts(0, &mut f) == 0 {
             channel.wait(Some(PATIENCE)).expect("wait");
         }

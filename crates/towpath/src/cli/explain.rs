@@ -229,7 +229,7 @@ fn otherwise(
     };
     let through = matches!(explanation.verdict, Step::Divert(_) | Step::Tee(_) | Step::Reassemble);
     (end != explanation.verdict && !through)
-        .then(|| format!("with the states that there are the packet ends otherwise: {}", verdict(end)))
+        .then(|| format!("with the current states, the packet has another outcome: {}", verdict(end)))
 }
 
 impl Walked {

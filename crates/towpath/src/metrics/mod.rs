@@ -24,7 +24,7 @@ metrics! {
 /// How a group is rendered as a JSON object where that differs from names and values.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Layout {
-    /// The counters of the families `(stem, key)` are in objects of their own, under `key`. Their keys are the values of their labels.
+    /// The counters of the families `(stem, key)` are in separate objects, under `key`. Their keys are the values of their labels.
     pub families: &'static [(&'static str, &'static str)],
     /// Counters `(name, key)` that have another key.
     pub renamed: &'static [(&'static str, &'static str)],

@@ -87,7 +87,7 @@ mod tests {
                     text += &format!("| `{family}{suffix}` | {kind} | {help} |\n");
                     last = family;
                 }
-                // The drop reasons have a table of their own.
+                // The drop reasons have a separate table.
                 if let Some((label, value)) = row.label.filter(|_| !std::ptr::eq(table.rows, Drops::TABLE)) {
                     text += &format!("| `{label}=\"{value}\"` | | {} |\n", row.help);
                 }

@@ -1,4 +1,4 @@
-//! Authority of a worker process: the connections that it may send messages of its own to.
+//! Authority of a worker process: the connections to which it may send unrequested messages.
 //!
 //! What: a worker may answer each message once, and may send messages to the connections whose messages it received.
 //! [`Rights`] extend this. Answers need no entry here: the frames that a worker holds (`frame.rs`) permit them.

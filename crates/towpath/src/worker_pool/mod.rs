@@ -17,7 +17,7 @@
 //!   up in private memory (`process.rs`), and the payload is copied before it is examined.
 //! - No call here blocks on a peer. Channels, mapped memory and Unix sockets are closed by helper threads
 //!   ([`towpath_ring::reaper`]).
-//! - A worker answers a message once, and sends messages of its own only to connections that it received messages from
+//! - A worker answers a message once, and sends unrequested messages only to connections that it received messages from
 //!   (`authority.rs`). The first violation detaches it (`violation.rs`), and the slot is barred for a while.
 //! - A release takes effect after all replies that the worker wrote before it: releases are read first and
 //!   applied last.

@@ -1,4 +1,4 @@
-//! Conversations and malformed frames of real captures, against what Wireshark says of them.
+//! Conversations and malformed frames of real captures, compared with Wireshark's results.
 //!
 //! The captures are not part of the project: see `towpath_testenv::shared`.
 
@@ -13,9 +13,9 @@ use towpath_wire::{self as wire, Fragment, Malformed, proto};
 /// Why a count differs from Wireshark's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// A length field lies: the gate takes no packet for what it is not, Wireshark reads on and counts.
+    /// A length field is wrong: the gate rejects the packet, Wireshark continues and counts it.
     Lie,
-    /// The upper-layer header lies across two fragments: malformed for the gate, read after reassembly by Wireshark.
+    /// The upper-layer header is split over two fragments: malformed for the gate, read after reassembly by Wireshark.
     SplitHeader,
     /// A datagram that never becomes whole: it counts here with its first fragment, and not in Wireshark.
     Unreassembled,
@@ -48,7 +48,7 @@ const DIFFERENCES: &[(&str, Kind)] = &[
 
 /// The malformed frames of all captures, those in corrupt/ included.
 const MALFORMED: &[(&str, Malformed, usize)] = &[
-    // Frames of no bytes at all: 36 had none on the wire, one is said to have had 262,144.
+    // Frames without captured bytes: 36 have wire length 0, one has wire length 262,144.
     ("app/bgp/tcpdump__bgp_vpn_rt-oobr.pcap", Malformed::LinkCut, 36),
     ("app/bgp/tcpdump__bgp_vpn_rt-oobr.pcap", Malformed::CaptureCut, 1),
     ("corrupt/suriv__bug-6875-01__fuzz.pcap", Malformed::TcpDataOffset, 1),
@@ -114,7 +114,7 @@ fn truth(captures: &Path, file: &str) -> (u64, u64) {
     (tcp, udp)
 }
 
-/// What a replay of a capture saw.
+/// Results of the replay of a capture.
 #[derive(Default)]
 struct Seen {
     conversations: Conversations,
@@ -126,7 +126,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Whether the capture shows what `kind` is about.
+    /// Returns true if the capture has the property that `kind` describes.
     fn shows(&self, kind: Kind) -> bool {
         let any = |reasons: &[Malformed]| reasons.iter().any(|reason| self.malformed.contains_key(reason));
         match kind {
@@ -142,7 +142,7 @@ impl Seen {
 
 fn replay(path: &Path) -> Seen {
     let mut seen = Seen::default();
-    // Damaged files are among them: what can be read counts.
+    // Some files are damaged: the readable packets count.
     let Ok(mut port) = pcap::Reader::open(path) else { return seen };
     let mut burst = Burst::new(256);
     while !matches!(port.receive(&mut burst), Err(_) | Ok(Received::End)) {

@@ -1,7 +1,7 @@
 //! `towpath ctl` with a running `towpath replay`: queries, traces, and hostile clients.
 //!
-//! The engine runs for as long as its standard input, a capture, is open. Nothing here waits by the clock: what should
-//! come is asked for again until it is there.
+//! The engine runs for as long as its standard input, a capture, is open. No test waits for a fixed time: a query is
+//! repeated until it has the expected result.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use towpath_port::pcap::Reader;
 use towpath_port::{Burst, Port, Received};
 
-/// How often something is asked for until it is there. A process is started each time, so this takes minutes.
+/// Maximum number of repetitions of a query. Each one starts a process, so all of them take minutes.
 const TRIES: usize = 20_000;
 
 fn text(bytes: &[u8]) -> String {
@@ -123,7 +123,7 @@ impl Engine {
         found.unwrap_or_else(|| panic!("it never came to this: {}", self.ring()))
     }
 
-    /// Ends the capture; the report, and what was said meanwhile.
+    /// Ends the capture. Returns the report and the standard error output.
     fn finish(mut self) -> (Value, String) {
         self.capture = None;
         let mut said = String::new();
@@ -135,7 +135,7 @@ impl Engine {
         (serde_json::from_str(&report).unwrap(), said)
     }
 
-    /// Says these bytes on a connection of their own and nothing more; the answers that are JSON.
+    /// Sends these bytes on a separate connection. Returns the answers that are JSON.
     fn say(&self, bytes: &[u8]) -> Vec<Value> {
         let mut stream = UnixStream::connect(self.socket()).unwrap();
         stream.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
@@ -163,7 +163,7 @@ impl Drop for Engine {
     }
 }
 
-/// A request as it stands in docs/book/src/reference/ctl.md.
+/// Encodes a request (docs/book/src/reference/ctl.md, "Protocol").
 fn request(object: &Value) -> Vec<u8> {
     let object = object.to_string();
     [&(object.len() as u32 + 1).to_le_bytes()[..], &[1], object.as_bytes()].concat()
@@ -207,7 +207,7 @@ fn rings_and_frames_of_an_inspector_that_holds() {
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("there is no channel 7"), "{}", text(&output.stderr));
 
-    // Killed, it is still shown, and what it had was decided.
+    // The ring of a killed inspector is still shown, and its frames were decided.
     kill(ring["pid"].as_u64().unwrap(), "-KILL");
     let ring = engine.until_ring(|ring| !ring["gone"].is_null());
     assert_eq!((ring["depth"].clone(), ring["defaults"]["drained"].clone()), (json!(0), json!(8)));
@@ -265,7 +265,7 @@ fn a_trace_that_nobody_reads_slows_nobody_and_one_that_is_killed_ends() {
     }
     let ring = engine.until_ring(|ring| ring["published"].as_u64() >= Some(200_100) && ring["traces"] == 1);
     assert_eq!(ring["lost"]["no_room"], 0);
-    // When the capture ends, it is told how much it missed.
+    // At the end of the capture, the client gets the number of missed packets.
     engine.capture = None;
     let mut said = Vec::new();
     silent.read_to_end(&mut said).unwrap();
@@ -297,12 +297,12 @@ fn garbage_on_the_socket_is_answered_or_closed_and_the_engine_goes_on() {
         assert_eq!((&answer["answer"], &answer["code"]), (&json!("error"), &json!(code)), "{answer}");
         assert!(answer["message"].as_str().unwrap().contains(words), "{answer}");
     }
-    // Half a request, and then the end: nothing to answer.
+    // Half a request, then the end of the stream: no answer.
     assert_eq!(engine.say(&request(&json!({"towpath": 1, "do": "show-rings"}))[..20]), Vec::<Value>::new());
     // Many requests in succession.
     let many = request(&json!({"towpath": 1, "do": "show-rings"})).repeat(200);
     assert_eq!(engine.say(&many).len(), 200);
-    // Noise, as it comes.
+    // Random bytes.
     let mut noise: u64 = 0x9e37_79b9_7f4a_7c15;
     for _ in 0..300 {
         let bytes: Vec<u8> = (0..noise % 700)
@@ -323,7 +323,7 @@ fn garbage_on_the_socket_is_answered_or_closed_and_the_engine_goes_on() {
 fn hundreds_of_connections_get_an_answer_or_a_refusal() {
     let mut engine = Engine::start(&["--queue", "1=towpath inspect --queue 1 --match x --verdict drop"]);
     let ask = request(&json!({"towpath": 1, "do": "show-rings"}));
-    // They connect and say nothing; the first ones keep their places.
+    // Clients that connect and send nothing; the first ones keep their slots.
     let silent: Vec<UnixStream> = (0..300).map_while(|_| UnixStream::connect(engine.socket()).ok()).collect();
     assert!(silent.len() > 64, "{}", silent.len());
     let answers = engine.say(&ask);
@@ -343,7 +343,7 @@ fn who_may_not_is_refused_and_named_in_the_log() {
     let engine = Engine::start(&[]);
     // The program where everybody can run it, and a socket that lets everybody in but for the engine's word.
     let program = engine.directory.path().join("towpath");
-    // By a process: a child that another test makes meanwhile would hold it open for writing here.
+    // Copied by another process: a child that another test forks meanwhile would keep this process's descriptor open for writing.
     let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_towpath")).arg(&program).status().unwrap();
     assert!(copied.success());
     for (path, mode) in [(engine.directory.path(), 0o755), (&program, 0o755), (&engine.socket(), 0o666)] {
@@ -452,7 +452,7 @@ fn rules_tables_and_settings_change_while_it_runs() {
     assert_eq!(ok("add 150 deny tcp from any to any 25"), "+ 00150 deny tcp from any to any 25\n");
     assert_eq!(ok("ipfw -q add 160 set 3 count ip from any to any"), "+ 00160 count ip from any to any\n");
     assert_eq!(ok("ipfw -S list 160"), "00160 set 3 count ip from any to any\n");
-    // All or nothing, and every error with its place.
+    // All commands or none take effect; every error has its position.
     let (code, _, err) = said("add 170 alow ip from any to any");
     assert_eq!(
         (code, err.as_str()),
@@ -485,7 +485,7 @@ fn rules_tables_and_settings_change_while_it_runs() {
         let answer: Value = serde_json::from_str(&ok(words)).unwrap();
         assert!(!answer[what].is_null(), "{words}: {answer}");
     }
-    // What only shows something shows it, in either words.
+    // Commands that only show, in the words of ctl and of ipfw.
     assert_eq!(ok("table T lookup 10.1.2.3"), "10.1.0.0/16 7\n");
     assert_eq!(ok("ipfw table T lookup 10.2.0.1"), "10.0.0.0/8 5\n");
     assert_eq!(
@@ -528,7 +528,7 @@ fn rules_tables_and_settings_change_while_it_runs() {
     assert_eq!(ok("sysctl net.inet.ip.fw.dyn_max=77"), "net.inet.ip.fw.dyn_max: 1048576 -> 77\n");
     assert_eq!(ok("sysctl dyn_max"), "net.inet.ip.fw.dyn_max: 77\n");
     assert!(said("sysctl dyn_mx=1").2.contains("there is no setting `dyn_mx`; did you mean `dyn_max`?"));
-    // All that is asked for, in its order; and nothing when one of them is wrong.
+    // All requested settings, in the given order; none if one of them is wrong.
     assert_eq!(
         ok("sysctl dyn_max dyn_udp_lifetime=11 dyn_udp_lifetime"),
         "net.inet.ip.fw.dyn_max: 77\nnet.inet.ip.fw.dyn_udp_lifetime: 10 -> 11\nnet.inet.ip.fw.dyn_udp_lifetime: 11\n"
@@ -579,7 +579,7 @@ fn events_come_as_they_happen() {
     // It is not known when it watches: packets come until it has seen enough.
     while watching.try_wait().unwrap().is_none() {
         engine.packets(1);
-        // Slowly: of a flow that has a state already no event comes, and there are 60,000 flows.
+        // Slowly, because a flow that already has a state causes no event, and there are 60,000 flows.
         engine.ctl(&["show", "stats"]);
     }
     let mut lines = String::new();

@@ -1,5 +1,5 @@
-//! The rule files of `examples/rules`: what ipfw does with each packet of their captures, as `NAME.expected` says, and
-//! the commands of their README as a reader would type them.
+//! The rule files of `examples/rules`: the outcome of each packet of their captures, as in `NAME.expected`, and the commands of
+//! their README.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -101,7 +101,7 @@ impl Example {
         frames
     }
 
-    /// Per packet: its stops as they are written, and what it is.
+    /// Per packet: its steps through the rules, and its description.
     fn expected(&self) -> Vec<(Vec<String>, String)> {
         let text = fs::read_to_string(self.path("expected")).unwrap();
         let rows = text.lines().filter(|line| !line.starts_with('#')).enumerate();
@@ -114,7 +114,7 @@ impl Example {
         .collect()
     }
 
-    /// What the README's inspector of a queue looks for, and drops.
+    /// The pattern that the README's inspector of a queue drops.
     fn dropped_by(&self, queue: &str) -> &str {
         let (_, command) = self.flags("--queue").find(|(number, _)| *number == queue).expect("a --queue");
         let words: Vec<_> = command.split(' ').collect();
@@ -123,7 +123,7 @@ impl Example {
     }
 }
 
-/// What stands around the gate.
+/// The environment of the gate: ports and routes.
 struct World {
     cap0: PortId,
     vlans: BTreeMap<u16, PortId>,
@@ -145,7 +145,7 @@ impl World {
     }
 }
 
-/// Every stop of a packet whose inspectors let it pass: the way in, then the way out if there is a route.
+/// Every step of a packet whose inspectors pass it: direction `in`, then direction `out` if there is a route.
 fn stops(gate: &mut Gate, world: &World, packet: &Packet<'_>, now: Time) -> Vec<String> {
     let arrival = world.arrival(packet);
     let mut stops = Vec::new();
@@ -158,7 +158,7 @@ fn stops(gate: &mut Gate, world: &World, packet: &Packet<'_>, now: Time) -> Vec<
     stops
 }
 
-/// One walk to its end; false when the packet is gone.
+/// Continues a walk to its end. Returns false if the packet was dropped or rejected.
 fn walk(gate: &mut Gate, mut walk: Walk, packet: &Packet<'_>, now: Time, stops: &mut Vec<String>) -> bool {
     loop {
         let step = gate.walk(&mut walk, packet, now);

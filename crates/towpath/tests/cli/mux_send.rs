@@ -227,7 +227,7 @@ fn killed_worker(mux: &Mux) {
     let mut other = mux.connect();
     ask(&mut other, 1, 200_000);
     assert_ne!(answer(&mut other, 1, 200_000), worker, "another one sits there");
-    // The process is gone; its leased memory is not.
+    // The process has exited; its leased memory stays mapped.
     let workers: Vec<_> = asked[1..].iter().map(|&(number, len)| answer(&mut stuck, number, len)).collect();
     assert!(workers.contains(&worker), "what it had answered is there");
     asker.join().expect("everything was read");

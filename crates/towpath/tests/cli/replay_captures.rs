@@ -51,7 +51,7 @@ impl Bench {
         self.towpath(args).output().expect("the program starts")
     }
 
-    /// The report of a replay, and what it says beside.
+    /// The report of a replay, and its standard error output.
     fn replay(&self, args: &[&str]) -> (Value, String) {
         let output = self.run(&[&["replay", "--rules", "rules.ipfw", "--json"][..], args].concat());
         let said = String::from_utf8(output.stderr).unwrap();
@@ -135,7 +135,7 @@ fn one_wrong_stamp_ruins_nothing() {
     }
 }
 
-/// Twenty flows, 100 s apart: each state has ended when the next but one is made. So it is, whatever the captures' order.
+/// Twenty flows, 100 s apart: each state has expired before the second next one is made, in any order of the captures.
 #[test]
 fn every_capture_has_its_own_clock() {
     let bench = Bench::new("add allow udp from any to any keep-state\n");
@@ -227,7 +227,7 @@ fn a_packet_of_a_pipe_is_explained_when_it_comes() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // Held open: the capture goes on, only nothing comes.
+    // The pipe stays open: the capture has not ended, but no more data arrives.
     let mut pipe = explain.stdin.take().unwrap();
     pipe.write_all(&fs::read(bench.path("in.pcap")).unwrap()).unwrap();
     let deadline = Instant::now() + Duration::from_secs(120);

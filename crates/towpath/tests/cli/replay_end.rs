@@ -11,7 +11,7 @@ use towpath_port::pcap::{Reader, Writer};
 use towpath_port::{Burst, Port, Received};
 use towpath_ring::Consumer;
 
-/// A replay whose directories for the time being are in one of the test's.
+/// A replay whose temporary directories are in a directory of the test.
 struct Replay {
     directory: tempfile::TempDir,
     child: Child,
@@ -50,7 +50,7 @@ impl Replay {
         (socket.into(), Pid::from_raw(pid.parse().unwrap()).unwrap())
     }
 
-    /// Tells it to end. It says which signal that was, and has left nothing.
+    /// Sends the signal. The replay reports its name and leaves no file.
     fn end(self, signal: Signal, name: &str) {
         // A signal that was ignored when the tests began (nohup(1), a shell's `&`) stays ignored.
         let (signal, name) = if is_ignored(signal) { (Signal::TERM, "SIGTERM") } else { (signal, name) };

@@ -1,4 +1,4 @@
-//! `towpath replay --states-out` and `--states-in`: a run that goes on where another one ended.
+//! `towpath replay --states-out` and `--states-in`: a run that continues where another one ended.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The states of TCP connections in real captures, against what Wireshark says of them.
+//! The states of TCP connections in real captures, compared with Wireshark's results.
 //!
 //! The captures are not part of the project: see `towpath_testenv::shared`.
 
@@ -14,13 +14,13 @@ use towpath_wire::{self as wire, Fragment, Packet, Time, proto, tunnel};
 /// Why connections of a capture differ from Wireshark's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// The TCP header lies across two fragments: Wireshark reads it after reassembly.
+    /// The TCP header is split over two fragments: Wireshark reads it after reassembly.
     SplitHeader,
     /// Wireshark counts the TCP header that an ICMP error quotes.
     Quote,
     /// IPv6 in IPv4, whose TCP Wireshark ascribes to the outer addresses.
     Outer,
-    /// A length field lies: the gate takes no packet for what it is not, or Wireshark does not.
+    /// A length field is wrong: the gate or Wireshark rejects the packet.
     Lie,
 }
 
@@ -45,11 +45,11 @@ enum Misfit {
     Gap,
     /// The capture has them in another order than they were sent.
     Order,
-    /// They are really none: forged, or sent by a host that had forgotten the connection.
+    /// Segments that do not belong to the connection: forged, or sent by a host that has forgotten it.
     Stray,
 }
 
-/// The captures with such segments, and how many.
+/// The captures with such segments, and their number.
 const MISFITS: &[(&str, Misfit, usize)] = &[
     ("app/kafka/arkime__kafka.pcap", Misfit::Gap, 1),
     ("app/ldap/zeek__gap-data-missing.pcapng", Misfit::Gap, 10),
@@ -203,7 +203,7 @@ fn read_truth(path: &Path) -> BTreeMap<(SocketAddr, SocketAddr), Connection> {
 
 /// Every TCP segment of a capture that has its header, also in tunnels, and its time.
 fn for_each_segment(path: &Path, mut segment: impl FnMut(&Packet<'_>, Time)) {
-    // Damaged files are among them: what can be read counts.
+    // Some files are damaged: the readable packets count.
     let Ok(mut port) = pcap::Reader::open(path) else { return };
     let mut burst = Burst::new(256);
     while !matches!(port.receive(&mut burst), Err(_) | Ok(Received::End)) {

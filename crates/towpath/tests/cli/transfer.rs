@@ -97,7 +97,7 @@ fn a_file_arrives_whole_whichever_way_it_goes() {
         let compare = more.contains(&"compare");
         let zerocopy = more.contains(&"zerocopy") && len > 100_000 || compare;
         if more.is_empty() {
-            // What takes a second is a reason to try whether the kernel still copies.
+            // A transfer of more than a second probes again whether the kernel copies.
             assert_eq!(ways("zerocopy_bytes"), ways("copied_bytes"), "{report}");
             assert!(report["plain"]["copying"].as_u64() > Some(0), "{report}");
         } else {
@@ -176,7 +176,7 @@ fn a_stranger_at_the_other_end_is_told() {
     for (says, expected) in [
         (&b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"[..], "it is no `towpath recv`"),
         (b"", "without an answer"),
-        // A receiver that says that it goes on, and then that its disk is full.
+        // A receiver that sends keepalives, then reports a full disk.
         (b"\0\0\0twprecv1\x02\0\0\0\0\0\0\0aaaaaaaabbbbbbbbcccccccc", "the receiver's disk is full"),
         (b"\0\0\0twprecv1\x02", "its answer is cut short"),
         (b"\0\0", "without an answer"),
@@ -232,7 +232,7 @@ fn a_receiver_that_is_killed_leaves_nothing_behind() {
     receiver.child.kill().expect("it runs");
     receiver.child.wait().expect("its end");
     let left: Vec<_> = std::fs::read_dir(directory.path()).expect("a directory").collect();
-    // A file system without nameless files keeps what a killed program had.
+    // On a file system without O_TMPFILE, the file of a killed program remains.
     if makes_nameless_files(directory.path()) {
         assert!(left.is_empty(), "{left:?}");
     }

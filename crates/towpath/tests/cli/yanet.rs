@@ -2,9 +2,8 @@
 //! them.
 //!
 //! - Ports: every logicalPort of controlplane.conf is a `--port NAME=vlan:ID`; a packet enters on the VLAN it carries.
-//! - No `--route`: their router asks the rules once, where a packet comes in (logicalPort, then acl, then the routes).
-//!   With routes here it would go through them again with direction out, where `via lp0.200` means the port that it
-//!   leaves by: another question than the case asks.
+//! - No `--route`: their router evaluates the rules once, on input (logicalPort, then acl, then the routes). With routes, Towpath
+//!   would evaluate them again with direction out, where `via lp0.200` means the sending port: a different test.
 //! - One replay for the steps between two resets (a subtest, a reload, clearFWState), so that they share the states.
 //!   The captures have no times to speak of: the steps get some, a tenth of a second apart, and sleeps are added.
 //! - Compared is the IP packet without TTL and IPv4 header checksum; MAC addresses and VLAN lie outside of it.
@@ -19,7 +18,7 @@ use serde_json::Value;
 use towpath_port::{Burst, Frame, Port, Received, pcap};
 use towpath_wire::{self as wire, Addresses, LinkType};
 
-/// Steps that say nothing about a gate: the word, and why.
+/// Steps that do not concern a gate: the word, and the reason.
 const WITHOUT_MEANING: [(&str, &str); 3] = [
     ("ipv4Update", "their routes: all packets of the family have one"),
     ("ipv6Update", "their routes: all packets of the family have one"),
@@ -114,7 +113,7 @@ impl Run {
         runs
     }
 
-    /// What the steps give that was not expected, and what they do not.
+    /// Unexpected results of the steps, and missing ones.
     fn differences(&self) -> Vec<String> {
         let config: Value = serde_json::from_str(&fs::read_to_string(&self.config).unwrap()).unwrap();
         let modules = config["modules"].as_object().unwrap();
@@ -140,7 +139,7 @@ impl Run {
             String::from_utf8_lossy(&output.stderr)
         );
 
-        // Their router keeps what is sent to itself.
+        // Their router does not forward packets to its own addresses.
         let own: BTreeSet<IpAddr> =
             of_type("route").flat_map(|(_, route)| own_addresses(&route["interfaces"])).collect();
         let passed = frames(&out);
@@ -216,7 +215,7 @@ fn frames(path: &Path) -> Vec<(u64, Vec<u8>)> {
     frames
 }
 
-/// What a router keeps of a packet.
+/// The parts of a packet that a router does not change.
 struct Kept {
     to: IpAddr,
     bytes: Vec<u8>,

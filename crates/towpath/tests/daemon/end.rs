@@ -1,4 +1,4 @@
-//! The end of `towpath run`: what inspectors have is waited for, unless it is told to end once more.
+//! The end of `towpath run`: the engine waits for the inspectors' verdicts, until a second signal.
 
 use std::net::UdpSocket;
 use std::process::{Command, Stdio};
@@ -11,7 +11,7 @@ use towpath_ring::Consumer;
 use crate::bridged::BRIDGE;
 use crate::support::Control;
 
-/// Much longer than an end takes that waits for nothing, much shorter than the inspector is waited for.
+/// Much longer than an end without a wait, much shorter than the wait for the inspector.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const WAITS: &str = r#"
@@ -51,7 +51,7 @@ fn a_second_signal_waits_for_no_inspector() {
             UdpSocket::bind("10.0.0.1:0").unwrap().send_to(b"held", "10.0.0.2:9").unwrap();
         });
         until(|| control.json("show queues --json")["queues"][0]["open"].as_u64() > Some(0));
-        // The first one may not have been heard yet when the second comes: then it takes a third.
+        // If the engine has not handled the first signal when the second arrives, a third is necessary.
         let begun = Instant::now();
         while engine.try_wait().unwrap().is_none() {
             if begun.elapsed() > PATIENCE {

@@ -1,5 +1,5 @@
-//! `towpath run` at its limits: descriptors, places for traces, room in an interface, its own end. What found no room is waited for or
-//! counted, and room that is there again is used.
+//! `towpath run` at its limits: descriptors, places for traces, room in an interface, its own end. The engine waits for room or
+//! counts the loss, and uses room that becomes free.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::UdpSocket;
@@ -22,12 +22,12 @@ struct Engine {
 }
 
 impl Engine {
-    /// With these words of a shell before it.
+    /// Starts the engine in a shell, after the commands `before`.
     fn start(directory: &Path, config: &str, before: &str) -> Self {
         Self::try_start(directory, config, before).unwrap_or_else(|said| panic!("{said:?}"))
     }
 
-    /// What it said when it cannot be started.
+    /// Starts the engine. On an error, returns its output.
     fn try_start(directory: &Path, config: &str, before: &str) -> Result<Self, Vec<String>> {
         std::fs::write(directory.join("t.toml"), config).unwrap();
         std::fs::write(directory.join("r.ipfw"), "add 100 allow ip from any to any\n").unwrap();
@@ -56,7 +56,7 @@ impl Engine {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Stops it; what it said that was not taken before.
+    /// Stops it. Returns the rest of its output.
     fn stop(mut self) -> Vec<String> {
         self.signal(Signal::TERM);
         assert!(self.child.wait().unwrap().success());
@@ -73,7 +73,7 @@ fn who_finds_no_descriptor_waits_for_one() {
         let directory = tempfile::tempdir().unwrap();
         let engine = Engine::start(directory.path(), BRIDGE, "ulimit -n 64;");
         let socket = directory.path().join("ctl.sock");
-        // More than there is room for, whatever else it has open: the last of them wait.
+        // More connections than free descriptors: the last ones wait.
         let clients: Vec<_> = (0..60).map(|_| UnixStream::connect(&socket).unwrap()).collect();
         let waits = |what: &str| {
             until(|| {
@@ -89,14 +89,14 @@ fn who_finds_no_descriptor_waits_for_one() {
             .unwrap();
         waits("ctl.sock.ring: ");
         drop(clients);
-        // It is served; or let in when there was a descriptor for its connection and none yet for its rings, and told so.
+        // The dump is served, or refused if a descriptor was free for its connection but not for its rings.
         let output = dump.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() || said.contains("Too many open files"), "{said}");
         until(|| engine.control.ctl("dump states").status.success());
         assert!(engine.control.ctl("show rules").status.success());
         let said = engine.stop();
-        // It was told at most once for each power of two of the seconds that it lasted.
+        // The wait was logged at most once for each power of two of its seconds.
         assert!(said.iter().filter(|line| line.contains("connections wait")).count() < 20, "{said:?}");
     });
 }
@@ -109,7 +109,7 @@ fn a_trace_whose_client_is_gone_leaves_its_place() {
         veth("lan", "r0");
         let directory = tempfile::tempdir().unwrap();
         let engine = Engine::start(directory.path(), BRIDGE, "");
-        // Of a rule that nothing ever matches: nothing comes that could find the client gone.
+        // Traces of a rule that matches no packet: no packet shows that a client is gone.
         let trace = |number: u32| {
             let capture = directory.path().join(format!("{number}.pcapng"));
             let child = Command::new(env!("CARGO_BIN_EXE_towpath"))
@@ -123,7 +123,8 @@ fn a_trace_whose_client_is_gone_leaves_its_place() {
         for round in 0..3 {
             let traces: Vec<_> = (0..8).map(|at| trace(8 * round + at)).collect();
             for (at, (mut child, capture)) in traces.into_iter().enumerate() {
-                // It is there when it may write. One that came before it was noticed that another is gone is refused, and comes again.
+                // The trace runs when it has written its file. It is refused while the engine has not noticed that another client is gone,
+                // and then tries again.
                 until(|| {
                     if child.try_wait().unwrap().is_some() {
                         let mut said = String::new();
@@ -153,7 +154,7 @@ fn what_a_tun_interface_has_no_room_for_is_counted() {
         let socket = UdpSocket::bind("10.7.0.1:0").unwrap();
         engine.signal(Signal::STOP);
         for _ in 0..5000 {
-            // A sender that is too fast is told so; that packet never came to the interface.
+            // send(2) may fail with ENOBUFS; that packet never reached the interface.
             let _ = socket.send_to(&[7; 100], "10.7.0.2:9");
         }
         engine.signal(Signal::CONT);
@@ -171,7 +172,7 @@ fn what_a_tun_interface_has_no_room_for_is_counted() {
     });
 }
 
-/// The fail policy of an AF_XDP port that says nothing about it: open.
+/// The default fail policy of an AF_XDP port: open.
 #[towpath_testenv::needs(netns, xdp)]
 #[test]
 fn the_stack_has_the_packets_when_an_engine_with_af_xdp_was_killed() {

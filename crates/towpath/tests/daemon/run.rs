@@ -58,7 +58,7 @@ fn the_examples_start() {
             let (config, muxes) = (path("t.toml"), text.matches("\n[mux.").count());
             std::fs::write(&config, text).unwrap();
             std::fs::create_dir(path("keys")).unwrap();
-            // The workers have a user of their own.
+            // The workers have a separate user.
             std::fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
             std::fs::set_permissions(path("keys"), Permissions::from_mode(0o1777)).unwrap();
             let rules = example.with_extension("ipfw");
@@ -450,7 +450,7 @@ fn what_cannot_be_had_is_named() {
 fn a_reload_is_heard_while_it_starts() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
-    // The inspector has a user of its own.
+    // The inspector has a separate user.
     std::fs::set_permissions(directory.path(), Permissions::from_mode(0o777)).unwrap();
     mknodat(CWD, path("in.pcap"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     std::fs::write(path("r"), "add inspect 1 ip from any to any\n").unwrap();

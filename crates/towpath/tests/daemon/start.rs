@@ -88,7 +88,7 @@ fn a_stop_is_heard_before_everybody_has_attached() {
         let mux = "[mux.web]\nlisten = \"127.0.0.1:0\"\nframing = \"line\"\nworkers = 1\nworker = ";
         for more in ["[queue.1]\ncommand = ", mux] {
             let directory = tempfile::tempdir().unwrap();
-            // The program has a user of its own.
+            // The program has a separate user.
             std::fs::set_permissions(directory.path(), Permissions::from_mode(0o777)).unwrap();
             // It never attaches, and says that it is there.
             let command = format!("sh -c 'touch {}/there; exec sleep 1000'", directory.path().display());

@@ -28,7 +28,7 @@
 //!   last look there was a moment in which the flow had no entry (1): the lookup took place then.
 //! - The entry migrates. If the reader reads the old line first, it finds the entry there. If it reads the line after
 //!   the entry was removed, the entry was in the new index before (2). The reader, which sees the line's mark or the
-//!   missing tag, also sees what was stored before it: that there is a next index, and the entry in it.
+//!   missing tag, also sees the earlier stores: the next index exists, and has the entry.
 //! - The tag is from one entry, the slot number from its successor at the same position: the key differs (4).
 
 use std::sync::{Arc, OnceLock};

@@ -1,7 +1,7 @@
 //! Slots: fixed memory for states. A slot is allocated once and then holds a state or is free.
 //!
 //! What: a slot is one cache line of atomic words for IPv4 and two for IPv6, and one word of metadata. The second
-//! lines are in an allocation of their own, so that the lines that a lookup needs are adjacent. Slots are numbered.
+//! lines are in a separate allocation, so that the lines that a lookup needs are adjacent. Slots are numbered.
 //! They come in chunks, each as large as all before it, so that the number determines the address and no slot ever
 //! moves. Free slots form a stack (Treiber 1986) whose head contains a count of pops. When it is empty, the next slot
 //! that was never used is taken.

@@ -1,7 +1,7 @@
 //! The model of dynamic states: a list that is slow and obviously correct.
 //!
 //! [`super::ops`] compares the table with it after every operation. The model shares no code with the table except
-//! TCP windows, which have tests of their own.
+//! TCP windows, which have separate tests.
 
 mod packet;
 

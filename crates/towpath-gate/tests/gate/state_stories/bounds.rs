@@ -234,7 +234,7 @@ fn removed_states_are_stale_at_once_and_unlinked_later() {
     assert_eq!(other.lookup_burst(packets, Lookup::Any, world.now, &mut hits), 2);
     assert_eq!(hits.map(|hit| hit.map(|hit| hit.rule.0)), [None, Some(2)]);
     assert!(!other.remove(&udp(1, 6, 2, 53), Name::DEFAULT, world.now));
-    // Another state takes its place. The rule's new states are like those of others.
+    // Another state uses its slot. New states of the rule are like those of other rules.
     assert_eq!(world.keep(udp(1, 9, 2, 53), 7), Ok(Installed::New));
     assert_eq!(world.keep(udp(1, 12, 2, 53), 1), Ok(Installed::New));
     assert_eq!(world.states.count_of(RuleId(1)), 1);
@@ -284,7 +284,7 @@ fn removed_states_release_all_bounds() {
         assert_eq!(shared(&mut world, port, 2), Ok(Installed::New));
     }
     assert!(shared(&mut world, 5, 2).is_err());
-    // The shared parent goes with its states; the rule's own parent needs its place.
+    // The shared parent is removed with its states; the rule's own parent needs its slot.
     world.states.remove_where(|_| true);
     world.wait(5);
     assert_eq!(world.limit(udp(3, 1, 2, 53), 3, LimitMask::SRC_ADDR, 1), Ok(Installed::New));

@@ -691,7 +691,7 @@ fn a_dump_continues_at_its_cursor() {
         world.keep(udp(9, other, 2, 53), other.into()).unwrap();
         world.keep(v6(other), other.into()).unwrap();
         world.states.remove_where(|rule| rule.0 == u32::from(other) - 2);
-        // Reuses the slots: otherwise there is always one more behind the cursor.
+        // Reuses the slots. Otherwise there would always be another slot after the cursor.
         world.states.expire_all(world.now);
     }
     for entry in &throughout {

@@ -76,7 +76,7 @@ pub(super) fn merge(parts: Vec<Option<Vec<Port>>>) -> Option<Vec<Port>> {
     })
 }
 
-/// The counters of a port: those of its losses are in a list of their own.
+/// The counters of a port: those of its losses are in a separate list.
 const STATS: Layout = Layout { families: &[("dropped", "lost")], renamed: &[], moved: &[], hidden: &[] };
 
 /// A live port.

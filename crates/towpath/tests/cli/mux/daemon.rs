@@ -97,7 +97,7 @@ impl Mux {
         self.ended()
     }
 
-    /// As above, if it was told to end before: a second signal would not wait.
+    /// As above, if the signal was sent before: a second signal would end the drain.
     pub(crate) fn ended(mut self) -> (Option<i32>, String) {
         let mut errors = String::new();
         self.stderr.read_to_string(&mut errors).expect("text");

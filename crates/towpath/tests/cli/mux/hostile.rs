@@ -1,4 +1,4 @@
-//! Workers that exceed their authority, beside an honest worker and an honest client, which lose nothing.
+//! Workers that exceed their authority cause no loss for an honest worker and an honest client.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -22,7 +22,7 @@ impl Scene {
         Self { mux, control, _directory: directory }
     }
 
-    /// Two workers. Each of the two clients has a worker of its own.
+    /// Two workers. Each of the two clients has a separate worker.
     fn with_two(more: &[&str]) -> (Self, Client, Client) {
         // A message that makes its worker exceed its authority is not given to the other one.
         let alone = ["--workers", "2", "--order", "sticky", "--redeliver", "0", "--undone", "keep"];
@@ -107,7 +107,7 @@ fn a_worker_that_exceeds_its_authority_is_detached_alone() {
         assert!(line.contains(&format!("process {}: ", bad.worker)), "{attack}: {line}");
         assert!(line.contains("another one is started in 1000 ms"), "{attack}: {line}");
         good.check(attack);
-        // The connection of the detached worker goes on with another one.
+        // The connection of the detached worker continues with another worker.
         let again = ask(&mut bad.stream, b"still here");
         assert_eq!(split(&again).1, b"still here", "{attack}");
         assert_ne!(split(&again).0, bad.worker, "{attack}");
@@ -193,7 +193,7 @@ fn a_message_without_a_connection_needs_the_right_in_connected_mode() {
     }
 }
 
-/// Answers of megabytes, many at once: the front copies a bounded number of bytes before it serves the other worker.
+/// Many answers of megabytes at a time: the pool copies a bounded number of bytes before it serves the other worker.
 #[test]
 fn huge_answers_delay_nothing_of_another_worker() {
     let (scene, mut bad, mut good) = Scene::with_two(&[]);

@@ -24,7 +24,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// An inspector among this crate's examples, which cargo builds beside the tests.
+/// An inspector of this crate's examples, which cargo builds with the tests.
 pub(crate) fn troublesome(words: &str) -> String {
     let program = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples").join("troublesome");
     assert!(program.exists(), "{} is missing: `cargo test -p towpath` builds it", program.display());

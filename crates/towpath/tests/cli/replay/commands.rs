@@ -1,4 +1,4 @@
-//! Commands beside it that read rules or say what there is: explain, check, man pages.
+//! Other commands that read rules, and the man pages: explain, check.
 
 use std::fs;
 
@@ -51,9 +51,9 @@ fn explain_says_what_a_rule_does_and_why() {
     .unwrap();
     assert!(explain(&[]).contains("note: there are no states before a packet in words"), "{}", explain(&[]));
     let full = explain(&["--capture", capture]);
-    assert!(full.contains("note: with the states that there are the packet ends otherwise: drop"), "{full}");
+    assert!(full.contains("note: with the current states, the packet has another outcome: drop"), "{full}");
     let beside = explain(&["--capture", capture, "--packet", "1", "--json"]);
-    assert!(beside.contains("ends otherwise"), "{beside}");
+    assert!(beside.contains("has another outcome"), "{beside}");
     fs::write(bench.path("rules.ipfw"), "add allow udp from any to any set-limit src-port 1\n").unwrap();
     assert!(!explain(&[]).contains("note:"), "{}", explain(&[]));
     fs::write(bench.path("rules.ipfw"), "add check-state\nadd allow udp from any to any record-state\n")
@@ -100,7 +100,7 @@ fn check_names_what_is_covered_unused_and_changed() {
     assert_eq!(json["changes"]["added"].as_array().unwrap().len(), 2, "{json}");
 }
 
-/// What `check` prints is a rule file that says the same, tables, labels and sets included; and every error has its place.
+/// `check` prints an equivalent rule file, including tables, labels and sets. Every error has its position.
 #[test]
 fn check_prints_the_whole_file_and_names_every_error() {
     let rules = "ipfw -q table t create type addr valtype skipto,tag limit 9\ntable t add 10.0.0.0/8 :end,7\n\

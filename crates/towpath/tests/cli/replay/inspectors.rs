@@ -1,4 +1,4 @@
-//! Inspectors: what they replace, how they share a queue, and what it costs when they go wrong.
+//! Inspectors: replacements, shared queues, and the effects of faulty inspectors.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ fn a_replaced_payload_goes_out_and_the_rest_stays() {
     let report = bench.report(&capture, &["--out", out.to_str().unwrap(), "--queue", &queue]);
     assert_eq!(number(&report["queues"][0], "replaced"), 50);
     for (before, after) in frames(&capture).iter().zip(frames(&out)) {
-        // The test's own packets had no IPv4 checksum; what goes out again has one.
+        // The packets of the test have no IPv4 checksum; replaced packets have one.
         assert_eq!((&before[..24], &before[26..34]), (&after[..24], &after[26..34]));
         assert_ne!(after[24..26], [0, 0]);
         assert_eq!(before[42..].to_ascii_uppercase(), after[42..]);
@@ -144,7 +144,8 @@ fn what_one_of_several_inspectors_had_goes_to_another() {
     let capture = bench.path("in.pcap");
     udp_capture(&capture, 5_000, 100);
     let stays = "1=towpath inspect --queue 1 --match payload --verdict pass";
-    // By flow each has its share however fast the other is; the first of the least loaded has the first packet, and no more is sure.
+    // With `flow`, each inspector gets its share, whatever the speed of the other. With `least`, only the receiver of the first packet
+    // is certain.
     for (dies, policy) in [("die 300", "1=fanout:flow"), ("die 0", "1=fanout:least")] {
         let dies = format!("1={}", troublesome(dies));
         let report = bench.report(&capture, &["--queue", &dies, "--queue", stays, "--queue-policy", policy]);
@@ -152,7 +153,7 @@ fn what_one_of_several_inspectors_had_goes_to_another() {
         assert!(number(&report["queues"][0], "redelivered") > 0, "{policy}: {report}");
     }
     let dies = format!("1={}", troublesome("die 300"));
-    // Two that die take their packets with them: one is offered once more, not for ever.
+    // Two inspectors die with their packets: a packet is offered to another inspector only once.
     let report = bench.report(&capture, &["--queue", &dies, "--queue", &dies]);
     assert_eq!(number(&report["queues"][0], "passed"), 600);
     assert_eq!(number(&report, "dropped"), 4_400);
@@ -162,7 +163,7 @@ fn what_one_of_several_inspectors_had_goes_to_another() {
 fn overload_policies_decide_about_packets_that_find_no_room() {
     let bench = Bench::new("add inspect 1 udp from any to any\nadd allow ip from any to any\n");
     let capture = bench.path("in.pcap");
-    // One burst, for which the clock is looked at once.
+    // One burst, for which the clock is read once.
     udp_capture(&capture, 64, 10);
     // It takes packets and never answers; the mark leaves room for four until the deadline.
     let stalls = format!("1={}", troublesome("stall 0"));

@@ -1,4 +1,4 @@
-//! What becomes of packets, what is said of them, and the exit codes.
+//! Outcomes of packets, their reports, and the exit codes.
 
 use std::fs;
 use std::process::Command;
@@ -90,7 +90,7 @@ fn rejected_packets_are_answered() {
     assert_eq!(same.status.code(), Some(64), "{}", text(&same.stderr));
 }
 
-/// The lines of `log` rules, as in a live engine, with the capture's time: none is missing.
+/// The lines of `log` rules are those of a live engine, with the capture's time. No line is missing.
 #[test]
 fn log_rules_write_their_lines_and_the_number_of_suppressed_ones() {
     let bench =

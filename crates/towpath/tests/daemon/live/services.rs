@@ -106,7 +106,7 @@ fn threads(pid: u32) -> Vec<String> {
 fn packets_and_messages_share_threads() {
     #[rustfmt::skip]
     let rows = [
-        // threads, keys of the two muxes, which have a thread of their own
+        // threads, keys of the two muxes, which have a separate thread
         (1, ["", ""],                              &[][..]),
         (2, ["", ""],                              &[]),
         (2, ["thread = 1", "thread = 1"],          &[]),
