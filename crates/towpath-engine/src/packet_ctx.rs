@@ -136,6 +136,11 @@ impl PacketCtx {
         Ok(packet)
     }
 
+    /// The flow of the packet, in its zone.
+    pub(crate) fn flow(&self, packet: &Packet<'_>) -> Option<Flow> {
+        Some(Flow { tenant: self.walk.tenant(), ..packet.flow()? })
+    }
+
     /// The hash of the flow.
     pub(crate) fn hash(&self) -> u32 {
         self.hash

@@ -409,7 +409,7 @@ impl<E: PacketIo> Engine<E> {
             let now = self.clock.now;
             let queue = self.queues.find(number).filter(|queue| queue.has_flow_verdicts());
             let find =
-                |queue: &mut Queue<_>| queue.flow_verdict(&packet.flow()?, begins_connection(packet), now);
+                |queue: &mut Queue<_>| queue.flow_verdict(&ctx.flow(packet)?, begins_connection(packet), now);
             let Some(verdict) = queue.and_then(find) else { break };
             next = after_flow_verdict(verdict, (&mut self.walker, &self.io), packet, ctx, kind, now);
         }
@@ -425,7 +425,7 @@ impl<E: PacketIo> Engine<E> {
             return None;
         }
         let packet = parse(held, ctx, burst.as_ref()).ok()?;
-        let verdict = queue.flow_verdict(&packet.flow()?, begins_connection(&packet), clock.now)?;
+        let verdict = queue.flow_verdict(&ctx.flow(&packet)?, begins_connection(&packet), clock.now)?;
         Some(after_flow_verdict(verdict, (walker, io), &packet, ctx, kind, clock.now))
     }
 }
@@ -490,7 +490,7 @@ impl<E: PacketIo> Engine<E> {
         if decision.flow
             && !matches!(decision.verdict, Verdict::Replace(_) | Verdict::Repeat)
             && let Ok(packet) = parse(held, ctx, burst.as_ref())
-            && let Some(flow) = packet.flow()
+            && let Some(flow) = ctx.flow(&packet)
         {
             let verdict = FlowVerdict { verdict: decision.verdict, mark, channel };
             queue.set_flow_verdict(&flow, verdict, clock.now);

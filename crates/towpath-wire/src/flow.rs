@@ -23,7 +23,7 @@ pub struct Flow {
     pub src_port: u16,
     /// Destination port, as `src_port`.
     pub dst_port: u16,
-    /// Tenant, 0 by default.
+    /// The zone of the port that received the packet, 0 by default: each zone has separate states.
     pub tenant: u16,
 }
 

@@ -23,7 +23,7 @@ impl Walker {
     ///
     /// `recv` is the port on which the packets were received. `packets` yields the flow and segment of each
     /// packet, from [`towpath_wire::plain`]. `None` marks a packet that must walk: a packet that `plain` rejects,
-    /// a packet of a tenant other than 0, or a packet of another port.
+    /// a packet with a zone of its own ([`Walk::with_tenant`](super::walk::Walk::with_tenant)), or a packet of another port.
     ///
     /// ```
     /// use towpath_gate::{Dir, Gate, Ports, Step, Walk};
@@ -61,10 +61,12 @@ impl Walker {
         self.catch_up();
         self.fetched = self.version;
         let generation = &self.generation;
+        let tenant = recv.map_or(0, |port| generation.ports.zone(port));
         let prefix = generation.program.prefix.as_ref().filter(|prefix| !prefix.is_empty());
         // A single chain for both cases keeps the closure inlined in its only loop. The rare condition gets a
         // copy, so that the packet itself stays in registers.
         self.states.fetch(packets.map(|packet| {
+            let packet = packet.map(|(flow, segment)| (Flow { tenant, ..flow }, segment));
             packet.filter(|&(flow, segment)| {
                 !has_zone(&flow)
                     && prefix
@@ -78,7 +80,7 @@ impl Walker {
     /// [`Walker::walk`].
     ///
     /// Call it once per packet, in the order of the packets. The result is valid for incoming packets before their
-    /// first rule: without tags, with mark 0 and tenant 0. Rules that a reload replaced after [`Walker::prefetch`]
+    /// first rule: without tags, with mark 0 and the zone of their port. Rules that a reload replaced after [`Walker::prefetch`]
     /// still apply until a packet of the burst walks.
     #[inline]
     pub fn try_pass(&mut self, at: usize, now: Time) -> Option<u32> {

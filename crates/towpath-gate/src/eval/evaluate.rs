@@ -75,10 +75,11 @@ impl Walker {
         mut candidate: impl FnMut(&Generation, usize, LookupCache) -> Candidate,
     ) -> Step {
         self.catch_up();
-        if walk.stopped.is_none()
-            && let Some(reason) = self.generation.early_drop(packet)
-        {
-            return Step::Drop(reason);
+        if walk.stopped.is_none() {
+            walk.enter_zone(&self.generation.ports);
+            if let Some(reason) = self.generation.early_drop(packet) {
+                return Step::Drop(reason);
+            }
         }
         let mut at = self.generation.resume(walk);
         loop {
@@ -473,7 +474,7 @@ pub(super) fn flow_of(packet: &Packet<'_>, walk: &Walk) -> Option<Flow> {
     packet.flow().map(|flow| placed(flow, walk))
 }
 
-/// Adds the tenant of the walk to a flow. A link-local address gets the zone of its port.
+/// Adds the zone of the walk to a flow. A link-local address gets the scope zone of its port.
 #[inline]
 fn placed(mut flow: Flow, walk: &Walk) -> Flow {
     flow.tenant = walk.tenant;

@@ -105,6 +105,7 @@ impl Gate {
     /// state, and which of several states with different names is the newest.
     pub fn explain(&self, walk: &Walk, packet: &Packet<'_>, now: Time) -> Explanation {
         let mut walk = *walk;
+        walk.enter_zone(self.ports());
         let mut steps = Vec::new();
         if walk.stopped.is_none()
             && let Some(reason) = self.generation().early_drop(packet)

@@ -29,6 +29,7 @@ impl Walker {
         self.counts.count(position, bytes, now);
         let rule = &program.rules[position];
         walk.stopped = Some((rule.id, rule.number));
+        walk.enter_zone(&self.generation.ports);
         Some(step)
     }
 }

@@ -12,6 +12,8 @@ pub struct Ports {
     ports: Vec<(Box<str>, Vec<IpAddr>)>,
     me4: Vec<u32>,
     me6: Vec<u128>,
+    /// By port, up to the last one with a zone other than 0.
+    zones: Vec<u16>,
 }
 
 impl Ports {
@@ -56,6 +58,21 @@ impl Ports {
     /// Returns the addresses of a port.
     pub fn addresses(&self, id: PortId) -> &[IpAddr] {
         self.ports.get(usize::from(id.0)).map_or(&[], |(_, addresses)| addresses)
+    }
+
+    /// Sets the zone of a port: states belong to the zone of the port that received their packets. Default: 0.
+    pub fn set_zone(&mut self, id: PortId, zone: u16) {
+        let at = usize::from(id.0);
+        if self.zone(id) != zone {
+            self.zones.resize(self.zones.len().max(at + 1), 0);
+            self.zones[at] = zone;
+        }
+    }
+
+    /// Returns the zone of a port.
+    #[inline]
+    pub fn zone(&self, id: PortId) -> u16 {
+        self.zones.get(usize::from(id.0)).copied().unwrap_or(0)
     }
 
     /// Number of ports.

@@ -1,6 +1,6 @@
 //! The walk: the state of one packet during evaluation.
 
-use super::port::PortId;
+use super::port::{PortId, Ports};
 use crate::state::{Lookup, Name, RuleId};
 
 /// Maximum nesting of `call`, as in ipfw.
@@ -97,16 +97,27 @@ impl Walk {
         }
     }
 
-    /// Sets the tenant of the packet. Each tenant has separate states.
+    /// Sets the zone of the packet. Each zone has separate states. Without this call, or with 0, the zone is that of the receive
+    /// port ([`Ports::set_zone`]), or of the transmit port of a packet that was not received.
     #[must_use]
     pub fn with_tenant(mut self, tenant: u16) -> Self {
         self.tenant = tenant;
         self
     }
 
-    /// The tenant of the packet.
+    /// The zone of the packet, after its walk began.
     pub fn tenant(&self) -> u16 {
         self.tenant
+    }
+
+    /// Sets the zone of the packet by its port, unless it has one.
+    #[inline]
+    pub(crate) fn enter_zone(&mut self, ports: &Ports) {
+        if let Some(port) = self.recv.or(self.xmit)
+            && self.tenant == 0
+        {
+            self.tenant = ports.zone(port);
+        }
     }
 
     /// Starts the outgoing walk for transmission on `xmit`. Keeps what belongs to the packet: mark, tags and

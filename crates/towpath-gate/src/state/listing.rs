@@ -128,6 +128,9 @@ impl fmt::Display for Line<'_> {
             Ends::V4(src, dst) => write!(f, " {src} {src_port} <-> {dst} {dst_port} :{name}")?,
             Ends::V6(src, dst, _) => write!(f, " {src} {src_port} <-> {dst} {dst_port} :{name}")?,
         }
+        if listed.flow.tenant != 0 {
+            write!(f, " zone {}", listed.flow.tenant)?;
+        }
         if verbose { self.details(f) } else { Ok(()) }
     }
 }
@@ -233,6 +236,8 @@ mod tests {
         ];
         for (listed, line) in rows {
             assert_eq!(listed.line(100, |_| "web").to_string(), line);
+            let zoned = Listed { flow: Flow { tenant: 7, ..listed.flow }, ..listed };
+            assert_eq!(zoned.line(100, |_| "web").to_string(), format!("{line} zone 7"));
         }
         let wide = listed().line(70_000, |_| "web").widths(4, 6).to_string();
         assert_eq!(wide, "70000    5    300 (300s) STATE tcp 10.0.0.1 49152 <-> 192.0.2.7 443 :web");

@@ -525,6 +525,49 @@ fn link_local_states_are_per_port() {
     assert_eq!(story.first("in em0 udp [fe80::2]:53 > [fe80::1]:1"), Step::Pass);
 }
 
+/// Two customers with equal addresses, on ports in different zones.
+#[test]
+fn states_are_per_zone() {
+    let rules = "add check-state\nadd allow udp from any to any 53 keep-state\nadd deny ip from any to any";
+    let mut ports = Ports::new();
+    for (name, zone) in [("a0", 1), ("a1", 1), ("b0", 2), ("b1", 2), ("c", 0)] {
+        let id = ports.add(name, Vec::new());
+        ports.set_zone(id, zone);
+    }
+    let find = |name: &str| ports.find(name).unwrap();
+    let [a0, a1, b0, b1, c] = ["a0", "a1", "b0", "b1", "c"].map(find);
+    let mut gate = Gate::new(Ruleset::parse("t", rules).ruleset.unwrap(), ports, Settings::default(), 1);
+    let mut walker = gate.walker().unwrap();
+    let (query, answer) = (PacketSpec::parse(DNS).unwrap().frame, PacketSpec::parse(ANSWER).unwrap().frame);
+    let now = Time::from_secs(1_000);
+    let mut step = |recv, frame: &[u8], burst: bool| {
+        let len = frame.len() as u32;
+        if burst {
+            walker.prefetch(Some(recv), std::iter::once(wire::plain(wire::LinkType::ETHERNET, frame, len)));
+            if walker.try_pass(0, now).is_some() {
+                return Step::Pass;
+            }
+        }
+        let packet = wire::parse(wire::LinkType::ETHERNET, frame, len).unwrap();
+        walker.walk(&mut Walk::new(Dir::In, Some(recv), None), &packet, now)
+    };
+    assert_eq!(step(a0, &query, true), Step::Pass);
+    for burst in [false, true] {
+        let others = [b1, b0, c].map(|port| step(port, &answer, burst));
+        assert_eq!(others, [DENY; 3], "{burst}");
+        assert_eq!([a1, a0].map(|port| step(port, &answer, burst)), [Step::Pass; 2], "{burst}");
+    }
+    assert_eq!(step(b0, &query, true), Step::Pass);
+    assert_eq!(step(b1, &answer, true), Step::Pass);
+    let listed: Vec<_> = gate.states().list(now).map(|state| state.line(1, |_| "default").to_string()).collect();
+    assert_eq!(listed.len(), 2);
+    assert!(listed[0].ends_with(" zone 1") && listed[1].ends_with(" zone 2"), "{listed:?}");
+    // The outgoing walk of a packet and `explain` are in the zone of the receive port.
+    let packet = wire::parse(wire::LinkType::ETHERNET, &answer, answer.len() as u32).unwrap();
+    let explained = |recv| gate.explain(&Walk::new(Dir::In, Some(recv), None), &packet, now).verdict;
+    assert_eq!([a1, b1, c].map(explained), [Step::Pass, Step::Pass, DENY]);
+}
+
 #[test]
 fn states_are_per_tenant() {
     let mut story = Story::new("add allow udp from any to any 53 keep-state");

@@ -103,6 +103,7 @@ pub const KEYS: &[Key] = &[
 
     new("port", "driver", Word(&["af_packet", "af_xdp", "tun", "tap", "nfqueue", "pcap"]), "required", "[port driver](ports.md)"),
     new("port", "address", Texts, "", "own addresses without prefix length: `me` in rules, and the source of replies"),
+    new("port", "zone", Number(0, 65_535), "`0`", "[zone](rules.md#zones) of the states of its packets"),
     new("port", "interface", Text, "NAME", "`af_packet`, `af_xdp`, `tun`, `tap`: the interface; TUN and TAP create a missing one"),
     new("port", "offload", Flag, "`false`", "`af_packet`, `tun`, `tap`: forward large segments and partial checksums as they are"),
     new("port", "mode", Word(&["generic", "native"]), "`\"generic\"`", "`af_xdp`: XDP mode"),
@@ -116,6 +117,7 @@ pub const KEYS: &[Key] = &[
     new("port", "write", Text, "", "`pcap`: capture to send to"),
 
     new("port.vlan", "id", Number(0, 4094), "required", "outermost VLAN tag of the packets that arrive on the port NAME"),
+    new("port.vlan", "zone", Number(0, 65_535), "that of the port", "[zone](rules.md#zones) of the states of its packets"),
 
     new("bridge", "ports", Texts, "required", "the two ports"),
     new("bridge", "walk-out", Flag, "`false`", "evaluate the rules again, direction `out`, on the sending port"),

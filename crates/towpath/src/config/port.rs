@@ -18,6 +18,8 @@ pub struct Port {
     pub driver: driver::Config,
     /// Own addresses: `me` in rules, and the source of replies.
     pub addresses: Vec<IpAddr>,
+    /// The zone of the states of its packets.
+    pub zone: u16,
     /// VLANs that rules see as separate ports.
     pub vlans: Vec<Vlan>,
 }
@@ -29,6 +31,8 @@ pub struct Vlan {
     pub id: u16,
     /// Its name in rules.
     pub name: String,
+    /// The zone of the states of its packets.
+    pub zone: u16,
 }
 
 /// Longest name of an interface (`IFNAMSIZ` - 1, linux/if.h).
@@ -51,9 +55,10 @@ pub(super) fn take<'t>(top: &Table<'t, '_>, directory: &Path) -> (Vec<(At<&'t st
         };
         let addresses = table.texts("address").into_iter().filter_map(|text| address(&table, &text));
         let addresses = addresses.collect();
-        let vlans = vlans(&table);
+        let zone = table.number("zone").unwrap_or(0) as u16;
+        let vlans = vlans(&table, zone);
         table.finish();
-        ports.push((name.clone(), Port { name: name.value.to_owned(), driver, addresses, vlans }));
+        ports.push((name.clone(), Port { name: name.value.to_owned(), driver, addresses, zone, vlans }));
     }
     if !top.has("port") && !top.has("mux") {
         top.wrong(
@@ -130,12 +135,14 @@ impl driver::Options for Options<'_, '_, '_> {
     }
 }
 
-fn vlans(table: &Table<'_, '_>) -> Vec<Vlan> {
+/// The VLANs of a port in `zone`.
+fn vlans(table: &Table<'_, '_>, zone: u16) -> Vec<Vlan> {
     let read = |(name, inner): (At<&str>, Table<'_, '_>)| {
         inner.need("id", "write id = N, the tag");
         let id = inner.number("id");
+        let zone = inner.number("zone").map_or(zone, |zone| zone as u16);
         inner.finish();
-        id.map(|id| Vlan { id: id as u16, name: name.value.to_owned() })
+        id.map(|id| Vlan { id: id as u16, name: name.value.to_owned(), zone })
     };
     table.named("vlan").into_iter().filter_map(read).collect()
 }

@@ -56,7 +56,17 @@ pub(super) fn take(top: &Table<'_, '_>, all: &[(At<&str>, Port)], unknown: &[&st
             names.iter().filter_map(|name| wire(&table, ports, &mut wired, name, "bridge")).collect();
         let walk_out = table.flag("walk-out").unwrap_or(false);
         match found[..] {
-            [a, b] if names.len() == 2 => bridges.push(Bridge { ports: [a, b], walk_out }),
+            [a, b] if names.len() == 2 => {
+                let (one, other) = (&all[a].1, &all[b].1);
+                if one.zone != other.zone {
+                    let message = format!(
+                        "`{}` is in zone {}, `{}` in zone {}: replies would not find their states",
+                        one.name, one.zone, other.name, other.zone
+                    );
+                    table.wrong(&table.span_of("ports"), message, "give both ports the same zone");
+                }
+                bridges.push(Bridge { ports: [a, b], walk_out });
+            }
             _ if names.len() != 2 && table.has("ports") => {
                 let message = format!("a bridge has two ports, not {}", names.len());
                 table.wrong(&table.span_of("ports"), message, "");

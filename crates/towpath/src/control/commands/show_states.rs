@@ -70,6 +70,8 @@ pub struct State {
     pub kind: &'static str,
     /// Its flow name.
     pub name: String,
+    /// Its zone.
+    pub zone: u16,
     /// IP protocol.
     pub proto: u8,
     /// Source address of the first packet.
@@ -111,6 +113,7 @@ impl From<StateLine> for State {
             rule,
             kind,
             name,
+            zone: flow.tenant,
             proto: flow.proto,
             src,
             src_port: flow.src_port,

@@ -17,8 +17,11 @@ pub(super) fn gate(config: &Config, ruleset: &Ruleset) -> (Gate, Topology, Vec<(
     let mut topology = Topology::none();
     for (at, port) in config.ports.iter().enumerate() {
         topology.add(ids[at], way(config, at, &ids));
+        ports.set_zone(ids[at], port.zone);
         for vlan in &port.vlans {
-            topology.tagged(vlan.id, ports.add(&vlan.name, Vec::new()));
+            let id = ports.add(&vlan.name, Vec::new());
+            ports.set_zone(id, vlan.zone);
+            topology.tagged(vlan.id, id);
         }
     }
     let muxes = config.muxes.iter().map(|mux| (ports.add(&mux.name, Vec::new()), mux.name.clone())).collect();
