@@ -109,11 +109,13 @@ fn forward<E: PacketIo>(
         ForwardMode::Bridge { xmit, walk_out } => (xmit, walk_out),
         ForwardMode::Back => (ctx.arrival, false),
         ForwardMode::Nowhere => return Next::End(Outcome::Passed),
-        ForwardMode::Router if is_local(packet) => {
+        ForwardMode::Router if is_local(packet) && !packet.is_encapsulated() => {
             ctx.egress = Egress::Local;
             return Next::End(Outcome::Passed);
         }
-        ForwardMode::Router if stays_on_link(packet) => return drop(DropReason::NoRoute),
+        ForwardMode::Router if packet.is_encapsulated() || stays_on_link(packet) => {
+            return drop(DropReason::NoRoute);
+        }
         ForwardMode::Router if ttl(packet) <= 1 => return drop(DropReason::TtlExceeded),
         mode @ (ForwardMode::Routes | ForwardMode::Router) => {
             let hop = ctx.fwd.filter(|_| mode == ForwardMode::Router);
@@ -191,8 +193,10 @@ fn ttl(packet: &Packet<'_>) -> u8 {
     packet.frame.get(packet.network + at).copied().unwrap_or(0)
 }
 
+/// The address by which the packet is routed. A packet in PPPoE or MPLS is not.
 fn destination(packet: &Packet<'_>) -> Option<std::net::IpAddr> {
     match packet.addresses {
+        _ if packet.is_encapsulated() => None,
         Addresses::V4(_, dst) => Some(dst.into()),
         Addresses::V6(_, dst) => Some(dst.into()),
         Addresses::None => None,

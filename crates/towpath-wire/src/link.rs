@@ -1,16 +1,19 @@
 //! Link headers, up to the first byte of the network header.
+//!
+//! PPPoE sessions (RFC 2516) and MPLS label stacks (RFC 3032) are link headers too, if IP follows them.
 
-use super::{Frame, Malformed, be16};
+use super::{Frame, Malformed, be16, checksum};
 use crate::LinkType;
 
-/// Limit on VLAN tags per frame. Networks use one or two, rarely three.
+/// Limit on VLAN tags and on MPLS labels per frame. Networks use one or two tags, and up to ten labels.
 const MAX_TAGS: usize = 16;
 
 /// EtherTypes (IANA, IEEE 802 Numbers).
 const ETHERTYPE_IP4: u16 = 0x0800;
 const ETHERTYPE_IP6: u16 = 0x86dd;
-const ETHERTYPE_MPLS: u16 = 0x8847;
-const ETHERTYPE_MPLS_UPSTREAM: u16 = 0x8848;
+pub(super) const ETHERTYPE_MPLS: u16 = 0x8847;
+pub(super) const ETHERTYPE_MPLS_UPSTREAM: u16 = 0x8848;
+pub(super) const ETHERTYPE_PPPOE: u16 = 0x8864;
 /// IEEE 802.1Q customer tag, 802.1ad service tag, and the tag that bridges used before 802.1ad.
 const ETHERTYPE_VLAN: [u16; 3] = [0x8100, 0x88a8, 0x9100];
 /// Smallest EtherType. Smaller values of the field are lengths (IEEE 802.3, 3.2.6).
@@ -135,12 +138,68 @@ fn rare_ethertype(frame: Frame<'_>, mut kind: u16, mut at: usize) -> Result<Head
             break;
         }
     }
-    let network = match kind {
-        ETHERTYPE_IP4 => Network::Ip4,
-        ETHERTYPE_IP6 => Network::Ip6,
-        _ => Network::Other,
+    let (network, at) = match kind {
+        ETHERTYPE_IP4 => (Network::Ip4, at),
+        ETHERTYPE_IP6 => (Network::Ip6, at),
+        ETHERTYPE_PPPOE => ip_in_pppoe(frame, at)?.unwrap_or((Network::Other, at)),
+        ETHERTYPE_MPLS | ETHERTYPE_MPLS_UPSTREAM => ip_in_mpls(frame, at)?.unwrap_or((Network::Other, at)),
+        _ => (Network::Other, at),
     };
     Ok(Header { network, at, vlan, ethertype: kind })
+}
+
+/// The IP header in a PPPoE session: version 1, type 1, code 0 (session data), session, length; then PPP.
+fn ip_in_pppoe(frame: Frame<'_>, at: usize) -> Result<Option<(Network, usize)>, Malformed> {
+    let Some([0x11, 0x00, _, _, _, _]) = frame.bytes(at) else { return Ok(None) };
+    let at = at + 6;
+    let at = if frame.bytes(at) == Some(&[0xff, 0x03]) { at + 2 } else { at };
+    let (protocol, at) = match frame.bytes(at) {
+        Some([low, _]) if low & 1 != 0 => (u16::from(*low), at + 1),
+        Some(protocol) => (be16(*protocol), at + 2),
+        None => return Ok(None),
+    };
+    match protocol {
+        PPP_IP4 => Ok(Some((Network::Ip4, at))),
+        PPP_IP6 => Ok(Some((Network::Ip6, at))),
+        PPP_MPLS | PPP_MPLS_MULTICAST => ip_in_mpls(frame, at),
+        _ => Ok(None),
+    }
+}
+
+/// The IP header behind a stack of MPLS labels. Nothing says that IP follows: an Ethernet pseudowire may begin with the
+/// same nibble (RFC 4928). A header that no router accepts is not one of IP (RFC 1812 section 5.2.2).
+fn ip_in_mpls(frame: Frame<'_>, mut at: usize) -> Result<Option<(Network, usize)>, Malformed> {
+    const BOTTOM_OF_STACK: u8 = 0x01;
+    for _ in 0..MAX_TAGS {
+        let Some(label) = frame.bytes::<4>(at) else { return Ok(None) };
+        at += 4;
+        if label[2] & BOTTOM_OF_STACK == 0 {
+            continue;
+        }
+        return Ok(match frame.bytes::<1>(at).map(|first| first[0] >> 4) {
+            Some(4) if is_ip4(frame, at) => Some((Network::Ip4, at)),
+            Some(6) if is_ip6(frame, at) => Some((Network::Ip6, at)),
+            _ => None,
+        });
+    }
+    Err(Malformed::TooManyTags)
+}
+
+/// Returns true if the lengths and the checksum are those of an IPv4 header.
+fn is_ip4(frame: Frame<'_>, at: usize) -> bool {
+    let Some(header) = frame.bytes::<20>(at) else { return false };
+    let (header_len, length) = (usize::from(header[0] & 15) * 4, usize::from(be16([header[2], header[3]])));
+    let Some(header) = frame.bytes.get(at..at + header_len) else { return false };
+    header_len >= 20
+        && length >= header_len
+        && length <= frame.wire_len - at
+        && checksum::sum(header, 0) == 0xffff
+}
+
+/// Returns true if the length is that of an IPv6 header.
+fn is_ip6(frame: Frame<'_>, at: usize) -> bool {
+    let header = frame.bytes::<40>(at);
+    header.is_some_and(|header| usize::from(be16([header[4], header[5]])) + 40 <= frame.wire_len - at)
 }
 
 /// The EtherType that corresponds to an 802.2 LLC header, and the length of the header.
@@ -215,8 +274,8 @@ fn ppp(frame: Frame<'_>, mut at: usize) -> Result<Header, Malformed> {
         PPP_IP4 => Header::untyped(Network::Ip4, at),
         PPP_IP6 => Header::untyped(Network::Ip6, at),
         // `tunnel::inner` recognises MPLS by its EtherType.
-        PPP_MPLS => Header { ethertype: ETHERTYPE_MPLS, ..other },
-        PPP_MPLS_MULTICAST => Header { ethertype: ETHERTYPE_MPLS_UPSTREAM, ..other },
+        PPP_MPLS => ethertype(frame, ETHERTYPE_MPLS, at)?,
+        PPP_MPLS_MULTICAST => ethertype(frame, ETHERTYPE_MPLS_UPSTREAM, at)?,
         _ => other,
     })
 }

@@ -63,7 +63,7 @@ impl Malformed {
     pub const fn reason(self) -> &'static str {
         match self {
             Self::LinkCut => "link header cut off",
-            Self::TooManyTags => "too many VLAN tags",
+            Self::TooManyTags => "too many VLAN tags or MPLS labels",
             Self::Version => "wrong IP version",
             Self::Ip4Cut => "IPv4 header cut off",
             Self::Ip4HeaderLength => "IPv4 header length too short or beyond the packet",

@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use crate::link::{ETHERTYPE_MPLS, ETHERTYPE_MPLS_UPSTREAM, ETHERTYPE_PPPOE};
 use crate::proto;
 use crate::{Ends, Flow, LinkType, Segment};
 
@@ -42,7 +43,7 @@ pub struct Packet<'a> {
     pub link: LinkType,
     /// Outermost VLAN id (12 bits), if the frame is tagged.
     pub vlan: Option<u16>,
-    /// EtherType after all VLAN tags; 0 if the link layer has none.
+    /// EtherType after all VLAN tags; 0 if the link layer has none. IP in a PPPoE session or behind MPLS labels has their EtherType.
     pub ethertype: u16,
     /// Offset of the IP header; for other packets, of the link payload.
     pub network: usize,
@@ -83,6 +84,13 @@ pub struct Packet<'a> {
 }
 
 impl Packet<'_> {
+    /// Returns true if the packet is IP in a PPPoE session (RFC 2516) or behind MPLS labels (RFC 3032): it can be forwarded as it
+    /// is, but neither routed nor answered.
+    pub fn is_encapsulated(&self) -> bool {
+        matches!(self.ethertype, ETHERTYPE_MPLS | ETHERTYPE_MPLS_UPSTREAM | ETHERTYPE_PPPOE)
+            && self.addresses != Addresses::None
+    }
+
     /// The key of the packet's state; `None` if not IP. The scope zone and the tenant are 0; the caller sets them.
     #[inline]
     pub fn flow(&self) -> Option<Flow> {

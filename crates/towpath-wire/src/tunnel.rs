@@ -1,6 +1,7 @@
 //! Packets inside tunnels, one layer at a time.
 //!
-//! Rules see outer packets only. Statistics and reports use this module to look inside.
+//! Rules see outer packets only. Statistics and reports use this module to look inside. [`parse`](crate::parse) itself parses IP in
+//! PPPoE sessions and behind MPLS labels, which are link headers.
 //!
 //! Supported: IP in IP (RFC 2003, 2473, 4213), GRE with IP, Ethernet, PPP (PPTP), MPLS, ERSPAN and 802.11 inside (RFC 2784, 2637),
 //! MPLS (RFC 3032, 4023, 4385), PPPoE sessions (RFC 2516), AH under IPv4 (RFC 4302), EtherIP (RFC 3378), Ethernet in IPv6

@@ -377,7 +377,7 @@ impl Generation {
                 self.stop(at, walk, Step::Pass)
             }
             CompiledAction::Forward(hop) => self.stop(at, walk, forward(hop, packet, tablearg)),
-            // IPv4 only, as in ipfw. IPv6 fragments continue at the next rule.
+            // IPv4 only, as in ipfw. IPv6 fragments continue at the next rule, and those in PPPoE, whose length would be wrong.
             CompiledAction::Reass if is_ip4_fragment(packet) => self.stop(at, walk, Step::Reassemble),
             CompiledAction::Reass => self.next_rule(at),
             CompiledAction::SetDscp(arg) => {
@@ -533,5 +533,7 @@ fn log_word(rule: &CompiledRule) -> &'static str {
 }
 
 fn is_ip4_fragment(packet: &Packet<'_>) -> bool {
-    packet.fragment != Fragment::Whole && matches!(packet.addresses, Addresses::V4(..))
+    packet.fragment != Fragment::Whole
+        && matches!(packet.addresses, Addresses::V4(..))
+        && !packet.is_encapsulated()
 }

@@ -259,6 +259,10 @@ fn no_reply_reason(packet: &Packet<'_>) -> Option<NoReply> {
             src != dst && single6(src, dst),
         ),
     };
+    // The session's length would be wrong, and the labels of the way back are not known.
+    if packet.is_encapsulated() {
+        return Some(NoReply::UnsupportedLink);
+    }
     let macs = packet.macs();
     if packet.fragment == Fragment::Later {
         return Some(NoReply::LaterFragment);

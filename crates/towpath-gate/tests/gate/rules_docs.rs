@@ -9,7 +9,7 @@ fn examples_of_the_reference_parse() {
     let text = std::fs::read_to_string(path).unwrap();
     let blocks: Vec<&str> =
         text.split("```ipfw\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
-    assert_eq!(blocks.len(), 6);
+    assert_eq!(blocks.len(), 7);
     for block in blocks {
         let ruleset = Ruleset::parse("docs/book/src/reference/rules.md", block)
             .ruleset

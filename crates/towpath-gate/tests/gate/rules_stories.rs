@@ -559,13 +559,45 @@ fn states_are_per_zone() {
     }
     assert_eq!(step(b0, &query, true), Step::Pass);
     assert_eq!(step(b1, &answer, true), Step::Pass);
-    let listed: Vec<_> = gate.states().list(now).map(|state| state.line(1, |_| "default").to_string()).collect();
+    let listed: Vec<_> =
+        gate.states().list(now).map(|state| state.line(1, |_| "default").to_string()).collect();
     assert_eq!(listed.len(), 2);
     assert!(listed[0].ends_with(" zone 1") && listed[1].ends_with(" zone 2"), "{listed:?}");
     // The outgoing walk of a packet and `explain` are in the zone of the receive port.
     let packet = wire::parse(wire::LinkType::ETHERNET, &answer, answer.len() as u32).unwrap();
     let explained = |recv| gate.explain(&Walk::new(Dir::In, Some(recv), None), &packet, now).verdict;
     assert_eq!([a1, b1, c].map(explained), [Step::Pass, Step::Pass, DENY]);
+}
+
+#[test]
+fn ip_in_pppoe_is_ip() {
+    let in_pppoe = |packet: &str| {
+        let plain = PacketSpec::parse(packet).unwrap().frame;
+        let length = (plain.len() - 14 + 2) as u8;
+        [&plain[..12], &[0x88, 0x64, 0x11, 0, 0, 1, 0, length, 0, 0x21], &plain[14..]].concat()
+    };
+    let (web, dns) = (in_pppoe("tcp 10.0.0.1:1000 > 10.0.0.2:80 syn"), in_pppoe(DNS));
+    let unanswered = Step::Reject(Reject::NoReply(NoReply::UnsupportedLink));
+    let rows = [
+        ("add deny tcp from any to any 80\nadd allow ip from any to any", DENY, Step::Pass),
+        ("add allow ip from any to any mac-type pppoe_sess", Step::Pass, Step::Pass),
+        ("add allow ip from any to any mac-type ip", DENY, DENY),
+        (
+            "add reset tcp from any to any\nadd allow udp from 10.0.0.1 to any 53 keep-state",
+            unanswered,
+            Step::Pass,
+        ),
+        ("add unreach port ip from any to any", unanswered, unanswered),
+    ];
+    for (rules, of_web, of_dns) in rows {
+        let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();
+        let mut gate = Gate::new(ruleset, Ports::new(), Settings::default(), 1);
+        for (frame, expected) in [(&web, of_web), (&dns, of_dns)] {
+            let packet = wire::parse(wire::LinkType::ETHERNET, frame, 0).unwrap();
+            let mut walk = Walk::new(Dir::In, None, None);
+            assert_eq!(gate.walk(&mut walk, &packet, Time::from_secs(9)), expected, "{rules}");
+        }
+    }
 }
 
 #[test]

@@ -99,6 +99,47 @@ const UDP4: &str = "v4 17 192.0.2.1:4242 > 198.51.100.2:53 len=28";
 const UDP6: &str = "v6 17 2001:db8::1.4242 > 2001:db8::2.53 len=48";
 
 #[test]
+fn ip_behind_mpls_labels() {
+    // Labels, payload, and the bytes before the IP header: IPv4 needs its checksum, and all of it must be there.
+    let rows = [
+        ("MACS 8847 00010140 IP4", Some(18)),
+        ("MACS 8847 00010040 00020040 00030140 IP4", Some(26)),
+        ("MACS 8100 0007 8848 00010140 IP6", Some(22)),
+        ("MACS 8864 1100 0001 0022 0281 00010140 IP4", Some(26)),
+        // A control word, and pseudowires whose Ethernet addresses begin like IP.
+        ("MACS 8847 00010140 00000000 MACS 0800 IP4", None),
+        ("MACS 8847 00010140 450000000001 MACS 0800 IP4", None),
+        ("MACS 8847 00010140 60000000ffff 020000000001 0800 IP4 00000000", None),
+        ("MACS 8847 00010140 IP6 ", Some(18)),
+        ("MACS 8847 00010140", None),
+        ("MACS 8847 00010040", None),
+    ];
+    for (row, network) in rows {
+        let mut bytes = frame(row);
+        if let Some(at) = network.filter(|at| bytes[*at] >> 4 == 4) {
+            assert_eq!(
+                packet_of(LinkType::ETHERNET, &bytes).addresses,
+                Addresses::None,
+                "wrong checksum: {row}"
+            );
+            checksum::fill_ip4(&mut bytes, at);
+        }
+        let packet = packet_of(LinkType::ETHERNET, &bytes);
+        assert_eq!((packet.addresses != Addresses::None).then_some(packet.network), network, "{row}");
+        assert_eq!(packet.is_encapsulated(), network.is_some(), "{row}");
+        // Without its last byte, the packet is none.
+        if network.is_some() {
+            let cut = &bytes[..bytes.len() - 1];
+            assert_eq!(packet_of(LinkType::ETHERNET, cut).addresses, Addresses::None, "{row}");
+        }
+    }
+    let stack =
+        |labels: usize| [frame("MACS 8847"), [0, 1, 0, 64].repeat(labels), frame("00010140 IP6")].concat();
+    assert!(packet_of(LinkType::ETHERNET, &stack(15)).is_encapsulated());
+    assert_eq!(parse(LinkType::ETHERNET, &stack(16), 0).unwrap_err(), Malformed::TooManyTags);
+}
+
+#[test]
 fn links() {
     let rows: &[(LinkType, &str, String)] = &[
         (LinkType::ETHERNET, "MACS 0800 IP4", format!("{UDP4} up=8@34")),
@@ -115,7 +156,18 @@ fn links() {
         ),
         (LinkType::ETHERNET, "MACS 0806 0001", "none type=0806 at=14".into()),
         (LinkType::ETHERNET, "MACS 8100 0009 88cc", "none type=88cc at=18 vlan=9".into()),
-        (LinkType::ETHERNET, "MACS 8864 1100 0001 0000 0021 IP4", "none type=8864 at=14".into()),
+        (LinkType::ETHERNET, "MACS 8864 1100 0001 001e 0021 IP4", format!("{UDP4} up=8@42")),
+        (LinkType::ETHERNET, "MACS 8864 1100 0001 001d 21 IP4", format!("{UDP4} up=8@41")),
+        (
+            LinkType::ETHERNET,
+            "MACS 8100 0005 8864 1100 0001 0034 ff03 0057 IP6",
+            format!("{UDP6} up=8@68 vlan=5"),
+        ),
+        (LinkType::ETHERNET, "MACS 8864 1100 0001 0006 c021 01010004", "none type=8864 at=14".into()),
+        (LinkType::ETHERNET, "MACS 8864 1109 0001 001e 0021 IP4", "none type=8864 at=14".into()),
+        (LinkType::ETHERNET, "MACS 8864 1100 0001 0004 0021 4500", "malformed: IPv4 header cut off".into()),
+        (LinkType::ETHERNET, "MACS 8864 1100", "none type=8864 at=14".into()),
+        // Behind MPLS labels. The checksum of the header is wrong here.
         (LinkType::ETHERNET, "MACS 8847 00010140 IP4", "none type=8847 at=14".into()),
         // 802.3: spanning tree, SNAP with IP, SNAP of another organisation, LLC with IP, SNAP with a tag.
         (LinkType::ETHERNET, "MACS 0003 424203", "none type=0000 at=14".into()),
@@ -274,7 +326,7 @@ fn links() {
 fn vlan_tags_are_bounded() {
     let tagged = |tags: usize| frame(&format!("MACS {} 0800 IP4", "8100 0001 ".repeat(tags)));
     assert_eq!(said(LinkType::ETHERNET, &tagged(16), 0), format!("{UDP4} up=8@98 vlan=1"));
-    assert_eq!(said(LinkType::ETHERNET, &tagged(17), 0), "malformed: too many VLAN tags");
+    assert_eq!(said(LinkType::ETHERNET, &tagged(17), 0), "malformed: too many VLAN tags or MPLS labels");
 }
 
 #[test]

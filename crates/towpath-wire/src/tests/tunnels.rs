@@ -141,14 +141,16 @@ fn over_udp(port: u16, payload: &str) -> Vec<u8> {
 
 /// Tunnels directly over Ethernet.
 const IN_ETHERNET: &[(&str, &str)] = &[
+    // The checksum is wrong.
     ("MACS 8847 00010140 IP4", IN4),
-    ("MACS 8848 00010040 00020140 IP6", IN6),
+    // IP of both versions is the outer packet, as in a PPPoE session.
+    ("MACS 8848 00010040 00020140 IP6", ""),
     // A pseudowire with its control word.
     ("MACS 8847 00010140 00000000 MACS 0800 IP4", IN4_ETHERNET),
     ("MACS 8847 00010140 f0", ""),
     ("MACS 8847 00010040", ""),
-    ("MACS 8864 1100 0001 001e 0021 IP4", IN4),
-    ("MACS 8100 0005 8864 1100 0001 0032 0057 IP6", IN6),
+    ("MACS 8864 1100 0001 001e 0021 IP4", ""),
+    ("MACS 8100 0005 8864 1100 0001 0032 0057 IP6", ""),
     ("MACS 8864 1109 0001 001e 0021 IP4", ""),
     ("MACS 8864 1100 0001 0006 c021 01010004", ""),
     ("MACS 88e7 00000001 MACS 0800 IP4", IN4_ETHERNET),

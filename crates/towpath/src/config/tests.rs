@@ -99,6 +99,12 @@ fn errors_have_a_position_and_a_hint() {
             ],
         ),
         (
+            bridge("[port.a]\ndriver = \"tap\"\nzone = 1\n[port.b]\ndriver = \"tap\"\n[[bridge]]\nports = [\"a\", \"b\"]"),
+            &[
+                "t:16:9: `a` is in zone 1, `b` in zone 0: replies would not find their states; give both ports the same zone",
+            ],
+        ),
+        (
             bridge("[[bridge]]\nports = [\"wan\", \"lam\"]"),
             &[
                 "t:11:10: port `wan` is in a bridge already; a port is wired once",
@@ -212,7 +218,9 @@ address = ["192.0.2.1", "2001:db8::1"]
 mode = "native"
 multi-buffer = true
 fail = "closed"
+zone = 4
 vlan.guest.id = 200
+vlan.staff = { id = 201, zone = 5 }
 [port.vpn]
 driver = "tun"
 interface = "tun7"
@@ -257,7 +265,9 @@ group = "0"
     let names: Vec<&str> = config.ports.iter().map(|port| port.name.as_str()).collect();
     assert_eq!(names, ["mon", "wan", "vpn", "kernel"]);
     assert_eq!(config.monitors, [0]);
-    assert_eq!(config.ports[1].vlans, [Vlan { id: 200, name: "guest".into() }]);
+    let vlan = |id, name: &str, zone| Vlan { id, name: name.into(), zone };
+    assert_eq!(config.ports[1].vlans, [vlan(200, "guest", 4), vlan(201, "staff", 5)]);
+    assert_eq!([0, 1, 2].map(|at| config.ports[at].zone), [0, 4, 0]);
     assert_eq!(
         config.ports[1].driver,
         driver::Config::AfXdp(af_xdp::Config {
