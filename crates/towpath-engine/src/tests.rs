@@ -222,6 +222,30 @@ fn a_reassembled_datagram_keeps_the_order_of_its_flow() {
 }
 
 #[test]
+fn a_router_does_not_forward_ip_in_pppoe() {
+    let ruleset = Ruleset::parse("t", "add allow ip from any to any").ruleset.unwrap();
+    let mut ports = Ports::new();
+    let port = ports.add("a", Vec::new());
+    let mut gate = Gate::new(ruleset, ports, state::Settings::default(), 1);
+    let mut routes = towpath_gate::Routes::new();
+    let route = towpath_gate::Route { port, connected: true, gateway: towpath_gate::Gateway::OnLink };
+    routes.add([10, 0, 0, 0].into(), 8, route);
+    gate.set_routes(routes);
+    let mut topology = Topology::none();
+    topology.add(port, ForwardMode::Router);
+    let walker = gate.walker().unwrap();
+    let mut engine = Engine::live(Out::default(), walker, topology, Vec::new(), Policy::default());
+    let plain = packet("udp 10.0.0.1:4000 > 10.0.0.2:53");
+    let length = (plain.len() - 14 + 2) as u8;
+    let in_pppoe = [&plain[..12], &[0x88, 0x64, 0x11, 0, 0, 1, 0, length, 0, 0x21], &plain[14..]].concat();
+    for frame in [&plain, &in_pppoe] {
+        let Ok(()) =
+            engine.process_burst([(&frame[..], Meta::new(LinkType::ETHERNET, frame.len()))].into_iter());
+    }
+    assert_eq!((engine.io.0.len(), engine.totals().drops[DropReason::NoRoute]), (1, 1));
+}
+
+#[test]
 fn undecided_packets_are_dropped_at_a_stop() {
     let rules =
         "add reass ip from any to any\nadd divert 1 udp from any to any\nadd allow ip from any to any\n";

@@ -51,6 +51,8 @@ pub struct TracedPacket<'a> {
     pub rule: Option<u32>,
     /// Its outcome.
     pub outcome: Outcome,
+    /// Its zone.
+    pub zone: u16,
     /// The name of the port that it leaves by.
     pub out: Option<&'a str>,
 }
@@ -96,7 +98,7 @@ impl Traces {
         let rule = walk.rule();
         let out = meta.egress.port().filter(|_| outcome == Outcome::Passed);
         let out = out.and_then(|port| walker.ports().name(port));
-        let traced = TracedPacket { number, arrival, bytes, meta, rule, outcome, out };
+        let traced = TracedPacket { number, arrival, bytes, meta, rule, outcome, zone: walk.tenant(), out };
         for (_, sink) in self.0.iter_mut().filter(|(filter, _)| filter.takes(&packet, rule)) {
             sink.packet(&traced);
         }

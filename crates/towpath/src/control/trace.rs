@@ -142,9 +142,10 @@ impl TraceSink for TraceBuffer {
             (Outcome::Dropped(reason), _) => format!("drop, {reason}"),
             (Outcome::Rejected(_), _) => "reject".to_owned(),
         };
+        let zone = if packet.zone > 0 { format!(", zone {}", packet.zone) } else { String::new() };
         let comment = match packet.rule {
-            Some(rule) => format!("rule {rule}: {what}"),
-            None => what,
+            Some(rule) => format!("rule {rule}: {what}{zone}"),
+            None => what + &zone,
         };
         self.push(TraceRecord {
             seq: packet.number as u32,

@@ -60,6 +60,7 @@ const MALFORMED: &[(&str, Malformed, usize)] = &[
     ("corrupt/tcpdump__ipv4_invalid_hdr_length.pcap", Malformed::Ip4HeaderLength, 1),
     ("corrupt/tcpdump__ipv4_invalid_total_length_2.pcap", Malformed::Ip4TotalLength, 1),
     ("corrupt/zeek__ip-discarder-truncated-tcp-oob.pcapng", Malformed::CaptureCut, 1),
+    ("corrupt/zeek__mpls-6in6-broken.pcap.gz", Malformed::TooManyTags, 13),
     ("corrupt/zeek__mpls-6in6-broken.pcap.gz", Malformed::Version, 22),
     ("corrupt/zeek__trunc-hdr.pcap", Malformed::CaptureCut, 1),
     // First fragments that end inside the TCP header.

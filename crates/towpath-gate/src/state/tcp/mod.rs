@@ -134,9 +134,9 @@ impl Tcp {
 
     /// Returns true if a reset ends the connection: its receiver may accept it.
     ///
-    /// A reset has the sequence number that its receiver has acknowledged last; or it follows data in flight, lies in the
-    /// receiver's window and acknowledges what the receiver has sent (RFC 9293 section 3.5.2). The gate knows the
-    /// acknowledgement numbers. The windows are the largest that the sides can offer with their `scales`.
+    /// A reset has the sequence number that its receiver has acknowledged last, or follows data in flight: it lies in the
+    /// receiver's window. If it has ACK, it acknowledges what the receiver has sent (RFC 9293 section 3.5.2). The gate knows
+    /// the acknowledgement numbers. The windows are the largest that the sides can offer with their `scales`.
     pub(crate) fn accepts_reset(&self, direction: Direction, segment: &Segment, scales: [u8; 2]) -> bool {
         let (sender, receiver) = (direction as usize, 1 - direction as usize);
         let (own, expected) = (self.ack[sender], self.ack[receiver]);
@@ -145,11 +145,9 @@ impl Tcp {
         }
         let window = |side: usize| u32::from(u16::MAX) << scales[side];
         let ahead = segment.tcp_seq.wrapping_sub(expected);
-        let acknowledges = || {
-            let distance = (segment.tcp_ack.wrapping_sub(own).cast_signed()).unsigned_abs();
-            segment.tcp_flags & ACK != 0 && (own == 0 || distance <= window(sender))
-        };
-        ahead == 0 || ahead <= window(receiver) && acknowledges()
+        let distance = segment.tcp_ack.wrapping_sub(own).cast_signed().unsigned_abs();
+        let acknowledges = segment.tcp_flags & ACK == 0 || own == 0 || distance <= window(sender);
+        ahead == 0 || ahead <= window(receiver) && acknowledges
     }
 
     /// Treats the connection as established.

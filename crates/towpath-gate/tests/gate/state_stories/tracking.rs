@@ -110,13 +110,9 @@ fn a_blind_reset_does_not_end_an_established_connection() {
         ],
     );
     play(
-        "in the window, without an acknowledgement or with one of another connection",
+        "in the window, with an acknowledgement of another connection",
         Some(7),
-        &[
-            ('<', "R", 502, 0, true, 300),
-            ('<', "RA", 502, 0x8000_0000, true, 300),
-            ('<', "RA", 501 + (65_535 << 7), 101, true, 1),
-        ],
+        &[('<', "RA", 502, 0x8000_0000, true, 300), ('<', "RA", 501 + (65_535 << 7), 101, true, 1)],
     );
     play(
         "unscaled windows",
@@ -132,6 +128,11 @@ fn a_blind_reset_does_not_end_an_established_connection() {
         "after data in flight",
         Some(7),
         &[('>', "A", 101, 501, true, 300), ('>', "RA", 20_101, 501, true, 1)],
+    );
+    play(
+        "without ACK",
+        None,
+        &[('>', "R", 101 + 65_536, 0, true, 300), ('>', "R", 101 + 65_535, 0, true, 1)],
     );
     // Nothing is known of the other side yet.
     let refused: [Tracked; 2] = [('>', "S", 100, 0, true, 20), ('<', "RA", 0, 101, true, 1)];
