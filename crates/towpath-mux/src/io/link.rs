@@ -6,12 +6,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SendAncillaryBuffer, SendFlags, Shutdown, sendmsg, shutdown};
+use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, sendmsg, shutdown};
 
 use super::admission::{Entry, Peer};
-use super::closer;
-use super::sys::{receive, refuse_descriptors, unacknowledged};
+use super::sys::unacknowledged;
 use super::tls::{HandshakeStep, Session};
+use super::unix_peer::UnixPeer;
 use super::zerocopy_sender::{ZerocopySender, ZerocopySenders};
 use crate::mux::{Cause, Outcome, Transmit};
 
@@ -42,11 +42,8 @@ pub(super) struct Link {
     zerocopy_sender: OnceLock<Option<Mutex<Box<dyn ZerocopySender>>>>,
     /// SO_ERROR, which the zero-copy sender has read and cleared.
     broken: OnceLock<i32>,
-    /// User id of the peer of a Unix socket. A read that returns less than its space may leave bytes there: it ends
-    /// after bytes that carried descriptors (unix(7)).
-    unix: Option<u32>,
-    /// The peer has passed descriptors.
-    passed: OnceLock<()>,
+    /// The peer of a Unix socket.
+    unix: Option<UnixPeer>,
     /// Address of the peer, over IP.
     address: Option<SocketAddr>,
     /// `None` only during the drop.
@@ -55,17 +52,12 @@ pub(super) struct Link {
 
 impl Link {
     pub(super) fn new(fd: OwnedFd, tls: Option<Session>, entry: Option<Entry>) -> Self {
-        let unix = rustix::net::sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX);
-        let unix = unix.then(|| {
-            refuse_descriptors(fd.as_fd());
-            let peer = rustix::net::sockopt::socket_peercred(&fd);
-            peer.map_or(u32::MAX, |peer| peer.uid.as_raw())
-        });
+        let unix = UnixPeer::of(&fd);
         // The peer may have gone.
         let address = if unix.is_some() { None } else { rustix::net::getpeername(&fd).ok().flatten() };
         let address = address.and_then(|address| address.try_into().ok());
         let (tls, zerocopy_sender, broken) = (tls.map(Box::new), OnceLock::new(), OnceLock::new());
-        Self { tls, entry, zerocopy_sender, broken, unix, passed: OnceLock::new(), address, fd: Some(fd) }
+        Self { tls, entry, zerocopy_sender, broken, unix, address, fd: Some(fd) }
     }
 
     fn fd(&self) -> &OwnedFd {
@@ -99,7 +91,7 @@ impl Link {
     /// Continues the handshake as far as the socket allows.
     pub(super) fn advance_handshake(&self) -> HandshakeStep {
         match &self.tls {
-            Some(tls) => tls.advance_handshake(self.fd()),
+            Some(tls) => tls.advance_handshake(self.fd(), self.unix.as_ref()),
             None => HandshakeStep::Done,
         }
     }
@@ -112,24 +104,12 @@ impl Link {
     /// Reads into the spare capacity of `buffer`. EAGAIN is not an error.
     pub(super) fn read(&self, buffer: &mut Vec<u8>) -> Result<ReadOutcome, Cause> {
         if let Some(tls) = &self.tls {
-            return tls.read(self.fd(), buffer);
+            return tls.read(self.fd(), self.unix.as_ref(), buffer);
         }
         loop {
-            let read = match self.unix {
+            let read = match &self.unix {
                 None => rustix::io::read(self.fd(), rustix::buffer::spare_capacity(buffer)),
-                Some(user) => {
-                    let before = buffer.len();
-                    receive(self.fd().as_fd(), buffer).and_then(|(bytes, fds, passed)| {
-                        closer::close(user, fds);
-                        // A passed descriptor occupies a slot of this process until it is closed. The second message with
-                        // descriptors ends the connection.
-                        if passed && self.passed.set(()).is_err() {
-                            buffer.truncate(before);
-                            return Err(Errno::PERM);
-                        }
-                        Ok(bytes)
-                    })
-                }
+                Some(peer) => peer.receive(self.fd(), buffer),
             };
             return match read {
                 // The zero-copy sender has consumed the error; the kernel reports only the end.
@@ -219,13 +199,9 @@ impl Link {
         let mut dropped = Vec::with_capacity(DROPPED);
         loop {
             dropped.clear();
-            let read = match self.unix {
+            let read = match &self.unix {
                 None => rustix::io::read(self.fd(), rustix::buffer::spare_capacity(&mut dropped)),
-                Some(user) => receive(self.fd().as_fd(), &mut dropped).map(|(bytes, fds, passed)| {
-                    closer::close(user, fds);
-                    // As the end of the stream.
-                    if passed { 0 } else { bytes }
-                }),
+                Some(peer) => peer.receive(self.fd(), &mut dropped),
             };
             return match read {
                 Ok(bytes) => bytes == 0,
@@ -273,9 +249,8 @@ impl Drop for Link {
         if let Some(tls) = &self.tls {
             tls.close(self.fd());
         }
-        // A Unix socket may have unread descriptors.
-        if let Some(user) = self.unix {
-            closer::close(user, self.fd.take().into_iter().collect());
+        if let Some(peer) = &self.unix {
+            peer.close(self.fd.take());
         }
     }
 }

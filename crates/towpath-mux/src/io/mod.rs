@@ -61,6 +61,7 @@ mod tls;
 #[path = "no_tls.rs"]
 mod tls;
 mod turn;
+mod unix_peer;
 mod worker;
 mod zerocopy_sender;
 

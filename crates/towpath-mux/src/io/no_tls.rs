@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use super::link::ReadOutcome;
+use super::unix_peer::UnixPeer;
 use crate::mux::{Cause, Outcome, Transmit};
 
 #[derive(Clone, Debug)]
@@ -24,7 +25,7 @@ impl Tls {
 pub(super) enum Session {}
 
 impl Session {
-    pub(super) fn advance_handshake(&self, _: &OwnedFd) -> HandshakeStep {
+    pub(super) fn advance_handshake(&self, _: &OwnedFd, _: Option<&UnixPeer>) -> HandshakeStep {
         match *self {}
     }
 
@@ -32,7 +33,12 @@ impl Session {
         match *self {}
     }
 
-    pub(super) fn read(&self, _: &OwnedFd, _: &mut Vec<u8>) -> Result<ReadOutcome, Cause> {
+    pub(super) fn read(
+        &self,
+        _: &OwnedFd,
+        _: Option<&UnixPeer>,
+        _: &mut Vec<u8>,
+    ) -> Result<ReadOutcome, Cause> {
         match *self {}
     }
 

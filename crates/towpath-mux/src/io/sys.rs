@@ -1,8 +1,9 @@
 #![allow(unsafe_code)]
-//! System calls without a safe wrapper: SO_RCVLOWAT, SIOCOUTQ, SO_PASSRIGHTS, recvmsg(2) with descriptors into spare
-//! capacity, and registration of a descriptor with tokio.
+//! System calls without a safe wrapper: SO_RCVLOWAT, SIOCOUTQ, SO_PASSRIGHTS, recvmsg(2) with descriptors,
+//! and registration of a descriptor with tokio.
 
 use std::ffi::c_int;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
@@ -24,14 +25,29 @@ pub(super) fn refuse_descriptors(fd: BorrowedFd<'_>) {
     let _ = unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, pointer, length) };
 }
 
-/// Receives into the spare capacity of `buffer`, like read(2). Returns the number of bytes, the descriptors that arrived,
-/// and whether the peer passed any, including those that did not fit (MSG_CTRUNC).
-pub(super) fn receive(
-    fd: BorrowedFd<'_>,
-    buffer: &mut Vec<u8>,
-) -> Result<(usize, Vec<OwnedFd>, bool), Errno> {
-    let spare = buffer.spare_capacity_mut();
-    let mut iov = libc::iovec { iov_base: spare.as_mut_ptr().cast(), iov_len: spare.len() };
+/// Number of bytes, the descriptors that arrived, and whether the peer passed any, including those that did not fit (MSG_CTRUNC).
+pub(super) type Received = (usize, Vec<OwnedFd>, bool);
+
+/// Receives into the spare capacity of `buffer`, like read(2).
+pub(super) fn receive(fd: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> Result<Received, Errno> {
+    let received = receive_at(fd, buffer.spare_capacity_mut())?;
+    let len = buffer.len();
+    // SAFETY: recvmsg(2) has written this number of bytes after `len`, and no more than the spare capacity.
+    unsafe { buffer.set_len(len + received.0) };
+    Ok(received)
+}
+
+/// As [`receive`], over the bytes of `buffer`.
+#[cfg(feature = "tls")]
+pub(super) fn receive_slice(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Received, Errno> {
+    let (start, len) = (buffer.as_mut_ptr().cast::<MaybeUninit<u8>>(), buffer.len());
+    // SAFETY: the same bytes, which `buffer` lends to this function alone. `receive_at` writes initialized bytes only.
+    receive_at(fd, unsafe { std::slice::from_raw_parts_mut(start, len) })
+}
+
+/// Receives into `space`. The bytes at its beginning, as many as returned, are initialized.
+fn receive_at(fd: BorrowedFd<'_>, space: &mut [MaybeUninit<u8>]) -> Result<Received, Errno> {
+    let mut iov = libc::iovec { iov_base: space.as_mut_ptr().cast(), iov_len: space.len() };
     // Words, for the alignment of cmsghdr.
     let mut control = [0u64; CONTROL];
     // SAFETY: msghdr consists of integers and pointers, for which zero is valid.
@@ -40,16 +56,13 @@ pub(super) fn receive(
     header.msg_iovlen = 1;
     header.msg_control = control.as_mut_ptr().cast();
     header.msg_controllen = size_of_val(&control) as _;
-    // SAFETY: the borrow keeps the descriptor open. The header refers to one iovec for the spare capacity, and to the
-    // control buffer, with their sizes; all live during the call, and this function alone owns them (recvmsg(2)).
+    // SAFETY: the borrow keeps the descriptor open. The header refers to one iovec for `space`, and to the control buffer, with their sizes; all live during the call, and this function alone owns them (recvmsg(2)).
     let got = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
     let Ok(got) = usize::try_from(got) else {
         let error = std::io::Error::last_os_error();
         return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
     };
-    let (mut fds, len) = (Vec::new(), buffer.len());
-    // SAFETY: recvmsg(2) has written `got` bytes after `len`, and no more than the spare capacity.
-    unsafe { buffer.set_len(len + got) };
+    let mut fds = Vec::new();
     // SAFETY: the header and its control buffer are those that recvmsg(2) has filled; `msg_controllen` is the filled part.
     let mut part = unsafe { libc::CMSG_FIRSTHDR(&raw const header) };
     while !part.is_null() {

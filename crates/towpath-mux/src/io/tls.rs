@@ -20,6 +20,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
 
 use super::link::ReadOutcome;
+use super::unix_peer::UnixPeer;
 use crate::mux::{Cause, Outcome, Transmit};
 
 /// Maximum number of plaintext bytes in a written record.
@@ -215,8 +216,8 @@ impl Session {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Continues the handshake as far as the socket allows.
-    pub(super) fn advance_handshake(&self, fd: &OwnedFd) -> HandshakeStep {
+    /// Continues the handshake as far as the socket allows. `peer`: that of a Unix socket.
+    pub(super) fn advance_handshake(&self, fd: &OwnedFd, peer: Option<&UnixPeer>) -> HandshakeStep {
         let mut inner = self.lock();
         loop {
             match inner.flush(fd) {
@@ -228,7 +229,7 @@ impl Session {
                 return HandshakeStep::Done;
             }
             let mut early = std::mem::take(&mut inner.early);
-            let received = inner.receive(fd, &mut early);
+            let received = inner.receive(fd, peer, &mut early);
             inner.early = early;
             match received {
                 Ok(Received::Nothing) => return HandshakeStep::More { write: false },
@@ -248,12 +249,17 @@ impl Session {
         (std::mem::take(&mut inner.early), std::mem::take(&mut inner.over))
     }
 
-    /// Reads up to the spare capacity of `buffer`, plus the rest of the last record.
-    pub(super) fn read(&self, fd: &OwnedFd, buffer: &mut Vec<u8>) -> Result<ReadOutcome, Cause> {
+    /// Reads up to the spare capacity of `buffer`, plus the rest of the last record. `peer`: that of a Unix socket.
+    pub(super) fn read(
+        &self,
+        fd: &OwnedFd,
+        peer: Option<&UnixPeer>,
+        buffer: &mut Vec<u8>,
+    ) -> Result<ReadOutcome, Cause> {
         let mut inner = self.lock();
         let full = buffer.capacity();
         while buffer.len() < full {
-            match inner.receive(fd, buffer)? {
+            match inner.receive(fd, peer, buffer)? {
                 Received::Nothing => return Ok(ReadOutcome::WouldBlock),
                 Received::Some => {}
                 Received::End => return Ok(ReadOutcome::Eof),
@@ -307,11 +313,17 @@ impl Session {
 
 impl Inner {
     /// Reads the socket once and appends the plaintext.
-    fn receive(&mut self, fd: &OwnedFd, buffer: &mut Vec<u8>) -> Result<Received, Cause> {
-        let came = match self.connection.read_tls(&mut Socket(fd)) {
+    fn receive(
+        &mut self,
+        fd: &OwnedFd,
+        peer: Option<&UnixPeer>,
+        buffer: &mut Vec<u8>,
+    ) -> Result<Received, Cause> {
+        let came = match self.connection.read_tls(&mut Socket(fd, peer)) {
             Ok(came) => came,
             Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(Received::Some),
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Received::Nothing),
+            Err(error) if peer.is_some() && errno(&error) == Errno::PERM => return Err(Cause::Descriptors),
             Err(error) => return Err(Cause::Reset(errno(&error).raw_os_error())),
         };
         let state = match self.connection.process_new_packets() {
@@ -332,7 +344,7 @@ impl Inner {
     /// Writes pending records.
     fn flush(&mut self, fd: &OwnedFd) -> Result<(), Errno> {
         while self.connection.wants_write() {
-            match self.connection.write_tls(&mut Socket(fd)) {
+            match self.connection.write_tls(&mut Socket(fd, None)) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(errno(&error)),
                 Ok(_) => {}
@@ -342,12 +354,15 @@ impl Inner {
     }
 }
 
-/// The socket as `std::io` streams.
-struct Socket<'a>(&'a OwnedFd);
+/// The socket as `std::io` streams, and the peer to read from if it is a Unix socket.
+struct Socket<'a>(&'a OwnedFd, Option<&'a UnixPeer>);
 
 impl Read for Socket<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        Ok(rustix::io::read(self.0, buffer)?)
+        Ok(match self.1 {
+            None => rustix::io::read(self.0, buffer)?,
+            Some(peer) => peer.receive_slice(self.0, buffer)?,
+        })
     }
 }
 

@@ -11,7 +11,7 @@ use towpath_mux::io::{Flags, Kind, Server};
 use towpath_mux::mux::{Cause, Config};
 
 /// Sends bytes with copies of a descriptor. Returns false if the socket refuses descriptors (Linux 6.16).
-fn pass(socket: &UnixStream, bytes: &[u8], fd: impl AsFd, count: usize) -> bool {
+pub(super) fn pass(socket: &UnixStream, bytes: &[u8], fd: impl AsFd, count: usize) -> bool {
     let fds = vec![fd.as_fd(); count];
     let mut space = [MaybeUninit::uninit(); 4096];
     let mut control = SendAncillaryBuffer::new(&mut space);

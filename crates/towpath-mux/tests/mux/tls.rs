@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
@@ -16,6 +17,8 @@ use tempfile::TempDir;
 use towpath_mux::Time;
 use towpath_mux::io::{Admission, Admit, Connect, Ended, Event, Peer, Server, Tls};
 use towpath_mux::mux::{Cause, Config};
+
+use super::passed::pass;
 
 /// A self-signed certificate for `localhost`, and its key.
 struct Pair {
@@ -114,6 +117,38 @@ fn bytes_come_back_as_they_went() {
     assert_eq!(stream.read(&mut [0]).expect("an end that was said"), 0);
     assert_eq!(ended(&server).cause, Cause::Clean);
     stop(&server, thread);
+}
+
+/// Descriptors that came with the first records, before the socket was attached: afterwards it refuses them (Linux 6.16).
+#[test]
+fn a_unix_peer_that_passes_descriptors_again_ends_its_handshake_and_they_are_closed() {
+    for times in [1, 2] {
+        let pair = Pair::new();
+        let (server, _, thread) = echo("line", pair.server());
+        let (ours, theirs) = UnixStream::pair().expect("sockets");
+        let (mut watched, passed) = UnixStream::pair().expect("sockets");
+        let mut client = pair.client();
+        let mut hello = Vec::new();
+        while client.wants_write() {
+            client.write_tls(&mut hello).expect("memory");
+        }
+        let parts: Vec<_> = hello.chunks(hello.len().div_ceil(times)).collect();
+        assert_eq!(parts.len(), times);
+        assert!(parts.into_iter().all(|part| pass(&theirs, part, &passed, 1)));
+        drop(passed);
+        server.attach_tls(ours, &pair.server()).expect("a socket");
+        if times == 1 {
+            let mut stream = StreamOwned::new(client, theirs);
+            stream.write_all(b"message\n").expect("it reads");
+            let mut answer = [0; 8];
+            stream.read_exact(&mut answer).expect("an answer");
+            assert_eq!(&answer, b"message\n");
+        } else {
+            assert_eq!(not_attached(&server), "the peer passed descriptors");
+        }
+        assert_eq!(watched.read(&mut [0]).expect("an end"), 0, "all copies are closed");
+        stop(&server, thread);
+    }
 }
 
 /// Bytes in the same segment as the end of the handshake are processed, also if no other bytes follow.
