@@ -63,7 +63,8 @@ pub struct Limits {
     pub helpers: usize,
     /// Pending values of one peer above which [`Reaper::has_room`] returns false. The default is 512.
     pub pending_per_peer: usize,
-    /// Pending values of all peers above which [`Reaper::has_room`] returns false. The default is 4096.
+    /// Pending values of all peers, of each at most `pending_per_peer`, above which [`Reaper::has_room`] returns false.
+    /// Otherwise one peer could keep all others out. The default is 4096.
     pub pending: usize,
 }
 
@@ -129,6 +130,13 @@ struct State {
     stats: Stats,
 }
 
+impl State {
+    /// Pending values, of each peer at most `most`. A peer with an entry may also have a value that is being dropped.
+    fn counted(&self, most: usize) -> usize {
+        self.values.values().map(|values| (values.len() + 1).min(most)).sum()
+    }
+}
+
 impl Reaper {
     /// Creates a set without threads; the first value starts one. Prefer [`shared`](Self::shared).
     #[must_use]
@@ -182,7 +190,7 @@ impl Reaper {
         let Limits { pending_per_peer, pending, .. } = self.shared.limits;
         let mut state = self.shared.lock();
         let theirs = state.values.get(&peer).map_or(0, |values| values.len() + 1);
-        let has_room = theirs < pending_per_peer && (state.stats.pending as usize) < pending;
+        let has_room = theirs < pending_per_peer && state.counted(pending_per_peer) < pending;
         state.stats.no_room += u64::from(!has_room);
         has_room
     }
@@ -191,8 +199,9 @@ impl Reaper {
     /// then: to close it could need another value.
     #[must_use]
     pub fn is_full(&self) -> bool {
+        let Limits { pending_per_peer, pending, .. } = self.shared.limits;
         let mut state = self.shared.lock();
-        let is_full = state.stats.pending as usize >= self.shared.limits.pending;
+        let is_full = state.counted(pending_per_peer) >= pending;
         state.stats.no_room += u64::from(is_full);
         is_full
     }
@@ -393,6 +402,13 @@ mod tests {
         assert_eq!(bench.reaper.stats().no_room, 2);
         drop((one, two));
         bench.wait_until_dropped(3);
+        // One peer counts for no more than its own limit.
+        let one = bench.block(1, 1);
+        bench.next();
+        (0..9).for_each(|name| bench.drop_for(1, name));
+        assert!(!bench.reaper.has_room(user(1)) && bench.reaper.has_room(user(3)) && !bench.reaper.is_full());
+        drop(one);
+        bench.wait_until_dropped(13);
         assert!(bench.reaper.has_room(user(1)) && bench.reaper.has_room(user(3)));
     }
 
