@@ -161,6 +161,7 @@ impl<E: PacketIo> Engine<E> {
         }
         // Before the burst: no packet is between the engine and its port now, so the counters are exact.
         self.serve_queries();
+        self.begin_turn();
         self.process_packets(burst.enumerate())?;
         self.clock.clear_times();
         self.expire();
@@ -181,6 +182,12 @@ impl<E: PacketIo> Engine<E> {
             }
         }
         Ok(())
+    }
+
+    fn begin_turn(&mut self) {
+        if self.live {
+            self.queues.iter_mut().for_each(Queue::begin_turn);
+        }
     }
 
     /// Processes a burst of a live port. A packet that is decided before the call returns leaves from the burst's memory
@@ -218,6 +225,7 @@ impl<E: PacketIo> Engine<E> {
             self.read_clock();
             self.expire();
         }
+        self.begin_turn();
         self.poll().map(drop)
     }
 

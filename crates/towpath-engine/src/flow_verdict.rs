@@ -15,6 +15,7 @@
 use std::collections::HashMap;
 
 use towpath_gate::state::{Ends, Flow};
+use towpath_metrics::metrics;
 use towpath_ring::Verdict;
 use towpath_wire::Time;
 
@@ -35,15 +36,18 @@ pub struct FlowVerdict {
     pub channel: u32,
 }
 
-/// Counters of the cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Inserted verdicts.
-    pub given: u64,
-    /// Verdicts that ended because the flow was idle or began another connection.
-    pub expired: u64,
-    /// Verdicts that were evicted.
-    pub evicted: u64,
+metrics! {
+    /// Counters of the cache.
+    pub struct Stats in "flow_verdicts" {
+        /// Verdicts for flows that inspectors gave.
+        pub given: counter events,
+        /// Verdicts for flows that ended because the flow was idle or began another connection.
+        pub expired: counter events,
+        /// Verdicts for flows that were evicted because the cache was full.
+        pub evicted: counter events,
+        /// Verdicts for flows now, idle ones included.
+        pub kept: gauge events,
+    }
 }
 
 /// The verdicts for the flows of one queue.
@@ -90,7 +94,7 @@ impl FlowVerdictCache {
 
     /// The counters.
     pub fn stats(&self) -> Stats {
-        self.stats
+        Stats { kept: self.len() as u64, ..self.stats }
     }
 
     /// The verdict for the flow of a packet at `now`. `new`: the packet begins a connection.
@@ -186,7 +190,7 @@ mod tests {
         flows.insert(&flow(1), verdict(1), at(900));
         assert_eq!(flows.find(&flow(1), true, at(901)), None, "a SYN");
         assert_eq!(flows.find(&flow(1), false, at(902)), None, "the verdict is removed");
-        assert_eq!(flows.stats(), Stats { given: 2, expired: 2, evicted: 0 });
+        assert_eq!(flows.stats(), Stats { given: 2, expired: 2, evicted: 0, kept: flows.len() as u64 });
     }
 
     #[test]
@@ -226,7 +230,7 @@ mod tests {
                     recent.remove(0);
                 }
                 prop_assert!(flows.len() <= ROOM);
-                let Stats { given, expired, evicted } = flows.stats();
+                let Stats { given, expired, evicted, .. } = flows.stats();
                 // An insertion may replace a verdict.
                 prop_assert!(flows.len() as u64 + expired + evicted <= given);
             }

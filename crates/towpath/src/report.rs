@@ -327,7 +327,13 @@ mod tests {
                     text: "deny ip from any to any".into(),
                 },
             ],
-            queues: vec![QueueSnapshot { number: 1, stats: queue, inspectors: 0, trouble: None }],
+            queues: vec![QueueSnapshot {
+                number: 1,
+                stats: queue,
+                flow_verdicts: Default::default(),
+                inspectors: 0,
+                trouble: None,
+            }],
             seconds: 0.5,
             captures: 1,
             ..Report::default()

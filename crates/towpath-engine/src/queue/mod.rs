@@ -11,6 +11,7 @@
 
 mod broadcast;
 mod channel;
+mod copy_budget;
 mod inspector_slot;
 pub mod parse;
 mod policy;
@@ -27,6 +28,7 @@ use towpath_wire::{Flow, Time};
 
 use self::broadcast::PendingBroadcast;
 pub use self::channel::{About, Channel, Detached};
+use self::copy_budget::CopyBudget;
 pub use self::inspector_slot::InspectorSlot;
 use self::inspector_slot::Waiter;
 pub use self::policy::{DefaultVerdict, Policy};
@@ -78,6 +80,7 @@ pub struct Queue<C> {
     /// Packets that wait for room, oldest first.
     backlog: VecDeque<PacketId>,
     flow_verdicts: FlowVerdictCache,
+    copies: CopyBudget,
     /// A frame waited for room until its deadline. No packet waits for room until an inspector decides again.
     stalled: bool,
     number: u16,
@@ -99,6 +102,7 @@ impl<C: Channel> Queue<C> {
             broadcasts: BTreeMap::new(),
             backlog: VecDeque::new(),
             flow_verdicts: FlowVerdictCache::default(),
+            copies: CopyBudget::UNLIMITED,
             stalled: false,
             number,
             account: Account::ENGINE,
@@ -152,6 +156,12 @@ impl<C: Channel> Queue<C> {
         self.account
     }
 
+    /// Begins a turn of a live engine: a queue makes at most 1,024 copies and 16 MiB of copies in each. Before the first turn, their
+    /// number is not bounded.
+    pub fn begin_turn(&mut self) {
+        self.copies.renew();
+    }
+
     /// Gives a frame to an inspector. The frame was received on `cpu`. `packet` waits for the verdict; a copy has none. An inspector
     /// whose account in `shares` has no room for the packet has no room.
     ///
@@ -167,7 +177,15 @@ impl<C: Channel> Queue<C> {
     ) -> Enqueue {
         let meta = Meta { group: self.number.into(), ..*meta };
         let fanout = self.policy.fanout;
-        let charged = packet.is_some() && !matches!(fanout, Fanout::Broadcast | Fanout::Mirror);
+        let to_all = matches!(fanout, Fanout::Broadcast | Fanout::Mirror);
+        let charged = packet.is_some() && !to_all;
+        if packet.is_none() || fanout == Fanout::Mirror {
+            let live = self.inspectors.listeners().filter(|slot| !ring::Listener::is_dead(*slot)).count();
+            let copies = if to_all { live } else { live.min(1) };
+            if !self.copies.take(copies as u32, frame.len()) {
+                return self.lose_copies(copies as u64, to_all, &meta, cpu);
+            }
+        }
         let usage = Usage { packets: 1, bytes: frame.len() };
         for slot in self.inspectors.listeners() {
             slot.set_in_share(!charged || shares.admits(slot.account(), usage));
@@ -227,6 +245,19 @@ impl<C: Channel> Queue<C> {
     fn count_full(&mut self) {
         self.stats.frames += 1;
         self.stats.queue_full += 1;
+    }
+
+    /// The turn has no budget for these copies of a frame.
+    fn lose_copies(&mut self, copies: u64, to_all: bool, meta: &Meta, cpu: u32) -> Enqueue {
+        if to_all {
+            let live = self.inspectors.listeners().filter(|slot| !ring::Listener::is_dead(*slot));
+            live.for_each(|slot| ring::Listener::lose(slot, Loss::Limited));
+        } else {
+            self.inspectors.lose(Loss::Limited, meta, cpu);
+        }
+        self.stats.frames += copies;
+        self.stats.copy_budget += copies;
+        Enqueue::Lost(None)
     }
 
     fn lose_for_room(&mut self, meta: &Meta, cpu: u32) -> Enqueue {
@@ -466,6 +497,7 @@ impl<C: Channel> Queue<C> {
             number: self.number,
             inspectors: attached.count() as u64,
             stats,
+            flow_verdicts: self.flow_verdicts.stats(),
             trouble: self.trouble.clone(),
         }
     }

@@ -5,6 +5,7 @@ use towpath_ring::FrameOut;
 use super::channel::About;
 use super::policy::Policy;
 use super::stats::{Stats, VerdictStats};
+use crate::flow_verdict;
 
 /// A channel to an inspector.
 #[derive(Clone, Debug)]
@@ -51,6 +52,8 @@ pub struct QueueSnapshot {
     pub number: u16,
     /// Its counters.
     pub stats: Stats,
+    /// The counters of its verdicts for flows.
+    pub flow_verdicts: flow_verdict::Stats,
     /// Attached inspectors.
     pub inspectors: u64,
     /// Why inspectors were detached, if any was.
@@ -63,6 +66,7 @@ impl QueueSnapshot {
         let high_water = self.stats.high_water.max(other.stats.high_water);
         self.stats.add(&other.stats);
         self.stats.high_water = high_water;
+        self.flow_verdicts.add(&other.flow_verdicts);
         self.inspectors = self.inspectors.max(other.inspectors);
         self.trouble = self.trouble.take().or(other.trouble);
     }

@@ -26,6 +26,8 @@ metrics! {
         pub queue_full: counter frames as "lost" (reason = "queue_full"),
         /// Frames for which there was no inspector.
         pub no_inspector: counter frames as "lost" (reason = "no_inspector"),
+        /// Copies that `tee` or the fan-out `mirror` did not make, because the turn's budget of copies was spent.
+        pub copy_budget: counter frames as "lost" (reason = "copy_budget"),
         /// Frames that the overload policy gave to another queue. They do not count here.
         pub handed_on: counter frames,
         /// Frames that were given to another inspector because theirs died. Each counts once.
@@ -48,7 +50,12 @@ metrics! {
 impl Stats {
     /// Frames that no inspector decided.
     pub fn lost(&self) -> u64 {
-        self.overdue + self.invalid_verdict + self.inspector_died + self.queue_full + self.no_inspector
+        self.overdue
+            + self.invalid_verdict
+            + self.inspector_died
+            + self.queue_full
+            + self.no_inspector
+            + self.copy_budget
     }
 
     pub(super) fn count(&mut self, decision: &Result<Decision<'_>, DropReason>) {

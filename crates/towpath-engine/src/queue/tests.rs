@@ -213,6 +213,28 @@ fn a_mirror_gets_copies() {
 }
 
 #[test]
+fn a_turn_makes_a_bounded_number_of_copies() {
+    let budget = copy_budget::COPIES;
+    for (fanout, copies, made) in [(Fanout::Mirror, 2, Enqueue::Copied), (Fanout::FlowHash, 1, HELD)] {
+        let mut queue = queue(Policy { fanout, ..POLICY }, [room(9999), room(9999)]);
+        queue.begin_turn();
+        assert!((0..budget / copies).all(|_| offer(&mut queue, None) == made), "{fanout:?}");
+        assert_eq!(offer(&mut queue, None), Enqueue::Lost(None));
+        let lost: usize = queue.inspectors().map(|slot| slot.channel_mut().lost.len()).sum();
+        assert_eq!(lost as u32, copies, "each watcher that missed a copy knows");
+        let stats = queue.stats();
+        assert_eq!((stats.copy_budget, stats.lost()), (copies.into(), copies.into()), "{fanout:?}");
+        assert_eq!(stats.frames, stats.lost() + stats.open);
+        // A packet that waits for a verdict is no copy.
+        let packet = ids(1)[0];
+        let waits = if fanout == Fanout::Mirror { Enqueue::Lost(None) } else { HELD };
+        assert_eq!(offer(&mut queue, Some(packet)), waits);
+        queue.begin_turn();
+        assert_eq!(offer(&mut queue, None), made, "the next turn");
+    }
+}
+
+#[test]
 fn the_overload_policy_applies_without_room() {
     let rows = [
         (Overload::Block, Enqueue::Full),

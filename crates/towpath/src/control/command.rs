@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::client::{Engine, Failure};
 use super::commands::show_states::Event;
+use super::endpoints::EndpointCounters;
 use super::protocol::{Code, Refusal};
 use super::query::{QuerySender, SendError, Target};
 use super::slots::ControlStats;
@@ -188,6 +189,8 @@ pub struct Context<'a> {
     pub(super) engines: &'a [QuerySender],
     /// The counters of the control socket.
     pub(super) control: ControlStats,
+    /// The counters of the sockets where inspectors attach.
+    pub(super) endpoints: &'a EndpointCounters,
 }
 
 impl Context<'_> {

@@ -22,6 +22,7 @@ pub mod client;
 pub mod command;
 pub mod commands;
 pub mod dumps;
+mod endpoints;
 mod flow_filter;
 pub mod protocol;
 mod query;
@@ -32,6 +33,7 @@ mod text;
 mod trace;
 
 pub(crate) use accept_backoff::AcceptBackoff;
+pub use endpoints::EndpointCounters;
 pub use flow_filter::FlowFilter;
 pub use query::{QueryInbox, QuerySender, SendError, Target, WorkerPoolView};
 pub use server::{BindError, Listening, Server};

@@ -27,6 +27,7 @@ use towpath_ring::{Credentials, SocketFile};
 use super::accept_backoff::AcceptBackoff;
 use super::command::{Context, Pending, Reply, Request};
 use super::commands::show_states::Event;
+use super::endpoints::EndpointCounters;
 use super::protocol::{Code, Refusal};
 use super::query::{QueryInbox, QuerySender};
 use super::session::{Late, Session};
@@ -87,6 +88,7 @@ pub struct Server {
     over: Arc<AtomicBool>,
     wakeup: EventFd,
     thread: Option<JoinHandle<()>>,
+    endpoints: EndpointCounters,
 }
 
 /// A control socket before its server starts. Connections wait.
@@ -146,6 +148,7 @@ impl Listening {
         let over = Arc::new(AtomicBool::new(false));
         let (inboxes, senders) = wakes.into_iter().map(|wake| QueryInbox::new(wakeup.clone(), wake)).unzip();
         let reaper = Reaper::shared();
+        let endpoints = EndpointCounters::default();
         let state = ServerState {
             listener: reaper.wrap(LISTENER, listener),
             reaper,
@@ -159,10 +162,11 @@ impl Listening {
             watching: false,
             start: Instant::now(),
             stats: ControlStats::default(),
+            endpoints: endpoints.clone(),
         };
         let thread =
             std::thread::Builder::new().name("control".into()).spawn(|| state.run()).map_err(system)?;
-        Ok((Server { file: Some(file), over, wakeup, thread: Some(thread) }, inboxes))
+        Ok((Server { file: Some(file), over, wakeup, thread: Some(thread), endpoints }, inboxes))
     }
 }
 
@@ -197,6 +201,11 @@ impl Server {
         let (server, mut inboxes) = Listening::bind(&Control::private(path))?.start(ruleset, vec![None])?;
         Ok((server, inboxes.remove(0)))
     }
+
+    /// The counters of sockets for inspectors, which the owner of the sockets sets.
+    pub fn endpoints(&self) -> &EndpointCounters {
+        &self.endpoints
+    }
 }
 
 impl Drop for Server {
@@ -229,6 +238,7 @@ struct ServerState {
     watching: bool,
     start: Instant,
     stats: ControlStats,
+    endpoints: EndpointCounters,
 }
 
 struct Client {
@@ -255,7 +265,8 @@ impl ServerState {
             }
             self.stats.clients = self.clients.len() as u64;
             let control = self.stats;
-            let context = Context { ruleset: self.ruleset.as_ref(), engines: &self.senders, control };
+            let (ruleset, engines, endpoints) = (self.ruleset.as_ref(), &self.senders, &self.endpoints);
+            let context = Context { ruleset, engines, control, endpoints };
             for client in &mut self.clients {
                 client.serve(&self.reaper, &context, now, deadline.is_some());
                 let (count, what) = match client.session.handle_timeout(now) {

@@ -1,10 +1,8 @@
 //! The sockets where inspectors attach, and the inspector processes that the engine starts.
 
-use std::fs::Permissions;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::fd::BorrowedFd;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -16,7 +14,7 @@ use towpath_ring::{Allow, Channel, Config, Endpoint, Quota};
 use crate::config;
 use crate::control::AcceptBackoff;
 use crate::inspector::Error;
-use crate::process::{Child, Identity, Place, Program, Starter};
+use crate::process::{Child, Identity, Place, Program, Starter, socket_directory};
 
 /// Restart delay of an inspector process: initial and maximum.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -68,13 +66,7 @@ impl Socket {
         let (path, directory) = match &inspectors.socket {
             Some(path) => (path.clone(), None),
             None => {
-                // tempfile creates the directory with mode 0700.
-                let directory = tempfile::Builder::new().prefix("towpath-").tempdir().map_err(system)?;
-                if starter.changes_user() {
-                    // Its name is random. Access to the socket is checked with SO_PEERCRED.
-                    std::fs::set_permissions(directory.path(), Permissions::from_mode(0o711))
-                        .map_err(system)?;
-                }
+                let directory = socket_directory::make(starter.changes_user()).map_err(system)?;
                 own(directory.path(), identity).map_err(system)?;
                 (directory.path().join(format!("queue-{number}.sock")), Some(directory))
             }
@@ -178,6 +170,11 @@ impl Socket {
             self.pause.begin(&error);
             None
         })
+    }
+
+    /// The counters of the socket.
+    pub(super) fn stats(&self) -> towpath_ring::Stats {
+        self.endpoint.stats()
     }
 
     /// Returns true while [`accept`](Self::accept) pauses after errors; polling the socket is useless meanwhile.

@@ -153,7 +153,10 @@ impl Service {
     pub(super) fn refresh(&self, again: bool) {
         for peer in self.admission.refresh(again).refused {
             if self.server.close_peer(&peer) {
-                log::info!("mux {}: {} the rules no longer admit this peer: closed", self.name, peer.remote);
+                log::info!(
+                    peer:% = peer.remote.ip();
+                    "mux {}: {} the rules no longer admit this peer: closed", self.name, peer.remote
+                );
             }
         }
     }

@@ -134,7 +134,7 @@ pub struct Supervisor {
     nearly_full: bool,
     /// A re-check of the states is in progress.
     rechecking: bool,
-    _server: Option<Server>,
+    server: Option<Server>,
     _dumps: Option<Dumps>,
 }
 
@@ -226,6 +226,7 @@ impl Supervisor {
         self.channels += 1;
         let peer = channel.peer();
         log::info!(
+            peer = peer.uid;
             "queue {queue}: process {} of user {} has attached ({})",
             peer.pid,
             peer.uid,
@@ -248,6 +249,9 @@ impl Supervisor {
             came
         });
         (self.sockets, self.round) = (sockets, round);
+        if let Some(server) = &self.server {
+            server.endpoints().set(self.sockets.iter().map(|socket| (socket.queue, socket.stats())));
+        }
     }
 
     /// Sleeps until an event or the next tick. Re-checks states meanwhile if a re-check is in progress.

@@ -2,11 +2,11 @@
 
 use towpath_engine::egress::TxStats;
 use towpath_engine::queue::{self, VerdictStats};
-use towpath_engine::{Drops, ReplyStats};
+use towpath_engine::{Drops, ReplyStats, flow_verdict};
 use towpath_metrics::Metric;
 use towpath_mux::mux::psock;
 use towpath_mux::{io, mux};
-use towpath_ring::ChannelStats;
+use towpath_ring::{self as ring, ChannelStats, reaper};
 
 use super::RuleStats;
 use crate::control::ControlStats;
@@ -39,6 +39,8 @@ pub const TABLES: &[Table] = &[
     table("Rules", &[], towpath_gate::GateCounters::TABLE),
     table("Dynamic states", &[], towpath_gate::state::Counters::TABLE),
     table("Queues", &["queue"], queue::Stats::TABLE),
+    table("Queues", &["queue"], flow_verdict::Stats::TABLE),
+    table("Queues", &["queue"], ring::Stats::TABLE),
     table("Channels to inspectors", &["channel", "queue"], ChannelStats::TABLE),
     table("Channels to inspectors", &["channel", "queue"], VerdictStats::TABLE),
     table("Multiplexors", &["mux"], mux::Totals::TABLE),
@@ -49,6 +51,7 @@ pub const TABLES: &[Table] = &[
     table("Zero-copy sends", &["mux"], towpath_send::Counters::TABLE),
     table("Control socket", &[], ControlStats::TABLE),
     table("Log", &[], LogStats::TABLE),
+    table("Helper threads", &[], reaper::Stats::TABLE),
 ];
 
 #[cfg(test)]

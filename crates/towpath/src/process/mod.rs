@@ -13,6 +13,7 @@
 mod child;
 mod confine;
 mod limit;
+pub(crate) mod socket_directory;
 mod spec;
 mod starter;
 

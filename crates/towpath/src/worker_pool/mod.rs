@@ -41,11 +41,10 @@ mod violation;
 mod worker_slot;
 mod zerocopy_tx;
 
-use std::fs::Permissions;
 use std::io;
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
-use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -60,7 +59,7 @@ use towpath_send::CopyMode;
 use crate::control::commands::{show_mux, show_rings, show_send};
 use crate::control::{QueryInbox, WorkerPoolView};
 use crate::metrics::{self, Samples};
-use crate::process::{Place, Program, Starter};
+use crate::process::{Place, Program, Starter, socket_directory};
 use authority::Rights;
 use completions::Completions;
 pub use completions::UnsentStats;
@@ -237,14 +236,8 @@ impl WorkerPool {
         let mut driver = server.driver().map_err(system("driving the sockets"))?;
         driver.gather();
         driver.watch(&signals, SIGNALS).map_err(system("listening to signals"))?;
-        // tempdir uses mode 0700.
-        let directory = tempfile::Builder::new().prefix("towpath-").tempdir();
+        let directory = socket_directory::make(config.starter.changes_user());
         let directory = directory.map_err(system("making a directory for the workers' sockets"))?;
-        if config.starter.changes_user() {
-            // Its name is random. Access to a socket is checked with SO_PEERCRED.
-            std::fs::set_permissions(directory.path(), Permissions::from_mode(0o711))
-                .map_err(system("opening the directory of the workers' sockets"))?;
-        }
         if let Some(limit) = descriptor_limit(config.workers.get()) {
             server.set_descriptor_limit(limit);
         }
@@ -522,8 +515,8 @@ impl WorkerPool {
                     }
                 }
                 Event::NotAttached { peer, why } => match peer {
-                    Some(peer) => self.warn(|| format!("{peer} was not attached: {why}")),
-                    None => self.warn(|| format!("a connection was not attached: {why}")),
+                    Some(address) => self.warn(peer, || format!("{address} was not attached: {why}")),
+                    None => self.warn(None, || format!("a connection was not attached: {why}")),
                 },
                 Event::Undelivered(undelivered) => self.completions.undelivered(undelivered.bytes),
                 Event::WriteSpace => {}
@@ -558,8 +551,8 @@ impl WorkerPool {
                 continue;
             }
             let unsent = if unsent > 0 { format!("; {unsent} answers were not sent") } else { String::new() };
-            let peer = peer.map_or_else(String::new, |peer| format!(" ({peer})"));
-            self.warn(|| format!("{psock}{peer} ended: {cause}{unsent}"));
+            let name = peer.map_or_else(String::new, |peer| format!(" ({peer})"));
+            self.warn(peer, || format!("{psock}{name} ended: {cause}{unsent}"));
         }
         // There may have been more, whose notices were dropped.
         if count >= ENDED_KEPT {
@@ -571,7 +564,7 @@ impl WorkerPool {
     }
 
     /// Logs a line about a connection, up to [`ENDS_LOGGED`] per second; counts the others.
-    fn warn(&mut self, line: impl FnOnce() -> String) {
+    fn warn(&mut self, peer: Option<SocketAddr>, line: impl FnOnce() -> String) {
         let (count, left_out, since) = &mut self.reported;
         if since.elapsed() >= Duration::from_secs(1) {
             if *left_out > 0 {
@@ -584,7 +577,11 @@ impl WorkerPool {
             return;
         }
         *count += 1;
-        log::warn!("{}", line());
+        match peer {
+            // A peer has many ports.
+            Some(peer) => log::warn!(peer:% = peer.ip(); "{}", line()),
+            None => log::warn!("{}", line()),
+        }
     }
 
     /// Serves queries. Returns the time until they need the next turn.
@@ -650,11 +647,15 @@ impl WorkerPoolView for WorkerPool {
     }
 }
 
-/// Lowest descriptor that connections must leave free, so that workers can be restarted: each needs five, and
-/// twelve during the start. Reserves at most half of all.
+/// Most descriptors in one message (SCM_MAX_FD, include/net/scm.h).
+const PASSED: u64 = 253;
+
+/// Lowest descriptor that connections must leave free. Workers can then be restarted: each needs five, and twelve during
+/// the start. A message with descriptors is received with them: the kernel would close them in this thread, which may
+/// block. Reserves at most half of all.
 fn descriptor_limit(workers: usize) -> Option<RawFd> {
     let all = rustix::process::getrlimit(rustix::process::Resource::Nofile).current?;
-    let kept = (8 * workers as u64 + 24).min(all / 2);
+    let kept = (8 * workers as u64 + 24 + PASSED).min(all / 2);
     RawFd::try_from(all - kept).ok()
 }
 

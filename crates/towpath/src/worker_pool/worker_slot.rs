@@ -92,6 +92,11 @@ impl WorkerSlot {
         token as usize - 1
     }
 
+    /// The name of its processes in the limits of log lines: other muxes have slots with the same number.
+    fn peer(&self) -> String {
+        self.directory.join(self.number.to_string()).display().to_string()
+    }
+
     /// Starts a process.
     pub(super) fn start(&mut self, command: &Command, driver: &Driver, now: Instant) {
         self.restarts += u64::from(self.again.take().is_some());
@@ -194,9 +199,15 @@ impl WorkerSlot {
             return;
         }
         if self.next.is_some() {
-            return log::warn!("worker {}: {exit}; the one that replaces it has been started", self.number);
+            return log::warn!(
+                peer:% = self.peer();
+                "worker {}: {exit}; the one that replaces it has been started", self.number
+            );
         }
-        log::warn!("worker {}: {exit}; another one is started in {} ms", self.number, wait.as_millis());
+        log::warn!(
+            peer:% = self.peer();
+            "worker {}: {exit}; another one is started in {} ms", self.number, wait.as_millis()
+        );
         self.again = Some(now + wait);
     }
 
@@ -229,7 +240,7 @@ impl WorkerSlot {
     fn not_replaced(&mut self, exit: WorkerExit, violations: &mut Violations, now: Instant) {
         self.kept = true;
         match self.process {
-            Some(_) => log::warn!("worker {} keeps its process: {exit}", self.number),
+            Some(_) => log::warn!(peer:% = self.peer(); "worker {} keeps its process: {exit}", self.number),
             None => self.failed(exit, false, violations, now),
         }
     }

@@ -261,7 +261,8 @@ impl ZerocopySenders for ZerocopyTx {
         let fd = socket.try_clone_to_owned().ok()?;
         let peer = getpeername(&fd).ok().flatten().and_then(|peer| std::net::SocketAddr::try_from(peer).ok());
         // Unix sockets do not support it.
-        let peer = peer?.to_string();
+        let address = peer?;
+        let peer = address.to_string();
         let options = Options {
             choice: self.0.choice,
             tamper_check: self.0.check,
@@ -274,7 +275,7 @@ impl ZerocopySenders for ZerocopyTx {
         let sender = match PollSender::new(fd, options, self.time()) {
             Ok(sender) => sender,
             Err(error) => {
-                log::warn!("{peer}: {error}");
+                log::warn!(peer:% = address.ip(); "{peer}: {error}");
                 return None;
             }
         };

@@ -6,6 +6,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use towpath_engine::QueueSnapshot;
 use towpath_metrics::{Kind, Metric, Unit};
+use towpath_ring::reaper::Reaper;
 
 use super::super::client::{Engine, Failure};
 use super::super::command::{
@@ -25,7 +26,7 @@ const PART: usize = 256 << 10;
 
 /// Print all counters as OpenMetrics text
 ///
-/// Packets and bytes, drops by reason, rules (the first 1000), queues, channels, states, muxes and zero-copy sends.
+/// Packets and bytes, drops by reason, rules (the first 1000), queues, channels, states, muxes, zero-copy sends and helper threads.
 #[derive(Debug, Args)]
 pub(super) struct ShowMetrics {}
 
@@ -57,10 +58,15 @@ struct Part {
 fn handle(body: Value, context: &Context<'_>) -> Handled {
     let NoMembers {} = parse(body)?;
     let (ruleset, control) = (context.ruleset.map(Arc::clone), context.control);
+    let endpoints = context.endpoints.clone();
     context.query(part, move |parts| {
         let mut samples = Samples::default();
         samples.add(&[], &control);
         samples.add(&[], &logging::stats());
+        samples.add(&[], &Reaper::shared().stats());
+        for (queue, stats) in endpoints.get() {
+            samples.add(&[("queue", &queue.to_string())], &stats);
+        }
         let (mut queues, mut ports) = (Vec::new(), Vec::new());
         for part in parts {
             samples.merge(part.samples);
@@ -75,7 +81,9 @@ fn handle(body: Value, context: &Context<'_>) -> Handled {
             }
         }
         for queue in show_queues::merge(queues) {
-            samples.add(&[("queue", &queue.number.to_string())], &queue.stats);
+            let number = queue.number.to_string();
+            samples.add(&[("queue", &number)], &queue.stats);
+            samples.add(&[("queue", &number)], &queue.flow_verdicts);
         }
         if let Some(ruleset) = ruleset {
             samples.add(&[], &ruleset.state_counters());

@@ -109,6 +109,7 @@ mod tests {
 
     use serde_json::json;
 
+    use super::super::EndpointCounters;
     use super::super::command::{Access, Context};
     use super::*;
 
@@ -123,7 +124,8 @@ mod tests {
 
     #[test]
     fn every_request_refuses_unknown_members() {
-        let context = Context { ruleset: None, engines: &[], control: Default::default() };
+        let endpoints = &EndpointCounters::default();
+        let context = Context { ruleset: None, engines: &[], control: Default::default(), endpoints };
         // The members that requests need; each request refuses those of others, and `typo`.
         let needed = [
             ("show-table", json!({ "name": "t" })),

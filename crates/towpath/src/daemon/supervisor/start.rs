@@ -224,7 +224,7 @@ impl Supervisor {
             kept_alive: Instant::now(),
             nearly_full: false,
             rechecking,
-            _server: server,
+            server,
             _dumps: dumps,
         };
         if let Err(failure) = supervisor.attach(sockets, admissions, &mux_threads) {
