@@ -5,7 +5,7 @@ use std::fs::Permissions;
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -180,6 +180,51 @@ fn an_inspector_has_no_privileges() {
     });
 }
 
+/// The directory of a cgroup (v2) file system.
+fn cgroups() -> PathBuf {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let mounted = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let found = mounted.into_iter().find(|words| words[2] == "cgroup2").expect("a cgroup (v2) file system");
+    found[1].into()
+}
+
+#[towpath_testenv::needs(netns, cgroup2)]
+#[test]
+fn an_inspector_joins_its_cgroup() {
+    within(|| {
+        let name = format!("towpath-test-{}", std::process::id());
+        let cgroup = cgroups().join(&name);
+        std::fs::create_dir(&cgroup).unwrap();
+        let more = format!("{INSPECT}cgroup = \"{}\"\n[engine]\nuser = \"1\"\n", cgroup.display());
+        let engine = Engine::start(&more, 1);
+        let pids = engine.inspectors();
+        // cgroups(7): the line of the v2 hierarchy begins with 0.
+        let lines = pids.iter().map(|pid| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap());
+        let lines: Vec<String> = lines.collect();
+        let users: Vec<u64> = pids.iter().map(|pid| id(&status(*pid), "Uid")).collect();
+        let own = std::fs::read_to_string(format!("/proc/{}/cgroup", engine.child.id())).unwrap();
+        let stopped = engine.stop();
+        // A cgroup with a process cannot be removed.
+        until(|| std::fs::remove_dir(&cgroup).is_ok());
+        assert_eq!(stopped.0, Some(0), "{}", stopped.1);
+        let [line] = &lines[..] else { panic!("{pids:?}: {}", stopped.1) };
+        assert!(
+            line.lines().any(|line| line.starts_with("0::") && line.ends_with(&format!("/{name}"))),
+            "{line}"
+        );
+        assert!(!own.contains(&name), "the engine is not in it: {own}");
+        assert!(UNUSED.contains(&users[0]), "{users:?}");
+    });
+    // A missing one is an error of the start, with the step.
+    within(|| {
+        let missing = cgroups().join("towpath-test-missing");
+        let more = format!("{INSPECT}cgroup = \"{}\"\n", missing.display());
+        let (code, said) = Engine::start(&more, 1).ended();
+        assert_ne!(code, Some(0));
+        assert!(said.contains("joining the cgroup"), "{said}");
+    });
+}
+
 /// The program writes to a file of root's and attaches.
 fn writes(user: &str) -> (Engine, String) {
     let inspect =
@@ -248,6 +293,12 @@ fn a_killed_inspector_is_restarted_without_root() {
         kill_process(Pid::from_raw(first as i32).unwrap(), Signal::KILL).unwrap();
         let second = engine.successor(first);
         assert!(UNUSED.contains(&id(&status(second), "Uid")));
+        // The counters of its socket, of its verdicts for flows, and of the threads that closed the first one's memory.
+        let metrics = || String::from_utf8(engine.control().ctl("metrics").stdout).unwrap();
+        until(|| metrics().contains("towpath_endpoint_attached_connections_total{queue=\"1\"} 2\n"));
+        for sample in ["towpath_flow_verdicts_kept{queue=\"1\"} 0\n", "\ntowpath_reaper_helpers{} "] {
+            assert!(metrics().contains(sample), "{sample}: {}", metrics());
+        }
         assert_eq!(engine.stop().0, Some(0));
     });
 }
@@ -524,5 +575,39 @@ fn a_program_may_be_in_a_closed_directory() {
         assert!(UNUSED.contains(&id(&status(pid), "Uid")));
         assert_eq!(std::fs::read_link(format!("/proc/{pid}/exe")).unwrap(), program);
         assert_eq!(engine.stop().0, Some(0));
+    });
+}
+
+/// A port with `fail = "closed"` pins its XDP program. The launcher does that, and takes the place of the program that a killed engine
+/// has left.
+#[towpath_testenv::needs(netns, xdp, bpffs)]
+#[test]
+fn the_launcher_pins_the_program_of_a_closed_port() {
+    // Pins are of the whole machine.
+    let interface = format!("p{}", std::process::id());
+    let pin = PathBuf::from(format!("/sys/fs/bpf/towpath-{interface}"));
+    let closed = format!("driver = \"af_xdp\"\ninterface = \"{interface}\"\nfail = \"closed\"");
+    let config = BRIDGE.replacen("driver = \"af_packet\"", &closed, 1);
+    within(|| {
+        veth(&interface, "l0");
+        veth("lan", "r0");
+        let has_program = || {
+            let output = Command::new("ip").args(["link", "show", "dev", &interface]).output().unwrap();
+            String::from_utf8_lossy(&output.stdout).contains("xdp")
+        };
+        let mut first = as_user(&config);
+        assert_eq!(id(&status(first.child.id()), "Uid"), 1);
+        assert_eq!(state(&first), "up");
+        assert!(pin.exists() && has_program());
+        first.child.kill().unwrap();
+        first.child.wait().unwrap();
+        assert!(pin.exists() && has_program(), "the interface stays closed");
+        let second = as_user(&config);
+        let up = state(&second) == "up" && pin.exists() && has_program();
+        let (code, said) = second.stop();
+        let left = pin.exists() && has_program();
+        let _ = std::fs::remove_file(&pin);
+        assert_eq!((up, code, left), (true, Some(0), true), "{said}");
+        until(|| !has_program());
     });
 }
