@@ -85,6 +85,7 @@ pub(crate) fn side(order: &Attack) -> Result<()> {
             thread::spawn(move || inspect(&Target { queue: &other, lanes }, Inspector::MayQueue));
             inspect(attacked, Inspector::MayQueue)
         }
+        "watchers" => watchers(&at("watched.sock")),
         super::PASS_ON => pass_on::collect(&queue, How::Descriptors, did),
         super::REOPEN => pass_on::collect(&queue, How::Paths, did),
         "control" => requests(&control),
@@ -225,6 +226,19 @@ fn descriptors(target: &Target<'_>) -> Result<()> {
         let seq = random.below(4) as u32;
         raw_ring::send(&ring.socket, &notice(ONESHOT, seq, random.next()), &raw_ring::borrowed(&fds[..count]))
     })
+}
+
+/// Attaches as often as it is let in to a queue that copies every packet to each of its inspectors, and reads nothing.
+fn watchers(path: &Path) -> Result<()> {
+    let mut watchers: Vec<RawRing> = Vec::new();
+    loop {
+        did();
+        match RawRing::attach(path, 1) {
+            Ok(ring) => watchers.push(ring),
+            Err(_) => thread::sleep(REFUSED * 10),
+        }
+        watchers.retain(RawRing::is_open);
+    }
 }
 
 /// Passes sockets whose last close blocks: before and after acceptance, to the ring of dumps, and to the control socket.

@@ -256,7 +256,8 @@ fn configuration(setup: Setup, worker: &str, ports: &Ports) -> Result<String> {
         "rules = \"rules\"\n[engine]\nthreads = {}\n[control]\nsocket = \"ctl.sock\"\n\
          [queue.1]\nsocket = \"honest.sock\"\ndeadline = 60\n\
          [queue.2]\nsocket = \"attacked.sock\"\n{users}memory = {MEMORY}\ndeadline = 0.05\nmay-queue = [3]\n\
-         [queue.3]\nsocket = \"other.sock\"\n{users}memory = {MEMORY}\ndeadline = 0.05\nmay-queue = [2]\n",
+         [queue.3]\nsocket = \"other.sock\"\n{users}memory = {MEMORY}\ndeadline = 0.05\nmay-queue = [2]\n\
+         [queue.4]\nsocket = \"watched.sock\"\n{users}memory = 256\nfanout = \"mirror\"\n",
         setup.threads
     );
     for (name, side) in [("honest", "mux-worker".to_owned()), ("hostile", format!("hostile-worker {worker}"))]
@@ -272,7 +273,7 @@ fn configuration(setup: Setup, worker: &str, ports: &Ports) -> Result<String> {
 fn rules() -> String {
     format!(
         "add 10 allow tcp from any to any setup in via honest\nadd 20 allow tcp from any to any setup in via hostile\n\
-         add 30 inspect 1 udp from any to any {INSPECTED}\nadd 40 inspect 2 udp from any to any {ATTACKED}\n\
+         add 25 tee 4 udp from any to any\nadd 30 inspect 1 udp from any to any {INSPECTED}\nadd 40 inspect 2 udp from any to any {ATTACKED}\n\
          add 50 allow ip from any to any\n"
     )
 }

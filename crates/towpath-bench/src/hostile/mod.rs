@@ -78,6 +78,7 @@ pub(crate) const MODES: &[Mode] = &[
     mode("hold-replace", true),
     mode("queues", true),
     mode("may-queue", true),
+    mode("watchers", true),
     quota(PASS_ON),
     quota(REOPEN),
     mode("log-stops", true),
