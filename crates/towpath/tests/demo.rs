@@ -12,7 +12,7 @@ use serde_json::Value;
 use towpath::config::Config;
 use towpath_demo::{Driver, FLOOD_MAX, REPORTED_RULES, RULES, configuration};
 
-/// Each has the machine's processors to itself.
+/// Held by a test that needs all processors of the machine.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -27,12 +27,13 @@ fn demo(program: &str, words: &[&str], directory: &Path) -> Command {
     command
 }
 
-/// The program at another place. A process copies it: a child that another test makes meanwhile would hold it open for writing here.
+/// A copy of the program. Another process makes it: a child that another test forks meanwhile would keep this process's descriptor
+/// open for writing.
 fn copy(to: &Path) {
     assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_towpath")).arg(to).status().unwrap().success());
 }
 
-/// Processes that run in `directory`, also if it is gone: process and command line.
+/// Processes whose working directory is `directory`, even if it was removed: process and command line.
 fn processes(directory: &Path) -> Vec<(i32, String)> {
     let entries = fs::read_dir("/proc").unwrap().flatten();
     entries
@@ -47,7 +48,7 @@ fn processes(directory: &Path) -> Vec<(i32, String)> {
         .collect()
 }
 
-/// Waits until no process of it is there.
+/// Waits until no process of the demo runs.
 fn gone(directory: &Path) {
     let begun = Instant::now();
     while !processes(directory).is_empty() {
@@ -60,7 +61,7 @@ fn empty(directory: &Path) -> bool {
     fs::read_dir(directory).unwrap().next().is_none()
 }
 
-/// Starts one, and reads what it says until a line has `word` in it.
+/// Starts a demo, and reads its output until a line contains `word`.
 fn until(word: &str, directory: &Path) -> (Child, BufReader<std::process::ChildStderr>) {
     let mut child = demo(env!("CARGO_BIN_EXE_towpath"), &[], directory).spawn().unwrap();
     let mut said = BufReader::new(child.stderr.take().unwrap());
@@ -181,7 +182,7 @@ fn an_ordinary_user_sees_the_same_in_a_user_namespace() {
     assert!(empty(&files));
 }
 
-/// A demo in a user namespace in which `most` more network namespaces can be made (namespaces(7)); how it ended.
+/// A demo in a user namespace in which `most` more network namespaces can be made (namespaces(7)). Returns its output.
 fn with_namespaces(most: u32, words: &[&str], directory: &Path) -> std::process::Output {
     let limits = match most {
         0 => "echo 0 > max_user_namespaces && echo 0 > max_net_namespaces".to_owned(),

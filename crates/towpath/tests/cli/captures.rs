@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Rules that look into everything: each header, states of every kind, limits, and both walks.
+/// Rules that use all features: each header, states of every kind, limits, and both directions.
 const RULES: &str = "\
 add 100 check-state
 add 200 count ip from any to any frag

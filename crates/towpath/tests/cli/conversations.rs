@@ -17,13 +17,13 @@ enum Kind {
     Lie,
     /// The upper-layer header is split over two fragments: malformed for the gate, read after reassembly by Wireshark.
     SplitHeader,
-    /// A datagram that never becomes whole: it counts here with its first fragment, and not in Wireshark.
+    /// A datagram that is never complete: it counts here with its first fragment, and not in Wireshark.
     Unreassembled,
     /// IPv6 with a payload length of zero (BIG TCP), in which Wireshark 4.0 sees no upper layer.
     BigTcp,
     /// Wireshark's SNMP dissector opens a conversation with any port, so that question and answer count apart.
     Wildcard,
-    /// The capture cut the TCP options: Wireshark gives up before it counts.
+    /// The TCP options are truncated by the capture: Wireshark does not count the packet.
     CutOptions,
 }
 

@@ -74,7 +74,7 @@ impl Engine {
         capture.flush().unwrap();
     }
 
-    /// `n` more UDP packets, of a flow each.
+    /// Adds `n` UDP packets, each of another flow.
     fn packets(&mut self, n: u32) {
         let mut records = Vec::new();
         for _ in 0..n {
@@ -341,7 +341,8 @@ fn hundreds_of_connections_get_an_answer_or_a_refusal() {
 #[test]
 fn who_may_not_is_refused_and_named_in_the_log() {
     let engine = Engine::start(&[]);
-    // The program where everybody can run it, and a socket that lets everybody in but for the engine's word.
+    // The program is in a directory where every user can execute it. The socket file admits every user, so that only the engine
+    // refuses.
     let program = engine.directory.path().join("towpath");
     // Copied by another process: a child that another test forks meanwhile would keep this process's descriptor open for writing.
     let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_towpath")).arg(&program).status().unwrap();
@@ -576,7 +577,7 @@ fn events_come_as_they_happen() {
     );
     let mut watching =
         engine.command(&["events", "--json", "--count", "3"]).stdout(Stdio::piped()).spawn().unwrap();
-    // It is not known when it watches: packets come until it has seen enough.
+    // The start of the watch is unknown: packets are sent until the client has enough events.
     while watching.try_wait().unwrap().is_none() {
         engine.packets(1);
         // Slowly, because a flow that already has a state causes no event, and there are 60,000 flows.

@@ -41,7 +41,7 @@ const DIFFERENCES: &[(&str, Kind, usize)] = &[
     ("tcp-state/zeek__reassembly.pcap", Kind::Lie, 1),
 ];
 
-/// Why strict tracking takes segments of a capture for no part of their connection.
+/// Why strict tracking rejects segments of a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Misfit {
     /// The capture has only a part of the connection: one direction, or not all segments.
@@ -73,7 +73,7 @@ const MISFITS: &[(&str, Misfit, usize)] = &[
     ("vlan-encap/zeek__mixed-vlan-mpls.pcap", Misfit::Gap, 10),
 ];
 
-/// Packets and FIN 1, SYN 2, RST 4 seen, of the side that sent first and of the other.
+/// Packets, and seen flags (FIN 1, SYN 2, RST 4), of the side that sent first and of the other.
 type Connection = ([u64; 2], [u32; 2]);
 
 #[towpath_testenv::needs(shared)]

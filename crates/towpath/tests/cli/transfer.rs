@@ -11,7 +11,7 @@ fn towpath() -> Command {
     Command::new(env!("CARGO_BIN_EXE_towpath"))
 }
 
-/// A receiver that listens, and where.
+/// A receiver, and its address.
 struct Receiver {
     child: Child,
     stderr: BufReader<ChildStderr>,
@@ -104,7 +104,7 @@ fn a_file_arrives_whole_whichever_way_it_goes() {
             assert_eq!(ways("zerocopy_bytes") > 0, zerocopy, "{report}");
         }
         if compare {
-            // Stretches of 32 MiB in turns, of which the third is cut short.
+            // Alternating parts of 32 MiB; the third is shorter.
             assert!(ways("plain_bytes") > 32 << 20 && ways("zerocopy_bytes") > 32 << 20, "{report}");
             assert_eq!(report["plain"]["as-asked"], 32 << 20, "{report}");
             assert!(report["plain_cpu_seconds"].as_f64() > Some(0.0), "{report}");
@@ -223,7 +223,7 @@ fn a_receiver_that_is_killed_leaves_nothing_behind() {
     let mut receiver = Receiver::start(&directory.path().join("received"));
     let mut stream = TcpStream::connect(&receiver.address).expect("a connection");
     stream.write_all(b"twpsend1\0\0\0\x10\0\0\0\0").expect("it listens");
-    // More than the sockets hold: it has written some of it.
+    // More bytes than the socket buffers hold, so the receiver has written a part.
     stream.write_all(&vec![7; 64 << 20]).expect("it takes");
     let (sent, address) = (file(&tempfile::tempdir().expect("a directory").keep(), 1000), &receiver.address);
     let second = send(&sent, address, &[]);

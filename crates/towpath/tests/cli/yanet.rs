@@ -5,8 +5,8 @@
 //! - No `--route`: their router evaluates the rules once, on input (logicalPort, then acl, then the routes). With routes, Towpath
 //!   would evaluate them again with direction out, where `via lp0.200` means the sending port: a different test.
 //! - One replay for the steps between two resets (a subtest, a reload, clearFWState), so that they share the states.
-//!   The captures have no times to speak of: the steps get some, a tenth of a second apart, and sleeps are added.
-//! - Compared is the IP packet without TTL and IPv4 header checksum; MAC addresses and VLAN lie outside of it.
+//!   The captures have no meaningful times: the steps get times, a tenth of a second apart, and sleeps are added.
+//! - The IP packet is compared without TTL and IPv4 header checksum. MAC addresses and VLAN are not compared.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -152,7 +152,7 @@ impl Run {
                 .filter_map(|(_, frame)| kept(frame))
                 .filter(|packet| !own.contains(&packet.to))
                 .map(|packet| packet.bytes);
-            // Frames to a group of stations are their state synchronisation's own.
+            // Multicast frames belong to their state synchronisation.
             let expected = frames(&self.case.join(&step.expect));
             let mut expected = expected
                 .iter()

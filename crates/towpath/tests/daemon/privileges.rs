@@ -36,7 +36,7 @@ impl Engine {
         std::fs::write(directory.path().join("t.toml"), format!("{BRIDGE}{}", more.replace("DIR", &at)))
             .unwrap();
         std::fs::write(directory.path().join("r.ipfw"), "add inspect 1 ip from any to any\n").unwrap();
-        // A descriptor and a variable that nothing but the shell needs.
+        // A descriptor and a variable that only the shell needs.
         let child = Command::new("sh")
             .args(["-c", "exec 9</dev/zero; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_towpath"), "run"])
             .arg(directory.path().join("t.toml"))
@@ -81,7 +81,7 @@ impl Engine {
         std::fs::read_to_string(children).unwrap().split_whitespace().next().map(|pid| pid.parse().unwrap())
     }
 
-    /// Stops the engine. Its exit code and what it said.
+    /// Stops the engine. Returns its exit code and its output.
     fn stop(mut self) -> (Option<i32>, String) {
         if self.child.try_wait().unwrap().is_none() {
             kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
@@ -89,7 +89,7 @@ impl Engine {
         self.ended()
     }
 
-    /// Waits until the engine has ended. Its exit code and what it said.
+    /// Waits until the engine has ended. Returns its exit code and its output.
     fn ended(mut self) -> (Option<i32>, String) {
         let mut said = String::new();
         self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
@@ -113,7 +113,7 @@ fn status(pid: u32) -> HashMap<String, String> {
     text.lines().filter_map(row).collect()
 }
 
-/// The one user id or group id of a process.
+/// The user id or group id of a process, which must have only one.
 fn id(status: &HashMap<String, String>, key: &str) -> u64 {
     let ids: Vec<u64> = status[key].split_whitespace().map(|id| id.parse().unwrap()).collect();
     assert!(ids.iter().all(|id| *id == ids[0]), "{key}: {ids:?}");

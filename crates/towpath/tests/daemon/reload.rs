@@ -1,5 +1,4 @@
-//! A configuration of `towpath run` that changes under traffic: all of it at once, and nothing is dropped for it. Without the
-//! privilege each test says so and does nothing.
+//! Reloads of the configuration of `towpath run` under traffic: all changes take effect in one step, and no packet is dropped.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::net::UdpSocket;
@@ -15,7 +14,7 @@ use towpath_port::netns::{Host, ip, settled, until, veth, within};
 
 use crate::support::Control;
 
-/// How often it changes.
+/// Number of reloads.
 const RELOADS: u32 = 120;
 
 struct Engine {
@@ -38,7 +37,7 @@ impl Engine {
         engine
     }
 
-    /// Has it read its files again, and waits until it says so.
+    /// Sends SIGHUP and waits until the engine has logged the reload.
     fn reload(&mut self) {
         kill_process(Pid::from_child(&self.child), Signal::HUP).unwrap();
         let line = self.says("reloaded: ");
@@ -55,7 +54,7 @@ impl Engine {
     }
 }
 
-/// A router with three nets. Two of them change places, and rules send packets to queues that are as new as these rules.
+/// A router with three networks. Two of them are exchanged, and new rules send packets to new queues.
 #[towpath_testenv::needs(netns)]
 #[test]
 fn routes_and_queues_come_with_their_rules() {
@@ -87,7 +86,7 @@ fn routes_and_queues_come_with_their_rules() {
                 config +=
                     &format!("[[route]]\nto = \"{net}\"\nport = \"{port}\"\nmac = \"02:00:00:00:00:09\"\n");
             }
-            // A queue cannot go: there are more and more.
+            // A reload cannot remove a queue: their number grows.
             let newest = reload / 8;
             for queue in 1..=newest {
                 config += &format!("[queue.{queue}]\nsocket = \"q{queue}.sock\"\ndefault = \"pass\"\n");
@@ -109,7 +108,7 @@ fn routes_and_queues_come_with_their_rules() {
             let socket = UdpSocket::bind("10.0.0.1:0").unwrap();
             while !stop.load(Ordering::Relaxed) {
                 for to in ["10.8.0.1:9", "10.9.0.1:9"] {
-                    // What the sender's own interface has no room for was never on the wire.
+                    // send(2) may fail with ENOBUFS; that packet was never on the wire.
                     let _ = socket.send_to(b"hello", to);
                 }
             }
@@ -136,7 +135,7 @@ fn routes_and_queues_come_with_their_rules() {
     });
 }
 
-/// A user and a group of no system's files.
+/// A user and a group that no system has.
 const STRANGER: u32 = 64_999;
 
 #[towpath_testenv::needs(netns)]
@@ -147,10 +146,10 @@ fn who_may_attach_changes_with_a_reload() {
             veth(own, other);
         }
         let directory = tempfile::tempdir().unwrap();
-        // Where the stranger finds the socket and the program.
+        // A directory in which the other user can reach the socket and the program.
         std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
         let program = directory.path().join("towpath");
-        // By a process: a child that another test makes meanwhile would hold it open for writing here.
+        // Copied by another process: a child that another test forks meanwhile would keep this process's descriptor open for writing.
         let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_towpath")).arg(&program).status().unwrap();
         assert!(copied.success());
         let write = |users: &str| {
@@ -281,7 +280,7 @@ fn states_are_rechecked_in_the_background() {
         let recheck = stats(&engine)["recheck"].clone();
         assert_eq!((&recheck["running"], &recheck["dropped"]), (&false.into(), &(FLOWS / 2).into()));
 
-        // Back, so that there is nothing to drop; and before that is known, other rules and the end.
+        // The first rules again, so that no state is dropped. Before that re-check ends: other rules, and the stop.
         rules("");
         engine.reload();
         rules("add 10 deny udp from 10.0.0.0/16 to any\n");

@@ -1,4 +1,4 @@
-//! `towpath run`: its configuration, and what it says when it cannot be.
+//! `towpath run`: its configuration, and its errors.
 
 use std::fs::Permissions;
 use std::io::Write;
@@ -18,7 +18,7 @@ fn towpath(args: &[&str]) -> (i32, String, String) {
     (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
 }
 
-/// The configurations that are shipped.
+/// The configurations of the repository's examples.
 fn examples() -> Vec<PathBuf> {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/run");
     let files = std::fs::read_dir(&examples).unwrap().map(|file| file.unwrap().path());
@@ -36,7 +36,7 @@ fn the_examples_are_right() {
     }
 }
 
-/// As they are written, but for where programs and files are.
+/// The configurations, with the paths of programs and files replaced.
 #[towpath_testenv::needs(netns)]
 #[test]
 fn the_examples_start() {
@@ -76,7 +76,7 @@ fn the_examples_start() {
                         ctl(&control, "show stats").status.success()
                     }
             });
-            // It may have ended.
+            // The process may have ended.
             let _ = kill_process(Pid::from_child(&engine), Signal::TERM);
             let output = engine.wait_with_output().unwrap();
             let said = String::from_utf8(output.stderr).unwrap();
@@ -206,13 +206,13 @@ fn captures_go_through_the_live_engine() {
     assert_eq!(report["packets"], all.len(), "{out}");
     assert_eq!(frames(Path::new(&path("out.pcap"))), all);
 
-    // A capture without packets is one, too.
+    // A capture without packets is valid.
     std::fs::write(path("r"), "add deny ip from any to any\n").unwrap();
     let (code, _, err) = config("");
     assert_eq!(code, 0, "{err}");
     assert!(frames(Path::new(&path("out.pcap"))).is_empty());
 
-    // The same through an inspector that lets everything pass, and one that takes some out.
+    // The same through an inspector that passes all packets, and one that drops some.
     std::fs::write(path("r"), "add inspect 7 ip from any to any\n").unwrap();
     let queue = |pattern: &str| {
         let command = format!("towpath inspect --queue 7 --match {pattern} --verdict drop");
@@ -223,7 +223,7 @@ fn captures_go_through_the_live_engine() {
     let (code, _, err) = config(&queue("nothing-like-this"));
     assert_eq!(code, 0, "{err}");
     let mut passed = frames(Path::new(&path("out.pcap")));
-    // Flows leave in their order, not all packets in theirs.
+    // The order of packets is kept within each flow only.
     assert_eq!(passed.len(), all.len());
     passed.sort();
     let mut sorted = all.clone();
@@ -236,7 +236,7 @@ fn captures_go_through_the_live_engine() {
     assert!(passed.len() < all.len() && !passed.iter().any(has));
 }
 
-/// States outlive the engine: what one run has saved, the next one has.
+/// States survive a restart: the next run has the states that the previous one saved.
 #[test]
 fn states_go_from_one_engine_to_the_next() {
     let directory = tempfile::tempdir().unwrap();
@@ -266,7 +266,7 @@ fn states_go_from_one_engine_to_the_next() {
     assert!(err.contains(&format!("/states: {saved} states restored\n")), "{err}");
     // While the engine runs, the states file does not exist: an engine that is killed leaves no outdated states.
     assert!(std::fs::read(path("states.used")).unwrap().starts_with(b"TOWPATHS"));
-    // The same flows, which have theirs.
+    // The same flows have the restored states.
     assert_eq!(made(&out), saved);
 
     // A file that is not a snapshot is reported. The run starts without states, and writes a valid snapshot.
@@ -290,7 +290,7 @@ fn states_go_from_one_engine_to_the_next() {
     assert!(err.contains("/states: 0 states saved"), "{err}");
     std::fs::write(path("r"), rules).unwrap();
 
-    // That they cannot be saved is said at the start.
+    // A file that cannot be written is reported at the start.
     let (code, _, err) = run("no/such/states");
     assert_eq!(code, 1, "{err}");
     assert!(err.contains("states: ") && err.contains("/no/such/states: No such file or directory"), "{err}");
@@ -341,7 +341,7 @@ fn a_router_answers_what_it_cannot_pass_on() {
     std::fs::write(path("t.toml"), config).unwrap();
     let (code, _, err) = towpath(&["run", path("t.toml").to_str().unwrap()]);
     assert_eq!(code, 0, "{err}");
-    // Protocol, hops left; of an answer its type and code.
+    // Protocol and TTL; for an answer also type and code.
     let came = |name: &str| {
         let (mut reader, mut burst, mut seen) =
             (pcap::Reader::open(path(name)).unwrap(), Burst::new(64), Vec::new());
@@ -362,7 +362,7 @@ fn a_router_answers_what_it_cannot_pass_on() {
     assert_eq!(came("a.pcap"), [(1, 64, 11, 0), (1, 64, 3, 0), (58, 64, 3, 0), (58, 64, 1, 0)]);
 }
 
-/// What a pcap port with these packets says, sent by a bridge through these rules.
+/// Output of a bridge with these rules, whose `pcap` port has these packets.
 fn bridged(packets: &[&str], rules: &str) -> String {
     use towpath_gate::PacketSpec;
     use towpath_port::{Frame, LinkType, Port, pcap};
@@ -403,7 +403,7 @@ fn a_start_that_fails_leaves_no_process_behind() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     std::fs::write(path("r"), "add allow ip from any to any\n").unwrap();
-    // A process that outlives the engine holds standard error open, which is read to its end here.
+    // A process that outlives the engine would keep standard error open, which is read to its end here.
     let count = "i=0; while [ $i -lt 500000000 ]; do i=$((i + 1)); done; echo left behind >&2";
     let config = format!(
         "rules = \"r\"\nmonitor = \"a\"\n[port.a]\ndriver = \"pcap\"\nwrite = \"x.pcap\"\n\
@@ -445,7 +445,7 @@ fn what_cannot_be_had_is_named() {
     }
 }
 
-/// A port that is a pipe keeps the start waiting for as long as the test likes.
+/// A port that is a pipe delays the start until the test writes to it.
 #[test]
 fn a_reload_is_heard_while_it_starts() {
     let directory = tempfile::tempdir().unwrap();
@@ -468,7 +468,7 @@ fn a_reload_is_heard_while_it_starts() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // What it does with signals (proc_pid_status(5)).
+    // Its handled signals (proc_pid_status(5)).
     until(|| {
         let status = std::fs::read_to_string(format!("/proc/{}/status", engine.id())).unwrap();
         let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();

@@ -33,7 +33,7 @@ impl Deref for Engine {
 }
 
 impl Engine {
-    /// With the muxes `web` and `shut`, and where they listen.
+    /// Starts an engine with the muxes `web` and `shut`. Returns their addresses.
     fn start(directory: &Path) -> (Self, [String; 2]) {
         Self::with(directory, "")
     }
@@ -69,7 +69,7 @@ impl Engine {
         (engine, addresses)
     }
 
-    /// Reads what it says until a line has this in it.
+    /// Reads the log until a line contains this text.
     fn until(&mut self, what: &str) -> String {
         loop {
             let mut line = String::new();
@@ -128,7 +128,7 @@ fn rules_decide_who_is_served() {
     let answered =
         |stream: &mut TcpStream| ask(stream, b"hello").is_ok_and(|answer| answer.ends_with(b" hello"));
 
-    // Two of one address, and no more until one of them has gone.
+    // Two connections of one address; a further one only after one of them has ended.
     let (mut first, mut second) = (connect(&web), connect(&web));
     assert!(answered(&mut first) && answered(&mut second));
     assert!(ask(&mut connect(&web), b"hello").is_err(), "a third was served");
@@ -138,7 +138,7 @@ fn rules_decide_who_is_served() {
     let mut third = connect(&web);
     assert!(answered(&mut third) && answered(&mut second));
 
-    // A reset is one, and was logged.
+    // A connection to `shut` is reset, and this is logged.
     let mut stream = connect(&shut);
     engine.until("200 Reset");
     assert_eq!(ask(&mut stream, b"hello"), Err(ErrorKind::ConnectionReset));
@@ -198,7 +198,7 @@ fn a_mux_speaks_tls() {
     let mut answer = vec![0; u32::from_be_bytes(length) as usize];
     output.read_exact(&mut answer).unwrap();
     assert!(answer.ends_with(b" hello"), "{answer:?}");
-    // The rules decide before a hand is shaken, and about connections of either kind.
+    // The rules decide before the TLS handshake, with and without TLS.
     assert_eq!(engine.states(), 1);
     client.kill().unwrap();
     client.wait().unwrap();
@@ -233,7 +233,7 @@ fn what_is_wrong_with_a_mux_is_said() {
     }
 }
 
-/// What a reload needs is had before anything changes.
+/// A reload opens all that it needs before anything changes.
 #[test]
 fn a_reload_is_taken_as_a_whole_or_not_at_all() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! A start of `towpath run` that comes to nothing: with live ports, whose threads wait for it.
+//! A start of `towpath run` that fails, with live ports, whose threads wait for it.
 
 use std::fs::Permissions;
 use std::io::Read;
@@ -13,15 +13,15 @@ use towpath_port::netns::{until, veth, within};
 use crate::bridged::BRIDGE;
 use crate::support::Control;
 
-/// How long an end may take that waits for nothing: much longer than it needs, much shorter than for ever.
+/// Time limit for an end without a wait: much longer than necessary.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// With `more` in its configuration.
+/// Starts an engine with `more` in its configuration.
 fn start(directory: &Path, more: &str) -> Child {
     command(directory, more, &[]).spawn().unwrap()
 }
 
-/// With these words of a command line `before` it.
+/// Starts an engine by a command line that begins with `before`.
 fn command(directory: &Path, more: &str, before: &[&str]) -> Command {
     std::fs::write(directory.join("t.toml"), format!("{BRIDGE}{more}")).unwrap();
     std::fs::write(directory.join("r.ipfw"), "add allow ip from any to any\n").unwrap();
@@ -32,7 +32,7 @@ fn command(directory: &Path, more: &str, before: &[&str]) -> Command {
     command
 }
 
-/// Its exit code and what it said; it is killed when it does not end.
+/// Returns the exit code and the output. Kills the process if it does not end.
 fn ended(mut child: Child) -> (Option<i32>, String) {
     let begun = Instant::now();
     while child.try_wait().unwrap().is_none() {
@@ -61,7 +61,7 @@ fn a_start_that_fails_ends_and_says_why() {
             ("[queue.1]\ncommand = ".to_owned(), "false", "queue 1: `false` ended"),
             (mux.to_owned(), "/no/such/program", "mux web: "),
             (mux.to_owned(), "false", "mux web: "),
-            // One whose processes have attached, and one whose do not.
+            // A queue whose processes have attached, and a mux whose processes have not.
             (
                 format!("[queue.1]\ncommand = \"towpath inspect --queue 1 --match x --verdict drop\"\n{mux}"),
                 "false",
@@ -90,7 +90,7 @@ fn a_stop_is_heard_before_everybody_has_attached() {
             let directory = tempfile::tempdir().unwrap();
             // The program has a separate user.
             std::fs::set_permissions(directory.path(), Permissions::from_mode(0o777)).unwrap();
-            // It never attaches, and says that it is there.
+            // It never attaches, but reports that it runs.
             let command = format!("sh -c 'touch {}/there; exec sleep 1000'", directory.path().display());
             let child = start(directory.path(), &format!("{more}\"{command}\"\n"));
             until(|| directory.path().join("there").exists());

@@ -11,7 +11,7 @@ use towpath_port::netns::until;
 
 use crate::support::Control;
 
-/// A pipe whose reader has gone.
+/// A pipe whose reader has closed it.
 fn unread() -> PipeWriter {
     std::io::pipe().unwrap().1
 }
@@ -68,7 +68,7 @@ fn an_engine_goes_on_reloads_and_ends() {
     assert_eq!(engine.wait().unwrap().code(), Some(0));
 }
 
-/// A pipe that is full and stays open; the end that nothing reads.
+/// A full pipe that stays open: the end that is not read, and the write end.
 fn full() -> (std::io::PipeReader, PipeWriter) {
     let (reader, mut writer) = std::io::pipe().unwrap();
     rustix::io::ioctl_fionbio(&writer, true).unwrap();
@@ -82,7 +82,7 @@ fn full() -> (std::io::PipeReader, PipeWriter) {
 fn a_full_pipe_stops_neither_messages_nor_control_nor_the_end_and_lost_lines_are_counted() {
     let directory = tempfile::tempdir().unwrap();
     let worker = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples").join("mux_worker");
-    // Free a moment ago: the line that names the port cannot be read.
+    // A port that was free a moment ago, because the line with the port number cannot be read.
     let at = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let text = format!(
         "rules = \"r\"\n[mux.web]\nlisten = \"{at}\"\nframing = \"offset=0 length=4 be adjust=4\"\nworkers = 1\n\
@@ -99,7 +99,7 @@ fn a_full_pipe_stops_neither_messages_nor_control_nor_the_end_and_lost_lines_are
     let control = Control::of(directory.path());
     until(|| control.ctl("show mux").status.success());
     let lines = |outcome: &str| control.json("show stats --json")["stats"]["log"][outcome].as_u64().unwrap();
-    // Each connection is a line of the rule.
+    // Each connection causes a line of the `log` rule.
     until(|| {
         for _ in 0..300 {
             drop(TcpStream::connect(at).unwrap());
@@ -109,7 +109,7 @@ fn a_full_pipe_stops_neither_messages_nor_control_nor_the_end_and_lost_lines_are
     assert_eq!(lines("written"), 0);
     let metrics = control.ctl("metrics");
     assert!(String::from_utf8_lossy(&metrics.stdout).contains("towpath_log_lines_total{outcome=\"lost\"}"));
-    // A message goes to the worker, and its answer comes back.
+    // A message reaches the worker, and its answer returns.
     let mut client = TcpStream::connect(at).unwrap();
     client.write_all(b"\0\0\0\x02hi").unwrap();
     let mut length = [0; 4];

@@ -1,4 +1,4 @@
-//! What tests of a running engine have in common: `towpath ctl` on its control socket.
+//! Shared code of tests of a running engine: `towpath ctl` on its control socket.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -11,12 +11,12 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// That of a configuration in `directory` with `socket = "ctl.sock"`.
+    /// The socket of a configuration in `directory` with `socket = "ctl.sock"`.
     pub(crate) fn of(directory: &Path) -> Self {
         Self { socket: directory.join("ctl.sock") }
     }
 
-    /// What `towpath ctl` says to these words.
+    /// Output of `towpath ctl` with these words.
     pub(crate) fn ctl(&self, words: &str) -> Output {
         Command::new(env!("CARGO_BIN_EXE_towpath"))
             .args(["ctl", "--socket", self.socket.to_str().unwrap()])
@@ -25,7 +25,7 @@ impl Control {
             .unwrap()
     }
 
-    /// The same of words with `--json`, which must be answered; an engine that says that it is too busy is asked again.
+    /// The same for words with `--json`, which must succeed. Repeated if the engine is too busy.
     pub(crate) fn json(&self, words: &str) -> Value {
         let mut output = self.ctl(words);
         for _ in 0..10 {

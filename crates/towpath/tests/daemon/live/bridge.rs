@@ -25,7 +25,7 @@ fn tcp_goes_through_the_bridge_and_its_inspectors() {
         arrived(transfer(&left, &right, 9000));
         let queues = engine.json("show queues --json");
         let queue = &queues["queues"][0];
-        // Segments that are not cut yet: a packet stands for up to 64 KiB.
+        // Large segments: one packet contains up to 64 KiB.
         assert!(queue["passed"].as_u64() > Some(64) && queue["lost"] == 0, "{queues}");
         let stats = engine.json("show stats --json");
         assert_eq!(stats["stats"]["dropped_by"]["undecodable"], Value::Null, "{stats}");
@@ -42,7 +42,7 @@ fn tcp_goes_through_the_bridge_and_its_inspectors() {
     });
 }
 
-/// How often rules are reloaded under traffic.
+/// Number of reloads under traffic.
 const RELOADS: usize = 1000;
 
 #[towpath_testenv::needs(netns)]
@@ -56,7 +56,7 @@ fn rules_are_reloaded_under_traffic() {
         let mut said = BufReader::new(engine.child.stderr.take().unwrap()).lines();
         let mut says = |what: &str| said.find(|line| line.as_ref().unwrap().contains(what)).unwrap().unwrap();
         for n in 0..RELOADS {
-            // Rules come, go and change around those that let the packets through, and around their states.
+            // Other rules are added, deleted and changed. The rules that pass the packets, and their states, stay.
             let other =
                 ["count ip from any to any", "deny udp from any to any", "allow icmp from any to any"];
             let rules = format!("add {} {}\n{RULES}add 1000 {}\n", 10 + n % 7, other[n % 3], other[n % 2]);
@@ -131,7 +131,7 @@ fn an_interface_that_went_away_is_taken_up_again() {
     });
 }
 
-/// Most inspectors at a time.
+/// Maximum number of inspectors at a time.
 const INSPECTORS: usize = 24;
 
 #[towpath_testenv::needs(netns)]
@@ -148,7 +148,7 @@ fn inspectors_come_and_go_under_traffic() {
         let mut inspectors: Vec<Child> = Vec::new();
         let (mut most, mut random) = (0, 1_u32);
         for _ in 0..20 {
-            // Numerical Recipes' generator: the same every time, and in no order.
+            // Numerical Recipes' generator: reproducible pseudo-random numbers.
             random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             let (come, at) = (random >> 29, (random >> 8) as usize);
             for _ in 0..(come as usize).min(INSPECTORS - inspectors.len()) {
@@ -227,11 +227,12 @@ fn what_becomes_of_a_flow_is_followed_and_states_are_dumped() {
                 .stderr(Stdio::piped())
                 .spawn()
                 .unwrap();
-            // It is there when it may write.
+            // The trace runs when it has written its file.
             until(|| std::fs::metadata(&capture).is_ok_and(|file| file.len() > 0));
             (child, capture)
         };
-        // Of several connections, which the threads share. They stay open: a state goes a second after its connection's end.
+        // Several connections, which the threads share. They stay open, because a state expires one second after the end of its
+        // connection.
         let (flow, flow_capture) = follow(&["--flow", "tcp 10.0.0.2:9002", "--count", "20"], "flow");
         let (denied, denied_capture) = follow(&["--rule", "65535", "--count", "1"], "denied");
         let talk = |port| {

@@ -1,4 +1,4 @@
-//! Every driver between the two machines, and the kernel's own queue.
+//! Every driver between the two machines, and NFQUEUE.
 
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
@@ -9,8 +9,8 @@ use towpath_port::netns::{Host, ip, until, veth, within};
 
 use super::machines::*;
 
-/// The machines' offloads are on: segments that are not cut, unfinished checksums. Every driver has to cope, and an inspector
-/// that looks at everything changes nothing.
+/// The machines' offloads are on: large segments and partial checksums. Every driver must forward them correctly, also with an
+/// inspector for all packets.
 #[towpath_testenv::needs(netns, tun, xdp)]
 #[test]
 fn every_inline_driver_has_real_tcp() {
@@ -31,7 +31,7 @@ fn through_every_inline_driver(talk: impl Fn(&Host, &Host) + Sync) {
         "driver = \"af_packet\"",
         "driver = \"af_packet\"\noffload = true",
         "driver = \"af_xdp\"",
-        // The device is made by the engine, and then belongs to a machine.
+        // The engine creates the device. It is then moved to the namespace of a machine.
         "driver = \"tap\"",
         "driver = \"tap\"\noffload = true",
         "driver = \"tun\"",
@@ -67,7 +67,7 @@ fn through_every_inline_driver(talk: impl Fn(&Host, &Host) + Sync) {
     }
 }
 
-/// Two machines with this namespace's kernel as their router, which asks queue 5 about what it forwards.
+/// Two machines with the kernel of this namespace as their router, which sends the packets that it forwards to queue 5.
 fn queued() -> (Host, Host) {
     let (left, right) = (Host::new(), Host::new());
     veth("wan", "l0");
@@ -91,7 +91,7 @@ fn queued() -> (Host, Host) {
     (left, right)
 }
 
-/// Of long packets the engine has the beginning only: they arrive whole, rules that would change them or not.
+/// The engine gets only the beginning of long packets. They arrive complete, also if a rule would change them.
 #[towpath_testenv::needs(netns, nfqueue)]
 #[test]
 fn what_the_kernel_did_not_hand_over_whole_goes_on_as_it_is() {
@@ -111,7 +111,7 @@ fn what_the_kernel_did_not_hand_over_whole_goes_on_as_it_is() {
                 .map(|lost| (lost[0].as_str().unwrap().to_owned(), lost[1].as_u64().unwrap()))
                 .collect::<Vec<_>>()
         };
-        // An engine that was away may have found the kernel's queue full besides.
+        // After a pause of the engine, the kernel's queue may also have been full.
         until(|| lost().iter().any(|(reason, count)| reason == "unchanged" && *count > 0));
         engine.stop();
     });
@@ -154,7 +154,7 @@ fn the_kernels_own_queue_is_decided() {
     });
 }
 
-/// Both have been rejected, by rules 210 and 220, and nothing else. A SYN whose answer is late comes once more.
+/// Rules 210 and 220 have rejected the two, and no other packet. A SYN whose answer is late is repeated.
 fn rejected(engine: &Engine) {
     let rules = engine.json("show rules --json");
     let packets = |number: u64| {
@@ -223,17 +223,17 @@ fn the_kernels_own_queue_is_decided_for_ipv6_too() {
     });
 }
 
-/// What a port that reads a file of the calling thread's namespace says of an interface: frames received, frames sent.
+/// Statistics of an interface in the calling thread's namespace, from /proc/net/dev: frames received, frames sent.
 fn frames(interface: &str) -> [u64; 2] {
     let text = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
     let line = text.lines().find_map(|line| line.trim().strip_prefix(interface)?.strip_prefix(':'));
     let columns: Vec<u64> = line.unwrap().split_whitespace().map(|column| column.parse().unwrap()).collect();
-    // As its header says: bytes and packets of one direction, eight columns later those of the other.
+    // Columns: bytes and packets of one direction, eight columns later those of the other.
     [columns[1], columns[9]]
 }
 
-/// Packets that come while the engine cannot look, more than its ring has room for: what the kernel delivered to the port is
-/// received or counted as lost, and what was received is sent or counted, up to the other machine.
+/// More packets than the ring has room for arrive while the engine is stopped. Every packet that the kernel delivered to the port is
+/// received or counted as lost, and every received packet is sent or counted.
 #[towpath_testenv::needs(netns)]
 #[test]
 fn a_flood_is_received_or_counted() {
@@ -241,7 +241,7 @@ fn a_flood_is_received_or_counted() {
         let (left, right) = machines();
         let files = files(BRIDGE, "add allow ip from any to any\n");
         let engine = Engine::start(files.path());
-        // Both know each other's Ethernet address afterwards.
+        // Both machines then know each other's Ethernet address.
         let there = right.run(|| UdpSocket::bind((RIGHT, 9)).unwrap());
         left.run(|| UdpSocket::bind("0.0.0.0:0").unwrap().send_to(b"hello", (RIGHT, 9)).unwrap());
         there.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -250,7 +250,7 @@ fn a_flood_is_received_or_counted() {
         left.run(|| {
             let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
             for _ in 0..40_000 {
-                // A sender that is too fast for its own interface is told so; that packet was never on the wire.
+                // send(2) may fail with ENOBUFS; that packet was never on the wire.
                 let _ = socket.send_to(&[7; 1400], (RIGHT, 9));
             }
         });

@@ -1,4 +1,4 @@
-//! Two machines, the engine between them, and what they say to each other.
+//! Two machines with the engine between them, and transfers between them.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -64,7 +64,7 @@ impl Engine {
         Self::try_start(directory).unwrap_or_else(|said| panic!("{said}"))
     }
 
-    /// What it said when it cannot be started.
+    /// Starts the engine. On an error, returns its output.
     pub(crate) fn try_start(directory: &Path) -> Result<Self, String> {
         let child = Command::new(env!("CARGO_BIN_EXE_towpath"))
             .args(["run", directory.join("t.toml").to_str().unwrap()])
@@ -90,7 +90,7 @@ impl Engine {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Stops it as systemd would; what it said.
+    /// Stops the engine as systemd does. Returns its output.
     pub(crate) fn stop(self) -> String {
         self.signal(Signal::TERM);
         let output = self.child.wait_with_output().unwrap();
@@ -108,15 +108,15 @@ pub(crate) fn files(config: &str, rules: &str) -> tempfile::TempDir {
     directory
 }
 
-/// Bytes that differ from place to place.
+/// Bytes that depend on their position.
 pub(crate) fn bytes(seed: u8) -> Vec<u8> {
     (0..BYTES).map(|at| (at as u32).wrapping_mul(2_654_435_761).to_be_bytes()[1] ^ seed).collect()
 }
 
-/// What one side got of a transfer: the other side's bytes.
+/// The bytes that one side received from the other.
 pub(crate) type Got = mpsc::Receiver<Vec<u8>>;
 
-/// Both machines send to each other over one connection, and say what they got.
+/// Both machines send to each other over one connection. Returns the received bytes of both.
 pub(crate) fn transfer(left: &Host, right: &Host, port: u16) -> (Got, Got) {
     let (ready, listens) = mpsc::channel();
     let server = right.start(move || {
@@ -129,7 +129,7 @@ pub(crate) fn transfer(left: &Host, right: &Host, port: u16) -> (Got, Got) {
     (client, server)
 }
 
-/// The same by iperf3(1), one way and then the other.
+/// The same with iperf3(1), in one direction and then in the other.
 pub(crate) fn iperf3(left: &Host, right: &Host, port: u16) {
     for way in [None, Some("--reverse")] {
         let (ready, listens) = mpsc::channel();
@@ -173,10 +173,10 @@ pub(crate) fn both_ways(mut stream: TcpStream, seed: u8) -> Vec<u8> {
     got
 }
 
-/// A connection that stays: what the left machine sends comes back from the right one, piece by piece.
+/// A connection that stays open: the right machine returns the pieces that the left one sends.
 pub(crate) struct Echo {
     stop: Arc<AtomicBool>,
-    /// Pieces that came back.
+    /// Number of returned pieces.
     pieces: Arc<AtomicU64>,
     client: mpsc::Receiver<()>,
     server: mpsc::Receiver<()>,
@@ -210,7 +210,7 @@ impl Echo {
         Self { stop, pieces, client, server }
     }
 
-    /// Waits until some more has come back. TCP sends again what was lost, ever more rarely: this may take a while.
+    /// Waits until more pieces have returned. TCP's retransmission timeout grows, so this may take a while.
     pub(crate) fn goes_on(&self) {
         let before = self.pieces.load(Ordering::Relaxed);
         let begun = Instant::now();

@@ -1,5 +1,5 @@
 //! `towpath run` between real interfaces: two machines (network namespaces) with the kernel's own TCP, and the engine between
-//! them. What arrives is compared byte for byte.
+//! them. The received bytes are compared with the sent ones.
 
 mod bridge;
 mod drivers;

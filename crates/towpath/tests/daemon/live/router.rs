@@ -29,7 +29,7 @@ fn a_router_takes_a_hop_from_every_packet() {
     });
 }
 
-/// Gives a machine an IPv6 address, and a router as its way out.
+/// Gives a machine an IPv6 address and a default route.
 fn six(host: &Host, device: &'static str, number: usize) {
     host.run(move || {
         std::fs::write(format!("/proc/sys/net/ipv6/conf/{device}/disable_ipv6"), "0").unwrap();
@@ -38,7 +38,7 @@ fn six(host: &Host, device: &'static str, number: usize) {
     });
 }
 
-/// Both machines send to each other over a connection to this place on the right.
+/// Both machines send to each other over a connection to this address of the right machine.
 fn exchange(left: &Host, right: &Host, place: &'static str) {
     let (ready, listens) = mpsc::channel();
     let server = right.start(move || {
@@ -79,15 +79,15 @@ fn a_router_is_found_by_its_neighbors() {
     });
 }
 
-/// How a machine says that it takes packets of 1500 bytes, which it does not: so that its peers send them.
+/// Makes a machine announce an MSS for packets of 1500 bytes, which exceed its MTU, so that its peers send such packets.
 const ADVERTISES: &str = "advmss 1460";
 const ADVERTISES_6: &str = "advmss 1440";
 
-/// A router from a link of 1500 bytes to one of 1400: packets that are longer are cut, divided, or their sender is told.
+/// A router from a link of 1500 bytes to one of 1400: longer packets are segmented or fragmented, or their sender gets an ICMP error.
 #[towpath_testenv::needs(netns, ipv6)]
 #[test]
 fn what_is_longer_than_the_next_link_takes_is_cut_divided_or_told() {
-    // Segments that their host cuts, and those that the router has to; ports that hand them on as they are, and those that do not.
+    // Segments of the sending host's size, and large segments; ports that forward large segments unchanged, and ports that do not.
     for (setting, offload) in
         [("gso_max_segs 1", false), ("gso_max_segs 65535", false), ("gso_max_segs 65535", true)]
     {
@@ -115,7 +115,7 @@ fn what_is_longer_than_the_next_link_takes_is_cut_divided_or_told() {
             ["wan", "lan"].into_iter().for_each(settled);
             let engine = Engine::start(files.path());
             exchange(&left, &right, "10.0.2.1:9001");
-            // Fragments of 1500 bytes, which their sender lets others divide.
+            // Fragments of 1500 bytes without Don't Fragment.
             let socket = right.run(|| std::net::UdpSocket::bind("10.0.2.1:9").unwrap());
             left.run(|| {
                 std::net::UdpSocket::bind("0.0.0.0:0")
@@ -142,7 +142,7 @@ fn what_is_longer_than_the_next_link_takes_is_cut_divided_or_told() {
     }
 }
 
-/// A router without configured Ethernet addresses. Hosts behind wan send to hosts on lan, and to networks behind these.
+/// A router without configured Ethernet addresses. Hosts of wan send to hosts of lan, and to networks beyond these.
 const ASKS: &str = r#"
 rules = "r.ipfw"
 [port.wan]

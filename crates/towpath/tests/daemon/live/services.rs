@@ -1,4 +1,4 @@
-//! Muxes on the threads that have packets: neither starves the other.
+//! Muxes on threads that process packets: packets and messages both progress.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -12,11 +12,12 @@ use towpath_port::netns::within;
 
 use super::machines::*;
 
-/// Connections that ask without a pause, and how much each has asked before it reads the first answer.
+/// Number of connections that send requests without a pause.
 const CLIENTS: usize = 4;
+/// Number of requests that each sends before it reads the first answer.
 const AHEAD: usize = 32;
 
-/// Clients of a mux that always have something for it, until they are told to end.
+/// Clients of a mux that always have requests, until `stop` is set.
 struct Clients {
     stop: Arc<AtomicBool>,
     answers: Arc<AtomicU64>,
@@ -42,7 +43,7 @@ impl Clients {
                     });
                     match read.map_err(|error| error.kind()) {
                         Ok(()) => {}
-                        // The engine ends; what it has not read by then is not there for it.
+                        // The engine has ended. Requests that it had not read are not answered.
                         Err(ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => return,
                         Err(other) => panic!("{other}"),
                     }
@@ -54,7 +55,7 @@ impl Clients {
                 }
             }
         };
-        // They are this machine's own: the engine's namespace is that of the thread that made them.
+        // The connections are local: the engine's namespace is that of the thread that made them.
         let threads = (0..CLIENTS).map(client).map(std::thread::spawn).collect();
         Self { stop, answers, threads }
     }
@@ -75,7 +76,7 @@ impl Clients {
     }
 }
 
-/// The configuration of a bridge with muxes, each with a key more.
+/// The configuration of a bridge with muxes, each with an additional key.
 fn config(threads: usize, muxes: &[(&str, u16, &str)]) -> String {
     let worker = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples").join("mux_worker");
     let mut text = format!("{BRIDGE}[engine]\nthreads = {threads}\nwait = \"park\"\n");
@@ -89,7 +90,7 @@ fn config(threads: usize, muxes: &[(&str, u16, &str)]) -> String {
     text
 }
 
-/// What lets connections to the muxes in, besides the packets of the bridge.
+/// Rules that admit connections to the muxes, and the packets of the bridge.
 const SERVED: &str =
     "add 50 allow tcp from any to any setup recv web\nadd 60 allow tcp from any to any setup recv api\n";
 
@@ -120,7 +121,7 @@ fn packets_and_messages_share_threads() {
             let engine = Engine::start(files.path());
             let echo = Echo::start(&left, &right, 9001);
             let clients = [Clients::start(7001), Clients::start(7002)];
-            // Both go on while both have as much to do as they can.
+            // Both progress under full load.
             for _ in 0..3 {
                 echo.goes_on();
                 clients.iter().for_each(Clients::goes_on);
@@ -139,7 +140,7 @@ fn packets_and_messages_share_threads() {
                 "{mux}"
             );
             assert_eq!(engine.json("show stats --json")["stats"]["dropped"], 0);
-            // A stop under load: what was received is answered, or counted.
+            // A stop under load: every received message is answered or counted.
             let said = engine.stop();
             assert!(said.contains("mux web: ") && said.contains("mux api: "), "{said}");
             for line in said.lines().filter(|line| line.contains(" messages: ")) {
@@ -150,7 +151,7 @@ fn packets_and_messages_share_threads() {
     }
 }
 
-/// A mux whose workers are killed again and again, on the thread of a bridge that stays as it is.
+/// A mux whose workers are killed repeatedly, on the thread of a bridge that continues to forward.
 #[towpath_testenv::needs(netns)]
 #[test]
 fn workers_that_die_do_not_hold_packets_up() {
@@ -164,7 +165,7 @@ fn workers_that_die_do_not_hold_packets_up() {
             let mux = engine.json("show mux --json");
             let pid = mux["mux"]["workers"][0]["pid"].as_u64().unwrap();
             let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
-            // It may have been killed already, and another one not be named yet.
+            // The worker may have been killed already, and the next one may not be listed yet.
             let _ = rustix::process::kill_process(pid, Signal::KILL);
             echo.goes_on();
             clients.goes_on();
