@@ -263,12 +263,18 @@ impl Gate {
 
     /// Publishes a change to the current generation.
     pub(super) fn change<T>(&mut self, change: impl FnOnce(&mut Generation) -> T) -> T {
+        // All work is done in the copy: walkers take it when it is complete.
+        let mut next = self.generation().clone();
+        let done = change(&mut next);
         let single = self.shared.slots.is_single();
         let before = (!single).then(|| (self.shared.current.version(), self.generation().clone()));
-        let mut own = std::mem::take(&mut self.walker.generation);
-        let (version, done) = self.shared.current.change(&mut own, change);
-        self.walker.switch_to(version, own);
-        self.retired.extend(before.map(|(version, generation)| RetiredGeneration::new(version, generation)));
+        let version = self.shared.current.publish(next.clone());
+        self.walker.switch_to(version, next);
+        match before {
+            Some((version, generation)) => self.retired.push(RetiredGeneration::new(version, generation)),
+            // No walker takes it any more.
+            None => self.shared.current.discard_previous(),
+        }
         done
     }
 
@@ -401,31 +407,14 @@ impl Gate {
         self.generation().tables.get(*self.table_names.get(name)? as usize).map(|table| &**table)
     }
 
-    /// Changes the table with this name. Packets see all changes of one call as one step. Returns `None` if the
-    /// table does not exist.
-    ///
-    /// If there are other walkers, the change is made in a copy of the table: change many entries in one call, not
-    /// in many.
+    /// Changes the table with this name. Packets see all changes of one call as one step, and no packet waits.
+    /// Returns `None` if the table does not exist.
     pub fn with_table<T>(&mut self, name: &str, change: impl FnOnce(&mut Table) -> T) -> Option<T> {
         let at = *self.table_names.get(name)? as usize;
-        let mut change = Some(change);
-        let copied = match self.shared.slots.is_single() {
-            true => None,
-            // The copy is made before a walker could wait for it.
-            false => {
-                let mut table = Table::clone(self.generation().tables.get(at)?);
-                change.take().map(|change| (change(&mut table), Arc::new(table)))
-            }
-        };
         self.change(|generation| {
             let table = Arc::make_mut(&mut generation.tables).get_mut(at)?;
-            match (copied, change) {
-                (Some((done, copy)), _) => {
-                    *table = copy;
-                    Some(done)
-                }
-                (None, change) => Some(change?(Arc::make_mut(table))),
-            }
+            // A shared table is cloned, which costs a few pointers.
+            Some(change(Arc::make_mut(table)))
         })
     }
 

@@ -5,12 +5,15 @@
 //! [`CurrentGeneration`]. A walker compares version numbers and adopts the new generation before its next packet.
 //! A packet therefore sees all of a change or none of it, and no lookup takes a lock.
 //!
-//! A part that only the gate references is changed in place: without walkers, changing a table entry costs only
-//! that entry; with walkers it costs a copy of the table.
+//! No walker waits for the gate. There are two places: version N is in place N mod 2. The gate writes the next
+//! version to the other place and then publishes its number. A walker that finds the place of the published version
+//! locked has read an old number: the gate writes to that place only after it has published the version between. The
+//! walker reads the number again. Several walkers read a place together.
 
 use std::collections::HashMap;
+use std::ops::DerefMut;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock, TryLockError};
 
 use super::gate::GateSettings;
 use super::insn::MatchContext;
@@ -44,39 +47,122 @@ impl Generation {
 #[derive(Default)]
 pub(super) struct CurrentGeneration {
     version: AtomicU64,
-    generation: Mutex<Generation>,
+    places: [RwLock<Place>; 2],
+}
+
+#[derive(Default)]
+struct Place {
+    /// The version of `generation`.
+    version: u64,
+    generation: Option<Generation>,
 }
 
 impl CurrentGeneration {
     /// The version number. It changes with every published change.
     #[inline]
     pub(super) fn version(&self) -> u64 {
-        // Acquire: pairs with the release in change().
+        // Acquire: pairs with the release in publish().
         self.version.load(Ordering::Acquire)
     }
 
-    /// Returns a copy of the generation, and its version.
+    /// Returns a copy of the generation, and its version. It is at least as new as every version that was published
+    /// before the call.
     pub(super) fn take(&self) -> (u64, Generation) {
-        let generation = self.locked();
-        (self.version(), generation.clone())
+        loop {
+            let version = self.version();
+            let place = match self.places[version as usize % 2].try_read() {
+                Ok(place) => place,
+                // A place is consistent at every step, even after a panic.
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                // The gate writes version + 2 here. It has published version + 1 before.
+                Err(TryLockError::WouldBlock) => {
+                    std::hint::spin_loop();
+                    continue;
+                }
+            };
+            match &place.generation {
+                Some(generation) if place.version >= version => return (place.version, generation.clone()),
+                // Before the first version.
+                None if version == 0 => return (0, Generation::default()),
+                // The gate has discarded an old version here, after it had published a newer one.
+                _ => {}
+            }
+        }
     }
 
-    /// Publishes a change. `own` is the gate's copy; it is released first, so that parts can be changed in place.
-    pub(super) fn change<T>(
-        &self,
-        own: &mut Generation,
-        change: impl FnOnce(&mut Generation) -> T,
-    ) -> (u64, T) {
-        *own = Generation::default();
-        let mut generation = self.locked();
-        let done = change(&mut generation);
-        *own = generation.clone();
-        // Release: pairs with the acquire of version(). Under the lock, so that version and contents agree.
-        (self.version.fetch_add(1, Ordering::Release) + 1, done)
+    /// Publishes a generation and returns its version. Only the gate calls it.
+    pub(super) fn publish(&self, generation: Generation) -> u64 {
+        let version = self.version() + 1;
+        let place = Place { version, generation: Some(generation) };
+        let old = std::mem::replace(&mut *self.locked(version), place);
+        // Release: pairs with the acquire of version(). The version is at its place before its number is known.
+        self.version.store(version, Ordering::Release);
+        drop(old);
+        version
     }
 
-    fn locked(&self) -> MutexGuard<'_, Generation> {
-        // Every part is consistent at every step, even after a panic.
-        self.generation.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Frees the version before the current one. Only the gate calls it.
+    pub(super) fn discard_previous(&self) {
+        let previous = self.version().wrapping_sub(1);
+        let old = self.locked(previous).generation.take();
+        drop(old);
+    }
+
+    fn locked(&self, version: u64) -> impl DerefMut<Target = Place> {
+        // Walkers that read an old version hold the lock for the copy of a few pointers.
+        self.places[version as usize % 2].write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+
+    /// Readers beside a writer get whole generations that are not older than the version that they have seen.
+    #[test]
+    fn readers_get_whole_generations_in_order() {
+        let current = CurrentGeneration::default();
+        let generation = |number: u64| {
+            let settings = GateSettings { verbose_limit: number as u32, ..GateSettings::default() };
+            Generation { settings, ..Generation::default() }
+        };
+        let done = AtomicBool::new(false);
+        let changes = if cfg!(miri) { 50 } else { 20_000 };
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let mut last = 0;
+                    while !done.load(Ordering::Relaxed) {
+                        let seen = current.version();
+                        let (version, generation) = current.take();
+                        assert!(version >= seen && version >= last, "{version} {seen} {last}");
+                        assert_eq!(u64::from(generation.settings.verbose_limit), version);
+                        last = version;
+                    }
+                });
+            }
+            for number in 1..=changes {
+                assert_eq!(current.publish(generation(number)), number);
+                if number % 3 == 0 {
+                    current.discard_previous();
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(current.take().0, changes);
+    }
+
+    /// A reader does not wait while the gate writes, however long that takes.
+    #[test]
+    fn a_writer_that_does_not_go_on_delays_no_reader() {
+        let current = CurrentGeneration::default();
+        for _ in 0..4 {
+            current.publish(Generation::default());
+            let writing = current.locked(current.version() + 1);
+            assert_eq!(current.take().0, current.version());
+            drop(writing);
+        }
     }
 }

@@ -35,6 +35,7 @@ impl Gate {
     pub(super) fn reclaim_retired(&mut self) {
         let Self { shared, walker, retired, rechecking, .. } = self;
         let before = retired.len();
+        shared.current.discard_previous();
         retired.retain_mut(|retired| {
             if !shared.slots.is_used(retired.version) {
                 retired.generation = None;

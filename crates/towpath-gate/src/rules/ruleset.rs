@@ -35,8 +35,58 @@ pub struct Pipe {
 
 impl Ruleset {
     /// Parses a rule file: one command per line. `file` is the name in messages.
+    ///
+    /// `table NAME load FILE` is an error; [`Ruleset::parse_with_files`] executes it.
     pub fn parse(file: &str, text: &str) -> Parsed {
-        super::parse::file(file, text)
+        super::parse::file(file, text, None)
+    }
+
+    /// Parses a rule file like [`Ruleset::parse`]. `read` reads the files that `table NAME load FILE` names.
+    ///
+    /// ```
+    /// use towpath_gate::rules::Ruleset;
+    ///
+    /// let read = |name: &str| match name {
+    ///     "good" => Ok("10.0.0.0/8 1\n# comment\n192.0.2.1\n".to_owned()),
+    ///     _ => Ok("10.0.0.0/8 1\n10.0.0.0/33\n".to_owned()),
+    /// };
+    /// let text = |file: &str| format!("table T create type addr\ntable T load {file}");
+    /// let ruleset = Ruleset::parse_with_files("t", &text("good"), read).ruleset.unwrap();
+    /// assert_eq!(ruleset.table("T").unwrap().len(), 2);
+    /// let errors = Ruleset::parse_with_files("t", &text("bad"), read).ruleset.unwrap_err();
+    /// assert!(errors[0].to_string().starts_with("bad:2:1: "));
+    /// ```
+    pub fn parse_with_files(
+        file: &str,
+        text: &str,
+        read: impl Fn(&str) -> std::io::Result<String> + 'static,
+    ) -> Parsed {
+        super::parse::file(file, text, Some(Box::new(read)))
+    }
+
+    /// Parses a rule file as an extension of the tables of this ruleset. Entries of tables are not copied.
+    pub fn parse_with_tables(&self, file: &str, text: &str) -> Parsed {
+        super::parse::file_with_tables(file, text, self.tables.clone())
+    }
+
+    /// Reads the entries of a table from a file with one entry per line, `KEY` or `KEY VALUE`. The result has the
+    /// type, columns and limit of `like`, and only these entries. With `quiet`, the last entry of a key counts;
+    /// without, a second one is an error.
+    ///
+    /// # Errors
+    /// All errors of the file.
+    pub fn load_table(file: &str, text: &str, like: &Table, quiet: bool) -> Result<Table, Vec<Diagnostic>> {
+        super::parse::table_file(file, text, like, quiet)
+    }
+
+    /// Replaces the table with this name. Returns false if it does not exist.
+    pub fn set_table(&mut self, name: &str, table: Table) -> bool {
+        self.tables.get_mut(name).map(|own| *own = table).is_some()
+    }
+
+    /// Returns the table with this name.
+    pub fn table(&self, name: &str) -> Option<&Table> {
+        self.tables.get(name)
     }
 
     /// Executes commands that add or delete table entries, all or none of them, without parsing the rest again.
@@ -121,11 +171,17 @@ impl Ruleset {
 
     /// Returns the configuration as a rule file that parses to the same ruleset.
     pub fn to_text(&self) -> String {
-        use std::fmt::Write;
         let mut text = String::new();
         for (name, table) in &self.tables {
             table.write_commands(name, &mut text);
         }
+        text + &self.to_text_without_tables()
+    }
+
+    /// Returns the part of [`Ruleset::to_text`] behind the tables.
+    pub fn to_text_without_tables(&self) -> String {
+        use std::fmt::Write;
+        let mut text = String::new();
         for (number, pipe) in &self.pipes {
             let _ = writeln!(text, "pipe {number} config bw {}bit/s burst {}", pipe.rate, pipe.burst);
         }

@@ -110,7 +110,9 @@ impl Builder {
                 }
             }
         }
-        self.ruleset.tables.values_mut().for_each(Table::settle);
+        if self.settle {
+            self.ruleset.tables.values_mut().for_each(Table::settle);
+        }
         faults.extend(too_many_names(&self.ruleset.rules));
         let warnings = unfilled_tables(&mut self.ruleset, &mut faults);
         self.warnings.extend(warnings);

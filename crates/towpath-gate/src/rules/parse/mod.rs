@@ -72,11 +72,21 @@ pub(crate) const fn order(number: u32) -> u64 {
     if number == DEFAULT_RULE { u64::MAX } else { number as u64 }
 }
 
-/// Parses a whole file.
-pub(super) fn file(name: &str, text: &str) -> Parsed {
+/// Reads a file that a command names.
+pub(super) type ReadFile = Box<dyn Fn(&str) -> std::io::Result<String>>;
+
+/// Parses a whole file. `read` reads the files that it names.
+pub(super) fn file(name: &str, text: &str, read_file: Option<ReadFile>) -> Parsed {
     // Byte order mark, which some editors write at the start of UTF-8 files.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    read(Builder::new(), name, text).0
+    read(Builder { read_file, settle: true, ..Builder::new() }, name, text).0
+}
+
+/// Parses a whole file whose tables exist already.
+pub(super) fn file_with_tables(name: &str, text: &str, tables: BTreeMap<Box<str>, Table>) -> Parsed {
+    let mut builder = Builder::new();
+    builder.ruleset.tables = tables;
+    read(builder, name, text).0
 }
 
 /// Executes commands that only change entries of `tables`, which become the tables of the result. `None` if there
@@ -84,7 +94,9 @@ pub(super) fn file(name: &str, text: &str) -> Parsed {
 pub(super) fn entries(name: &str, text: &str, tables: &BTreeMap<Box<str>, Table>) -> Option<Parsed> {
     let mut builder = Builder::new();
     for line in lines(text) {
-        let mut words = line.tokens.iter().map(|token| &*token.text);
+        let mut words = line.tokens.iter().map(|token| &*token.text).peekable();
+        // `-q` replaces existing entries.
+        words.next_if(|word| word.starts_with('-'));
         let table = match (words.next(), words.next(), words.next()) {
             (None, ..) => continue,
             (Some("table"), Some(table), Some("add" | "atomic" | "delete" | "flush")) => table,
@@ -95,6 +107,36 @@ pub(super) fn entries(name: &str, text: &str, tables: &BTreeMap<Box<str>, Table>
     }
     let (parsed, labels) = read(builder, name, text);
     (!labels).then_some(parsed)
+}
+
+/// Reads the entries of a table from the lines of a file.
+pub(super) fn table_file(
+    name: &str,
+    text: &str,
+    like: &Table,
+    quiet: bool,
+) -> Result<Table, Vec<Diagnostic>> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let mut faults = Vec::new();
+    let mut unreported = 0;
+    let mut table = like.clone();
+    table.flush();
+    for line in lines(text) {
+        if faults.len() >= MAX_ERRORS {
+            unreported += 1;
+            continue;
+        }
+        if let Err(fault) = table::file_line(&mut table, &line, quiet) {
+            faults.push(fault);
+        }
+    }
+    let errors = errors(name, text, faults, unreported);
+    if errors.is_empty() {
+        table.settle();
+        Ok(table)
+    } else {
+        Err(errors)
+    }
 }
 
 /// Executes the commands of `text`. Also returns whether table entries refer to labels.
@@ -112,8 +154,20 @@ fn read(mut builder: Builder, name: &str, text: &str) -> (Parsed, bool) {
         }
     }
     let labels = builder.label_values.values().any(|labels| !labels.is_empty());
+    let in_files = std::mem::take(&mut builder.file_errors);
     let (ruleset, late, warnings) = builder.finish();
     faults.extend(late);
+    let mut errors = errors(name, text, faults, unreported);
+    errors.extend(in_files);
+    let file: Arc<str> = name.into();
+    let mut warnings: Vec<Diagnostic> = warnings.into_iter().map(|fault| fault.in_file(&file)).collect();
+    warnings.sort_by_key(|warning| (warning.line, warning.column));
+    find_ends(text, &mut warnings);
+    (Parsed { ruleset: if errors.is_empty() { Ok(ruleset) } else { Err(errors) }, warnings }, labels)
+}
+
+/// Returns the errors of a file in order, at most [`MAX_ERRORS`] and the number of the others.
+fn errors(name: &str, text: &str, mut faults: Vec<Fault>, unreported: usize) -> Vec<Diagnostic> {
     let file: Arc<str> = name.into();
     faults.sort_by_key(|fault| fault.at);
     let unshown = faults.len().saturating_sub(MAX_ERRORS);
@@ -129,10 +183,7 @@ fn read(mut builder: Builder, name: &str, text: &str) -> (Parsed, bool) {
         let message = format!("more than {MAX_ERRORS} errors; {rest}");
         errors.push(Fault::new(end, message).hint("is this a rule file?").in_file(&file));
     }
-    let mut warnings: Vec<Diagnostic> = warnings.into_iter().map(|fault| fault.in_file(&file)).collect();
-    warnings.sort_by_key(|warning| (warning.line, warning.column));
-    find_ends(text, &mut warnings);
-    (Parsed { ruleset: if errors.is_empty() { Ok(ruleset) } else { Err(errors) }, warnings }, labels)
+    errors
 }
 
 /// Determines the end of the word of each diagnostic. The diagnostics are in the order of the text.
@@ -193,6 +244,12 @@ struct Builder {
     /// By table and key.
     label_values: HashMap<Box<str>, HashMap<Key, Vec<LabelValue>>>,
     warnings: Vec<Fault>,
+    /// Reads the files of `table NAME load FILE`.
+    read_file: Option<ReadFile>,
+    /// Errors in these files.
+    file_errors: Vec<Diagnostic>,
+    /// Build the fast form of large tables at the end.
+    settle: bool,
 }
 
 impl Builder {
@@ -205,6 +262,9 @@ impl Builder {
             open_labels: Vec::new(),
             label_values: HashMap::new(),
             warnings: Vec::new(),
+            read_file: None,
+            file_errors: Vec::new(),
+            settle: false,
         }
     }
 

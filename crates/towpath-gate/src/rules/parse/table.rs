@@ -6,12 +6,12 @@ use crate::rules::cursor::{Cursor, Parse, elements, number};
 use crate::rules::diagnostic::{Fault, Position, quoted};
 use crate::rules::option::{code_point, parse_mac_mask};
 use crate::rules::protocol::Protocol;
-use crate::rules::table::{COLUMNS, Column, FlowFields, FlowKey, Key, Kind, Table, Value};
-use crate::rules::token::Token;
+use crate::rules::table::{COLUMNS, Column, FlowFields, FlowKey, Key, Kind, Refused, Table, Value};
+use crate::rules::token::{Line, Token};
 
 const COMMANDS: &[&str] = &[
-    "add", "atomic", "create", "delete", "destroy", "flush", "lock", "modify", "swap", "unlock", "list",
-    "info", "detail", "lookup",
+    "add", "atomic", "create", "delete", "destroy", "flush", "load", "lock", "modify", "swap", "unlock",
+    "list", "info", "detail", "lookup",
 ];
 
 /// Parses and executes a table command. With `quiet` (`-q`), `add` replaces an existing entry, and `delete`
@@ -78,6 +78,11 @@ pub(super) fn command(builder: &mut Builder, cursor: &mut Cursor<'_, '_>, quiet:
             builder.label_values.insert(other_name, mine);
             cursor.nothing_left("\"swap\"")
         }
+        "load" => {
+            let file = cursor.need("the file's name")?;
+            cursor.nothing_left("the file's name")?;
+            load(builder, &name, at, file, quiet)
+        }
         "lock" | "unlock" => {
             let locked = word.text == "lock";
             existing(builder, &name, at)?.set_locked(locked);
@@ -109,6 +114,60 @@ fn existing<'b>(builder: &'b mut Builder, name: &str, at: Position) -> Parse<&'b
         return Ok(table);
     }
     Err(Fault::new(at, format!("the table {name} does not exist")))
+}
+
+/// Replaces the entries of a table by those of a file.
+fn load(builder: &mut Builder, name: &str, at: Position, file: &Token<'_>, quiet: bool) -> Parse<()> {
+    let table = existing(builder, name, at)?.clone();
+    if table.is_locked() {
+        return Err(Fault::new(at, format!("the table {name} is locked")).hint("unlock it before \"load\""));
+    }
+    let path = file.text.trim_matches('"');
+    let Some(read) = &builder.read_file else {
+        return Err(Fault::new(file.position(), "\"load\" reads a file, which is not possible here")
+            .hint("use \"towpath ctl table NAME load FILE\" or a rule file"));
+    };
+    let text = read(path).map_err(|error| {
+        Fault::new(file.position(), format!("the file {} cannot be read: {error}", quoted(path)))
+    })?;
+    match super::table_file(path, &text, &table, quiet) {
+        Ok(table) => {
+            builder.label_values.remove(name);
+            *existing(builder, name, at)? = table;
+        }
+        Err(errors) => builder.file_errors.extend(errors),
+    }
+    Ok(())
+}
+
+/// Adds the entry of a line of a file: a key, and a value if there is one.
+pub(super) fn file_line(table: &mut Table, line: &Line<'_>, quiet: bool) -> Parse<()> {
+    let mut tokens = line.tokens.iter();
+    let Some(token) = tokens.next() else { return Ok(()) };
+    let key = parse_key(token, table.kind())?;
+    let value = match tokens.next() {
+        None => Value::default(),
+        Some(token) => match parse_value(token, table.columns())? {
+            (value, labels) if labels.is_empty() => value,
+            _ => {
+                let message = format!("the value {} is a label", quoted(&token.text));
+                return Err(Fault::new(token.position(), message)
+                    .hint("write the rule's number: a file of entries has no labels"));
+            }
+        },
+    };
+    if let Some(token) = tokens.next() {
+        return Err(Fault::new(token.position(), format!("unexpected {} after the entry", quoted(&token.text)))
+            .hint("write one entry per line: KEY or KEY VALUE"));
+    }
+    let added = if quiet { table.replace(&key, value) } else { table.add(&key, value) };
+    added.map_err(|refused| {
+        let fault = Fault::new(token.position(), format!("{}: {refused}", quoted(&token.text)));
+        match refused {
+            Refused::Exists => fault.hint("with \"-q\" before \"table\" the last entry of a key counts"),
+            _ => fault,
+        }
+    })
 }
 
 fn all(builder: &mut Builder, cursor: &mut Cursor<'_, '_>) -> Parse<()> {

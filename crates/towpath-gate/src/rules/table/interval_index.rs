@@ -3,11 +3,17 @@
 //! In a trie of millions of prefixes, a lookup waits for memory once per level. Here it waits two or three times:
 //! for an index over the upper bits, and for the few intervals that remain.
 //!
+//! The array is immutable and shared between the clones of a table.
+//!
 //! Invariant: for every address outside the prefixes in `changed`, [`IntervalIndex::get`] returns the result of
 //! the trie from which the index was built. For all other addresses [`IntervalIndex::knows`] returns false, and
 //! the caller uses the trie.
 
-use prefix_trie::PrefixMap;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::trie::PrefixTrie;
+use super::value::Value;
 
 /// A prefix. IPv4 addresses are in the upper 32 bits.
 pub(super) type Prefix = (u128, u8);
@@ -18,14 +24,19 @@ const CHANGED_SHARE: usize = 16;
 
 #[derive(Clone)]
 pub(super) struct IntervalIndex {
-    ranges: Ranges,
+    built: Arc<Built>,
     /// Prefixes that were added, deleted or changed since.
-    changed: PrefixMap<Prefix, ()>,
+    changed: PrefixTrie<u128, ()>,
+}
+
+struct Built {
+    ranges: Ranges,
+    /// The intervals refer to values by their positions here.
+    values: Box<[Value]>,
     /// Number of prefixes from which it was built.
     len: usize,
 }
 
-#[derive(Clone)]
 enum Ranges {
     /// All prefixes have at most 64 bits: the upper halves of the addresses suffice.
     Upper(Sorted<u64>),
@@ -34,37 +45,51 @@ enum Ranges {
 
 impl IntervalIndex {
     /// Builds the index from prefixes in order (shorter first if several start at the same address), each with its
-    /// value number. `len` is their number; `long` is true if a prefix has more than 64 bits.
-    pub(super) fn new(prefixes: impl Iterator<Item = (Prefix, u32)>, len: usize, long: bool) -> Self {
-        let ranges = ranges(prefixes);
+    /// value. `len` is their number; `long` is true if a prefix has more than 64 bits.
+    pub(super) fn new<'v>(
+        prefixes: impl Iterator<Item = (Prefix, &'v Arc<Value>)>,
+        len: usize,
+        long: bool,
+    ) -> Self {
+        let mut values = Vec::new();
+        let mut numbers = HashMap::new();
+        let ranges = ranges(prefixes.map(|(prefix, value)| {
+            let number = *numbers.entry(Arc::as_ptr(value)).or_insert_with(|| {
+                values.push(**value);
+                values.len() as u32 - 1
+            });
+            (prefix, number)
+        }));
         let ranges = if long {
             Ranges::Whole(Sorted::new(ranges))
         } else {
             Ranges::Upper(Sorted::new(ranges.map(|(start, value)| ((start >> 64) as u64, value))))
         };
-        Self { ranges, changed: PrefixMap::new(), len }
+        let built = Arc::new(Built { ranges, values: values.into(), len });
+        Self { built, changed: PrefixTrie::default() }
     }
 
     /// Returns true if [`IntervalIndex::get`] is valid for this address.
     #[inline]
     pub(super) fn knows(&self, ip: u128) -> bool {
-        self.changed.is_empty() || self.changed.get_lpm(&(ip, 128)).is_none()
+        self.changed.is_empty() || self.changed.lookup(ip).is_none()
     }
 
     /// Returns the value of the longest prefix.
     #[inline]
-    pub(super) fn get(&self, ip: u128) -> Option<u32> {
-        let value = match &self.ranges {
+    pub(super) fn get(&self, ip: u128) -> Option<&Value> {
+        let value = match &self.built.ranges {
             Ranges::Upper(sorted) => sorted.get((ip >> 64) as u64),
             Ranges::Whole(sorted) => sorted.get(ip),
         };
-        (value != NONE).then_some(value)
+        // No value has the number NONE.
+        self.built.values.get(value as usize)
     }
 
     /// Records a changed prefix. Returns false if the index is no longer useful.
-    pub(super) fn change(&mut self, prefix: Prefix) -> bool {
-        self.changed.insert(prefix, ());
-        self.changed.len() <= self.len / CHANGED_SHARE
+    pub(super) fn change(&mut self, (start, len): Prefix) -> bool {
+        self.changed.insert(start, len, ());
+        self.changed.len() <= self.built.len / CHANGED_SHARE
     }
 }
 
@@ -106,7 +131,6 @@ fn ranges(prefixes: impl Iterator<Item = (Prefix, u32)>) -> impl Iterator<Item =
 }
 
 /// Sorted starts of intervals, with an index over their upper bits.
-#[derive(Clone)]
 struct Sorted<K> {
     ranges: Vec<(K, u32)>,
     /// For each slot, the first interval that starts in it or later; one extra at the end.
@@ -195,8 +219,10 @@ impl<K: Bits> Sorted<K> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use prefix_trie::PrefixMap;
     use proptest::prelude::*;
+
+    use super::*;
 
     /// Addresses close to each other, at both ends of the address space and in between.
     fn address() -> impl Strategy<Value = u128> {
@@ -220,13 +246,17 @@ mod tests {
                 let len = if upper { len / 2 } else { len };
                 (address & !u128::MAX.checked_shr(len.into()).unwrap_or(0), len)
             };
+            let values: Vec<_> = (0..5).map(|number| Arc::new(Value::legacy(number))).collect();
+            // Not the project's own trie.
             let mut trie = PrefixMap::new();
             for (address, len, value) in &prefixes {
                 trie.insert(net(*address, *len), *value);
             }
-            let entries = trie.iter().map(|(prefix, value)| (prefix, *value));
+            let entries = trie.iter().map(|(prefix, value)| (prefix, &values[*value as usize]));
             let mut index = IntervalIndex::new(entries, trie.len(), trie.iter().any(|((_, len), _)| len > 64));
-            let wanted = |trie: &PrefixMap<Prefix, u32>, ip: u128| trie.get_lpm(&(ip, 128)).map(|(_, value)| *value);
+            let wanted = |trie: &PrefixMap<Prefix, u32>, ip: u128| {
+                trie.get_lpm(&(ip, 128)).map(|(_, value)| &*values[*value as usize])
+            };
             let edges = trie.iter().flat_map(|((start, len), _)| {
                 let last = start | u128::MAX.checked_shr(len.into()).unwrap_or(0);
                 [start, last, start.wrapping_sub(1), last.wrapping_add(1)]

@@ -1,24 +1,29 @@
 //! Lookup tables: keys of five types, values with columns.
 //!
-//! Addresses and Ethernet addresses are stored in longest-prefix tries, other keys in hash tables. Equal values
-//! are stored once: an entry holds the 32-bit number of its value.
+//! Addresses, Ethernet addresses and numbers are stored in longest-prefix tries, other keys in hash tables. Both are
+//! persistent: a clone of a table costs a few references, and a change of one entry beside clones copies one path,
+//! at any size. Equal values are stored once.
 
+mod hashed;
 mod interval_index;
 mod key;
+mod listing;
+mod trie;
 mod value;
 
 pub use self::key::{FlowFields, FlowKey, Key, Kind};
+pub use self::listing::Listing;
 pub(crate) use self::value::COLUMNS;
 pub use self::value::{Column, Value};
 
-use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
-use prefix_trie::PrefixMap;
-
+use self::hashed::Hashed;
 use self::interval_index::{IntervalIndex, Prefix};
-use self::value::{Values, column_name};
+use self::trie::{Bits, PrefixTrie};
+use self::value::{SharedValues, column_name};
 
 /// Why an entry was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +51,7 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// A table.
+/// A table. A clone costs as much as a few pointers, whatever the number of entries.
 #[derive(Clone)]
 pub struct Table {
     kind: Kind,
@@ -54,90 +59,118 @@ pub struct Table {
     limit: Option<usize>,
     locked: bool,
     entries: Entries,
-    values: Values,
+    values: SharedValues,
 }
 
 #[derive(Clone)]
 enum Entries {
     Addr(Box<Prefixes>),
-    Iface(HashMap<Box<str>, u32>),
-    Number(HashMap<u32, u32>),
-    Flow(HashMap<FlowKey, u32>),
-    Mac(Box<PrefixMap<(u64, u8), u32>>),
+    Iface(Hashed<Box<str>, Arc<Value>>),
+    /// Numbers are prefixes of 32 bits.
+    Number(PrefixTrie<u32, Arc<Value>>),
+    Flow(Hashed<FlowKey, Arc<Value>>),
+    Mac(PrefixTrie<u64, Arc<Value>>),
 }
 
 #[derive(Clone, Default)]
 struct Prefixes {
-    v4: PrefixMap<(u32, u8), u32>,
-    v6: PrefixMap<(u128, u8), u32>,
+    v4: PrefixTrie<u32, Arc<Value>>,
+    v6: PrefixTrie<u128, Arc<Value>>,
     /// Number of IPv6 prefixes with more than 64 bits.
     long6: usize,
     /// Interval indexes of the tries, for large tables.
-    fast4: Option<Box<IntervalIndex>>,
-    fast6: Option<Box<IntervalIndex>>,
+    fast4: Option<IntervalIndex>,
+    fast6: Option<IntervalIndex>,
 }
 
 /// Tables with fewer prefixes per family use only the trie.
 const MANY_PREFIXES: usize = 16_384;
 
 impl Prefixes {
-    fn put4(&mut self, addr: u32, len: u8, number: u32) -> Option<u32> {
+    fn put4(&mut self, addr: u32, len: u8, value: Arc<Value>) {
         change(&mut self.fast4, (u128::from(addr) << 96, len));
-        self.v4.insert((addr, len), number)
+        self.v4.insert(addr, len, value);
     }
 
-    fn put6(&mut self, addr: u128, len: u8, number: u32) -> Option<u32> {
+    fn put6(&mut self, addr: u128, len: u8, value: Arc<Value>) {
         change(&mut self.fast6, (addr, len));
-        let old = self.v6.insert((addr, len), number);
+        let old = self.v6.insert(addr, len, value);
         self.long6 += usize::from(old.is_none() && len > 64);
-        old
     }
 
-    fn delete4(&mut self, addr: u32, len: u8) -> Option<u32> {
-        change(&mut self.fast4, (u128::from(addr) << 96, len));
-        self.v4.remove(&(addr, len))
+    fn delete4(&mut self, addr: u32, len: u8) -> bool {
+        let old = self.v4.remove(addr, len);
+        if old.is_some() {
+            change(&mut self.fast4, (u128::from(addr) << 96, len));
+        }
+        old.is_some()
     }
 
-    fn delete6(&mut self, addr: u128, len: u8) -> Option<u32> {
-        change(&mut self.fast6, (addr, len));
-        let old = self.v6.remove(&(addr, len));
-        self.long6 -= usize::from(old.is_some() && len > 64);
-        old
+    fn delete6(&mut self, addr: u128, len: u8) -> bool {
+        let old = self.v6.remove(addr, len);
+        if old.is_some() {
+            change(&mut self.fast6, (addr, len));
+            self.long6 -= usize::from(len > 64);
+        }
+        old.is_some()
     }
 
     #[inline]
-    fn lookup4(&self, ip: u32) -> Option<u32> {
+    fn lookup4(&self, ip: u32) -> Option<&Value> {
         match &self.fast4 {
             Some(fast) if fast.knows(u128::from(ip) << 96) => fast.get(u128::from(ip) << 96),
-            _ => self.v4.get_lpm(&(ip, 32)).map(|(_, number)| *number),
+            _ => self.v4.lookup(ip).map(|value| &**value),
         }
     }
 
     #[inline]
-    fn lookup6(&self, ip: u128) -> Option<u32> {
+    fn lookup6(&self, ip: u128) -> Option<&Value> {
         match &self.fast6 {
             Some(fast) if fast.knows(ip) => fast.get(ip),
-            _ => self.v6.get_lpm(&(ip, 128)).map(|(_, number)| *number),
+            _ => self.v6.lookup(ip).map(|value| &**value),
         }
     }
 
     fn settle(&mut self) {
         if self.fast4.is_none() && self.v4.len() >= MANY_PREFIXES {
-            let prefixes =
-                self.v4.iter().map(|((addr, len), number)| ((u128::from(addr) << 96, len), *number));
-            self.fast4 = Some(Box::new(IntervalIndex::new(prefixes, self.v4.len(), false)));
+            let prefixes = self.v4.iter().map(|(addr, len, value)| ((u128::from(addr) << 96, len), value));
+            self.fast4 = Some(IntervalIndex::new(prefixes, self.v4.len(), false));
         }
         if self.fast6.is_none() && self.v6.len() >= MANY_PREFIXES {
-            let prefixes = self.v6.iter().map(|(prefix, number)| (prefix, *number));
-            self.fast6 = Some(Box::new(IntervalIndex::new(prefixes, self.v6.len(), self.long6 > 0)));
+            let prefixes = self.v6.iter().map(|(addr, len, value)| ((addr, len), value));
+            self.fast6 = Some(IntervalIndex::new(prefixes, self.v6.len(), self.long6 > 0));
         }
     }
 }
 
 /// Records a changed prefix in the interval index. Drops the index after too many changes.
-fn change(fast: &mut Option<Box<IntervalIndex>>, prefix: Prefix) {
+fn change(fast: &mut Option<IntervalIndex>, prefix: Prefix) {
     if fast.as_mut().is_some_and(|fast| !fast.change(prefix)) {
         *fast = None;
+    }
+}
+
+impl Entries {
+    fn new(kind: Kind) -> Self {
+        match kind {
+            Kind::Addr => Self::Addr(Box::default()),
+            Kind::Iface => Self::Iface(Hashed::default()),
+            Kind::Number => Self::Number(PrefixTrie::default()),
+            Kind::Flow(_) => Self::Flow(Hashed::default()),
+            Kind::Mac => Self::Mac(PrefixTrie::default()),
+        }
+    }
+
+    /// Returns true if both are the same entries, not only equal ones.
+    fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Addr(own), Self::Addr(other)) => own.v4.is(&other.v4) && own.v6.is(&other.v6),
+            (Self::Iface(own), Self::Iface(other)) => own.is(other),
+            (Self::Number(own), Self::Number(other)) => own.is(other),
+            (Self::Flow(own), Self::Flow(other)) => own.is(other),
+            (Self::Mac(own), Self::Mac(other)) => own.is(other),
+            _ => false,
+        }
     }
 }
 
@@ -157,14 +190,8 @@ impl Default for Table {
 impl Table {
     /// Creates an empty table.
     pub fn new(kind: Kind, columns: Vec<Column>) -> Self {
-        let entries = match kind {
-            Kind::Addr => Entries::Addr(Box::default()),
-            Kind::Iface => Entries::Iface(HashMap::new()),
-            Kind::Number => Entries::Number(HashMap::new()),
-            Kind::Flow(_) => Entries::Flow(HashMap::new()),
-            Kind::Mac => Entries::Mac(Box::default()),
-        };
-        Self { kind, columns, limit: None, locked: false, entries, values: Values::default() }
+        let (entries, values) = (Entries::new(kind), SharedValues::default());
+        Self { kind, columns, limit: None, locked: false, entries, values }
     }
 
     /// Type of the keys.
@@ -198,7 +225,13 @@ impl Table {
         if shape(self) != shape(other) || self.columns != other.columns {
             return false;
         }
-        self.list().iter().all(|(key, value)| matches!(other.get(key), Ok(Some(v)) if v == value))
+        self.entries.is(&other.entries)
+            || self.list().iter().all(|(key, value)| matches!(other.get(key), Ok(Some(v)) if v == value))
+    }
+
+    /// Returns true if the table is locked against changes.
+    pub fn is_locked(&self) -> bool {
+        self.locked
     }
 
     /// Number of entries.
@@ -263,25 +296,22 @@ impl Table {
     }
 
     fn put(&mut self, key: &Key, value: Value) {
-        let number = self.values.take(value);
-        let old = match (&mut self.entries, key) {
-            (Entries::Addr(all), Key::Net4(addr, len)) => all.put4(*addr, *len, number),
-            (Entries::Addr(all), Key::Net6(addr, len)) => all.put6(*addr, *len, number),
-            (Entries::Iface(map), Key::Iface(name)) => map.insert(name.clone(), number),
-            (Entries::Number(map), Key::Number(key)) => map.insert(*key, number),
-            (Entries::Flow(map), Key::Flow(key)) => map.insert(*key, number),
-            (Entries::Mac(map), Key::Mac(bits, len)) => map.insert((*bits, *len), number),
+        let value = self.values.share(value);
+        match (&mut self.entries, key) {
+            (Entries::Addr(all), Key::Net4(addr, len)) => all.put4(*addr, *len, value),
+            (Entries::Addr(all), Key::Net6(addr, len)) => all.put6(*addr, *len, value),
+            (Entries::Iface(map), Key::Iface(name)) => map.insert(name.clone(), value),
+            (Entries::Number(map), Key::Number(key)) => drop(map.insert(*key, 32, value)),
+            (Entries::Flow(map), Key::Flow(key)) => map.insert(*key, value),
+            (Entries::Mac(map), Key::Mac(bits, len)) => drop(map.insert(*bits, *len, value)),
             // `get` has rejected all other combinations.
-            _ => Some(number),
-        };
-        if let Some(old) = old {
-            self.values.give_back(old);
+            _ => {}
         }
     }
 
-    /// Builds the interval index of a table with many prefixes. [`super::Ruleset::parse`] calls it last. Takes
-    /// about one second per million prefixes. Lookups stay fast until more than a sixteenth of the prefixes have
-    /// changed.
+    /// Builds the interval index of a table with many prefixes. [`super::Ruleset::parse`] and
+    /// [`super::Ruleset::load_table`] call it last. Takes about half a second per million prefixes. The index is used
+    /// until more than a sixteenth of the prefixes have changed.
     pub fn settle(&mut self) {
         if let Entries::Addr(all) = &mut self.entries {
             all.settle();
@@ -296,26 +326,20 @@ impl Table {
         if self.locked {
             return Err(Refused::Locked);
         }
-        let old = match (&mut self.entries, key) {
+        Ok(match (&mut self.entries, key) {
             (Entries::Addr(all), Key::Net4(addr, len)) => all.delete4(*addr, *len),
             (Entries::Addr(all), Key::Net6(addr, len)) => all.delete6(*addr, *len),
-            (Entries::Iface(map), Key::Iface(name)) => map.remove(name),
-            (Entries::Number(map), Key::Number(key)) => map.remove(key),
-            (Entries::Flow(map), Key::Flow(key)) => map.remove(key),
-            (Entries::Mac(map), Key::Mac(bits, len)) => map.remove(&(*bits, *len)),
+            (Entries::Iface(map), Key::Iface(name)) => map.remove(name).is_some(),
+            (Entries::Number(map), Key::Number(key)) => map.remove(*key, 32).is_some(),
+            (Entries::Flow(map), Key::Flow(key)) => map.remove(key).is_some(),
+            (Entries::Mac(map), Key::Mac(bits, len)) => map.remove(*bits, *len).is_some(),
             _ => return Err(Refused::WrongType),
-        };
-        if let Some(old) = old {
-            self.values.give_back(old);
-        }
-        Ok(old.is_some())
+        })
     }
 
     /// Deletes all entries.
     pub fn flush(&mut self) {
-        let fresh = Self::new(self.kind, Vec::new());
-        self.entries = fresh.entries;
-        self.values = fresh.values;
+        (self.entries, self.values) = (Entries::new(self.kind), SharedValues::default());
     }
 
     /// Returns the value of exactly this key.
@@ -323,81 +347,80 @@ impl Table {
     /// # Errors
     /// Returns [`Refused::WrongType`].
     pub fn get(&self, key: &Key) -> Result<Option<&Value>, Refused> {
-        let number = match (&self.entries, key) {
-            (Entries::Addr(all), Key::Net4(addr, len)) => all.v4.get(&(*addr, *len)),
-            (Entries::Addr(all), Key::Net6(addr, len)) => all.v6.get(&(*addr, *len)),
+        let value = match (&self.entries, key) {
+            (Entries::Addr(all), Key::Net4(addr, len)) => all.v4.get(*addr, *len),
+            (Entries::Addr(all), Key::Net6(addr, len)) => all.v6.get(*addr, *len),
             (Entries::Iface(map), Key::Iface(name)) => map.get(name),
-            (Entries::Number(map), Key::Number(key)) => map.get(key),
+            (Entries::Number(map), Key::Number(key)) => map.get(*key, 32),
             (Entries::Flow(map), Key::Flow(key)) => map.get(key),
-            (Entries::Mac(map), Key::Mac(bits, len)) => map.get(&(*bits, *len)),
+            (Entries::Mac(map), Key::Mac(bits, len)) => map.get(*bits, *len),
             _ => return Err(Refused::WrongType),
         };
-        Ok(number.map(|number| self.values.get(*number)))
+        Ok(value.map(|value| &**value))
     }
 
     /// Returns the value of the longest prefix that contains an address.
     #[inline]
     pub fn lookup_ip(&self, ip: IpAddr) -> Option<&Value> {
         let Entries::Addr(all) = &self.entries else { return None };
-        let number = match ip {
-            IpAddr::V4(ip) => all.lookup4(ip.to_bits())?,
-            IpAddr::V6(ip) => all.lookup6(ip.to_bits())?,
-        };
-        Some(self.values.get(number))
+        match ip {
+            IpAddr::V4(ip) => all.lookup4(ip.to_bits()),
+            IpAddr::V6(ip) => all.lookup6(ip.to_bits()),
+        }
     }
 
     /// Returns the value of a number.
     #[inline]
     pub fn lookup_number(&self, number: u32) -> Option<&Value> {
         let Entries::Number(map) = &self.entries else { return None };
-        map.get(&number).map(|number| self.values.get(*number))
+        map.lookup(number).map(|value| &**value)
     }
 
     /// Returns the value of a port name.
     pub fn lookup_iface(&self, name: &str) -> Option<&Value> {
         let Entries::Iface(map) = &self.entries else { return None };
-        map.get(name).map(|number| self.values.get(*number))
+        map.get(name).map(|value| &**value)
     }
 
     /// Returns the value of a flow. Fields that the table does not use must be empty.
     pub fn lookup_flow(&self, key: &FlowKey) -> Option<&Value> {
         let Entries::Flow(map) = &self.entries else { return None };
-        map.get(key).map(|number| self.values.get(*number))
+        map.get(key).map(|value| &**value)
     }
 
     /// Returns the value of the longest prefix that contains an Ethernet address.
     pub fn lookup_mac(&self, mac: [u8; 6]) -> Option<&Value> {
         let Entries::Mac(map) = &self.entries else { return None };
         let bits = mac.iter().fold(0u64, |bits, octet| bits << 8 | u64::from(*octet)) << 16;
-        map.get_lpm(&(bits, 48)).map(|(_, number)| self.values.get(*number))
+        map.lookup(bits).map(|value| &**value)
     }
 
     /// Returns all entries in the order of their keys.
     pub fn list(&self) -> Vec<(Key, Value)> {
-        let value = |number: &u32| *self.values.get(*number);
-        match &self.entries {
-            Entries::Addr(all) => {
-                let four = all.v4.iter().map(|((addr, len), n)| (Key::Net4(addr, len), value(n)));
-                let six = all.v6.iter().map(|((addr, len), n)| (Key::Net6(addr, len), value(n)));
-                four.chain(six).collect()
+        Listing::new(self).iter_from(0).collect()
+    }
+
+    /// Returns the entry for a key: for addresses and Ethernet addresses, the one with the longest prefix that
+    /// contains it.
+    ///
+    /// # Errors
+    /// Returns [`Refused::WrongType`].
+    pub fn longest(&self, key: &Key) -> Result<Option<(Key, Value)>, Refused> {
+        Ok(match (&self.entries, key) {
+            (Entries::Addr(all), Key::Net4(addr, len)) => {
+                let found = all.v4.longest(*addr, *len);
+                found.map(|(len, value)| (Key::Net4(addr.first(len), len), **value))
             }
-            Entries::Iface(map) => {
-                let mut all: Vec<_> = map.iter().collect();
-                all.sort_unstable();
-                all.into_iter().map(|(name, n)| (Key::Iface(name.clone()), value(n))).collect()
+            (Entries::Addr(all), Key::Net6(addr, len)) => {
+                let found = all.v6.longest(*addr, *len);
+                found.map(|(len, value)| (Key::Net6(addr.first(len), len), **value))
             }
-            Entries::Number(map) => {
-                let mut all: Vec<_> = map.iter().map(|(k, n)| (*k, value(n))).collect();
-                all.sort_unstable_by_key(|(key, _)| *key);
-                all.into_iter().map(|(key, value)| (Key::Number(key), value)).collect()
+            (Entries::Mac(map), Key::Mac(bits, len)) => {
+                let found = map.longest(*bits, *len);
+                found.map(|(len, value)| (Key::Mac(bits.first(len), len), **value))
             }
-            Entries::Flow(map) => {
-                let mut all: Vec<_> = map.iter().collect();
-                all.sort_unstable();
-                all.into_iter().map(|(key, n)| (Key::Flow(*key), value(n))).collect()
-            }
-            Entries::Mac(map) => map.iter().map(|((bits, len), n)| (Key::Mac(bits, len), value(n))).collect(),
-        }
+            _ => self.get(key)?.map(|value| (key.clone(), *value)),
+        })
     }
 }
 
@@ -411,7 +434,7 @@ impl Table {
             let _ = write!(text, " limit {limit}");
         }
         text.push('\n');
-        for (key, value) in self.list() {
+        for (key, value) in Listing::new(self).iter_from(0) {
             let (key, value) = (self.show_key(&key), self.show_value(&value));
             let _ = writeln!(text, "table {name} add {key} {value}");
         }
@@ -457,6 +480,10 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -529,16 +556,126 @@ mod tests {
     #[test]
     fn values_are_reference_counted() {
         let mut table = Table::new(Kind::Number, vec![Column::Legacy]);
+        let values = |table: &Table| {
+            let Entries::Number(map) = &table.entries else { panic!("numbers") };
+            let all: std::collections::HashSet<_> = map.iter().map(|(_, _, value)| Arc::as_ptr(value)).collect();
+            all.len()
+        };
         for key in 0..100 {
             table.add(&Key::Number(key), Value::legacy(key % 2)).unwrap();
         }
-        assert_eq!(table.values.numbers.len(), 2);
+        assert_eq!(values(&table), 2);
+        let zero = Arc::downgrade(&table.values.share(Value::legacy(0)));
+        assert_eq!(zero.strong_count(), 50);
         for key in 0..100 {
             table.replace(&Key::Number(key), Value::legacy(1)).unwrap();
         }
-        assert_eq!(table.values.numbers.len(), 1);
+        assert_eq!((values(&table), zero.strong_count()), (1, 0));
         (0..100).for_each(|key| assert_eq!(table.delete(&Key::Number(key)), Ok(true)));
-        assert_eq!(table.values.numbers.len(), 0);
-        assert_eq!(table.values.slots.len(), 2);
+        assert_eq!(values(&table), 0);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Add(u16, u32),
+        Replace(u16, u32),
+        Delete(u16),
+        Flush,
+        Lock(bool),
+        /// Keeps a clone, which later changes must not affect.
+        Clone,
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            8 => (any::<u16>(), 0u32..4).prop_map(|(key, value)| Op::Add(key, value)),
+            4 => (any::<u16>(), 0u32..4).prop_map(|(key, value)| Op::Replace(key, value)),
+            6 => any::<u16>().prop_map(Op::Delete),
+            1 => Just(Op::Flush),
+            1 => any::<bool>().prop_map(Op::Lock),
+            2 => Just(Op::Clone),
+        ]
+    }
+
+    /// The key with this number. There are few, so that operations meet.
+    fn key(kind: Kind, n: u16) -> Key {
+        let n = n % 64;
+        let len = [0, 8, 15, 24, 31, 32][usize::from(n) % 6];
+        let four = (u32::from(n).rotate_right(9) ^ 0x0a00_0000) & u32::MAX.checked_shl(32 - len).unwrap_or(0);
+        match kind {
+            Kind::Addr if n % 2 == 0 => Key::Net4(four, len as u8),
+            Kind::Addr => Key::Net6(u128::from(four) << 40, len as u8 + 56),
+            Kind::Iface => Key::Iface(format!("em{n}").into()),
+            Kind::Number => Key::Number(four),
+            Kind::Flow(_) => Key::Flow(FlowKey { proto: 6, dst_port: n, ..FlowKey::default() }),
+            Kind::Mac => Key::Mac(u64::from(four) << 32, len as u8),
+        }
+    }
+
+    proptest! {
+        /// Every kind of table beside a plain list of entries; clones stay as they were.
+        #[test]
+        fn tables_agree_with_a_model(
+            kind in 0usize..5,
+            limit in proptest::option::of(1usize..20),
+            ops in proptest::collection::vec(op(), 0..150),
+        ) {
+            let kinds = [Kind::Addr, Kind::Iface, Kind::Number, Kind::Flow(FlowFields::ALL), Kind::Mac];
+            let kind = kinds[kind];
+            let mut table = Table::new(kind, vec![Column::Legacy]);
+            table.set_limit(limit);
+            let (mut model, mut locked) = (HashMap::new(), false);
+            let mut clones = Vec::new();
+            for op in ops {
+                match op {
+                    Op::Add(n, value) | Op::Replace(n, value) => {
+                        let key = key(kind, n);
+                        let again = matches!(op, Op::Replace(..));
+                        let wanted = match model.contains_key(&key) {
+                            _ if locked => Err(Refused::Locked),
+                            true if !again => Err(Refused::Exists),
+                            false if limit.is_some_and(|limit| model.len() >= limit) => Err(Refused::Full),
+                            _ => Ok(()),
+                        };
+                        let value = Value::legacy(value);
+                        let got = if again { table.replace(&key, value) } else { table.add(&key, value) };
+                        prop_assert_eq!(got, wanted);
+                        if got.is_ok() {
+                            model.insert(key, value);
+                        }
+                    }
+                    Op::Delete(_) if locked => prop_assert_eq!(table.delete(&key(kind, 0)), Err(Refused::Locked)),
+                    Op::Delete(n) => {
+                        let key = key(kind, n);
+                        prop_assert_eq!(table.delete(&key), Ok(model.remove(&key).is_some()));
+                    }
+                    Op::Flush => {
+                        table.flush();
+                        model.clear();
+                    }
+                    Op::Lock(lock) => {
+                        locked = lock;
+                        table.set_locked(lock);
+                    }
+                    Op::Clone => clones.push((table.clone(), model.clone())),
+                }
+            }
+            clones.push((table, model));
+            for (table, model) in &clones {
+                prop_assert_eq!(table.len(), model.len());
+                let list = table.list();
+                prop_assert_eq!(&list.iter().cloned().collect::<HashMap<_, _>>(), model);
+                let listing = Listing::new(table);
+                for from in 0..=list.len() {
+                    prop_assert!(listing.iter_from(from).eq(list[from..].iter().cloned()));
+                }
+                for n in 0..64 {
+                    let key = key(kind, n);
+                    prop_assert_eq!(table.get(&key), Ok(model.get(&key)));
+                }
+                prop_assert!(clones.iter().all(|(other, entries)| other.same_as(table)
+                    == (entries == model && other.is_locked() == table.is_locked())));
+            }
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A column of a table's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -109,46 +110,59 @@ pub(super) fn column_name(column: Column) -> &'static str {
     COLUMNS.iter().find(|(_, c)| *c == column).map_or("legacy", |(name, _)| name)
 }
 
-/// Values with reference counts. Equal values are stored once.
+/// Shares equal values between the entries of a table and its clones. Only changes use it, never a lookup.
+///
+/// At most [`SHARED_MAX`] values are known at a time: a further one is stored once per entry.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Values {
-    pub(super) slots: Vec<(Value, u32)>,
-    pub(super) numbers: HashMap<Value, u32>,
-    free: Vec<u32>,
+pub(super) struct SharedValues(Arc<Mutex<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    values: HashMap<Value, Weak<Value>>,
+    /// New values since those without an entry were discarded, and the number that was kept then.
+    new: usize,
+    kept: usize,
 }
 
-impl Values {
-    pub(super) fn get(&self, number: u32) -> &Value {
-        &self.slots[number as usize].0
-    }
+/// Maximum number of known values.
+const SHARED_MAX: usize = 1 << 16;
 
-    /// Returns the number of `value` and adds a reference.
-    pub(super) fn take(&mut self, value: Value) -> u32 {
-        if let Some(number) = self.numbers.get(&value) {
-            self.slots[*number as usize].1 += 1;
-            return *number;
+impl SharedValues {
+    /// Returns the value, shared with the entries that have an equal one.
+    pub(super) fn share(&self, value: Value) -> Arc<Value> {
+        // The map is consistent at every step, even after a panic.
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(shared) = known.values.get(&value).and_then(Weak::upgrade) {
+            return shared;
         }
-        let number = match self.free.pop() {
-            Some(number) => {
-                self.slots[number as usize] = (value, 1);
-                number
-            }
-            None => {
-                self.slots.push((value, 1));
-                self.slots.len() as u32 - 1
-            }
-        };
-        self.numbers.insert(value, number);
-        number
+        known.new += 1;
+        if known.new > known.kept.max(64) {
+            known.values.retain(|_, value| value.strong_count() > 0);
+            (known.new, known.kept) = (0, known.values.len());
+        }
+        let shared = Arc::new(value);
+        if known.values.len() < SHARED_MAX {
+            known.values.insert(value, Arc::downgrade(&shared));
+        }
+        shared
     }
+}
 
-    /// Removes a reference.
-    pub(super) fn give_back(&mut self, number: u32) {
-        let (value, uses) = &mut self.slots[number as usize];
-        *uses -= 1;
-        if *uses == 0 {
-            self.numbers.remove(value);
-            self.free.push(number);
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_values_are_shared_and_the_number_of_known_ones_is_bounded() {
+        let shared = SharedValues::default();
+        let (one, same) = (shared.share(Value::legacy(1)), shared.share(Value::legacy(1)));
+        assert!(Arc::ptr_eq(&one, &same) && !Arc::ptr_eq(&one, &shared.share(Value::legacy(2))));
+        // Values without an entry are discarded.
+        (0..10_000).for_each(|number| drop(shared.share(Value::legacy(number))));
+        let known = || shared.0.lock().unwrap().values.len();
+        assert!(known() <= 200, "{}", known());
+        assert!(Arc::ptr_eq(&one, &shared.share(Value::legacy(1))));
+        let all: Vec<_> = (0..2 * SHARED_MAX as u32).map(|number| shared.share(Value::legacy(number))).collect();
+        assert_eq!((known(), all.len()), (SHARED_MAX, 2 * SHARED_MAX));
     }
 }
