@@ -5,8 +5,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
-use towpath_gate::rules::table::{Key, Kind, Table, Value};
+use towpath_gate::rules::table::{Key, Kind, Listing, Value};
 use towpath_gate::rules::{Diagnostic, Ruleset};
 use towpath_gate::state::{Counters, Cursor, Keepalive, Listed, SettingError, StateEvent, Top};
 use towpath_gate::{Diff, Gate, Restored, Routes, SnapshotError, StatePolicy};
@@ -14,8 +15,11 @@ use towpath_wire::Time;
 
 use serde::{Deserialize, Serialize};
 
+use self::listings::Listings;
 use crate::report;
 use crate::settings::{Settings, short};
+
+mod listings;
 
 /// Owns the ruleset; worker threads evaluate it through `Walker`s. See the module documentation.
 pub struct RulesetManager {
@@ -23,6 +27,8 @@ pub struct RulesetManager {
     clock: Clock,
     /// Number of changes of rules or tables.
     version: AtomicU64,
+    /// Listings of tables that clients read in pages.
+    listings: Listings,
 }
 
 struct Book {
@@ -151,16 +157,17 @@ impl StateLine {
 }
 
 impl Book {
-    /// Parses commands as an extension of the current rules. Returns the resulting rules and the commands' warnings.
+    /// Parses commands as an extension of the current rules. Returns the resulting rules and the commands' warnings. The cost does not
+    /// depend on the number of table entries.
     fn read(&self, text: &str) -> Result<(Ruleset, Vec<Diagnostic>), Vec<Diagnostic>> {
-        let before = self.ruleset.to_text();
+        let before = self.ruleset.to_text_without_tables();
         let lines = before.lines().count() as u32;
         let own = |mut found: Diagnostic| {
             found.line = found.line.saturating_sub(lines);
             found.file = "command".into();
             found
         };
-        let parsed = Ruleset::parse("command", &(before + text));
+        let parsed = self.ruleset.parse_with_tables("command", &(before + text));
         let ruleset = match parsed.ruleset {
             Ok(ruleset) => ruleset.with_default_allow(self.default_allow),
             Err(errors) => return Err(errors.into_iter().map(own).collect()),
@@ -191,7 +198,8 @@ impl RulesetManager {
         let rechecks = Rechecks::default();
         let book =
             Mutex::new(Book { gate, ruleset, default_allow, recheck: None, rechecks, unchecked: false });
-        Self { book, clock: Clock::default(), version: AtomicU64::new(0) }
+        let listings = Listings::default();
+        Self { book, clock: Clock::default(), version: AtomicU64::new(0), listings }
     }
 
     /// Returns a number that increases with each change of rules or tables.
@@ -219,6 +227,7 @@ impl RulesetManager {
     /// periodically; a call takes some milliseconds at most.
     pub fn tidy(&self) {
         let now = self.clock.now();
+        self.listings.expire(Instant::now());
         self.book().gate.expire(now, SWEPT);
         for _ in 0..PREPARED {
             // Allocating pages may take milliseconds; release the lock in between for waiting queries.
@@ -376,12 +385,71 @@ impl RulesetManager {
         book.ruleset.tables().map(row).collect()
     }
 
-    /// Returns the entries of a table in ipfw's format; `None` if the table does not exist.
-    pub fn table(&self, name: &str) -> Option<Vec<(String, String)>> {
-        let book = self.book();
-        let (_, table) = book.ruleset.tables().find(|(other, _)| *other == name)?;
-        let row = |(key, value)| (table.show_key(&key), table.show_value(&value));
-        Some(table.list().into_iter().map(row).collect())
+    /// Replaces all entries of a table by those of `text`, in one step. A line of `text` is `KEY` or `KEY VALUE`; `file` is its name in
+    /// errors. With `quiet`, the last entry of a key counts; without, a second one is an error. With `check`, nothing is changed.
+    ///
+    /// The text is read before the lock is taken: queries are answered meanwhile.
+    ///
+    /// # Errors
+    /// All errors of the text, or the reason why the table cannot be loaded.
+    pub fn load_table(
+        &self,
+        name: &str,
+        file: &str,
+        text: &str,
+        quiet: bool,
+        check: bool,
+    ) -> Result<Done, Vec<Diagnostic>> {
+        let refused = |message: String, hint: &str| {
+            let hint = Some(hint.to_owned());
+            vec![Diagnostic { file: "command".into(), line: 1, column: 1, end: 1, message, hint }]
+        };
+        let missing = || {
+            let hint = "create it first, with the type of the file's keys: `table NAME create type addr`";
+            refused(format!("the table {name} does not exist"), hint)
+        };
+        let locked = || refused(format!("the table {name} is locked"), "unlock it first");
+        let like = self.book().ruleset.table(name).cloned().ok_or_else(missing)?;
+        if like.is_locked() {
+            return Err(locked());
+        }
+        let table = Ruleset::load_table(file, text, &like, quiet)?;
+        let mut book = self.book();
+        let Book { gate, ruleset, .. } = &mut *book;
+        let diff = Diff { kept: ruleset.rules().len(), tables: vec![name.to_owned()], ..Diff::default() };
+        match ruleset.table(name) {
+            None => return Err(missing()),
+            Some(now) if now.is_locked() => return Err(locked()),
+            Some(now) if (now.kind(), now.columns(), now.limit()) != (like.kind(), like.columns(), like.limit()) => {
+                let message = format!("the table {name} was replaced while the file was read");
+                return Err(refused(message, "load it again"));
+            }
+            Some(_) if check => return Ok(Done { diff, warnings: Vec::new() }),
+            Some(_) => {}
+        }
+        ruleset.set_table(name, table.clone());
+        let old = gate.with_table(name, |own| std::mem::replace(own, table));
+        self.changed();
+        drop(book);
+        // Freeing many entries takes time.
+        drop(old);
+        Ok(Done { diff, warnings: Vec::new() })
+    }
+
+    /// Returns the entries of a table at this version of the rules and tables, or, if it is no longer known or not given, at the current
+    /// one. `None` if the table does not exist.
+    pub fn listing(&self, name: &str, version: Option<u64>) -> Option<(u64, Arc<Listing>)> {
+        if let Some(version) = version
+            && let Some(listing) = self.listings.find(name, version)
+        {
+            return Some((version, listing));
+        }
+        let (version, table) = {
+            let book = self.book();
+            // Under the lock: a change increments the version before the lock is released.
+            (self.version(), book.ruleset.table(name)?.clone())
+        };
+        Some((version, self.listings.keep(name, version, || Listing::new(&table))))
     }
 
     /// Looks up a key in a table. Returns the entry in ipfw's format; for addresses, the one with the longest matching prefix. `None` if
@@ -391,9 +459,9 @@ impl RulesetManager {
     /// `key` is not a valid key of the table.
     pub fn lookup(&self, name: &str, key: &str) -> Option<Result<Option<(String, String)>, String>> {
         let book = self.book();
-        let (_, table) = book.ruleset.tables().find(|(other, _)| *other == name)?;
+        let table = book.ruleset.table(name)?;
         let row = |(key, value): (Key, Value)| (table.show_key(&key), table.show_value(&value));
-        Some(read_key(table.kind(), key).map(|key| entry(table, key).map(row)))
+        Some(read_key(table.kind(), key).map(|key| table.longest(&key).ok().flatten().map(row)))
     }
 
     /// Returns the pipes: number, rate in bits per second, burst in bytes.
@@ -540,26 +608,6 @@ fn read_key(kind: Kind, text: &str) -> Result<Key, String> {
     let ruleset = parsed.ruleset.map_err(|errors| errors[0].message.clone())?;
     let mut keys = ruleset.tables().flat_map(|(_, table)| table.list());
     keys.next().map(|(key, _)| key).ok_or_else(|| format!("`{word}` is no key"))
-}
-
-/// Returns the entry for a key; for addresses, the one with the longest matching prefix.
-fn entry(table: &Table, key: Key) -> Option<(Key, Value)> {
-    let get = |key: Key| table.get(&key).ok().flatten().map(|value| (key.clone(), *value));
-    match key {
-        Key::Net4(addr, len) => (0..=len).rev().find_map(|len| {
-            let mask = u32::MAX.checked_shl(32 - u32::from(len)).unwrap_or(0);
-            get(Key::Net4(addr & mask, len))
-        }),
-        Key::Net6(addr, len) => (0..=len).rev().find_map(|len| {
-            let mask = u128::MAX.checked_shl(128 - u32::from(len)).unwrap_or(0);
-            get(Key::Net6(addr & mask, len))
-        }),
-        Key::Mac(bits, len) => (0..=len).rev().find_map(|len| {
-            let mask = u64::MAX.checked_shl(64 - u32::from(len)).unwrap_or(0);
-            get(Key::Mac(bits & mask, len))
-        }),
-        key => get(key),
-    }
 }
 
 /// Runs `zero` and `zero N...`, which reset counters. The rule parser accepts them without an effect.

@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use serde::Serialize;
+use towpath::config::parse_rule_file;
 use towpath_gate::rules::{self, Diagnostic, Parsed, Ruleset};
 use towpath_gate::{Diff, Dir, StatePolicy, Walk};
 use towpath_wire::{self as wire, Time};
@@ -128,7 +129,7 @@ fn check(args: &Check) -> Result<u8, Failure> {
         }
         Err(error) => return Err(Wrong::Rules(vec![format!("towpath: {error}")]).into()),
     };
-    let Parsed { ruleset, mut warnings } = Ruleset::parse(&file, &text);
+    let Parsed { ruleset, mut warnings } = parse_rule_file(&file, &text);
     let mut report = Report { file, ok: ruleset.is_ok(), ..Report::default() };
     let mut code = exit::OK;
     let (mut errors, mut shadowed) = (Vec::new(), Vec::new());

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use clap::Args;
+use towpath::config::parse_rule_file;
 use towpath_engine::Topology;
 use towpath_gate::rules::Ruleset;
 use towpath_gate::{Dir, Gate, Gateway, PortId, Ports, Route, Routes, Step, Walk, state};
@@ -114,7 +115,7 @@ impl Wiring {
 /// Reads the rules of a file. Prints warnings.
 pub(crate) fn rules(file: &Path) -> Result<Ruleset, Wrong> {
     let text = read(file).map_err(|error| Wrong::Rules(vec![format!("towpath: {error}")]))?;
-    let parsed = Ruleset::parse(&file.display().to_string(), &text);
+    let parsed = parse_rule_file(&file.display().to_string(), &text);
     parsed.warnings.iter().for_each(warn);
     parsed.ruleset.map_err(|errors| Wrong::Rules(errors.iter().map(ToString::to_string).collect()))
 }

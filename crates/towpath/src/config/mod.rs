@@ -51,7 +51,7 @@ pub use self::port::{Port, Vlan};
 pub use self::queue::{Inspectors, Queue};
 pub(crate) use self::reader::meant;
 use self::reader::{Findings, Table};
-pub use self::ruleset::Rules;
+pub use self::ruleset::{Rules, parse_rule_file};
 pub use self::users::Users;
 pub use self::wiring::{Bridge, Route};
 use crate::settings::{self, Settings};

@@ -1,10 +1,12 @@
 //! The rules of a configuration, checked against its ports and queues.
 
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
 
 use toml::de::DeTable;
 use towpath_gate::rules::option::{Arg, Interface, Test};
-use towpath_gate::rules::{Action, Diagnostic, Rule, Ruleset};
+use towpath_gate::rules::{Action, Diagnostic, Parsed, Rule, Ruleset};
 
 use super::Config;
 use super::reader::meant;
@@ -35,7 +37,7 @@ impl Config {
     ///
     /// All errors of the rule file.
     pub fn parse_rules(&self, file: &str, text: &str) -> Result<Rules, Vec<Diagnostic>> {
-        let parsed = Ruleset::parse(file, text);
+        let parsed = parse_rule_file(file, text);
         let ruleset = parsed.ruleset?.with_default_allow(self.default_allow);
         let errors = self.look_for_connections(file, &ruleset);
         if !errors.is_empty() {
@@ -131,6 +133,23 @@ impl Config {
     }
 }
 
+/// Maximum size of a file of table entries in bytes.
+const TABLE_FILE_MAX: u64 = 64 << 20;
+
+/// Parses the text of a rule file. The paths of the files of `table NAME load FILE` are relative to the rule file's directory.
+pub fn parse_rule_file(file: &str, text: &str) -> Parsed {
+    let directory = Path::new(file).parent().unwrap_or(Path::new(".")).to_owned();
+    Ruleset::parse_with_files(file, text, move |name| {
+        let mut text = Vec::new();
+        File::open(directory.join(name))?.take(TABLE_FILE_MAX + 1).read_to_end(&mut text)?;
+        if text.len() as u64 > TABLE_FILE_MAX {
+            let most = TABLE_FILE_MAX >> 20;
+            return Err(io::Error::other(format!("a file of table entries has at most {most} MiB")));
+        }
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    })
+}
+
 /// The errors of the rules of a configuration that has errors itself.
 pub(super) fn errors_of(config: &Path, text: &str) -> Vec<Diagnostic> {
     let (document, _) = DeTable::parse_recoverable(text);
@@ -138,7 +157,7 @@ pub(super) fn errors_of(config: &Path, text: &str) -> Vec<Diagnostic> {
     let Some(name) = name.filter(|name| !name.is_empty()) else { return Vec::new() };
     let rules = config.parent().unwrap_or(Path::new(".")).join(name);
     let parsed =
-        text_of(config, &rules).and_then(|text| Ruleset::parse(&rules.display().to_string(), &text).ruleset);
+        text_of(config, &rules).and_then(|text| parse_rule_file(&rules.display().to_string(), &text).ruleset);
     parsed.err().unwrap_or_default()
 }
 

@@ -79,6 +79,15 @@ impl Engine {
     ///
     /// Fails if there is no engine.
     pub fn open(&self, name: &str, body: impl Serialize) -> Result<Connection, Failure> {
+        self.send(&request(name, body))
+    }
+
+    /// Sends a serialized request.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is no engine.
+    pub fn send(&self, message: &[u8]) -> Result<Connection, Failure> {
         let socket = &self.socket;
         let unreachable = |error: io::Error| {
             let hint = match error.kind() {
@@ -98,7 +107,7 @@ impl Engine {
         stream.set_write_timeout(Some(TIMEOUT)).map_err(unreachable)?;
         let mut connection = Connection { stream, socket: socket.clone(), message: Vec::new() };
         // A server that refuses the client answers and closes: read its answer even if the write fails.
-        let _ = connection.stream.write_all(&request(name, body));
+        let _ = connection.stream.write_all(message);
         Ok(connection)
     }
 }

@@ -91,6 +91,12 @@ pub trait Query: Args + Serialize + DeserializeOwned {
         engine.ask(&name(Self::WORDS), self, Self::ANSWER)
     }
 
+    /// Asks the engine and prints the answer in parts, if it may be long. `None` by default: `ask` and `text` are used.
+    fn print(&self, engine: &Engine, json: bool) -> Option<Result<(), Failure>> {
+        let _ = (engine, json);
+        None
+    }
+
     /// Renders the answer's members for people.
     fn text(&self, answer: &Value) -> String;
 }
@@ -129,6 +135,9 @@ fn grammar<Q: Query>(command: clap::Command) -> clap::Command {
 
 fn run<Q: Query>(engine: &Engine, matches: &ArgMatches) -> Result<String, Failure> {
     let query: Q = arguments(matches);
+    if let Some(printed) = query.print(engine, matches.get_flag("json")) {
+        return printed.map(|()| String::new());
+    }
     let answer = query.ask(engine)?;
     Ok(match matches.get_flag("json") {
         true => format!("{answer}\n"),

@@ -10,8 +10,11 @@ use serde_json::{Map, Value, json};
 /// The version of the protocol.
 pub const VERSION: u16 = 1;
 
-/// Maximum size of a request in bytes, without the length field.
-pub const REQUEST_MAX: usize = 4096;
+/// Maximum size of a request of an owner in bytes, without the length field: a million table entries.
+pub const REQUEST_MAX: usize = 64 << 20;
+
+/// Maximum size of a request of a reader in bytes, without the length field. Readers only make queries.
+pub const READER_REQUEST_MAX: usize = 4096;
 
 /// Maximum size of an answer in bytes, without the length field.
 pub const ANSWER_MAX: usize = 1 << 20;
@@ -30,7 +33,7 @@ pub enum Code {
     Version,
     /// The message is not a request.
     Request,
-    /// The request is longer than [`REQUEST_MAX`].
+    /// The request is longer than [`REQUEST_MAX`] or [`READER_REQUEST_MAX`].
     TooLong,
     /// The client has no access to this request.
     NotPermitted,

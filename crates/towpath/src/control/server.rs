@@ -28,7 +28,7 @@ use super::accept_backoff::AcceptBackoff;
 use super::command::{Context, Pending, Reply, Request};
 use super::commands::show_states::Event;
 use super::endpoints::EndpointCounters;
-use super::protocol::{Code, Refusal};
+use super::protocol::{Code, READER_REQUEST_MAX, Refusal};
 use super::query::{QueryInbox, QuerySender};
 use super::session::{Late, Session};
 use super::slots::{self, AccessControl, ControlStats, Full, Role};
@@ -48,6 +48,9 @@ const ACCEPTS: usize = 64;
 
 /// Maximum number of requests served for one client in one turn.
 const BURST: usize = 16;
+
+/// Bytes read from a client at once.
+const READ: usize = 16 << 10;
 
 /// Interval in nanoseconds at which the output of traces is read.
 const TRACE_INTERVAL: u64 = 10_000_000;
@@ -408,6 +411,9 @@ impl ServerState {
             return send_refusal(stream, session);
         }
         self.stats.accepted += 1;
+        if role == Role::Reader {
+            session.limit_requests(READER_REQUEST_MAX);
+        }
         let (pending, gone, passed_descriptors) = (None, false, false);
         self.clients.push(Client { stream, user: uid, role, session, pending, gone, passed_descriptors });
     }
@@ -437,17 +443,25 @@ impl Client {
     }
 
     fn read(&mut self, reaper: &Reaper, now: u64) {
-        let mut buffer = [0; 4096];
-        let room = self.session.wants().min(buffer.len());
-        if room == 0 {
+        let mut buffer = [0; READ];
+        for _ in 0..BURST {
+            let room = self.session.wants().min(buffer.len());
+            if room == 0 {
+                return;
+            }
+            match reaper.receive(self.stream.peer(), &*self.stream, &mut buffer[..room]) {
+                Ok(Plain { passed_descriptors: true, .. }) => self.passed_descriptors = true,
+                Ok(Plain { bytes: 0, .. }) => self.session.handle_end(),
+                Ok(Plain { bytes, .. }) => {
+                    self.session.handle_bytes(&buffer[..bytes], now);
+                    if bytes == buffer.len() {
+                        continue;
+                    }
+                }
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                Err(_) => self.gone = true,
+            }
             return;
-        }
-        match reaper.receive(self.stream.peer(), &*self.stream, &mut buffer[..room]) {
-            Ok(Plain { passed_descriptors: true, .. }) => self.passed_descriptors = true,
-            Ok(Plain { bytes: 0, .. }) => self.session.handle_end(),
-            Ok(Plain { bytes, .. }) => self.session.handle_bytes(&buffer[..bytes], now),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-            Err(_) => self.gone = true,
         }
     }
 

@@ -1,7 +1,7 @@
 //! One client of the control socket: bytes and replies in, requests and bytes out. No IO.
 //!
 //! Requests are served one at a time: the next one is read when the client has taken the answer to the last one. The memory for a
-//! client is bounded: one request ([`REQUEST_MAX`]), [`PENDING`] bytes of answers, and the bounds of its [`Stream`].
+//! client is bounded: one request ([`REQUEST_MAX`]; memory grows with the bytes that arrive and is freed afterwards), [`PENDING`] bytes of answers, and the bounds of its [`Stream`].
 //!
 //! A client that makes no request for [`IDLE`], needs longer than [`SLOW`] for one request, or takes less than [`SLOW_BYTES`] of the
 //! waiting answers in [`SLOW`] is disconnected. Single bytes do not extend these times.
@@ -17,6 +17,9 @@ use super::protocol::{Code, REQUEST_MAX, Refusal, answer, error, parse_request};
 
 /// Number of pending bytes of answers above which no further message is created.
 pub(super) const PENDING: usize = 256 << 10;
+
+/// Bytes of memory for requests that a session keeps.
+const INPUT: usize = 64 << 10;
 
 /// Maximum time between two requests in nanoseconds.
 const IDLE: u64 = 60_000_000_000;
@@ -43,6 +46,8 @@ pub enum Late {
 #[derive(Debug)]
 pub struct Session {
     input: Vec<u8>,
+    /// Maximum size of a request.
+    request_max: usize,
     output: Vec<u8>,
     /// Bytes of `output` that the client has taken.
     taken: usize,
@@ -74,12 +79,19 @@ impl Session {
     pub fn new(now: u64) -> Self {
         let (input, output) = (Vec::new(), Vec::new());
         let state = State::Idle;
-        Self { input, output, taken: 0, state, active: now, begun: None, output_due: None, ended: false }
+        let request_max = REQUEST_MAX;
+        let (active, begun, output_due, ended) = (now, None, None, false);
+        Self { input, request_max, output, taken: 0, state, active, begun, output_due, ended }
+    }
+
+    /// Sets the maximum size of a request. By default it is [`REQUEST_MAX`].
+    pub fn limit_requests(&mut self, bytes: usize) {
+        self.request_max = bytes;
     }
 
     /// Takes bytes from the client. Bytes beyond [`wants`](Self::wants) are ignored.
     pub fn handle_bytes(&mut self, bytes: &[u8], now: u64) {
-        let room = (REQUEST_MAX + 4).saturating_sub(self.input.len());
+        let room = self.wants_at_most();
         self.input.extend(&bytes[..bytes.len().min(room)]);
         if !self.input.is_empty() {
             self.begun.get_or_insert(now);
@@ -91,8 +103,12 @@ impl Session {
         match self.state {
             State::Closing => 0,
             _ if self.ended => 0,
-            _ => (REQUEST_MAX + 4).saturating_sub(self.input.len()),
+            _ => self.wants_at_most(),
         }
+    }
+
+    fn wants_at_most(&self) -> usize {
+        (self.request_max + 4).saturating_sub(self.input.len())
     }
 
     /// The client has closed its side. Requests that it has sent are still answered.
@@ -112,10 +128,11 @@ impl Session {
             return None;
         };
         let length = u32::from_le_bytes(*length) as usize;
-        if length > REQUEST_MAX {
+        if length > self.request_max {
             // The beginning of the next request is unknown.
+            let most = self.request_max;
             let message = format!(
-                "a request has at most {REQUEST_MAX} bytes, this one has {length}; send fewer commands at a time, or write \
+                "a request has at most {most} bytes, this one has {length}; send fewer commands at a time, or write \
                  them to the rule file and reload it"
             );
             self.refuse(&Refusal::new(Code::TooLong, message));
@@ -130,6 +147,7 @@ impl Session {
         };
         let request = parse_request(message);
         self.input.drain(..4 + length);
+        self.input.shrink_to(INPUT);
         self.active = now;
         self.begun = (!self.input.is_empty()).then_some(now);
         let request = request.and_then(|raw| Ok((commands::request(&raw.name)?, raw.body)));
@@ -208,7 +226,7 @@ impl Session {
         let whole = || {
             let (length, rest) = self.input.split_first_chunk::<4>()?;
             let length = u32::from_le_bytes(*length) as usize;
-            Some(length > REQUEST_MAX || rest.len() >= length)
+            Some(length > self.request_max || rest.len() >= length)
         };
         idle && (self.ended || whole().unwrap_or(false))
     }
@@ -297,7 +315,7 @@ impl Session {
 pub(super) mod tests {
     use serde_json::json;
 
-    use super::super::protocol::{Answer, PCAPNG, frame, parse_answer, request};
+    use super::super::protocol::{Answer, PCAPNG, READER_REQUEST_MAX, frame, parse_answer, request};
     use super::*;
 
     /// A session that has made this request.
@@ -381,8 +399,24 @@ pub(super) mod tests {
         assert!(session.is_over());
         // At most one request is kept.
         let mut session = Session::new(0);
+        session.limit_requests(READER_REQUEST_MAX);
         session.handle_bytes(&vec![0; 1 << 20], 0);
-        assert!(session.input.len() <= REQUEST_MAX + 4);
+        assert!(session.input.len() <= READER_REQUEST_MAX + 4);
+    }
+
+    #[test]
+    fn owners_make_long_requests_and_readers_do_not() {
+        let long = request("command", json!({ "text": "x".repeat(1 << 20) }));
+        let mut session = Session::new(0);
+        session.handle_bytes(&long, 0);
+        let (request, body) = session.poll_request(0).unwrap();
+        assert!(request.is("command") && body["text"].as_str().unwrap().len() == 1 << 20);
+        assert!(session.input.capacity() <= INPUT, "{}", session.input.capacity());
+        let mut session = Session::new(0);
+        session.limit_requests(READER_REQUEST_MAX);
+        session.handle_bytes(&long, 0);
+        assert!(session.poll_request(0).is_none());
+        assert_eq!(codes(&mut session), ["too-long"]);
     }
 
     #[test]

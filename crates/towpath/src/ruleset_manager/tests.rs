@@ -259,6 +259,83 @@ fn zero_counts_anew() {
     assert_eq!(book.rules()[0].packets, 0);
 }
 
+/// The entries of a table as they are listed.
+fn entries(book: &RulesetManager, name: &str) -> Option<Vec<(String, String)>> {
+    let (_, listing) = book.listing(name, None)?;
+    let row = |(key, value)| (listing.table().show_key(&key), listing.table().show_value(&value));
+    Some(listing.iter_from(0).map(row).collect())
+}
+
+#[test]
+fn a_table_is_loaded_in_one_step_or_not_at_all() {
+    let book = book("table t create type addr limit 3\ntable t add 10.0.0.0/8 7\nadd allow ip from table(t) to any\n");
+    let rule = || book.rules()[0].text.clone();
+    assert_eq!(walk(&book), Step::Pass);
+    let load = |text: &str, quiet, check| book.load_table("t", "feed.txt", text, quiet, check);
+    let errors = |text: &str| -> Vec<String> {
+        load(text, false, false).unwrap_err().iter().map(ToString::to_string).collect()
+    };
+    for (text, wanted) in [
+        ("192.0.2.1\n\n 10.0.0.0/40 1\n", "feed.txt:3:2: \"10.0.0.0/40\" is not a valid address or prefix"),
+        ("192.0.2.1 1 2\n", "feed.txt:1:13: unexpected \"2\" after the entry; write one entry per line: KEY or KEY VALUE"),
+        ("192.0.2.1 x\n", "feed.txt:1:11: \"x\" is not a valid value"),
+        ("192.0.2.1 :up\n", "feed.txt:1:11: the value \":up\" is a label"),
+        ("192.0.2.1 1\n192.0.2.1 2\n", "feed.txt:2:1: \"192.0.2.1\": the entry already exists; with \"-q\" before \"table\""),
+        ("1.0.0.1\n1.0.0.2\n1.0.0.3\n1.0.0.4\n", "feed.txt:4:1: \"1.0.0.4\": the table is full"),
+    ] {
+        assert!(errors(text)[0].starts_with(wanted), "{:?}", errors(text));
+    }
+    assert_eq!(errors("a\nb\n").len(), 2, "all errors");
+    assert_eq!((entries(&book, "t").unwrap().len(), walk(&book)), (1, Step::Pass));
+    let feed = "# feed\n192.0.2.0/24 3 // three\n192.0.2.0/24 4\n2001:db8::/32\n";
+    assert_eq!(load(feed, true, true).unwrap().diff.tables, ["t"]);
+    assert_eq!(entries(&book, "t").unwrap().len(), 1, "only checked");
+    assert_eq!(load(feed, true, false).unwrap().diff.tables, ["t"]);
+    let row = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    assert_eq!(entries(&book, "t").unwrap(), [row("192.0.2.0/24", "4"), row("2001:db8::/32", "0")]);
+    assert!(matches!(walk(&book), Step::Drop(_)));
+    // The configuration has the new entries too, and the rule stays.
+    assert!(book.to_text().contains("table t add 192.0.2.0/24 4\n"));
+    assert_eq!(book.command("table t add 10.0.0.0/8 1").unwrap().diff.tables, ["t"]);
+    assert_eq!((walk(&book), rule()), (Step::Pass, "allow ip from table(t) to any".to_owned()));
+    book.command("table t lock").unwrap();
+    let message = |name: &str| book.load_table(name, "f", "1.1.1.1", false, false).unwrap_err()[0].to_string();
+    assert!(message("t").contains("is locked; unlock it first"), "{}", message("t"));
+    assert!(message("u").contains("does not exist; create it first"), "{}", message("u"));
+    // The engine reads no file for a client.
+    let error = &book.command("table t unlock\ntable t load /etc/passwd").unwrap_err()[0];
+    assert!(error.to_string().starts_with("command:2:14: \"load\" reads a file"), "{error}");
+}
+
+#[test]
+fn tables_are_swapped_in_one_step() {
+    let book = book(
+        "table t create type addr\ntable u create type addr\ntable u add 10.0.0.0/8 7\n\
+         add allow ip from table(t) to any\n",
+    );
+    assert!(matches!(walk(&book), Step::Drop(_)));
+    assert_eq!(book.command("table t swap u").unwrap().diff.tables, ["t", "u"]);
+    assert_eq!(walk(&book), Step::Pass);
+}
+
+/// The pages of a listing belong to one moment, although the table changes in between.
+#[test]
+fn a_listing_is_not_affected_by_changes() {
+    let book = book("table t create type number\n");
+    let text: String = (0..5_000).map(|key| format!("{key} {}\n", key % 7)).collect();
+    book.load_table("t", "f", &text, false, false).unwrap();
+    let (version, listing) = book.listing("t", None).unwrap();
+    book.command("table t delete 4000\ntable t add 9000 1").unwrap();
+    book.command("table t flush").unwrap();
+    let (same, again) = book.listing("t", Some(version)).unwrap();
+    assert!(same == version && Arc::ptr_eq(&listing, &again));
+    let page: Vec<_> = again.iter_from(3_999).take(3).map(|(key, _)| again.table().show_key(&key)).collect();
+    assert_eq!(page, ["3999", "4000", "4001"]);
+    // Without the version, or with one that is not known, the listing is the current one.
+    let (now, current) = book.listing("t", Some(version + 1)).unwrap();
+    assert!(now > version && current.is_empty());
+}
+
 #[test]
 fn tables_and_settings() {
     let book = book("table t create type addr\nadd allow ip from table(t) to any\n");
@@ -268,12 +345,12 @@ fn tables_and_settings() {
     assert_eq!(book.tables(), [("t".to_owned(), "addr".to_owned(), 1)]);
     let errors = book.command("table t add 11.0.0.0/8\ntable t delete 12.0.0.0/8").unwrap_err();
     assert!(errors[0].to_string().starts_with("command:2:16: "), "{}", errors[0]);
-    assert_eq!(book.table("t").unwrap().len(), 1, "all or none");
+    assert_eq!(entries(&book, "t").unwrap().len(), 1, "all or none");
     assert_eq!(book.command("table t delete 10.0.0.0/8").unwrap().diff.tables, ["t"]);
     assert!(matches!(walk(&book), Step::Drop(_)));
     book.command("ipfw -q table t add 10.0.0.0/8 7").unwrap();
-    assert_eq!(book.table("t").unwrap(), [("10.0.0.0/8".to_owned(), "7".to_owned())]);
-    assert_eq!(book.table("u"), None);
+    assert_eq!(entries(&book, "t").unwrap(), [("10.0.0.0/8".to_owned(), "7".to_owned())]);
+    assert_eq!(entries(&book, "u"), None);
     assert_eq!(book.set("net.inet.ip.fw.dyn_max", 9).unwrap(), ("dyn_max".to_owned(), 1_048_576, 9));
     assert_eq!(book.set("dyn_fin_lifetime", 100).unwrap(), ("dyn_fin_lifetime".to_owned(), 1, 4));
     assert!(book.settings().contains(&("dyn_max", 9)));

@@ -286,8 +286,8 @@ fn garbage_on_the_socket_is_answered_or_closed_and_the_engine_goes_on() {
         (request(&json!({"towpath": 1, "do": "fly"})), "request", "fly"),
         (request(&json!({"do": "show-rings"})), "request", "towpath"),
         (request(&json!([1, 2])), "request", "towpath"),
-        (b"GET / HTTP/1.0\r\n\r\n".to_vec(), "too-long", "4096"),
-        (vec![0xff; 100_000], "too-long", "4096"),
+        (b"GET / HTTP/1.0\r\n\r\n".to_vec(), "too-long", "67108864 bytes"),
+        (vec![0xff; 100_000], "too-long", "67108864 bytes"),
         (vec![0; 100_000], "request", "JSON"),
         ([&9u32.to_le_bytes()[..], &[1], b"\xff\xfe{{{{{{"].concat(), "request", "not JSON"),
     ];
@@ -431,6 +431,61 @@ fn an_inspector_beyond_the_limit_is_told_which_and_who_holds_what() {
     assert_eq!(output.status.code(), Some(4), "{said}");
     assert!(said.contains("268435456 bytes for user"), "{said}");
     assert!(said.contains("held by: "), "{said}");
+}
+
+/// A file of more entries than a request of 4 KiB or a page of a listing has room for.
+#[test]
+fn a_table_is_loaded_from_a_file_and_listed_in_pages() {
+    let engine = Engine::start(&[]);
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("feed.txt");
+    let path = file.to_str().unwrap();
+    let run = |words: &[&str], code| {
+        let output = engine.ctl(words);
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {out}{err}");
+        (out, err)
+    };
+    let net = |n: u32| format!("{}/24", std::net::Ipv4Addr::from_bits(0x0a00_0000 + (n << 8)));
+    let entries: String = (0..20_000).map(|n| format!("{} {}\n", net(n), n % 10)).collect();
+    std::fs::write(&file, format!("# a feed\n{entries}")).unwrap();
+    let (_, err) = run(&["table", "T", "load", path], 1);
+    assert!(err.contains("the table T does not exist; create it first"), "{err}");
+    run(&["table", "T", "create", "type", "addr"], 0);
+    run(&["add", "150", "deny", "ip", "from", "table(T)", "to", "any"], 0);
+    assert_eq!(run(&["ipfw", "-n", "table", "T", "load", path], 0).0, "~ table T\n");
+    assert_eq!(run(&["table", "T", "list"], 0).0, "");
+    assert_eq!(run(&["table", "T", "load", path], 0).0, "~ table T\n");
+    assert_eq!(run(&["table", "T", "list"], 0).0, entries);
+    let json: Value = serde_json::from_str(&run(&["show", "table", "T", "--json"], 0).0).unwrap();
+    assert_eq!((&json["name"], json["entries"].as_array().unwrap().len()), (&json!("T"), 20_000));
+    assert_eq!(json["entries"][19_999], json!([net(19_999), "9"]));
+    let json: Value = serde_json::from_str(&run(&["table", "all", "list", "--json"], 0).0).unwrap();
+    assert_eq!(json["tables"][0]["entries"].as_array().unwrap().len(), 20_000);
+    // All of a file or nothing.
+    std::fs::write(&file, "10.0.0.0/24\n10.0.0.0/24\n10.0.0.300\n").unwrap();
+    let (_, err) = run(&["table", "T", "load", path], 1);
+    assert!(err.contains(&format!("{path}:2:1: ")) && err.contains(&format!("{path}:3:1: ")), "{err}");
+    assert_eq!(run(&["table", "T", "list"], 0).0, entries);
+    std::fs::write(&file, "10.0.0.0/24 1\n10.0.0.0/24 2\n").unwrap();
+    run(&["ipfw", "-q", "table", "T", "load", path], 0);
+    run(&["table", "U", "create", "type", "addr"], 0);
+    run(&["table", "T", "swap", "U"], 0);
+    assert_eq!(run(&["table", "all", "list"], 0).0, "--- table(T), set(0) ---\n--- table(U), set(0) ---\n10.0.0.0/24 2\n");
+    run(&["table", "T", "load"], 64);
+    assert!(run(&["table", "T", "load", "/no/file"], 1).1.contains("/no/file: No such file"));
+    // Rule files name files relative to their directory.
+    let rules = directory.path().join("rules.ipfw");
+    std::fs::write(&rules, "table T create type addr\ntable T load feed.txt\n").unwrap();
+    let check = || {
+        let output = Command::new(env!("CARGO_BIN_EXE_towpath")).arg("check").arg(&rules).output().unwrap();
+        (output.status.code(), text(&output.stdout) + &text(&output.stderr))
+    };
+    let (code, said) = check();
+    assert!(code == Some(3) && said.contains("feed.txt:2:1: \"10.0.0.0/24\": the entry already exists"), "{said}");
+    std::fs::write(&file, "10.0.0.0/24 1\n").unwrap();
+    let (code, said) = check();
+    assert!(code == Some(0) && said.contains("table T add 10.0.0.0/24 1\n"), "{said}");
 }
 
 #[test]

@@ -4,12 +4,14 @@ use clap::{ArgMatches, Args};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use towpath_gate::Diff;
+use towpath_gate::rules::Diagnostic;
 
 use super::super::client::{Engine, Failure};
 use super::super::command::{Access, Command, Context, Handled, Reply, Request, arguments, parse};
 use super::super::protocol::{Code, Refusal};
 use super::super::text::items;
 use crate::output::warn;
+use crate::ruleset_manager::Done;
 
 /// Add a rule: `add [NUMBER] [set N] ACTION ...`, as in a rule file
 #[derive(Debug, Args)]
@@ -75,7 +77,12 @@ struct CommandRequest {
 fn handle(body: Value, context: &Context<'_>) -> Handled {
     let CommandRequest { text, check } = parse(body)?;
     let ruleset = context.ruleset()?;
-    match if check { ruleset.preview(&text) } else { ruleset.command(&text) } {
+    reply(if check { ruleset.preview(&text) } else { ruleset.command(&text) })
+}
+
+/// The answer to a request that changes rules or tables.
+pub(super) fn reply(done: Result<Done, Vec<Diagnostic>>) -> Handled {
+    match done {
         Ok(done) => {
             let warnings = done.warnings.iter().map(ToString::to_string).collect();
             Ok(Reply::Answer("done", json!({ "changes": Changes { warnings, ..done.diff.into() } })))
@@ -141,7 +148,11 @@ fn change(engine: &Engine, first: &str, words: &Words) -> Result<String, Failure
 
 /// Carries out a command, or checks it only.
 pub(super) fn command(engine: &Engine, text: String, check: bool, json: bool) -> Result<String, Failure> {
-    let answer = engine.ask("command", CommandRequest { text, check }, "done")?;
+    show(&engine.ask("command", CommandRequest { text, check }, "done")?, json)
+}
+
+/// Renders the answer `done`.
+pub(super) fn show(answer: &Value, json: bool) -> Result<String, Failure> {
     if json {
         return Ok(format!("{answer}\n"));
     }

@@ -130,6 +130,7 @@ mod tests {
         let needed = [
             ("show-table", json!({ "name": "t" })),
             ("lookup", json!({ "name": "t", "key": "k" })),
+            ("load-table", json!({ "name": "t", "file": "f", "text": "" })),
             ("show-frames", json!({ "channel": 1 })),
             ("trace", json!({ "channel": 1 })),
             ("command", json!({ "text": "zero" })),

@@ -1,8 +1,8 @@
 //! Listings in pages, of which each fits into one answer.
 //!
-//! The server keeps nothing for a client: each answer has `next`, the `from` of the next page. A page of rules or of table entries
-//! begins at an index, so the client starts again if `version` has changed since the first page; then no row is missing or
-//! listed twice.
+//! Each answer has `next`, the `from` of the next page. A page of rules or of table entries begins at an index. For tables, the client
+//! repeats the `version` of the first page, and the server keeps the listing of this version for a while. For rules, the client starts
+//! again if `version` has changed since the first page. Either way no row is missing or listed twice.
 
 use serde_json::Value;
 
@@ -34,14 +34,24 @@ pub(super) fn at_version<T>(ruleset: &RulesetManager, look: impl Fn(&RulesetMana
 /// Returns the rows of the page that begins at `from`, and the beginning of the next page.
 pub(super) fn page<T>(rows: Vec<T>, from: u64, bytes: impl Fn(&T) -> usize) -> (Vec<T>, Option<u64>) {
     let total = rows.len() as u64;
+    let from = from.min(total);
+    page_of(rows.into_iter().skip(from as usize), from, total, bytes)
+}
+
+/// As [`page`], of rows that begin at `from`; `total` is the number of all rows.
+pub(super) fn page_of<T>(
+    rows: impl Iterator<Item = T>,
+    from: u64,
+    total: u64,
+    bytes: impl Fn(&T) -> usize,
+) -> (Vec<T>, Option<u64>) {
     let mut room = PAGE_BYTES;
     let fits = |row: &T| {
         let fits = room > 0;
         room = room.saturating_sub(bytes(row));
         fits
     };
-    let from = from.min(total);
-    let rows: Vec<T> = rows.into_iter().skip(from as usize).take(PAGE).take_while(fits).collect();
+    let rows: Vec<T> = rows.take(PAGE).take_while(fits).collect();
     let next = from + rows.len() as u64;
     (rows, (next < total).then_some(next))
 }

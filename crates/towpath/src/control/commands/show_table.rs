@@ -1,4 +1,6 @@
-//! `towpath ctl show table T`, and ipfw's `table T list`.
+//! `towpath ctl show table T`, and ipfw's `table T list`. Pages are printed as they arrive.
+
+use std::io::{self, BufWriter, ErrorKind, Write};
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -9,6 +11,7 @@ use super::super::command::{Context, Handled, Query, Reply, name};
 use super::super::protocol::{Code, Refusal};
 use super::super::text::items;
 use super::paging;
+use crate::exit;
 
 /// The entries of a table
 #[derive(Debug, Args, Serialize, Deserialize)]
@@ -20,6 +23,10 @@ pub(super) struct ShowTable {
     #[arg(skip)]
     #[serde(default)]
     from: u64,
+    /// The `version` of the first page.
+    #[arg(skip)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    version: Option<u64>,
 }
 
 impl Query for ShowTable {
@@ -27,15 +34,20 @@ impl Query for ShowTable {
     const ANSWER: &'static str = "table";
 
     fn handle(self, context: &Context<'_>) -> Handled {
-        let (version, entries) = paging::at_version(context.ruleset()?, |ruleset| ruleset.table(&self.name));
-        let entries = entries.ok_or_else(|| no_table(&self.name))?;
-        let (entries, next) = paging::page(entries, self.from, |(key, value)| key.len() + value.len() + 10);
+        let listing = context.ruleset()?.listing(&self.name, self.version);
+        let (version, listing) = listing.ok_or_else(|| no_table(&self.name))?;
+        let table = listing.table();
+        let from = self.from.min(listing.len() as u64);
+        let rows = listing.iter_from(from as usize);
+        let rows = rows.map(|(key, value)| (table.show_key(&key), table.show_value(&value)));
+        let bytes = |(key, value): &(String, String)| key.len() + value.len() + 10;
+        let (entries, next) = paging::page_of(rows, from, listing.len() as u64, bytes);
         let body = json!({ "name": self.name, "entries": entries, "next": next, "version": version });
         Ok(Reply::Answer(Self::ANSWER, body))
     }
 
-    fn ask(&self, engine: &Engine) -> Result<Value, Failure> {
-        Ok(json!({ "name": self.name, "entries": entries(engine, &self.name)? }))
+    fn print(&self, engine: &Engine, json: bool) -> Option<Result<(), Failure>> {
+        Some(print(engine, |out| write_table(engine, &self.name, json, out)))
     }
 
     fn text(&self, answer: &Value) -> String {
@@ -49,13 +61,90 @@ pub(super) fn no_table(name: &str) -> Refusal {
     Refusal::new(Code::NotFound, message)
 }
 
-/// All entries of a table: pairs of key and value.
-pub(super) fn entries(engine: &Engine, table: &str) -> Result<Vec<Value>, Failure> {
-    let ask = |from| {
-        let request = ShowTable { name: table.to_owned(), from };
-        engine.ask(&name(ShowTable::WORDS), request, ShowTable::ANSWER)
-    };
-    paging::all(ask, "entries")
+/// Why output ended.
+pub(super) enum Stop {
+    Engine(Failure),
+    Output(io::Error),
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Self::Engine(failure)
+    }
+}
+
+impl From<io::Error> for Stop {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+/// Lets `write` write to standard output.
+pub(super) fn print(
+    engine: &Engine,
+    write: impl FnOnce(&mut dyn Write) -> Result<(), Stop>,
+) -> Result<(), Failure> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    match write(&mut out).and_then(|()| Ok(out.flush()?)) {
+        Ok(()) => Ok(()),
+        Err(Stop::Engine(failure)) => Err(failure),
+        // The reader has read enough (`| head`).
+        Err(Stop::Output(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        Err(Stop::Output(error)) => {
+            Err(Failure::new(exit::FAILED, format!("{}: {error}", engine.socket().display())))
+        }
+    }
+}
+
+/// Writes a table, with `json` as one object.
+pub(super) fn write_table(
+    engine: &Engine,
+    table: &str,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<(), Stop> {
+    write_entries(engine, table, json, out)?;
+    if json {
+        writeln!(out, ",\"name\":{}}}", json!(table))?;
+    }
+    Ok(())
+}
+
+/// Writes the entries of a table, with `json` as the beginning of an object. One page is in memory at a time.
+pub(super) fn write_entries(
+    engine: &Engine,
+    table: &str,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<(), Stop> {
+    let (mut from, mut version, mut comma) = (Some(0), None, "");
+    while let Some(page) = from {
+        let request = ShowTable { name: table.to_owned(), from: page, version };
+        let answer = engine.ask(&name(ShowTable::WORDS), request, ShowTable::ANSWER)?;
+        let current = answer["version"].as_u64();
+        if page == 0 && json {
+            write!(out, "{{\"entries\":[")?;
+        }
+        if version.is_some() && version != current {
+            let message = format!(
+                "the listing of table {table} is incomplete: the engine has discarded it, because other listings followed or the output was not \
+                 read for a minute; list it again"
+            );
+            return Err(Failure::new(exit::FAILED, message).into());
+        }
+        version = current;
+        for entry in items(&answer["entries"]) {
+            match json {
+                true => write!(out, "{}{entry}", std::mem::replace(&mut comma, ","))?,
+                false => out.write_all(text(std::slice::from_ref(entry)).as_bytes())?,
+            }
+        }
+        from = answer["next"].as_u64();
+    }
+    if json {
+        write!(out, "]")?;
+    }
+    Ok(())
 }
 
 /// Entries as ipfw prints them.
