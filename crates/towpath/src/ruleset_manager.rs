@@ -420,7 +420,10 @@ impl RulesetManager {
         match ruleset.table(name) {
             None => return Err(missing()),
             Some(now) if now.is_locked() => return Err(locked()),
-            Some(now) if (now.kind(), now.columns(), now.limit()) != (like.kind(), like.columns(), like.limit()) => {
+            Some(now)
+                if (now.kind(), now.columns(), now.limit())
+                    != (like.kind(), like.columns(), like.limit()) =>
+            {
                 let message = format!("the table {name} was replaced while the file was read");
                 return Err(refused(message, "load it again"));
             }

@@ -43,7 +43,8 @@ impl Listings {
             return listing;
         }
         let listing = Arc::new(make());
-        let kept = Kept { name: name.to_owned(), version, listing: Arc::clone(&listing), used: Instant::now() };
+        let kept =
+            Kept { name: name.to_owned(), version, listing: Arc::clone(&listing), used: Instant::now() };
         let mut all = self.locked();
         all.push(kept);
         if all.len() > LISTINGS {

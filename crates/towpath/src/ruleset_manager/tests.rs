@@ -268,7 +268,9 @@ fn entries(book: &RulesetManager, name: &str) -> Option<Vec<(String, String)>> {
 
 #[test]
 fn a_table_is_loaded_in_one_step_or_not_at_all() {
-    let book = book("table t create type addr limit 3\ntable t add 10.0.0.0/8 7\nadd allow ip from table(t) to any\n");
+    let book = book(
+        "table t create type addr limit 3\ntable t add 10.0.0.0/8 7\nadd allow ip from table(t) to any\n",
+    );
     let rule = || book.rules()[0].text.clone();
     assert_eq!(walk(&book), Step::Pass);
     let load = |text: &str, quiet, check| book.load_table("t", "feed.txt", text, quiet, check);
@@ -277,10 +279,16 @@ fn a_table_is_loaded_in_one_step_or_not_at_all() {
     };
     for (text, wanted) in [
         ("192.0.2.1\n\n 10.0.0.0/40 1\n", "feed.txt:3:2: \"10.0.0.0/40\" is not a valid address or prefix"),
-        ("192.0.2.1 1 2\n", "feed.txt:1:13: unexpected \"2\" after the entry; write one entry per line: KEY or KEY VALUE"),
+        (
+            "192.0.2.1 1 2\n",
+            "feed.txt:1:13: unexpected \"2\" after the entry; write one entry per line: KEY or KEY VALUE",
+        ),
         ("192.0.2.1 x\n", "feed.txt:1:11: \"x\" is not a valid value"),
         ("192.0.2.1 :up\n", "feed.txt:1:11: the value \":up\" is a label"),
-        ("192.0.2.1 1\n192.0.2.1 2\n", "feed.txt:2:1: \"192.0.2.1\": the entry already exists; with \"-q\" before \"table\""),
+        (
+            "192.0.2.1 1\n192.0.2.1 2\n",
+            "feed.txt:2:1: \"192.0.2.1\": the entry already exists; with \"-q\" before \"table\"",
+        ),
         ("1.0.0.1\n1.0.0.2\n1.0.0.3\n1.0.0.4\n", "feed.txt:4:1: \"1.0.0.4\": the table is full"),
     ] {
         assert!(errors(text)[0].starts_with(wanted), "{:?}", errors(text));
@@ -299,7 +307,8 @@ fn a_table_is_loaded_in_one_step_or_not_at_all() {
     assert_eq!(book.command("table t add 10.0.0.0/8 1").unwrap().diff.tables, ["t"]);
     assert_eq!((walk(&book), rule()), (Step::Pass, "allow ip from table(t) to any".to_owned()));
     book.command("table t lock").unwrap();
-    let message = |name: &str| book.load_table(name, "f", "1.1.1.1", false, false).unwrap_err()[0].to_string();
+    let message =
+        |name: &str| book.load_table(name, "f", "1.1.1.1", false, false).unwrap_err()[0].to_string();
     assert!(message("t").contains("is locked; unlock it first"), "{}", message("t"));
     assert!(message("u").contains("does not exist; create it first"), "{}", message("u"));
     // The engine reads no file for a client.

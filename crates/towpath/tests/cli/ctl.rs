@@ -471,7 +471,10 @@ fn a_table_is_loaded_from_a_file_and_listed_in_pages() {
     run(&["ipfw", "-q", "table", "T", "load", path], 0);
     run(&["table", "U", "create", "type", "addr"], 0);
     run(&["table", "T", "swap", "U"], 0);
-    assert_eq!(run(&["table", "all", "list"], 0).0, "--- table(T), set(0) ---\n--- table(U), set(0) ---\n10.0.0.0/24 2\n");
+    assert_eq!(
+        run(&["table", "all", "list"], 0).0,
+        "--- table(T), set(0) ---\n--- table(U), set(0) ---\n10.0.0.0/24 2\n"
+    );
     run(&["table", "T", "load"], 64);
     assert!(run(&["table", "T", "load", "/no/file"], 1).1.contains("/no/file: No such file"));
     // Rule files name files relative to their directory.
@@ -482,7 +485,10 @@ fn a_table_is_loaded_from_a_file_and_listed_in_pages() {
         (output.status.code(), text(&output.stdout) + &text(&output.stderr))
     };
     let (code, said) = check();
-    assert!(code == Some(3) && said.contains("feed.txt:2:1: \"10.0.0.0/24\": the entry already exists"), "{said}");
+    assert!(
+        code == Some(3) && said.contains("feed.txt:2:1: \"10.0.0.0/24\": the entry already exists"),
+        "{said}"
+    );
     std::fs::write(&file, "10.0.0.0/24 1\n").unwrap();
     let (code, said) = check();
     assert!(code == Some(0) && said.contains("table T add 10.0.0.0/24 1\n"), "{said}");

@@ -157,8 +157,11 @@ pub(super) fn file_line(table: &mut Table, line: &Line<'_>, quiet: bool) -> Pars
         },
     };
     if let Some(token) = tokens.next() {
-        return Err(Fault::new(token.position(), format!("unexpected {} after the entry", quoted(&token.text)))
-            .hint("write one entry per line: KEY or KEY VALUE"));
+        return Err(Fault::new(
+            token.position(),
+            format!("unexpected {} after the entry", quoted(&token.text)),
+        )
+        .hint("write one entry per line: KEY or KEY VALUE"));
     }
     let added = if quiet { table.replace(&key, value) } else { table.add(&key, value) };
     added.map_err(|refused| {

@@ -558,7 +558,8 @@ mod tests {
         let mut table = Table::new(Kind::Number, vec![Column::Legacy]);
         let values = |table: &Table| {
             let Entries::Number(map) = &table.entries else { panic!("numbers") };
-            let all: std::collections::HashSet<_> = map.iter().map(|(_, _, value)| Arc::as_ptr(value)).collect();
+            let all: std::collections::HashSet<_> =
+                map.iter().map(|(_, _, value)| Arc::as_ptr(value)).collect();
             all.len()
         };
         for key in 0..100 {

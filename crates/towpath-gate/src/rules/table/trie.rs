@@ -455,10 +455,10 @@ mod tests {
 
     /// Checks the invariants of a node, and returns the number of its prefixes.
     fn check(node: &Node<u32, u16>) -> usize {
-        assert_eq!((node.values.len(), node.children.len()), (
-            node.ends.count_ones() as usize,
-            node.below.count_ones() as usize
-        ));
+        assert_eq!(
+            (node.values.len(), node.children.len()),
+            (node.ends.count_ones() as usize, node.below.count_ones() as usize)
+        );
         let below = node.children.iter().map(|child| match child {
             Child::Leaf(..) => 1,
             Child::Node(node) => {

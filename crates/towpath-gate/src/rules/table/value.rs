@@ -162,7 +162,8 @@ mod tests {
         let known = || shared.0.lock().unwrap().values.len();
         assert!(known() <= 200, "{}", known());
         assert!(Arc::ptr_eq(&one, &shared.share(Value::legacy(1))));
-        let all: Vec<_> = (0..2 * SHARED_MAX as u32).map(|number| shared.share(Value::legacy(number))).collect();
+        let all: Vec<_> =
+            (0..2 * SHARED_MAX as u32).map(|number| shared.share(Value::legacy(number))).collect();
         assert_eq!((known(), all.len()), (SHARED_MAX, 2 * SHARED_MAX));
     }
 }

@@ -67,11 +67,12 @@ fn ipfw(engine: &Engine, args: &Ipfw) -> Result<String, Failure> {
         ["set", "show" | "list"] => set::show(engine, json),
         ["pipe", "show" | "list", ref numbers @ ..] => pipes(engine, numbers, json),
         ["pipe", number, "show" | "list"] => pipes(engine, &[number], json),
-        _ => table::run(engine, &words, json, table::How { quiet: given('q'), check: given('n') }).unwrap_or_else(|| {
-            // -q is the only flag that changes what a command does.
-            let quiet = if given('q') { "-q " } else { "" };
-            change::command(engine, format!("{quiet}{}", words.join(" ")), given('n'), json)
-        }),
+        _ => table::run(engine, &words, json, table::How { quiet: given('q'), check: given('n') })
+            .unwrap_or_else(|| {
+                // -q is the only flag that changes what a command does.
+                let quiet = if given('q') { "-q " } else { "" };
+                change::command(engine, format!("{quiet}{}", words.join(" ")), given('n'), json)
+            }),
     }
 }
 

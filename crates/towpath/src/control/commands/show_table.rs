@@ -97,12 +97,7 @@ pub(super) fn print(
 }
 
 /// Writes a table, with `json` as one object.
-pub(super) fn write_table(
-    engine: &Engine,
-    table: &str,
-    json: bool,
-    out: &mut dyn Write,
-) -> Result<(), Stop> {
+pub(super) fn write_table(engine: &Engine, table: &str, json: bool, out: &mut dyn Write) -> Result<(), Stop> {
     write_entries(engine, table, json, out)?;
     if json {
         writeln!(out, ",\"name\":{}}}", json!(table))?;
