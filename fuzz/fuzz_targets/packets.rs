@@ -53,7 +53,7 @@ fn gate() -> Gate {
     gate
 }
 
-/// What parsing promises, and every lazy view.
+/// Checks the invariants of a parsed packet, and calls every accessor.
 fn look(packet: &Packet<'_>) {
     let len = packet.frame.len();
     assert!(packet.network <= len && packet.transport <= len);
@@ -63,7 +63,7 @@ fn look(packet: &Packet<'_>) {
     let tcp = (packet.tcp_mss(), packet.tcp_wscale(), packet.tcp_data_len());
     let rest = (packet.macs(), packet.icmp_echo_id(), packet.sctp_chunk(), packet.flow(), packet.segment());
     std::hint::black_box((options, numbers, tcp, rest));
-    // Of a frame that is not IP, the payload is all behind the link header.
+    // The payload of a frame that is not IP begins after the link header.
     let most = if packet.addresses == Addresses::None { len - packet.network } else { packet.transport_len };
     assert!(packet.payload().len() <= most);
 }

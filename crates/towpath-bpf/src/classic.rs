@@ -108,7 +108,7 @@ pub(crate) enum Source {
 /// Words of scratch memory (`BPF_MEMWORDS` of `linux/filter.h`).
 const SCRATCH_WORDS: u32 = 16;
 
-/// Where the registers and scratch memory are in the machine: not in eBPF's r1 and r10, which do not start at 0.
+/// The virtual machine's registers for A, X and the scratch memory. They avoid eBPF's r1 and r10, which do not start at 0.
 const A: u8 = 0;
 const X: u8 = 11;
 const SCRATCH: u8 = 16;
@@ -204,7 +204,7 @@ pub(crate) fn check(code: &[ClassicInsn]) -> Result<Lowered, (usize, Reason)> {
     Ok(lower(code, &kinds))
 }
 
-/// Where an instruction may go next, in instructions; none for a return.
+/// Indices of the possible next instructions, and their number; 0 for a return.
 fn successors(at: usize, insn: ClassicInsn, kind: ClassicKind) -> ([usize; 2], usize) {
     let by = |skip: u32| at.saturating_add(1).saturating_add(skip as usize);
     match kind {

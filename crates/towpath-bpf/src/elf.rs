@@ -91,7 +91,7 @@ pub enum ElfError {
         function: String,
         /// The relocation's type.
         kind: u32,
-        /// Where in the function.
+        /// Byte offset in the function.
         offset: u64,
     },
     /// A call to something that is not the start of a function.
@@ -258,7 +258,7 @@ impl<'data> Link<'data> {
 
     fn link(&self, chosen: &Function) -> Result<Linked, ElfError> {
         let mut linked = Linked { code: Vec::new(), functions: Vec::new() };
-        // Where each function already stands, and calls to fill in: instruction, and function by section and start.
+        // Positions of the placed functions, and calls to fill in: instruction, and function by section and start.
         let mut placed = BTreeMap::new();
         let mut calls = Vec::new();
         let mut waiting = vec![chosen];

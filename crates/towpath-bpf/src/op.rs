@@ -92,7 +92,7 @@ macro_rules! define_codes {
         [$(($cond:ident, $jk64:ident, $jx64:ident, $jk32:ident, $jx32:ident),)*]
         $($(#[$doc:meta])* $other:ident,)*
     ) => {
-        /// What an operation does. Those that jump stand last, from `Ja` on.
+        /// Code of an operation. Jumps are last, from `Ja` on.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         #[repr(u8)]
         pub(crate) enum Code {

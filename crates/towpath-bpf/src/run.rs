@@ -45,10 +45,10 @@ pub enum RunError {
     /// The fuel is used up.
     #[error("instruction {instruction}: out of fuel; the program loops, or needs more than it was given")]
     OutOfFuel {
-        /// Where it was.
+        /// Index of the instruction.
         instruction: usize,
     },
-    /// A pointer into the message left it, in a way that comparisons with `data_end` cannot see: by wrapping around.
+    /// A pointer into the message left it by wrapping around, which comparisons with `data_end` cannot detect.
     #[error("instruction {instruction}: the pointer is outside the message")]
     OutsideMessage {
         /// The load.
@@ -59,7 +59,7 @@ pub enum RunError {
         "instruction {instruction}: stopped; the verifier should have refused this program; please report this"
     )]
     Unchecked {
-        /// Where it was.
+        /// Index of the instruction.
         instruction: usize,
     },
 }

@@ -107,7 +107,7 @@ impl Names {
 /// The bases that a join makes: one for each pair of bases and each distance between them, so that pointers that moved
 /// together stay together.
 struct Joins<'a> {
-    /// From both ids and the distance to the new id and where, seen from the old base, it lies.
+    /// Key: both ids and their distance. Value: the new id, and its offset from the old base.
     made: HashMap<(u32, u32, i64), (u32, i64)>,
     ids: &'a mut u32,
 }

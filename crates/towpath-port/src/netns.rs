@@ -146,7 +146,7 @@ pub fn settled(interface: &str) {
     until(|| described(interface).contains(" state UP "));
 }
 
-/// What ip(8) says of an interface.
+/// Output of ip(8) for an interface.
 fn described(interface: &str) -> String {
     let output = Command::new("ip").args(["-o", "link", "show", "dev", interface]).output().expect("ip");
     assert!(output.status.success(), "{interface}: {}", String::from_utf8_lossy(&output.stderr));

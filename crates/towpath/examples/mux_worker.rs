@@ -85,7 +85,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn answer(body: &[u8]) -> Vec<u8> {
     let text = std::str::from_utf8(body).unwrap_or_default();
     match text.split(' ').collect::<Vec<_>>()[..] {
-        // As kill -9 would: no destructor, no goodbye.
+        // As kill -9: no destructor runs, and the channel is not closed.
         ["die"] => std::process::abort(),
         ["die", "once", mark] if std::path::Path::new(mark).exists() => {}
         ["die", "once", mark] => {

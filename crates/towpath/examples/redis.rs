@@ -78,7 +78,7 @@ fn answer(directory: &Path, words: &[&[u8]]) -> Result<Vec<u8>, Box<dyn Error>> 
             set(&file(key), after.to_string().as_bytes())?;
             number(after)
         }
-        // What clients ask before they begin.
+        // Requests that clients send at the start.
         (b"CONFIG" | b"COMMAND", _) => b"*0\r\n".to_vec(),
         (other, _) => return Err(format!("unknown command '{}'", other.escape_ascii()).into()),
     })

@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             pass(&mut queue, n.parse()?)?;
             let mut frames = Vec::new();
             queue.recv_batch(&mut frames, 16)?;
-            // As kill -9 would: no destructor, no goodbye.
+            // As kill -9: no destructor runs, and the channel is not closed.
             std::process::abort();
         }
         ["stall", n] => {

@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(taken.try_iter().collect::<Vec<_>>(), [format!("{LINE}, limit 1 reached")]);
         sender.send(&mut walker, Time::from_secs(6), false);
         assert_eq!(taken.try_iter().collect::<Vec<_>>(), ["ipfw: 100 suppressed 7 lines: limit 1 reached"]);
-        // At the end it is not waited for.
+        // The last call does not wait for the summary's time.
         walk(&mut walker, 1, Time::from_secs(6));
         sender.send(&mut walker, Time::from_secs(6), true);
         assert_eq!(taken.try_iter().collect::<Vec<_>>(), ["ipfw: 100 suppressed 1 line: limit 1 reached"]);

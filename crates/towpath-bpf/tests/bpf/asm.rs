@@ -1,4 +1,4 @@
-//! A few words to write programs with.
+//! Functions that encode instructions, for test programs.
 #![allow(dead_code)] // Each test file uses its share.
 
 use towpath_bpf::{Code, Format, Insn, LoadError, LoadOptions, Program};

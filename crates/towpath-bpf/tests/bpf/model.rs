@@ -1,4 +1,4 @@
-//! A second interpreter, slow and obvious, over random programs of arithmetic and forward jumps.
+//! A second, simple interpreter, compared over random programs of arithmetic and forward jumps.
 //!
 //! It computes with 128-bit and decimal-like means (remainders, powers of two) where the crate uses machine
 //! instructions, so that the two share no mistake.
@@ -34,7 +34,7 @@ fn alu(insn: Insn, dst: i128, src: i128) -> i128 {
     let result = match (insn.code >> 4, insn.off) {
         (0x0, _) => a + b,
         (0x1, _) => a - b,
-        // Of the product only the low bits matter, so the halves are multiplied apart.
+        // Only the low bits of the product matter, so the halves are multiplied separately.
         (0x2, _) => a * unsigned(b, TWO_32) + unsigned(a * (b / TWO_32), TWO_32) * TWO_32,
         (0x3, 0) => {
             if b == 0 {
@@ -190,7 +190,7 @@ proptest! {
             let room = i16::try_from(length - at - 1).expect("short");
             if is_jump(insn) { Insn { off: insn.off.min(room), ..insn } } else { insn }
         }).collect();
-        // r9 keeps the context; at the end every register takes part in the answer.
+        // r9 has the context. The result depends on every register.
         let mut code = vec![copy(9, 1)];
         for (register, value) in start.iter().enumerate() {
             code.extend(load_imm(register as u8, *value));

@@ -83,7 +83,7 @@ fn frame(program: &Program, stream: &[u8]) -> Vec<usize> {
 }
 
 fn the_documented_program_frames_pipelined_messages(objects: Objects) {
-    // The lengths that the reference gets wrong: 14, 24 and 34 bytes come out there as 14, 14, 14, ...
+    // The reference frames these lengths wrong: it returns 14, 14, 14, ... for 14, 24 and 34 bytes.
     let lengths = [14_usize, 24, 34, 4, 300];
     let mut stream = Vec::new();
     for length in lengths {

@@ -8,14 +8,14 @@ use towpath_bpf::{Context, Format, Insn, LoadOptions, Program, RunError};
 
 const FUEL: u64 = 1000;
 
-/// Runs a program over a message; its result and its context.
+/// Runs a program over a message. Returns its result and its context.
 fn run(code: &[Insn], message: &[u8]) -> (i32, Context) {
     let mut context = Context::new();
     let result = program(code).run(message, &mut context, &mut FUEL.clone());
     (result.unwrap_or_else(|error| panic!("{error}\n{}", asm::listing(code))), context)
 }
 
-/// Runs instructions on r1 = a and r2 = b, and gives r1.
+/// Runs instructions on r1 = a and r2 = b. Returns r1.
 fn compute(a: u64, b: u64, middle: &[Insn]) -> u64 {
     let mut code = vec![copy(6, 1)];
     code.extend(load_imm(1, a));
@@ -161,7 +161,7 @@ const JUMPS: &[(&str, u8, u64, u64, bool, bool)] = &[
 #[test]
 fn jumps() {
     for &(name, op, a, b, wide, narrow) in JUMPS {
-        // r1 = whether it was taken. The numbers come from cb, so that the checker cannot decide.
+        // r1: whether the jump was taken. The numbers are loaded from cb, so that the verifier does not know them.
         let taken = |jump: Insn| {
             let mut context = Context::new();
             context.cb = [a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32, 0];
@@ -173,7 +173,7 @@ fn jumps() {
         let Ok(imm) = i32::try_from(b.cast_signed()) else { continue };
         assert_eq!(taken(raw(0x05 | op, 2, 0, 1, imm)), wide, "{name}, 64 bits, constant");
         assert_eq!(taken(raw(0x06 | op, 2, 0, 1, imm)), narrow, "{name}, 32 bits, constant");
-        // The same where the checker knows both numbers and follows one side.
+        // The same with constants: the verifier knows both numbers and follows one side.
         let mut code = Vec::from(load_imm(2, a));
         code.extend(load_imm(3, b));
         code.extend([mov(0, 1), raw(0x0d | op, 2, 3, 1, 0), mov(0, 0), EXIT]);
@@ -441,7 +441,7 @@ fn fuel_bounds_every_loop() {
 
 #[test]
 fn a_pointer_that_wraps_around_is_caught() {
-    // The message's start minus 8, by adding 2^64 - 8: below data_end, and outside all the same.
+    // The message's start minus 8, by adding 2^64 - 8: below data_end, but outside the message.
     let mut code = vec![load(W, 2, 1, DATA), load(W, 3, 1, DATA_END), load(DW, 4, 1, CB), add_reg(2, 4)];
     code.extend([copy(5, 2), add(5, 4), mov(0, 0), jgt(5, 3, 1), load(W, 0, 2, 0), EXIT]);
     let program = program(&code);
@@ -454,7 +454,7 @@ fn a_pointer_that_wraps_around_is_caught() {
 
 #[test]
 fn loops_over_the_stack_are_followed() {
-    // Fills 16 bytes, sums them: the index has a bound that the checker finds.
+    // Fills 16 bytes and sums them: the verifier finds the bound of the index.
     let code = [
         mov(1, 0),
         copy(2, 10),

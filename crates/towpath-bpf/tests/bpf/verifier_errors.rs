@@ -40,7 +40,7 @@ const EBPF: &[(&[Insn], &str)] = &[
     (&[raw(0x8d, 0, 0, 0, 1), EXIT],
         "instruction 0: a call through a register is refused; only direct calls are accepted"),
 
-    // Where it may go.
+    // Control flow.
     (&[mov(0, 0)],
         "instruction 0 (r0 = 0): the program can run past its last instruction; end every path with an exit"),
     (&[mov(0, 0), raw(0x15, 0, 0, 0, 0)],
@@ -288,7 +288,7 @@ fn long_programs_and_many_paths_end() {
     let error = load_raw(&long).expect_err("too long").to_string();
     assert_eq!(error, "instruction 32768 (exit): 32769 instructions; a program has at most 32768");
 
-    // Every branch doubles the states that r0 tells apart; they are joined, and the program is accepted.
+    // Every branch doubles the number of states, which differ in r0. They are joined, and the program is accepted.
     let mut wide = vec![load(W, 2, 1, LEN), mov(0, 0)];
     for bit in 0..24 {
         wide.extend([raw(0x45, 2, 0, 1, 1 << bit), add(0, 1 << bit)]);
@@ -297,7 +297,7 @@ fn long_programs_and_many_paths_end() {
     let program = load_raw(&wide).expect("joined");
     assert!(program.stats().steps < 200_000, "{} steps", program.stats().steps);
 
-    // A loop around two hundred branches: the longer the walk, the more is joined.
+    // A loop around two hundred branches: after many steps, more states are joined.
     let mut looping = vec![load(W, 9, 1, LEN), mov(0, 0), mov(8, 0)];
     for bit in 0..200 {
         looping.extend([raw(0x45, 9, 0, 1, 1 << (bit % 31)), add(0, 1 + bit % 7)]);

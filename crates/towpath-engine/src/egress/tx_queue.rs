@@ -192,7 +192,7 @@ impl TxQueue {
 
     /// Queues a verdict for the packet that the kernel holds. It needs the bytes only if they changed.
     pub(super) fn push_verdict(&mut self, bytes: &[u8], meta: &Meta) -> Result<(), DropReason> {
-        // Of a packet that the kernel cut, only the first bytes are here. In its place, they would lose the rest.
+        // If the kernel truncated the packet, only its first bytes are here. As a replacement, they would drop the rest.
         let cut = meta.port.queued.is_some_and(|queued| queued.cut) && bytes.len() < meta.wire_len as usize;
         self.drops.events.unchanged += u64::from(meta.changed && cut);
         let (verdict, copy) = match meta.changed && !cut {

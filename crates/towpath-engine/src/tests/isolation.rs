@@ -1,4 +1,4 @@
-//! A hostile inspector beside an honest one: what it can take, and what it can create.
+//! A hostile and an honest inspector: the hostile one takes only its share, and creates no queue.
 
 use proptest::prelude::*;
 use towpath_ring::Overload;
@@ -76,7 +76,7 @@ fn a_verdict_names_only_the_queues_that_the_configuration_allows() {
             world.flow_to(1, 1);
             one.decide_with(verdict);
             let Ok(()) = world.engine.idle();
-            // The second packet of the flow meets the verdict for the flow, if there is one.
+            // A verdict for the flow decides the second packet of the flow.
             world.flow_to(1, 1);
             one.decide_with(verdict);
             let Ok(()) = world.engine.idle();

@@ -80,7 +80,7 @@ pub(super) fn kept(old: &[((u8, String), u32)], new: &[((u8, String), u32)]) -> 
 
 type Rows<'a> = (&'a [u32], &'a [((u8, String), u32)]);
 
-/// Of neighbours with the same content, the one with the same number is the same rule.
+/// Among neighbours with the same content, the rule with the same number is the same rule.
 fn prefer_numbers(
     (old_tokens, old): Rows<'_>,
     (new_tokens, new): Rows<'_>,

@@ -1,4 +1,4 @@
-//! What an install asks for and returns.
+//! Arguments and results of an install.
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};

@@ -1,4 +1,4 @@
-//! What a lookup asks for and returns.
+//! Arguments and results of a lookup.
 
 use std::num::NonZeroU16;
 

@@ -98,14 +98,14 @@ fn unrecorded_fields_are_those_of_the_own_rule() {
         ("add 5 allow ip from any to any iplen 1-9000 keep-state", [10, 20]),
         ("add 5 deny ip from any to any xmit em2", [10, 20]),
         ("add 5 prob 0.99 deny ip from any to any", [10, 20]),
-        // The tests of the own rule.
+        // The tests of the state's own rule.
         ("add 5 deny ip from any to any ipttl 64", [0, 20]),
         ("add 5 deny ip from any to any xmit em1", [10, 0]),
         (
             "add 5 skipto 30 ip from any to any xmit em1\nadd 40 allow udp from any to any keep-state",
             [10, 40],
         ),
-        // Either way leads to the rule of the state.
+        // Both paths lead to the rule of the state.
         ("add 5 skipto 10 ip from any to any iplen 1-9000\nadd 6 deny tcp from any to any", [10, 20]),
         ("add 5 prob 0.5 skipto 10 ip from any to any\nadd 6 deny ip from any to any", [10, 20]),
     ];
@@ -129,7 +129,7 @@ fn unrecorded_fields_are_those_of_the_own_rule() {
     assert_eq!(owners(&gate), [(22, 10, "default".to_owned())]);
 }
 
-/// What belongs to a kept rule stays: counters, the limit's count, the log's count.
+/// A kept rule keeps its counters, the count of its limit and the count of its log.
 #[test]
 fn kept_rules_continue() {
     let old = "add allow log logamount 1 tcp from any to any 22 keep-state\nadd allow udp from any to any limit src-addr 2";

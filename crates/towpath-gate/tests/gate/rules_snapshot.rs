@@ -75,7 +75,7 @@ fn listed(gate: &Gate, now: Time) -> Vec<String> {
 #[test]
 fn saved_states_are_restored() {
     let old = filled();
-    // Other rules around them, so that all identities differ.
+    // Additional rules, so that all rule ids differ.
     let mut new = gate(&format!("add 50 count ip from any to any keep-state :first\n{RULES}"));
     let restored = new.restore(&snapshot(&old), NOW).unwrap();
     assert_eq!(restored, Restored { states: 3, unchecked: true, ..Restored::default() });
@@ -185,8 +185,8 @@ fn unchecked_states_are_marked() {
     assert_eq!(restored(&file), Ok(Restored { states: 3, ..Restored::default() }));
 }
 
-/// A line at the top of an unnumbered file renumbers the rules: their states stay theirs. What the first packet of a
-/// state was is part of the snapshot.
+/// A line at the top of an unnumbered file renumbers the rules: the states still belong to them. The snapshot contains the
+/// first packet of each state.
 #[test]
 fn states_of_an_edited_file_are_restored() {
     let rules = RULES.replace("100 ", "").replace("200 ", "").replace("300 ", "in recv em0 ");

@@ -24,7 +24,7 @@ fn echo(workers: usize, limits: Limits, config: Config) -> (Server, SocketAddr, 
     (server, address, threads)
 }
 
-/// Echoes a number of messages, then leaves.
+/// Echoes a number of messages, then ends.
 fn spawn(mut worker: Worker, most: u64) -> JoinHandle<u64> {
     thread::spawn(move || {
         let mut done = 0;
@@ -209,7 +209,7 @@ fn bad_peers_end_only_their_connections() {
     stop(&server, threads);
 }
 
-/// Thousands of connections are opened, used and reset while workers come and go.
+/// Thousands of connections are opened, used and reset while workers start and end.
 #[test]
 fn connections_and_workers_come_and_go() {
     let (server, address, mut threads) = echo(1, Limits::default(), Config::default());

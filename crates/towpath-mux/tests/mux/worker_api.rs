@@ -380,7 +380,7 @@ fn a_woken_socket_that_does_not_read_delays_no_message() {
     assert_eq!(recv(&mut other, 9, Flags::DONTWAIT).expect("a message").0, "1\n");
     busy.disarm();
     assert!(matches!(recv(&mut busy, 9, Flags::DONTWAIT), Err(Error::WouldBlock)));
-    // The same for a socket that is disarmed and does not look.
+    // The same for a socket that is disarmed without a read.
     assert!(busy.arm(None));
     let waiter = thread::spawn(move || recv(&mut waits, 9, NONE).expect("a message").0);
     while other.server().show().workers.iter().filter(|row| row.rx_wait && !row.disabled).count() < 2 {

@@ -487,7 +487,7 @@ fn control(name: &str) -> Result<OwnedFd, Error> {
     sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).map_err(|source| Error::Io { name: name.into(), source })
 }
 
-/// Where the rings' parts are: `struct xdp_mmap_offsets`, for rx, tx, fill and completion each producer, consumer, entries, flags.
+/// Offsets of the rings' parts (`struct xdp_mmap_offsets`): for rx, tx, fill and completion each producer, consumer, entries, flags.
 fn offsets(socket: BorrowedFd<'_>) -> std::io::Result<[Offsets; 4]> {
     let mut raw = [0; 32];
     if sys::get(socket, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS, &mut raw)? != size_of_val(&raw) {

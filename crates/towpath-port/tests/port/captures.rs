@@ -24,7 +24,7 @@ struct Row {
     file: String,
     packets: u64,
     wire_bytes: u64,
-    /// The reference reader found nothing wrong.
+    /// The reference reader found no damage.
     well_formed: bool,
 }
 
@@ -111,7 +111,7 @@ fn a_capture_cut_anywhere_gives_what_is_whole() {
     }
 }
 
-/// Bytes changed at random, the same ones every time: packets, a warning or a refusal, and never more than the file has.
+/// Reproducible random changes of bytes result in packets, a warning or an error, and never in more packets than the file can hold.
 #[towpath_testenv::needs(shared)]
 #[test]
 fn changed_bytes_do_no_harm() {

@@ -1,4 +1,4 @@
-//! Files made byte by byte: every shape of pcap and pcapng, whole and damaged.
+//! Files made byte by byte: every form of pcap and pcapng, valid and damaged.
 
 use std::io::{self, Cursor, Read, Write};
 
@@ -108,7 +108,7 @@ fn classic_magics_and_orders() {
             (0xa1b2_cd34, 8, 7_000_005_000),
         ];
         for (magic, extra, time) in rows {
-            // Bits above the link type are the frame check sequence's.
+            // Bits above the link type describe the frame check sequence.
             let header = order.pcap(magic, 0x5400_0071);
             let record = [order.words(&[7, 5, 3, 60]), vec![0; extra], b"abc".to_vec()].concat();
             let (rows, warning) = read([header, record].concat());
@@ -173,7 +173,7 @@ fn pcapng_blocks_in_both_orders() {
             order.block(2, &obsolete),
             order.enhanced(2, 3, b"", 0),
             order.block(3, &[&order.u32(6)[..], b"simple"].concat()),
-            // A second section forgets the interfaces.
+            // A second section begins with no interfaces.
             order.section(),
             order.interface(276, 4, &[]),
             order.block(3, &[&order.u32(6)[..], b"simple"].concat()),
@@ -245,7 +245,7 @@ fn a_classic_record_too_long_is_damage_and_not_memory() {
     assert_eq!((rows[0].0.len(), rows[0].1, warning), (MAX_FRAME, 1 << 20, None));
 }
 
-/// A block that is skipped may be longer than anything that is held in memory.
+/// A skipped block may be longer than the reader's buffer.
 #[test]
 fn a_long_block_is_skipped_in_the_stream() {
     const LEN: u32 = 64 << 20;
@@ -327,7 +327,7 @@ fn gzip_whole_in_parts_cut_and_damaged() {
     let parts = [gzip(&file[..1_000]), vec![0; 9], gzip(&file[1_000..])].concat();
     assert_eq!(read(parts), (plain.clone(), None));
 
-    // Noise, so that half of the compressed file is about half of the packets.
+    // Random bytes, so that half of the compressed file contains about half of the packets.
     let mut noise = 1u32;
     let random: Vec<u8> = std::iter::repeat_with(|| {
         noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -349,7 +349,7 @@ fn gzip_whole_in_parts_cut_and_damaged() {
     assert!(corrupt(warning).1.contains("gzip"));
 }
 
-/// A pipe that gives a byte at a time, and one that fails.
+/// A pipe that delivers one byte at a time, and one that fails.
 #[test]
 fn slow_and_failing_streams() {
     struct Slow(Cursor<Vec<u8>>);

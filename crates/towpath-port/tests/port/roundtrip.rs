@@ -68,7 +68,7 @@ fn read(file: Vec<u8>) -> Result<Vec<Row>, Error> {
     Ok(rows)
 }
 
-/// The same by pcap-parser; comments too.
+/// The same with pcap-parser, with comments.
 fn read_independently(file: Vec<u8>) -> Vec<(Row, Option<String>)> {
     let mut reader = pcap_parser::create_reader(1 << 20, Cursor::new(file)).expect("a capture");
     let (mut rows, mut links, mut unit) = (Vec::new(), Vec::new(), 0);
@@ -240,7 +240,7 @@ fn the_name_chooses_the_format() {
     }
 }
 
-/// A frame that a live port received with something left undone is in the file as a wire would have had it.
+/// A frame with partial checksums or a large segment is written to the file as it would be on the wire.
 #[test]
 fn what_was_left_undone_is_done_in_the_file() {
     use towpath_port::{Checksum, Gso, GsoKind, Meta, Offload};

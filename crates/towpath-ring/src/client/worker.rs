@@ -137,7 +137,7 @@ impl<'a> View<'a> {
 pub struct Reply {
     /// May begin with the answers to earlier messages.
     bytes: Vec<u8>,
-    /// Where each of those that wait to be sent ends, and how many of the frame's messages were done then.
+    /// End of each answer that waits to be sent, and the number of the frame's messages that were done by then.
     ends: Vec<(usize, u32)>,
 }
 

@@ -267,7 +267,7 @@ impl<L: Listener> Queue<L> {
     }
 
     fn enqueue_all(&mut self, bytes: &[u8], meta: &Meta) -> Enqueue {
-        // Of a broadcast that may block, all get it or none does yet.
+        // A broadcast with `block` reaches all listeners at the same time, or waits.
         if self.policy.fanout == Fanout::Broadcast
             && self.policy.overload == Overload::Block
             && !(0..self.members.len()).all(|i| self.has_room(i) || self.members[i].listener.is_dead())

@@ -247,7 +247,7 @@ mod tests {
         assert!(sys::is_listened_on(&path).unwrap());
     }
 
-    /// Of several that find a dead one's socket at once, one has the place.
+    /// If several engines find the socket of a dead engine at the same time, one of them binds the path.
     #[test]
     fn one_takes_the_place_of_the_dead() {
         const ENGINES: usize = 4;

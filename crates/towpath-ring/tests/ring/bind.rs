@@ -39,7 +39,7 @@ fn replacing_a_frame_that_was_given_back_does_nothing() {
     let mut endpoint = Endpoint::bind(&path, Config::default()).unwrap();
     let client = std::thread::spawn(move || {
         let mut queue = Consumer::attach(&path).unwrap();
-        // Enough of them that a TX frame lost each time would fill the ring towards the engine.
+        // Enough iterations to fill the TX ring if each lost a frame.
         for _ in 0..3000 {
             let Some(frame) = queue.recv().unwrap() else { return 0 };
             queue.verdict_upto(frame.id(), Verdict::Pass);

@@ -1,6 +1,6 @@
 //! The features of memory-mapped netlink, one by one. Each test names the fault of the kernel's version that it would detect.
 //!
-//! The numbers are those of the reference's behaviours as this crate keeps them: 1 geometry, 2 directions, 3 header, 4 states,
+//! The numbers of the features: 1 geometry, 2 directions, 3 header, 4 states,
 //! 5 readiness, 6 kick, 7 dumps, 8 overrun, 9 multicast, 10 introspection.
 
 use std::os::fd::AsFd;
@@ -14,7 +14,7 @@ use towpath_ring::{
     Source, TxFrame, TxPayload, TxSink, Verdict,
 };
 
-/// Eight frames of 1 KiB each way, and messages are wanted.
+/// Eight frames of 1 KiB in each direction. The engine accepts messages.
 fn small() -> Config {
     let ring = Geometry::with(8192, 1024).expect("a geometry");
     Config { rx: ring, tx: ring, deadline: None, messages: true, ..Config::default() }
@@ -55,7 +55,7 @@ fn item_1_each_rule_of_the_geometry_has_its_error() {
     });
 }
 
-/// In the kernel an answer that found no RX frame put an error on the socket, and sending failed with it.
+/// In the kernel, an answer without a free RX frame set an error on the socket, and the next send failed with it.
 #[test]
 fn item_2_the_directions_do_not_wait_for_each_other() {
     world::each_first(|| {
@@ -122,13 +122,13 @@ fn item_3_the_header_says_who_sent_it_and_nobody_can_forge_it() {
 fn item_4_each_side_makes_only_its_own_transitions_of_a_frame() {
     world::each(|| {
         let (_world, mut channel, mut client) = pair(small());
-        // UNUSED -> RESERVED, and given up: not seen, no number used.
+        // UNUSED -> RESERVED, then given up: the client receives nothing, and no number is used.
         let mut slot = channel.reserve(1000).expect("room");
         slot.write(&[1; 10]);
         assert!(client.try_recv().expect("received").is_none());
         let _ = slot;
         assert!(client.try_recv().expect("received").is_none());
-        // RESERVED -> VALID, of no bytes: released like any other.
+        // RESERVED -> VALID, with length 0: released like any other.
         let mut slot = channel.reserve(1000).expect("room");
         let _ = slot.bytes_mut();
         assert_eq!(slot.commit_len(0, &Meta::default()), Seq(1));
@@ -137,7 +137,7 @@ fn item_4_each_side_makes_only_its_own_transitions_of_a_frame() {
         // VALID -> UNUSED.
         client.verdict(frame, Verdict::Pass);
         assert_eq!(channel.poll_verdicts(0, |_, _| {}), 1);
-        // VALID -> SKIP: later frames go on for as long as it takes, and it is released in any order.
+        // VALID -> SKIP: later frames continue until it is released, in any order.
         for n in 2..=4 {
             channel.send(&[n; 1000], &Meta::default()).expect("room");
         }
@@ -158,7 +158,7 @@ fn item_4_each_side_makes_only_its_own_transitions_of_a_frame() {
             client.verdict(frames.remove(index), Verdict::Drop);
             assert_eq!(channel.poll_verdicts(0, |seq, _| assert_eq!(seq, Seq(n))), 1);
         }
-        // COPY: too large for the ring, and the same call on both sides.
+        // COPY: too large for the ring. Both sides use the same call.
         channel.send(&[9; 100_000], &Meta::default()).expect("room");
         let frame = client.try_recv().expect("received").expect("a frame");
         assert!(client.payload(&frame) == [9; 100_000]);
@@ -253,7 +253,7 @@ fn item_5_a_frame_that_is_transmitted_from_its_place_stays_taken() {
             assert_eq!(channel.poll_frames(&mut sink), 1);
             assert_eq!(sink.1.pop().expect("a copy"), [n; 1000]);
         }
-        // Given back out of order: then all eight are there again.
+        // Released out of order: then all eight frames are free again.
         for at in [1, 0, 0] {
             let frame = sink.0.remove(at);
             channel.give_back(frame);
@@ -311,8 +311,8 @@ impl Source for Numbers {
     }
 }
 
-/// The kernel continued a dump in poll(2) only, a frame a step, and found the frame half a ring ahead with an arithmetic that was
-/// off by one at the wrap.
+/// The kernel continued a dump in poll(2) only, one frame per call. Its computation of the frame half a ring ahead was off by one at
+/// the wrap.
 #[test]
 fn item_7_a_dump_goes_on_as_frames_come_back_and_says_when_it_was_interrupted() {
     world::each_first(|| {
@@ -425,7 +425,7 @@ fn item_10_a_ring_is_visible_from_outside() {
         channel.lose(Loss::NoRoom);
         let frame = client.try_recv().expect("received").expect("a frame");
         client.hold(&frame);
-        // How far it has read is written down before a sleep.
+        // The client stores its read position before it sleeps.
         assert!(!client.arm());
         client.disarm().expect("awake");
         channel.poll_verdicts(0, |_, _| {});

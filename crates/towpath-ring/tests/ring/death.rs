@@ -7,7 +7,7 @@ use rustix::process::{Signal, getpid, kill_process};
 use towpath_ring::reaper::{Limits, Reaper};
 use towpath_ring::{Cause, Config, Consumer, Death, Meta, Options, Quota, ReserveError, Verdict};
 
-/// The client ends itself here, without a chance to tidy up.
+/// The client kills itself here, without a cleanup.
 fn kill_9() -> ! {
     kill_process(getpid(), Signal::KILL).expect("kill");
     unreachable!("killed");
@@ -72,7 +72,7 @@ fn a_client_may_die_at_any_step() {
     });
 }
 
-/// The client dies inside of the protocol: connected, half a hello, hello, welcome unread.
+/// The client dies during the handshake: connected, half a hello, hello, welcome unread.
 #[test]
 fn a_client_may_die_before_it_is_attached() {
     world::each(|| {
@@ -112,7 +112,7 @@ fn a_client_may_die_before_it_is_attached() {
             while reaper.stats().pending > 0 {
                 std::thread::yield_now();
             }
-            // Its charge of the quota is free again: there may be one channel, and this is it.
+            // Its charge of the quota is free again: the quota admits one channel, and this is it.
             let (mut channel, mut next) = world.attach(Options::default());
             channel.send(b"next", &Meta::default()).expect("room");
             let frame = next.recv().expect("received").expect("a frame");
@@ -129,7 +129,7 @@ fn client_dies_early() {
     let path = std::env::var("TOWPATH_SOCKET").expect("TOWPATH_SOCKET");
     let socket = net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
     net::connect(&socket, &SocketAddrUnix::new(path).expect("an address")).expect("connected");
-    // As docs/book/src/reference/ring-abi.md has it.
+    // As in docs/book/src/reference/ring-abi.md.
     let mut hello = [0; 64];
     hello[..4].copy_from_slice(b"TPRG");
     hello[4..6].copy_from_slice(&towpath_ring::VERSION.to_le_bytes());
@@ -204,7 +204,7 @@ fn a_socket_that_outlives_its_process_does_not_keep_the_channel() {
 fn client_leaves_a_child() {
     use std::os::fd::AsFd;
     let queue = consumer();
-    // The child's standard input is the socket, which it keeps for longer than we live.
+    // The child's standard input is the socket. The child outlives this process.
     let socket = queue.as_fd().try_clone_to_owned().expect("a copy");
     let mut child = std::process::Command::new("sleep")
         .arg("60")
@@ -219,7 +219,7 @@ fn client_leaves_a_child() {
     child.wait().expect("never reached");
 }
 
-/// A child that was forked has the sockets as well: they stay open when its parent closes the channel.
+/// A forked child has the sockets, too: they stay open when its parent closes the channel.
 #[test]
 fn a_channel_that_its_client_closes_ends_whoever_has_the_socket() {
     use std::os::fd::AsFd;

@@ -7,7 +7,7 @@ use towpath_ring::{Config, Consumer, Geometry, Meta, Verdict};
 
 const PAGES: &str = "/proc/sys/vm/nr_hugepages";
 
-/// Huge pages of the system, for as long as this lives.
+/// Huge pages of the system, reserved until this is dropped.
 struct HugePages(String);
 
 impl HugePages {
@@ -47,7 +47,7 @@ fn round(channel: &mut towpath_ring::Channel, client: &mut Consumer) {
 
 #[test]
 fn only_areas_that_consist_of_them_and_only_if_wanted() {
-    // The system's own may be there or not: these must not be taken either way.
+    // The system may have free huge pages; this configuration must not use them.
     for (kib, wanted) in [(1024, true), (2048 + 64, true), (4096, false)] {
         let (_world, mut channel, mut client) = pair(config(kib, wanted));
         assert_eq!(channel.stats().huge_pages, 0);
@@ -58,7 +58,7 @@ fn only_areas_that_consist_of_them_and_only_if_wanted() {
 #[towpath_testenv::needs(hugepages)]
 #[test]
 fn huge_pages_are_taken_while_there_are_some() {
-    // Without any, the same configuration works.
+    // Without free huge pages, the same configuration works.
     if fs::read_to_string(PAGES).is_ok_and(|n| n.trim() == "0") {
         let (_world, mut channel, mut client) = pair(config(4096, true));
         assert_eq!(channel.stats().huge_pages, 0);

@@ -1,4 +1,4 @@
-//! A channel with a lane for each engine thread: numbers, verdicts and replies are each lane's own, the client and its end are
+//! A channel with a lane for each engine thread: each lane has its numbers, verdicts and replies; the client and its end are
 //! shared.
 
 use std::thread;
@@ -57,7 +57,7 @@ fn each_thread_has_the_verdicts_for_what_it_sent() {
             })
         });
         let threads: Vec<_> = threads.collect();
-        // Dropped together: the end of one lane is the end of all.
+        // Dropped together, because the end of one lane ends all.
         let lanes: Vec<_> = threads.into_iter().map(|t| t.join().expect("the thread")).collect();
         drop(lanes);
         client.succeeds();
@@ -116,7 +116,7 @@ fn inspectors_of_a_queue_have_packets_of_each_thread() {
             queue
         })
     });
-    // Dropped together: the end of one lane is the end of all.
+    // Dropped together, because the end of one lane ends all.
     let queues = threads.map(|t| t.join().expect("the thread"));
     drop(queues);
     inspectors.into_iter().for_each(|inspector| inspector.succeeds());
@@ -219,7 +219,7 @@ fn what_a_client_says_goes_back_on_the_lane_of_the_frame() {
 
 #[test]
 fn the_end_of_one_lane_is_the_end_of_all() {
-    // Detached by the engine, dropped by a thread, left by the client: from either lane.
+    // The engine detaches the client, a thread drops the channel, or the client leaves: on either lane.
     for (end, how) in [(0, Death::Detached), (1, Death::Detached), (2, Death::Closed)] {
         for from in [0, 1] {
             let (_world, mut lanes, mut client) = lanes(config(2));
@@ -282,7 +282,7 @@ fn the_number_of_lanes_has_its_bounds_and_its_price() {
     };
     assert_eq!(bytes(2), 2 * bytes(1));
 
-    // As many as there may be.
+    // The maximum number of lanes.
     let (_world, mut lanes, mut client) = lanes(config(64));
     assert_eq!((lanes.len(), client.lanes()), (64, 64));
     lanes[63].send(b"last", &Meta::default()).expect("room");

@@ -9,7 +9,7 @@ fn config() -> Config {
     Config { rx: Geometry::with(8192, 1024).expect("a geometry"), deadline: None, ..Config::default() }
 }
 
-/// Receives and passes everything: first byte and header's `lost` of a message, or the gap record.
+/// Receives and passes all frames. Returns the first byte and the header's `lost` of each message, or the gap record.
 fn drain(client: &mut Consumer, channel: &mut Channel) -> Vec<Result<(u8, u16), LossRecord>> {
     let mut got = Vec::new();
     while let Some(frame) = client.try_recv().expect("received") {
@@ -65,7 +65,7 @@ fn a_full_ring_is_not_filled_with_records_of_its_being_full() {
         let frame = client.try_recv().expect("received").expect("a frame");
         client.verdict(frame, Verdict::Pass);
         channel.poll_verdicts(0, |_, _| {});
-        // One frame is free, and the message has it: the record waits.
+        // One frame is free, and the message uses it: the record waits.
         channel.send(&[9; 1000], &Meta::default()).expect("room");
         let expected: Vec<_> = (1..8).map(|n| Ok((n, 0))).chain([Ok((9, 1))]).collect();
         assert_eq!(drain(&mut client, &mut channel), expected);
@@ -116,7 +116,7 @@ fn a_record_is_of_its_own_kind() {
         let frame = client.try_recv().expect("received").expect("a frame");
         assert_eq!((frame.header().kind, frame.header().lost), (Kind::GAP, 0));
         assert_eq!(client.payload(&frame), b"");
-        // A verdict on everything covers a record as well.
+        // A verdict for all frames decides a record as well.
         client.verdict_upto(frame.id(), Verdict::Drop);
         assert_eq!(channel.poll_verdicts(0, |seq, _| panic!("{seq}")), 1);
     });

@@ -1,11 +1,11 @@
-//! A client that may not call membarrier(2): both sides make their own fences, and no wake-up is missed.
+//! A client that may not call membarrier(2): both sides execute their own fences, and no wake-up is lost.
 
 use std::process::{Command, Stdio};
 
 use crate::world::{PATIENCE, World, consumer};
 use towpath_ring::{Config, Meta, Verdict};
 
-/// Installs a seccomp(2) filter that refuses membarrier(2), number 324 of x86-64, with EPERM, and becomes the program that its
+/// Installs a seccomp(2) filter that refuses membarrier(2), number 324 of x86-64, with EPERM, and executes the program that its
 /// arguments name. prctl(2): 38 is PR_SET_NO_NEW_PRIVS, 22 is PR_SET_SECCOMP, of which 2 is a filter.
 const REFUSE: &str = r#"
 import ctypes, os, struct, sys

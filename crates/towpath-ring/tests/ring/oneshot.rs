@@ -15,7 +15,7 @@ fn config() -> Config {
     Config { rx: ring, tx: ring, deadline: None, messages: true, violations_max: 0, ..Config::default() }
 }
 
-/// Lets this process open no more files, while `then` runs. (Not 0: poll(2) looks at the limit, too.)
+/// Prevents this process from opening files while `then` runs. (The limit is not 0, because poll(2) checks it, too.)
 fn without_descriptors<T>(then: impl FnOnce() -> T) -> T {
     let before = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(3), maximum: before.maximum }).expect("setrlimit");
@@ -24,7 +24,7 @@ fn without_descriptors<T>(then: impl FnOnce() -> T) -> T {
     result
 }
 
-/// An engine that is always ahead: the socket is full of notices whenever the client takes one.
+/// An engine that is always faster: the socket is full of notices whenever the client reads one.
 #[test]
 fn notices_are_read_as_their_frames_are_received() {
     world::each(|| {
@@ -125,7 +125,7 @@ fn client_that_does_not_listen() {
     assert_eq!(client.send(b"x", &meta), Err(ReserveError::Disconnected));
 }
 
-/// Runs in a separate process, because the whole process is out of descriptors.
+/// Runs in a separate process, because the whole process has no free descriptors.
 #[test]
 fn an_engine_without_a_descriptor_counts_no_violation() {
     World::new(config()).spawn("oneshot::engine_without_descriptors").succeeds();
@@ -167,7 +167,7 @@ fn signals_make_no_message_too_large() {
 fn engine_that_is_stopped() {
     let (_world, mut channel, mut client) = pair(config());
     let us = std::process::id().to_string();
-    // It ends by itself: killed, it could leave us stopped.
+    // It ends by itself. If it were killed, it could leave this process stopped.
     let script = "for i in 1 2 3 4 5 6 7 8 9 0; do for j in 1 2 3 4 5 6 7 8 9 0; do \
                   kill -STOP $0; kill -CONT $0; sleep 0.002; done; done";
     let mut shell = Command::new("sh").args(["-c", script, &us]).spawn().expect("sh");

@@ -11,14 +11,14 @@ const VERDICTS: [Verdict<'static>; 4] = [Verdict::Pass, Verdict::Drop, Verdict::
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// On a lane, so many bytes.
+    /// Sends this number of bytes on a lane.
     Send(usize, usize),
     Recv(usize),
     Verdict(usize, usize),
     Hold(usize),
     Upto(usize, usize),
     Replace(usize, usize),
-    /// To the engine, so many bytes.
+    /// Sends this number of bytes to the engine.
     Message(usize),
     Poll(usize),
 }

@@ -15,12 +15,12 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct World {
     pub(crate) endpoint: Endpoint,
     dir: TempDir,
-    /// Lanes of channels that the test does not use; to drop one is to end the channel.
+    /// Lanes of channels that the test does not use. Dropping one ends the channel.
     idle: Vec<Channel>,
 }
 
 thread_local! {
-    /// How many lanes the channels of this test have, and which one it uses.
+    /// Number of lanes of this test's channels, and the lane that the test uses.
     static LANES: Cell<(u32, usize)> = const { Cell::new((1, 0)) };
 }
 
@@ -32,12 +32,12 @@ pub(crate) fn each(test: impl Fn()) {
     }
 }
 
-/// How many lanes the channels of this test have.
+/// Number of lanes of this test's channels.
 pub(crate) fn lanes() -> u32 {
     LANES.get().0
 }
 
-/// The same with the first of two: that is where a client's own messages go.
+/// The same with the first of two lanes, which carries the client's own messages.
 pub(crate) fn each_first(test: impl Fn()) {
     for lanes in [(1, 0), (2, 0)] {
         LANES.set(lanes);
@@ -114,7 +114,7 @@ pub(crate) fn pair_with(config: Config, options: Options) -> (World, Channel, Co
     (world, channel, client)
 }
 
-/// A client process; ended when the test is.
+/// A client process, which ends with the test.
 pub(crate) struct Process(Child);
 
 impl Process {
@@ -178,7 +178,7 @@ pub(crate) fn consumer() -> Consumer {
     Consumer::attach_env().expect("attached")
 }
 
-/// The bytes of message `n`: each differs from its neighbours in every place.
+/// The bytes of message `n`. Each byte differs from the same byte of the neighbouring messages.
 pub(crate) fn message(n: u32, len: usize) -> Vec<u8> {
     (0..len).map(|i| (n as usize).wrapping_mul(31).wrapping_add(i.wrapping_mul(7) + i / 251) as u8).collect()
 }

@@ -1,10 +1,10 @@
-//! Edits in place, held to a checksum that is computed anew.
+//! Edits in place, compared with a newly computed checksum.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// The Internet checksum (RFC 1071), the slow and obvious way.
+/// The Internet checksum (RFC 1071), computed word by word.
 fn checksum(parts: &[&[u8]]) -> u16 {
     let mut sum = 0u64;
     for part in parts {
@@ -90,7 +90,7 @@ fn mss() {
 }
 
 proptest! {
-    /// Whatever the words are, the sum stays what it was.
+    /// An edit keeps the checksum valid for any words.
     #[test]
     fn checksum_stays(mss: u16, clamp: u16, seq: u32, odd: bool, value in 0u8..64, tos: u8) {
         let options = if odd { format!("01 0204 {mss:04x} 010100") } else { format!("0204 {mss:04x} 01010100") };

@@ -1,4 +1,4 @@
-//! Rows: a frame in hex, and what parse says about it.
+//! Rows: a frame in hex, and the result of `parse`.
 
 use super::*;
 
@@ -8,7 +8,7 @@ mod other_reader;
 mod tunnels;
 mod views;
 
-/// Pieces of frames, so that a row shows only what it is about. Addresses are those of RFC 5737 and RFC 3849.
+/// Pieces of frames, so that a row contains only the tested bytes. Addresses are those of RFC 5737 and RFC 3849.
 const PIECES: &[(&str, &str)] = &[
     ("MACS", "020000000002 020000000001"),
     // 192.0.2.1 > 198.51.100.2
@@ -38,7 +38,7 @@ fn frame(row: &str) -> Vec<u8> {
     digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
 }
 
-/// `v4 17 192.0.2.1:4242 > 198.51.100.2:53 len=28 up=8@34`, and what is not at rest.
+/// `v4 17 192.0.2.1:4242 > 198.51.100.2:53 len=28 up=8@34`, and the fields that differ from their defaults.
 fn brief(packet: &Packet<'_>) -> String {
     let mut text = match packet.addresses {
         Addresses::None => format!("none type={:04x} at={}", packet.ethertype, packet.network),
@@ -144,7 +144,7 @@ fn links() {
     let rows: &[(LinkType, &str, String)] = &[
         (LinkType::ETHERNET, "MACS 0800 IP4", format!("{UDP4} up=8@34")),
         (LinkType::ETHERNET, "MACS 86dd IP6", format!("{UDP6} up=8@54")),
-        // Padding of the link is not the packet's.
+        // Padding of the link is not part of the packet.
         (LinkType::ETHERNET, "MACS 0800 IP4 0000000000000000", format!("{UDP4} up=8@34")),
         (LinkType::ETHERNET, "MACS 8100 2005 0800 IP4", format!("{UDP4} up=8@38 vlan=5")),
         (LinkType::ETHERNET, "MACS 8100 0000 86dd IP6", format!("{UDP6} up=8@58 vlan=0")),
@@ -231,7 +231,7 @@ fn links() {
         (LinkType::C_HDLC, "0f00 0800 IP4", format!("{UDP4} up=8@24")),
         (LinkType::C_HDLC, "0f00 86dd IP6", format!("{UDP6} up=8@44")),
         (LinkType::C_HDLC, "8f00 8035 00000002", "none type=8035 at=4".into()),
-        // An address of two bytes and one of four; RFC 2427's ways and Cisco's.
+        // An address of two bytes and one of four; encapsulations of RFC 2427 and of Cisco.
         (LinkType::FRELAY, "1861 0800 IP4", format!("{UDP4} up=8@24")),
         (LinkType::FRELAY, "1861 03cc IP4", format!("{UDP4} up=8@24")),
         (LinkType::FRELAY, "18606061 038e IP6", format!("{UDP6} up=8@46")),
@@ -438,7 +438,7 @@ fn ip6() {
                 "60000000 0020 2b 40 ADDR6 1102 0201 00000000 20010db8000000000000000000000003 UDP",
                 "v6 17 2001:db8::1.4242 > 2001:db8::2.53 len=72 up=8@64 ext=84",
             ),
-            // A routing type of the future.
+            // An unassigned routing type.
             (
                 "60000000 0010 2b 40 ADDR6 1100 6300 00000000 UDP",
                 "v6 17 2001:db8::1.4242 > 2001:db8::2.53 len=56 up=8@48 ext=104",
@@ -471,7 +471,7 @@ fn ip6() {
                 "v6 50 2001:db8::1.0 > 2001:db8::2.0 len=44 up=4@40 ext=10",
             ),
             ("60000000 0004 3b 40 ADDR6 00000100", "v6 59 2001:db8::1.0 > 2001:db8::2.0 len=44 up=4@40"),
-            // A mobility message is the upper layer; one that goes on is an extension header.
+            // A mobility message without a next header is the upper layer; with one, it is an extension header.
             (
                 "60000000 0008 87 40 ADDR6 3b00 0000 00000000",
                 "v6 135 2001:db8::1.0 > 2001:db8::2.0 len=48 up=8@40",
@@ -620,7 +620,7 @@ fn upper_layers() {
     );
 }
 
-/// What a capture cut short still says: each header cut at each length.
+/// Results for a truncated capture: each header truncated at each length.
 #[test]
 fn cut_short_by_the_capture() {
     let whole = frame("MACS 0800 4500 002b 0000 4000 4006 0000 ADDR4 TCP ffffff");
@@ -646,10 +646,10 @@ fn cut_short_by_the_capture() {
         );
     }
 
-    // No ports to lose.
+    // OSPF has no ports.
     let ospf = frame("4600 0020 0000 0000 4059 0000 ADDR4 94040000 ffffffffffffffff");
     assert_eq!(said(LinkType::RAW, &ospf[..20], 32), "v4 89 192.0.2.1:0 > 198.51.100.2:0 len=32 up=0@20");
-    // A lie that shows is a lie.
+    // A wrong field within the captured bytes is malformed.
     let lie = frame("4500 002b 0000 4000 4006 0000 ADDR4 1092 0050 00000001 00000000 40");
     assert_eq!(said(LinkType::RAW, &lie, 43), "malformed: TCP data offset too short or beyond the segment");
 }

@@ -1,4 +1,4 @@
-//! Generated packets, read by us and by etherparse.
+//! Generated packets, parsed by this crate and by etherparse.
 
 use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TransportSlice};
 use proptest::prelude::*;

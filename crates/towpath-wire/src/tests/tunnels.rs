@@ -41,7 +41,7 @@ const IN_IP: &[(&str, &str, &str)] = &[
         "v4 17 192.0.2.1:4242 > 198.51.100.2:53 len=52 up=8@44",
     ),
     ("33", "11ff 0000 00000100 00000001", " malformed: upper-layer header cut off"),
-    // GRE: plain, checksum, key, sequence number, all of them; then what it can carry.
+    // GRE: plain, checksum, key, sequence number, all of them; then the protocols that it can carry.
     ("2f", "0000 0800 IP4", IN4),
     ("2f", "8000 0800 00000000 IP4", IN4),
     ("2f", "2000 86dd 00000001 IP6", IN6),

@@ -1,4 +1,4 @@
-//! What a packet that was parsed is asked for.
+//! Accessors of a parsed packet.
 
 use super::*;
 

@@ -82,7 +82,7 @@ pub(super) fn take(top: &Table<'_, '_>, all: &[(At<&str>, Port)], unknown: &[&st
         .collect();
     let routes: Vec<Route> =
         top.tables("route").into_iter().filter_map(|table| route(table, ports, &wired)).collect();
-    // With routes every port that is not wired else is the router's.
+    // With routes, every port without other wiring is a router port.
     if !top.has("route") {
         for ((at, port), _) in all.iter().zip(&wired).filter(|(_, wired)| wired.is_none()) {
             let hint = "name it in a [[bridge]] or in monitor = [...], or add a [[route]]";

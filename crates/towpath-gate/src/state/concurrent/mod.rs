@@ -1,4 +1,4 @@
-//! What lets threads share a table without locks: atomics, grace periods, retired slots, and counters of each worker.
+//! Sharing a table between threads without locks: atomics, grace periods, retired slots, and counters of each worker.
 
 pub(crate) mod epoch;
 pub(crate) mod retire_list;

@@ -335,7 +335,7 @@ impl<const N: usize> Family<N> {
     #[inline]
     pub(crate) fn next_sweep(&self, count: u32) -> [Range<u32>; 2] {
         let ranges = self.sweep.next(self.slab.len(), count);
-        // For the next call, which comes soon.
+        // The next call needs these lines soon.
         self.slab.prefetch_meta(ranges[0].end, count.min(self.slab.len()));
         ranges
     }
@@ -346,8 +346,8 @@ impl<const N: usize> Family<N> {
         self.slab.due_tick(slot).is_some_and(|at| !super::slab::tick_before(tick(now), at))
     }
 
-    /// Of the first of `slots`, 64 at most: a bit for each slot with a state that may have expired, or with any state
-    /// (`all`), the first slot in bit 0; and the number of slots examined.
+    /// Examines up to 64 of the first `slots`. Returns a bit for each slot with a state that may have expired, or with any state
+    /// (`all`), the first slot in bit 0; and the number of examined slots.
     #[inline]
     pub(crate) fn due_mask(&self, slots: &Range<u32>, now: Time, all: bool) -> (u64, u32) {
         let tick = if all { None } else { Some(tick(now)) };

@@ -12,7 +12,7 @@ fn dyn_max_is_exact_and_counted() {
     assert_eq!(world.keep(udp(1, 3, 2, 2), 1), Err(Refused::Full));
     assert_eq!(world.keep(v6, 1), Ok(Installed::Existing));
     assert_eq!(world.states.counters().full, 1);
-    // Fewer than there are: they stay, and no new one is admitted.
+    // `dyn_max` below the number of states: they stay, and no new one is admitted.
     world.states.set_settings(Settings { dyn_max: 1, ..Settings::default() });
     assert_eq!(world.states.len(), 3);
     assert_eq!(world.keep(udp(1, 3, 2, 2), 1), Err(Refused::Full));
@@ -121,7 +121,7 @@ fn a_flood_evicts_its_own_states() {
     }
     assert!(established.iter().all(|&flow| world.find(flow, Lookup::Any).is_some()));
     assert_eq!(world.states.counters().evicted, 10_000 - 40);
-    // The end of the flood is left.
+    // The last states of the flood remain.
     assert!(world.find(tcp_flow(2, 9_900), Lookup::Any).is_none());
     assert!(world.find(tcp_flow(2, 10_000), Lookup::Any).is_some());
 }

@@ -1,4 +1,4 @@
-//! Packet stories: which packet comes when, and how long the state lives after it.
+//! Packet stories: packets with their times, and the lifetime of the state after each.
 
 mod bounds;
 mod tracking;
@@ -343,7 +343,7 @@ fn udp(src: u8, src_port: u16, dst: u8, dst_port: u16) -> Flow {
 
 #[test]
 fn both_directions_match_and_forward_is_that_of_the_first_packet() {
-    // The maker's end sorts first in some flows and last in others.
+    // The end that made the state sorts first in some flows and last in others.
     for flow in [udp(1, 1000, 2, 53), udp(2, 1000, 1, 53), udp(1, 1000, 1, 53), udp(1, 53, 1, 1000)] {
         let mut world = World::new(Settings::default());
         world.keep(flow, 1).unwrap();
@@ -687,7 +687,7 @@ fn a_dump_continues_at_its_cursor() {
         let Some((_, next)) = piece.last() else { break };
         cursor = *next;
         dumped.extend(piece.into_iter().map(|(listed, _)| (listed.kind, listed.flow)));
-        // States come and go between the parts.
+        // States are created and removed between the parts.
         world.keep(udp(9, other, 2, 53), other.into()).unwrap();
         world.keep(v6(other), other.into()).unwrap();
         world.states.remove_where(|rule| rule.0 == u32::from(other) - 2);

@@ -80,7 +80,7 @@ fn strict_tracking_recovers_from_a_half_open_connection_and_a_lost_acknowledgeme
         ('<', "SA", 500, 101, true, 20),
         ('>', "A", 101, 501, true, 300),
         ('>', "R", 101, 0, true, 1),
-        // Each segment of the other side in flight has one in return.
+        // Each segment in flight from the other side is answered with a reset.
         ('>', "R", 70_000, 0, true, 1),
         ('<', "RA", 9_000_000, 70_000, true, 1),
         ('>', "S", 200_000, 0, true, 20),

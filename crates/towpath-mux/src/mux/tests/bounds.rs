@@ -1,4 +1,4 @@
-//! Effects of each bound, when it is reached and when it is left.
+//! Effects of each bound, when it is reached and when there is room again.
 
 use super::*;
 
