@@ -2,7 +2,8 @@
 //!
 //! A line is split like ipfw's shell words. Blanks separate. A comma joins a word with the next. Braces and
 //! parentheses are words, except in `table(...)` and in an address set `a/24{1,5-9}`. `#` ends the line. `//`
-//! starts the comment of the rule. A backslash at the end continues on the next line.
+//! starts the comment of the rule. A backslash at the end continues on the next line. Quotes around a word
+//! are removed, because ipfw(8) shows them for the shell: `'table(1)'`.
 
 use std::borrow::Cow;
 
@@ -110,8 +111,12 @@ impl<'a> Lexer<'a> {
                 break;
             }
             let length = word_length(rest);
-            self.push(&rest[..length], at);
-            column += rest[..length].chars().count() as u32;
+            let word = &rest[..length];
+            match unquoted(word) {
+                Some(inside) => self.push(inside, Position { line, column: column + 1 }),
+                None => self.push(word, at),
+            }
+            column += word.chars().count() as u32;
             rest = &rest[length..];
             self.end = Position { line, column };
         }
@@ -141,14 +146,22 @@ impl<'a> Lexer<'a> {
     }
 }
 
+/// Returns the text inside the quotes of `word` if it is one word.
+fn unquoted(word: &str) -> Option<&str> {
+    let quote = word.chars().next().filter(|c| matches!(c, '"' | '\''))?;
+    let inside = word.strip_prefix(quote)?.strip_suffix(quote)?;
+    let is_word = !inside.is_empty() && !inside.starts_with(char::is_whitespace);
+    (is_word && word_length(inside) == inside.len()).then_some(inside)
+}
+
 /// Maximum length of bracketed text inside a word; longer text is not a bracket expression.
 const MAX_BRACKET: usize = 1024;
 
 /// Returns the length in bytes of the first word of `rest`, which must not be empty or start with a blank.
 fn word_length(rest: &str) -> usize {
     // A quoted word includes its blanks and quotes.
-    if let Some(quoted) = rest.strip_prefix('"')
-        && let Some(end) = quoted.find('"')
+    if let Some(quote @ ('"' | '\'')) = rest.chars().next()
+        && let Some(end) = rest[1..].find(quote)
     {
         return end + 2;
     }
@@ -198,6 +211,11 @@ mod tests {
             ("table(t, 3) x", &[&["table(t, 3)", "x"]]),
             ("a{b c", &[&["a{b", "c"]]),
             ("a \"b c, d\" e", &[&["a", "\"b c, d\"", "e"]]),
+            ("a 'b c, d' e", &[&["a", "'b c, d'", "e"]]),
+            ("recv 'table(10)' via \"em0\" x", &[&["recv", "table(10)", "via", "em0", "x"]]),
+            ("'table(t, 3)' ''", &[&["table(t, 3)", "''"]]),
+            (r"'{' tcp '}'", &[&["{", "tcp", "}"]]),
+            ("em'0' 'a", &[&["em'0'", "'a"]]),
         ];
         for (text, expected) in rows {
             assert_eq!(&words(text), expected, "{text:?}");
@@ -217,5 +235,7 @@ mod tests {
         assert_eq!(line.tokens[1].position_at(3), Position { line: 1, column: 8 });
         assert_eq!(line.tokens[1].position_at(6), Position { line: 1, column: 11 });
         assert_eq!(line.end, Position { line: 1, column: 12 });
+        let quoted = lines("a 'bc'").next().unwrap();
+        assert_eq!(quoted.tokens[1].position_at(1), Position { line: 1, column: 5 });
     }
 }

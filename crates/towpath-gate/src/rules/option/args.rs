@@ -263,7 +263,13 @@ pub(super) fn interface(cursor: &mut Cursor<'_, '_>) -> Parse<Interface> {
         return Err(Fault::new(token.position(), format!("{} is not an address", quoted(text)))
             .hint("use a port name or an address of a port"));
     }
-    Ok(if text.contains(['*', '?', '[']) {
+    let is_pattern = text.contains(['*', '?', '[']);
+    let special = |c: char| matches!(c, '\'' | '"' | '(' | ')' | '{' | '}' | ',') || (c == '\\' && !is_pattern);
+    if text.contains(special) {
+        return Err(Fault::new(token.position(), format!("{} cannot be the name of a port", quoted(text)))
+            .hint("use a port's name, a pattern such as em*, a port's address, table(NAME) or any"));
+    }
+    Ok(if is_pattern {
         Interface::Glob(text.into())
     } else {
         Interface::Name(text.into())
