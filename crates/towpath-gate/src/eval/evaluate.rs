@@ -276,11 +276,14 @@ impl Walker {
     fn police(&self, at: usize, walk: &mut Walk, packet: &Packet<'_>, now: Time, pipe: u32) -> Next {
         let step = match self.generation.pipes.get(&pipe) {
             None => Step::Drop(DropReason::NoPipe),
+            // Routed packets pass the rules twice.
+            Some(_) if walk.charged_pipe == pipe => Step::Pass,
             Some(bucket) => match bucket.take(packet.counted_bytes().into(), now) {
                 true => Step::Pass,
                 false => Step::Drop(DropReason::Policed),
             },
         };
+        walk.charged_pipe = pipe;
         self.generation.stop(at, walk, step)
     }
 

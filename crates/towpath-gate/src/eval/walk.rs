@@ -35,6 +35,9 @@ pub struct Walk {
     pub(crate) tag_count: u8,
     pub(crate) tags: [u16; MAX_TAGS],
     pub(crate) mark: u32,
+    /// The pipe that was charged for the packet; 0 before the first. A pipe ends the walk, so the outgoing walk needs only the
+    /// pipe of the incoming one.
+    pub(crate) charged_pipe: u32,
     pub(crate) jumps: u16,
     pub(crate) tenant: u16,
     /// `state-timeout` of the states that later rules make.
@@ -90,6 +93,7 @@ impl Walk {
             tag_count: 0,
             tags: [0; MAX_TAGS],
             mark: 0,
+            charged_pipe: 0,
             jumps: 0,
             tenant: 0,
             timeout: None,
@@ -120,13 +124,14 @@ impl Walk {
         }
     }
 
-    /// Starts the outgoing walk for transmission on `xmit`. Keeps what belongs to the packet: mark, tags and
-    /// edits. Resets the position among the rules and the last lookup.
+    /// Starts the outgoing walk for transmission on `xmit`. Keeps what belongs to the packet: mark, tags,
+    /// edits and the charged pipe. Resets the position among the rules and the last lookup.
     pub fn leave(&mut self, xmit: PortId) {
         *self = Self {
             tag_count: self.tag_count,
             tags: self.tags,
             mark: self.mark,
+            charged_pipe: self.charged_pipe,
             edits: self.edits,
             ..Self::new(Dir::Out, self.recv, Some(xmit)).with_tenant(self.tenant)
         };

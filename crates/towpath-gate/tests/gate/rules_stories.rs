@@ -465,6 +465,33 @@ fn pipes_limit_the_rate() {
 }
 
 #[test]
+fn a_routed_packet_is_charged_once_per_pipe() {
+    let routed = |rules: &str| {
+        let mut story = Story::new(rules);
+        let big = "udp 10.0.0.1:1 > 10.0.0.2:2 len 972";
+        let xmit = story.gate.ports().find("em1").unwrap();
+        let mut pass = || {
+            let mut walk = story.walk(big);
+            let walked = story.step(&mut walk, big);
+            if walked != Step::Pass {
+                return (walked, None);
+            }
+            walk.leave(xmit);
+            (walked, Some(story.step(&mut walk, big)))
+        };
+        [pass(), pass()]
+    };
+    let passed = (Step::Pass, Some(Step::Pass));
+    let policed = Step::Drop(DropReason::Policed);
+    let one = "pipe 1 config bw 8Kbit/s burst 2000\nadd pipe 1 udp from any to any";
+    assert_eq!(routed(one), [passed, passed]);
+    // Another pipe is charged for itself.
+    let two = "pipe 1 config bw 8Kbit/s burst 2000\npipe 2 config bw 8Kbit/s burst 1000\n\
+               add pipe 1 udp from any to any in\nadd pipe 2 udp from any to any out";
+    assert_eq!(routed(two), [passed, (Step::Pass, Some(policed))]);
+}
+
+#[test]
 fn prob_is_accurate_and_repeatable() {
     let passed = || {
         let mut story = Story::new("add prob 0.25 allow ip from any to any");
