@@ -110,7 +110,7 @@ pub(crate) fn nearest<'w>(written: &str, words: impl IntoIterator<Item = &'w str
 /// Quotes text of the file for a message: escaped, and truncated if long.
 pub(crate) fn quoted(text: &str) -> String {
     const SHOWN: usize = 40;
-    let escaped = |c| if c == '\'' { c.to_string() } else { c.escape_debug().to_string() };
+    let escaped = |c: char| if c == '\'' { c.to_string() } else { c.escape_debug().to_string() };
     let mut shown: String = text.chars().take(SHOWN).map(escaped).collect();
     if text.chars().nth(SHOWN).is_some() {
         shown.push_str("...");
