@@ -264,16 +264,13 @@ pub(super) fn interface(cursor: &mut Cursor<'_, '_>) -> Parse<Interface> {
             .hint("use a port name or an address of a port"));
     }
     let is_pattern = text.contains(['*', '?', '[']);
-    let special = |c: char| matches!(c, '\'' | '"' | '(' | ')' | '{' | '}' | ',') || (c == '\\' && !is_pattern);
+    let special =
+        |c: char| matches!(c, '\'' | '"' | '(' | ')' | '{' | '}' | ',') || (c == '\\' && !is_pattern);
     if text.contains(special) {
         return Err(Fault::new(token.position(), format!("{} cannot be the name of a port", quoted(text)))
             .hint("use a port's name, a pattern such as em*, a port's address, table(NAME) or any"));
     }
-    Ok(if is_pattern {
-        Interface::Glob(text.into())
-    } else {
-        Interface::Name(text.into())
-    })
+    Ok(if is_pattern { Interface::Glob(text.into()) } else { Interface::Name(text.into()) })
 }
 
 pub(super) fn flags(cursor: &mut Cursor<'_, '_>, what: &str, names: &[(&'static str, u8)]) -> Parse<Flags> {
