@@ -9,8 +9,8 @@
 //!                       queue       (the packet is in the reorder buffer meanwhile)
 //! ```
 //!
-//! `drive` takes a packet that is in the reorder buffer as far as it gets without waiting. What it then waits for is in
-//! [`Wait`]; `settle` (a verdict), `retry_backlog` (room: `backlog.rs`), `reassemble` (fragments: `reassemble.rs`) and
+//! `drive` takes a packet that is in the reorder buffer as far as it gets without waiting. [`Wait`] is the reason why it
+//! then waits; `settle` (a verdict), `retry_backlog` (room: `backlog.rs`), `reassemble` (fragments: `reassemble.rs`) and
 //! `resume_deferred` (earlier packets of the flow) continue.
 
 use towpath_gate::{BURST, Edits};
@@ -516,8 +516,8 @@ impl<E: PacketIo> Engine<E> {
         self.drive(id, next);
     }
 
-    /// Puts an inspector's bytes in the place of a packet's. The engine makes the checksums fit. Where it cannot (a fragment, a packet
-    /// that the capture cut short, an unknown protocol), those of the inspector stand.
+    /// Replaces a packet's bytes by those of an inspector. The engine corrects the checksums. Where it cannot (a fragment, a packet that
+    /// the capture truncated, an unknown protocol), the inspector's checksums are kept.
     fn replace(&mut self, id: PacketId, replacement: &[u8]) {
         let Self { reorder, burst, scratch, .. } = self;
         let Some((held, _)) = reorder.waiting_mut(id) else { return };

@@ -88,7 +88,9 @@ fn count_all(write: bool) -> Result<(), Box<dyn Error>> {
         let beside = before.map_or("-".to_owned(), |before| format!("{before:.0}"));
         println!("{name:36}{count:8.0}{beside:>8}");
         if before.is_some_and(|before| count > before * MORE) {
-            println!("warning: {name}: {count:.0} instructions, more than 5% above {beside}, which are kept");
+            println!(
+                "warning: {name}: {count:.0} instructions, more than 5% above the stored count {beside}"
+            );
         }
     }
     if write {

@@ -45,7 +45,7 @@ const OPTIONAL: [&str; 2] = ["shared", "ktls"];
 /// | `clang` | a clang |
 /// | `python` | a `python3` of version 3.11 or later |
 /// | `thrift` | `/usr/bin/python3` with the package `thrift` |
-/// | `shared` | the shared captures: `$TOWPATH_SHARED`, or `shared` beside the checkout |
+/// | `shared` | the shared captures: `$TOWPATH_SHARED`, or `shared` next to the checkout |
 #[proc_macro_attribute]
 pub fn needs(what: TokenStream, test: TokenStream) -> TokenStream {
     if !test.to_string().replace(' ', "").contains("#[test]") {
@@ -78,7 +78,7 @@ pub fn needs(what: TokenStream, test: TokenStream) -> TokenStream {
     ignored
 }
 
-/// Expands to the path of the shared material, a `&'static str`: `$TOWPATH_SHARED`, or `shared` beside the checkout.
+/// Expands to the path of the shared material, a `&'static str`: `$TOWPATH_SHARED`, or `shared` next to the checkout.
 #[proc_macro]
 pub fn shared(_: TokenStream) -> TokenStream {
     format!("{:?}", shared_path()).parse().expect("a literal")

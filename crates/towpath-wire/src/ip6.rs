@@ -9,7 +9,7 @@ const HEADER_LEN: usize = 40;
 const MAX_EXTENSIONS: usize = 16;
 /// More fragments, in the second half of the fragment header.
 pub(super) const FRAGMENT_MORE: u16 = 0x0001;
-/// Reserved bits beside it.
+/// Reserved bits of the same word.
 pub(super) const FRAGMENT_RESERVED: u16 = 0x0006;
 /// Jumbo payload option (RFC 2675, section 2).
 const OPTION_JUMBO: u8 = 0xc2;

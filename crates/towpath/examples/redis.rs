@@ -1,5 +1,5 @@
 //! A key-value server that speaks Redis' protocol, in as many processes as you like: a key is a file in a directory that they
-//! share, written beside it and renamed, so that no reader sees half a value.
+//! share, written to another file of the directory and renamed, so that no reader sees half a value.
 //!
 //! ```text
 //! mkdir /dev/shm/keys

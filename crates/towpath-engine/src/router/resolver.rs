@@ -38,7 +38,7 @@ const SLOTS: usize = 4 * NEIGHBORS;
 struct Known {
     key: Key,
     mac: [u8; 6],
-    /// The version of the directory: every change of a neighbor ends it.
+    /// The version of the directory at the copy. Every change of a neighbor invalidates the copy.
     version: u64,
     /// When it must be looked up again.
     until: u64,

@@ -14,12 +14,12 @@
 //!
 //! Any number of threads use the same states, each through its own [`States`] ([`States::worker`]).
 //!
-//! Where to find what:
+//! Modules:
 //!
 //! - `states`: the handle. Lookup, install, removal, sweep, listings, snapshots.
-//! - `table`: the states of one address family. Slots, index, entries, and what is kept beside the slots.
+//! - `table`: the states of one address family. Slots, index, entries, and the data stored next to the slots.
 //! - `limits`: bounds by number, rule, source and first SYN.
-//! - `tcp`, `sctp`: what a packet does to a connection.
+//! - `tcp`, `sctp`: effects of a packet on a connection.
 //! - `concurrent`: atomics, grace periods, counters of each worker.
 //! - `testing`: the model, the harness that compares the table with it, and the loom tests.
 //!

@@ -444,7 +444,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Returns true if this worker waits for sockets beside the leader.
+    /// Returns true if this worker waits for sockets in addition to the leader.
     fn helps(&self, state: &State) -> bool {
         self.spin_score >= SPIN_MIN && !state.has_enough_pollers()
     }

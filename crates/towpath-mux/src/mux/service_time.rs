@@ -1,13 +1,13 @@
 //! Estimates of the time that a worker needs for a message.
 //!
 //! What: [`ServiceTime`] holds four estimates, in nanoseconds, updated once per turn with the turn's time per message. The
-//! scheduler sizes turns by them and decides whether waking another worker pays ([`super::wake`]).
+//! scheduler sizes turns by them and decides whether waking another worker is worth its cost ([`super::wake`]).
 //!
 //! A turn counts once, whatever its number of messages, so that a batch of fast messages does not hide one slow message.
 
-/// Cost of a wake-up times this: the work that short messages must amount to before another worker is woken for them.
+/// Another worker is woken for short messages only if their work takes at least as long as this number of wake-ups.
 pub(super) const WORTH: u64 = 5;
-/// Cost of a wake-up times this: the length of a turn while no other worker is idle.
+/// Length of a turn while no other worker is idle, in wake-ups.
 const BUSY_TURN: u64 = 10;
 
 /// Running estimates of the service time per message, in nanoseconds. All are 0 before the first message.

@@ -53,7 +53,7 @@ pub enum Resolution {
     Nanos,
 }
 
-/// The header written.
+/// The header that was written.
 enum Begun {
     Pcap(LinkType),
     PcapNg(Blocks),
@@ -114,7 +114,7 @@ impl Writer {
     ///
     /// # Errors
     /// [`Error::LinkTypes`] and [`Error::Time`] when a pcap file cannot hold the frame, [`Error::TooLong`],
-    /// [`Error::Io`]. Unless it is `Io`, the file is as before.
+    /// [`Error::Io`]. Unless the error is `Io`, the file is unchanged.
     pub fn write(&mut self, frame: Frame<'_>, comment: Option<&str>) -> Result<(), Error> {
         let len = frame.bytes.len();
         if len > MAX_FRAME {

@@ -15,7 +15,7 @@
 //! - [`Session`]: one client, without IO; `slots`: the places of users;
 //! - [`QueryInbox`]: the engine's side;
 //! - [`Server`], [`client`]: the two ends of the socket;
-//! - [`dumps`]: dumps of states over a ring beside the socket.
+//! - [`dumps`]: dumps of states over a ring next to the control socket.
 
 mod accept_backoff;
 pub mod client;

@@ -71,7 +71,7 @@ pub enum Failure {
     Control(#[from] BindError),
     /// The socket for dumps cannot be bound.
     #[error(
-        "control: the dump socket beside the control socket: {0}; choose another path for the control socket"
+        "control: the dump socket next to the control socket: {0}; choose another path for the control socket"
     )]
     Dumps(io::Error),
     /// A mux cannot listen.

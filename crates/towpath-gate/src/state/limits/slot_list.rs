@@ -1,4 +1,4 @@
-//! Doubly linked lists of slots. The links are beside the slots.
+//! Doubly linked lists of slots. The links are stored next to the slots.
 //!
 //! Each slot is in at most one list of a [`SlotLists`]. The owner of a list keeps its two ends.
 

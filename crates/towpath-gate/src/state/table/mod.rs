@@ -1,4 +1,4 @@
-//! The table of one address family: fixed slots, the index that finds them, and what is kept beside each slot.
+//! The table of one address family: fixed slots, the index that finds them, and the data stored next to each slot.
 
 pub(crate) mod entry;
 pub(crate) mod family;

@@ -17,7 +17,7 @@ pub(in crate::io) struct Pollers {
     pub(in crate::io) parked: Vec<worker::Id>,
     /// The worker that was woken to help and has not come yet.
     pub(in crate::io) helper: Option<worker::Id>,
-    /// Number of workers that wait for sockets beside the leader.
+    /// Number of workers that wait for sockets in addition to the leader.
     pub(in crate::io) helping: usize,
     /// Number of workers above which no helper is woken: half of the processors, 0 with up to 2.
     limit: usize,
