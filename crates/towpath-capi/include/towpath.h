@@ -73,7 +73,7 @@ struct towpath_frame {
     uint32_t pid, uid, gid; /* of the sender, if it is a local process; 0 for the network */
     uint32_t lost;          /* frames lost before this one; 65535 means that many or more */
     uint16_t link_type;     /* as in pcap files */
-    uint16_t network;       /* offset of the data behind the link header, such as the IP header */
+    uint16_t network;       /* offset of the data after the link header, such as the IP header */
     uint16_t data;          /* offset of the upper layer's payload; len without one */
     uint16_t reserved;
     struct towpath_ticket ticket;
@@ -405,7 +405,7 @@ int towpath_mux_listen(const towpath_mux *mux, const char *address, uint16_t *po
 int towpath_mux_attach(const towpath_mux *mux, int fd, const char *framing, struct towpath_connection *connection);
 
 /* Detaches a connection: waits until its messages are done and answered, at most timeout milliseconds (-1: forever). Returns the descriptor,
- * which the caller owns and which is non-blocking. Bytes read behind the last message are written to rest, room at most, and their number to
+ * which the caller owns and which is non-blocking. Bytes read after the last message are written to rest, room at most, and their number to
  * length (may be NULL). -ENOENT: not attached; -ENOTCONN: the connection has ended. */
 int towpath_mux_unattach(towpath_mux *mux, const struct towpath_connection *connection, int timeout, void *rest, size_t room,
                          size_t *length);

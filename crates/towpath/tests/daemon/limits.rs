@@ -129,7 +129,7 @@ fn a_trace_whose_client_is_gone_leaves_its_place() {
                     if child.try_wait().unwrap().is_some() {
                         let mut said = String::new();
                         child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-                        assert!(said.contains("followed eight times already"), "{said}");
+                        assert!(said.contains("already runs 8 packet traces"), "{said}");
                         (child, _) = trace(8 * round + at as u32);
                     }
                     std::fs::metadata(&capture).is_ok_and(|file| file.len() > 0)
