@@ -5,11 +5,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use towpath_gate::rules::table::{Key, Kind, Listing, Value};
 use towpath_gate::rules::{Diagnostic, Ruleset};
-use towpath_gate::state::{Counters, Cursor, Keepalive, Listed, SettingError, StateEvent, Top};
+use towpath_gate::state::{
+    Counters, Cursor, Keepalive, Kind as StateKind, Listed, SettingError, StateEvent, Top,
+};
 use towpath_gate::{Diff, Gate, Restored, Routes, SnapshotError, StatePolicy};
 use towpath_wire::Time;
 
@@ -89,21 +91,37 @@ pub struct Rechecks {
 
 /// The clock of an engine's states: the last time that the engine set.
 #[derive(Clone, Debug, Default)]
-pub struct Clock(Arc<AtomicU64>);
+pub struct Clock {
+    now: Arc<AtomicU64>,
+    /// Time since 1970 at which the clock is 0, in nanoseconds. 0 in a replay, whose clock is the capture's time.
+    zero: Arc<AtomicU64>,
+}
 
 impl Clock {
     /// Sets the time. Several threads may call this; the clock never goes back.
     pub fn set(&self, now: Time) {
         // Relaxed, both: a slightly old time is acceptable, and the value does not guard other data.
-        if self.0.load(Ordering::Relaxed) < now.as_nanos() {
-            self.0.fetch_max(now.as_nanos(), Ordering::Relaxed);
+        if self.now.load(Ordering::Relaxed) < now.as_nanos() {
+            self.now.fetch_max(now.as_nanos(), Ordering::Relaxed);
         }
     }
 
     /// Returns the time that the engine set last.
     pub fn now(&self) -> Time {
         // Relaxed: see `set`.
-        Time::from_nanos(self.0.load(Ordering::Relaxed))
+        Time::from_nanos(self.now.load(Ordering::Relaxed))
+    }
+
+    /// Sets the time since 1970 at which the clock is 0.
+    pub fn set_zero(&self, zero: Duration) {
+        // Relaxed: a number alone.
+        self.zero.store(u64::try_from(zero.as_nanos()).unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// Returns a time of this clock as time since 1970.
+    pub fn wall(&self, time: Time) -> Time {
+        // Relaxed: see `set_zero`.
+        Time::from_nanos(time.as_nanos().saturating_add(self.zero.load(Ordering::Relaxed)))
     }
 }
 
@@ -144,6 +162,9 @@ pub struct Event {
 const SWEPT: usize = 1 << 16;
 const PREPARED: usize = 16;
 
+/// States that a filtered listing looks at while it has the rules: some milliseconds.
+const EXAMINED: usize = 1 << 15;
+
 /// Maximum number of queued events per thread.
 pub(crate) const EVENTS: usize = 65_536;
 
@@ -157,8 +178,8 @@ impl StateLine {
 }
 
 impl Book {
-    /// Parses commands as an extension of the current rules. Returns the resulting rules and the commands' warnings. The cost does not
-    /// depend on the number of table entries.
+    /// Parses commands as an extension of the current rules. Returns the resulting rules and the commands' warnings. Deleting a rule
+    /// that does not exist is an error, unless the command has `-q`. The cost does not depend on the number of table entries.
     fn read(&self, text: &str) -> Result<(Ruleset, Vec<Diagnostic>), Vec<Diagnostic>> {
         let before = self.ruleset.to_text_without_tables();
         let lines = before.lines().count() as u32;
@@ -172,8 +193,34 @@ impl Book {
             Ok(ruleset) => ruleset.with_default_allow(self.default_allow),
             Err(errors) => return Err(errors.into_iter().map(own).collect()),
         };
+        let absent: Vec<Diagnostic> =
+            parsed.absent.into_iter().filter(|found| found.line > lines).map(own).collect();
+        if !absent.is_empty() {
+            return Err(absent);
+        }
         let warnings = parsed.warnings.into_iter().filter(|found| found.line > lines).map(own).collect();
         Ok((ruleset, warnings))
+    }
+
+    /// See [`RulesetManager::states_where`].
+    fn states_where(
+        &self,
+        (from, max): (Cursor, usize),
+        verbose: bool,
+        wanted: impl Fn(&Listed, u32, &str) -> bool,
+        now: Time,
+    ) -> (Vec<StateLine>, Option<Cursor>) {
+        let gate = &self.gate;
+        let mut lines = Vec::new();
+        for ((state, next), examined) in gate.states().dump(from, now).zip(1..) {
+            if wanted(&state, gate.rule_number(state.rule), gate.flow_name(state.name)) {
+                lines.push(StateLine::new(state, gate, verbose));
+            }
+            if lines.len() >= max || examined == EXAMINED {
+                return (lines, Some(next));
+            }
+        }
+        (lines, None)
     }
 
     /// The policy for states of rules that a command deletes.
@@ -319,6 +366,16 @@ impl RulesetManager {
         self.book().gate.show().into_iter().map(report::Rule::from).collect()
     }
 
+    /// Returns the rules as [`rules`](Self::rules), each with the time since 1970 of its last packet.
+    pub fn rules_with_times(&self) -> Vec<(report::Rule, Option<Time>)> {
+        let rules = self.book().gate.show();
+        rules
+            .into_iter()
+            .map(|rule| (rule.last.map(|last| self.clock.wall(last)), rule))
+            .map(|(last, rule)| (rule.into(), last))
+            .collect()
+    }
+
     /// Returns the configuration as a rule file that parses to the same configuration.
     pub fn to_text(&self) -> String {
         self.book().ruleset.to_text()
@@ -327,16 +384,37 @@ impl RulesetManager {
     /// Returns up to `max` states starting at `from`, and the cursor to continue at (`None` at the end). No state is returned twice. A
     /// state that exists during the whole iteration is not missed.
     pub fn states(&self, from: Cursor, max: usize, verbose: bool) -> (Vec<StateLine>, Option<Cursor>) {
+        self.states_where(from, max, verbose, |_, _, _| true)
+    }
+
+    /// As [`states`](Self::states), only those that `wanted` accepts: the state, the number of its rule, and its flow name. A call looks
+    /// at a bounded number of states: fewer than `max` may be returned although there are more.
+    pub fn states_where(
+        &self,
+        from: Cursor,
+        max: usize,
+        verbose: bool,
+        wanted: impl Fn(&Listed, u32, &str) -> bool,
+    ) -> (Vec<StateLine>, Option<Cursor>) {
         let now = self.clock.now();
-        let book = self.book();
-        let gate = &book.gate;
-        let mut lines = Vec::new();
-        let mut next = None;
-        for (state, cursor) in gate.states().dump(from, now).take(max) {
-            lines.push(StateLine::new(state, gate, verbose));
-            next = Some(cursor);
-        }
-        let next = next.filter(|_| lines.len() == max);
+        self.book().states_where((from, max), verbose, wanted, now)
+    }
+
+    /// Removes the states that `wanted` accepts, as [`states_where`](Self::states_where) looks at them. Returns those that were removed,
+    /// and the cursor to continue at.
+    pub fn remove_states(
+        &self,
+        from: Cursor,
+        wanted: impl Fn(&Listed, u32, &str) -> bool,
+    ) -> (Vec<StateLine>, Option<Cursor>) {
+        let now = self.clock.now();
+        let mut book = self.book();
+        // A parent counts states and ends with them.
+        let wanted = |state: &Listed, rule, name: &str| {
+            !matches!(state.kind, StateKind::Parent { .. }) && wanted(state, rule, name)
+        };
+        let (mut lines, next) = book.states_where((from, EXAMINED), false, wanted, now);
+        lines.retain(|line| book.gate.remove_state(&line.parts.flow, line.parts.name, now));
         (lines, next)
     }
 
@@ -585,7 +663,7 @@ fn refuse_looks(text: &str) -> Result<(), Vec<Diagnostic>> {
         let shows = match (words.next(), words.next(), words.next()) {
             (Some("table"), Some(_), Some(word @ ("list" | "info" | "detail" | "lookup"))) => word,
             (Some("set" | "pipe"), Some(word @ ("show" | "list")), _) => word,
-            (Some("pipe"), Some(_), Some(word @ ("show" | "list"))) => word,
+            (Some("set" | "pipe"), Some(_), Some(word @ ("show" | "list"))) => word,
             _ => continue,
         };
         let column = line.find(shows).map_or(1, |at| line[..at].chars().count() as u32 + 1);

@@ -20,7 +20,7 @@ use super::walker::{Shared, Walker};
 use crate::rules::table::Table;
 use crate::rules::{DEFAULT_RULE, RESERVED_SET, Rule, Ruleset};
 use crate::settings::{SettingError, settings};
-use crate::state::{self, Keepalive, Name, Pages, RuleId, States};
+use crate::state::{self, Flow, Keepalive, Name, Pages, RuleId, States};
 use towpath_metrics::metrics;
 use towpath_wire::{Packet, Time};
 
@@ -357,6 +357,11 @@ impl Gate {
     /// pages; call it from a thread that does not process packets.
     pub fn prepare(&mut self) -> bool {
         self.maintain(|gate| gate.walker.states.prepare())
+    }
+
+    /// Removes the state of a flow (in either direction) under `name` ([`States::remove`]). Returns true if it was live.
+    pub fn remove_state(&mut self, flow: &Flow, name: Name, now: Time) -> bool {
+        self.maintain(|gate| gate.walker.states.remove(flow, name, now))
     }
 
     /// Calls `send` for each keepalive that is due ([`States::keepalives`]), at most `budget`. The caller sends

@@ -21,6 +21,7 @@
 //! ```
 
 pub mod address;
+mod contradiction;
 mod cursor;
 mod diagnostic;
 pub(crate) mod glob;

@@ -3,7 +3,7 @@
 //! A rule covers a later one if each of its blocks matches whenever some block of the later rule does. This is
 //! decided from the text of the tests: network in network, port range in port range, protocol in `ip`. Undecided
 //! cases count as not covered, so that there are no false warnings. A rule that a jump can bypass covers nothing
-//! after the target of the jump.
+//! after the target of the jump. A `skipto` covers the rules before its target in the same way, unless a jump leads there.
 
 use std::sync::Arc;
 
@@ -18,8 +18,22 @@ use super::ruleset::Ruleset;
 /// With more rules, only this many of the widest are compared with the others: the time grows with both.
 const MAX_COVERING: usize = 2000;
 
-/// Target of a jump by tablearg: any later rule.
-const ANYWHERE: usize = usize::MAX;
+/// A jump from one position to another.
+#[derive(Clone, Copy, Debug)]
+struct Jump {
+    from: usize,
+    /// `None`: any rule (tablearg).
+    to: Option<usize>,
+    /// It may come from any later position: a call, or a state that a later rule finds.
+    back: bool,
+}
+
+impl Jump {
+    /// Returns true if the jump may lead to a rule behind `after` and not behind `at`.
+    fn leads_into(&self, after: usize, at: usize) -> bool {
+        self.to.is_none_or(|to| after < to && to <= at)
+    }
+}
 
 impl Ruleset {
     /// Returns a warning for every rule that never matches because of an earlier one.
@@ -27,9 +41,11 @@ impl Ruleset {
         let file: Arc<str> = file.into();
         let jumps = self.jumps();
         // Rules with few blocks first: they cover most.
-        let mut covering: Vec<usize> = (0..self.rules.len()).filter(|at| self.covers_at_all(*at)).collect();
+        let mut covering: Vec<(usize, usize)> =
+            (0..self.rules.len()).filter_map(|at| Some((at, self.covers_until(at)?))).collect();
         if covering.len() > MAX_COVERING {
-            covering.sort_by_key(|at| self.rules[*at].body.blocks().filter(|block| !always(block)).count());
+            covering
+                .sort_by_key(|(at, _)| self.rules[*at].body.blocks().filter(|block| !always(block)).count());
             covering.truncate(MAX_COVERING);
             covering.sort_unstable();
         }
@@ -38,18 +54,27 @@ impl Ruleset {
             if rule.number == DEFAULT_RULE || !self.set_enabled(rule.set) {
                 continue;
             }
-            let before = covering.iter().take_while(|earlier| **earlier < at);
-            let around = |earlier: usize| {
-                jumps
-                    .iter()
-                    .any(|(from, to)| *from < earlier && (*to == ANYWHERE || earlier < *to && *to <= at))
+            let before = covering.iter().take_while(|(earlier, _)| *earlier < at);
+            let around = |earlier: usize, end: usize| {
+                jumps.iter().any(|jump| {
+                    let from = jump.from < earlier || jump.from > earlier && end < usize::MAX && jump.back;
+                    from && jump.leads_into(earlier, at)
+                })
             };
-            let shadow =
-                before.copied().find(|earlier| covers(&self.rules[*earlier], rule) && !around(*earlier));
-            if let Some(earlier) = shadow {
+            let shadow = before.copied().find(|(earlier, end)| {
+                at < *end && covers(&self.rules[*earlier], rule) && !around(*earlier, *end)
+            });
+            if let Some((earlier, end)) = shadow {
                 let by = &self.rules[earlier];
-                let message =
-                    format!("this rule never matches: rule {} matches all its packets first", by.number);
+                let message = match end {
+                    usize::MAX => {
+                        format!("this rule never matches: rule {} matches all its packets first", by.number)
+                    }
+                    _ => format!(
+                        "this rule never matches: the skipto of rule {} takes all its packets past it",
+                        by.number
+                    ),
+                };
                 let fault = Fault::new(rule.at, message).hint(match by.at.line {
                     0 => "delete this rule or move it up".to_owned(),
                     line => format!("that rule is in line {line}; delete this rule or move it up"),
@@ -60,11 +85,22 @@ impl Ruleset {
         warnings
     }
 
-    /// Returns true if the rule ends the walk of every packet that it matches.
-    fn covers_at_all(&self, at: usize) -> bool {
+    /// Returns the position up to which no packet that the rule matches reaches a later rule: the end if it ends the walk, the target if
+    /// it is a `skipto`. `None` if a packet that it matches may reach the next rule.
+    fn covers_until(&self, at: usize) -> Option<usize> {
         let rule = &self.rules[at];
-        let ends = matches!(
-            rule.action,
+        let whole = rule.prob.is_none() && !rule.defer && self.set_enabled(rule.set);
+        match &rule.action {
+            _ if !whole => None,
+            Action::Skipto(target) if rule.state.is_none() => self.position_of(target).filter(|to| *to > at),
+            _ => self.ends_walk(at).then_some(usize::MAX),
+        }
+    }
+
+    /// Returns true if the action ends the walk.
+    fn ends_walk(&self, at: usize) -> bool {
+        matches!(
+            self.rules[at].action,
             Action::Allow
                 | Action::Deny
                 | Action::Reject
@@ -77,34 +113,46 @@ impl Ruleset {
                 | Action::Inspect(_)
                 | Action::Pipe(_)
                 | Action::Forward(_)
-        );
-        ends && rule.prob.is_none() && !rule.defer && self.set_enabled(rule.set)
+        )
     }
 
-    /// Returns the jumps as pairs of positions: from, to.
-    fn jumps(&self) -> Vec<(usize, usize)> {
+    /// Returns the position of a jump's target, `None` for tablearg. The default rule if no rule has that number.
+    fn position_of(&self, target: &Target) -> Option<usize> {
         let order = super::parse::order;
         let position = |number: u32| self.rules.partition_point(|rule| order(rule.number) < order(number));
+        match target {
+            Target::Number(number) => Some(position(*number)),
+            Target::Label { number, above, .. } => Some(position(*number) + *above as usize),
+            Target::Tablearg => None,
+        }
+    }
+
+    /// Returns all jumps.
+    fn jumps(&self) -> Vec<Jump> {
         let mut jumps = Vec::new();
         for (at, rule) in self.rules.iter().enumerate().filter(|(_, rule)| self.set_enabled(rule.set)) {
             match &rule.action {
-                Action::Skipto(target) | Action::Call(target) => match target {
-                    Target::Number(number) => jumps.push((at, position(*number))),
-                    Target::Label { number, above, .. } => {
-                        jumps.push((at, position(*number) + *above as usize))
-                    }
-                    Target::Tablearg => jumps.push((at, ANYWHERE)),
-                },
-                // Packets with a state continue after the rule that created it, wherever the state was looked up.
-                _ if rule.state.is_some() && !self.covers_at_all(at) => {
-                    let probe = |rule: &Rule| {
-                        matches!(rule.action, Action::CheckState(_))
-                            || rule.state.as_ref().is_some_and(|s| s.probe)
-                    };
-                    let first = self.rules.iter().position(probe).unwrap_or(at);
-                    jumps.push((first, at + 1));
+                Action::Skipto(target) => {
+                    jumps.push(Jump { from: at, to: self.position_of(target), back: false })
+                }
+                Action::Call(target) => {
+                    jumps.push(Jump { from: at, to: self.position_of(target), back: true })
                 }
                 _ => {}
+            }
+            // Packets with a state continue after the rule that created it, or at its target, wherever the state was looked up.
+            if rule.state.is_some() && self.covers_until(at) != Some(usize::MAX) {
+                let probe = |rule: &Rule| {
+                    matches!(rule.action, Action::CheckState(_))
+                        || rule.state.as_ref().is_some_and(|s| s.probe)
+                };
+                let from = self.rules.iter().position(probe).unwrap_or(at);
+                let to = match &rule.action {
+                    Action::Skipto(target) | Action::Call(target) => self.position_of(target),
+                    _ => Some(at + 1),
+                };
+                // A later rule may find the state, too.
+                jumps.push(Jump { from, to, back: true });
             }
         }
         jumps
@@ -136,9 +184,10 @@ fn covers(wide: &Rule, narrow: &Rule) -> bool {
 }
 
 /// Returns true if every packet that matches `narrow` matches `wide`.
-fn implies(narrow: &Term, wide: &Term) -> bool {
+pub(super) fn implies(narrow: &Term, wide: &Term) -> bool {
     if narrow == wide {
-        return true;
+        // A rule in between may change the packet's tags and mark.
+        return !matches!(narrow.test, Test::Tagged(_) | Test::Mark { .. });
     }
     if narrow.not || wide.not {
         return false;
@@ -181,6 +230,64 @@ fn ranges_within(narrow: &Ranges, wide: &Ranges) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_skipto_hides_the_rules_before_its_target() {
+        let number = |warning: &String| warning.split(':').nth(1).unwrap().parse::<usize>().unwrap();
+        let lines = |text: &str| shadowed(text).iter().map(number).collect::<Vec<_>>();
+        let rows: &[(&str, &[usize])] = &[
+            (
+                "add 100 skipto 500 ip from any to any\nadd 200 allow tcp from any to any\nadd 300 count ip from any to any\nadd 500 allow ip from any to any",
+                &[2, 3],
+            ),
+            (
+                "add 100 skipto 500 tcp from any to any\nadd 200 allow tcp from any to any 80\nadd 300 allow udp from any to any\nadd 500 allow ip from any to any",
+                &[2],
+            ),
+            // To a label, and to a number that no rule has.
+            (
+                "add skipto :end ip from any to any\nadd allow tcp from any to any\n:end\nadd allow ip from any to any",
+                &[2],
+            ),
+            (
+                "add 100 skipto 400 ip from any to any\nadd 200 allow tcp from any to any\nadd 500 allow ip from any to any",
+                &[2],
+            ),
+            // Not behind the target, not by chance, not in a disabled set.
+            ("add 100 skipto 300 ip from any to any\nadd 300 allow tcp from any to any", &[]),
+            ("add 100 prob 0.5 skipto 500 ip from any to any\nadd 200 allow tcp from any to any", &[]),
+            (
+                "set disable 3\nadd 100 set 3 skipto 500 ip from any to any\nadd 200 allow tcp from any to any",
+                &[],
+            ),
+            // A subroutine that is called from below, and one that an earlier jump reaches.
+            (
+                "add 100 skipto 500 ip from any to any\nadd 200 count tcp from any to any\nadd 300 return ip from any to any\nadd 500 call 200 ip from any to any",
+                &[],
+            ),
+            (
+                "add 50 skipto 200 udp from any to any\nadd 100 skipto 500 ip from any to any\nadd 200 count udp from any to any\nadd 500 allow ip from any to any",
+                &[],
+            ),
+            // A packet with a state runs the rest behind the rule that created it.
+            (
+                "add 100 skipto 500 ip from any to any\nadd 200 count tcp from any to any record-state\nadd 300 count ip from any to any\nadd 500 check-state",
+                &[2],
+            ),
+            // A tag that changes in between.
+            (
+                "add 100 deny ip from any to any tagged 5\nadd 200 count tag 5 ip from any to any\nadd 300 allow ip from any to any tagged 5",
+                &[],
+            ),
+        ];
+        for (text, expected) in rows {
+            assert_eq!(lines(text), *expected, "{text}");
+        }
+        assert_eq!(
+            shadowed("add 100 skipto 500 ip from any to any\nadd 200 allow tcp from any to any")[0],
+            "t:2:1: this rule never matches: the skipto of rule 100 takes all its packets past it; that rule is in line 1; delete this rule or move it up"
+        );
+    }
 
     fn shadowed(text: &str) -> Vec<String> {
         let ruleset = Ruleset::parse("t", text).ruleset.unwrap();

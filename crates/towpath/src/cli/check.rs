@@ -129,7 +129,7 @@ fn check(args: &Check) -> Result<u8, Failure> {
         }
         Err(error) => return Err(Wrong::Rules(vec![format!("towpath: {error}")]).into()),
     };
-    let Parsed { ruleset, mut warnings } = parse_rule_file(&file, &text);
+    let Parsed { ruleset, mut warnings, .. } = parse_rule_file(&file, &text);
     let mut report = Report { file, ok: ruleset.is_ok(), ..Report::default() };
     let mut code = exit::OK;
     let (mut errors, mut shadowed) = (Vec::new(), Vec::new());

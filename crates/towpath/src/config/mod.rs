@@ -132,6 +132,7 @@ impl Config {
     pub fn check(path: &Path) -> Result<(Self, Rules), Wrong> {
         let (config, mut rules, denied) = Self::read_all(path)?;
         rules.warnings.splice(..0, denied);
+        rules.warnings.extend(config.without_keepalives(&rules.ruleset));
         Ok((config, rules))
     }
 

@@ -5,11 +5,14 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use toml::de::DeTable;
-use towpath_gate::rules::option::{Arg, Interface, Test};
+use towpath_gate::rules::option::{Arg, Interface, Term, Test};
+use towpath_gate::rules::protocol::Protocol;
 use towpath_gate::rules::{Action, Diagnostic, Parsed, Rule, Ruleset};
+use towpath_wire::proto::TCP;
 
 use super::Config;
 use super::reader::meant;
+use crate::settings::short;
 
 /// The rules and warnings about them.
 #[derive(Clone, Debug)]
@@ -46,6 +49,40 @@ impl Config {
         let mut warnings = parsed.warnings;
         self.look_for_strangers(file, &ruleset, &mut warnings);
         Ok(Rules { ruleset, warnings })
+    }
+
+    /// Returns a warning if TCP connections have states, `dyn_keepalive` is on, and no keepalive is ever sent because there is no route.
+    pub fn without_keepalives(&self, ruleset: &Ruleset) -> Option<Diagnostic> {
+        let on = self
+            .settings
+            .iter()
+            .rev()
+            .find(|(name, _)| short(name) == "dyn_keepalive")
+            .is_none_or(|(_, on)| *on != 0);
+        let tcp = |term: &Term| match term.test {
+            Test::Proto(Protocol::Number(number)) => (number == TCP) != term.not,
+            _ => true,
+        };
+        let keeps = |rule: &&Rule| {
+            rule.state.is_some()
+                && ruleset.set_enabled(rule.set)
+                && (rule.body.proto.is_empty() || rule.body.proto.iter().any(tcp))
+        };
+        let rule = ruleset.rules().iter().find(keeps)?;
+        if !on || self.ports.is_empty() || !self.routes.is_empty() {
+            return None;
+        }
+        let (line, column) = (rule.at.line, rule.at.column);
+        let message = format!(
+            "dyn_keepalive has no effect: keepalives leave by a [[route]], and there is none; an idle TCP connection of rule {} expires \
+             after dyn_ack_lifetime",
+            rule.number
+        );
+        let hint = Some(
+            "set dyn_ack_lifetime for the longest pause, and dyn_keepalive = 0 in [settings]".to_owned(),
+        );
+        let file = self.rules.display().to_string();
+        Some(Diagnostic { file: file.into(), line, column, end: column, message, hint })
     }
 
     /// Reports rules that send only connections of a mux to inspectors: inspection is per packet.

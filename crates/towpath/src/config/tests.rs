@@ -332,6 +332,25 @@ fn unknown_ports_and_queues_in_rules_are_warnings() {
     assert!(warnings[1].starts_with("r:3:1: rule 300 uses queue 2, which does not exist"), "{warnings:?}");
 }
 
+#[test]
+fn keepalives_without_a_route_are_a_warning_of_check() {
+    let rows = [
+        ("add 7 allow tcp from any to any keep-state", "", true),
+        ("add allow ip from any to any keep-state", "", true),
+        ("add allow udp from any to any keep-state", "", false),
+        ("add allow tcp from any to any", "", false),
+        ("add allow tcp from any to any keep-state", "[settings]\ndyn_keepalive = 0", false),
+        ("add allow tcp from any to any keep-state", "[settings]\ndyn_keepalive = 1", true),
+    ];
+    for (rules, more, warned) in rows {
+        let config = Config::parse("t", &bridge(more)).unwrap();
+        let ruleset = towpath_gate::rules::Ruleset::parse("r", rules).ruleset.unwrap();
+        let warning = config.without_keepalives(&ruleset).map(|warning| warning.to_string());
+        assert_eq!(warning.is_some(), warned, "{rules} {more}: {warning:?}");
+        assert!(warning.is_none_or(|warning| warning.contains("dyn_keepalive has no effect")));
+    }
+}
+
 /// Inspection is per packet: a rule that sends only connections of a mux to inspectors is an error.
 #[test]
 fn inspectors_do_not_get_a_muxs_connections() {

@@ -3,7 +3,7 @@
 //! A dedicated thread serves a ring listener next to the control socket. A client attaches and sends [`Kind::REQUEST`] with group
 //! [`STATES`]. The reply is frames of [`Kind::DUMP`], each with one line of JSON, `{"next":CURSOR,"states":[STATE...]}`, followed by a
 //! frame of [`Kind::DONE`]. The request's payload is empty, or the CURSOR to continue at (8 bytes, little-endian), so that an
-//! interrupted client can resume. No state is sent twice. A state that exists during the whole dump is not missed.
+//! interrupted client can resume; a filter as JSON (the members of `filter` of `show-states`) may follow it. No state is sent twice. A state that exists during the whole dump is not missed.
 //!
 //! The gate is locked for one page (64 states) at a time. A client that does not read blocks half of its own ring and nothing else. A
 //! client that requests nothing, or reads nothing of its dump, is detached after 60 s.
@@ -17,11 +17,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::json;
-use towpath_gate::state::Cursor;
+use towpath_gate::state::{Cursor, Listed};
 use towpath_ring::{Allow, Channel, Config, Endpoint, Kind, Meta, Progress, Quota, Source};
 
 use super::accept_backoff::AcceptBackoff;
 use super::commands::show_states::State;
+use super::state_filter::{StateFilter, StateMatch};
 use crate::config::Control;
 use crate::eventfd::EventFd;
 use crate::process::Identity;
@@ -47,7 +48,7 @@ const WELCOMES: usize = 8;
 /// Maximum sleep of the thread.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// errno(3) values in error frames: ENOENT: unknown group; EINVAL: the payload is not a cursor.
+/// errno(3) values in error frames: ENOENT: unknown group; EINVAL: the payload is not a cursor and a filter.
 const ENOENT: u32 = 2;
 const EINVAL: u32 = 22;
 
@@ -222,14 +223,14 @@ impl Client {
         let mut asked = Vec::new();
         channel.poll_messages(|header, payload| {
             if header.kind == Kind::REQUEST {
-                asked.push((header.group, cursor(payload)));
+                asked.push((header.group, read_request(payload)));
             }
         });
         for (group, from) in asked {
             let error = match (group, from) {
-                (STATES, Some(from)) => match channel.begin_dump(group) {
+                (STATES, Some((from, filter))) => match channel.begin_dump(group) {
                     Ok(()) => {
-                        *states = Some(States { book: Arc::clone(book), next: Some(from) });
+                        *states = Some(States { book: Arc::clone(book), next: Some(from), filter });
                         continue;
                     }
                     // `begin_dump` has sent EBUSY to the client.
@@ -252,23 +253,42 @@ impl Client {
     }
 }
 
-fn cursor(payload: &[u8]) -> Option<Cursor> {
-    match payload {
-        [] => Some(Cursor::default()),
-        bytes => Some(Cursor::from_bits(u64::from_le_bytes(bytes.try_into().ok()?))),
+/// Reads a request: nothing, or a cursor, or a cursor and a filter.
+fn read_request(payload: &[u8]) -> Option<(Cursor, StateMatch)> {
+    let (cursor, filter) = match payload.split_first_chunk() {
+        Some((cursor, filter)) => (u64::from_le_bytes(*cursor), filter),
+        None if payload.is_empty() => (0, payload),
+        None => return None,
+    };
+    let filter: StateFilter = match filter {
+        [] => StateFilter::default(),
+        filter => serde_json::from_slice(filter).ok()?,
+    };
+    Some((Cursor::from_bits(cursor), filter.compile().ok()?))
+}
+
+/// The payload of a request for the states from `cursor` on that match the filter.
+pub fn request(cursor: u64, filter: &StateFilter) -> Vec<u8> {
+    let mut payload =
+        if cursor == 0 && filter.is_empty() { Vec::new() } else { cursor.to_le_bytes().to_vec() };
+    if !filter.is_empty() {
+        payload.extend(serde_json::to_vec(filter).expect("strings and numbers serialise"));
     }
+    payload
 }
 
 /// The states from a cursor on.
 struct States {
     book: Arc<RulesetManager>,
     next: Option<Cursor>,
+    filter: StateMatch,
 }
 
 impl Source for States {
     fn next(&mut self, into: &mut Vec<u8>) -> bool {
         let Some(from) = self.next.take() else { return false };
-        let (lines, next) = self.book.states(from, PAGE, false);
+        let wanted = |state: &Listed, rule, name: &str| self.filter.takes(state, rule, name);
+        let (lines, next) = self.book.states_where(from, PAGE, false, wanted);
         self.next = next;
         let states: Vec<State> = lines.into_iter().map(State::from).collect();
         let page = json!({ "next": next.map(Cursor::to_bits), "states": states });
@@ -285,6 +305,23 @@ impl Source for States {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_request_is_a_cursor_and_a_filter() {
+        let filter: StateFilter = serde_json::from_value(json!({ "port": 22 })).unwrap();
+        for (cursor, filter) in
+            [(0, StateFilter::default()), (7, StateFilter::default()), (7, filter.clone()), (0, filter)]
+        {
+            let payload = request(cursor, &filter);
+            let (read, _) = read_request(&payload).unwrap();
+            assert_eq!((read.to_bits(), payload.len() > 8), (cursor, !filter.is_empty()));
+        }
+        for payload in
+            [&b"1234567"[..], b"12345678{", b"12345678{\"prot\":1}", b"12345678{\"address\":\"x\"}"]
+        {
+            assert!(read_request(payload).is_none(), "{payload:?}");
+        }
+    }
 
     #[test]
     fn a_client_without_progress_is_detached() {

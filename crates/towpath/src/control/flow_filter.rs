@@ -1,6 +1,8 @@
-//! Packet filter of `towpath ctl trace` and `follow`: by deciding rule, by flow, or both.
+//! Filter of `towpath ctl trace` and `follow` by deciding rule, by flow, or both; and of states by their flow.
 
 use std::net::{IpAddr, SocketAddr};
+
+use towpath_gate::state::{Ends, Flow};
 
 use towpath_engine::TraceFilter;
 use towpath_wire::{Addresses, Packet};
@@ -56,9 +58,37 @@ impl FlowFilter {
             Addresses::V6(from, to) => (from.into(), to.into()),
             Addresses::None => return false,
         };
-        let (from, to) = ((from, packet.src_port), (to, packet.dst_port));
+        self.connects((from, packet.src_port), (to, packet.dst_port))
+    }
+
+    /// Returns true if the flow matches, in either direction.
+    pub fn takes_flow(&self, flow: &Flow) -> bool {
+        let (from, to) = addresses(flow);
+        self.proto.is_none_or(|proto| proto == flow.proto)
+            && self.connects((from, flow.src_port), (to, flow.dst_port))
+    }
+
+    /// Returns true if the filter names one flow: a protocol and both ends, with ports if the protocol has ports.
+    pub fn is_one_flow(&self) -> bool {
+        let has_ports = self.proto.is_some_and(|proto| WITH_PORTS.contains(&proto));
+        let whole = |end: &End| end.address.is_some() && end.port.is_some() == has_ports;
+        self.proto.is_some() && self.ends.iter().all(whole)
+    }
+
+    fn connects(&self, from: (IpAddr, u16), to: (IpAddr, u16)) -> bool {
         let [one, other] = self.ends;
         one.is(from) && other.is(to) || one.is(to) && other.is(from)
+    }
+}
+
+/// TCP, UDP, DCCP, SCTP, UDP-Lite.
+const WITH_PORTS: [u8; 5] = [6, 17, 33, 132, 136];
+
+/// The addresses of a flow: source and destination.
+pub(super) fn addresses(flow: &Flow) -> (IpAddr, IpAddr) {
+    match flow.ends {
+        Ends::V4(src, dst) => (src.into(), dst.into()),
+        Ends::V6(src, dst, _) => (src.into(), dst.into()),
     }
 }
 
@@ -76,7 +106,16 @@ impl End {
 
 fn protocol(word: &str) -> Result<Option<u8>, String> {
     // Protocol numbers assigned by IANA.
-    let known = [("tcp", 6), ("udp", 17), ("icmp", 1), ("icmp6", 58), ("ipv6-icmp", 58), ("sctp", 132)];
+    let known = [
+        ("tcp", 6),
+        ("udp", 17),
+        ("icmp", 1),
+        ("icmp6", 58),
+        ("ipv6-icmp", 58),
+        ("sctp", 132),
+        ("dccp", 33),
+        ("udplite", 136),
+    ];
     match known.iter().find(|(name, _)| *name == word) {
         Some((_, number)) => Ok(Some(*number)),
         None if matches!(word, "ip" | "any" | "all") => Ok(None),

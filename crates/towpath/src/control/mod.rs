@@ -29,6 +29,7 @@ mod query;
 mod server;
 mod session;
 mod slots;
+pub mod state_filter;
 mod text;
 mod trace;
 

@@ -160,7 +160,67 @@ fn parts_of_a_round_are_the_whole() {
     }
     book.clock().set(start + std::time::Duration::from_secs(285));
     let due = [book.keepalives(0, 0.6).len(), book.keepalives(0, 0.4).len()];
-    assert_eq!(due, [10, 40]);
+    // Two for each state: one to each end.
+    assert_eq!(due, [20, 80]);
+}
+
+#[test]
+fn states_are_filtered_and_one_is_ended() {
+    let book = book(
+        "add 100 allow udp from any to any 53 keep-state\nadd 200 allow udp from any to any keep-state :other\n",
+    );
+    book.clock().set(Time::from_secs(1));
+    for host in [[0, 1], [0, 2], [0, 3]] {
+        assert_eq!((walk_from(&book, host, 53), walk_from(&book, host, 54)), (Step::Pass, Step::Pass));
+    }
+    let all = Cursor::default();
+    let numbers = |wanted: &dyn Fn(&Listed, u32, &str) -> bool| -> Vec<u32> {
+        book.states_where(all, 100, false, wanted).0.iter().map(|line| line.rule).collect()
+    };
+    assert_eq!(numbers(&|_, _, _| true).len(), 6);
+    assert_eq!(numbers(&|_, rule, _| rule == 200), [200; 3]);
+    assert_eq!(numbers(&|_, _, name| name == "default"), [100; 3]);
+    assert_eq!(numbers(&|state, _, _| state.seconds() > 10), [0; 0]);
+    // Pages: each state once, whichever are wanted.
+    let (first, next) = book.states_where(all, 2, false, |_, rule, _| rule == 100);
+    let (second, end) = book.states_where(next.unwrap(), 2, false, |_, rule, _| rule == 100);
+    assert_eq!((first.len(), second.len(), end), (2, 1, None));
+    let one = Ends::V4([10, 0, 0, 2].into(), [10, 0, 0, 2].into());
+    let wanted = |state: &Listed, _: u32, name: &str| state.flow.ends == one && name == "other";
+    let (removed, next) = book.remove_states(all, wanted);
+    assert_eq!((removed.len(), removed[0].rule, next), (1, 200, None));
+    assert_eq!(numbers(&|_, _, _| true).len(), 5);
+    assert_eq!(book.remove_states(all, wanted).0, []);
+    // A state that was ended is made anew by the next packet.
+    assert_eq!(walk_from(&book, [0, 2], 54), Step::Pass);
+    assert_eq!(numbers(&|_, _, _| true).len(), 6);
+}
+
+#[test]
+fn rules_have_the_time_of_their_last_packet() {
+    let book = book("add 100 allow udp from any to any 53\n");
+    book.clock().set_zero(std::time::Duration::from_secs(1_000_000));
+    assert_eq!(walk(&book), Step::Pass);
+    let times: Vec<_> = book.rules_with_times().into_iter().map(|(_, last)| last).collect();
+    assert_eq!(times, [Some(Time::from_secs(1_000_001)), None]);
+}
+
+#[test]
+fn deleting_a_rule_that_does_not_exist_is_an_error_of_a_command() {
+    let book = book("delete 7\nadd 100 allow ip from any to any\n");
+    for (text, place) in [
+        ("delete 101", "command:1:8: "),
+        ("delete 100 101", "command:1:12: "),
+        ("set 3 delete 100", "command:1:14: "),
+    ] {
+        let errors = book.command(text).unwrap_err();
+        assert_eq!(errors.len(), 1, "{text}");
+        assert!(errors[0].to_string().starts_with(place), "{text}: {}", errors[0]);
+        assert!(book.preview(text).is_err(), "{text}");
+    }
+    assert_eq!(book.rules().len(), 2);
+    let done = book.command("-q delete 100 101").unwrap();
+    assert_eq!((done.diff.removed.len(), done.warnings.len()), (1, 0));
 }
 
 #[test]

@@ -512,7 +512,7 @@ fn rules_tables_and_settings_change_while_it_runs() {
         "00100 inspect 1 udp from any to any\n00200 allow ip from any to any\n65535 deny ip from any to any\n"
     );
     assert_eq!(ok("add 150 deny tcp from any to any 25"), "+ 00150 deny tcp from any to any 25\n");
-    assert_eq!(ok("ipfw -q add 160 set 3 count ip from any to any"), "+ 00160 count ip from any to any\n");
+    assert_eq!(ok("ipfw -q add 160 set 3 count ip from any to any"), "");
     assert_eq!(ok("ipfw -S list 160"), "00160 set 3 count ip from any to any\n");
     // All commands or none take effect; every error has its position.
     let (code, _, err) = said("add 170 alow ip from any to any");
@@ -520,6 +520,21 @@ fn rules_tables_and_settings_change_while_it_runs() {
         (code, err.as_str()),
         (1, "towpath: command:1:9: unknown action \"alow\"; did you mean \"allow\"?\n")
     );
+    // A rule that does not exist is an error without -q, and nothing else of the command is carried out.
+    let absent = "towpath: command:1:12: rule 151 does not exist\n";
+    assert_eq!(said("delete 150 151"), (1, String::new(), absent.to_owned()));
+    assert_eq!(said("ipfw set 3 delete 150").0, 1);
+    assert_eq!(ok("ipfw list 150"), "00150 deny tcp from any to any 25\n");
+    assert_eq!(ok("ipfw -q delete 151"), "");
+    // The rules of one set, and when each rule saw its last packet: never.
+    assert_eq!(ok("set 3 list"), "00160 count ip from any to any\n");
+    assert_eq!(
+        (ok("ipfw set 3 show"), ok("set 4 show")),
+        ("00160 0 0 count ip from any to any\n".to_owned(), String::new())
+    );
+    assert_eq!(said("set 32 show").0, 64);
+    assert_eq!(ok("ipfw -t list 160"), format!("00160 {:20} count ip from any to any\n", ""));
+    assert_eq!(ok("ipfw -T list 160"), "00160          0 count ip from any to any\n");
     ok("set disable 3");
     ok("delete 150");
     let rules: Value = serde_json::from_str(&ok("show rules --json")).unwrap();
@@ -600,6 +615,16 @@ fn rules_tables_and_settings_change_while_it_runs() {
         assert_eq!(ok("sysctl dyn_max"), "net.inet.ip.fw.dyn_max: 77\n", "{wrong}");
     }
     assert_eq!(ok("show states"), "## Dynamic rules (0):\n");
+    assert_eq!(
+        ok("show states --address 10.0.0.0/8 --port 53 --rule 100 --name a"),
+        "## Dynamic rules (0):\n"
+    );
+    assert!(said("show states --address 10.0.0").2.contains("`10.0.0` is no prefix"));
+    assert_eq!(
+        said("delete state tcp 10.0.0.1:1 10.0.0.2:2").2,
+        "towpath: there is no state of `tcp 10.0.0.1:1 10.0.0.2:2`\n"
+    );
+    assert_eq!(said("delete state tcp 10.0.0.1:1").0, 64);
     let stats: Value = serde_json::from_str(&ok("show stats --json")).unwrap();
     assert_eq!(stats["stats"]["packets"], json!(0));
     assert_eq!(stats["stats"]["states"]["max"], json!(77));

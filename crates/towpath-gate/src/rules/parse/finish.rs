@@ -3,8 +3,9 @@
 use std::collections::{HashMap, HashSet};
 
 use super::super::address::Address;
+use super::super::contradiction::contradiction;
 use super::super::diagnostic::{Fault, Position};
-use super::super::option::{Interface, LookupKey, Term, Test};
+use super::super::option::{Arg, Interface, LookupKey, Term, Test};
 use super::super::protocol::Protocol;
 use super::super::rule::{Action, DEFAULT_RULE, Rule, Target};
 use super::super::ruleset::Ruleset;
@@ -65,6 +66,14 @@ impl Builder {
                 let message =
                     format!("\"{word}\" has no effect: it applies to TCP, which this rule does not match");
                 self.warnings.push(Fault::new(rule.at, message));
+            }
+            self.warnings.extend(contradiction(rule));
+            if let Action::Pipe(Arg::Number(number)) = rule.action
+                && !self.ruleset.pipes.contains_key(&number)
+            {
+                let message = format!("pipe {number} is not configured: this rule drops its packets");
+                let hint = format!("add \"pipe {number} config bw RATE\"");
+                self.warnings.push(Fault::new(rule.at, message).hint(hint));
             }
             let own = rule.number;
             let (target, forward) = match &mut rule.action {

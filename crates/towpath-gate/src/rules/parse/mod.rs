@@ -99,6 +99,7 @@ pub(super) fn entries(name: &str, text: &str, tables: &BTreeMap<Box<str>, Table>
         words.next_if(|word| word.starts_with('-'));
         let table = match (words.next(), words.next(), words.next()) {
             (None, ..) => continue,
+            (Some("table"), Some("all"), Some("flush")) => return None,
             (Some("table"), Some(table), Some("add" | "atomic" | "delete" | "flush")) => table,
             _ => return None,
         };
@@ -155,6 +156,7 @@ fn read(mut builder: Builder, name: &str, text: &str) -> (Parsed, bool) {
     }
     let labels = builder.label_values.values().any(|labels| !labels.is_empty());
     let in_files = std::mem::take(&mut builder.file_errors);
+    let absent: HashSet<(u32, u32)> = builder.absent.iter().map(|at| (at.line, at.column)).collect();
     let (ruleset, late, warnings) = builder.finish();
     faults.extend(late);
     let mut errors = errors(name, text, faults, unreported);
@@ -163,7 +165,9 @@ fn read(mut builder: Builder, name: &str, text: &str) -> (Parsed, bool) {
     let mut warnings: Vec<Diagnostic> = warnings.into_iter().map(|fault| fault.in_file(&file)).collect();
     warnings.sort_by_key(|warning| (warning.line, warning.column));
     find_ends(text, &mut warnings);
-    (Parsed { ruleset: if errors.is_empty() { Ok(ruleset) } else { Err(errors) }, warnings }, labels)
+    let absent = warnings.iter().filter(|warning| absent.contains(&(warning.line, warning.column)));
+    let absent = absent.cloned().collect();
+    (Parsed { ruleset: if errors.is_empty() { Ok(ruleset) } else { Err(errors) }, warnings, absent }, labels)
 }
 
 /// Returns the errors of a file in order, at most [`MAX_ERRORS`] and the number of the others.
@@ -250,6 +254,8 @@ struct Builder {
     file_errors: Vec<Diagnostic>,
     /// Build the fast form of large tables at the end.
     settle: bool,
+    /// Positions of the warnings about rules that a command deletes and that do not exist.
+    absent: Vec<Position>,
 }
 
 impl Builder {
@@ -265,6 +271,15 @@ impl Builder {
             read_file: None,
             file_errors: Vec::new(),
             settle: false,
+            absent: Vec::new(),
+        }
+    }
+
+    /// Notes that `delete` found no rule. With `quiet` (`-q`), this is intended.
+    fn note_absent(&mut self, fault: Fault, quiet: bool) {
+        if !quiet {
+            self.absent.push(fault.at);
+            self.warnings.push(fault);
         }
     }
 
@@ -300,7 +315,7 @@ impl Builder {
         }
         match whole {
             "add" => self.add(cursor, at),
-            "delete" => self.delete(cursor),
+            "delete" => self.delete(cursor, quiet),
             "flush" => {
                 cursor.nothing_left("\"flush\"")?;
                 self.rules.flush();
@@ -311,7 +326,7 @@ impl Builder {
             }
             // A new ruleset has no counters.
             "zero" | "resetlog" => Ok(()),
-            "set" => self.set(cursor),
+            "set" => self.set(cursor, quiet),
             "table" => table::command(self, cursor, quiet),
             "pipe" => pipe::command(&mut self.ruleset.pipes, cursor),
             "enable" | "disable" => self.switch(cursor, whole),
@@ -372,7 +387,7 @@ impl Builder {
         Ok(number)
     }
 
-    fn delete(&mut self, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
+    fn delete(&mut self, cursor: &mut Cursor<'_, '_>, quiet: bool) -> Parse<()> {
         if cursor.eat("set") {
             let set = cursor.number("set", 0, 31)? as u8;
             self.rules.delete_set(set);
@@ -394,8 +409,8 @@ impl Builder {
             let any = self.rules.delete(lo, hi);
             self.last = self.rules.last_number();
             if !any {
-                self.warnings
-                    .push(Fault::new(token.position(), format!("rule {} does not exist", token.text)));
+                let message = format!("rule {} does not exist", token.text);
+                self.note_absent(Fault::new(token.position(), message), quiet);
             }
         }
         Ok(())

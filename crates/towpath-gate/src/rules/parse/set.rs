@@ -8,10 +8,10 @@ use crate::rules::cursor::{self, Cursor, Parse};
 
 impl Builder {
     /// `set disable N ... enable N ...`, `set move [rule] N to N`, `set swap N N`, `set show`.
-    pub(super) fn set(&mut self, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
+    pub(super) fn set(&mut self, cursor: &mut Cursor<'_, '_>, quiet: bool) -> Parse<()> {
         let token = cursor.need("\"disable\", \"enable\", \"move\", \"swap\" or \"show\"")?;
         if token.text.starts_with(|c: char| c.is_ascii_digit()) {
-            return self.in_set(cursor, token);
+            return self.in_set(cursor, token, quiet);
         }
         match &*token.text {
             "show" => cursor.nothing_left("\"set show\""),
@@ -61,32 +61,35 @@ impl Builder {
         }
     }
 
-    /// `set N delete RULE...`, `set N flush`, `set N zero`, `set N resetlog`.
-    fn in_set(&mut self, cursor: &mut Cursor<'_, '_>, token: &Token<'_>) -> Parse<()> {
+    /// `set N delete RULE...`, `set N flush`, `set N zero`, `set N resetlog`, `set N show`.
+    fn in_set(&mut self, cursor: &mut Cursor<'_, '_>, token: &Token<'_>, quiet: bool) -> Parse<()> {
         let set = cursor::number(&token.text).filter(|set| *set <= 31);
         let set = set.ok_or_else(|| cursor::bad_number(token.position(), &token.text, "set", 0, 31))? as u8;
-        let word = cursor.need("\"delete\", \"flush\", \"zero\" or \"resetlog\"")?;
+        let word = cursor.need("\"delete\", \"flush\", \"zero\", \"resetlog\" or \"show\"")?;
         match &*word.text {
-            "delete" => self.delete_in_set(cursor, set),
+            "delete" => self.delete_in_set(cursor, set, quiet),
             "flush" => {
                 self.rules.delete_set(set);
                 self.last = self.rules.last_number();
                 cursor.nothing_left("\"set N flush\"")
             }
             "zero" | "resetlog" => Ok(()),
+            // A rule file shows nothing.
+            "show" => Ok(()),
             other => {
                 Err(Fault::new(word.position(), format!("unknown command for one set {}", quoted(other)))
-                    .did_you_mean(other, ["delete", "flush", "zero", "resetlog"]))
+                    .did_you_mean(other, ["delete", "flush", "zero", "resetlog", "show"]))
             }
         }
     }
 
-    fn delete_in_set(&mut self, cursor: &mut Cursor<'_, '_>, set: u8) -> Parse<()> {
+    fn delete_in_set(&mut self, cursor: &mut Cursor<'_, '_>, set: u8, quiet: bool) -> Parse<()> {
         let mut at = cursor.here();
         let mut number = cursor.number("rule number", 1, u32::MAX - 1)?;
         loop {
             if !self.rules.delete_in_set(number, set) {
-                self.warnings.push(Fault::new(at, format!("rule {number} does not exist in set {set}")));
+                let message = format!("rule {number} does not exist in set {set}");
+                self.note_absent(Fault::new(at, message), quiet);
             }
             if cursor.peek().is_none() {
                 self.last = self.rules.last_number();

@@ -14,12 +14,16 @@ const COMMANDS: &[&str] = &[
     "list", "info", "detail", "lookup",
 ];
 
+/// The commands that `table all` executes for all tables.
+const ALL_COMMANDS: &[&str] = &["flush", "destroy", "list", "info", "detail"];
+
 /// Parses and executes a table command. With `quiet` (`-q`), `add` replaces an existing entry, and `delete`
 /// ignores a missing one.
 pub(super) fn command(builder: &mut Builder, cursor: &mut Cursor<'_, '_>, quiet: bool) -> Parse<()> {
     let token = cursor.need("the table's name")?;
     let at = token.position();
-    if token.text == "all" {
+    // A table may have the name `all`: the other commands apply to it.
+    if token.text == "all" && cursor.peek().is_none_or(|word| ALL_COMMANDS.contains(&word)) {
         return all(builder, cursor);
     }
     let name = table_name(&token.text)
@@ -184,14 +188,8 @@ fn all(builder: &mut Builder, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
             builder.ruleset.tables.clear();
             builder.label_values.clear();
         }
-        "list" | "info" | "detail" => {}
-        other => {
-            return Err(Fault::new(
-                word.position(),
-                format!("unknown command for all tables {}", quoted(other)),
-            )
-            .did_you_mean(other, ["flush", "destroy"]));
-        }
+        // They only show something.
+        _ => {}
     }
     cursor.nothing_left("the command")
 }

@@ -10,6 +10,7 @@ use super::super::client::{Engine, Failure};
 use super::super::command::{Access, Command, Context, Handled, Reply, Request, arguments, parse};
 use super::super::protocol::{Code, Refusal};
 use super::super::text::items;
+use super::delete_state;
 use crate::output::warn;
 use crate::ruleset_manager::Done;
 
@@ -20,7 +21,7 @@ pub(super) struct Add {
     words: Words,
 }
 
-/// Delete rules by number or range, or all rules of a set: `delete 100 200-300`, `delete set 5`
+/// Delete rules by number or range, all rules of a set, or a state: `delete 100 200-300`, `delete set 5`, `delete state tcp 10.0.0.1:4000 10.0.0.2:22`
 #[derive(Debug, Args)]
 pub(super) struct Delete {
     #[command(flatten)]
@@ -56,7 +57,13 @@ pub(super) struct Words {
 pub(super) const ADD: Command =
     Command::other::<Add>("add", REQUESTS, |engine, matches| change(engine, "add", &words(matches)));
 pub(super) const DELETE: Command =
-    Command::other::<Delete>("delete", &[], |engine, matches| change(engine, "delete", &words(matches)));
+    Command::other::<Delete>("delete", delete_state::REQUESTS, |engine, matches| {
+        let words = words(matches);
+        match &words.words[..] {
+            [first, flow @ ..] if first == "state" => delete_state::run(engine, flow, words.json),
+            _ => change(engine, "delete", &words),
+        }
+    });
 pub(super) const ZERO: Command =
     Command::other::<Zero>("zero", &[], |engine, matches| change(engine, "zero", &words(matches)));
 pub(super) const FLUSH: Command =

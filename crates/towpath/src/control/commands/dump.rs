@@ -12,11 +12,12 @@ use towpath_ring::{AttachError, Consumer, Kind, Verdict};
 use super::super::client::Failure;
 use super::super::command::{Command, arguments};
 use super::super::dumps;
+use super::super::state_filter::StateFilter;
 use super::super::text::items;
 use crate::exit;
 use crate::output::say;
 
-/// Write all states, one per line, over a ring, while packets are processed
+/// Write the states, one per line, over a ring, while packets are processed: all, or those that match the options
 ///
 /// No state is listed twice, and no state that exists throughout is missed. After an interruption, --from continues at the cursor of
 /// the last complete line.
@@ -29,6 +30,9 @@ pub(super) struct Dump {
     /// Continue at this cursor; with --json each line has it as "next"
     #[arg(long, value_name = "CURSOR", default_value_t = 0)]
     from: u64,
+
+    #[command(flatten)]
+    filter: StateFilter,
 
     /// Print one JSON object per line: {"next":CURSOR,"states":[...]}
     #[arg(long)]
@@ -49,8 +53,10 @@ fn dump(socket: &Path, args: &Dump) -> Result<String, Failure> {
         AttachError::Limit(_) | AttachError::Engine(_) => refused(&error),
         _ => failed(&error),
     })?;
-    let cursor = if args.from == 0 { Vec::new() } else { args.from.to_le_bytes().to_vec() };
-    ring.request(dumps::STATES, &cursor).map_err(|error| failed(&error))?;
+    let request = dumps::request(args.from, &args.filter);
+    // The engine answers a wrong filter with a number only.
+    args.filter.clone().compile().map_err(|error| Failure::new(exit::USAGE, error))?;
+    ring.request(dumps::STATES, &request).map_err(|error| failed(&error))?;
     let mut out = io::BufWriter::new(io::stdout().lock());
     loop {
         let Some(frame) = ring.recv().map_err(|error| failed(&error))? else {
@@ -77,6 +83,8 @@ fn dump(socket: &Path, args: &Dump) -> Result<String, Failure> {
             _ => continue,
         }
         let wrote = match args.json {
+            // A page without a state that matches.
+            _ if items(&page["states"]).is_empty() && !args.filter.is_empty() => Ok(()),
             true => writeln!(out, "{page}"),
             false => {
                 let states = items(&page["states"]).iter();

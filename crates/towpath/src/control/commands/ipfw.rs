@@ -6,14 +6,16 @@ use serde_json::{Value, json};
 use super::super::client::{Engine, Failure};
 use super::super::command::{Access, Command, Context, Handled, NoMembers, Reply, Request, arguments, parse};
 use super::super::text::items;
+use super::show_rules::{Columns, Times};
 use super::{change, set, show_rules, show_states, table};
 use crate::exit;
 
 /// The words of ipfw(8): `ipfw show`, `ipfw -d list`, `ipfw add ...`, `ipfw table T add ...`
 ///
-/// Flags: -a counters; -d states too; -D states only; -S sets; -v more about the states; -n prints what a command would change and
-/// changes nothing; -q: `table T add` replaces an existing entry, and `delete` of a missing entry is not an error. -f, -N, -t, -T, -c
-/// and -e are accepted and have no effect. A command is carried out completely or not at all.
+/// Flags: -a counters; -t the time of each rule's last packet in UTC, -T in seconds since 1970; -d states too; -D states only; -S sets;
+/// -v more about the states; -n prints what a command would change and changes nothing; -q: a command prints nothing, `table T add`
+/// replaces an existing entry, and `delete` of a missing entry or rule is not an error. -f, -N, -c and -e are accepted and have no
+/// effect. A command is carried out completely or not at all.
 #[derive(Debug, Args)]
 pub(super) struct Ipfw {
     /// ipfw's flags and words
@@ -50,6 +52,15 @@ fn ipfw(engine: &Engine, args: &Ipfw) -> Result<String, Failure> {
         return Err(Failure::new(exit::USAGE, message));
     }
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let columns = |counters| Columns {
+        counters,
+        times: match (given('T'), given('t')) {
+            (true, _) => Times::Seconds,
+            (false, true) => Times::Date,
+            (false, false) => Times::None,
+        },
+        sets: given('S'),
+    };
     match words[..] {
         [] => Err(Failure::new(exit::USAGE, "ipfw needs a command; `ipfw show` lists the rules")),
         ["show" | "list" | "l" | "print", ref rest @ ..] => {
@@ -61,18 +72,25 @@ fn ipfw(engine: &Engine, args: &Ipfw) -> Result<String, Failure> {
             if json {
                 return Ok(format!("{}\n", json!({ "rules": rules, "states": states })));
             }
-            let text = show_rules::text(&rules, counters, given('S'));
+            let text = show_rules::text(&rules, columns(counters));
             Ok(if dynamic { text + &show_states::text(&states) } else { text })
         }
         ["set", "show" | "list"] => set::show(engine, json),
+        ["set", number, word @ ("show" | "list")] => {
+            set::show_rules_of(engine, number, columns(word == "show" || given('a')), json)
+        }
         ["pipe", "show" | "list", ref numbers @ ..] => pipes(engine, numbers, json),
         ["pipe", number, "show" | "list"] => pipes(engine, &[number], json),
-        _ => table::run(engine, &words, json, table::How { quiet: given('q'), check: given('n') })
-            .unwrap_or_else(|| {
+        _ => {
+            let how = table::How { quiet: given('q'), check: given('n') };
+            let done = table::run(engine, &words, json, how).unwrap_or_else(|| {
                 // -q is the only flag that changes what a command does.
                 let quiet = if given('q') { "-q " } else { "" };
                 change::command(engine, format!("{quiet}{}", words.join(" ")), given('n'), json)
-            }),
+            });
+            let shows = matches!(words[..], ["table", _, "list" | "info" | "detail" | "lookup", ..]);
+            if given('q') && !given('n') && !json && !shows { done.map(|_| String::new()) } else { done }
+        }
     }
 }
 

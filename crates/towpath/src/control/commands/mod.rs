@@ -7,6 +7,7 @@ use super::command::{Command, Request};
 use super::protocol::{Code, Refusal};
 
 mod change;
+mod delete_state;
 mod dump;
 mod events;
 mod ipfw;
@@ -134,6 +135,7 @@ mod tests {
             ("show-frames", json!({ "channel": 1 })),
             ("trace", json!({ "channel": 1 })),
             ("command", json!({ "text": "zero" })),
+            ("delete-state", json!({ "flow": "icmp 10.0.0.1 10.0.0.2" })),
             ("set", json!({ "name": "n", "value": 1 })),
         ];
         for request in COMMANDS.iter().flat_map(|command| command.requests) {

@@ -7,11 +7,13 @@ use towpath_gate::state::{Cursor, Ends, Kind, Listed};
 
 use super::super::client::{Engine, Failure};
 use super::super::command::{Context, Handled, Query, Reply, name};
+use super::super::protocol::{Code, Refusal};
+use super::super::state_filter::StateFilter;
 use super::super::text::items;
 use super::paging;
 use crate::ruleset_manager::{self, StateLine};
 
-/// The dynamic states, as ipfw lists them
+/// The dynamic states, as ipfw lists them: all, or those that match the options
 #[derive(Debug, Default, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShowStates {
@@ -23,6 +25,9 @@ pub struct ShowStates {
     #[arg(skip)]
     #[serde(default)]
     verbose: bool,
+    #[command(flatten)]
+    #[serde(default, skip_serializing_if = "StateFilter::is_empty")]
+    filter: StateFilter,
 }
 
 impl Query for ShowStates {
@@ -30,14 +35,17 @@ impl Query for ShowStates {
     const ANSWER: &'static str = "states";
 
     fn handle(self, context: &Context<'_>) -> Handled {
+        let ruleset = context.ruleset()?;
+        let filter = self.filter.compile().map_err(|error| Refusal::new(Code::Invalid, error))?;
+        let wanted = |state: &Listed, rule, name: &str| filter.takes(state, rule, name);
         let (lines, next) =
-            context.ruleset()?.states(Cursor::from_bits(self.from), paging::PAGE, self.verbose);
+            ruleset.states_where(Cursor::from_bits(self.from), paging::PAGE, self.verbose, wanted);
         let states: Vec<State> = lines.into_iter().map(State::from).collect();
         Ok(Reply::Answer(Self::ANSWER, json!({ "states": states, "next": next.map(Cursor::to_bits) })))
     }
 
     fn ask(&self, engine: &Engine) -> Result<Value, Failure> {
-        Ok(json!({ "states": states(engine, self.verbose)? }))
+        Ok(json!({ "states": filtered(engine, self.verbose, &self.filter)? }))
     }
 
     fn text(&self, answer: &Value) -> String {
@@ -47,7 +55,14 @@ impl Query for ShowStates {
 
 /// All states. A state that exists throughout is listed once.
 pub(super) fn states(engine: &Engine, verbose: bool) -> Result<Vec<Value>, Failure> {
-    let ask = |from| engine.ask(&name(ShowStates::WORDS), ShowStates { from, verbose }, ShowStates::ANSWER);
+    filtered(engine, verbose, &StateFilter::default())
+}
+
+fn filtered(engine: &Engine, verbose: bool, filter: &StateFilter) -> Result<Vec<Value>, Failure> {
+    let ask = |from| {
+        let request = ShowStates { from, verbose, filter: filter.clone() };
+        engine.ask(&name(ShowStates::WORDS), request, ShowStates::ANSWER)
+    };
     paging::all(ask, "states")
 }
 

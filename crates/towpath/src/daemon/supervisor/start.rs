@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{channel, sync_channel};
 use std::task::Waker;
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -158,6 +158,8 @@ impl Supervisor {
             dumps.map(|dumps| dumps.start(Arc::clone(&ruleset)).map_err(Failure::Dumps)).transpose()?;
         let (log, lines) = sync_channel(LOG_LINES);
         let start = Instant::now();
+        // The wall clock may be before 1970: then the times of rules count from the engine's start.
+        ruleset.clock().set_zero(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
         let directory = (!config.routes.is_empty()).then(|| {
             let wakers = bells.iter().map(|bell| Waker::from(Arc::new(bell.clone()))).collect();
             Arc::new(Directory::new(wakers))
