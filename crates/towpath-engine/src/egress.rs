@@ -543,7 +543,7 @@ mod tests {
                     .all(|frame| frame[18..20] == [0, 9] && frame[20] & 0x40 == u8::from(dont_fragment) << 6)
             );
         }
-        // A replacement that is no IPv4 packet leaves as it is.
+        // A replacement that is not an IPv4 packet leaves unchanged.
         let mut io =
             PortIo::<Infallible, _>::new(Instant::now(), vec![tx_queue(None), tx_queue(None)], (), None);
         let (_, meta) = reassembled(9, 1500);

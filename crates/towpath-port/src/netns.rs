@@ -153,11 +153,11 @@ fn described(interface: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Opens a port, again and again while its interface is in use: a process that another test has just started holds this one's
+/// Opens a port, and retries while its interface is in use: a process that another test has just started holds this one's
 /// descriptors until it runs its program.
 ///
 /// # Errors
-/// What `open` says otherwise.
+/// Other errors of `open`.
 ///
 /// # Panics
 /// When it is in use for more than a minute.

@@ -157,7 +157,7 @@ fn tcp_through_xdp_sockets() {
     between_veths_with(open, "gso_max_segs 1");
 }
 
-/// Segments that are not cut come in several buffers, and are cut on the way out.
+/// Large segments arrive in several buffers, and are segmented on output.
 #[towpath_testenv::needs(netns, xdp)]
 #[test]
 fn tcp_through_xdp_sockets_with_the_hosts_offloads() {

@@ -1,6 +1,6 @@
 //! The client library faces a hostile engine: a program may attach to a socket in a directory that every user can write.
 //!
-//! The tests check that no call panics, reads outside of the memory or goes on for ever, and that the client's memory stays
+//! The tests check that no call panics, reads outside of the memory or runs forever, and that the client's memory stays
 //! bounded. The harness is `mock/engine.rs` and `mock/welcome.rs`, which the fuzzer runs too.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -123,7 +123,7 @@ fn keep_publishing(lane: &HostileLane, kind: Kind, stop: &AtomicBool) {
     }
 }
 
-/// Each call would go on for ever if it took frames until it finds a message.
+/// Each call would run forever if it read frames until it finds a message.
 #[test]
 fn frames_without_messages_do_not_keep_a_worker() {
     let (mut hostile, attached) = engine(1);

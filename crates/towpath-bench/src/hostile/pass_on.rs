@@ -25,7 +25,7 @@ const MOST: usize = 900;
 pub(super) enum How {
     /// By the engine's descriptors.
     Descriptors,
-    /// By descriptors that only name the memory (O_PATH of open(2)). The memory is opened and closed again and again.
+    /// By descriptors that only name the memory (O_PATH of open(2)). The memory is opened and closed repeatedly.
     Paths,
 }
 

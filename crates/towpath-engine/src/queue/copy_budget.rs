@@ -11,7 +11,7 @@ pub(super) const COPIES: u32 = 1024;
 /// Bytes of copies in one turn: a burst of the default size of the largest packets.
 pub(super) const BYTES: usize = 16 << 20;
 
-/// What is left of a turn's budget.
+/// The rest of a turn's budget.
 #[derive(Debug)]
 pub(super) struct CopyBudget {
     copies: u32,

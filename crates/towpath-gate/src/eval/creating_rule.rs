@@ -7,7 +7,7 @@
 //! A test of any other field has an unknown result. It matches only if the state's own rule has the same test (the
 //! same or-block): the packet matched it when that rule created the state. `prob` of another rule never matches. Where
 //! an unknown result decides only where the walk continues (skipto, call, return) or what later rules see (tag, mark,
-//! DSCP), the walk that goes on as if the rule had matched is tried too, and counts if it ends at the state's own rule.
+//! DSCP), the walk that continues as if the rule had matched is tried too, and counts if it ends at the state's own rule.
 //!
 //! Invariant: with rules that test recorded fields only, the result is that of the first packet itself.
 
@@ -221,7 +221,7 @@ impl Evaluation<'_> {
         }
     }
 
-    /// Notes the walk that goes on as if this rule had matched.
+    /// Records the walk that continues as if this rule had matched.
     fn branch(
         &mut self,
         at: usize,

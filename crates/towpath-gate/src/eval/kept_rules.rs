@@ -23,7 +23,7 @@ pub(super) enum Kept {
     New,
     /// The old ruleset has it at this position, in the same order among the rules that are kept.
     Same(usize),
-    /// The old ruleset has it at this position, before or behind other rules.
+    /// The old ruleset has it at this position, in a different order relative to other rules.
     Moved(usize),
 }
 

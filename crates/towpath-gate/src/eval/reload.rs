@@ -38,7 +38,7 @@ pub struct Diff {
     pub added: Vec<String>,
     /// Deleted rules.
     pub removed: Vec<String>,
-    /// Rules that stay, and are before or behind other rules than before. With their new numbers.
+    /// Rules that stay, in a different order relative to other rules. With their new numbers.
     pub moved: Vec<String>,
     /// Number of rules that stay, with their counters. Includes the moved ones.
     pub kept: usize,

@@ -1,4 +1,4 @@
-//! Where the first packet of a state was received. A later evaluation of that packet needs it beside the flow
+//! Where the first packet of a state was received. A later evaluation of that packet needs it in addition to the flow
 //! ([`Gate::creating_rule`](crate::Gate::creating_rule)).
 
 /// The direction of a state's first packet and the port that received it, in 8 bits.

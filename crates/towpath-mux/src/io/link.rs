@@ -174,7 +174,7 @@ impl Link {
         loop {
             match zerocopy_sender.handle_error_queue() {
                 Ok(true) => return true,
-                // Ends with the sends in flight: no thread sends meanwhile.
+                // The loop ends when all sends in flight are reported, because no thread sends at the same time.
                 Ok(false) => {}
                 Err(errno) => {
                     // The first error is the cause.

@@ -101,7 +101,7 @@ impl Listeners {
     }
 
     /// Pauses accepting for [`PAUSE`] or until a connection ends, because epoll would report waiting
-    /// connections again and again. Descriptors may become free in other ways, too. Returns true if a warning
+    /// connections repeatedly. Descriptors may become free in other ways, too. Returns true if a warning
     /// is due.
     pub(super) fn pause(&mut self, epoll: &OwnedFd, now: Time) -> bool {
         self.paused = Some(now + PAUSE);

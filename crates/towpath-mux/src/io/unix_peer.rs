@@ -19,7 +19,7 @@ pub(super) struct UnixPeer {
 }
 
 impl UnixPeer {
-    /// The peer of `fd`, which refuses descriptors from now on. `None` if this is no Unix socket.
+    /// The peer of `fd`, which refuses descriptors from now on. `None` if this is not a Unix socket.
     pub(super) fn of(fd: &OwnedFd) -> Option<Self> {
         if socket_domain(fd) != Ok(AddressFamily::UNIX) {
             return None;

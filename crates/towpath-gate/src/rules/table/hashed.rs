@@ -68,7 +68,7 @@ impl<K: Clone + Eq + Hash, V: Clone, S: BuildHasher> Hashed<K, V, S> {
     pub(super) fn remove(&mut self, key: &K) -> Option<V> {
         let at = self.place(key).0;
         let (_, value) = self.entries.remove(at, LEN)?;
-        // Keys behind it that had to give way come closer to their hashes.
+        // Inserts the keys of the following occupied numbers again, so that displaced keys move closer to their hashes.
         let mut next = at.wrapping_add(1);
         while let Some((key, value)) = self.entries.remove(next, LEN) {
             self.insert(key, value);

@@ -46,7 +46,7 @@ impl Listing {
         Self { table: table.clone(), sorted }
     }
 
-    /// The table, which knows how to show keys and values.
+    /// The table, which formats keys and values.
     pub fn table(&self) -> &Table {
         &self.table
     }

@@ -1,8 +1,8 @@
 //! A persistent longest-prefix trie: a clone costs one reference, and a change copies the nodes on one path.
 //!
 //! A node covers four bits of the key. It holds the prefixes that end within these bits, and for each value of the
-//! bits a child node, or the only prefix below it (a leaf). Both arrays are dense; bitmaps give the positions. A
-//! change beside a clone copies at most one node per four bits, each with at most 16 children: the cost does not
+//! bits a child node, or the only prefix below it (a leaf). Both arrays are dense; bitmaps give the positions. While a
+//! clone exists, a change copies at most one node per four bits, each with at most 16 children: the cost does not
 //! depend on the number of prefixes. Nodes that no clone shares are changed in place.
 //!
 //! Invariant: below a child node there are at least two prefixes. A single one is a leaf.
@@ -21,11 +21,11 @@ const CHILDREN: usize = 1 << STRIDE;
 pub(super) trait Bits: Copy + Eq {
     /// Number of bits.
     const WIDTH: u8;
-    /// Returns the `count` bits (at most 4) that start at bit `at`. Bits behind the last one are 0.
+    /// Returns the `count` bits (at most 4) that start at bit `at`. Bits after the last one are 0.
     fn bits(self, at: u8, count: u8) -> usize;
     /// Returns the number with the low bits of `bits` at bit `at`, which are `count` bits.
     fn with(self, at: u8, count: u8, bits: usize) -> Self;
-    /// Returns the number without the bits behind the first `len`.
+    /// Returns the number without the bits after the first `len`.
     fn first(self, len: u8) -> Self;
     /// Returns true if both have the same first `len` bits.
     fn agrees(self, other: Self, len: u8) -> bool;
@@ -60,7 +60,7 @@ macro_rules! bits {
 
 bits!(u32, u64, u128);
 
-/// A map from prefixes to values. Bits of a prefix behind its length are ignored.
+/// A map from prefixes to values. Bits of a prefix after its length are ignored.
 #[derive(Clone)]
 pub(super) struct PrefixTrie<K, V> {
     root: Arc<Node<K, V>>,
@@ -70,7 +70,7 @@ pub(super) struct PrefixTrie<K, V> {
 struct Node<K, V> {
     /// Number of prefixes in this node and below it.
     len: u32,
-    /// Prefixes that end in this node. Bit `1 << length | bits`, for lengths 0 to 3 behind the node's first bit.
+    /// Prefixes that end in this node. Bit `1 << length | bits`, for lengths 0 to 3 from the node's first bit on.
     ends: u16,
     /// Values of the next four bits with a child.
     below: u16,
@@ -112,7 +112,7 @@ const ORDER: [u8; 2 * CHILDREN - 1] = {
         if place < CHILDREN {
             place *= 2;
         } else {
-            // The next sibling, of the nearest place that is a left one.
+            // The next sibling of the nearest place that is a left child.
             while place & 1 == 1 && place > 1 {
                 place >>= 1;
             }
@@ -337,7 +337,7 @@ struct Frame<'t, K, V> {
     depth: u8,
 }
 
-/// What is at a place of a node.
+/// Content of a place of a node.
 enum Place<'t, K, V> {
     Entry(K, u8, &'t V),
     Node(Frame<'t, K, V>),
@@ -537,7 +537,7 @@ mod tests {
         assert_eq!(mac.lookup(0x0200_0012_3456_0000), Some(&'m'));
     }
 
-    /// A change beside a clone copies one path, however many prefixes there are.
+    /// While a clone exists, a change copies one path only, whatever the number of prefixes.
     #[test]
     fn a_change_shares_all_nodes_but_those_of_one_path() {
         fn nodes<'t>(node: &'t Arc<Node<u32, u16>>, all: &mut Vec<&'t Arc<Node<u32, u16>>>) {

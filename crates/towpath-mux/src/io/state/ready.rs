@@ -198,7 +198,7 @@ impl State {
         let Some(socket) = self.sockets.get_mut(id) else { return };
         match socket.link.error() {
             None => {
-                // Epoll would report it again and again. The next change of interest adds it again.
+                // Epoll would report it repeatedly. The next change of interest adds it again.
                 socket.watched = false;
                 let _ = epoll::delete(&shared.epoll, &socket.link);
             }

@@ -1,4 +1,4 @@
-//! Where the lines of `log` rules go in a replay.
+//! The output of the lines of `log` rules in a replay.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
