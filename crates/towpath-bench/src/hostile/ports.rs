@@ -72,7 +72,7 @@ impl Ports {
         if !rustix::process::geteuid().is_root() {
             bail!("ports on veth devices need root; without root, use --port pcap");
         }
-        let (mut engine, mut ends) = (NetnsProc::start()?, NetnsProc::start()?);
+        let (mut engine, mut ends) = (Box::new(NetnsProc::start()?), Box::new(NetnsProc::start()?));
         for namespace in [&mut engine, &mut ends] {
             // No router discovery: the engine receives the packets of the sender only.
             namespace.set("ipv6/conf/all/disable_ipv6", "1")?;
