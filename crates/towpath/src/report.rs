@@ -379,7 +379,10 @@ mod tests {
             keys(&value["queues"][0]),
             "by_flow dropped frames handed_on lost lost_by no_room number passed redelivered replaced"
         );
-        assert_eq!(keys(&value["queues"][0]["lost_by"]), "copy_budget died garbage no_listener overdue overload");
+        assert_eq!(
+            keys(&value["queues"][0]["lost_by"]),
+            "copy_budget died garbage no_listener overdue overload"
+        );
         assert_eq!(keys(&value["rules"][0]), "bytes number packets set text");
         assert_eq!(
             keys(&value["states"]),

@@ -52,8 +52,8 @@ pub(super) enum Ports {
     Captures(Option<File>),
     Links {
         driver: Driver,
-        engine: NetnsProc,
-        ends: NetnsProc,
+        engine: Box<NetnsProc>,
+        ends: Box<NetnsProc>,
     },
 }
 
