@@ -59,10 +59,10 @@ mod settings;
 pub mod state;
 
 pub use eval::{
-    ActionOutcome, BURST, CALL_DEPTH, DEFAULT_DYNAMIC_RULE, Diff, Dir, DropReason, Edits, ExplainedRule,
-    Explanation, FirstPacket, Gate, GateCounters, GateSettings, Gateway, LogEntry, MAX_TAGS, NoReply,
-    PacketLog, PacketSpec, PacketSpecError, PortId, Ports, REPLIES_PER_SECOND, RecheckStep, Reject,
-    ReplyLimiter, Restored, Route, Routes, RuleInfo, RuleOutcome, SNAPSHOT_VERSION, SnapshotError,
-    StatePolicy, Step, Suppressed, SuppressedBy, Walk, Walker, check_snapshot,
+    ActionOutcome, BURST, CALL_DEPTH, DEFAULT_DYNAMIC_RULE, Diff, Difference, DifferenceKind, Dir,
+    DropReason, Edits, ExplainedRule, Explanation, FirstPacket, Gate, GateCounters, GateSettings, Gateway,
+    LogEntry, MAX_TAGS, NoReply, PacketLog, PacketSpec, PacketSpecError, PortId, Ports, REPLIES_PER_SECOND,
+    RecheckStep, Reject, ReplyLimiter, Restored, Route, Routes, RuleInfo, RuleOutcome, SNAPSHOT_VERSION,
+    SnapshotError, StatePolicy, Step, Suppressed, SuppressedBy, Walk, Walker, check_snapshot, differences,
 };
 pub use settings::{Setting, SettingError, Values};

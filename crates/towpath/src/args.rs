@@ -98,9 +98,9 @@ pub(crate) struct Replay {
     #[arg(required = true, value_name = "CAPTURE", value_hint = ValueHint::FilePath)]
     pub(crate) captures: Vec<PathBuf>,
 
-    /// The rule file, in ipfw syntax
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub(crate) rules: PathBuf,
+    /// The rule file, in ipfw syntax (default: that of --config)
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, required_unless_present = "config")]
+    pub(crate) rules: Option<PathBuf>,
 
     /// Start COMMAND as an inspector of queue N; may be repeated, also for the same queue
     ///
@@ -173,15 +173,20 @@ pub(crate) struct Replay {
 /// output parses to the same rules. Warns of rules that no packet can reach because of an earlier rule.
 #[derive(Debug, Parser)]
 pub(crate) struct Check {
-    /// The rule file
-    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub(crate) file: PathBuf,
+    /// The rule file (default: that of --config)
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath, required_unless_present = "config")]
+    pub(crate) file: Option<PathBuf>,
 
     /// Replay this capture through the rules and list the rules that matched no packet; may be repeated
+    ///
+    /// With --against, also list the packets that end otherwise than with OLD. Assumes that inspectors pass the packets.
     #[arg(long = "capture", value_name = "CAPTURE", value_hint = ValueHint::FilePath)]
     pub(crate) captures: Vec<PathBuf>,
 
-    /// Show the changes from the rule file OLD to FILE
+    /// Show the differences from OLD to FILE that can change what becomes of a packet
+    ///
+    /// OLD is a rule file; a name that ends in .toml is a configuration, whose settings, routes and default rule are compared
+    /// with those of --config.
     #[arg(long, value_name = "OLD", value_hint = ValueHint::FilePath)]
     pub(crate) against: Option<PathBuf>,
 

@@ -18,6 +18,7 @@ codes! {
     NO_ENGINE = 5 "no engine at the control socket, no access to it, or the socket cannot be created"
     BAD_CONFIG = 6 "errors in the configuration"
     NO_PORT = 7 "a port or a listening address is not available"
+    NOT_PASSED = 8 "`explain --exit-code`: the packet does not pass"
     USAGE = 64 "wrong usage"
 }
 

@@ -2,6 +2,7 @@
 
 mod burst;
 mod class;
+mod compare;
 mod creating_rule;
 mod decision_tree;
 mod evaluate;
@@ -33,6 +34,7 @@ mod walker;
 mod walker_slot;
 
 pub use burst::BURST;
+pub use compare::{Difference, DifferenceKind, differences};
 pub use creating_rule::FirstPacket;
 pub use explain::{ActionOutcome, ExplainedRule, Explanation, RuleOutcome};
 pub use gate::{DEFAULT_DYNAMIC_RULE, Gate, GateCounters, GateSettings, RuleInfo};

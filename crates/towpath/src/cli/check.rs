@@ -4,18 +4,18 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use serde::Serialize;
-use towpath::config::parse_rule_file;
-use towpath_gate::rules::{self, Diagnostic, Parsed, Ruleset};
-use towpath_gate::{Diff, Dir, StatePolicy, Walk};
+use towpath_gate::rules::{self, Diagnostic, Parsed};
+use towpath_gate::{Dir, Walk};
 use towpath_wire::{self as wire, Time};
 
 use crate::args::{Check, exit};
+use crate::cli::against::{Changes, Packets, against, rule_file};
 use crate::cli::captured::{Captured, NOT_IP};
-use crate::cli::wiring::{Wrong, go, read};
+use crate::cli::wiring::{Loaded, Wrong, go, parse, read, read_config};
 use crate::cli::{answer, fail, say, warn};
 
 /// Interval between collections of expired states, in capture time.
-const EXPIRE_EVERY: Duration = Duration::from_secs(1);
+pub(crate) const EXPIRE_EVERY: Duration = Duration::from_secs(1);
 
 /// The JSON object of `--json`.
 #[derive(Default, Serialize)]
@@ -34,21 +34,9 @@ struct Report {
     /// Present with `--against`.
     #[serde(skip_serializing_if = "Option::is_none")]
     changes: Option<Changes>,
-}
-
-#[derive(Serialize)]
-struct Changes {
-    added: Vec<String>,
-    removed: Vec<String>,
-    kept: usize,
-    tables: Vec<String>,
-}
-
-impl From<Diff> for Changes {
-    fn from(diff: Diff) -> Self {
-        let Diff { added, removed, kept, tables, .. } = diff;
-        Self { added, removed, kept, tables }
-    }
+    /// Present with `--against` and `--capture`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    packets: Option<Packets>,
 }
 
 #[derive(Serialize)]
@@ -98,7 +86,7 @@ pub(crate) fn run(args: &Check) -> u8 {
     }
 }
 
-enum Failure {
+pub(crate) enum Failure {
     Wrong(Wrong),
     Capture(towpath_port::Error),
 }
@@ -116,8 +104,10 @@ impl From<towpath_port::Error> for Failure {
 }
 
 fn check(args: &Check) -> Result<u8, Failure> {
-    let file = args.file.display().to_string();
-    let text = match read(&args.file) {
+    let config = args.wiring.config.as_deref().map(read_config).transpose()?;
+    let path = rule_file(args, config.as_ref());
+    let file = path.display().to_string();
+    let text = match read(&path) {
         Ok(text) => text,
         Err(message) if args.json => {
             let kind = "error";
@@ -129,7 +119,7 @@ fn check(args: &Check) -> Result<u8, Failure> {
         }
         Err(error) => return Err(Wrong::Rules(vec![format!("towpath: {error}")]).into()),
     };
-    let Parsed { ruleset, mut warnings, .. } = parse_rule_file(&file, &text);
+    let Parsed { ruleset, mut warnings, .. } = parse(config.as_ref(), &file, &text);
     let mut report = Report { file, ok: ruleset.is_ok(), ..Report::default() };
     let mut code = exit::OK;
     let (mut errors, mut shadowed) = (Vec::new(), Vec::new());
@@ -139,12 +129,13 @@ fn check(args: &Check) -> Result<u8, Failure> {
             warnings.extend(ruleset.strict_without_reass(&report.file));
             report.text = ruleset.to_text();
             report.rules = ruleset.rules().iter().map(Rule::from).collect();
+            let loaded = Loaded { ruleset, config };
             if let Some(old) = &args.against {
-                let (gate, _) = args.wiring.gate(old, None)?;
-                report.changes = Some(gate.preview(&ruleset, StatePolicy::Recheck, Time::default()).into());
+                let (changes, packets) = against(args, &loaded, old)?;
+                (report.changes, report.packets) = (Some(changes), packets);
             }
             if !args.captures.is_empty() {
-                report.unused = Some(unused(args, ruleset)?);
+                report.unused = Some(unused(args, &loaded)?);
             }
         }
         Err(found) => {
@@ -165,8 +156,8 @@ fn check(args: &Check) -> Result<u8, Failure> {
 }
 
 /// Returns the rules that no packet of the captures matched.
-fn unused(args: &Check, ruleset: Ruleset) -> Result<Vec<Rule>, Failure> {
-    let (mut gate, arrivals) = args.wiring.gate_with(ruleset, None)?;
+fn unused(args: &Check, loaded: &Loaded) -> Result<Vec<Rule>, Failure> {
+    let (mut gate, arrivals) = args.wiring.gate(loaded, None)?;
     let mut captured = Captured::default();
     let mut expired = Time::default();
     for capture in &args.captures {
@@ -177,7 +168,7 @@ fn unused(args: &Check, ruleset: Ruleset) -> Result<Vec<Rule>, Failure> {
             }
             if let Ok(packet) = wire::parse(frame.link, frame.bytes, frame.wire_len) {
                 let walk = Walk::new(Dir::In, Some(arrivals.port(&packet)), None);
-                go(&mut gate, walk, &packet, now);
+                go(&mut gate, &arrivals, walk, &packet, now);
             }
             ControlFlow::<()>::Continue(())
         })?;
@@ -194,12 +185,8 @@ impl Report {
         if self.unused.is_none() && self.changes.is_none() {
             text += &self.text;
         }
-        if let Some(changes) = &self.changes {
-            text.extend(changes.removed.iter().map(|rule| format!("- {rule}\n")));
-            text.extend(changes.added.iter().map(|rule| format!("+ {rule}\n")));
-            text.extend(changes.tables.iter().map(|table| format!("~ table {table}\n")));
-            text += &format!("{} rules stay\n", changes.kept);
-        }
+        text.extend(self.changes.iter().map(Changes::text));
+        text.extend(self.packets.iter().map(Packets::text));
         match self.unused.as_deref() {
             Some([]) => text += "every rule was used\n",
             Some(unused) => {

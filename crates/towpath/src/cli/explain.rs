@@ -15,7 +15,7 @@ use towpath_wire::{self as wire, Packet, Time};
 
 use crate::args::exit;
 use crate::cli::captured::{Captured, NOT_IP};
-use crate::cli::wiring::{UNTAGGED, Wiring, Wrong, go, way_out};
+use crate::cli::wiring::{Wiring, Wrong, go, way_out};
 use crate::cli::{answer, fail};
 
 /// Explain what the rules do with one packet, rule by rule
@@ -35,9 +35,9 @@ pub(crate) struct Explain {
     #[arg(value_name = "PACKET", required_unless_present = "capture")]
     pub(crate) words: Vec<String>,
 
-    /// The rule file, in ipfw syntax
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub(crate) rules: PathBuf,
+    /// The rule file, in ipfw syntax (default: that of --config)
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, required_unless_present = "config")]
+    pub(crate) rules: Option<PathBuf>,
 
     /// Take the packet, or the preceding packets, from this capture
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -56,6 +56,10 @@ pub(crate) struct Explain {
     #[command(flatten)]
     pub(crate) wiring: Wiring,
 
+    /// Exit with 8 if the packet does not pass
+    #[arg(long)]
+    pub(crate) exit_code: bool,
+
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
@@ -71,12 +75,14 @@ pub(crate) fn run(args: &Explain) -> u8 {
         Err(Failure::Wrong(wrong)) => return wrong.tell(),
         Err(Failure::Capture(message)) => return fail(exit::NO_CAPTURE, message),
     };
+    let stopped = |walk: &Walked| matches!(walk.verdict, Step::Drop(_) | Step::Reject(_));
+    let code = if args.exit_code && walks.iter().any(stopped) { exit::NOT_PASSED } else { exit::OK };
     if args.json {
         let walks: Vec<Value> = walks.iter().map(Walked::json).collect();
-        answer(exit::OK, &format!("{}\n", json!({ "walks": walks, "notes": notes })))
+        answer(code, &format!("{}\n", json!({ "walks": walks, "notes": notes })))
     } else {
         let notes = notes.iter().map(|note| format!("note: {note}\n"));
-        answer(exit::OK, &walks.iter().map(Walked::text).chain(notes).collect::<String>())
+        answer(code, &walks.iter().map(Walked::text).chain(notes).collect::<String>())
     }
 }
 
@@ -103,17 +109,20 @@ struct Walked {
     dir: Dir,
     port: String,
     explanation: Explanation,
+    /// The packet's end in this walk. That of the explanation, unless states decide otherwise.
+    verdict: Step,
 }
 
 fn from_words(args: &Explain) -> Result<Told, Failure> {
     let usage = |message: String| Failure::Wrong(Wrong::Usage(message));
     let written = PacketSpec::parse(&args.words.join(" ")).map_err(|error| usage(error.to_string()))?;
     let port = written.port.as_deref();
-    let (mut gate, topology) = args.wiring.gate(&args.rules, port)?;
+    let loaded = args.wiring.load(args.rules.as_deref())?;
+    let (mut gate, topology) = args.wiring.gate(&loaded, port)?;
     let length = u32::try_from(written.frame.len()).unwrap_or(u32::MAX);
     let packet = wire::parse(written.link(), &written.frame, length)
         .map_err(|reason| usage(format!("these words make a malformed packet: {reason}")))?;
-    let id = gate.ports().find(port.unwrap_or(UNTAGGED));
+    let id = port.map_or_else(|| Some(topology.port(&packet)), |name| gate.ports().find(name));
     let walk = match written.dir {
         Dir::In => Walk::new(Dir::In, id, None),
         Dir::Out => Walk::new(Dir::Out, None, id),
@@ -122,7 +131,7 @@ fn from_words(args: &Explain) -> Result<Told, Failure> {
         Some(capture) => before(&mut gate, &topology, capture, args.packet)?,
         None => Time::default(),
     };
-    let mut told = explain(&mut gate, walk, &packet, now);
+    let mut told = explain(&mut gate, &topology, walk, &packet, now);
     let looked = |walk: &Walked| walk.explanation.steps.iter().any(|step| step.looks_up);
     if args.capture.is_none() && told.walks.iter().any(looked) {
         told.notes.push(
@@ -149,7 +158,7 @@ fn before(
         left -= 1;
         last = now;
         if let Ok(packet) = wire::parse(frame.link, frame.bytes, frame.wire_len) {
-            go(gate, Walk::new(Dir::In, Some(topology.port(&packet)), None), &packet, now);
+            go(gate, topology, Walk::new(Dir::In, Some(topology.port(&packet)), None), &packet, now);
         }
         ControlFlow::Continue(())
     });
@@ -159,7 +168,8 @@ fn before(
 }
 
 fn from_capture(args: &Explain, capture: &Path, number: u64) -> Result<Told, Failure> {
-    let (mut gate, topology) = args.wiring.gate(&args.rules, None)?;
+    let loaded = args.wiring.load(args.rules.as_deref())?;
+    let (mut gate, topology) = args.wiring.gate(&loaded, None)?;
     let mut captured = Captured::default();
     let mut seen = 0;
     let read = captured.read(capture, |frame, now| {
@@ -168,11 +178,11 @@ fn from_capture(args: &Explain, capture: &Path, number: u64) -> Result<Told, Fai
         let walk = |packet: &Packet<'_>| Walk::new(Dir::In, Some(topology.port(packet)), None);
         match parsed {
             Ok(packet) if seen < number => {
-                go(&mut gate, walk(&packet), &packet, now);
+                go(&mut gate, &topology, walk(&packet), &packet, now);
                 ControlFlow::Continue(())
             }
             Err(_) if seen < number => ControlFlow::Continue(()),
-            Ok(packet) => ControlFlow::Break(Ok(explain(&mut gate, walk(&packet), &packet, now))),
+            Ok(packet) => ControlFlow::Break(Ok(explain(&mut gate, &topology, walk(&packet), &packet, now))),
             Err(reason) => ControlFlow::Break(Err(reason)),
         }
     });
@@ -189,17 +199,24 @@ fn from_capture(args: &Explain, capture: &Path, number: u64) -> Result<Told, Fai
     }
 }
 
-fn explain(gate: &mut Gate, mut walk: Walk, packet: &Packet<'_>, now: Time) -> Told {
+fn explain(gate: &mut Gate, topology: &Topology, mut walk: Walk, packet: &Packet<'_>, now: Time) -> Told {
     let mut walks = Vec::new();
     let mut notes = Vec::new();
     loop {
-        let real = walk;
         let explanation = gate.explain(&walk, packet, now);
         let port = if walk.dir() == Dir::In { walk.recv() } else { walk.xmit() };
         let port = port.and_then(|id| gate.ports().name(id)).unwrap_or("?").to_owned();
-        let out = way_out(gate, &walk, packet, explanation.verdict);
-        notes.extend(otherwise(gate, real, packet, now, &explanation));
-        walks.push(Walked { dir: walk.dir(), port, explanation });
+        let dir = walk.dir();
+        let verdict = end(gate, &mut walk, packet, now, &explanation);
+        if verdict != explanation.verdict {
+            notes.push(format!(
+                "with the current states, the packet has another outcome: {}, at rule {}",
+                said_verdict(verdict),
+                walk.rule().map_or_else(|| "?".to_owned(), |rule| format!("{rule:05}"))
+            ));
+        }
+        let out = way_out(gate, topology, &walk, packet, verdict);
+        walks.push(Walked { dir, port, explanation, verdict });
         match out {
             Some(port) => walk.leave(port),
             None => return Told { walks, notes },
@@ -207,29 +224,20 @@ fn explain(gate: &mut Gate, mut walk: Walk, packet: &Packet<'_>, now: Time) -> T
     }
 }
 
-/// Returns a note if the packet's real verdict differs from the explained one. An explanation does not modify states. It therefore
+/// Walks the packet and returns its real end, which states may decide: an explanation does not change states. It therefore
 /// misses that a state cannot be created (limit, full table), that a segment is outside the TCP window of a strict state, and
-/// which of several states is the newest.
-fn otherwise(
-    gate: &mut Gate,
-    mut walk: Walk,
-    packet: &Packet<'_>,
-    now: Time,
-    explanation: &Explanation,
-) -> Option<String> {
-    let chance = |step: &ExplainedRule| step.text.starts_with("prob ") || step.text.starts_with("pipe ");
-    if explanation.steps.iter().any(chance) {
-        return None;
-    }
+/// which of several states is the newest. Where chance decides (`prob`, a pipe), the explained end counts.
+fn end(gate: &mut Gate, walk: &mut Walk, packet: &Packet<'_>, now: Time, explanation: &Explanation) -> Step {
     let end = loop {
-        match gate.walk(&mut walk, packet, now) {
+        match gate.walk(walk, packet, now) {
             Step::Divert(_) | Step::Tee(_) | Step::Reassemble => {}
             step => break step,
         }
     };
-    let through = matches!(explanation.verdict, Step::Divert(_) | Step::Tee(_) | Step::Reassemble);
-    (end != explanation.verdict && !through)
-        .then(|| format!("with the current states, the packet has another outcome: {}", verdict(end)))
+    let chance = |step: &ExplainedRule| step.text.starts_with("prob ") || step.text.starts_with("pipe ");
+    let explained = explanation.steps.iter().any(chance)
+        || matches!(explanation.verdict, Step::Divert(_) | Step::Tee(_) | Step::Reassemble);
+    if explained { explanation.verdict } else { end }
 }
 
 impl Walked {
@@ -240,7 +248,7 @@ impl Walked {
         for ExplainedRule { number, text: rule, outcome, .. } in &explanation.steps {
             text += &format!("{number:05} {rule}\n      {}\n", said(outcome));
         }
-        text + &format!("{dir} {port}: {}\n", verdict(explanation.verdict))
+        text + &format!("{dir} {port}: {}\n", said_verdict(self.verdict))
     }
 
     fn json(&self) -> Value {
@@ -251,7 +259,7 @@ impl Walked {
             "direction": direction(self.dir),
             "port": self.port,
             "steps": steps.collect::<Vec<_>>(),
-            "verdict": verdict(self.explanation.verdict),
+            "verdict": said_verdict(self.verdict),
         })
     }
 }
@@ -307,12 +315,15 @@ fn said(outcome: &RuleOutcome) -> String {
 fn led(lead: &ActionOutcome) -> String {
     match lead {
         ActionOutcome::On(number) => format!("on with rule {number}"),
-        ActionOutcome::End(step) => verdict(*step),
-        ActionOutcome::Through(step, number) => format!("{}, then on with rule {number}", verdict(*step)),
+        ActionOutcome::End(step) => said_verdict(*step),
+        ActionOutcome::Through(step, number) => {
+            format!("{}, then on with rule {number}", said_verdict(*step))
+        }
     }
 }
 
-fn verdict(step: Step) -> String {
+/// A verdict as text.
+pub(crate) fn said_verdict(step: Step) -> String {
     match step {
         Step::Pass => "pass".to_owned(),
         Step::Drop(DropReason::Deny) => "drop".to_owned(),

@@ -1,5 +1,6 @@
 //! One file per command. A command takes its arguments and returns an exit code; errors go to standard error.
 
+pub(crate) mod against;
 pub(crate) mod bpf;
 pub(crate) mod captured;
 pub(crate) mod check;

@@ -30,7 +30,7 @@ use self::log_lines::LogLines;
 use crate::args::{PassOrDrop, QueuePolicy, Replay, exit};
 use crate::cli::captured::{BURST, Captured, NOT_IP};
 use crate::cli::ending::Ending;
-use crate::cli::wiring::{Wrong, rules};
+use crate::cli::wiring::Wrong;
 use crate::cli::{answer, fail, say, warn};
 
 /// Number of bursts in flight between the thread that reads a slow capture and the engine.
@@ -67,14 +67,15 @@ pub(crate) fn run(args: &Replay) -> u8 {
 }
 
 fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
-    let ruleset = rules(&args.rules)?;
+    let loaded = args.wiring.load(args.rules.as_deref())?;
+    let ruleset = loaded.ruleset.clone();
     if args.control.is_some() || !args.queues.is_empty() {
         super::log::never_wait();
     }
     let logs = ruleset.rules().iter().any(|rule| rule.log.is_some());
-    let (mut gate, topology) = args.wiring.gate_with(ruleset.clone(), None)?;
+    let (mut gate, topology) = args.wiring.gate(&loaded, None)?;
     let walker = gate.walker().expect("it is the first");
-    let book = Arc::new(RulesetManager::new(gate, ruleset, false));
+    let book = Arc::new(RulesetManager::new(gate, ruleset, loaded.default_allow()));
     let captures = args.captures.iter().map(|path| Waiting::open(path)).collect::<Result<Vec<_>, _>>()?;
     let writer = |path: &PathBuf, option| writer(path, option, args);
     let out = args.out.as_ref().map(|path| writer(path, "--out")).transpose()?;

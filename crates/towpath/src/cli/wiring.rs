@@ -3,13 +3,15 @@
 
 use std::io::Read;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
-use towpath::config::parse_rule_file;
-use towpath_engine::Topology;
-use towpath_gate::rules::Ruleset;
-use towpath_gate::{Dir, Gate, Gateway, PortId, Ports, Route, Routes, Step, Walk, state};
+use clap::builder::ValueHint;
+use towpath::config::{Config, parse_rule_file};
+use towpath::daemon::wiring::{self, Wired, WiredInterface};
+use towpath_engine::{ForwardMode, Topology};
+use towpath_gate::rules::{Diagnostic, Parsed, Ruleset};
+use towpath_gate::{Dir, Edits, Gate, Gateway, PortId, Ports, Route, Routes, Step, Walk, state};
 use towpath_wire::{Addresses, Packet, Time};
 
 use crate::args::{AddressArg, RouteArg, VlanPort, address, exit, route, vlan_port};
@@ -18,8 +20,19 @@ use crate::cli::{fail, say, warn};
 /// Port of arriving packets, unless `--port` names another one for their VLAN.
 pub(crate) const UNTAGGED: &str = "cap0";
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub(crate) struct Wiring {
+    /// Take ports, addresses, routes, settings and the default rule from a configuration of `towpath run`
+    ///
+    /// Without a rule file, its rules are used too. Packets of a capture arrive on the port of --ingress.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["ports", "routes", "addresses"])]
+    pub(crate) config: Option<PathBuf>,
+
+    /// The port of the configuration on which packets of captures arrive; packets of its VLANs arrive on their ports
+    /// (default: the first port)
+    #[arg(long, value_name = "PORT", requires = "config")]
+    pub(crate) ingress: Option<String>,
+
     /// Name the port of a VLAN: packets with tag ID arrive on NAME, other packets on cap0
     #[arg(long = "port", value_name = "NAME=vlan:ID", value_parser = vlan_port)]
     pub(crate) ports: Vec<VlanPort>,
@@ -36,10 +49,24 @@ pub(crate) struct Wiring {
     pub(crate) addresses: Vec<AddressArg>,
 }
 
+/// The rules and everything else that decides about packets.
+pub(crate) struct Loaded {
+    pub(crate) ruleset: Ruleset,
+    pub(crate) config: Option<Config>,
+}
+
+impl Loaded {
+    /// The default rule allows.
+    pub(crate) fn default_allow(&self) -> bool {
+        self.config.as_ref().is_some_and(|config| config.default_allow)
+    }
+}
+
 /// An error in the rules or the wiring; each variant determines the exit code.
 pub(crate) enum Wrong {
     Usage(String),
     Rules(Vec<String>),
+    Config(Vec<String>),
 }
 
 impl Wrong {
@@ -49,6 +76,10 @@ impl Wrong {
             Self::Rules(errors) => {
                 errors.iter().for_each(say);
                 exit::BAD_RULES
+            }
+            Self::Config(errors) => {
+                errors.iter().for_each(say);
+                exit::BAD_CONFIG
             }
         }
     }
@@ -96,47 +127,136 @@ impl Wiring {
         Ok((ports, topology, routes))
     }
 
-    /// A gate with the rules of `file` and these ports and routes.
-    pub(crate) fn gate(&self, file: &Path, more: Option<&str>) -> Result<(Gate, Topology), Wrong> {
-        self.gate_with(rules(file)?, more)
+    /// Reads the rules: those of `file`, or of the configuration. Prints warnings.
+    pub(crate) fn load(&self, file: Option<&Path>) -> Result<Loaded, Wrong> {
+        let config = self.config.as_deref().map(read_config).transpose()?;
+        let of_config = config.as_ref().map(|config| &*config.rules);
+        let file = file.or(of_config).ok_or_else(|| Wrong::Usage("there is no rule file".to_owned()))?;
+        let text = read(file).map_err(|error| Wrong::Rules(vec![format!("towpath: {error}")]))?;
+        let Parsed { ruleset, warnings, .. } = parse(config.as_ref(), &file.display().to_string(), &text);
+        warnings.iter().for_each(warn);
+        let ruleset =
+            ruleset.map_err(|errors| Wrong::Rules(errors.iter().map(ToString::to_string).collect()))?;
+        Ok(Loaded { ruleset, config })
     }
 
-    /// A gate with these rules, ports and routes.
-    pub(crate) fn gate_with(&self, ruleset: Ruleset, more: Option<&str>) -> Result<(Gate, Topology), Wrong> {
-        let (ports, topology, routes) = self.connect(more)?;
-        // A random hash key: it need not stay secret here, but no capture can be crafted to collide under it.
+    /// Builds the gate. `on` is the port that packets arrive on; if no VLAN or configuration has it, it is one more port.
+    pub(crate) fn gate(&self, loaded: &Loaded, on: Option<&str>) -> Result<(Gate, Topology), Wrong> {
         let seed = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0);
-        let mut gate = Gate::new(ruleset, ports, state::Settings::default(), seed);
-        gate.set_routes(routes);
+        self.gate_with_seed(loaded, on, seed)
+    }
+
+    /// As [`gate`](Self::gate), with a seed for `prob` and the hash of the state table.
+    pub(crate) fn gate_with_seed(
+        &self,
+        loaded: &Loaded,
+        on: Option<&str>,
+        seed: u64,
+    ) -> Result<(Gate, Topology), Wrong> {
+        let new = |ports| Gate::new(loaded.ruleset.clone(), ports, state::Settings::default(), seed);
+        let Some(config) = &loaded.config else {
+            let (ports, topology, routes) = self.connect(on)?;
+            let mut gate = new(ports);
+            gate.set_routes(routes);
+            return Ok((gate, topology));
+        };
+        let Wired { ports, interfaces, .. } = wiring::wired(config);
+        let on = on.or(self.ingress.as_deref());
+        let id = match on {
+            Some(name) => ports.find(name).ok_or_else(|| {
+                let names: Vec<_> = ports.ids().filter_map(|id| ports.name(id)).collect();
+                Wrong::Usage(format!("there is no port `{name}`; the ports are {}", names.join(", ")))
+            })?,
+            None => PortId(0),
+        };
+        let of_vlan = |interface: &&WiredInterface| interface.vlans.iter().any(|(_, port)| *port == id);
+        let interface = interfaces.get(usize::from(id.0)).or_else(|| interfaces.iter().find(of_vlan));
+        // An engine drops packets without a route; here they have no second walk.
+        let mode = match interface.map(|interface| interface.mode) {
+            Some(mode @ ForwardMode::Bridge { .. }) => mode,
+            _ => ForwardMode::Routes,
+        };
+        let mut topology = Topology::none();
+        topology.add(id, mode);
+        for (vlan, port) in interface.iter().flat_map(|interface| &interface.vlans) {
+            topology.tagged(*vlan, *port);
+        }
+        let mut gate = new(ports);
+        gate.set_routes(wiring::routes(config));
+        wiring::settings(config).give(&mut gate);
         Ok((gate, topology))
     }
 }
 
-/// Reads the rules of a file. Prints warnings.
-pub(crate) fn rules(file: &Path) -> Result<Ruleset, Wrong> {
-    let text = read(file).map_err(|error| Wrong::Rules(vec![format!("towpath: {error}")]))?;
-    let parsed = parse_rule_file(&file.display().to_string(), &text);
-    parsed.warnings.iter().for_each(warn);
-    parsed.ruleset.map_err(|errors| Wrong::Rules(errors.iter().map(ToString::to_string).collect()))
+/// Reads a configuration, without its rules.
+pub(crate) fn read_config(path: &Path) -> Result<Config, Wrong> {
+    let lines = |errors: Vec<Diagnostic>| Wrong::Config(errors.iter().map(ToString::to_string).collect());
+    Config::read(path).map_err(lines)
+}
+
+/// Parses rules, as the rules of a configuration if there is one.
+pub(crate) fn parse(config: Option<&Config>, file: &str, text: &str) -> Parsed {
+    match config.map(|config| config.parse_rules(file, text)) {
+        Some(Ok(rules)) => {
+            Parsed { ruleset: Ok(rules.ruleset), warnings: rules.warnings, absent: Vec::new() }
+        }
+        Some(Err(errors)) => Parsed { ruleset: Err(errors), warnings: Vec::new(), absent: Vec::new() },
+        None => parse_rule_file(file, text),
+    }
 }
 
 /// Walks a packet through the rules, in and out, for its effect on states and counters. Assumes that inspectors pass it.
-pub(crate) fn go(gate: &mut Gate, mut walk: Walk, packet: &Packet<'_>, now: Time) {
+pub(crate) fn go(
+    gate: &mut Gate,
+    topology: &Topology,
+    mut walk: Walk,
+    packet: &Packet<'_>,
+    now: Time,
+) -> Ended {
     loop {
         match gate.walk(&mut walk, packet, now) {
             Step::Divert(_) | Step::Tee(_) | Step::Reassemble => {}
-            step => match way_out(gate, &walk, packet, step) {
+            step => match way_out(gate, topology, &walk, packet, step) {
                 Some(port) => walk.leave(port),
-                None => return,
+                None => return Ended { step, rule: walk.rule(), edits: walk.edits(), dir: walk.dir() },
             },
         }
     }
 }
 
-/// Returns the output port of a packet that passed with direction in, if a route matches.
-pub(crate) fn way_out(gate: &Gate, walk: &Walk, packet: &Packet<'_>, step: Step) -> Option<PortId> {
+/// The end of a packet's walks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ended {
+    pub(crate) step: Step,
+    /// Number of the rule that decided; `None` if the packet was dropped before the first rule.
+    pub(crate) rule: Option<u32>,
+    /// Changes of the packet.
+    pub(crate) edits: Edits,
+    /// Direction of the walk that ended it.
+    pub(crate) dir: Dir,
+}
+
+impl Ended {
+    /// Returns true if the packet ends in the same way, whichever rule decides.
+    pub(crate) fn same_as(&self, other: &Self) -> bool {
+        (self.step, self.edits) == (other.step, other.edits)
+    }
+}
+
+/// Returns the output port of a packet that passed with direction in, if it walks the rules with direction out: a route matches, or
+/// its bridge says so.
+pub(crate) fn way_out(
+    gate: &Gate,
+    topology: &Topology,
+    walk: &Walk,
+    packet: &Packet<'_>,
+    step: Step,
+) -> Option<PortId> {
     if walk.dir() != Dir::In || !matches!(step, Step::Pass | Step::Inspect(_) | Step::Forward(..)) {
         return None;
+    }
+    if let (_, ForwardMode::Bridge { xmit, walk_out }) = topology.of(packet, 0) {
+        return walk_out.then_some(xmit);
     }
     let destination = match packet.addresses {
         Addresses::V4(_, dst) => dst.into(),
@@ -178,11 +298,12 @@ mod tests {
         let wiring = Wiring {
             ports: ["a=vlan:100", "b=vlan:200"].map(|port| vlan_port(port).unwrap()).into(),
             routes: routes.map(|text| route(text).unwrap()).into(),
-            addresses: Vec::new(),
+            ..Wiring::default()
         };
         let rules = "add deny ip from any to any not antispoof in\nadd allow ip from any to any";
         let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();
-        let Ok((mut gate, _)) = wiring.gate_with(ruleset, None) else { panic!("the wiring is right") };
+        let loaded = Loaded { ruleset, config: None };
+        let Ok((mut gate, _)) = wiring.gate(&loaded, None) else { panic!("the wiring is right") };
         let rows = [
             ("in a udp 10.0.0.1:1 > 1.1.1.1:1", true),
             ("in b udp 10.0.0.1:1 > 1.1.1.1:1", false),

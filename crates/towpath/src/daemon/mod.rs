@@ -24,6 +24,7 @@ mod worker;
 mod worker_command;
 
 pub use self::privilege::Capabilities;
+pub use self::supervisor::ruleset as wiring;
 pub use self::supervisor::{Ended, Failure, Supervisor};
 pub use self::worker::Worker;
 

@@ -1,7 +1,7 @@
 //! The supervisor: the main thread of `towpath run`, which handles files, name lookups, processes and signals.
 
 mod reload;
-mod ruleset;
+pub mod ruleset;
 mod shutdown;
 mod start;
 

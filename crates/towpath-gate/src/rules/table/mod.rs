@@ -428,8 +428,7 @@ impl Table {
     /// Writes the rule file commands that create this table.
     pub(crate) fn write_commands(&self, name: &str, text: &mut String) {
         use fmt::Write;
-        let columns: Vec<_> = self.columns.iter().map(|c| column_name(*c)).collect();
-        let _ = write!(text, "table {name} create type {} valtype {}", self.kind, columns.join(","));
+        let _ = write!(text, "table {name} create type {} valtype {}", self.kind, self.column_names());
         if let Some(limit) = self.limit {
             let _ = write!(text, " limit {limit}");
         }
@@ -440,6 +439,18 @@ impl Table {
         }
         if self.locked {
             let _ = writeln!(text, "table {name} lock");
+        }
+    }
+
+    fn column_names(&self) -> String {
+        self.columns.iter().map(|column| column_name(*column)).collect::<Vec<_>>().join(",")
+    }
+
+    /// The type, and the columns if they are not the implicit one.
+    pub(crate) fn type_text(&self) -> String {
+        match self.columns[..] {
+            [Column::Legacy] => self.kind.to_string(),
+            _ => format!("{} valtype {}", self.kind, self.column_names()),
         }
     }
 

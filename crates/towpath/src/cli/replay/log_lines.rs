@@ -28,7 +28,7 @@ impl LogLines {
             return Err(Failure::Usage(message.to_owned()));
         }
         // The files of --out and --replies exist by now.
-        let others = args.captures.iter().chain(&args.out).chain(&args.replies).chain([&args.rules]);
+        let others = args.captures.iter().chain(&args.out).chain(&args.replies).chain(&args.rules);
         let there = file(path, &std::io::stdin());
         if let Some(other) = others
             .filter(|other| other.as_os_str() != "-")

@@ -9,22 +9,55 @@ use crate::config::Config;
 use crate::settings::Settings;
 use towpath_engine::{ForwardMode, Topology};
 
-/// Builds the gate, the topology of its ports, and the ports of the muxes with their names. A port's number is its position in the
-/// configuration; ports of VLANs follow, then those of muxes.
-pub(super) fn gate(config: &Config, ruleset: &Ruleset) -> (Gate, Topology, Vec<(PortId, String)>) {
+/// The ports of a configuration ([`wired`]).
+#[derive(Clone, Debug)]
+pub struct Wired {
+    /// All ports.
+    pub ports: Ports,
+    /// The ports of the configuration, in its order.
+    pub interfaces: Vec<WiredInterface>,
+    /// The ports of the muxes with their names.
+    pub muxes: Vec<(PortId, String)>,
+}
+
+/// One port of a configuration.
+#[derive(Clone, Debug)]
+pub struct WiredInterface {
+    /// Its number.
+    pub port: PortId,
+    /// How its packets are forwarded.
+    pub mode: ForwardMode,
+    /// Identifiers of VLANs, and the ports that their packets arrive on.
+    pub vlans: Vec<(u16, PortId)>,
+}
+
+/// Numbers the ports. A port's number is its position in the configuration; ports of VLANs follow, then those of muxes.
+pub fn wired(config: &Config) -> Wired {
     let mut ports = Ports::new();
     let ids: Vec<_> = config.ports.iter().map(|port| ports.add(&port.name, port.addresses.clone())).collect();
-    let mut topology = Topology::none();
+    let mut interfaces = Vec::new();
     for (at, port) in config.ports.iter().enumerate() {
-        topology.add(ids[at], way(config, at, &ids));
         ports.set_zone(ids[at], port.zone);
+        let mut vlans = Vec::new();
         for vlan in &port.vlans {
             let id = ports.add(&vlan.name, Vec::new());
             ports.set_zone(id, vlan.zone);
-            topology.tagged(vlan.id, id);
+            vlans.push((vlan.id, id));
         }
+        interfaces.push(WiredInterface { port: ids[at], mode: way(config, at, &ids), vlans });
     }
     let muxes = config.muxes.iter().map(|mux| (ports.add(&mux.name, Vec::new()), mux.name.clone())).collect();
+    Wired { ports, interfaces, muxes }
+}
+
+/// Builds the gate, the topology of its ports, and the ports of the muxes with their names.
+pub(super) fn gate(config: &Config, ruleset: &Ruleset) -> (Gate, Topology, Vec<(PortId, String)>) {
+    let Wired { ports, interfaces, muxes } = wired(config);
+    let mut topology = Topology::none();
+    for WiredInterface { port, mode, vlans } in interfaces {
+        topology.add(port, mode);
+        vlans.into_iter().for_each(|(vlan, port)| topology.tagged(vlan, port));
+    }
     // A random hash key: hash collisions of states cannot be provoked from outside.
     let seed = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0);
     let pages = huge_pages::states(config.engine.hugepages);
@@ -34,8 +67,8 @@ pub(super) fn gate(config: &Config, ruleset: &Ruleset) -> (Gate, Topology, Vec<(
     (gate, topology, muxes)
 }
 
-/// The routes. A port's number is its position.
-pub(super) fn routes(config: &Config) -> Routes {
+/// Returns the routes of a configuration. A port's number is its position.
+pub fn routes(config: &Config) -> Routes {
     let mut routes = Routes::new();
     for route in &config.routes {
         let port = PortId(route.port as u16);
@@ -65,7 +98,11 @@ fn way(config: &Config, port: usize, ids: &[towpath_gate::PortId]) -> ForwardMod
     })
 }
 
-pub(super) fn settings(config: &Config) -> Settings {
+/// Returns the settings of a configuration.
+///
+/// # Panics
+/// Panics if a setting of the configuration does not exist: reading the configuration checks the settings.
+pub fn settings(config: &Config) -> Settings {
     let mut settings = Settings::default();
     for (name, value) in &config.settings {
         settings.set(name, *value).expect("the configuration was checked");
