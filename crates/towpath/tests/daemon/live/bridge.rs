@@ -1,7 +1,7 @@
 //! A bridge: inspectors, reloads, interfaces, threads, and `towpath ctl`.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -39,6 +39,44 @@ fn tcp_goes_through_the_bridge_and_its_inspectors() {
         }));
         let said = engine.stop();
         assert!(said.contains("capabilities kept: none"), "{said}");
+    });
+}
+
+/// Datagrams that are longer than the MTU, and that `reass` completes, cross the bridge in fragments. Their state is in the zone
+/// of the ports.
+#[towpath_testenv::needs(netns)]
+#[test]
+fn reassembled_datagrams_cross_the_bridge() {
+    within(|| {
+        let (left, right) = machines();
+        let zones = BRIDGE
+            .replace("[port.wan]", "[port.wan]\nzone = 3")
+            .replace("[port.lan]", "[port.lan]\nzone = 3");
+        let rules = "add allow layer2 mac-type arp\nadd reass ip from any to any in\nadd allow udp from any to any 9 keep-state\n";
+        let files = files(&zones, rules);
+        let engine = Engine::start(files.path());
+        let server = right.run(|| UdpSocket::bind((RIGHT, 9)).unwrap());
+        let client = left.run(|| UdpSocket::bind((LEFT, 5000)).unwrap());
+        for socket in [&server, &client] {
+            socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        }
+        let mut buffer = vec![0; 1 << 16];
+        for len in [100, 4_000, 60_000] {
+            let data: Vec<u8> = (0..len).map(|at| (at / 3) as u8).collect();
+            client.send_to(&data, (RIGHT, 9)).unwrap();
+            let (received, from) = server.recv_from(&mut buffer).unwrap();
+            assert!(buffer[..received] == data, "{len}");
+            server.send_to(&data, from).unwrap();
+            let (received, _) = client.recv_from(&mut buffer).unwrap();
+            assert!(buffer[..received] == data, "{len}, back");
+        }
+        let states = engine.json("show states --json");
+        assert_eq!(
+            (&states["states"][0]["zone"], &states["states"][1]),
+            (&3.into(), &Value::Null),
+            "{states}"
+        );
+        engine.stop();
     });
 }
 
