@@ -202,6 +202,8 @@ impl Evaluation<'_> {
             }
             let creation = Creation { at, timeout: walk.timeout };
             match &rule.install {
+                // `setzone`: the rule would create a state of another zone.
+                Some(_) if walk.tenant != self.first.flow.tenant => return other_name,
                 Some(install) if install.name == self.first.name => return Some(creation),
                 Some(_) => {
                     other_name.get_or_insert(creation);
@@ -237,6 +239,7 @@ impl Evaluation<'_> {
                 | CompiledAction::Return(_)
                 | CompiledAction::SetMark(_)
                 | CompiledAction::SetDscp(_)
+                | CompiledAction::SetZone(_)
         );
         // Another rule than the state's own cannot be the result of such a walk.
         if !(leads_on || rule.tag.is_some()) || self.own.is_none() || self.tried == MAX_BRANCHES {

@@ -395,6 +395,10 @@ impl Generation {
                 walk.edits.mss = Some(walk.edits.mss.map_or(mss, |earlier| earlier.min(mss)));
                 self.next_rule(at)
             }
+            CompiledAction::SetZone(zone) => {
+                walk.tenant = zone;
+                self.next_rule(at)
+            }
             CompiledAction::StateTimeout(seconds) => {
                 walk.timeout = Some(seconds);
                 self.next_rule(at)
@@ -532,6 +536,7 @@ fn log_word(rule: &CompiledRule) -> &'static str {
         CompiledAction::SetMark(_) => "SetMark",
         CompiledAction::TcpSetMss(_) => "TcpSetMss",
         CompiledAction::StateTimeout(_) => "StateTimeout",
+        CompiledAction::SetZone(_) => "SetZone",
     }
 }
 

@@ -105,6 +105,7 @@ pub(crate) enum CompiledAction {
     SetMark(Arg),
     TcpSetMss(u16),
     StateTimeout(u32),
+    SetZone(u16),
 }
 
 /// Target of a jump.
@@ -394,6 +395,7 @@ fn compile_action(rule: &Rule, numbers: &[u32]) -> CompiledAction {
         Action::SetMark(mark) => CompiledAction::SetMark(*mark),
         Action::TcpSetMss(mss) => CompiledAction::TcpSetMss(*mss),
         Action::StateTimeout(seconds) => CompiledAction::StateTimeout(*seconds),
+        Action::SetZone(zone) => CompiledAction::SetZone(*zone),
     }
 }
 

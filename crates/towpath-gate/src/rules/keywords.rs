@@ -31,6 +31,7 @@ pub(crate) const ACTIONS: &[&str] = &[
     "setmark",
     "tcp-setmss",
     "state-timeout",
+    "setzone",
 ];
 
 /// Unsupported actions of ipfw: word, reason, alternative.

@@ -123,6 +123,7 @@ impl Display for Action {
             Self::SetMark(Arg::Tablearg) => f.write_str("setmark tablearg"),
             Self::TcpSetMss(mss) => write!(f, "tcp-setmss {mss}"),
             Self::StateTimeout(seconds) => write!(f, "state-timeout {seconds}"),
+            Self::SetZone(zone) => write!(f, "setzone {zone}"),
         }
     }
 }

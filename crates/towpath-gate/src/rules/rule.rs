@@ -162,6 +162,8 @@ pub enum Action {
     TcpSetMss(u16),
     /// Sets the lifetime in seconds that every packet sets for states that later rules create for this packet, and continues.
     StateTimeout(u32),
+    /// Sets the zone in which later rules look up and create states for this packet, and continues.
+    SetZone(u16),
 }
 
 /// Target of skipto and call.

@@ -46,7 +46,7 @@ fn action() -> impl Strategy<Value = String> {
     prop_oneof![
         4 => Just("allow".to_owned()),
         4 => Just("deny".to_owned()),
-        3 => pick(&["count", "count tag 5", "setmark 7", "setdscp ef", "state-timeout 20", "return"]).prop_map(str::to_owned),
+        3 => pick(&["count", "count tag 5", "setmark 7", "setdscp ef", "state-timeout 20", "setzone 3", "return"]).prop_map(str::to_owned),
         2 => (1..400u32).prop_map(|to| format!("skipto {to}")),
         1 => (1..400u32).prop_map(|to| format!("call {to}")),
         1 => pick(&["skipto tablearg", "divert 3", "inspect 5", "tee 4", "reject", "prob 0.5 count", "prob 0.5 allow"]).prop_map(str::to_owned),

@@ -2,7 +2,7 @@
 
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::{Refused, Settings};
-use towpath_gate::{Dir, DropReason, Gate, NoReply, PacketSpec, Ports, Reject, Step, Walk};
+use towpath_gate::{Dir, DropReason, Gate, NoReply, PacketSpec, Ports, Reject, StatePolicy, Step, Walk};
 use towpath_wire::{self as wire, Time};
 
 /// A gate, a clock and the walks of the packets.
@@ -594,6 +594,32 @@ fn states_are_per_zone() {
     let packet = wire::parse(wire::LinkType::ETHERNET, &answer, answer.len() as u32).unwrap();
     let explained = |recv| gate.explain(&Walk::new(Dir::In, Some(recv), None), &packet, now).verdict;
     assert_eq!([a1, b1, c].map(explained), [Step::Pass, Step::Pass, DENY]);
+}
+
+#[test]
+fn a_rule_sets_the_zone() {
+    let rules = "add setzone 7 ip from any to any via em0\nadd check-state\nadd allow udp from any to any 53 keep-state";
+    let mut story = Story::new(rules);
+    let via = |port: &str, packet: &str| format!("in {port} {packet}");
+    assert_eq!(story.first(&via("em0", DNS)), Step::Pass);
+    assert_eq!(story.first(&via("em1", ANSWER)), DENY);
+    assert_eq!(story.first(&via("em0", ANSWER)), Step::Pass);
+    assert_eq!(story.first(&via("em1", DNS)), Step::Pass);
+    let now = Time::from_secs(story.now);
+    let mut zones: Vec<u16> = story.gate.states().list(now).map(|state| state.flow.tenant).collect();
+    zones.sort_unstable();
+    assert_eq!(zones, [0, 7]);
+    // Without `setzone`, no rule makes the state of zone 7: what stays is that of zone 0, which em1's packet made.
+    for (more, left) in
+        [("add setzone 7 ip from any to any via em0\n", 2), ("add setzone 8 ip from any to any via em0\n", 1)]
+    {
+        let rules = format!("{more}add check-state\nadd allow udp from any to any 53 keep-state");
+        let ruleset = Ruleset::parse("t", &rules).ruleset.unwrap();
+        story.gate.reload(ruleset, StatePolicy::Recheck, now);
+        assert_eq!(story.gate.states().list(now).count(), left, "{more}");
+    }
+    let error = Ruleset::parse("t", "add setzone 0 ip from any to any").ruleset.unwrap_err();
+    assert!(error[0].to_string().contains("zone"), "{}", error[0]);
 }
 
 #[test]

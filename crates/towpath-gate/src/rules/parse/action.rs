@@ -59,6 +59,7 @@ pub(crate) fn action(cursor: &mut Cursor<'_, '_>) -> Parse<Action> {
         "setmark" => Action::SetMark(arg(cursor, "mark", 0, u32::MAX)?),
         "tcp-setmss" => Action::TcpSetMss(cursor.number("segment size", 1, 65535)? as u16),
         "state-timeout" => Action::StateTimeout(cursor.number("lifetime in seconds", 1, LIFETIME_MAX)?),
+        "setzone" => Action::SetZone(cursor.number("zone", 1, 65535)? as u16),
         other => {
             let at = token.position();
             return Err(match refused(NO_ACTIONS, other) {
