@@ -119,9 +119,8 @@ impl Builder {
                 }
             }
         }
-        if self.settle {
-            self.ruleset.tables.values_mut().for_each(Table::settle);
-        }
+        // Does nothing for tables that have their index.
+        self.ruleset.tables.values_mut().for_each(Table::settle);
         faults.extend(too_many_names(&self.ruleset.rules));
         let warnings = unfilled_tables(&mut self.ruleset, &mut faults);
         self.warnings.extend(warnings);

@@ -79,7 +79,7 @@ pub(super) type ReadFile = Box<dyn Fn(&str) -> std::io::Result<String>>;
 pub(super) fn file(name: &str, text: &str, read_file: Option<ReadFile>) -> Parsed {
     // Byte order mark, which some editors write at the start of UTF-8 files.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    read(Builder { read_file, settle: true, ..Builder::new() }, name, text).0
+    read(Builder { read_file, ..Builder::new() }, name, text).0
 }
 
 /// Parses a whole file whose tables exist already.
@@ -252,8 +252,6 @@ struct Builder {
     read_file: Option<ReadFile>,
     /// Errors in these files.
     file_errors: Vec<Diagnostic>,
-    /// Build the fast form of large tables at the end.
-    settle: bool,
     /// Positions of the warnings about rules that a command deletes and that do not exist.
     absent: Vec<Position>,
 }
@@ -270,7 +268,6 @@ impl Builder {
             warnings: Vec::new(),
             read_file: None,
             file_errors: Vec::new(),
-            settle: false,
             absent: Vec::new(),
         }
     }

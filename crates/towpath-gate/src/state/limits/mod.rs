@@ -1,4 +1,8 @@
 //! Bounds on the number of states: in total, per rule (`limit`), per source address, and for the first SYN of a flow.
+//!
+//! Parents and sources are in shards by the hash of their keys, each with a lock. All states that one parent or source counts
+//! are in one shard, so the limits are exact. The number of parents is one counter, changed when a parent is made or collected:
+//! `dyn_parent_max` is exact, too.
 
 pub(crate) mod first_syn;
 pub(crate) mod occupancy;
@@ -12,22 +16,33 @@ use std::sync::Mutex;
 
 use towpath_wire::Time;
 
-use self::parents::Parents;
+use self::parents::{ParentId, Parents};
 use self::slot_list::NONE;
 use self::sources::Sources;
-use super::concurrent::sync::{AtomicU64, Ordering};
+use super::concurrent::sync::{Apart, AtomicU64, Ordering};
 use super::table::entry::{MAX_PARENTS, after};
 use super::table::family::locked;
 use super::table::hash::Secret;
 use super::{Flow, Limit, Listed, Name, Refused, RuleId, Settings};
 
+/// Shards of the parents and of the sources.
+const SHARDS: usize = 64;
+
+/// Slots of a shard: the slot of a parent is its slot in the shard, plus this number for each shard before it.
+const PER_SHARD: u32 = MAX_PARENTS / SHARDS as u32;
+
+/// Budget of a collection per shard that it looks at.
+const BUDGET_PER_SHARD: usize = 16;
+
 /// The counters of `limit` and `dyn_source_max`, shared by all workers.
 #[derive(Debug)]
 pub(crate) struct Limits {
-    parents: Mutex<Parents>,
-    /// The number of parents, readable without the lock.
+    secret: Secret,
+    /// `None` until the shard's first parent is made: the timers of a shard take 16 KiB.
+    parents: [Apart<Mutex<Option<Parents>>>; SHARDS],
+    /// The number of parents.
     parents_len: AtomicU64,
-    sources: Mutex<Sources>,
+    sources: [Apart<Mutex<Sources>>; SHARDS],
 }
 
 /// An install with a `limit`.
@@ -50,9 +65,10 @@ pub(crate) struct Reservation {
 impl Limits {
     pub(crate) fn new(secret: &Secret) -> Self {
         Self {
-            parents: Mutex::new(Parents::new(secret.clone())),
+            secret: secret.clone(),
+            parents: std::array::from_fn(|_| Apart(Mutex::new(None))),
             parents_len: AtomicU64::new(0),
-            sources: Mutex::new(Sources::new(secret.clone())),
+            sources: std::array::from_fn(|_| Apart(Mutex::new(Sources::new(secret.clone())))),
         }
     }
 
@@ -73,48 +89,71 @@ impl Limits {
         reclaimed: bool,
         now: Time,
     ) -> Result<u32, Refused> {
-        let Limited { flow, name, rule, limit } = *install;
+        let limit = install.limit;
         // A limit per second must remember one second.
         let least = if limit.per_second { 1 } else { 0 };
         let expires = after(now, settings.dyn_short_lifetime.max(least));
-        self.with_parents(|parents| {
-            // A shared count is identified by its own name, not by that of the states.
-            let id = parents.id(flow, limit.mask, limit.shared.unwrap_or(name), limit.owner(rule));
-            let full = parents.len() >= settings.dyn_parent_max.min(MAX_PARENTS) as usize;
-            let slot = match parents.find(&id, now) {
-                Some((_, true)) if full && !reclaimed => return Err(Refused::ParentsFull),
-                Some((slot, _)) => {
-                    parents.touch(slot, expires, now);
-                    slot
-                }
-                None if full => return Err(Refused::ParentsFull),
-                None => parents.insert(id, expires, now),
-            };
-            if limit.per_second {
-                let takes = parents.take_per_second(slot, limit.max, now);
-                return if takes { Ok(NONE) } else { Err(Refused::OverRate) };
+        let id = self.id(install);
+        let shard = id.shard(SHARDS);
+        let mut parents = locked(&self.parents[shard]);
+        let parents = parents.get_or_insert_with(|| Parents::new(self.secret.clone()));
+        let max = settings.dyn_parent_max.min(MAX_PARENTS);
+        let slot = match parents.find(&id, now) {
+            Some((_, true)) if !reclaimed && self.parents_len() >= max as usize => {
+                return Err(Refused::ParentsFull);
             }
-            if parents.count(slot) >= limit.max {
-                return Err(Refused::OverLimit);
+            Some((slot, _)) => {
+                parents.touch(slot, expires, now);
+                slot
             }
-            parents.add(slot);
-            Ok(slot)
-        })
+            None if parents.len() < PER_SHARD as usize && self.count_parent(max) => {
+                parents.insert(id, expires, now)
+            }
+            None => return Err(Refused::ParentsFull),
+        };
+        if limit.per_second {
+            let takes = parents.take_per_second(slot, limit.max, now);
+            return if takes { Ok(NONE) } else { Err(Refused::OverRate) };
+        }
+        if parents.count(slot) >= limit.max {
+            return Err(Refused::OverLimit);
+        }
+        parents.add(slot);
+        Ok(shard as u32 * PER_SHARD + slot)
+    }
+
+    fn id(&self, install: &Limited<'_>) -> ParentId {
+        let Limited { flow, name, rule, limit } = *install;
+        // A shared count is identified by its own name, not by that of the states.
+        ParentId::new(&self.secret, flow, limit.mask, limit.shared.unwrap_or(name), limit.owner(rule))
+    }
+
+    /// Counts one more parent. Returns false when there are `max`.
+    fn count_parent(&self, max: u32) -> bool {
+        let more = |len| (len < u64::from(max)).then_some(len + 1);
+        // Relaxed: a bound. The locks guard the parents.
+        self.parents_len.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
     /// Counts one state less in a parent.
     pub(crate) fn release_parent(&self, slot: u32, now: Time) {
-        self.with_parents(|parents| parents.subtract(slot, now));
+        if let Some(parents) = &mut *locked(&self.parents[(slot / PER_SHARD) as usize]) {
+            parents.subtract(slot % PER_SHARD, now);
+        }
     }
 
     /// Counts a state for its source. Returns false when the source has `max`.
     pub(crate) fn reserve_source(&self, flow: &Flow, max: u32) -> bool {
-        locked(&self.sources).add(flow, max)
+        locked(self.sources_of(flow)).add(flow, max)
     }
 
     /// Counts one state less for its source.
     pub(crate) fn release_source(&self, flow: &Flow) {
-        locked(&self.sources).subtract(flow);
+        locked(self.sources_of(flow)).subtract(flow);
+    }
+
+    fn sources_of(&self, flow: &Flow) -> &Mutex<Sources> {
+        &self.sources[Sources::shard(&self.secret, flow, SHARDS)]
     }
 
     /// Gives back what a state had reserved that was not inserted.
@@ -127,15 +166,22 @@ impl Limits {
         }
     }
 
-    /// Collects expired parents, unless another worker holds the lock: packets do not wait for it.
-    pub(crate) fn try_collect_parents(&self, now: Time, budget: &mut usize) {
+    /// Collects expired parents of some shards, from the one with the number `turn` on, which is advanced. Skips shards that
+    /// another worker has locked: packets do not wait for them.
+    pub(crate) fn try_collect_parents(&self, now: Time, budget: &mut usize, turn: &mut usize) {
         if self.parents_len() == 0 {
             return;
         }
-        let Ok(mut parents) = self.parents.try_lock() else { return };
-        parents.collect(now, budget);
-        // Relaxed: a statistic. The mutex guards the parents.
-        self.parents_len.store(parents.len() as u64, Ordering::Relaxed);
+        for _ in 0..(*budget / BUDGET_PER_SHARD).clamp(1, SHARDS) {
+            if *budget == 0 {
+                return;
+            }
+            let shard = *turn % SHARDS;
+            *turn = shard + 1;
+            if let Ok(mut parents) = self.parents[shard].try_lock() {
+                self.change(&mut parents, |parents| parents.collect(now, budget));
+            }
+        }
     }
 
     /// Collects expired parents, including those that expired less than a tick ago.
@@ -143,29 +189,55 @@ impl Limits {
         self.with_parents(|parents| parents.collect_all(now, budget));
     }
 
+    /// Collects expired parents that may keep an install from getting its own.
+    pub(crate) fn collect_parents_for(&self, install: &Limited<'_>, refused: Refused, now: Time, mut budget: usize) {
+        if refused == Refused::ParentsFull {
+            return self.collect_parents(now, &mut budget);
+        }
+        let shard = self.id(install).shard(SHARDS);
+        self.change(&mut locked(&self.parents[shard]), |parents| parents.collect_all(now, &mut budget));
+    }
+
     /// Removes the parents of the rules that `removed` accepts.
-    pub(crate) fn remove_parents(&self, removed: impl FnMut(RuleId) -> bool) {
-        self.with_parents(|parents| parents.remove_where(removed));
+    pub(crate) fn remove_parents(&self, mut removed: impl FnMut(RuleId) -> bool) {
+        self.with_parents(|parents| parents.remove_where(&mut removed));
     }
 
     /// Marks the parents of the rules that `deleted` accepts as orphaned.
-    pub(crate) fn orphan_parents(&self, deleted: impl FnMut(RuleId) -> bool) {
-        self.with_parents(|parents| parents.orphan_where(deleted));
+    pub(crate) fn orphan_parents(&self, mut deleted: impl FnMut(RuleId) -> bool) {
+        self.with_parents(|parents| parents.orphan_where(&mut deleted));
     }
 
     /// The live parents from `slot` on.
     pub(crate) fn list_parents(&self, slot: u32, now: Time) -> Vec<(u32, Listed)> {
-        locked(&self.parents).list_from(slot, now).collect()
+        let (first, mut from) = (slot / PER_SHARD, slot % PER_SHARD);
+        let mut listed = Vec::new();
+        for (shard, parents) in (0..).zip(&self.parents).skip(first as usize) {
+            if let Some(parents) = &*locked(parents) {
+                let parents = parents.list_from(from, now);
+                listed.extend(parents.map(|(slot, parent)| (shard * PER_SHARD + slot, parent)));
+            }
+            from = 0;
+        }
+        listed
     }
 
-    fn with_parents<T>(&self, work: impl FnOnce(&mut Parents) -> T) -> T {
-        let mut parents = locked(&self.parents);
-        let done = work(&mut parents);
-        // Relaxed: as above.
-        self.parents_len.store(parents.len() as u64, Ordering::Relaxed);
-        done
+    /// Works on the parents of all shards, one after the other.
+    fn with_parents(&self, mut work: impl FnMut(&mut Parents)) {
+        self.parents.iter().for_each(|parents| self.change(&mut locked(parents), &mut work));
+    }
+
+    /// Works on the parents of a shard, and counts those that it removes.
+    fn change(&self, parents: &mut Option<Parents>, work: impl FnOnce(&mut Parents)) {
+        let Some(parents) = parents else { return };
+        let before = parents.len();
+        work(parents);
+        // Relaxed: as in count_parent().
+        self.parents_len.fetch_sub((before - parents.len()) as u64, Ordering::Relaxed);
     }
 }
+
+const _: () = assert!(SHARDS.is_power_of_two() && PER_SHARD as usize * SHARDS <= MAX_PARENTS as usize);
 
 #[cfg(all(test, not(loom)))]
 mod tests {
@@ -205,6 +277,37 @@ mod tests {
         for (src, result) in rows {
             assert_eq!(reserve(&flow(src)), result, "{src}");
         }
+    }
+
+    /// Parents of all shards are found, listed in order from any slot, and collected.
+    #[test]
+    fn the_shards_together_have_all_parents() {
+        let settings = Settings { dyn_parent_max: 1000, ..Settings::default() };
+        let limits = Limits::new(&Secret::new(1));
+        let reserve = |n: u32| {
+            let ends = Ends::V4(n.into(), [192, 0, 2, 1].into());
+            let flow = Flow { ends, proto: 17, src_port: 1, dst_port: 53, tenant: 0 };
+            let limit = Limit::new(LimitMask::SRC_ADDR, 1);
+            let install = Limited { flow: &flow, name: Name::DEFAULT, rule: RuleId(n % 2), limit };
+            limits.reserve_parent(&install, &settings, false, NOW)
+        };
+        let mut slots: Vec<u32> = (0..1000).map(|n| reserve(n).unwrap()).collect();
+        assert_eq!((reserve(1000), reserve(5)), (Err(Refused::ParentsFull), Err(Refused::OverLimit)));
+        slots.sort_unstable();
+        let listed = |from| limits.list_parents(from, NOW).into_iter().map(|(slot, _)| slot).collect::<Vec<_>>();
+        assert_eq!(listed(0), slots);
+        assert_eq!(listed(slots[499] + 1), slots[500..]);
+        assert!(listed(slots[999] + 1).is_empty() && listed(u32::MAX - 1).is_empty());
+        slots.iter().for_each(|&slot| limits.release_parent(slot, NOW));
+        limits.remove_parents(|rule| rule == RuleId(1));
+        assert_eq!((limits.parents_len(), listed(0).len()), (500, 500));
+        // Calls with a small budget take the shards in turn.
+        let late = NOW + std::time::Duration::from_secs(3600);
+        let mut turn = 0;
+        for _ in 0..20 * SHARDS {
+            limits.try_collect_parents(late, &mut 32, &mut turn);
+        }
+        assert_eq!(limits.parents_len(), 0);
     }
 
     #[test]

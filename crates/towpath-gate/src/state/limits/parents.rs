@@ -57,6 +57,20 @@ pub(crate) struct ParentId {
     rule: RuleId,
 }
 
+impl ParentId {
+    pub(crate) fn new(secret: &Secret, flow: &Flow, mask: LimitMask, name: Name, rule: RuleId) -> Self {
+        let flow = key::masked(flow, mask);
+        let key = ParentKey::of_parent(&flow, rule);
+        Self { flow, key, hash: secret.hash(&key.0), name, rule }
+    }
+
+    /// A number below `shards`, a power of two, by the parent's key.
+    pub(crate) fn shard(&self, shards: usize) -> usize {
+        // The hash table uses the lowest bits and the highest ones.
+        (self.hash >> 32) as usize & (shards - 1)
+    }
+}
+
 /// The parents of one rule.
 #[derive(Clone, Copy, Debug)]
 struct OfRule {
@@ -92,10 +106,9 @@ impl Parents {
         self.slots.len()
     }
 
-    pub(crate) fn id(&self, flow: &Flow, mask: LimitMask, name: Name, rule: RuleId) -> ParentId {
-        let flow = key::masked(flow, mask);
-        let key = ParentKey::of_parent(&flow, rule);
-        ParentId { flow, key, hash: self.secret.hash(&key.0), name, rule }
+    #[cfg(test)]
+    fn id(&self, flow: &Flow, mask: LimitMask, name: Name, rule: RuleId) -> ParentId {
+        ParentId::new(&self.secret, flow, mask, name, rule)
     }
 
     /// The parent's slot, and whether its time is over and only its states keep it.

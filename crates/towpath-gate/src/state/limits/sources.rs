@@ -21,6 +21,12 @@ impl Sources {
         Self { secret, counts: HashTable::new() }
     }
 
+    /// A number below `shards`, a power of two, by the source of `flow`.
+    pub(crate) fn shard(secret: &Secret, flow: &Flow, shards: usize) -> usize {
+        // As for parents.
+        (secret.hash(&key(flow)) >> 32) as usize & (shards - 1)
+    }
+
     /// Counts one more state for the source of `flow`. Returns false, and counts nothing, if it has `max` already.
     pub(crate) fn add(&mut self, flow: &Flow, max: u32) -> bool {
         let (key, secret) = (key(flow), &self.secret);

@@ -258,18 +258,21 @@ where
     fn prefetch<'s, const COUNTS: bool>(&mut self, states: &'s States, entries: &mut Entries<'s, N>) {
         let family = Key::<N>::family(&states.shared);
         let index = &*Key::<N>::local(states).index;
-        let mut in_second = 0_u32;
+        let (mut in_second, mut migrated) = (0_u32, 0_u32);
         for at in bits(self.present) {
             let packet = &mut self.packets[at];
             if let Some(slot) = index.hint(packet.probe) {
                 entries[at] = packet.set_hint::<COUNTS>(family, slot);
-            } else {
+                continue;
+            }
+            (packet.hint, entries[at]) = (NONE, None);
+            if index.may_be_elsewhere(packet.probe) {
                 index.prefetch_second(packet.probe);
-                (packet.hint, entries[at]) = (NONE, None);
                 in_second |= 1 << at;
+            } else {
+                migrated |= 1 << at;
             }
         }
-        let mut migrated = 0_u32;
         for at in bits(in_second) {
             let packet = &mut self.packets[at];
             match index.hint_second(packet.probe) {

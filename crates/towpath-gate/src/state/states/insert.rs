@@ -144,7 +144,7 @@ impl States {
         };
         // Expired states and parents may count that were not collected yet.
         self.reclaim_for_limit(now);
-        self.shared.limits.collect_parents(now, &mut (RECLAIM as usize));
+        self.shared.limits.collect_parents_for(install, first, now, RECLAIM as usize);
         match self.shared.limits.reserve_parent(install, &self.settings, true, now) {
             // With a lifetime of 0, the parent that was at its limit is collected by now, and there is no room for another.
             Err(Refused::ParentsFull) => Err(first),

@@ -82,6 +82,8 @@ pub struct States {
     shared_time: u64,
     inserts: u32,
     backoff: ReclaimBackoff,
+    /// The shard of the parents from which this worker collects next.
+    parents_turn: usize,
     settings: Settings,
     removed: Arc<RemovedRules>,
     v4: LocalFamily,
@@ -124,6 +126,7 @@ impl States {
             shared_time: shared.time.load(Ordering::Relaxed),
             inserts: 0,
             backoff: ReclaimBackoff::default(),
+            parents_turn: worker.id(),
             settings,
             removed: shared.rules.removed(),
             v4: LocalFamily::new(&shared.v4, worker.id()),

@@ -67,7 +67,7 @@ impl States {
             self.sweep::<6>(slots, now, &mut half.clone());
             self.prune_removed();
         }
-        self.shared.limits.try_collect_parents(now, &mut budget);
+        self.shared.limits.try_collect_parents(now, &mut budget, &mut self.parents_turn);
         let Shared { v4, v6, .. } = &*self.shared;
         if v4.migrate_behind(&self.v4.index) | v6.migrate_behind(&self.v6.index) {
             self.publish();

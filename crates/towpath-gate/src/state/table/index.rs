@@ -6,6 +6,9 @@
 //! both are full, a stash of a few lines after all others takes the entry. A flow has one entry. Its states under
 //! several names form a list that begins there, the newest first.
 //!
+//! The first line counts the entries of its flows that are elsewhere. While it counts none, a lookup that misses there is
+//! over: most lookups of flows without an entry read one line.
+//!
 //! Growth makes another index with another secret ([`Index::start_migration`]), and the lines migrate one by one.
 //! From then on, a writer migrates the lines of its flow first and works in the new index.
 //!
@@ -15,13 +18,17 @@
 //! 2. An entry keeps its position until it is removed. A migrated entry is in the new index before it is removed from
 //!    the old.
 //! 3. The state is written before its slot number, and the slot number before the tag.
+//!    The count of a first line is raised before the entry's tag is stored elsewhere, and lowered after it was removed. Only
+//!    a migration removes entries without lowering it: the count is then too high.
 //! 4. A reader checks the key in the slot that it finds. A slot is not used for another flow before every worker has
 //!    announced a quiescent state ([`crate::state::concurrent::epoch`]).
 //!
-//! Races. A reader looks at the flow's first line, its second line, the stash, and then at the next index if there is
+//! Races. A reader looks at the flow's first line, its count, its second line, the stash, and then at the next index if there is
 //! one: without lock, fence or second look. What it may miss:
 //! - An entry is added while it reads. If its load of the tag comes before the store, the lookup came before the
 //!   entry. If after, the slot number and the state are visible (3; acquire and release).
+//! - The count is zero when it reads it. Then no entry was elsewhere at that moment (3): the lookup took place then, unless
+//!   the flow had an entry in the first line, which the reader missed because it was added after its look there.
 //! - An entry is removed while it reads. If it reads the tag first, it finds a state whose slot is not reused yet
 //!   (4), as if the lookup had come a moment earlier. If not, it finds nothing.
 //! - An entry is removed and added again elsewhere while it reads, so that it sees neither. Between its first and its
@@ -51,7 +58,10 @@ pub(crate) const ENTRIES: usize = 10;
 const LOCKED: u64 = 1;
 /// In word 0: the line's entries are in the next index.
 const MIGRATED: u64 = 2;
-const CONTROL: u64 = LOCKED | MIGRATED;
+/// In word 0, the bits from this one up to the tags: the number of entries of the line's flows in other lines.
+const ELSEWHERE: u64 = 4;
+/// The part of word 0 before the tags.
+const CONTROL: u64 = 0xffff_ffff;
 
 /// The tags are the 16-bit fields 2 to 11 of the first three words. The slot numbers are the halves of the last five
 /// words.
@@ -218,14 +228,25 @@ impl Index {
         hint(self.lines.line(self.second(probe) as usize), probe.tag())
     }
 
+    /// Returns true if entries of flows with the same first line are in other lines. To be called after a look at the first line.
+    #[inline(always)]
+    pub(crate) fn may_be_elsewhere(&self, probe: Probe) -> bool {
+        is_elsewhere(self.lines.line(probe.first as usize))
+    }
+
     /// The slot of the flow's entry. `is` checks the key in a slot.
     #[inline]
     pub(crate) fn find(&self, probe: Probe, is: impl Fn(u32) -> bool) -> Option<u32> {
         let tag = probe.tag();
-        let found = find(self.lines.line(probe.first as usize), tag, &is)
-            .or_else(|| find(self.lines.line(self.second(probe) as usize), tag, &is));
-        if found.is_some() {
-            return found.map(|(_, slot)| slot);
+        let first = self.lines.line(probe.first as usize);
+        if let Some((_, slot)) = find(first, tag, &is) {
+            return Some(slot);
+        }
+        if !is_elsewhere(first) {
+            return None;
+        }
+        if let Some((_, slot)) = find(self.lines.line(self.second(probe) as usize), tag, &is) {
+            return Some(slot);
         }
         // Relaxed: the mark was stored before any entry of the stash that this thread must find.
         if self.stashed.load(Ordering::Relaxed) == 0 {
@@ -403,11 +424,27 @@ impl LockedFlow<'_> {
     /// Removes the entry.
     pub(crate) fn remove(&self, place: Position) {
         set_tag(self.index.lines.line(place.line), place.entry, 0);
+        if place.line != self.probe.first as usize {
+            self.count_elsewhere(|word| word - ELSEWHERE);
+        }
     }
 
-    fn add_to(&self, line: usize, slot: u32) -> bool {
-        let line = self.index.lines.line(line);
+    /// Changes the count of the first line.
+    fn count_elsewhere(&self, change: impl Fn(u64) -> u64) {
+        let word = self.index.lines.line(self.probe.first as usize).word(0);
+        // Relaxed: only the holder of the lock writes it.
+        let now = word.load(Ordering::Relaxed);
+        // Release: pairs with the acquire of is_elsewhere().
+        word.store(change(now), Ordering::Release);
+    }
+
+    fn add_to(&self, at: usize, slot: u32) -> bool {
+        let line = self.index.lines.line(at);
         let Some(entry) = (0..ENTRIES).find(|&entry| tag(line, entry) == 0) else { return false };
+        if at != self.probe.first as usize {
+            // There are fewer slots than the count has numbers.
+            self.count_elsewhere(|word| word + ELSEWHERE);
+        }
         set_slot(line, entry, slot);
         set_tag(line, entry, self.probe.tag());
         true
@@ -456,6 +493,14 @@ fn unlock(line: &Line, marks: u64) {
     let now = word.load(Ordering::Relaxed);
     // Release: pairs with the acquire of lock(), and of readers of the marks.
     word.store(now & !LOCKED | marks, Ordering::Release);
+}
+
+/// Returns true if the line counts entries in other lines.
+#[inline(always)]
+fn is_elsewhere(line: &Line) -> bool {
+    // Acquire: pairs with the release of unlock() and count_elsewhere(). A reader that sees a count lowered, or a line migrated,
+    // sees what came before it.
+    line.word(0).load(Ordering::Acquire) & CONTROL >= ELSEWHERE
 }
 
 /// The entry with this tag whose slot `is` accepts, and the slot.
@@ -543,7 +588,7 @@ fn used(line: &Line) -> u32 {
 }
 
 const _: () = assert!(FIRST_TAG + ENTRIES == TAG_WORDS * TAGS_IN_WORD && TAG_WORDS + ENTRIES / 2 == WORDS);
-const _: () = assert!(CONTROL < 1 << (FIRST_TAG * 16));
+const _: () = assert!(CONTROL == (1 << (FIRST_TAG * 16)) - 1 && LOCKED | MIGRATED < ELSEWHERE);
 
 #[cfg(all(test, not(loom)))]
 mod tests {
@@ -578,6 +623,46 @@ mod tests {
             drop(locked);
             assert_eq!(found(&index, slot), None);
         }
+    }
+
+    /// The count of each first line is that of the entries in other lines, so that no lookup stops too early.
+    #[test]
+    fn first_lines_count_the_entries_elsewhere() {
+        let index = index(3, 1);
+        let counts = || -> Vec<u64> {
+            (0..8).map(|line| (index.lines.line(line).word(0).load(Ordering::Relaxed) & CONTROL) / ELSEWHERE).collect()
+        };
+        let mut random = 1_u32;
+        let mut slots = std::collections::BTreeSet::new();
+        let mut most = 0;
+        for _ in 0..4000 {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let slot = random >> 24;
+            let mut locked = index.lock(index.probe(&key(slot))).unwrap();
+            match locked.find(|at| at == slot) {
+                Some((place, _)) => {
+                    locked.remove(place);
+                    slots.remove(&slot);
+                }
+                None if slots.len() < 80 => {
+                    assert!(locked.add(slot));
+                    slots.insert(slot);
+                }
+                None => {}
+            }
+            drop(locked);
+            let mut wanted = vec![0; 8];
+            for &slot in &slots {
+                let probe = index.probe(&key(slot));
+                let locked = index.lock(probe).unwrap();
+                let (place, _) = locked.find(|at| at == slot).unwrap();
+                wanted[probe.first as usize] += u64::from(place.line != probe.first as usize);
+            }
+            assert_eq!(counts(), wanted);
+            assert!((0..256).all(|slot| found(&index, slot).is_some() == slots.contains(&slot)));
+            most = most.max(wanted.iter().sum());
+        }
+        assert!(most > 10, "{most}");
     }
 
     #[test]
