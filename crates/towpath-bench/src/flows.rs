@@ -232,6 +232,21 @@ impl Load {
         }
     }
 
+    /// Looks up flows without states for `time`, in bursts. Returns packets per second.
+    pub(crate) fn misses(&mut self, time: Duration) -> Result<f64> {
+        let (start, mut packets) = (Instant::now(), 0_u64);
+        loop {
+            for _ in 0..BURSTS {
+                ensure!(self.burst(Work::Lookup, true) == 0, "a flow has a state");
+                packets += ASKED as u64;
+            }
+            let took = start.elapsed();
+            if took >= time {
+                return Ok(packets as f64 / took.as_secs_f64());
+            }
+        }
+    }
+
     /// Processes one burst. Returns the number of packets with a state.
     #[inline]
     pub(crate) fn burst(&mut self, work: Work, bursts: bool) -> u64 {

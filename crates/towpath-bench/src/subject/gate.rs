@@ -13,10 +13,14 @@ use crate::metric::{Better, Metric};
 use crate::peer::{conntrack, maps};
 use crate::pin::{self, Cpus};
 use crate::stat::median;
+use crate::subject::gate_changes;
 use crate::subject::rows::{self, Row};
 
 const FEW: u32 = 2000;
 const MANY: u32 = 5_000_000;
+
+/// Target for the rate of misses, relative to that of hits: 1.3 times the ratio (0.75) of an index that reads two lines per miss.
+const MISSES: f64 = 1.0;
 
 /// Parameters common to all measurements.
 #[derive(Debug, Clone, Copy)]
@@ -105,6 +109,26 @@ fn cases() -> Vec<Case> {
         }),
         Case::new("p99.9 of a burst while 1M grow to 8M", growth),
         Case::new("lookups at 1M beside 1M/s installs and ends", churn),
+        Case::new("misses over lookups at 5M, bursts", |name, s| {
+            let mut load = load(s, Family::V4, MANY)?;
+            let mut misses = load.worker(7, MANY, MANY).context("no room for another worker")?;
+            let ours = |s: Setting| misses.misses(s.time);
+            beside(name, s, MISSES, ours, |s| load.rate(Work::Lookup, true, s.time))
+        }),
+        Case::new("states with a limit, two threads over one", |name, s| {
+            let (both, one) = gate_changes::limit_states(s.cpus, s.time, s.reps)?;
+            Ok(Metric::new(name, both, one, "/s", Better::Higher, 1.7))
+        }),
+        Case::new("a table entry at 1M entries over 100", |name, s| {
+            let (many, late, rest) = gate_changes::table_entry(s.cpus, s.time, 1_000_000)?;
+            let (few, ..) = gate_changes::table_entry(s.cpus, s.time, 100)?;
+            eprintln!("{name}: 99.9% of a walker's bursts take {late:.0} ns beside the changes, {rest:.0} ns at rest");
+            Ok(Metric::new(name, many, few, "ns", Better::Lower, 3.0))
+        }),
+        Case::new("p99.9 of a burst while entries change, 1M entries", |name, s| {
+            let (_, late, rest) = gate_changes::table_entry(s.cpus, s.time, 1_000_000)?;
+            Ok(Metric::new(name, late, rest, "ns", Better::Lower, 10.0))
+        }),
         Case::new("lookups of crafted flows over others, 1M flows", |name, s| {
             let (mut crafted, mut others) =
                 (load(s, Family::Crafted, 1_000_000)?, load(s, Family::V4, 1_000_000)?);

@@ -2,6 +2,7 @@
 
 pub(crate) mod framing;
 pub(crate) mod gate;
+mod gate_changes;
 pub(crate) mod instructions;
 pub(crate) mod live;
 pub(crate) mod mux;
