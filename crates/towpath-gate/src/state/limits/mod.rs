@@ -190,7 +190,13 @@ impl Limits {
     }
 
     /// Collects expired parents that may keep an install from getting its own.
-    pub(crate) fn collect_parents_for(&self, install: &Limited<'_>, refused: Refused, now: Time, mut budget: usize) {
+    pub(crate) fn collect_parents_for(
+        &self,
+        install: &Limited<'_>,
+        refused: Refused,
+        now: Time,
+        mut budget: usize,
+    ) {
         if refused == Refused::ParentsFull {
             return self.collect_parents(now, &mut budget);
         }
@@ -294,7 +300,8 @@ mod tests {
         let mut slots: Vec<u32> = (0..1000).map(|n| reserve(n).unwrap()).collect();
         assert_eq!((reserve(1000), reserve(5)), (Err(Refused::ParentsFull), Err(Refused::OverLimit)));
         slots.sort_unstable();
-        let listed = |from| limits.list_parents(from, NOW).into_iter().map(|(slot, _)| slot).collect::<Vec<_>>();
+        let listed =
+            |from| limits.list_parents(from, NOW).into_iter().map(|(slot, _)| slot).collect::<Vec<_>>();
         assert_eq!(listed(0), slots);
         assert_eq!(listed(slots[499] + 1), slots[500..]);
         assert!(listed(slots[999] + 1).is_empty() && listed(u32::MAX - 1).is_empty());

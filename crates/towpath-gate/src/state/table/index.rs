@@ -630,7 +630,9 @@ mod tests {
     fn first_lines_count_the_entries_elsewhere() {
         let index = index(3, 1);
         let counts = || -> Vec<u64> {
-            (0..8).map(|line| (index.lines.line(line).word(0).load(Ordering::Relaxed) & CONTROL) / ELSEWHERE).collect()
+            (0..8)
+                .map(|line| (index.lines.line(line).word(0).load(Ordering::Relaxed) & CONTROL) / ELSEWHERE)
+                .collect()
         };
         let mut random = 1_u32;
         let mut slots = std::collections::BTreeSet::new();
