@@ -132,7 +132,8 @@ impl Config {
     pub fn check(path: &Path) -> Result<(Self, Rules), Wrong> {
         let (config, mut rules, denied) = Self::read_all(path)?;
         rules.warnings.splice(..0, denied);
-        rules.warnings.extend(config.without_keepalives(&rules.ruleset));
+        let file = config.rules.display().to_string();
+        rules.warnings.extend(config.without_keepalives(&file, &rules.ruleset));
         Ok((config, rules))
     }
 

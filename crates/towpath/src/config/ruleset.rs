@@ -52,7 +52,8 @@ impl Config {
     }
 
     /// Returns a warning if TCP connections have states, `dyn_keepalive` is on, and no keepalive is ever sent because there is no route.
-    pub fn without_keepalives(&self, ruleset: &Ruleset) -> Option<Diagnostic> {
+    /// `file` is the name of the rule file.
+    pub fn without_keepalives(&self, file: &str, ruleset: &Ruleset) -> Option<Diagnostic> {
         let on = self
             .settings
             .iter()
@@ -81,7 +82,6 @@ impl Config {
         let hint = Some(
             "set dyn_ack_lifetime for the longest pause, and dyn_keepalive = 0 in [settings]".to_owned(),
         );
-        let file = self.rules.display().to_string();
         Some(Diagnostic { file: file.into(), line, column, end: column, message, hint })
     }
 

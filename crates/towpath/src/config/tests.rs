@@ -345,7 +345,7 @@ fn keepalives_without_a_route_are_a_warning_of_check() {
     for (rules, more, warned) in rows {
         let config = Config::parse("t", &bridge(more)).unwrap();
         let ruleset = towpath_gate::rules::Ruleset::parse("r", rules).ruleset.unwrap();
-        let warning = config.without_keepalives(&ruleset).map(|warning| warning.to_string());
+        let warning = config.without_keepalives("r", &ruleset).map(|warning| warning.to_string());
         assert_eq!(warning.is_some(), warned, "{rules} {more}: {warning:?}");
         assert!(warning.is_none_or(|warning| warning.contains("dyn_keepalive has no effect")));
     }

@@ -28,7 +28,9 @@ impl LogLines {
             return Err(Failure::Usage(message.to_owned()));
         }
         // The files of --out and --replies exist by now.
+        let states = args.states_in.iter().chain(&args.states_out);
         let others = args.captures.iter().chain(&args.out).chain(&args.replies).chain(&args.rules);
+        let others = others.chain(&args.wiring.config).chain(states);
         let there = file(path, &std::io::stdin());
         if let Some(other) = others
             .filter(|other| other.as_os_str() != "-")

@@ -244,6 +244,30 @@ fn a_configuration_decides_as_in_an_engine() {
     assert_eq!(output.status.code(), Some(6), "{}", text(&output.stderr));
 }
 
+/// A bridge has no route by which keepalives could leave.
+#[test]
+fn check_says_that_keepalives_have_no_effect_on_a_bridge() {
+    let bench = Bench::new("add allow tcp from any to any keep-state\n");
+    let p = |name: &str| bench.path(name).to_str().unwrap().to_owned();
+    let ports =
+        "rules = \"rules.ipfw\"\n[port.wan]\ndriver = \"af_packet\"\n[port.lan]\ndriver = \"af_packet\"\n";
+    let bridge = "[[bridge]]\nports = [\"wan\", \"lan\"]\n";
+    let rows = [
+        (bridge.to_owned(), true),
+        (format!("{bridge}[settings]\ndyn_keepalive = 0\n"), false),
+        ("[[route]]\nto = \"10.0.0.0/24\"\nport = \"lan\"\n".to_owned(), false),
+    ];
+    for (wiring, warned) in rows {
+        fs::write(bench.path("t.toml"), format!("{ports}{wiring}")).unwrap();
+        for args in [&["check", "--config", &p("t.toml")][..], &["run", "--check", &p("t.toml")]] {
+            let output = towpath(args);
+            let said = text(&output.stderr);
+            assert!(output.status.success(), "{args:?} {said}");
+            assert_eq!(said.contains("dyn_keepalive has no effect"), warned, "{args:?} {wiring}: {said}");
+        }
+    }
+}
+
 /// A segment outside the window of a strict state does not match it: the packet really ends at a later rule.
 #[test]
 fn explain_prints_the_end_of_the_real_walk() {
