@@ -14,7 +14,7 @@ impl Ruleset {
         let strict = enabled()
             .find(|rule| rule.state.as_ref().is_some_and(|state| state.tracking == Tracking::Strict))?;
         if enabled()
-            .take_while(|rule| rule.number <= strict.number)
+            .take_while(|rule| !std::ptr::eq(*rule, strict))
             .any(|rule| matches!(rule.action, Action::Reass))
         {
             return None;
@@ -38,6 +38,7 @@ mod tests {
             (format!("{reass}{strict}"), None),
             (format!("add 5 check-state\n{strict}{strict}"), Some("t:2:")),
             (format!("{strict}{}", reass.replace("10", "30")), Some("t:1:")),
+            (format!("{strict}{}", reass.replace("10", "20")), Some("t:1:")),
             (format!("{}{strict}set disable 3\n", reass.replace("add 10", "add 10 set 3")), Some("t:2:")),
             (strict.replace(" strict", ""), None),
             (strict.replace("strict", "loose"), None),
