@@ -81,10 +81,11 @@ impl CurrentGeneration {
                 }
             };
             match &place.generation {
-                Some(generation) if place.version >= version => return (place.version, generation.clone()),
+                Some(generation) if place.version == version => return (version, generation.clone()),
                 // Before the first version.
                 None if version == 0 => return (0, Generation::default()),
-                // The gate has discarded an old version here, after it had published a newer one.
+                // The number is old: the gate has discarded the version here, or has written version + 2, which is not
+                // published yet. A walker that took that one would go back to version + 1.
                 _ => {}
             }
         }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::address::Address;
 use super::diagnostic::{Diagnostic, Fault};
-use super::option::{FieldTest, Term, Test};
+use super::option::{FieldTest, LookupKey, Term, Test};
 use super::ports::Ranges;
 use super::protocol::Protocol;
 use super::rule::{Action, DEFAULT_RULE, Rule, Target};
@@ -179,15 +179,29 @@ fn covers(wide: &Rule, narrow: &Rule) -> bool {
     }
     wide.body.blocks().filter(|block| !always(block)).all(|block| {
         !no_body
-            && narrow.body.blocks().any(|other| other.iter().all(|n| block.iter().any(|w| implies(n, w))))
+            && narrow.body.blocks().any(|other| {
+                other.iter().all(|n| block.iter().any(|w| implies(n, w) && is_constant(&n.test)))
+            })
     })
+}
+
+/// Returns true if the result of the test is the same for all rules: a rule in between may change the packet's tags, mark and code
+/// point, and `rulenum` is the number of the rule itself.
+fn is_constant(test: &Test) -> bool {
+    match test {
+        Test::Tagged(_) | Test::Mark { .. } => false,
+        Test::Field(test) => {
+            !matches!(test, FieldTest::Dscp(_) | FieldTest::IpPrecedence(_) | FieldTest::IpTos(_))
+        }
+        Test::Lookup { key, .. } => !matches!(key, LookupKey::Dscp | LookupKey::Mark | LookupKey::RuleNum),
+        _ => true,
+    }
 }
 
 /// Returns true if every packet that matches `narrow` matches `wide`.
 pub(super) fn implies(narrow: &Term, wide: &Term) -> bool {
     if narrow == wide {
-        // A rule in between may change the packet's tags and mark.
-        return !matches!(narrow.test, Test::Tagged(_) | Test::Mark { .. });
+        return true;
     }
     if narrow.not || wide.not {
         return false;
@@ -320,6 +334,11 @@ mod tests {
             ("prob 0.5 deny ip from any to any", "allow ip from any to any", false),
             ("count ip from any to any", "allow ip from any to any", false),
             ("set 3 deny ip from any to any", "allow ip from any to any", true),
+            ("deny ip from any to any iplen 40", "allow ip from any to any iplen 40", true),
+            // A rule in between may change the code point; each rule has another number.
+            ("deny ip from any to any dscp cs1", "allow ip from any to any dscp cs1", false),
+            ("deny ip from any to any ipprecedence 1", "allow ip from any to any ipprecedence 1", false),
+            ("deny ip from any to any lookup rulenum t", "allow ip from any to any lookup rulenum t", false),
         ];
         for (wide, narrow, expected) in rows {
             let found = !shadowed(&format!("add 10 {wide}\nadd 20 {narrow}")).is_empty();
