@@ -255,7 +255,7 @@ fn check_says_that_keepalives_have_no_effect_on_a_bridge() {
     let rows = [
         (bridge.to_owned(), true),
         (format!("{bridge}[settings]\ndyn_keepalive = 0\n"), false),
-        ("[[route]]\nto = \"10.0.0.0/24\"\nport = \"lan\"\n".to_owned(), false),
+        ("[[route]]\nto = \"10.0.0.0/24\"\nport = \"lan\"\nmac = \"02:00:00:00:00:01\"\n".to_owned(), false),
     ];
     for (wiring, warned) in rows {
         fs::write(bench.path("t.toml"), format!("{ports}{wiring}")).unwrap();
