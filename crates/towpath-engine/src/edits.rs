@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use towpath_gate::Edits;
 use towpath_port::Checksum;
-use towpath_wire::{self as wire, Packet, edit};
+use towpath_wire::{self as wire, Addresses, Packet, edit};
 
 use crate::meta::Meta;
 
@@ -61,6 +61,22 @@ pub(crate) fn replaced_len(meta: &Meta, had: usize, bytes: &[u8]) -> u32 {
     let missing = meta.wire_len.saturating_sub(had as u32);
     let whole = missing == 0 || meta.port.queued.is_some();
     if whole || wire::parse(meta.link, bytes, len).is_ok() { len } else { len.saturating_add(missing) }
+}
+
+/// The length of the fragments in which a replacement of `bytes` leaves, as [`Meta::fragment_len`]. A replacement of a reassembled datagram
+/// leaves in fragments only if it is an IPv4 packet, and not in PPPoE or MPLS: the offsets of other frames are not those of an IPv4
+/// header.
+pub(crate) fn replaced_fragment_len(meta: &Meta, bytes: &[u8]) -> u16 {
+    if meta.fragment_len == 0 {
+        return 0;
+    }
+    let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    match wire::parse(meta.link, bytes, len) {
+        Ok(packet) if matches!(packet.addresses, Addresses::V4(..)) && !packet.is_encapsulated() => {
+            meta.fragment_len
+        }
+        _ => 0,
+    }
 }
 
 #[cfg(test)]

@@ -229,7 +229,7 @@ impl<C: Channel, Q: QueryServer> PortIo<C, Q> {
     fn fragment_again(&mut self, port: PortId, frame: &[u8], meta: &Meta) -> Result<(), DropReason> {
         let Self { tx_queues, fragment, .. } = self;
         let tx = &mut tx_queues[usize::from(port.0)];
-        let network = usize::from(meta.network);
+        let (network, mtu) = (usize::from(meta.network), tx.config.mtu);
         // An inspector may have replaced the datagram by any packet.
         let is_ip4 = frame.len() >= network + IP4 && frame[network] >> 4 == 4;
         let mut result = Ok(());
@@ -240,7 +240,11 @@ impl<C: Channel, Q: QueryServer> PortIo<C, Q> {
                 let meta = Meta { wire_len: piece.len() as u32, packets, ..*meta };
                 result = result.and(tx.push(piece, &meta));
             });
-        if fragmented { result } else { tx.push(frame, meta) }
+        match fragmented {
+            true => result,
+            false if frame.len().saturating_sub(network) > mtu => Err(DropReason::TooLong),
+            false => tx.push(frame, meta),
+        }
     }
 
     /// Queues a routed packet with its new link header, in fragments if necessary.
@@ -543,12 +547,20 @@ mod tests {
                     .all(|frame| frame[18..20] == [0, 9] && frame[20] & 0x40 == u8::from(dont_fragment) << 6)
             );
         }
-        // A replacement that is not an IPv4 packet leaves unchanged.
-        let mut io =
-            PortIo::<Infallible, _>::new(Instant::now(), vec![tx_queue(None), tx_queue(None)], (), None);
-        let (_, meta) = reassembled(9, 1500);
-        let Ok(()) = io.send(&[0; 20], &meta);
-        assert_eq!(io.tx_queues[1].copied().map(<[u8]>::len).collect::<Vec<_>>(), [20]);
+        // A frame that has no IPv4 header there leaves unchanged, or not at all.
+        for (first, len, expected) in
+            [(0, 20, true), (0x4f, 34, true), (0x40, 34, true), (0x40, 1514, true), (0x40, 1515, false)]
+        {
+            let mut io =
+                PortIo::<Infallible, _>::new(Instant::now(), vec![tx_queue(None), tx_queue(None)], (), None);
+            io.tx_queue_mut(1).set_mtu(1500);
+            let (_, meta) = reassembled(9, 1500);
+            let Ok(()) = io.send(&vec![first; len], &meta);
+            let left: Vec<_> = io.tx_queues[1].copied().map(<[u8]>::len).collect();
+            assert_eq!(left, if expected { vec![len] } else { vec![] }, "{first:#x} {len}");
+            let dropped = io.take_drops().map_or(0, |drops| drops[DropReason::TooLong]);
+            assert_eq!(dropped, if expected { 0 } else { 3 }, "{first:#x} {len}");
+        }
     }
 
     /// Each packet that does not leave is dropped for one reason, and no packet is dropped twice.

@@ -50,7 +50,8 @@ pub(crate) fn admit_replacement<E: PacketIo>(
     bytes: &[u8],
 ) -> Result<(), DropReason> {
     let Some((held, ctx)) = reorder.waiting_mut(id) else { return Ok(()) };
-    if bytes.len() > io.max_frame(ctx.egress_port(), bytes, &held.meta) {
+    let meta = Meta { fragment_len: edits::replaced_fragment_len(&held.meta, bytes), ..held.meta };
+    if bytes.len() > io.max_frame(ctx.egress_port(), bytes, &meta) {
         return Err(DropReason::TooLong);
     }
     if reorder.admit_replacement(id, bytes.len()) { Ok(()) } else { Err(DropReason::ReplaceLimit) }

@@ -526,6 +526,7 @@ impl<E: PacketIo> Engine<E> {
         scratch.clear();
         scratch.extend_from_slice(replacement);
         meta.wire_len = edits::replaced_len(meta, had, scratch);
+        meta.fragment_len = edits::replaced_fragment_len(meta, scratch);
         checksum::fill(meta.link, scratch, meta.wire_len);
         meta.changed = true;
         meta.port.offload.checksum = Checksum::Unverified;

@@ -1,6 +1,7 @@
 //! Tests of a live engine with a simulated inspector. The inspector sees published frames only after `kick`.
 
 mod isolation;
+mod replaced;
 
 use std::cell::RefCell;
 use std::convert::Infallible;

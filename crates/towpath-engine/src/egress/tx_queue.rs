@@ -163,7 +163,7 @@ impl TxQueue {
 
     /// The frames that are queued as copies.
     #[cfg(test)]
-    pub(super) fn copied(&self) -> impl Iterator<Item = &[u8]> {
+    pub(crate) fn copied(&self) -> impl Iterator<Item = &[u8]> {
         (0..self.copies.len()).map(|at| self.copies.frame(at).bytes)
     }
 

@@ -153,8 +153,9 @@ fn needs_fragmentation(frame: &[u8], network: usize, meta: &Meta, mtu: usize) ->
 /// fragment, after the packet's link header, and whether it is the last. `piece` is the memory of the fragments. The packet's
 /// checksums are complete.
 ///
-/// Returns false, without a call, if the MTU has no room for 8 bytes, if the header has no length, or if the end of the packet is
-/// beyond the largest fragment offset: such offsets would wrap, and the fragments would be another packet.
+/// Returns false, without a call, if the frame does not contain the whole header, if the MTU has no room for 8 bytes, if the header has no
+/// length, or if the end of the packet is beyond the largest fragment offset: such offsets would wrap, and the fragments would be
+/// another packet.
 pub(crate) fn fragment(
     frame: &[u8],
     network: usize,
@@ -162,8 +163,13 @@ pub(crate) fn fragment(
     piece: &mut Vec<u8>,
     mut each: impl FnMut(&mut [u8], bool),
 ) -> bool {
+    let header_len = frame.get(network).map_or(0, |first| usize::from(first & 15) * 4);
+    let data = network + header_len;
+    // An inspector may have replaced the packet: no earlier parse vouches for these bytes.
+    if header_len < IP4 || data > frame.len() {
+        return false;
+    }
     let half = |at: usize| u16::from_be_bytes([frame[network + at], frame[network + at + 1]]);
-    let data = network + usize::from(frame[network] & 15) * 4;
     // An Ethernet frame may be padded.
     let end = frame.len().min(network + usize::from(half(2)));
     let (first, later) = (&frame[network..data], later_header(&frame[network..data]));
@@ -198,8 +204,8 @@ pub(crate) fn fragment(
 
 /// The header of the fragments after the first: of its options those with the copied flag.
 fn later_header(first: &[u8]) -> Vec<u8> {
-    let mut header = first[..20].to_vec();
-    let mut options = &first[20..];
+    let mut header = first[..IP4].to_vec();
+    let mut options = &first[IP4..];
     // RFC 791 section 3.1: end of options, no operation, and options with a length. The highest bit is the copied flag.
     while let [kind, rest @ ..] = options
         && *kind != 0
@@ -219,6 +225,9 @@ fn later_header(first: &[u8]) -> Vec<u8> {
 const DONT_FRAGMENT: u8 = 0x40;
 const MORE_FRAGMENTS: u16 = 0x2000;
 const OFFSET: u16 = 0x1fff;
+
+/// Bytes of an IPv4 header without options (RFC 791 section 3.1).
+const IP4: usize = 20;
 
 /// Bytes of an Ethernet header.
 const ETHERNET: usize = 14;
@@ -450,6 +459,22 @@ mod tests {
         let mut unsaid = long(&[], 0, 100);
         unsaid[2..4].fill(0);
         assert!(fragments(&unsaid, 0, 68).is_empty(), "the header has no length");
+    }
+
+    #[test]
+    fn bytes_that_are_no_header_are_not_fragmented() {
+        for network in [0, 14] {
+            for first in [0x40, 0x41, 0x44, 0x46, 0x4f] {
+                for len in 0..=20 {
+                    let frame = [vec![7; network], vec![first; len]].concat();
+                    assert!(fragments(&frame, network, 1500).is_empty(), "{first:#x} {len}");
+                }
+            }
+            for first in [0x40, 0x44] {
+                let frame = [vec![7; network], vec![first; 3000]].concat();
+                assert!(fragments(&frame, network, 1500).is_empty(), "{first:#x}");
+            }
+        }
     }
 
     #[test]

@@ -1,0 +1,128 @@
+//! Replacements of packets by frames of another kind: no engine thread may trust what a parse of the replaced packet found.
+
+use std::time::Instant;
+
+use towpath_gate::{PortId, Routes};
+
+use super::*;
+use crate::egress::{PortIo, RouterPort, TxConfig, TxQueue};
+use crate::reorder::Limits;
+
+const MTU: usize = 1500;
+
+type Live = Engine<PortIo<Inspector, ()>>;
+
+/// An engine with two ports. The inspector serves queue 1.
+fn engine(rules: &str, mode: impl Fn(PortId) -> ForwardMode, router: bool) -> (Gate, Live, Inspector) {
+    let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();
+    let mut ports = Ports::new();
+    let (a, b) = (ports.add("a", Vec::new()), ports.add("b", Vec::new()));
+    let mut gate = Gate::new(ruleset, ports, state::Settings::default(), 1);
+    let mut routes = Routes::new();
+    let gateway = towpath_gate::Gateway::Mac([2; 6]);
+    routes.add([10, 0, 0, 0].into(), 8, towpath_gate::Route { port: b, connected: true, gateway });
+    gate.set_routes(routes);
+    let mut topology = Topology::none();
+    topology.add(a, mode(b));
+    let tx_queue = || {
+        TxQueue::new(TxConfig {
+            sends: true,
+            router: router.then_some(RouterPort { mac: None }),
+            mtu: MTU,
+            addresses: Vec::new(),
+            reorder: Limits::default(),
+        })
+    };
+    let io = PortIo::new(Instant::now(), vec![tx_queue(), tx_queue()], (), None);
+    let queues = vec![Queue::new(1, Policy::default())];
+    let mut engine = Engine::live(io, gate.walker().unwrap(), topology, queues, Policy::default());
+    let inspector = Inspector::default();
+    engine.join(1, 1, inspector.clone()).unwrap();
+    (gate, engine, inspector)
+}
+
+/// The lengths of the frames that leave, and the packets whose replacement is refused, after these replacements in turn.
+fn replace(
+    (_gate, mut engine, inspector): (Gate, Live, Inspector),
+    frames: &[&[u8]],
+    replacements: &[&'static [u8]],
+) -> (Vec<usize>, u64) {
+    let meta = |frame: &[u8]| Meta::new(LinkType::ETHERNET, frame.len());
+    let Ok(()) = engine.process_burst(frames.iter().map(|frame| (*frame, meta(frame))));
+    for bytes in replacements {
+        assert_eq!(inspector.decide_with(Verdict::Replace(bytes).into()), 1);
+        let Ok(()) = engine.idle();
+    }
+    assert!(engine.reorder.is_empty());
+    let dropped = engine.totals().drops[DropReason::InvalidVerdict];
+    (engine.io.tx_queues()[1].copied().map(<[u8]>::len).collect(), dropped)
+}
+
+/// An Ethernet frame of `len` bytes with this EtherType, and a payload of the byte `fill`.
+fn other(ethertype: u16, fill: u8, len: usize) -> Vec<u8> {
+    let mut frame = vec![fill; len];
+    frame[..12].fill(2);
+    frame[12..14].copy_from_slice(&ethertype.to_be_bytes());
+    frame
+}
+
+fn leak(frame: Vec<u8>) -> &'static [u8] {
+    frame.leak()
+}
+
+#[test]
+fn a_reassembled_datagram_may_be_replaced_by_any_frame() {
+    let datagram = packet("udp 10.0.0.1:4000 > 10.0.0.2:53 len 24 id 7");
+    let [first, last] = fragments(&datagram);
+    let long = packet("udp 10.0.0.1:4000 > 10.0.0.2:53 len 1473 id 7");
+    let length = (datagram.len() - 14 + 2) as u8;
+    let in_pppoe =
+        [&datagram[..12], &[0x88, 0x64, 0x11, 0, 0, 1, 0, length, 0, 0x21], &datagram[14..]].concat();
+    // IEEE 802 local experimental EtherType: not IP.
+    let local = |fill, len| leak(other(0x88b5, fill, len));
+    #[rustfmt::skip]
+    let rows: [(&[&'static [u8]], &[usize], u64); 9] = [
+        // replacements                              frames that leave   refused
+        (&[leak(datagram.clone())],                  &[50, 50],          0),
+        (&[local(0x4f, 34)],                         &[34],              0),
+        (&[local(0x40, 34)],                         &[34],              0),
+        (&[local(0x44, 34)],                         &[34],              0),
+        (&[local(0x45, 1514)],                       &[1514],            0),
+        (&[local(0x45, 1515)],                       &[],                2),
+        (&[leak(in_pppoe.clone())],                  &[in_pppoe.len()],  0),
+        // The first replacement is no datagram that came in fragments.
+        (&[local(0x4f, 34), leak(datagram.clone())], &[datagram.len()],  0),
+        (&[local(0x4f, 34), leak(long)],             &[],                2),
+    ];
+    for (replacements, expected, refused) in rows {
+        let rules = match replacements.len() {
+            1 => "add reass ip from any to any\nadd inspect 1 all from any to any\n",
+            _ => {
+                "add reass ip from any to any\nadd divert 1 all from any to any\nadd inspect 1 all from any to any\n"
+            }
+        };
+        let world = engine(rules, |xmit| ForwardMode::Bridge { xmit, walk_out: false }, false);
+        assert_eq!(
+            replace(world, &[&first, &last], replacements),
+            (expected.to_vec(), refused),
+            "{expected:?}"
+        );
+    }
+}
+
+#[test]
+fn a_routed_packet_may_be_replaced_by_any_frame() {
+    let frame = packet("udp 10.0.0.1:4000 > 10.0.0.2:53");
+    // The packet has its route when the inspector replaces it.
+    let rules = "add inspect 1 all from any to any out\nadd allow ip from any to any\n";
+    for fill in [0, 0x40, 0x41, 0x44, 0x4f, 0x60, 0x6f] {
+        for len in [15, 34, 1514, 3000] {
+            let world = engine(rules, |_| ForwardMode::Router, true);
+            let mut other = other(0x88b5, fill, len);
+            // No Don't Fragment, where an IPv4 header would have it.
+            other.iter_mut().skip(20).take(2).for_each(|byte| *byte = 0);
+            let (left, _) = replace(world, &[&frame], &[leak(other)]);
+            assert!(left.iter().all(|left| *left <= MTU + 14), "{fill:#x} {len}");
+        }
+    }
+}
