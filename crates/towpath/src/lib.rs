@@ -9,6 +9,7 @@ pub mod control;
 pub mod daemon;
 pub mod eventfd;
 pub mod exit;
+pub mod explained;
 pub mod framing;
 pub mod inspector;
 pub mod logging;

@@ -12,8 +12,8 @@ use super::walk::{Dir, LookupCache, Walk};
 use crate::rules::option::{FieldTest, Term, Test};
 use crate::rules::table::Value;
 use crate::rules::{block_text, protocol};
-use crate::state::{Flow, Kind, Listed, Lookup};
-use towpath_wire::{Addresses, Fragment, Packet, Time, proto};
+use crate::state::{Direction, Listed, Lookup, Refused, Segment};
+use towpath_wire::{Addresses, Fragment, Packet, Time};
 
 /// The walk of one packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +67,19 @@ pub enum RuleOutcome {
         /// Result of that rule's action.
         lead: ActionOutcome,
     },
+    /// The packet does not fit the strict state of its flow, which therefore does not match, and neither do the tests of
+    /// the rule.
+    Unfit {
+        /// The state, in the format of `ipfw -d list`.
+        state: String,
+        /// Number of the rule that created the state.
+        parent: u32,
+    },
+    /// All tests matched, but the packet does not fit the strict state of its flow: it is dropped.
+    Invalid {
+        /// Flow name, with the colon, of the state.
+        name: String,
+    },
     /// All tests matched and the action ran.
     Matched {
         /// Flow name, with the colon, of the state that would be created.
@@ -100,9 +113,8 @@ const MAX_STEPS: usize = 100_000;
 impl Gate {
     /// Explains the walk that the packet would take now.
     ///
-    /// States are looked up without changing them. Three conditions are not detected; only [`Gate::walk`] detects
-    /// them: a state that cannot be created (a limit, a full table), a segment outside the window of a strict
-    /// state, and which of several states with different names is the newest.
+    /// States are looked up without changing them. One condition is not detected; only [`Gate::walk`] detects it: a state that
+    /// cannot be created (a limit, a full table).
     pub fn explain(&self, walk: &Walk, packet: &Packet<'_>, now: Time) -> Explanation {
         let mut walk = *walk;
         walk.enter_zone(self.ports());
@@ -143,20 +155,24 @@ impl Gate {
         if !compiled.enabled {
             return (RuleOutcome::Disabled, on);
         }
+        let mut unfit = None;
         if let Some(lookup) = compiled.lookup.filter(|lookup| walk.cache.needs(*lookup)) {
             walk.cache = match lookup {
                 Lookup::Any => LookupCache::Any,
                 Lookup::Named(name) => LookupCache::Named(name),
             };
-            if let Some(FoundState { state, position, forward, related }) =
+            if let Some(FoundState { state, position, forward, related, fits }) =
                 self.peek(lookup, walk, packet, now)
             {
-                walk.answers = (!forward).then_some(state.rule);
                 let parent = self.generation().program.rules[position].number;
-                let (lead, next) = self.explain_action(position, walk, packet, None);
                 let name = self.flow_name(state.name);
-                let state = state.line(parent, |_| name).to_string();
-                return (RuleOutcome::State { state, related, parent, lead }, next);
+                let line = state.line(parent, |_| name).to_string();
+                if fits {
+                    walk.answers = (!forward).then_some(state.rule);
+                    let (lead, next) = self.explain_action(position, walk, packet, None);
+                    return (RuleOutcome::State { state: line, related, parent, lead }, next);
+                }
+                unfit = Some(RuleOutcome::Unfit { state: line, parent });
             }
         }
         if matches!(compiled.action, CompiledAction::CheckState) {
@@ -164,7 +180,7 @@ impl Gate {
                 Some(Lookup::Named(name)) => format!(":{}", self.flow_name(name)),
                 _ => ":any".to_owned(),
             };
-            return (RuleOutcome::NoState { name }, on);
+            return (unfit.unwrap_or(RuleOutcome::NoState { name }), on);
         }
         let mut tablearg = None;
         if let Some(failed) = self.failing_block(at, walk, packet, &mut tablearg) {
@@ -173,15 +189,24 @@ impl Gate {
             } else {
                 on
             };
-            return (
-                RuleOutcome::Failed { test: block_text(failed), packet: seen(failed, packet, walk) },
-                next,
-            );
+            let failed =
+                || RuleOutcome::Failed { test: block_text(failed), packet: seen(failed, packet, walk) };
+            return (unfit.unwrap_or_else(failed), next);
         }
         let makes_state =
             compiled.install.as_ref().map(|installs| format!(":{}", self.flow_name(installs.name)));
         if makes_state.is_some() && packet.addresses == Addresses::None {
             return (RuleOutcome::CannotMakeState, Next::Stop(Step::Drop(DropReason::NotIp)));
+        }
+        if let (Some(installs), Some(flow)) = (&compiled.install, flow_of(packet, walk))
+            && let Some((_, _, false)) =
+                self.states().peek_packet(&flow, Lookup::Named(installs.name), &packet.segment(), now)
+        {
+            let name = format!(":{}", self.flow_name(installs.name));
+            return (
+                RuleOutcome::Invalid { name },
+                Next::Stop(Step::Drop(DropReason::NoState(Refused::Invalid))),
+            );
         }
         match makes_state {
             Some(makes_state) if compiled.defer => (RuleOutcome::Deferred { makes_state }, on),
@@ -235,33 +260,23 @@ impl Gate {
         failing
     }
 
-    /// Looks up a state without changing it. Scans the list of states, which is slow.
+    /// Looks up a state without changing it.
     fn peek(&self, lookup: Lookup, walk: &Walk, packet: &Packet<'_>, now: Time) -> Option<FoundState> {
         let flow = flow_of(packet, walk)?;
-        if let Some((state, forward, position)) = self.peek_flow(lookup, flow, now) {
-            return Some(FoundState { state, position, forward, related: false });
+        if let Some((state, direction, fits)) =
+            self.states().peek_packet(&flow, lookup, &packet.segment(), now)
+        {
+            let position = self.generation().program.position_of(state.rule)?;
+            let forward = direction == Direction::Forward;
+            return Some(FoundState { state, position, forward, related: false, fits });
         }
         let quoted = self.generation().quoted_flow(packet, walk)?;
+        let (state, against, _) =
+            self.states().peek_packet(&quoted.flow, lookup, &Segment::default(), now)?;
+        let position = self.generation().program.position_of(state.rule)?;
         // The error travels in the direction opposite to the packet that it quotes.
-        let (state, against, position) = self.peek_flow(lookup, quoted.flow, now)?;
-        Some(FoundState { state, position, forward: !against, related: true })
-    }
-
-    /// Returns the state of a flow, whether the flow has the state's direction, and the position of its rule.
-    fn peek_flow(&self, lookup: Lookup, mut flow: Flow, now: Time) -> Option<(Listed, bool, usize)> {
-        if matches!(flow.proto, proto::ICMP | proto::ICMP6) && !self.states().settings().dyn_icmp_id {
-            (flow.src_port, flow.dst_port) = (0, 0);
-        }
-        let reversed = flow.reversed();
-        let found = self.states().list(now).find(|state| {
-            let named = lookup == Lookup::Any || lookup == Lookup::Named(state.name);
-            named
-                && !matches!(state.kind, Kind::Parent { .. })
-                && (state.flow == flow || state.flow == reversed)
-        })?;
-        let position = self.generation().program.position_of(found.rule)?;
-        let forward = found.flow == flow;
-        Some((found, forward, position))
+        let forward = against == Direction::Reverse;
+        Some(FoundState { state, position, forward, related: true, fits: true })
     }
 }
 
@@ -273,6 +288,8 @@ struct FoundState {
     /// The packet has the direction of the state's first packet.
     forward: bool,
     related: bool,
+    /// The packet fits the window of a strict state.
+    fits: bool,
 }
 
 /// Describes the value that a packet has for a block that did not match.
@@ -334,6 +351,10 @@ impl fmt::Display for RuleOutcome {
             Self::Deferred { makes_state } => {
                 write!(f, "match, creates state {makes_state}, action deferred")
             }
+            Self::Unfit { state, parent } => {
+                write!(f, "the packet does not fit the state of rule {parent} ({state})")
+            }
+            Self::Invalid { name } => write!(f, "match, but the packet does not fit the state {name}: drop"),
             Self::CannotMakeState => {
                 f.write_str("match, but a frame that is not IP cannot have a state: drop")
             }

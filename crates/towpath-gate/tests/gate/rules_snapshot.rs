@@ -195,7 +195,9 @@ fn states_of_an_edited_file_are_restored() {
     let gate = |text: &str, ports: &[&str]| {
         let mut gate = gate(text);
         let mut named = Ports::new();
-        ports.iter().for_each(|port| drop(named.add(port, Vec::new())));
+        for port in ports {
+            named.add(port, Vec::new());
+        }
         gate.set_ports(named);
         gate
     };

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use towpath::config::Config;
+use towpath::explained;
 use towpath_gate::state::{Ends, Flow};
 use towpath_gate::{Dir, Gate, StatePolicy, Walk, differences};
 use towpath_wire::{self as wire, Packet, Time};
@@ -13,7 +14,6 @@ use towpath_wire::{self as wire, Packet, Time};
 use crate::args::Check;
 use crate::cli::captured::{Captured, NOT_IP};
 use crate::cli::check::{EXPIRE_EVERY, Failure};
-use crate::cli::explain::said_verdict;
 use crate::cli::wiring::{Ended, Loaded, Wiring, Wrong, go};
 
 /// Packets that are listed; further ones are only counted.
@@ -232,7 +232,7 @@ impl End {
     fn new(end: &Ended, gate: &Gate) -> Self {
         let text = end.rule.and_then(|rule| gate.show().into_iter().find(|row| row.number == rule));
         Self {
-            verdict: said_verdict(end.step),
+            verdict: explained::verdict(end.step),
             direction: if end.dir == Dir::In { "in" } else { "out" },
             rule: end.rule,
             text: text.map_or_else(String::new, |row| row.text),

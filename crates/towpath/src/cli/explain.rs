@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 use clap::Parser;
 use clap::builder::ValueHint;
 use serde_json::{Value, json};
+use towpath::control::client::Engine;
+use towpath::explained::{self, Walked};
 use towpath_engine::Topology;
-use towpath_gate::{
-    ActionOutcome, Dir, DropReason, ExplainedRule, Explanation, Gate, PacketSpec, Reject, RuleOutcome, Step,
-    Walk,
-};
+use towpath_gate::{Dir, ExplainedRule, Explanation, Gate, PacketSpec, Step, Walk};
 use towpath_wire::{self as wire, Packet, Time};
 
 use crate::args::exit;
@@ -36,7 +35,7 @@ pub(crate) struct Explain {
     pub(crate) words: Vec<String>,
 
     /// The rule file, in ipfw syntax (default: that of --config)
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, required_unless_present = "config")]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, required_unless_present_any = ["config", "live"])]
     pub(crate) rules: Option<PathBuf>,
 
     /// Take the packet, or the preceding packets, from this capture
@@ -56,6 +55,23 @@ pub(crate) struct Explain {
     #[command(flatten)]
     pub(crate) wiring: Wiring,
 
+    /// Ask a running engine: its rules, tables, ports, routes and states decide, and nothing changes
+    ///
+    /// No state is made or refreshed, and no counter counts. A state that could not be created (a limit, a full table) is not
+    /// foreseen.
+    #[arg(long, conflicts_with_all = ["rules", "capture", "config", "ports", "routes", "addresses"])]
+    pub(crate) live: bool,
+
+    /// With --live: the engine's control socket
+    #[arg(
+        long,
+        value_name = "PATH",
+        env = "TOWPATH_CONTROL",
+        default_value = "/run/towpath/control.sock",
+        value_hint = ValueHint::FilePath
+    )]
+    pub(crate) socket: PathBuf,
+
     /// Exit with 8 if the packet does not pass
     #[arg(long)]
     pub(crate) exit_code: bool,
@@ -66,6 +82,9 @@ pub(crate) struct Explain {
 }
 
 pub(crate) fn run(args: &Explain) -> u8 {
+    if args.live {
+        return live(args);
+    }
     let explained = match (&args.capture, args.packet) {
         (Some(capture), Some(number)) if args.words.is_empty() => from_capture(args, capture, number),
         _ => from_words(args),
@@ -75,15 +94,26 @@ pub(crate) fn run(args: &Explain) -> u8 {
         Err(Failure::Wrong(wrong)) => return wrong.tell(),
         Err(Failure::Capture(message)) => return fail(exit::NO_CAPTURE, message),
     };
-    let stopped = |walk: &Walked| matches!(walk.verdict, Step::Drop(_) | Step::Reject(_));
+    let stopped = |walk: &Walked| !walk.passes();
     let code = if args.exit_code && walks.iter().any(stopped) { exit::NOT_PASSED } else { exit::OK };
     if args.json {
-        let walks: Vec<Value> = walks.iter().map(Walked::json).collect();
-        answer(code, &format!("{}\n", json!({ "walks": walks, "notes": notes })))
+        answer(code, &format!("{}\n", explained::json(&walks, &notes)))
     } else {
-        let notes = notes.iter().map(|note| format!("note: {note}\n"));
-        answer(code, &walks.iter().map(Walked::text).chain(notes).collect::<String>())
+        answer(code, &explained::text(&explained::json(&walks, &notes)))
     }
+}
+
+/// Asks a running engine.
+fn live(args: &Explain) -> u8 {
+    let told =
+        match Engine::at(args.socket.clone()).ask("explain", json!({ "packet": args.words }), "explained") {
+            Ok(told) => told,
+            Err(failure) => return fail(failure.code, failure.message),
+        };
+    let passes = |walk: &Value| walk["passes"] == true;
+    let stopped = told["walks"].as_array().is_none_or(|walks| !walks.iter().all(passes));
+    let code = if args.exit_code && stopped { exit::NOT_PASSED } else { exit::OK };
+    answer(code, &if args.json { format!("{told}\n") } else { explained::text(&told) })
 }
 
 enum Failure {
@@ -102,15 +132,6 @@ struct Told {
     walks: Vec<Walked>,
     /// Facts that the walks do not show.
     notes: Vec<String>,
-}
-
-/// One walk of the rules, with direction in or out.
-struct Walked {
-    dir: Dir,
-    port: String,
-    explanation: Explanation,
-    /// The packet's end in this walk. That of the explanation, unless states decide otherwise.
-    verdict: Step,
 }
 
 fn from_words(args: &Explain) -> Result<Told, Failure> {
@@ -211,7 +232,7 @@ fn explain(gate: &mut Gate, topology: &Topology, mut walk: Walk, packet: &Packet
         if verdict != explanation.verdict {
             notes.push(format!(
                 "with the current states, the packet has another outcome: {}, at rule {}",
-                said_verdict(verdict),
+                explained::verdict(verdict),
                 walk.rule().map_or_else(|| "?".to_owned(), |rule| format!("{rule:05}"))
             ));
         }
@@ -238,108 +259,4 @@ fn end(gate: &mut Gate, walk: &mut Walk, packet: &Packet<'_>, now: Time, explana
     let explained = explanation.steps.iter().any(chance)
         || matches!(explanation.verdict, Step::Divert(_) | Step::Tee(_) | Step::Reassemble);
     if explained { explanation.verdict } else { end }
-}
-
-impl Walked {
-    fn text(&self) -> String {
-        let Self { port, explanation, .. } = self;
-        let dir = direction(self.dir);
-        let mut text = format!("{dir} {port}\n");
-        for ExplainedRule { number, text: rule, outcome, .. } in &explanation.steps {
-            text += &format!("{number:05} {rule}\n      {}\n", said(outcome));
-        }
-        text + &format!("{dir} {port}: {}\n", said_verdict(self.verdict))
-    }
-
-    fn json(&self) -> Value {
-        let steps = self.explanation.steps.iter().map(|ExplainedRule { number, set, text, outcome, .. }| {
-            json!({ "number": number, "set": set, "text": text, "outcome": word(outcome), "why": said(outcome) })
-        });
-        json!({
-            "direction": direction(self.dir),
-            "port": self.port,
-            "steps": steps.collect::<Vec<_>>(),
-            "verdict": said_verdict(self.verdict),
-        })
-    }
-}
-
-fn direction(dir: Dir) -> &'static str {
-    match dir {
-        Dir::In => "in",
-        Dir::Out => "out",
-    }
-}
-
-/// The outcome's name in `--json`.
-fn word(outcome: &RuleOutcome) -> &'static str {
-    match outcome {
-        RuleOutcome::Disabled => "disabled",
-        RuleOutcome::Failed { .. } => "failed",
-        RuleOutcome::NoState { .. } => "no-state",
-        RuleOutcome::State { .. } => "state",
-        RuleOutcome::Matched { .. } => "matched",
-        RuleOutcome::Deferred { .. } => "deferred",
-        RuleOutcome::CannotMakeState => "cannot-make-state",
-    }
-}
-
-/// The outcome as a sentence for text output.
-fn said(outcome: &RuleOutcome) -> String {
-    match outcome {
-        RuleOutcome::Disabled => "skipped: its set is disabled".to_owned(),
-        RuleOutcome::Failed { test, packet } if packet.is_empty() => format!("no: `{test}` does not hold"),
-        RuleOutcome::Failed { test, packet } => {
-            format!("no: `{test}` does not hold, the packet has {packet}")
-        }
-        RuleOutcome::NoState { name } => format!("no state {name} for this flow"),
-        RuleOutcome::State { state, related: false, parent, lead } => {
-            format!("found the state `{}` of rule {parent}: {}", state.trim(), led(lead))
-        }
-        RuleOutcome::State { state, related: true, parent, lead } => {
-            format!("an error about the state `{}` of rule {parent}: {}", state.trim(), led(lead))
-        }
-        RuleOutcome::Matched { makes_state: Some(name), lead } => {
-            format!("matches, and makes a state {name}: {}", led(lead))
-        }
-        RuleOutcome::Matched { makes_state: None, lead } => format!("matches: {}", led(lead)),
-        RuleOutcome::Deferred { makes_state } => {
-            format!("matches, makes a state {makes_state}, and leaves the action to later packets")
-        }
-        RuleOutcome::CannotMakeState => {
-            "matches, but no state can be made for a frame that is not IP: drop".to_owned()
-        }
-    }
-}
-
-fn led(lead: &ActionOutcome) -> String {
-    match lead {
-        ActionOutcome::On(number) => format!("on with rule {number}"),
-        ActionOutcome::End(step) => said_verdict(*step),
-        ActionOutcome::Through(step, number) => {
-            format!("{}, then on with rule {number}", said_verdict(*step))
-        }
-    }
-}
-
-/// A verdict as text.
-pub(crate) fn said_verdict(step: Step) -> String {
-    match step {
-        Step::Pass => "pass".to_owned(),
-        Step::Drop(DropReason::Deny) => "drop".to_owned(),
-        Step::Drop(reason) => format!("drop ({})", reason.as_str()),
-        Step::Reject(Reject::NoReply(reason)) => format!("reject, no reply: {reason}"),
-        Step::Reject(Reject::Unreach { code, .. }) => format!("reject (ICMP unreachable, code {code})"),
-        Step::Reject(Reject::Unreach6 { code }) => format!("reject (ICMPv6 unreachable, code {code})"),
-        Step::Reject(Reject::TimeExceeded) => "reject (ICMP time exceeded)".to_owned(),
-        Step::Reject(Reject::TooBig { .. }) => "reject (ICMPv6 packet too big)".to_owned(),
-        Step::Reject(Reject::Reset) => "reject (TCP reset)".to_owned(),
-        Step::Reject(Reject::Abort) => "reject (SCTP abort)".to_owned(),
-        Step::Inspect(queue) => format!("inspect {queue}"),
-        Step::Divert(queue) => format!("divert {queue}"),
-        Step::Tee(queue) => format!("tee {queue}"),
-        Step::Forward(hop, None) => format!("pass, forward to {hop}"),
-        Step::Forward(hop, Some(port)) => format!("pass, forward to {hop} port {port}"),
-        Step::Reassemble => "wait for the other fragments".to_owned(),
-    }
 }

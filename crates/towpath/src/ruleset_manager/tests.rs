@@ -309,6 +309,40 @@ fn tables_are_looked_into_by_their_keys() {
     assert!(book.lookup("b", "10.0.0.1").is_none());
 }
 
+/// An explanation of the engine's rules with its states changes neither states nor counters.
+#[test]
+fn explaining_changes_nothing() {
+    let rules = "add 50 deny udp from any to any 9\nadd 100 allow tcp from any to any 80 setup keep-state strict\nadd 200 reject tcp from any to any\n";
+    let book = book(rules);
+    let spec = |text: &str| PacketSpec::parse(text).unwrap();
+    for text in [
+        "tcp 10.0.0.1:1000 > 10.0.0.2:80 syn seq 99",
+        "tcp 10.0.0.2:80 > 10.0.0.1:1000 syn ack seq 499 ackno 100",
+        "tcp 10.0.0.1:1000 > 10.0.0.2:80 ack seq 100 ackno 500",
+    ] {
+        let spec = spec(text);
+        let packet = wire::parse(spec.link(), &spec.frame, spec.frame.len() as u32).unwrap();
+        let mut walk = Walk::new(Dir::In, None, None);
+        assert_eq!(book.book().gate.walk(&mut walk, &packet, Time::from_secs(1)), Step::Pass);
+    }
+    book.clock().set(Time::from_secs(2));
+    let look = || (book.states(Cursor::default(), 9, true).0, book.rules(), book.state_counters());
+    let before = look();
+    let rows = [
+        ("tcp 10.0.0.1:1000 > 10.0.0.2:80 ack seq 100 ackno 500", "pass"),
+        ("tcp 10.0.0.1:1000 > 10.0.0.2:80 ack seq 900000000 ackno 500", "reject (ICMP unreachable, code 1)"),
+        ("tcp 10.0.0.1:1000 > 10.0.0.2:80 rst seq 100", "pass"),
+        ("tcp 10.0.0.7:1000 > 10.0.0.2:80 syn", "pass"),
+        ("udp 10.0.0.7:1000 > 10.0.0.2:9", "drop"),
+    ];
+    for (text, verdict) in rows {
+        let walks = book.explain(&spec(text)).unwrap();
+        assert_eq!(crate::explained::json(&walks, &[])["walks"][0]["verdict"], verdict, "{text}");
+    }
+    assert_eq!(look(), before);
+    assert!(book.explain(&spec("in em9 tcp 10.0.0.1:1 > 10.0.0.2:2")).unwrap_err().contains("no port `em9`"));
+}
+
 #[test]
 fn zero_counts_anew() {
     let book = book("add 100 allow udp from any to any\n");

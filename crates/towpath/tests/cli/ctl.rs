@@ -644,6 +644,9 @@ fn rules_tables_and_settings_change_while_it_runs() {
         assert!(metrics.lines().any(|other| other == line), "{line}: {metrics}");
     }
     assert_eq!(ok("show top"), "## Dynamic rules (0):\n");
+    let explained = ok("explain in cap0 udp 10.0.0.1:1 > 10.0.0.2:9");
+    assert!(explained.starts_with("in cap0\n") && explained.contains("\nin cap0: "), "{explained}");
+    assert_eq!(said("explain in nope udp 10.0.0.1:1 > 10.0.0.2:9").0, 1);
     let (code, _, err) = said("dump states");
     assert_eq!(code, 1, "{err}");
     assert!(err.contains("this engine has no dumps") && err.contains("show states"), "{err}");

@@ -16,7 +16,7 @@ use crate::state::table::index::Probe;
 use crate::state::table::key::{Key, Side, with_key};
 use crate::state::tcp::window::{Fit, Window};
 use crate::state::tcp::{ACK, RST, SYN};
-use crate::state::{Direction, Flow, Hit, Lookup, Segment};
+use crate::state::{Direction, Flow, Hit, Listed, Lookup, Segment};
 
 /// The result of a lookup with a packet.
 pub(super) enum LookupResult {
@@ -57,6 +57,49 @@ impl States {
             self.refresh(entry, header, slot, direction, packet);
         }
         fit != Fit::Invalid
+    }
+
+    /// The flow's live state as listings show it, the direction of the packet in it, and whether the packet fits it. Changes
+    /// nothing.
+    pub(crate) fn peek_packet(
+        &self,
+        flow: &Flow,
+        lookup: Lookup,
+        segment: &Segment,
+        now: Time,
+    ) -> Option<(Listed, Direction, bool)> {
+        let flow = &*self.key_flow(flow);
+        with_key!(flow, |key, side| self.peek_packet_key(&key, side, lookup, segment, now))
+    }
+
+    fn peek_packet_key<const N: usize>(
+        &self,
+        key: &Key<N>,
+        side: Side,
+        lookup: Lookup,
+        segment: &Segment,
+        now: Time,
+    ) -> Option<(Listed, Direction, bool)>
+    where
+        Key<N>: AddressFamily<N>,
+    {
+        let family = Key::<N>::family(&self.shared);
+        let probe = Key::<N>::local(self).index.probe(key);
+        let (slot, entry) = self.find_live(probe, key, lookup, now)?;
+        let header = entry.header();
+        let direction = side.direction(header.forward());
+        let fits = !header.has(STRICT) || {
+            // In a copy of the window.
+            let tcp = entry.tcp();
+            let fit = |window: &mut Window| {
+                let mut window =
+                    if tcp.reopens(direction, segment.tcp_flags) { Window::default() } else { *window };
+                window.segment(direction, segment)
+            };
+            let ended = segment.tcp_flags & RST != 0 && tcp.ended();
+            ended || family.windows.with(slot, fit) != Some(Fit::Invalid)
+        };
+        Some((family.listed(slot, now), direction, fits))
     }
 
     /// Finds the flow's live state and applies the packet to it.

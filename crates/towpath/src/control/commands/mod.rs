@@ -10,6 +10,7 @@ mod change;
 mod delete_state;
 mod dump;
 mod events;
+mod explain;
 mod ipfw;
 mod metrics;
 mod paging;
@@ -45,6 +46,7 @@ pub static COMMANDS: &[Command] = &[
     Command::query::<show_mux::ShowMux>(),
     Command::query::<show_send::ShowSend>(),
     Command::query::<show_frames::ShowFrames>(),
+    Command::query::<explain::Explain>(),
     trace::COMMAND,
     dump::COMMAND,
     events::COMMAND,
@@ -134,6 +136,7 @@ mod tests {
             ("load-table", json!({ "name": "t", "file": "f", "text": "" })),
             ("show-frames", json!({ "channel": 1 })),
             ("trace", json!({ "channel": 1 })),
+            ("explain", json!({ "packet": ["arp"] })),
             ("command", json!({ "text": "zero" })),
             ("delete-state", json!({ "flow": "icmp 10.0.0.1 10.0.0.2" })),
             ("set", json!({ "name": "n", "value": 1 })),
