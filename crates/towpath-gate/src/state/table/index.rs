@@ -588,7 +588,7 @@ fn used(line: &Line) -> u32 {
 }
 
 const _: () = assert!(FIRST_TAG + ENTRIES == TAG_WORDS * TAGS_IN_WORD && TAG_WORDS + ENTRIES / 2 == WORDS);
-const _: () = assert!(CONTROL == (1 << (FIRST_TAG * 16)) - 1 && LOCKED | MIGRATED < ELSEWHERE);
+const _: () = assert!(CONTROL == (1 << (FIRST_TAG * 16)) - 1 && LOCKED < MIGRATED && MIGRATED < ELSEWHERE);
 
 #[cfg(all(test, not(loom)))]
 mod tests {
