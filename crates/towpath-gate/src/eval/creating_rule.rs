@@ -130,9 +130,8 @@ impl Gate {
             RecordedPort::Port(port) => Some(PortId(port)),
             RecordedPort::None | RecordedPort::Unrecorded => None,
         };
-        let mut walk = Walk::new(dir, recv, None).with_tenant(first.flow.tenant);
-        // Without state lookups: only the rules decide.
-        walk.cache = LookupCache::Any;
+        let mut walk = Walk::new(dir, recv, None);
+        walk.tenant = self.first_zone(first);
         let branches = vec![(0, walk)];
         let mut evaluation =
             Evaluation { gate: self, first, packets: &packets, flags, own, branches, tried: 0 };
@@ -146,6 +145,21 @@ impl Gate {
             result.get_or_insert(found);
         }
         result.flatten()
+    }
+
+    /// The zone of the packet at its first rule: that of the port that received it. The zone of an outgoing packet may be
+    /// one that a rule gave it as an incoming packet; a packet of an unknown port has the zone of its state.
+    fn first_zone(&self, first: &FirstPacket<'_>) -> u16 {
+        let Flow { tenant, .. } = first.flow;
+        let RecordedPort::Port(port) = first.origin.port() else { return tenant };
+        let Program { rules, .. } = &*self.generation().program;
+        let sets_it = |rule: &CompiledRule| {
+            rule.enabled && matches!(rule.action, CompiledAction::SetZone(zone) if zone == tenant)
+        };
+        if first.origin.outgoing() == Some(true) && rules.iter().any(sets_it) {
+            return tenant;
+        }
+        self.ports().zone(PortId(port))
     }
 }
 
@@ -184,8 +198,9 @@ impl Evaluation<'_> {
         let mut other_name = None;
         // Terminates: the walk is bounded by its jumps.
         loop {
-            let next =
-                keys.iter_mut().map(|(key, packet)| program.index.next(at, key, packet, walk.cache).position);
+            let next = keys
+                .iter_mut()
+                .map(|(key, packet)| program.index.next(at, key, packet, LookupCache::Any).position);
             at = next.min()?;
             let rule = program.rules.get(at)?;
             let mut tablearg = None;
@@ -202,8 +217,13 @@ impl Evaluation<'_> {
             }
             let creation = Creation { at, timeout: walk.timeout };
             match &rule.install {
-                // `setzone`: the rule would create a state of another zone.
-                Some(_) if walk.tenant != self.first.flow.tenant => return other_name,
+                // The rule would create a state of another zone.
+                Some(_) if walk.tenant != self.first.flow.tenant => {
+                    if rule.defer {
+                        at = program.next(at);
+                        continue;
+                    }
+                }
                 Some(install) if install.name == self.first.name => return Some(creation),
                 Some(_) => {
                     other_name.get_or_insert(creation);

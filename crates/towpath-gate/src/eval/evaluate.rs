@@ -396,7 +396,10 @@ impl Generation {
                 self.next_rule(at)
             }
             CompiledAction::SetZone(zone) => {
-                walk.tenant = zone;
+                if walk.tenant != zone {
+                    // Each zone has its own states: no lookup was in this one.
+                    (walk.tenant, walk.cache) = (zone, LookupCache::Empty);
+                }
                 self.next_rule(at)
             }
             CompiledAction::StateTimeout(seconds) => {

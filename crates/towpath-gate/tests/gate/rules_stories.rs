@@ -622,6 +622,76 @@ fn a_rule_sets_the_zone() {
     assert!(error[0].to_string().contains("zone"), "{}", error[0]);
 }
 
+/// Each zone has its own states: a lookup in another zone says nothing about the states of this one.
+#[test]
+fn setzone_forgets_the_last_lookup() {
+    let keep = "add allow udp from any to any 53 keep-state";
+    for (after, named) in [("add check-state\n", ""), ("", ""), ("", " :dns")] {
+        let rules = format!("add check-state{named}\nadd setzone 7 ip from any to any\n{after}{keep}{named}");
+        let mut story = Story::new(&rules);
+        assert_eq!(story.first(DNS), Step::Pass, "{rules}");
+        assert_eq!(story.first(ANSWER), Step::Pass, "{rules}");
+        let written = PacketSpec::parse(ANSWER).unwrap();
+        let parsed = wire::parse(written.link(), &written.frame, written.frame.len() as u32).unwrap();
+        let explained = story.gate.explain(&story.walk(ANSWER), &parsed, Time::from_secs(story.now));
+        assert_eq!(explained.verdict, Step::Pass, "{rules}");
+    }
+}
+
+/// The first packet of a state begins in the zone of its port. Rows: the rules after an edit, and the states that stay.
+#[test]
+fn a_recheck_begins_in_the_zone_of_the_port() {
+    let keep = "add check-state\nadd allow udp from any to any 53 keep-state";
+    let rows = [
+        (String::new(), 0),
+        ("add setzone 7 ip from any to any via em0\nadd count ip from any to any\n".to_owned(), 1),
+        ("add setzone 7 ip from any to any via em1\n".to_owned(), 0),
+        ("add setzone 8 ip from any to any via em0\n".to_owned(), 0),
+        // Rules that create a state of zone 0 and leave the decision to later rules.
+        (
+            "add allow udp from any to any record-state :a defer-action\n\
+             add setzone 7 ip from any to any via em0\n"
+                .to_owned(),
+            1,
+        ),
+        (
+            "add count udp from any to any keep-state :a\nadd setzone 7 ip from any to any via em0\n"
+                .to_owned(),
+            1,
+        ),
+    ];
+    let ruleset = |text: &str| Ruleset::parse("t", text).ruleset.unwrap();
+    let left = |story: &mut Story, rules: &str| {
+        let now = Time::from_secs(story.now);
+        story.gate.reload(ruleset(rules), StatePolicy::Recheck, now);
+        story.gate.states().list(now).count()
+    };
+    let dns = format!("in em0 {DNS}");
+    for (more, expected) in rows {
+        let mut story = Story::new(&format!("add setzone 7 ip from any to any via em0\n{keep}"));
+        assert_eq!(story.first(&dns), Step::Pass);
+        assert_eq!(left(&mut story, &format!("{more}{keep}")), expected, "{more}");
+    }
+    // A port of zone 7.
+    let mut story = Story::new(keep);
+    let mut ports = story.gate.ports().clone();
+    ports.set_zone(ports.find("em0").unwrap(), 7);
+    story.gate.set_ports(ports);
+    assert_eq!(story.first(&dns), Step::Pass);
+    assert_eq!(left(&mut story, &format!("add count ip from any to any\n{keep}")), 1);
+    assert_eq!(left(&mut story, &format!("add setzone 8 ip from any to any\n{keep}")), 0);
+    // The incoming walk sets the zone of a packet whose state an outgoing rule creates.
+    let out = "add allow udp from any to any 53 out keep-state\nadd allow ip from any to any in";
+    for (more, expected) in [("add setzone 7 ip from any to any in recv em0\n", 1), ("", 0)] {
+        let mut story = Story::new(&format!("add setzone 7 ip from any to any in\n{out}"));
+        let mut walk = story.walk(&dns);
+        assert_eq!(story.step(&mut walk, &dns), Step::Pass);
+        walk.leave(story.gate.ports().find("em1").unwrap());
+        assert_eq!(story.step(&mut walk, &dns), Step::Pass);
+        assert_eq!(left(&mut story, &format!("{more}{out}")), expected, "{more}");
+    }
+}
+
 #[test]
 fn ip_in_pppoe_is_ip() {
     let in_pppoe = |packet: &str| {
