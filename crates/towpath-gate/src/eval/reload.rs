@@ -170,7 +170,9 @@ impl Gate {
                 self.orphans.clear();
                 self.rechecking = true;
             }
-            StatePolicy::Delete | StatePolicy::Drop => {}
+            // No state is left to check.
+            StatePolicy::Drop => self.rechecking = false,
+            StatePolicy::Delete => {}
         }
         if policy == StatePolicy::Keep || policy.rechecks() {
             // Walkers may still create states by rules that have no states yet.

@@ -70,3 +70,33 @@ impl Gate {
         orphans.retain(|orphan| hidden.iter().any(|(id, _)| id == orphan));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::Ports;
+    use crate::rules::Ruleset;
+    use crate::state::Settings;
+    use towpath_wire::Time;
+
+    /// A reload that removes all states ends the re-check of an earlier one: nothing waits for its end.
+    #[test]
+    fn a_drop_ends_a_recheck() {
+        let ruleset = |text| Ruleset::parse("t", text).ruleset.unwrap();
+        let mut gate = Gate::new(
+            ruleset("add allow udp from any to any keep-state"),
+            Ports::new(),
+            Settings::default(),
+            1,
+        );
+        let mut walker = gate.walker().unwrap();
+        gate.reload(ruleset("add deny udp from any to any"), StatePolicy::RecheckLater, Time::from_secs(1));
+        gate.reload(ruleset("add deny tcp from any to any"), StatePolicy::Drop, Time::from_secs(1));
+        walker.expire(Time::from_secs(1), 0);
+        gate.expire(Time::from_secs(1), 0);
+        assert!(gate.retired.is_empty());
+        gate.prune_hidden();
+        let hidden: Vec<_> = gate.hidden.iter().map(|(id, _)| *id).collect();
+        assert_eq!(hidden, [DEFAULT_DYNAMIC_RULE]);
+    }
+}
