@@ -3,6 +3,7 @@
 mod burst;
 mod class;
 mod compare;
+mod conditions;
 mod creating_rule;
 mod decision_tree;
 mod evaluate;

@@ -6,7 +6,7 @@
 //! stored as the time left.
 //!
 //! ```text
-//! "TOWPATHS" version:u32 unchecked:u8 (0, 1)
+//! "TOWPATHS" version:u32 unchecked:u8 (0, 1) conditions:u32
 //! rules: count:u32 { number:u32 set:u8 length:u32 text }
 //! names: count:u32 { length:u32 name }
 //! states, until a byte of 0xff:
@@ -17,7 +17,7 @@
 //! ```
 //!
 //! Version 1 has no `unchecked`; it is false. Version 2 has no states whose lifetime every packet sets (`state-timeout`).
-//! Versions 1 and 2 have no `origin`.
+//! Versions 1 and 2 have no `origin`. Versions 1 to 3 have no `conditions` ([`Gate::conditions`]).
 //!
 //! The input is untrusted: nothing is created before all of it was validated.
 
@@ -37,9 +37,9 @@ use towpath_wire::{self as wire, Time};
 const MAGIC: &[u8; 8] = b"TOWPATHS";
 
 /// The version that is written. Older versions are read too.
-pub const SNAPSHOT_VERSION: u32 = 3;
+pub const SNAPSHOT_VERSION: u32 = 4;
 
-const CRC: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
+pub(super) const CRC: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
 
 /// Flags of a state.
 const V6: u8 = 1;
@@ -104,7 +104,8 @@ pub struct Restored {
     /// States that were refused: the table was full, or no number was free for their name.
     pub refused: u64,
     /// The current rules may not create some of the states, and no re-check has covered them: the snapshot says so
-    /// ([`Gate::snapshot_of`]), or the rules of the snapshot are others.
+    /// ([`Gate::snapshot_of`]); the rules, disabled sets, table entries, zones or addresses of the snapshot are others; or it
+    /// is of a version before 4.
     pub unchecked: bool,
 }
 
@@ -133,6 +134,7 @@ impl Gate {
         out.put(MAGIC);
         out.put(&SNAPSHOT_VERSION.to_le_bytes());
         out.put(&[u8::from(unchecked)]);
+        out.put(&self.conditions().to_le_bytes());
         // Orphans are listed under their old rule. A gate without that rule assigns them to the default dynamic
         // rule.
         let rules: Vec<_> =
@@ -172,10 +174,10 @@ impl Gate {
 
     fn take_states(&mut self, snapshot: &[u8], now: Time) -> Result<Restored, SnapshotError> {
         // The first pass validates, the second pass creates the states.
-        let Header { unchecked, rules: there, names, states: mut at } = header(snapshot)?;
+        let Header { unchecked, conditions, rules: there, names, states: mut at } = header(snapshot)?;
         let own: Vec<_> = self.rules.iter().map(|(_, rule)| (content(rule), rule.number)).collect();
         let mut rules: Vec<_> = vec![(DEFAULT_DYNAMIC_RULE, None); there.len()];
-        let mut same = own.len() == there.len();
+        let mut same = own.len() == there.len() && conditions == Some(self.conditions());
         for ((id, _), kept) in self.rules.iter().zip(kept(&there, &own)) {
             same &= matches!(kept, Kept::Same(_));
             if let Some(at) = kept.old() {
@@ -233,6 +235,8 @@ type RuleText = ((u8, String), u32);
 /// The part before the states, and a reader at the first state.
 struct Header<'a> {
     unchecked: bool,
+    /// Version 4 and later.
+    conditions: Option<u32>,
     rules: Vec<RuleText>,
     names: Vec<String>,
     states: Reader<'a>,
@@ -249,6 +253,7 @@ fn header(snapshot: &[u8]) -> Result<Header<'_>, SnapshotError> {
             (at, _) => return Err(SnapshotError::Malformed(at)),
         },
     };
+    let conditions = if version < 4 { None } else { Some(at.u32()?) };
     let (mut rules, mut names) = (Vec::new(), Vec::new());
     for _ in 0..at.u32()? {
         let number = at.u32()?;
@@ -263,7 +268,7 @@ fn header(snapshot: &[u8]) -> Result<Header<'_>, SnapshotError> {
     if states.at != body.len() {
         return Err(SnapshotError::Malformed(states.at));
     }
-    Ok(Header { unchecked, rules, names, states: at })
+    Ok(Header { unchecked, conditions, rules, names, states: at })
 }
 
 /// Returns the version, and the snapshot without its checksum if that is right.

@@ -160,7 +160,7 @@ fn a_damaged_snapshot_changes_nothing() {
     assert!(matches!(new.restore(&bad, NOW), Err(SnapshotError::Malformed(_))));
     assert!(new.states().is_empty());
     let mut next = good.clone();
-    for version in [0, 4] {
+    for version in [0, 5] {
         next[8] = version;
         let wrong = SnapshotError::Version(version.into());
         assert_eq!(new.restore(&next, NOW), Err(wrong));
@@ -178,11 +178,58 @@ fn unchecked_states_are_marked() {
     file[12] = 2;
     sum(&mut file);
     assert_eq!(restored(&file), Err(SnapshotError::Malformed(12)));
-    // Version 1 has no such field.
-    file.remove(12);
-    file[8] = 1;
+    file[12] = 0;
     sum(&mut file);
     assert_eq!(restored(&file), Ok(Restored { states: 3, ..Restored::default() }));
+    // Version 3 has no `conditions`, version 1 has neither field: nothing says that the conditions were the same.
+    for (version, removed) in [(3, 13..17), (1, 12..13)] {
+        file.drain(removed);
+        file[8] = version;
+        sum(&mut file);
+        let unchecked = Restored { states: 3, unchecked: true, ..Restored::default() };
+        assert_eq!(restored(&file), Ok(unchecked), "version {version}");
+    }
+}
+
+/// The rules are the same, but something else that decides which states they create is not.
+#[test]
+fn states_under_other_conditions_are_unchecked() {
+    let text = |table: &str, more: &str| format!("table 1 create type addr\n{table}{RULES}{more}");
+    let set = |more: &str| text("", more);
+    let rows = [
+        (set(""), set(""), false),
+        (set(""), set("set disable 0\n"), true),
+        (set("set disable 4\n"), set("set disable 4\n"), false),
+        (set("set disable 4\n"), set(""), true),
+        (set(""), text("table 1 add 10.0.0.0/8\n", ""), true),
+        (text("table 1 add 10.0.0.0/8\n", ""), text("table 1 add 10.0.0.0/8\n", ""), false),
+        (text("table 1 add 10.0.0.0/8\n", ""), text("table 1 add 10.0.0.0/8 7\n", ""), true),
+    ];
+    for (old, new, unchecked) in rows {
+        let restored = gate(&new).restore(&snapshot(&gate(&old)), NOW).unwrap();
+        assert_eq!(restored.unchecked, unchecked, "{old}\n{new}");
+    }
+    // Ports: zones and addresses, by name.
+    let ports = |rows: &[(&str, u16, &str)]| {
+        let mut ports = Ports::new();
+        for (name, zone, address) in rows {
+            let port = ports.add(name, vec![address.parse().unwrap()]);
+            ports.set_zone(port, *zone);
+        }
+        let mut gate = gate(RULES);
+        gate.set_ports(ports);
+        gate
+    };
+    let rows: [(&[(&str, u16, &str)], bool); 4] = [
+        (&[("em0", 7, "10.0.0.1"), ("em1", 0, "10.0.1.1")], false),
+        (&[("em1", 0, "10.0.1.1"), ("em0", 7, "10.0.0.1")], false),
+        (&[("em0", 8, "10.0.0.1"), ("em1", 0, "10.0.1.1")], true),
+        (&[("em0", 7, "10.0.0.2"), ("em1", 0, "10.0.1.1")], true),
+    ];
+    let saved = snapshot(&ports(rows[0].0));
+    for (row, unchecked) in rows {
+        assert_eq!(ports(row).restore(&saved, NOW).unwrap().unchecked, unchecked, "{row:?}");
+    }
 }
 
 /// A line at the top of an unnumbered file renumbers the rules: the states still belong to them. The snapshot contains the
