@@ -174,6 +174,32 @@ fn states_that_become_one_are_merged() {
     assert_eq!(owners(&gate), [(53, 20, "b".to_owned())]);
 }
 
+/// An expired state, or one whose rule's states were removed, has no use: the live state gets its name.
+#[test]
+fn a_dead_state_does_not_end_a_live_one() {
+    let long = "add 10 allow udp from any to any record-state :a lifetime 100 defer-action";
+    let short = "add 20 allow udp from any to any keep-state :b lifetime 5";
+    let later = NOW + std::time::Duration::from_secs(20);
+    for removed in [false, true] {
+        let mut gate = gate(&format!("{long}\n{short}"));
+        assert_eq!(step(&mut gate, "in em0 udp 10.0.0.1:1 > 10.0.0.2:53"), Step::Pass);
+        assert_eq!(gate.states().len(), 2);
+        let now = if removed { NOW } else { later };
+        if removed {
+            gate.reload(ruleset(long), StatePolicy::Delete, now);
+        }
+        let diff = gate.reload(ruleset(short), StatePolicy::Recheck, now);
+        assert_eq!((diff.states_dropped, diff.states_handed), (0, 1), "{removed}");
+        assert_eq!(gate.states().list(now).count(), 1);
+        assert_eq!(owners(&gate), [(53, 20, "b".to_owned())]);
+        // The slot of the dead state is free, and the flow's list is whole.
+        let flow = gate.states().list(now).next().unwrap().flow;
+        assert_eq!(gate.states_mut().remove_flow(&flow, now), 1);
+        gate.expire(now, 10);
+        assert!(gate.states().is_empty());
+    }
+}
+
 /// Pseudo-random numbers (SplitMix64).
 struct Random(u64);
 

@@ -16,7 +16,7 @@ use crate::state::{Flow, Install, Limit, Name, RuleId, Tracking};
 pub(crate) enum HandedOver {
     /// The state belongs to the other rule.
     Done,
-    /// The flow has another state under the new name.
+    /// The flow has another live state under the new name.
     Exists,
     /// The rule has no such state any more.
     Gone,
@@ -70,17 +70,21 @@ impl States {
             strict: install.tracking == Tracking::Strict,
         };
         let removed = Arc::clone(&self.removed);
+        let live = self.live(now);
         let index = &Key::<N>::local(self).index;
-        let given = family.with_linked(index, slot, key, |entry, has_other| {
+        let (given, unlinked) = family.with_linked(index, slot, key, live, |entry, make_free| {
             let header = entry.header();
             if header.rule() != rule || header.name() != name || removed.contains(header) {
                 return Err(HandedOver::Gone);
             }
-            if new_name != name && has_other(new_name) {
+            if new_name != name && !make_free(new_name) {
                 return Err(HandedOver::Exists);
             }
             Ok(entry.set_owner(&owner))
         });
+        if let Some(dead) = unlinked {
+            self.release_ended::<N>(dead, now);
+        }
         // What the state held before, or what it was to hold.
         let (result, rule, generation, parent) = match given.unwrap_or(Err(HandedOver::Gone)) {
             Ok((header, parent)) => {

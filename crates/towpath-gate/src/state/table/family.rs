@@ -253,27 +253,48 @@ impl<const N: usize> Family<N> {
         unlinked
     }
 
-    /// Calls `work` with the state in `slot`, if the slot has a state of this flow, and with a function that returns true if
-    /// another state of the flow has a name. Meanwhile no thread links or unlinks states of the flow.
+    /// Calls `work` with the state in `slot`, if the slot has a state of this flow, and with a function that makes a name
+    /// free: it returns false if another live state of the flow has the name, and unlinks one that is not live. Meanwhile no
+    /// other thread links or unlinks states of the flow. Returns the result, and the slot of the state that was unlinked.
     pub(crate) fn with_linked<T>(
         &self,
         index: &Index,
         slot: u32,
         key: &Key<N>,
-        work: impl FnOnce(Entry<'_, N>, &dyn Fn(Name) -> bool) -> T,
-    ) -> Option<T> {
-        self.with_flow(index, key, |flow| {
+        live: LiveFilter<'_>,
+        work: impl FnOnce(Entry<'_, N>, &mut dyn FnMut(Name) -> bool) -> T,
+    ) -> (Option<T>, Option<u32>) {
+        let mut unlinked = None;
+        let result = self.with_flow(index, key, |flow| {
             let entry = self.entry(slot);
             if !self.slab.is_occupied(slot) || !entry.has_key(key) {
                 return None;
             }
-            let first = flow.find(|slot| self.entry(slot).has_key(key)).map(|(_, first)| first);
-            let named = |name: Name| {
+            let mut make_free = |name: Name| {
+                let Some((place, first)) = flow.find(|slot| self.entry(slot).has_key(key)) else {
+                    return true;
+                };
                 let is = |at: u32| at != slot && self.entry(at).header().is_named(name);
-                first.is_some_and(|first| self.search(first, is).0.is_some())
+                let (Some(other), before, _) = self.search(first, is) else { return true };
+                if live.accepts(self.entry(other)) {
+                    return false;
+                }
+                match (before, self.slab.sibling(other)) {
+                    (Some(before), next) => self.slab.set_sibling(before, next),
+                    (None, Some(next)) => flow.replace(place, next),
+                    // Not so: the flow has the state in `slot` too.
+                    (None, None) => flow.remove(place),
+                }
+                self.slab.set_link(other, 0);
+                unlinked = Some(other);
+                true
             };
-            Some(work(entry, &named))
-        })
+            Some(work(entry, &mut make_free))
+        });
+        if unlinked.is_some() {
+            self.linked.fetch_sub(1, Ordering::Relaxed);
+        }
+        (result, unlinked)
     }
 
     /// Searches a flow's list: the first slot that `is` accepts, the slot before it, and the length of the list.
