@@ -308,7 +308,7 @@ impl States {
             return Fit::Fits;
         }
         // The refresh that follows begins another connection, too.
-        let reopens = tcp.reopens(direction, segment.tcp_flags);
+        let reopens = entry.reopens(&tcp, direction, segment.tcp_flags);
         let fit = |window: &mut Window| {
             if reopens {
                 *window = Window::default();

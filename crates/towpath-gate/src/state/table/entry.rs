@@ -429,13 +429,19 @@ impl<'a, const N: usize> Entry<'a, N> {
             let checked = settings.dyn_rst_check && !self.header().has(STRICT);
             return !checked || tcp.accepts_reset(direction, segment, self.scales());
         }
-        if tcp.reopens(direction, segment.tcp_flags) {
+        if self.reopens(tcp, direction, segment.tcp_flags) {
             *tcp = Tcp::default();
         }
         if !tcp.is_established() && !self.every_packet() {
             self.set_scale(direction, segment.tcp_wscale.unwrap_or(0));
         }
         true
+    }
+
+    /// Returns true if the segment begins another connection in this state. The state of a deleted rule ends with its
+    /// connection: no rule has accepted another one.
+    pub(crate) fn reopens(self, tcp: &Tcp, direction: Direction, flags: u8) -> bool {
+        tcp.reopens(direction, flags) && !self.header().has(ORPHANED)
     }
 
     /// The window scales of both directions, the largest one if the SYN was not seen.

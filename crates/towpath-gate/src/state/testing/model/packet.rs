@@ -27,7 +27,7 @@ fn ended(state: &State) -> bool {
 }
 
 fn reopens(state: &State, direction: Direction, segment: &Segment) -> bool {
-    direction == Direction::Forward && ended(state) && segment.tcp_flags & 0b1_0111 == 2
+    direction == Direction::Forward && !state.orphaned && ended(state) && segment.tcp_flags & 0b1_0111 == 2
 }
 
 fn established(state: &State) -> bool {
