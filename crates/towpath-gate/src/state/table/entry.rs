@@ -459,10 +459,11 @@ impl<'a, const N: usize> Entry<'a, N> {
 
     fn set_scale(self, direction: Direction, scale: u8) {
         let at = SCALES + 4 * direction as u32;
-        let config = self.0.word(Self::CONFIG);
-        // Two segments at once, each with a SYN of this side: a window scale of one of them, or bits of both.
-        config.fetch_and(!(0xf << at), Ordering::Relaxed);
-        config.fetch_or(u64::from(scale.min(MAX_SCALE)) << at, Ordering::Relaxed);
+        let scale = u64::from(scale.min(MAX_SCALE)) << at;
+        // Another thread may hand the state to a rule meanwhile (set_owner). If it was first, the place of the window scales
+        // may say that every packet sets the lifetime, and stays so. If this exchange is first, set_owner() sees the scale.
+        let change = |config: u64| (!config & EVERY_PACKET != 0).then_some(config & !(0xf << at) | scale);
+        let _ = self.0.word(Self::CONFIG).fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
     }
 
     fn refresh_sctp(
