@@ -118,7 +118,7 @@ impl Gate {
             flow: state.flow,
             name: state.name,
             origin: state.origin,
-            syn: state.tcp_seen & SYN_SEEN != 0,
+            syn: state.tcp_seen & SYN_SEEN != 0 && !state.picked_up,
             rule: rule.map(|rule| (state.rule, rule)),
         };
         let Some(creation) = self.creation(&first) else { return Recheck::Remove };

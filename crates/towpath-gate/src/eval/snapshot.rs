@@ -480,6 +480,7 @@ impl Reader<'_> {
             bytes,
             remaining,
             tcp_seen: 0,
+            picked_up: false,
             tcp_ack,
             origin,
         };

@@ -61,6 +61,8 @@ pub struct Listed {
     /// ipfw's state word of a TCP connection: the flags seen (FIN 1, SYN 2, RST 4) in forward direction, the same << 8 in reverse
     /// direction, and 0x10000 or 0x20000 for the direction of the acknowledgement that was accepted last.
     pub tcp_seen: u32,
+    /// A `loose` rule made it by a segment of a TCP connection whose SYN was not seen. `tcp_seen` has the SYN of both sides.
+    pub picked_up: bool,
     /// The last acknowledgement numbers that were accepted; 0 if there was none.
     pub tcp_ack: [u32; 2],
     /// Where its first packet was received.
@@ -200,6 +202,7 @@ mod tests {
             bytes: [180, 120],
             remaining: Duration::from_millis(299_001),
             tcp_seen: 0x2_0202,
+            picked_up: false,
             tcp_ack: [0x10, 0xffff_ffff],
             origin: Origin::UNRECORDED,
         }

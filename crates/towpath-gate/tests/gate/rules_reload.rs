@@ -129,6 +129,46 @@ fn unrecorded_fields_are_those_of_the_own_rule() {
     assert_eq!(owners(&gate), [(22, 10, "default".to_owned())]);
 }
 
+/// The first packet of a connection that a `loose` rule picked up was not a SYN, also after a restart.
+#[test]
+fn the_first_packet_of_a_picked_up_connection_is_no_syn() {
+    let old = "add 10 allow tcp from any to any keep-state loose";
+    let new = format!("add 5 deny tcp from any to any setup\n{old}");
+    for (first, expected) in [(SSH_ACK, vec![10]), (SSH, vec![])] {
+        let mut first_gate = gate(old);
+        assert_eq!(step(&mut first_gate, first), Step::Pass);
+        let mut snapshot = Vec::new();
+        first_gate.snapshot(NOW, |piece| snapshot.extend_from_slice(piece));
+        let mut next = gate(old);
+        assert_eq!(next.restore(&snapshot, NOW).unwrap().states, 1);
+        for mut gate in [first_gate, next] {
+            gate.reload(ruleset(&new), StatePolicy::Recheck, NOW);
+            let rules: Vec<u32> = owners(&gate).iter().map(|owner| owner.1).collect();
+            assert_eq!(rules, expected, "{first}");
+        }
+    }
+}
+
+/// Under `keep`, the state of a deleted rule ends with its connection: its owner cannot begin another one in it.
+#[test]
+fn an_orphan_is_not_reopened() {
+    let end = [SSH, "in em1 tcp 10.0.0.2:22 > 10.0.0.1:1000 rst ack ackno 1"];
+    for option in ["", " strict"] {
+        for (more, seconds) in [("", 20), ("add check-state\nadd deny ip from any to any\n", 1)] {
+            let rules = format!("add allow tcp from any to any keep-state{option}");
+            let mut gate = gate(&rules);
+            for packet in end {
+                assert_eq!(step(&mut gate, packet), Step::Pass);
+            }
+            let rules = if more.is_empty() { &rules } else { more };
+            gate.reload(ruleset(rules), StatePolicy::Keep, NOW);
+            let _ = step(&mut gate, SSH);
+            let left: Vec<u64> = gate.states().list(NOW).map(|state| state.remaining.as_secs()).collect();
+            assert_eq!(left, [seconds], "{option} {more}");
+        }
+    }
+}
+
 /// A kept rule keeps its counters, the count of its limit and the count of its log.
 #[test]
 fn kept_rules_continue() {

@@ -268,6 +268,7 @@ impl Parents {
                 bytes: [0; 2],
                 remaining: parent.expires.since(now),
                 tcp_seen: 0,
+                picked_up: false,
                 tcp_ack: [0; 2],
                 origin: Origin::UNRECORDED,
             };

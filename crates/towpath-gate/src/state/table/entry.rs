@@ -520,7 +520,7 @@ impl<'a, const N: usize> Entry<'a, N> {
 
     #[inline]
     fn tcp_of(self, clock: u64, acks: u64) -> Tcp {
-        let seen = clock & 7 | (clock >> 3 & 7) << 8 | (clock >> 6 & 3) << 16;
+        let seen = clock & 7 | (clock >> 3 & 7) << 8 | (clock >> 6 & 7) << 16;
         Tcp { seen: seen as u32, ack: [acks as u32, (acks >> 32) as u32] }
     }
 }
@@ -608,8 +608,29 @@ fn is_sooner(a: u64, b: u64) -> bool {
     ((a & !SEEN).wrapping_sub(b & !SEEN)).cast_signed() < 0
 }
 
-/// ipfw's word of a TCP connection without its gaps.
+/// The word of a TCP connection without its gaps.
 #[inline]
 fn pack(seen: u32) -> u64 {
-    u64::from(seen & 7 | (seen >> 8 & 7) << 3 | (seen >> 16 & 3) << 6)
+    u64::from(seen & 7 | (seen >> 8 & 7) << 3 | (seen >> 16 & 7) << 6)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::state::Pages;
+    use crate::state::table::slab::Slab;
+
+    /// The hand-over to a rule with `state-timeout` between the two looks of a SYN at the configuration.
+    #[test]
+    fn a_window_scale_does_not_replace_the_mark_of_state_timeout() {
+        let slab = Slab::<2>::new(Pages::Base);
+        let slot = slab.alloc().unwrap();
+        let entry = Entry(slab.words(slot));
+        for (every_packet, scales) in [(false, [7, MAX_SCALE]), (true, [MAX_SCALE; 2])] {
+            let word = config(MAX_PARENTS, Origin::UNRECORDED, UNKNOWN_SCALES, Some(9), every_packet);
+            entry.0.word(Entry::<2>::CONFIG).store(word, Ordering::Relaxed);
+            entry.set_scale(Direction::Forward, 7);
+            assert_eq!((entry.every_packet(), entry.scales()), (every_packet, scales));
+        }
+    }
 }

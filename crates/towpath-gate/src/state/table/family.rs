@@ -422,7 +422,8 @@ impl<const N: usize> Family<N> {
             packets: counts.map(|[packets, _]| packets),
             bytes: counts.map(|[_, bytes]| bytes),
             remaining: entry.expires(now).since(now),
-            tcp_seen: if flow.proto == TCP { tcp.seen } else { 0 },
+            tcp_seen: if flow.proto == TCP { tcp.word() } else { 0 },
+            picked_up: flow.proto == TCP && tcp.is_picked_up(),
             tcp_ack: tcp.ack,
             origin: entry.origin(),
         }

@@ -5,7 +5,7 @@
 //!
 //! The word that holds what was seen is ipfw's, bit for bit (`ipfw -v` prints it): the forward side's FIN, SYN and
 //! RST in bits 0 to 2, the reverse side's in bits 8 to 10, and a mark for the side whose acknowledgement was accepted
-//! last.
+//! last. A mark above them, which ipfw does not have, stands for SYNs that were not seen ([`Tcp::assume_established`]).
 //!
 //! Reference: ipfw's dynamic states, `dyn_update_tcp_state`. Deviations:
 //!
@@ -35,6 +35,8 @@ pub(crate) const ACK: u8 = 0x10;
 pub(crate) const ACK_FWD: u32 = 0x1_0000;
 /// The reverse side's acknowledgement was accepted last.
 pub(crate) const ACK_REV: u32 = 0x2_0000;
+/// The connection is treated as established, without a SYN that was seen. Not one of ipfw's marks.
+pub(crate) const PICKED_UP: u32 = 0x4_0000;
 
 /// The lifetime that a segment gives, by ipfw's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +100,7 @@ static LIFE: [Life; 64] = {
 /// What was seen of one connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tcp {
-    /// ipfw's word: flags seen forward, flags seen reverse << 8, acknowledgement marks.
+    /// ipfw's word and [`PICKED_UP`]: flags seen forward, flags seen reverse << 8, marks.
     pub(crate) seen: u32,
     /// The last acceptable acknowledgement number of the forward and the reverse side; 0 is unset, as in ipfw.
     pub(crate) ack: [u32; 2],
@@ -150,9 +152,19 @@ impl Tcp {
         ahead == 0 || ahead <= window(receiver) && acknowledges
     }
 
-    /// Treats the connection as established.
+    /// Treats the connection as established, although its SYNs were not seen.
     pub(crate) fn assume_established(&mut self) {
-        self.seen |= u32::from(SYN) | u32::from(SYN) << 8;
+        self.seen |= u32::from(SYN) | u32::from(SYN) << 8 | PICKED_UP;
+    }
+
+    /// Returns true if the connection is treated as established since its first packet ([`Tcp::assume_established`]).
+    pub(crate) fn is_picked_up(&self) -> bool {
+        self.seen & PICKED_UP != 0
+    }
+
+    /// ipfw's word.
+    pub(crate) fn word(&self) -> u32 {
+        self.seen & !PICKED_UP
     }
 
     /// Returns true if a side has reset the connection.

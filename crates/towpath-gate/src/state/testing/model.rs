@@ -31,6 +31,8 @@ struct State {
     bytes: [u64; 2],
     /// FIN, SYN and RST seen, forward and reverse.
     flags: [u8; 2],
+    /// Treated as established since its first packet.
+    picked_up: bool,
     ack: [u32; 2],
     /// The window scales of both sides.
     scales: [Option<u8>; 2],
@@ -226,6 +228,7 @@ impl Model {
             packets: [0; 2],
             bytes: [0; 2],
             flags: [0; 2],
+            picked_up: false,
             ack: [0; 2],
             scales: [None; 2],
             turn: None,
@@ -241,7 +244,7 @@ impl Model {
         }
         count(&mut state, Direction::Forward, segment);
         if install.tracking == Tracking::Loose && flow.proto == 6 && segment.tcp_flags & 0b110 == 0 {
-            state.flags = [2, 2];
+            (state.flags, state.picked_up) = ([2, 2], true);
             state.expire = now + seconds(self.settings.dyn_syn_lifetime);
         }
         packet(&mut state, Direction::Forward, segment, &self.settings, now);
@@ -520,6 +523,7 @@ impl Model {
             bytes: [0; 2],
             remaining: parent.expire.since(now),
             tcp_seen: 0,
+            picked_up: false,
             tcp_ack: [0; 2],
             origin: Origin::UNRECORDED,
         });
@@ -539,6 +543,7 @@ impl Model {
                     Some(Direction::Forward) => 0x1_0000,
                     Some(Direction::Reverse) => 0x2_0000,
                 },
+            picked_up: state.picked_up,
             tcp_ack: state.ack,
             origin: Origin::UNRECORDED,
         });

@@ -91,7 +91,7 @@ pub(super) fn packet(
 fn tcp(state: &mut State, direction: Direction, segment: &Segment, settings: &Settings) -> Option<u32> {
     let side = direction as usize;
     if reopens(state, direction, segment) {
-        (state.flags, state.ack, state.turn) = ([0; 2], [0; 2], None);
+        (state.flags, state.ack, state.turn, state.picked_up) = ([0; 2], [0; 2], None, false);
     }
     if segment.tcp_flags & 6 == 2 && !established(state) {
         state.scales[side] = Some(segment.tcp_wscale.unwrap_or(0));
