@@ -225,16 +225,20 @@ impl<C: Channel, Q: QueryServer> PortIo<C, Q> {
         }
     }
 
-    /// Queues a reassembled datagram of a bridge in fragments as long as those that it came in.
+    /// Queues a reassembled datagram of a bridge in fragments as long as those that it came in, or as the MTU if that is shorter.
     fn fragment_again(&mut self, port: PortId, frame: &[u8], meta: &Meta) -> Result<(), DropReason> {
         let Self { tx_queues, fragment, .. } = self;
         let tx = &mut tx_queues[usize::from(port.0)];
         let (network, mtu) = (usize::from(meta.network), tx.config.mtu);
         // An inspector may have replaced the datagram by any packet.
         let is_ip4 = frame.len() >= network + IP4 && frame[network] >> 4 == 4;
+        if is_ip4 {
+            router::needs_fragmentation(frame, network, meta, mtu)?;
+        }
+        let piece_len = mtu.min(meta.fragment_len.into());
         let mut result = Ok(());
         let fragmented = is_ip4
-            && router::fragment(frame, network, meta.fragment_len.into(), fragment, |piece, last| {
+            && router::fragment(frame, network, piece_len, fragment, |piece, last| {
                 // The datagram counts with its last fragment.
                 let packets = if last { meta.packets } else { 0 };
                 let meta = Meta { wire_len: piece.len() as u32, packets, ..*meta };
@@ -512,6 +516,8 @@ mod tests {
             (true,  1500, 1500, false, &[1500, 1500, 60][..]),
             (true,  1500, 1500, true,  &[1500, 1500, 60]),
             (true,  1020, 1500, false, &[1020, 1020, 1020]),
+            (true,  1500, 1020, false, &[1020, 1020, 1020]),
+            (true,  1500, 1020, true,  &[]),
             (false, 1500, 1500, false, &[1500, 1500, 60]),
             (false, 1500, 1500, true,  &[1500, 1500, 60]),
             (false, 1020, 1500, false, &[1020, 1020, 1020]),

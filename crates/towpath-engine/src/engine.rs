@@ -269,7 +269,8 @@ impl<E: PacketIo> Engine<E> {
         self.reorder.is_empty() && self.queues.is_drained()
     }
 
-    /// Sends a keepalive by its route, outside the rules. Without a route it is not sent.
+    /// Sends a keepalive by its route, outside the rules. It is not sent without a route, or if the port of the route is in another
+    /// zone: the same addresses there are those of other hosts.
     ///
     /// # Errors
     ///
@@ -282,6 +283,9 @@ impl<E: PacketIo> Engine<E> {
         };
         let neighbor = |port, address| io.neighbor(port, address);
         let Some(route) = Fib::new(walker.routes()).lookup(to, neighbor) else { return Ok(()) };
+        if walker.ports().zone(route.port) != keepalive.flow.tenant {
+            return Ok(());
+        }
         keepalive.write(scratch);
         let meta = Meta {
             interface: u32::from(route.port.0),

@@ -158,7 +158,7 @@ impl PacketCtx {
 
     /// The packet begins again at the first rule (`repeat`).
     pub(crate) fn restart(&mut self) {
-        self.walk = Walk::new(Dir::In, Some(self.arrival), None);
+        self.walk.restart();
         self.outbound = false;
         self.egress = Egress::Unrouted;
         self.wait.kind = Handover::Divert;

@@ -117,8 +117,17 @@ pub fn mtu(caps: &Caps) -> usize {
     caps.max_frame.map_or(usize::MAX, |max| (max as usize).saturating_sub(header))
 }
 
-/// Returns true if the packet is longer than `mtu` and may be fragmented.
-fn needs_fragmentation(frame: &[u8], network: usize, meta: &Meta, mtu: usize) -> Result<bool, DropReason> {
+/// Returns true if the packet at `network` is longer than `mtu` and may be fragmented.
+///
+/// # Errors
+///
+/// [`TooLong`](DropReason::TooLong) if it is longer and may not.
+pub(crate) fn needs_fragmentation(
+    frame: &[u8],
+    network: usize,
+    meta: &Meta,
+    mtu: usize,
+) -> Result<bool, DropReason> {
     let ip = &frame[network..];
     if ip.len() <= mtu {
         return Ok(false);

@@ -22,7 +22,7 @@ use towpath_wire::proto;
 pub use crate::meta::{Adjacency, NextHop};
 pub(crate) use arp_nd_reply::reply as arp_nd_reply;
 pub use fib::{Fib, Route, mtu};
-pub(crate) use fib::{forward, fragment, is_for, is_multicast};
+pub(crate) use fib::{forward, fragment, is_for, is_multicast, needs_fragmentation};
 pub(crate) use resolver::Resolution;
 pub use resolver::{Directory, NeighborSnapshot, Resolver};
 

@@ -1,4 +1,5 @@
-//! Replacements of packets by frames of another kind: no engine thread may trust what a parse of the replaced packet found.
+//! Live ports: replacements of packets by frames of another kind, repeated packets, and keepalives. No engine thread may trust what a
+//! parse of the replaced packet found.
 
 use std::time::Instant;
 
@@ -124,5 +125,34 @@ fn a_routed_packet_may_be_replaced_by_any_frame() {
             let (left, _) = replace(world, &[&frame], &[leak(other)]);
             assert!(left.iter().all(|left| *left <= MTU + 14), "{fill:#x} {len}");
         }
+    }
+}
+
+#[test]
+fn a_repeated_packet_is_charged_once() {
+    // The bucket has room for one packet.
+    let rules = "pipe 1 config bw 8Kbit/s burst 1000\nadd pipe 1 udp from any to any in\n\
+                 add divert 1 udp from any to any out\nadd allow ip from any to any\n";
+    let (_gate, mut engine, inspector) =
+        engine(rules, |xmit| ForwardMode::Bridge { xmit, walk_out: true }, false);
+    let frame = packet("udp 10.0.0.1:4000 > 10.0.0.2:53 len 972");
+    let Ok(()) = engine.process_burst([(&frame[..], Meta::new(LinkType::ETHERNET, frame.len()))].into_iter());
+    for verdict in [Verdict::Repeat, Verdict::Pass] {
+        assert_eq!(inspector.decide_with(verdict.into()), 1, "{verdict:?}");
+        let Ok(()) = engine.idle();
+    }
+    assert_eq!(engine.totals().drops[DropReason::Policed], 0);
+    assert_eq!(engine.io.tx_queues()[1].copied().count(), 1);
+}
+
+#[test]
+fn a_keepalive_stays_in_its_zone() {
+    // The ports are in zone 0.
+    for (tenant, expected) in [(0, 1), (2, 0)] {
+        let (_gate, mut engine, _) = engine("add allow ip from any to any\n", |_| ForwardMode::Router, true);
+        let ends = towpath_wire::Ends::V4([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        let flow = towpath_wire::Flow { ends, proto: 6, src_port: 4000, dst_port: 80, tenant };
+        let Ok(()) = engine.send_keepalive(&state::Keepalive { flow, seq: 1, ack: 1 });
+        assert_eq!(engine.io.tx_queues()[1].copied().count(), expected, "zone {tenant}");
     }
 }

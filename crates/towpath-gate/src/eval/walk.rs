@@ -137,6 +137,11 @@ impl Walk {
         };
     }
 
+    /// Starts the walk of the received packet again at the first rule, as if it had just arrived. Keeps only the charged pipe.
+    pub fn restart(&mut self) {
+        *self = Self { charged_pipe: self.charged_pipe, ..Self::new(Dir::In, self.recv, None) };
+    }
+
     /// Mark of the packet.
     pub fn mark(&self) -> u32 {
         self.mark
