@@ -216,23 +216,16 @@ impl Evaluation<'_> {
                 continue;
             }
             let creation = Creation { at, timeout: walk.timeout };
-            match &rule.install {
-                // The rule would create a state of another zone.
-                Some(_) if walk.tenant != self.first.flow.tenant => {
-                    if rule.defer {
-                        at = program.next(at);
-                        continue;
-                    }
-                }
+            // A state of another zone is another state.
+            let in_zone = walk.tenant == self.first.flow.tenant;
+            match rule.install.as_ref().filter(|_| in_zone) {
                 Some(install) if install.name == self.first.name => return Some(creation),
-                Some(_) => {
-                    other_name.get_or_insert(creation);
-                    if rule.defer {
-                        at = program.next(at);
-                        continue;
-                    }
-                }
+                Some(_) => other_name = other_name.or(Some(creation)),
                 None => {}
+            }
+            if rule.defer {
+                at = program.next(at);
+                continue;
             }
             generation.tag(at, &mut walk, tablearg);
             match generation.act(at, &mut walk, packet, tablearg) {

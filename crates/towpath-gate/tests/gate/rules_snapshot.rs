@@ -210,7 +210,8 @@ fn states_under_other_conditions_are_unchecked() {
         assert_eq!(restored.unchecked, unchecked, "{old}\n{new}");
     }
     // Ports: zones and addresses, by name.
-    let ports = |rows: &[(&str, u16, &str)]| {
+    type Row = (&'static str, u16, &'static str);
+    let ports = |rows: &[Row]| {
         let mut ports = Ports::new();
         for (name, zone, address) in rows {
             let port = ports.add(name, vec![address.parse().unwrap()]);
@@ -220,7 +221,7 @@ fn states_under_other_conditions_are_unchecked() {
         gate.set_ports(ports);
         gate
     };
-    let rows: [(&[(&str, u16, &str)], bool); 4] = [
+    let rows: [(&[Row], bool); 4] = [
         (&[("em0", 7, "10.0.0.1"), ("em1", 0, "10.0.1.1")], false),
         (&[("em1", 0, "10.0.1.1"), ("em0", 7, "10.0.0.1")], false),
         (&[("em0", 8, "10.0.0.1"), ("em1", 0, "10.0.1.1")], true),

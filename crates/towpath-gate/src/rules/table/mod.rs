@@ -615,7 +615,7 @@ mod tests {
         let len = [0, 8, 15, 24, 31, 32][usize::from(n) % 6];
         let four = (u32::from(n).rotate_right(9) ^ 0x0a00_0000) & u32::MAX.checked_shl(32 - len).unwrap_or(0);
         match kind {
-            Kind::Addr if n % 2 == 0 => Key::Net4(four, len as u8),
+            Kind::Addr if n.is_multiple_of(2) => Key::Net4(four, len as u8),
             Kind::Addr => Key::Net6(u128::from(four) << 40, len as u8 + 56),
             Kind::Iface => Key::Iface(format!("em{n}").into()),
             Kind::Number => Key::Number(four),
