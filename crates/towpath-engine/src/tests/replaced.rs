@@ -81,8 +81,9 @@ fn a_reassembled_datagram_may_be_replaced_by_any_frame() {
         [&datagram[..12], &[0x88, 0x64, 0x11, 0, 0, 1, 0, length, 0, 0x21], &datagram[14..]].concat();
     // IEEE 802 local experimental EtherType: not IP.
     let local = |fill, len| leak(other(0x88b5, fill, len));
+    type Row<'a> = (&'a [&'static [u8]], &'a [usize], u64);
     #[rustfmt::skip]
-    let rows: [(&[&'static [u8]], &[usize], u64); 9] = [
+    let rows: [Row<'_>; 9] = [
         // replacements                              frames that leave   refused
         (&[leak(datagram.clone())],                  &[50, 50],          0),
         (&[local(0x4f, 34)],                         &[34],              0),
