@@ -21,7 +21,7 @@ pub fn json(walks: &[Walked], notes: &[String]) -> Value {
     json!({ "walks": walks.iter().map(Walked::json).collect::<Vec<_>>(), "notes": notes })
 }
 
-/// Returns the text of the object that [`json`] returns.
+/// Returns the text of the object that [`json()`] returns.
 pub fn text(explained: &Value) -> String {
     let items = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();

@@ -10,15 +10,14 @@ use std::time::{Duration, Instant};
 use towpath_gate::rules::table::{Key, Kind, Listing, Value};
 use towpath_gate::rules::{Diagnostic, Ruleset};
 use towpath_gate::state::{
-    Counters, Cursor, Ends, Keepalive, Kind as StateKind, Listed, SettingError, StateEvent, Top,
+    Counters, Cursor, Keepalive, Kind as StateKind, Listed, SettingError, StateEvent, Top,
 };
-use towpath_gate::{Diff, Dir, Gate, PacketSpec, PortId, Restored, Routes, SnapshotError, StatePolicy, Walk};
+use towpath_gate::{Diff, Gate, Restored, Routes, SnapshotError, StatePolicy};
 use towpath_wire::Time;
 
 use serde::{Deserialize, Serialize};
 
 use self::listings::Listings;
-use crate::explained::Walked;
 use crate::report;
 use crate::settings::{Settings, short};
 
@@ -360,54 +359,6 @@ impl RulesetManager {
         let book = self.book();
         let (ruleset, warnings) = book.read(text)?;
         Ok(Done { diff: book.gate.preview(&ruleset, book.policy(), now), warnings })
-    }
-
-    /// Explains the walks that a packet would take now: the port that it names, and the port of its route if it passes there. Changes
-    /// nothing.
-    ///
-    /// # Errors
-    /// There is no such port, or the packet is malformed.
-    pub fn explain(&self, spec: &PacketSpec) -> Result<Vec<Walked>, String> {
-        let now = self.clock.now();
-        let packet = towpath_wire::parse(spec.link(), &spec.frame, spec.frame.len() as u32)
-            .map_err(|reason| format!("these words make a malformed packet: {reason}"))?;
-        let book = self.book();
-        let gate = &book.gate;
-        let name = |id: Option<PortId>| id.and_then(|id| gate.ports().name(id)).unwrap_or("?").to_owned();
-        let id = match &spec.port {
-            Some(port) => Some(gate.ports().find(port).ok_or_else(|| {
-                let names: Vec<_> = gate.ports().ids().map(|id| name(Some(id))).collect();
-                format!("there is no port `{port}`; the ports are {}", names.join(", "))
-            })?),
-            None => gate.ports().ids().next(),
-        };
-        let first = match spec.dir {
-            Dir::In => Walk::new(Dir::In, id, None),
-            Dir::Out => Walk::new(Dir::Out, None, id),
-        };
-        let mut walks = Vec::new();
-        let mut next = Some((first, id));
-        while let Some((walk, port)) = next.take() {
-            let explanation = gate.explain(&walk, &packet, now);
-            let verdict = explanation.verdict;
-            let walked = Walked { dir: walk.dir(), port: name(port), explanation, verdict };
-            if walk.dir() == Dir::In
-                && walked.passes()
-                && let Some(flow) = packet.flow()
-            {
-                let to = match flow.ends {
-                    Ends::V4(_, to) => to.into(),
-                    Ends::V6(_, to, _) => to.into(),
-                };
-                next = gate.routes().lookup(to).map(|(route, _)| {
-                    let mut out = walk;
-                    out.leave(route.port);
-                    (out, Some(route.port))
-                });
-            }
-            walks.push(walked);
-        }
-        Ok(walks)
     }
 
     /// Returns the rules with their counters, the default rule last.
@@ -756,5 +707,6 @@ fn zero(line: &str, gate: &mut Gate) {
     }
 }
 
+mod explain;
 #[cfg(test)]
 mod tests;

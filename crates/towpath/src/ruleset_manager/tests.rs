@@ -3,7 +3,7 @@
 use super::*;
 use towpath_gate::state;
 use towpath_gate::state::{Ends, Flow, Install, Lookup, Name, RuleId, Segment};
-use towpath_gate::{Dir, DropReason, Ports, Step, Walk};
+use towpath_gate::{Dir, DropReason, PacketSpec, Ports, Step, Walk};
 use towpath_wire::{self as wire, LinkType};
 
 fn book(rules: &str) -> RulesetManager {

@@ -1,0 +1,57 @@
+//! The walks that a packet would take in a running engine.
+
+use towpath_gate::state::Ends;
+use towpath_gate::{Dir, PacketSpec, PortId, Walk};
+
+use super::RulesetManager;
+use crate::explained::Walked;
+
+impl RulesetManager {
+    /// Explains the walks that a packet would take now: the port that it names, and the port of its route if it passes there. Changes
+    /// nothing.
+    ///
+    /// # Errors
+    /// There is no such port, or the packet is malformed.
+    pub fn explain(&self, spec: &PacketSpec) -> Result<Vec<Walked>, String> {
+        let now = self.clock.now();
+        let packet = towpath_wire::parse(spec.link(), &spec.frame, spec.frame.len() as u32)
+            .map_err(|reason| format!("these words make a malformed packet: {reason}"))?;
+        let book = self.book();
+        let gate = &book.gate;
+        let name = |id: Option<PortId>| id.and_then(|id| gate.ports().name(id)).unwrap_or("?").to_owned();
+        let id = match &spec.port {
+            Some(port) => Some(gate.ports().find(port).ok_or_else(|| {
+                let names: Vec<_> = gate.ports().ids().map(|id| name(Some(id))).collect();
+                format!("there is no port `{port}`; the ports are {}", names.join(", "))
+            })?),
+            None => gate.ports().ids().next(),
+        };
+        let first = match spec.dir {
+            Dir::In => Walk::new(Dir::In, id, None),
+            Dir::Out => Walk::new(Dir::Out, None, id),
+        };
+        let mut walks = Vec::new();
+        let mut next = Some((first, id));
+        while let Some((walk, port)) = next.take() {
+            let explanation = gate.explain(&walk, &packet, now);
+            let verdict = explanation.verdict;
+            let walked = Walked { dir: walk.dir(), port: name(port), explanation, verdict };
+            if walk.dir() == Dir::In
+                && walked.passes()
+                && let Some(flow) = packet.flow()
+            {
+                let to = match flow.ends {
+                    Ends::V4(_, to) => to.into(),
+                    Ends::V6(_, to, _) => to.into(),
+                };
+                next = gate.routes().lookup(to).map(|(route, _)| {
+                    let mut out = walk;
+                    out.leave(route.port);
+                    (out, Some(route.port))
+                });
+            }
+            walks.push(walked);
+        }
+        Ok(walks)
+    }
+}
