@@ -147,6 +147,19 @@ fn a_repeated_packet_is_charged_once() {
 }
 
 #[test]
+fn a_repeated_packet_has_the_mark_of_the_verdict() {
+    let rules = "add allow udp from any to any mark 7\nadd divert 1 udp from any to any in\nadd deny ip from any to any\n";
+    let (_gate, mut engine, inspector) =
+        engine(rules, |xmit| ForwardMode::Bridge { xmit, walk_out: false }, false);
+    let frame = packet("udp 10.0.0.1:4000 > 10.0.0.2:53 len 100");
+    let Ok(()) = engine.process_burst([(&frame[..], Meta::new(LinkType::ETHERNET, frame.len()))].into_iter());
+    let repeat = Decision { mark: 7, mask: u32::MAX, ..Verdict::Repeat.into() };
+    assert_eq!(inspector.decide_with(repeat), 1);
+    let Ok(()) = engine.idle();
+    assert_eq!((inspector.decide_with(Verdict::Pass.into()), engine.totals().stats.passed), (0, 1));
+}
+
+#[test]
 fn a_keepalive_stays_in_its_zone() {
     // The ports are in zone 0.
     for (tenant, expected) in [(0, 1), (2, 0)] {

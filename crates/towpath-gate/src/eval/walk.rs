@@ -137,9 +137,11 @@ impl Walk {
         };
     }
 
-    /// Starts the walk of the received packet again at the first rule, as if it had just arrived. Keeps only the charged pipe.
+    /// Starts the walk of the received packet again at the first rule, as if it had just arrived. Keeps the mark and the charged pipe.
     pub fn restart(&mut self) {
-        *self = Self { charged_pipe: self.charged_pipe, ..Self::new(Dir::In, self.recv, None) };
+        let kept =
+            Self { mark: self.mark, charged_pipe: self.charged_pipe, ..Self::new(Dir::In, self.recv, None) };
+        *self = kept;
     }
 
     /// Mark of the packet.
