@@ -29,6 +29,10 @@ impl Gate {
         for (name, id) in ids {
             let mut addresses: Vec<IpAddr> = ports.addresses(id).to_vec();
             addresses.sort_unstable();
+            // A port without zone and addresses decides only by its name, which each state records.
+            if ports.zone(id) == 0 && addresses.is_empty() {
+                continue;
+            }
             digest.update(format!("port {name} {} {addresses:?}\n", ports.zone(id)).as_bytes());
         }
         digest.finalize()

@@ -214,18 +214,20 @@ fn states_under_other_conditions_are_unchecked() {
     let ports = |rows: &[Row]| {
         let mut ports = Ports::new();
         for (name, zone, address) in rows {
-            let port = ports.add(name, vec![address.parse().unwrap()]);
+            let port = ports.add(name, address.parse().into_iter().collect());
             ports.set_zone(port, *zone);
         }
         let mut gate = gate(RULES);
         gate.set_ports(ports);
         gate
     };
-    let rows: [(&[Row], bool); 4] = [
+    let rows: [(&[Row], bool); 6] = [
         (&[("em0", 7, "10.0.0.1"), ("em1", 0, "10.0.1.1")], false),
         (&[("em1", 0, "10.0.1.1"), ("em0", 7, "10.0.0.1")], false),
         (&[("em0", 8, "10.0.0.1"), ("em1", 0, "10.0.1.1")], true),
         (&[("em0", 7, "10.0.0.2"), ("em1", 0, "10.0.1.1")], true),
+        (&[("em0", 7, "10.0.0.1"), ("em1", 0, "10.0.1.1"), ("em2", 0, "")], false),
+        (&[("em0", 7, "10.0.0.1"), ("em1", 0, "10.0.1.1"), ("em2", 1, "")], true),
     ];
     let saved = snapshot(&ports(rows[0].0));
     for (row, unchecked) in rows {
