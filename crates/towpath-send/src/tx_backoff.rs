@@ -1,12 +1,14 @@
 //! Back-off of a sender whose socket is full.
 //!
-//! Each notification wakes the thread that polls the socket, whether there is room to send or not: POLLERR cannot be masked. A
-//! sender that waits for room would be woken for every few hundred KiB. On a fast path a wake-up costs as much as sending 100 KiB
-//! without a copy, so wake-ups would dominate the cost. The sender therefore sleeps first, for about a third of the time in which
-//! the socket would drain, and polls afterwards: the equivalent of interrupt moderation in a network device.
+//! Each MSG_ZEROCOPY completion on the error queue wakes the thread that polls the socket, whether there is room to send or not:
+//! POLLERR cannot be masked. A sender that waits for room would be woken for every few hundred KiB. On a fast path a wake-up costs
+//! as much as sending 100 KiB without a copy, so wake-ups would dominate the cost. The sender therefore sleeps first, for about a
+//! third of the time in which the socket would drain, and polls afterwards: the equivalent of interrupt moderation in a network
+//! device.
 //!
 //! Invariants: a pause is at most [`LONGEST`], and a pause in which more than half of the queue drained is followed by one of half
-//! the length. A sender does not sleep on a queue that drains faster than the shortest pause.
+//! the length. After [`GIVEN_UP`] consecutive shortest pauses that each drained more than half of the queue, the sender never sleeps
+//! again.
 
 use std::time::Duration;
 
@@ -17,7 +19,7 @@ const LONGEST: Duration = Duration::from_millis(4);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TxBackoff {
     pause: Duration,
-    /// Consecutive pauses of the shortest length in which the queue drained too far.
+    /// Consecutive pauses of the shortest length in which more than half of the queue drained.
     fast: u32,
 }
 
@@ -46,7 +48,7 @@ impl TxBackoff {
     }
 }
 
-/// Number of such pauses after which the sender stops sleeping.
+/// Value of `fast` at which the sender stops sleeping.
 const GIVEN_UP: u32 = 8;
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ metrics! {
         pub now: gauge states,
         /// The largest number of states held at the same time.
         pub peak: gauge states,
-        /// States without a reply, or whose maker did not acknowledge the reply (half-open TCP and SCTP). Under a flood, most.
+        /// States without a reply, or whose initiator did not complete the TCP or SCTP handshake. In a SYN flood, most states.
         pub unreplied: gauge states,
         /// Slots of unlinked states that are not free yet because a worker may still read them. They count toward `max`.
         pub waiting: gauge states,

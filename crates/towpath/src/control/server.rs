@@ -40,7 +40,7 @@ use crate::ruleset_manager::RulesetManager;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// The listener, for the [`Reaper`]: connections that were not accepted may have descriptors.
+/// Key under which the [`Reaper`] closes the listener; its accept queue may hold connections with passed descriptors.
 const LISTENER: PeerKey = PeerKey::Worker(u32::MAX);
 
 /// Maximum number of connections accepted in one turn of the server's loop.
@@ -97,7 +97,8 @@ pub struct Server {
 /// A control socket before its server starts. Connections wait.
 #[derive(Debug)]
 pub struct Listening {
-    /// Dropped first: it recognizes its file while the listener exists.
+    /// Must be dropped before `listener`: the file is identified by its inode number, which may be reused once the listener is
+    /// closed.
     file: SocketFile,
     listener: UnixListener,
     access: AccessControl,
@@ -215,7 +216,8 @@ impl Drop for Server {
     fn drop(&mut self) {
         // The file first: a client that connects now finds no engine instead of one that ends.
         self.file = None;
-        // Release: pairs with the acquire in the thread. Inboxes may still exist if the engine does not end before this process.
+        // Release: pairs with the acquire in the thread. Without this flag the thread ends only when all inboxes are dropped; an
+        // engine thread may still hold one.
         self.over.store(true, Ordering::Release);
         self.wakeup.signal();
         if let Some(thread) = self.thread.take() {
@@ -385,7 +387,7 @@ impl ServerState {
         };
         let stream = self.reaper.wrap(PeerKey::User(uid), stream);
         if !self.reaper.has_room(stream.peer()) {
-            // Its sockets wait for a close that sleeps. The pause bounds the number of further ones.
+            // Too many closes are pending in the Reaper. This connection is still admitted; accept then pauses for 1 s.
             let error = format!("user {uid} has closed connections whose descriptors cannot be closed");
             self.backoff.begin(&io::Error::other(error));
         }

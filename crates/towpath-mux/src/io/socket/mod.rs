@@ -2,8 +2,9 @@
 //!
 //! What: a [`Socket`] is a worker of the mux, for one thread. A clone is another worker. [`Socket::recv`]
 //! returns the next message of any connection. [`Socket::send`] sends one to the requester, to a named
-//! connection, or in connected mode to any connection. A thread of the server (`workqueue.rs`) reads and
-//! writes the connections independently of calls.
+//! connection, or, if `Config::connected` is set (all connections lead to equivalent peers), to the
+//! connection with the fewest bytes to send. A thread of the server (`workqueue.rs`) reads and writes the
+//! connections independently of calls.
 //!
 //! Differences from KCM's sockets: a message waits for the next socket that calls `recv`, not behind a busy
 //! one; a reply goes to the connection of its request; a packet longer than the buffer loses nothing; closing
@@ -136,7 +137,8 @@ pub struct Socket {
     held: Vec<Ticket>,
     /// The message that was answered last.
     answered: Option<Ticket>,
-    /// `receives`: not disabled by the application; `attends`: enabled in the core.
+    /// `receives`: false after `set_receive(false)`. `attends`: the worker is enabled in `mux::Mux`; `recv`
+    /// and `arm` enable it.
     receives: bool,
     attends: bool,
     recv_timeout: Option<Duration>,
@@ -174,7 +176,7 @@ impl Server {
             id,
             WorkerSlot { eventfd: Some(Arc::clone(&eventfd)), ..WorkerSlot::new(Arc::default()) },
         );
-        // The core does not count on the socket before its first `recv`.
+        // The worker stays disabled in `mux::Mux` until the first `recv` or `arm`, so it gets no messages.
         state.mux.disable(id, true, now);
         state.mux.poll_messages(id, now, &mut Vec::new());
         let most = state.mux.config().send_most;
@@ -248,7 +250,8 @@ impl Socket {
     pub fn unattach(&mut self, id: psock::Id, patience: Option<Duration>) -> Result<Ended, Error> {
         let shared = Arc::clone(&self.shared);
         let mut first = true;
-        // A partly read message of this connection would be waited for.
+        // Moves a partly read or peeked message of this connection to `held`, so that `finish` completes it;
+        // otherwise unattach would wait for it.
         let current = self.current.take_if(|(message, _)| message.ticket().psock == id);
         if let Some(ticket) = current.map(|(message, _)| message.ticket())
             && !self.held.contains(&ticket)
@@ -379,7 +382,7 @@ impl Drop for Socket {
         shared.perform(work);
         if last {
             self.server().drain(Some(LINGER));
-            // The thread with the connections takes messages that will not be read.
+            // Wakes the work-queue thread (`workqueue.rs`), which returns all waiting messages as undone.
             shared.notify();
         }
     }
