@@ -5,6 +5,7 @@ pub(crate) mod family;
 pub(crate) mod growing_index;
 pub(crate) mod hash;
 pub(crate) mod index;
+mod index_line;
 pub(crate) mod key;
 pub(crate) mod live_filter;
 pub(crate) mod memory;
