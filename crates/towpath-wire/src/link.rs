@@ -9,8 +9,8 @@ use crate::LinkType;
 const MAX_TAGS: usize = 16;
 
 /// EtherTypes (IANA, IEEE 802 Numbers).
-const ETHERTYPE_IP4: u16 = 0x0800;
-const ETHERTYPE_IP6: u16 = 0x86dd;
+pub(super) const ETHERTYPE_IP4: u16 = 0x0800;
+pub(super) const ETHERTYPE_IP6: u16 = 0x86dd;
 pub(super) const ETHERTYPE_MPLS: u16 = 0x8847;
 pub(super) const ETHERTYPE_MPLS_UPSTREAM: u16 = 0x8848;
 pub(super) const ETHERTYPE_PPPOE: u16 = 0x8864;
@@ -25,10 +25,10 @@ const SLL_LLC: u16 = 0x0004;
 const ARPHRD_NETLINK: u16 = 824;
 
 /// PPP's protocol numbers (IANA, Point-to-Point Protocol Field Assignments).
-const PPP_IP4: u16 = 0x0021;
-const PPP_IP6: u16 = 0x0057;
-const PPP_MPLS: u16 = 0x0281;
-const PPP_MPLS_MULTICAST: u16 = 0x0283;
+pub(super) const PPP_IP4: u16 = 0x0021;
+pub(super) const PPP_IP6: u16 = 0x0057;
+pub(super) const PPP_MPLS: u16 = 0x0281;
+pub(super) const PPP_MPLS_MULTICAST: u16 = 0x0283;
 
 /// NFULA_PAYLOAD (linux/netfilter/nfnetlink_log.h): the attribute that contains the packet.
 const NFULA_PAYLOAD: u16 = 9;
@@ -273,7 +273,7 @@ fn ppp(frame: Frame<'_>, mut at: usize) -> Result<Header, Malformed> {
     Ok(match protocol {
         PPP_IP4 => Header::untyped(Network::Ip4, at),
         PPP_IP6 => Header::untyped(Network::Ip6, at),
-        // `tunnel::inner` recognises MPLS by its EtherType.
+        // MPLS has the same payload behind PPP as behind an EtherType.
         PPP_MPLS => ethertype(frame, ETHERTYPE_MPLS, at)?,
         PPP_MPLS_MULTICAST => ethertype(frame, ETHERTYPE_MPLS_UPSTREAM, at)?,
         _ => other,

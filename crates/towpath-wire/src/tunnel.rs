@@ -9,7 +9,10 @@
 //! and VXLAN-GPE, Geneve (RFC 8926), GTP-U (3GPP TS 29.281), Teredo (RFC 4380), L2TP (RFC 2661). Not supported: IPsec ESP,
 //! compression, all but the first of several packets in one 802.11 frame, tunnels on non-standard ports.
 
-use super::link;
+use super::link::{
+    self, ETHERTYPE_IP4, ETHERTYPE_IP6, ETHERTYPE_MPLS, ETHERTYPE_MPLS_UPSTREAM, ETHERTYPE_PPPOE, PPP_IP4,
+    PPP_IP6, PPP_MPLS, PPP_MPLS_MULTICAST,
+};
 use super::{Frame, Ip, Malformed, Next, be16, bytes, proto, upper};
 use crate::{Addresses, Fragment, LinkType, Packet};
 
@@ -73,15 +76,10 @@ const VXLAN_GPE: u16 = 4790;
 const GENEVE: u16 = 6081;
 const UDP_PORTS: [u16; 6] = [VXLAN, GENEVE, GTP_U, TEREDO, L2TP, VXLAN_GPE];
 
-/// EtherTypes of tunnels (IANA, IEEE 802 Numbers).
-const ETHERTYPE_IP4: u16 = 0x0800;
+/// EtherTypes of tunnels only (IANA, IEEE 802 Numbers).
 const ETHERTYPE_ERSPAN_III: u16 = 0x22eb;
 const ETHERTYPE_TEB: u16 = 0x6558;
-const ETHERTYPE_IP6: u16 = 0x86dd;
 const ETHERTYPE_PPP: u16 = 0x880b;
-const ETHERTYPE_MPLS: u16 = 0x8847;
-const ETHERTYPE_MPLS_UPSTREAM: u16 = 0x8848;
-const ETHERTYPE_PPPOE: u16 = 0x8864;
 const ETHERTYPE_ERSPAN: u16 = 0x88be;
 const ETHERTYPE_PBB: u16 = 0x88e7;
 const ETHERTYPE_VNTAG: u16 = 0x8926;
@@ -257,8 +255,8 @@ fn ppp(body: Body<'_>) -> Option<Carried<'_>> {
         protocol => (be16(protocol), body.skip(2)?),
     };
     match protocol {
-        0x0021 | 0x0057 => Some(Carried::Ip(body)),
-        0x0281 | 0x0283 => mpls(body),
+        PPP_IP4 | PPP_IP6 => Some(Carried::Ip(body)),
+        PPP_MPLS | PPP_MPLS_MULTICAST => mpls(body),
         _ => None,
     }
 }
