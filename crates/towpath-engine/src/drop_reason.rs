@@ -81,7 +81,7 @@ drop_reasons! {
     NoInspector "no_inspector" "The queue has no inspector."
     ReinjectLimit "reinject_limit" "Inspectors sent the packet to rules or queues more than 16 times."
     ReplaceLimit "replace_limit" "The inspector's share of the reorder buffer has no room for the replaced payload."
-    BadReplacement "bad_replacement" "The payload with which an inspector replaced the packet is malformed."
+    BadReplacement "bad_replacement" "An inspector replaced the packet by a malformed one, or a routed packet by one that cannot be routed."
     NoRoom "no_room" "No room in the reorder buffer for the share of the packet's queue."
     Reassembly "reassembly" "Fragment of a datagram that was never complete, or that overlaps another."
     NoRoute "no_route" "No route to the destination."

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use towpath_gate::Edits;
 use towpath_port::Checksum;
-use towpath_wire::{self as wire, Addresses, Packet, edit};
+use towpath_wire::{self as wire, Addresses, Packet, edit, gso};
 
 use crate::meta::Meta;
 
@@ -51,12 +51,27 @@ fn partial_checksum(frame: &[u8], meta: &Meta) -> Option<(Range<usize>, [u8; 2])
     Some((at..at + 2, frame.get(at..at + 2)?.try_into().ok()?))
 }
 
+/// The metadata of a packet with the metadata `meta` after an inspector replaced its `had` captured bytes by `bytes`.
+pub(crate) fn replaced_meta(meta: &Meta, had: usize, bytes: &[u8]) -> Meta {
+    let mut replaced = Meta {
+        wire_len: replaced_len(meta, had, bytes),
+        fragment_len: replaced_fragment_len(meta, bytes),
+        changed: true,
+        ..*meta
+    };
+    let offload = &mut replaced.port.offload;
+    offload.checksum = Checksum::Unverified;
+    // A replacement of another kind, or of one segment, is one packet of its length.
+    offload.gso = offload.gso.filter(|_| gso::is_segmented(meta.link, bytes, *offload));
+    replaced
+}
+
 /// The length on the wire of a packet whose `had` captured bytes an inspector replaced by `bytes`.
 ///
 /// Normally the length of the replacement. If the capture has only the first bytes of the packet, the inspector replaced only
 /// these, and the length of the missing bytes is added, unless the replacement is a complete packet. If the complete packet
 /// waits in a kernel queue, the replacement replaces all of it.
-pub(crate) fn replaced_len(meta: &Meta, had: usize, bytes: &[u8]) -> u32 {
+fn replaced_len(meta: &Meta, had: usize, bytes: &[u8]) -> u32 {
     let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     let missing = meta.wire_len.saturating_sub(had as u32);
     let whole = missing == 0 || meta.port.queued.is_some();
@@ -66,7 +81,7 @@ pub(crate) fn replaced_len(meta: &Meta, had: usize, bytes: &[u8]) -> u32 {
 /// The length of the fragments in which a replacement of `bytes` leaves, as [`Meta::fragment_len`]. A replacement of a reassembled datagram
 /// leaves in fragments only if it is an IPv4 packet, and not in PPPoE or MPLS: the offsets of other frames are not those of an IPv4
 /// header.
-pub(crate) fn replaced_fragment_len(meta: &Meta, bytes: &[u8]) -> u16 {
+fn replaced_fragment_len(meta: &Meta, bytes: &[u8]) -> u16 {
     if meta.fragment_len == 0 {
         return 0;
     }

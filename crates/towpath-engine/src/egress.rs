@@ -236,18 +236,13 @@ impl<C: Channel, Q: QueryServer> PortIo<C, Q> {
             router::needs_fragmentation(frame, network, meta, mtu)?;
         }
         let piece_len = mtu.min(meta.fragment_len.into());
-        let mut result = Ok(());
-        let fragmented = is_ip4
-            && router::fragment(frame, network, piece_len, fragment, |piece, last| {
-                // The datagram counts with its last fragment.
-                let packets = if last { meta.packets } else { 0 };
-                let meta = Meta { wire_len: piece.len() as u32, packets, ..*meta };
-                result = result.and(tx.push(piece, &meta));
-            });
+        let push = |piece: &mut [u8], meta: &Meta| tx.push(piece, meta);
+        let fragmented =
+            is_ip4.then(|| push_fragments(frame, (network, piece_len), fragment, meta, push)).flatten();
         match fragmented {
-            true => result,
-            false if frame.len().saturating_sub(network) > mtu => Err(DropReason::TooLong),
-            false => tx.push(frame, meta),
+            Some(result) => result,
+            None if frame.len().saturating_sub(network) > mtu => Err(DropReason::TooLong),
+            None => tx.push(frame, meta),
         }
     }
 
@@ -281,14 +276,8 @@ impl<C: Channel, Q: QueryServer> PortIo<C, Q> {
             None => push(scratch, &out_meta),
             Some(network) => {
                 out_meta.port.offload = checksum::complete(scratch, out_meta.port.offload);
-                let mut result = Ok(());
-                let fragmented = router::fragment(scratch, network, piece_len, fragment, |piece, last| {
-                    // The packet counts with its last fragment.
-                    let packets = if last { out_meta.packets } else { 0 };
-                    let meta = Meta { wire_len: piece.len() as u32, packets, ..out_meta };
-                    result = result.and(push(piece, &meta));
-                });
-                if fragmented { result } else { Err(DropReason::TooLong) }
+                push_fragments(scratch, (network, piece_len), fragment, &out_meta, push)
+                    .unwrap_or(Err(DropReason::TooLong))
             }
         };
         let evicted = resolver.map_or(0, Resolver::take_evicted);
@@ -421,6 +410,25 @@ impl<C: Channel, Q: QueryServer> PacketIo for PortIo<C, Q> {
     }
 }
 
+/// Calls `push` with each fragment of at most `piece_len` bytes of the IPv4 packet at `network` of `frame`, and its metadata. Returns
+/// the first error, or `None` if the packet cannot be fragmented ([`router::fragment`]).
+fn push_fragments(
+    frame: &[u8],
+    (network, piece_len): (usize, usize),
+    fragment: &mut Vec<u8>,
+    meta: &Meta,
+    mut push: impl FnMut(&mut [u8], &Meta) -> Result<(), DropReason>,
+) -> Option<Result<(), DropReason>> {
+    let mut result = Ok(());
+    let fragmented = router::fragment(frame, network, piece_len, fragment, |piece, last| {
+        // The packet counts with its last fragment.
+        let packets = if last { meta.packets } else { 0 };
+        let meta = Meta { wire_len: piece.len() as u32, packets, ..*meta };
+        result = result.and(push(piece, &meta));
+    });
+    fragmented.then_some(result)
+}
+
 /// The metadata of an Ethernet frame of the router itself, on its way out by `port`.
 fn own_frame(port: u32, len: usize) -> Meta {
     Meta { interface: port, packets: 0, ..Meta::new(LinkType::ETHERNET, len) }
@@ -534,7 +542,7 @@ mod tests {
             let (mut frame, meta) = reassembled(9, fragment_len);
             frame[20] = if dont_fragment { 0x40 } else { 0 };
             let Ok(()) = io.send(&frame, &meta);
-            let left: Vec<_> = io.tx_queues[1].copied().map(<[u8]>::to_vec).collect();
+            let left: Vec<_> = io.tx_queues[1].copied().map(|frame| frame.bytes.to_vec()).collect();
             assert_eq!(
                 left.iter().map(|frame| frame.len() - 14).collect::<Vec<_>>(),
                 expected,
@@ -562,7 +570,7 @@ mod tests {
             io.tx_queue_mut(1).set_mtu(1500);
             let (_, meta) = reassembled(9, 1500);
             let Ok(()) = io.send(&vec![first; len], &meta);
-            let left: Vec<_> = io.tx_queues[1].copied().map(<[u8]>::len).collect();
+            let left: Vec<_> = io.tx_queues[1].copied().map(|frame| frame.bytes.len()).collect();
             assert_eq!(left, if expected { vec![len] } else { vec![] }, "{first:#x} {len}");
             let dropped = io.take_drops().map_or(0, |drops| drops[DropReason::TooLong]);
             assert_eq!(dropped, if expected { 0 } else { 3 }, "{first:#x} {len}");

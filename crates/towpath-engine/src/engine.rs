@@ -9,7 +9,7 @@ use towpath_gate::Walker;
 use towpath_gate::reassembly::Reassembler;
 use towpath_gate::state::{Keepalive, States};
 use towpath_port::{Burst, Frame};
-use towpath_wire::{Ends, LinkType, Time};
+use towpath_wire::{LinkType, Time};
 
 use crate::clock::Clock;
 use crate::conversations::Conversations;
@@ -277,12 +277,8 @@ impl<E: PacketIo> Engine<E> {
     /// Returns an error of [`PacketIo::send`].
     pub fn send_keepalive(&mut self, keepalive: &Keepalive) -> Result<(), E::Error> {
         let Self { walker, io, scratch, .. } = self;
-        let to = match keepalive.flow.ends {
-            Ends::V4(_, to) => to.into(),
-            Ends::V6(_, to, _) => to.into(),
-        };
         let neighbor = |port, address| io.neighbor(port, address);
-        let Some(route) = Fib::new(walker.routes()).lookup(to, neighbor) else { return Ok(()) };
+        let Some(route) = Fib::new(walker.routes()).lookup(keepalive.to(), neighbor) else { return Ok(()) };
         if walker.ports().zone(route.port) != keepalive.flow.tenant {
             return Ok(());
         }

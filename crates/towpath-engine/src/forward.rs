@@ -109,13 +109,13 @@ fn forward<E: PacketIo>(
         ForwardMode::Bridge { xmit, walk_out } => (xmit, walk_out),
         ForwardMode::Back => (ctx.arrival, false),
         ForwardMode::Nowhere => return Next::End(Outcome::Passed),
-        ForwardMode::Router if is_local(packet) && !packet.is_encapsulated() => {
+        ForwardMode::Router if packet.is_encapsulated() => return drop(DropReason::NoRoute),
+        // Before the addresses: those of neighbor discovery are link-local.
+        ForwardMode::Router if is_local(packet) => {
             ctx.egress = Egress::Local;
             return Next::End(Outcome::Passed);
         }
-        ForwardMode::Router if packet.is_encapsulated() || stays_on_link(packet) => {
-            return drop(DropReason::NoRoute);
-        }
+        ForwardMode::Router if stays_on_link(packet) => return drop(DropReason::NoRoute),
         ForwardMode::Router if ttl(packet) <= 1 => return drop(DropReason::TtlExceeded),
         mode @ (ForwardMode::Routes | ForwardMode::Router) => {
             let hop = ctx.fwd.filter(|_| mode == ForwardMode::Router);
@@ -160,6 +160,11 @@ pub(crate) fn answer(
         }
         Outcome::Dropped(_) | Outcome::Passed => None,
     }
+}
+
+/// Returns true if a router may forward the packet: IP, without PPPoE or MPLS, with addresses that are valid on other links.
+pub(crate) fn may_be_forwarded(packet: &Packet<'_>) -> bool {
+    !packet.is_encapsulated() && !is_local(packet) && !stays_on_link(packet)
 }
 
 /// Returns true if the packet is for the router itself: not IP (ARP), or IPv6 neighbor discovery (RFC 4861 section 4).

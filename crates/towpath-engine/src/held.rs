@@ -50,7 +50,7 @@ pub(crate) fn admit_replacement<E: PacketIo>(
     bytes: &[u8],
 ) -> Result<(), DropReason> {
     let Some((held, ctx)) = reorder.waiting_mut(id) else { return Ok(()) };
-    let meta = Meta { fragment_len: edits::replaced_fragment_len(&held.meta, bytes), ..held.meta };
+    let meta = edits::replaced_meta(&held.meta, bytes.len(), bytes);
     if bytes.len() > io.max_frame(ctx.egress_port(), bytes, &meta) {
         return Err(DropReason::TooLong);
     }

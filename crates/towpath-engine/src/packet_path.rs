@@ -14,7 +14,6 @@
 //! `resume_deferred` (earlier packets of the flow) continue.
 
 use towpath_gate::{BURST, Edits};
-use towpath_port::Checksum;
 use towpath_ring::Verdict;
 use towpath_wire::{self as wire, Packet, checksum};
 
@@ -22,13 +21,14 @@ use crate::drop_reason::{DropReason, Outcome};
 use crate::edits::{self, Place};
 use crate::engine::Engine;
 use crate::flow_verdict::FlowVerdict;
-use crate::forward::{after_flow_verdict, after_pass, after_step, answer, walk};
+use crate::forward::{after_flow_verdict, after_pass, after_step, answer, may_be_forwarded, walk};
 use crate::held::{admit_replacement, bytes, edit, parse};
 use crate::meta::{Egress, Meta};
 use crate::packet_ctx::{Handover, Next, PacketCtx, Wait, begins_connection};
 use crate::packet_io::PacketIo;
 use crate::queue::{Enqueue, Queue, QueueVerdict};
 use crate::reorder::{Account, PacketId};
+use crate::topology::ForwardMode;
 use crate::verdicts::{Settlement, VerdictBatch};
 
 /// The result of offering a packet to its queue.
@@ -522,14 +522,10 @@ impl<E: PacketIo> Engine<E> {
         let Self { reorder, burst, scratch, .. } = self;
         let Some((held, _)) = reorder.waiting_mut(id) else { return };
         let had = bytes(held, burst.as_ref()).len();
-        let meta = &mut held.meta;
+        held.meta = edits::replaced_meta(&held.meta, had, replacement);
         scratch.clear();
         scratch.extend_from_slice(replacement);
-        meta.wire_len = edits::replaced_len(meta, had, scratch);
-        meta.fragment_len = edits::replaced_fragment_len(meta, scratch);
-        checksum::fill(meta.link, scratch, meta.wire_len);
-        meta.changed = true;
-        meta.port.offload.checksum = Checksum::Unverified;
+        checksum::fill(held.meta.link, scratch, held.meta.wire_len);
         reorder.replace(id, scratch);
     }
 
@@ -546,6 +542,11 @@ impl<E: PacketIo> Engine<E> {
             // The received packet was well-formed.
             return Next::End(Outcome::Dropped(DropReason::BadReplacement));
         };
+        // The route is that of the packet that was replaced.
+        if held.meta.changed && ctx.outbound && ctx.mode == ForwardMode::Router && !may_be_forwarded(&packet)
+        {
+            return Next::End(Outcome::Dropped(DropReason::BadReplacement));
+        }
         after_pass((walker, io), &packet, ctx, ctx.wait.kind, clock.now)
     }
 

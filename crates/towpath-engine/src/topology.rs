@@ -83,6 +83,14 @@ impl Topology {
         (tagged.map_or(interface.untagged, |&(_, port)| port), interface.mode)
     }
 
+    /// How the packets that arrive on `port` are forwarded. `None` if no interface has the port.
+    pub fn mode(&self, port: PortId) -> Option<ForwardMode> {
+        let of_port = |interface: &&Interface| {
+            interface.untagged == port || interface.by_vlan.iter().any(|(_, tagged)| *tagged == port)
+        };
+        self.interfaces.iter().find(of_port).map(|interface| interface.mode)
+    }
+
     /// Where the packets of an interface leave, if that does not depend on the packet.
     pub(crate) fn direct(&self, interface: u32) -> Option<Egress> {
         match self.interfaces.get(interface as usize)?.mode {

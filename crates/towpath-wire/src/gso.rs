@@ -81,6 +81,11 @@ pub fn max_segment_len(link: LinkType, frame: &[u8], offload: Offload) -> usize 
     header_len(link, frame, offload, gso).map_or(len, |header| len.min(header + usize::from(gso.size)))
 }
 
+/// Returns true if [`segment`] cuts `frame` into several segments.
+pub fn is_segmented(link: LinkType, frame: &[u8], offload: Offload) -> bool {
+    max_segment_len(link, frame, offload) < frame.len()
+}
+
 /// Reduces the segment size of TCP so that no segment is longer than `max` bytes, link header included.
 ///
 /// TCP may be segmented anywhere. UDP datagrams must keep their size; their metadata is returned unchanged.

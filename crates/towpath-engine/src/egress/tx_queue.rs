@@ -163,8 +163,8 @@ impl TxQueue {
 
     /// The frames that are queued as copies.
     #[cfg(test)]
-    pub(crate) fn copied(&self) -> impl Iterator<Item = &[u8]> {
-        (0..self.copies.len()).map(|at| self.copies.frame(at).bytes)
+    pub(crate) fn copied(&self) -> impl Iterator<Item = Frame<'_>> {
+        (0..self.copies.len()).map(|at| self.copies.frame(at))
     }
 
     pub(super) fn copy(&mut self, bytes: &[u8], meta: &Meta) -> Option<usize> {

@@ -56,7 +56,7 @@ fn replace(
     }
     assert!(engine.reorder.is_empty());
     let dropped = engine.totals().drops[DropReason::InvalidVerdict];
-    (engine.io.tx_queues()[1].copied().map(<[u8]>::len).collect(), dropped)
+    (engine.io.tx_queues()[1].copied().map(|frame| frame.bytes.len()).collect(), dropped)
 }
 
 /// An Ethernet frame of `len` bytes with this EtherType, and a payload of the byte `fill`.
@@ -113,7 +113,7 @@ fn a_reassembled_datagram_may_be_replaced_by_any_frame() {
 }
 
 #[test]
-fn a_routed_packet_may_be_replaced_by_any_frame() {
+fn a_routed_packet_is_not_replaced_by_one_that_cannot_be_routed() {
     let frame = packet("udp 10.0.0.1:4000 > 10.0.0.2:53");
     // The packet has its route when the inspector replaces it.
     let rules = "add inspect 1 all from any to any out\nadd allow ip from any to any\n";
@@ -123,9 +123,78 @@ fn a_routed_packet_may_be_replaced_by_any_frame() {
             let mut other = other(0x88b5, fill, len);
             // No Don't Fragment, where an IPv4 header would have it.
             other.iter_mut().skip(20).take(2).for_each(|byte| *byte = 0);
-            let (left, _) = replace(world, &[&frame], &[leak(other)]);
-            assert!(left.iter().all(|left| *left <= MTU + 14), "{fill:#x} {len}");
+            assert_eq!(routed(world, &frame, leak(other)), (vec![], 1), "{fill:#x} {len}");
         }
+    }
+    let in_mpls = [&frame[..12], &[0x88, 0x47, 0, 0, 1, 64], &frame[14..]].concat();
+    #[rustfmt::skip]
+    let rows = [
+        (packet("udp 10.0.0.1:4000 > 10.0.0.3:53 len 9"), true),
+        (packet("udp 169.254.0.1:4000 > 10.0.0.2:53"),    false),
+        (packet("udp 10.0.0.1:4000 > 224.0.0.5:53"),      false),
+        (in_mpls,                                         false),
+    ];
+    for (replacement, leaves) in rows {
+        let world = engine(rules, |_| ForwardMode::Router, true);
+        let (left, dropped) = routed(world, &frame, leak(replacement.clone()));
+        assert_eq!((left.len() == 1, dropped == 0), (leaves, leaves), "{replacement:x?}");
+    }
+}
+
+/// The lengths of the frames that leave, and the number of bad replacements, after `frame` is replaced.
+fn routed(
+    (_gate, mut engine, inspector): (Gate, Live, Inspector),
+    frame: &[u8],
+    replacement: &'static [u8],
+) -> (Vec<usize>, u64) {
+    let Ok(()) = engine.process_burst([(frame, Meta::new(LinkType::ETHERNET, frame.len()))].into_iter());
+    assert_eq!(inspector.decide_with(Verdict::Replace(replacement).into()), 1);
+    let Ok(()) = engine.idle();
+    let dropped = engine.totals().drops[DropReason::BadReplacement];
+    assert_eq!(engine.totals().stats.passed, 1 - dropped);
+    (engine.io.tx_queues()[1].copied().map(|frame| frame.bytes.len()).collect(), dropped)
+}
+
+#[test]
+fn a_replacement_is_segmented_only_if_it_is_of_the_same_kind() {
+    let tcp = |len| packet(&format!("tcp 10.0.0.1:4000 > 10.0.0.2:80 len {len}"));
+    let udp = |len| packet(&format!("udp 10.0.0.1:4000 > 10.0.0.2:53 len {len}"));
+    let received = tcp(4000);
+    let gso = towpath_port::Gso { kind: towpath_port::GsoKind::Tcp4, size: 1000, ecn: false };
+    #[rustfmt::skip]
+    let rows = [
+        // router, replacement, frames that leave, segmented
+        (false, tcp(3000),  1, true),
+        (false, tcp(1000),  1, false),
+        (false, udp(1000),  1, false),
+        // No frame of this length leaves by the port.
+        (false, udp(3000),  0, true),
+        (true,  tcp(3000),  1, true),
+        (true,  udp(1000),  1, false),
+        // In fragments.
+        (true,  udp(3000),  3, false),
+    ];
+    for (router, replacement, expected, segmented) in rows {
+        let mode = |xmit| match router {
+            true => ForwardMode::Router,
+            false => ForwardMode::Bridge { xmit, walk_out: false },
+        };
+        let (_gate, mut engine, inspector) =
+            engine("add inspect 1 all from any to any in\nadd allow ip from any to any\n", mode, router);
+        let mut meta = Meta::new(LinkType::ETHERNET, received.len());
+        meta.port.offload.gso = Some(gso);
+        let Ok(()) = engine.process_burst([(&received[..], meta)].into_iter());
+        let mut replacement = replacement;
+        // May be fragmented.
+        replacement[20] = 0;
+        let len = replacement.len();
+        assert_eq!(inspector.decide_with(Verdict::Replace(leak(replacement)).into()), 1);
+        let Ok(()) = engine.idle();
+        let left: Vec<_> = engine.io.tx_queues()[1].copied().collect();
+        assert_eq!(left.len(), expected, "{router} {len}");
+        assert!(left.iter().all(|left| left.meta.offload.gso == segmented.then_some(gso)), "{router} {len}");
+        let invalid = engine.totals().drops[DropReason::InvalidVerdict];
+        assert_eq!(invalid, u64::from(expected == 0), "{router} {len}");
     }
 }
 
