@@ -1,4 +1,4 @@
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The addresses of a flow, in the direction of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -9,6 +9,17 @@ pub enum Ends {
     V4(Ipv4Addr, Ipv4Addr),
     /// IPv6 source, destination, and the scope zone (0 unless an address is link-local).
     V6(Ipv6Addr, Ipv6Addr, u32),
+}
+
+impl Ends {
+    /// Source and destination.
+    #[inline]
+    pub fn addresses(self) -> (IpAddr, IpAddr) {
+        match self {
+            Self::V4(src, dst) => (src.into(), dst.into()),
+            Self::V6(src, dst, _) => (src.into(), dst.into()),
+        }
+    }
 }
 
 /// The key of a dynamic state without its flow name: addresses, protocol, ports and tenant of a packet.

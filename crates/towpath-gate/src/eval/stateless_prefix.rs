@@ -8,8 +8,6 @@
 //! Invariant: evaluating a rule that certainly does not match has no effect. It counts nothing, draws no random
 //! number and looks up no state.
 
-use std::net::IpAddr;
-
 use super::generation::Generation;
 use super::insn::{ACK, Insn, Op, RST, in_set, is_me};
 use super::port::PortId;
@@ -104,10 +102,7 @@ fn holds(
         Ends::V4(src, dst) => (Some(src.to_bits()), Some(dst.to_bits()), None, None),
         Ends::V6(src, dst, _) => (None, None, Some(src.to_bits()), Some(dst.to_bits())),
     };
-    let (src, dst): (IpAddr, IpAddr) = match flow.ends {
-        Ends::V4(src, dst) => (src.into(), dst.into()),
-        Ends::V6(src, dst, _) => (src.into(), dst.into()),
-    };
+    let (src, dst) = flow.ends.addresses();
     let tcp = flow.proto == proto::TCP;
     Some(match op {
         Op::True | Op::In => true,

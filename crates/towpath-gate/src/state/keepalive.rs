@@ -62,10 +62,7 @@ impl Keepalive {
 
     /// The destination address.
     pub fn to(&self) -> IpAddr {
-        match self.flow.ends {
-            Ends::V4(_, dst) => dst.into(),
-            Ends::V6(_, dst, _) => dst.into(),
-        }
+        self.flow.ends.addresses().1
     }
 }
 

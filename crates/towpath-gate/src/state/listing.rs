@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::state::{Ends, Flow, Name, Origin, RuleId, tcp};
+use crate::state::{Flow, Name, Origin, RuleId, tcp};
 
 /// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,10 +126,8 @@ impl fmt::Display for Line<'_> {
             Some(name) => f.write_str(name)?,
             None => write!(f, "proto {proto}")?,
         }
-        match ends {
-            Ends::V4(src, dst) => write!(f, " {src} {src_port} <-> {dst} {dst_port} :{name}")?,
-            Ends::V6(src, dst, _) => write!(f, " {src} {src_port} <-> {dst} {dst_port} :{name}")?,
-        }
+        let (src, dst) = ends.addresses();
+        write!(f, " {src} {src_port} <-> {dst} {dst_port} :{name}")?;
         if listed.flow.tenant != 0 {
             write!(f, " zone {}", listed.flow.tenant)?;
         }
@@ -184,6 +182,7 @@ fn protocol(proto: u8) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::Ends;
 
     fn listed() -> Listed {
         Listed {

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use towpath_gate::state::{Cursor, Ends, Kind, Listed};
+use towpath_gate::state::{Cursor, Kind, Listed};
 
 use super::super::client::{Engine, Failure};
 use super::super::command::{Context, Handled, Query, Reply, name};
@@ -115,10 +115,7 @@ impl From<StateLine> for State {
     fn from(line: StateLine) -> Self {
         let StateLine { rule, text, parts, name } = line;
         let Listed { kind, orphaned, flow, packets, bytes, .. } = *parts;
-        let (src, dst) = match flow.ends {
-            Ends::V4(src, dst) => (src.to_string(), dst.to_string()),
-            Ends::V6(src, dst, _) => (src.to_string(), dst.to_string()),
-        };
+        let (src, dst) = flow.ends.addresses();
         let (kind, count) = match kind {
             Kind::State => ("state", 0),
             Kind::Limit => ("limit", 0),
@@ -130,9 +127,9 @@ impl From<StateLine> for State {
             name,
             zone: flow.tenant,
             proto: flow.proto,
-            src,
+            src: src.to_string(),
             src_port: flow.src_port,
-            dst,
+            dst: dst.to_string(),
             dst_port: flow.dst_port,
             packets,
             bytes,
