@@ -24,12 +24,8 @@ impl Protocol {
             "ip6" | "ipv6" => return Some(Self::Ip6),
             _ => {}
         }
-        if text.starts_with(|c: char| c.is_ascii_digit()) {
-            // 0 is `ip` in /etc/protocols: any packet.
-            return text.parse().ok().map(|n| if n == 0 { Self::Any } else { Self::Number(n) });
-        }
-        let lower = text.to_ascii_lowercase();
-        NAMES.iter().find(|(name, _)| *name == lower).map(|(_, number)| Self::Number(*number))
+        // 0 is `ip` in /etc/protocols: any packet.
+        number(text).map(|number| if number == 0 { Self::Any } else { Self::Number(number) })
     }
 
     /// All names that [`Self::parse`] accepts.
@@ -55,6 +51,21 @@ impl fmt::Display for Protocol {
 /// Returns the printed name of a protocol number, if it has one.
 pub fn name(number: u8) -> Option<&'static str> {
     NAMES.iter().find(|(_, n)| *n == number).map(|(name, _)| *name)
+}
+
+/// Returns the number of an upper-layer protocol by its name or number.
+///
+/// ```
+/// use towpath_gate::rules::protocol;
+///
+/// assert_eq!([protocol::number("gre"), protocol::number("47"), protocol::number("any")], [Some(47), Some(47), None]);
+/// ```
+pub fn number(text: &str) -> Option<u8> {
+    if text.starts_with(|c: char| c.is_ascii_digit()) {
+        return text.parse().ok();
+    }
+    let lower = text.to_ascii_lowercase();
+    NAMES.iter().find(|(name, _)| *name == lower).map(|(_, number)| *number)
 }
 
 /// Names and numbers (IANA, with BSD spellings). The first name of a number is printed.

@@ -2,10 +2,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use towpath_gate::state::{Ends, Flow};
-
 use towpath_engine::TraceFilter;
-use towpath_wire::{Addresses, Packet};
+use towpath_gate::rules::protocol::number;
+use towpath_gate::state::Flow;
+use towpath_wire::{Packet, proto};
 
 /// A packet filter. The default matches every packet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,26 +53,26 @@ impl FlowFilter {
         if self.ends == [End::default(); 2] {
             return true;
         }
-        let (from, to): (IpAddr, IpAddr) = match packet.addresses {
-            Addresses::V4(from, to) => (from.into(), to.into()),
-            Addresses::V6(from, to) => (from.into(), to.into()),
-            Addresses::None => return false,
-        };
-        self.connects((from, packet.src_port), (to, packet.dst_port))
+        packet.flow().is_some_and(|flow| self.takes_flow(&flow))
     }
 
     /// Returns true if the flow matches, in either direction.
     pub fn takes_flow(&self, flow: &Flow) -> bool {
-        let (from, to) = addresses(flow);
+        let (from, to) = flow.ends.addresses();
         self.proto.is_none_or(|proto| proto == flow.proto)
             && self.connects((from, flow.src_port), (to, flow.dst_port))
     }
 
-    /// Returns true if the filter names one flow: a protocol and both ends, with ports if the protocol has ports.
+    /// Returns true if the filter names one flow: a protocol and both ends, with ports if the protocol has ports. ICMP may have its
+    /// identifier in place of both ports.
     pub fn is_one_flow(&self) -> bool {
-        let has_ports = self.proto.is_some_and(|proto| WITH_PORTS.contains(&proto));
-        let whole = |end: &End| end.address.is_some() && end.port.is_some() == has_ports;
-        self.proto.is_some() && self.ends.iter().all(whole)
+        let Some(proto) = self.proto else { return false };
+        let [one, other] = self.ends.map(|end| end.port);
+        let whole = match proto {
+            proto::ICMP | proto::ICMP6 => one == other,
+            _ => [one, other].iter().all(|port| port.is_some() == WITH_PORTS.contains(&proto)),
+        };
+        whole && self.ends.iter().all(|end| end.address.is_some())
     }
 
     fn connects(&self, from: (IpAddr, u16), to: (IpAddr, u16)) -> bool {
@@ -81,16 +81,11 @@ impl FlowFilter {
     }
 }
 
-/// TCP, UDP, DCCP, SCTP, UDP-Lite.
-const WITH_PORTS: [u8; 5] = [6, 17, 33, 132, 136];
+/// IPv6 in IP (RFC 4213).
+const IPV6: u8 = 41;
 
-/// The addresses of a flow: source and destination.
-pub(super) fn addresses(flow: &Flow) -> (IpAddr, IpAddr) {
-    match flow.ends {
-        Ends::V4(src, dst) => (src.into(), dst.into()),
-        Ends::V6(src, dst, _) => (src.into(), dst.into()),
-    }
-}
+/// Protocols with ports.
+const WITH_PORTS: [u8; 5] = [proto::TCP, proto::UDP, proto::DCCP, proto::SCTP, proto::UDPLITE];
 
 impl TraceFilter for FlowFilter {
     fn takes(&self, packet: &Packet<'_>, rule: Option<u32>) -> bool {
@@ -105,22 +100,12 @@ impl End {
 }
 
 fn protocol(word: &str) -> Result<Option<u8>, String> {
-    // Protocol numbers assigned by IANA.
-    let known = [
-        ("tcp", 6),
-        ("udp", 17),
-        ("icmp", 1),
-        ("icmp6", 58),
-        ("ipv6-icmp", 58),
-        ("sctp", 132),
-        ("dccp", 33),
-        ("udplite", 136),
-    ];
-    match known.iter().find(|(name, _)| *name == word) {
-        Some((_, number)) => Ok(Some(*number)),
-        None if matches!(word, "ip" | "any" | "all") => Ok(None),
-        None => word.parse().map(Some).map_err(|_| {
-            format!("`{word}` is no protocol: write tcp, udp, icmp, icmp6, sctp, ip or a number")
+    match word {
+        "ip" | "any" | "all" => Ok(None),
+        // A listing has this name for IPv6 in IP. In rules, it is any IPv6 packet.
+        "ipv6" => Ok(Some(IPV6)),
+        _ => number(word).map(Some).ok_or_else(|| {
+            format!("`{word}` is not a protocol: write a name such as tcp, udp, icmp or gre, a number, or ip for all")
         }),
     }
 }
@@ -165,6 +150,7 @@ mod tests {
             (None, Some("tcp 10.0.0.1:23"), false),
             (None, Some("tcp 10.0.0.1 10.0.0.1"), false),
             (None, Some("tcp [2001:db8::1]:23"), false),
+            (None, Some("gre"), false),
             (Some(100), Some("tcp :23"), true),
             (Some(200), Some("tcp :23"), false),
         ];
@@ -180,7 +166,7 @@ mod tests {
     fn what_is_no_flow_is_said() {
         for (flow, words) in [
             ("", "a flow is PROTOCOL END END"),
-            ("tpc", "`tpc` is no protocol"),
+            ("tpc", "`tpc` is not a protocol"),
             ("tcp 10.0.0", "`10.0.0` is no end"),
             ("tcp any any any", "`any` is too much"),
         ] {

@@ -30,7 +30,7 @@ mod server;
 mod session;
 mod slots;
 pub mod state_filter;
-mod text;
+pub(crate) mod text;
 mod trace;
 
 pub(crate) use accept_backoff::AcceptBackoff;

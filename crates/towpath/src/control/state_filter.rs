@@ -4,9 +4,10 @@ use std::net::IpAddr;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
+use towpath_gate::rules::address::{Net4, Net6};
 use towpath_gate::state::Listed;
 
-use super::flow_filter::{FlowFilter, addresses};
+use super::flow_filter::FlowFilter;
 
 /// Which states to list. Without any of these: all. A state must match all that are given.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
@@ -58,7 +59,7 @@ impl StateFilter {
         let name = self.name.as_deref().map(|name| name.strip_prefix(':').unwrap_or(name).into());
         let Self { port, rule, expires_within, expires_after, .. } = self;
         let expires = (expires_after.unwrap_or(0), expires_within.unwrap_or(u64::MAX));
-        Ok(StateMatch { flow, prefix, port, rule, name, expires })
+        Ok(StateMatch { flow, prefix, port, rule, name, zone: None, expires })
     }
 }
 
@@ -70,21 +71,28 @@ pub struct StateMatch {
     port: Option<u16>,
     rule: Option<u32>,
     name: Option<Box<str>>,
+    zone: Option<u16>,
     /// Remaining seconds: at least, at most.
     expires: (u64, u64),
 }
 
 impl StateMatch {
-    /// The states of one flow, in the words of a listing or of a packet filter, under all flow names or one:
-    /// `tcp 10.0.0.1 4000 <-> 10.0.0.2 22 :default`, `tcp 10.0.0.1:4000 10.0.0.2:22`.
+    /// The states of one flow, in the words of a listing or of a packet filter, under all flow names or one, in all zones or one:
+    /// `tcp 10.0.0.1 4000 <-> 10.0.0.2 22 :default zone 3`, `tcp 10.0.0.1:4000 10.0.0.2:22`.
     ///
     /// # Errors
     /// The text does not name one flow.
     pub fn one_flow(text: &str) -> Result<Self, String> {
         let mut words: Vec<&str> = text.split_whitespace().collect();
+        let zone = match words[..] {
+            [.., "zone", zone] => zone.parse::<u16>().ok(),
+            _ => None,
+        };
+        words.truncate(words.len() - zone.map_or(0, |_| 2));
         let name = words.pop_if(|word| word.len() > 1 && word.starts_with(':'));
         let flow = match words[..] {
-            [proto, src, src_port, "<->", dst, dst_port] => {
+            [proto, src, src_port, "<->", dst, dst_port]
+            | ["proto", proto, src, src_port, "<->", dst, dst_port] => {
                 format!("{proto} {} {}", end(src, src_port), end(dst, dst_port))
             }
             _ => words.join(" "),
@@ -96,15 +104,16 @@ impl StateMatch {
             ));
         }
         let name = name.map(|name| name[1..].into());
-        Ok(Self { flow: filter, prefix: None, port: None, rule: None, name, expires: (0, u64::MAX) })
+        Ok(Self { flow: filter, prefix: None, port: None, rule: None, name, zone, expires: (0, u64::MAX) })
     }
 
     /// Returns true if the state matches; `rule` is the number of its rule, `name` its flow name.
     pub fn takes(&self, state: &Listed, rule: u32, name: &str) -> bool {
         let flow = &state.flow;
-        let (src, dst) = addresses(flow);
+        let (src, dst) = flow.ends.addresses();
         let seconds = state.seconds();
         self.rule.is_none_or(|own| own == rule)
+            && self.zone.is_none_or(|own| own == flow.tenant)
             && self.name.as_deref().is_none_or(|own| own == name)
             && self.port.is_none_or(|own| own == flow.src_port || own == flow.dst_port)
             && self.prefix.is_none_or(|own| own.contains(src) || own.contains(dst))
@@ -113,7 +122,7 @@ impl StateMatch {
     }
 }
 
-/// `ADDRESS:PORT`, or the address alone for port 0: the protocol has no ports.
+/// `ADDRESS:PORT`, or the address alone for port 0: the flow has no ports.
 fn end(address: &str, port: &str) -> String {
     match (port, address.contains(':')) {
         ("0", _) => address.to_owned(),
@@ -122,30 +131,32 @@ fn end(address: &str, port: &str) -> String {
     }
 }
 
-/// An address, or all addresses of a network.
+/// The addresses of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Prefix {
-    address: IpAddr,
-    len: u8,
+enum Prefix {
+    V4(Net4),
+    V6(Net6),
 }
 
 impl Prefix {
     fn parse(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is no prefix: write ADDRESS or ADDRESS/LENGTH");
+        let wrong = || format!("`{text}` is not a prefix: write ADDRESS or ADDRESS/LENGTH");
         let (address, len) = text.split_once('/').map_or((text, None), |(address, len)| (address, Some(len)));
         let address: IpAddr = address.parse().map_err(|_| wrong())?;
         let width = if address.is_ipv4() { 32 } else { 128 };
-        let len = len.map_or(Ok(width), str::parse).map_err(|_| wrong())?;
-        if len > width { Err(wrong()) } else { Ok(Self { address, len }) }
+        let len = len.map_or(Ok(width), str::parse).ok().filter(|len| *len <= width).ok_or_else(wrong)?;
+        Ok(match address {
+            IpAddr::V4(address) => Self::V4(Net4::prefix(address.to_bits(), len)),
+            IpAddr::V6(address) => Self::V6(Net6::prefix(address.to_bits(), len)),
+        })
     }
 
     fn contains(self, address: IpAddr) -> bool {
-        let differ = match (self.address, address) {
-            (IpAddr::V4(own), IpAddr::V4(other)) => u128::from(own.to_bits() ^ other.to_bits()) << 96,
-            (IpAddr::V6(own), IpAddr::V6(other)) => own.to_bits() ^ other.to_bits(),
-            _ => return false,
-        };
-        differ.leading_zeros() >= self.len.into()
+        match (self, address) {
+            (Self::V4(net), IpAddr::V4(address)) => net.contains(address.to_bits()),
+            (Self::V6(net), IpAddr::V6(address)) => net.contains(address.to_bits()),
+            _ => false,
+        }
     }
 }
 
@@ -158,8 +169,12 @@ mod tests {
 
     /// A connection with a SYN: it expires in 20 s.
     fn state() -> Listed {
+        state_of(6, [4000, 22], 0)
+    }
+
+    fn state_of(proto: u8, [src_port, dst_port]: [u16; 2], tenant: u16) -> Listed {
         let ends = Ends::V4([10, 0, 0, 1].into(), [192, 0, 2, 1].into());
-        let flow = Flow { ends, proto: 6, src_port: 4000, dst_port: 22, tenant: 0 };
+        let flow = Flow { ends, proto, src_port, dst_port, tenant };
         let (mut states, now) = (States::new(Settings::default(), 1), Time::from_secs(1));
         let syn = Segment { tcp_flags: 0x02, ..Segment::default() };
         states.install(&flow, Name::DEFAULT, &syn, RuleId(1), &Install::default(), now).unwrap();
@@ -172,6 +187,7 @@ mod tests {
         let all = StateFilter::default;
         let rows = [
             (all(), true),
+            (StateFilter { address: text("10.9.9.9/8"), ..all() }, true),
             (StateFilter { address: text("10.0.0.0/8"), ..all() }, true),
             (StateFilter { address: text("192.0.2.1"), ..all() }, true),
             (StateFilter { address: text("0.0.0.0/0"), ..all() }, true),
@@ -198,11 +214,42 @@ mod tests {
             assert_eq!(found, expected, "{filter:?}");
         }
         for (filter, error) in [
-            (StateFilter { address: text("10.0.0/8"), ..all() }, "is no prefix"),
-            (StateFilter { address: text("10.0.0.0/33"), ..all() }, "is no prefix"),
-            (StateFilter { flow: text("tpc"), ..all() }, "is no protocol"),
+            (StateFilter { address: text("10.0.0/8"), ..all() }, "is not a prefix"),
+            (StateFilter { address: text("10.0.0.0/33"), ..all() }, "is not a prefix"),
+            (StateFilter { flow: text("tpc"), ..all() }, "is not a protocol"),
         ] {
             assert!(filter.compile().unwrap_err().contains(error));
+        }
+    }
+
+    /// Every line of a listing names its own state, and no state of another flow.
+    #[test]
+    fn a_line_of_a_listing_names_its_state() {
+        #[rustfmt::skip]
+        let states = [
+            state_of(6,   [4000, 22], 0),
+            state_of(6,   [4000, 22], 3),
+            // ICMP with its identifier (`dyn_icmp_id`), and without.
+            state_of(1,   [77, 77],   0),
+            state_of(1,   [78, 78],   0),
+            state_of(41,  [0, 0],     0),
+            state_of(47,  [0, 0],     0),
+            state_of(89,  [0, 0],     0),
+            state_of(200, [0, 0],     0),
+            state_of(200, [0, 0],     9),
+        ];
+        for (at, state) in states.iter().enumerate() {
+            let line = state.line(100, |_| "web").to_string();
+            let flow = line.split_once(" STATE ").unwrap().1;
+            let filter = StateMatch::one_flow(flow).unwrap();
+            for (other, state) in states.iter().enumerate() {
+                // A line without a zone is for all zones.
+                let same = at == other || [(0, 1), (7, 8)].contains(&(at, other));
+                assert_eq!(filter.takes(state, 100, "web"), same, "{line}, {other}");
+            }
+        }
+        for text in ["icmp 10.0.0.1:77 192.0.2.1", "gre 10.0.0.1:77 192.0.2.1:77", "gre 10.0.0.1"] {
+            assert!(StateMatch::one_flow(text).is_err(), "{text}");
         }
     }
 
@@ -218,6 +265,8 @@ mod tests {
             ("icmp 10.0.0.1 0 <-> 192.0.2.1 0 :default", Some(false)),
             ("icmp 10.0.0.1 192.0.2.1", Some(false)),
             ("tcp 2001:db8::1 4000 <-> 2001:db8::2 22", Some(false)),
+            ("tcp 10.0.0.1 4000 <-> 192.0.2.1 22 :web zone 0", Some(true)),
+            ("tcp 10.0.0.1 4000 <-> 192.0.2.1 22 :web zone 3", Some(false)),
             ("tcp 10.0.0.1 192.0.2.1:22", None),
             ("tcp 10.0.0.1:4000", None),
             ("ip 10.0.0.1 192.0.2.1", None),

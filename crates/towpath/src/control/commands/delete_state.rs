@@ -8,7 +8,6 @@ use super::super::client::{Engine, Failure};
 use super::super::command::{Access, Context, Handled, Reply, Request, parse};
 use super::super::protocol::{Code, Refusal};
 use super::super::state_filter::StateMatch;
-use super::super::text::items;
 use super::change::json_behind;
 use super::paging;
 use super::show_states::State;
@@ -52,7 +51,6 @@ pub(super) fn run(engine: &Engine, words: &[String], json: bool) -> Result<Strin
     if json {
         return Ok(format!("{}\n", json!({ "states": states })));
     }
-    let states = json!(states);
-    let lines = items(&states).iter().filter_map(|state| state["text"].as_str());
+    let lines = states.iter().filter_map(|state| state["text"].as_str());
     Ok(lines.map(|text| format!("- {text}\n")).collect())
 }
