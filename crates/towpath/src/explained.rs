@@ -1,7 +1,14 @@
 //! Explanations of walks, as JSON and as text: `towpath explain`, and the request `explain` of the control socket.
 
 use serde_json::{Value, json};
-use towpath_gate::{ActionOutcome, Dir, DropReason, ExplainedRule, Explanation, Reject, RuleOutcome, Step};
+use towpath_engine::ForwardMode;
+use towpath_gate::{
+    ActionOutcome, Dir, DropReason, ExplainedRule, Explanation, PortId, Reject, Routes, RuleOutcome, Step,
+    Walk,
+};
+use towpath_wire::Packet;
+
+use crate::control::text::items;
 
 /// One walk of the rules, with direction in or out.
 #[derive(Clone, Debug)]
@@ -16,6 +23,35 @@ pub struct Walked {
     pub verdict: Step,
 }
 
+/// Returns the output port of a packet that ended a walk with direction in, if it walks the rules with direction out: its bridge says
+/// so, or a route matches.
+pub fn way_out(
+    mode: ForwardMode,
+    routes: &Routes,
+    walk: &Walk,
+    packet: &Packet<'_>,
+    step: Step,
+) -> Option<PortId> {
+    let hop = match step {
+        Step::Forward(hop, _) => Some(hop),
+        Step::Pass | Step::Inspect(_) => None,
+        _ => return None,
+    };
+    if walk.dir() != Dir::In {
+        return None;
+    }
+    match mode {
+        ForwardMode::Bridge { xmit, walk_out } => walk_out.then_some(xmit),
+        ForwardMode::Back | ForwardMode::Nowhere => None,
+        ForwardMode::Routes | ForwardMode::Router => {
+            let (_, destination) = packet.flow()?.ends.addresses();
+            // Only a router has next hops.
+            let to = hop.filter(|_| mode == ForwardMode::Router).unwrap_or(destination);
+            routes.lookup(to).map(|(route, _)| route.port)
+        }
+    }
+}
+
 /// Returns walks and notes as one object.
 pub fn json(walks: &[Walked], notes: &[String]) -> Value {
     json!({ "walks": walks.iter().map(Walked::json).collect::<Vec<_>>(), "notes": notes })
@@ -23,7 +59,6 @@ pub fn json(walks: &[Walked], notes: &[String]) -> Value {
 
 /// Returns the text of the object that [`json()`] returns.
 pub fn text(explained: &Value) -> String {
-    let items = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut text = String::new();
     for walk in items(&explained["walks"]) {

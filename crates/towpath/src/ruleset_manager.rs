@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use towpath_engine::Topology;
 use towpath_gate::rules::table::{Key, Kind, Listing, Value};
 use towpath_gate::rules::{Diagnostic, Ruleset};
 use towpath_gate::state::{
@@ -28,6 +29,8 @@ mod listings;
 /// Owns the ruleset; worker threads evaluate it through `Walker`s. See the module documentation.
 pub struct RulesetManager {
     book: Mutex<Book>,
+    /// How packets are forwarded, for explanations.
+    topology: Topology,
     clock: Clock,
     /// Number of changes of rules or tables.
     version: AtomicU64,
@@ -212,7 +215,14 @@ impl RulesetManager {
         let book =
             Mutex::new(Book { gate, ruleset, default_allow, recheck: None, rechecks, unchecked: false });
         let listings = Listings::default();
-        Self { book, clock: Clock::default(), version: AtomicU64::new(0), listings }
+        let topology = Topology::none();
+        Self { book, topology, clock: Clock::default(), version: AtomicU64::new(0), listings }
+    }
+
+    /// Sets how the packets of each port are forwarded, for [`explain`](Self::explain). Default: by their routes.
+    #[must_use]
+    pub fn with_topology(self, topology: Topology) -> Self {
+        Self { topology, ..self }
     }
 
     /// Returns a number that increases with each change of rules or tables.

@@ -1,20 +1,22 @@
 //! `towpath check --against`: the differences between two rulesets or configurations, and the packets of captures that end otherwise.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use towpath::config::Config;
 use towpath::explained;
-use towpath_gate::state::{Ends, Flow};
-use towpath_gate::{Dir, Gate, StatePolicy, Walk, differences};
+use towpath_gate::state::Flow;
+use towpath_gate::{Dir, Gate, StatePolicy, differences};
 use towpath_wire::{self as wire, Packet, Time};
 
 use crate::args::Check;
 use crate::cli::captured::{Captured, NOT_IP};
-use crate::cli::check::{EXPIRE_EVERY, Failure};
-use crate::cli::wiring::{Ended, Loaded, Wiring, Wrong, go};
+use crate::cli::check::Failure;
+use crate::cli::offline_gate::{Ended, OfflineGate};
+use crate::cli::wiring::{Loaded, Wiring, Wrong};
 
 /// Packets that are listed; further ones are only counted.
 const LISTED: usize = 10_000;
@@ -97,9 +99,9 @@ pub(crate) fn against(args: &Check, new: &Loaded, old: &Path) -> Result<(Changes
     let before = of_old.load((!is_config).then_some(old))?;
     // The same seed: `prob` is equally random in both.
     let seed = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0);
-    let (mut old_gate, old_topology) = of_old.gate_with_seed(&before, None, seed)?;
-    let (mut new_gate, new_topology) = args.wiring.gate_with_seed(new, None, seed)?;
-    let diff = old_gate.preview(&new.ruleset, StatePolicy::Keep, Time::default());
+    let mut old_gate = OfflineGate::new(of_old.gate_with_seed(&before, None, seed)?);
+    let mut new_gate = OfflineGate::new(args.wiring.gate_with_seed(new, None, seed)?);
+    let diff = old_gate.gate.preview(&new.ruleset, StatePolicy::Keep, Time::default());
     let mut found: Vec<Difference> = differences(&before.ruleset, &new.ruleset)
         .into_iter()
         .map(|found| Difference {
@@ -126,21 +128,13 @@ pub(crate) fn against(args: &Check, new: &Loaded, old: &Path) -> Result<(Changes
     }
     let mut packets = Packets { compared: 0, different: 0, packets: Vec::new() };
     let mut captured = Captured::default();
-    let mut expired = Time::default();
     for capture in &args.captures {
         let mut number = 0;
         captured.read(capture, |frame, now| {
             number += 1;
             packets.compared += 1;
-            if now.since(expired) >= EXPIRE_EVERY {
-                old_gate.expire(now, usize::MAX);
-                new_gate.expire(now, usize::MAX);
-                expired = now;
-            }
             if let Ok(packet) = wire::parse(frame.link, frame.bytes, frame.wire_len) {
-                let walk = |port| Walk::new(Dir::In, Some(port), None);
-                let old = go(&mut old_gate, &old_topology, walk(old_topology.port(&packet)), &packet, now);
-                let new = go(&mut new_gate, &new_topology, walk(new_topology.port(&packet)), &packet, now);
+                let [old, new] = [&mut old_gate, &mut new_gate].map(|gate| gate.process(&packet, now));
                 if !old.same_as(&new) {
                     packets.different += 1;
                     if packets.packets.len() < LISTED {
@@ -149,8 +143,8 @@ pub(crate) fn against(args: &Check, new: &Loaded, old: &Path) -> Result<(Changes
                             packet: number,
                             time: now.as_nanos() as f64 / 1e9,
                             flow: flow(&packet),
-                            old: End::new(&old, &old_gate),
-                            new: End::new(&new, &new_gate),
+                            old: End::new(&old, &old_gate.gate),
+                            new: End::new(&new, &new_gate.gate),
                         });
                     }
                 }
@@ -310,10 +304,8 @@ fn flow(packet: &Packet<'_>) -> String {
         58 => "icmp6".to_owned(),
         number => format!("proto {number}"),
     };
-    match ends {
-        Ends::V4(src, dst) => format!("{name} {src}:{src_port} > {dst}:{dst_port}"),
-        Ends::V6(src, dst, _) => format!("{name} [{src}]:{src_port} > [{dst}]:{dst_port}"),
-    }
+    let (src, dst) = ends.addresses();
+    format!("{name} {} > {}", SocketAddr::new(src, src_port), SocketAddr::new(dst, dst_port))
 }
 
 /// The rule file that `check` reads: FILE, or that of the configuration.

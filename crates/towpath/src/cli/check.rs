@@ -1,21 +1,17 @@
 //! `towpath check`: prints the normalised rules, or all errors of a rule file.
 
 use std::ops::ControlFlow;
-use std::time::Duration;
 
 use serde::Serialize;
 use towpath_gate::rules::{self, Diagnostic, Parsed};
-use towpath_gate::{Dir, Walk};
-use towpath_wire::{self as wire, Time};
+use towpath_wire as wire;
 
 use crate::args::{Check, exit};
 use crate::cli::against::{Changes, Packets, against, rule_file};
 use crate::cli::captured::{Captured, NOT_IP};
-use crate::cli::wiring::{Loaded, Wrong, go, parse, read, read_config};
+use crate::cli::offline_gate::OfflineGate;
+use crate::cli::wiring::{Loaded, Wrong, parse, read, read_config};
 use crate::cli::{answer, fail, say, warn};
-
-/// Interval between collections of expired states, in capture time.
-pub(crate) const EXPIRE_EVERY: Duration = Duration::from_secs(1);
 
 /// The JSON object of `--json`.
 #[derive(Default, Serialize)]
@@ -159,24 +155,18 @@ fn check(args: &Check) -> Result<u8, Failure> {
 
 /// Returns the rules that no packet of the captures matched.
 fn unused(args: &Check, loaded: &Loaded) -> Result<Vec<Rule>, Failure> {
-    let (mut gate, arrivals) = args.wiring.gate(loaded, None)?;
+    let mut offline = OfflineGate::new(args.wiring.gate(loaded, None)?);
     let mut captured = Captured::default();
-    let mut expired = Time::default();
     for capture in &args.captures {
         captured.read(capture, |frame, now| {
-            if now.since(expired) >= EXPIRE_EVERY {
-                gate.expire(now, usize::MAX);
-                expired = now;
-            }
             if let Ok(packet) = wire::parse(frame.link, frame.bytes, frame.wire_len) {
-                let walk = Walk::new(Dir::In, Some(arrivals.port(&packet)), None);
-                go(&mut gate, &arrivals, walk, &packet, now);
+                offline.process(&packet, now);
             }
             ControlFlow::<()>::Continue(())
         })?;
     }
     captured.tell(NOT_IP);
-    Ok(gate.unused().map(Rule::from).collect())
+    Ok(offline.gate.unused().map(Rule::from).collect())
 }
 
 impl Report {

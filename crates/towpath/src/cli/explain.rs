@@ -8,13 +8,13 @@ use clap::builder::ValueHint;
 use serde_json::{Value, json};
 use towpath::control::client::Engine;
 use towpath::explained::{self, Walked};
-use towpath_engine::Topology;
-use towpath_gate::{Dir, ExplainedRule, Explanation, Gate, PacketSpec, Step, Walk};
+use towpath_gate::{Dir, ExplainedRule, Explanation, PacketSpec, Step, Walk};
 use towpath_wire::{self as wire, Packet, Time};
 
 use crate::args::exit;
 use crate::cli::captured::{Captured, NOT_IP};
-use crate::cli::wiring::{Wiring, Wrong, go, way_out};
+use crate::cli::offline_gate::OfflineGate;
+use crate::cli::wiring::{Wiring, Wrong};
 use crate::cli::{answer, fail};
 
 /// Explain what the rules do with one packet, rule by rule
@@ -94,26 +94,23 @@ pub(crate) fn run(args: &Explain) -> u8 {
         Err(Failure::Wrong(wrong)) => return wrong.tell(),
         Err(Failure::Capture(message)) => return fail(exit::NO_CAPTURE, message),
     };
-    let stopped = |walk: &Walked| !walk.passes();
-    let code = if args.exit_code && walks.iter().any(stopped) { exit::NOT_PASSED } else { exit::OK };
-    if args.json {
-        answer(code, &format!("{}\n", explained::json(&walks, &notes)))
-    } else {
-        answer(code, &explained::text(&explained::json(&walks, &notes)))
-    }
+    tell(args, &explained::json(&walks, &notes))
 }
 
 /// Asks a running engine.
 fn live(args: &Explain) -> u8 {
-    let told =
-        match Engine::at(args.socket.clone()).ask("explain", json!({ "packet": args.words }), "explained") {
-            Ok(told) => told,
-            Err(failure) => return fail(failure.code, failure.message),
-        };
+    match Engine::at(args.socket.clone()).ask("explain", json!({ "packet": args.words }), "explained") {
+        Ok(told) => tell(args, &told),
+        Err(failure) => fail(failure.code, failure.message),
+    }
+}
+
+/// Prints walks and notes ([`explained::json`]).
+fn tell(args: &Explain, told: &Value) -> u8 {
     let passes = |walk: &Value| walk["passes"] == true;
     let stopped = told["walks"].as_array().is_none_or(|walks| !walks.iter().all(passes));
     let code = if args.exit_code && stopped { exit::NOT_PASSED } else { exit::OK };
-    answer(code, &if args.json { format!("{told}\n") } else { explained::text(&told) })
+    answer(code, &if args.json { format!("{told}\n") } else { explained::text(told) })
 }
 
 enum Failure {
@@ -139,20 +136,20 @@ fn from_words(args: &Explain) -> Result<Told, Failure> {
     let written = PacketSpec::parse(&args.words.join(" ")).map_err(|error| usage(error.to_string()))?;
     let port = written.port.as_deref();
     let loaded = args.wiring.load(args.rules.as_deref())?;
-    let (mut gate, topology) = args.wiring.gate(&loaded, port)?;
+    let mut offline = OfflineGate::new(args.wiring.gate(&loaded, port)?);
     let length = u32::try_from(written.frame.len()).unwrap_or(u32::MAX);
     let packet = wire::parse(written.link(), &written.frame, length)
         .map_err(|reason| usage(format!("these words make a malformed packet: {reason}")))?;
-    let id = port.map_or_else(|| Some(topology.port(&packet)), |name| gate.ports().find(name));
+    let id = port.map_or_else(|| Some(offline.arrival(&packet)), |name| offline.gate.ports().find(name));
     let walk = match written.dir {
         Dir::In => Walk::new(Dir::In, id, None),
         Dir::Out => Walk::new(Dir::Out, None, id),
     };
     let now = match &args.capture {
-        Some(capture) => before(&mut gate, &topology, capture, args.packet)?,
+        Some(capture) => before(&mut offline, capture, args.packet)?,
         None => Time::default(),
     };
-    let mut told = explain(&mut gate, &topology, walk, &packet, now);
+    let mut told = explain(&mut offline, walk, &packet, now);
     let looked = |walk: &Walked| walk.explanation.steps.iter().any(|step| step.looks_up);
     if args.capture.is_none() && told.walks.iter().any(looked) {
         told.notes.push(
@@ -164,12 +161,7 @@ fn from_words(args: &Explain) -> Result<Told, Failure> {
 }
 
 /// Runs the first `packets` packets of a capture, or all of them, through the rules. Returns the time of the last one.
-fn before(
-    gate: &mut Gate,
-    topology: &Topology,
-    capture: &Path,
-    packets: Option<u64>,
-) -> Result<Time, Failure> {
+fn before(offline: &mut OfflineGate, capture: &Path, packets: Option<u64>) -> Result<Time, Failure> {
     let mut captured = Captured::default();
     let (mut left, mut last) = (packets.unwrap_or(u64::MAX), Time::default());
     let read = captured.read(capture, |frame, now| {
@@ -179,7 +171,7 @@ fn before(
         left -= 1;
         last = now;
         if let Ok(packet) = wire::parse(frame.link, frame.bytes, frame.wire_len) {
-            go(gate, topology, Walk::new(Dir::In, Some(topology.port(&packet)), None), &packet, now);
+            offline.process(&packet, now);
         }
         ControlFlow::Continue(())
     });
@@ -190,20 +182,21 @@ fn before(
 
 fn from_capture(args: &Explain, capture: &Path, number: u64) -> Result<Told, Failure> {
     let loaded = args.wiring.load(args.rules.as_deref())?;
-    let (mut gate, topology) = args.wiring.gate(&loaded, None)?;
+    let mut offline = OfflineGate::new(args.wiring.gate(&loaded, None)?);
     let mut captured = Captured::default();
     let mut seen = 0;
     let read = captured.read(capture, |frame, now| {
         seen += 1;
-        let parsed = wire::parse(frame.link, frame.bytes, frame.wire_len);
-        let walk = |packet: &Packet<'_>| Walk::new(Dir::In, Some(topology.port(packet)), None);
-        match parsed {
+        match wire::parse(frame.link, frame.bytes, frame.wire_len) {
             Ok(packet) if seen < number => {
-                go(&mut gate, &topology, walk(&packet), &packet, now);
+                offline.process(&packet, now);
                 ControlFlow::Continue(())
             }
             Err(_) if seen < number => ControlFlow::Continue(()),
-            Ok(packet) => ControlFlow::Break(Ok(explain(&mut gate, &topology, walk(&packet), &packet, now))),
+            Ok(packet) => {
+                let walk = Walk::new(Dir::In, Some(offline.arrival(&packet)), None);
+                ControlFlow::Break(Ok(explain(&mut offline, walk, &packet, now)))
+            }
             Err(reason) => ControlFlow::Break(Err(reason)),
         }
     });
@@ -220,15 +213,15 @@ fn from_capture(args: &Explain, capture: &Path, number: u64) -> Result<Told, Fai
     }
 }
 
-fn explain(gate: &mut Gate, topology: &Topology, mut walk: Walk, packet: &Packet<'_>, now: Time) -> Told {
+fn explain(offline: &mut OfflineGate, mut walk: Walk, packet: &Packet<'_>, now: Time) -> Told {
     let mut walks = Vec::new();
     let mut notes = Vec::new();
     loop {
-        let explanation = gate.explain(&walk, packet, now);
+        let explanation = offline.gate.explain(&walk, packet, now);
         let port = if walk.dir() == Dir::In { walk.recv() } else { walk.xmit() };
-        let port = port.and_then(|id| gate.ports().name(id)).unwrap_or("?").to_owned();
+        let port = port.and_then(|id| offline.gate.ports().name(id)).unwrap_or("?").to_owned();
         let dir = walk.dir();
-        let verdict = end(gate, &mut walk, packet, now, &explanation);
+        let verdict = end(offline, &mut walk, packet, now, &explanation);
         if verdict != explanation.verdict {
             notes.push(format!(
                 "with the current states, the packet has another outcome: {}, at rule {}",
@@ -236,7 +229,7 @@ fn explain(gate: &mut Gate, topology: &Topology, mut walk: Walk, packet: &Packet
                 walk.rule().map_or_else(|| "?".to_owned(), |rule| format!("{rule:05}"))
             ));
         }
-        let out = way_out(gate, topology, &walk, packet, verdict);
+        let out = offline.way_out(&walk, packet, verdict);
         walks.push(Walked { dir, port, explanation, verdict });
         match out {
             Some(port) => walk.leave(port),
@@ -248,13 +241,14 @@ fn explain(gate: &mut Gate, topology: &Topology, mut walk: Walk, packet: &Packet
 /// Walks the packet and returns its real end, which states may decide: an explanation does not change states. It therefore
 /// misses that a state cannot be created (limit, full table), that a segment is outside the TCP window of a strict state, and
 /// which of several states is the newest. Where chance decides (`prob`, a pipe), the explained end counts.
-fn end(gate: &mut Gate, walk: &mut Walk, packet: &Packet<'_>, now: Time, explanation: &Explanation) -> Step {
-    let end = loop {
-        match gate.walk(walk, packet, now) {
-            Step::Divert(_) | Step::Tee(_) | Step::Reassemble => {}
-            step => break step,
-        }
-    };
+fn end(
+    offline: &mut OfflineGate,
+    walk: &mut Walk,
+    packet: &Packet<'_>,
+    now: Time,
+    explanation: &Explanation,
+) -> Step {
+    let end = offline.walk(walk, packet, now);
     let chance = |step: &ExplainedRule| step.text.starts_with("prob ") || step.text.starts_with("pipe ");
     let explained = explanation.steps.iter().any(chance)
         || matches!(explanation.verdict, Step::Divert(_) | Step::Tee(_) | Step::Reassemble);

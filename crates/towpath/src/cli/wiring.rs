@@ -1,5 +1,4 @@
-//! Code shared by several commands: ports and routes of the command line, reading rule files, and walking a packet through the rules,
-//! in and out.
+//! Code shared by several commands: ports and routes of the command line, and reading rule files.
 
 use std::io::Read;
 use std::net::IpAddr;
@@ -11,8 +10,7 @@ use towpath::config::{Config, parse_rule_file};
 use towpath::daemon::wiring::{self, Wired, WiredInterface};
 use towpath_engine::{ForwardMode, Topology};
 use towpath_gate::rules::{Diagnostic, Parsed, Ruleset};
-use towpath_gate::{Dir, Edits, Gate, Gateway, PortId, Ports, Route, Routes, Step, Walk, state};
-use towpath_wire::{Addresses, Packet, Time};
+use towpath_gate::{Gate, Gateway, PortId, Ports, Route, Routes, state};
 
 use crate::args::{AddressArg, RouteArg, VlanPort, address, exit, route, vlan_port};
 use crate::cli::{fail, say, warn};
@@ -205,67 +203,6 @@ pub(crate) fn parse(config: Option<&Config>, file: &str, text: &str) -> Parsed {
     }
 }
 
-/// Walks a packet through the rules, in and out, for its effect on states and counters. Assumes that inspectors pass it.
-pub(crate) fn go(
-    gate: &mut Gate,
-    topology: &Topology,
-    mut walk: Walk,
-    packet: &Packet<'_>,
-    now: Time,
-) -> Ended {
-    loop {
-        match gate.walk(&mut walk, packet, now) {
-            Step::Divert(_) | Step::Tee(_) | Step::Reassemble => {}
-            step => match way_out(gate, topology, &walk, packet, step) {
-                Some(port) => walk.leave(port),
-                None => return Ended { step, rule: walk.rule(), edits: walk.edits(), dir: walk.dir() },
-            },
-        }
-    }
-}
-
-/// The end of a packet's walks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ended {
-    pub(crate) step: Step,
-    /// Number of the rule that decided; `None` if the packet was dropped before the first rule.
-    pub(crate) rule: Option<u32>,
-    /// Changes of the packet.
-    pub(crate) edits: Edits,
-    /// Direction of the walk that ended it.
-    pub(crate) dir: Dir,
-}
-
-impl Ended {
-    /// Returns true if the packet ends in the same way, whichever rule decides.
-    pub(crate) fn same_as(&self, other: &Self) -> bool {
-        (self.step, self.edits) == (other.step, other.edits)
-    }
-}
-
-/// Returns the output port of a packet that passed with direction in, if it walks the rules with direction out: a route matches, or
-/// its bridge says so.
-pub(crate) fn way_out(
-    gate: &Gate,
-    topology: &Topology,
-    walk: &Walk,
-    packet: &Packet<'_>,
-    step: Step,
-) -> Option<PortId> {
-    if walk.dir() != Dir::In || !matches!(step, Step::Pass | Step::Inspect(_) | Step::Forward(..)) {
-        return None;
-    }
-    if let (_, ForwardMode::Bridge { xmit, walk_out }) = topology.of(packet, 0) {
-        return walk_out.then_some(xmit);
-    }
-    let destination = match packet.addresses {
-        Addresses::V4(_, dst) => dst.into(),
-        Addresses::V6(_, dst) => dst.into(),
-        Addresses::None => return None,
-    };
-    gate.routes().lookup(destination).map(|(route, _)| route.port)
-}
-
 /// Maximum size of a rule file, in bytes; several times the size of a table with 5 million prefixes.
 const MAX_RULES: u64 = 1 << 30;
 
@@ -287,8 +224,8 @@ pub(crate) fn read(file: &Path) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use towpath_gate::PacketSpec;
-    use towpath_wire as wire;
+    use towpath_gate::{Dir, PacketSpec, Step, Walk};
+    use towpath_wire::{self as wire, Time};
 
     use super::*;
 

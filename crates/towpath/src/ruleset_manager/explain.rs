@@ -1,13 +1,13 @@
 //! The walks that a packet would take in a running engine.
 
-use towpath_gate::state::Ends;
+use towpath_engine::ForwardMode;
 use towpath_gate::{Dir, PacketSpec, PortId, Walk};
 
 use super::RulesetManager;
-use crate::explained::Walked;
+use crate::explained::{Walked, way_out};
 
 impl RulesetManager {
-    /// Explains the walks that a packet would take now: the port that it names, and the port of its route if it passes there. Changes
+    /// Explains the walks that a packet would take now: the port that it names, and the port by which it leaves if it passes there and walks the rules again. Changes
     /// nothing.
     ///
     /// # Errors
@@ -30,27 +30,18 @@ impl RulesetManager {
             Dir::In => Walk::new(Dir::In, id, None),
             Dir::Out => Walk::new(Dir::Out, None, id),
         };
+        let mode = id.and_then(|id| self.topology.mode(id)).unwrap_or(ForwardMode::Routes);
         let mut walks = Vec::new();
         let mut next = Some((first, id));
         while let Some((walk, port)) = next.take() {
             let explanation = gate.explain(&walk, &packet, now);
             let verdict = explanation.verdict;
-            let walked = Walked { dir: walk.dir(), port: name(port), explanation, verdict };
-            if walk.dir() == Dir::In
-                && walked.passes()
-                && let Some(flow) = packet.flow()
-            {
-                let to = match flow.ends {
-                    Ends::V4(_, to) => to.into(),
-                    Ends::V6(_, to, _) => to.into(),
-                };
-                next = gate.routes().lookup(to).map(|(route, _)| {
-                    let mut out = walk;
-                    out.leave(route.port);
-                    (out, Some(route.port))
-                });
-            }
-            walks.push(walked);
+            next = way_out(mode, gate.routes(), &walk, &packet, verdict).map(|port| {
+                let mut out = walk;
+                out.leave(port);
+                (out, Some(port))
+            });
+            walks.push(Walked { dir: walk.dir(), port: name(port), explanation, verdict });
         }
         Ok(walks)
     }

@@ -1,10 +1,14 @@
 //! Tests: re-checks in steps, commands, tables and settings.
 
 use super::*;
+use towpath_engine::ForwardMode;
 use towpath_gate::state;
 use towpath_gate::state::{Ends, Flow, Install, Lookup, Name, RuleId, Segment};
-use towpath_gate::{Dir, DropReason, PacketSpec, Ports, Step, Walk};
+use towpath_gate::{Dir, DropReason, Gateway, PacketSpec, PortId, Ports, Route, Step, Walk};
+
 use towpath_wire::{self as wire, LinkType};
+
+use crate::explained::Walked;
 
 fn book(rules: &str) -> RulesetManager {
     let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();
@@ -341,6 +345,39 @@ fn explaining_changes_nothing() {
     }
     assert_eq!(look(), before);
     assert!(book.explain(&spec("in em9 tcp 10.0.0.1:1 > 10.0.0.2:2")).unwrap_err().contains("no port `em9`"));
+}
+
+#[test]
+fn an_explanation_has_the_second_walk_of_a_bridge_and_of_a_router() {
+    let rules = "add 100 allow ip from any to any in\nadd 200 deny udp from any to any 9\n\
+                 add 300 allow ip from any to any\n";
+    let bridge = |walk_out| move |xmit| ForwardMode::Bridge { xmit, walk_out };
+    type Mode = Box<dyn Fn(PortId) -> ForwardMode>;
+    #[rustfmt::skip]
+    let rows: [(Mode, &[&str]); 4] = [
+        (Box::new(bridge(true)),            &["in lan", "out wan"]),
+        (Box::new(bridge(false)),           &["in lan"]),
+        (Box::new(|_| ForwardMode::Nowhere), &["in lan"]),
+        (Box::new(|_| ForwardMode::Router),  &["in lan", "out dmz"]),
+    ];
+    for (mode, expected) in rows {
+        let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();
+        let mut ports = Ports::new();
+        let [lan, wan, dmz] = ["lan", "wan", "dmz"].map(|name| ports.add(name, Vec::new()));
+        let mut gate = Gate::new(ruleset.clone(), ports, state::Settings::default(), 1);
+        let mut routes = Routes::new();
+        let route = Route { port: dmz, connected: true, gateway: Gateway::OnLink };
+        routes.add([10, 0, 0, 0].into(), 8, route);
+        gate.set_routes(routes);
+        let mut topology = Topology::none();
+        topology.add(lan, mode(wan));
+        let book = RulesetManager::new(gate, ruleset, false).with_topology(topology);
+        let walks = book.explain(&PacketSpec::parse("in lan udp 10.0.0.1:7 > 10.0.0.2:9").unwrap()).unwrap();
+        let walked: Vec<_> =
+            walks.iter().map(|walk| format!("{:?} {}", walk.dir, walk.port).to_lowercase()).collect();
+        assert_eq!(walked, expected);
+        assert_eq!(walks.iter().all(Walked::passes), expected.len() == 1);
+    }
 }
 
 #[test]

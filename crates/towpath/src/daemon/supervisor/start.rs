@@ -133,7 +133,9 @@ impl Supervisor {
             return Err(Failure::System("threads and muxes", error));
         }
         let mux_walkers = walkers.split_off(threads);
-        let ruleset = Arc::new(RulesetManager::new(gate, ruleset, config.default_allow));
+        let ruleset =
+            RulesetManager::new(gate, ruleset, config.default_allow).with_topology(topology.clone());
+        let ruleset = Arc::new(ruleset);
         if let (Some(path), Some(saved)) = (&config.states, saved) {
             restore(&ruleset, path, saved, config.reload, &stop);
         }
