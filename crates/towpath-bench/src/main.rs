@@ -23,6 +23,7 @@ mod engine;
 mod flows;
 mod hostile;
 mod live;
+mod machine;
 mod mapping;
 mod memory;
 mod metric;

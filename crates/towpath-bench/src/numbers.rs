@@ -45,7 +45,7 @@ pub(crate) fn page(files: &[impl AsRef<Path>]) -> Result<String> {
     let mut parts = files.iter().map(|file| read(file.as_ref())).collect::<Result<Vec<_>>>()?;
     let order: Vec<String> = subjects().iter().map(|subject| subject.get_name().to_owned()).collect();
     parts.sort_by_key(|part| order.iter().position(|name| name == part.subject.get_name()));
-    let page = write(&parts, &machine()) + &crate::variance::section()?;
+    let page = write(&parts, &crate::machine::describe()) + &crate::variance::section()?;
     for row in missed(&parts).filter(|row| reason(&row.name).is_none()) {
         eprintln!("no reason in reasons.tsv: {}", row.name);
     }
@@ -241,30 +241,6 @@ fn quoted(readme: &str, page: &Path) -> Result<String> {
         "\nAll measurements, the machine, and the missed targets with their reasons: [Numbers](docs/book/src/numbers.md).\n",
     );
     Ok(format!("{}{block}{}", &readme[..begin], &readme[end..]))
-}
-
-/// Describes the machine: processor, cores, memory, kernel.
-pub(crate) fn machine() -> String {
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    let after = |text: &str, key: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
-        line.trim_start_matches([' ', '\t', ':']).trim().to_owned()
-    };
-    let (cpu, memory) = (read("/proc/cpuinfo"), read("/proc/meminfo"));
-    let cores = std::thread::available_parallelism().map_or(0, std::num::NonZeroUsize::get);
-    let kilobytes: u64 = after(&memory, "MemTotal").trim_end_matches("kB").trim().parse().unwrap_or_default();
-    let virtual_one = if after(&cpu, "flags").split(' ').any(|flag| flag == "hypervisor") {
-        "a virtual machine, "
-    } else {
-        ""
-    };
-    format!(
-        "{virtual_one}{}, {cores} cores, {} GB, Linux {}.",
-        after(&cpu, "model name"),
-        (kilobytes + 500_000) / 1_000_000,
-        // Without the suffix of a distribution or cloud provider.
-        read("/proc/sys/kernel/osrelease").trim().split('-').next().unwrap_or_default(),
-    )
 }
 
 #[cfg(test)]

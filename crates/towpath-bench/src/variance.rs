@@ -76,7 +76,7 @@ pub(crate) fn run(files: &[impl AsRef<Path>], json: bool, write: bool) -> Result
     }
     if write {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/variance.tsv");
-        let text = format!("# {} runs; {}\n{}", files.len(), crate::numbers::machine(), kept(&rows));
+        let text = format!("# {} runs; {}\n{}", files.len(), crate::machine::describe(), kept(&rows));
         fs::write(path, text).with_context(|| format!("writing {path}"))?;
         eprintln!("wrote {path}; rebuild towpath-bench to include it in `numbers`");
     }

@@ -50,6 +50,6 @@ pub use context::Context;
 pub use elf::ElfError;
 pub use insn::Insn;
 pub use program::{Program, Stats};
-pub use run::RunError;
-pub use verifier::{MAX_FRAMES, MAX_INSTRUCTIONS};
+pub use run::{MAX_FRAMES, RunError};
+pub use verifier::MAX_INSTRUCTIONS;
 pub use verifier_error::{Reason, VerifierError};

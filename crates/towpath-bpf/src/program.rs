@@ -98,7 +98,7 @@ impl Program {
             0 => self.execute(message, context, fuel, &mut []),
             1..=64 => self.execute(message, context, fuel, &mut [0; 64]),
             65..=FRAME_BYTES => self.execute(message, context, fuel, &mut [0; FRAME_BYTES]),
-            _ => self.execute(message, context, fuel, &mut [0; FRAME_BYTES * verifier::MAX_FRAMES]),
+            _ => self.execute(message, context, fuel, &mut [0; FRAME_BYTES * crate::run::MAX_FRAMES]),
         };
         let instruction = |op: usize| self.origin.get(op).copied().unwrap_or(0);
         match result {

@@ -18,7 +18,6 @@ use crate::alu::{AluOp, Cond, alu32, alu64, holds32, holds64, sign_extend, swap}
 use crate::context::{Context, cut};
 use crate::insn::Size;
 use crate::op::{Code, Op, REGISTERS, code_rows};
-use crate::verifier::MAX_FRAMES;
 
 /// The address of the message's first byte. Programs see it; that it is the same everywhere keeps runs repeatable.
 pub(crate) const PACKET_BASE: u64 = 1 << 32;
@@ -31,6 +30,9 @@ const CONTEXT_ADDRESS: u64 = 1 << 56;
 
 /// Bytes of a function's stack (`MAX_BPF_STACK` of `linux/filter.h`).
 pub(crate) const FRAME_BYTES: usize = 512;
+
+/// Functions that may call one another (`MAX_CALL_FRAMES` of `linux/bpf_verifier.h`).
+pub const MAX_FRAMES: usize = 8;
 
 /// What `skb_load_bytes` answers when the bytes are not there: -EFAULT.
 const EFAULT: u64 = (-14_i64).cast_unsigned();

@@ -16,7 +16,7 @@ const FUEL: u64 = 500;
 /// Runs from registers and a stack full of `garbage`.
 fn run(ops: &[Op], message: &[u8], garbage: u64, cb: [u32; 5]) -> (Result<u64, Stop>, Context, u64) {
     let mut context = Context { cb, ..Context::new() };
-    let mut stack = [garbage as u8; FRAME_BYTES * verifier::MAX_FRAMES];
+    let mut stack = [garbage as u8; FRAME_BYTES * crate::run::MAX_FRAMES];
     let mut machine = Machine { ops, message, context: &mut context, stack: &mut stack, fuel: FUEL };
     let result = machine.run_from(garbage);
     let fuel = machine.fuel;

@@ -10,10 +10,11 @@ use towpath_port::namespace;
 
 use super::attack::{Attack, WANTED};
 use super::clients::Clients;
+use super::digits::thousands;
 use super::files::Files;
 use super::network::{LIMIT, Network, STRANGERS, Way, rule};
 use super::process::{PATIENCE, Process, ctl};
-use super::results::{Engine, Results, Stopped, thousands};
+use super::results::{Engine, Results, Stopped};
 use super::screen::Screen;
 use super::status::Status;
 use super::vs_kernel::{Comparison, Turns};

@@ -7,9 +7,9 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::digits::bytes;
 use super::network::{Ends, FILES};
 use super::process::Process;
-use super::results::bytes;
 use super::{Failure, Stop, doing};
 
 /// Timeout of the transfer.

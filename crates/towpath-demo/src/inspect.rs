@@ -9,10 +9,9 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::network::{LOGS, Network, PEOPLE, SERVER};
+use super::process::PATTERN;
 use super::{Failure, Stop, doing};
 
-/// The pattern that the inspector drops.
-pub(super) const PATTERN: &str = "password=";
 /// One line in this many has a secret.
 const SECRETS: u64 = 10;
 /// Lines in one burst.

@@ -18,6 +18,7 @@ mod asciicast;
 mod attack;
 mod cli;
 mod clients;
+mod digits;
 mod director;
 mod file;
 mod files;

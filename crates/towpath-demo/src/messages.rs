@@ -13,9 +13,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use serde_json::Value;
 
+use super::digits::thousands;
 use super::network::{Ends, MESSAGES};
 use super::process::{Process, command, ctl};
-use super::results::thousands;
 use super::status::Status;
 use super::{Failure, Stop, doing};
 

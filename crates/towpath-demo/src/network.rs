@@ -241,7 +241,7 @@ pub fn configuration(driver: Driver) -> String {
     };
     CONFIG
         .replace("DRIVER", driver)
-        .replace("PATTERN", super::inspect::PATTERN)
+        .replace("PATTERN", super::process::PATTERN)
         .replace("SYN_LIFETIME", &SYN_LIFETIME.to_string())
 }
 

@@ -18,6 +18,9 @@ use super::netns_host::NetnsHost;
 use super::{Failure, Stop, doing};
 use crate::say;
 
+/// The pattern that inspectors drop.
+pub(super) const PATTERN: &str = "password=";
+
 /// Time in which a process must be ready.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -195,7 +198,7 @@ pub(crate) fn worker() -> Result<(), String> {
 /// The comparison with the kernel: a consumer of NFQUEUE that searches payloads as `towpath inspect` does.
 pub(crate) fn queue(number: u16) -> Result<(), String> {
     let text = |error: towpath_port::Error| error.to_string();
-    let pattern = regex::bytes::Regex::new(super::inspect::PATTERN).map_err(|error| error.to_string())?;
+    let pattern = regex::bytes::Regex::new(PATTERN).map_err(|error| error.to_string())?;
     let mut port = nfqueue::Queue::open(nfqueue::Config::new(number)).map_err(text)?;
     let mut burst = Burst::new(64);
     say("ready");

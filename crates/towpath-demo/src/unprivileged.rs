@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::digits::thousands;
 use super::files::Files;
 use super::netns_host::NetnsHost;
 use super::network::Ends;
 use super::process::{PATIENCE, Process};
-use super::results::{Engine, Results, thousands};
+use super::results::{Engine, Results};
 use super::screen::Screen;
 use super::status::Status;
 use super::{Failure, Options, Stop, doing, file, messages};

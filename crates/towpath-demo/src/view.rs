@@ -20,7 +20,7 @@ use ratatui::widgets::{Block, Paragraph, Sparkline};
 use ratatui::{Frame, Terminal, TerminalOptions, Viewport};
 
 use super::asciicast::Asciicast;
-use super::results::thousands;
+use super::digits::thousands;
 use super::status::{Shown, State, Status};
 use super::{Failure, doing};
 

@@ -51,6 +51,7 @@ mod link;
 mod link_type;
 mod malformed;
 mod offload;
+mod ones_complement;
 mod packet;
 mod plain;
 mod time;

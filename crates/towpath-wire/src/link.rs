@@ -2,7 +2,7 @@
 //!
 //! PPPoE sessions (RFC 2516) and MPLS label stacks (RFC 3032) are link headers too, if IP follows them.
 
-use super::{Frame, Malformed, be16, checksum};
+use super::{Frame, Malformed, be16, ones_complement};
 use crate::LinkType;
 
 /// Limit on VLAN tags and on MPLS labels per frame. Networks use one or two tags, and up to ten labels.

@@ -3,7 +3,7 @@
 //! The pseudo header has the address of the first sender and the last receiver, which need not be those of the IP header:
 //! source routes (RFC 791, 3.1), routing headers (RFC 8200, 8.1; RFC 6275, 6.4; RFC 8754, 2) and home addresses (RFC 6275, 11.3.1).
 
-use crate::{Addresses, Fragment, LinkType, Packet, be16, bytes, checksum, proto, tunnel};
+use crate::{Addresses, Fragment, LinkType, Packet, be16, bytes, ones_complement, proto, tunnel};
 
 /// Packets looked through in one frame, the outermost included.
 const DEPTH: usize = 4;
@@ -108,14 +108,14 @@ impl Transport {
         };
         let width = if self.v6 { 16 } else { 4 };
         let len = ((self.covered(frame) - self.start) as u32).to_be_bytes();
-        let fixed = checksum::sum(&[len[0], len[1], len[2], len[3], 0, self.proto], 0);
-        checksum::sum(&frame[src..src + width], checksum::sum(&frame[dst..dst + width], fixed))
+        let fixed = ones_complement::sum(&[len[0], len[1], len[2], len[3], 0, self.proto], 0);
+        ones_complement::sum(&frame[src..src + width], ones_complement::sum(&frame[dst..dst + width], fixed))
     }
 
     /// Computes and stores the IPv4 header checksum. IPv6 has none.
     pub(crate) fn fill_ip4(&self, frame: &mut [u8]) {
         if !self.v6 {
-            checksum::fill_ip4(frame, self.network);
+            ones_complement::fill_ip4(frame, self.network);
         }
     }
 }

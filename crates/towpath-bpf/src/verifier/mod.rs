@@ -25,15 +25,12 @@ use crate::alu::{AluOp, Cond};
 use crate::context::{self, Field};
 use crate::insn::{FRAME_POINTER, Insn, Kind, Operand, Size, decode};
 use crate::range::Range;
-use crate::run::FRAME_BYTES;
+use crate::run::{FRAME_BYTES, MAX_FRAMES};
 use crate::state::{Frame, State, Unset, Value, fresh};
 use crate::verifier_error::Reason;
 
 /// Instructions of a program, in slots of eight bytes.
 pub const MAX_INSTRUCTIONS: usize = 32_768;
-
-/// Functions that may call one another (`MAX_CALL_FRAMES` of `linux/bpf_verifier.h`).
-pub const MAX_FRAMES: usize = 8;
 
 /// States kept apart at one instruction before they are joined: constant loops up to this length are followed exactly.
 const MAX_STATES: usize = 64;

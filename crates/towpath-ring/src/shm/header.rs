@@ -147,7 +147,8 @@ impl Credentials {
     /// # Errors
     /// getsockopt(2) failed.
     pub fn of(socket: impl AsFd) -> std::io::Result<Self> {
-        crate::shm::sys::peer(socket.as_fd())
+        let (pid, uid, gid) = crate::shm::sys::peer(socket.as_fd())?;
+        Ok(Self { pid, uid, gid })
     }
 }
 

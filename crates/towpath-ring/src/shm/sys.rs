@@ -14,8 +14,6 @@ use rustix::net::{
 };
 use rustix::thread::MembarrierCommand;
 
-use crate::shm::header::Credentials;
-
 /// Seals of memory that only its creator writes.
 pub(crate) const READ_ONLY: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
@@ -228,9 +226,9 @@ pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SOCKET, None)?)
 }
 
-/// Returns the peer's credentials that the kernel recorded at connect(2). rustix refuses process id 0, which stands
+/// Returns the peer's process, user and group that the kernel recorded at connect(2). rustix refuses process id 0, which stands
 /// for a process outside of this PID namespace.
-pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
+pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<(u32, u32, u32)> {
     let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
     let (to, room) = ((&raw mut cred).cast(), &raw mut length);
@@ -241,7 +239,7 @@ pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     if done != 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(Credentials { pid: cred.pid.unsigned_abs(), uid: cred.uid, gid: cred.gid })
+    Ok((cred.pid.unsigned_abs(), cred.uid, cred.gid))
 }
 
 /// Permits or refuses descriptors on a Unix socket (`SO_PASSRIGHTS`, Linux 6.16). ENOPROTOOPT on older kernels.
