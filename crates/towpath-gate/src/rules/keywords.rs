@@ -130,7 +130,7 @@ mod tests {
             [include_str!("../../tests/gate/rows/match.in"), include_str!("../../tests/gate/rows/print.in")];
         let words: std::collections::HashSet<&str> =
             rows.iter().flat_map(|rows| rows.split(|c: char| c.is_whitespace() || c == '"')).collect();
-        let stories = include_str!("../../tests/gate/rules_stories.rs").to_owned()
+        let stories = include_str!("../../tests/gate/rules_stories/states.rs").to_owned()
             + include_str!("../../tests/gate/rules_related.rs")
             + rows[1];
         for option in option::words() {
