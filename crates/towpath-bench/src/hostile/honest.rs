@@ -168,8 +168,7 @@ fn joined<T>(thread: JoinHandle<Result<T>>) -> Result<T> {
 
 /// Sends packets of the three flows in turn. Returns the number of each.
 ///
-/// The honest flows run from `begin` to `stop`, the attackers' from the start to `done`: a `pcap` port that reads a FIFO blocks its
-/// thread while no packet comes, and with it the mux and `ctl`.
+/// The honest flows run from `begin` to `stop`, the attackers' from the start to `done`.
 fn send(
     mut sender: Sender,
     epoch: Instant,

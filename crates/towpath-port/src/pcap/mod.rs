@@ -20,6 +20,7 @@ mod classic;
 mod input;
 mod ng;
 mod order;
+mod pipe;
 mod port;
 mod reader;
 mod writer;

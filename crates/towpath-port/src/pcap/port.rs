@@ -1,9 +1,11 @@
 //! A port with a capture file in each direction.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 
 use crate::driver::{Capability, DriverConfig, Options};
 use crate::named::NamedPort;
+use crate::pcap::pipe::PipeReader;
 use crate::pcap::{Reader, Writer};
 use crate::{Burst, Caps, Error, Frame, Opener, Port, Received, Stats};
 
@@ -30,7 +32,7 @@ impl DriverConfig for Config {
     }
 
     fn open(&self, name: &str, _: usize, _: &Opener) -> Result<Vec<Box<dyn Port>>, Error> {
-        let reader = self.read.as_ref().map(Reader::open).transpose()?;
+        let reader = self.read.as_ref().map(Source::open).transpose()?;
         let writer = self.write.as_ref().map(Writer::create).transpose()?;
         Ok(vec![NamedPort::boxed(name, CapturePort { reader, writer })])
     }
@@ -38,8 +40,39 @@ impl DriverConfig for Config {
 
 /// A port that reads from one capture and writes to another.
 struct CapturePort {
-    reader: Option<Reader>,
+    reader: Option<Source>,
     writer: Option<Writer>,
+}
+
+/// The capture that a port reads.
+enum Source {
+    File(Reader),
+    Pipe(Box<PipeReader>),
+}
+
+impl Source {
+    /// Opens a capture, and reads its head: opening a pipe waits for its writer.
+    fn open(path: &PathBuf) -> Result<Self, Error> {
+        let reader = Reader::open(path)?;
+        match reader.progress().total {
+            Some(_) => Ok(Self::File(reader)),
+            None => Ok(Self::Pipe(Box::new(PipeReader::new(reader)?))),
+        }
+    }
+
+    fn caps(&self) -> Caps {
+        match self {
+            Self::File(reader) => reader.caps(),
+            Self::Pipe(reader) => reader.caps(),
+        }
+    }
+
+    fn stats(&mut self) -> Stats {
+        match self {
+            Self::File(reader) => reader.stats(),
+            Self::Pipe(reader) => reader.stats(),
+        }
+    }
 }
 
 impl Drop for CapturePort {
@@ -59,14 +92,15 @@ impl Port for CapturePort {
     }
 
     fn caps(&self) -> Caps {
-        let mut caps = self.reader.as_ref().map(Port::caps).unwrap_or_default();
+        let mut caps = self.reader.as_ref().map(Source::caps).unwrap_or_default();
         caps.send = self.writer.is_some();
         caps
     }
 
     fn receive(&mut self, burst: &mut Burst) -> Result<Received, Error> {
         match &mut self.reader {
-            Some(reader) => reader.receive(burst),
+            Some(Source::File(reader)) => reader.receive(burst),
+            Some(Source::Pipe(reader)) => reader.receive(burst),
             None => {
                 burst.clear();
                 Ok(Received::End)
@@ -85,8 +119,15 @@ impl Port for CapturePort {
         self.writer.as_mut().map_or(Ok(()), Port::flush)
     }
 
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.reader {
+            Some(Source::Pipe(reader)) => Some(reader.as_fd()),
+            _ => None,
+        }
+    }
+
     fn stats(&mut self) -> Stats {
-        let mut stats = self.reader.as_mut().map(Port::stats).unwrap_or_default();
+        let mut stats = self.reader.as_mut().map(Source::stats).unwrap_or_default();
         if let Some(writer) = &mut self.writer {
             let sent = writer.stats();
             stats.sent = sent.sent;
