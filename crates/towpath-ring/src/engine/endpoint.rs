@@ -269,7 +269,12 @@ impl Endpoint {
     ///
     /// # Errors
     /// The path names another file than this socket, or the system's error.
-    pub fn set_access(&self, owner: Option<u32>, group: Option<u32>, mode: u32) -> std::io::Result<()> {
+    pub fn set_access(
+        &self,
+        owner: Option<u32>,
+        group: Option<u32>,
+        mode: Option<u32>,
+    ) -> std::io::Result<()> {
         self.file.set_access(owner, group, mode)
     }
 

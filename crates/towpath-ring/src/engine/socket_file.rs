@@ -54,7 +54,7 @@ impl SocketFile {
         Ok((listener, Self { path: path.into(), file: identity(path) }))
     }
 
-    /// Sets the owner, the group and the mode of the file.
+    /// Sets the owner, the group and the mode of the file, each if given.
     ///
     /// In a directory that others can write, the path may name another file by now. The calls therefore go to a
     /// descriptor of the file (`O_PATH | O_NOFOLLOW`), after a check that it is the socket that was bound.
@@ -62,7 +62,7 @@ impl SocketFile {
     /// # Errors
     /// [`io::ErrorKind::InvalidData`]: the path names another file than the bound socket. Otherwise the system's
     /// error.
-    pub fn set_access(&self, owner: Option<u32>, group: Option<u32>, mode: u32) -> io::Result<()> {
+    pub fn set_access(&self, owner: Option<u32>, group: Option<u32>, mode: Option<u32>) -> io::Result<()> {
         let file =
             rustix::fs::open(&self.path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         let found = fstat(&file)?;
@@ -78,7 +78,7 @@ impl SocketFile {
             let (owner, group) = (owner.map(Uid::from_raw), group.map(Gid::from_raw));
             chownat(&file, "", owner, group, AtFlags::EMPTY_PATH)?;
         }
-        sys::chmod(file.as_fd(), mode)
+        mode.map_or(Ok(()), |mode| sys::chmod(file.as_fd(), mode))
     }
 
     /// Returns true if `path` is a socket.
@@ -176,10 +176,10 @@ mod tests {
         std::fs::set_permissions(&victim, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
         let (_listener, file) = SocketFile::bind(&path, || UnixListener::bind(&path)).unwrap();
         for wanted in [0o666, 0o600, 0o660] {
-            file.set_access(None, Some(rustix::process::getegid().as_raw()), wanted).unwrap();
+            file.set_access(None, Some(rustix::process::getegid().as_raw()), Some(wanted)).unwrap();
             assert_eq!(mode(&path), wanted);
         }
-        let refused = || file.set_access(None, None, 0o666).unwrap_err().kind();
+        let refused = || file.set_access(None, None, Some(0o666)).unwrap_err().kind();
         // A link to a file, to another socket, and to the socket itself.
         std::fs::rename(&path, &away).unwrap();
         let other = directory.path().join("other");
@@ -220,7 +220,7 @@ mod tests {
             });
             let (mut set, mut refused) = (0, 0);
             while set < 1000 || refused < 1000 {
-                match file.set_access(None, None, 0o666) {
+                match file.set_access(None, None, Some(0o666)) {
                     Ok(()) => set += 1,
                     Err(_) => refused += 1,
                 }

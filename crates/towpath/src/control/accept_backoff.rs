@@ -5,6 +5,8 @@ use std::fmt::Display;
 use std::io;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+
 /// Duration of a pause.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -45,15 +47,30 @@ impl AcceptBackoff {
 }
 
 fn hint(error: &io::Error) -> &'static str {
-    match error.raw_os_error() {
-        Some(_) => ": raise the limit of open files (`ulimit -n`, LimitNOFILE=)",
-        None => "",
+    match Errno::from_io_error(error) {
+        Some(Errno::MFILE) => ": raise the limit of open files (`ulimit -n`, LimitNOFILE=)",
+        Some(Errno::NFILE) => ": raise the system's limit of open files (`sysctl fs.file-max`)",
+        _ => "",
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_lack_of_descriptors_has_a_hint() {
+        #[rustfmt::skip]
+        let rows = [
+            (Errno::MFILE, "ulimit -n"),
+            (Errno::NFILE, "fs.file-max"),
+            (Errno::NOMEM, ""),
+        ];
+        for (errno, expected) in rows {
+            let hint = hint(&errno.into());
+            assert!(hint.contains(expected) && hint.is_empty() == expected.is_empty(), "{errno}: {hint}");
+        }
+    }
 
     #[test]
     fn it_ends_by_itself() {

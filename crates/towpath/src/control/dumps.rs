@@ -80,8 +80,7 @@ impl Dumps {
     /// The ring cannot be created.
     pub fn bind(control: &Control, identity: Option<Identity>) -> io::Result<Listening> {
         let path = path(&control.socket);
-        let engine = identity.map_or_else(|| rustix::process::geteuid().as_raw(), |identity| identity.user);
-        let mut users = vec![engine, 0];
+        let mut users = vec![Identity::engine_user(identity), 0];
         users.extend(control.owner);
         users.sort_unstable();
         users.dedup();
@@ -97,7 +96,7 @@ impl Dumps {
         let endpoint = Endpoint::bind(&path, config).map_err(io::Error::other)?;
         let owner = control.owner.or(identity.map(|identity| identity.user));
         let group = control.group.or(identity.map(|identity| identity.group));
-        endpoint.set_access(owner, group, control.mode)?;
+        endpoint.set_access(owner, group, Some(control.mode))?;
         Ok(Listening { endpoint, path })
     }
 }

@@ -126,9 +126,9 @@ impl Listening {
         let (listener, file) = bind(path)?;
         let owner = control.owner.or(identity.map(|identity| identity.user));
         let group = control.group.or(identity.map(|identity| identity.group));
-        file.set_access(owner, group, control.mode).map_err(system)?;
+        file.set_access(owner, group, Some(control.mode)).map_err(system)?;
         let access = AccessControl {
-            engine: identity.map_or_else(|| rustix::process::geteuid().as_raw(), |identity| identity.user),
+            engine: Identity::engine_user(identity),
             owner: control.owner,
             others: control.mode & 0o066 != 0,
         };

@@ -72,7 +72,7 @@ impl Socket {
             }
         };
         super::make_directory_of(&path, identity);
-        let engine = identity.map_or_else(|| rustix::process::geteuid().as_raw(), |identity| identity.user);
+        let engine = Identity::engine_user(identity);
         let limits = inspectors.limits(threads);
         let config = Config {
             allow: allow(engine, &inspectors.users, &[]),
@@ -87,8 +87,7 @@ impl Socket {
         };
         let endpoint =
             Endpoint::bind(&path, config).map_err(|source| Error::Bind { queue: number, source })?;
-        open(&endpoint, inspectors, starter).map_err(system)?;
-        own(&path, identity).map_err(system)?;
+        open(&endpoint, inspectors, starter, identity).map_err(system)?;
         let children = wanted(inspectors).map(InspectorChild::new).collect();
         let users = inspectors.users.clone();
         let pause = AcceptBackoff::of(format_args!("queue {number}"));
@@ -131,7 +130,7 @@ impl Socket {
     pub(super) fn want(&mut self, inspectors: &config::Inspectors) {
         self.users.clone_from(&inspectors.users);
         self.endpoint.set_allow(allow(self.engine, &self.users, &self.started));
-        if let Err(error) = open(&self.endpoint, inspectors, &self.starter) {
+        if let Err(error) = open(&self.endpoint, inspectors, &self.starter, None) {
             log::warn!("queue {}: {}: {error}", self.queue, self.path.display());
         }
         let mut before = std::mem::take(&mut self.children);
@@ -243,22 +242,28 @@ fn allow(engine: u32, named: &config::Users, started: &[u32]) -> Allow {
     Allow::UsersAndGroups(users, named.groups.clone())
 }
 
-/// Access is checked with SO_PEERCRED; the file's mode only has to permit connecting.
-fn open(endpoint: &Endpoint, inspectors: &config::Inspectors, starter: &Starter) -> io::Result<()> {
+/// Gives the socket to `identity`, if given, and sets its mode. Access is checked with SO_PEERCRED; the mode only has to permit
+/// connecting.
+fn open(
+    endpoint: &Endpoint,
+    inspectors: &config::Inspectors,
+    starter: &Starter,
+    identity: Option<Identity>,
+) -> io::Result<()> {
     let others = !inspectors.users.is_empty() || inspectors.wanted() > 0 && starter.changes_user();
     let open = if others { 0o666 } else { 0o600 };
-    endpoint.set_access(None, None, inspectors.mode.unwrap_or(open))
+    let (owner, group) = identity.map(|identity| (identity.user, identity.group)).unzip();
+    endpoint.set_access(owner, group, Some(inspectors.mode.unwrap_or(open)))
 }
 
-/// Gives a new socket or directory to the user that the engine becomes. Other files and files of other users are refused: in a
-/// directory that other users can write, they may have replaced the file.
+/// Gives a new directory to the user that the engine becomes. Other files and files of other users are refused: in a directory that
+/// other users can write, they may have replaced it.
 pub(super) fn own(path: &Path, identity: Option<Identity>) -> io::Result<()> {
     let Some(Identity { user, group }) = identity else { return Ok(()) };
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty())?;
     let stat = rustix::fs::fstat(&file)?;
-    let kind = FileType::from_raw_mode(stat.st_mode);
-    if !matches!(kind, FileType::Socket | FileType::Directory)
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Directory
         || stat.st_uid != rustix::process::geteuid().as_raw()
     {
         return Err(io::Error::other(format!("{} was replaced by another user", path.display())));

@@ -19,6 +19,13 @@ pub struct Identity {
     pub group: u32,
 }
 
+impl Identity {
+    /// The user of an engine that becomes `identity`: its user, or that of this process.
+    pub fn engine_user(identity: Option<Self>) -> u32 {
+        identity.map_or_else(|| rustix::process::geteuid().as_raw(), |identity| identity.user)
+    }
+}
+
 /// The settings of a program in the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Settings {

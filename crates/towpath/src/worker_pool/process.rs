@@ -183,7 +183,7 @@ impl Process {
         let Command { program, place, starter } = command;
         if starter.changes_user() {
             // Access is checked with SO_PEERCRED; the mode only has to permit connecting.
-            endpoint.set_access(None, None, 0o666)?;
+            endpoint.set_access(None, None, Some(0o666))?;
         }
         let first = &program.words[0];
         let started = starter
