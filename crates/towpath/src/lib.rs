@@ -17,6 +17,7 @@ pub mod metrics;
 pub mod output;
 pub mod packet_log;
 pub mod process;
+pub mod quantity;
 pub mod report;
 pub mod ruleset_manager;
 pub mod settings;

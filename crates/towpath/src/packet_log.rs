@@ -8,6 +8,7 @@ use towpath_gate::{Suppressed, SuppressedBy, Walker};
 use towpath_wire::Time;
 
 use crate::logging;
+use crate::quantity::count;
 
 /// Passes each new line of the walker's packets to `line`, the oldest first, with its time. Then passes the summaries of suppressed lines
 /// that are due at `now`; with `all`, also the others. The third argument of `line` is the number of lines for which the line stands.
@@ -74,8 +75,7 @@ impl Drop for LogSender {
 }
 
 fn lost_line(lost: u64) -> String {
-    let plural = if lost == 1 { "" } else { "s" };
-    format!("ipfw: suppressed {lost} line{plural}: the log is too slow")
+    format!("ipfw: suppressed {}: the log is too slow", count(lost, "line"))
 }
 
 /// A time since 1970, in UTC: `2026-11-22T08:15:30.123456Z` (RFC 3339). With `fraction`, microseconds.

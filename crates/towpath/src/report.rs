@@ -11,6 +11,7 @@ use towpath_gate::{self, RuleInfo, state};
 use towpath_metrics::Metric;
 
 use crate::metrics::{self, Layout};
+use crate::quantity::count;
 
 /// The report of one run. Serialised, it is the object that `towpath replay --json` prints.
 ///
@@ -296,11 +297,6 @@ fn write_rules(f: &mut fmt::Formatter<'_>, rules: &[Rule]) -> fmt::Result {
         writeln!(f, "{:05} {:>packets$} {:>bytes$} {}", rule.number, rule.packets, rule.bytes, rule.text)?;
     }
     Ok(())
-}
-
-fn count(n: u64, noun: &str) -> String {
-    let s = if n == 1 { "" } else { "s" };
-    format!("{n} {noun}{s}")
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use towpath_gate::Restored;
 
+use crate::quantity::count;
 use crate::ruleset_manager::RulesetManager;
 
 /// A snapshot to be written. A regular file is written under a temporary name in the same directory and renamed when it is complete.
@@ -105,7 +106,7 @@ pub fn set_aside(path: &Path) {
 /// The result of restoring a snapshot, as text.
 pub fn told(restored: Restored) -> String {
     let Restored { states, default_dynamic, existing, refused, .. } = restored;
-    let mut text = format!("{} states restored", states + default_dynamic);
+    let mut text = format!("{} restored", count(states + default_dynamic, "state"));
     let more = [
         (default_dynamic, "of rules that are not here: they go by the default dynamic rule"),
         (existing, "were here already"),

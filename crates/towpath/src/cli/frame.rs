@@ -10,6 +10,7 @@ use clap::Parser;
 use clap::builder::ValueHint;
 use serde::Serialize;
 use towpath::framing::{self, Named};
+use towpath::quantity::count;
 use towpath::streams::guess::{self, Guess, Sample};
 use towpath::streams::messages::{Found, Messages};
 use towpath::streams::{Chunk, Counters, Ending, Limits, Streams, Way};
@@ -250,7 +251,10 @@ impl Printer {
         if !self.json {
             let (messages, bytes, stopped) = (self.messages, self.bytes, self.stopped);
             self.line(&format!(
-                "{messages} messages, {bytes} bytes; {stopped} directions stopped or lost a message"
+                "{}, {}; {} stopped or lost a message",
+                count(messages, "message"),
+                count(bytes, "byte"),
+                count(stopped, "direction")
             ));
         }
         match self.broken {

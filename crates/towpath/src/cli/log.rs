@@ -8,8 +8,6 @@ use std::hash::{DefaultHasher, Hasher};
 use log::{LevelFilter, Log, Metadata, Record};
 use towpath::logging::{self, Cause, Class, OPERATOR, PACKETS};
 
-use crate::cli::warn;
-
 struct Stderr;
 
 /// Installs the logger; from now on, warnings and errors of the libraries are printed.
@@ -17,16 +15,6 @@ pub(crate) fn start() {
     // This is the program's only logger, so `set_logger` cannot fail.
     if log::set_logger(&Stderr).is_ok() {
         log::set_max_level(LevelFilter::Info);
-    }
-}
-
-/// Starts the log thread, so that no other thread waits for standard error. Commands that serve peers call this before the first peer
-/// can attach.
-pub(crate) fn never_wait() {
-    if let Err(error) = logging::start() {
-        warn(format_args!(
-            "cannot start the log thread: the engine blocks if standard error is not read: {error}"
-        ));
     }
 }
 

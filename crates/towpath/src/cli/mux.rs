@@ -12,6 +12,7 @@ use serde_json::json;
 use towpath::control;
 use towpath::framing::Named;
 use towpath::process::{Local, Place, Program, Starter};
+use towpath::quantity::count;
 use towpath::worker_pool::{self, Error, Outcome, WorkerPool};
 use towpath_mux::assembler::Limits;
 use towpath_mux::io::{Connect, Server, Tls};
@@ -203,7 +204,7 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
         rate: 64 << 10,
         ..Limits::default()
     };
-    super::log::never_wait();
+    towpath::logging::start_or_warn();
     super::run::open_files();
     // Otherwise, ptrace(2) lets other processes of the same user read and write this process's memory.
     let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
@@ -252,7 +253,7 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
     };
     let mut front = WorkerPool::new(&server, config, desk).map_err(code)?;
     front.keep(sockets);
-    say(format_args!("{workers} workers attached"));
+    say(format_args!("{} attached", count(workers.get() as u64, "worker")));
     let connect = |(peer, how): (&String, Connect)| {
         let connector = server.connect(peer, how);
         connector.map_err(|error| (exit::FAILED, format!("--connected {peer}: {error}")))
@@ -286,19 +287,20 @@ fn tell(outcome: &Outcome, json: bool) -> u8 {
         return answer(if *drained { exit::OK } else { exit::FAILED }, &format!("{object}\n"));
     }
     say(format_args!(
-        "{} connections, {} messages: {} done, {} given up, {} not begun; {} given again, {restarts} workers started again",
-        totals.attach,
-        totals.received,
+        "{}, {}: {} done, {} given up, {} not begun; {} given again, {} started again",
+        count(totals.attach, "connection"),
+        count(totals.received, "message"),
         totals.done,
         totals.undone,
         totals.queued + totals.in_hand,
         totals.redelivered,
+        count(*restarts, "worker"),
     ));
     match drained {
         true => exit::OK,
         false => fail(
             exit::FAILED,
-            format!("ended before everything was drained; {cut} connections were not done"),
+            format!("ended before everything was drained; {} not done", count(*cut, "connection")),
         ),
     }
 }

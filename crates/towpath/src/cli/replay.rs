@@ -70,7 +70,7 @@ fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
     let loaded = args.wiring.load(args.rules.as_deref())?;
     let ruleset = loaded.ruleset.clone();
     if args.control.is_some() || !args.queues.is_empty() {
-        super::log::never_wait();
+        towpath::logging::start_or_warn();
     }
     let logs = ruleset.rules().iter().any(|rule| rule.log.is_some());
     let (mut gate, topology) = args.wiring.gate(&loaded, None)?;

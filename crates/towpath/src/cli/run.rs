@@ -8,6 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use towpath::config::{Config, Wrong};
 use towpath::daemon::{Failure, Supervisor};
+use towpath::quantity::count;
 use towpath::worker_pool;
 use towpath_gate::rules::Diagnostic;
 
@@ -126,15 +127,15 @@ fn summary(config: &Config, rules: usize) -> String {
         mebibytes => format!(", {mebibytes} MiB for the rings of their inspectors"),
     };
     format!(
-        "{}: {}; {} bridges, {} routes, {} monitors; {}; {} rules; {} queues{rings}\n",
+        "{}: {}; {}, {}, {}; {}; {}; {}{rings}\n",
         config.file.display(),
         list("ports", ports.collect()),
-        config.bridges.len(),
-        config.routes.len(),
-        config.monitors.len(),
+        count(config.bridges.len() as u64, "bridge"),
+        count(config.routes.len() as u64, "route"),
+        count(config.monitors.len() as u64, "monitor"),
         list("muxes", muxes.collect()),
-        rules,
-        config.queues.len()
+        count(rules as u64, "rule"),
+        count(config.queues.len() as u64, "queue")
     )
 }
 

@@ -22,6 +22,7 @@ use crate::config::Mux;
 use crate::control::QueryInbox;
 use crate::eventfd::EventFd;
 use crate::process::{Identity, Place, Starter};
+use crate::quantity::count;
 use crate::worker_pool::{self, Outcome, PoolControl, WorkerPool};
 use towpath_engine::queue::DefaultVerdict;
 
@@ -84,7 +85,8 @@ impl Listening {
                 .map_err(|error| Failure::Mux(config.name.clone(), error.to_string()))?;
             log::info!("mux {}: listens on {at}", config.name);
             if let Some(socket) = &socket {
-                super::inspector_sockets::own(socket.path(), identity).map_err(failed)?;
+                let (owner, group) = identity.map(|identity| (identity.user, identity.group)).unzip();
+                socket.set_access(owner, group, None).map_err(failed)?;
             }
             unix.extend(socket);
         }
@@ -199,16 +201,16 @@ impl Service {
     fn settle(&mut self, outcome: Option<Result<Outcome, worker_pool::Error>>) {
         self.ended = Some(match outcome {
             Some(Ok(Outcome { drained, cut, totals, restarts })) => {
-                let left = format!("; ended before the drain was complete; {cut} connections were cut");
+                let left = format!("; ended before the drain was complete; {} cut", count(cut, "connection"));
                 log::info!(
-                    "mux {}: {} connections, {} messages: {} done, {} given up, {} not begun; {restarts} workers \
-                     started again{}",
+                    "mux {}: {}, {}: {} done, {} given up, {} not begun; {} started again{}",
                     self.name,
-                    totals.attach,
-                    totals.received,
+                    count(totals.attach, "connection"),
+                    count(totals.received, "message"),
                     totals.done,
                     totals.undone,
                     totals.queued + totals.in_hand,
+                    count(restarts, "worker"),
                     if drained { "" } else { &left },
                 );
                 true

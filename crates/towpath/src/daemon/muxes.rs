@@ -1,7 +1,7 @@
 //! The muxes of an engine thread: each runs between two packet bursts.
 //!
-//! Purpose: a turn of a mux is bounded ([`WorkerPool::step`]), and so is a burst. While both have work, packets get as much time
-//! as the muxes used: half each. While the muxes are idle they are polled every [`LOOK`], so that packets do not pay for the
+//! Purpose: a turn of a mux is bounded ([`WorkerPool::step`]), and so is a burst. While both have work, packets
+//! and muxes get the same time. While the muxes are idle they are polled every [`LOOK`], so that packets do not pay for the
 //! muxes' system calls.
 //!
 //! Invariant: muxes are stepped whenever no packet arrived. A mux that was idle is stepped again and armed before its thread
@@ -90,7 +90,7 @@ impl Muxes {
         busy
     }
 
-    /// Arms every source of work to make a descriptor readable. Returns how long the muxes may be left alone, or `None` if one of
+    /// Arms every source of work, so that new work makes a descriptor readable. Returns how long the muxes may be left alone, or `None` if one of
     /// them has work.
     pub(super) fn arm(&mut self) -> Option<Duration> {
         self.served.iter_mut().try_fold(Duration::MAX, |least, served| Some(least.min(served.front.arm()?)))

@@ -150,11 +150,7 @@ pub(super) fn warn_of_root(configured: Option<Identity>, identity: Option<Identi
 /// capabilities, so that they have none.
 pub(super) fn start_helper_threads(identity: Option<Identity>) {
     let start = || {
-        if let Err(error) = logging::start() {
-            log::warn!(
-                "cannot start the log thread: the engine blocks if standard error is not read: {error}"
-            );
-        }
+        logging::start_or_warn();
         Reaper::shared().start();
     };
     if identity.is_some() {

@@ -31,6 +31,7 @@ use crate::eventfd::EventFd;
 use crate::inspector::{self, Inspector};
 use crate::logging::PACKETS;
 use crate::process::Starter;
+use crate::quantity::count;
 use crate::report::Report;
 use crate::ruleset_manager::{Rechecks, RulesetManager};
 use crate::worker_pool;
@@ -288,7 +289,8 @@ impl Supervisor {
         if !self.rechecking {
             let Rechecks { looked, dropped, handed, .. } = self.ruleset.rechecks();
             log::info!(
-                "re-checked {looked} states: {dropped} dropped because the rules would not create them now, {handed} handed to another rule"
+                "re-checked {}: {dropped} dropped because the rules would not create them now, {handed} handed to another rule",
+                count(looked, "state")
             );
         }
     }

@@ -7,6 +7,8 @@
 
 use std::collections::HashMap;
 
+use crate::quantity::count;
+
 /// Lines of one cause and peer: at once, and nanoseconds per line afterwards.
 pub(super) const PEER: Rate = Rate { burst: 16, period: 1_000_000_000 };
 
@@ -68,18 +70,36 @@ impl Bucket {
         self.empty = self.empty.max(now) + rate.period;
     }
 
-    /// Returns true for the first line since the last summary.
-    fn suppress(&mut self, now: u64) -> bool {
-        if self.suppressed == 0 {
-            self.due = self.due.max(now + FIRST_SUMMARY);
-        }
+    /// Returns the time of the next summary if this is the first line since the last one.
+    fn suppress(&mut self, now: u64) -> Option<u64> {
         self.suppressed += 1;
-        self.suppressed == 1
+        if self.suppressed > 1 {
+            return None;
+        }
+        self.due = self.due.max(now + FIRST_SUMMARY);
+        Some(self.due)
     }
 
     /// Removing the bucket changes nothing.
     fn is_idle(&self, now: u64) -> bool {
         self.empty <= now && self.suppressed == 0 && self.due <= now
+    }
+}
+
+/// The buckets with suppressed lines.
+#[derive(Debug, Default)]
+struct Pending {
+    count: usize,
+    /// The earliest time of a summary, if there is a bucket.
+    next: u64,
+}
+
+impl Pending {
+    /// Adds a bucket with a summary at `due`, if any.
+    fn add(&mut self, due: Option<u64>) {
+        let Some(due) = due else { return };
+        self.next = if self.count == 0 { due } else { self.next.min(due) };
+        self.count += 1;
     }
 }
 
@@ -89,8 +109,7 @@ pub(super) struct Limiter {
     buckets: HashMap<Key, Bucket>,
     /// Buckets of peers.
     peers: usize,
-    /// Buckets with suppressed lines.
-    pending: usize,
+    pending: Pending,
     /// Earliest time at which idle buckets are removed again.
     sweep: u64,
 }
@@ -102,13 +121,13 @@ impl Limiter {
         if let Some(key) = peer {
             let bucket = self.buckets.entry(key).or_default();
             if !bucket.has_room(PEER, now) {
-                self.pending += usize::from(bucket.suppress(now));
+                self.pending.add(bucket.suppress(now));
                 return false;
             }
         }
         let all = self.buckets.entry((cause, None)).or_default();
         if !all.has_room(CAUSE, now) {
-            self.pending += usize::from(all.suppress(now));
+            self.pending.add(all.suppress(now));
             return false;
         }
         all.fill(CAUSE, now);
@@ -131,29 +150,28 @@ impl Limiter {
 
     /// Returns the summaries that are due, at most [`SUMMARIES`]. With `all`, those that are not due, too.
     pub(super) fn poll_summaries(&mut self, now: u64, all: bool) -> Vec<String> {
-        let due =
-            self.buckets.values_mut().filter(|bucket| bucket.suppressed > 0 && (all || bucket.due <= now));
-        due.take(SUMMARIES)
-            .map(|bucket| {
-                self.pending -= 1;
+        let mut summaries = Vec::new();
+        self.pending = Pending::default();
+        for bucket in self.buckets.values_mut().filter(|bucket| bucket.suppressed > 0) {
+            if summaries.len() < SUMMARIES && (all || bucket.due <= now) {
                 bucket.due = now + SUMMARY;
-                let count = std::mem::take(&mut bucket.suppressed);
-                format!("towpath: warning: {count} further lines suppressed like: {}", bucket.sample)
-            })
-            .collect()
+                let lines = count(std::mem::take(&mut bucket.suppressed), "further line");
+                summaries.push(format!("towpath: warning: {lines} suppressed like: {}", bucket.sample));
+            } else {
+                self.pending.add(Some(bucket.due));
+            }
+        }
+        summaries
     }
 
     /// Number of buckets whose summary is not written.
     pub(super) fn pending(&self) -> usize {
-        self.pending
+        self.pending.count
     }
 
     /// Returns the time of the next summary.
     pub(super) fn poll_timeout(&self) -> Option<u64> {
-        if self.pending == 0 {
-            return None;
-        }
-        self.buckets.values().filter(|bucket| bucket.suppressed > 0).map(|bucket| bucket.due).min()
+        (self.pending.count > 0).then_some(self.pending.next)
     }
 
     /// The key of a peer's bucket. `None` without a peer, or if there is no room for another bucket.

@@ -24,6 +24,7 @@ use towpath_metrics::metrics;
 
 pub use self::limiter::Cause;
 use self::limiter::Limiter;
+use crate::quantity::count;
 
 /// Lines that may wait.
 pub const LINES: usize = 4096;
@@ -94,6 +95,13 @@ pub fn start() -> io::Result<()> {
     Ok(())
 }
 
+/// As [`start`]. Without the thread, a warning says so.
+pub fn start_or_warn() {
+    if let Err(error) = start() {
+        log::warn!("cannot start the log thread: the engine blocks if standard error is not read: {error}");
+    }
+}
+
 /// Returns true if a line of `cause` about `peer` (the hash of its name) may be submitted. A suppressed line is counted.
 pub fn admit(cause: Cause, peer: Option<u64>) -> bool {
     QUEUE.get().is_none_or(|queue| queue.admit(cause, peer))
@@ -101,18 +109,19 @@ pub fn admit(cause: Cause, peer: Option<u64>) -> bool {
 
 /// Submits an admitted line. Never waits after [`start`].
 pub fn submit_admitted(line: String, cause: Cause, peer: Option<u64>) {
-    if let Some(queue) = QUEUE.get() {
-        queue.lock().limiter.note(cause, peer, &line);
-    }
-    submit(line, Class::Event);
+    submit_noted(line, Class::Event, Some((cause, peer)));
 }
 
 /// Submits a line. Never waits after [`start`]. Without [`start`], writes the line; errors are ignored: a closed pipe
 /// (`2>&1 | tee`) must not end a daemon.
 pub fn submit(line: String, class: Class) {
+    submit_noted(line, class, None);
+}
+
+fn submit_noted(line: String, class: Class, admitted: Option<(Cause, Option<u64>)>) {
     let line = match QUEUE.get() {
         None => line,
-        Some(queue) => match queue.submit(line, class) {
+        Some(queue) => match queue.submit_noted(line, class, admitted) {
             Ok(()) => return,
             Err(line) => line,
         },
@@ -240,18 +249,31 @@ impl LogQueue {
         admitted
     }
 
-    /// Returns the line if the writer has ended.
+    #[cfg(test)]
     fn submit(&self, line: String, class: Class) -> Result<(), String> {
+        self.submit_noted(line, class, None)
+    }
+
+    /// Submits a line; summaries of its cause and peer quote it. Returns the line if the writer has ended.
+    fn submit_noted(
+        &self,
+        line: String,
+        class: Class,
+        admitted: Option<(Cause, Option<u64>)>,
+    ) -> Result<(), String> {
         let mut queue = self.lock();
         if queue.ended {
             return Err(line);
+        }
+        if let Some((cause, peer)) = admitted {
+            queue.limiter.note(cause, peer, &line);
         }
         queue.push(line, class);
         self.0.work.notify_one();
         Ok(())
     }
 
-    /// As [`submit`](Self::submit), if the panic left the lock free.
+    /// Submits the line of a panic, if the panic left the lock free.
     fn submit_in_panic(&self, line: String) {
         for _ in 0..100 {
             match self.0.queue.try_lock() {
@@ -360,7 +382,8 @@ impl<W: Write> Writer<W> {
         }
         self.report = Some(Instant::now());
         queue.reported = queue.stats.lost;
-        Some(format!("towpath: warning: {lost} log lines were lost: standard error was not read fast enough"))
+        let lost = count(lost, "log line");
+        Some(format!("towpath: warning: {lost} lost: standard error was not read fast enough"))
     }
 
     /// Writes a line in one write(2), if the output takes it: other processes may use the same terminal.
@@ -439,8 +462,7 @@ mod tests {
         let written = written.lock().unwrap();
         let lines: Vec<&str> = written.lines().collect();
         assert_eq!((lines[0], lines.len()), ("first", LINES + 2));
-        let reports: Vec<&&str> =
-            lines.iter().filter(|line| line.contains("10 log lines were lost")).collect();
+        let reports: Vec<&&str> = lines.iter().filter(|line| line.contains("10 log lines lost")).collect();
         assert_eq!(reports.len(), 1, "{lines:?}");
         assert_eq!(queue.stats(), LogStats { written: LINES as u64 + 2, suppressed: 0, lost: 10 });
         // The writer has ended: lines are written directly.

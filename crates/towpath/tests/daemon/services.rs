@@ -252,6 +252,6 @@ fn a_reload_is_taken_as_a_whole_or_not_at_all() {
     engine.until("not reloaded: queue 2: ");
     assert!(!has_rule(&engine));
     reload(&engine, "queue");
-    engine.until("reloaded: 1 rules added");
+    engine.until("reloaded: 1 rule added");
     assert!(has_rule(&engine) && path("queue").exists());
 }

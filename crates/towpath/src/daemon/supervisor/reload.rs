@@ -12,6 +12,7 @@ use super::Supervisor;
 use super::ruleset::{routes, settings};
 use crate::config::{self, Config};
 use crate::logging::OPERATOR;
+use crate::quantity::count;
 use crate::snapshot::Saving;
 use towpath_engine::queue::DefaultVerdict;
 
@@ -43,11 +44,11 @@ impl Supervisor {
                 // Log after everything is applied: readers of this line may use the new configuration at once.
                 log::info!(
                     target: OPERATOR,
-                    "reloaded: {} rules added, {} removed, {} kept; {} states dropped",
-                    diff.added.len(),
+                    "reloaded: {} added, {} removed, {} kept; {} dropped",
+                    count(diff.added.len() as u64, "rule"),
                     diff.removed.len(),
                     diff.kept,
-                    diff.states_dropped
+                    count(diff.states_dropped as u64, "state")
                 );
             }
             Err(reasons) => {

@@ -9,6 +9,7 @@ use super::{
 };
 use crate::inspector::EXIT_TIMEOUT;
 use crate::logging::PACKETS;
+use crate::quantity::count;
 use crate::snapshot::Saving;
 
 /// Interval between two checks of ending threads.
@@ -75,7 +76,8 @@ impl Supervisor {
             let saved = Saving::create(path).and_then(|saving| saving.finish(&self.ruleset));
             match saved {
                 Ok(()) => {
-                    log::info!("{}: {} states saved", path.display(), self.ruleset.state_counters().now)
+                    let states = count(self.ruleset.state_counters().now, "state");
+                    log::info!("{}: {states} saved", path.display());
                 }
                 Err(source) if failed.is_none() => {
                     return Err(Failure::States { file: path.clone(), source });

@@ -38,6 +38,7 @@ use crate::eventfd::EventFd;
 use crate::inspector::{self, ATTACH_TIMEOUT};
 use crate::packet_log::LogSender;
 use crate::process::{Local, Remote, Starter};
+use crate::quantity::count;
 use crate::report::Report;
 use crate::ruleset_manager::{Rechecks, RulesetManager};
 use crate::snapshot::{self, Saving};
@@ -342,7 +343,8 @@ fn restore(
                     let Rechecks { dropped, running, .. } = ruleset.rechecks();
                     let more = if running { "; the re-check continues" } else { "" };
                     log::info!(
-                        "{file}: {dropped} states dropped because the rules would not create them now{more}"
+                        "{file}: {} dropped because the rules would not create them now{more}",
+                        count(dropped, "state")
                     );
                 }
             }

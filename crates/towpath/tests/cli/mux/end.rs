@@ -54,7 +54,7 @@ fn a_worker_that_dies_during_a_drain_is_restarted() {
     assert_ne!(answers[0], answers[1], "the only one died with the second");
     let (code, errors) = mux.ended();
     assert_eq!(code, Some(0), "{errors}");
-    assert!(errors.contains(" 1 workers started again"), "{errors}");
+    assert!(errors.contains(" 1 worker started again"), "{errors}");
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn a_peer_that_has_not_read_its_reply_is_reported() {
     stream.peek(&mut [0]).expect("it is answered");
     let (code, errors) = mux.finish();
     assert_eq!(code, Some(1), "{errors}");
-    assert!(errors.contains("1 connections were not done"), "{errors}");
+    assert!(errors.contains("1 connection not done"), "{errors}");
 }
 
 #[test]

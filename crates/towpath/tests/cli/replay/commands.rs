@@ -111,7 +111,7 @@ fn check_names_every_difference_that_changes_a_packets_end() {
         (
             format!("{rules}set disable 4\n"),
             rules.to_owned(),
-            &["~ set 4: disabled -> enabled", "3 rules stay"],
+            &["~ set 4: disabled -> enabled", "3 rules kept"],
         ),
         (
             format!("pipe 1 config bw 1Mbit/s\n{rules}"),
@@ -126,7 +126,7 @@ fn check_names_every_difference_that_changes_a_packets_end() {
         (
             "add allow udp from any to any\nadd deny ip from any to any\n".to_owned(),
             "add deny ip from any to any\nadd allow udp from any to any\n".to_owned(),
-            &["(moved)", "3 rules stay", "2 of them have another number"],
+            &["(moved)", "3 rules kept", "2 of them renumbered"],
         ),
         (
             "add skipto 300 ip from any to any\nadd deny ip from any to any\nadd allow ip from any to any\n"
@@ -167,7 +167,7 @@ fn check_lists_the_packets_that_end_otherwise() {
         "packet 2 of ",
         "  old: in: pass, by rule 00200 allow ip from any to any\n",
         "  new: in: drop, by rule 00100 deny udp from any to any\n",
-        "2 of 2 packets end otherwise\n",
+        "different: 2 of 2 packets\n",
     ] {
         assert!(printed.contains(line), "{printed} lacks {line}");
     }
@@ -189,7 +189,7 @@ fn check_lists_the_packets_that_end_otherwise() {
     assert_eq!(differences[0]["kind"], "set");
     // The same rules: no packet.
     let same = towpath(&["check", &p("old.ipfw"), "--against", &p("old.ipfw"), "--capture", &p("in.pcap")]);
-    assert!(text(&same.stdout).contains("0 of 2 packets end otherwise\n"), "{}", text(&same.stdout));
+    assert!(text(&same.stdout).contains("different: 0 of 2 packets\n"), "{}", text(&same.stdout));
 }
 
 /// A configuration gives the ports, the settings, the routes and the default rule.
