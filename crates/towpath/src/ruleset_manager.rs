@@ -103,6 +103,15 @@ pub struct Done {
     pub warnings: Vec<Diagnostic>,
 }
 
+/// Why a table has no [`RulesetManager::listing`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoListing {
+    /// The table does not exist.
+    NoTable,
+    /// The listing of this version was discarded, and the table may have changed since.
+    Discarded,
+}
+
 /// One state of [`RulesetManager::states`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateLine {
@@ -342,14 +351,18 @@ impl RulesetManager {
         self.book().gate.show().into_iter().map(report::Rule::from).collect()
     }
 
-    /// Returns the rules as [`rules`](Self::rules), each with the time since 1970 of its last packet.
-    pub fn rules_with_times(&self) -> Vec<(report::Rule, Option<Time>)> {
-        let rules = self.book().gate.show();
-        rules
+    /// Returns the version of the rules, and the rules as [`rules`](Self::rules), each with the time since 1970 of its last packet.
+    pub fn rules_with_times(&self) -> (u64, Vec<(report::Rule, Option<Time>)>) {
+        let (version, rules) = {
+            let book = self.book();
+            // Under the lock: a change increments the version before the lock is released.
+            (self.version(), book.gate.show())
+        };
+        let rules = rules
             .into_iter()
             .map(|rule| (rule.last.map(|last| self.clock.wall(last)), rule))
-            .map(|(last, rule)| (rule.into(), last))
-            .collect()
+            .map(|(last, rule)| (rule.into(), last));
+        (version, rules.collect())
     }
 
     /// Returns the configuration as a rule file that parses to the same configuration.
@@ -493,20 +506,26 @@ impl RulesetManager {
         Ok(Done { diff, warnings: Vec::new() })
     }
 
-    /// Returns the entries of a table at this version of the rules and tables, or, if it is no longer known or not given, at the current
-    /// one. `None` if the table does not exist.
-    pub fn listing(&self, name: &str, version: Option<u64>) -> Option<(u64, Arc<Listing>)> {
+    /// Returns the entries of a table at this version of the rules and tables, or at the current one if none is given.
+    ///
+    /// # Errors
+    ///
+    /// The table does not exist, or its entries at this version are no longer known.
+    pub fn listing(&self, name: &str, version: Option<u64>) -> Result<(u64, Arc<Listing>), NoListing> {
         if let Some(version) = version
             && let Some(listing) = self.listings.find(name, version)
         {
-            return Some((version, listing));
+            return Ok((version, listing));
         }
-        let (version, table) = {
+        let (current, table) = {
             let book = self.book();
             // Under the lock: a change increments the version before the lock is released.
-            (self.version(), book.ruleset.table(name)?.clone())
+            (self.version(), book.ruleset.table(name).ok_or(NoListing::NoTable)?.clone())
         };
-        Some((version, self.listings.keep(name, version, || Listing::new(&table))))
+        match version {
+            Some(version) if version != current => Err(NoListing::Discarded),
+            _ => Ok((current, self.listings.keep(name, current, || Listing::new(&table)))),
+        }
     }
 
     /// Looks up a key in a table. Returns the entry in ipfw's format; for addresses, the one with the longest matching prefix. `None` if

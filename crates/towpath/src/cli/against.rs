@@ -1,4 +1,4 @@
-//! `towpath check --against`: the differences between two rulesets or configurations, and the packets of captures that end otherwise.
+//! `towpath check --against`: the differences between two rulesets or configurations, and the packets of captures whose outcome differs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use towpath::config::Config;
 use towpath::explained;
+use towpath::quantity::count;
 use towpath_gate::state::Flow;
 use towpath_gate::{Dir, Gate, StatePolicy, differences};
 use towpath_wire::{self as wire, Packet, Time};
 
 use crate::args::Check;
 use crate::cli::captured::{Captured, NOT_IP};
-use crate::cli::check::Failure;
-use crate::cli::offline_gate::{Ended, OfflineGate};
+use crate::cli::offline_gate::{Ended, Failure, OfflineGate};
 use crate::cli::wiring::{Loaded, Wiring, Wrong};
 
 /// Packets that are listed; further ones are only counted.
@@ -47,12 +47,12 @@ struct Difference {
     new: Option<String>,
 }
 
-/// The packets of the captures that end otherwise.
+/// The packets of the captures whose outcome differs.
 #[derive(Serialize)]
 pub(crate) struct Packets {
     /// Packets of the captures.
     compared: u64,
-    /// Packets that end otherwise.
+    /// Packets whose outcome differs.
     different: u64,
     /// The first of them.
     packets: Vec<Differing>,
@@ -273,9 +273,9 @@ impl Changes {
         for (table, count) in listed.iter().filter(|(_, count)| **count > ENTRIES) {
             text += &format!("~ table {table}: {} more entries (--json lists them)\n", count - ENTRIES);
         }
-        text += &format!("{} rules stay\n", self.kept);
+        text += &format!("{} kept\n", count(self.kept as u64, "rule"));
         if self.renumbered > 0 {
-            text += &format!("{} of them have another number\n", self.renumbered);
+            text += &format!("{} of them renumbered\n", self.renumbered);
         }
         text
     }
@@ -288,7 +288,7 @@ impl Packets {
             text += &format!("packet {packet} of {capture}, {time:.6}: {flow}\n");
             text += &format!("  old: {}\n  new: {}\n", old.text(), new.text());
         }
-        text + &format!("{} of {} packets end otherwise\n", self.different, self.compared)
+        text + &format!("different: {} of {}\n", self.different, count(self.compared, "packet"))
     }
 }
 

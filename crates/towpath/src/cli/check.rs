@@ -9,9 +9,9 @@ use towpath_wire as wire;
 use crate::args::{Check, exit};
 use crate::cli::against::{Changes, Packets, against, rule_file};
 use crate::cli::captured::{Captured, NOT_IP};
-use crate::cli::offline_gate::OfflineGate;
+use crate::cli::offline_gate::{Failure, OfflineGate};
 use crate::cli::wiring::{Loaded, Wrong, parse, read, read_config};
-use crate::cli::{answer, fail, say, warn};
+use crate::cli::{answer, say, warn};
 
 /// The JSON object of `--json`.
 #[derive(Default, Serialize)]
@@ -77,25 +77,7 @@ impl Finding {
 pub(crate) fn run(args: &Check) -> u8 {
     match check(args) {
         Ok(code) => code,
-        Err(Failure::Wrong(wrong)) => wrong.tell(),
-        Err(Failure::Capture(error)) => fail(exit::NO_CAPTURE, error),
-    }
-}
-
-pub(crate) enum Failure {
-    Wrong(Wrong),
-    Capture(towpath_port::Error),
-}
-
-impl From<Wrong> for Failure {
-    fn from(wrong: Wrong) -> Self {
-        Self::Wrong(wrong)
-    }
-}
-
-impl From<towpath_port::Error> for Failure {
-    fn from(error: towpath_port::Error) -> Self {
-        Self::Capture(error)
+        Err(failure) => failure.tell(),
     }
 }
 

@@ -8,12 +8,13 @@ use clap::builder::ValueHint;
 use serde_json::{Value, json};
 use towpath::control::client::Engine;
 use towpath::explained::{self, Walked};
+use towpath::quantity::count;
 use towpath_gate::{Dir, ExplainedRule, Explanation, PacketSpec, Step, Walk};
 use towpath_wire::{self as wire, Packet, Time};
 
 use crate::args::exit;
 use crate::cli::captured::{Captured, NOT_IP};
-use crate::cli::offline_gate::OfflineGate;
+use crate::cli::offline_gate::{Failure, OfflineGate};
 use crate::cli::wiring::{Wiring, Wrong};
 use crate::cli::{answer, fail};
 
@@ -91,8 +92,7 @@ pub(crate) fn run(args: &Explain) -> u8 {
     };
     let Told { walks, notes } = match explained {
         Ok(told) => told,
-        Err(Failure::Wrong(wrong)) => return wrong.tell(),
-        Err(Failure::Capture(message)) => return fail(exit::NO_CAPTURE, message),
+        Err(failure) => return failure.tell(),
     };
     tell(args, &explained::json(&walks, &notes))
 }
@@ -111,17 +111,6 @@ fn tell(args: &Explain, told: &Value) -> u8 {
     let stopped = told["walks"].as_array().is_none_or(|walks| !walks.iter().all(passes));
     let code = if args.exit_code && stopped { exit::NOT_PASSED } else { exit::OK };
     answer(code, &if args.json { format!("{told}\n") } else { explained::text(told) })
-}
-
-enum Failure {
-    Wrong(Wrong),
-    Capture(String),
-}
-
-impl From<Wrong> for Failure {
-    fn from(wrong: Wrong) -> Self {
-        Self::Wrong(wrong)
-    }
 }
 
 /// The explanation of a packet.
@@ -175,7 +164,7 @@ fn before(offline: &mut OfflineGate, capture: &Path, packets: Option<u64>) -> Re
         }
         ControlFlow::Continue(())
     });
-    read.map_err(|error| Failure::Capture(error.to_string()))?;
+    read?;
     captured.tell(NOT_IP);
     Ok(last)
 }
@@ -200,7 +189,7 @@ fn from_capture(args: &Explain, capture: &Path, number: u64) -> Result<Told, Fai
             Err(reason) => ControlFlow::Break(Err(reason)),
         }
     });
-    let told = read.map_err(|error| Failure::Capture(error.to_string()))?;
+    let told = read?;
     captured.tell(NOT_IP);
     let capture = capture.display();
     match told {
@@ -208,7 +197,8 @@ fn from_capture(args: &Explain, capture: &Path, number: u64) -> Result<Told, Fai
             Failure::Capture(format!("{capture}: packet {number} is undecodable: {reason}"))
         }),
         None => {
-            Err(Failure::Capture(format!("{capture} has {seen} packets, so there is no packet {number}")))
+            let packets = count(seen, "packet");
+            Err(Failure::Capture(format!("{capture} has {packets}, so there is no packet {number}")))
         }
     }
 }

@@ -7,6 +7,10 @@ use towpath_engine::Topology;
 use towpath_gate::{Dir, Edits, Gate, PortId, Step, Walk};
 use towpath_wire::{Packet, Time};
 
+use crate::args::exit;
+use crate::cli::fail;
+use crate::cli::wiring::Wrong;
+
 /// Interval between collections of expired states, in capture time.
 pub(crate) const EXPIRE_EVERY: Duration = Duration::from_secs(1);
 
@@ -16,6 +20,34 @@ pub(crate) struct OfflineGate {
     topology: Topology,
     /// The time of the last collection of expired states.
     expired: Time,
+}
+
+/// Why packets could not be evaluated.
+pub(crate) enum Failure {
+    Wrong(Wrong),
+    Capture(String),
+}
+
+impl Failure {
+    /// Prints the error. Returns the exit code.
+    pub(crate) fn tell(self) -> u8 {
+        match self {
+            Self::Wrong(wrong) => wrong.tell(),
+            Self::Capture(message) => fail(exit::NO_CAPTURE, message),
+        }
+    }
+}
+
+impl From<Wrong> for Failure {
+    fn from(wrong: Wrong) -> Self {
+        Self::Wrong(wrong)
+    }
+}
+
+impl From<towpath_port::Error> for Failure {
+    fn from(error: towpath_port::Error) -> Self {
+        Self::Capture(error.to_string())
+    }
 }
 
 /// The end of a packet's walks.

@@ -315,3 +315,11 @@ pub enum Progress {
     /// The stream has ended.
     Done,
 }
+
+/// The words without a trailing `--json`, which is not a word of any command.
+pub(super) fn json_behind(words: &[String], json: bool) -> (&[String], bool) {
+    match words.split_last() {
+        Some((last, rest)) if last == "--json" => (rest, true),
+        _ => (words, json),
+    }
+}

@@ -45,6 +45,8 @@ pub enum Code {
     NoMux,
     /// The table or entry does not exist, or the engine does not have objects of this kind.
     NotFound,
+    /// The listing, of which a further page was requested, was discarded. The client lists again.
+    Gone,
     /// The commands or the setting have errors. The message has one line per error.
     Invalid,
     /// The engine has ended.

@@ -1,7 +1,7 @@
 //! Listings of tables that clients read in pages: each page belongs to the same moment, however often the table changes.
 //!
 //! The entries are shared with the table, so a listing costs the entries that have changed since. At most [`LISTINGS`] are kept, each
-//! for [`KEPT`] after its last page. A client whose listing is gone starts again.
+//! for [`KEPT`] after its last page. A client whose listing was discarded must list again.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -1,13 +1,14 @@
 //! Tests: re-checks in steps, commands, tables and settings.
 
-use super::*;
+use std::time::Duration;
+
 use towpath_engine::ForwardMode;
 use towpath_gate::state;
 use towpath_gate::state::{Ends, Flow, Install, Lookup, Name, RuleId, Segment};
 use towpath_gate::{Dir, DropReason, Gateway, PacketSpec, PortId, Ports, Route, Step, Walk};
-
 use towpath_wire::{self as wire, LinkType};
 
+use super::*;
 use crate::explained::Walked;
 
 fn book(rules: &str) -> RulesetManager {
@@ -205,7 +206,7 @@ fn rules_have_the_time_of_their_last_packet() {
     let book = book("add 100 allow udp from any to any 53\n");
     book.clock().set_zero(std::time::Duration::from_secs(1_000_000));
     assert_eq!(walk(&book), Step::Pass);
-    let times: Vec<_> = book.rules_with_times().into_iter().map(|(_, last)| last).collect();
+    let times: Vec<_> = book.rules_with_times().1.into_iter().map(|(_, last)| last).collect();
     assert_eq!(times, [Some(Time::from_secs(1_000_001)), None]);
 }
 
@@ -392,7 +393,7 @@ fn zero_counts_anew() {
 
 /// The entries of a table as they are listed.
 fn entries(book: &RulesetManager, name: &str) -> Option<Vec<(String, String)>> {
-    let (_, listing) = book.listing(name, None)?;
+    let (_, listing) = book.listing(name, None).ok()?;
     let row = |(key, value)| (listing.table().show_key(&key), listing.table().show_value(&value));
     Some(listing.iter_from(0).map(row).collect())
 }
@@ -471,9 +472,16 @@ fn a_listing_is_not_affected_by_changes() {
     assert!(same == version && Arc::ptr_eq(&listing, &again));
     let page: Vec<_> = again.iter_from(3_999).take(3).map(|(key, _)| again.table().show_key(&key)).collect();
     assert_eq!(page, ["3999", "4000", "4001"]);
-    // Without the version, or with one that is not known, the listing is the current one.
-    let (now, current) = book.listing("t", Some(version + 1)).unwrap();
+    // Without the version, the listing is the current one.
+    let (now, current) = book.listing("t", None).unwrap();
     assert!(now > version && current.is_empty());
+    // A listing that was not kept, or was discarded, is not continued with other entries.
+    assert_eq!(book.listing("t", Some(version + 1)).err(), Some(NoListing::Discarded));
+    book.listings.expire(Instant::now() + Duration::from_secs(3600));
+    assert_eq!(book.listing("t", Some(version)).err(), Some(NoListing::Discarded));
+    // The table has not changed since.
+    assert_eq!(book.listing("t", Some(now)).unwrap().0, now);
+    assert_eq!(book.listing("u", None).err(), Some(NoListing::NoTable));
 }
 
 #[test]

@@ -7,11 +7,14 @@ use towpath_gate::Diff;
 use towpath_gate::rules::Diagnostic;
 
 use super::super::client::{Engine, Failure};
-use super::super::command::{Access, Command, Context, Handled, Reply, Request, arguments, parse};
+use super::super::command::{
+    Access, Command, Context, Handled, Reply, Request, arguments, json_behind, parse,
+};
 use super::super::protocol::{Code, Refusal};
 use super::super::text::items;
 use super::delete_state;
 use crate::output::warn;
+use crate::quantity::count;
 use crate::ruleset_manager::Done;
 
 /// Add a rule: `add [NUMBER] [set N] ACTION ...`, as in a rule file
@@ -140,14 +143,6 @@ impl Words {
     }
 }
 
-/// The words without a trailing `--json`, which is not a word of any command.
-pub(super) fn json_behind(words: &[String], json: bool) -> (&[String], bool) {
-    match words.split_last() {
-        Some((last, rest)) if last == "--json" => (rest, true),
-        _ => (words, json),
-    }
-}
-
 fn change(engine: &Engine, first: &str, words: &Words) -> Result<String, Failure> {
     let (words, json) = words.of(first);
     command(engine, words.join(" "), false, json)
@@ -170,8 +165,8 @@ pub(super) fn show(answer: &Value, json: bool) -> Result<String, Failure> {
     text.extend(strings("removed").map(|rule| format!("- {rule}\n")));
     text.extend(strings("added").map(|rule| format!("+ {rule}\n")));
     text.extend(strings("tables").map(|table| format!("~ table {table}\n")));
-    if changes["states_dropped"] != 0 {
-        text += &format!("{} states dropped\n", changes["states_dropped"]);
+    if let Some(dropped) = changes["states_dropped"].as_u64().filter(|dropped| *dropped > 0) {
+        text += &format!("{} dropped\n", count(dropped, "state"));
     }
     Ok(text)
 }

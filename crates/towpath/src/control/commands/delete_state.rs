@@ -5,10 +5,9 @@ use serde_json::{Value, json};
 use towpath_gate::state::{Cursor, Listed};
 
 use super::super::client::{Engine, Failure};
-use super::super::command::{Access, Context, Handled, Reply, Request, parse};
+use super::super::command::{Access, Context, Handled, Reply, Request, json_behind, parse};
 use super::super::protocol::{Code, Refusal};
 use super::super::state_filter::StateMatch;
-use super::change::json_behind;
 use super::paging;
 use super::show_states::State;
 use crate::exit;

@@ -4,7 +4,9 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::super::client::{Engine, Failure};
-use super::super::command::{Access, Command, Context, Handled, NoMembers, Reply, Request, arguments, parse};
+use super::super::command::{
+    Access, Command, Context, Handled, NoMembers, Reply, Request, arguments, json_behind, parse,
+};
 use super::super::text::items;
 use super::show_rules::{Columns, Times};
 use super::{change, set, show_rules, show_states, table};
@@ -41,7 +43,7 @@ fn handle(body: Value, context: &Context<'_>) -> Handled {
 }
 
 fn ipfw(engine: &Engine, args: &Ipfw) -> Result<String, Failure> {
-    let (words, json) = change::json_behind(&args.words, args.json);
+    let (words, json) = json_behind(&args.words, args.json);
     let (flags, words) = words.split_at(words.iter().take_while(|word| word.starts_with('-')).count());
     let given = |letter| flags.iter().any(|flag| flag.contains(letter));
     let unknown = flags.iter().flat_map(|flag| flag.chars().skip(1)).find(|l| !"adDSvqfnNtTce".contains(*l));

@@ -8,7 +8,6 @@ use serde_json::Value;
 
 use super::super::client::Failure;
 use crate::exit;
-use crate::ruleset_manager::RulesetManager;
 
 /// Rows of one page.
 pub(super) const PAGE: usize = 1000;
@@ -18,18 +17,6 @@ const PAGE_BYTES: usize = 256 << 10;
 
 /// How often a client starts a listing again.
 const TRIES: usize = 100;
-
-/// Looks something up, with the version of the rules and tables that it belongs to.
-pub(super) fn at_version<T>(ruleset: &RulesetManager, look: impl Fn(&RulesetManager) -> T) -> (u64, T) {
-    loop {
-        let version = ruleset.version();
-        let found = look(ruleset);
-        // A change increments the version before the lock is released.
-        if ruleset.version() == version {
-            return (version, found);
-        }
-    }
-}
 
 /// Returns the rows of the page that begins at `from`, and the beginning of the next page.
 pub(super) fn page<T>(rows: Vec<T>, from: u64, bytes: impl Fn(&T) -> usize) -> (Vec<T>, Option<u64>) {

@@ -11,7 +11,6 @@ use super::super::text::items;
 use super::paging;
 use crate::packet_log::utc;
 use crate::report;
-use crate::ruleset_manager::RulesetManager;
 
 /// Every rule with its counters: packets and bytes
 #[derive(Debug, Default, Args, Serialize, Deserialize)]
@@ -58,8 +57,7 @@ impl Query for ShowRules {
     const ANSWER: &'static str = "rules";
 
     fn handle(self, context: &Context<'_>) -> Handled {
-        let ruleset = context.ruleset()?;
-        let (version, rules) = paging::at_version(ruleset, RulesetManager::rules_with_times);
+        let (version, rules) = context.ruleset()?.rules_with_times();
         let (rules, next) = paging::page(rules, self.from, |(rule, _)| rule.text.len() + 100);
         let rules: Vec<Row> = rules
             .into_iter()

@@ -12,6 +12,7 @@ use super::super::protocol::{Code, Refusal};
 use super::super::text::items;
 use super::paging;
 use crate::exit;
+use crate::ruleset_manager::NoListing;
 
 /// The entries of a table
 #[derive(Debug, Args, Serialize, Deserialize)]
@@ -35,7 +36,10 @@ impl Query for ShowTable {
 
     fn handle(self, context: &Context<'_>) -> Handled {
         let listing = context.ruleset()?.listing(&self.name, self.version);
-        let (version, listing) = listing.ok_or_else(|| no_table(&self.name))?;
+        let (version, listing) = listing.map_err(|error| match error {
+            NoListing::NoTable => no_table(&self.name),
+            NoListing::Discarded => Refusal::new(Code::Gone, discarded(&self.name)),
+        })?;
         let table = listing.table();
         let from = self.from.min(listing.len() as u64);
         let rows = listing.iter_from(from as usize);
@@ -47,7 +51,7 @@ impl Query for ShowTable {
     }
 
     fn print(&self, engine: &Engine, json: bool) -> Option<Result<(), Failure>> {
-        Some(print(engine, |out| write_table(engine, &self.name, json, out)))
+        Some(print_table(engine, &self.name, json))
     }
 
     fn text(&self, answer: &Value) -> String {
@@ -59,6 +63,13 @@ impl Query for ShowTable {
 pub(super) fn no_table(name: &str) -> Refusal {
     let message = format!("there is no table {name}; `towpath ctl show tables` lists the tables");
     Refusal::new(Code::NotFound, message)
+}
+
+fn discarded(table: &str) -> String {
+    format!(
+        "the listing of table {table} is incomplete: the engine has discarded it, because other listings followed or the output was not \
+         read for a minute; list it again"
+    )
 }
 
 /// Why output ended.
@@ -96,38 +107,24 @@ pub(super) fn print(
     }
 }
 
-/// Writes a table, with `json` as one object.
-pub(super) fn write_table(engine: &Engine, table: &str, json: bool, out: &mut dyn Write) -> Result<(), Stop> {
-    write_entries(engine, table, json, out)?;
-    if json {
-        writeln!(out, ",\"name\":{}}}", json!(table))?;
-    }
-    Ok(())
+/// Prints a table, with `json` as one line.
+pub(super) fn print_table(engine: &Engine, table: &str, json: bool) -> Result<(), Failure> {
+    print(engine, |out| {
+        write_table(engine, table, json, out)?;
+        Ok(out.write_all(if json { b"\n" } else { b"" })?)
+    })
 }
 
-/// Writes the entries of a table, with `json` as the beginning of an object. One page is in memory at a time.
-pub(super) fn write_entries(
-    engine: &Engine,
-    table: &str,
-    json: bool,
-    out: &mut dyn Write,
-) -> Result<(), Stop> {
+/// Writes the entries of a table, with `json` as one object with its name. One page is in memory at a time.
+pub(super) fn write_table(engine: &Engine, table: &str, json: bool, out: &mut dyn Write) -> Result<(), Stop> {
     let (mut from, mut version, mut comma) = (Some(0), None, "");
     while let Some(page) = from {
         let request = ShowTable { name: table.to_owned(), from: page, version };
         let answer = engine.ask(&name(ShowTable::WORDS), request, ShowTable::ANSWER)?;
-        let current = answer["version"].as_u64();
         if page == 0 && json {
             write!(out, "{{\"entries\":[")?;
         }
-        if version.is_some() && version != current {
-            let message = format!(
-                "the listing of table {table} is incomplete: the engine has discarded it, because other listings followed or the output was not \
-                 read for a minute; list it again"
-            );
-            return Err(Failure::new(exit::FAILED, message).into());
-        }
-        version = current;
+        version = answer["version"].as_u64();
         for entry in items(&answer["entries"]) {
             match json {
                 true => write!(out, "{}{entry}", std::mem::replace(&mut comma, ","))?,
@@ -137,7 +134,7 @@ pub(super) fn write_entries(
         from = answer["next"].as_u64();
     }
     if json {
-        write!(out, "]")?;
+        write!(out, "],\"name\":{}}}", json!(table))?;
     }
     Ok(())
 }

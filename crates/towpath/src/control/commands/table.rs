@@ -94,9 +94,7 @@ pub(super) fn run(engine: &Engine, words: &[&str], json: bool, how: How) -> Opti
     let printed = |printed: Result<(), Failure>| printed.map(|()| String::new());
     Some(match *words {
         ["table", "all", "list"] => printed(list_all(engine, json)),
-        ["table", name, "list"] => {
-            printed(show_table::print(engine, |out| show_table::write_table(engine, name, json, out)))
-        }
+        ["table", name, "list"] => printed(show_table::print_table(engine, name, json)),
         ["table", name, "info" | "detail"] => show_tables::info(engine, name, json),
         ["table", name, "lookup", key] => lookup(engine, name, key, json),
         ["table", _, "lookup", ..] => Err(Failure::new(exit::USAGE, "write table NAME lookup KEY")),
@@ -118,10 +116,7 @@ fn list_all(engine: &Engine, json: bool) -> Result<(), Failure> {
                 true => write!(out, "{comma}")?,
                 false => writeln!(out, "--- table({name}), set(0) ---")?,
             }
-            show_table::write_entries(engine, name, json, out)?;
-            if json {
-                write!(out, ",\"name\":{}}}", json!(name))?;
-            }
+            show_table::write_table(engine, name, json, out)?;
         }
         if json {
             writeln!(out, "]}}")?;

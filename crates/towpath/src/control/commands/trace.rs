@@ -24,6 +24,7 @@ use super::super::trace::{TraceBuffer, TraceRecord, TraceSource};
 use super::show_frames::no_channel;
 use crate::exit;
 use crate::output::say;
+use crate::quantity;
 
 /// Inbound (`epb_flags`, bits 0 and 1).
 const INBOUND: u32 = 1;
@@ -261,8 +262,9 @@ fn trace(engine: &Engine, args: &Trace) -> Result<String, Failure> {
                 other => other.map_err(file)?,
             },
             Message::Answer(answer) if answer.name == "traced" => {
-                let (packets, dropped) = (&answer.body["packets"], &answer.body["dropped"]);
-                say(format_args!("towpath: {packets} packets traced, {dropped} left out"));
+                let number = |key: &str| answer.body[key].as_u64().unwrap_or_default();
+                let (packets, dropped) = (quantity::count(number("packets"), "packet"), number("dropped"));
+                say(format_args!("towpath: {packets} traced, {dropped} left out"));
                 return Ok(String::new());
             }
             Message::Answer(_) => return Err(connection.unexpected("something else than a trace")),
