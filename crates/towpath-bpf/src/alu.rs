@@ -1,6 +1,6 @@
 //! Arithmetic and comparisons, as RFC 9669 sections 4.1 and 4.3 define them.
 //!
-//! The verifier folds constants with the functions with which the interpreter computes, so their results cannot differ.
+//! The verifier folds constants with the same functions that the interpreter calls, so their results cannot differ.
 
 /// An arithmetic operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! ELF objects as clang makes them: lists their programs, and links one of them.
+//! Reads ELF objects of clang: lists their programs, and links one of them.
 //!
 //! What: the chosen function comes first. Every function that it calls, directly or not, follows once. Calls are
 //! turned into distances between instructions. Nothing else of an object is used: maps and global data are refused,
@@ -22,7 +22,7 @@ use crate::verifier::MAX_INSTRUCTIONS;
 /// The first bytes of an ELF file.
 pub(crate) const MAGIC: &[u8] = b"\x7fELF";
 
-/// Sections whose functions are programs, by the beginning of their names, as libbpf has them.
+/// Prefixes of the names of sections whose functions are programs, as in libbpf.
 const PROGRAM_SECTIONS: [&str; 2] = ["socket", "sk_skb"];
 
 /// `BPF_PSEUDO_CALL` of `linux/bpf.h`: the source field of a call of the program's own.
@@ -31,7 +31,7 @@ const PSEUDO_CALL: u8 = 1;
 /// Functions that one program may have; bounds the work of linking.
 const MAX_FUNCTIONS: usize = 256;
 
-/// An ELF object that gives no program.
+/// Why no program of an ELF object can be linked.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ElfError {
@@ -50,7 +50,7 @@ pub enum ElfError {
     /// Several programs, none chosen.
     #[error("{} programs, choose one by name: {}", .0.len(), .0.join(", "))]
     Several(Vec<String>),
-    /// The program asked for is not there.
+    /// The requested program does not exist.
     #[error("no program `{0}`; there is {list}", list = .1.join(", "))]
     Unknown(String, Vec<String>),
     /// A map.
@@ -201,7 +201,7 @@ impl<'data> Link<'data> {
         }
         for function in found {
             let code = self.code(&function)?;
-            // A symbol of no size, from an assembler, reaches to the end of its section.
+            // A symbol without size, from an assembler, reaches to the end of its section.
             let size = if function.size == 0 { code.len() as u64 } else { function.size };
             self.functions.insert((function.section, function.start), Function { size, ..function });
         }
@@ -233,7 +233,7 @@ impl<'data> Link<'data> {
         section.ok().and_then(|section| section.name().ok().map(str::to_owned)).unwrap_or_default()
     }
 
-    /// The program named, by its function or its section; or the only one.
+    /// The program with this function or section name, or the only one.
     fn choose(&self, name: Option<&str>) -> Result<&Function, ElfError> {
         let programs: Vec<(&Function, String)> = self
             .functions
@@ -296,7 +296,7 @@ impl<'data> Link<'data> {
         let place = function.start + offset;
         let is_call = insn.code == 0x85 && insn.src == PSEUDO_CALL;
         let Some(relocation) = self.relocations.get(&(function.section, place)) else {
-            // Within a section the compiler has put in the distance itself.
+            // Within a section, the compiler has written the distance.
             let target = (place as i64).saturating_add((i64::from(insn.imm) + 1) * Insn::SIZE as i64);
             return if is_call {
                 self.function_at(function, function.section, target).map(Some)
@@ -322,7 +322,7 @@ impl<'data> Link<'data> {
         }
     }
 
-    /// Why the address of `name` cannot be had.
+    /// Why the address of `name` cannot be resolved.
     fn refuse_data(&self, function: &Function, name: String, section: Option<usize>) -> ElfError {
         let function = function.name.clone();
         let section = section.map(|section| self.section_name(section)).unwrap_or_default();

@@ -104,7 +104,7 @@ const fn by_size(size: Size, b: Code, h: Code, w: Code) -> Code {
     }
 }
 
-/// A load from the context. Compilers load single bytes of words, so there are narrow ones of every field.
+/// A load from the context. Compilers load single bytes of a word, so every field also has narrower loads.
 fn load_field(field: Field, size: Size, dst: u8) -> Op {
     let bytes = u64::from(size.bytes());
     let whole = |code, narrow, at: u32| {

@@ -24,7 +24,7 @@ pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> io::Result<
 
 /// Binds a packet socket to an interface (packet(7)); `protocol` is in native byte order.
 pub(crate) fn bind_packet(fd: BorrowedFd<'_>, index: u32, protocol: u16) -> io::Result<()> {
-    // SAFETY: a sockaddr_ll of zeroes is one.
+    // SAFETY: a zeroed sockaddr_ll is valid.
     let mut address: libc::sockaddr_ll = unsafe { zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
     address.sll_protocol = protocol.to_be();
@@ -66,7 +66,7 @@ pub(crate) fn pending_error(fd: BorrowedFd<'_>) -> io::Result<()> {
 
 /// One sendmmsg(2). Each message is the concatenation of two parts. Returns the number of messages sent, at least 1.
 pub(crate) fn send_many(fd: BorrowedFd<'_>, messages: &[[&[u8]; 2]]) -> io::Result<usize> {
-    // SAFETY: headers of zeroes are messages of nothing.
+    // SAFETY: a zeroed mmsghdr is valid: an empty message.
     let mut headers: [libc::mmsghdr; MESSAGES] = unsafe { zeroed() };
     let mut parts = [[libc::iovec { iov_base: null_mut(), iov_len: 0 }; 2]; MESSAGES];
     for ((header, parts), message) in headers.iter_mut().zip(&mut parts).zip(messages) {
@@ -84,15 +84,16 @@ pub(crate) fn send_many(fd: BorrowedFd<'_>, messages: &[[&[u8]; 2]]) -> io::Resu
     checked(sent).map(|sent| sent as usize)
 }
 
-/// One recvmmsg(2) that never blocks: message by message into the parts of `memory` that are `stride` long, at most as many as `lens` has places.
-/// Their lengths go to `lens`; what did not fit is longer there than `stride`. Returns how many came.
+/// Receives messages with one recvmmsg(2) that does not block, at most one for each element of `lens`. Each message is written to the
+/// next `stride` bytes of `memory`, and its length to `lens`. The length of a truncated message is above `stride`. Returns the number
+/// of messages.
 pub(crate) fn receive_many(
     fd: BorrowedFd<'_>,
     memory: &mut [u8],
     stride: usize,
     lens: &mut [u32],
 ) -> io::Result<usize> {
-    // SAFETY: headers of zeroes are messages of nothing.
+    // SAFETY: a zeroed mmsghdr is valid: an empty message.
     let mut headers: [libc::mmsghdr; MESSAGES] = unsafe { zeroed() };
     let mut parts = [libc::iovec { iov_base: null_mut(), iov_len: 0 }; MESSAGES];
     let mut count = 0;
@@ -134,7 +135,7 @@ pub(crate) fn interface(fd: BorrowedFd<'_>, request: c_ulong, name: &str) -> io:
     checked(unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw mut asked) })?;
     Ok(match request {
         libc::SIOCGIFINDEX => {
-            // SAFETY: every member of the union is plain numbers, and this request wrote this one.
+            // SAFETY: all values of the union's members are valid, and this request wrote this member.
             Answer::Index(unsafe { asked.ifr_ifru.ifru_ifindex } as u32)
         }
         libc::SIOCGIFFLAGS => {
@@ -153,9 +154,9 @@ pub(crate) fn interface(fd: BorrowedFd<'_>, request: c_ulong, name: &str) -> io:
     })
 }
 
-/// A request about `name`; InvalidInput when that cannot be an interface's.
+/// A request about the interface `name`. The error is InvalidInput if no interface can have this name.
 fn named(name: &str) -> io::Result<libc::ifreq> {
-    // SAFETY: an ifreq of zeroes is one without a name.
+    // SAFETY: a zeroed ifreq is valid: its name is empty.
     let mut request: libc::ifreq = unsafe { zeroed() };
     if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains('\0') {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -168,7 +169,7 @@ fn named(name: &str) -> io::Result<libc::ifreq> {
 
 /// Binds an XDP socket to one queue of an interface.
 pub(crate) fn bind_xdp(fd: BorrowedFd<'_>, index: u32, queue: u32, flags: u16) -> io::Result<()> {
-    // SAFETY: a sockaddr_xdp of zeroes is one.
+    // SAFETY: a zeroed sockaddr_xdp is valid.
     let mut address: libc::sockaddr_xdp = unsafe { zeroed() };
     address.sxdp_family = libc::AF_XDP as u16;
     address.sxdp_flags = flags;
@@ -354,7 +355,7 @@ pub(crate) fn tun_attach(fd: BorrowedFd<'_>, name: &str, flags: c_int) -> io::Re
 
 /// The name of the interface that the descriptor is attached to (TUNGETIFF).
 pub(crate) fn tun_name(fd: BorrowedFd<'_>) -> io::Result<String> {
-    // SAFETY: an ifreq of zeroes is one without a name.
+    // SAFETY: a zeroed ifreq is valid: its name is empty.
     let mut request: libc::ifreq = unsafe { zeroed() };
     // SAFETY: the kernel writes one ifreq, which lives until the call returns.
     checked(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut request) })?;

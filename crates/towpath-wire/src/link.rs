@@ -166,8 +166,8 @@ fn ip_in_pppoe(frame: Frame<'_>, at: usize) -> Result<Option<(Network, usize)>, 
     }
 }
 
-/// The IP header behind a stack of MPLS labels. Nothing says that IP follows: an Ethernet pseudowire may begin with the
-/// same nibble (RFC 4928). A header that no router accepts is not one of IP (RFC 1812 section 5.2.2).
+/// The IP header behind a stack of MPLS labels. The labels do not name their payload, and an Ethernet pseudowire may begin
+/// with the same nibble (RFC 4928). The payload is IP if its header is valid (RFC 1812 section 5.2.2).
 fn ip_in_mpls(frame: Frame<'_>, mut at: usize) -> Result<Option<(Network, usize)>, Malformed> {
     const BOTTOM_OF_STACK: u8 = 0x01;
     for _ in 0..MAX_TAGS {
@@ -193,7 +193,7 @@ fn is_ip4(frame: Frame<'_>, at: usize) -> bool {
     header_len >= 20
         && length >= header_len
         && length <= frame.wire_len - at
-        && checksum::sum(header, 0) == 0xffff
+        && ones_complement::sum(header, 0) == 0xffff
 }
 
 /// Returns true if the length is that of an IPv6 header.

@@ -179,11 +179,11 @@ pub(crate) struct Check {
 
     /// Replay this capture through the rules and list the rules that matched no packet; may be repeated
     ///
-    /// With --against, also list the packets that end otherwise than with OLD. Assumes that inspectors pass the packets.
+    /// With --against, also list the packets whose outcome differs from that with OLD. Assumes that inspectors pass the packets.
     #[arg(long = "capture", value_name = "CAPTURE", value_hint = ValueHint::FilePath)]
     pub(crate) captures: Vec<PathBuf>,
 
-    /// Show the differences from OLD to FILE that can change what becomes of a packet
+    /// Show the differences between OLD and FILE that can change a packet's outcome
     ///
     /// OLD is a rule file; a name that ends in .toml is a configuration, whose settings, routes and default rule are compared
     /// with those of --config.

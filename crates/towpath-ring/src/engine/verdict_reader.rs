@@ -2,11 +2,11 @@
 //!
 //! What: a client gives verdicts in two places, a ring of cumulative records ("everything up to n") and one release
 //! entry per frame. A poll first reads the records, and applies each to the frames that it covers and that have no
-//! verdict of their own. A single verdict or hold given before a record is visible when the record is, and takes
-//! precedence. Then the poll reads the entries, from the oldest outstanding frame on.
+//! verdict of their own. A verdict or hold for a single frame that was given before a record is visible
+//! together with the record, and takes precedence. Then the poll reads the entries, from the oldest outstanding frame on.
 //!
-//! Invariant: a poll does bounded work. It reads entries until [`MISSES`] in a row are unchanged, and then as many
-//! from where the previous poll stopped, so that it finds a verdict far after an undecided frame. Each record is
+//! Invariant: a poll does bounded work. It reads entries until [`MISSES`] in a row are unchanged. Then it reads as
+//! many again from the place where the previous poll stopped: it also finds a verdict far behind an undecided frame. Each record is
 //! applied from the end of the one before it. When a poll has copied the budget of replacements ([`Budget`]), it
 //! reads nothing new: entries keep their words, and a record that was applied in part is applied again.
 
@@ -138,7 +138,7 @@ impl VerdictReader {
             }
         };
         // The frames of earlier records have verdicts or are released. Without this, each record could cost a walk
-        // through the whole window.
+        // through all outstanding frames.
         let (oldest, begin) = (lane.rx.frames.oldest(), self.upto.next());
         let mut seq = if oldest.is_before(begin) { begin } else { oldest };
         while seq != upto.next() && !upto.is_before(seq) {
@@ -168,7 +168,7 @@ impl VerdictReader {
         let end = lane.rx.frames.next_seq();
         let stopped = self.scan(lane, lane.rx.frames.oldest(), end, f);
         if stopped != end {
-            // The window, or the near search, may have passed `far`.
+            // The oldest frame, or the near search, may have passed `far`.
             let from =
                 if self.far.is_before(stopped) || !self.far.is_before(end) { stopped } else { self.far };
             self.far = self.scan(lane, from, end, f);

@@ -2,8 +2,8 @@
 //!
 //! What: a loss is counted at once and reported twice. The next message's header has the number of frames lost
 //! before it ([`Header::lost`]), and a frame of [`Kind::GAP`] per reason has the number and the reason. This frame
-//! precedes that message unless the ring has no space for both; then it follows as soon as there is space, so that a
-//! full ring is not filled with loss records. A client may disable the records
+//! precedes that message. If the ring has no space for both, it follows as soon as there is space: loss records do not
+//! fill a full ring. A client may disable the records
 //! ([`Options::gaps`](crate::Options::gaps)).
 //!
 //! Reference: netlink reported ENOBUFS once and nothing more (netlink_overrun, af_netlink.c).

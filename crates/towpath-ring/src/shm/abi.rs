@@ -38,7 +38,7 @@ pub(crate) const ENGINE_RECORDS: usize = ENGINE_PUBLISHED + 2;
 /// Either memory: CPU of the writer when it last reported, counted from 1. A hint.
 pub(crate) const CPU: usize = 2 * LINE + 4;
 
-/// Engine memory: frames lost for this client. On a line apart: the client reads the line above with each verdict.
+/// Engine memory: frames lost for this client. In a cache line of its own: the client reads the line above with each verdict.
 pub(crate) const ENGINE_LOST: usize = 3 * LINE;
 
 /// Client memory: sequence number after the last RX frame received. A statistic; the engine does not rely on it.
@@ -51,7 +51,7 @@ pub(crate) const CLIENT_RECORDS: usize = CLIENT_CONSUMED + 2;
 pub(crate) const CLIENT_PUBLISHED: usize = CLIENT_CONSUMED + 3;
 /// Client memory: messages that the client accepts in one frame; 0 means 1.
 pub(crate) const CLIENT_BATCH_MAX: usize = CLIENT_CONSUMED + 5;
-/// Client memory: the message that the client processes. On a line apart: the client writes it for each message, and
+/// Client memory: the message that the client processes. In a cache line of its own: the client writes it for each message, and
 /// the engine reads the lines above.
 pub(crate) const CLIENT_AT: usize = 4 * LINE;
 
