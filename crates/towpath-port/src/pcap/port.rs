@@ -46,7 +46,7 @@ struct CapturePort {
 
 /// The capture that a port reads.
 enum Source {
-    File(Reader),
+    File(Box<Reader>),
     Pipe(Box<PipeReader>),
 }
 
@@ -55,7 +55,7 @@ impl Source {
     fn open(path: &PathBuf) -> Result<Self, Error> {
         let reader = Reader::open(path)?;
         match reader.progress().total {
-            Some(_) => Ok(Self::File(reader)),
+            Some(_) => Ok(Self::File(Box::new(reader))),
             None => Ok(Self::Pipe(Box::new(PipeReader::new(reader)?))),
         }
     }

@@ -6,7 +6,6 @@ pub(crate) use std::sync::atomic::{AtomicU64, Ordering, compiler_fence, fence};
 #[cfg(not(loom))]
 pub(crate) use crate::shm::sys::membarrier;
 
-// loom has no fence that another thread passes for us: a fence on both sides is what it comes to.
 #[cfg(loom)]
 // loom has no membarrier(2): the model uses a fence on both sides.
 pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence, fence as compiler_fence};
