@@ -175,7 +175,8 @@ mod tests {
     fn state_of(proto: u8, [src_port, dst_port]: [u16; 2], tenant: u16) -> Listed {
         let ends = Ends::V4([10, 0, 0, 1].into(), [192, 0, 2, 1].into());
         let flow = Flow { ends, proto, src_port, dst_port, tenant };
-        let (mut states, now) = (States::new(Settings::default(), 1), Time::from_secs(1));
+        let settings = Settings { dyn_icmp_id: true, ..Settings::default() };
+        let (mut states, now) = (States::new(settings, 1), Time::from_secs(1));
         let syn = Segment { tcp_flags: 0x02, ..Segment::default() };
         states.install(&flow, Name::DEFAULT, &syn, RuleId(1), &Install::default(), now).unwrap();
         states.list(now).next().unwrap()
