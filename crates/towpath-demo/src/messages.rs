@@ -72,7 +72,7 @@ pub(super) fn ask(
         "mux.sock",
     ];
     let mut front = Process::start(ends.inside, ends.files, "mux", &words)?;
-    front.wait_until(stop, |front| front.said().contains("workers attached"))?;
+    front.wait_until(stop, |front| front.said().contains(" attached"))?;
     let address = front.listening()?;
     status.mux(Some(&socket));
     let over = Arc::new(AtomicBool::new(false));

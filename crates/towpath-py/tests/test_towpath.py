@@ -302,7 +302,7 @@ class Engine:
         line = self.process.stderr.readline()
         self.address = line.removeprefix("listening on ").strip()
         # The lines come in any order.
-        awaited = ["workers attached"] + ["interrupted"] * (2 if part == "interrupted" else 0)
+        awaited = [" attached"] + ["interrupted"] * (2 if part == "interrupted" else 0)
         while awaited:
             line = self.process.stderr.readline()
             if not line:

@@ -5,7 +5,7 @@ use crate::insn::Operand;
 use crate::state::{State, Value};
 use crate::verifier_error::Reason;
 
-/// The state where the comparison came out as `holds`; None when it cannot.
+/// The state after the comparison if its result is `holds`. `None` if it cannot have this result.
 pub(super) fn assume(
     state: &State,
     (cond, wide): (Cond, bool),
@@ -42,7 +42,7 @@ pub(super) fn assume(
     Some(state)
 }
 
-/// The side of a `Set` comparison where no bit is common: possible unless constants say otherwise.
+/// The state after a `Set` comparison that is false: no bit is common. `None` for constants with a common bit.
 fn assume_unset(state: &State, wide: bool, left: Value, right: Value) -> Option<State> {
     if let (Value::Scalar(a), Value::Scalar(b)) = (left, right) {
         let (a, b) = if wide { (a, b) } else { (a.low32(), b.low32()) };

@@ -619,7 +619,7 @@ fn rules_tables_and_settings_change_while_it_runs() {
         ok("show states --address 10.0.0.0/8 --port 53 --rule 100 --name a"),
         "## Dynamic rules (0):\n"
     );
-    assert!(said("show states --address 10.0.0").2.contains("`10.0.0` is no prefix"));
+    assert!(said("show states --address 10.0.0").2.contains("`10.0.0` is not a prefix"));
     assert_eq!(
         said("delete state tcp 10.0.0.1:1 10.0.0.2:2").2,
         "towpath: there is no state of `tcp 10.0.0.1:1 10.0.0.2:2`\n"

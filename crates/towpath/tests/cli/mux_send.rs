@@ -49,7 +49,7 @@ impl Mux {
         let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
         let mut line = || lines.next().expect("a line").expect("text");
         let address = line().strip_prefix("listening on ").expect("an address").to_owned();
-        while !line().contains("workers attached") {}
+        while !line().contains(" attached") {}
         // Drain its log so that it does not block.
         std::thread::spawn(move || lines.for_each(drop));
         Self { child, address, control, _directory: directory }

@@ -64,7 +64,7 @@ impl Mux {
         let address =
             line.strip_prefix("listening on ").unwrap_or_else(|| panic!("{line}")).trim().to_owned();
         let mut mux = Self { child, stderr, address };
-        mux.until("workers attached");
+        mux.until(" attached");
         mux
     }
 
