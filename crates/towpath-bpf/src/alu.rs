@@ -72,65 +72,49 @@ impl Cond {
     }
 }
 
-/// 64-bit arithmetic. Division by zero gives 0 and modulo by zero leaves `a` (RFC 9669 section 4.1); shifts use the low
-/// six bits.
-#[inline(always)]
-pub(crate) const fn alu64(op: AluOp, a: u64, b: u64) -> u64 {
-    match op {
-        AluOp::Add => a.wrapping_add(b),
-        AluOp::Sub => a.wrapping_sub(b),
-        AluOp::Mul => a.wrapping_mul(b),
-        AluOp::Div => match a.checked_div(b) {
-            Some(quotient) => quotient,
-            None => 0,
-        },
-        AluOp::Sdiv if b == 0 => 0,
-        AluOp::Sdiv => a.cast_signed().wrapping_div(b.cast_signed()).cast_unsigned(),
-        AluOp::Or => a | b,
-        AluOp::And => a & b,
-        AluOp::Lsh => a.wrapping_shl(b as u32),
-        AluOp::Rsh => a.wrapping_shr(b as u32),
-        AluOp::Arsh => a.cast_signed().wrapping_shr(b as u32).cast_unsigned(),
-        AluOp::Neg => a.wrapping_neg(),
-        AluOp::Mod => match a.checked_rem(b) {
-            Some(rest) => rest,
-            None => a,
-        },
-        AluOp::Smod if b == 0 => a,
-        AluOp::Smod => a.cast_signed().wrapping_rem(b.cast_signed()).cast_unsigned(),
-        AluOp::Xor => a ^ b,
-        AluOp::Mov => b,
-    }
+macro_rules! arithmetic {
+    ($(#[$doc:meta])* $name:ident, $word:ty) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub(crate) const fn $name(op: AluOp, a: $word, b: $word) -> $word {
+            match op {
+                AluOp::Add => a.wrapping_add(b),
+                AluOp::Sub => a.wrapping_sub(b),
+                AluOp::Mul => a.wrapping_mul(b),
+                AluOp::Div => match a.checked_div(b) {
+                    Some(quotient) => quotient,
+                    None => 0,
+                },
+                AluOp::Sdiv if b == 0 => 0,
+                AluOp::Sdiv => a.cast_signed().wrapping_div(b.cast_signed()).cast_unsigned(),
+                AluOp::Or => a | b,
+                AluOp::And => a & b,
+                AluOp::Lsh => a.wrapping_shl(b as u32),
+                AluOp::Rsh => a.wrapping_shr(b as u32),
+                AluOp::Arsh => a.cast_signed().wrapping_shr(b as u32).cast_unsigned(),
+                AluOp::Neg => a.wrapping_neg(),
+                AluOp::Mod => match a.checked_rem(b) {
+                    Some(rest) => rest,
+                    None => a,
+                },
+                AluOp::Smod if b == 0 => a,
+                AluOp::Smod => a.cast_signed().wrapping_rem(b.cast_signed()).cast_unsigned(),
+                AluOp::Xor => a ^ b,
+                AluOp::Mov => b,
+            }
+        }
+    };
 }
 
-/// 32-bit arithmetic; the caller widens the result with zeros. Shifts use the low five bits.
-#[inline(always)]
-pub(crate) const fn alu32(op: AluOp, a: u32, b: u32) -> u32 {
-    match op {
-        AluOp::Add => a.wrapping_add(b),
-        AluOp::Sub => a.wrapping_sub(b),
-        AluOp::Mul => a.wrapping_mul(b),
-        AluOp::Div => match a.checked_div(b) {
-            Some(quotient) => quotient,
-            None => 0,
-        },
-        AluOp::Sdiv if b == 0 => 0,
-        AluOp::Sdiv => a.cast_signed().wrapping_div(b.cast_signed()).cast_unsigned(),
-        AluOp::Or => a | b,
-        AluOp::And => a & b,
-        AluOp::Lsh => a.wrapping_shl(b),
-        AluOp::Rsh => a.wrapping_shr(b),
-        AluOp::Arsh => a.cast_signed().wrapping_shr(b).cast_unsigned(),
-        AluOp::Neg => a.wrapping_neg(),
-        AluOp::Mod => match a.checked_rem(b) {
-            Some(rest) => rest,
-            None => a,
-        },
-        AluOp::Smod if b == 0 => a,
-        AluOp::Smod => a.cast_signed().wrapping_rem(b.cast_signed()).cast_unsigned(),
-        AluOp::Xor => a ^ b,
-        AluOp::Mov => b,
-    }
+arithmetic! {
+    /// 64-bit arithmetic. Division by zero gives 0 and modulo by zero leaves `a` (RFC 9669 section 4.1); shifts use the low
+    /// six bits.
+    alu64, u64
+}
+
+arithmetic! {
+    /// 32-bit arithmetic; the caller widens the result with zeros. Shifts use the low five bits.
+    alu32, u32
 }
 
 /// Compares 64-bit numbers.

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::sys::{self, Answer};
-use crate::{Error, LinkType, State};
+use crate::{Caps, Error, LinkType, State};
 
 /// linux/if_arp.h.
 const ARPHRD_ETHER: u16 = 1;
@@ -76,6 +76,19 @@ impl Interface {
         let state = if flags & ready == ready { State::Up } else { State::Down };
         let address = (kind == ARPHRD_ETHER).then_some(address);
         Ok(Self { index, mtu, link, address, state })
+    }
+
+    /// The capabilities of a port on the interface. Drivers add their own.
+    pub(crate) fn caps(&self) -> Caps {
+        Caps {
+            receive: true,
+            send: true,
+            link: Some(self.link),
+            mtu: Some(self.mtu),
+            max_frame: Some(self.max_frame() as u32),
+            address: self.address,
+            ..Caps::default()
+        }
     }
 
     /// Length of the longest frame: the MTU plus the link header.

@@ -140,16 +140,10 @@ impl Port for Socket {
 
     fn caps(&self) -> Caps {
         Caps {
-            receive: true,
-            send: true,
             timestamps: true,
-            link: Some(self.interface.link),
-            mtu: Some(self.interface.mtu),
-            max_frame: Some(self.interface.max_frame() as u32),
-            address: self.interface.address,
             checksum: self.config.vnet_hdr,
             segmentation: self.segmentation(),
-            ..Caps::default()
+            ..self.interface.caps()
         }
     }
 

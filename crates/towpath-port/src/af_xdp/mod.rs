@@ -369,13 +369,9 @@ impl Port for Socket {
 
     fn caps(&self) -> Caps {
         Caps {
-            receive: true,
-            send: true,
             link: Some(LinkType::ETHERNET),
-            mtu: Some(self.interface.mtu),
             max_frame: Some(self.max_frame() as u32),
-            address: self.interface.address,
-            ..Caps::default()
+            ..self.interface.caps()
         }
     }
 

@@ -138,15 +138,10 @@ impl Port for Device {
 
     fn caps(&self) -> Caps {
         Caps {
-            receive: true,
-            send: true,
             link: Some(self.config.link()),
-            mtu: Some(self.interface.mtu),
-            max_frame: Some(self.interface.max_frame() as u32),
-            address: self.interface.address,
             checksum: self.config.vnet_hdr,
             segmentation: self.segmentation(),
-            ..Caps::default()
+            ..self.interface.caps()
         }
     }
 
