@@ -43,11 +43,11 @@ impl QueryServer for () {
 }
 
 /// The surroundings of an engine with live ports.
-pub struct PortIo<C, Q> {
+pub struct PortIo<C> {
     start: Instant,
     /// By port.
     tx_queues: Vec<TxQueue>,
-    queries: Q,
+    queries: Box<dyn QueryServer + Send>,
     /// A frame of the router itself, or a packet with its new link header.
     scratch: Vec<u8>,
     /// The fragment that is being sent.
@@ -62,10 +62,15 @@ pub struct PortIo<C, Q> {
     channel: PhantomData<C>,
 }
 
-impl<C: Channel, Q: QueryServer> PortIo<C, Q> {
+impl<C: Channel> PortIo<C> {
     /// Creates the surroundings. `start` is the beginning of the clock; threads that share dynamic states need the same.
     /// A router needs a `resolver`.
-    pub fn new(start: Instant, tx_queues: Vec<TxQueue>, queries: Q, resolver: Option<Resolver>) -> Self {
+    pub fn new(
+        start: Instant,
+        tx_queues: Vec<TxQueue>,
+        queries: Box<dyn QueryServer + Send>,
+        resolver: Option<Resolver>,
+    ) -> Self {
         Self {
             start,
             tx_queues,
@@ -194,11 +199,6 @@ impl<C: Channel, Q: QueryServer> PortIo<C, Q> {
         &mut self.tx_queues[port]
     }
 
-    /// The query server.
-    pub fn queries_mut(&mut self) -> &mut Q {
-        &mut self.queries
-    }
-
     /// Nanoseconds of the engine's wall clock.
     pub fn wall(&self) -> u64 {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
@@ -305,7 +305,7 @@ impl<C: Channel, Q: QueryServer> PortIo<C, Q> {
     }
 }
 
-impl<C: Channel, Q: QueryServer> PacketIo for PortIo<C, Q> {
+impl<C: Channel> PacketIo for PortIo<C> {
     type Channel = C;
     type Error = Infallible;
 
@@ -480,7 +480,7 @@ mod tests {
     #[test]
     fn a_router_accepts_and_routes_frames_for_its_own_address() {
         let tx_queues = vec![tx_queue(Some(OWN)), tx_queue(Some(OWN)), tx_queue(None)];
-        let mut io = PortIo::<Infallible, _>::new(Instant::now(), tx_queues, (), None);
+        let mut io = PortIo::<Infallible>::new(Instant::now(), tx_queues, Box::new(()), None);
         #[rustfmt::skip]
         let rows = [
             // to          interface  accepted  routed
@@ -493,7 +493,7 @@ mod tests {
         for (to, interface, accepted, is_routed) in rows {
             let frame = frame(to);
             let meta = routed(&frame, interface, NextHop::Mac([2; 6]));
-            let other = |io: &PortIo<_, _>| io.tx_queues[interface as usize].drops.events.other_host;
+            let other = |io: &PortIo<_>| io.tx_queues[interface as usize].drops.events.other_host;
             let before = other(&io);
             assert_eq!(io.accepts(&frame, &meta), accepted, "{to:?}");
             assert_eq!(other(&io) == before, accepted, "{to:?}");
@@ -536,8 +536,12 @@ mod tests {
         ];
         for (bridge, fragment_len, mtu, dont_fragment, expected) in rows {
             let mac = (!bridge).then_some(OWN);
-            let mut io =
-                PortIo::<Infallible, _>::new(Instant::now(), vec![tx_queue(mac), tx_queue(mac)], (), None);
+            let mut io = PortIo::<Infallible>::new(
+                Instant::now(),
+                vec![tx_queue(mac), tx_queue(mac)],
+                Box::new(()),
+                None,
+            );
             io.tx_queue_mut(1).set_mtu(mtu);
             let (mut frame, meta) = reassembled(9, fragment_len);
             frame[20] = if dont_fragment { 0x40 } else { 0 };
@@ -565,8 +569,12 @@ mod tests {
         for (first, len, expected) in
             [(0, 20, true), (0x4f, 34, true), (0x40, 34, true), (0x40, 1514, true), (0x40, 1515, false)]
         {
-            let mut io =
-                PortIo::<Infallible, _>::new(Instant::now(), vec![tx_queue(None), tx_queue(None)], (), None);
+            let mut io = PortIo::<Infallible>::new(
+                Instant::now(),
+                vec![tx_queue(None), tx_queue(None)],
+                Box::new(()),
+                None,
+            );
             io.tx_queue_mut(1).set_mtu(1500);
             let (_, meta) = reassembled(9, 1500);
             let Ok(()) = io.send(&vec![first; len], &meta);
@@ -588,10 +596,10 @@ mod tests {
             (NextHop::Mac([2; 6]), usize::MAX, 1, Some(DropReason::TtlExceeded)),
         ];
         for (next_hop, mtu, ttl, expected) in rows {
-            let mut io = PortIo::<Infallible, _>::new(
+            let mut io = PortIo::<Infallible>::new(
                 Instant::now(),
                 vec![tx_queue(Some(OWN)), tx_queue(Some(OWN))],
-                (),
+                Box::new(()),
                 None,
             );
             io.tx_queue_mut(1).set_mtu(mtu);

@@ -15,6 +15,7 @@ mod copy_budget;
 mod inspector_slot;
 pub mod parse;
 mod policy;
+mod ring_channel;
 mod snapshot;
 mod stats;
 #[cfg(test)]
@@ -32,6 +33,7 @@ use self::copy_budget::CopyBudget;
 pub use self::inspector_slot::InspectorSlot;
 use self::inspector_slot::Waiter;
 pub use self::policy::{DefaultVerdict, Policy};
+pub use self::ring_channel::RingChannel;
 pub use self::snapshot::{ChannelSnapshot, FrameSnapshot, QueueSnapshot};
 pub use self::stats::{Stats, VerdictStats};
 use crate::drop_reason::DropReason;

@@ -11,7 +11,7 @@ use crate::reorder::Limits;
 
 const MTU: usize = 1500;
 
-type Live = Engine<PortIo<Inspector, ()>>;
+type Live = Engine<PortIo<Inspector>>;
 
 /// An engine with two ports. The inspector serves queue 1.
 fn engine(rules: &str, mode: impl Fn(PortId) -> ForwardMode, router: bool) -> (Gate, Live, Inspector) {
@@ -34,7 +34,7 @@ fn engine(rules: &str, mode: impl Fn(PortId) -> ForwardMode, router: bool) -> (G
             reorder: Limits::default(),
         })
     };
-    let io = PortIo::new(Instant::now(), vec![tx_queue(), tx_queue()], (), None);
+    let io = PortIo::new(Instant::now(), vec![tx_queue(), tx_queue()], Box::new(()), None);
     let queues = vec![Queue::new(1, Policy::default())];
     let mut engine = Engine::live(io, gate.walker().unwrap(), topology, queues, Policy::default());
     let inspector = Inspector::default();

@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::process::DumpableBehavior;
 use towpath::control::{self, QueryInbox, Server};
-use towpath::inspector::{self, Inspector};
+use towpath::inspector;
 use towpath::report::{self, Report};
 use towpath::ruleset_manager::{Clock, RulesetManager};
 use towpath::snapshot::{Saving, told};
-use towpath_engine::queue::{DefaultVerdict, Policy, Queue};
+use towpath_engine::queue::{DefaultVerdict, Policy, Queue, RingChannel};
 use towpath_engine::{Engine, Introspect, Meta, PacketIo};
 use towpath_gate::{PortId, Restored, check_snapshot};
 use towpath_port::pcap::{self, Resolution};
@@ -100,7 +100,8 @@ fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
         Failure::States(format!("--states-out: {path}: {error}"))
     };
     let saving = args.states_out.as_deref().map(Saving::create).transpose().map_err(unsaved)?;
-    let queues = match queues(args, policy.clone(), ending) {
+    // Declared before the engine: the processes end after their channels.
+    let (queues, _processes) = match queues(args, policy.clone(), ending) {
         Ok(queues) => queues,
         Err(failure) => {
             let _ = finish([out, replies]);
@@ -270,7 +271,12 @@ fn take_burst(
     lines.write(engine, false)
 }
 
-fn queues(args: &Replay, policy: Policy, ending: &Ending) -> Result<Vec<Queue<Inspector>>, Failure> {
+/// The queues, and the processes of their inspectors.
+fn queues(
+    args: &Replay,
+    policy: Policy,
+    ending: &Ending,
+) -> Result<(Vec<Queue<RingChannel>>, Vec<inspector::Process>), Failure> {
     if !args.queues.is_empty() {
         // Otherwise, ptrace(2) lets other processes of the same user read and write this process's memory. A failure is ignored: the
         // call works on every Linux, and the rings do not depend on it.
@@ -302,6 +308,8 @@ fn queues(args: &Replay, policy: Policy, ending: &Ending) -> Result<Vec<Queue<In
             )));
         }
     }
+    // Dropped after the queues, with which their channels end.
+    let mut processes = Vec::new();
     let mut queues = Vec::new();
     let mut channels = 0;
     for number in numbers {
@@ -313,13 +321,14 @@ fn queues(args: &Replay, policy: Policy, ending: &Ending) -> Result<Vec<Queue<In
         for arg in args.queues.iter().filter(|arg| arg.number == number) {
             for _ in 0..of_queue.workers.unwrap_or(1) {
                 channels += 1;
-                let inspector = socket.start(&arg.words, &|| ending.signal().is_some())?;
-                queue.join(channels, inspector);
+                let (channel, process) = socket.start(&arg.words, &|| ending.signal().is_some())?;
+                processes.push(process);
+                queue.join(channels, channel);
             }
         }
         queues.push(queue);
     }
-    Ok(queues)
+    Ok((queues, processes))
 }
 
 fn nanos(duration: Duration) -> u64 {
@@ -483,7 +492,7 @@ impl Outside {
 }
 
 impl PacketIo for Outside {
-    type Channel = Inspector;
+    type Channel = RingChannel;
     type Error = towpath_port::Error;
 
     fn now(&mut self) -> u64 {

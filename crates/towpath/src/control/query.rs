@@ -4,11 +4,12 @@
 //! wake-up of the server, and never waits.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use towpath_engine::Introspect;
+use towpath_engine::egress::QueryServer;
 
 use super::commands::{show_mux, show_ports, show_rings, show_send};
 use crate::eventfd::EventFd;
@@ -75,12 +76,15 @@ impl fmt::Debug for Target<'_> {
 
 type Query = Box<dyn FnOnce(&mut Target<'_>) + Send>;
 
+/// What queries see of the live ports of an engine, which its thread updates.
+pub type PortRows = Arc<Mutex<Vec<show_ports::Port>>>;
+
 /// The engine's end of the queue of queries.
 pub struct QueryInbox {
     queries: Receiver<Query>,
     server: EventFd,
     ended: Arc<AtomicBool>,
-    ports: Option<Vec<show_ports::Port>>,
+    ports: Option<PortRows>,
     interval: u64,
 }
 
@@ -113,7 +117,7 @@ impl QueryInbox {
     }
 
     /// Sets what queries see of the live ports.
-    pub fn set_ports(&mut self, ports: Vec<show_ports::Port>) {
+    pub fn set_ports(&mut self, ports: PortRows) {
         self.ports = Some(ports);
     }
 
@@ -127,17 +131,23 @@ impl QueryInbox {
         self.serve(None, Some(pool))
     }
 
-    fn serve<'a>(
-        &'a mut self,
-        engine: Option<&'a mut dyn Introspect>,
-        pool: Option<&'a dyn WorkerPoolView>,
-    ) -> u64 {
-        let mut target = Target { engine, pool, ports: self.ports.as_deref() };
+    fn serve(&mut self, mut engine: Option<&mut dyn Introspect>, pool: Option<&dyn WorkerPoolView>) -> u64 {
         for query in self.queries.try_iter().take(BURST) {
-            query(&mut target);
+            let ports = self.ports.as_ref().map(|ports| ports.lock().unwrap_or_else(PoisonError::into_inner));
+            let engine: Option<&mut dyn Introspect> = match &mut engine {
+                Some(engine) => Some(&mut **engine),
+                None => None,
+            };
+            query(&mut Target { engine, pool, ports: ports.as_ref().map(|ports| &ports[..]) });
             self.server.signal();
         }
         self.interval
+    }
+}
+
+impl QueryServer for QueryInbox {
+    fn serve(&mut self, engine: &mut dyn Introspect) -> u64 {
+        self.serve_engine(engine)
     }
 }
 

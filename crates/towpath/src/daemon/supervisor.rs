@@ -16,6 +16,7 @@ use towpath_gate::state::Counters;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
+use towpath_engine::queue::RingChannel;
 
 use super::inspector_sockets::Socket;
 use super::launcher::Launcher;
@@ -28,7 +29,7 @@ use crate::config::Config;
 use crate::control::dumps::Dumps;
 use crate::control::{BindError, Server};
 use crate::eventfd::EventFd;
-use crate::inspector::{self, Inspector};
+use crate::inspector;
 use crate::logging::PACKETS;
 use crate::process::Starter;
 use crate::quantity::count;
@@ -236,7 +237,7 @@ impl Supervisor {
         // One lane for each worker.
         let lanes = if self.workers.len() > 1 { channel.split() } else { vec![channel] };
         for (worker, lane) in self.workers.iter().zip(lanes) {
-            worker.say(WorkerCommand::Join(queue, self.channels, Box::new(Inspector::attached(lane))));
+            worker.say(WorkerCommand::Join(queue, self.channels, Box::new(RingChannel::new(lane))));
         }
     }
 

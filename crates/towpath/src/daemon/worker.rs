@@ -3,8 +3,8 @@
 //! One turn receives a burst from every port, processes it, and sends what leaves by each port; then the muxes run (`muxes.rs`).
 //! After a turn without work the worker polls for a while, then sleeps on every descriptor that can bring work.
 
-use std::sync::Arc;
 use std::sync::mpsc::Receiver;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -14,16 +14,16 @@ use towpath_port::{Burst, Port, Received, State};
 use super::muxes::Muxes;
 use super::worker_command::WorkerCommand;
 use crate::config::Wait;
-use crate::control::QueryInbox;
+use crate::control::PortRows;
 use crate::control::commands::show_ports;
 use crate::eventfd::EventFd;
-use crate::inspector::Inspector;
 use crate::packet_log::LogSender;
 use crate::report::Report;
 use crate::ruleset_manager::Clock;
-use towpath_engine::egress::{PortIo, QueryServer, TxQueue};
+use towpath_engine::LiveEngine;
+use towpath_engine::egress::TxQueue;
+use towpath_engine::queue::RingChannel;
 use towpath_engine::router;
-use towpath_engine::{Engine, Introspect, Meta};
 
 /// Interval between two checks of the ports, and the longest sleep.
 const TICK: Duration = Duration::from_secs(1);
@@ -31,31 +31,12 @@ const TICK: Duration = Duration::from_secs(1);
 /// Turns between two clock reads while packets arrive.
 const TURNS: u32 = 256;
 
-/// The packet IO of a worker's engine.
-pub(super) type Io = PortIo<Inspector, Queries>;
-
-/// Serves the control queries of this worker.
-pub(super) struct Queries(pub(super) Option<QueryInbox>);
-
-impl Queries {
-    /// Sets what queries see of the ports.
-    fn set_ports(&mut self, ports: Vec<show_ports::Port>) {
-        if let Some(inbox) = &mut self.0 {
-            inbox.set_ports(ports);
-        }
-    }
-}
-
-impl QueryServer for Queries {
-    fn serve(&mut self, engine: &mut dyn Introspect) -> u64 {
-        self.0.as_mut().map_or(u64::MAX, |inbox| inbox.serve_engine(engine))
-    }
-}
-
 /// See the module documentation.
 pub struct Worker {
-    engine: Engine<Io>,
+    engine: LiveEngine,
     ports: Vec<Live>,
+    /// The records of the ports, for queries.
+    rows: PortRows,
     /// Shared with the engine while it processes the burst; unique between turns.
     burst: Arc<Burst>,
     muxes: Muxes,
@@ -87,9 +68,10 @@ struct Live {
 
 /// The parts of a worker.
 pub(super) struct Parts {
-    pub(super) engine: Engine<Io>,
+    pub(super) engine: LiveEngine,
     /// The ports with the names of their drivers.
     pub(super) ports: Vec<(Box<dyn Port>, &'static str)>,
+    pub(super) rows: PortRows,
     pub(super) burst: usize,
     pub(super) commands: Receiver<WorkerCommand>,
     pub(super) bell: EventFd,
@@ -101,7 +83,7 @@ pub(super) struct Parts {
 
 impl Worker {
     pub(super) fn new(parts: Parts) -> Self {
-        let Parts { engine, ports, burst, commands, bell, wait, drain, log, clock } = parts;
+        let Parts { engine, ports, rows, burst, commands, bell, wait, drain, log, clock } = parts;
         let live = |(port, driver): (Box<dyn Port>, &'static str)| {
             let ended = !port.caps().receive;
             Live { port, driver, state: State::Up, ended, errors: 0, too_long: 0, uncut: 0 }
@@ -110,6 +92,7 @@ impl Worker {
         Self {
             engine,
             ports,
+            rows,
             burst: Arc::new(Burst::new(burst)),
             muxes: Muxes::new(),
             commands,
@@ -189,8 +172,7 @@ impl Worker {
                 continue;
             }
             came = true;
-            let Ok(()) =
-                self.engine.process_burst_borrowed(&self.burst, |frame| Meta::received(frame, at as u32));
+            self.engine.process_received(&self.burst, at as u32);
             self.transmit();
             Arc::get_mut(&mut self.burst).expect("the engine has released the burst").clear();
         }
@@ -202,7 +184,7 @@ impl Worker {
 
     /// Collects inspectors' verdicts while no packet arrives.
     fn idle(&mut self) {
-        let Ok(()) = self.engine.idle();
+        self.engine.process_verdicts();
         self.transmit();
         self.tell();
     }
@@ -210,10 +192,9 @@ impl Worker {
     /// Sends what leaves by each port.
     fn transmit(&mut self) {
         let Self { engine, ports, burst, .. } = self;
-        let io = engine.io_mut();
-        io.poll_neighbors();
+        engine.io_mut().poll_neighbors();
         for (at, Live { port, errors, .. }) in ports.iter_mut().enumerate() {
-            io.transmit(at, &mut **port, burst, |error| warn(errors, error));
+            engine.transmit(at, &mut **port, burst, &mut |error| warn(errors, error));
         }
     }
 
@@ -283,7 +264,7 @@ impl Worker {
         }
     }
 
-    fn join(&mut self, queue: u16, channel: u32, inspector: Inspector) {
+    fn join(&mut self, queue: u16, channel: u32, inspector: RingChannel) {
         if self.engine.join(queue, channel, inspector).is_err() {
             log::warn!("queue {queue}: no such queue; its inspector was detached");
         }
@@ -365,7 +346,7 @@ impl Worker {
     /// Publishes the records of the ports.
     fn show_ports(&mut self) {
         self.take_port_drops();
-        let Self { engine, ports, .. } = self;
+        let Self { engine, ports, rows, .. } = self;
         let io = engine.io_mut();
         let row = |(at, (live, tx)): (usize, (&mut Live, &TxQueue))| {
             let stats = live.port.stats();
@@ -384,8 +365,8 @@ impl Worker {
                 neighbors: io.neighbors(at).into_iter().map(Into::into).collect(),
             }
         };
-        let rows = ports.iter_mut().zip(io.tx_queues()).enumerate().map(row).collect();
-        engine.io_mut().queries_mut().set_ports(rows);
+        let shown = ports.iter_mut().zip(io.tx_queues()).enumerate().map(row).collect();
+        *rows.lock().unwrap_or_else(PoisonError::into_inner) = shown;
     }
 
     /// Returns whether a second drain command arrived. Other commands are too late and ignored.

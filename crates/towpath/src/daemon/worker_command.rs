@@ -6,14 +6,13 @@ use towpath_gate::state::Keepalive;
 
 use super::muxes::Served;
 use crate::config::Engine;
-use crate::inspector::Inspector;
-use towpath_engine::queue::{DefaultVerdict, Policy};
+use towpath_engine::queue::{DefaultVerdict, Policy, RingChannel};
 
 /// A command from the supervisor to a worker.
 #[derive(Debug)]
 pub(super) enum WorkerCommand {
     /// Attaches an inspector to a queue. The number identifies its channel.
-    Join(u16, u32, Box<Inspector>),
+    Join(u16, u32, Box<RingChannel>),
     /// Serves a mux between packet bursts.
     Serve(Box<Served>),
     /// Starts receiving: all inspectors and workers of the configuration have attached.

@@ -24,7 +24,7 @@ use super::super::mux_service;
 use super::super::privilege::{self, Capabilities};
 use super::super::round_robin::RoundRobin;
 use super::super::signals::{reloads, stops};
-use super::super::worker::{Parts, Queries, Worker};
+use super::super::worker::{Parts, Worker};
 use super::super::worker_command::WorkerCommand;
 use super::ruleset::gate;
 use super::{
@@ -33,7 +33,7 @@ use super::{
 };
 use crate::config::Config;
 use crate::control::dumps::Dumps;
-use crate::control::{Listening, QueryInbox};
+use crate::control::{Listening, PortRows, QueryInbox};
 use crate::eventfd::EventFd;
 use crate::inspector::{self, ATTACH_TIMEOUT};
 use crate::packet_log::LogSender;
@@ -43,7 +43,7 @@ use crate::report::Report;
 use crate::ruleset_manager::{Rechecks, RulesetManager};
 use crate::snapshot::{self, Saving};
 use towpath_engine::Engine;
-use towpath_engine::egress::{PortIo, RouterPort, TxConfig, TxQueue};
+use towpath_engine::egress::{PortIo, QueryServer, RouterPort, TxConfig, TxQueue};
 use towpath_engine::queue::{Policy, Queue};
 use towpath_engine::router;
 use towpath_engine::router::{Directory, Resolver};
@@ -171,12 +171,16 @@ impl Supervisor {
         for (number, (((ports, walker), bell), inbox)) in
             ports.into_iter().zip(walkers).zip(bells).zip(inboxes).enumerate()
         {
-            let io = PortIo::new(
-                start,
-                tx_queues(&config, &ports),
-                Queries(inbox),
-                directory.clone().map(Resolver::new),
-            );
+            let rows = PortRows::default();
+            let queries: Box<dyn QueryServer + Send> = match inbox {
+                Some(mut inbox) => {
+                    inbox.set_ports(Arc::clone(&rows));
+                    Box::new(inbox)
+                }
+                None => Box::new(()),
+            };
+            let resolver = directory.clone().map(Resolver::new);
+            let io = PortIo::new(start, tx_queues(&config, &ports), queries, resolver);
             let queues =
                 config.queues.iter().map(|queue| Queue::new(queue.number, queue.policy.clone())).collect();
             let unserved = Policy { default: config.unserved, ..Policy::default() };
@@ -186,6 +190,7 @@ impl Supervisor {
             let parts = Parts {
                 engine,
                 ports,
+                rows,
                 burst: config.engine.burst,
                 commands: taken,
                 bell: bell.clone(),
