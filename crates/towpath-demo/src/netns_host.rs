@@ -4,7 +4,7 @@ use std::env;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 
 use towpath_port::namespace;
@@ -57,13 +57,20 @@ impl NetnsHost {
 
     /// Runs `job` on the host and waits for its result.
     pub(super) fn run<R: Send + 'static>(&self, job: impl FnOnce() -> R + Send + 'static) -> R {
-        let (done, result) = mpsc::channel();
+        let result = Arc::new(Mutex::new(None));
+        // It carries no result: the code of a channel exists once for each type of message.
+        let (done, end) = mpsc::channel::<()>();
+        let slot = Arc::clone(&result);
         let job = Box::new(move || {
-            // The result is awaited below.
-            let _ = done.send(job());
+            let result = job();
+            *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+            drop(done);
         });
         self.jobs.send(job).expect("the host's thread runs as long as the host is there");
-        result.recv().expect("a job of the demo does not panic")
+        // The job, or its panic, drops the sender.
+        let _ = end.recv();
+        let result = result.lock().unwrap_or_else(PoisonError::into_inner).take();
+        result.expect("a job of the demo does not panic")
     }
 
     /// Runs `job` on a new thread of the host.

@@ -39,7 +39,7 @@ impl<C: Channel> Introspect for EngineView<'_, C> {
             let (number, policy) = (queue.number(), queue.policy().clone());
             channels.extend(queue.inspectors().map(|slot| slot.snapshot(number, &policy, wall)));
         }
-        channels.sort_by_key(|channel| channel.channel);
+        channels.sort_unstable_by_key(|channel| channel.channel);
         channels
     }
 

@@ -115,7 +115,7 @@ impl<C: Channel> QueueSet<C> {
     /// Snapshots of the queues, by number.
     pub(crate) fn snapshots(&mut self, shares: &Shares) -> Vec<QueueSnapshot> {
         let mut snapshots: Vec<_> = self.queues.iter_mut().map(|queue| queue.snapshot(shares)).collect();
-        snapshots.sort_by_key(|queue| queue.number);
+        snapshots.sort_unstable_by_key(|queue| queue.number);
         snapshots
     }
 }

@@ -307,7 +307,7 @@ impl Resolver {
             here.map(|(key, state, mac)| NeighborSnapshot { address: key.address, mac, state: state.name() })
                 .collect()
         });
-        found.sort_by_key(|neighbor| neighbor.address);
+        found.sort_unstable_by_key(|neighbor| neighbor.address);
         found
     }
 }

@@ -158,14 +158,14 @@ pub(crate) fn against(args: &Check, new: &Loaded, old: &Path) -> Result<(Changes
 
 /// Settings, routes, ports, bridges and queues of two configurations.
 fn configured(old: &Config, new: &Config, found: &mut Vec<Difference>) {
-    let settings = |config: &Config| -> BTreeMap<String, String> {
+    let settings = |config: &Config| -> Vec<(String, String)> {
         let rows = towpath::daemon::wiring::settings(config).rows();
         rows.into_iter().map(|(name, value)| (name.to_owned(), value.to_string())).collect()
     };
-    compare("setting", &settings(old), &settings(new), found);
+    compare("setting", settings(old), settings(new), found);
     let port =
         |config: &Config, at: usize| config.ports.get(at).map_or_else(String::new, |port| port.name.clone());
-    let routes = |config: &Config| -> BTreeMap<String, String> {
+    let routes = |config: &Config| -> Vec<(String, String)> {
         let route = |route: &towpath::config::Route| {
             let via = route.via.map_or(String::new(), |via| format!(" via {via}"));
             let mac = route.mac.map_or(String::new(), |mac| {
@@ -175,8 +175,8 @@ fn configured(old: &Config, new: &Config, found: &mut Vec<Difference>) {
         };
         config.routes.iter().map(route).collect()
     };
-    compare("route", &routes(old), &routes(new), found);
-    let ports = |config: &Config| -> BTreeMap<String, String> {
+    compare("route", routes(old), routes(new), found);
+    let ports = |config: &Config| -> Vec<(String, String)> {
         let row = |(at, port): (usize, &towpath::config::Port)| {
             let addresses: Vec<_> = port.addresses.iter().map(ToString::to_string).collect();
             let vlans: Vec<_> =
@@ -189,31 +189,33 @@ fn configured(old: &Config, new: &Config, found: &mut Vec<Difference>) {
         };
         config.ports.iter().enumerate().map(row).collect()
     };
-    compare("port", &ports(old), &ports(new), found);
-    let bridges = |config: &Config| -> BTreeMap<String, String> {
+    compare("port", ports(old), ports(new), found);
+    let bridges = |config: &Config| -> Vec<(String, String)> {
         let row = |bridge: &towpath::config::Bridge| {
             let name = bridge.ports.map(|at| port(config, at)).join(" ");
             (name, if bridge.walk_out { "in and out" } else { "in" }.to_owned())
         };
         config.bridges.iter().map(row).collect()
     };
-    compare("bridge", &bridges(old), &bridges(new), found);
-    let queues = |config: &Config| -> BTreeMap<String, String> {
+    compare("bridge", bridges(old), bridges(new), found);
+    let queues = |config: &Config| -> Vec<(String, String)> {
         let row = |queue: &towpath::config::Queue| {
             (queue.number.to_string(), format!("default {:?}", queue.policy.default).to_lowercase())
         };
         let unserved = ("unserved".to_owned(), format!("{:?}", config.unserved).to_lowercase());
         config.queues.iter().map(row).chain([unserved]).collect()
     };
-    compare("queue", &queues(old), &queues(new), found);
+    compare("queue", queues(old), queues(new), found);
 }
 
+/// Compares named values.
 fn compare(
     kind: &'static str,
-    old: &BTreeMap<String, String>,
-    new: &BTreeMap<String, String>,
+    old: Vec<(String, String)>,
+    new: Vec<(String, String)>,
     found: &mut Vec<Difference>,
 ) {
+    let [old, new] = [old, new].map(BTreeMap::from_iter);
     for name in old.keys().chain(new.keys()).collect::<BTreeSet<_>>() {
         let (old, new) = (old.get(name).cloned(), new.get(name).cloned());
         if old != new {

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError};
 
 use clap::{ArgMatches, Args, FromArgMatches};
 use serde::de::DeserializeOwned;
@@ -13,7 +12,7 @@ use super::client::{Engine, Failure};
 use super::commands::show_states::Event;
 use super::endpoints::EndpointCounters;
 use super::protocol::{Code, Refusal};
-use super::query::{QuerySender, SendError, Target};
+use super::query::{Answer, QuerySender, SendError, Target};
 use super::slots::ControlStats;
 use crate::ruleset_manager::RulesetManager;
 
@@ -223,10 +222,10 @@ impl Context<'_> {
         mut query: impl FnMut() -> Q,
         done: impl FnOnce(Vec<T>) -> Handled + Send + 'static,
     ) -> Handled {
-        let mut receivers = Vec::new();
+        let mut answers = Vec::new();
         for engine in self.engines {
             match engine.send(query()) {
-                Ok(receiver) => receivers.push(receiver),
+                Ok(answer) => answers.push(answer),
                 Err(SendError::Full) => {
                     return Err(Refusal::new(Code::Busy, "the engine's query queue is full; try again"));
                 }
@@ -234,10 +233,10 @@ impl Context<'_> {
                 Err(SendError::Ended) => {}
             }
         }
-        if receivers.is_empty() {
+        if answers.is_empty() {
             return Err(ended());
         }
-        Ok(Reply::Pending(Box::new(Waiting { receivers, parts: Vec::new(), done: Some(done) })))
+        Ok(Reply::Pending(Box::new(Waiting { answers, parts: Vec::new(), done: Some(done) })))
     }
 }
 
@@ -252,30 +251,28 @@ pub trait Pending: fmt::Debug + Send {
 }
 
 struct Waiting<T, D> {
-    receivers: Vec<Receiver<T>>,
+    answers: Vec<Answer<T>>,
     parts: Vec<T>,
     done: Option<D>,
 }
 
 impl<T, D> fmt::Debug for Waiting<T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Waiting").field("receivers", &self.receivers.len()).finish_non_exhaustive()
+        f.debug_struct("Waiting").field("answers", &self.answers.len()).finish_non_exhaustive()
     }
 }
 
 impl<T: Send, D: FnOnce(Vec<T>) -> Handled + Send> Pending for Waiting<T, D> {
     fn poll(&mut self, over: bool) -> Option<Handled> {
         let parts = &mut self.parts;
-        self.receivers.retain(|receiver| match receiver.try_recv() {
-            Ok(part) => {
-                parts.push(part);
+        self.answers.retain_mut(|answer| match answer.poll() {
+            Some(part) => {
+                parts.extend(part);
                 false
             }
-            Err(TryRecvError::Empty) => !over,
-            // The thread ended before it answered.
-            Err(TryRecvError::Disconnected) => false,
+            None => !over,
         });
-        if !self.receivers.is_empty() {
+        if !self.answers.is_empty() {
             return None;
         }
         let parts = std::mem::take(&mut self.parts);

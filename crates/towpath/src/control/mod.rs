@@ -36,7 +36,7 @@ mod trace;
 pub(crate) use accept_backoff::AcceptBackoff;
 pub use endpoints::EndpointCounters;
 pub use flow_filter::FlowFilter;
-pub use query::{PortRows, QueryInbox, QuerySender, SendError, Target, WorkerPoolView};
+pub use query::{Answer, PortRows, QueryInbox, QuerySender, SendError, Target, WorkerPoolView};
 pub use server::{BindError, Listening, Server};
 pub use session::{Late, Session};
 pub use slots::ControlStats;

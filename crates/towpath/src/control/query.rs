@@ -96,6 +96,22 @@ pub struct QuerySender {
     wake: Option<EventFd>,
 }
 
+/// The result of a query.
+///
+/// Not a channel: the code of a channel exists once for each type of result.
+#[derive(Debug)]
+pub struct Answer<T>(Arc<Mutex<Option<T>>>);
+
+impl<T> Answer<T> {
+    /// Returns `None` while the query waits or runs, then the result once. The result is `None` if the engine's thread has ended
+    /// before it ran the query.
+    pub fn poll(&mut self) -> Option<Option<T>> {
+        // A query drops its reference after it has run, or unrun.
+        let result = Arc::get_mut(&mut self.0)?;
+        Some(result.get_mut().unwrap_or_else(PoisonError::into_inner).take())
+    }
+}
+
 /// Why a query was not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendError {
@@ -166,7 +182,7 @@ impl Drop for QueryInbox {
 }
 
 impl QuerySender {
-    /// Sends a query. Its result comes through the receiver, and the server's eventfd is signalled.
+    /// Sends a query. The server's eventfd is signalled after it has run.
     ///
     /// # Errors
     ///
@@ -174,16 +190,19 @@ impl QuerySender {
     pub fn send<T: Send + 'static>(
         &self,
         query: impl FnOnce(&mut Target<'_>) -> T + Send + 'static,
-    ) -> Result<Receiver<T>, SendError> {
-        let (sender, receiver) = sync_channel(1);
-        // The receiver may be gone: the request has timed out.
-        let query: Query = Box::new(move |target| drop(sender.try_send(query(target))));
+    ) -> Result<Answer<T>, SendError> {
+        let answer = Arc::new(Mutex::new(None));
+        let result = Arc::clone(&answer);
+        let query: Query = Box::new(move |target| {
+            let answer = query(target);
+            *result.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+        });
         match self.queries.try_send(query) {
             Ok(()) => {
                 if let Some(wake) = &self.wake {
                     wake.signal();
                 }
-                Ok(receiver)
+                Ok(Answer(answer))
             }
             Err(TrySendError::Full(_)) => Err(SendError::Full),
             Err(TrySendError::Disconnected(_)) => Err(SendError::Ended),
@@ -194,5 +213,26 @@ impl QuerySender {
     pub fn has_ended(&self) -> bool {
         // Acquire: pairs with the release in QueryInbox::drop.
         self.ended.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_has_one_result_or_its_thread_has_ended() {
+        let (mut inbox, sender) = QueryInbox::new(EventFd::new().unwrap(), None);
+        let rows = PortRows::default();
+        inbox.set_ports(Arc::clone(&rows));
+        let mut answer =
+            sender.send(|target| (target.pool().is_none(), target.ports().map(<[_]>::len))).unwrap();
+        assert_eq!(answer.poll(), None);
+        inbox.serve(None, None);
+        assert_eq!(answer.poll(), Some(Some((true, Some(0)))));
+        let mut unrun = sender.send(|_| ()).unwrap();
+        drop(inbox);
+        assert_eq!(unrun.poll(), Some(None));
+        assert!(sender.has_ended());
     }
 }

@@ -166,7 +166,7 @@ impl Mux {
     /// Reads the state of the core. `pid` returns the process id of a worker.
     pub fn of(core: &mux::Mux, restarts: u64, pid: impl Fn(worker::Id) -> u32) -> Self {
         let mux::Show { totals, psock_totals, bytes, full, workers, mut psocks } = core.show();
-        psocks.sort_by_key(|row| (std::cmp::Reverse(row.recv_bytes + row.send_bytes), row.id));
+        psocks.sort_unstable_by_key(|row| (std::cmp::Reverse(row.recv_bytes + row.send_bytes), row.id));
         let psocks_left_out = psocks.len().saturating_sub(PSOCKS) as u64;
         psocks.truncate(PSOCKS);
         Self {
@@ -202,7 +202,7 @@ impl Mux {
             self.others = std::mem::take(&mut other.others);
         }
         self.others.push(other);
-        self.others.sort_by(|a, b| a.name.cmp(&b.name));
+        self.others.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let share = PSOCKS / (1 + self.others.len());
         let Self { psocks, psocks_left_out, others, .. } = &mut self;
         let own = std::iter::once((psocks, psocks_left_out));
