@@ -11,7 +11,8 @@
 //! - The values of one peer are dropped one after another, by at most one helper at a time. A blocked peer therefore
 //!   blocks one helper.
 //! - One helper more than necessary is idle, up to [`Limits::helpers`]: a helper that takes a value first starts its
-//!   successor if no other helper is idle.
+//!   successor if no other helper is idle. It waits for the next value if at most one other helper does, so that a
+//!   peer that connects and ends in a loop starts no thread for each connection.
 //!
 //! Bounds: the queue has no limit and needs none, because every value in it existed before. The owner of the values
 //! limits them: it admits no connection of a peer without [`Reaper::has_room`], and a connection's slot (its charge
@@ -97,6 +98,9 @@ metrics! {
 }
 
 type Value = Box<dyn Send>;
+
+/// Helpers that wait for values at most: one for the next value, and one that takes its place meanwhile.
+const IDLE_HELPERS: usize = 2;
 
 /// Handle of a set of helper threads that drop values. Clones share the threads, which run until the process ends.
 ///
@@ -264,8 +268,7 @@ impl Shared {
         let mut state = self.lock();
         loop {
             let Some(peer) = state.ready.pop_front() else {
-                if state.idle > 0 {
-                    // One idle helper is enough.
+                if state.idle >= IDLE_HELPERS {
                     break;
                 }
                 state.idle += 1;
@@ -371,6 +374,34 @@ mod tests {
         assert_eq!(bench.next(), 11);
         bench.wait_until_dropped(102);
         assert_eq!(bench.reaper.stats().pending, 0);
+    }
+
+    #[test]
+    fn values_one_after_another_need_two_helpers() {
+        /// Reports the thread that drops it.
+        struct Where(Sender<thread::ThreadId>);
+
+        impl Drop for Where {
+            fn drop(&mut self) {
+                self.0.send(thread::current().id()).unwrap();
+            }
+        }
+
+        let (report, dropped) = channel();
+        let reaper = Reaper::new(Limits::default());
+        let mut helpers = std::collections::HashSet::new();
+        for count in 1..=100 {
+            reaper.drop_for(PeerKey::User(count), Where(report.clone()));
+            helpers.insert(dropped.recv().unwrap());
+            let all_wait = || {
+                let state = reaper.shared.lock();
+                state.stats.dropped == count.into() && state.idle as u64 == state.stats.helpers
+            };
+            while !all_wait() {
+                thread::yield_now();
+            }
+        }
+        assert_eq!((helpers.len() <= 2, reaper.stats().helpers), (true, 2), "{helpers:?}");
     }
 
     #[test]
