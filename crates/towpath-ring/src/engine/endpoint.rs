@@ -73,7 +73,7 @@ pub struct Config {
     pub violations_max: u64,
     /// Overdue frames after which a client is detached as stuck. By default there is no limit.
     pub overdue_max: Option<u64>,
-    /// Connections without a hello; a further one closes the oldest. The default is 16.
+    /// Connections without a hello; a further one closes the oldest of the user that has the most. The default is 16.
     pub pending_max: usize,
     /// Bytes in flight to one client in one-shot messages, and the largest one-shot message in both directions. The
     /// default is 64 MiB.
@@ -303,17 +303,21 @@ impl Endpoint {
     /// # Errors
     /// As for [`accept`](Self::accept).
     pub fn accept_at(&mut self, now: Instant) -> std::io::Result<Option<Channel>> {
+        if let Some(channel) = self.hear(0, now) {
+            return Ok(Some(channel));
+        }
         for _ in 0..self.config.pending_max.max(1) {
-            if let Some(channel) = self.hear(now) {
-                return Ok(Some(channel));
-            }
             if self.config.reaper.is_full() {
                 return Err(std::io::Error::other("too many sockets of ended clients wait to be closed"));
             }
             let Some(socket) = sys::accept(&self.listener)? else { return Ok(None) };
-            self.admit(socket, now);
+            if self.admit(socket, now)
+                && let Some(channel) = self.hear(self.pending.len() - 1, now)
+            {
+                return Ok(Some(channel));
+            }
         }
-        Ok(self.hear(now))
+        Ok(None)
     }
 
     /// Waits at most `timeout` until [`accept`](Self::accept) may have work.
@@ -324,9 +328,8 @@ impl Endpoint {
         sys::wait(&[self.watched.as_fd()], timeout).map(drop)
     }
 
-    /// Reads pending hellos.
-    fn hear(&mut self, now: Instant) -> Option<Channel> {
-        let mut i = 0;
+    /// Reads the hellos of the pending connections from index `i`.
+    fn hear(&mut self, mut i: usize, now: Instant) -> Option<Channel> {
         while let Some(pending) = self.pending.get(i) {
             // One byte more than a hello, to detect longer messages.
             let mut hello = [0; HELLO + 1];
@@ -365,14 +368,15 @@ impl Endpoint {
         }
     }
 
-    fn admit(&mut self, socket: OwnedFd, now: Instant) {
+    /// Returns true if the connection is the last pending one now; otherwise it was refused.
+    fn admit(&mut self, socket: OwnedFd, now: Instant) -> bool {
         let peer = match Credentials::of(&socket) {
             Ok(peer) => peer,
             Err(e) => {
                 log::warn!("{}: cannot read a client's credentials: {e}", self.path().display());
                 self.stats.failed += 1;
                 self.config.reaper.drop_for(PeerKey::Listener, socket);
-                return;
+                return false;
             }
         };
         let key = PeerKey::User(peer.uid);
@@ -381,12 +385,12 @@ impl Endpoint {
         if self.config.allow.allows(&peer) {
             if let Err(why) = self.quotas.admit(&peer, now) {
                 self.refuse_over_limit(&socket, &peer, why);
-                return;
+                return false;
             }
             if !self.config.reaper.has_room(key) {
                 let why = format!("descriptors of user {}'s ended connections wait to be closed", peer.uid);
                 self.refuse_over_limit(&socket, &peer, why);
-                return;
+                return false;
             }
             // Silent connections could otherwise keep other clients out.
             if self.pending.len() >= self.config.pending_max.max(1) {
@@ -395,10 +399,10 @@ impl Endpoint {
             if let Err(e) = sys::watch(&self.watched, &socket) {
                 log::warn!(peer = peer.uid; "{}: cannot watch a connection: {e}", self.path().display());
                 self.stats.failed += 1;
-                return;
+                return false;
             }
             self.pending.push_back(Pending { socket, peer });
-            return;
+            return true;
         }
         let Credentials { pid, uid, .. } = peer;
         self.stats.not_permitted += 1;
@@ -416,12 +420,17 @@ impl Endpoint {
             Refusal::NotPermitted,
             format!("user {uid} may not attach to {}", self.path().display()),
         );
+        false
     }
 
-    /// Refuses the oldest pending connection, and names the limit.
+    /// Refuses the oldest pending connection of the user that has the most, and names the limit. A user with many
+    /// connections does not push out those of others, whose hello may not have arrived yet.
     fn refuse_oldest(&mut self) {
+        let count = |uid| self.pending.iter().filter(|pending| pending.peer.uid == uid).count();
+        let most = self.pending.iter().map(|pending| count(pending.peer.uid)).max();
+        let oldest = self.pending.iter().position(|pending| Some(count(pending.peer.uid)) == most);
         let holders: Vec<_> = self.pending.iter().map(|p| format!("[{}]", p.peer.pid)).collect();
-        let Some(oldest) = self.pending.pop_front() else { return };
+        let Some(oldest) = oldest.and_then(|at| self.pending.remove(at)) else { return };
         self.unwatch(&oldest.socket);
         let limit = self.config.pending_max.max(1);
         let over = format!("{limit} connections without a hello; held by: {}", holders.join(" "));
@@ -526,3 +535,6 @@ impl AsFd for Endpoint {
         self.watched.as_fd()
     }
 }
+
+#[cfg(test)]
+mod tests;
