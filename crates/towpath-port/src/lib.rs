@@ -58,6 +58,7 @@ pub mod nfqueue;
 mod opener;
 pub mod pcap;
 mod port;
+pub mod scheduling;
 mod stats;
 mod sys;
 pub mod tun;

@@ -427,6 +427,24 @@ pub(crate) fn close_on_exec(first: u32) -> io::Result<()> {
     Ok(())
 }
 
+/// sched_getattr(2) of the calling thread.
+pub(crate) fn scheduling() -> io::Result<libc::sched_attr> {
+    // SAFETY: a sched_attr of zeroes is one.
+    let mut attributes: libc::sched_attr = unsafe { zeroed() };
+    let size = size_of_val(&attributes);
+    // SAFETY: the kernel writes at most `size` bytes to `attributes`, which lives until the call returns.
+    let result = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) };
+    checked(result as c_int)?;
+    Ok(attributes)
+}
+
+/// sched_setattr(2) of the calling thread. `attributes` are those of [`scheduling`], with changes.
+pub(crate) fn set_scheduling(attributes: &libc::sched_attr) -> io::Result<()> {
+    // SAFETY: the kernel reads as many bytes of `attributes` as their size says, which sched_getattr(2) has set.
+    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, std::ptr::from_ref(attributes), 0) };
+    checked(result as c_int).map(drop)
+}
+
 fn checked(result: c_int) -> io::Result<c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
