@@ -153,9 +153,24 @@ impl Engine {
         Ok(kib << 10)
     }
 
-    /// Open descriptors. None without root: the engine is not dumpable.
+    /// Open descriptors without the connections of the mux with the hostile worker: a connection stays while a message of it waits, up
+    /// to the limits of the mux, and messages wait while the worker is barred. None without root: the engine is not dumpable.
     pub(super) fn descriptors(&self) -> Option<usize> {
-        fs::read_dir(format!("/proc/{}/fd", self.process.id())).ok().map(Iterator::count)
+        let count = || fs::read_dir(format!("/proc/{}/fd", self.process.id())).ok().map(Iterator::count);
+        // Connections end meanwhile, and none begins.
+        let (all, connections) = (count()?, self.hostile_connections().unwrap_or(0));
+        Some(all.saturating_sub(connections))
+    }
+
+    /// Connections of the mux with the hostile worker.
+    fn hostile_connections(&self) -> Result<usize> {
+        let output = self.ctl(&["show", "mux", "--json"])?;
+        let answer: Value = serde_json::from_slice(&output.stdout)?;
+        let first = &answer["mux"];
+        let mut muxes = std::iter::once(first).chain(first["others"].as_array().into_iter().flatten());
+        let mux = muxes.find(|mux| mux["name"] == "hostile").context("no mux `hostile`")?;
+        let listed = mux["psocks"].as_array().context("no psocks")?.len();
+        Ok(listed + mux["psocks_left_out"].as_u64().context("no psocks_left_out")? as usize)
     }
 
     /// Asks the engine for its counters and checks their sum. Returns the number of packets.

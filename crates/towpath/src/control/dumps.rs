@@ -21,6 +21,7 @@ use towpath_gate::state::{Cursor, Listed};
 use towpath_ring::{Allow, Channel, Config, Endpoint, Kind, Meta, Progress, Quota, Source};
 
 use super::accept_backoff::AcceptBackoff;
+use super::accept_pace::AcceptPace;
 use super::commands::show_states::State;
 use super::state_filter::{StateFilter, StateMatch};
 use crate::config::Control;
@@ -110,7 +111,9 @@ impl Listening {
         let Self { endpoint, path } = self;
         let (over, bell) = (Arc::new(AtomicBool::new(false)), EventFd::new()?);
         let (clients, pause) = (Vec::new(), AcceptBackoff::of(path.display()));
-        let mut house = ServerState { endpoint, pause, clients, book, start: Instant::now() };
+        let pace = AcceptPace::default();
+        let (start, connecting) = (Instant::now(), true);
+        let mut house = ServerState { endpoint, pause, pace, connecting, clients, book, start };
         let (ended, rung) = (Arc::clone(&over), bell.clone());
         let run = move || {
             // Acquire: pairs with the release in `drop`.
@@ -137,6 +140,9 @@ impl Drop for Dumps {
 struct ServerState {
     endpoint: Endpoint,
     pause: AcceptBackoff,
+    pace: AcceptPace,
+    /// The endpoint may be readable.
+    connecting: bool,
     clients: Vec<Client>,
     book: Arc<RulesetManager>,
     start: Instant,
@@ -171,9 +177,14 @@ impl ServerState {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    fn turn(&mut self, bell: &EventFd) {
+    /// Accepts clients.
+    fn accept(&mut self) {
+        if !std::mem::take(&mut self.connecting) {
+            return;
+        }
+        let begun = Instant::now();
         for _ in 0..WELCOMES {
-            if self.pause.is_on() {
+            if self.pause.is_on() || AcceptPace::is_over(begun, Instant::now()) {
                 break;
             }
             match self.endpoint.accept() {
@@ -185,6 +196,11 @@ impl ServerState {
                 Err(error) => self.pause.begin(&error),
             }
         }
+        self.pace.pause(begun, Instant::now());
+    }
+
+    fn turn(&mut self, bell: &EventFd) {
+        self.accept();
         let now = self.now();
         for client in &mut self.clients {
             client.turn(&self.book, now);
@@ -201,15 +217,20 @@ impl ServerState {
         // `count` arms all channels; `any` would stop at the first busy one.
         let busy =
             self.clients.iter_mut().filter_map(|client| (!client.channel.arm()).then_some(())).count() > 0;
+        let left = self.pace.left(Instant::now());
+        let open = !self.pause.is_on() && left.is_zero();
+        self.connecting = open;
         if !busy {
             let mut fds = vec![PollFd::new(bell, PollFlags::IN)];
-            if !self.pause.is_on() {
+            if open {
                 fds.push(PollFd::new(&self.endpoint, PollFlags::IN));
             }
             fds.extend(self.clients.iter().map(|client| PollFd::new(&client.channel, PollFlags::IN)));
-            let timeout = Timespec { tv_sec: LOOK.as_secs() as i64, tv_nsec: 0 };
-            // The result does not matter: the next turn checks all sources.
+            let sleep = if left.is_zero() { LOOK } else { left };
+            let timeout = Timespec { tv_sec: sleep.as_secs() as i64, tv_nsec: sleep.subsec_nanos().into() };
+            // The next turn checks all other sources.
             let _ = poll(&mut fds, Some(&timeout));
+            self.connecting = open && !fds[1].revents().is_empty();
         }
         self.clients.iter_mut().for_each(|client| client.channel.disarm());
         bell.clear();

@@ -18,6 +18,7 @@
 //! - [`dumps`]: dumps of states over a ring next to the control socket.
 
 mod accept_backoff;
+mod accept_pace;
 pub mod client;
 pub mod command;
 pub mod commands;
@@ -34,6 +35,7 @@ pub(crate) mod text;
 mod trace;
 
 pub(crate) use accept_backoff::AcceptBackoff;
+pub(crate) use accept_pace::AcceptPace;
 pub use endpoints::EndpointCounters;
 pub use flow_filter::FlowFilter;
 pub use query::{Answer, PortRows, QueryInbox, QuerySender, SendError, Target, WorkerPoolView};

@@ -27,7 +27,7 @@ use super::signals::heard;
 use super::worker_command::WorkerCommand;
 use crate::config::Config;
 use crate::control::dumps::Dumps;
-use crate::control::{BindError, Server};
+use crate::control::{AcceptPace, BindError, Server};
 use crate::eventfd::EventFd;
 use crate::inspector;
 use crate::logging::PACKETS;
@@ -120,6 +120,9 @@ pub struct Supervisor {
     sockets: Vec<Socket>,
     /// Order in which `sockets` are accepted from.
     round: RoundRobin,
+    pace: AcceptPace,
+    /// A socket of `sockets` was readable.
+    connecting: bool,
     channels: u32,
     stop: UnixStream,
     hup: UnixStream,
@@ -241,10 +244,17 @@ impl Supervisor {
         }
     }
 
-    /// Accepts attached inspectors, a bounded number in each turn.
+    /// Accepts attached inspectors, a bounded number in each turn and in a bounded share of the time.
     fn accept_inspectors(&mut self) {
+        if !std::mem::take(&mut self.connecting) {
+            return;
+        }
+        let begun = Instant::now();
         let (mut sockets, mut round) = (std::mem::take(&mut self.sockets), std::mem::take(&mut self.round));
         round.turn(&mut sockets, ACCEPTS_PER_TURN, |socket| {
+            if AcceptPace::is_over(begun, Instant::now()) {
+                return false;
+            }
             let channel = socket.accept();
             let came = channel.is_some();
             channel.into_iter().for_each(|channel| self.join(socket.queue, channel));
@@ -254,6 +264,7 @@ impl Supervisor {
         if let Some(server) = &self.server {
             server.endpoints().set(self.sockets.iter().map(|socket| (socket.queue, socket.stats())));
         }
+        self.pace.pause(begun, Instant::now());
     }
 
     /// Sleeps until an event or the next tick. Re-checks states meanwhile if a re-check is in progress.
@@ -271,7 +282,10 @@ impl Supervisor {
 
     /// Sleeps until an event or `timeout`. Returns whether there was an event.
     fn idle_wait(&mut self, timeout: Duration) -> bool {
-        let paused: Vec<bool> = self.sockets.iter_mut().map(Socket::is_paused).collect();
+        let left = self.pace.left(Instant::now());
+        let paused: Vec<bool> =
+            self.sockets.iter_mut().map(|socket| socket.is_paused() || !left.is_zero()).collect();
+        let timeout = if left.is_zero() { timeout } else { timeout.min(left) };
         let mut fds: Vec<PollFd<'_>> = vec![
             PollFd::new(&self.stop, PollFlags::IN),
             PollFd::new(&self.hup, PollFlags::IN),
@@ -279,9 +293,12 @@ impl Supervisor {
         ];
         // No event is requested: only its end is reported.
         fds.extend(self.launcher.as_ref().map(|launcher| PollFd::new(launcher, PollFlags::empty())));
+        let before = fds.len();
         let open = self.sockets.iter().zip(paused).filter(|(_, paused)| !paused);
         fds.extend(open.map(|(socket, _)| PollFd::new(socket, PollFlags::IN)));
-        idle_wait(&mut fds, timeout)
+        let event = idle_wait(&mut fds, timeout);
+        self.connecting = event && fds[before..].iter().any(|fd| !fd.revents().is_empty());
+        event
     }
 
     /// Continues the re-check and logs its result at the end.

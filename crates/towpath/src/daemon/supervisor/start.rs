@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use towpath_gate::StatePolicy;
 use towpath_gate::rules::Ruleset;
-use towpath_port::{Opener, Port, driver};
+use towpath_port::{Opener, Port, driver, scheduling};
 
 use super::super::inspector_sockets::Socket;
 use super::super::launcher::Launcher;
@@ -33,7 +33,7 @@ use super::{
 };
 use crate::config::Config;
 use crate::control::dumps::Dumps;
-use crate::control::{Listening, PortRows, QueryInbox};
+use crate::control::{AcceptPace, Listening, PortRows, QueryInbox};
 use crate::eventfd::EventFd;
 use crate::inspector::{self, ATTACH_TIMEOUT};
 use crate::packet_log::LogSender;
@@ -47,6 +47,10 @@ use towpath_engine::egress::{PortIo, QueryServer, RouterPort, TxConfig, TxQueue}
 use towpath_engine::queue::{Policy, Queue};
 use towpath_engine::router;
 use towpath_engine::router::{Directory, Resolver};
+
+/// Time slice of a thread that processes packets: it is scheduled before threads with longer slices, such as helper threads and other
+/// processes. The kernel's shortest (include/uapi/linux/sched/types.h).
+const SLICE: Duration = Duration::from_micros(100);
 
 impl Supervisor {
     /// Opens ports and sockets, drops capabilities, and starts threads and processes.
@@ -222,6 +226,8 @@ impl Supervisor {
             logging: false,
             sockets: Vec::new(),
             round: RoundRobin::default(),
+            pace: AcceptPace::default(),
+            connecting: false,
             channels: 0,
             stop,
             hup,
@@ -385,6 +391,9 @@ fn spawn(
             if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
                 log::warn!("cannot pin the engine to CPU {cpu}: {error}");
             }
+        }
+        if let Err(error) = scheduling::set_slice(SLICE) {
+            log::warn!("packets may wait for other threads: no short time slices: {error}");
         }
         let report = Worker::new(parts).run();
         done.signal();
