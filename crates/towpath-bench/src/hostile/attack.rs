@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use towpath_ring::{Consumer, Decision, Verdict};
@@ -20,6 +20,8 @@ use crate::raw::say;
 
 /// User id of the attackers if this program runs as root: the overflow uid, which owns no files.
 pub(super) const OTHER_USER: u32 = 65534;
+/// Unit of [`cpu_ticks`]: USER_HZ of include/asm-generic/param.h is 100.
+pub(super) const TICK: Duration = Duration::from_millis(10);
 /// Operations done.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 /// Pause after a refusal: an attacker that is barred or over its quota tries again.
@@ -48,7 +50,7 @@ pub(crate) struct Attack {
     netns_pid: u32,
 }
 
-/// Runs an attacker. Prints the number of operations and the bytes of memory that it has collected.
+/// Runs an attacker. Prints the number of operations, the bytes of memory that it has collected, and its CPU time in [`TICK`]s.
 pub(crate) fn side(order: &Attack) -> Result<()> {
     let Attack { mode, directory, mux, milliseconds, user, lanes, netns_pid } = order;
     if *netns_pid != 0 {
@@ -62,7 +64,8 @@ pub(crate) fn side(order: &Attack) -> Result<()> {
     thread::spawn(move || {
         thread::sleep(time);
         let counts = [&COUNT, &COLLECTED].map(|count| count.load(Ordering::Relaxed));
-        let said = counts.iter().try_for_each(|count| say(&count.to_string()));
+        let mut numbers = counts.into_iter().chain([cpu_ticks().unwrap_or(0)]);
+        let said = numbers.try_for_each(|number| say(&number.to_string()));
         std::process::exit(i32::from(said.is_err()));
     });
     let at = |name: &str| directory.join(name);
@@ -70,6 +73,7 @@ pub(crate) fn side(order: &Attack) -> Result<()> {
     let attacked = &Target { queue: &queue, lanes: *lanes };
     match mode.as_str() {
         super::BUSY => busy(),
+        super::BUSY_TENTH => busy_tenth(),
         "attach" => attach(&[queue, at("ctl.sock.ring")]),
         "refusals" | "log-stops" => refusals(&queue),
         "slots" => slots(&queue),
@@ -132,12 +136,36 @@ impl Random {
 fn busy() -> Result<()> {
     let mut random = Random(1);
     loop {
-        for _ in 0..10_000 {
-            std::hint::black_box(random.next());
-        }
-        std::hint::black_box(rustix::process::getppid());
-        did();
+        compute(&mut random);
     }
+}
+
+/// As [`busy`], for a tenth of each millisecond: most attackers wait for the engine, or for the end of a pause.
+fn busy_tenth() -> Result<()> {
+    let mut random = Random(1);
+    loop {
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_micros(100) {
+            compute(&mut random);
+        }
+        thread::sleep(Duration::from_micros(900));
+    }
+}
+
+fn compute(random: &mut Random) {
+    for _ in 0..10_000 {
+        std::hint::black_box(random.next());
+    }
+    std::hint::black_box(rustix::process::getppid());
+    did();
+}
+
+/// CPU time of this process and of its children that have ended, in [`TICK`]s (utime, stime, cutime and cstime of proc_pid_stat(5)).
+fn cpu_ticks() -> Result<u64> {
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    // The name may contain spaces.
+    let (_, fields) = stat.rsplit_once(')').context("/proc/self/stat")?;
+    fields.split_whitespace().skip(11).take(4).map(|field| Ok(field.parse::<u64>()?)).sum()
 }
 
 /// Attaches and ends, in a loop.

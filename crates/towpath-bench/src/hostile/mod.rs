@@ -52,6 +52,13 @@ pub(crate) struct Setup {
     pub(crate) lanes: u32,
 }
 
+impl Mode {
+    /// It does not attack.
+    fn is_busy(&self) -> bool {
+        [BUSY, BUSY_TENTH].contains(&self.name)
+    }
+}
+
 const fn mode(name: &'static str, other_user: bool) -> Mode {
     Mode { name, other_user, root: None }
 }
@@ -61,12 +68,17 @@ const fn quota(name: &'static str) -> Mode {
     Mode { name, other_user: true, root: Some("the quota does not bound the engine's user") }
 }
 
-/// The mode that does not attack: a process that is equally busy.
+/// The modes that do not attack: a process that is busy all the time, and for a tenth of it. An attacker is compared with the one
+/// whose share of a CPU is closer to its own.
 const BUSY: &str = "busy";
+const BUSY_TENTH: &str = "busy-tenth";
+/// The share of a CPU above which [`BUSY`] is closer.
+const CLOSER: f64 = 0.55;
 
 /// All modes, in the order in which they run.
 pub(crate) const MODES: &[Mode] = &[
     mode(BUSY, true),
+    mode(BUSY_TENTH, true),
     mode("attach", true),
     mode("refusals", true),
     mode("slots", true),
@@ -111,6 +123,8 @@ struct Row {
     lanes: u32,
     /// Operations of the attacker.
     attacks: u64,
+    /// CPU time of the attacker's processes, per second.
+    cpu: f64,
     /// Packets of the inspected flow.
     inspected: u64,
     /// Packets of the uninspected flow.
@@ -121,7 +135,7 @@ struct Row {
     packet_p99_us: f64,
     /// Time from the client's request to its answer.
     message_p99_us: f64,
-    /// `packet_p99_us` divided by its value with the equally busy process. Absent in that process's row, and if it did not run.
+    /// `packet_p99_us` divided by its value with the equally busy process. Absent in the rows of these processes.
     #[serde(skip_serializing_if = "Option::is_none")]
     packet_ratio: Option<f64>,
     /// `message_p99_us`, likewise.
@@ -156,9 +170,9 @@ pub(crate) fn run(json: bool, setup: Setup, time: Duration, only: &[String]) -> 
         "a ring has a lane for each thread; use --lanes {} or more threads",
         setup.threads
     );
-    // The ratios need the mode that does not attack.
+    // The ratios need the modes that do not attack.
     let chosen =
-        |mode: &&Mode| only.is_empty() || mode.name == BUSY || only.iter().any(|name| name == mode.name);
+        |mode: &&Mode| only.is_empty() || mode.is_busy() || only.iter().any(|name| name == mode.name);
     let mut rows: Vec<Row> = Vec::new();
     for mode in MODES.iter().filter(chosen) {
         if let Some(why) = mode.root.filter(|_| !rustix::process::geteuid().is_root()) {
@@ -166,7 +180,8 @@ pub(crate) fn run(json: bool, setup: Setup, time: Duration, only: &[String]) -> 
             continue;
         }
         let mut row = attacked(*mode, setup, time).with_context(|| format!("mode {}", mode.name))?;
-        if let Some(busy) = rows.iter().find(|row| row.mode == BUSY) {
+        let equal = if row.cpu > CLOSER { BUSY } else { BUSY_TENTH };
+        if let Some(busy) = rows.iter().find(|row| row.mode == equal && !mode.is_busy()) {
             row.packet_ratio = Some(row.packet_p99_us / busy.packet_p99_us);
             row.message_ratio = Some(row.message_p99_us / busy.message_p99_us);
         }
@@ -191,9 +206,10 @@ impl Row {
             None => "-".to_owned(),
         };
         format!(
-            "{:<13} {:>9} attacks, {} + {} packets, {} messages; p99 {:.0} us ({}), messages {:.0} us ({}); {:+} KiB, {} descriptors{}: {}",
+            "{:<13} {:>9} attacks, CPU {:.2}; {} + {} packets, {} messages; p99 {:.0} us ({}), messages {:.0} us ({}); {:+} KiB, {} descriptors{}: {}",
             self.mode,
             self.attacks,
+            self.cpu,
             self.inspected,
             self.uninspected,
             self.messages,
@@ -220,7 +236,7 @@ fn attacked(mode: Mode, setup: Setup, time: Duration) -> Result<Row> {
     if mode.name == "log-stops" {
         engine.stop_reading();
     }
-    let (attacks, collected) = attack(mode, setup, time, &engine)?;
+    let Attacked { attacks, collected, cpu } = attack(mode, setup, time, &engine)?;
     if collected > engine::MEMORY << 20 {
         failures.push(format!("the attacker has {} KiB of rings, above its quota", collected >> 10));
     }
@@ -260,6 +276,7 @@ fn attacked(mode: Mode, setup: Setup, time: Duration) -> Result<Row> {
         threads: setup.threads,
         lanes: setup.lanes,
         attacks,
+        cpu,
         inspected: counts.inspected,
         uninspected: counts.uninspected,
         messages: counts.messages,
@@ -274,8 +291,18 @@ fn attacked(mode: Mode, setup: Setup, time: Duration) -> Result<Row> {
     })
 }
 
-/// Attacks for `time`. Returns the number of operations, and the bytes of rings that the attacker has collected.
-fn attack(mode: Mode, setup: Setup, time: Duration, engine: &Engine) -> Result<(u64, u64)> {
+/// What an attacker did.
+struct Attacked {
+    /// Operations.
+    attacks: u64,
+    /// Bytes of rings that it has collected.
+    collected: u64,
+    /// CPU time per second.
+    cpu: f64,
+}
+
+/// Attacks for `time`.
+fn attack(mode: Mode, setup: Setup, time: Duration, engine: &Engine) -> Result<Attacked> {
     let words = [
         "hostile-attack",
         mode.name,
@@ -288,11 +315,12 @@ fn attack(mode: Mode, setup: Setup, time: Duration, engine: &Engine) -> Result<(
     ]
     .map(str::to_owned);
     let mut side = Side::start(&words, &[])?;
-    let (count, collected) = (side.number()? as u64, side.number()? as u64);
+    let (attacks, collected) = (side.number()? as u64, side.number()? as u64);
+    let cpu = side.number()? * attack::TICK.as_secs_f64() / time.as_secs_f64();
     side.finish()?;
-    ensure!(count > 0, "the attacker did nothing");
+    ensure!(attacks > 0, "the attacker did nothing");
     ensure!(collected > 0 || ![PASS_ON, REOPEN].contains(&mode.name), "the attacker got no memory");
-    Ok((count, collected))
+    Ok(Attacked { attacks, collected, cpu })
 }
 
 /// Waits until memory and descriptors are within their bounds, at most [`SETTLE`].
@@ -310,12 +338,12 @@ fn settled(engine: &Engine, before: (u64, Option<usize>)) -> Result<(u64, Option
 
 #[cfg(test)]
 mod tests {
-    use super::{BUSY, MODES};
+    use super::{BUSY, BUSY_TENTH, MODES};
 
     #[test]
     fn modes_have_different_names_and_begin_with_the_baseline() {
         let mut names: Vec<&str> = MODES.iter().map(|mode| mode.name).collect();
-        assert_eq!(names[0], BUSY);
+        assert_eq!(names[..2], [BUSY, BUSY_TENTH]);
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), MODES.len());
