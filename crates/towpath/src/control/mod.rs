@@ -27,6 +27,7 @@ mod endpoints;
 mod flow_filter;
 pub mod protocol;
 mod query;
+mod request_pace;
 mod server;
 mod session;
 mod slots;

@@ -328,8 +328,10 @@ impl ServerState {
     fn wait(&mut self, now: u64) -> io::Result<()> {
         let live = self.clients.iter().any(|client| client.session.is_live());
         let due = self.clients.iter().filter_map(|client| client.session.poll_timeout()).min();
-        let until = due.unwrap_or(u64::MAX).min(now + if live { TRACE_INTERVAL } else { MAX_SLEEP });
-        let ready = self.clients.iter().any(|client| client.session.is_ready());
+        let pace = self.clients.iter().filter_map(|client| client.session.poll_pace(now)).min();
+        let until = due.into_iter().chain(pace).min().unwrap_or(u64::MAX);
+        let until = until.min(now + if live { TRACE_INTERVAL } else { MAX_SLEEP });
+        let ready = self.clients.iter().any(|client| client.session.is_ready(now));
         let sleep = if ready { 0 } else { until.saturating_sub(now) };
         let timeout =
             Timespec { tv_sec: (sleep / 1_000_000_000) as i64, tv_nsec: (sleep % 1_000_000_000) as i64 };
@@ -435,7 +437,7 @@ impl Client {
                 self.grant(request, body, context, now);
             }
             self.write(now);
-            if self.gone || !self.session.is_ready() {
+            if self.gone || !self.session.is_ready(now) {
                 break;
             }
         }

@@ -14,6 +14,7 @@ use super::command::{Progress, Reply, Request, Stream};
 use super::commands;
 use super::commands::show_states::Event;
 use super::protocol::{Code, REQUEST_MAX, Refusal, answer, error, parse_request};
+use super::request_pace::RequestPace;
 
 /// Number of pending bytes of answers above which no further message is created.
 pub(super) const PENDING: usize = 256 << 10;
@@ -60,6 +61,8 @@ pub struct Session {
     output_due: Option<(u64, usize)>,
     /// The client has closed its side.
     ended: bool,
+    /// The rate of a reader's requests.
+    pace: Option<RequestPace>,
 }
 
 #[derive(Debug)]
@@ -81,12 +84,14 @@ impl Session {
         let state = State::Idle;
         let request_max = REQUEST_MAX;
         let (active, begun, output_due, ended) = (now, None, None, false);
-        Self { input, request_max, output, taken: 0, state, active, begun, output_due, ended }
+        Self { input, request_max, output, taken: 0, state, active, begun, output_due, ended, pace: None }
     }
 
-    /// Sets the maximum size of a request. By default it is [`REQUEST_MAX`].
+    /// Sets the maximum size of a request, and limits the rate of requests (`request_pace.rs`): the limits of readers. By default, the
+    /// size is [`REQUEST_MAX`], and the rate has no limit.
     pub fn limit_requests(&mut self, bytes: usize) {
         self.request_max = bytes;
+        self.pace = Some(RequestPace::default());
     }
 
     /// Takes bytes from the client. Bytes beyond [`wants`](Self::wants) are ignored.
@@ -118,7 +123,7 @@ impl Session {
 
     /// Returns the next request. [`handle_reply`](Self::handle_reply) or [`refuse`](Self::refuse) must follow.
     pub fn poll_request(&mut self, now: u64) -> Option<(&'static Request, Value)> {
-        if !matches!(self.state, State::Idle) || !self.pending().is_empty() {
+        if !matches!(self.state, State::Idle) || !self.pending().is_empty() || self.paused(now).is_some() {
             return None;
         }
         let Some((length, rest)) = self.input.split_first_chunk::<4>() else {
@@ -146,6 +151,9 @@ impl Session {
             return None;
         };
         let request = parse_request(message);
+        if let Some(pace) = &mut self.pace {
+            pace.take(now);
+        }
         self.input.drain(..4 + length);
         self.input.shrink_to(INPUT);
         self.active = now;
@@ -221,7 +229,21 @@ impl Session {
     }
 
     /// Returns true if [`poll_request`](Self::poll_request) has something to do.
-    pub fn is_ready(&self) -> bool {
+    pub fn is_ready(&self, now: u64) -> bool {
+        self.has_request() && self.paused(now).is_none()
+    }
+
+    /// Returns when the next request may be polled, if it has arrived and the limit of the rate delays it.
+    pub fn poll_pace(&self, now: u64) -> Option<u64> {
+        self.paused(now).filter(|_| self.has_request())
+    }
+
+    /// Returns the end of the pause between two requests, in a pause.
+    fn paused(&self, now: u64) -> Option<u64> {
+        self.pace.as_ref().map(RequestPace::due).filter(|due| *due > now)
+    }
+
+    fn has_request(&self) -> bool {
         let idle = matches!(self.state, State::Idle) && self.pending().is_empty();
         let whole = || {
             let (length, rest) = self.input.split_first_chunk::<4>()?;
@@ -368,9 +390,9 @@ pub(super) mod tests {
         }
         session.handle_bytes(&message[message.len() - 1..], 0);
         session.handle_bytes(&message, 0);
-        assert!(session.is_ready());
+        assert!(session.is_ready(0));
         assert!(session.poll_request(0).is_some());
-        assert!(!session.is_ready());
+        assert!(!session.is_ready(0));
         assert!(session.poll_request(0).is_none(), "one at a time");
         session.handle_reply(rings(), 0);
         assert!(session.poll_request(0).is_none(), "the answer was not taken");
@@ -417,6 +439,37 @@ pub(super) mod tests {
         session.handle_bytes(&long, 0);
         assert!(session.poll_request(0).is_none());
         assert_eq!(codes(&mut session), ["too-long"]);
+    }
+
+    #[test]
+    fn requests_of_readers_have_a_rate() {
+        /// Requests served at `now`, all of them with an answer.
+        fn served(session: &mut Session, now: u64) -> usize {
+            let one = request("show-rings", json!({}));
+            let mut count = 0;
+            loop {
+                session.handle_bytes(&one, now);
+                if session.poll_request(now).is_none() {
+                    return count;
+                }
+                session.handle_reply(rings(), now);
+                take(session);
+                count += 1;
+                if count == 1000 {
+                    return count;
+                }
+            }
+        }
+        let mut owner = Session::new(0);
+        assert_eq!(served(&mut owner, 0), 1000);
+        let mut reader = Session::new(0);
+        reader.limit_requests(READER_REQUEST_MAX);
+        assert_eq!(served(&mut reader, 0), 64);
+        // A request waits, and the server sleeps until its time.
+        assert_eq!((reader.is_ready(0), reader.poll_pace(0)), (false, Some(20_000_000)));
+        assert!(reader.is_ready(20_000_000) && reader.poll_pace(20_000_000).is_none());
+        assert_eq!(served(&mut reader, 19_999_999), 0);
+        assert_eq!(served(&mut reader, 100_000_000), 5);
     }
 
     #[test]
