@@ -5,11 +5,12 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, sendmsg, shutdown};
 
 use super::admission::{Entry, Peer};
-use super::sys::unacknowledged;
+use super::sys::{try_unacknowledged, unacknowledged};
 use super::tls::{HandshakeStep, Session};
 use super::unix_peer::UnixPeer;
 use super::zerocopy_sender::{ZerocopySender, ZerocopySenders};
@@ -221,6 +222,15 @@ impl Link {
         unacknowledged(self.fd().as_fd())
     }
 
+    /// Number of accepted bytes that the peer has not acknowledged, and whether the connection has ended. `None` if unknown.
+    /// Under TLS, and on Unix sockets, the number may be too high.
+    pub(super) fn unacked(&self) -> (Option<usize>, bool) {
+        let bytes = try_unacknowledged(self.fd().as_fd());
+        // After the number: a Unix socket drops what its peer had not read when it reports the end.
+        let over = is_hung_up(self.fd());
+        (bytes.filter(|_| !(over && self.unix.is_some())), over)
+    }
+
     /// Returns true if there are unread bytes.
     pub(super) fn has_unread(&self) -> bool {
         rustix::io::ioctl_fionread(self.fd()).is_ok_and(|bytes| bytes > 0)
@@ -236,6 +246,13 @@ impl Link {
             Ok(Err(errno)) | Err(errno) => Some(errno.raw_os_error()),
         }
     }
+}
+
+/// Returns true if poll(2) reports a hang-up or an error.
+fn is_hung_up(fd: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(fd, PollFlags::empty())];
+    let polled = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    polled.is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }
 
 impl AsFd for Link {

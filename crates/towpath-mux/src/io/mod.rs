@@ -370,7 +370,7 @@ impl Server {
             let mut attached = state.sockets.iter();
             let found = attached.find(|(_, socket)| socket.link.peer() == Some(peer)).map(|(id, _)| id);
             if let Some(id) = found {
-                state.mux.handle_error(id, Errno::CONNABORTED.raw_os_error(), now);
+                state.fail(id, mux::Cause::Reset(Errno::CONNABORTED.raw_os_error()), now);
             }
             found.is_some()
                 || state.refuse_handshake(&self.shared, peer, work)
@@ -474,6 +474,12 @@ impl Shared {
             }
             let write = |(mut transmit, link): (mux::Transmit, Arc<Link>)| {
                 let outcome = link.write(&mut transmit, self.zerocopy.get().map(|zerocopy| &**zerocopy));
+                let failed = matches!(outcome, mux::Outcome::Failed(_));
+                if (transmit.wants_unacked() || transmit.keeps() && failed)
+                    && let (Some(bytes), _) = link.unacked()
+                {
+                    transmit.set_unacked(bytes);
+                }
                 (transmit, outcome)
             };
             let outcomes: Vec<_> = work.writes.drain(..).map(write).collect();

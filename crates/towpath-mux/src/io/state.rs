@@ -355,6 +355,7 @@ impl State {
                     log::debug!("{:?} was given up: its workers died", message.ticket());
                     self.push_event(Event::Undone(message), work);
                 }
+                mux::Event::Unacked(id) => self.report_unacked(id, shared.now()),
                 mux::Event::Undelivered(undelivered) => {
                     self.push_event(Event::Undelivered(undelivered), work)
                 }

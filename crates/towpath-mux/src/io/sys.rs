@@ -104,11 +104,16 @@ pub(super) fn set_rcvlowat(fd: BorrowedFd<'_>, bytes: usize) {
 /// Number of bytes written that the peer has not acknowledged (tcp(7), SIOCOUTQ; includes a sent FIN) or not
 /// read (unix(7)). 0 if the kernel does not report it.
 pub(super) fn unacknowledged(fd: BorrowedFd<'_>) -> usize {
+    try_unacknowledged(fd).unwrap_or(0)
+}
+
+/// As [`unacknowledged`]; `None` if the kernel does not report it.
+pub(super) fn try_unacknowledged(fd: BorrowedFd<'_>) -> Option<usize> {
     let mut bytes: c_int = 0;
     // SAFETY: the borrow keeps the descriptor open. The pointer refers to an int that this request writes and
     // that this function owns (linux/sockios.h: SIOCOUTQ is TIOCOUTQ).
     let said = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
-    if said == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
+    if said == 0 { usize::try_from(bytes).ok() } else { None }
 }
 
 /// Registers a descriptor with the tokio runtime, for reading.

@@ -55,7 +55,8 @@ impl Mux {
         }
     }
 
-    /// Stops reading. The connection ends when its messages are done and its replies are sent.
+    /// Stops reading. The connection ends when its messages are done, its replies are sent, and kept messages are
+    /// acknowledged.
     pub(super) fn close(&mut self, id: psock::Id, cause: Cause, hand_back: bool) {
         let Some(psock) = self.psocks.get_mut(id) else { return };
         if !psock.is_open() {
@@ -71,6 +72,7 @@ impl Mux {
         psock.stats.rx_aborts += u64::from(!cause.is_clean());
         psock.phase = Phase::Closing { cause, hand_back };
         self.balance.remove(psock.tx.bytes, id);
+        self.ask_unacked(id);
     }
 
     /// Ends the connection now. Workers finish its messages, but their replies are dropped.
@@ -128,7 +130,9 @@ impl Mux {
         let free = psock.is_free();
         match &mut psock.phase {
             Phase::Open => {}
-            Phase::Closing { cause, hand_back } if free && psock.tx.bytes == 0 => {
+            Phase::Closing { cause, hand_back }
+                if free && psock.tx.bytes == 0 && psock.tx.unacked.is_empty() =>
+            {
                 let (cause, hand_back) = (cause.clone(), *hand_back);
                 psock.phase = Phase::Dead { unreported: None };
                 self.report_end(id, cause, hand_back);

@@ -19,7 +19,7 @@ pub enum Order {
     Key,
 }
 
-/// Connected mode: what to do with an unsent message whose connection ended.
+/// Connected mode: what to do with a message whose connection ended before it was sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Retry {
     /// Return it to the sender.
@@ -27,7 +27,11 @@ pub enum Retry {
     /// Send it on another connection if no byte of it was sent; otherwise return it.
     #[default]
     IfNoByteLeft,
-    /// Always send it on another connection: at-least-once delivery.
+    /// Always send it on another connection, also if the peer's TCP has not acknowledged all of it: every
+    /// message is acknowledged at least once, or returned. A message may arrive twice. A peer's TCP
+    /// acknowledges bytes that its application has not read: what an application had not processed when it
+    /// ended is lost, and only a reply of the application proves otherwise. The bytes of a Unix socket are
+    /// acknowledged when the peer has read them.
     Always,
 }
 
@@ -62,6 +66,10 @@ pub struct Config {
     /// What happens to a message of [`super::Mux::send`] whose connection ended. Default:
     /// [`Retry::IfNoByteLeft`].
     pub retry: Retry,
+    /// [`Retry::Always`]: bytes of messages that were sent on a connection and that its peer has not
+    /// acknowledged. They are kept. A connection with as many sends no more until the peer acknowledges some.
+    /// One write may exceed it. Default: 4 MiB.
+    pub unacked_bytes: usize,
     /// Number of times that a message is given to another worker because its worker died. After that it is
     /// returned by [`super::Event::Undone`]. Default: 2.
     pub redeliver: u8,
@@ -111,6 +119,7 @@ impl Default for Config {
             order: Order::None,
             connected: false,
             retry: Retry::IfNoByteLeft,
+            unacked_bytes: 4 << 20,
             redeliver: 2,
             batch: 64,
             worker_bytes: 1 << 20,

@@ -22,7 +22,10 @@ pub enum Event {
     Recall(worker::Id),
     /// A connection ended. Its id is not valid any more.
     Ended(End),
-    /// A message of [`super::Mux::send`] was not sent completely.
+    /// The connection keeps messages: call [`super::Mux::handle_unacked`] with the number of bytes that its peer has
+    /// not acknowledged.
+    Unacked(psock::Id),
+    /// A message of [`super::Mux::send`] was not sent completely, or not acknowledged.
     Undelivered(Undelivered),
     /// A message was abandoned because too many workers died with it.
     Undone(Message),
@@ -138,12 +141,12 @@ impl fmt::Display for Cause {
     }
 }
 
-/// A message of [`super::Mux::send`] that was not sent.
+/// A message of [`super::Mux::send`] that was not sent, or not acknowledged ([`super::Retry::Always`]).
 #[derive(Debug, PartialEq, Eq)]
 pub struct Undelivered {
     /// The message.
     pub bytes: Bytes,
-    /// Number of its bytes that were sent before the connection ended.
+    /// Number of its bytes that were sent before the connection ended; all of them if it was not acknowledged.
     pub left: usize,
 }
 

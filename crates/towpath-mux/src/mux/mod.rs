@@ -14,10 +14,11 @@
 //! - All memory is counted in bytes and bounded ([`Config`]). A full connection or mux is not read, so that
 //!   TCP's window closes. A connection whose peer does not read, or sends slowly, affects only itself.
 //! - A message is sent whole and never interleaved with another, unless its connection ends.
+//! - [`Retry::Always`]: a message of [`Mux::send`] is acknowledged by a peer's TCP, kept, or returned.
 //!
 //! Parts: `receive.rs` reads and assembles, `schedule.rs` and `wake.rs` choose workers (with the tables in
 //! `workers.rs` and `ready.rs`), `batch.rs` has messages that were read together, `transmit.rs` sends,
-//! `close.rs` and `timer.rs` end connections, `stats.rs` counts.
+//! `unacked.rs` keeps what peers have not acknowledged, `close.rs` and `timer.rs` end connections, `stats.rs` counts.
 //!
 //! Reference: Linux, net/kcm/kcmsock.c and Documentation/networking/kcm.rst, which define the terms. KCM
 //! assigns a message to a worker when the message arrives. Here a free worker takes the oldest message, so
@@ -46,6 +47,7 @@ mod summary;
 mod timer;
 mod transmit;
 mod tx_queue;
+mod unacked;
 mod wake;
 pub mod worker;
 mod workers;

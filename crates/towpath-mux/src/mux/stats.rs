@@ -29,7 +29,7 @@ towpath_metrics::metrics! {
         pub tx_msgs: counter messages,
         /// Bytes sent.
         pub tx_bytes: counter bytes,
-        /// Messages of connected mode that were sent on another connection because theirs ended.
+        /// Messages of connected mode that were sent again, on another connection, because theirs ended.
         pub tx_retries: counter messages,
         /// Replies that were not sent completely because their connection had ended.
         pub unsent: counter messages,
@@ -205,7 +205,7 @@ impl Mux {
         let pinned = self.workers.values().map(|worker| worker.pinned.len()).sum::<usize>();
         let in_hand = self.workers.values().map(worker::Worker::held).sum::<usize>();
         let outstanding = self.psocks.values().map(|psock| psock.outstanding).sum::<usize>();
-        let held = |psock: &Psock| psock.memory + psock.buffered + psock.tx.bytes;
+        let held = |psock: &Psock| psock.memory + psock.buffered + psock.tx.bytes + psock.tx.unacked.bytes();
         let rows = [
             ("queued", totals.queued as usize, self.ready.len() + pending + queue + pinned),
             ("in hand", totals.in_hand as usize, in_hand),

@@ -91,6 +91,10 @@ impl Mux {
     }
 
     fn expire(&mut self, id: psock::Id) {
+        let due = |time: Option<Time>| time.is_some_and(|time| time <= self.now);
+        if due(self.psocks.get(id).and_then(|psock| psock.tx.unacked.ask())) {
+            self.ask_unacked(id);
+        }
         match self.deadline(id) {
             Some((time, cause)) if time <= self.now => match cause {
                 Some(cause) => self.abort(id, cause),
@@ -105,7 +109,8 @@ impl Mux {
     fn deadline(&self, id: psock::Id) -> Option<(Time, Option<Cause>)> {
         let psock = self.psocks.get(id).filter(|psock| !psock.is_dead())?;
         let config = &self.config;
-        let quiet = psock.is_open() && psock.outstanding == 0 && psock.tx.bytes == 0;
+        let quiet =
+            psock.is_open() && psock.outstanding == 0 && psock.tx.bytes == 0 && !psock.tx.is_pending();
         let idle = config.idle.filter(|_| quiet).map(|time| psock.active + time);
         let send = config.send_time.filter(|_| psock.tx.is_pending());
         let send = send.map(|time| psock.tx.progress + time);
@@ -116,6 +121,7 @@ impl Mux {
             send.map(|time| (time, Some(Cause::SendTimeout))),
             psock.deadline.map(|time| (time, Some(Cause::DrainTimeout))),
             assembly.map(|time| (time, None)),
+            psock.tx.unacked.ask().map(|time| (time, None)),
         ]
         .into_iter()
         .flatten()

@@ -9,7 +9,7 @@ use super::event::{Cause, Event, SendError, Undelivered};
 use super::message::{Completion, Ticket};
 use super::psock;
 use super::tx_queue::Outgoing;
-use super::{Mux, Order, Retry, worker};
+use super::{Mux, Order, Retry, unacked, worker};
 use crate::Time;
 
 /// Whole messages to write to a connection's socket, in order. The mux gives them to one writer at a time.
@@ -23,6 +23,11 @@ pub struct Transmit {
     sent: usize,
     /// Messages sent completely since then.
     messages: u64,
+    /// [`Retry::Always`]: those of connected mode, each with the value of `sent` at its end, and their bytes together with
+    /// the bytes kept before. `None` for other policies.
+    kept: Option<(Vec<(usize, Outgoing)>, usize)>,
+    /// Bytes that the peer had not acknowledged after the write.
+    unacked: Option<usize>,
 }
 
 /// Result of writing.
@@ -79,9 +84,30 @@ impl Transmit {
             }
             self.left -= first.bytes.len();
             self.messages += u64::from(first.messages);
-            self.queue.pop_front();
+            let first = self.queue.pop_front();
+            if let (Some((kept, bytes)), Some(out)) = (&mut self.kept, first.filter(|out| out.connected)) {
+                *bytes += out.bytes.len();
+                kept.push((self.sent - self.left, out));
+            }
         }
         assert_eq!(self.left, 0, "more bytes were taken than there are");
+    }
+
+    /// [`Retry::Always`]: returns true if the writer is to call [`Transmit::set_unacked`] after its writes. Otherwise
+    /// [`Event::Unacked`] asks later.
+    pub fn wants_unacked(&self) -> bool {
+        self.kept.as_ref().is_some_and(|(_, bytes)| *bytes >= unacked::BATCH)
+    }
+
+    /// [`Retry::Always`]: returns true if the mux keeps the sent messages. The writer is to call [`Transmit::set_unacked`]
+    /// after an error, too.
+    pub const fn keeps(&self) -> bool {
+        self.kept.is_some()
+    }
+
+    /// The peer has not acknowledged the last `bytes` of all bytes that the socket has accepted until now (SIOCOUTQ).
+    pub const fn set_unacked(&mut self, bytes: usize) {
+        self.unacked = Some(bytes);
     }
 
     /// Returns true if everything was sent.
@@ -243,15 +269,28 @@ impl Mux {
         if psock.tx.sending || psock.tx.blocked || psock.tx.queue.is_empty() {
             return None;
         }
+        let keeps = self.config.connected && self.config.retry == Retry::Always;
+        let bytes = psock.tx.unacked.bytes();
+        if keeps && bytes >= self.config.unacked_bytes {
+            return None;
+        }
         psock.tx.sending = true;
         let queue = std::mem::take(&mut psock.tx.queue);
-        Some(Transmit { psock: id, queue, left: std::mem::take(&mut psock.tx.sent), sent: 0, messages: 0 })
+        Some(Transmit {
+            psock: id,
+            queue,
+            left: std::mem::take(&mut psock.tx.sent),
+            sent: 0,
+            messages: 0,
+            kept: keeps.then(|| (Vec::new(), bytes)),
+            unacked: None,
+        })
     }
 
     /// Takes back the messages of [`Mux::transmit`] with their progress.
     pub fn handle_transmitted(&mut self, transmit: Transmit, outcome: Outcome, now: Time) {
         self.now = self.now.max(now);
-        let Transmit { psock: id, mut queue, left, sent, messages } = transmit;
+        let Transmit { psock: id, mut queue, left, sent, messages, kept, unacked } = transmit;
         let Some(psock) = self.psocks.get_mut(id) else { return };
         psock.tx.sending = false;
         psock.stats.tx_msgs += messages;
@@ -265,10 +304,14 @@ impl Mux {
         queue.append(&mut psock.tx.queue);
         psock.tx.queue = queue;
         psock.tx.sent = left;
+        let kept = kept.map_or(0, |(kept, _)| psock.tx.unacked.accept(sent, kept, self.now));
         if psock.is_dead() {
+            self.recount(0, kept);
+            unacked.into_iter().for_each(|bytes| self.handle_unacked(id, bytes, now));
             return self.end_dead(id);
         }
-        self.release_sent(id, sent);
+        self.release_sent(id, sent, kept);
+        unacked.into_iter().for_each(|bytes| self.handle_unacked(id, bytes, now));
         match outcome {
             Outcome::Failed(errno) => return self.abort(id, Cause::Reset(errno)),
             Outcome::Blocked => {
@@ -332,7 +375,7 @@ impl Mux {
         self.request_transmit(ticket.psock);
     }
 
-    fn request_transmit(&mut self, id: psock::Id) {
+    pub(super) fn request_transmit(&mut self, id: psock::Id) {
         let Some(psock) = self.psocks.get_mut(id) else { return };
         if !psock.is_dead() && psock.tx.report() {
             self.events.push_back(Event::Transmit(id));
@@ -349,13 +392,13 @@ impl Mux {
         }
     }
 
-    /// These bytes were sent.
-    fn release_sent(&mut self, id: psock::Id, bytes: usize) {
+    /// These bytes were sent, and `kept` bytes of them are kept.
+    fn release_sent(&mut self, id: psock::Id, bytes: usize, kept: usize) {
         let Some(psock) = self.psocks.get_mut(id) else { return };
         let before = psock.tx.bytes;
         psock.tx.bytes -= bytes;
         self.reorder(id, before);
-        self.recount(bytes, 0);
+        self.recount(bytes, kept);
         if self.config.connected {
             self.report_write_space();
         }
@@ -386,22 +429,23 @@ impl Mux {
             replies += answer.replies.iter().map(|(_, count)| *count as usize).sum::<usize>();
             answer.replies.clear();
         }
-        let bytes = std::mem::take(&mut psock.tx.bytes);
+        let (bytes, kept) = (std::mem::take(&mut psock.tx.bytes), psock.tx.unacked.bytes());
+        let unacked = psock.tx.unacked.take().map(|out| (out.bytes.len(), out));
         self.balance.remove(bytes, id);
-        self.recount(bytes, 0);
-        for (at, out) in queue.into_iter().enumerate() {
+        self.recount(bytes + kept, 0);
+        let queue = queue.into_iter().enumerate().map(|(at, out)| (if at == 0 { left } else { 0 }, out));
+        for (left, out) in unacked.chain(queue) {
             if !out.connected {
                 replies += out.messages as usize;
                 continue;
             }
-            let left = if at == 0 { left } else { 0 };
             let again = match self.config.retry {
                 Retry::Never => false,
                 Retry::IfNoByteLeft => left == 0,
                 Retry::Always => true,
             };
             match self.balance.least() {
-                Some((_, other)) if again => {
+                Some((waits, other)) if again && waits + out.bytes.len() <= self.config.send_most => {
                     self.counters.totals.tx_retries += 1;
                     self.queue_out(other, out);
                 }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::body::Body;
+use super::unacked::Unacked;
 use crate::Time;
 
 /// The send queue of a connection. One writer at a time takes it whole ([`super::Mux::transmit`]).
@@ -21,12 +22,14 @@ pub(super) struct TxQueue {
     pub(super) reported: bool,
     /// `bytes` is above the bound ([`super::Config::send_bytes`]).
     pub(super) full: bool,
-    /// When the peer last accepted bytes, or when the queue became non-empty.
+    /// When the peer last accepted or acknowledged bytes, or when the queue became non-empty.
     pub(super) progress: Time,
+    /// Sent messages that the peer has not acknowledged.
+    pub(super) unacked: Unacked,
 }
 
 impl TxQueue {
-    pub(super) const fn new(now: Time) -> Self {
+    pub(super) fn new(now: Time) -> Self {
         Self {
             queue: VecDeque::new(),
             bytes: 0,
@@ -36,19 +39,20 @@ impl TxQueue {
             reported: false,
             full: false,
             progress: now,
+            unacked: Unacked::default(),
         }
     }
 
-    /// Restarts the send timer if the queue was empty.
+    /// Restarts the send timer if nothing waits for the peer.
     pub(super) fn start_timer(&mut self, now: Time) {
-        if self.queue.is_empty() && !self.sending {
+        if !self.is_pending() {
             self.progress = now;
         }
     }
 
     /// Returns true if bytes wait for the peer.
     pub(super) fn is_pending(&self) -> bool {
-        !self.queue.is_empty() || self.sending
+        !self.queue.is_empty() || self.sending || !self.unacked.is_empty()
     }
 
     /// Returns true if [`super::Event::Transmit`] is to be reported, and marks it reported.

@@ -9,7 +9,8 @@
 //! - No message waits while an enabled worker is idle and no worker is about to ask.
 //! - [`Mux::check`] succeeds.
 //!
-//! At the end everything proceeds, and every message must have been done once or returned.
+//! At the end everything proceeds, and every message must have been done once or returned. With [`Retry::Always`] a
+//! peer loses what it had not acknowledged when its connection ended; still every notice arrives or is returned.
 
 mod act;
 mod actor;
@@ -47,8 +48,10 @@ struct Peer {
     /// Ends of the messages in `stream`.
     ends: Vec<usize>,
     arrived: usize,
-    /// Bytes received from the mux.
+    /// Bytes that the socket has accepted. With [`Retry::Always`], those after `acked` are lost when the connection ends.
     got: Vec<u8>,
+    /// Number of bytes that the peer has acknowledged.
+    acked: usize,
     open: bool,
     /// True if the mux's last report was that the connection may be read.
     reads: bool,
@@ -125,6 +128,7 @@ impl World {
             read: 64,
             psock_bytes: Bound::of([1 << 20, 600][variant / 2 % 2]),
             send_bytes: Bound::of([1 << 20, 60][variant / 3 % 2]),
+            unacked_bytes: [1 << 20, 12][variant / 8 % 2],
             mux_bytes: Bound::of([1 << 20, 2000][variant / 4 % 2]),
             wake_cost: quick,
             ..Config::default()
@@ -197,6 +201,7 @@ impl World {
             (Act::Clone, _) => self.clone_worker(1 + much % 5),
             (Act::Pass, _) => self.pass(Duration::from_micros(1 << (much % 24))),
             (Act::Send, _) if self.config.connected => self.send(),
+            (Act::Ack, Some(_)) => self.ack(target % self.peers.len(), much, much.is_multiple_of(2)),
             (act, _) if !self.actors.is_empty() => self.actor(act, target % self.actors.len(), much),
             _ => {}
         }
@@ -221,6 +226,7 @@ impl World {
             ends,
             arrived: 0,
             got: Vec::new(),
+            acked: 0,
             open: true,
             reads: true,
         });
@@ -286,7 +292,19 @@ impl World {
         let taken = bytes.len().min(most);
         peer.got.extend_from_slice(&bytes[..taken]);
         transmit.advance(taken);
+        if transmit.wants_unacked() || most.is_multiple_of(3) {
+            transmit.set_unacked(peer.got.len() - peer.acked);
+        }
         self.mux.handle_transmitted(transmit, outcome, self.now);
+    }
+
+    /// The peer acknowledges some bytes. The mux learns of it now or later.
+    fn ack(&mut self, at: usize, bytes: usize, told: bool) {
+        let peer = &mut self.peers[at];
+        peer.acked = peer.got.len().min(peer.acked + bytes);
+        if told {
+            self.mux.handle_unacked(peer.id, peer.got.len() - peer.acked, self.now);
+        }
     }
 
     fn send(&mut self) {
@@ -315,6 +333,9 @@ impl World {
                     let at = self.peers.iter().position(|peer| peer.id == end.psock).expect("a peer");
                     let mut peer = self.peers.remove(at);
                     peer.open = false;
+                    if self.config.retry == Retry::Always {
+                        peer.got.truncate(peer.acked);
+                    }
                     let whole =
                         peer.ends.iter().rev().find(|end| **end <= peer.arrived).copied().unwrap_or(0);
                     if end.hand_back {
@@ -349,7 +370,11 @@ impl World {
                         peer.reads = reads;
                     }
                 }
-                Event::Transmit(_) | Event::Recall(_) | Event::WriteSpace | Event::Drained => {}
+                Event::Transmit(_)
+                | Event::Unacked(_)
+                | Event::Recall(_)
+                | Event::WriteSpace
+                | Event::Drained => {}
             }
         }
     }
@@ -426,8 +451,13 @@ impl World {
                     self.pump();
                 }
             }
+            let mut acked = false;
+            for at in (0..self.peers.len()).rev() {
+                acked |= self.peers[at].acked < self.peers[at].got.len();
+                self.ack(at, usize::MAX >> 1, true);
+            }
             self.look();
-            if self.mux.totals().done + self.mux.totals().tx_bytes == before {
+            if !acked && self.mux.totals().done + self.mux.totals().tx_bytes == before {
                 break;
             }
         }

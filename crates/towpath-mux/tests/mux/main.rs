@@ -3,6 +3,7 @@
 mod clients;
 mod passed;
 mod peers;
+mod retry;
 mod sockets;
 #[cfg(feature = "tokio")]
 mod stream;

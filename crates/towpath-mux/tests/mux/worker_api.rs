@@ -14,7 +14,7 @@ use towpath_mux::mux::{Cause, Config, Order, Retry};
 pub(crate) const NONE: Flags = Flags::empty();
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-fn server(config: Config) -> Server {
+pub(crate) fn server(config: Config) -> Server {
     Server::new("line".parse().expect("a framing"), config).expect("epoll")
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use rustix::event::epoll;
+use rustix::io::Errno;
 
 use super::super::Shared;
 use super::super::admission::{Entry, Peer};
@@ -15,6 +16,7 @@ use super::super::link::Link;
 use super::super::listener::Accepted;
 use super::super::tls::{HandshakeStep, Tls};
 use super::{Ended, Event, Socket, State, Work, data, flags};
+use crate::Time;
 use crate::framing::Framing;
 use crate::mux::psock::Interest;
 use crate::mux::{AttachError, Cause, End, psock};
@@ -252,6 +254,30 @@ impl State {
         self.listeners.close();
         for shaking in self.handshakes.close() {
             self.not_attached(shared, shaking, AttachError::Draining.to_string(), work);
+        }
+    }
+
+    /// Ends a connection that failed, after the core knows what its peer has acknowledged.
+    pub(in crate::io) fn fail(&mut self, id: psock::Id, cause: Cause, now: Time) {
+        if self.mux.keeps(id)
+            && let Some((Some(bytes), _)) = self.sockets.get(id).map(|socket| socket.link.unacked())
+        {
+            self.mux.handle_unacked(id, bytes, now);
+        }
+        self.mux.handle_failure(id, cause, now);
+    }
+
+    /// Reports to the core what the peer of a connection has not acknowledged.
+    pub(super) fn report_unacked(&mut self, id: psock::Id, now: Time) {
+        let Some(link) = self.sockets.get(id).map(|socket| Arc::clone(&socket.link)) else { return };
+        let (bytes, over) = link.unacked();
+        if let Some(bytes) = bytes {
+            self.mux.handle_unacked(id, bytes, now);
+        }
+        if over && self.mux.keeps(id) {
+            // No further acknowledgement can arrive, and a closing connection is not read.
+            let errno = link.error().unwrap_or(Errno::CONNRESET.raw_os_error());
+            self.mux.handle_error(id, errno, now);
         }
     }
 

@@ -159,7 +159,7 @@ impl State {
         match outcome {
             Ok(ReadOutcome::WouldBlock | ReadOutcome::More) => {}
             Ok(ReadOutcome::Eof) => self.mux.handle_eof(id, now),
-            Err(cause) => self.mux.handle_failure(id, cause, now),
+            Err(cause) => self.fail(id, cause, now),
         }
         let runs = batch.is_some();
         batch.into_iter().for_each(|(by, batch)| self.begin_batch(by, batch));
@@ -189,7 +189,7 @@ impl State {
             epoll::add(&shared.epoll, &socket.link, data(id), flags(interest))
         };
         if let Err(errno) = changed {
-            self.mux.handle_error(id, errno.raw_os_error(), shared.now());
+            self.fail(id, Cause::Reset(errno.raw_os_error()), shared.now());
         }
     }
 
@@ -202,7 +202,7 @@ impl State {
                 socket.watched = false;
                 let _ = epoll::delete(&shared.epoll, &socket.link);
             }
-            Some(errno) => self.mux.handle_error(id, errno, shared.now()),
+            Some(errno) => self.fail(id, Cause::Reset(errno), shared.now()),
         }
     }
 }

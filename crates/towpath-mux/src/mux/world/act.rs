@@ -30,9 +30,10 @@ pub(super) enum Act {
     LeaveBy,
     PollAtMost,
     DoneRow,
+    Ack,
 }
 
-pub(super) const ACTS: [Act; 38] = [
+pub(super) const ACTS: [Act; 40] = [
     Act::Attach,
     Act::Arrive,
     Act::Flood,
@@ -57,6 +58,7 @@ pub(super) const ACTS: [Act; 38] = [
     Act::LeaveBy,
     Act::PollAtMost,
     Act::DoneRow,
+    Act::Ack,
     // Frequent operations appear more often.
     Act::Arrive,
     Act::Arrive,
@@ -69,6 +71,7 @@ pub(super) const ACTS: [Act; 38] = [
     Act::Done,
     Act::Transmit,
     Act::Transmit,
+    Act::Send,
     Act::Send,
     Act::PollAtMost,
     Act::DoneRow,
