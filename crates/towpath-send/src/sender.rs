@@ -48,7 +48,8 @@ pub struct Options {
     /// [`Counters::tampered`].
     pub tamper_check: bool,
     /// UDP: segment size in bytes; the kernel or the device cuts each buffer into datagrams of this size (UDP_SEGMENT). UDP
-    /// without segmentation is always copied.
+    /// without segmentation is always copied. `None` turns segmentation off on the socket, as does
+    /// the end of the sender.
     pub segment: Option<u16>,
     /// Limit on the time without progress of the peer before a blocking call fails; `None` (the default) waits forever.
     pub stall: Option<Duration>,
@@ -85,6 +86,8 @@ pub(crate) struct Socket {
     stream: bool,
     /// True if the socket answers TCP's socket options.
     tcp: bool,
+    /// UDP_SEGMENT, if this sender has set it.
+    segment: Option<u16>,
     /// The error (errno(3)) that ended the connection, once known.
     broken: Option<i32>,
     pub(crate) unarmed: Option<Unarmed>,
@@ -111,8 +114,10 @@ impl Socket {
             // The kernel interprets 0 as "off".
             return Err(SendError::Segmentation(io::ErrorKind::InvalidInput.into()));
         }
-        if let Some(bytes) = options.segment {
-            sys::segment(fd.as_fd(), bytes).map_err(SendError::Segmentation)?;
+        // The option belongs to the socket, and an earlier sender on a duplicate may have set it.
+        let inherited = || !stream && sys::segment_size(fd.as_fd()).is_some_and(|bytes| bytes != 0);
+        if options.segment.is_some() || inherited() {
+            sys::segment(fd.as_fd(), options.segment.unwrap_or(0)).map_err(SendError::Segmentation)?;
         }
         let inet = matches!(family, AddressFamily::INET | AddressFamily::INET6);
         let unarmed = if options.choice == CopyMode::Plain {
@@ -148,7 +153,15 @@ impl Socket {
         };
         let tcp = stream && inet && protocol != Some(rustix::net::ipproto::MPTCP);
         Ok((
-            Self { fd, stream, tcp, broken: None, unarmed, control: Control::new() },
+            Self {
+                fd,
+                stream,
+                tcp,
+                segment: options.segment,
+                broken: None,
+                unarmed,
+                control: Control::new(),
+            },
             Engine::new(config, now),
         ))
     }
@@ -195,6 +208,16 @@ impl Socket {
             // Both calls fail only if the connection no longer exists.
             let _ = sockopt::set_socket_linger(&self.fd, Some(Duration::ZERO));
             let _ = rustix::net::connect_unspec(&self.fd);
+        }
+    }
+}
+
+impl Drop for Socket {
+    /// Other descriptors of the socket must not inherit this sender's segmentation.
+    fn drop(&mut self) {
+        if self.segment.is_some() && sys::segment_size(self.fd.as_fd()) == self.segment {
+            // 0 is always accepted.
+            let _ = sys::segment(self.fd.as_fd(), 0);
         }
     }
 }

@@ -158,9 +158,16 @@ pub(crate) fn arm(socket: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Sets UDP_SEGMENT: each call is cut into datagrams of `bytes` bytes.
+/// Sets UDP_SEGMENT: each call is cut into datagrams of `bytes` bytes; 0 is off.
 pub(crate) fn segment(socket: BorrowedFd<'_>, bytes: u16) -> io::Result<()> {
     set(socket, libc::IPPROTO_UDP, UDP_SEGMENT, bytes.into())
+}
+
+/// The value of UDP_SEGMENT; 0 is off. `None` if the socket is not UDP.
+pub(crate) fn segment_size(socket: BorrowedFd<'_>) -> Option<u16> {
+    let mut value = [0; 4];
+    get(socket, libc::IPPROTO_UDP, UDP_SEGMENT, &mut value).ok()?;
+    u16::try_from(c_int::from_ne_bytes(value)).ok()
 }
 
 /// Returns true if the TCP socket has an upper-layer protocol (kTLS).

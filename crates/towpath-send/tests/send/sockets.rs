@@ -141,6 +141,34 @@ fn udp_with_and_without_segmentation() {
     }
 }
 
+/// UDP_SEGMENT belongs to the socket, which its duplicates share.
+#[test]
+fn a_second_udp_sender_does_not_inherit_segmentation() {
+    let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.connect(peer.local_addr().unwrap()).unwrap();
+    let received = |what: &str| {
+        let mut buffer = [0; 10_000];
+        let got = peer.recv(&mut buffer).unwrap();
+        assert!(buffer[..got] == pattern(3, 5000), "{what}: {got} bytes");
+    };
+    let plain = Options { choice: CopyMode::Plain, ..Options::default() };
+    let segmented = Options { segment: Some(1000), ..plain.clone() };
+    let mut first = Sender::new(socket.try_clone().unwrap(), segmented.clone()).unwrap();
+    first.send(pattern(3, 2000)).unwrap();
+    for _ in 0..2 {
+        assert_eq!(peer.recv(&mut [0; 10_000]).unwrap(), 1000);
+    }
+    let mut second = Sender::new(socket.try_clone().unwrap(), plain).unwrap();
+    second.send(pattern(3, 5000)).unwrap();
+    received("the second sender, while the first one exists");
+    drop((second, first));
+    finished(&Sender::new(socket.try_clone().unwrap(), segmented).unwrap().close(PATIENCE).unwrap());
+    socket.send(&pattern(3, 5000)).unwrap();
+    received("the socket after its senders");
+}
+
 #[towpath_testenv::needs(mptcp)]
 #[test]
 fn unsupported_sockets_are_sent_plain_or_fail() {
