@@ -2,24 +2,32 @@
 //!
 //! Completions raise EPOLLERR, which tokio interprets as the end of the write half: a registered socket would be ready forever
 //! after the first completion. The socket is therefore registered with a private edge-triggered epoll instance (one edge per
-//! completion), and tokio watches that epoll's descriptor.
+//! completion), and tokio watches that epoll's descriptor. Reading has a second such instance, so that a reading and a writing task
+//! have separate wakers.
 
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use tokio::io::unix::AsyncFd;
-use tokio::time::{sleep, timeout};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Sleep, sleep, timeout};
 
 use crate::buffer::Buffer;
-use crate::counters::{Counters, Distributions};
+use crate::counters::{Counters, Distributions, PlainCause};
 use crate::driver::{Done, Driver, Turn};
+use crate::engine::MAX_PARTS;
 use crate::error::{SendError, Unarmed};
 use crate::policy::Mode;
 use crate::sender::{AFTER_RESET, Closed, Options, Socket};
-use crate::sys;
+use crate::sys::{self, Part};
 use towpath_wire::Time;
 
 /// Limit on one wait, after which the state is checked again.
@@ -30,11 +38,20 @@ const BUSY_WAIT: Duration = Duration::from_millis(1);
 ///
 /// Dropping a future does not lose queued buffers: the next call sends them. [`Options::stall`] is not used; use
 /// `tokio::time::timeout`.
+///
+/// It is also tokio's [`AsyncRead`] and [`AsyncWrite`], for code that is written for a `TcpStream` (hyper, tonic). Bytes written this
+/// way are borrowed for one call, so the kernel copies them; they follow the queued buffers. Zero copy needs the ownership that
+/// [`send`](Self::send) and [`queue`](Self::queue) take. `tokio::io::split` makes a read half and a write half for two tasks.
 #[derive(Debug)]
 pub struct AsyncSender {
     driver: Driver<Socket>,
-    /// The epoll instance that watches the socket.
+    /// The epoll instance that watches the socket for writing and for completions.
     ready: AsyncFd<OwnedFd>,
+    /// The one for reading, from the first read on.
+    readable: Option<AsyncFd<OwnedFd>>,
+    /// Ends the present wait, if there is one.
+    timer: Option<Pin<Box<Sleep>>>,
+    shut: bool,
     origin: Instant,
     max_frames: usize,
     gather: u64,
@@ -51,11 +68,13 @@ impl AsyncSender {
     /// Panics outside a runtime with IO enabled.
     pub fn new(socket: impl Into<OwnedFd>, options: Options) -> Result<Self, SendError> {
         let (socket, engine) = Socket::open(socket.into(), &options, Time::default())?;
-        let epoll = watch(&socket).map_err(|error| SendError::Io(error.into()))?;
-        let ready = sys::reactor(epoll).map_err(SendError::Io)?;
+        let ready = watch(&socket, EventFlags::OUT).map_err(SendError::Io)?;
         Ok(Self {
             driver: Driver::new(socket, engine, &options),
             ready,
+            readable: None,
+            timer: None,
+            shut: false,
             origin: Instant::now(),
             max_frames: options.max_frames.max(1),
             gather: options.gather as u64,
@@ -185,45 +204,95 @@ impl AsyncSender {
     }
 
     async fn drive(&mut self, until: impl Fn(&Self) -> bool) -> Result<(), SendError> {
+        poll_fn(|cx| self.poll_drive(cx, &until)).await
+    }
+
+    /// Sends queued buffers and reads completions until `until` holds.
+    fn poll_drive(
+        &mut self,
+        cx: &mut Context<'_>,
+        until: impl Fn(&Self) -> bool,
+    ) -> Poll<Result<(), SendError>> {
         loop {
             let turn = self.driver.turn(self.now())?;
             if until(self) {
-                return Ok(());
+                break;
             }
             let before = self.driver.progress;
             self.driver.read(self.now())?;
             if until(self) {
-                return Ok(());
+                break;
             }
             if self.driver.progress != before {
-                continue;
-            }
-            if turn == Turn::Busy {
-                sleep(BUSY_WAIT).await;
-                continue;
-            }
-            let Ok(ready) = timeout(LOOK, self.ready.readable()).await else { continue };
-            // Later events raise a new edge; the next turn handles earlier ones.
-            ready.map_err(SendError::Io)?.clear_ready();
-            let failed = self.take_edges()?.contains(EventFlags::ERR);
-            let before = self.driver.progress;
-            if failed
-                && self.driver.read(self.now())?
-                && self.driver.progress == before
-                && let Some(error) = self.driver.backend.error()
-            {
-                return Err(SendError::Gone(error));
+                self.timer = None;
+            } else if turn == Turn::Busy {
+                ready!(self.poll_timer(cx, BUSY_WAIT));
+            } else {
+                ready!(self.poll_event(cx))?;
             }
         }
+        self.timer = None;
+        Poll::Ready(Ok(()))
     }
 
-    /// Returns and clears the socket's pending events.
-    fn take_edges(&self) -> Result<EventFlags, SendError> {
-        let mut events = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }];
-        match epoll::wait(self.ready.get_ref(), &mut events[..], Some(&Timespec::default())) {
-            Ok(0) | Err(Errno::INTR) => Ok(EventFlags::empty()),
-            Ok(_) => Ok(events[0].flags),
-            Err(error) => Err(SendError::Io(error.into())),
+    /// Waits for an event of the socket, for a limited time.
+    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
+        let flags = match self.ready.poll_read_ready(cx) {
+            Poll::Pending => {
+                ready!(self.poll_timer(cx, LOOK));
+                return Poll::Ready(Ok(()));
+            }
+            Poll::Ready(ready) => {
+                // Later events raise a new edge; the next turn handles earlier ones.
+                ready.map_err(SendError::Io)?.clear_ready();
+                take_edges(&self.ready).map_err(SendError::Io)?
+            }
+        };
+        self.timer = None;
+        let before = self.driver.progress;
+        if flags.contains(EventFlags::ERR)
+            && self.driver.read(self.now())?
+            && self.driver.progress == before
+            && let Some(error) = self.driver.backend.error()
+        {
+            return Poll::Ready(Err(SendError::Gone(error)));
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Waits for `time` since the first poll of this wait.
+    fn poll_timer(&mut self, cx: &mut Context<'_>, time: Duration) -> Poll<()> {
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(time)));
+        ready!(timer.as_mut().poll(cx));
+        self.timer = None;
+        Poll::Ready(())
+    }
+
+    /// Sends borrowed bytes, after the queued buffers.
+    fn poll_send_borrowed(&mut self, cx: &mut Context<'_>, parts: &[Part<'_>]) -> Poll<io::Result<usize>> {
+        if !self.driver.engine.is_flushed() {
+            ready!(self.poll_drive(cx, |sender| sender.driver.engine.is_flushed()))
+                .map_err(io::Error::other)?;
+        }
+        let now = self.now();
+        if self.driver.engine.wants_notifications(now) {
+            self.driver.read(now).map_err(io::Error::other)?;
+        }
+        loop {
+            let error = match sys::send(self.driver.backend.fd.as_fd(), parts, false) {
+                Ok(bytes) => {
+                    self.timer = None;
+                    self.driver.engine.counters_mut().add_plain(PlainCause::Borrowed, bytes as u64);
+                    return Poll::Ready(Ok(bytes));
+                }
+                Err(error) => error,
+            };
+            match error.raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EAGAIN) => ready!(self.poll_event(cx)).map_err(io::Error::other)?,
+                Some(libc::ENOBUFS) => ready!(self.poll_timer(cx, BUSY_WAIT)),
+                _ => return Poll::Ready(Err(error)),
+            }
         }
     }
 
@@ -232,10 +301,93 @@ impl AsyncSender {
     }
 }
 
-fn watch(socket: &Socket) -> rustix::io::Result<OwnedFd> {
+/// Bytes are borrowed and therefore copied by the kernel; they are counted as [`PlainCause::Borrowed`].
+impl AsyncWrite for AsyncSender {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_send_borrowed(cx, &[Part::of(bytes)])
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let mut parts = [Part::NONE; MAX_PARTS];
+        let mut count = 0;
+        for slice in slices.iter().filter(|slice| !slice.is_empty()).take(MAX_PARTS) {
+            parts[count] = Part::of(slice);
+            count += 1;
+        }
+        self.poll_send_borrowed(cx, &parts[..count])
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    /// Resolves when the kernel has accepted all queued buffers.
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_drive(cx, |sender| sender.driver.engine.is_flushed()).map_err(io::Error::other)
+    }
+
+    /// Shuts down the write side, and resolves when every completion arrived.
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.shut {
+            ready!(self.as_mut().poll_flush(cx))?;
+            self.check_lost(false).map_err(io::Error::other)?;
+            self.driver.backend.shutdown()?;
+            self.shut = true;
+        }
+        ready!(self.poll_drive(cx, |sender| sender.driver.engine.outstanding() == 0))
+            .map_err(io::Error::other)?;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncRead for AsyncSender {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            let fd = self.driver.backend.fd.as_fd();
+            match recv(fd, buffer.initialize_unfilled(), RecvFlags::DONTWAIT) {
+                Ok((bytes, _)) => {
+                    buffer.advance(bytes);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    if self.readable.is_none() {
+                        self.readable =
+                            Some(watch(&self.driver.backend, EventFlags::IN | EventFlags::RDHUP)?);
+                    }
+                    let Some(readable) = &self.readable else { continue };
+                    ready!(readable.poll_read_ready(cx))?.clear_ready();
+                    take_edges(readable)?;
+                }
+                Err(error) => return Poll::Ready(Err(error.into())),
+            }
+        }
+    }
+}
+
+/// Returns and clears the pending events of an epoll instance.
+fn take_edges(epoll: &AsyncFd<OwnedFd>) -> io::Result<EventFlags> {
+    let mut events = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }];
+    match epoll::wait(epoll.get_ref(), &mut events[..], Some(&Timespec::default())) {
+        Ok(0) | Err(Errno::INTR) => Ok(EventFlags::empty()),
+        Ok(_) => Ok(events[0].flags),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// An epoll instance that watches the socket, watched by tokio.
+fn watch(socket: &Socket, flags: EventFlags) -> io::Result<AsyncFd<OwnedFd>> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    epoll::add(&epoll, &socket.fd, EventData::new_u64(0), EventFlags::OUT | EventFlags::ET)?;
-    Ok(epoll)
+    epoll::add(&epoll, &socket.fd, EventData::new_u64(0), flags | EventFlags::ET)?;
+    sys::reactor(epoll)
 }
 
 impl AsFd for AsyncSender {

@@ -1,4 +1,4 @@
-//! Counters of a sender. Invariants: `bytes pushed = zerocopy + plain + too long + unsent`, and `numbers = completed + abandoned +
+//! Counters of a sender. Invariants: `bytes pushed or borrowed = zerocopy + plain + too long + unsent`, and `numbers = completed + abandoned +
 //! outstanding`.
 
 use std::ops::AddAssign;
@@ -26,11 +26,13 @@ pub enum PlainCause {
     NoBuffers,
     /// The peer has pinned frames for too long.
     Stuck,
+    /// The bytes were borrowed for the call (`AsyncWrite`), so the kernel cannot read them later.
+    Borrowed,
 }
 
 impl PlainCause {
     /// All causes.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Unarmed,
         Self::Small,
         Self::NoSegmentation,
@@ -39,6 +41,7 @@ impl PlainCause {
         Self::Budget,
         Self::NoBuffers,
         Self::Stuck,
+        Self::Borrowed,
     ];
 
     /// Name for tables and JSON.
@@ -52,6 +55,7 @@ impl PlainCause {
             Self::Budget => "budget",
             Self::NoBuffers => "no-buffers",
             Self::Stuck => "stuck",
+            Self::Borrowed => "borrowed",
         }
     }
 }
@@ -115,6 +119,8 @@ metrics! {
         pub plain_no_buffers: counter bytes as "plain" (cause = "no-buffers"),
         /// Bytes sent plain because the peer has pinned frames for too long.
         pub plain_stuck: counter bytes as "plain" (cause = "stuck"),
+        /// Bytes sent plain because they were borrowed for the call (`AsyncWrite`).
+        pub plain_borrowed: counter bytes as "plain" (cause = "borrowed"),
         /// Calls with MSG_ZEROCOPY that the kernel accepted: completion numbers assigned.
         pub numbers: counter events as "calls",
         /// Completion numbers that the kernel reported as completed.
@@ -174,6 +180,7 @@ impl Counters {
             PlainCause::Budget => self.plain_budget,
             PlainCause::NoBuffers => self.plain_no_buffers,
             PlainCause::Stuck => self.plain_stuck,
+            PlainCause::Borrowed => self.plain_borrowed,
         }
     }
 
@@ -193,6 +200,7 @@ impl Counters {
             PlainCause::Budget => &mut self.plain_budget,
             PlainCause::NoBuffers => &mut self.plain_no_buffers,
             PlainCause::Stuck => &mut self.plain_stuck,
+            PlainCause::Borrowed => &mut self.plain_borrowed,
         } += bytes;
     }
 
@@ -287,7 +295,7 @@ mod tests {
         for (at, cause) in PlainCause::ALL.into_iter().enumerate() {
             assert_eq!(counters.plain_for(cause), 1 << at, "{}", cause.name());
         }
-        assert_eq!((counters.plain_bytes(), counters.plain_calls), (255, 8));
+        assert_eq!((counters.plain_bytes(), counters.plain_calls), (511, 9));
     }
 
     /// Names of causes and reasons are the labels of their counters.
