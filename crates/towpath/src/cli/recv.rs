@@ -1,16 +1,19 @@
 //! `towpath recv`: receives a file from `towpath send`.
 
+mod greeting;
+
 use std::fs::{File, OpenOptions};
 use std::hash::Hasher;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
 use clap::builder::ValueHint;
+use indicatif::ProgressBar;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use serde::Serialize;
 use tempfile::NamedTempFile;
@@ -18,23 +21,27 @@ use twox_hash::XxHash3_64;
 
 use crate::args::exit;
 use crate::cli::send::{progress, seconds};
-use crate::cli::transfer::{
-    ALIVE, ALIVE_EVERY, Answer, HEADER_BYTES, Status, bytes, cpu_time, parse_header, read_full,
-};
+use crate::cli::transfer::{ALIVE, ALIVE_EVERY, Answer, Header, Record, Status, bytes, cpu_time, read_full};
 use crate::cli::{answer, fail, say};
 
 /// Receive a file from `towpath send`
 ///
-/// Accepts one connection, writes the received bytes to FILE, compares checksums with the sender, and exits. FILE appears or is
-/// replaced only after it is complete and verified.
+/// Waits for a sender, writes the received bytes to FILE, compares checksums with the sender, and exits. FILE appears or is
+/// replaced only after it is complete and verified. Holes of a sparse file stay holes. Other clients of the port are refused and
+/// reported; the wait goes on.
+///
+/// With `--out -` the bytes go to standard output as they arrive, before they are verified, and the report to standard error: check
+/// the exit code.
 #[derive(Debug, Parser)]
-#[command(after_help = "Example:\n  towpath recv --listen 0.0.0.0:9000 --out copy.bin")]
+#[command(
+    after_help = "Examples:\n  towpath recv --listen 0.0.0.0:9000 --out copy.bin\n  towpath recv --listen 0.0.0.0:9000 --out - | tar -x"
+)]
 pub(crate) struct Recv {
     /// Listening address, ADDRESS:PORT; port 0 selects a free port. The address is printed on standard error
     #[arg(long, value_name = "ADDR", value_parser = listen_address)]
     listen: SocketAddr,
 
-    /// The output file; a device such as /dev/null is written directly
+    /// The output file; a device such as /dev/null is written directly; `-` is standard output
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     out: PathBuf,
 
@@ -66,6 +73,11 @@ fn listen_address(text: &str) -> Result<SocketAddr, String> {
 
 pub(crate) fn run(args: &Recv) -> u8 {
     match receive(args) {
+        // Standard output has the bytes.
+        Ok(report) if is_stdout(&args.out) => {
+            say(format_args!("{}", tell(&report, args.json).trim_end()));
+            exit::OK
+        }
         Ok(report) => answer(exit::OK, &tell(&report, args.json)),
         Err(error) => fail(exit::FAILED, error),
     }
@@ -92,19 +104,12 @@ fn receive(args: &Recv) -> Result<Report, String> {
         TcpListener::bind(args.listen).map_err(|error| format!("listening on {}: {error}", args.listen))?;
     let address = listener.local_addr().map_err(|error| error.to_string())?;
     say(format_args!("listening on {address}"));
-    let (mut stream, from) = listener.accept().map_err(|error| format!("waiting for a sender: {error}"))?;
+    let (mut stream, from, Header { length }) =
+        greeting::accept(&listener).map_err(|error| format!("waiting for a sender: {error}"))?;
     drop(listener);
     stream.set_read_timeout(Some(args.timeout)).map_err(|error| error.to_string())?;
 
     let (start, cpu_before) = (Instant::now(), cpu_time());
-    let mut header = [0; HEADER_BYTES];
-    let got = read_full(&mut stream, &mut header).map_err(|error| broken(from, &error, 0, None))?;
-    let Some(length) = parse_header(&header).filter(|_| got == header.len()) else {
-        return Err(format!(
-            "{from} is no `towpath send`: what it says first is {:?}",
-            first_words(&header[..got])
-        ));
-    };
     let (received, checksum) = match copy(&mut stream, &mut target, length, from) {
         Ok(whole) => whole,
         Err(Failed::Network(error)) => return Err(error),
@@ -113,18 +118,18 @@ fn receive(args: &Recv) -> Result<Report, String> {
                 if error.kind() == ErrorKind::StorageFull { Status::DiskFull } else { Status::CannotWrite };
             let answer = Answer { status, received, checksum: 0, cpu: cpu_time() - cpu_before };
             refuse(stream, &answer);
-            let rest = bytes(length - received.min(length));
-            return Err(format!("writing {}: {error}, {rest} before the end", args.out.display()));
+            let rest = length.map(|length| bytes(length - received.min(length)));
+            let rest = rest.map_or_else(String::new, |rest| format!(", {rest} before the end"));
+            return Err(format!("writing {}: {error}{rest}", args.out.display()));
         }
     };
     let mut trailer = [0; 8];
-    let got =
-        read_full(&mut stream, &mut trailer).map_err(|error| broken(from, &error, received, Some(length)))?;
+    let got = read_full(&mut stream, &mut trailer).map_err(|error| broken(from, &error, received, length))?;
     if got < trailer.len() {
         return Err(format!("{from} ended before it said its checksum; {} was not made", args.out.display()));
     }
     let whole = u64::from_le_bytes(trailer) == checksum;
-    let kept = if whole { target.keep() } else { Ok(()) };
+    let kept = if whole { target.keep(received) } else { Ok(()) };
     let status = match (&kept, whole) {
         (_, false) => Status::Damaged,
         (Ok(()), true) => Status::Whole,
@@ -159,33 +164,68 @@ enum Failed {
 fn copy(
     stream: &mut TcpStream,
     target: &mut Target,
-    length: u64,
+    length: Option<u64>,
     from: SocketAddr,
 ) -> Result<(u64, u64), Failed> {
-    let bar = progress(length);
+    let bar = length.map_or_else(ProgressBar::hidden, progress);
     let mut hash = XxHash3_64::new();
     let mut buffer = vec![0; 256 << 10];
     let (mut received, mut said) = (0, Instant::now());
-    while received < length {
-        if said.elapsed() >= ALIVE_EVERY {
-            said = Instant::now();
-            // If the sender is gone, the next read fails.
-            let _ = stream.write_all(&[ALIVE]);
-        }
-        let most = usize::try_from(length - received).unwrap_or(usize::MAX).min(buffer.len());
-        let network = |error: &io::Error| Failed::Network(broken(from, error, received, Some(length)));
-        let len = match stream.read(&mut buffer[..most]) {
-            Ok(0) => return Err(network(&ErrorKind::UnexpectedEof.into())),
-            Ok(len) => len,
-            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+    loop {
+        let network = |error: &io::Error| Failed::Network(broken(from, error, received, length));
+        let mut word = [0; 8];
+        match read_full(stream, &mut word) {
+            Ok(8) => {}
+            Ok(_) => return Err(network(&ErrorKind::UnexpectedEof.into())),
             Err(error) => return Err(network(&error)),
+        }
+        let (hole, mut left) = match Record::parse(word) {
+            Record::End => break,
+            Record::Data(bytes) => (false, bytes),
+            Record::Hole(bytes) => (true, bytes),
         };
-        hash.write(&buffer[..len]);
-        target.write(&buffer[..len]).map_err(|error| Failed::Disk { error, received })?;
-        received += len as u64;
-        bar.set_position(received);
+        // The sender could otherwise write more than it announced, or past the largest offset.
+        let most = length.unwrap_or(i64::MAX as u64);
+        if received.checked_add(left).is_none_or(|end| end > most) {
+            return Err(Failed::Network(format!("{from} sends more than it announced; nothing is kept")));
+        }
+        if hole {
+            hash.write(&word);
+            if target.skip(left).map_err(|error| Failed::Disk { error, received })? {
+                received += left;
+                continue;
+            }
+            buffer.fill(0);
+        }
+        while left > 0 {
+            if said.elapsed() >= ALIVE_EVERY {
+                said = Instant::now();
+                // If the sender is gone, the next read fails.
+                let _ = stream.write_all(&[ALIVE]);
+            }
+            let most = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
+            let network = |error: &io::Error| Failed::Network(broken(from, error, received, length));
+            let got = if hole { Ok(most) } else { stream.read(&mut buffer[..most]) };
+            let len = match got {
+                Ok(len) if hole => len,
+                Ok(0) => return Err(network(&ErrorKind::UnexpectedEof.into())),
+                Ok(len) => {
+                    hash.write(&buffer[..len]);
+                    len
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return Err(network(&error)),
+            };
+            target.write(&buffer[..len]).map_err(|error| Failed::Disk { error, received })?;
+            received += len as u64;
+            left -= len as u64;
+            bar.set_position(received);
+        }
     }
     bar.finish_and_clear();
+    if length.is_some_and(|length| received != length) {
+        return Err(Failed::Network(broken(from, &ErrorKind::UnexpectedEof.into(), received, length)));
+    }
     Ok((received, hash.finish()))
 }
 
@@ -224,6 +264,12 @@ const NEW_FILE: u32 = 0o666;
 
 impl Target {
     fn create(path: &Path) -> Result<Self, String> {
+        if is_stdout(path) {
+            let stdout = io::stdout().as_fd().try_clone_to_owned();
+            return stdout
+                .map(|stdout| Self::Device(stdout.into()))
+                .map_err(|error| format!("standard output: {error}"));
+        }
         let there = std::fs::metadata(path).ok();
         let made = match &there {
             Some(there) if !there.is_file() => special(path, there.file_type().is_fifo()).map(Self::Device),
@@ -262,7 +308,24 @@ impl Target {
         }
     }
 
-    fn keep(self) -> io::Result<()> {
+    /// Leaves a hole. Returns false if the output has none, and zeros are to be written.
+    fn skip(&mut self, bytes: u64) -> io::Result<bool> {
+        let by = SeekFrom::Current(i64::try_from(bytes).map_err(|_| ErrorKind::FileTooLarge)?);
+        match self {
+            Self::Nameless(file, _) => file.seek(by)?,
+            Self::Temporary(file, _) => file.seek(by)?,
+            Self::Device(_) => return Ok(false),
+        };
+        Ok(true)
+    }
+
+    /// Gives the file its length, which may end with a hole, and its name.
+    fn keep(self, length: u64) -> io::Result<()> {
+        match &self {
+            Self::Nameless(file, _) => file.set_len(length)?,
+            Self::Temporary(file, _) => file.as_file().set_len(length)?,
+            Self::Device(_) => {}
+        }
         match self {
             Self::Nameless(file, path) => {
                 // linkat(2) does not replace an existing file: link under a temporary name, then rename.
@@ -280,6 +343,11 @@ impl Target {
             Self::Device(_) => Ok(()),
         }
     }
+}
+
+/// Returns true for `-`, standard output.
+fn is_stdout(path: &Path) -> bool {
+    path == Path::new("-")
 }
 
 /// Opens an existing non-regular file. A FIFO without a reader is an error; the open does not block.
@@ -302,8 +370,3 @@ fn directory_of(path: &Path) -> &Path {
 
 /// Name prefix of temporary files.
 const TEMPORARY: &str = ".towpath-recv-";
-
-/// The first bytes from an unknown sender; non-printable bytes appear as dots.
-fn first_words(words: &[u8]) -> String {
-    words.iter().map(|byte| if matches!(byte, b' '..=b'~') { char::from(*byte) } else { '.' }).collect()
-}

@@ -1,6 +1,7 @@
 //! `towpath send`: sends a file over TCP and reports what zero copy saved.
 
-use std::fs::File;
+mod source;
+
 use std::hash::Hasher;
 use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
@@ -20,9 +21,10 @@ use twox_hash::XxHash3_64;
 
 use crate::args::exit;
 use crate::cli::transfer::{
-    ALIVE, ANSWER_BYTES, Answer, Status, bytes, cpu_time, header, read_full, thread_time,
+    ALIVE, ANSWER_BYTES, Answer, Header, Record, Status, bytes, cpu_time, read_full, thread_time,
 };
-use crate::cli::{answer, fail};
+use crate::cli::{answer, fail, warn};
+use source::{Piece, Source};
 use towpath::metrics::Layout;
 
 /// Maximum memory of messages in flight, in bytes.
@@ -35,15 +37,19 @@ const STRETCH: u64 = 32 << 20;
 /// Sends the file over TCP in messages that the kernel transmits directly from this program's memory (MSG_ZEROCOPY), where probes
 /// show that the kernel does not copy them after all. Both ends compute a checksum. The final report has the bytes sent with and
 /// without a copy, the CPU time of both ends, and advice. With --mode compare, stretches of the file are sent alternately with and
-/// without a copy, to measure what zero copy saves on this path.
+/// without a copy, to measure what zero copy saves on this path. Holes of a sparse file are not sent. A file that changes while it is
+/// sent is reported; one that becomes shorter is an error.
+///
+/// One file is sent, from its start. Directories, and transfers that are resumed, are tasks for rsync.
 #[derive(Debug, Parser)]
 #[command(after_help = "\
 Example:
   towpath recv --listen 0.0.0.0:9000 --out copy.bin      on one machine, then on the other
   towpath send big.bin --to 192.0.2.7:9000
-  towpath send big.bin --to 192.0.2.7:9000 --mode compare  what each way costs")]
+  towpath send big.bin --to 192.0.2.7:9000 --mode compare  what each way costs
+  tar -c dir | towpath send - --to 192.0.2.7:9000          a stream, to `towpath recv --out - | tar -x`")]
 pub(crate) struct Send {
-    /// The file to send
+    /// The file to send; `-` is standard input
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     file: PathBuf,
 
@@ -120,14 +126,7 @@ pub(crate) fn run(args: &Send) -> u8 {
 }
 
 fn send(args: &Send) -> Result<Report, String> {
-    let name = args.file.display();
-    // Check the type first: opening a FIFO would block.
-    let metadata = std::fs::metadata(&args.file).map_err(|error| format!("{name}: {error}"))?;
-    if !metadata.is_file() {
-        return Err(format!("{name}: not a file; its length must be known before it is sent"));
-    }
-    let mut file = File::open(&args.file).map_err(|error| format!("{name}: {error}"))?;
-    let length = metadata.len();
+    let mut source = Source::open(&args.file)?;
     let stream = connect(&args.to, args.timeout)?;
     let answers = listen(&stream).map_err(|error| error.to_string())?;
     let keep = stream.try_clone().map_err(|error| error.to_string())?;
@@ -150,11 +149,12 @@ fn send(args: &Send) -> Result<Report, String> {
         Some(Ok(answer)) => refused(&args.to, answer.status),
         _ => format!("{}: {error}", args.to),
     };
-    sender.queue(0, header(length).to_vec()).map_err(told)?;
+    // At once: the receiver waits for it.
+    sender.send(Header { length: source.length() }.emit().to_vec()).map_err(told)?;
     let mut cost = Cost::default();
-    let bar = progress(length);
-    let (mut sent, mut hash) = (0, XxHash3_64::new());
-    while sent < length {
+    let bar = source.length().map_or_else(ProgressBar::hidden, progress);
+    let (mut sent, mut holes, mut hash) = (0, 0, XxHash3_64::new());
+    loop {
         if let Some(Ok(answer)) = answers.poll() {
             return Err(refused(&args.to, answer.status));
         }
@@ -166,19 +166,31 @@ fn send(args: &Send) -> Result<Report, String> {
         }
         // `max_frames` is one less than the pool's size, so a frame is always free.
         let mut frame = pool.take().ok_or("no free frame")?;
-        let most = usize::try_from(length - sent).unwrap_or(usize::MAX).min(message);
-        let len =
-            read_full(&mut file, &mut frame.spare()[..most]).map_err(|error| format!("{name}: {error}"))?;
-        if len < most {
-            return Err(format!("{name}: became shorter while it was sent"));
+        let (len, record) = match source.next(&mut frame.spare()[..message])? {
+            Piece::End => break,
+            Piece::Hole(bytes) => {
+                let record = Record::Hole(bytes).emit();
+                hash.write(&record);
+                holes += bytes;
+                sender.queue(0, record.to_vec()).map_err(told)?;
+                continue;
+            }
+            Piece::Data { len, record } => (len, record),
+        };
+        if let Some(bytes) = record {
+            sender.queue(0, Record::Data(bytes).emit().to_vec()).map_err(told)?;
         }
         frame.filled(len);
         hash.write(&frame);
         sent += len as u64;
-        cost.of(&mut sender, |sender| sender.queue(0, frame)).map_err(told)?;
-        bar.set_position(sent);
+        // The writer of a stream may write nothing more for a while.
+        let waits = source.length().is_none() && len < message;
+        let send = |sender: &mut Sender| if waits { sender.send(frame) } else { sender.queue(0, frame) };
+        cost.of(&mut sender, send).map_err(told)?;
+        bar.set_position(sent + holes);
     }
-    let checksum = hash.finish();
+    let (length, checksum) = (sent + holes, hash.finish());
+    sender.queue(0, Record::End.emit().to_vec()).map_err(told)?;
     sender.queue(0, checksum.to_le_bytes().to_vec()).map_err(told)?;
     cost.of(&mut sender, Sender::flush).map_err(told)?;
     bar.finish_and_clear();
@@ -198,8 +210,10 @@ fn send(args: &Send) -> Result<Report, String> {
     let closed = sender.close(args.timeout).map_err(|error| format!("{}: {error}", args.to))?;
     let cpu = cpu_time() - cpu_before;
     let _ = keep.shutdown(Shutdown::Both);
+    let changed = source.change();
+    changed.iter().for_each(|change| warn(format_args!("{change}")));
     Ok(Report::new(
-        length,
+        (length, holes, changed.is_some()),
         seconds,
         checksum,
         [cpu, received.cpu],
@@ -364,6 +378,10 @@ const COUNTERS: Layout = Layout {
 #[derive(Serialize)]
 struct Report {
     bytes: u64,
+    /// Bytes of holes, which were not sent.
+    hole_bytes: u64,
+    /// The file changed while it was sent.
+    changed: bool,
     seconds: f64,
     bytes_per_second: f64,
     checksum: String,
@@ -386,7 +404,7 @@ struct Report {
 
 impl Report {
     fn new(
-        length: u64,
+        (length, hole_bytes, changed): (u64, u64, bool),
         seconds: f64,
         checksum: u64,
         [sender, receiver]: [Duration; 2],
@@ -406,6 +424,8 @@ impl Report {
         let quantile = |share| closed.distributions.pin_time.quantile(share);
         Self {
             bytes: length,
+            hole_bytes,
+            changed,
             seconds,
             bytes_per_second: length as f64 / seconds,
             checksum: format!("{checksum:016x}"),
@@ -493,6 +513,9 @@ impl std::fmt::Display for Report {
             bytes(self.bytes_per_second as u64),
             self.checksum
         )?;
+        if self.hole_bytes > 0 {
+            writeln!(f, "holes     {}, not sent", bytes(self.hole_bytes))?;
+        }
         writeln!(f, "zero copy {} in {} calls", bytes(self.counters.zerocopy_bytes), self.counters.numbers)?;
         writeln!(f, "  of it copied by the kernel after all {}", bytes(self.counters.copied_bytes))?;
         writeln!(f, "plain     {} in {} calls", bytes(self.plain_bytes), self.counters.plain_calls)?;

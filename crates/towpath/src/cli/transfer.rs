@@ -1,9 +1,11 @@
-//! The protocol between `towpath send` and `towpath recv`: a header, the data and their checksum; then the receiver's answer.
+//! The protocol between `towpath send` and `towpath recv`: a header, records and their checksum; then the receiver's answer.
 //!
 //! ```text
-//! header  "twpsend1"  length: u64 LE
-//! bytes   length
-//! trailer checksum: u64 LE                  XXH3-64 of the bytes: detects damage, not manipulation
+//! header  "twpsend2"  length: u64 LE        with holes; 2^64-1 if it is unknown (standard input)
+//! record  length: u64 LE  bytes             data
+//! record  2^63 + length: u64 LE             a hole
+//! record  0: u64 LE                         the end
+//! trailer checksum: u64 LE                  XXH3-64 of the data, and of the words of holes: detects damage, not manipulation
 //! answer  "twprecv1"  status: u64 LE  received: u64 LE  checksum: u64 LE  CPU: u64 LE, microseconds
 //! ```
 //! The answer follows the trailer, or arrives earlier if the receiver cannot continue. The receiver sends zero bytes before it as
@@ -16,24 +18,63 @@ use rustix::time::{ClockId, clock_gettime};
 
 pub(crate) const HEADER_BYTES: usize = 16;
 pub(crate) const ANSWER_BYTES: usize = 40;
-const HEADER: [u8; 8] = *b"twpsend1";
+pub(crate) const HEADER: [u8; 8] = *b"twpsend2";
 const ANSWER: [u8; 8] = *b"twprecv1";
 
 /// The keepalive byte; a receiver that takes data sends it every `ALIVE_EVERY`.
 pub(crate) const ALIVE: u8 = 0;
 pub(crate) const ALIVE_EVERY: Duration = Duration::from_millis(200);
 
-/// Encodes the header.
-pub(crate) fn header(length: u64) -> [u8; HEADER_BYTES] {
-    let mut bytes = [0; HEADER_BYTES];
-    bytes[..8].copy_from_slice(&HEADER);
-    bytes[8..].copy_from_slice(&length.to_le_bytes());
-    bytes
+/// The sender's header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    /// Length of the file, if known.
+    pub(crate) length: Option<u64>,
 }
 
-/// Returns the length in a header, or `None` if the bytes are not a header.
-pub(crate) fn parse_header(bytes: &[u8; HEADER_BYTES]) -> Option<u64> {
-    bytes.starts_with(&HEADER).then(|| word(bytes, 8))
+impl Header {
+    pub(crate) fn emit(self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..8].copy_from_slice(&HEADER);
+        bytes[8..].copy_from_slice(&self.length.unwrap_or(u64::MAX).to_le_bytes());
+        bytes
+    }
+
+    /// Parses a header; `None` if the bytes are not a header.
+    pub(crate) fn parse(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
+        let length = Some(word(bytes, 8)).filter(|length| *length != u64::MAX);
+        bytes.starts_with(&HEADER).then_some(Self { length })
+    }
+}
+
+/// The first word of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Record {
+    Data(u64),
+    Hole(u64),
+    End,
+}
+
+/// The bit of a hole.
+const HOLE: u64 = 1 << 63;
+
+impl Record {
+    pub(crate) fn emit(self) -> [u8; 8] {
+        match self {
+            Self::Data(length) => length,
+            Self::Hole(length) => HOLE | length,
+            Self::End => 0,
+        }
+        .to_le_bytes()
+    }
+
+    pub(crate) fn parse(bytes: [u8; 8]) -> Self {
+        match u64::from_le_bytes(bytes) {
+            0 => Self::End,
+            word if word & HOLE != 0 => Self::Hole(word & !HOLE),
+            word => Self::Data(word),
+        }
+    }
 }
 
 /// Result at the receiver.
@@ -134,8 +175,13 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        assert_eq!(parse_header(&header(12_345)), Some(12_345));
-        assert_eq!(parse_header(b"GET / HTTP/1.1\r\n"), None);
+        for header in [Header { length: Some(12_345) }, Header { length: None }] {
+            assert_eq!(Header::parse(&header.emit()), Some(header));
+        }
+        assert_eq!(Header::parse(b"GET / HTTP/1.1\r\n"), None);
+        for record in [Record::Data(1), Record::Hole(5), Record::End] {
+            assert_eq!(Record::parse(record.emit()), record);
+        }
         for status in Status::ALL {
             let answer =
                 Answer { status, received: 7, checksum: u64::MAX - 1, cpu: Duration::from_micros(1_234_567) };

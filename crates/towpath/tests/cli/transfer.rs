@@ -92,8 +92,9 @@ fn a_file_arrives_whole_whichever_way_it_goes() {
         assert_eq!((&report["bytes"], &received["bytes"]), (&len.into(), &len.into()));
         assert_eq!(report["checksum"], received["checksum"]);
         let ways = |way: &str| report[way].as_u64().expect("a number");
-        // The header and the checksum are sent too.
-        assert_eq!(ways("zerocopy_bytes") + ways("plain_bytes"), len as u64 + 24);
+        // The header, the records and the checksum are sent too.
+        let around = if len == 0 { 32 } else { 40 };
+        assert_eq!(ways("zerocopy_bytes") + ways("plain_bytes"), len as u64 + around);
         let compare = more.contains(&"compare");
         let zerocopy = more.contains(&"zerocopy") && len > 100_000 || compare;
         if more.is_empty() {
@@ -150,12 +151,12 @@ fn a_sender_that_stops_leaves_no_file() {
     let out = directory.path().join("received");
     let rows: [(&[u8], &str); 4] = [
         (
-            b"twpsend1\x10\0\0\0\0\0\0\0half of it",
+            b"twpsend2\x10\0\0\0\0\0\0\0\x10\0\0\0\0\0\0\0half of it",
             "ended the connection after 10 of 16 bytes; nothing is kept",
         ),
-        (b"twpsend1\x02\0\0\0\0\0\0\0okwrongsum", "damaged on the way"),
-        (b"GET / HTTP/1.1\r\n\r\n", "is no `towpath send`: what it says first is \"GET / HTTP/1.1..\""),
-        (b"", "is no `towpath send`"),
+        (b"twpsend2\x02\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0ok\0\0\0\0\0\0\0\0wrongsum", "damaged on the way"),
+        (b"twpsend2\x02\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x80", "ended the connection after 0 of 2 bytes"),
+        (b"twpsend2\x02\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\x80", "sends more than it announced"),
     ];
     for (says, expected) in rows {
         let receiver = Receiver::start(&out);
@@ -166,6 +167,93 @@ fn a_sender_that_stops_leaves_no_file() {
         assert_eq!(code, Some(1), "{said}");
         assert!(said.contains(expected), "{expected:?} is not in {said}");
         assert!(!out.exists());
+    }
+}
+
+#[test]
+fn a_client_that_is_no_sender_does_not_end_the_wait() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let out = directory.path().join("received");
+    let mut receiver = Receiver::start(&out);
+    let connect = || TcpStream::connect(&receiver.address).expect("a connection");
+    // More silent clients than may wait at once; the receiver closes the oldest one.
+    let mut silent: Vec<_> = (0..20).map(|_| connect()).collect();
+    assert_eq!(silent[0].read(&mut [0]).expect("its end"), 0);
+    for says in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"twpsend1\0\0\0\0\0\0\0\0", b"twpsendx", b""] {
+        let mut stream = connect();
+        stream.write_all(says).expect("it listens");
+        stream.shutdown(std::net::Shutdown::Write).expect("a connection");
+        // The end, or a reset because of unread bytes.
+        assert!(!matches!(stream.read(&mut [0]), Ok(1..)));
+    }
+    let sent = file(directory.path(), 100_000);
+    let output = send(&sent, &receiver.address, &[]);
+    assert!(output.status.success(), "{}", errors(&output));
+    let mut said = String::new();
+    for _ in 0..5 {
+        receiver.stderr.read_line(&mut said).expect("a line");
+    }
+    assert!(said.contains("is no `towpath send`: what it says first is \"\"; still waiting"), "{said}");
+    let (code, _, rest) = receiver.finish();
+    said += &rest;
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("what it says first is \"GET / HTTP/1.1..\"; still waiting"), "{said}");
+    assert!(std::fs::read(&sent).expect("a file") == std::fs::read(&out).expect("a file"));
+}
+
+#[test]
+fn a_stream_goes_from_standard_input_to_standard_output() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for len in [0, 1, 3_000_001] {
+        let sent = file(directory.path(), len);
+        let receiver = Receiver::start(Path::new("-"));
+        let output = towpath()
+            .args(["send", "-", "--json", "--to", &receiver.address])
+            .stdin(std::fs::File::open(&sent).expect("a file"))
+            .output()
+            .expect("towpath starts");
+        assert!(output.status.success(), "{}", errors(&output));
+        assert_eq!(json(&output.stdout)["bytes"], len);
+        let mut receiver = receiver;
+        let mut got = Vec::new();
+        receiver.child.stdout.as_mut().expect("a pipe").read_to_end(&mut got).expect("bytes");
+        assert!(got == std::fs::read(&sent).expect("a file"), "{len}");
+        let (code, _, said) = receiver.finish();
+        assert_eq!(code, Some(0), "{said}");
+        assert_eq!(json(said.as_bytes())["bytes"], len, "the report is on standard error");
+    }
+}
+
+#[test]
+fn holes_stay_holes() {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+
+    let directory = tempfile::tempdir().expect("a directory");
+    let (sent, out) = (directory.path().join("sparse"), directory.path().join("received"));
+    let file = std::fs::File::create(&sent).expect("a file");
+    file.write_all_at(&[7; 5000], 16 << 20).expect("bytes");
+    file.write_all_at(b"before the last hole", 40 << 20).expect("bytes");
+    file.set_len(64 << 20).expect("a length");
+    for out in [out.as_path(), Path::new("-")] {
+        let mut receiver = Receiver::start(out);
+        let mut stdout = receiver.child.stdout.take().expect("a pipe");
+        let got = std::thread::spawn(move || {
+            let mut got = Vec::new();
+            stdout.read_to_end(&mut got).map(|_| got)
+        });
+        let output = send(&sent, &receiver.address, &["--json"]);
+        assert!(output.status.success(), "{}", errors(&output));
+        let got = got.join().expect("it does not panic").expect("bytes");
+        assert_eq!(receiver.child.wait().expect("its end").code(), Some(0));
+        let report = json(&output.stdout);
+        assert_eq!((&report["bytes"], &report["changed"]), (&(64 << 20).into(), &false.into()));
+        let got = if out == Path::new("-") { got } else { std::fs::read(out).expect("a file") };
+        assert!(got == std::fs::read(&sent).expect("a file"));
+        if file.metadata().expect("a file").blocks() < 1000 {
+            // The file system has holes.
+            assert!(report["hole_bytes"].as_u64() > Some(60 << 20), "{report}");
+            assert!(out == Path::new("-") || std::fs::metadata(out).expect("a file").blocks() < 1000);
+        }
     }
 }
 
@@ -185,7 +273,7 @@ fn a_stranger_at_the_other_end_is_told() {
         let address = listener.local_addr().expect("its address").to_string();
         let stranger = std::thread::spawn(move || {
             let mut stream = listener.accept().expect("the sender").0;
-            stream.read_exact(&mut vec![0; 100_024]).expect("all of it");
+            stream.read_exact(&mut vec![0; 100_040]).expect("all of it");
             stream.write_all(says).expect("it listens");
         });
         let output = send(&sent, &address, &[]);
@@ -222,7 +310,7 @@ fn a_receiver_that_is_killed_leaves_nothing_behind() {
     let directory = tempfile::tempdir().expect("a directory");
     let mut receiver = Receiver::start(&directory.path().join("received"));
     let mut stream = TcpStream::connect(&receiver.address).expect("a connection");
-    stream.write_all(b"twpsend1\0\0\0\x10\0\0\0\0").expect("it listens");
+    stream.write_all(b"twpsend2\0\0\0\x10\0\0\0\0\0\0\0\x10\0\0\0\0").expect("it listens");
     // More bytes than the socket buffers hold, so the receiver has written a part.
     stream.write_all(&vec![7; 64 << 20]).expect("it takes");
     let (sent, address) = (file(&tempfile::tempdir().expect("a directory").keep(), 1000), &receiver.address);
@@ -251,6 +339,8 @@ fn what_cannot_be_is_told_before_anything_waits() {
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let output = send(&fifo, "127.0.0.1:1", &[]);
     assert!(errors(&output).contains("not a file"), "{}", errors(&output));
+    let output = send(directory.path(), "127.0.0.1:1", &[]);
+    assert!(errors(&output).contains("a directory; one file is sent. Use rsync"), "{}", errors(&output));
     let missing = directory.path().join("missing/file");
     let rows = [
         (fifo.as_path(), "127.0.0.1:0", 1, "this FIFO has no reader"),
