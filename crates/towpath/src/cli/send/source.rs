@@ -200,7 +200,7 @@ mod tests {
         // File systems allocate whole blocks; one without holes has only data.
         assert!(data >= 100_000 && (data < 200_000 || all.len() == 1), "{all:?}");
         std::fs::write(&path, "").unwrap();
-        assert_eq!(pieces(&mut Source::open(&path).unwrap()).unwrap(), []);
+        assert!(pieces(&mut Source::open(&path).unwrap()).unwrap().is_empty());
     }
 
     #[test]
