@@ -15,7 +15,7 @@ use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-use towpath_send::{CopyMode, Frame, Options, Pages, Pool, Sender};
+use towpath_send::{BackEnd, CopyMode, Frame, Options, Pages, Pool, Sender};
 
 use crate::baseline_send;
 use crate::clock::now_ns;
@@ -60,6 +60,9 @@ pub(crate) struct Run {
     pub(crate) batch: usize,
     /// UDP, with segments of this many bytes.
     pub(crate) segment: Option<u16>,
+    /// Send through io_uring.
+    #[serde(default)]
+    pub(crate) io_uring: bool,
     /// Random lengths up to `message`; every frame's checksum is compared at its completion.
     pub(crate) random: bool,
 }
@@ -311,6 +314,7 @@ fn send(
     };
     let options = Options {
         choice,
+        back_end: if run.io_uring { BackEnd::IoUring } else { BackEnd::MsgZerocopy },
         min_zerocopy: if run.how == How::Zerocopy { 1 } else { Options::default().min_zerocopy },
         gather: run.gather,
         batch: run.batch,
@@ -322,6 +326,7 @@ fn send(
         ..Options::default()
     };
     let mut sender = Sender::new(socket, options)?;
+    ensure!(run.io_uring == (sender.back_end() == BackEnd::IoUring), "the kernel refuses io_uring");
     let (mut sent, mut came) = (0, 0);
     let mut fill = |sender: &mut Sender, until: u64| -> Result<()> {
         while sent < until {

@@ -25,6 +25,9 @@ const SENDER: &str = "sender";
 /// Target of the sender's CPU relative to a minimal loop of send(2).
 const OVER_BASELINE: f64 = 1.05;
 
+/// Target of the sender's CPU through io_uring relative to MSG_ZEROCOPY.
+const OVER_MSG_ZEROCOPY: f64 = 1.25;
+
 /// One in this many turns is discarded: those with the most preemptions of the sender.
 const COUNTS: usize = 3;
 
@@ -39,11 +42,25 @@ struct Case {
     veth: bool,
     ours: Run,
     peer: Run,
-    /// The minimal zero-copy sender, which shows the kernel's cost.
-    baseline: Option<Run>,
+    /// What the sender's CPU is compared with, besides plain sends.
+    baseline: Option<Baseline>,
     figures: Vec<Figure>,
     /// Transfers per repetition.
     slices: u32,
+}
+
+/// A second comparison of the sender's CPU.
+struct Baseline {
+    run: Run,
+    name: &'static str,
+    target: f64,
+}
+
+impl Baseline {
+    /// The minimal zero-copy sender, which shows the kernel's cost.
+    fn bare(run: Run) -> Self {
+        Self { run: Run { baseline: true, ..run }, name: "over a bare one", target: OVER_BASELINE }
+    }
 }
 
 /// A compared figure.
@@ -148,6 +165,7 @@ fn cases(total: u64) -> Vec<Case> {
         read_every: 64,
         batch: 1,
         segment: None,
+        io_uring: false,
         random: false,
     };
     let pair = |message, huge| (run(message, How::Zerocopy, huge), run(message, How::Plain, huge));
@@ -159,7 +177,7 @@ fn cases(total: u64) -> Vec<Case> {
             if !huge {
                 figures.push(system_cpu(system_bar));
             }
-            let baseline = Some(Run { baseline: true, ..ours });
+            let baseline = Some(Baseline::bare(ours));
             cases.push(Case {
                 name: format!("{} {pages}", kib(message)),
                 veth: true,
@@ -178,10 +196,23 @@ fn cases(total: u64) -> Vec<Case> {
         veth: true,
         ours: gathered(ours),
         peer: gathered(peer),
-        baseline: Some(Run { baseline: true, ..run(64 << 10, How::Zerocopy, false) }),
+        baseline: Some(Baseline::bare(run(64 << 10, How::Zerocopy, false))),
         figures: vec![sender_cpu(SIZES[2].1)],
         slices,
     });
+    // The same through io_uring, beside MSG_ZEROCOPY and copying.
+    for (message, target, ..) in SIZES {
+        let (ours, peer) = pair(message, false);
+        cases.push(Case {
+            name: format!("{} io_uring", kib(message)),
+            veth: true,
+            ours: Run { io_uring: true, ..ours },
+            peer,
+            baseline: Some(Baseline { run: ours, name: "over MSG_ZEROCOPY", target: OVER_MSG_ZEROCOPY }),
+            figures: vec![sender_cpu(target * OVER_MSG_ZEROCOPY)],
+            slices,
+        });
+    }
     // Reads of the error queue after several calls, relative to a read after each call.
     let (ours, _) = pair(16 << 10, true);
     for read_every in [8, 32, 128] {
@@ -314,8 +345,9 @@ impl Topology {
             let name = format!("{}, {}", case.name, figure.name);
             report.push(paired(&name, &of(&ours), &of(&peer), figure, figure.target));
             if figure.name == SENDER && !baseline.is_empty() {
-                let name = format!("{}, {} over a bare one", case.name, figure.name);
-                report.push(paired(&name, &of(&ours), &of(&baseline), figure, OVER_BASELINE));
+                let second = case.baseline.as_ref().context("a row with a second comparison")?;
+                let name = format!("{}, {} {}", case.name, figure.name, second.name);
+                report.push(paired(&name, &of(&ours), &of(&baseline), figure, second.target));
             }
         }
         if case.ours.how == How::Zerocopy {
@@ -343,7 +375,7 @@ impl Topology {
     fn turn(&mut self, case: &Case, peer_first: bool) -> Result<Turn> {
         let first = self.transfer(if peer_first { case.peer } else { case.ours })?;
         let second = self.transfer(if peer_first { case.ours } else { case.peer })?;
-        let baseline = case.baseline.map(|run| self.transfer(run)).transpose()?;
+        let baseline = case.baseline.as_ref().map(|second| self.transfer(second.run)).transpose()?;
         let (peer, ours) = if peer_first { (first, second) } else { (second, first) };
         let all = [Some(ours), Some(peer), baseline];
         let preempted = all.iter().flatten().map(|(sent, _)| sent.preempted).sum();
