@@ -26,7 +26,7 @@ use crate::driver::{Done, Driver, Turn};
 use crate::engine::MAX_PARTS;
 use crate::error::{SendError, Unarmed};
 use crate::policy::Mode;
-use crate::sender::{AFTER_RESET, Closed, Options, Socket};
+use crate::sender::{AFTER_RESET, BackEnd, Closed, Options, Socket};
 use crate::sys::{self, Part};
 use towpath_wire::Time;
 
@@ -196,6 +196,11 @@ impl AsyncSender {
     /// The current mode.
     pub fn mode(&self) -> Mode {
         self.driver.engine.mode()
+    }
+
+    /// The kernel interface in use.
+    pub fn back_end(&self) -> BackEnd {
+        self.driver.backend.back_end()
     }
 
     /// The reason why the socket is always sent on with copies, if any.
@@ -375,10 +380,14 @@ impl AsyncRead for AsyncSender {
 
 /// Returns and clears the pending events of an epoll instance.
 fn take_edges(epoll: &AsyncFd<OwnedFd>) -> io::Result<EventFlags> {
-    let mut events = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }];
+    let mut events = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 2];
     match epoll::wait(epoll.get_ref(), &mut events[..], Some(&Timespec::default())) {
         Ok(0) | Err(Errno::INTR) => Ok(EventFlags::empty()),
-        Ok(_) => Ok(events[0].flags),
+        // The flags of the socket; completions of the ring are found by the next turn.
+        Ok(count) => Ok(events[..count]
+            .iter()
+            .find(|event| event.data.u64() == 0)
+            .map_or(EventFlags::empty(), |event| event.flags)),
         Err(error) => Err(error.into()),
     }
 }
@@ -387,6 +396,9 @@ fn take_edges(epoll: &AsyncFd<OwnedFd>) -> io::Result<EventFlags> {
 fn watch(socket: &Socket, flags: EventFlags) -> io::Result<AsyncFd<OwnedFd>> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     epoll::add(&epoll, &socket.fd, EventData::new_u64(0), flags | EventFlags::ET)?;
+    if let Some(uring) = socket.uring.as_ref().filter(|_| flags.contains(EventFlags::OUT)) {
+        epoll::add(&epoll, uring.as_fd(), EventData::new_u64(1), EventFlags::IN | EventFlags::ET)?;
+    }
     sys::reactor(epoll)
 }
 

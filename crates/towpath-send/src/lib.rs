@@ -1,4 +1,4 @@
-//! Zero-copy transmission with MSG_ZEROCOPY (Linux 4.14) over TCP and UDP sockets, with exact completions.
+//! Zero-copy transmission with MSG_ZEROCOPY (Linux 4.14) or io_uring over TCP and UDP sockets, with exact completions.
 //!
 //! The kernel transmits directly from the caller's buffer. The caller gives a buffer to a sender and gets it back when the
 //! kernel has reported that it no longer reads it. Where zero copy does not work or does not pay (loopback, short messages,
@@ -76,6 +76,6 @@ pub use notification::{Event, ExtendedError, Range, parse};
 pub use policy::{Mode, Reason};
 pub use poll::{PollSender, Sent};
 pub use quarantine::{HOLD, Quarantine};
-pub use sender::{Closed, Options, Sender};
+pub use sender::{BackEnd, Closed, Options, Sender};
 pub use sys::{Pages, Region};
 pub use towpath_wire::Time;

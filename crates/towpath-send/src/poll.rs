@@ -8,7 +8,7 @@ use crate::driver::{Done, Driver, Remains, Turn};
 use crate::engine::Full;
 use crate::error::{SendError, Unarmed};
 use crate::policy::Mode;
-use crate::sender::{Options, Socket};
+use crate::sender::{BackEnd, Options, Socket};
 use crate::sys;
 use towpath_wire::Time;
 
@@ -54,6 +54,8 @@ impl PollSender {
     /// # Errors
     /// See [`Sender::new`](crate::Sender::new).
     pub fn new(socket: impl Into<OwnedFd>, options: Options, now: Time) -> Result<Self, SendError> {
+        // The caller waits for one descriptor, the socket.
+        let options = Options { back_end: BackEnd::MsgZerocopy, ..options };
         let (socket, engine) = Socket::open(socket.into(), &options, now)?;
         Ok(Self { driver: Driver::new(socket, engine, &options), max_frames: options.max_frames.max(1) })
     }

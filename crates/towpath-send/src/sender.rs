@@ -15,18 +15,33 @@ use crate::engine::{Config, CopyMode, Engine, Kind};
 use crate::error::{SendError, Unarmed};
 use crate::limits::Limits;
 use crate::locked::LockedMemory;
+use crate::notification::Range;
 use crate::notification::{Event, ExtendedError, parse};
 use crate::policy::Mode;
+use crate::sys::uring::{self, Uring};
 use crate::sys::{self, Control, Part};
 use crate::time::Clock;
 use crate::tx_backoff::TxBackoff;
 use towpath_wire::Time;
+
+/// The kernel interface of zero-copy sends. Both have the same completions and the same counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum BackEnd {
+    /// send(2) with MSG_ZEROCOPY; completions arrive in the socket's error queue.
+    #[default]
+    MsgZerocopy,
+    /// SEND_ZC and SENDMSG_ZC of io_uring (Linux 6.2), with one ring per socket. Plain sends remain calls of send(2).
+    IoUring,
+}
 
 /// Settings of a sender. The defaults suit TCP messages of any size.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Zero copy, plain, or adaptive (the default).
     pub choice: CopyMode,
+    /// The kernel interface. [`BackEnd::IoUring`] falls back to [`BackEnd::MsgZerocopy`] if the kernel lacks the operations or refuses
+    /// a ring (seccomp, `kernel.io_uring_disabled`). [`PollSender`](crate::PollSender) always uses MSG_ZEROCOPY.
+    pub back_end: BackEnd,
     /// Shorter calls are sent plain. Bytes.
     pub min_zerocopy: usize,
     /// Adjacent queued buffers are gathered into one call until it reaches this size in bytes; 0 disables gathering.
@@ -63,6 +78,7 @@ impl Default for Options {
         let config = Config::default();
         Self {
             choice: config.choice,
+            back_end: BackEnd::default(),
             min_zerocopy: config.min_zerocopy,
             gather: config.gather,
             batch: 1,
@@ -91,6 +107,8 @@ pub(crate) struct Socket {
     /// The error (errno(3)) that ended the connection, once known.
     broken: Option<i32>,
     pub(crate) unarmed: Option<Unarmed>,
+    /// The ring of [`BackEnd::IoUring`].
+    pub(crate) uring: Option<Uring>,
     /// Buffer for the control messages of the error queue.
     control: Control,
 }
@@ -134,6 +152,8 @@ impl Socket {
         if let Some(why) = unarmed.filter(|_| options.choice == CopyMode::Zerocopy) {
             return Err(SendError::NotSupported { why });
         }
+        let wanted = options.back_end == BackEnd::IoUring && unarmed.is_none();
+        let uring = if wanted { Uring::open() } else { None };
         let limits = Limits::read();
         let locked =
             options.locked.clone().unwrap_or_else(|| Arc::new(LockedMemory::of_rlimit(limits.locked)));
@@ -149,6 +169,7 @@ impl Socket {
             max_pinned: options.max_pinned,
             locked,
             optmem: limits.optmem,
+            max_numbers: if uring.is_some() { uring::MAX_NUMBERS } else { Config::default().max_numbers },
             ..Config::default()
         };
         let tcp = stream && inet && protocol != Some(rustix::net::ipproto::MPTCP);
@@ -160,10 +181,15 @@ impl Socket {
                 segment: options.segment,
                 broken: None,
                 unarmed,
+                uring,
                 control: Control::new(),
             },
             Engine::new(config, now),
         ))
+    }
+
+    pub(crate) fn back_end(&self) -> BackEnd {
+        if self.uring.is_some() { BackEnd::IoUring } else { BackEnd::MsgZerocopy }
     }
 
     /// Takes the socket's pending error. Returns `None` for an error that TCP survives (a soft ICMP error, ip(7)).
@@ -224,14 +250,42 @@ impl Drop for Socket {
 
 impl Backend for Socket {
     fn transmit(&mut self, parts: &[Part<'_>], zerocopy: bool) -> io::Result<usize> {
-        sys::send(self.fd.as_fd(), parts, zerocopy)
+        match &mut self.uring {
+            Some(uring) if zerocopy => uring.send(self.fd.as_fd(), parts),
+            _ => sys::send(self.fd.as_fd(), parts, zerocopy),
+        }
     }
 
     fn transmit_all(&mut self, parts: &[Part<'_>], calls: &mut [usize], zerocopy: bool) -> io::Result<usize> {
-        sys::send_all(self.fd.as_fd(), parts, calls, zerocopy)
+        let Some(uring) = self.uring.as_mut().filter(|_| zerocopy) else {
+            return sys::send_all(self.fd.as_fd(), parts, calls, zerocopy);
+        };
+        let (mut rest, mut made) = (parts, 0);
+        for call in calls {
+            let (own, behind) = rest.split_at(*call);
+            rest = behind;
+            let bytes = own.iter().map(Part::len).sum();
+            match uring.send(self.fd.as_fd(), own) {
+                Ok(sent) => *call = sent,
+                Err(error) if made == 0 => return Err(error),
+                Err(_) => break,
+            }
+            made += 1;
+            if *call < bytes {
+                break;
+            }
+        }
+        Ok(made)
     }
 
     fn event(&mut self) -> io::Result<Option<Event>> {
+        if let Some(uring) = &mut self.uring {
+            let range =
+                uring.completed().map(|(number, copied)| Range { first: number, last: number, copied });
+            if range.is_some() || self.stream {
+                return Ok(range.map(Event::Zerocopy));
+            }
+        }
         // Skips entries without an extended error (for example a timestamp alone).
         while let Some(control) = sys::recv_error(self.fd.as_fd(), &mut self.control)? {
             if let Some(event) = parse(control) {
@@ -469,6 +523,11 @@ impl Sender {
         self.driver.backend.unarmed
     }
 
+    /// The kernel interface in use.
+    pub fn back_end(&self) -> BackEnd {
+        self.driver.backend.back_end()
+    }
+
     /// Limit on pinned bytes at present.
     pub fn budget(&self) -> u64 {
         self.driver.engine.budget()
@@ -552,7 +611,10 @@ impl Sender {
             Turn::Busy => (PollFlags::empty(), BUSY_WAIT),
             Turn::Flushed => (PollFlags::empty(), most.unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT)),
         };
-        let ready = wait(self.driver.backend.fd.as_fd(), events, most).map_err(SendError::Io)?;
+        // Completions of the ring do not wake a sender that waits for room.
+        let uring = self.driver.backend.uring.as_ref().filter(|_| turn == Turn::Flushed);
+        let uring = uring.map(|uring| uring.as_fd());
+        let ready = wait(self.driver.backend.fd.as_fd(), uring, events, most).map_err(SendError::Io)?;
         let again =
             turn != Turn::Full || ready.is_empty() || ready.intersects(PollFlags::OUT | PollFlags::HUP);
         // While the socket has room, completions can wait until it is full.
@@ -607,12 +669,20 @@ fn writable(ready: PollFlags) -> bool {
     ready.contains(PollFlags::OUT) && !ready.contains(PollFlags::HUP)
 }
 
-/// poll(2) of one socket.
-fn wait(fd: BorrowedFd<'_>, events: PollFlags, most: Duration) -> io::Result<PollFlags> {
+/// poll(2) of one socket, and of its ring, whose completions are reported as POLLERR, too.
+fn wait(
+    fd: BorrowedFd<'_>,
+    uring: Option<BorrowedFd<'_>>,
+    events: PollFlags,
+    most: Duration,
+) -> io::Result<PollFlags> {
     let timeout = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
-    let mut fds = [PollFd::new(&fd, events)];
-    match poll(&mut fds, Some(&timeout)) {
-        Ok(_) => Ok(fds[0].revents()),
+    let second = uring.unwrap_or(fd);
+    let mut fds = [PollFd::new(&fd, events), PollFd::new(&second, PollFlags::IN)];
+    let count = if uring.is_some() { 2 } else { 1 };
+    match poll(&mut fds[..count], Some(&timeout)) {
+        Ok(_) if fds[1].revents().is_empty() => Ok(fds[0].revents()),
+        Ok(_) => Ok(fds[0].revents() | PollFlags::ERR),
         Err(rustix::io::Errno::INTR) => Ok(PollFlags::empty()),
         Err(error) => Err(error.into()),
     }

@@ -3,6 +3,7 @@
 
 mod free;
 mod memory;
+pub(crate) mod uring;
 
 use std::io;
 use std::marker::PhantomData;
@@ -45,7 +46,6 @@ impl<'a> Part<'a> {
         Self(libc::iovec { iov_base, iov_len: bytes.len() }, PhantomData)
     }
 
-    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.0.iov_len
     }

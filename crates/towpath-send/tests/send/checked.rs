@@ -2,14 +2,21 @@
 
 use std::time::Duration;
 
-use towpath_send::{CopyMode, Options};
+use towpath_send::{BackEnd, CopyMode, Options};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Set for a run of the tests with the back end io_uring (`uring.rs`).
+pub(crate) const IO_URING: &str = "TOWPATH_SEND_IO_URING";
 
 /// Zero copy for every byte, with a checksum of every frame at its completion.
 pub(crate) fn zerocopy() -> Options {
     Options {
         choice: CopyMode::Zerocopy,
+        back_end: match std::env::var_os(IO_URING) {
+            Some(_) => BackEnd::IoUring,
+            None => BackEnd::MsgZerocopy,
+        },
         min_zerocopy: 1,
         gather: 0,
         tamper_check: true,

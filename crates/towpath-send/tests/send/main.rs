@@ -5,3 +5,4 @@ mod example;
 mod offloads;
 mod sockets;
 mod tokio;
+mod uring;

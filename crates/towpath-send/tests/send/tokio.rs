@@ -10,12 +10,12 @@ use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use towpath_send::{AsyncSender, CopyMode, Options, PlainCause, Pool, SendError};
+use towpath_send::{AsyncSender, Options, PlainCause, Pool, SendError};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn options() -> Options {
-    Options { choice: CopyMode::Zerocopy, min_zerocopy: 1, tamper_check: true, ..Options::default() }
+    Options { tamper_check: true, gather: Options::default().gather, ..crate::checked::zerocopy() }
 }
 
 async fn pair() -> (std::net::TcpStream, TcpStream) {
