@@ -1,4 +1,4 @@
-//! Measures the cost of zero copy: `rate ADDR BYTES_PER_MESSAGE plain|zerocopy|adaptive MEGABYTES [GATHER [BATCH]]`.
+//! Measures the cost of zero copy: `rate ADDR BYTES_PER_MESSAGE plain|zerocopy|io_uring|adaptive MEGABYTES [GATHER [BATCH]]`.
 //!
 //! Sends the same frames repeatedly, and prints CPU seconds per gigabyte with the sender's counters.
 
@@ -6,13 +6,14 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use rustix::net::{self, AddressFamily, SocketType, sockopt};
-use towpath_send::{CopyMode, Options, Pool, Sender};
+use towpath_send::{BackEnd, CopyMode, Options, Pool, Sender};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let [to, message, how, megabytes, rest @ ..] = words.as_slice() else {
         return Err(
-            "usage: rate ADDR BYTES_PER_MESSAGE plain|zerocopy|adaptive MEGABYTES [GATHER [BATCH]]".into()
+            "usage: rate ADDR BYTES_PER_MESSAGE plain|zerocopy|io_uring|adaptive MEGABYTES [GATHER [BATCH]]"
+                .into(),
         );
     };
     let (message, total): (usize, u64) = (message.parse()?, megabytes.parse::<u64>()? * 1_000_000);
@@ -20,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let batch = rest.get(1).map_or(Ok(1), |calls| calls.parse())?;
     let choice = match how.as_str() {
         "plain" => CopyMode::Plain,
-        "zerocopy" => CopyMode::Zerocopy,
+        "zerocopy" | "io_uring" => CopyMode::Zerocopy,
         _ => CopyMode::Adaptive,
     };
     let frames = ((16 << 20) / message).max(2);
@@ -40,6 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     net::connect(&stream, &to)?;
     let options = Options {
         choice,
+        back_end: if how == "io_uring" { BackEnd::IoUring } else { BackEnd::MsgZerocopy },
         min_zerocopy: 1,
         gather,
         batch,
