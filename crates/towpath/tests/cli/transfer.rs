@@ -206,7 +206,12 @@ fn a_stream_goes_from_standard_input_to_standard_output() {
     let directory = tempfile::tempdir().expect("a directory");
     for len in [0, 1, 3_000_001] {
         let sent = file(directory.path(), len);
-        let receiver = Receiver::start(Path::new("-"));
+        let mut receiver = Receiver::start(Path::new("-"));
+        let mut stdout = receiver.child.stdout.take().expect("a pipe");
+        let got = std::thread::spawn(move || {
+            let mut got = Vec::new();
+            stdout.read_to_end(&mut got).map(|_| got)
+        });
         let output = towpath()
             .args(["send", "-", "--json", "--to", &receiver.address])
             .stdin(std::fs::File::open(&sent).expect("a file"))
@@ -214,12 +219,11 @@ fn a_stream_goes_from_standard_input_to_standard_output() {
             .expect("towpath starts");
         assert!(output.status.success(), "{}", errors(&output));
         assert_eq!(json(&output.stdout)["bytes"], len);
-        let mut receiver = receiver;
-        let mut got = Vec::new();
-        receiver.child.stdout.as_mut().expect("a pipe").read_to_end(&mut got).expect("bytes");
+        let got = got.join().expect("it does not panic").expect("bytes");
         assert!(got == std::fs::read(&sent).expect("a file"), "{len}");
-        let (code, _, said) = receiver.finish();
-        assert_eq!(code, Some(0), "{said}");
+        let mut said = String::new();
+        receiver.stderr.read_to_string(&mut said).expect("text");
+        assert_eq!(receiver.child.wait().expect("its end").code(), Some(0), "{said}");
         assert_eq!(json(said.as_bytes())["bytes"], len, "the report is on standard error");
     }
 }
