@@ -35,8 +35,8 @@ pub(crate) struct Uring {
     submitted: u32,
     /// Failed requests whose notification is still to come.
     failed: Vec<u64>,
-    /// Completed numbers, and whether the kernel copied.
-    completed: VecDeque<(u32, bool)>,
+    /// Completed requests, and whether the kernel copied.
+    completed: VecDeque<(u64, bool)>,
     /// The kernel refused to take a request, which is still in the submission queue: nothing is submitted any more.
     broken: bool,
 }
@@ -85,13 +85,17 @@ impl Uring {
         let (result, more) = self.submit(&entry.user_data(id), id)?;
         if result <= 0 {
             if more {
-                self.failed.push(id);
+                // The notification may have arrived together with the result.
+                match self.completed.iter().rposition(|(completed, _)| *completed == id) {
+                    Some(at) => drop(self.completed.remove(at)),
+                    None => self.failed.push(id),
+                }
             }
             let error = if result == -libc::ENOMEM { libc::ENOBUFS } else { -result };
             return if result == 0 { Ok(0) } else { Err(io::Error::from_raw_os_error(error)) };
         }
         if !more {
-            self.completed.push_back((self.next, false));
+            self.completed.push_back((id, false));
         }
         self.next = self.next.wrapping_add(1);
         Ok(result as usize)
@@ -131,7 +135,7 @@ impl Uring {
                 self.failed.swap_remove(at);
             } else {
                 let copied = entry.result() as u32 & IORING_NOTIF_USAGE_ZC_COPIED != 0;
-                self.completed.push_back((entry.user_data() as u32, copied));
+                self.completed.push_back((entry.user_data(), copied));
             }
         }
         found
@@ -142,7 +146,8 @@ impl Uring {
         if self.completed.is_empty() {
             self.reap(None);
         }
-        self.completed.pop_front()
+        // The lower half of the id is the number.
+        self.completed.pop_front().map(|(id, copied)| (id as u32, copied))
     }
 }
 
