@@ -125,10 +125,8 @@ async fn hyper_runs_over_it() {
                 hyper::server::conn::http1::Builder::new().serve_connection(server, echo).await
             }
         };
-        tokio::select! {
-            () = ask => {}
-            ended = serve => panic!("the server ended first: {ended:?}"),
-        }
+        // The server ends with the client, which may be gone before the server's last frame.
+        let _ = tokio::join!(ask, serve);
     }
 }
 
