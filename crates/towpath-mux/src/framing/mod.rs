@@ -33,6 +33,7 @@ mod program;
 mod resp;
 mod text;
 mod toml;
+mod value;
 
 use std::fmt;
 use std::str::FromStr;
