@@ -22,6 +22,8 @@ fn run(framing: &Framing, state: &State, stream: &[u8], size: usize) -> Vec<Stri
     let mut assembler = Assembler::with_state(framing.clone(), limits, state.clone());
     let mut events = Vec::new();
     let mut end = 0;
+    // After an upgrade, the messages of http1 are what arrived.
+    let mut raw = 0;
     let mut drain = |assembler: &mut Assembler| {
         while let Some(event) = assembler.poll(Time::default()) {
             events.push(match event {
@@ -29,6 +31,10 @@ fn run(framing: &Framing, state: &State, stream: &[u8], size: usize) -> Vec<Stri
                     assert_eq!(message.offset, end);
                     end += message.bytes.len() as u64;
                     assert_eq!(message.bytes, &stream[message.offset as usize..end as usize]);
+                    if framing.name() == "http1" && message.mark == 1 {
+                        raw += message.bytes.len();
+                        continue;
+                    }
                     format!("{message:?}")
                 }
                 Event::GiveBack { offset, .. } => format!("give back at {offset}"),
@@ -50,5 +56,6 @@ fn run(framing: &Framing, state: &State, stream: &[u8], size: usize) -> Vec<Stri
     }
     assembler.handle_end();
     drain(&mut assembler);
+    events.push(format!("{raw} raw"));
     events
 }

@@ -45,5 +45,6 @@ pub mod framing;
 #[cfg(feature = "io")]
 pub mod io;
 pub mod mux;
+mod order;
 
 pub use towpath_wire::Time;

@@ -1,8 +1,10 @@
 //! The compiled declarative form: choices by first bytes, and rules for the end of a message.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::cause::Cause;
+use super::counted::{Counted, words};
 use super::delimiter::Delimiters;
 use super::field::{Chain, Field, Measured};
 use super::pattern::{Begins, Pattern};
@@ -38,8 +40,18 @@ pub(super) struct Rule {
     /// Bytes that must end the message.
     pub(super) tail: Vec<u8>,
     pub(super) mark: u32,
-    /// Offset and length of the key.
-    pub(super) key: Option<(usize, usize)>,
+    pub(super) key: Option<Key>,
+    /// Bytes that separate the words of a line.
+    pub(super) blanks: Cow<'static, [u8]>,
+}
+
+/// The bytes of a message that its hash is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Key {
+    /// Offset and length.
+    Bytes(usize, usize),
+    /// A word of the head or line, or an argument of a command, from 0. A message without it has no key.
+    Word(usize),
 }
 
 #[derive(Debug)]
@@ -47,6 +59,7 @@ pub(super) enum End {
     Fixed(usize),
     Length(Field),
     Until(Delimiters),
+    Counted(Counted),
     GiveBack,
     Refuse(Arc<str>),
 }
@@ -124,6 +137,7 @@ impl Rule {
             End::Length(field) if matches!(field.chain, Chain::Single) => self.single(field, bytes),
             End::Length(field) => self.chained(field, bytes, state),
             End::Until(delimiters) => self.until(delimiters, bytes, state),
+            End::Counted(counted) => self.counted(counted, bytes, state),
             End::GiveBack => Step::GiveBack,
             End::Refuse(reason) => Step::Error(Cause::Malformed(reason.to_string().into())),
         }
@@ -175,6 +189,17 @@ impl Rule {
         }
     }
 
+    fn counted(&self, counted: &Counted, bytes: &[u8], state: &mut State) -> Step {
+        let (head, announced) = match counted.measure(bytes, &self.blanks, state) {
+            Ok(measured) => measured,
+            Err(step) => return step,
+        };
+        match self.length(announced, head) {
+            Ok(length) => self.finish(bytes, length, head, 0),
+            Err(cause) => Step::Error(cause),
+        }
+    }
+
     /// Checks the announced length.
     fn length(&self, announced: i128, least: usize) -> Result<usize, Cause> {
         if announced > self.max as i128 {
@@ -210,11 +235,12 @@ impl Rule {
             }
         }
         let hash = match self.key {
-            Some((offset, width)) => {
+            Some(Key::Bytes(offset, width)) => {
                 let end = (offset + width).min(length);
                 let Some(message) = bytes.get(..end) else { return Step::Need(end) };
                 hash(message.get(offset..).unwrap_or(&[]))
             }
+            Some(Key::Word(at)) => words(&bytes[..head], &self.blanks).nth(at).map_or(0, hash),
             None => 0,
         };
         Step::Message(Message { length, skip, trim, mark: self.mark, hash })
@@ -227,6 +253,6 @@ impl Rule {
 
 /// FNV-1a, 32 bits (RFC 9923, section 2). Not a defence against a peer that chooses keys to overload one
 /// worker.
-fn hash(key: &[u8]) -> u32 {
+pub(super) fn hash(key: &[u8]) -> u32 {
     key.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }

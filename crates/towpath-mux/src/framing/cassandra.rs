@@ -5,6 +5,8 @@
 //! ([`Step::GiveBack`]). The first byte of a segment can look like a version, so the opcode decides. The beta
 //! of version 5 has no segments.
 
+use std::borrow::Cow;
+
 use super::body::{End, Rule, Strip};
 use super::cause::Cause;
 use super::field::{Chain, Encoding, Field};
@@ -48,6 +50,7 @@ const fn frames(offset: usize, header: i64) -> Rule {
         tail: Vec::new(),
         mark: 0,
         key: None,
+        blanks: Cow::Borrowed(b" "),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Clauses of the declarative form, as parsed from a line or from TOML.
 
 /// `key`, `key=value`, or `key pattern (clauses)`.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Clause {
     pub(super) key: String,
     /// Byte offset of the key in the text.
@@ -13,7 +13,7 @@ pub(super) struct Clause {
 }
 
 /// A value with escapes resolved.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Scalar {
     pub(super) text: String,
     /// Byte offset of its first character (after the quote) in the text.

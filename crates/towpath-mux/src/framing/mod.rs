@@ -6,7 +6,7 @@
 //!
 //! Four ways to make one:
 //! - the declarative form, in a line or in TOML ([`Framing::parse`], [`Framing::from_toml`]);
-//! - a preset by name ([`Framing::preset`], [`PRESETS`]);
+//! - a preset by name ([`Framing::preset`], [`PRESETS`]), which clauses may extend;
 //! - a BPF program made for KCM ([`Framing::program`]);
 //! - a Rust function or type ([`Framing::custom`], [`Custom`]).
 //!
@@ -19,11 +19,15 @@ mod body;
 mod cassandra;
 mod cause;
 mod clause;
+mod coded;
 mod compile;
+mod counted;
 mod delimiter;
 mod dnp3;
 mod error;
+mod extend;
 mod field;
+mod http1;
 mod mysql;
 mod pattern;
 mod plain;
@@ -31,6 +35,7 @@ mod postgres;
 mod preset;
 mod program;
 mod resp;
+mod smtp;
 mod text;
 mod toml;
 mod value;
@@ -43,7 +48,9 @@ pub use cause::Cause;
 pub use error::ParseError;
 pub use preset::{PRESETS, Preset};
 
+use crate::order::Order;
 use body::Declared;
+use coded::Coded;
 pub(crate) use plain::Plain;
 
 /// Result of framing the start of a message.
@@ -98,7 +105,6 @@ pub struct State {
     pub scanned: usize,
     /// The first bytes seen are not the start of the connection. They may start with any message of the
     /// protocol.
-    /// of the protocol.
     pub midstream: bool,
     /// A counter for the current message. Reset to 0 after each message.
     pub pending: u64,
@@ -123,6 +129,7 @@ impl<F: Fn(&[u8], &mut State) -> Step + Send + Sync> Custom for F {
 pub struct Framing {
     name: Arc<str>,
     kind: Kind,
+    order: Order,
 }
 
 #[derive(Clone)]
@@ -133,19 +140,8 @@ enum Kind {
     Custom(Arc<dyn Custom>),
 }
 
-/// Protocols that the declarative form cannot express.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Coded {
-    Resp,
-    Mysql,
-    PostgresFrontend,
-    PostgresBackend,
-    Dnp3,
-    Cassandra,
-}
-
 impl Framing {
-    /// Parses the declarative form or the name of a preset.
+    /// Parses the declarative form, or the name of a preset with clauses that extend it.
     ///
     /// # Errors
     ///
@@ -166,13 +162,29 @@ impl Framing {
     /// # Ok::<(), towpath_mux::framing::ParseError>(())
     /// ```
     pub fn parse(text: &str) -> Result<Self, ParseError> {
-        let name = text.trim();
-        if is_name(name) {
-            return Self::preset(name);
+        let word = text.trim_start();
+        let word = &word[..word.find(char::is_whitespace).unwrap_or(word.len())];
+        if !is_name(word) {
+            let clauses = text::clauses(text)?;
+            return Self::declared(text.trim(), &clauses).map_err(|fault| fault.in_line(text));
         }
-        let clauses = text::clauses(text)?;
-        let declared = compile::declared(&clauses).map_err(|fault| fault.in_line(text))?;
-        Ok(Self { name: name.into(), kind: Kind::Declared(Arc::new(declared)) })
+        let preset = preset::known(word)?;
+        let end = text.len() - text.trim_start().len() + word.len();
+        // Blanks in place of the name, so that columns are right.
+        let clauses = text::clauses(&format!("{:end$}{}", "", &text[end..]))?;
+        if clauses.is_empty() {
+            return Self::extended(preset, preset.name, clauses).map_err(|fault| fault.in_line(text));
+        }
+        Self::extended(preset, text.trim(), clauses).map_err(|fault| fault.in_line(text))
+    }
+
+    fn declared(name: &str, clauses: &[clause::Clause]) -> Result<Self, error::Fault> {
+        let kind = Kind::Declared(Arc::new(compile::declared(clauses)?));
+        Ok(Self { name: name.into(), kind, order: Order::default() })
+    }
+
+    fn extended(preset: &Preset, name: &str, clauses: Vec<clause::Clause>) -> Result<Self, error::Fault> {
+        Ok(Self { name: name.into(), kind: extend::kind(preset, clauses)?, order: preset.order })
     }
 
     /// Parses TOML.
@@ -194,9 +206,20 @@ impl Framing {
     /// # Ok::<(), towpath_mux::framing::ParseError>(())
     /// ```
     pub fn from_toml(document: &str) -> Result<Self, ParseError> {
-        let clauses = toml::clauses(document)?;
-        let declared = compile::declared(&clauses).map_err(|fault| fault.in_document(document))?;
-        Ok(Self { name: "declared in TOML".into(), kind: Kind::Declared(Arc::new(declared)) })
+        let mut clauses = toml::clauses(document)?;
+        let name = "declared in TOML";
+        let framing = match clauses.iter().position(|clause| clause.key == "preset") {
+            None => Self::declared(name, &clauses),
+            Some(at) => {
+                let preset = clauses.remove(at).value;
+                let written = preset.as_ref().map_or("", |value| value.text.as_str());
+                let known = preset::known(written).map_err(|error| {
+                    error::Fault::new(preset.as_ref().map_or(0, |value| value.at), error.message)
+                });
+                known.and_then(|preset| Self::extended(preset, name, clauses))
+            }
+        };
+        framing.map_err(|fault| fault.in_document(document))
     }
 
     /// Returns a preset, see [`PRESETS`].
@@ -205,17 +228,8 @@ impl Framing {
     ///
     /// If no preset has this name, the error names the most similar one.
     pub fn preset(name: &str) -> Result<Self, ParseError> {
-        let Some(preset) = preset::find(name) else {
-            return Err(ParseError::unknown_preset(name, PRESETS.iter().map(|preset| preset.name)));
-        };
-        let kind = match preset.form {
-            preset::Form::Coded(coded) => Kind::Coded(coded),
-            preset::Form::Text(text) => {
-                let clauses = text::clauses(text)?;
-                Kind::Declared(Arc::new(compile::declared(&clauses).map_err(|fault| fault.in_line(text))?))
-            }
-        };
-        Ok(Self { name: preset.name.into(), kind })
+        let preset = preset::known(name)?;
+        Self::extended(preset, preset.name, Vec::new()).map_err(|fault| fault.in_line(name))
     }
 
     /// A verified BPF program with KCM's calling convention.
@@ -225,7 +239,7 @@ impl Framing {
     /// number as an error. `cb` starts at 0 for a connection and persists. `mark` and `hash` go with the
     /// message.
     pub fn program(name: &str, program: towpath_bpf::Program) -> Self {
-        Self { name: name.into(), kind: Kind::Program(Arc::new(program)) }
+        Self { name: name.into(), kind: Kind::Program(Arc::new(program)), order: Order::default() }
     }
 
     /// A framing written in Rust.
@@ -243,7 +257,24 @@ impl Framing {
     /// assert_eq!(words.step(&[2], &mut State::default()), Step::from(9));
     /// ```
     pub fn custom(name: &str, custom: impl Custom + 'static) -> Self {
-        Self { name: name.into(), kind: Kind::Custom(Arc::new(custom)) }
+        Self { name: name.into(), kind: Kind::Custom(Arc::new(custom)), order: Order::default() }
+    }
+
+    /// The order that the protocol needs: that of the preset, otherwise [`Order::Replies`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use towpath_mux::framing::Framing;
+    /// use towpath_mux::mux::Order;
+    ///
+    /// assert_eq!(Framing::parse("dns-tcp")?.order(), Order::None);
+    /// assert_eq!(Framing::parse("resp key=1")?.order(), Order::Replies);
+    /// assert_eq!(Framing::parse("length=2")?.order(), Order::Replies);
+    /// # Ok::<(), towpath_mux::framing::ParseError>(())
+    /// ```
+    pub const fn order(&self) -> Order {
+        self.order
     }
 
     /// Name of the preset, text of the declarative form, or name passed to [`Framing::custom`].
@@ -262,12 +293,7 @@ impl Framing {
         }
         let step = match &self.kind {
             Kind::Declared(declared) => declared.step(bytes, state),
-            Kind::Coded(Coded::Resp) => resp::step(bytes, state),
-            Kind::Coded(Coded::Mysql) => mysql::step(bytes, state),
-            Kind::Coded(Coded::PostgresFrontend) => postgres::frontend(bytes, state),
-            Kind::Coded(Coded::PostgresBackend) => postgres::backend(bytes, state),
-            Kind::Coded(Coded::Dnp3) => dnp3::step(bytes),
-            Kind::Coded(Coded::Cassandra) => cassandra::step(bytes, state),
+            Kind::Coded(coded) => coded.step(bytes, state),
             Kind::Program(program) => checked(program::step(program, bytes, state), bytes.len()),
             Kind::Custom(custom) => checked(custom.step(bytes, state), bytes.len()),
         };
@@ -301,7 +327,7 @@ impl Framing {
     pub fn may_have_key(&self) -> bool {
         match &self.kind {
             Kind::Declared(declared) => declared.has_key(),
-            Kind::Coded(_) => false,
+            Kind::Coded(coded) => coded.key.is_some(),
             Kind::Program(_) | Kind::Custom(_) => true,
         }
     }

@@ -9,6 +9,8 @@
 //! show the request, so the packet itself is examined (MySQL Internals, "Compressed Packet"): after a 7-byte
 //! header it has whole packets, or their zlib or zstd form.
 
+use std::borrow::Cow;
+
 use super::body::{End, Rule, Strip};
 use super::cause::Cause;
 use super::field::{Chain, Encoding, Field};
@@ -64,6 +66,7 @@ static PACKETS: Rule = Rule {
     tail: Vec::new(),
     mark: 0,
     key: None,
+    blanks: Cow::Borrowed(b" "),
 };
 
 pub(super) fn step(bytes: &[u8], state: &mut State) -> Step {

@@ -1,7 +1,7 @@
 //! Patterns for the first bytes of a message, used by `when`.
 //!
 //! Syntax: `16` a byte, `14-18` a range, `80/80` a value under a mask, `..` any byte, `ff*16` sixteen times,
-//! `"GET "` text.
+//! `"GET "` text, `~"get "` text in any case.
 
 use super::clause::Scalar;
 use super::error::Fault;
@@ -37,13 +37,18 @@ impl Pattern {
             rest = rest.trim_start();
             let at = written.at + (written.text.len() - rest.len());
             let Some(first) = rest.chars().next() else { break };
-            if first == '"' || first == '\'' {
-                let body = &rest[1..];
-                let Some(end) = closing(body, first) else {
-                    return Err(Fault::new(at, format!("missing closing {first}")));
+            let quoted = rest.strip_prefix('~').unwrap_or(rest);
+            if let Some(quote @ ('"' | '\'')) = quoted.chars().next() {
+                let any_case = first == '~';
+                let body = &quoted[1..];
+                let Some(end) = closing(body, quote) else {
+                    return Err(Fault::new(at, format!("missing closing {quote}")));
                 };
-                let text = unescape(&body[..end], at + 1)?;
-                bytes.extend(text.bytes().map(|byte| Byte { mask: 0xff, low: byte, high: byte }));
+                let text = unescape(&body[..end], at + 1 + usize::from(any_case))?;
+                bytes.extend(text.bytes().map(|byte| match byte.is_ascii_alphabetic() && any_case {
+                    true => Byte { mask: !0x20, low: byte & !0x20, high: byte & !0x20 },
+                    false => Byte { mask: 0xff, low: byte, high: byte },
+                }));
                 rest = &body[end + 1..];
             } else {
                 let end = rest.find(char::is_whitespace).unwrap_or(rest.len());

@@ -9,6 +9,7 @@
 //! Not supported: the streamed strings and aggregates of RESP3 (`$?`, `*?`), which no server sends.
 
 use super::cause::Cause;
+use super::counted::{decimal, words};
 use super::{State, Step};
 
 /// Maximum line of digits; Redis limits the number to 32 bytes.
@@ -29,6 +30,29 @@ pub(super) fn step(bytes: &[u8], state: &mut State) -> Step {
             Err(step) => return step,
         }
     }
+}
+
+/// An argument of a command: a value of an array of bulk strings, or a word of an inline command.
+pub(super) fn argument(message: &[u8], at: usize) -> Option<&[u8]> {
+    let (head, mut rest) = split_line(message)?;
+    let Some(count) = head.strip_prefix(b"*") else {
+        return words(head, b" \t").nth(at).filter(|_| !b"$+-:_,#(=!~>%|".contains(&message[0]));
+    };
+    if at as u64 >= decimal(count)? {
+        return None;
+    }
+    for _ in 0..at {
+        let (length, value) = split_line(rest)?;
+        rest = value.get(usize::try_from(decimal(length.strip_prefix(b"$")?)?).ok()? + 2..)?;
+    }
+    let (length, value) = split_line(rest)?;
+    value.get(..usize::try_from(decimal(length.strip_prefix(b"$")?)?).ok()?)
+}
+
+/// A line without its end, and what follows it.
+fn split_line(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let end = memchr::memchr(b'\n', bytes)?;
+    Some((bytes[..end].strip_suffix(b"\r").unwrap_or(&bytes[..end]), &bytes[end + 1..]))
 }
 
 /// Skips one value: advances `scanned` and updates `pending`.

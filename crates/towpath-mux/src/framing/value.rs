@@ -1,10 +1,13 @@
 //! Values of clauses: numbers, bytes, keys.
 
+use super::body::Key;
 use super::clause::{Clause, Scalar};
 use super::error::Fault;
 
 /// Maximum offset of a length field and of a key.
 pub(super) const MOST_OFFSET: usize = 1 << 16;
+/// Maximum number of a word.
+pub(super) const MOST_WORD: usize = 255;
 
 /// `16`, `-4`, `0x7fff`, `1_000`, `64K`, `16M`, `1G` (powers of 1024).
 pub(super) fn number(value: &Scalar) -> Result<i128, Fault> {
@@ -51,13 +54,17 @@ pub(super) fn bytes(clause: &Clause) -> Result<Vec<u8>, Fault> {
         .collect()
 }
 
-/// `key=OFFSET:LENGTH`.
-pub(super) fn key(clause: &Clause) -> Result<(usize, usize), Fault> {
+/// `key=OFFSET:LENGTH` or `key=WORD`.
+pub(super) fn key(clause: &Clause) -> Result<Key, Fault> {
     let read = || {
-        let (offset, length) = clause.value.as_ref()?.text.split_once(':')?;
+        let text = &clause.value.as_ref()?.text;
+        let Some((offset, length)) = text.split_once(':') else {
+            return text.parse().ok().filter(|word| *word <= MOST_WORD).map(Key::Word);
+        };
         let (offset, length) = (offset.parse().ok()?, length.parse().ok()?);
-        (offset <= MOST_OFFSET && (1..=MOST_OFFSET).contains(&length)).then_some((offset, length))
+        (offset <= MOST_OFFSET && (1..=MOST_OFFSET).contains(&length)).then_some(Key::Bytes(offset, length))
     };
     let at = clause.value.as_ref().map_or(clause.at, |value| value.at);
-    read().ok_or_else(|| Fault::new(at, "key must be offset:length of the key bytes: key=8:4"))
+    let message = "key must be offset:length of the key bytes, or the number of a word: key=8:4, key=1";
+    read().ok_or_else(|| Fault::new(at, message))
 }

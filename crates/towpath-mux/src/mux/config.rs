@@ -2,22 +2,8 @@
 
 use std::time::Duration;
 
-/// Ordering of messages that several workers process in parallel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Order {
-    /// No ordering: the first free worker takes the next message (KCM).
-    #[default]
-    None,
-    /// Messages are processed in parallel. Replies to a connection are sent in the order of its messages.
-    Replies,
-    /// One message of a connection at a time, on any worker.
-    Serial,
-    /// All messages of a connection go to one worker until it leaves.
-    Sticky,
-    /// One message with the same hash ([`crate::framing::Message::hash`]) at a time, over all connections and
-    /// workers. Messages with hash 0 have no key and are not ordered.
-    Key,
-}
+use crate::framing::Framing;
+pub use crate::order::Order;
 
 /// Connected mode: what to do with a message whose connection ended before it was sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -58,7 +44,7 @@ impl Bound {
 /// Configuration of a mux.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Ordering of messages. Default: [`Order::None`].
+    /// Ordering of messages. Default: [`Order::None`]; [`Config::for_framing`] has that of the protocol.
     pub order: Order,
     /// Connected mode: all connections lead to one equivalent peer, and [`super::Mux::send`] chooses one.
     /// Default: false.
@@ -105,6 +91,22 @@ pub struct Config {
 }
 
 impl Config {
+    /// Default configuration with the order that the framing's protocol needs ([`Framing::order`]).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use towpath_mux::framing::Framing;
+    /// use towpath_mux::mux::{Config, Order};
+    ///
+    /// assert_eq!(Config::for_framing(&Framing::parse("http1")?).order, Order::Replies);
+    /// assert_eq!(Config::for_framing(&Framing::parse("smtp")?).order, Order::Sticky);
+    /// # Ok::<(), towpath_mux::framing::ParseError>(())
+    /// ```
+    pub fn for_framing(framing: &Framing) -> Self {
+        Self { order: framing.order(), ..Self::default() }
+    }
+
     /// Default configuration for messages of up to `bytes` bytes: two replies of this size may wait to be
     /// sent.
     pub fn for_messages(bytes: usize) -> Self {

@@ -5,6 +5,7 @@
 use std::process::{Command, Output, Stdio};
 use std::thread;
 
+use towpath_mux::framing::Framing;
 use towpath_mux::io::Server;
 use towpath_mux::mux::Config;
 
@@ -17,8 +18,9 @@ struct Talk {
 impl Talk {
     /// Runs a command line; `PORT` is replaced by the port of a worker.
     fn run(framing: &str, answer: fn(&[u8]) -> Vec<u8>, client: &str) -> Self {
-        let framing = framing.parse().expect("a preset");
-        let server = Server::new(framing, Config::default()).expect("epoll");
+        let framing: Framing = framing.parse().expect("a preset");
+        let config = Config::for_framing(&framing);
+        let server = Server::new(framing, config).expect("epoll");
         let port = server.listen("127.0.0.1:0").expect("a port").port().to_string();
         let mut worker = server.worker().expect("a worker");
         let worker = thread::spawn(move || {
@@ -158,6 +160,57 @@ fn site(frame: &[u8]) -> Vec<u8> {
         HEADERS => [&[0, 0, 1, HEADERS, END_HEADERS | END_STREAM], stream, &[STATUS_200]].concat(),
         _ => Vec::new(),
     }
+}
+
+#[towpath_testenv::needs("curl")]
+#[test]
+fn curl_is_answered() {
+    let rows = [
+        ("curl -sS -d hello http://127.0.0.1:PORT/a http://127.0.0.1:PORT/b", "5 5 ", ["POST /a", "POST /b"]),
+        (
+            "curl -sS -H Transfer-Encoding:chunked -d hello http://127.0.0.1:PORT/c --next -sS http://127.0.0.1:PORT/d",
+            "15 0 ",
+            ["POST /c", "GET /d H"],
+        ),
+    ];
+    for (client, printed, asked) in rows {
+        let talk = Talk::run("http1", page, client);
+        assert_eq!(talk.printed(), printed, "{client}");
+        assert_eq!(talk.seen.len(), 2, "{client}: {:x?}", talk.seen);
+        for (request, start) in talk.seen.iter().zip(asked) {
+            assert!(request.starts_with(start.as_bytes()), "{client}: {:x?}", talk.seen);
+        }
+    }
+}
+
+/// Returns the length of the body as it was sent.
+fn page(request: &[u8]) -> Vec<u8> {
+    let head = request.windows(4).position(|at| at == b"\r\n\r\n").expect("a head") + 4;
+    let text = format!("{} ", request.len() - head);
+    format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{text}", text.len()).into_bytes()
+}
+
+#[towpath_testenv::needs("python3")]
+#[test]
+fn smtplib_sends_a_mail() {
+    // The words are separated by tabs: the command line is cut at blanks. There is no greeting to wait for.
+    let client = "python3 -c import\tsmtplib,socket;s=smtplib.SMTP();s.sock=socket.create_connection(('127.0.0.1',PORT));\
+                  s.sendmail('a@a',['b@b'],'Subject:x\\n\\n.dot\\n');s.quit()";
+    let talk = Talk::run("smtp", mail_server, client);
+    assert_eq!(talk.printed(), "");
+    let kinds: Vec<_> =
+        talk.seen.iter().map(|line| String::from_utf8_lossy(&line[..4]).to_lowercase()).collect();
+    assert_eq!(kinds, ["ehlo", "mail", "rcpt", "data", "subj", "quit"], "{:x?}", talk.seen);
+    assert_eq!(talk.seen[4], b"Subject:x\r\n\r\n..dot\r\n.\r\n");
+}
+
+fn mail_server(message: &[u8]) -> Vec<u8> {
+    let text: &[u8] = match message.to_ascii_lowercase().as_slice() {
+        b"data\r\n" => b"354 go\r\n",
+        [b'q', ..] => b"221 bye\r\n",
+        _ => b"250 ok\r\n",
+    };
+    text.to_vec()
 }
 
 const HEADERS: u8 = 1;

@@ -236,6 +236,12 @@ fn look(name: &str) -> Look {
         "resp" => resp,
         "websocket" => websocket,
         "line" => |m, _| line(m),
+        "memcached-text" => {
+            |m, client| first_word(m, if client { MEMCACHED_COMMANDS } else { MEMCACHED_REPLIES })
+        }
+        "rtp-over-tcp" => |m, _| m.len() >= 10 && m[2] >> 6 == 2,
+        "rtsp" => |m, _| m[0] == b'$' || m.windows(5).any(|at| at == b"RTSP/"),
+        "smtp" => smtp,
         "diameter" => |m, _| m.len() % 4 == 0 && be(m, 4, 1).is_some_and(|flags| flags & 0x0f == 0),
         "smpp" => |m, _| {
             be(m, 4, 4).is_some_and(|command| matches!(command & 0x7fff_ffff, 0..=9 | 0x15 | 0x21 | 0x0b | 0x102 | 0x103 | 0x111..=0x113))
@@ -290,6 +296,79 @@ fn line(message: &[u8]) -> bool {
     let text = std::str::from_utf8(message)
         .is_ok_and(|text| !text.trim_end().contains(|c: char| c.is_control() && c != '\t'));
     text && message.len() > 2 && !matches!(message[0], b'*' | b'$')
+}
+
+const MEMCACHED_COMMANDS: &[&str] = &[
+    "get",
+    "gets",
+    "gat",
+    "gats",
+    "set",
+    "add",
+    "replace",
+    "append",
+    "prepend",
+    "cas",
+    "delete",
+    "incr",
+    "decr",
+    "touch",
+    "stats",
+    "version",
+    "quit",
+    "flush_all",
+    "verbosity",
+    "mg",
+    "ms",
+    "md",
+    "ma",
+    "mn",
+    "me",
+];
+const MEMCACHED_REPLIES: &[&str] = &[
+    "VALUE",
+    "END",
+    "STORED",
+    "NOT_STORED",
+    "EXISTS",
+    "NOT_FOUND",
+    "DELETED",
+    "TOUCHED",
+    "OK",
+    "ERROR",
+    "CLIENT_ERROR",
+    "SERVER_ERROR",
+    "VERSION",
+    "STAT",
+    "HD",
+    "VA",
+    "EN",
+    "NS",
+    "EX",
+    "NF",
+    "MN",
+];
+const SMTP_COMMANDS: &[&str] = &[
+    "EHLO", "HELO", "LHLO", "MAIL", "RCPT", "DATA", "BDAT", "RSET", "NOOP", "QUIT", "AUTH", "STARTTLS",
+    "VRFY", "EXPN", "HELP", "ehlo", "helo", "lhlo", "mail", "rcpt", "data", "rset", "quit",
+];
+
+/// The first word of the message is one of these.
+fn first_word(message: &[u8], words: &[&str]) -> bool {
+    let word = message.split(u8::is_ascii_whitespace).next().unwrap_or(&[]);
+    words.iter().any(|known| known.as_bytes() == word)
+}
+
+/// A command or a mail; a reply starts with its code.
+fn smtp(message: &[u8], client: bool) -> bool {
+    match client {
+        true => first_word(message, SMTP_COMMANDS) || message.ends_with(b"\r\n.\r\n"),
+        false => {
+            message.len() > 4
+                && message[..3].iter().all(u8::is_ascii_digit)
+                && matches!(message[3], b' ' | b'-')
+        }
+    }
 }
 
 /// A RESP type. A client may send an inline command, which starts with its name.

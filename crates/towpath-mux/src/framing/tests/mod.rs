@@ -244,7 +244,7 @@ fn toml_is_equivalent_to_the_line_form() {
     for (document, text) in rows {
         let clauses = toml::clauses(document).unwrap_or_else(|error| panic!("{document}: {error}"));
         let from_toml = compile::declared(&clauses).unwrap_or_else(|fault| panic!("{document}: {fault:?}"));
-        let from_text = compile::declared(&text::clauses(text).unwrap()).unwrap();
+        let from_text = compile::declared(&super::text::clauses(text).unwrap()).unwrap();
         assert_eq!(format!("{from_toml:?}"), format!("{from_text:?}"), "{document}");
     }
 }
@@ -291,6 +291,7 @@ fn every_preset_is_found_by_name_and_alias() {
 }
 
 mod presets;
+mod text;
 
 /// docs/book/src/reference/framing.md matches the code.
 #[test]
@@ -308,7 +309,7 @@ fn the_reference_page_matches_the_code() {
     }
     for preset in PRESETS {
         let alias = if preset.alias.is_empty() { String::new() } else { format!("`{}`", preset.alias) };
-        let row = format!("| `{}` | {alias} | {} |", preset.name, preset.about);
+        let row = format!("| `{}` | {alias} | {} | `{}` |", preset.name, preset.about, preset.order.name());
         assert!(text.contains(&row), "docs/book/src/reference/framing.md lacks the row\n{row}");
     }
     for key in compile::all_keys() {
