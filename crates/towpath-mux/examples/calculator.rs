@@ -7,6 +7,7 @@
 
 use std::error::Error;
 
+use towpath_mux::framing::Framing;
 use towpath_mux::io::Server;
 use towpath_mux::mux::Config;
 
@@ -22,7 +23,9 @@ const UNKNOWN_METHOD: i32 = 1;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:9090".to_owned());
-    let server = Server::new("thrift-framed".parse()?, Config::default())?;
+    let framing: Framing = "thrift-framed".parse()?;
+    let config = Config::for_framing(&framing);
+    let server = Server::new(framing, config)?;
     println!("listening on {}", server.listen(address)?);
     server.serve(4, |message, out| {
         // Skip the four bytes of the frame's length. Messages other than calls are not answered.

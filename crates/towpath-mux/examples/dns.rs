@@ -8,6 +8,7 @@
 use std::error::Error;
 use std::net::Ipv4Addr;
 
+use towpath_mux::framing::Framing;
 use towpath_mux::io::Server;
 use towpath_mux::mux::Config;
 
@@ -22,7 +23,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let address = args.next().unwrap_or_else(|| "127.0.0.1:5353".to_owned());
     let known: Ipv4Addr = args.next().map_or(Ok(Ipv4Addr::new(192, 0, 2, 1)), |address| address.parse())?;
     // RFC 7766, section 6.2.1.1: responses may be sent in any order.
-    let server = Server::new("dns-tcp".parse()?, Config::default())?;
+    let framing: Framing = "dns-tcp".parse()?;
+    let config = Config::for_framing(&framing);
+    let server = Server::new(framing, config)?;
     println!("listening on {}", server.listen(address)?);
     server.serve(4, |message, out| {
         // Skip the two bytes of the length.

@@ -8,16 +8,17 @@
 use std::error::Error;
 use std::time::Duration;
 
+use towpath_mux::framing::Framing;
 use towpath_mux::io::Server;
 use towpath_mux::mux::Config;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let address = args.next().unwrap_or_else(|| "127.0.0.1:7007".to_owned());
-    let framing = args.next().unwrap_or_else(|| "line".to_owned()).parse()?;
+    let framing = args.next().unwrap_or_else(|| "line".to_owned()).parse::<Framing>()?;
     let workers: usize = args.next().map_or(Ok(4), |workers| workers.parse())?;
 
-    let config = Config { idle: Some(Duration::from_secs(300)), ..Config::default() };
+    let config = Config { idle: Some(Duration::from_secs(300)), ..Config::for_framing(&framing) };
     let server = Server::new(framing, config)?;
     println!("listening on {}", server.listen(address)?);
     // The loop of a server: receive a message, reply.

@@ -9,6 +9,7 @@
 use std::error::Error;
 use std::thread;
 
+use towpath_mux::framing::Framing;
 use towpath_mux::io::{self, Flags, Kind, Server, Socket, To};
 use towpath_mux::mux::Config;
 
@@ -17,7 +18,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let address = args.next().unwrap_or_else(|| "127.0.0.1:7007".to_owned());
     let threads: usize = args.next().map_or(Ok(4), |threads| threads.parse())?;
 
-    let server = Server::new("line".parse()?, Config::default())?;
+    let framing: Framing = "line".parse()?;
+    let config = Config::for_framing(&framing);
+    let server = Server::new(framing, config)?;
     println!("listening on {}", server.listen(address)?);
     let socket = server.socket(Kind::Seqpacket)?;
     let clones = (1..threads).map(|_| socket.try_clone()).collect::<Result<Vec<_>, _>>()?;

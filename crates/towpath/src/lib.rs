@@ -14,6 +14,7 @@ pub mod framing;
 pub mod inspector;
 pub mod logging;
 pub mod metrics;
+pub mod mux_bounds;
 pub mod output;
 pub mod packet_log;
 pub mod process;

@@ -11,6 +11,7 @@ use rustix::process::DumpableBehavior;
 use serde_json::json;
 use towpath::control;
 use towpath::framing::Named;
+use towpath::mux_bounds::MuxBounds;
 use towpath::process::{Local, Place, Program, Starter};
 use towpath::quantity::count;
 use towpath::worker_pool::{self, Error, Outcome, WorkerPool};
@@ -77,9 +78,9 @@ pub(crate) struct Mux {
     #[arg(long, value_name = "N", value_parser = workers)]
     workers: Option<NonZeroUsize>,
 
-    /// Order guarantee when several workers run concurrently
-    #[arg(long, value_name = "MODE", default_value = "none")]
-    order: OrderArg,
+    /// Order guarantee when several workers run concurrently; default: the one that the framing's protocol needs
+    #[arg(long, value_name = "MODE")]
+    order: Option<OrderArg>,
 
     /// Time limit for connections to finish when the mux stops, and for workers being replaced, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
@@ -101,6 +102,9 @@ pub(crate) struct Mux {
     /// Maximum message size, in bytes; above 16 MiB the framing must allow it too (max=32M)
     #[arg(long, value_name = "BYTES", default_value = "16777216", value_parser = clap::value_parser!(u32).range(1..=33_554_432))]
     message_max: u32,
+
+    #[command(flatten)]
+    bounds: Bounds,
 
     /// How often a message whose worker died is redelivered to another worker
     #[arg(long, value_name = "N", default_value = "2")]
@@ -127,6 +131,48 @@ pub(crate) struct Mux {
     /// On exit, print the connection and message counters as one JSON object on standard output
     #[arg(long)]
     json: bool,
+}
+
+// Not a doc comment: clap would make it the description of the command.
+#[derive(Debug, clap::Args)]
+struct Bounds {
+    /// Maximum bytes of a message before its length is known, for BPF programs; default: 64 KiB
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    head_max: Option<usize>,
+
+    /// Do not read a connection that has this many bytes of complete messages; default: 1 MiB
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    connection_bytes: Option<usize>,
+
+    /// Do not read a connection whose peer has not taken this many bytes of replies; default: 256 KiB
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    send_bytes: Option<usize>,
+
+    /// Close a connection whose peer has not taken more than this many bytes of several replies; default: 16 MiB, or two of
+    /// --message-max
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    send_most: Option<usize>,
+
+    /// Do not read any connection while all connections hold this many bytes; default: 256 MiB
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    mux_bytes: Option<usize>,
+
+    /// Close a connection whose peer takes nothing of its replies for this time, in seconds; default: 60
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    send_time: Option<Duration>,
+}
+
+impl Bounds {
+    fn given(&self) -> MuxBounds {
+        MuxBounds {
+            head: self.head_max,
+            connection_bytes: self.connection_bytes,
+            send_bytes: self.send_bytes,
+            send_most: self.send_most,
+            mux_bytes: self.mux_bytes,
+            send_time: self.send_time,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -179,9 +225,8 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
         .map_err(|error| (exit::USAGE, format!("--framing {error}")))?
         .framing()
         .clone();
-    if args.order == OrderArg::Key && !framing.may_have_key() {
-        let why =
-            "it gives no key; write its clauses with key=OFFSET:LENGTH (docs/book/src/reference/framing.md)";
+    if args.order == Some(OrderArg::Key) && !framing.may_have_key() {
+        let why = "it gives no key; write key=OFFSET:LENGTH or key=WORD after it (docs/book/src/reference/framing.md)";
         return Err((exit::USAGE, format!("--order key, --framing {}: {why}", args.framing)));
     }
     let command = shell_words::split(&args.worker)
@@ -190,8 +235,12 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
         return Err((exit::USAGE, "--worker has no command".to_owned()));
     }
     let failed = |error: io::Error| (exit::FAILED, error.to_string());
+    let bounds = args.bounds.given();
+    if let Some(why) = bounds.unused_head(&framing) {
+        return Err((exit::USAGE, format!("--head-max, --framing {}: {why}", args.framing)));
+    }
     let config = mux::Config {
-        order: args.order.into(),
+        order: args.order.map_or(framing.order(), Order::from),
         redeliver: args.redeliver,
         idle: args.idle,
         connected: !args.connected.is_empty(),
@@ -204,6 +253,7 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
         rate: 64 << 10,
         ..Limits::default()
     };
+    let (limits, config) = bounds.apply(limits, config);
     towpath::logging::start_or_warn();
     super::run::open_files();
     // Otherwise, ptrace(2) lets other processes of the same user read and write this process's memory.
@@ -327,6 +377,13 @@ fn workers(text: &str) -> Result<NonZeroUsize, String> {
 fn pair(text: &str) -> Result<(PathBuf, PathBuf), String> {
     let (cert, key) = text.split_once(',').ok_or("it is two files, CERT,KEY")?;
     Ok((cert.into(), key.into()))
+}
+
+fn bytes(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(bytes @ 1..=0x1_0000_0000) => Ok(bytes),
+        _ => Err("it is a number of bytes between 1 and 4294967296".to_owned()),
+    }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -14,6 +14,7 @@ use super::port::Port;
 use super::process;
 use super::reader::{At, Table};
 use crate::framing::Named;
+use crate::mux_bounds::MuxBounds;
 use crate::process::{Program, Settings};
 
 /// The thread that serves a mux.
@@ -57,6 +58,8 @@ pub struct Mux {
     pub message_time: Option<Duration>,
     /// Maximum length of a message in bytes.
     pub message_max: usize,
+    /// Further bounds.
+    pub bounds: MuxBounds,
     /// Attempts with other workers after a worker died.
     pub redeliver: u8,
     /// Keep the connection of a message that was given up.
@@ -129,8 +132,27 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
         Some("serial") => Order::Serial,
         Some("sticky") => Order::Sticky,
         Some("key") => Order::Key,
-        _ => Order::None,
+        Some(_) => Order::None,
+        None => match &framing {
+            Some((Ok(named), _)) => named.framing().order(),
+            _ => Order::default(),
+        },
     };
+    let bytes = |key| table.number(key).map(|bytes| bytes as usize);
+    let bounds = MuxBounds {
+        head: bytes("head-max"),
+        connection_bytes: bytes("connection-bytes"),
+        send_bytes: bytes("send-bytes"),
+        send_most: bytes("send-most"),
+        mux_bytes: bytes("mux-bytes"),
+        send_time: table.seconds("send-time"),
+    };
+    if let Some((Ok(named), text)) = &framing
+        && let Some(why) = bounds.unused_head(named.framing())
+    {
+        let message = format!("`head-max` has no effect with `{}`", text.value);
+        table.wrong(&table.span_of("head-max"), message, why);
+    }
     match &framing {
         Some((Err(error), text)) => {
             let message = format!("`{}` is not a framing: {}", text.value, error.why());
@@ -141,7 +163,7 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
             table.wrong(
                 &text.span,
                 message,
-                "write its clauses with key=OFFSET:LENGTH: docs/book/src/reference/framing.md has them",
+                "write key=OFFSET:LENGTH or key=WORD after it: docs/book/src/reference/framing.md has them",
             );
         }
         _ => {}
@@ -165,6 +187,7 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
         idle: seconds("idle"),
         message_time: seconds("message-time"),
         message_max: table.number("message-max").unwrap_or(16 << 20) as usize,
+        bounds,
         redeliver: table.number("redeliver").unwrap_or(2) as u8,
         keep_undone: table.word("undone") == Some("keep"),
         may_push: table.word("worker-may") == Some("push"),

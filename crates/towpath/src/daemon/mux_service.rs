@@ -75,6 +75,7 @@ impl Listening {
             rate: 64 << 10,
             ..Limits::default()
         };
+        let (limits, core) = config.bounds.apply(limits, core);
         let framing = config.framing.framing().clone();
         let server = Server::with_limits(framing, limits, core).map_err(failed)?;
         let tls = config.tls.as_ref().map(|(chain, key)| Tls::server(chain, key)).transpose();

@@ -92,15 +92,16 @@ fn a_slow_message_does_not_delay_others() {
 
 #[test]
 fn replies_keep_the_configured_order() {
-    let orders = ["replies", "serial", "sticky"];
+    // Without `--order`, a framing that is not a preset has the order `replies`.
+    let orders = [&["--order", "replies"][..], &["--order", "serial"], &["--order", "sticky"], &[]];
     for (order, worker) in orders.into_iter().flat_map(|order| workers().map(|worker| (order, worker))) {
-        let mux = Mux::start(&worker, &["--workers", "4", "--order", order]);
+        let mux = Mux::start(&worker, &[&["--workers", "4"], order].concat());
         let mut stream = mux.connect();
         let asked: Vec<u8> = (0..300u32).flat_map(|number| message(&number.to_be_bytes())).collect();
         stream.write_all(&asked).expect("it is open");
         for number in 0..300u32 {
             let answered = answer(&mut stream).expect("an answer");
-            assert_eq!(split(&answered).1, number.to_be_bytes(), "{order}");
+            assert_eq!(split(&answered).1, number.to_be_bytes(), "{order:?}");
         }
     }
 }

@@ -62,7 +62,7 @@ fn peer_and_order_errors_precede_startup() {
         (&["--connected", "foo"], "--connected foo: a peer is HOST:PORT or unix:PATH"),
         (&["--connected", "foo:99999"], "--connected foo:99999: a peer is HOST:PORT or unix:PATH"),
         (&["--connected", "127.0.0.1:1", "--trust", "/nowhere/at-all.pem"], "--trust: "),
-        (&["--order", "key"], "it gives no key; write its clauses with key=OFFSET:LENGTH"),
+        (&["--order", "key"], "it gives no key; write key=OFFSET:LENGTH or key=WORD after it"),
     ];
     for (more, expected) in rows {
         let worker = example("mux_worker");
