@@ -171,13 +171,9 @@ impl Book {
             Ok(ruleset) => ruleset.with_default_allow(self.default_allow),
             Err(errors) => return Err(errors.into_iter().map(own).collect()),
         };
-        let absent: Vec<Diagnostic> =
-            parsed.absent.into_iter().filter(|found| found.line > lines).map(own).collect();
-        if !absent.is_empty() {
-            return Err(absent);
-        }
-        let warnings = parsed.warnings.into_iter().filter(|found| found.line > lines).map(own).collect();
-        Ok((ruleset, warnings))
+        let found = parsed.warnings.into_iter().filter(|found| found.line > lines).map(own);
+        let (absent, warnings): (Vec<_>, Vec<_>) = found.partition(|found| found.no_such_rule);
+        if absent.is_empty() { Ok((ruleset, warnings)) } else { Err(absent) }
     }
 
     /// See [`RulesetManager::states_where`].
@@ -300,7 +296,7 @@ impl RulesetManager {
         diff
     }
 
-    /// Runs rule file commands (`add`, `delete`, `table`, `set`, `zero`, ...), one per line. Either all of them take effect, in one
+    /// Runs rule file commands (`add`, `delete`, `table`, `set`, `zero`, `resetlog`, ...), one per line. Either all of them take effect, in one
     /// step, or none.
     ///
     /// # Errors
@@ -329,7 +325,7 @@ impl RulesetManager {
             self.changed();
         }
         for line in text.lines() {
-            zero(line, &mut book.gate);
+            reset_counters(line, &mut book.gate);
         }
         Ok(Done { diff, warnings })
     }
@@ -469,7 +465,15 @@ impl RulesetManager {
     ) -> Result<Done, Vec<Diagnostic>> {
         let refused = |message: String, hint: &str| {
             let hint = Some(hint.to_owned());
-            vec![Diagnostic { file: "command".into(), line: 1, column: 1, end: 1, message, hint }]
+            vec![Diagnostic {
+                file: "command".into(),
+                line: 1,
+                column: 1,
+                end: 1,
+                message,
+                hint,
+                no_such_rule: false,
+            }]
         };
         let missing = || {
             let hint = "create it first, with the type of the file's keys: `table NAME create type addr`";
@@ -669,6 +673,7 @@ fn refuse_looks(text: &str) -> Result<(), Vec<Diagnostic>> {
             end: column + shows.len() as u32,
             message: format!("\"{shows}\" shows something, and a command changes something"),
             hint: Some("ask with show-tables, show-table, lookup, show-pipes or show-rules".to_owned()),
+            no_such_rule: false,
         });
     }
     if found.is_empty() { Ok(()) } else { Err(found) }
@@ -686,20 +691,19 @@ fn read_key(kind: Kind, text: &str) -> Result<Key, String> {
     keys.next().map(|(key, _)| key).ok_or_else(|| format!("`{word}` is no key"))
 }
 
-/// Runs `zero` and `zero N...`, which reset counters. The rule parser accepts them without an effect.
-fn zero(line: &str, gate: &mut Gate) {
+/// Runs `zero` and `resetlog`, with or without rule numbers, which reset counters. The rule parser accepts them without an effect.
+fn reset_counters(line: &str, gate: &mut Gate) {
     let mut words = words(line);
-    if words.next() != Some("zero") {
-        return;
+    let reset = match words.next() {
+        Some("zero") => Gate::zero,
+        Some("resetlog") => Gate::reset_log,
+        _ => return,
+    };
+    let numbers: Vec<u32> = words.map_while(|word| word.parse().ok()).collect();
+    if numbers.is_empty() {
+        reset(gate, None);
     }
-    let mut any = false;
-    for number in words.map_while(|word| word.parse().ok()) {
-        any = true;
-        gate.zero(Some(number));
-    }
-    if !any {
-        gate.zero(None);
-    }
+    numbers.into_iter().for_each(|number| reset(gate, Some(number)));
 }
 
 mod explain;

@@ -13,28 +13,26 @@ pub(super) const BYTES: usize = 16 << 20;
 
 /// The rest of a turn's budget.
 #[derive(Debug)]
-pub(super) struct CopyBudget {
-    copies: u32,
-    bytes: usize,
+pub(super) enum CopyBudget {
+    /// No bound, until [`renew`](Self::renew).
+    Unlimited,
+    /// So much is left.
+    Left { copies: u32, bytes: usize },
 }
 
 impl CopyBudget {
-    /// No bound, until [`renew`](Self::renew).
-    pub(super) const UNLIMITED: Self = Self { copies: u32::MAX, bytes: usize::MAX };
-
     /// Begins a turn.
     pub(super) fn renew(&mut self) {
-        *self = Self { copies: COPIES, bytes: BYTES };
+        *self = Self::Left { copies: COPIES, bytes: BYTES };
     }
 
     /// Takes `copies` copies of a frame of `bytes` bytes. Returns false, and takes nothing, if so much is not left.
     pub(super) fn take(&mut self, copies: u32, bytes: usize) -> bool {
+        let Self::Left { copies: copies_left, bytes: bytes_left } = self else { return true };
         let bytes = bytes.saturating_mul(copies as usize);
-        let left = (self.copies.checked_sub(copies), self.bytes.checked_sub(bytes));
+        let left = (copies_left.checked_sub(copies), bytes_left.checked_sub(bytes));
         let (Some(copies), Some(bytes)) = left else { return false };
-        if self.copies != u32::MAX {
-            *self = Self { copies, bytes };
-        }
+        (*copies_left, *bytes_left) = (copies, bytes);
         true
     }
 }
@@ -45,7 +43,7 @@ mod tests {
 
     #[test]
     fn a_turn_has_a_number_of_copies_and_of_bytes() {
-        let mut budget = CopyBudget::UNLIMITED;
+        let mut budget = CopyBudget::Unlimited;
         assert!((0..3).all(|_| budget.take(COPIES, BYTES)));
         budget.renew();
         assert!(budget.take(COPIES - 1, 1) && !budget.take(2, 1) && budget.take(1, 1) && !budget.take(1, 0));

@@ -104,7 +104,7 @@ impl<C: Channel> Queue<C> {
             broadcasts: BTreeMap::new(),
             backlog: VecDeque::new(),
             flow_verdicts: FlowVerdictCache::default(),
-            copies: CopyBudget::UNLIMITED,
+            copies: CopyBudget::Unlimited,
             stalled: false,
             number,
             account: Account::ENGINE,

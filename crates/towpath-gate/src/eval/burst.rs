@@ -68,7 +68,7 @@ impl Walker {
         self.states.fetch(packets.map(|packet| {
             let packet = packet.map(|(flow, segment)| (Flow { tenant, ..flow }, segment));
             packet.filter(|&(flow, segment)| {
-                !has_zone(&flow)
+                !has_scope_zone(&flow)
                     && prefix
                         .is_none_or(|prefix| prefix.misses(generation, &PlainPacket { flow, segment, recv }))
             })
@@ -104,9 +104,9 @@ impl Program {
     }
 }
 
-/// Returns true if the key of the flow includes a zone: the port of a link-local address.
+/// Returns true if the key of the flow includes a scope zone: the port of a link-local address.
 #[inline]
-fn has_zone(flow: &Flow) -> bool {
+fn has_scope_zone(flow: &Flow) -> bool {
     match flow.ends {
         Ends::V4(..) => false,
         Ends::V6(src, dst, _) => src.is_unicast_link_local() || dst.is_unicast_link_local(),

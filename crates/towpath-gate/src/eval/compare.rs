@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::kept_rules::{Kept, kept_rules};
 use crate::rules::option::{LookupKey, Test};
 use crate::rules::table::Table;
-use crate::rules::{Action, Rule, Ruleset, Target, order};
+use crate::rules::{Action, Rule, Ruleset, Target, jump_position};
 
 /// The kind of a [`Difference`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -128,7 +128,6 @@ fn table(name: &str, old: Option<&Table>, new: Option<&Table>, found: &mut Vec<D
 /// Rules of both rulesets that jump to another rule, or whose own number matters and differs.
 fn jumps(old: &Ruleset, new: &Ruleset, kept: &[Kept], found: &mut Vec<Difference>) {
     let (old, new) = (old.rules(), new.rules());
-    let (old_numbers, new_numbers) = (numbers(old), numbers(new));
     let renumbered = |at: usize| kept[at].old().is_some_and(|before| old[before].number != new[at].number);
     let any_renumbered = (0..new.len()).any(renumbered);
     // The default rules correspond to each other, whatever they do.
@@ -138,7 +137,7 @@ fn jumps(old: &Ruleset, new: &Ruleset, kept: &[Kept], found: &mut Vec<Difference
     for (at, rule) in new.iter().enumerate() {
         let Some(before) = kept[at].old() else { continue };
         let name = line(new, at);
-        match (target(&old[before], &old_numbers), target(rule, &new_numbers)) {
+        match (target(&old[before], old), target(rule, new)) {
             (Some(from), Some(to)) if !same(from, to) => {
                 let leads = |rules, at| Some(format!("continues at {}", line(rules, at)));
                 add(found, DifferenceKind::Rule, &name, leads(old, from), leads(new, to));
@@ -159,27 +158,9 @@ fn jumps(old: &Ruleset, new: &Ruleset, kept: &[Kept], found: &mut Vec<Difference
     }
 }
 
-/// The order of the rules' numbers, without the default rule.
-fn numbers(rules: &[Rule]) -> Vec<u64> {
-    rules[..rules.len().saturating_sub(1)].iter().map(|rule| order(rule.number)).collect()
-}
-
 /// The position of the rule at which a jump continues; `None` if the rule does not jump to a fixed rule.
-fn target(rule: &Rule, numbers: &[u64]) -> Option<usize> {
-    let from = |number: u32| numbers.partition_point(|n| *n < order(number));
-    match &rule.action {
-        // A jump that does not go forward goes to the next rule number.
-        Action::Skipto(Target::Number(number)) => {
-            let next = rule.number.saturating_add(1);
-            Some(from(if order(*number) <= order(rule.number) { next } else { *number }))
-        }
-        Action::Call(Target::Number(number)) => Some(from(*number)),
-        Action::Skipto(Target::Label { number, above, .. })
-        | Action::Call(Target::Label { number, above, .. }) => {
-            Some((from(*number) + *above as usize).min(numbers.len()))
-        }
-        _ => None,
-    }
+fn target(rule: &Rule, rules: &[Rule]) -> Option<usize> {
+    jump_position(rule, rules.len().saturating_sub(1), |at| rules[at].number)
 }
 
 #[cfg(test)]

@@ -154,7 +154,7 @@ impl Gate {
         let RecordedPort::Port(port) = first.origin.port() else { return tenant };
         let Program { rules, .. } = &*self.generation().program;
         let sets_it = |rule: &CompiledRule| {
-            rule.enabled && matches!(rule.action, CompiledAction::SetZone(zone) if zone == tenant)
+            rule.enabled && matches!(rule.action, CompiledAction::SetZone(set) if set == tenant)
         };
         if first.origin.outgoing() == Some(true) && rules.iter().any(sets_it) {
             return tenant;

@@ -443,18 +443,27 @@ impl Gate {
         GateCounters { tags_full: self.shared.slots.tags_full() }
     }
 
-    /// Zeroes the counters of all rules, or of the rules with this number.
+    /// Resets the number of packets that all rules have logged, or the rules with this number: they log up to `logamount` again.
+    pub fn reset_log(&mut self, number: Option<u32>) {
+        for (id, rule) in &self.rules {
+            if number.is_none_or(|number| rule.number == number)
+                && let Some(logged) = self.logged.get(id)
+            {
+                // Relaxed: an independent number.
+                logged.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Zeroes the counters of all rules, or of the rules with this number, and resets their logs ([`Gate::reset_log`]).
     pub fn zero(&mut self, number: Option<u32>) {
         let seen = self.shared.slots.sums(self.rules.iter().map(|(id, _)| *id));
         for ((id, rule), seen) in self.rules.iter().zip(seen) {
             if number.is_none_or(|number| rule.number == number) {
                 self.zeroed.insert(*id, seen);
-                if let Some(logged) = self.logged.get(id) {
-                    // Relaxed: an independent number.
-                    logged.store(0, Ordering::Relaxed);
-                }
             }
         }
+        self.reset_log(number);
     }
 }
 

@@ -14,7 +14,7 @@ use crate::rules::address::{Address, TableRef};
 use crate::rules::glob;
 use crate::rules::option::{Arg, Interface, TagArg, Term, Test};
 use crate::rules::protocol::Protocol;
-use crate::rules::{Action, Log, NextHop, ReturnTo, Rule, StateName, StateOption, Target};
+use crate::rules::{Action, Log, NextHop, ReturnTo, Rule, StateName, StateOption, jump_position};
 use crate::state::{Install, Limit, LimitMask, Lookup, Name, RuleId};
 
 /// A compiled rule.
@@ -353,22 +353,10 @@ fn installs(state: &StateOption, names: &Resolver<'_>) -> StateInstall {
 }
 
 fn compile_action(rule: &Rule, numbers: &[u32]) -> CompiledAction {
-    let order = crate::rules::order;
-    let before_default = &numbers[..numbers.len().saturating_sub(1)];
-    let from = |number: u32| before_default.partition_point(|n| order(*n) < order(number)) as u32;
-    let jump = |target: &Target, forward: bool| match target {
-        Target::Tablearg => Jump::Tablearg,
-        // ipfw: a jump that does not go forward goes to the next rule number.
-        Target::Number(number) if forward && order(*number) <= order(rule.number) => {
-            Jump::To(from(rule.number.saturating_add(1)))
-        }
-        Target::Number(number) => Jump::To(from(*number)),
-        // The parser has checked that the label is ahead.
-        Target::Label { number, above, .. } => {
-            // Around a rule that only serves states the other rules may have changed: do not go beyond the number.
-            let behind = before_default.partition_point(|n| order(*n) <= order(*number)) as u32;
-            Jump::To((from(*number) + above).min(behind))
-        }
+    let count = numbers.len().saturating_sub(1);
+    let jump = || {
+        jump_position(rule, count, |at| numbers[at])
+            .map_or(Jump::Tablearg, |position| Jump::To(position as u32))
     };
     match &rule.action {
         Action::Allow => CompiledAction::Allow,
@@ -382,8 +370,8 @@ fn compile_action(rule: &Rule, numbers: &[u32]) -> CompiledAction {
         Action::Abort6 => CompiledAction::Abort6,
         Action::Count => CompiledAction::Count,
         Action::CheckState(_) => CompiledAction::CheckState,
-        Action::Skipto(target) => CompiledAction::Skipto(jump(target, true)),
-        Action::Call(target) => CompiledAction::Call(jump(target, false)),
+        Action::Skipto(_) => CompiledAction::Skipto(jump()),
+        Action::Call(_) => CompiledAction::Call(jump()),
         Action::Return(to) => CompiledAction::Return(*to),
         Action::Inspect(queue) => CompiledAction::Inspect(*queue),
         Action::Divert(queue) => CompiledAction::Divert(*queue),

@@ -67,9 +67,11 @@ impl Gate {
             for (seen, (state, cursor)) in (1..).zip(gate.states().dump(from, now)) {
                 if !matches!(state.kind, Kind::Parent { .. }) {
                     step.checked += 1;
-                    let recheck = gate.recheck_of(&state, gate.rule_of(state.rule));
-                    if !gate.orphans.contains(&state.rule) && !matches!(recheck, Recheck::Stays) {
-                        decided.push((state.flow, state.name, state.rule, recheck));
+                    if !gate.orphans.contains(&state.rule) {
+                        let recheck = gate.recheck_of(&state, gate.rule_of(state.rule));
+                        if !matches!(recheck, Recheck::Stays) {
+                            decided.push((state.flow, state.name, state.rule, recheck));
+                        }
                     }
                 }
                 if seen == RECHECK_STATES {

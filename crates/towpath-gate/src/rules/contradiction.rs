@@ -9,6 +9,7 @@ use super::address::Address;
 use super::diagnostic::Fault;
 use super::option::{FieldTest, Interface, Scope, Term, Test};
 use super::ports::Ranges;
+use super::print::block_text;
 use super::protocol::Protocol;
 use super::rule::Rule;
 use super::shadowed::implies;
@@ -22,17 +23,12 @@ pub(super) fn contradiction(rule: &Rule) -> Option<Fault> {
         .flat_map(|(at, one)| blocks[at + 1..].iter().map(move |other| (one, other)));
     let (one, other) =
         pairs.into_iter().find(|(one, other)| one.iter().all(|a| other.iter().all(|b| excludes(a, b))))?;
-    let (one, other) = (show(one), show(other));
+    let (one, other) = (block_text(one), block_text(other));
     let message = format!("this rule never matches: \"{one}\" and \"{other}\" exclude each other");
     Some(
         Fault::new(rule.at, message)
             .hint("no packet has both: delete one of them, or write an or-block { A or B }"),
     )
-}
-
-fn show(block: &[Term]) -> String {
-    let term = |term: &Term| format!("{}{}", if term.not { "not " } else { "" }, term.test);
-    block.iter().map(term).collect::<Vec<_>>().join(" or ")
 }
 
 /// Returns true if no packet matches both.

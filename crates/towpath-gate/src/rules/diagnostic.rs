@@ -27,6 +27,8 @@ pub struct Diagnostic {
     pub message: String,
     /// The remedy.
     pub hint: Option<String>,
+    /// A warning that a `delete` without `-q` found no rule. In a running engine it is an error.
+    pub no_such_rule: bool,
 }
 
 impl fmt::Display for Diagnostic {
@@ -47,11 +49,13 @@ pub(crate) struct Fault {
     pub(crate) at: Position,
     pub(crate) message: String,
     pub(crate) hint: Option<String>,
+    /// As in [`Diagnostic`].
+    pub(crate) no_such_rule: bool,
 }
 
 impl Fault {
     pub(crate) fn new(at: Position, message: impl Into<String>) -> Self {
-        Self { at, message: message.into(), hint: None }
+        Self { at, message: message.into(), hint: None, no_such_rule: false }
     }
 
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
@@ -81,6 +85,7 @@ impl Fault {
             end: self.at.column,
             message: self.message,
             hint: self.hint,
+            no_such_rule: self.no_such_rule,
         }
     }
 }

@@ -36,10 +36,11 @@ mod ruleset;
 mod shadowed;
 mod strict_fragments;
 pub mod table;
+mod table_pipes;
 mod token;
 
 pub(crate) use option::mac;
-pub(crate) use parse::order;
+pub(crate) use parse::{jump_position, order};
 pub(crate) use print::block_text;
 
 pub use diagnostic::{Diagnostic, Position};

@@ -13,8 +13,6 @@ pub struct Parsed {
     pub ruleset: Result<Ruleset, Vec<Diagnostic>>,
     /// Warnings: valid, but probably not intended.
     pub warnings: Vec<Diagnostic>,
-    /// Those of the warnings that say that a `delete` without `-q` found no rule. In a running engine, they are errors.
-    pub absent: Vec<Diagnostic>,
 }
 
 /// All rules, tables and pipes of a configuration. The last rule is always the default rule.

@@ -10,9 +10,10 @@ use std::sync::Arc;
 use super::address::Address;
 use super::diagnostic::{Diagnostic, Fault};
 use super::option::{FieldTest, LookupKey, Term, Test};
+use super::parse::jump_position;
 use super::ports::Ranges;
 use super::protocol::Protocol;
-use super::rule::{Action, DEFAULT_RULE, Rule, Target};
+use super::rule::{Action, DEFAULT_RULE, Rule};
 use super::ruleset::Ruleset;
 
 /// With more rules, only this many of the widest are compared with the others: the time grows with both.
@@ -92,7 +93,7 @@ impl Ruleset {
         let whole = rule.prob.is_none() && !rule.defer && self.set_enabled(rule.set);
         match &rule.action {
             _ if !whole => None,
-            Action::Skipto(target) if rule.state.is_none() => self.position_of(target).filter(|to| *to > at),
+            Action::Skipto(_) if rule.state.is_none() => self.jump_position(at).filter(|to| *to > at),
             _ => self.ends_walk(at).then_some(usize::MAX),
         }
     }
@@ -116,15 +117,9 @@ impl Ruleset {
         )
     }
 
-    /// Returns the position of a jump's target, `None` for tablearg. The default rule if no rule has that number.
-    fn position_of(&self, target: &Target) -> Option<usize> {
-        let order = super::parse::order;
-        let position = |number: u32| self.rules.partition_point(|rule| order(rule.number) < order(number));
-        match target {
-            Target::Number(number) => Some(position(*number)),
-            Target::Label { number, above, .. } => Some(position(*number) + *above as usize),
-            Target::Tablearg => None,
-        }
+    /// Returns the position at which the jump of a rule continues, `None` for tablearg. The default rule if no rule has that number.
+    fn jump_position(&self, at: usize) -> Option<usize> {
+        jump_position(&self.rules[at], self.rules.len() - 1, |at| self.rules[at].number)
     }
 
     /// Returns all jumps.
@@ -132,12 +127,8 @@ impl Ruleset {
         let mut jumps = Vec::new();
         for (at, rule) in self.rules.iter().enumerate().filter(|(_, rule)| self.set_enabled(rule.set)) {
             match &rule.action {
-                Action::Skipto(target) => {
-                    jumps.push(Jump { from: at, to: self.position_of(target), back: false })
-                }
-                Action::Call(target) => {
-                    jumps.push(Jump { from: at, to: self.position_of(target), back: true })
-                }
+                Action::Skipto(_) => jumps.push(Jump { from: at, to: self.jump_position(at), back: false }),
+                Action::Call(_) => jumps.push(Jump { from: at, to: self.jump_position(at), back: true }),
                 _ => {}
             }
             // Packets with a state continue after the rule that created it, or at its target, wherever the state was looked up.
@@ -148,7 +139,7 @@ impl Ruleset {
                 };
                 let from = self.rules.iter().position(probe).unwrap_or(at);
                 let to = match &rule.action {
-                    Action::Skipto(target) | Action::Call(target) => self.position_of(target),
+                    Action::Skipto(_) | Action::Call(_) => self.jump_position(at),
                     _ => Some(at + 1),
                 };
                 // A later rule may find the state, too.
@@ -265,6 +256,11 @@ mod tests {
             ),
             (
                 "add 100 skipto 400 ip from any to any\nadd 200 allow tcp from any to any\nadd 500 allow ip from any to any",
+                &[2],
+            ),
+            // To the next number, because the target is not ahead.
+            (
+                "add 100 skipto 50 ip from any to any\nadd 100 allow tcp from any to any\nadd 200 allow udp from any to any",
                 &[2],
             ),
             // Not behind the target, not by chance, not in a disabled set.

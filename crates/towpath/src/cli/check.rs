@@ -105,6 +105,7 @@ fn check(args: &Check) -> Result<u8, Failure> {
         Ok(ruleset) => {
             shadowed = ruleset.shadowed(&report.file);
             warnings.extend(ruleset.strict_without_reass(&report.file));
+            warnings.extend(ruleset.unconfigured_table_pipes(&report.file));
             warnings
                 .extend(config.as_ref().and_then(|config| config.without_keepalives(&report.file, &ruleset)));
             report.text = ruleset.to_text();

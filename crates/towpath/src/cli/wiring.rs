@@ -195,10 +195,8 @@ pub(crate) fn read_config(path: &Path) -> Result<Config, Wrong> {
 /// Parses rules, as the rules of a configuration if there is one.
 pub(crate) fn parse(config: Option<&Config>, file: &str, text: &str) -> Parsed {
     match config.map(|config| config.parse_rules(file, text)) {
-        Some(Ok(rules)) => {
-            Parsed { ruleset: Ok(rules.ruleset), warnings: rules.warnings, absent: Vec::new() }
-        }
-        Some(Err(errors)) => Parsed { ruleset: Err(errors), warnings: Vec::new(), absent: Vec::new() },
+        Some(Ok(rules)) => Parsed { ruleset: Ok(rules.ruleset), warnings: rules.warnings },
+        Some(Err(errors)) => Parsed { ruleset: Err(errors), warnings: Vec::new() },
         None => parse_rule_file(file, text),
     }
 }

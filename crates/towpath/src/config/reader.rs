@@ -68,7 +68,15 @@ impl<'t> Findings<'t> {
         // The span of a header covers its whole table; only the first line is the word.
         let word = self.text.get(span.clone()).unwrap_or_default();
         let width = word.lines().next().unwrap_or_default().chars().count() as u32;
-        Diagnostic { file: Arc::clone(&self.file), line, column, end: column + width, message, hint }
+        Diagnostic {
+            file: Arc::clone(&self.file),
+            line,
+            column,
+            end: column + width,
+            message,
+            hint,
+            no_such_rule: false,
+        }
     }
 
     /// All errors in the order of the file.

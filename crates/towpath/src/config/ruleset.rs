@@ -82,7 +82,7 @@ impl Config {
         let hint = Some(
             "set dyn_ack_lifetime for the longest pause, and dyn_keepalive = 0 in [settings]".to_owned(),
         );
-        Some(Diagnostic { file: file.into(), line, column, end: column, message, hint })
+        Some(Diagnostic { file: file.into(), line, column, end: column, message, hint, no_such_rule: false })
     }
 
     /// Reports rules that send only connections of a mux to inspectors: inspection is per packet.
@@ -103,7 +103,15 @@ impl Config {
             let hint = Some(format!(
                 "write `allow`, `deny` or `reset` in place of `{word}`; messages are for the mux's workers"
             ));
-            found.push(Diagnostic { file: file.into(), line, column, end: column, message, hint });
+            found.push(Diagnostic {
+                file: file.into(),
+                line,
+                column,
+                end: column,
+                message,
+                hint,
+                no_such_rule: false,
+            });
         }
         found
     }
@@ -144,7 +152,15 @@ impl Config {
         for rule in ruleset.rules() {
             let mut warn = |message: String, hint: Option<String>| {
                 let (line, column) = (rule.at.line, rule.at.column);
-                warnings.push(Diagnostic { file: file.into(), line, column, end: column, message, hint });
+                warnings.push(Diagnostic {
+                    file: file.into(),
+                    line,
+                    column,
+                    end: column,
+                    message,
+                    hint,
+                    no_such_rule: false,
+                });
             };
             for term in rule.body.blocks().flatten() {
                 let (Test::Recv(interface) | Test::Xmit(interface) | Test::Via(interface)) = &term.test
@@ -203,7 +219,15 @@ fn text_of(config: &Path, rules: &Path) -> Result<String, Vec<Diagnostic>> {
     let text = std::fs::read(rules).map_err(|error| {
         let hint = Some(format!("`rules` of {} names it", config.display()));
         let (file, message) = (rules.display().to_string(), format!("cannot be read: {error}"));
-        vec![Diagnostic { file: file.as_str().into(), line: 1, column: 1, end: 1, message, hint }]
+        vec![Diagnostic {
+            file: file.as_str().into(),
+            line: 1,
+            column: 1,
+            end: 1,
+            message,
+            hint,
+            no_such_rule: false,
+        }]
     })?;
     Ok(String::from_utf8_lossy(&text).into_owned())
 }

@@ -261,6 +261,26 @@ fn what_a_command_would_do_is_told_and_not_done() {
     assert_eq!(book.rules()[0].packets, 1);
 }
 
+/// Each rule has logged what `logamount` permits. `resetlog` lets a rule log again, and keeps its counters.
+#[test]
+fn a_log_is_reset_by_rule() {
+    let text = "add 100 count log logamount 1 ip from any to any\nadd 200 allow log logamount 1 ip from any to any\n";
+    let book = book(text);
+    let logged = || {
+        walk(&book);
+        let mut book = book.book();
+        std::iter::from_fn(|| book.gate.log().take()).count()
+    };
+    assert_eq!([logged(), logged()], [2, 0]);
+    for (command, expected) in [("resetlog 200", 1), ("resetlog", 2), ("resetlog 300", 0)] {
+        book.command(command).unwrap();
+        assert_eq!(logged(), expected, "{command}");
+    }
+    assert_eq!(book.rules()[0].packets, 5);
+    book.command("zero 100").unwrap();
+    assert_eq!((logged(), book.rules()[0].packets), (1, 1));
+}
+
 #[test]
 fn commands_that_only_show_are_none() {
     let book = book("table t create type addr\n");

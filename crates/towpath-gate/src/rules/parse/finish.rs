@@ -176,7 +176,7 @@ fn unfilled_tables(ruleset: &mut Ruleset, faults: &mut Vec<Fault>) -> Vec<Fault>
 }
 
 /// Returns the tables that a rule names, with the type that each must have (for flows, any fields).
-fn tables_of(rule: &Rule) -> impl Iterator<Item = (&str, Kind)> {
+pub(in crate::rules) fn tables_of(rule: &Rule) -> impl Iterator<Item = (&str, Kind)> {
     rule.body.blocks().flatten().flat_map(|term| {
         let mut names: Vec<(&str, Kind)> = Vec::new();
         match &term.test {

@@ -13,6 +13,7 @@ mod table;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
+pub(super) use self::finish::tables_of;
 use self::rule_list::RuleList;
 use super::address::Address;
 use super::cursor::{Cursor, Parse, number};
@@ -70,6 +71,39 @@ pub(super) fn label_lines(rules: &[Rule]) -> BTreeMap<usize, Vec<Box<str>>> {
 /// Sort key of a rule number. The default rule is last, also after larger numbers.
 pub(crate) const fn order(number: u32) -> u64 {
     if number == DEFAULT_RULE { u64::MAX } else { number as u64 }
+}
+
+/// The position at which a jump continues among `count` rules, whose numbers `number` returns: all rules of the ruleset without the
+/// default rule, which has position `count`. `None` if the rule does not jump, or to a number of a table.
+pub(crate) fn jump_position(rule: &Rule, count: usize, number: impl Fn(usize) -> u32) -> Option<usize> {
+    let (target, forward) = match &rule.action {
+        Action::Skipto(target) => (target, true),
+        Action::Call(target) => (target, false),
+        _ => return None,
+    };
+    // The first position whose number is not `before` a number.
+    let first = |before: &dyn Fn(u64) -> bool| {
+        let (mut low, mut high) = (0, count);
+        while low < high {
+            let middle = low.midpoint(high);
+            if before(order(number(middle))) { low = middle + 1 } else { high = middle }
+        }
+        low
+    };
+    let from = |number: u32| first(&|other| other < order(number));
+    match target {
+        Target::Tablearg => None,
+        // ipfw: a jump that does not go forward goes to the next rule number.
+        Target::Number(number) if forward && order(*number) <= order(rule.number) => {
+            Some(from(rule.number.saturating_add(1)))
+        }
+        Target::Number(number) => Some(from(*number)),
+        // The parser has checked that the label is ahead. Around a rule that only serves states the other rules may have changed: not
+        // beyond the rules with the number.
+        Target::Label { number, above, .. } => {
+            Some((from(*number) + *above as usize).min(first(&|other| other <= order(*number))))
+        }
+    }
 }
 
 /// Reads a file that a command names.
@@ -156,7 +190,6 @@ fn read(mut builder: Builder, name: &str, text: &str) -> (Parsed, bool) {
     }
     let labels = builder.label_values.values().any(|labels| !labels.is_empty());
     let in_files = std::mem::take(&mut builder.file_errors);
-    let absent: HashSet<(u32, u32)> = builder.absent.iter().map(|at| (at.line, at.column)).collect();
     let (ruleset, late, warnings) = builder.finish();
     faults.extend(late);
     let mut errors = errors(name, text, faults, unreported);
@@ -165,9 +198,7 @@ fn read(mut builder: Builder, name: &str, text: &str) -> (Parsed, bool) {
     let mut warnings: Vec<Diagnostic> = warnings.into_iter().map(|fault| fault.in_file(&file)).collect();
     warnings.sort_by_key(|warning| (warning.line, warning.column));
     find_ends(text, &mut warnings);
-    let absent = warnings.iter().filter(|warning| absent.contains(&(warning.line, warning.column)));
-    let absent = absent.cloned().collect();
-    (Parsed { ruleset: if errors.is_empty() { Ok(ruleset) } else { Err(errors) }, warnings, absent }, labels)
+    (Parsed { ruleset: if errors.is_empty() { Ok(ruleset) } else { Err(errors) }, warnings }, labels)
 }
 
 /// Returns the errors of a file in order, at most [`MAX_ERRORS`] and the number of the others.
@@ -252,8 +283,6 @@ struct Builder {
     read_file: Option<ReadFile>,
     /// Errors in these files.
     file_errors: Vec<Diagnostic>,
-    /// Positions of the warnings about rules that a command deletes and that do not exist.
-    absent: Vec<Position>,
 }
 
 impl Builder {
@@ -268,15 +297,13 @@ impl Builder {
             warnings: Vec::new(),
             read_file: None,
             file_errors: Vec::new(),
-            absent: Vec::new(),
         }
     }
 
     /// Notes that `delete` found no rule. With `quiet` (`-q`), this is intended.
     fn note_absent(&mut self, fault: Fault, quiet: bool) {
         if !quiet {
-            self.absent.push(fault.at);
-            self.warnings.push(fault);
+            self.warnings.push(Fault { no_such_rule: true, ..fault });
         }
     }
 

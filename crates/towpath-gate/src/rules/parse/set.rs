@@ -73,9 +73,8 @@ impl Builder {
                 self.last = self.rules.last_number();
                 cursor.nothing_left("\"set N flush\"")
             }
-            "zero" | "resetlog" => Ok(()),
-            // A rule file shows nothing.
-            "show" => Ok(()),
+            // A new ruleset has no counters, and a rule file shows nothing.
+            "zero" | "resetlog" | "show" => Ok(()),
             other => {
                 Err(Fault::new(word.position(), format!("unknown command for one set {}", quoted(other)))
                     .did_you_mean(other, ["delete", "flush", "zero", "resetlog", "show"]))

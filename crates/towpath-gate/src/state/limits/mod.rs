@@ -18,7 +18,7 @@ use towpath_wire::Time;
 
 use self::parents::{ParentId, Parents};
 use self::slot_list::NONE;
-use self::sources::Sources;
+use self::sources::{SourceId, Sources};
 use super::concurrent::sync::{Apart, AtomicU64, Ordering};
 use super::table::entry::{MAX_PARENTS, after};
 use super::table::family::locked;
@@ -144,16 +144,18 @@ impl Limits {
 
     /// Counts a state for its source. Returns false when the source has `max`.
     pub(crate) fn reserve_source(&self, flow: &Flow, max: u32) -> bool {
-        locked(self.sources_of(flow)).add(flow, max)
+        let source = SourceId::new(&self.secret, flow);
+        locked(self.sources_of(source)).add(source, max)
     }
 
     /// Counts one state less for its source.
     pub(crate) fn release_source(&self, flow: &Flow) {
-        locked(self.sources_of(flow)).subtract(flow);
+        let source = SourceId::new(&self.secret, flow);
+        locked(self.sources_of(source)).subtract(source);
     }
 
-    fn sources_of(&self, flow: &Flow) -> &Mutex<Sources> {
-        &self.sources[Sources::shard(&self.secret, flow, SHARDS)]
+    fn sources_of(&self, source: SourceId) -> &Mutex<Sources> {
+        &self.sources[source.shard(SHARDS)]
     }
 
     /// Gives back what a state had reserved that was not inserted.

@@ -6,8 +6,28 @@ use hashbrown::hash_table::Entry;
 use crate::state::table::hash::Secret;
 use crate::state::{Ends, Flow};
 
-/// A source: an address or a /64 prefix, with its tenant.
+/// An address or a /64 prefix, with its zone.
 type Key = [u64; 3];
+
+/// The source of a flow, with its hash.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SourceId {
+    key: Key,
+    hash: u64,
+}
+
+impl SourceId {
+    pub(crate) fn new(secret: &Secret, flow: &Flow) -> Self {
+        let key = key(flow);
+        Self { key, hash: secret.hash(&key) }
+    }
+
+    /// A number below `shards`, a power of two, by the source.
+    pub(crate) fn shard(self, shards: usize) -> usize {
+        // As for parents.
+        (self.hash >> 32) as usize & (shards - 1)
+    }
+}
 
 /// The counts. Each source with a counted state has an entry, so the number of states bounds the entries.
 #[derive(Clone, Debug)]
@@ -21,16 +41,10 @@ impl Sources {
         Self { secret, counts: HashTable::new() }
     }
 
-    /// A number below `shards`, a power of two, by the source of `flow`.
-    pub(crate) fn shard(secret: &Secret, flow: &Flow, shards: usize) -> usize {
-        // As for parents.
-        (secret.hash(&key(flow)) >> 32) as usize & (shards - 1)
-    }
-
-    /// Counts one more state for the source of `flow`. Returns false, and counts nothing, if it has `max` already.
-    pub(crate) fn add(&mut self, flow: &Flow, max: u32) -> bool {
-        let (key, secret) = (key(flow), &self.secret);
-        match self.counts.entry(secret.hash(&key), |entry| entry.0 == key, |entry| secret.hash(&entry.0)) {
+    /// Counts one more state for a source. Returns false, and counts nothing, if it has `max` already.
+    pub(crate) fn add(&mut self, SourceId { key, hash }: SourceId, max: u32) -> bool {
+        let secret = &self.secret;
+        match self.counts.entry(hash, |entry| entry.0 == key, |entry| secret.hash(&entry.0)) {
             Entry::Occupied(entry) if entry.get().1 >= max => return false,
             Entry::Occupied(mut entry) => entry.get_mut().1 += 1,
             Entry::Vacant(_) if max == 0 => return false,
@@ -42,9 +56,8 @@ impl Sources {
     }
 
     /// Counts one state less.
-    pub(crate) fn subtract(&mut self, flow: &Flow) {
-        let key = key(flow);
-        if let Ok(mut found) = self.counts.find_entry(self.secret.hash(&key), |entry| entry.0 == key) {
+    pub(crate) fn subtract(&mut self, SourceId { key, hash }: SourceId) {
+        if let Ok(mut found) = self.counts.find_entry(hash, |entry| entry.0 == key) {
             found.get_mut().1 -= 1;
             if found.get().1 == 0 {
                 found.remove();
@@ -56,13 +69,13 @@ impl Sources {
 /// The source of a flow. A host controls all addresses of its IPv6 /64 (RFC 4291, 2.5.4), except that all link-local addresses
 /// share one /64.
 fn key(flow: &Flow) -> Key {
-    let tenant = u64::from(flow.tenant);
+    let zone = u64::from(flow.tenant);
     match flow.ends {
-        Ends::V4(src, _) => [u32::from(src).into(), 0, tenant << 32],
-        Ends::V6(src, _, zone) => {
+        Ends::V4(src, _) => [u32::from(src).into(), 0, zone << 32],
+        Ends::V6(src, _, scope) => {
             let address = u128::from(src);
             let interface = if src.is_unicast_link_local() { address as u64 } else { 0 };
-            [(address >> 64) as u64, interface, 1 << 48 | tenant << 32 | u64::from(zone)]
+            [(address >> 64) as u64, interface, 1 << 48 | zone << 32 | u64::from(scope)]
         }
     }
 }
@@ -95,10 +108,11 @@ mod tests {
         let mut sources = Sources::new(Secret::new(1));
         let ends = Ends::V4([1; 4].into(), [2; 4].into());
         let flow = Flow { ends, proto: 6, src_port: 1, dst_port: 2, tenant: 0 };
-        assert_eq!([0, 2, 2, 2].map(|max| sources.add(&flow, max)), [false, true, true, false]);
-        sources.subtract(&flow);
-        assert!(sources.add(&flow, 2) && !sources.add(&flow, 2));
-        (0..2).for_each(|_| sources.subtract(&flow));
+        let source = SourceId::new(&Secret::new(1), &flow);
+        assert_eq!([0, 2, 2, 2].map(|max| sources.add(source, max)), [false, true, true, false]);
+        sources.subtract(source);
+        assert!(sources.add(source, 2) && !sources.add(source, 2));
+        (0..2).for_each(|_| sources.subtract(source));
         assert!(sources.counts.is_empty());
     }
 }

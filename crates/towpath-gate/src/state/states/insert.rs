@@ -13,7 +13,7 @@ use crate::state::table::entry::{BurstTime, CAPPED, LIMITED, NewEntry, PacketInf
 use crate::state::table::family::InsertResult;
 use crate::state::table::key::{Key, Side, with_key};
 use crate::state::tcp::window::Window;
-use crate::state::tcp::{RST, SYN};
+use crate::state::tcp::{RST, SYN, begins};
 use crate::state::{Direction, Flow, Install, Installed, Name, Refused, RuleId, Segment, Tracking};
 
 impl States {
@@ -27,7 +27,7 @@ impl States {
         install: &Install,
         now: Time,
     ) -> Result<Installed, Refused> {
-        if install.tracking == Tracking::Strict && flow.proto == TCP && !Window::begins(segment) {
+        if install.tracking == Tracking::Strict && flow.proto == TCP && !begins(segment.tcp_flags) {
             return Err(Refused::Invalid);
         }
         if self.is_full() {

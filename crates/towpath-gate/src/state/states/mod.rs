@@ -52,7 +52,7 @@ use super::table::growing_index::{MIGRATE_LINES, MIGRATE_LINES_IDLE};
 use super::table::key::{Key, with_key};
 use super::table::live_filter::LiveFilter;
 use super::table::memory::Pages;
-use super::tcp::window::Window;
+use super::tcp::begins;
 use super::{Flow, Hit, Install, Installed, Lookup, Name, Quoted, Refused, RuleId, Segment, Settings};
 
 /// Nanoseconds that a worker's time may advance before it publishes the time for workers that were away.
@@ -414,7 +414,7 @@ impl States {
 
     /// Returns true if the packet is a SYN that its sender must repeat (`dyn_first_syn`).
     fn is_first_syn(&self, flow: &Flow, segment: &Segment, now: Time) -> bool {
-        if !self.settings.dyn_first_syn || flow.proto != TCP || !Window::begins(segment) {
+        if !self.settings.dyn_first_syn || flow.proto != TCP || !begins(segment.tcp_flags) {
             return false;
         }
         let words = with_key!(flow, |key, _side| key.0.to_vec());

@@ -92,8 +92,11 @@ impl States {
             // In a copy of the window.
             let tcp = entry.tcp();
             let fit = |window: &mut Window| {
-                let mut window =
-                    if tcp.reopens(direction, segment.tcp_flags) { Window::default() } else { *window };
+                let mut window = if entry.reopens(&tcp, direction, segment.tcp_flags) {
+                    Window::default()
+                } else {
+                    *window
+                };
                 window.segment(direction, segment)
             };
             let ended = segment.tcp_flags & RST != 0 && tcp.ended();

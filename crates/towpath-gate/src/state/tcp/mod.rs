@@ -97,6 +97,11 @@ static LIFE: [Life; 64] = {
     life
 };
 
+/// Returns true if a segment with these flags can open a connection: a SYN without flags that contradict it.
+pub(crate) fn begins(flags: u8) -> bool {
+    flags & (SYN | ACK | RST | FIN) == SYN
+}
+
 /// What was seen of one connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tcp {
@@ -131,7 +136,7 @@ impl Tcp {
     /// Returns true if the segment begins another connection in the state of one that has ended. Only the side that
     /// began the first one can do so: the rule has accepted a connection in this direction.
     pub(crate) fn reopens(&self, direction: Direction, flags: u8) -> bool {
-        direction == Direction::Forward && flags & (SYN | ACK | RST | FIN) == SYN && self.ended()
+        direction == Direction::Forward && begins(flags) && self.ended()
     }
 
     /// Returns true if a reset ends the connection: its receiver may accept it.

@@ -24,7 +24,7 @@
 //! References: van Rooij 2000, "Real Stateful TCP Packet Filtering in IP Filter", section 4; RFC 9293, 3.4 and
 //! 3.10.7; RFC 7323, 2; RFC 5961, 3 to 5.
 
-use crate::state::tcp::{ACK, FIN, RST, SYN};
+use crate::state::tcp::{ACK, FIN, RST, SYN, begins};
 use crate::state::{Direction, Segment};
 
 /// Minimum tolerance for an old acknowledgement: a full window without scaling.
@@ -75,11 +75,6 @@ pub(crate) struct Window([Peer; 2]);
 pub(crate) const WORDS: usize = 6;
 
 impl Window {
-    /// Returns true if the segment can open a connection: a SYN without flags that contradict it.
-    pub(crate) fn begins(segment: &Segment) -> bool {
-        segment.tcp_flags & (SYN | ACK | RST | FIN) == SYN
-    }
-
     /// The packed window: the numbers of both sides, then a word for each side that marks the known ones.
     pub(crate) fn words(&self) -> [u64; WORDS] {
         let two = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
@@ -145,7 +140,7 @@ impl Window {
     }
 
     fn open(&mut self, sender: usize, segment: &Segment) -> Fit {
-        if !Self::begins(segment) {
+        if !begins(segment.tcp_flags) {
             return Fit::Invalid;
         }
         self.0[sender] = Peer::of_syn(segment);

@@ -1,4 +1,4 @@
-//! `towpath ctl add`, `delete`, `zero` and `flush`: commands of a rule file, carried out in a running engine.
+//! `towpath ctl add`, `delete`, `zero`, `resetlog` and `flush`: commands of a rule file, carried out in a running engine.
 
 use clap::{ArgMatches, Args};
 use serde::{Deserialize, Serialize};
@@ -38,6 +38,13 @@ pub(super) struct Zero {
     words: Words,
 }
 
+/// Let all rules, or the rules with these numbers, log up to `logamount` packets again
+#[derive(Debug, Args)]
+pub(super) struct ResetLog {
+    #[command(flatten)]
+    words: Words,
+}
+
 /// Delete all rules except the default rule and the rules of set 31
 #[derive(Debug, Args)]
 pub(super) struct Flush {
@@ -69,6 +76,9 @@ pub(super) const DELETE: Command =
     });
 pub(super) const ZERO: Command =
     Command::other::<Zero>("zero", &[], |engine, matches| change(engine, "zero", &words(matches)));
+pub(super) const RESET_LOG: Command = Command::other::<ResetLog>("resetlog", &[], |engine, matches| {
+    change(engine, "resetlog", &words(matches))
+});
 pub(super) const FLUSH: Command =
     Command::other::<Flush>("flush", &[], |engine, matches| change(engine, "flush", &words(matches)));
 

@@ -54,6 +54,7 @@ pub static COMMANDS: &[Command] = &[
     change::ADD,
     change::DELETE,
     change::ZERO,
+    change::RESET_LOG,
     change::FLUSH,
     set::COMMAND,
     table::COMMAND,
