@@ -56,7 +56,7 @@ pub(crate) fn flow(family: Family, n: u32) -> Flow {
     let ends = match family {
         Family::Crafted => {
             let ends = Ends::V4(Ipv4Addr::from(n), Ipv4Addr::from(!n));
-            return Flow { ends, proto: 17, src_port: n as u16, dst_port: !n as u16, tenant: 0 };
+            return Flow { ends, proto: 17, src_port: n as u16, dst_port: !n as u16, zone: 0 };
         }
         Family::V4 => Ends::V4(Ipv4Addr::from(0x0a00_0000 | client), Ipv4Addr::from(0xc000_0200 | server)),
         Family::V6 => Ends::V6(
@@ -65,7 +65,7 @@ pub(crate) fn flow(family: Family, n: u32) -> Flow {
             0,
         ),
     };
-    Flow { ends, proto: 17, src_port, dst_port: 443, tenant: 0 }
+    Flow { ends, proto: 17, src_port, dst_port: 443, zone: 0 }
 }
 
 /// Random numbers below a bound (Marsaglia 2003, "Xorshift RNGs"; the reduction is Lemire's, 2019).

@@ -279,7 +279,7 @@ impl<E: PacketIo> Engine<E> {
         let Self { walker, io, scratch, .. } = self;
         let neighbor = |port, address| io.neighbor(port, address);
         let Some(route) = Fib::new(walker.routes()).lookup(keepalive.to(), neighbor) else { return Ok(()) };
-        if walker.ports().zone(route.port) != keepalive.flow.tenant {
+        if walker.ports().zone(route.port) != keepalive.flow.zone {
             return Ok(());
         }
         keepalive.write(scratch);

@@ -168,7 +168,7 @@ mod tests {
 
     fn flow(n: u16) -> Flow {
         let ends = Ends::V4(Ipv4Addr::new(10, 0, 0, 9), Ipv4Addr::new(10, 0, 0, 2));
-        Flow { ends, proto: 6, src_port: n, dst_port: 80, tenant: 0 }
+        Flow { ends, proto: 6, src_port: n, dst_port: 80, zone: 0 }
     }
 
     fn verdict(channel: u32) -> FlowVerdict {

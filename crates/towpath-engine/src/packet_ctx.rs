@@ -138,7 +138,7 @@ impl PacketCtx {
 
     /// The flow of the packet, in its zone.
     pub(crate) fn flow(&self, packet: &Packet<'_>) -> Option<Flow> {
-        Some(Flow { tenant: self.walk.tenant(), ..packet.flow()? })
+        Some(Flow { zone: self.walk.zone(), ..packet.flow()? })
     }
 
     /// The hash of the flow.

@@ -16,7 +16,7 @@ impl<E: PacketIo> Engine<E> {
             self.end(id, Outcome::Dropped(DropReason::BadReplacement));
             return None;
         };
-        let added = reassembler.add(&packet, ctx.walk.tenant(), ctx.packets.into(), clock.now);
+        let added = reassembler.add(&packet, ctx.walk.zone(), ctx.packets.into(), clock.now);
         // From here on the reassembler counts the fragment, or the datagram does.
         ctx.packets = added.whole.as_ref().map_or(0, |whole| u16::try_from(whole.parts).unwrap_or(u16::MAX));
         ctx.wait.kind = Handover::Divert;

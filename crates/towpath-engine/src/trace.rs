@@ -98,7 +98,7 @@ impl Traces {
         let rule = walk.rule();
         let out = meta.egress.port().filter(|_| outcome == Outcome::Passed);
         let out = out.and_then(|port| walker.ports().name(port));
-        let traced = TracedPacket { number, arrival, bytes, meta, rule, outcome, zone: walk.tenant(), out };
+        let traced = TracedPacket { number, arrival, bytes, meta, rule, outcome, zone: walk.zone(), out };
         for (_, sink) in self.0.iter_mut().filter(|(filter, _)| filter.takes(&packet, rule)) {
             sink.packet(&traced);
         }

@@ -221,7 +221,7 @@ fn flow(six: bool, n: u32) -> Flow {
     } else {
         Ends::V4((0x0a00_0000 | client).into(), (0xc000_0200 | server).into())
     };
-    Flow { ends, proto: 17, src_port, dst_port: 443, tenant: 0 }
+    Flow { ends, proto: 17, src_port, dst_port: 443, zone: 0 }
 }
 
 const FRAME: usize = 64;

@@ -36,7 +36,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 fn install(gate: &mut Gate, n: u32) {
     let ends = Ends::V4((0x0a00_0000 | n).into(), [192, 0, 2, 1].into());
-    let flow = Flow { ends, proto: 17, src_port: 1024, dst_port: 53, tenant: 0 };
+    let flow = Flow { ends, proto: 17, src_port: 1024, dst_port: 53, zone: 0 };
     let (segment, install) = (Segment::default(), Install::default());
     let states = gate.states_mut();
     states.install(&flow, Name::DEFAULT, &segment, RuleId(1), &install, Time::from_secs(1)).unwrap();

@@ -22,7 +22,7 @@ impl Ends {
     }
 }
 
-/// The key of a dynamic state without its flow name: addresses, protocol, ports and tenant of a packet.
+/// The key of a dynamic state without its flow name: addresses, protocol, ports and zone of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flow {
     /// Addresses.
@@ -35,7 +35,7 @@ pub struct Flow {
     /// Destination port, as `src_port`.
     pub dst_port: u16,
     /// The zone of the port that received the packet, 0 by default: each zone has separate states.
-    pub tenant: u16,
+    pub zone: u16,
 }
 
 impl Flow {

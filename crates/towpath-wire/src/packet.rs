@@ -91,7 +91,7 @@ impl Packet<'_> {
             && self.addresses != Addresses::None
     }
 
-    /// The key of the packet's state; `None` if not IP. The scope zone and the tenant are 0; the caller sets them.
+    /// The key of the packet's state; `None` if not IP. The scope zone of the addresses and the zone are 0; the caller sets them.
     #[inline]
     pub fn flow(&self) -> Option<Flow> {
         let ends = match self.addresses {
@@ -104,7 +104,7 @@ impl Packet<'_> {
             proto::ICMP | proto::ICMP6 => self.icmp_echo_id().map_or((0, 0), |id| (id, id)),
             _ => (self.src_port, self.dst_port),
         };
-        Some(Flow { ends, proto: self.proto, src_port, dst_port, tenant: 0 })
+        Some(Flow { ends, proto: self.proto, src_port, dst_port, zone: 0 })
     }
 
     /// Bytes to count for the packet: the IP packet, as in ipfw; the frame on the wire if not IP.

@@ -75,7 +75,7 @@ fn upper<const IP: usize>(frame: Frame<'_>, ends: Ends, proto: u8, length: usize
     let room = length.checked_sub(IP)?;
     let header: &[u8; 8] = frame.bytes(at)?;
     let [s0, s1, d0, d1, l0, l1, ..] = *header;
-    let flow = Flow { ends, proto, src_port: be16([s0, s1]), dst_port: be16([d0, d1]), tenant: 0 };
+    let flow = Flow { ends, proto, src_port: be16([s0, s1]), dst_port: be16([d0, d1]), zone: 0 };
     let segment = Segment { bytes: length as u32, ..Segment::default() };
     match proto {
         proto::UDP => {

@@ -318,7 +318,7 @@ fn flow_verdicts_of_a_distrusted_inspector_end() {
     for (distrusted, left) in [(true, None), (false, Some(Verdict::Pass))] {
         let mut queue = queue(POLICY, [room(9)]);
         let ends = Ends::V4([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
-        let flow = Flow { ends, proto: 17, src_port: 5, dst_port: 6, tenant: 0 };
+        let flow = Flow { ends, proto: 17, src_port: 5, dst_port: 6, zone: 0 };
         let now = Time::default();
         let verdict = FlowVerdict { verdict: Verdict::Pass, mark: (0, 0), channel: 1 };
         queue.set_flow_verdict(&flow, verdict, now);

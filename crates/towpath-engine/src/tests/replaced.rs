@@ -231,11 +231,11 @@ fn a_repeated_packet_has_the_mark_of_the_verdict() {
 #[test]
 fn a_keepalive_stays_in_its_zone() {
     // The ports are in zone 0.
-    for (tenant, expected) in [(0, 1), (2, 0)] {
+    for (zone, expected) in [(0, 1), (2, 0)] {
         let (_gate, mut engine, _) = engine("add allow ip from any to any\n", |_| ForwardMode::Router, true);
         let ends = towpath_wire::Ends::V4([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
-        let flow = towpath_wire::Flow { ends, proto: 6, src_port: 4000, dst_port: 80, tenant };
+        let flow = towpath_wire::Flow { ends, proto: 6, src_port: 4000, dst_port: 80, zone };
         let Ok(()) = engine.send_keepalive(&state::Keepalive { flow, seq: 1, ack: 1 });
-        assert_eq!(engine.io.tx_queues()[1].copied().count(), expected, "zone {tenant}");
+        assert_eq!(engine.io.tx_queues()[1].copied().count(), expected, "zone {zone}");
     }
 }

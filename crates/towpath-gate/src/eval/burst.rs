@@ -23,7 +23,7 @@ impl Walker {
     ///
     /// `recv` is the port on which the packets were received. `packets` yields the flow and segment of each
     /// packet, from [`towpath_wire::plain`]. `None` marks a packet that must walk: a packet that `plain` rejects,
-    /// a packet with a zone of its own ([`Walk::with_tenant`](super::walk::Walk::with_tenant)), or a packet of another port.
+    /// a packet with a zone of its own ([`Walk::with_zone`](super::walk::Walk::with_zone)), or a packet of another port.
     ///
     /// ```
     /// use towpath_gate::{Dir, Gate, Ports, Step, Walk};
@@ -61,12 +61,12 @@ impl Walker {
         self.catch_up();
         self.fetched = self.version;
         let generation = &self.generation;
-        let tenant = recv.map_or(0, |port| generation.ports.zone(port));
+        let zone = recv.map_or(0, |port| generation.ports.zone(port));
         let prefix = generation.program.prefix.as_ref().filter(|prefix| !prefix.is_empty());
         // A single chain for both cases keeps the closure inlined in its only loop. The rare condition gets a
         // copy, so that the packet itself stays in registers.
         self.states.fetch(packets.map(|packet| {
-            let packet = packet.map(|(flow, segment)| (Flow { tenant, ..flow }, segment));
+            let packet = packet.map(|(flow, segment)| (Flow { zone, ..flow }, segment));
             packet.filter(|&(flow, segment)| {
                 !has_scope_zone(&flow)
                     && prefix

@@ -37,7 +37,7 @@ const ANY_FLAGS: &[u8] = &[0x02, 0x10, 0x00];
 /// What is known of the packet that created a state ([`Gate::creating_rule`]).
 #[derive(Clone, Copy, Debug)]
 pub struct FirstPacket<'r> {
-    /// Its flow: the state's forward direction. The tenant is part of it.
+    /// Its flow: the state's forward direction. The zone is part of it.
     pub flow: Flow,
     /// The name of the state.
     pub name: Name,
@@ -102,7 +102,7 @@ impl Gate {
     ///         proto: 6,
     ///         src_port: 40_000,
     ///         dst_port: 22,
-    ///         tenant: 0,
+    ///         zone: 0,
     ///     },
     ///     name: Name::DEFAULT,
     ///     origin: Origin::new(false, None),
@@ -131,7 +131,7 @@ impl Gate {
             RecordedPort::None | RecordedPort::Unrecorded => None,
         };
         let mut walk = Walk::new(dir, recv, None);
-        walk.tenant = self.first_zone(first);
+        walk.zone = self.first_zone(first);
         let branches = vec![(0, walk)];
         let mut evaluation =
             Evaluation { gate: self, first, packets: &packets, flags, own, branches, tried: 0 };
@@ -150,14 +150,14 @@ impl Gate {
     /// The zone of the packet at its first rule: that of the port that received it. The zone of an outgoing packet may be
     /// one that a rule gave it as an incoming packet; a packet of an unknown port has the zone of its state.
     fn first_zone(&self, first: &FirstPacket<'_>) -> u16 {
-        let Flow { tenant, .. } = first.flow;
-        let RecordedPort::Port(port) = first.origin.port() else { return tenant };
+        let Flow { zone, .. } = first.flow;
+        let RecordedPort::Port(port) = first.origin.port() else { return zone };
         let Program { rules, .. } = &*self.generation().program;
         let sets_it = |rule: &CompiledRule| {
-            rule.enabled && matches!(rule.action, CompiledAction::SetZone(set) if set == tenant)
+            rule.enabled && matches!(rule.action, CompiledAction::SetZone(set) if set == zone)
         };
         if first.origin.outgoing() == Some(true) && rules.iter().any(sets_it) {
-            return tenant;
+            return zone;
         }
         self.ports().zone(PortId(port))
     }
@@ -217,7 +217,7 @@ impl Evaluation<'_> {
             }
             let creation = Creation { at, timeout: walk.timeout };
             // A state of another zone is another state.
-            let in_zone = walk.tenant == self.first.flow.tenant;
+            let in_zone = walk.zone == self.first.flow.zone;
             match rule.install.as_ref().filter(|_| in_zone) {
                 Some(install) if install.name == self.first.name => return Some(creation),
                 Some(_) => other_name = other_name.or(Some(creation)),

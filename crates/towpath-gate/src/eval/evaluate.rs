@@ -396,9 +396,9 @@ impl Generation {
                 self.next_rule(at)
             }
             CompiledAction::SetZone(zone) => {
-                if walk.tenant != zone {
+                if walk.zone != zone {
                     // Each zone has its own states: no lookup was in this one.
-                    (walk.tenant, walk.cache) = (zone, LookupCache::Empty);
+                    (walk.zone, walk.cache) = (zone, LookupCache::Empty);
                 }
                 self.next_rule(at)
             }
@@ -487,7 +487,7 @@ pub(super) fn flow_of(packet: &Packet<'_>, walk: &Walk) -> Option<Flow> {
 /// Adds the zone of the walk to a flow. A link-local address gets the scope zone of its port.
 #[inline]
 fn placed(mut flow: Flow, walk: &Walk) -> Flow {
-    flow.tenant = walk.tenant;
+    flow.zone = walk.zone;
     if let Ends::V6(src, dst, zone) = &mut flow.ends
         && (src.is_unicast_link_local() || dst.is_unicast_link_local())
     {

@@ -10,7 +10,7 @@
 //! rules: count:u32 { number:u32 set:u8 length:u32 text }
 //! names: count:u32 { length:u32 name }
 //! states, until a byte of 0xff:
-//!   flags:u8 proto:u8 tenant:u16 src_port:u16 dst_port:u16 addresses (8 bytes, or 32 and zone:u32)
+//!   flags:u8 proto:u8 zone:u16 src_port:u16 dst_port:u16 addresses (8 bytes, or 32 and zone:u32)
 //!   rule:u32 name:u32 left:u64 seen:u16 acks:2*u32 packets:2*u64 bytes:2*u64 lifetime:u32 [window: 6*u64]
 //!   [origin: outgoing:u8 (0, 1) port:u8 (0 none, 1 unrecorded, 2 recorded) [length:u8 name]]
 //! crc32c:u32 of all before it
@@ -321,7 +321,7 @@ impl Writer<'_> {
             | mark(EVERY_PACKET, saved.every_packet)
             | mark(ORIGIN, origin.outgoing().is_some());
         self.put(&[flags, flow.proto]);
-        [flow.tenant, flow.src_port, flow.dst_port].iter().for_each(|n| self.put(&n.to_le_bytes()));
+        [flow.zone, flow.src_port, flow.dst_port].iter().for_each(|n| self.put(&n.to_le_bytes()));
         match flow.ends {
             Ends::V4(src, dst) => [src, dst].iter().for_each(|ip| self.put(&ip.octets())),
             Ends::V6(src, dst, zone) => {
@@ -439,7 +439,7 @@ impl Reader<'_> {
         if has(WINDOW) && proto != wire::proto::TCP {
             return Err(malformed);
         }
-        let (tenant, src_port, dst_port) = (self.u16()?, self.u16()?, self.u16()?);
+        let (zone, src_port, dst_port) = (self.u16()?, self.u16()?, self.u16()?);
         let ends = if has(V6) {
             let (src, dst) = (self.take::<16>()?, self.take::<16>()?);
             Ends::V6(Ipv6Addr::from(src), Ipv6Addr::from(dst), self.u32()?)
@@ -475,7 +475,7 @@ impl Reader<'_> {
             rule: DEFAULT_DYNAMIC_RULE,
             name: Name::DEFAULT,
             orphaned: false,
-            flow: Flow { ends, proto, src_port, dst_port, tenant },
+            flow: Flow { ends, proto, src_port, dst_port, zone },
             packets,
             bytes,
             remaining,

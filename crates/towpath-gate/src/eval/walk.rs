@@ -39,7 +39,7 @@ pub struct Walk {
     /// pipe of the incoming one.
     pub(crate) charged_pipe: u32,
     pub(crate) jumps: u16,
-    pub(crate) tenant: u16,
+    pub(crate) zone: u16,
     /// `state-timeout` of the states that later rules make.
     pub(crate) timeout: Option<u32>,
     pub(crate) edits: Edits,
@@ -95,7 +95,7 @@ impl Walk {
             mark: 0,
             charged_pipe: 0,
             jumps: 0,
-            tenant: 0,
+            zone: 0,
             timeout: None,
             edits: Edits::default(),
         }
@@ -104,23 +104,23 @@ impl Walk {
     /// Sets the zone of the packet. Each zone has separate states. Without this call, or with 0, the zone is that of the receive
     /// port ([`Ports::set_zone`]), or of the transmit port of a packet that was not received.
     #[must_use]
-    pub fn with_tenant(mut self, tenant: u16) -> Self {
-        self.tenant = tenant;
+    pub fn with_zone(mut self, zone: u16) -> Self {
+        self.zone = zone;
         self
     }
 
     /// The zone of the packet, after its walk began.
-    pub fn tenant(&self) -> u16 {
-        self.tenant
+    pub fn zone(&self) -> u16 {
+        self.zone
     }
 
     /// Sets the zone of the packet by its port, unless it has one.
     #[inline]
     pub(crate) fn enter_zone(&mut self, ports: &Ports) {
         if let Some(port) = self.recv.or(self.xmit)
-            && self.tenant == 0
+            && self.zone == 0
         {
-            self.tenant = ports.zone(port);
+            self.zone = ports.zone(port);
         }
     }
 
@@ -133,7 +133,7 @@ impl Walk {
             mark: self.mark,
             charged_pipe: self.charged_pipe,
             edits: self.edits,
-            ..Self::new(Dir::Out, self.recv, Some(xmit)).with_tenant(self.tenant)
+            ..Self::new(Dir::Out, self.recv, Some(xmit)).with_zone(self.zone)
         };
     }
 

@@ -128,8 +128,8 @@ impl fmt::Display for Line<'_> {
         }
         let (src, dst) = ends.addresses();
         write!(f, " {src} {src_port} <-> {dst} {dst_port} :{name}")?;
-        if listed.flow.tenant != 0 {
-            write!(f, " zone {}", listed.flow.tenant)?;
+        if listed.flow.zone != 0 {
+            write!(f, " zone {}", listed.flow.zone)?;
         }
         if verbose { self.details(f) } else { Ok(()) }
     }
@@ -195,7 +195,7 @@ mod tests {
                 proto: 6,
                 src_port: 49152,
                 dst_port: 443,
-                tenant: 0,
+                zone: 0,
             },
             packets: [3, 2],
             bytes: [180, 120],
@@ -215,7 +215,7 @@ mod tests {
             proto: 17,
             src_port: 5353,
             dst_port: 53,
-            tenant: 0,
+            zone: 0,
         };
         let parent = Flow { proto: 200, src_port: 0, dst_port: 0, ..base.flow };
         let rows = [
@@ -238,7 +238,7 @@ mod tests {
         ];
         for (listed, line) in rows {
             assert_eq!(listed.line(100, |_| "web").to_string(), line);
-            let zoned = Listed { flow: Flow { tenant: 7, ..listed.flow }, ..listed };
+            let zoned = Listed { flow: Flow { zone: 7, ..listed.flow }, ..listed };
             assert_eq!(zoned.line(100, |_| "web").to_string(), format!("{line} zone 7"));
         }
         let wide = listed().line(70_000, |_| "web").widths(4, 6).to_string();

@@ -33,7 +33,7 @@
 //!     proto: 17,
 //!     src_port: 5353,
 //!     dst_port: 53,
-//!     tenant: 0,
+//!     zone: 0,
 //! };
 //! let packet = Segment { bytes: 60, ..Segment::default() };
 //! let rule = RuleId(1);

@@ -20,7 +20,7 @@ impl Quoted {
     /// The quote in `packet`, if it is an ICMP or ICMPv6 error whose quote has a flow and whose destination is the
     /// sender of the quoted packet. Redirects and errors about errors do not count.
     ///
-    /// The scope zone and the tenant are 0, as in [`Packet::flow`].
+    /// The scope zone of the addresses and the zone are 0, as in [`Packet::flow`].
     pub fn of(packet: &Packet<'_>) -> Option<Self> {
         let error = match packet.proto {
             // Destination unreachable, source quench, time exceeded, parameter problem.

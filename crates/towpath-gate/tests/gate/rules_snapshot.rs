@@ -151,7 +151,7 @@ fn a_damaged_snapshot_changes_nothing() {
             let _ = gate(RULES).restore(&bad, NOW);
         }
     }
-    // A state with sequence windows is TCP: flags, protocol, tenant.
+    // A state with sequence windows is TCP: flags, protocol, zone.
     let strict = |state: &[u8]| state[0] & 8 != 0 && state[1..] == [6, 0, 0];
     let at = good.windows(4).position(strict).expect("the state of rule 100");
     let mut bad = good.clone();

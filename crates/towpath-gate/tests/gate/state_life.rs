@@ -13,7 +13,7 @@ const UDP: u8 = 17;
 
 fn flow(n: u8, proto: u8) -> Flow {
     let ends = Ends::V4([10, 0, 0, n].into(), [192, 0, 2, 1].into());
-    Flow { ends, proto, src_port: 4000, dst_port: 80, tenant: 0 }
+    Flow { ends, proto, src_port: 4000, dst_port: 80, zone: 0 }
 }
 
 fn flow6(n: u16) -> Flow {

@@ -73,7 +73,7 @@ fn changed_settings_leave_nothing_behind() {
         proto: 17,
         src_port: 0,
         dst_port: 1,
-        tenant: 0,
+        zone: 0,
     };
     let packet = Segment::default();
     let limit = |max| Install { limit: Some(Limit::new(LimitMask::DST_ADDR, max)), ..Install::default() };

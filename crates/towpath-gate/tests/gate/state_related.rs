@@ -109,7 +109,7 @@ fn an_error_matches_the_state_without_changing_it() {
         proto: 6,
         src_port: 40000,
         dst_port: 443,
-        tenant: 0,
+        zone: 0,
     };
     let segment = Segment { tcp_flags: 2, bytes: 60, ..Segment::default() };
     states.install(&flow, Name::DEFAULT, &segment, RuleId(9), &Install::default(), now).unwrap();

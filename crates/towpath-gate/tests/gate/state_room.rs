@@ -14,7 +14,7 @@ const NOW: Time = Time::from_secs(1_000);
 
 fn flow(n: u32) -> Flow {
     let ends = Ends::V4(Ipv4Addr::from(0x0a00_0000 + n), [192, 0, 2, 1].into());
-    Flow { ends, proto: 6, src_port: 4000, dst_port: 80, tenant: 0 }
+    Flow { ends, proto: 6, src_port: 4000, dst_port: 80, zone: 0 }
 }
 
 fn flow6(n: u32) -> Flow {

@@ -26,7 +26,7 @@ const PACKET: Segment = Segment {
 
 fn flow(n: u32) -> Flow {
     let ends = Ends::V4(Ipv4Addr::from(0x0a00_0000 + n), [192, 0, 2, 1].into());
-    Flow { ends, proto: 17, src_port: 4000, dst_port: 53, tenant: 0 }
+    Flow { ends, proto: 17, src_port: 4000, dst_port: 53, zone: 0 }
 }
 
 fn flow6(n: u32) -> Flow {

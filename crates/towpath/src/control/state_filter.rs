@@ -113,7 +113,7 @@ impl StateMatch {
         let (src, dst) = flow.ends.addresses();
         let seconds = state.seconds();
         self.rule.is_none_or(|own| own == rule)
-            && self.zone.is_none_or(|own| own == flow.tenant)
+            && self.zone.is_none_or(|own| own == flow.zone)
             && self.name.as_deref().is_none_or(|own| own == name)
             && self.port.is_none_or(|own| own == flow.src_port || own == flow.dst_port)
             && self.prefix.is_none_or(|own| own.contains(src) || own.contains(dst))
@@ -172,9 +172,9 @@ mod tests {
         state_of(6, [4000, 22], 0)
     }
 
-    fn state_of(proto: u8, [src_port, dst_port]: [u16; 2], tenant: u16) -> Listed {
+    fn state_of(proto: u8, [src_port, dst_port]: [u16; 2], zone: u16) -> Listed {
         let ends = Ends::V4([10, 0, 0, 1].into(), [192, 0, 2, 1].into());
-        let flow = Flow { ends, proto, src_port, dst_port, tenant };
+        let flow = Flow { ends, proto, src_port, dst_port, zone };
         let settings = Settings { dyn_icmp_id: true, ..Settings::default() };
         let (mut states, now) = (States::new(settings, 1), Time::from_secs(1));
         let syn = Segment { tcp_flags: 0x02, ..Segment::default() };

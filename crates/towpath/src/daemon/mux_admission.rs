@@ -226,7 +226,7 @@ fn flow(peer: &Peer) -> Flow {
         (IpAddr::V4(from), IpAddr::V4(to)) => Ends::V4(from, to),
         (from, to) => Ends::V6(to_v6(from), to_v6(to), 0),
     };
-    Flow { ends, proto: TCP, src_port: peer.remote.port(), dst_port: peer.local.port(), tenant: 0 }
+    Flow { ends, proto: TCP, src_port: peer.remote.port(), dst_port: peer.local.port(), zone: 0 }
 }
 
 fn to_v6(address: IpAddr) -> std::net::Ipv6Addr {

@@ -152,7 +152,7 @@ fn parts_of_a_round_are_the_whole() {
                 false => Ends::V4([10, 0, 0, 1].into(), [10, 0, 0, 2].into()),
                 true => Ends::V6([1; 8].into(), [2; 8].into(), 0),
             };
-            let flow = Flow { ends, proto: 6, src_port, dst_port: 80, tenant: 0 };
+            let flow = Flow { ends, proto: 6, src_port, dst_port: 80, zone: 0 };
             let install = Install::default();
             states.install(&flow, Name::DEFAULT, &segment(syn), RuleId(1), &install, start).unwrap();
             for (flow, flags) in [(flow.reversed(), syn | ack), (flow, ack)] {

@@ -256,7 +256,7 @@ mod tests {
 
     fn flow(src: u8) -> Flow {
         let ends = Ends::V4([10, 0, 0, src].into(), [192, 0, 2, 1].into());
-        Flow { ends, proto: 17, src_port: 1, dst_port: 53, tenant: 0 }
+        Flow { ends, proto: 17, src_port: 1, dst_port: 53, zone: 0 }
     }
 
     #[test]
@@ -294,7 +294,7 @@ mod tests {
         let limits = Limits::new(&Secret::new(1));
         let reserve = |n: u32| {
             let ends = Ends::V4(n.into(), [192, 0, 2, 1].into());
-            let flow = Flow { ends, proto: 17, src_port: 1, dst_port: 53, tenant: 0 };
+            let flow = Flow { ends, proto: 17, src_port: 1, dst_port: 53, zone: 0 };
             let limit = Limit::new(LimitMask::SRC_ADDR, 1);
             let install = Limited { flow: &flow, name: Name::DEFAULT, rule: RuleId(n % 2), limit };
             limits.reserve_parent(&install, &settings, false, NOW)

@@ -288,7 +288,7 @@ mod tests {
 
     fn insert(parents: &mut Parents, n: u32, rule: u32, expires: Time) -> u32 {
         let ends = Ends::V4(Ipv4Addr::from(n), [192, 0, 2, 1].into());
-        let flow = Flow { ends, proto: 17, src_port: 1, dst_port: 2, tenant: 0 };
+        let flow = Flow { ends, proto: 17, src_port: 1, dst_port: 2, zone: 0 };
         let id = parents.id(&flow, LimitMask::SRC_ADDR, Name::DEFAULT, RuleId(rule));
         assert_eq!(parents.find(&id, START), None);
         let slot = parents.insert(id, expires, START);

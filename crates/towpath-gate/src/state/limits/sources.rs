@@ -69,7 +69,7 @@ impl Sources {
 /// The source of a flow. A host controls all addresses of its IPv6 /64 (RFC 4291, 2.5.4), except that all link-local addresses
 /// share one /64.
 fn key(flow: &Flow) -> Key {
-    let zone = u64::from(flow.tenant);
+    let zone = u64::from(flow.zone);
     match flow.ends {
         Ends::V4(src, _) => [u32::from(src).into(), 0, zone << 32],
         Ends::V6(src, _, scope) => {
@@ -88,7 +88,7 @@ mod tests {
     fn a_source_is_an_ipv4_address_or_an_ipv6_prefix() {
         let v4 = |src: [u8; 4], dst: [u8; 4]| Ends::V4(src.into(), dst.into());
         let v6 = |src: &str| Ends::V6(src.parse().unwrap(), "2001:db8:9::9".parse().unwrap(), 0);
-        let flow = |ends| Flow { ends, proto: 6, src_port: 1, dst_port: 2, tenant: 0 };
+        let flow = |ends| Flow { ends, proto: 6, src_port: 1, dst_port: 2, zone: 0 };
         let rows = [
             (v4([1, 1, 1, 1], [2, 2, 2, 2]), v4([1, 1, 1, 1], [3, 3, 3, 3]), true),
             (v4([1, 1, 1, 1], [2, 2, 2, 2]), v4([1, 1, 1, 2], [2, 2, 2, 2]), false),
@@ -100,14 +100,14 @@ mod tests {
         for (one, other, same) in rows {
             assert_eq!(key(&flow(one)) == key(&flow(other)), same, "{one:?} {other:?}");
         }
-        assert_ne!(key(&flow(rows[0].0)), key(&Flow { tenant: 1, ..flow(rows[0].0) }));
+        assert_ne!(key(&flow(rows[0].0)), key(&Flow { zone: 1, ..flow(rows[0].0) }));
     }
 
     #[test]
     fn counts_are_bounded_and_leave_nothing_behind() {
         let mut sources = Sources::new(Secret::new(1));
         let ends = Ends::V4([1; 4].into(), [2; 4].into());
-        let flow = Flow { ends, proto: 6, src_port: 1, dst_port: 2, tenant: 0 };
+        let flow = Flow { ends, proto: 6, src_port: 1, dst_port: 2, zone: 0 };
         let source = SourceId::new(&Secret::new(1), &flow);
         assert_eq!([0, 2, 2, 2].map(|max| sources.add(source, max)), [false, true, true, false]);
         sources.subtract(source);

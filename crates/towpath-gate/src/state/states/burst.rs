@@ -458,7 +458,7 @@ mod tests {
 
     fn packet(src_port: u16) -> Option<(Flow, Segment)> {
         let ends = Ends::V4([10, 0, 0, 1].into(), [192, 0, 2, 1].into());
-        Some((Flow { ends, proto: UDP, src_port, dst_port: 53, tenant: 0 }, Segment::default()))
+        Some((Flow { ends, proto: UDP, src_port, dst_port: 53, zone: 0 }, Segment::default()))
     }
 
     fn install(states: &mut States, src_port: u16, name: u16) {

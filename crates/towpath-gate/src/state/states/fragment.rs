@@ -58,7 +58,7 @@ impl States {
                 ([a, b, c, d], zone)
             }
         };
-        let rest = u64::from(id) << 32 | u64::from(flow.tenant) << 8 | u64::from(flow.proto);
+        let rest = u64::from(id) << 32 | u64::from(flow.zone) << 8 | u64::from(flow.proto);
         self.shared.secret.hash(&[a, b, c, d, rest, u64::from(zone)])
     }
 }

@@ -28,9 +28,9 @@ pub(crate) use with_key;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key<const N: usize>(pub(crate) [u64; N]);
 
-/// An IPv4 key: the tenant and the lower end (address and port); the protocol and the higher end.
+/// An IPv4 key: the zone and the lower end (address and port); the protocol and the higher end.
 pub(crate) type Key4 = Key<2>;
-/// An IPv6 key: two addresses of two words each; ports, tenant and protocol; the scope zone.
+/// An IPv6 key: two addresses of two words each; ports, zone and protocol; the scope zone.
 pub(crate) type Key6 = Key<6>;
 /// The key of a parent: the rule, and the masked flow in the direction of the packet.
 pub(crate) type ParentKey = Key<7>;
@@ -73,7 +73,7 @@ impl Key4 {
         let end = |address: Ipv4Addr, port: u16| u64::from(u32::from(address)) << 16 | u64::from(port);
         let (src, dst) = (end(src, flow.src_port), end(dst, flow.dst_port));
         let (low, high) = (src.min(dst), src.max(dst));
-        let key = Key([u64::from(flow.tenant) << 48 | low, u64::from(flow.proto) << 48 | high]);
+        let key = Key([u64::from(flow.zone) << 48 | low, u64::from(flow.proto) << 48 | high]);
         (key, if src <= dst { Side::Low } else { Side::High })
     }
 }
@@ -82,8 +82,8 @@ impl FlowKey for Key4 {
     fn flow(&self, side: Side) -> Flow {
         let [low, high] = self.0.map(|end| Ipv4Addr::from((end >> 16) as u32));
         let [src_port, dst_port] = self.0.map(|end| end as u16);
-        let (tenant, proto) = ((self.0[0] >> 48) as u16, self.proto());
-        let flow = Flow { ends: Ends::V4(low, high), proto, src_port, dst_port, tenant };
+        let (zone, proto) = ((self.0[0] >> 48) as u16, self.proto());
+        let flow = Flow { ends: Ends::V4(low, high), proto, src_port, dst_port, zone };
         match side {
             Side::Low => flow,
             Side::High => flow.reversed(),
@@ -159,11 +159,11 @@ fn whole(high: u64, low: u64) -> Ipv6Addr {
     Ipv6Addr::from(u128::from(high) << 64 | u128::from(low))
 }
 
-/// The word with everything but the addresses: ports, tenant, protocol.
+/// The word with everything but the addresses: ports, zone, protocol.
 fn rest(low_port: u16, high_port: u16, flow: &Flow) -> u64 {
     u64::from(low_port) << 48
         | u64::from(high_port) << 32
-        | u64::from(flow.tenant) << 16
+        | u64::from(flow.zone) << 16
         | u64::from(flow.proto)
 }
 
@@ -174,7 +174,7 @@ fn unpack(rest: u64, ends: Ends) -> Flow {
         proto: rest as u8,
         src_port: (rest >> 48) as u16,
         dst_port: (rest >> 32) as u16,
-        tenant: (rest >> 16) as u16,
+        zone: (rest >> 16) as u16,
     }
 }
 
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     fn flow(ends: Ends, src_port: u16, dst_port: u16) -> Flow {
-        Flow { ends, proto: 6, src_port, dst_port, tenant: 9 }
+        Flow { ends, proto: 6, src_port, dst_port, zone: 9 }
     }
 
     fn v4(src: [u8; 4], dst: [u8; 4]) -> Ends {
@@ -242,7 +242,7 @@ mod tests {
         };
         let others = [
             Flow { proto: 17, ..base },
-            Flow { tenant: 8, ..base },
+            Flow { zone: 8, ..base },
             Flow { src_port: 11, ..base },
             Flow { dst_port: 21, ..base },
             Flow { src_port: 20, dst_port: 10, ..base },

@@ -572,11 +572,11 @@ fn takes(parent: &mut Parent, most: u32, now: Time) -> bool {
 /// What `dyn_source_max` counts by.
 fn source(flow: &Flow) -> (u16, Vec<u8>, u32) {
     match flow.ends {
-        Ends::V4(src, _) => (flow.tenant, src.octets().to_vec(), 0),
+        Ends::V4(src, _) => (flow.zone, src.octets().to_vec(), 0),
         Ends::V6(src, _, zone) if src.octets()[..2] == [0xfe, 0x80] => {
-            (flow.tenant, src.octets().to_vec(), zone)
+            (flow.zone, src.octets().to_vec(), zone)
         }
-        Ends::V6(src, _, zone) => (flow.tenant, src.octets()[..8].to_vec(), zone),
+        Ends::V6(src, _, zone) => (flow.zone, src.octets()[..8].to_vec(), zone),
     }
 }
 

@@ -114,14 +114,14 @@ impl World {
         states.set_settings(wide);
         let install = Install { lifetime: Some(2), ..Install::default() };
         for n in 0..count {
-            let flow = Flow { ends: ends(1, n, v6), proto: 17, src_port: n, dst_port: 53, tenant: 0 };
+            let flow = Flow { ends: ends(1, n, v6), proto: 17, src_port: n, dst_port: 53, zone: 0 };
             let segment = Segment { bytes: n.into(), ..Segment::default() };
             let is = states.install(&flow, Name::DEFAULT, &segment, RuleId(0), &install, *now);
             let want = model.install((&flow, Name::DEFAULT), &segment, RuleId(0), &install, *now, &[]);
             assert_eq!(is, want, "install");
             // One of those before, in whichever index it is.
             let of = n.wrapping_mul(40_503) % (n + 1);
-            let flow = Flow { ends: ends(1, of, v6), proto: 17, src_port: of, dst_port: 53, tenant: 0 };
+            let flow = Flow { ends: ends(1, of, v6), proto: 17, src_port: of, dst_port: 53, zone: 0 };
             let (is, want) = (
                 states.peek(&flow.reversed(), Lookup::Any, *now),
                 states.lookup(&flow.reversed(), Lookup::Any, &segment, *now),
@@ -439,7 +439,7 @@ fn flow(kind: u8, addresses: u8, ports: u8) -> Flow {
     };
     let proto = [6, 6, 6, 132, 17, 132, 136, 1][usize::from(kind % 8)];
     let (src_port, dst_port) = ((ports % 2).into(), (ports / 2 % 2).into());
-    Flow { ends, proto, src_port, dst_port, tenant: u16::from(kind > 250) }
+    Flow { ends, proto, src_port, dst_port, zone: u16::from(kind > 250) }
 }
 
 fn segment(flags: u8, ack: u8, seq: u8) -> Segment {

@@ -61,7 +61,7 @@ fn a_rule_sets_the_zone() {
     assert_eq!(story.first(&via("em0", ANSWER)), Step::Pass);
     assert_eq!(story.first(&via("em1", DNS)), Step::Pass);
     let now = Time::from_secs(story.now);
-    let mut zones: Vec<u16> = story.gate.states().list(now).map(|state| state.flow.tenant).collect();
+    let mut zones: Vec<u16> = story.gate.states().list(now).map(|state| state.flow.zone).collect();
     zones.sort_unstable();
     assert_eq!(zones, [0, 7]);
     // Without `setzone`, no rule makes the state of zone 7: what stays is that of zone 0, which em1's packet made.
@@ -148,11 +148,11 @@ fn a_recheck_begins_in_the_zone_of_the_port() {
 }
 
 #[test]
-fn states_are_per_tenant() {
+fn states_are_per_zone() {
     let mut story = Story::new("add allow udp from any to any 53 keep-state");
-    let mut walk = story.walk(DNS).with_tenant(1);
+    let mut walk = story.walk(DNS).with_zone(1);
     assert_eq!(story.step(&mut walk, DNS), Step::Pass);
     assert_eq!(story.first(ANSWER), DENY);
-    let mut walk = story.walk(ANSWER).with_tenant(1);
+    let mut walk = story.walk(ANSWER).with_zone(1);
     assert_eq!(story.step(&mut walk, ANSWER), Step::Pass);
 }

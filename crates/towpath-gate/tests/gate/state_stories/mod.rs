@@ -14,8 +14,8 @@ const RULE: RuleId = RuleId(7);
 fn flow(proto: u8) -> Flow {
     let ends = Ends::V4([10, 0, 0, 1].into(), [192, 0, 2, 1].into());
     match proto {
-        6 | 17 | 136 => Flow { ends, proto, src_port: 40000, dst_port: 80, tenant: 0 },
-        _ => Flow { ends, proto, src_port: 0, dst_port: 0, tenant: 0 },
+        6 | 17 | 136 => Flow { ends, proto, src_port: 40000, dst_port: 80, zone: 0 },
+        _ => Flow { ends, proto, src_port: 0, dst_port: 0, zone: 0 },
     }
 }
 
@@ -338,7 +338,7 @@ impl World {
 
 fn udp(src: u8, src_port: u16, dst: u8, dst_port: u16) -> Flow {
     let ends = Ends::V4([10, 0, 0, src].into(), [10, 0, 0, dst].into());
-    Flow { ends, proto: 17, src_port, dst_port, tenant: 0 }
+    Flow { ends, proto: 17, src_port, dst_port, zone: 0 }
 }
 
 #[test]
@@ -365,7 +365,7 @@ fn fields_of_the_key() {
     };
     let rows = [
         (base, Flow { proto: 6, ..base }),
-        (base, Flow { tenant: 1, ..base }),
+        (base, Flow { zone: 1, ..base }),
         (base, Flow { src_port: 1001, ..base }),
         (base, Flow { src_port: 53, dst_port: 1000, ..base }),
         (base, udp(2, 1000, 1, 53)),

@@ -125,7 +125,7 @@ impl From<StateLine> for State {
             rule,
             kind,
             name,
-            zone: flow.tenant,
+            zone: flow.zone,
             proto: flow.proto,
             src: src.to_string(),
             src_port: flow.src_port,
