@@ -33,6 +33,8 @@ metrics! {
         pub related: counter packets,
         /// How often the number of states rose to 9/10 of `dyn_max` after it was below 8/10.
         pub nearly_full: counter events,
+        /// Waits for a lock of the index whose holder was preempted: the thread yielded its CPU, and then slept 50 us at a time.
+        pub preempted: counter events,
         /// States held, including those that have expired and were not collected yet.
         pub now: gauge states,
         /// The largest number of states held at the same time.

@@ -21,15 +21,22 @@ impl<T> std::ops::Deref for Apart<T> {
     }
 }
 
-/// Waits a moment for another writer. After 128 turns it yields, in case both threads share a CPU.
+/// Turns of [`wait`] that only spin: longer than a writer that runs holds a lock.
+pub(crate) const SPINS: u32 = 128;
+/// Turns that spin or yield the CPU, in case both threads share it.
+#[cfg(not(loom))]
+const YIELDS: u32 = SPINS + 16;
+
+/// Waits a moment for another writer. If that was preempted, yields the CPU, and then sleeps 50 us at a time: a thread with a
+/// higher priority that only yields would keep the writer from the CPU.
 #[cfg(not(loom))]
 #[inline]
 pub(crate) fn wait(turns: &mut u32) {
-    *turns += 1;
-    if *turns < 128 {
-        std::hint::spin_loop();
-    } else {
-        std::thread::yield_now();
+    *turns = turns.saturating_add(1);
+    match *turns {
+        ..SPINS => std::hint::spin_loop(),
+        SPINS..YIELDS => std::thread::yield_now(),
+        _ => std::thread::sleep(std::time::Duration::from_micros(50)),
     }
 }
 

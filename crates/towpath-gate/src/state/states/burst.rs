@@ -217,6 +217,8 @@ struct FamilyBurst<const N: usize> {
     packets: [PendingPacket<N>; BURST],
     /// A bit for each position with a packet.
     present: u32,
+    /// A bit for each position whose packet has no state: the second stage has read all lines where the index could have it.
+    absent: u32,
 }
 
 /// A packet between the stages.
@@ -242,7 +244,7 @@ impl<const N: usize> Default for FamilyBurst<N> {
             side: Side::Low,
             segment: Segment::default(),
         };
-        Self { packets: [none; BURST], present: 0 }
+        Self { packets: [none; BURST], present: 0, absent: 0 }
     }
 }
 
@@ -259,6 +261,7 @@ where
         let family = Key::<N>::family(&states.shared);
         let index = &*Key::<N>::local(states).index;
         let (mut in_second, mut migrated) = (0_u32, 0_u32);
+        self.absent = 0;
         for at in bits(self.present) {
             let packet = &mut self.packets[at];
             if let Some(slot) = index.hint(packet.probe) {
@@ -273,6 +276,7 @@ where
                 migrated |= 1 << at;
             }
         }
+        let mut misses = migrated;
         for at in bits(in_second) {
             let packet = &mut self.packets[at];
             match index.hint_second(packet.probe) {
@@ -280,10 +284,15 @@ where
                 None => migrated |= 1 << at,
             }
         }
-        if migrated != 0
-            && let Some(next) = index.next()
-        {
-            self.prefetch_migrated::<COUNTS>(family, next, migrated, entries);
+        if migrated == 0 {
+            return;
+        }
+        if !index.stashed() {
+            misses = migrated;
+        }
+        match index.next() {
+            Some(next) => self.prefetch_migrated::<COUNTS>(family, next, migrated, entries),
+            None => self.absent = misses,
         }
     }
 
@@ -329,7 +338,8 @@ where
         hits: &mut [Option<Hit>],
     ) {
         let live = states.live(time.now);
-        for at in bits(self.present) {
+        bits(self.present & self.absent).for_each(|at| hits[at] = None);
+        for at in bits(self.present & !self.absent) {
             let packet = &self.packets[at];
             // The hint was made in this call: a live state of the flow in it is what a lookup would have found then.
             let Some(entry) = entries[at].filter(|&entry| Family::matches(entry, &packet.key, lookup, live))
@@ -514,6 +524,25 @@ mod tests {
             assert_eq!(hit.map(|hit| hit.rule.0), (port % 3 != 0).then_some(1), "{port}");
         }
         assert_eq!(hits[40].map(|hit| hit.rule.0), Some(9));
+    }
+
+    /// The results of bursts are those of single lookups, also for flows without a state, while the index grows.
+    #[test]
+    fn bursts_miss_what_single_lookups_miss() {
+        let mut states = States::new(Settings::default(), 1);
+        let mut random = 1_u32;
+        for installed in (20..20_000_u16).step_by(20) {
+            (installed - 20..installed).for_each(|port| install(&mut states, 2 * port, 1));
+            let ports: [u16; 40] = std::array::from_fn(|_| {
+                random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (random >> 16) as u16 % (2 * installed)
+            });
+            let mut hits = [None; 40];
+            states.peek_burst(ports.iter().map(|&port| packet(port).unwrap().0), Lookup::Any, NOW, &mut hits);
+            for (hit, port) in hits.iter().zip(ports) {
+                assert_eq!(hit.is_some(), port % 2 == 0, "{port} of {installed}");
+            }
+        }
     }
 
     #[test]

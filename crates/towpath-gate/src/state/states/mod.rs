@@ -329,6 +329,7 @@ impl States {
             unfit: sum(Counter::Unfit),
             related: sum(Counter::Related),
             nearly_full: sum(Counter::NearlyFull),
+            preempted: self.shared.v4.index.preempted() + self.shared.v6.index.preempted(),
             now: self.shared.len(),
             peak: self.shared.occupancy.peak(),
             unreplied: self.unreplied(),

@@ -39,6 +39,8 @@ pub(crate) struct GrowingIndex {
     /// The index that the flows have left, for a call outside the packet path to free: unmapping takes a while.
     old: Mutex<Option<Arc<Index>>>,
     seed: AtomicU64,
+    /// [`Index::preempted`] of the indices before the current one.
+    preempted: AtomicU64,
     pages: Pages,
 }
 
@@ -49,6 +51,7 @@ impl GrowingIndex {
             spare: Mutex::new(None),
             old: Mutex::new(None),
             seed: AtomicU64::new(seed),
+            preempted: AtomicU64::new(0),
             pages,
         }
     }
@@ -56,6 +59,13 @@ impl GrowingIndex {
     /// The index to begin lookups with. Workers keep it until the configuration version changes.
     pub(crate) fn current(&self) -> Arc<Index> {
         Arc::clone(&locked(&self.current))
+    }
+
+    /// How often a writer waited for a lock whose holder was preempted.
+    pub(crate) fn preempted(&self) -> u64 {
+        let current = self.current();
+        let next = current.next().map_or(0, |next| next.preempted());
+        self.preempted.load(Ordering::Relaxed) + current.preempted() + next
     }
 
     /// Runs `work` with the flow's lines locked, in the index that they have migrated to. `key_of` returns the key in a slot.
@@ -98,8 +108,10 @@ impl GrowingIndex {
         let mut current = locked(&self.current);
         let old = Arc::ptr_eq(&current, index).then(|| std::mem::replace(&mut *current, Arc::clone(next)));
         drop(current);
-        if old.is_some() {
-            let before = std::mem::replace(&mut *locked(&self.old), old);
+        if let Some(old) = &old {
+            // Relaxed: a count.
+            self.preempted.fetch_add(old.preempted(), Ordering::Relaxed);
+            let before = locked(&self.old).replace(Arc::clone(old));
             drop(before);
         }
         true

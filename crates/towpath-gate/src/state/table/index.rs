@@ -83,6 +83,8 @@ pub(crate) struct Index {
     migrated: Apart<AtomicU64>,
     next_line: Apart<AtomicU64>,
     next: OnceLock<Arc<Index>>,
+    /// Waits for a lock whose holder was preempted.
+    preempted: AtomicU64,
 }
 
 /// A flow's hash and the number of its first line.
@@ -124,6 +126,7 @@ impl Index {
             migrated: Apart(AtomicU64::new(0)),
             next_line: Apart(AtomicU64::new(0)),
             next: OnceLock::new(),
+            preempted: AtomicU64::new(0),
         }
     }
 
@@ -134,6 +137,12 @@ impl Index {
     /// The number of entries without the stash.
     pub(crate) fn capacity(&self) -> u64 {
         (ENTRIES as u64) << self.bits
+    }
+
+    /// How often a writer waited for a lock whose holder was preempted.
+    pub(crate) fn preempted(&self) -> u64 {
+        // Relaxed: a count.
+        self.preempted.load(Ordering::Relaxed)
     }
 
     /// Returns true if the stash was ever used.
@@ -328,7 +337,7 @@ impl Index {
         if line.word(0).load(Ordering::Acquire) & MIGRATED != 0 {
             return;
         }
-        if lock(line) & MIGRATED != 0 {
+        if lock(line, &self.preempted) & MIGRATED != 0 {
             unlock(line, 0);
             return;
         }
@@ -436,7 +445,7 @@ impl LockedFlow<'_> {
     }
 
     fn hold(&mut self, line: usize) -> Option<()> {
-        let word = lock(self.index.lines.line(line));
+        let word = lock(self.index.lines.line(line), &self.index.preempted);
         self.held[self.count] = line;
         self.count += 1;
         (word & MIGRATED == 0).then_some(())
@@ -531,6 +540,23 @@ mod tests {
             most = most.max(wanted.iter().sum());
         }
         assert!(most > 10, "{most}");
+    }
+
+    /// A writer waits as long as the holder of a lock does not run, and counts that it did.
+    #[test]
+    fn a_writer_outlasts_a_preempted_holder() {
+        let index = index(1, 1);
+        let held = index.lock(index.probe(&key(1))).unwrap();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| add(&index, 1));
+            while index.preempted() == 0 {
+                std::thread::yield_now();
+            }
+            assert!(!writer.is_finished());
+            drop(held);
+            assert!(writer.join().unwrap());
+        });
+        assert_eq!((index.preempted(), found(&index, 1)), (1, Some(1)));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A line of the index: its layout, its lock and its entries. [`index`](super::index) has the invariants.
 
-use crate::state::concurrent::sync::{Ordering, wait};
+use crate::state::concurrent::sync::{AtomicU64, Ordering, SPINS, wait};
 use crate::state::table::memory::{Line, WORDS, equal_tags};
 
 /// Entries per line.
@@ -21,8 +21,8 @@ pub(super) const TAGS_IN_WORD: usize = 4;
 pub(super) const FIRST_TAG: usize = 2;
 pub(super) const TAG_WORDS: usize = 3;
 
-/// Locks a line. Returns its word 0 as it was.
-pub(super) fn lock(line: &Line) -> u64 {
+/// Locks a line. Returns its word 0 as it was. Counts in `preempted` if the lock was not free after [`SPINS`] turns.
+pub(super) fn lock(line: &Line, preempted: &AtomicU64) -> u64 {
     let word = line.word(0);
     let mut turns = 0;
     loop {
@@ -34,6 +34,10 @@ pub(super) fn lock(line: &Line) -> u64 {
             return now;
         }
         wait(&mut turns);
+        if turns == SPINS {
+            // Relaxed: a count.
+            preempted.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
