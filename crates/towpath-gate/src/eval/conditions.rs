@@ -1,16 +1,17 @@
 //! A checksum of what decides, besides the rules, which states they create: the disabled sets, the entries of the tables,
-//! and the zones and addresses of the ports. A snapshot has the checksum of the gate that wrote it.
-//!
-//! Routes are not part of it.
+//! the zones and addresses of the ports, and the routes if a rule tests them. A snapshot has the checksum of the gate that
+//! wrote it.
 
 use std::net::IpAddr;
 
 use super::gate::Gate;
+use super::routes::Route;
 use super::snapshot::CRC;
+use crate::rules::option::{Term, Test};
 use crate::rules::table::Listing;
 
 impl Gate {
-    /// The checksum. Tables and ports count by name, whatever their order. Takes time in proportion to the entries.
+    /// The checksum. Tables and ports count by name, whatever their order. Takes time in proportion to the entries and routes.
     pub(super) fn conditions(&self) -> u32 {
         let mut digest = CRC.digest();
         digest.update(&self.disabled_sets.to_le_bytes());
@@ -34,6 +35,14 @@ impl Gate {
                 continue;
             }
             digest.update(format!("port {name} {} {addresses:?}\n", ports.zone(id)).as_bytes());
+        }
+        let tests_routes =
+            |term: &Term| matches!(term.test, Test::VerRevPath | Test::VerSrcReach | Test::AntiSpoof);
+        if self.rules.iter().any(|(_, rule)| rule.body.blocks().flatten().any(tests_routes)) {
+            for (net, Route { port, connected, .. }) in self.routes().iter() {
+                let port = ports.name(port).unwrap_or("?");
+                digest.update(format!("route {net} {port} {connected}\n").as_bytes());
+            }
         }
         digest.finalize()
     }

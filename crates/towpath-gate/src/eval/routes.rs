@@ -1,6 +1,6 @@
 //! The route table of the reverse path tests and of a router.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use prefix_trie::PrefixMap;
 
@@ -53,6 +53,16 @@ impl Routes {
             IpAddr::V4(ip) => drop(self.v4.insert((ip.to_bits(), len.min(32)), route)),
             IpAddr::V6(ip) => drop(self.v6.insert((ip.to_bits(), len.min(128)), route)),
         }
+    }
+
+    /// The routes as `PREFIX/LENGTH` and route, in the order of the prefixes, IPv4 first.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (String, Route)> {
+        let four =
+            |((bits, len), route): ((u32, u8), &Route)| (IpAddr::V4(Ipv4Addr::from_bits(bits)), len, *route);
+        let six =
+            |((bits, len), route): ((u128, u8), &Route)| (IpAddr::V6(Ipv6Addr::from_bits(bits)), len, *route);
+        let all = self.v4.iter().map(four).chain(self.v6.iter().map(six));
+        all.map(|(net, len, route)| (format!("{net}/{len}"), route))
     }
 
     /// Returns the route to an address (longest prefix) and the prefix length.

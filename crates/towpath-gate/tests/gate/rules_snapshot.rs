@@ -5,7 +5,9 @@ use std::time::Duration;
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state;
 use towpath_gate::state::{Kind, Listed};
-use towpath_gate::{DEFAULT_DYNAMIC_RULE, Dir, Gate, Ports, Restored, SnapshotError, Step, Walk};
+use towpath_gate::{
+    DEFAULT_DYNAMIC_RULE, Dir, Gate, Ports, Restored, Route, Routes, SnapshotError, Step, Walk,
+};
 use towpath_wire::{self as wire, LinkType, Time};
 
 const THEN: Time = Time::from_secs(1_000);
@@ -232,6 +234,37 @@ fn states_under_other_conditions_are_unchecked() {
     let saved = snapshot(&ports(rows[0].0));
     for (row, unchecked) in rows {
         assert_eq!(ports(row).restore(&saved, NOW).unwrap().unchecked, unchecked, "{row:?}");
+    }
+}
+
+/// Routes decide which states are created only by the rules that test them.
+#[test]
+fn states_under_other_routes_are_unchecked() {
+    let routed = |more: &str, net: &str, port: &str, connected: bool| {
+        let mut gate = gate(&format!("{RULES}{more}"));
+        let mut ports = Ports::new();
+        ["em0", "em1"].into_iter().for_each(|name| _ = ports.add(name, Vec::new()));
+        let mut routes = Routes::new();
+        let port = ports.find(port).unwrap();
+        let gateway = towpath_gate::Gateway::OnLink;
+        routes.add(net.parse().unwrap(), 8, Route { port, connected, gateway });
+        gate.set_ports(ports);
+        gate.set_routes(routes);
+        gate
+    };
+    let tests = "add 50 deny ip from any to any not antispoof\n";
+    let rows = [
+        (tests, ("10.0.0.0", "em0", true), false),
+        (tests, ("11.0.0.0", "em0", true), true),
+        (tests, ("10.0.0.0", "em1", true), true),
+        (tests, ("10.0.0.0", "em0", false), true),
+        (tests, ("2001::", "em0", true), true),
+        ("", ("11.0.0.0", "em1", false), false),
+    ];
+    for (more, (net, port, connected), unchecked) in rows {
+        let saved = snapshot(&routed(more, "10.0.0.0", "em0", true));
+        let restored = routed(more, net, port, connected).restore(&saved, NOW).unwrap();
+        assert_eq!(restored.unchecked, unchecked, "{more}{net} {port} {connected}");
     }
 }
 
