@@ -148,7 +148,7 @@ fn a_recheck_begins_in_the_zone_of_the_port() {
 }
 
 #[test]
-fn states_are_per_zone() {
+fn a_walk_may_be_given_a_zone() {
     let mut story = Story::new("add allow udp from any to any 53 keep-state");
     let mut walk = story.walk(DNS).with_zone(1);
     assert_eq!(story.step(&mut walk, DNS), Step::Pass);
