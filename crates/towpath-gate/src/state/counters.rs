@@ -37,7 +37,7 @@ metrics! {
         pub preempted: counter events,
         /// States held, including those that have expired and were not collected yet.
         pub now: gauge states,
-        /// The largest number of states held at the same time. With several threads, up to 64 less for each other thread.
+        /// The largest number of states held at the same time.
         pub peak: gauge states,
         /// States without a reply, or whose initiator did not complete the TCP or SCTP handshake. In a SYN flood, most states.
         pub unreplied: gauge states,

@@ -23,6 +23,13 @@ pub struct Install {
     pub origin: Origin,
 }
 
+impl Install {
+    /// The state's own lifetime, and whether every packet sets it, in each phase of a TCP connection.
+    pub(crate) fn own_lifetime(&self) -> (Option<u32>, bool) {
+        (self.lifetime.or(self.timeout), self.lifetime.is_none() && self.timeout.is_some())
+    }
+}
+
 /// A bound on the states of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {

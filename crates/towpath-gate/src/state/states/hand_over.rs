@@ -59,14 +59,15 @@ impl States {
         };
         let parent = self.adopting_parent(flow, new_name, new_rule, install, now);
         let generation = self.rule_counts.add(&shared.rules, new_rule);
+        let (lifetime, every_packet) = install.own_lifetime();
         let owner = NewOwner {
             rule: new_rule,
             name: new_name,
             generation,
             parent,
             limited: parent != NONE,
-            lifetime: install.lifetime.or(install.timeout),
-            every_packet: install.lifetime.is_none() && install.timeout.is_some(),
+            lifetime,
+            every_packet,
             strict: install.tracking == Tracking::Strict,
         };
         let removed = Arc::clone(&self.removed);

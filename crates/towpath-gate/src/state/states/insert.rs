@@ -81,8 +81,7 @@ impl States {
         let parent = reservation.parent;
         let flags = flag(CAPPED, reservation.source) | flag(LIMITED, parent != NONE) | flag(STRICT, strict);
         let established = loose && packet.segment.tcp_flags & (SYN | RST) == 0;
-        let lifetime = install.lifetime.or(install.timeout);
-        let every_packet = install.lifetime.is_none() && install.timeout.is_some();
+        let (lifetime, every_packet) = install.own_lifetime();
         // Before the state is linked: its unlinking must not be counted first.
         let generation = self.rule_counts.add(&shared.rules, rule);
         let new = NewEntry {
