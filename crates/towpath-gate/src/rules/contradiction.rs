@@ -145,7 +145,7 @@ mod tests {
             ("allow tcp from any to any not in in", Some(("not in", "in"))),
             (
                 "allow { tcp or udp } from any to any proto icmp",
-                Some(("proto tcp or proto udp", "proto icmp")),
+                Some(("{ proto tcp or proto udp }", "proto icmp")),
             ),
             ("allow { tcp or udp } from any to any proto udp", None),
             ("allow tcp from 10.0.0.0/8 to any src-ip 10.1.0.0/16 in recv em0 setup", None),
