@@ -191,14 +191,12 @@ impl Gate {
             self.reclaim_flow_names(true);
         }
         let mut restored = Restored { unchecked: unchecked || !same, ..Restored::default() };
-        while let Some((mut saved, rule, name)) = at.state(rules.len(), names.len(), &ports)? {
+        while let Some((saved, rule, name)) = at.state(rules.len(), names.len(), &ports)? {
             let (rule, limit) = rules.get(rule as usize).copied().unwrap_or((DEFAULT_DYNAMIC_RULE, None));
             let Some(name) = self.number(name as usize, &names, &mut numbers) else {
                 restored.refused += 1;
                 continue;
             };
-            // No rule here has accepted its flow.
-            saved.listed.orphaned = rule == DEFAULT_DYNAMIC_RULE;
             match self.states_mut().restore(&saved, rule, name, limit, now) {
                 Ok(Installed::New) if rule == DEFAULT_DYNAMIC_RULE => restored.default_dynamic += 1,
                 Ok(Installed::New) => restored.states += 1,

@@ -8,7 +8,7 @@ use super::readers::ReadGuard;
 use super::{AddressFamily, States};
 use crate::state::concurrent::worker_counters::Counter;
 use crate::state::events::EventKind;
-use crate::state::table::entry::{ASSURED, ORPHANED, SEEN_REPLY, STRICT, WIDE_COUNTS, after};
+use crate::state::table::entry::{ASSURED, SEEN_REPLY, STRICT, WIDE_COUNTS, after};
 use crate::state::table::key::{Key, with_key};
 use crate::state::tcp::window::{WORDS, Window};
 use crate::state::{Direction, Install, Installed, Kind, Limit, Listed, Name, Refused, RuleId, Segment};
@@ -130,9 +130,6 @@ impl States {
         }
         if packets[1] > 0 {
             entry.set_flag(SEEN_REPLY);
-        }
-        if saved.listed.orphaned {
-            entry.set_flag(ORPHANED);
         }
         self.emit::<N>(EventKind::Restored, slot);
     }
