@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 
+use super::connection_info::Lifecycle;
 use super::state::{Event, FOREVER, Mode, Work};
 use super::turn::{CALLER, Turn};
 use super::{Server, Shared};
@@ -192,6 +193,18 @@ impl Driver {
     /// Returns the next event, oldest first.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.shared.lock().notices.pop_event()
+    }
+
+    /// Reports connections by [`Driver::poll_lifecycle`] from here on, beginning with those that are open, and gives workers an opened
+    /// event of each ([`Mux::report_opened`]). Call `poll_lifecycle` in each turn then.
+    pub fn report_connections(&mut self) {
+        let now = self.shared.now();
+        self.shared.with(|state, _| state.report_connections(now));
+    }
+
+    /// Returns the next change of a connection, oldest first. None is lost.
+    pub fn poll_lifecycle(&mut self) -> Option<Lifecycle> {
+        self.shared.lock().lifecycle.as_mut()?.pop_front()
     }
 
     /// Returns true if [`Driver::poll_event`] or [`Server::poll_ended`] has something, or if [the server has

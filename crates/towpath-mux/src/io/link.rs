@@ -3,13 +3,15 @@
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, sendmsg, shutdown};
+use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, sendmsg, shutdown, sockopt};
 
 use super::admission::{Entry, Peer};
+use super::connection_info::{self, ConnectionInfo};
 use super::sys::{try_unacknowledged, unacknowledged};
 use super::tls::{HandshakeStep, Session};
 use super::unix_peer::UnixPeer;
@@ -47,6 +49,8 @@ pub(super) struct Link {
     unix: Option<UnixPeer>,
     /// Address of the peer, over IP.
     address: Option<SocketAddr>,
+    /// Address of the listener that accepted it.
+    listener: Option<Arc<str>>,
     /// `None` only during the drop.
     fd: Option<OwnedFd>,
 }
@@ -58,7 +62,13 @@ impl Link {
         let address = if unix.is_some() { None } else { rustix::net::getpeername(&fd).ok().flatten() };
         let address = address.and_then(|address| address.try_into().ok());
         let (tls, zerocopy_sender, broken) = (tls.map(Box::new), OnceLock::new(), OnceLock::new());
-        Self { tls, entry, zerocopy_sender, broken, unix, address, fd: Some(fd) }
+        Self { tls, entry, zerocopy_sender, broken, unix, address, listener: None, fd: Some(fd) }
+    }
+
+    /// Sets the address of the listener that accepted it.
+    pub(super) fn accepted_by(mut self, listener: Option<Arc<str>>) -> Self {
+        self.listener = listener;
+        self
     }
 
     fn fd(&self) -> &OwnedFd {
@@ -231,6 +241,32 @@ impl Link {
         (bytes.filter(|_| !(over && self.unix.is_some())), over)
     }
 
+    /// Addresses and TLS names.
+    pub(super) fn info(&self) -> ConnectionInfo {
+        let peer = match self.address {
+            Some(address) => address.to_string(),
+            None => connection_info::peer(self.fd()),
+        };
+        let info = ConnectionInfo {
+            peer,
+            local: connection_info::local(self.fd()),
+            listener: self.listener.as_deref().unwrap_or_default().to_owned(),
+            tls: self.tls.is_some(),
+            ..ConnectionInfo::default()
+        };
+        match &self.tls {
+            Some(tls) => tls.names(info),
+            None => info,
+        }
+    }
+
+    /// Makes the close reset the connection (SO_LINGER with 0 s, socket(7)). The close does not wait.
+    pub(super) fn reset(&self) {
+        // Also keeps TLS from announcing the end.
+        let _ = self.broken.set(Errno::CONNRESET.raw_os_error());
+        let _ = sockopt::set_socket_linger(self.fd(), Some(Duration::ZERO));
+    }
+
     /// Returns true if there are unread bytes.
     pub(super) fn has_unread(&self) -> bool {
         rustix::io::ioctl_fionread(self.fd()).is_ok_and(|bytes| bytes > 0)
@@ -263,7 +299,9 @@ impl AsFd for Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        if let Some(tls) = &self.tls {
+        if let Some(tls) = &self.tls
+            && self.broken.get().is_none()
+        {
             tls.close(self.fd());
         }
         if let Some(peer) = &self.unix {

@@ -48,6 +48,8 @@ pub(super) struct Listener {
     pub(super) tcp: bool,
     /// TLS for accepted connections.
     pub(super) tls: Option<Tls>,
+    /// Its address, as text.
+    pub(super) name: Arc<str>,
 }
 
 towpath_metrics::metrics! {

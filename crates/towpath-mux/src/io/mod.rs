@@ -41,6 +41,7 @@
 
 mod admission;
 mod closer;
+mod connection_info;
 mod connector;
 mod driver;
 mod handshake;
@@ -88,6 +89,7 @@ use state::{State, Work};
 
 pub use admission::{Admission, Admit, Peer};
 pub use closer::{Close, set_close};
+pub use connection_info::{ConnectionInfo, Lifecycle};
 pub use connector::{Connect, Connector};
 pub use driver::Driver;
 pub use listener::AcceptStats;
@@ -197,7 +199,7 @@ impl Server {
         (fd, address): (OwnedFd, SocketAddr),
         tls: Option<tls::Tls>,
     ) -> io::Result<SocketAddr> {
-        let listener = Listener { fd, tcp: true, tls };
+        let listener = Listener { fd, tcp: true, tls, name: address.to_string().into() };
         self.shared.lock().listeners.add(&self.shared.epoll, listener)?;
         Ok(address)
     }
@@ -208,10 +210,11 @@ impl Server {
     ///
     /// Fails if the path cannot be bound.
     pub fn listen_unix(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let name = format!("unix:{}", path.as_ref().display()).into();
         let listener = UnixListener::bind(path)?;
         listener.set_nonblocking(true)?;
         sys::refuse_descriptors(listener.as_fd());
-        let listener = Listener { fd: listener.into(), tcp: false, tls: None };
+        let listener = Listener { fd: listener.into(), tcp: false, tls: None, name };
         self.shared.lock().listeners.add(&self.shared.epoll, listener)
     }
 
@@ -347,7 +350,7 @@ impl Server {
     ) -> io::Result<()> {
         rustix::io::ioctl_fionbio(&socket, true)?;
         let shared = &self.shared;
-        self.shared.with(|state, work| state.admit(shared, (socket, None), tls, owner, work))
+        self.shared.with(|state, work| state.admit(shared, (socket, None, None), tls, owner, work))
     }
 
     /// Unattaches a connection. [`Server::poll_ended`] returns it when its messages are done, after
@@ -427,6 +430,11 @@ impl Server {
     /// Address of the peer. `None` over a Unix socket and after the connection has ended.
     pub fn peer(&self, id: psock::Id) -> Option<SocketAddr> {
         self.shared.lock().sockets.get(id).and_then(|socket| socket.link.address())
+    }
+
+    /// Addresses and TLS names of a connection. `None` after it has ended.
+    pub fn connection_info(&self, id: psock::Id) -> Option<ConnectionInfo> {
+        self.shared.lock().sockets.get(id).map(|socket| socket.link.info())
     }
 
     /// Returns a snapshot.

@@ -6,6 +6,7 @@ mod notices;
 mod pollers;
 mod ready;
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use rustix::event::epoll::{EventData, EventFlags};
 use slotmap::{Key, KeyData, SecondaryMap};
 
 use super::Shared;
+use super::connection_info::Lifecycle;
 use super::connector::ConnectionEvent;
 use super::handshake::Handshakes;
 use super::linger::Lingers;
@@ -98,6 +100,8 @@ pub(super) struct State {
     /// Number of turns that workers began.
     pub(super) turns: u64,
     pub(super) notices: Notices,
+    /// [`Mode::Driver`]: the life of connections, oldest first, if the driver asked for it. The driver empties it in each turn.
+    pub(super) lifecycle: Option<VecDeque<Lifecycle>>,
     pub(super) mode: Mode,
     /// Threads to wake when anything changes.
     pub(super) waiters: Vec<Thread>,
@@ -239,6 +243,7 @@ impl State {
             tx: TxSchedule::default(),
             turns: 0,
             notices: Notices::default(),
+            lifecycle: None,
             mode: Mode::default(),
             waiters: Vec::new(),
             write_space_waiters: Vec::new(),
@@ -362,6 +367,7 @@ impl State {
                 mux::Event::Left(id) if self.mode.is_driver() => self.push_event(Event::Left(id), work),
                 mux::Event::WriteSpace => self.push_event(Event::WriteSpace, work),
                 mux::Event::Left(_) => {}
+                mux::Event::Removed(id) => self.removed(id, work),
                 mux::Event::Drained => self.drained = true,
             }
         }

@@ -19,6 +19,7 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
 
+use super::connection_info::ConnectionInfo;
 use super::link::ReadOutcome;
 use super::unix_peer::UnixPeer;
 use crate::mux::{Cause, Outcome, Transmit};
@@ -241,6 +242,17 @@ impl Session {
                 Err(cause) => return HandshakeStep::Failed(cause.to_string()),
             }
         }
+    }
+
+    /// Adds the names of the handshake.
+    pub(super) fn names(&self, info: ConnectionInfo) -> ConnectionInfo {
+        let inner = self.lock();
+        let server_name = match &inner.connection {
+            Connection::Server(server) => server.server_name().unwrap_or_default().to_owned(),
+            Connection::Client(_) => String::new(),
+        };
+        let protocol = inner.connection.alpn_protocol().unwrap_or_default().to_vec();
+        ConnectionInfo { server_name, protocol, ..info }
     }
 
     /// Returns, once, the bytes that followed the handshake, and true if the peer closed.

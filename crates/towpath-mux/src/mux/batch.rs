@@ -110,6 +110,11 @@ impl BatchList {
         Some((taken, was))
     }
 
+    /// Connections of the batches.
+    pub(super) fn psocks(&self) -> impl Iterator<Item = psock::Id> {
+        self.batches.iter().map(|(batch, _)| batch.psock)
+    }
+
     /// Removes and returns all batches.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = (Batch, usize)> {
         self.messages = 0;
@@ -187,6 +192,11 @@ impl Batch {
     /// Begins the next `count` messages.
     pub fn skip(&mut self, count: usize) {
         self.advance(count);
+    }
+
+    /// Returns true if this is not a message but the opened event of the connection ([`Mux::report_opened`]).
+    pub fn is_opened(&self) -> bool {
+        self.bytes.is_empty()
     }
 
     /// Number of workers that died while they held this message. 0 for a batch of several.
@@ -289,6 +299,11 @@ impl Batch {
 }
 
 impl LocalBatch {
+    /// Its connection.
+    pub(super) const fn psock(&self) -> psock::Id {
+        self.batch.psock
+    }
+
     /// Number of messages that are not done.
     pub(super) fn left(&self) -> usize {
         self.batch.end - self.done
@@ -355,7 +370,7 @@ impl Mux {
     }
 
     fn reply_local(&mut self, id: worker::Id, to: psock::Id, bytes: Bytes, messages: u32) {
-        if self.psocks.get(to).is_none_or(psock::Psock::is_dead) {
+        if !self.psocks.get(to).is_some_and(psock::Psock::accepts) {
             self.counters.totals.unsent += u64::from(messages);
             return;
         }

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::event::{Cause, End, Event};
 use super::psock::{self, Interest, Phase};
 use super::receive::count_refusal;
-use super::{Mux, worker};
+use super::{Mux, Order, worker};
 use crate::Time;
 
 impl Mux {
@@ -43,6 +43,40 @@ impl Mux {
         for id in self.psocks.keys().collect::<Vec<_>>() {
             self.drain_psock(id, deadline, now);
         }
+    }
+
+    /// Closes a connection for a worker: stops reading, and ends the connection when the replies so far are sent. Later ones are
+    /// dropped. `after`: the number of the message whose reply is the last one; with [`Order::Replies`] it may wait for earlier
+    /// replies. Without it, all messages received so far are answered with that order.
+    pub fn close_after(&mut self, id: psock::Id, after: Option<u64>, now: Time) {
+        self.now = self.now.max(now);
+        let Some(psock) = self.psocks.get(id).filter(|psock| psock.accepts()) else { return };
+        let after = after.unwrap_or(psock.next.saturating_sub(1));
+        self.counters.totals.closed += 1;
+        self.close(id, Cause::Closed, false);
+        let Some(psock) = self.psocks.get_mut(id) else { return };
+        let waits = after.checked_sub(psock.first).filter(|_| self.config.order == Order::Replies);
+        match waits.and_then(|waits| psock.answers.get_mut(waits as usize)) {
+            Some(answer) => answer.last = true,
+            None => self.shut(id),
+        }
+    }
+
+    /// Resets a connection for a worker: ends it at once. Replies that were not sent are dropped.
+    pub fn reset(&mut self, id: psock::Id, now: Time) {
+        self.now = self.now.max(now);
+        self.abort(id, Cause::ResetByWorker);
+    }
+
+    /// Nothing more is sent than what is queued.
+    pub(super) fn shut(&mut self, id: psock::Id) {
+        let Some(psock) = self.psocks.get_mut(id) else { return };
+        psock.tx.shut = true;
+        let (before, unsent) = (psock.tx.bytes, psock.drop_answers());
+        let dropped = before - psock.tx.bytes;
+        self.counters.totals.unsent += unsent;
+        self.recount(dropped, 0);
+        self.settle(id);
     }
 
     /// The readiness to wait for on the connection's socket.
@@ -91,6 +125,7 @@ impl Mux {
             Cause::SendTimeout => self.counters.totals.send_timeouts += 1,
             Cause::SendFull => self.counters.totals.send_full += 1,
             Cause::DrainTimeout => self.counters.totals.drain_timeouts += 1,
+            Cause::ResetByWorker => self.counters.totals.worker_resets += 1,
             _ => {}
         }
         psock.phase = Phase::Dead { unreported: Some(cause) };
@@ -138,6 +173,11 @@ impl Mux {
                 self.report_end(id, cause, hand_back);
                 return self.remove(id);
             }
+            // Workers finish its messages without replies.
+            Phase::Closing { cause, .. } if psock.tx.shut && psock.tx.bytes == 0 && !psock.tx.sending => {
+                let cause = cause.clone();
+                return self.abort(id, cause);
+            }
             Phase::Closing { .. } => {}
             Phase::Dead { unreported: None } if free => return self.remove(id),
             Phase::Dead { .. } => return,
@@ -158,6 +198,9 @@ impl Mux {
     fn remove(&mut self, id: psock::Id) {
         let Some(psock) = self.psocks.remove(id) else { return };
         self.counters.psocks.add(&psock.stats);
+        if self.reports_opened {
+            self.events.push_back(Event::Removed(id));
+        }
         self.recount(psock.buffered, 0);
     }
 

@@ -5,6 +5,20 @@ use std::time::Duration;
 use crate::framing::Framing;
 pub use crate::order::Order;
 
+/// What happens to the connections of a worker that dies or leaves: those bound to it ([`Order::Sticky`]), and in other orders those
+/// whose messages it holds and those that it opened ([`super::Mux::report_opened`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnWorkerEnd {
+    /// Other workers continue them.
+    #[default]
+    Move,
+    /// They end after the replies so far. Their messages are given up.
+    Close {
+        /// Sent last; empty for nothing.
+        goodbye: &'static [u8],
+    },
+}
+
 /// Connected mode: what to do with a message whose connection ended before it was sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Retry {
@@ -59,6 +73,8 @@ pub struct Config {
     /// Number of times that a message is given to another worker because its worker died. After that it is
     /// returned by [`super::Event::Undone`]. Default: 2.
     pub redeliver: u8,
+    /// What happens to the connections of a worker that ends. Default: [`OnWorkerEnd::Move`].
+    pub on_worker_end: OnWorkerEnd,
     /// Maximum number of messages that a worker gets in one turn, 1 to 64. A worker that reads a connection
     /// may process more short messages of it ([`super::Batch`]), unless this is 1. Default: 64.
     pub batch: usize,
@@ -123,6 +139,7 @@ impl Default for Config {
             retry: Retry::IfNoByteLeft,
             unacked_bytes: 4 << 20,
             redeliver: 2,
+            on_worker_end: OnWorkerEnd::Move,
             batch: 64,
             worker_bytes: 1 << 20,
             read: 64 << 10,

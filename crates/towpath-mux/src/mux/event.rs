@@ -33,6 +33,8 @@ pub enum Event {
     WriteSpace,
     /// A leaving worker holds no messages any more. Its id is not valid any more.
     Left(worker::Id),
+    /// Workers have done all messages of a connection that ended ([`super::Mux::report_opened`]).
+    Removed(psock::Id),
     /// A draining mux has no connections any more.
     Drained,
 }
@@ -91,13 +93,19 @@ pub enum Cause {
     SendFull,
     /// The mux was full and this connection held the most memory.
     Memory,
+    /// A worker closed it.
+    Closed,
+    /// A worker reset it.
+    ResetByWorker,
+    /// Its worker ended ([`super::OnWorkerEnd::Close`]).
+    WorkerEnded,
 }
 
 impl Cause {
     /// Error number, positive; 0 for a clean end (Linux, include/uapi/asm-generic/errno.h).
     pub const fn errno(&self) -> i32 {
         match self {
-            Self::Clean | Self::GivenBack | Self::Unattached | Self::Drained => 0,
+            Self::Clean | Self::GivenBack | Self::Unattached | Self::Drained | Self::Closed => 0,
             Self::Inside { .. } => 74,
             Self::Reset(errno) => *errno,
             Self::Tls(_) => 71,
@@ -106,6 +114,7 @@ impl Cause {
             Self::DrainTimeout | Self::Idle | Self::SendTimeout => 110,
             Self::SendFull => 105,
             Self::Memory => 12,
+            Self::ResetByWorker | Self::WorkerEnded => 103,
         }
     }
 
@@ -137,6 +146,9 @@ impl fmt::Display for Cause {
             Self::SendTimeout => f.write_str("the peer takes nothing of what is sent to it"),
             Self::SendFull => f.write_str("more is to be sent than may wait for this peer"),
             Self::Memory => f.write_str("the mux is full, and this connection holds most of it"),
+            Self::Closed => f.write_str("closed by a worker"),
+            Self::ResetByWorker => f.write_str("reset by a worker"),
+            Self::WorkerEnded => f.write_str("its worker ended"),
         }
     }
 }

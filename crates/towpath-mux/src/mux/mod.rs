@@ -10,7 +10,7 @@
 //! - No ready message waits while a worker is idle. An idle worker is woken, unless an awake worker will
 //!   finish the message sooner than the wake-up takes; after [`Config::patience`] it is woken in any case.
 //! - Each message is with at most one worker and is done once.
-//! - received = done + undone + queued + in_hand ([`Totals`], checked by [`Mux::check`]).
+//! - received + opened = done + undone + queued + in_hand ([`Totals`], checked by [`Mux::check`]).
 //! - All memory is counted in bytes and bounded ([`Config`]). A full connection or mux is not read, so that
 //!   TCP's window closes. A connection whose peer does not read, or sends slowly, affects only itself.
 //! - A message is sent whole and never interleaved with another, unless its connection ends.
@@ -18,7 +18,8 @@
 //!
 //! Parts: `receive.rs` reads and assembles, `schedule.rs` and `wake.rs` choose workers (with the tables in
 //! `workers.rs` and `ready.rs`), `batch.rs` has messages that were read together, `transmit.rs` sends,
-//! `unacked.rs` keeps what peers have not acknowledged, `close.rs` and `timer.rs` end connections, `stats.rs` counts.
+//! `unacked.rs` keeps what peers have not acknowledged, `opened.rs` reports new connections to workers, `close.rs` and `timer.rs` end
+//! connections, `stats.rs` counts.
 //!
 //! Reference: Linux, net/kcm/kcmsock.c and Documentation/networking/kcm.rst, which define the terms. KCM
 //! assigns a message to a worker when the message arrives. Here a free worker takes the oldest message, so
@@ -35,6 +36,7 @@ mod event;
 mod handle;
 mod memory;
 mod message;
+mod opened;
 mod order;
 mod pool;
 pub mod psock;
@@ -50,6 +52,7 @@ mod tx_queue;
 mod unacked;
 mod wake;
 pub mod worker;
+mod worker_end;
 mod workers;
 #[cfg(any(test, feature = "test-util"))]
 pub mod world;
@@ -60,7 +63,7 @@ use slotmap::SlotMap;
 
 pub use batch::Batch;
 pub use body::{Body, Lease};
-pub use config::{Bound, Config, Order, Retry};
+pub use config::{Bound, Config, OnWorkerEnd, Order, Retry};
 pub use event::{Cause, End, Event, SendError, Undelivered};
 pub use message::{Completion, Message, Ticket, View};
 pub use receive::AttachError;
@@ -116,6 +119,8 @@ pub struct Mux {
     /// Latest time passed by the caller.
     now: Time,
     draining: bool,
+    /// Connections have opened events ([`Mux::report_opened`]).
+    reports_opened: bool,
     /// [`Event::Drained`] was reported.
     drained: bool,
     psocks: SlotMap<psock::Id, Psock>,
@@ -145,6 +150,7 @@ impl Mux {
             config,
             now: Time::default(),
             draining: false,
+            reports_opened: false,
             drained: false,
             psocks: SlotMap::with_key(),
             workers: Workers::default(),

@@ -6,6 +6,7 @@ use std::fmt;
 use super::body::Body;
 use super::event::Cause;
 use super::message::Message;
+use super::opened::Opened;
 use super::tx_queue::TxQueue;
 use super::worker;
 use crate::Time;
@@ -56,6 +57,8 @@ pub(super) struct Psock {
     pub(super) memory: usize,
     /// Bytes charged for the assembler.
     pub(super) buffered: usize,
+    /// Its opened event.
+    pub(super) opened: Opened,
     /// Number of the next message.
     pub(super) next: u64,
     /// Messages that wait for an earlier message of this connection.
@@ -100,6 +103,8 @@ pub(super) struct Answer {
     /// Each with the number of replies in it.
     pub(super) replies: Vec<(Body, u32)>,
     pub(super) done: bool,
+    /// The connection is closed after these replies.
+    pub(super) last: bool,
 }
 
 /// The readiness to wait for on a connection's socket.
@@ -205,6 +210,7 @@ impl Psock {
             in_hand: 0,
             memory: 0,
             buffered: 0,
+            opened: Opened::No,
             next: 0,
             pending: VecDeque::new(),
             busy: false,
@@ -232,6 +238,21 @@ impl Psock {
 
     pub(super) fn is_dead(&self) -> bool {
         matches!(self.phase, Phase::Dead { .. })
+    }
+
+    /// Drops the replies that wait for earlier ones. Returns their number.
+    pub(super) fn drop_answers(&mut self) -> u64 {
+        let mut count = 0;
+        for (bytes, replies) in self.answers.iter_mut().flat_map(|answer| answer.replies.drain(..)) {
+            self.tx.bytes -= bytes.len();
+            count += u64::from(replies);
+        }
+        count
+    }
+
+    /// Returns true if replies may be sent.
+    pub(super) fn accepts(&self) -> bool {
+        !self.is_dead() && !self.tx.shut
     }
 
     /// Returns true if no worker, reader or writer holds anything of it.

@@ -114,6 +114,9 @@ impl Mux {
             self.balance.insert(id);
             self.report_write_space();
         }
+        if self.reports_opened {
+            self.open(id);
+        }
         self.settle(id);
         Ok(id)
     }

@@ -21,6 +21,7 @@ use hdrhistogram::Histogram;
 use super::batch::Batch;
 use super::event::Event;
 use super::message::{Message, Ticket};
+use super::opened::Opened;
 use super::ready::Entry;
 use super::worker::{self, Activity, Worker};
 use super::{Mux, Order};
@@ -77,6 +78,9 @@ impl Mux {
             out.push(message.clone());
             if let Some(psock) = self.psocks.get_mut(message.ticket.psock) {
                 psock.hold(1);
+                if message.is_opened() {
+                    psock.opened = Opened::By(id);
+                }
             }
             worker.give(message);
             given += 1;
@@ -113,6 +117,9 @@ impl Mux {
             waits.push(&mut self.counters.queue_wait, now.since(batch.received()), batch.len() as u64);
             if let Some(psock) = self.psocks.get_mut(batch.psock()) {
                 psock.hold(batch.len());
+                if batch.is_opened() {
+                    psock.opened = Opened::By(id);
+                }
             }
             given += batch.len();
             out.push(batch);
@@ -222,7 +229,7 @@ impl Mux {
         }
         worker.enabled = !disable;
         if disable {
-            self.unpin(id);
+            self.unpin(id, false);
             return;
         }
         self.pin_all();
@@ -241,7 +248,8 @@ impl Mux {
         worker.enabled = false;
         worker.leaving = true;
         worker.deadline = deadline;
-        self.unpin(id);
+        let close = self.close_all_of(id);
+        self.unpin(id, close);
         self.check_left(id);
     }
 
@@ -251,7 +259,8 @@ impl Mux {
         self.now = self.now.max(now);
         let Some(worker) = self.workers.get_mut(id) else { return };
         worker.enabled = false;
-        self.unpin(id);
+        let close = self.close_all_of(id);
+        self.unpin(id, close);
         self.split_local(id);
         self.split_batches(id);
         let Some(worker) = self.workers.remove(id) else { return };
@@ -265,10 +274,20 @@ impl Mux {
                 self.counters.totals.done += 1;
                 self.unhold(message.ticket);
                 self.finish(&message);
+            } else if close {
+                self.counters.totals.in_hand -= 1;
+                self.counters.totals.undone += 1;
+                self.unhold(message.ticket);
+                self.finish(&message);
             } else if message.deaths > self.config.redeliver {
                 self.counters.totals.in_hand -= 1;
                 self.counters.totals.undone += 1;
                 self.unhold(message.ticket);
+                if message.is_opened()
+                    && let Some(psock) = self.psocks.get_mut(message.ticket.psock)
+                {
+                    psock.opened = Opened::No;
+                }
                 self.finish(&message);
                 self.events.push_back(Event::Undone(message));
             } else {
@@ -277,6 +296,7 @@ impl Mux {
             }
         }
         self.return_to_queue(id, again);
+        self.reopen_all(id);
     }
 
     /// Number of messages that wait for a worker.
@@ -353,7 +373,7 @@ impl Mux {
 
     /// [`Order::Sticky`]: moves the messages queued at a connection to its worker. Chooses a new worker if no
     /// worker holds messages of the connection.
-    fn pin(&mut self, id: super::psock::Id) {
+    pub(super) fn pin(&mut self, id: super::psock::Id) {
         let Some(psock) = self.psocks.get(id) else { return };
         let bound =
             psock.bound.filter(|&worker| self.workers.get(worker).is_some_and(|worker| worker.enabled));
@@ -365,6 +385,7 @@ impl Mux {
                 None => return,
             },
         };
+        self.open_for(id, worker);
         let (Some(psock), Some(other)) = (self.psocks.get_mut(id), self.workers.get_mut(worker)) else {
             return;
         };
@@ -390,19 +411,23 @@ impl Mux {
         }
     }
 
-    /// Takes back the messages queued for this worker.
-    fn unpin(&mut self, id: worker::Id) {
+    /// Takes back the messages queued for this worker, or gives them up.
+    fn unpin(&mut self, id: worker::Id, give_up: bool) {
         let Some(worker) = self.workers.get_mut(id) else { return };
         let back = std::mem::take(&mut worker.pinned);
+        if give_up {
+            return back.iter().for_each(|message| self.give_up_queued(message));
+        }
         worker.stats.handed_back += back.len() as u64;
         self.counters.totals.handed_back += back.len() as u64;
         self.requeue(back.into());
     }
 
     /// Requeues messages that a worker held, oldest first.
-    fn return_to_queue(&mut self, id: worker::Id, back: Vec<Message>) {
-        for message in &back {
+    fn return_to_queue(&mut self, id: worker::Id, mut back: Vec<Message>) {
+        for message in &mut back {
             self.unhold(message.ticket);
+            self.reopen(message);
         }
         self.counters.totals.in_hand -= back.len() as u64;
         self.counters.totals.queued += back.len() as u64;
@@ -487,6 +512,7 @@ impl Mux {
                 self.counters.workers.add(&worker.stats);
             }
             self.events.push_back(Event::Left(id));
+            self.reopen_all(id);
         }
     }
 
@@ -518,11 +544,15 @@ impl Mux {
 }
 
 /// [`Order::Sticky`]: inserts a message before the waiting ones, but after earlier messages of its
-/// connection. Those were put back sooner if the worker was in the middle of its messages.
+/// connection. Those were put back sooner if the worker was in the middle of its messages. The opened event is the first.
 fn put_back(waiting: &mut VecDeque<Message>, message: Message) {
     let Ticket { psock, number } = message.ticket;
-    let before =
-        waiting.iter().rposition(|other| other.ticket.psock == psock && other.ticket.number < number);
+    let earlier = |other: &Message| {
+        other.ticket.psock == psock
+            && !message.is_opened()
+            && (other.ticket.number < number || other.is_opened())
+    };
+    let before = waiting.iter().rposition(earlier);
     waiting.insert(before.map_or(0, |before| before + 1), message);
 }
 

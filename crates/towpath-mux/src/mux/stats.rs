@@ -9,10 +9,12 @@ use super::{Mux, worker};
 const LONGEST: u64 = 3_600_000_000_000;
 
 towpath_metrics::metrics! {
-    /// Counters of a mux. Always: received = done + undone + queued + in_hand ([`Mux::check`]).
+    /// Counters of a mux. Always: received + opened = done + undone + queued + in_hand ([`Mux::check`]).
     pub struct Totals in "mux" {
         /// Whole messages received.
         pub received: counter messages,
+        /// Opened events for workers. They count as messages in `done`, `undone`, `queued` and `in_hand`.
+        pub opened: counter events,
         /// Messages that workers have done.
         pub done: counter messages,
         /// Messages given up because workers died with them.
@@ -39,6 +41,8 @@ towpath_metrics::metrics! {
         pub unattach: counter connections,
         /// Connections unattached while they had messages in the mux.
         pub unattach_rsvd: counter connections,
+        /// Connections that workers closed.
+        pub closed: counter connections,
         /// Connections that were reset, or on which a read, a write or TLS failed.
         pub resets: counter connections as "ended": "Connections that ended abnormally, by reason." (reason = "reset"),
         /// Connections that the peer closed inside a message.
@@ -53,6 +57,10 @@ towpath_metrics::metrics! {
         pub send_full: counter connections as "ended" (reason = "send_full"),
         /// Connections that were not drained in time.
         pub drain_timeouts: counter connections as "ended" (reason = "drain_timeout"),
+        /// Connections that workers reset.
+        pub worker_resets: counter connections as "ended" (reason = "worker_reset"),
+        /// Connections that ended because their worker ended.
+        pub worker_ended: counter connections as "ended" (reason = "worker_ended"),
     }
 }
 
@@ -218,7 +226,7 @@ impl Mux {
             ),
             (
                 "received",
-                totals.received as usize,
+                (totals.received + totals.opened) as usize,
                 (totals.done + totals.undone + totals.queued + totals.in_hand) as usize,
             ),
         ];

@@ -4,6 +4,7 @@
 mod batches;
 mod bounds;
 mod ends;
+mod opened;
 mod workers;
 
 use std::time::Duration;

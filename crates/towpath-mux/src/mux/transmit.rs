@@ -156,7 +156,7 @@ impl Mux {
         if !worker.answered(ticket, count) {
             return Err(SendError::Gone);
         }
-        let Some(psock) = self.psocks.get_mut(ticket.psock).filter(|psock| !psock.is_dead()) else {
+        let Some(psock) = self.psocks.get_mut(ticket.psock).filter(|psock| psock.accepts()) else {
             self.counters.totals.unsent += u64::from(replies);
             return Err(SendError::Gone);
         };
@@ -362,15 +362,22 @@ impl Mux {
         if let Some(answer) = psock.answers.get_mut(at) {
             answer.done = true;
         }
-        while psock.answers.front().is_some_and(|answer| answer.done) {
-            psock.answers.pop_front();
+        let mut last = false;
+        while let Some(answer) = psock.answers.pop_front_if(|answer| answer.done) {
             psock.first += 1;
+            if answer.last {
+                last = true;
+                break;
+            }
             // The replies to the next message are sent without waiting.
             let Some(next) = psock.answers.front_mut() else { break };
             let replies = std::mem::take(&mut next.replies);
             psock.tx.start_timer(self.now);
             let owned = |(bytes, count)| Outgoing { owned: true, ..Outgoing::new(bytes, count) };
             psock.tx.queue.extend(replies.into_iter().map(owned));
+        }
+        if last {
+            self.shut(ticket.psock);
         }
         self.request_transmit(ticket.psock);
     }

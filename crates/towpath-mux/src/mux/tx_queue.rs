@@ -22,6 +22,8 @@ pub(super) struct TxQueue {
     pub(super) reported: bool,
     /// `bytes` is above the bound ([`super::Config::send_bytes`]).
     pub(super) full: bool,
+    /// A worker closed the connection: nothing is added any more.
+    pub(super) shut: bool,
     /// When the peer last accepted or acknowledged bytes, or when the queue became non-empty.
     pub(super) progress: Time,
     /// Sent messages that the peer has not acknowledged.
@@ -38,6 +40,7 @@ impl TxQueue {
             blocked: false,
             reported: false,
             full: false,
+            shut: false,
             progress: now,
             unacked: Unacked::default(),
         }

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use super::batch::{Batch, BatchList, LocalBatch};
 use super::config::Config;
 use super::message::{Message, Ticket};
+use super::psock;
 use crate::Time;
 
 slotmap::new_key_type! {
@@ -34,6 +35,8 @@ pub(super) struct Worker {
     pub(super) credit: usize,
     pub(super) enabled: bool,
     pub(super) leaving: bool,
+    /// No connections are bound to it any more ([`super::Order::Sticky`]).
+    pub(super) retiring: bool,
     /// When a leaving worker counts as dead.
     pub(super) deadline: Option<Time>,
     /// Messages for this worker only ([`super::Order::Sticky`]).
@@ -86,6 +89,7 @@ impl Worker {
             credit,
             enabled: true,
             leaving: false,
+            retiring: false,
             deadline: None,
             pinned: VecDeque::new(),
             in_hand: VecDeque::new(),
@@ -111,6 +115,12 @@ impl Worker {
     /// Number of messages that it holds.
     pub(super) fn held(&self) -> usize {
         self.in_hand.len() + self.batches.len() + self.local.as_ref().map_or(0, LocalBatch::left)
+    }
+
+    /// Connections of the messages that it holds.
+    pub(super) fn psocks(&self) -> impl Iterator<Item = psock::Id> {
+        let single = self.in_hand.iter().map(|held| held.message.ticket.psock);
+        single.chain(self.batches.psocks()).chain(self.local.as_ref().map(LocalBatch::psock))
     }
 
     /// Counts messages that it sent. Empty messages are not counted, as for connections.

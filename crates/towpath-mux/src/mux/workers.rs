@@ -79,12 +79,12 @@ impl Workers {
         idle.find(|&id| self.slots.get(id).is_some_and(|worker| worker.enabled))
     }
 
-    /// An enabled idle worker, or the enabled worker that holds the fewest messages.
+    /// The worker for a new connection: an idle one, or the one that holds the fewest messages.
     pub(super) fn least_busy(&self) -> Option<Id> {
         let load = |worker: &Worker| worker.pinned.len() + worker.held();
         self.slots
             .iter()
-            .filter(|(_, worker)| worker.enabled)
+            .filter(|(_, worker)| worker.enabled && !worker.retiring)
             .min_by_key(|(_, worker)| (worker.activity != Activity::Idle, load(worker)))
             .map(|(id, _)| id)
     }

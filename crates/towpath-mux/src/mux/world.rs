@@ -374,7 +374,8 @@ impl World {
                 | Event::Unacked(_)
                 | Event::Recall(_)
                 | Event::WriteSpace
-                | Event::Drained => {}
+                | Event::Drained
+                | Event::Removed(_) => {}
             }
         }
     }

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use super::super::Shared;
 use super::super::admission::{Entry, Peer};
+use super::super::connection_info::Lifecycle;
 use super::super::connector::ConnectionEvent;
 use super::super::handshake::PendingHandshake;
 use super::super::link::Link;
@@ -47,6 +48,7 @@ impl State {
         });
         match watched {
             Ok(id) => {
+                self.attached(id, &link);
                 self.sockets.insert(id, Socket::new(link, owner));
                 Ok(id)
             }
@@ -67,13 +69,13 @@ impl State {
     pub(in crate::io) fn admit(
         &mut self,
         shared: &Shared,
-        (fd, entry): (OwnedFd, Option<Entry>),
+        (fd, entry, listener): (OwnedFd, Option<Entry>, Option<Arc<str>>),
         tls: Option<&Tls>,
         owner: Option<Sender<ConnectionEvent>>,
         work: &mut Work,
     ) -> io::Result<()> {
         let Some(tls) = tls else {
-            let link = Arc::new(Link::new(fd, None, entry));
+            let link = Arc::new(Link::new(fd, None, entry).accepted_by(listener));
             return self.attach(shared, link, owner, None, work).map(drop);
         };
         // On every path the descriptor and the entry are in a link, which is closed without the mutex.
@@ -84,7 +86,7 @@ impl State {
             Ok(session) => (Some(session), None),
             Err(error) => (None, Some(error)),
         };
-        let link = Arc::new(Link::new(fd, session, entry));
+        let link = Arc::new(Link::new(fd, session, entry).accepted_by(listener));
         let until = shared.now() + tls.time();
         let begun = match wrong {
             Some(error) => Err(error),
@@ -110,7 +112,8 @@ impl State {
         self.accept_stats.accepted += passed.len() as u64 + denied + reset;
         self.accept_stats.denied += denied;
         self.accept_stats.reset += reset;
-        for socket in passed {
+        for (fd, entry) in passed {
+            let socket = (fd, entry, Some(Arc::clone(&listener.name)));
             if self.admit(shared, socket, listener.tls.as_ref(), None, work).is_err() {
                 self.accept_stats.refused += 1;
             }
@@ -226,7 +229,7 @@ impl State {
     /// received.
     fn part(&mut self, shared: &Shared, link: Arc<Link>, cause: &Cause, work: &mut Work) {
         let owed = match cause {
-            Cause::Drained | Cause::GivenBack | Cause::Unattached => {
+            Cause::Drained | Cause::GivenBack | Cause::Unattached | Cause::Closed | Cause::WorkerEnded => {
                 link.unacknowledged() > 0 || link.has_unread()
             }
             // A peer that violates the framing is read only as long as it has not acknowledged replies.
@@ -289,6 +292,9 @@ impl State {
         }
         notify_owner(socket.owner);
         let link = socket.link;
+        if end.cause == Cause::ResetByWorker {
+            link.reset();
+        }
         let peer = link.address();
         // A duplicate, because a writer may still hold the link.
         let socket = if end.hand_back { link.hand_back() } else { None };
@@ -297,9 +303,39 @@ impl State {
             None => self.part(shared, link, &end.cause, work),
         }
         let End { psock, cause, rest, unsent, .. } = end;
+        if let Some(lifecycle) = &mut self.lifecycle {
+            lifecycle.push_back(Lifecycle::Ended(psock, cause.clone()));
+        }
         log::debug!("{psock} ended: {cause}");
         self.notices.push_ended(Ended { psock, peer, cause, socket, rest, unsent });
         if self.mode.is_driver() {
+            self.connection_ended = true;
+            self.notify(work);
+        }
+    }
+}
+
+impl State {
+    /// Starts to report the life of connections to the driver, and to workers as opened events.
+    pub(in crate::io) fn report_connections(&mut self, now: Time) {
+        if self.lifecycle.is_none() {
+            let open = self.sockets.iter();
+            let open = open.map(|(id, socket)| Lifecycle::Opened(id, Box::new(socket.link.info())));
+            self.lifecycle = Some(open.collect());
+        }
+        self.mux.report_opened(now);
+    }
+
+    fn attached(&mut self, id: psock::Id, link: &Link) {
+        if let Some(lifecycle) = &mut self.lifecycle {
+            lifecycle.push_back(Lifecycle::Opened(id, Box::new(link.info())));
+        }
+    }
+
+    /// Workers have done all messages of a connection that ended.
+    pub(super) fn removed(&mut self, id: psock::Id, work: &mut Work) {
+        if let Some(lifecycle) = &mut self.lifecycle {
+            lifecycle.push_back(Lifecycle::Removed(id));
             self.connection_ended = true;
             self.notify(work);
         }

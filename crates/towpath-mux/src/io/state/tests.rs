@@ -119,7 +119,10 @@ fn admission_learns_of_ends_without_the_lock() {
     let refused = |fd: OwnedFd, tls: Option<&Tls>| {
         let (passed, _peer) = connection();
         let entry = admission::admit(&admission, &passed, shared.start).expect("it passes");
-        server.shared.with(|state, work| state.admit(shared, (fd, Some(entry)), tls, None, work)).is_err()
+        server
+            .shared
+            .with(|state, work| state.admit(shared, (fd, Some(entry), None), tls, None, work))
+            .is_err()
     };
     let ways = [
         None,

@@ -1,0 +1,135 @@
+//! Opened events: a worker learns of a connection before its first message.
+//!
+//! What: the event is a message without bytes (a framing finds none of these). The scheduler gives it to one worker, in the order of
+//! the mux, and again if that worker dies with it. The worker may answer it: this is how a server speaks first.
+//!
+//! Invariant: at most one opened event of a connection exists. If the worker that has it or had it ends, the connection gets another
+//! one, whose mark is 1 if anything was received or sent before.
+//!
+//! [`Event::Removed`](super::Event::Removed) reports that no worker will get a message of the connection any more.
+
+use bytes::Bytes;
+
+use super::message::{Message, Ticket};
+use super::psock::{self, Psock};
+use super::{Mux, Order, worker};
+use crate::Time;
+
+/// State of a connection's opened event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Opened {
+    /// There is none.
+    No,
+    /// It waits for a worker.
+    Queued,
+    /// This worker has it or has done it.
+    By(worker::Id),
+}
+
+impl Message {
+    /// Returns true if this is not a message but the opened event of the connection ([`Mux::report_opened`]).
+    pub fn is_opened(&self) -> bool {
+        self.bytes.is_empty()
+    }
+}
+
+impl Psock {
+    /// Mark of its opened event: 1 if anything was received or sent.
+    fn resumed(&self) -> u32 {
+        u32::from(self.stats.rx_msgs > 0 || self.stats.tx_bytes > 0 || self.tx.bytes > 0)
+    }
+}
+
+impl Mux {
+    /// Gives workers an opened event of each connection, also of those that are attached.
+    pub fn report_opened(&mut self, now: Time) {
+        self.now = self.now.max(now);
+        if std::mem::replace(&mut self.reports_opened, true) {
+            return;
+        }
+        for id in self.psocks.keys().collect::<Vec<_>>() {
+            self.open(id);
+        }
+    }
+
+    /// Queues the opened event of a connection.
+    pub(super) fn open(&mut self, id: psock::Id) {
+        if !self.psocks.get(id).is_some_and(Psock::accepts) {
+            return;
+        }
+        let Some(message) = self.opened_event(id) else { return };
+        if self.config.order != Order::Sticky {
+            return self.place(message);
+        }
+        if let Some(psock) = self.psocks.get_mut(id) {
+            psock.pending.push_front(message);
+        }
+        self.pin(id);
+        self.put_first(id);
+    }
+
+    /// [`Order::Sticky`]: the connection is bound to this worker. Queues an opened event if another worker had the last one.
+    pub(super) fn open_for(&mut self, id: psock::Id, worker: worker::Id) {
+        let known = |opened| matches!(opened, Opened::By(other) if other != worker);
+        if self.reports_opened
+            && self.psocks.get(id).is_some_and(|psock| known(psock.opened))
+            && let Some(message) = self.opened_event(id)
+            && let Some(psock) = self.psocks.get_mut(id)
+        {
+            psock.pending.push_front(message);
+        }
+    }
+
+    /// The opened event of a connection, which the caller queues.
+    fn opened_event(&mut self, id: psock::Id) -> Option<Message> {
+        let psock = self.psocks.get_mut(id)?;
+        psock.opened = Opened::Queued;
+        let ticket = Ticket { psock: id, number: psock.next };
+        psock.next += 1;
+        psock.outstanding += 1;
+        if self.config.order == Order::Replies {
+            psock.answers.push_back(psock::Answer::default());
+        }
+        self.counters.totals.opened += 1;
+        self.counters.totals.queued += 1;
+        let (bytes, mark, received) = (Bytes::new(), psock.resumed(), self.now);
+        Some(Message { ticket, bytes, skip: 0, trim: 0, mark, hash: 0, received, charge: 0, deaths: 0 })
+    }
+
+    /// [`Order::Sticky`]: moves the opened event, which is the newest message of its worker, before other messages of its connection.
+    fn put_first(&mut self, id: psock::Id) {
+        let bound =
+            self.psocks.get(id).and_then(|psock| psock.bound).filter(|_| self.config.order == Order::Sticky);
+        let pinned = match bound.and_then(|worker| self.workers.get_mut(worker)) {
+            Some(worker) => &mut worker.pinned,
+            None => return,
+        };
+        if let Some(at) = pinned.iter().position(|message| message.ticket.psock == id)
+            && let Some(opened) =
+                pinned.pop_back_if(|message| message.is_opened() && message.ticket.psock == id)
+        {
+            pinned.insert(at, opened);
+        }
+    }
+
+    /// An opened event waits again: its worker gave it back or died.
+    pub(super) fn reopen(&mut self, message: &mut Message) {
+        if message.is_opened()
+            && let Some(psock) = self.psocks.get_mut(message.ticket.psock)
+        {
+            psock.opened = Opened::Queued;
+            message.mark = psock.resumed();
+        }
+    }
+
+    /// The worker has gone: the connections that were opened by it are opened by others.
+    pub(super) fn reopen_all(&mut self, worker: worker::Id) {
+        if !self.reports_opened {
+            return;
+        }
+        let open = self.psocks.iter().filter(|(_, psock)| psock.opened == Opened::By(worker));
+        for id in open.map(|(id, _)| id).collect::<Vec<_>>() {
+            self.open(id);
+        }
+    }
+}
