@@ -473,6 +473,7 @@ fn an_endpoint_survives_what_is_no_hello() {
     let wrong = crate::handshake::messages::Hello {
         version: 9,
         gaps: true,
+        events: false,
         fences: Fences::Both,
         name: "old".into(),
     }

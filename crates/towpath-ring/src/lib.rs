@@ -71,7 +71,9 @@ mod wrap;
 #[cfg(all(feature = "tokio", not(loom)))]
 pub use client::asynchronous::AsyncConsumer;
 #[cfg(not(loom))]
-pub use client::worker::{Connection, Message, Reply, ServeError, Unsent, View, Worker};
+pub use client::worker::{
+    Connection, Ended, Event, Message, Opened, Reply, ServeError, Unsent, View, Worker,
+};
 #[cfg(not(loom))]
 pub use client::{Consumer, ConsumerStats, Frame, FrameId, NotReplaced, Ticket};
 #[cfg(not(loom))]
@@ -99,7 +101,9 @@ pub use handshake::attach::Options;
 #[cfg(not(loom))]
 pub use handshake::attach_error::AttachError;
 #[cfg(not(loom))]
-pub use lane::batch::{BATCH_MAX, Part};
+pub use lane::batch::{BATCH_MAX, Part, Position};
+#[cfg(not(loom))]
+pub use lane::connection_event::{EndCause, EndedInfo, OpenedInfo};
 #[cfg(not(loom))]
 pub use lane::loss_record::{Loss, LossRecord};
 #[cfg(not(loom))]

@@ -389,6 +389,14 @@ impl Consumer {
             .store(batch::at(frame.seq(), index), Ordering::Relaxed);
     }
 
+    /// Reports this frame as the last one received.
+    #[inline]
+    pub(crate) fn tell_received(&self, frame: &Frame) {
+        // Relaxed: as in tell_at.
+        let page = self.lane(frame).own_page();
+        page.word(abi::CLIENT_AT).store(batch::received(frame.seq()), Ordering::Relaxed);
+    }
+
     /// Frames for this client that were lost since the last call. A loss is reported once, at once, even while the
     /// ring is full (like ENOBUFS of netlink(7)). Always 0 without [`Options::gaps`].
     pub fn overrun(&mut self) -> u64 {

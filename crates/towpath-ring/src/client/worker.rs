@@ -1,5 +1,7 @@
 //! A worker process of a multiplexor: receives messages of connections and answers them.
 
+mod event;
+
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,6 +19,8 @@ use crate::lane::reserve_error::ReserveError;
 use crate::lane::verdict::Verdict;
 use crate::shm::header::{Kind, Meta};
 use crate::shm::seq::Seq;
+
+pub use event::{Ended, Event, Opened};
 
 /// Messages that [`Worker::serve`] processes before it checks whether the multiplexor sleeps.
 const BURST: u32 = 256;
@@ -139,6 +143,8 @@ pub struct Reply {
     bytes: Vec<u8>,
     /// End of each answer that waits to be sent, and the number of the frame's messages that were done by then.
     ends: Vec<(usize, u32)>,
+    /// What happens to the connection after the last answer.
+    then: Option<Kind>,
 }
 
 impl Reply {
@@ -148,7 +154,18 @@ impl Reply {
         self.bytes.extend_from_slice(bytes);
     }
 
+    /// Closes the connection after this answer. See [`Worker::close_after`].
+    pub const fn close(&mut self) {
+        self.then = Some(Kind::CLOSE);
+    }
+
+    /// Resets the connection after this answer was queued. See [`Worker::reset_connection`].
+    pub const fn reset(&mut self) {
+        self.then = Some(Kind::RESET);
+    }
+
     fn clear(&mut self) {
+        self.then = None;
         self.bytes.clear();
         self.ends.clear();
     }
@@ -233,6 +250,15 @@ impl Worker {
     /// [`AttachError::NoSocket`] if it is not set, and those of [`attach`](Self::attach).
     pub fn attach_env() -> Result<Self, AttachError> {
         Ok(Self::over(Consumer::attach_env()?))
+    }
+
+    /// As [`attach_env`](Self::attach_env), with options.
+    ///
+    /// # Errors
+    /// As [`attach_env`](Self::attach_env).
+    pub fn attach_env_with(options: &Options) -> Result<Self, AttachError> {
+        let path = std::env::var_os("TOWPATH_SOCKET").ok_or(AttachError::NoSocket)?;
+        Self::attach(path, options)
     }
 
     /// Attaches to the multiplexor at `path`.
@@ -321,7 +347,7 @@ impl Worker {
         if let Err(ServeError::Recv(_) | ServeError::Reply { why: ReserveError::Disconnected, .. }) = served {
             // The next call would fail at the same frame again.
             self.reply.clear();
-        } else if begun.done >= count && self.reply.ends.is_empty() {
+        } else if begun.done >= count && self.reply.ends.is_empty() && self.reply.then.is_none() {
             self.queue.verdict(begun.frame, Verdict::Pass);
         } else {
             self.begun = Some(begun);
@@ -334,7 +360,7 @@ impl Worker {
     /// # Errors
     /// [`RecvError`]: the multiplexor wrote invalid data, or poll(2) failed.
     pub fn recv(&mut self) -> Result<Option<Message>, RecvError> {
-        self.next(Consumer::recv, || false)
+        self.next_message(Consumer::recv, || false)
     }
 
     /// Receives the next message; waits at most `timeout`. None also after the timeout; [`Consumer::is_ended`] of
@@ -344,7 +370,7 @@ impl Worker {
     /// As [`recv`](Self::recv).
     pub fn recv_timeout(&mut self, timeout: Duration) -> Result<Option<Message>, RecvError> {
         let end = Instant::now().checked_add(timeout);
-        self.next(|queue| queue.recv_until(end), || end.is_some_and(|end| Instant::now() >= end))
+        self.next_message(|queue| queue.recv_until(end), || end.is_some_and(|end| Instant::now() >= end))
     }
 
     /// Receives the next message, if it is published.
@@ -352,20 +378,32 @@ impl Worker {
     /// # Errors
     /// As [`recv`](Self::recv), without poll(2).
     pub fn try_recv(&mut self) -> Result<Option<Message>, RecvError> {
-        self.next(Consumer::try_recv, || true)
+        self.next_message(Consumer::try_recv, || true)
     }
 
-    /// Returns the next message that `recv` finds. A multiplexor that publishes frames without messages as fast as they
+    fn next_message(
+        &mut self,
+        recv: impl FnMut(&mut Consumer) -> Result<Option<Frame>, RecvError>,
+        is_over: impl Fn() -> bool,
+    ) -> Result<Option<Message>, RecvError> {
+        Ok(self.next(recv, is_over, |kind| kind == Kind::MESSAGE)?.map(|frame| Message { frame }))
+    }
+
+    /// Returns the next frame of a wanted kind that `recv` finds. A multiplexor that publishes frames without messages as fast as they
     /// are taken could keep the call here: it ends when `is_over`, which is asked after each [`OTHERS`] such frames.
     fn next(
         &mut self,
         mut recv: impl FnMut(&mut Consumer) -> Result<Option<Frame>, RecvError>,
         is_over: impl Fn() -> bool,
-    ) -> Result<Option<Message>, RecvError> {
+        wanted: impl Fn(Kind) -> bool,
+    ) -> Result<Option<Frame>, RecvError> {
         let mut others = 0;
         while let Some(frame) = recv(&mut self.queue)? {
             match frame.header().kind {
-                Kind::MESSAGE => return Ok(Some(Message { frame })),
+                kind if wanted(kind) => {
+                    self.queue.tell_received(&frame);
+                    return Ok(Some(frame));
+                }
                 // The messages would be lost here; after the error, another worker gets them.
                 Kind::MESSAGES => {
                     return Err(RecvError::Damaged("a batch, which only `serve` accepts".into()));
@@ -525,14 +563,16 @@ impl Turn<'_> {
     fn serve(&mut self, count: u32, work: &mut impl FnMut(View<'_>, &mut Reply)) -> Result<(), ServeError> {
         // Answers that the previous call could not send.
         self.answer()?;
+        self.end()?;
         while self.begun.done < count {
             self.work(count, work)?;
             self.answer()?;
+            self.end()?;
         }
         Ok(())
     }
 
-    /// Processes messages until all are done or their answers are long.
+    /// Processes messages until all are done, their answers are long, or one of them ends the connection.
     fn work(&mut self, count: u32, work: &mut impl FnMut(View<'_>, &mut Reply)) -> Result<(), RecvError> {
         let Begun { frame, done } = &mut *self.begun;
         let mut end = 0;
@@ -547,7 +587,7 @@ impl Turn<'_> {
                 self.reply.ends.push((now, *done));
             }
             end = now;
-            now < SMALL
+            now < SMALL && self.reply.then.is_none()
         };
         if header.kind == Kind::MESSAGE {
             let layers = header.layers;
@@ -561,10 +601,23 @@ impl Turn<'_> {
         Ok(())
     }
 
+    /// Closes or resets the connection if the last answer asked for it.
+    fn end(&mut self) -> Result<(), ServeError> {
+        let Some(kind) = self.reply.then else { return Ok(()) };
+        let Connection { index: port, generation: group } = connection(&self.begun.frame);
+        let mark = self.begun.frame.seq().0;
+        let meta = Meta { kind, port, group, mark, ..Meta::default() };
+        let sent = self.queue.reply(&self.begun.frame, &[], &meta);
+        if !matches!(sent, Err(ReserveError::Interrupted | ReserveError::RingFull)) {
+            self.reply.then = None;
+        }
+        sent.map_err(|why| ServeError::Reply { len: 0, why })
+    }
+
     /// Sends the answers and reports the finished messages.
     fn answer(&mut self) -> Result<(), ServeError> {
         let Begun { frame, done } = &mut *self.begun;
-        let Reply { bytes, ends } = &mut *self.reply;
+        let Reply { bytes, ends, .. } = &mut *self.reply;
         let mut count = ends.len();
         while count > 0 {
             let (len, upto) = ends[count - 1];

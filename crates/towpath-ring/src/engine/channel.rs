@@ -70,6 +70,8 @@ pub(crate) struct ClientPolicy {
     pub(crate) overdue_max: Option<u64>,
     /// Whether the engine receives messages from the client.
     pub(crate) messages: bool,
+    /// Whether the client wants connection events.
+    pub(crate) events: bool,
 }
 
 /// One outstanding message.

@@ -70,6 +70,7 @@ pub(crate) fn open(
         PeerLiveness::new(sockets.into(), peer, pidfd, hello.name.clone(), charge, teardown.clone());
     let liveness = Arc::new(liveness);
     let policy = ClientPolicy {
+        events: hello.events,
         violations_max: config.violations_max,
         overdue_max: config.overdue_max,
         messages: config.messages,

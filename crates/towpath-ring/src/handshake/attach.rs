@@ -28,6 +28,9 @@ pub struct Options {
     /// [`Consumer::overrun`](crate::Consumer::overrun). The default is true. Without them (like `NETLINK_NO_ENOBUFS`
     /// of netlink(7)), [`Header::lost`](crate::Header::lost) still counts.
     pub gaps: bool,
+    /// Whether a worker gets connection events ([`Worker::recv_event`](crate::Worker::recv_event)). The default is false. Other
+    /// engines than a multiplexor ignore it.
+    pub events: bool,
 }
 
 impl Default for Options {
@@ -41,7 +44,7 @@ impl Options {
     /// The defaults, with this name.
     #[must_use]
     pub fn named(name: &str) -> Self {
-        Self { name: name.into(), gaps: true }
+        Self { name: name.into(), gaps: true, events: false }
     }
 }
 
@@ -83,8 +86,8 @@ fn greet(path: &Path, options: &Options) -> Result<(OwnedFd, Fences), AttachErro
         _ => AttachError::Connect { path: path.into(), source },
     })?;
     let fences = Fences::offer();
-    let Options { name, gaps } = options.clone();
-    let hello = Hello { version: VERSION, gaps, fences, name }.emit();
+    let Options { name, gaps, events } = options.clone();
+    let hello = Hello { version: VERSION, gaps, events, fences, name }.emit();
     // An engine that refuses a connection answers and closes before it reads the hello; the answer is still
     // readable.
     let _: Sent = sys::send(&socket, &hello, &[]).map_err(system("saying hello"))?;

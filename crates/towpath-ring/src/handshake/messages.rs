@@ -18,6 +18,8 @@ const TEXT: usize = 448;
 const NO_GAPS: u8 = 1;
 /// Hello flag: this process is registered for membarrier(2), and calls it before it sleeps.
 const MEMBARRIER: u8 = 2;
+/// Hello flag: this worker wants connection events.
+const EVENTS: u8 = 4;
 /// Welcome flag: the engine does so too; neither side uses its own fence.
 const AGREED_MEMBARRIER: u8 = 1;
 /// Bytes of a notice.
@@ -36,6 +38,8 @@ pub(crate) struct Hello {
     pub(crate) version: u16,
     /// Whether the client wants loss records.
     pub(crate) gaps: bool,
+    /// Whether a worker wants connection events.
+    pub(crate) events: bool,
     /// Scheme that the client supports.
     pub(crate) fences: Fences,
     /// Name of the client, for people; at most 32 bytes.
@@ -51,7 +55,9 @@ impl Hello {
         let mut out = [0; HELLO];
         out[..4].copy_from_slice(&MAGIC.to_le_bytes());
         out[4..6].copy_from_slice(&self.version.to_le_bytes());
-        out[6] = if self.gaps { 0 } else { NO_GAPS } | fence_flag(self.fences, MEMBARRIER);
+        out[6] = if self.gaps { 0 } else { NO_GAPS }
+            | if self.events { EVENTS } else { 0 }
+            | fence_flag(self.fences, MEMBARRIER);
         let name = &self.name.as_bytes()[..self.name.len().min(32)];
         out[32..32 + name.len()].copy_from_slice(name);
         out
@@ -61,11 +67,12 @@ impl Hello {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, NotOurs> {
         let version = parse_head(bytes)?;
         if version != VERSION {
-            return Ok(Self { version, gaps: true, fences: Fences::Both, name: String::new() });
+            let (gaps, events, fences) = (true, false, Fences::Both);
+            return Ok(Self { version, gaps, events, fences, name: String::new() });
         }
         let flags = bytes.get(6).copied().ok_or(NotOurs)?;
         // An undefined flag requests something that this engine does not support.
-        if flags & !(NO_GAPS | MEMBARRIER) != 0 {
+        if flags & !(NO_GAPS | MEMBARRIER | EVENTS) != 0 {
             return Err(NotOurs);
         }
         let name: &[u8; 32] = bytes.get(32..64).and_then(|b| b.try_into().ok()).ok_or(NotOurs)?;
@@ -73,7 +80,7 @@ impl Hello {
         let name =
             name.iter().take_while(|b| **b != 0).map(|b| if b.is_ascii_graphic() { *b as char } else { '?' });
         let (gaps, fences) = (flags & NO_GAPS == 0, fences_of(flags, MEMBARRIER));
-        Ok(Self { version, gaps, fences, name: name.collect() })
+        Ok(Self { version, gaps, events: flags & EVENTS != 0, fences, name: name.collect() })
     }
 }
 
@@ -289,8 +296,10 @@ mod tests {
 
     #[test]
     fn messages_survive_emit_and_parse() {
-        for (gaps, fences) in [(true, Fences::Both), (false, Fences::Both), (true, Fences::Membarrier)] {
-            let hello = Hello { version: VERSION, gaps, fences, name: "ids-1".into() };
+        let rows =
+            [(true, true, Fences::Both), (false, false, Fences::Both), (true, false, Fences::Membarrier)];
+        for (gaps, events, fences) in rows {
+            let hello = Hello { version: VERSION, gaps, events, fences, name: "ids-1".into() };
             assert_eq!(Hello::parse(&hello.emit()), Ok(hello));
         }
         let layout = Layout { rx: Geometry::RX, tx: Geometry::TX, records: 256 };
@@ -325,10 +334,11 @@ mod tests {
 
     #[test]
     fn another_version_is_reported_and_not_parsed() {
-        let theirs = Hello { version: 9, gaps: true, fences: Fences::Both, name: "x".into() }.emit();
+        let theirs =
+            Hello { version: 9, gaps: true, events: false, fences: Fences::Both, name: "x".into() }.emit();
         assert_eq!(
             Hello::parse(&theirs[..6]),
-            Ok(Hello { version: 9, gaps: true, fences: Fences::Both, name: String::new() })
+            Ok(Hello { version: 9, gaps: true, events: false, fences: Fences::Both, name: String::new() })
         );
         let mut theirs =
             Welcome { version: 9, answer: Reply::Refused(Refusal::Failed, String::new()) }.emit();

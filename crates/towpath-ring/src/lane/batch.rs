@@ -3,7 +3,7 @@
 //! A frame of [`Kind::MESSAGES`](crate::Kind::MESSAGES) has as many messages as its mark says: one entry per message
 //! in a row, then their bytes in the same order. For the ring, it is one frame with one sequence number and one
 //! release. A client announces how many messages it accepts ([`Channel::batch_max`](crate::Channel::batch_max)) and
-//! which message it processes ([`Channel::at`](crate::Channel::at)): if it dies, that message is the suspect.
+//! which message it processes ([`Channel::position`](crate::Channel::position)): if it dies, that message is the suspect.
 //!
 //! | entry: offset | size | content |
 //! |---|---|---|
@@ -75,6 +75,31 @@ pub(crate) const fn at(seq: Seq, index: u16) -> u64 {
     1 << 63 | (index as u64) << 32 | seq.0 as u64
 }
 
+/// The word that reports frame `seq` as the last one received: the client may process it and all earlier frames that it holds.
+pub(crate) const fn received(seq: Seq) -> u64 {
+    at(seq, 0) | 1 << 62
+}
+
+/// What a client reports to process. The word is the client's: it is reliable only as far as the client itself is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Position {
+    /// This message of this frame, from 0, after all earlier ones.
+    At(Seq, u32),
+    /// Any of the frames that it holds, up to this one.
+    Received(Seq),
+}
+
+impl Position {
+    pub(crate) const fn of(word: u64) -> Option<Self> {
+        let seq = Seq(word as u32);
+        match word >> 62 {
+            0 | 1 => None,
+            2 => Some(Self::At(seq, (word >> 32) as u32 & 0xffff)),
+            _ => Some(Self::Received(seq)),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,6 +107,13 @@ mod tests {
     fn payload(parts: &[Part<'_>]) -> Vec<u8> {
         let entries = parts.iter().flat_map(Part::emit);
         entries.chain(parts.iter().flat_map(|part| part.bytes.to_vec())).collect()
+    }
+
+    #[test]
+    fn positions_survive_their_words() {
+        assert_eq!(Position::of(0), None);
+        assert_eq!(Position::of(at(Seq(u32::MAX), 7)), Some(Position::At(Seq(u32::MAX), 7)));
+        assert_eq!(Position::of(received(Seq(9))), Some(Position::Received(Seq(9))));
     }
 
     #[test]

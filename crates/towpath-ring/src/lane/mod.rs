@@ -18,6 +18,8 @@
 
 #[cfg(not(loom))]
 pub(crate) mod batch;
+#[cfg(not(loom))]
+pub(crate) mod connection_event;
 pub(crate) mod consumer;
 pub(crate) mod cursor;
 pub(crate) mod deadline;

@@ -39,6 +39,17 @@ impl Kind {
     /// ends with [`Self::REPLY`], which may be empty. [`Header::group`] is the number of this message in its frame, from 1,
     /// or 0.
     pub const REPLY_PART: Self = Self(11);
+    /// RX only: a connection was opened. [`Header::port`] and [`Header::group`] name it, and the payload has its addresses
+    /// ([`OpenedInfo`](crate::OpenedInfo)). It is answered and released like a message.
+    pub const OPENED: Self = Self(12);
+    /// RX only: a connection ended. [`Header::port`] and [`Header::group`] name it, [`Header::mark`] is the cause
+    /// ([`EndedInfo`](crate::EndedInfo)).
+    pub const ENDED: Self = Self(13);
+    /// TX only, without a payload: close the connection in [`Header::port`] and [`Header::group`] when everything that was written before
+    /// is sent. [`Header::mark`] is the sequence number of the message whose answer is the last one, or 0.
+    pub const CLOSE: Self = Self(14);
+    /// TX only, without a payload: reset the connection in [`Header::port`] and [`Header::group`].
+    pub const RESET: Self = Self(15);
 }
 
 // The order of the words in shared memory, so that copying them is seven loads and seven stores.

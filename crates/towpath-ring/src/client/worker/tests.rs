@@ -1,6 +1,6 @@
 //! A worker and an engine in the same process: single and combined replies, and the report of the current message.
 
-use crate::{Channel, Config, Endpoint, Verdict};
+use crate::{Channel, Config, Endpoint, Position, Verdict};
 
 use super::*;
 
@@ -80,7 +80,7 @@ fn several_messages_of_a_frame_are_answered_together() {
         (long, 3, 1, "d".to_owned()),
     ];
     assert_eq!(replies, expected);
-    assert_eq!(channel.at(), Some((none, 1)));
+    assert_eq!(channel.position(), Some(Position::At(none, 1)));
     drop(channel);
     worker.join().unwrap().unwrap();
 }
@@ -229,7 +229,7 @@ fn what_was_done_before_a_panic_is_answered() {
     let mut channel = accept(&mut endpoint);
     let frame = channel.send_batch(parts(&["a", "b", "bad", "c"]), &Meta::default()).unwrap();
     assert_eq!(until(&mut channel, 1), [(frame.0, 2, 2, "ab".to_owned())]);
-    assert_eq!(channel.at(), Some((frame, 2)), "that one is to blame");
+    assert_eq!(channel.position(), Some(Position::At(frame, 2)), "that one is to blame");
     assert_eq!(channel.held(), 1);
     assert!(worker.join().is_err());
 }

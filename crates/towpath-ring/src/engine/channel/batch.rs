@@ -1,7 +1,7 @@
 //! Batches: several short messages of one connection in one frame. The format is in `lane/batch.rs`.
 
 use super::Channel;
-use crate::lane::batch::{BATCH_MAX, ENTRY, Part};
+use crate::lane::batch::{BATCH_MAX, ENTRY, Part, Position};
 use crate::lane::reserve_error::ReserveError;
 use crate::shm::abi;
 use crate::shm::header::{Kind, Meta};
@@ -9,6 +9,12 @@ use crate::shm::seq::Seq;
 use crate::shm::sync::Ordering;
 
 impl Channel {
+    /// Returns true if the client asked for connection events ([`Kind::OPENED`](crate::Kind::OPENED)) when it attached.
+    #[must_use]
+    pub const fn wants_events(&self) -> bool {
+        self.policy.events
+    }
+
     /// Largest number of messages that the client accepts in one frame ([`Channel::send_batch`]), up to
     /// [`BATCH_MAX`]; 1 if it accepts no batches. The client reports it; a wrong value harms only the client.
     #[must_use]
@@ -18,13 +24,11 @@ impl Channel {
         usize::try_from(most).map_or(BATCH_MAX, |most| most.clamp(1, BATCH_MAX))
     }
 
-    /// The frame, and the message in it from 0, that the client reports to process. Reliable only as far as the
-    /// client itself is concerned: it tells at which of its messages it died.
+    /// What the client reports to process: it tells at which of its messages it died.
     #[must_use]
-    pub fn at(&self) -> Option<(Seq, u32)> {
+    pub fn position(&self) -> Option<Position> {
         // Relaxed: read after the client's death, or for display.
-        let at = self.rings.theirs.word(abi::CLIENT_AT).load(Ordering::Relaxed);
-        (at >> 63 != 0).then_some((Seq(at as u32), (at >> 32) as u32 & 0xffff))
+        Position::of(self.rings.theirs.word(abi::CLIENT_AT).load(Ordering::Relaxed))
     }
 
     /// Publishes copies of several messages in one frame. The number of messages is at most [`Channel::batch_max`].
