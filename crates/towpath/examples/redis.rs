@@ -23,6 +23,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         let words: Vec<&[u8]> = command.iter().map(Vec::as_slice).collect();
         let answer = answer(&directory, &words).unwrap_or_else(|error| format!("-ERR {error}\r\n").into());
         worker.reply(&message, &answer)?;
+        if words.first().is_some_and(|name| name.eq_ignore_ascii_case(b"quit")) {
+            worker.close_after(&message)?;
+        }
         worker.done(message);
     }
     Ok(())
@@ -58,6 +61,7 @@ fn answer(directory: &Path, words: &[&[u8]]) -> Result<Vec<u8>, Box<dyn Error>> 
     let file = |key: &[u8]| directory.join(key.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
     let name = words.first().map(|name| name.to_ascii_uppercase()).unwrap_or_default();
     Ok(match (&name[..], words.get(1..).unwrap_or(&[])) {
+        (b"QUIT", _) => b"+OK\r\n".to_vec(),
         (b"PING", []) => b"+PONG\r\n".to_vec(),
         (b"PING" | b"ECHO", [text]) => bulk(text),
         (b"GET", [key]) => match fs::read(file(key)) {

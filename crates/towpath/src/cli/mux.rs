@@ -14,7 +14,7 @@ use towpath::framing::Named;
 use towpath::mux_bounds::MuxBounds;
 use towpath::process::{Local, Place, Program, Starter};
 use towpath::quantity::count;
-use towpath::worker_pool::{self, Error, Outcome, WorkerPool};
+use towpath::worker_pool::{self, Error, Outcome, WorkerEnd, WorkerPool};
 use towpath_mux::assembler::Limits;
 use towpath_mux::io::{Connect, Server, Tls};
 use towpath_mux::mux::{self, Order};
@@ -109,6 +109,14 @@ pub(crate) struct Mux {
     /// How often a message whose worker died is redelivered to another worker
     #[arg(long, value_name = "N", default_value = "2")]
     redeliver: u8,
+
+    /// What happens to the connections of a worker that ends; default: close with --order sticky, move with other orders
+    ///
+    /// A worker serves the connections bound to it (sticky), and with other orders those whose messages it holds and those that it
+    /// opened. Closed connections get the goodbye of their protocol if the preset has one, and their messages are given up. SIGHUP
+    /// with --order sticky lets a worker finish its connections for up to --drain seconds before.
+    #[arg(long, value_name = "WHAT")]
+    on_worker_end: Option<EndArg>,
 
     /// How to send replies of 16 KiB and more on connections without TLS
     #[arg(long, value_name = "HOW", default_value = "adaptive")]
@@ -206,6 +214,25 @@ enum SendArg {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum EndArg {
+    /// Other workers continue them
+    Move,
+    /// Close them
+    Close,
+}
+
+impl EndArg {
+    /// The argument, or the default of the order.
+    fn or_default(arg: Option<Self>, order: Order) -> WorkerEnd {
+        match arg {
+            Some(Self::Move) => WorkerEnd::Move,
+            Some(Self::Close) => WorkerEnd::Close,
+            None => WorkerEnd::of(order),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Undone {
     /// Close it: its peer would wait for a reply that never comes
     Close,
@@ -242,6 +269,7 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
     let config = mux::Config {
         order: args.order.map_or(framing.order(), Order::from),
         redeliver: args.redeliver,
+        on_worker_end: EndArg::or_default(args.on_worker_end, args.order.into()).config(framing.name()),
         idle: args.idle,
         connected: !args.connected.is_empty(),
         ..mux::Config::for_messages(args.message_max as usize)
@@ -327,23 +355,25 @@ fn how(peer: &str, trust: Option<&Path>) -> Result<Connect, (u8, String)> {
 }
 
 fn tell(outcome: &Outcome, json: bool) -> u8 {
-    let Outcome { drained, cut, totals, restarts } = outcome;
+    let Outcome { drained, cut, begun, totals, restarts } = outcome;
+    let waits = totals.queued + totals.in_hand - begun;
+    // Opened events are done like messages.
+    let done = totals.done.saturating_sub(totals.opened);
     if json {
         let object = json!({
-            "connections": totals.attach, "messages": totals.received, "done": totals.done,
-            "given_up": totals.undone, "not_begun": totals.queued + totals.in_hand,
-            "given_again": totals.redelivered, "restarts": restarts, "drained": drained, "cut": cut,
+            "connections": totals.attach, "messages": totals.received, "done": done,
+            "given_up": totals.undone, "begun": begun, "not_begun": waits,
+            "given_again": totals.redelivered, "unsent": totals.unsent, "restarts": restarts, "drained": drained, "cut": cut,
         });
         return answer(if *drained { exit::OK } else { exit::FAILED }, &format!("{object}\n"));
     }
     say(format_args!(
-        "{}, {}: {} done, {} given up, {} not begun; {} given again, {} started again",
+        "{}, {}: {done} done, {} given up, {begun} begun, {waits} not begun; {} given again, {} not sent, {} started again",
         count(totals.attach, "connection"),
         count(totals.received, "message"),
-        totals.done,
         totals.undone,
-        totals.queued + totals.in_hand,
         totals.redelivered,
+        count(totals.unsent, "answer"),
         count(*restarts, "worker"),
     ));
     match drained {

@@ -171,6 +171,7 @@ pub const KEYS: &[Key] = &[
     new("mux", "idle", Seconds(0.001, 86_400.0), "", "time without traffic and work after which a connection is closed"),
     new("mux", "timeout", Seconds(0.001, 86_400.0), "", "time for one message after which its worker is killed"),
     new("mux", "redeliver", Number(0, 255), "`2`", "attempts with other workers after a worker died"),
+    new("mux", "on-worker-end", Word(&["move", "close"]), "by `order`", "[connections of a worker that ends](mux.md#when-a-worker-ends)"),
     new("mux", "undone", Word(&["close", "keep"]), "`\"close\"`", "connection of a message that was given up"),
     new("mux", "drain", Seconds(0.001, 86_400.0), "`10`", "time to finish when the engine stops"),
     new("mux", "send", Word(&["adaptive", "zerocopy", "plain"]), "`\"adaptive\"`", "how replies of 16 KiB and more are sent ([send](send.md))"),

@@ -16,6 +16,7 @@ use super::reader::{At, Table};
 use crate::framing::Named;
 use crate::mux_bounds::MuxBounds;
 use crate::process::{Program, Settings};
+use crate::worker_pool::WorkerEnd;
 
 /// The thread that serves a mux.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,6 +63,8 @@ pub struct Mux {
     pub bounds: MuxBounds,
     /// Attempts with other workers after a worker died.
     pub redeliver: u8,
+    /// What happens to the connections of a worker that ends.
+    pub on_worker_end: WorkerEnd,
     /// Keep the connection of a message that was given up.
     pub keep_undone: bool,
     /// Workers may send messages to all connections, and answer a message several times.
@@ -189,6 +192,11 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
         message_max: table.number("message-max").unwrap_or(16 << 20) as usize,
         bounds,
         redeliver: table.number("redeliver").unwrap_or(2) as u8,
+        on_worker_end: match table.word("on-worker-end") {
+            Some("move") => WorkerEnd::Move,
+            Some(_) => WorkerEnd::Close,
+            None => WorkerEnd::of(order),
+        },
         keep_undone: table.word("undone") == Some("keep"),
         may_push: table.word("worker-may") == Some("push"),
         send,

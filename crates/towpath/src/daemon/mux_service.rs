@@ -65,6 +65,7 @@ impl Listening {
         let core = mux::Config {
             order: config.order,
             redeliver: config.redeliver,
+            on_worker_end: config.on_worker_end.config(config.framing.framing().name()),
             idle: config.idle,
             ..mux::Config::for_messages(config.message_max)
         };
@@ -201,7 +202,7 @@ impl Service {
     /// Logs the outcome; `None` if its thread panicked.
     fn settle(&mut self, outcome: Option<Result<Outcome, worker_pool::Error>>) {
         self.ended = Some(match outcome {
-            Some(Ok(Outcome { drained, cut, totals, restarts })) => {
+            Some(Ok(Outcome { drained, cut, totals, restarts, .. })) => {
                 let left = format!("; ended before the drain was complete; {} cut", count(cut, "connection"));
                 log::info!(
                     "mux {}: {}, {}: {} done, {} given up, {} not begun; {} started again{}",

@@ -75,6 +75,13 @@ impl Authority {
         }
     }
 
+    /// Returns true if the worker received this connection, which may have ended.
+    pub(super) fn received(&self, connection: psock::Id) -> bool {
+        let (index, generation) = connection.parts();
+        let granted = self.generations.get(index as usize).copied();
+        granted.is_some_and(|granted| granted == generation || granted == generation.wrapping_add(1))
+    }
+
     /// The destination with these parts, as the worker wrote them.
     pub(super) fn destination(&self, index: u32, generation: u32) -> Destination {
         match self.generations.get(index as usize) {
@@ -115,7 +122,11 @@ mod tests {
         [id(2, 3), id(2, 7), id(9, 5)].into_iter().for_each(|other| authority.revoke(other));
         authority.retain(|_| true);
         assert_eq!(authority.destination(2, 5), Destination::Granted);
+        assert!(
+            authority.received(id(2, 5)) && !authority.received(id(2, 3)) && !authority.received(id(1, 5))
+        );
         authority.revoke(id(2, 5));
+        assert!(authority.received(id(2, 5)), "also after its end");
         for ((index, generation), _, after) in rows {
             assert_eq!(authority.destination(index, generation), after, "{index} {generation}");
         }

@@ -46,6 +46,16 @@ const UNSENT_BYTES: usize = 4 << 20;
 /// Size of the blocks that replies are copied into, which saves allocations.
 const BLOCK: usize = 64 << 10;
 
+/// What a worker wrote.
+#[derive(Debug)]
+enum Action {
+    Reply(Answer),
+    Send(worker::Id, Option<psock::Id>, Bytes),
+    /// Closes a connection, after the reply to the message with this number.
+    Close(psock::Id, Option<u64>),
+    Reset(psock::Id),
+}
+
 /// A reply to consecutive messages of a connection.
 #[derive(Debug)]
 struct Answer {
@@ -60,8 +70,8 @@ struct Answer {
 /// Completions of all workers that are not applied yet.
 #[derive(Debug, Default)]
 pub(super) struct Completions {
-    replies: Vec<Answer>,
-    sends: Vec<(worker::Id, Option<psock::Id>, Bytes)>,
+    /// What workers wrote, in their order.
+    actions: Vec<Action>,
     /// Unsent messages to be reported to their workers.
     pub(super) unsent: VecDeque<Unsent>,
     pub(super) done: Vec<(worker::Id, FrameMessages)>,
@@ -117,21 +127,28 @@ impl Completions {
         self.unsent.retain(|unsent| unsent.worker != Some(id));
     }
 
-    /// Applies the completions: replies first, then releases.
+    /// Applies the completions: what the workers wrote, then releases.
     pub(super) fn apply(&mut self, mux: &mut Mux, now: Time) {
         mux.together(|mux| {
-            for Answer { worker, first, count, replies, body } in self.replies.drain(..) {
-                // A reply without a connection is counted by the core.
-                let _: Result<(), SendError> = mux.reply_batch(worker, (first, count), replies, body, now);
-            }
-            for (worker, to, bytes) in self.sends.drain(..) {
-                let length = bytes.len();
-                match super::send(mux, to, bytes.clone(), now) {
-                    Ok(()) => mux.count_sent(worker, length),
-                    Err(error) => {
-                        self.lost.count(&error);
-                        push(&mut self.unsent, Unsent { worker: Some(worker), to, error, bytes });
+            for action in self.actions.drain(..) {
+                match action {
+                    Action::Reply(Answer { worker, first, count, replies, body }) => {
+                        // A reply without a connection is counted by the core.
+                        let _: Result<(), SendError> =
+                            mux.reply_batch(worker, (first, count), replies, body, now);
                     }
+                    Action::Send(worker, to, bytes) => {
+                        let length = bytes.len();
+                        match super::send(mux, to, bytes.clone(), now) {
+                            Ok(()) => mux.count_sent(worker, length),
+                            Err(error) => {
+                                self.lost.count(&error);
+                                push(&mut self.unsent, Unsent { worker: Some(worker), to, error, bytes });
+                            }
+                        }
+                    }
+                    Action::Close(psock, after) => mux.close_after(psock, after, now),
+                    Action::Reset(psock) => mux.reset(psock, now),
                 }
             }
             for (id, messages) in self.done.drain(..) {
@@ -185,14 +202,14 @@ pub(super) struct Answers<'a> {
 impl Answers<'_> {
     /// The frame that a reply answers. `None` if the process does not hold it: the message is done, or never
     /// existed.
-    fn held(&mut self, header: &Header) -> Option<&mut Out> {
-        place(self.first, Seq(header.port)).and_then(|at| self.out.get_mut(at)?.as_mut())
+    fn held(&mut self, seq: u32) -> Option<&mut Out> {
+        place(self.first, Seq(seq)).and_then(|at| self.out.get_mut(at)?.as_mut())
     }
 
     /// The messages that a reply answers: the first, their number, and the number of replies.
     fn answer(&mut self, header: &Header) -> Result<(Ticket, u32, u32), Violation> {
         let (now, again) = (self.now, self.rights.push);
-        let held = self.held(header).ok_or(Violation::Unheld)?;
+        let held = self.held(header.port).ok_or(Violation::Unheld)?;
         let (from, count, replies) = held.answer(header, again)?;
         held.since = now;
         Ok((held.messages.at(from), count, replies))
@@ -207,7 +224,8 @@ impl Answers<'_> {
             (TxPayload::Held(_), None) => return Ok(()),
             (TxPayload::Copied(bytes), _) => Body::Bytes(self.completions.copy(bytes)),
         };
-        self.completions.replies.push(Answer { worker: self.id, first, count, replies, body });
+        let answer = Answer { worker: self.id, first, count, replies, body };
+        self.completions.actions.push(Action::Reply(answer));
         Ok(())
     }
 
@@ -222,10 +240,36 @@ impl Answers<'_> {
             Some(_) => self.authority.destination(index, generation),
         };
         match destination {
-            Destination::Granted => self.completions.sends.push((self.id, to, bytes)),
+            Destination::Granted => self.completions.actions.push(Action::Send(self.id, to, bytes)),
             Destination::Ended => self.completions.unsent(self.id, to, SendError::Gone, bytes),
             Destination::Unknown => return Err(Violation::Connection),
         }
+        Ok(())
+    }
+}
+
+impl Answers<'_> {
+    /// Closes or resets a connection if the worker may send to it.
+    fn end(&mut self, header: &Header) -> Result<(), Violation> {
+        let psock = psock::Id::from_parts(header.port, header.group);
+        let destination = match self.rights.push {
+            true => Destination::Granted,
+            false => self.authority.destination(header.port, header.group),
+        };
+        match destination {
+            Destination::Granted => {}
+            Destination::Ended => return Ok(()),
+            Destination::Unknown => return Err(Violation::Connection),
+        }
+        if header.kind == Kind::RESET {
+            self.completions.actions.push(Action::Reset(psock));
+            return Ok(());
+        }
+        let of = |held: &mut Out| held.messages.at(held.answered.saturating_sub(1));
+        // The message was released before, or the worker named none.
+        let last = self.held(header.mark).map(of);
+        let after = last.filter(|last| last.psock == psock).map(|last| last.number);
+        self.completions.actions.push(Action::Close(psock, after));
         Ok(())
     }
 }
@@ -237,7 +281,7 @@ impl TxSink for Answers<'_> {
         if !reply || len < LEAST || self.violation.is_some() {
             return false;
         }
-        let Some(psock) = self.held(header).map(|held| held.messages.first.psock) else { return false };
+        let Some(psock) = self.held(header.port).map(|held| held.messages.first.psock) else { return false };
         self.tx_leases.as_mut().is_some_and(|tx_leases| tx_leases.has_room(psock, len))
     }
 
@@ -255,6 +299,7 @@ impl TxSink for Answers<'_> {
                 self.send(header, bytes)
             }
             (Kind::REPLY | Kind::REPLY_PART, payload) => self.reply(header, payload),
+            (Kind::CLOSE | Kind::RESET, TxPayload::Copied([])) => self.end(header),
             _ => Err(Violation::Frame),
         };
         *self.violation = taken.err();
@@ -291,7 +336,7 @@ mod tests {
             let mut completions = Completions::default();
             for _ in 0..2 {
                 let bytes = Bytes::from_static(b"0123456789");
-                completions.sends.push((worker, named.then_some(psock), bytes));
+                completions.actions.push(Action::Send(worker, named.then_some(psock), bytes));
             }
             completions.apply(&mut mux, now);
             assert_eq!(completions.lost, expected, "{connected} {there} {named}");

@@ -135,6 +135,7 @@ mod tests {
 
     use super::super::authority::Rights;
     use super::super::completions::Completions;
+    use super::super::connections::Connections;
     use super::super::worker_slot::tests::{ask, attach, learn};
     use super::*;
 
@@ -164,7 +165,9 @@ mod tests {
                 ask(mux, lines, now);
                 dispatcher.dispatch(&mut slots, mux, now, at);
             });
-            slots.iter_mut().for_each(|slot| slot.hand_over(&mut completions, at, 0));
+            slots
+                .iter_mut()
+                .for_each(|slot| slot.hand_over(&mut completions, &Connections::default(), at, 0));
             assert_eq!(slots.each_ref().map(WorkerSlot::working), expected, "at {at}");
         }
         drop(workers);

@@ -99,7 +99,8 @@ pub(super) fn messages(waiting: &VecDeque<Batch>, most: usize) -> usize {
     let (mut next, mut bytes, mut count): (Option<Ticket>, usize, usize) = (None, 0, 0);
     for run in waiting {
         let Some(first) = run.first().filter(|first| next.is_none_or(|next| next == *first)) else { break };
-        if run.deaths() > 0 {
+        // An opened event is no message: it has its own frame.
+        if run.deaths() > 0 || run.is_opened() {
             break;
         }
         let some = run.short(most - count, SHORT, BUNDLE - bytes);

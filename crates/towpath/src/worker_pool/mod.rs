@@ -13,6 +13,7 @@
 //! ```
 //!
 //! Invariants:
+//! - A worker that asked for them learns of opened and ended connections (`connections.rs`).
 //! - A reply is accepted only for a message that the worker holds. The message of a sequence number is looked
 //!   up in private memory (`process.rs`), and the payload is copied before it is examined.
 //! - No call here blocks on a peer. Channels, mapped memory and Unix sockets are closed by helper threads
@@ -30,8 +31,10 @@
 
 mod authority;
 mod completions;
+mod connections;
 mod dispatch;
 mod frame;
+mod goodbye;
 mod listen;
 mod poll_backoff;
 mod process;
@@ -48,10 +51,11 @@ use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use log::Level;
 use tempfile::TempDir;
 use thiserror::Error;
 use towpath_mux::io::{Driver, Ended, Event, Server};
-use towpath_mux::mux::{Mux, Order, SendError};
+use towpath_mux::mux::{Cause, Mux, Order, SendError};
 use towpath_ring::SocketFile;
 use towpath_ring::reaper::{PeerKey, Reaper};
 use towpath_send::CopyMode;
@@ -63,7 +67,9 @@ use crate::process::{Place, Program, Starter, socket_directory};
 use authority::Rights;
 use completions::Completions;
 pub use completions::UnsentStats;
+use connections::Connections;
 use dispatch::Dispatcher;
+pub use goodbye::WorkerEnd;
 pub use listen::{ListenError, is_no_address, listen};
 use poll_backoff::PollBackoff;
 use process::Command;
@@ -83,7 +89,7 @@ const ENDED_KEPT: usize = 1024;
 /// Maximum delay of a look at the sockets while the rings are busy. A look costs as much as several messages.
 const POLL_INTERVAL: Duration = Duration::from_micros(10);
 /// Time after the drain deadline for the core to end the remaining connections and report them.
-const DRAIN_GRACE: Duration = Duration::from_millis(100);
+const DRAIN_GRACE: Duration = Duration::from_millis(50);
 
 /// Configuration of a worker pool.
 #[derive(Clone, Debug)]
@@ -148,6 +154,8 @@ pub struct Outcome {
     /// Number of connections that were cut before everything was answered and accepted, since the drain
     /// began.
     pub cut: u64,
+    /// Number of messages that workers had begun and not completed when the pool ended.
+    pub begun: u64,
     /// Counters of the multiplexor.
     pub totals: towpath_mux::mux::Totals,
     /// Number of worker processes that were restarted.
@@ -178,6 +186,7 @@ pub struct WorkerPool {
     slots: Vec<WorkerSlot>,
     signals: Signals,
     completions: Completions,
+    connections: Connections,
     zerocopy_tx: ZerocopyTx,
     /// The slot being replaced.
     replacing: Option<usize>,
@@ -186,6 +195,8 @@ pub struct WorkerPool {
     cut_before: u64,
     /// Ends logged in this second, ends not logged, and start of the second.
     reported: (u32, u64, Instant),
+    /// Number of connections whose ends were handled.
+    ended: u64,
     /// Unsent messages of workers when they were last logged, and that time.
     lost: (UnsentStats, Option<Instant>),
     inbox: Option<QueryInbox>,
@@ -265,11 +276,13 @@ impl WorkerPool {
             slots,
             signals,
             completions,
+            connections: Connections::default(),
             zerocopy_tx,
             replacing: None,
             draining: None,
             cut_before: 0,
             reported: (0, 0, start),
+            ended: 0,
             lost: (UnsentStats::default(), None),
             inbox,
             dispatcher: Dispatcher::new(),
@@ -345,10 +358,18 @@ impl WorkerPool {
         let restarts = self.slots.iter().map(WorkerSlot::restarts).sum();
         let open = if drained { 0 } else { totals.attach - totals.unattach };
         let cut = self.cut() + open;
+        let begun = self.slots.iter().map(WorkerSlot::begun).sum::<u64>().min(totals.in_hand);
+        if !drained {
+            // They would be waited for.
+            self.slots.iter_mut().for_each(WorkerSlot::kill_working);
+        }
+        self.report_left_out(Duration::ZERO);
         // All channels are closed before any process is waited for.
-        let Self { slots, driver, .. } = &mut self;
+        let Self { slots, driver, connections, .. } = &mut self;
+        connections.update(driver, slots);
+        slots.iter_mut().for_each(WorkerSlot::report_ended);
         slots.iter_mut().for_each(|slot| slot.close(driver));
-        Outcome { drained, cut, totals, restarts }
+        Outcome { drained, cut, begun, totals, restarts }
     }
 
     /// Handles messages, replies and queries. Returns true if there was anything to do.
@@ -378,6 +399,7 @@ impl WorkerPool {
             self.report_ends();
         }
         self.report_lost();
+        self.report_left_out(Duration::from_secs(1));
         if news && self.driver.is_drained() {
             return Some(self.cut() == 0);
         }
@@ -388,8 +410,8 @@ impl WorkerPool {
 
     /// One turn of messages and replies. Returns true if there was anything to do.
     fn turn(&mut self, now: u64) -> bool {
-        let Self { driver, slots, completions, dispatcher, config, .. } = self;
-        let mut busy = false;
+        let Self { driver, slots, completions, connections, dispatcher, config, .. } = self;
+        let mut busy = connections.update(driver, slots);
         for slot in slots.iter_mut() {
             busy |= slot.collect(completions, now, config.timeout);
         }
@@ -402,10 +424,13 @@ impl WorkerPool {
         driver.apply(|mux, time| {
             completions.apply(mux, time);
             busy |= dispatcher.dispatch(slots, mux, time, now);
+            for slot in slots.iter_mut() {
+                busy |= slot.fill_retired(mux, time);
+            }
         });
         let epoch = epoch();
         for slot in slots.iter_mut() {
-            slot.hand_over(completions, now, epoch);
+            slot.hand_over(completions, connections, now, epoch);
         }
         // Workers process their messages during the writes.
         driver.flush();
@@ -450,6 +475,7 @@ impl WorkerPool {
                 false => slot.stay_empty(),
             }
         }
+        self.connections.report(&mut self.driver, &self.slots);
         let Some(at) = self.replacing else { return };
         if self.slots.get(at).is_some_and(WorkerSlot::is_replacing) {
             return;
@@ -470,7 +496,11 @@ impl WorkerPool {
     fn handle_signals(&mut self) -> bool {
         while let Some(signal) = self.signals.next() {
             match signal {
-                Signal::Replace if self.replacing.is_none() && self.draining.is_none() => {
+                Signal::Replace
+                    if self.replacing.is_none()
+                        && self.draining.is_none()
+                        && !self.slots.iter().any(WorkerSlot::has_old) =>
+                {
                     self.replacing = Some(0);
                     let now = Instant::now();
                     self.slots[0].replace(&self.command, &self.driver, self.config.drain, now);
@@ -543,19 +573,25 @@ impl WorkerPool {
 
     /// Logs connections that ended by an error.
     fn report_ends(&mut self) {
-        let mut count = 0;
+        let mut count = 0_u64;
         while let Some(Ended { psock, peer, cause, unsent, .. }) = self.driver.server().poll_ended() {
             count += 1;
             self.slots.iter_mut().for_each(|slot| slot.revoke(psock));
-            if cause.is_clean() {
+            // The peer closed it or has it back.
+            if matches!(cause, Cause::Clean | Cause::GivenBack | Cause::Unattached) && unsent == 0 {
                 continue;
             }
             let unsent = if unsent > 0 { format!("; {unsent} answers were not sent") } else { String::new() };
             let name = peer.map_or_else(String::new, |peer| format!(" ({peer})"));
-            self.warn(peer, || format!("{psock}{name} ended: {cause}{unsent}"));
+            let level = if cause.is_clean() && unsent.is_empty() { Level::Info } else { Level::Warn };
+            self.log(level, peer, || format!("{psock}{name} ended: {cause}{unsent}"));
         }
+        // The driver keeps the last ones.
+        let ended = self.driver.server().look(|mux| mux.totals().unattach);
+        self.reported.1 += ended.saturating_sub(self.ended + count);
+        self.ended = ended;
         // There may have been more, whose notices were dropped.
-        if count >= ENDED_KEPT {
+        if count >= ENDED_KEPT as u64 {
             let Self { slots, driver, .. } = self;
             driver.server().look(|mux| {
                 slots.iter_mut().for_each(|slot| slot.retain(|psock| mux.status(psock).is_some()));
@@ -563,13 +599,25 @@ impl WorkerPool {
         }
     }
 
-    /// Logs a line about a connection, up to [`ENDS_LOGGED`] per second; counts the others.
+    /// Logs the number of connections whose lines were left out, after `interval`.
+    fn report_left_out(&mut self, interval: Duration) {
+        let (_, left_out, since) = &mut self.reported;
+        if *left_out == 0 || since.elapsed() < interval {
+            return;
+        }
+        log::warn!("{left_out} more connections ended or were not attached");
+        self.reported = (0, 0, Instant::now());
+    }
+
     fn warn(&mut self, peer: Option<SocketAddr>, line: impl FnOnce() -> String) {
+        self.log(Level::Warn, peer, line);
+    }
+
+    /// Logs a line about a connection, up to [`ENDS_LOGGED`] per second; counts the others.
+    fn log(&mut self, level: Level, peer: Option<SocketAddr>, line: impl FnOnce() -> String) {
+        self.report_left_out(Duration::from_secs(1));
         let (count, left_out, since) = &mut self.reported;
         if since.elapsed() >= Duration::from_secs(1) {
-            if *left_out > 0 {
-                log::warn!("{left_out} more connections ended badly");
-            }
             (*count, *left_out, *since) = (0, 0, Instant::now());
         }
         if *count >= ENDS_LOGGED {
@@ -579,8 +627,8 @@ impl WorkerPool {
         *count += 1;
         match peer {
             // A peer has many ports.
-            Some(peer) => log::warn!(peer:% = peer.ip(); "{}", line()),
-            None => log::warn!("{}", line()),
+            Some(peer) => log::log!(level, peer:% = peer.ip(); "{}", line()),
+            None => log::log!(level, "{}", line()),
         }
     }
 

@@ -5,20 +5,23 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::ExitStatus;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
 use towpath_engine::queue::VerdictStats;
 use towpath_mux::Time;
 use towpath_mux::io::Driver;
-use towpath_mux::mux::{Batch, Mux, Ticket, psock, worker};
+use towpath_mux::mux::{Batch, Mux, Order, Ticket, psock, worker};
 use towpath_ring::reaper::{PeerKey, Reaped, Reaper};
 use towpath_ring::{
-    self as ring, Allow, Channel, Death, Endpoint, Geometry, Kind, Meta, POLL_BYTES, ReserveError, Seq,
+    self as ring, Allow, Channel, Death, Endpoint, Geometry, Kind, Meta, POLL_BYTES, Position, ReserveError,
+    Seq,
 };
 
 use super::authority::{Authority, Rights};
 use super::completions::{Answers, Completions, Unsent};
+use super::connections::{Connections, EndedEvent, PENDING};
 use super::frame::{FrameMessages, Out, messages, part, pass, pieces, place, send_first};
 use super::tx_lease::TxLeases;
 use super::violation::Violation;
@@ -31,6 +34,8 @@ const ATTACH: Duration = Duration::from_secs(15);
 const EXIT: Duration = Duration::from_secs(5);
 /// Interval of checks of a process without a channel.
 const LOOK: Duration = Duration::from_millis(20);
+/// Interval of checks whether a retired process has connections.
+const RETIRED: Duration = Duration::from_millis(100);
 /// Maximum number of messages that it holds: several turns of short ones. The core gives fewer long ones.
 const CREDIT: usize = 256;
 /// Size of its RX area in bytes.
@@ -39,7 +44,7 @@ const RX: u32 = 4 << 20;
 /// follows, so that a worker that only sends does not delay the others.
 const ROUNDS: usize = 16;
 const TURN_BYTES: usize = 2 * POLL_BYTES;
-/// Maximum number of notices of unsent messages that it holds.
+/// Maximum number of notices of unsent messages and of ended events that it holds.
 const NOTICES: usize = 64;
 
 /// How worker processes are started.
@@ -123,6 +128,8 @@ pub(super) struct Process {
     /// It leaves: deadline in nanoseconds of the pool's clock, after which it is killed if it still has
     /// messages.
     leaves: Option<u64>,
+    /// It retires: it keeps the connections that it has until this time of the pool's clock ([`Order::Sticky`]).
+    retires: Option<u64>,
     /// When its channel was closed, and why it was killed.
     closed: Option<Instant>,
     killed: Option<&'static str>,
@@ -144,8 +151,10 @@ pub(super) struct Process {
     waiting: VecDeque<Batch>,
     /// Released frames. They are applied after all earlier replies.
     released: Vec<Seq>,
-    /// Frames with notices of unsent messages that it has not released.
+    /// Frames with notices of unsent messages or ended events that it has not released.
     notices: VecDeque<Seq>,
+    /// Ended events that are not published.
+    ended: VecDeque<Arc<EndedEvent>>,
     batch: Vec<Batch>,
 }
 
@@ -211,6 +220,7 @@ impl Process {
             violation: None,
             id: None,
             leaves: None,
+            retires: None,
             closed: None,
             killed: None,
             armed: false,
@@ -224,6 +234,7 @@ impl Process {
             waiting: VecDeque::new(),
             released: Vec::new(),
             notices: VecDeque::new(),
+            ended: VecDeque::new(),
             batch: Vec::new(),
         })
     }
@@ -298,7 +309,8 @@ impl Process {
         let oldest = self.out.front().copied().flatten();
         let late = oldest.zip(timeout).map(|(oldest, timeout)| Duration::from_nanos(oldest.since) + timeout);
         let leaves = self.leaves.filter(|_| self.killed.is_none()).map(Duration::from_nanos);
-        late.into_iter().chain(leaves).min().map(|due| start + due)
+        let due = late.into_iter().chain(leaves).min().map(|due| start + due);
+        due.into_iter().chain(self.retires.map(|_| Instant::now() + RETIRED)).min()
     }
 
     pub(super) fn is_attached(&self) -> bool {
@@ -315,7 +327,8 @@ impl Process {
     }
 
     pub(super) fn has_room(&self) -> bool {
-        self.id.is_some() && self.leaves.is_none() && self.waiting.is_empty() && self.working < CREDIT
+        let takes = self.id.is_some() && self.leaves.is_none() && self.waiting.is_empty();
+        takes && self.working < CREDIT && self.ended.len() < PENDING
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -463,9 +476,50 @@ impl Process {
     /// Takes messages from the core until it holds `most`. Returns true if there are messages to publish.
     pub(super) fn fill(&mut self, mux: &mut Mux, now: Time, most: usize) -> bool {
         let Some(id) = self.id.filter(|_| self.has_room() && self.working < most) else { return false };
-        mux.poll_batches(id, most, now, &mut self.batch);
-        self.waiting.extend(self.batch.drain(..));
-        !self.waiting.is_empty()
+        let events = self.wants_events();
+        loop {
+            let count = mux.poll_batches(id, most, now, &mut self.batch);
+            for batch in self.batch.drain(..) {
+                match batch.first() {
+                    // A worker without events has no use for it.
+                    Some(opened) if batch.is_opened() && !events => drop(mux.done(id, opened, now)),
+                    _ => self.waiting.push_back(batch),
+                }
+            }
+            if count == 0 || !self.waiting.is_empty() {
+                return !self.waiting.is_empty();
+            }
+        }
+    }
+
+    /// Returns true if it asked for connection events.
+    pub(super) fn wants_events(&self) -> bool {
+        self.channel.as_ref().is_some_and(|channel| channel.wants_events())
+    }
+
+    /// A connection has ended, and all of its messages are done.
+    pub(super) fn handle_ended(&mut self, connection: psock::Id, ended: &Arc<EndedEvent>) {
+        if self.wants_events() && self.authority.received(connection) {
+            self.ended.push_back(Arc::clone(ended));
+        }
+        self.authority.revoke(connection);
+    }
+
+    /// Publishes ended events, as far as there is space.
+    pub(super) fn report_ended(&mut self) {
+        let Some(channel) = &mut self.channel else { return };
+        let mut reported = false;
+        while let Some(ended) = self.ended.front()
+            && self.notices.len() < NOTICES
+            && let Ok(seq) = channel.send(&ended.payload, &ended.meta)
+        {
+            self.notices.push_back(seq);
+            self.ended.pop_front();
+            reported = true;
+        }
+        if reported {
+            channel.kick();
+        }
     }
 
     /// Publishes notices of unsent messages, as far as there is space.
@@ -495,7 +549,16 @@ impl Process {
     }
 
     /// Publishes waiting messages.
-    pub(super) fn hand_over(&mut self, completions: &mut Completions, now: u64, epoch: u64) {
+    pub(super) fn hand_over(
+        &mut self,
+        completions: &mut Completions,
+        connections: &Connections,
+        now: u64,
+        epoch: u64,
+    ) {
+        if !self.ended.is_empty() {
+            self.report_ended();
+        }
         if !completions.unsent.is_empty() {
             self.report_unsent(&mut completions.unsent);
         }
@@ -507,6 +570,10 @@ impl Process {
         while let Some((first, ticket)) = self.waiting.front().and_then(|run| Some((run, run.first()?))) {
             let mut count = messages(&self.waiting, most);
             let sent = match count {
+                1 if first.is_opened() => {
+                    let (meta, payload) = connections.opened(first, epoch);
+                    channel.send(&payload, &meta)
+                }
                 1 => send_first(channel, first, epoch),
                 _ => {
                     let (port, group) = ticket.psock.parts();
@@ -565,6 +632,42 @@ impl Process {
         self.armed
     }
 
+    /// It was replaced. With [`Order::Sticky`], it keeps its connections until they end or the deadline passes; otherwise it leaves.
+    pub(super) fn retire(&mut self, driver: &mut Driver, patience: Duration, now: u64) {
+        let Some(id) = self.id else { return };
+        let sticky = driver.change(|mux, now| {
+            let sticky = mux.config().order == Order::Sticky;
+            if sticky {
+                mux.retire(id, now);
+            }
+            sticky
+        });
+        if !sticky {
+            return self.leave(driver, patience, now);
+        }
+        self.retires = Some(now.saturating_add(u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX)));
+    }
+
+    pub(super) const fn is_retiring(&self) -> bool {
+        self.retires.is_some()
+    }
+
+    /// Leaves if it has retired and has no connection any more, or at its deadline.
+    pub(super) fn check_retired(&mut self, driver: &mut Driver, now: u64) {
+        let Some((until, id)) = self.retires.zip(self.id) else { return };
+        if now >= until || !driver.server().look(|mux| mux.is_bound(id)) {
+            self.retires = None;
+            self.leave(driver, Duration::from_nanos(until.saturating_sub(now)), now);
+        }
+    }
+
+    /// Kills it if it holds messages: a drain ended without them.
+    pub(super) fn kill_working(&mut self) {
+        if self.working > 0 {
+            self.kill("it was not done at the end of the drain");
+        }
+    }
+
     /// Stops giving it messages. It finishes those that it holds until the deadline.
     pub(super) fn leave(&mut self, driver: &mut Driver, patience: Duration, now: u64) {
         let Some(id) = self.id else { return };
@@ -607,14 +710,21 @@ impl Process {
             // first unanswered one.
             let mut back: Vec<Ticket> = self.out.iter().flatten().flat_map(Out::unanswered).collect();
             completions.torn.extend(self.out.iter().flatten().filter_map(Out::torn));
-            let at = self.at();
-            // A worker that violates its authority after its answer was not processing the message after it.
-            let answered =
-                self.out.iter().flatten().next().is_some_and(|held| held.unanswered().next().is_none());
-            let blamed = back.iter().position(|ticket| Some(*ticket) == at);
-            let blamed = blamed.or((self.violation.is_none() || !answered).then_some(0));
-            if let Some(blamed) = blamed.filter(|_| !back.is_empty()) {
-                back.remove(blamed);
+            let once = driver.change(|mux, _| mux.config().redeliver == 0);
+            let begun = if once { self.begun() } else { Vec::new() };
+            if begun.is_empty() {
+                let at = self.at();
+                // A worker that violates its authority after its answer was not processing the message after it.
+                let answered =
+                    self.out.iter().flatten().next().is_some_and(|held| held.unanswered().next().is_none());
+                let blamed = back.iter().position(|ticket| Some(*ticket) == at);
+                let blamed = blamed.or((self.violation.is_none() || !answered).then_some(0));
+                if let Some(blamed) = blamed.filter(|_| !back.is_empty()) {
+                    back.remove(blamed);
+                }
+            } else {
+                // Without redelivery, every message that it may have begun is given up.
+                back.retain(|ticket| !begun.contains(ticket));
             }
             self.out.clear();
             self.waiting.drain(..).for_each(|run| back.extend(run.rest()));
@@ -631,9 +741,27 @@ impl Process {
 
     /// The message that it named as being processed.
     fn at(&self) -> Option<Ticket> {
-        let (seq, index) = self.channel.as_ref()?.at()?;
+        let Position::At(seq, index) = self.channel.as_ref()?.position()? else { return None };
         let held = place(self.first, seq).and_then(|at| *self.out.get(at)?)?;
         (index < held.messages.count).then(|| held.messages.at(index))
+    }
+
+    /// The unanswered messages that it may have begun.
+    fn begun(&self) -> Vec<Ticket> {
+        let position = self.channel.as_ref().and_then(|channel| channel.position());
+        let (seq, count) = match position {
+            Some(Position::At(seq, index)) => (seq, index + 1),
+            Some(Position::Received(seq)) => (seq, u32::MAX),
+            None => return Vec::new(),
+        };
+        let Some(last) = place(self.first, seq) else { return Vec::new() };
+        let held = self.out.iter().enumerate().take(last + 1);
+        let held = held.filter_map(|(at, held)| Some((at, held.as_ref()?)));
+        let begun = held.flat_map(|(at, held)| {
+            let end = if at == last { held.messages.at(0).number + u64::from(count) } else { u64::MAX };
+            held.unanswered().filter(move |ticket| ticket.number < end)
+        });
+        begun.collect()
     }
 
     /// The connection has ended.

@@ -19,7 +19,7 @@ pub enum Violation {
     /// It sent more answers than there are messages in a frame.
     #[error("it sent more answers than it has messages; --worker-may push permits it")]
     Answers,
-    /// It sent a message to a connection that it received no message from.
+    /// It sent a message to a connection that it received no message from, or ended it.
     #[error(
         "it sent a message to a connection that it received no message from; --worker-may push permits it"
     )]
@@ -27,8 +27,8 @@ pub enum Violation {
     /// It sent a message without a connection in connected mode.
     #[error("it sent a message without a connection; --worker-may push permits it")]
     Push,
-    /// It wrote a frame of a kind that workers do not send.
-    #[error("it sent a frame that is neither an answer nor a message")]
+    /// It wrote a frame of a kind that workers do not send, or the end of a connection with a payload.
+    #[error("it sent a frame that is neither an answer nor a message nor the end of a connection")]
     Frame,
     /// It broke the ring's protocol.
     #[error("it broke the protocol of the ring")]

@@ -1,6 +1,7 @@
 //! A worker slot: its current process, the replacement, and restarts.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use towpath_mux::Time;
@@ -9,6 +10,7 @@ use towpath_mux::mux::{Mux, psock, worker};
 
 use super::authority::Rights;
 use super::completions::Completions;
+use super::connections::{Connections, EndedEvent};
 use super::process::{Command, Process, ProcessState, WorkerExit};
 use super::violation::Violations;
 use crate::control::commands::show_rings;
@@ -131,6 +133,9 @@ impl WorkerSlot {
         now: Instant,
         clock: u64,
     ) {
+        if let Some(old) = &mut self.old {
+            old.check_retired(driver, clock);
+        }
         let waits = self.all().any(|process| !process.is_attached());
         if !std::mem::take(&mut self.ready) && !waits {
             return;
@@ -153,7 +158,7 @@ impl WorkerSlot {
                 Ok(ProcessState::Attached) => {
                     match std::mem::replace(&mut self.process, self.next.take()) {
                         Some(mut old) if old.is_attached() => {
-                            old.leave(driver, self.patience, clock);
+                            old.retire(driver, self.patience, clock);
                             self.old = Some(old);
                         }
                         // A process that has not attached has no messages. It is killed as part of `gone`.
@@ -253,8 +258,14 @@ impl WorkerSlot {
         self.process.as_ref().is_some_and(Process::is_attached)
     }
 
+    /// Returns true until the replacement has attached and the replaced process has left or keeps its connections.
     pub(super) fn is_replacing(&self) -> bool {
-        self.next.is_some() || self.old.is_some()
+        self.next.is_some() || self.old.as_ref().is_some_and(|old| !old.is_retiring())
+    }
+
+    /// Returns true if a replaced process has not left.
+    pub(super) const fn has_old(&self) -> bool {
+        self.old.is_some()
     }
 
     /// Returns true if the last replacement failed.
@@ -281,7 +292,8 @@ impl WorkerSlot {
     }
 
     pub(super) fn has_room(&self) -> bool {
-        self.process.as_ref().is_some_and(Process::has_room)
+        let old = self.old.as_ref().filter(|old| old.is_retiring());
+        self.process.iter().chain(old).any(Process::has_room)
     }
 
     /// When the slot needs supervision.
@@ -307,10 +319,20 @@ impl WorkerSlot {
         timeout: Option<Duration>,
     ) -> bool {
         // During a replacement two processes send on the same connections.
-        let alone = !self.is_replacing();
+        let alone = self.next.is_none() && self.old.is_none();
         let collect = |process: &mut Process| process.collect(completions, now, timeout, alone);
         // Collects from every process; does not stop at the first.
         self.all_mut().map(collect).filter(|any| *any).count() > 0
+    }
+
+    /// Returns true if a process asked for connection events.
+    pub(super) fn wants_events(&self) -> bool {
+        self.all().any(Process::wants_events)
+    }
+
+    /// A connection has ended, and all of its messages are done.
+    pub(super) fn handle_ended(&mut self, connection: psock::Id, ended: &Arc<EndedEvent>) {
+        self.all_mut().for_each(|process| process.handle_ended(connection, ended));
     }
 
     /// The connection has ended: no process may send to it.
@@ -356,10 +378,37 @@ impl WorkerSlot {
         self.process.as_mut().is_some_and(|process| process.fill(mux, now, most))
     }
 
-    pub(super) fn hand_over(&mut self, completions: &mut Completions, now: u64, epoch: u64) {
+    /// Gives a retired process messages of its connections. Returns true if it got any.
+    pub(super) fn fill_retired(&mut self, mux: &mut Mux, now: Time) -> bool {
+        let retired = self.old.as_mut().filter(|old| old.is_retiring());
+        retired.is_some_and(|old| old.fill(mux, now, usize::MAX))
+    }
+
+    /// Publishes ended events for the last time.
+    pub(super) fn report_ended(&mut self) {
+        self.all_mut().for_each(Process::report_ended);
+    }
+
+    /// Kills the processes that hold messages.
+    pub(super) fn kill_working(&mut self) {
+        self.all_mut().for_each(Process::kill_working);
+    }
+
+    /// Number of processes that hold messages, each of which has begun one.
+    pub(super) fn begun(&self) -> u64 {
+        self.all().filter(|process| process.is_working()).count() as u64
+    }
+
+    pub(super) fn hand_over(
+        &mut self,
+        completions: &mut Completions,
+        connections: &Connections,
+        now: u64,
+        epoch: u64,
+    ) {
         // A leaving process gets no messages, but may wait for transmit space.
         for process in self.all_mut() {
-            process.hand_over(completions, now, epoch);
+            process.hand_over(completions, connections, now, epoch);
         }
     }
 
@@ -497,7 +546,8 @@ pub(super) mod tests {
         now: Instant,
     ) -> Worker {
         slot.start(&sleeps(), driver, now);
-        let attach = std::thread::spawn(move || Worker::attach(path, &Options::default()).unwrap());
+        let options = Options { events: true, ..Options::default() };
+        let attach = std::thread::spawn(move || Worker::attach(path, &options).unwrap());
         while !slot.is_attached() {
             slot.ready = true;
             slot.look(driver, &mut Completions::default(), now, 0);
@@ -545,7 +595,7 @@ pub(super) mod tests {
         let Scene { driver, completions, slot, .. } = &mut scene;
         let process = slot.process.as_mut().unwrap();
         assert!(driver.change(|mux, now| process.fill(mux, now, 3)));
-        process.hand_over(completions, 0, 0);
+        process.hand_over(completions, &Connections::default(), 0, 0);
         assert_eq!(process.working(), 3);
         process.leave(driver, Duration::from_nanos(10), 0);
         process.collect(completions, 9, None, false);
@@ -656,7 +706,7 @@ pub(super) mod tests {
             ask(mux, 1, now);
             assert!(slot.fill(mux, now, 2));
         });
-        slot.hand_over(completions, 0, 0);
+        slot.hand_over(completions, &Connections::default(), 0, 0);
         let (second, timeout) = (Duration::from_secs(1), Some(Duration::from_secs(5)));
         assert_eq!(slot.due(timeout, start), Some(start + 5 * second));
         let message = worker.recv().unwrap().unwrap();

@@ -1,6 +1,6 @@
 //! The key-value example with worker processes and Redis' clients.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -71,6 +71,13 @@ fn redis_clients_are_served_by_processes() {
     for expected in ["-ERR unknown command ''"; 3].into_iter().chain(["+PONG"]) {
         assert_eq!(answers.next().as_deref(), Some(expected));
     }
+    // QUIT is answered, then the connection is closed. Later commands have no answer.
+    let mut peer = TcpStream::connect(format!("127.0.0.1:{port}")).expect("a connection");
+    peer.write_all(b"*1\r\n$4\r\nping\r\n*1\r\n$4\r\nquit\r\n*1\r\n$4\r\nping\r\n").expect("room for it");
+    let mut all = String::new();
+    peer.read_to_string(&mut all).expect("a clean end");
+    assert_eq!(all, "+PONG\r\n+OK\r\n");
+    assert_eq!(ask(&["quit"]), "OK");
     // Pipelined, on many connections. Every increment counts, whichever process handles it.
     let bench = ["-p", &port, "-q", "-n", "2000", "-c", "20", "-P", "4", "-t", "ping,set,get,incr"];
     let output = Command::new("redis-benchmark").args(bench).output().expect("redis-benchmark starts");

@@ -25,7 +25,18 @@ impl Scene {
     /// Two workers. Each of the two clients has a separate worker.
     fn with_two(more: &[&str]) -> (Self, Client, Client) {
         // A message that makes its worker exceed its authority is not given to the other one.
-        let alone = ["--workers", "2", "--order", "sticky", "--redeliver", "0", "--undone", "keep"];
+        let alone = [
+            "--workers",
+            "2",
+            "--order",
+            "sticky",
+            "--redeliver",
+            "0",
+            "--undone",
+            "keep",
+            "--on-worker-end",
+            "move",
+        ];
         let scene = Self::start(&[&alone[..], more].concat());
         let (mut bad, mut good) = (scene.mux.connect(), scene.mux.connect());
         let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -178,7 +189,18 @@ fn a_message_without_a_connection_needs_the_right_in_connected_mode() {
     for (more, pushed) in [(&[][..], false), (&["--worker-may", "push"], true)] {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let peer = listener.local_addr().expect("an address").to_string();
-        let base = ["--workers", "1", "--connected", &peer, "--redeliver", "0", "--undone", "keep"];
+        let base = [
+            "--workers",
+            "1",
+            "--connected",
+            &peer,
+            "--redeliver",
+            "0",
+            "--undone",
+            "keep",
+            "--on-worker-end",
+            "move",
+        ];
         let scene = Scene::start(&[&base[..], more].concat());
         let (mut stream, _) = listener.accept().expect("it connects");
         stream.write_all(&message(b"send \0\0\0\x05hello")).expect("open");

@@ -2,6 +2,7 @@
 
 mod daemon;
 mod end;
+mod events;
 mod hostile;
 mod messages;
 mod report;
