@@ -222,9 +222,80 @@ int towpath_worker_done(towpath_worker *worker, const struct towpath_message *me
  * connected mode, unless it runs with --worker-may push. */
 int towpath_worker_send(towpath_worker *worker, const struct towpath_connection *connection, const void *bytes, size_t len);
 
+/* Flag of towpath_worker_attach_with. */
+#define TOWPATH_EVENTS 1u /* receive opened and ended connections with towpath_worker_recv_event */
+
+/* Kind of an event: towpath_worker_event.kind. */
+enum towpath_worker_event_kind {
+    TOWPATH_ON_MESSAGE = 1, /* a message */
+    TOWPATH_ON_OPENED = 12, /* a connection was opened. One worker gets it, before the connection's messages. The worker may answer it
+                             * (towpath_worker_reply) and send to the connection; it must complete it (towpath_worker_done). */
+    TOWPATH_ON_ENDED = 13   /* a connection ended, and all of its messages are done. Each worker that got it or a message of it is told. */
+};
+
+/* How a connection ended: towpath_worker_event.cause; later versions may add causes. */
+enum towpath_cause {
+    TOWPATH_END_CLEAN = 0, /* closed by the peer after a whole message */
+    TOWPATH_END_INSIDE = 1, /* closed by the peer inside a message: bytes, length */
+    TOWPATH_END_RESET = 2, /* a read or write failed, or the peer reset it: error */
+    TOWPATH_END_TLS = 3, /* TLS failed */
+    TOWPATH_END_MALFORMED = 4, /* the framing refused the bytes */
+    TOWPATH_END_TOO_BIG = 5, /* a message or its header was too big */
+    TOWPATH_END_TIMEOUT = 6, /* a message was not complete in time */
+    TOWPATH_END_GIVEN_BACK = 7, /* the framing gave it back */
+    TOWPATH_END_UNATTACHED = 8, /* the application took it back */
+    TOWPATH_END_DRAINED = 9, /* drained */
+    TOWPATH_END_DRAIN_TIMEOUT = 10, /* not drained in time */
+    TOWPATH_END_DESCRIPTORS = 11, /* the peer passed descriptors */
+    TOWPATH_END_IDLE = 12, /* idle for too long */
+    TOWPATH_END_SEND_TIMEOUT = 13, /* the peer accepted no data for too long */
+    TOWPATH_END_SEND_FULL = 14, /* more to send than may wait for a peer */
+    TOWPATH_END_MEMORY = 15, /* the mux was full */
+    TOWPATH_END_CLOSED = 16, /* closed by a worker */
+    TOWPATH_END_RESET_BY_WORKER = 17, /* reset by a worker */
+    TOWPATH_END_WORKER_ENDED = 18 /* its worker ended */
+};
+
+/* An event. Texts end with a NUL byte and are cut if too long; an address is IP:PORT, [IP]:PORT or unix:PATH, or "". */
+struct towpath_worker_event {
+    uint32_t kind;                  /* enum towpath_worker_event_kind; later versions may add kinds */
+    uint16_t resumed;               /* opened: 1 if messages were received or sent before: another worker served the connection */
+    uint16_t tls;                   /* opened: 1 if it has TLS */
+    struct towpath_message message; /* the message. Opened: without bytes, for reply and done. Ended: connection and time only. */
+    char peer[128];                 /* opened: the peer's address */
+    char local[128];                /* opened: the own address */
+    char listener[128];             /* opened: address of the listener that accepted it; "" for outbound connections */
+    char server_name[256];          /* opened: server name that the client asked for (SNI); "" without */
+    char protocol[256];             /* opened: agreed protocol (ALPN); "" without */
+    char client_names[1024];        /* opened: DNS names in the client's verified certificate, separated by newlines */
+    uint32_t cause;                 /* ended: enum towpath_cause */
+    int32_t error;                  /* ended: errno(3) number, positive; 0 without an error */
+    uint64_t bytes, length;         /* ended inside a message: its bytes that had arrived, and its length (0: unknown) */
+    char text[256];                 /* ended: the cause with details */
+};
+
+/* Like towpath_worker_attach. flags: TOWPATH_EVENTS. */
+int towpath_worker_attach_with(const char *path, const char *name, unsigned flags, towpath_worker **worker);
+
+/* Receives the next message or event; otherwise like towpath_worker_recv, which skips events. */
+int towpath_worker_recv_event(towpath_worker *worker, struct towpath_worker_event *event, int timeout);
+
+/* Closes the message's connection after its answer and everything that was sent before; later answers are dropped. Waits while the ring is
+ * full. Fails like towpath_worker_reply. */
+int towpath_worker_close_after(towpath_worker *worker, const struct towpath_message *message);
+
+/* Closes a connection like towpath_worker_close_after, or resets it at once. The mux detaches a worker that names a connection to which it may
+ * not send (towpath_worker_send). */
+int towpath_worker_close_connection(towpath_worker *worker, const struct towpath_connection *connection);
+int towpath_worker_reset_connection(towpath_worker *worker, const struct towpath_connection *connection);
+
 /* Collects the answer to a message in towpath_worker_serve. append copies bytes to its end. */
 typedef struct towpath_reply towpath_reply;
 int towpath_reply_append(towpath_reply *reply, const void *bytes, size_t len);
+
+/* Closes the connection after this answer, or resets it. */
+int towpath_reply_close(towpath_reply *reply);
+int towpath_reply_reset(towpath_reply *reply);
 
 /* Processes one message. Must not leave by longjmp or an exception, and must not use the worker. */
 typedef void towpath_work(const struct towpath_message *message, towpath_reply *reply, void *context);
@@ -338,6 +409,15 @@ struct towpath_mux_message {
 int towpath_mux_socket(int type, const char *framing, uint32_t flags, towpath_mux **mux);
 
 /* Limits of a mux (docs/book/src/reference/mux.md, "Bounds"). 0 selects the default, which each comment names last. */
+/* Order of messages that several handles process (docs/book/src/reference/mux.md): towpath_mux_options.order. */
+enum towpath_order {
+    TOWPATH_ORDER_NONE = 0,    /* each message goes to the first free handle */
+    TOWPATH_ORDER_REPLIES = 1, /* answers leave in the order of their messages */
+    TOWPATH_ORDER_SERIAL = 2,  /* one message of a connection at a time */
+    TOWPATH_ORDER_STICKY = 3,  /* all messages of a connection go to the same handle */
+    TOWPATH_ORDER_KEY = 4      /* one message with the same hash at a time; the framing needs key=OFFSET:LENGTH */
+};
+
 struct towpath_mux_options {
     uint64_t message_max;      /* length of a message; a longer one ends its connection; 16 MiB */
     uint64_t head_max;         /* bytes received before the length is known, for framings without such a bound; 64 KiB */
@@ -350,7 +430,7 @@ struct towpath_mux_options {
     uint32_t rate;             /* bytes per second: a message gets length / rate in addition to body_time; no addition */
     uint32_t idle;             /* milliseconds without traffic and pending work after which a connection ends; unlimited */
     uint32_t send_time;        /* milliseconds without progress of a peer while data is sent; 60 s, UINT32_MAX: unlimited */
-    uint32_t reserved;         /* 0 */
+    uint32_t order;            /* enum towpath_order */
 };
 
 /* Counters of a mux, over all its handles; received = done + undone + queued + in_hand. */

@@ -7,11 +7,12 @@ use std::path::Path;
 use std::process::Command;
 
 use towpath_metrics::Metric;
-use towpath_ring::{Kind, Loss, Ticket};
+use towpath_mux::mux::Order;
+use towpath_ring::{EndCause, Kind, Loss, Ticket};
 use towpath_send::CopyMode;
 
 use crate::ring::RingStats;
-use crate::{inspector, metrics, mux, sender, worker};
+use crate::{inspector, metrics, mux, sender, worker, worker_event};
 
 const HEADER: &str = include_str!("../include/towpath.h");
 const SOURCES: &[&str] = &[
@@ -21,6 +22,7 @@ const SOURCES: &[&str] = &[
     include_str!("mux.rs"),
     include_str!("sender.rs"),
     include_str!("worker.rs"),
+    include_str!("worker_event.rs"),
 ];
 
 /// The structs of counters, whose tables state their fields: name, size, table.
@@ -80,6 +82,25 @@ fn numbers() -> Vec<(String, u64)> {
         ticket
     );
     layout!(
+        "towpath_worker_event",
+        worker_event::WorkerEvent,
+        kind,
+        resumed,
+        tls,
+        message,
+        peer,
+        local,
+        listener,
+        server_name,
+        protocol,
+        client_names,
+        cause,
+        error,
+        bytes,
+        length,
+        text
+    );
+    layout!(
         "towpath_sender_options",
         sender::Options,
         choice,
@@ -103,7 +124,7 @@ fn numbers() -> Vec<(String, u64)> {
         rate,
         idle,
         send_time,
-        reserved
+        order
     );
     layout!("towpath_metric", metrics::Metric, group, name, unit, help, value, kind, reserved);
     for (name, size, table) in SUMMARIES {
@@ -124,9 +145,15 @@ fn numbers() -> Vec<(String, u64)> {
         hash,
         reserved
     );
+    let place = |order| mux::ORDERS.iter().position(|other| *other == order).unwrap() as u64;
     let constants = [
         ("TOWPATH_COUNTER", metrics::COUNTER.into()),
         ("TOWPATH_GAUGE", metrics::GAUGE.into()),
+        ("TOWPATH_ORDER_NONE", place(Order::None)),
+        ("TOWPATH_ORDER_REPLIES", place(Order::Replies)),
+        ("TOWPATH_ORDER_SERIAL", place(Order::Serial)),
+        ("TOWPATH_ORDER_STICKY", place(Order::Sticky)),
+        ("TOWPATH_ORDER_KEY", place(Order::Key)),
         ("TOWPATH_CONNECTED", mux::CONNECTED.into()),
         ("TOWPATH_ROOM", mux::ROOM.into()),
         ("TOWPATH_ADAPTIVE", CopyMode::Adaptive as u64),
@@ -136,6 +163,10 @@ fn numbers() -> Vec<(String, u64)> {
         ("TOWPATH_MESSAGE", Kind::MESSAGE.0.into()),
         ("TOWPATH_EVENT", Kind::EVENT.0.into()),
         ("TOWPATH_GAP", Kind::GAP.0.into()),
+        ("TOWPATH_EVENTS", worker_event::EVENTS.into()),
+        ("TOWPATH_ON_MESSAGE", Kind::MESSAGE.0.into()),
+        ("TOWPATH_ON_OPENED", Kind::OPENED.0.into()),
+        ("TOWPATH_ON_ENDED", Kind::ENDED.0.into()),
         ("TOWPATH_NO_GAPS", inspector::NO_GAPS.into()),
         ("TOWPATH_FLOW", inspector::FLOW.into()),
         ("TOWPATH_LOST_NO_ROOM", Loss::NoRoom.code().into()),
@@ -148,6 +179,8 @@ fn numbers() -> Vec<(String, u64)> {
         ("TOWPATH_LOST_LIMITED", Loss::Limited.code().into()),
     ];
     rows.extend(constants.map(|(name, value)| (name.to_owned(), value)));
+    let causes = EndCause::ALL.iter().map(|cause| (cause.name().to_uppercase(), cause.code()));
+    rows.extend(causes.map(|(name, code)| (format!("TOWPATH_END_{name}"), code.into())));
     rows
 }
 

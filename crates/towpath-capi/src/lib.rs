@@ -23,6 +23,7 @@ pub mod mux;
 mod ring;
 pub mod sender;
 pub mod worker;
+pub mod worker_event;
 
 use std::ffi::{CStr, c_char};
 

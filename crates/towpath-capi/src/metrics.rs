@@ -60,7 +60,7 @@ impl Metric {
 }
 
 /// Copies a text; one that is too long is cut.
-fn text<const N: usize>(from: &str) -> [c_char; N] {
+pub(crate) fn text<const N: usize>(from: &str) -> [c_char; N] {
     let mut text = [0; N];
     for (into, byte) in text[..N - 1].iter_mut().zip(from.bytes()) {
         *into = byte as c_char;

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use towpath_mux::assembler::Limits;
 use towpath_mux::framing::Framing;
 use towpath_mux::io::{Error, Flags, Kind, Server, Socket, To};
-use towpath_mux::mux::{Bound, Config, Summary, psock};
+use towpath_mux::mux::{Bound, Config, Order, Summary, psock};
 
 use crate::error::{Failure, guard};
 use crate::ffi::{Bytes, Room, Text, duplicate};
@@ -74,10 +74,12 @@ pub struct Options {
     pub idle: u32,
     /// Limit on milliseconds without progress of a peer.
     pub send_time: u32,
-    /// 0.
-    pub reserved: u32,
+    /// `enum towpath_order`.
+    pub order: u32,
 }
 
+/// `enum towpath_order`, by number.
+pub(crate) const ORDERS: [Order; 5] = [Order::None, Order::Replies, Order::Serial, Order::Sticky, Order::Key];
 /// `TOWPATH_CONNECTED`.
 pub(crate) const CONNECTED: u32 = 1;
 /// `TOWPATH_ROOM`.
@@ -362,12 +364,20 @@ fn open(
             ));
         }
     };
-    if flags & !CONNECTED != 0 || options.reserved != 0 {
-        return Err(Failure::new(Errno::INVAL, "unknown flags, or a reserved field that is not 0"));
+    if flags & !CONNECTED != 0 {
+        return Err(Failure::new(Errno::INVAL, "unknown flags"));
     }
+    let order = ORDERS.get(options.order as usize).copied();
+    let order = order.ok_or(Failure::new(Errno::INVAL, "order is none of enum towpath_order"))?;
     let framing = framing_of(framing)?.ok_or(Failure::null("the framing is NULL"))?;
     let connected = flags & CONNECTED != 0;
-    let config = Config { connected, ..options.config() };
+    if order == Order::Key && !framing.may_have_key() {
+        return Err(Failure::new(
+            Errno::INVAL,
+            "the framing gives no key: add key=OFFSET:LENGTH to its clauses",
+        ));
+    }
+    let config = Config { connected, order, ..options.config() };
     let server = Server::with_limits(framing.clone(), options.limits(), config)?;
     give(into, Mux { socket: server.socket(kind)?, framing, connected })
 }
@@ -481,7 +491,7 @@ mod tests {
             rate: 9,
             idle: 10,
             send_time: 11,
-            reserved: 0,
+            order: 3,
         };
         let [seven, eight, ten, eleven] = [7, 8, 10, 11].map(|time| Some(Duration::from_millis(time)));
         let limits = Limits { head: 2, message: 1 << 30, head_time: seven, body_time: eight, rate: 9 };

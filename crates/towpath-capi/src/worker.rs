@@ -1,10 +1,10 @@
 //! `towpath_worker_*`: messages of a mux's connections, and their answers.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{OsStr, c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
 
 use rustix::io::Errno;
-use towpath_ring::{BATCH_MAX, Reply, ReserveError, Ticket, View};
+use towpath_ring::{BATCH_MAX, Options, Reply, ReserveError, Ticket, View};
 
 use crate::error::{Failure, guard};
 use crate::ffi::{Bytes, Room, Text};
@@ -64,9 +64,7 @@ pub extern "C" fn towpath_worker_attach(
     guard(|| {
         let into = worker.ok_or(Failure::null("the pointer to the worker is NULL"))?;
         let (path, options) = ring::attach_target(path.get(), name.get())?;
-        let mut worker = towpath_ring::Worker::attach(&*path, &options)?;
-        worker.queue().set_interruptible(true);
-        into.write(Box::into_raw(Box::new(Worker { worker })));
+        into.write(Worker::attach(&path, &options)?);
         Ok(0)
     })
 }
@@ -260,8 +258,17 @@ pub extern "C" fn towpath_worker_stats(
     })
 }
 
+impl Worker {
+    /// Attaches, and returns a handle.
+    pub(crate) fn attach(path: &OsStr, options: &Options) -> Result<*mut Self, Failure> {
+        let mut worker = towpath_ring::Worker::attach(path, options)?;
+        worker.queue().set_interruptible(true);
+        Ok(Box::into_raw(Box::new(Self { worker })))
+    }
+}
+
 impl Message {
-    fn new(worker: &towpath_ring::Worker, message: towpath_ring::Message) -> Self {
+    pub(crate) fn new(worker: &towpath_ring::Worker, message: towpath_ring::Message) -> Self {
         let (bytes, payload) = (worker.bytes(&message), worker.payload(&message));
         Self {
             bytes: bytes.as_ptr(),
@@ -300,13 +307,13 @@ impl From<towpath_ring::Connection> for Connection {
     }
 }
 
-const NO_MESSAGE: Failure = Failure::NULL_FRAME;
+pub(crate) const NO_MESSAGE: Failure = Failure::NULL_FRAME;
 
-fn some(worker: Option<&mut Worker>) -> Result<&mut towpath_ring::Worker, Failure> {
+pub(crate) fn some(worker: Option<&mut Worker>) -> Result<&mut towpath_ring::Worker, Failure> {
     Ok(&mut worker.ok_or(Failure::NULL_HANDLE)?.worker)
 }
 
-fn recall<'a>(
+pub(crate) fn recall<'a>(
     worker: Option<&'a mut Worker>,
     message: Option<&Message>,
 ) -> Result<(&'a mut towpath_ring::Worker, towpath_ring::Message), Failure> {

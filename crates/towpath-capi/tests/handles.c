@@ -186,9 +186,11 @@ static void bounded(void)
     CHECK(towpath_mux_socket_with(SOCK_DGRAM, NULL, 0, &options, &mux) == -EINVAL);
     CHECK(towpath_mux_socket_with(SOCK_STREAM, "line", 0, &options, &mux) == -EPROTONOSUPPORT);
     CHECK(towpath_mux_socket_with(SOCK_DGRAM, "line", 2, &options, &mux) == -EINVAL);
-    options.reserved = 1;
+    options.order = 5;
     CHECK(towpath_mux_socket_with(SOCK_DGRAM, "line", 0, &options, &mux) == -EINVAL);
-    options.reserved = 0;
+    options.order = TOWPATH_ORDER_KEY;
+    CHECK(towpath_mux_socket_with(SOCK_DGRAM, "line", 0, &options, &mux) == -EINVAL);
+    options.order = TOWPATH_ORDER_STICKY;
     CHECK(towpath_mux_socket_with(SOCK_DGRAM, "line", 0, &options, NULL) == -EINVAL);
     CHECK(towpath_mux_socket_with(SOCK_DGRAM, "line", 0, &options, &mux) == 0);
     CHECK(towpath_mux_counters(NULL, &counted) == -EINVAL && towpath_mux_counters(mux, NULL) == -EINVAL);

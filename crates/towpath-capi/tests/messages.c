@@ -57,6 +57,39 @@ static int waiting(void)
     return got;
 }
 
+/* Greets, closes after `quit`, resets at `reset`, answers `ends` with the causes of the ended connections. */
+static int events(void)
+{
+    static char ends[4096];
+    struct towpath_worker_event event;
+    int got;
+    CHECK(towpath_worker_recv_event(worker, NULL, 0) == -EINVAL);
+    CHECK(towpath_worker_close_connection(worker, NULL) == -EINVAL);
+    while ((got = towpath_worker_recv_event(worker, &event, -1)) == 1) {
+        char line[8192];
+        if (event.kind == TOWPATH_ON_ENDED) {
+            CHECK(event.text[0] != 0 && towpath_worker_done(worker, &event.message) == -ESTALE);
+            snprintf(ends + strlen(ends), sizeof(ends) - strlen(ends), "%u ", event.cause);
+            continue;
+        }
+        if (event.kind == TOWPATH_ON_OPENED) {
+            CHECK(event.message.len == 0 && !event.resumed && !event.tls && event.server_name[0] == 0);
+            snprintf(line, sizeof(line), "hello %s %s\n", event.peer, event.listener);
+            CHECK(towpath_worker_reply(worker, &event.message, line, strlen(line)) == 0);
+        } else if (event.message.payload_len == 4 && memcmp(event.message.payload, "quit", 4) == 0) {
+            CHECK(towpath_worker_reply(worker, &event.message, "bye\n", 4) == 0);
+            CHECK(towpath_worker_close_after(worker, &event.message) == 0);
+        } else if (event.message.payload_len == 5 && memcmp(event.message.payload, "reset", 5) == 0) {
+            CHECK(towpath_worker_reset_connection(worker, &event.message.connection) == 0);
+        } else {
+            snprintf(line, sizeof(line), "%s\n", ends);
+            CHECK(towpath_worker_reply(worker, &event.message, line, strlen(line)) == 0);
+        }
+        CHECK(towpath_worker_done(worker, &event.message) == 0);
+    }
+    return got;
+}
+
 static int looping(void)
 {
     struct pollfd ready = {.fd = towpath_worker_fd(worker), .events = POLLIN};
@@ -154,9 +187,14 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(void);
-    } modes[] = {{"wait", waiting}, {"loop", looping}, {"signal", interrupted}, {"full", full}, {"serve", serving}};
+    } modes[] = {{"wait", waiting}, {"loop", looping}, {"signal", interrupted}, {"full", full}, {"serve", serving}, {"events", events}};
     CHECK(argc == 2);
-    CHECK(towpath_worker_attach(NULL, "messages", &worker) == 0);
+    if (strcmp(argv[1], "events") == 0) {
+        CHECK(towpath_worker_attach_with(NULL, "messages", 2, &worker) == -EINVAL);
+        CHECK(towpath_worker_attach_with(NULL, "messages", TOWPATH_EVENTS, &worker) == 0);
+    } else {
+        CHECK(towpath_worker_attach(NULL, "messages", &worker) == 0);
+    }
     for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
         if (strcmp(modes[i].name, argv[1]) == 0) {
             int ended = modes[i].run();

@@ -229,6 +229,35 @@ fn c_workers_answer_messages() {
 
 #[towpath_testenv::needs("cc")]
 #[test]
+fn c_workers_get_events_and_close_connections() {
+    let dir = CompileDir::new();
+    let program = dir.program("tests/messages.c");
+    let front = Front::start(&format!("{} events", program.display()));
+    let mut observer = front.connect();
+    line(&mut observer);
+    let mut ends = std::collections::BTreeSet::new();
+    for (words, last) in [("quit", "bye\n"), ("reset", ""), ("", "")] {
+        let mut stream = front.connect();
+        let local = stream.get_ref().local_addr().expect("an address");
+        let greeting = line(&mut stream);
+        assert!(greeting.starts_with(&format!("hello {local} 127.0.0.1:")), "{greeting}");
+        if !words.is_empty() {
+            writeln!(stream.get_mut(), "{words}").expect("writing to the connection");
+            let mut rest = String::new();
+            let end = stream.read_to_string(&mut rest);
+            assert_eq!((end.is_err(), &*rest), (words == "reset", last), "{words}");
+        }
+    }
+    // Closed by a worker, reset by a worker, closed by the peer.
+    while ends.len() < 3 {
+        writeln!(observer.get_mut(), "ends").expect("writing to the connection");
+        ends.extend(line(&mut observer).split_whitespace().map(str::to_owned));
+    }
+    assert_eq!(ends.into_iter().collect::<Vec<_>>(), ["0", "16", "17"]);
+}
+
+#[towpath_testenv::needs("cc")]
+#[test]
 fn the_worker_example_links_shared_and_static() {
     let dir = CompileDir::new();
     let library = dir.directory.path().join("static/libtowpath.a").display().to_string();

@@ -7,6 +7,7 @@
 //! thread raises RuntimeError.
 #![deny(unsafe_code)]
 
+mod asynchronous;
 mod buffer_export;
 mod counters;
 mod data;
@@ -17,12 +18,14 @@ mod mux;
 mod sender;
 mod wait;
 mod worker;
+mod worker_event;
 
 /// Inspectors, workers, multiplexors and senders of Towpath, a network data plane in user space.
 ///
 /// Failed system and protocol operations raise OSError with an errno(3) (PermissionError, FileNotFoundError, TimeoutError and
 /// others). Using a closed object, or deciding a frame twice, raises ValueError.
-#[pyo3::pymodule(name = "towpath")]
+// Objects are checked for concurrent use, and hold no state outside of themselves: the interpreter's lock is not needed.
+#[pyo3::pymodule(name = "towpath", gil_used = false)]
 mod towpath {
     #[pymodule_export]
     use crate::counters::{MuxCounters, SenderCounters};
@@ -34,6 +37,8 @@ mod towpath {
     use crate::sender::Sender;
     #[pymodule_export]
     use crate::worker::{Connection, Message, Worker};
+    #[pymodule_export]
+    use crate::worker_event::{Ended, Opened};
     use pyo3::prelude::*;
     use pyo3::types::PyModule;
     use towpath_mux::io::Flags;

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use towpath_mux::assembler::Limits;
 use towpath_mux::framing::Framing;
 use towpath_mux::io::{Error, Flags, Kind, Server, Socket, To};
-use towpath_mux::mux::{Config, Ticket, psock};
+use towpath_mux::mux::{Config, Order, Ticket, psock};
 
 use crate::counters::{self, MuxCounters, Tables};
 use crate::data::Data;
@@ -23,7 +23,7 @@ const PATIENCE: f64 = 10.0;
 /// A handle of a multiplexor in this process, for use by one thread.
 ///
 /// Mux(framing, kind="dgram", *, connected=False, message_max=None, head_max=None, connection_bytes=None, send_bytes=None,
-/// send_most=None, mux_bytes=None, head_time=None, body_time=None, rate=0, idle=None, send_time=60.0)
+/// send_most=None, mux_bytes=None, head_time=None, body_time=None, rate=0, idle=None, send_time=60.0, order="none")
 ///
 /// Creates a multiplexor; clone() creates handles for other threads. A message goes to any handle that receives, whatever its connection.
 /// kind selects what ends a message. "dgram": each send is a message unless it has MSG_MORE, and a short read discards the rest.
@@ -94,7 +94,8 @@ impl Mux {
     #[new]
     #[pyo3(signature = (
         framing, kind="dgram", *, connected=false, message_max=None, head_max=None, connection_bytes=None, send_bytes=None,
-        send_most=None, mux_bytes=None, head_time=None, body_time=None, rate=0, idle=None, send_time=Some(60.0)
+        send_most=None, mux_bytes=None, head_time=None, body_time=None, rate=0, idle=None, send_time=Some(60.0),
+        order="none"
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
     fn new(
@@ -112,13 +113,30 @@ impl Mux {
         rate: u32,
         idle: Option<f64>,
         send_time: Option<f64>,
+        order: &str,
     ) -> PyResult<Self> {
+        let order = match order {
+            "none" => Order::None,
+            "replies" => Order::Replies,
+            "serial" => Order::Serial,
+            "sticky" => Order::Sticky,
+            "key" => Order::Key,
+            _ => {
+                let text = r#"order must be "none", "replies", "serial", "sticky" or "key""#;
+                return Err(PyValueError::new_err(text));
+            }
+        };
         let kind = match kind {
             "dgram" => Kind::Dgram,
             "seqpacket" => Kind::Seqpacket,
             _ => return Err(PyValueError::new_err(r#"kind must be "dgram" or "seqpacket""#)),
         };
         let framing = parse(framing)?;
+        if order == Order::Key && !framing.may_have_key() {
+            return Err(PyValueError::new_err(
+                "the framing gives no key: add key=OFFSET:LENGTH to its clauses",
+            ));
+        }
         let bounds = [message_max, head_max, connection_bytes, send_bytes, send_most, mux_bytes];
         if bounds.contains(&Some(0)) {
             return Err(PyValueError::new_err("a limit is at least 1 byte; None selects the default"));
@@ -134,6 +152,7 @@ impl Mux {
         let config = message_max.map_or_else(Config::default, Config::for_messages);
         let config = Config {
             connected,
+            order,
             psock_bytes: connection_bytes.map_or(config.psock_bytes, towpath_mux::mux::Bound::of),
             send_bytes: send_bytes.map_or(config.send_bytes, towpath_mux::mux::Bound::of),
             send_most: send_most.unwrap_or(config.send_most),

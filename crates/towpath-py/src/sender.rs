@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use rustix::io::Errno;
 use towpath_send::{Closed, CopyMode, Done, Options, SendError};
 
+use crate::asynchronous;
 use crate::buffer_export::{self, Pinned};
 use crate::counters::{self, SenderCounters, Tables};
 use crate::{descriptor, failure, wait};
@@ -150,6 +151,17 @@ impl Sender {
     #[pyo3(signature = (timeout=None))]
     fn flush(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<()> {
         Self::work(slf, timeout, |sender, most| sender.flush_for(most))
+    }
+
+    /// Queues a buffer and waits until the kernel has accepted it, as a coroutine for asyncio: await sender.send(data). Errors are those of
+    /// queue and flush; BlockingIOError: await sender.send again after reclaim().
+    #[pyo3(signature = (data, id=None))]
+    fn send<'py>(
+        slf: &Bound<'py, Self>,
+        data: &Bound<'py, PyAny>,
+        id: Option<Py<PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        asynchronous::coroutine(slf.py(), "send", (slf, data, id))
     }
 
     /// Waits until everything is sent and all buffers can be reclaimed, at most timeout seconds (TimeoutError). Other errors are those of

@@ -7,20 +7,22 @@ use std::time::Duration;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use towpath_ring::{RecvError, Ticket};
+use towpath_ring::{Event, RecvError, ReserveError, Ticket};
 
+use crate::asynchronous;
 use crate::counters::{self, Tables};
 use crate::data::Data;
 use crate::failure;
 use crate::wait::{self, Queue};
+use crate::worker_event::{Ended, Opened};
 
 /// A worker process of towpath mux.
 ///
-/// Worker(path=None, *, name=None)
+/// Worker(path=None, *, name=None, events=False)
 ///
 /// Attaches to the mux's socket at path. Without path, it uses TOWPATH_SOCKET, which the mux sets for a program that it starts. The mux
-/// shows name in its reports. The object is a context manager and an iterator over messages. A message is done when the iterator is
-/// asked for the next one. If the process ends before that, another worker gets the message, unless it was replied to.
+/// shows name in its reports. The object is a context manager, and an iterator and asynchronous iterator over messages. With events, it also
+/// returns Opened and Ended objects, for connections. A message is done when the iterator is asked for the next one. If the process ends before that, another worker gets the message, unless it was replied to.
 #[pyclass]
 #[derive(Debug)]
 pub(crate) struct Worker {
@@ -39,24 +41,26 @@ pub(crate) struct Connection {
     pub(crate) generation: u32,
 }
 
+/// What a worker holds: a message or an opened event.
+#[derive(Debug)]
+pub(crate) struct Held {
+    worker: Py<Worker>,
+    pub(crate) ticket: Ticket,
+    pub(crate) connection: Connection,
+    pub(crate) time: u64,
+}
+
 /// A message of a connection. bytes and payload are copies.
 #[pyclass(frozen)]
 #[derive(Debug)]
 pub(crate) struct Message {
-    worker: Py<Worker>,
-    ticket: Ticket,
+    held: Held,
     /// All bytes of the message.
     #[pyo3(get)]
     bytes: Py<PyBytes>,
     /// The message without the header or delimiter that the framing strips.
     #[pyo3(get)]
     payload: Py<PyBytes>,
-    /// The connection of the message.
-    #[pyo3(get)]
-    connection: Connection,
-    /// Arrival time of the complete message in nanoseconds since the epoch.
-    #[pyo3(get)]
-    time: u64,
     /// The framing's mark; 0 if unset.
     #[pyo3(get)]
     mark: u32,
@@ -66,10 +70,10 @@ pub(crate) struct Message {
 }
 
 impl Queue for towpath_ring::Worker {
-    type Item = towpath_ring::Message;
+    type Item = Event;
 
     fn receive(&mut self, timeout: Duration) -> Result<Option<Self::Item>, RecvError> {
-        self.recv_timeout(timeout)
+        self.recv_event_timeout(timeout)
     }
 
     fn is_ended(&mut self) -> bool {
@@ -80,9 +84,10 @@ impl Queue for towpath_ring::Worker {
 #[pymethods]
 impl Worker {
     #[new]
-    #[pyo3(signature = (path=None, *, name=None))]
-    fn new(py: Python<'_>, path: Option<PathBuf>, name: Option<&str>) -> PyResult<Self> {
-        let (path, options) = wait::whereto(path, name)?;
+    #[pyo3(signature = (path=None, *, name=None, events=false))]
+    fn new(py: Python<'_>, path: Option<PathBuf>, name: Option<&str>, events: bool) -> PyResult<Self> {
+        let (path, mut options) = wait::whereto(path, name)?;
+        options.events = events;
         let attached = py.detach(|| towpath_ring::Worker::attach(path, &options));
         py.check_signals()?;
         let mut worker = attached.map_err(|error| failure::attach(&error))?;
@@ -91,15 +96,29 @@ impl Worker {
         Ok(Self { worker: Some(worker), given: None })
     }
 
-    /// Returns the next message. Waits at most timeout seconds (TimeoutError). Returns None when the mux releases this worker. The caller
-    /// marks the message as done.
+    /// Returns the next message, or event if the worker asked for events. Waits at most timeout seconds (TimeoutError). Returns None when the
+    /// mux releases this worker. The caller marks the message, or the Opened event, as done.
     #[pyo3(signature = (timeout=None))]
-    fn recv(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Option<Message>> {
-        let py = slf.py();
-        wait::next(py, "worker", timeout, |most| {
-            let mut this = slf.try_borrow_mut()?;
-            wait::look(py, &mut this.worker, most, |worker, message| Message::new(slf, worker, message))
-        })
+    fn recv(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Option<Py<PyAny>>> {
+        Ok(Self::receive(slf, timeout)?.map(|(event, _)| event))
+    }
+
+    /// As recv, as a coroutine for asyncio: event = await worker.arecv().
+    fn arecv<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let take = slf.getattr("recv")?;
+        let take = slf.py().import("functools")?.getattr("partial")?.call1((take, 0))?;
+        asynchronous::coroutine(slf.py(), "receive", (slf, take))
+    }
+
+    /// Closes a connection when everything that was sent to it before has left. Later data for it is dropped. The mux detaches a worker that
+    /// names a connection to which it may not send.
+    fn close_connection(slf: &Bound<'_, Self>, connection: &Connection) -> PyResult<()> {
+        Self::end(slf, *connection, towpath_ring::Worker::close_connection)
+    }
+
+    /// Resets a connection at once: over TCP, the peer sees ECONNRESET. Otherwise as close_connection.
+    fn reset_connection(slf: &Bound<'_, Self>, connection: &Connection) -> PyResult<()> {
+        Self::end(slf, *connection, towpath_ring::Worker::reset_connection)
     }
 
     /// Sends a message on a connection. A connection that has ended is ignored. Without a connection, in connected mode, the mux selects the
@@ -164,7 +183,33 @@ impl Worker {
         slf
     }
 
-    fn __next__(slf: &Bound<'_, Self>) -> PyResult<Option<Message>> {
+    fn __next__(slf: &Bound<'_, Self>) -> PyResult<Option<Py<PyAny>>> {
+        Self::finish(slf)?;
+        Self::next(slf, None)
+    }
+
+    fn __aiter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __anext__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        Self::finish(slf)?;
+        asynchronous::coroutine(slf.py(), "following", (slf,))
+    }
+
+    /// The next message or event of the asynchronous iterator, if there is one (TimeoutError).
+    fn _take(slf: &Bound<'_, Self>) -> PyResult<Option<Py<PyAny>>> {
+        Self::next(slf, Some(0.0))
+    }
+}
+
+impl Worker {
+    pub(crate) fn worker(&mut self) -> PyResult<&mut towpath_ring::Worker> {
+        self.worker.as_mut().ok_or_else(|| failure::closed("worker"))
+    }
+
+    /// Marks the last message of the iterator as done.
+    fn finish(slf: &Bound<'_, Self>) -> PyResult<()> {
         let mut this = slf.try_borrow_mut()?;
         let given = this.given.take();
         let worker = this.worker()?;
@@ -172,45 +217,142 @@ impl Worker {
         if let Some(message) = given.and_then(|ticket| worker.recall(ticket)) {
             worker.done(message);
         }
-        drop(this);
-        let next = Self::recv(slf, None)?;
-        slf.try_borrow_mut()?.given = next.as_ref().map(|message| message.ticket);
-        Ok(next)
+        Ok(())
+    }
+
+    /// Receives for an iterator.
+    fn next(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Option<Py<PyAny>>> {
+        let Some((event, ticket)) = Self::receive(slf, timeout)? else { return Ok(None) };
+        slf.try_borrow_mut()?.given = ticket;
+        Ok(Some(event))
+    }
+
+    /// Receives an event, and the ticket with which it is done.
+    fn receive(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Option<(Py<PyAny>, Option<Ticket>)>> {
+        let py = slf.py();
+        let received = wait::next(py, "worker", timeout, |most| {
+            let mut this = slf.try_borrow_mut()?;
+            wait::look(py, &mut this.worker, most, |worker, event| Self::object(slf, worker, event))
+        })?;
+        received.transpose()
+    }
+
+    /// The object of an event.
+    fn object(
+        slf: &Bound<'_, Self>,
+        worker: &towpath_ring::Worker,
+        event: Event,
+    ) -> PyResult<(Py<PyAny>, Option<Ticket>)> {
+        let py = slf.py();
+        Ok(match event {
+            Event::Message(message) => {
+                let message = Message::new(slf, worker, message);
+                let ticket = message.held.ticket;
+                (Py::new(py, message)?.into_any(), Some(ticket))
+            }
+            Event::Opened(opened) => {
+                let held = Held::new(slf, opened.message);
+                let ticket = held.ticket;
+                (Py::new(py, Opened::new(py, held, opened.info))?.into_any(), Some(ticket))
+            }
+            Event::Ended(ended) => (Py::new(py, Ended::new(ended))?.into_any(), None),
+        })
+    }
+
+    fn end(
+        slf: &Bound<'_, Self>,
+        connection: Connection,
+        end: fn(&mut towpath_ring::Worker, towpath_ring::Connection) -> Result<(), ReserveError>,
+    ) -> PyResult<()> {
+        let py = slf.py();
+        wait::send(py, || {
+            let mut this = slf.try_borrow_mut()?;
+            let worker = this.worker()?;
+            Ok(py.detach(|| end(worker, connection.into())))
+        })
     }
 }
 
-impl Worker {
-    fn worker(&mut self) -> PyResult<&mut towpath_ring::Worker> {
-        self.worker.as_mut().ok_or_else(|| failure::closed("worker"))
+impl Held {
+    pub(crate) fn new(worker: &Bound<'_, Worker>, message: towpath_ring::Message) -> Self {
+        let towpath_ring::Connection { index, generation } = message.connection();
+        let (connection, time) = (Connection { index, generation }, message.time());
+        Self { worker: worker.clone().unbind(), connection, time, ticket: message.into_ticket() }
+    }
+
+    /// Sends an answer, a part of one with `more`, and closes the connection after it with `close`.
+    pub(crate) fn reply(&self, py: Python<'_>, data: &Data, more: bool, close: bool) -> PyResult<()> {
+        let data = data.get(py)?;
+        self.send(py, |worker, message| match more {
+            true => worker.reply_part(message, &data),
+            false => worker.reply(message, &data),
+        })?;
+        if close { self.close(py) } else { Ok(()) }
+    }
+
+    pub(crate) fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let connection = self.connection.into();
+        self.send(py, |worker, message| worker.close_after_on(connection, message))
+    }
+
+    fn send(
+        &self,
+        py: Python<'_>,
+        send: impl Fn(&mut towpath_ring::Worker, &towpath_ring::Message) -> Result<(), ReserveError> + Sync,
+    ) -> PyResult<()> {
+        wait::send(py, || {
+            let mut this = self.worker.bind(py).try_borrow_mut()?;
+            let worker = this.worker()?;
+            let message = worker.recall(self.ticket).ok_or_else(done)?;
+            Ok(py.detach(|| send(worker, &message)))
+        })
+    }
+
+    pub(crate) fn done(&self, py: Python<'_>) -> PyResult<()> {
+        let mut this = self.worker.bind(py).try_borrow_mut()?;
+        let worker = this.worker()?;
+        let message = worker.recall(self.ticket).ok_or_else(done)?;
+        worker.done(message);
+        Ok(())
+    }
+}
+
+impl From<Connection> for towpath_ring::Connection {
+    fn from(Connection { index, generation }: Connection) -> Self {
+        Self { index, generation }
     }
 }
 
 #[pymethods]
 impl Message {
     /// Replies on the message's connection. Waits while the ring is full. A message has one reply; with more=True, this is a part of it, and
-    /// another call follows with the next part. A message with a reply is not given to another worker if this process dies. The mux detaches
+    /// another call follows with the next part; with close=True, the connection is closed after it. A message with a reply is not given to another worker if this process dies. The mux detaches
     /// a worker that replies again, unless it runs with --worker-may push.
-    #[pyo3(signature = (data, *, more=false))]
-    fn reply(&self, py: Python<'_>, data: Data, more: bool) -> PyResult<()> {
-        let data = data.get(py)?;
-        wait::send(py, || {
-            let mut this = self.worker.bind(py).try_borrow_mut()?;
-            let worker = this.worker()?;
-            let message = worker.recall(self.ticket).ok_or_else(done)?;
-            Ok(py.detach(|| match more {
-                true => worker.reply_part(&message, &data),
-                false => worker.reply(&message, &data),
-            }))
-        })
+    #[pyo3(signature = (data, *, more=false, close=false))]
+    fn reply(&self, py: Python<'_>, data: Data, more: bool, close: bool) -> PyResult<()> {
+        self.held.reply(py, &data, more, close)
+    }
+
+    /// Closes the connection after the replies so far. Later replies on it are dropped.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.held.close(py)
     }
 
     /// Marks the message as done: its memory is released, and the mux may send more messages to this worker.
     fn done(&self, py: Python<'_>) -> PyResult<()> {
-        let mut this = self.worker.bind(py).try_borrow_mut()?;
-        let worker = this.worker()?;
-        let message = worker.recall(self.ticket).ok_or_else(done)?;
-        worker.done(message);
-        Ok(())
+        self.held.done(py)
+    }
+
+    /// The connection of the message.
+    #[getter]
+    const fn connection(&self) -> Connection {
+        self.held.connection
+    }
+
+    /// Arrival time of the complete message in nanoseconds since the epoch.
+    #[getter]
+    const fn time(&self) -> u64 {
+        self.held.time
     }
 }
 
@@ -221,17 +363,8 @@ impl Message {
         let bytes = PyBytes::new(py, all).unbind();
         let payload =
             if left.len() == all.len() { bytes.clone_ref(py) } else { PyBytes::new(py, left).unbind() };
-        let towpath_ring::Connection { index, generation } = message.connection();
-        Self {
-            worker: slf.clone().unbind(),
-            bytes,
-            payload,
-            connection: Connection { index, generation },
-            time: message.time(),
-            mark: message.mark(),
-            hash: message.hash(),
-            ticket: message.into_ticket(),
-        }
+        let (mark, hash) = (message.mark(), message.hash());
+        Self { bytes, payload, mark, hash, held: Held::new(slf, message) }
     }
 }
 

@@ -2,6 +2,7 @@
 
 import array
 import ast
+import asyncio
 import errno
 import gc
 import json
@@ -9,6 +10,7 @@ import os
 import pathlib
 import select
 import signal
+import smtplib
 import socket
 import struct
 import subprocess
@@ -100,6 +102,73 @@ def iterate(worker):
         worker.send(b"sent\n", message.connection)
         assert message.connection == message.connection and message.connection.index >= 0
         hash(message.connection)
+
+
+def mail(event, state):
+    """An SMTP server's answer: the text, and whether the connection ends."""
+    match event:
+        case towpath.Opened():
+            assert event.peer.startswith("127.0.0.1:") and event.listener == event.local and not event.tls
+            assert event.server_name == "" and event.protocol == b"" and event.client_names == [] and event.time > 0
+            state[event.connection] = False
+            return b"220 ready", False
+        case towpath.Ended():
+            del state[event.connection]
+            assert event.cause == "closed" and event.errno == 0 and event.text == "closed by a worker", event.text
+            assert (event.bytes, event.length) == (0, None)
+            return None, False
+    line = event.payload.strip().upper()
+    if state[event.connection]:
+        state[event.connection] = line != b"."
+        return (b"250 accepted" if line == b"." else None), False
+    if line == b"DATA":
+        state[event.connection] = True
+        return b"354 go on", False
+    return (b"221 bye", True) if line == b"QUIT" else (b"250 ok", False)
+
+
+def smtp(worker):
+    state = {}
+    for event in worker:
+        text, last = mail(event, state)
+        if text:
+            event.reply(text + b"\r\n", close=last)
+
+
+def smtp_async(worker):
+    async def serve():
+        state, ticks = {}, 0
+
+        async def tick():
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0.001)
+
+        ticking = asyncio.create_task(tick())
+        async for event in worker:
+            text, last = mail(event, state)
+            if text:
+                event.reply(text + b"\r\n")
+                if last:
+                    event.close()
+        assert await worker.arecv() is None
+        ticking.cancel()
+        # The loop ran other tasks meanwhile.
+        assert ticks > 1
+
+    asyncio.run(serve())
+
+
+def resets(worker):
+    while (event := worker.recv()) is not None:
+        if isinstance(event, towpath.Ended):
+            refuses(AttributeError, "done", getattr, event, "done")
+            continue
+        if not isinstance(event, towpath.Opened):
+            worker.reset_connection(event.connection)
+        event.done()
+        refuses(ValueError, "done before", event.close)
 
 
 def receive(worker):
@@ -241,11 +310,15 @@ def parts(name):
     """Runs this file as an inspector or worker: `test_towpath.py NAME`."""
     inspectors = {"one_by_one": one_by_one, "many": many, "held": held, "capitals": capitals, "loop": loop}
     workers = {"iterate": iterate, "receive": receive, "interrupted": interrupted, "full": full, "checked": checked, "in_parts": in_parts}
+    events = {"smtp": smtp, "smtp_async": smtp_async, "resets": resets}
     if name == "pinned":
         pinned()
     elif name in inspectors:
         with Inspector(name="test", gaps=False) as queue:
             inspectors[name](queue)
+    elif name in events:
+        with Worker(name="test", events=True) as worker:
+            events[name](worker)
     else:
         with Worker(name="test") as worker:
             workers[name](worker)
@@ -291,10 +364,10 @@ class Module(unittest.TestCase):
 class Engine:
     """A towpath mux process whose workers run this file."""
 
-    def __init__(self, part, example=None):
+    def __init__(self, part, example=None, order="replies"):
         command = [sys.executable, "-B", example or __file__, *([] if example else [part])]
         self.process = subprocess.Popen(
-            [COMMAND, "mux", "127.0.0.1:0", "--framing", 'delimiter="\\n" strip=delimiter', "--order", "replies"]
+            [COMMAND, "mux", "127.0.0.1:0", "--framing", 'delimiter="\\n" strip=delimiter', "--order", order]
             + ["--workers", "2", "--worker", " ".join(map(str, command))],
             stderr=subprocess.PIPE,
             text=True,
@@ -353,6 +426,26 @@ class Messages(unittest.TestCase):
                 stream.sendall(b"".join(b"%d\n" % number for number in range(100)))
                 self.assertEqual([lines.readline() for _ in range(100)], [b"a %d\n" % number for number in range(100)])
 
+    def test_server_speaks_first(self):
+        for part in ("smtp", "smtp_async"):
+            with self.subTest(part), Engine(part, order="sticky") as engine:
+                host, port = engine.address.rsplit(":", 1)
+                for _ in range(3):
+                    with smtplib.SMTP(host, int(port), timeout=30) as client:
+                        self.assertEqual(client.noop()[0], 250)
+                        self.assertEqual(client.sendmail("a@example", ["b@example"], "Subject: hello\n\nworld\n"), {})
+                        self.assertEqual(client.quit(), (221, b"bye"))
+                code, said = engine.finish()
+                self.assertEqual(code, 0, said)
+                self.assertNotIn("Error", said)
+
+    def test_connections_are_reset(self):
+        with Engine("resets") as engine:
+            stream, lines = engine.connect()
+            with stream, lines:
+                stream.sendall(b"hello\n")
+                self.assertRaises(ConnectionResetError, stream.recv, 1)
+
     def test_example(self):
         with Engine(None, EXAMPLES / "worker.py") as engine:
             stream, lines = engine.connect()
@@ -410,6 +503,21 @@ class Multiplexor(unittest.TestCase):
             mux.send(long.bytes, long)
             self.assertEqual(lines.readline(), long.bytes)
         self.assertEqual(lines.read(), b"")
+
+    def test_order(self):
+        for wrong, why in (("some", "order must be"), ("key", "gives no key")):
+            with self.assertRaisesRegex(ValueError, why):
+                Mux("line", order=wrong)
+        with Mux(r'delimiter="\n" strip=delimiter', order="serial") as mux:
+            stream, lines = self.client(mux)
+            stream.sendall(b"one\ntwo\n")
+            other = mux.clone()
+            with other:
+                self.assertEqual(mux.recv(timeout=30).bytes, b"one\n")
+                # The second message of the connection waits until the first one is done.
+                self.assertRaises(TimeoutError, other.recv, timeout=0)
+                mux.done()
+                self.assertEqual(other.recv(timeout=30).bytes, b"two\n")
 
     def test_packets(self):
         with Mux("line", "seqpacket", connected=True) as mux:
@@ -660,6 +768,24 @@ class Multiplexor(unittest.TestCase):
 
 
 class SenderTests(unittest.TestCase):
+    def test_send_is_awaited(self):
+        async def main():
+            ours, peer = socket.socketpair()
+            with ours, peer, Sender(ours, choice="plain") as sender:
+                data = bytes(4 << 20)
+                task = asyncio.create_task(sender.send(data, id="all"))
+                peer.setblocking(False)
+                loop, got = asyncio.get_running_loop(), 0
+                while got < len(data):
+                    got += len(await loop.sock_recv(peer, 1 << 16))
+                await task
+                sender.drain()
+                self.assertEqual(sender.reclaim(), ["all"])
+            with self.assertRaisesRegex(ValueError, "the sender is closed"):
+                await sender.send(b"")
+
+        asyncio.run(main())
+
     """Tests of Sender, over loopback."""
 
     def pair(self, **options):

@@ -1,5 +1,6 @@
 //! The tables of the book against the tables of the code.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use towpath_engine::DropReason;
@@ -18,4 +19,65 @@ fn drop_reasons_are_documented() {
     let expected: Vec<String> =
         DropReason::ALL.iter().map(|reason| format!("| `{}` | {} |", reason.name(), reason.help())).collect();
     assert_eq!(rows, expected);
+}
+
+/// Every call of a worker and of a mux is in the table of interfaces, and the table names no others.
+#[test]
+fn the_table_of_interfaces_is_complete() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let read =
+        |path: &str| std::fs::read_to_string(crates.join(path)).unwrap_or_else(|e| panic!("{path}: {e}"));
+    let text = page("reference/interfaces.md");
+    let cells = |column: usize| -> BTreeSet<String> {
+        let rows = text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| purpose"));
+        let cells = rows.map(move |row| row.split('|').nth(column).unwrap_or_default());
+        cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).map(str::to_owned).collect()
+    };
+
+    let header = read("towpath-capi/include/towpath.h");
+    let words = header.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '(');
+    let functions =
+        words.filter_map(|word| word.strip_prefix("towpath_")?.split_once('(').map(|(name, _)| name));
+    let ours = ["worker_", "mux_", "reply_"];
+    let functions = functions.filter(|name| ours.iter().any(|prefix| name.starts_with(prefix)));
+    assert_eq!(functions.map(str::to_owned).collect::<BTreeSet<_>>(), cells(3), "C");
+
+    // Attributes of messages and events, and `with`, are not calls.
+    let stub = read("towpath-py/towpath.pyi");
+    let (mut methods, mut class, mut property) = (BTreeSet::new(), "", false);
+    for line in stub.lines() {
+        if let Some(name) = line.strip_prefix("class ") {
+            class = name.trim_end_matches(':');
+            if ["Worker", "Mux"].contains(&class) {
+                methods.insert(class.to_owned());
+            }
+        }
+        let method = line.strip_prefix("    def ").and_then(|rest| rest.split_once('('));
+        let of_ours = ["Worker", "Mux", "Message", "Opened"].contains(&class);
+        let counters = class == "Mux" && line.contains("def counters");
+        if let Some((name, _)) = method.filter(|_| of_ours && (!property || counters)) {
+            methods.insert(format!("{class}.{name}"));
+        }
+        property = line.trim() == "@property";
+    }
+    for name in ["new", "enter", "exit", "iter", "aiter"] {
+        methods.retain(|method| !method.ends_with(&format!("__{name}__")));
+    }
+    assert_eq!(methods, cells(4), "Python");
+
+    let sources = [
+        "towpath-ring/src/client/worker.rs",
+        "towpath-ring/src/client/worker/event.rs",
+        "towpath-mux/src/io/mod.rs",
+        "towpath-mux/src/io/connector.rs",
+        "towpath-mux/src/io/socket/mod.rs",
+        "towpath-mux/src/io/socket/receive.rs",
+        "towpath-mux/src/io/socket/send.rs",
+        "towpath-mux/src/io/socket/arm.rs",
+    ];
+    let sources = sources.map(read).concat();
+    for call in cells(2) {
+        let name = call.rsplit("::").next().unwrap_or_default();
+        assert!(sources.contains(&format!("fn {name}(")), "Rust: {call}");
+    }
 }
