@@ -266,10 +266,11 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
     if let Some(why) = bounds.unused_head(&framing) {
         return Err((exit::USAGE, format!("--head-max, --framing {}: {why}", args.framing)));
     }
+    let order = args.order.map_or(framing.order(), Order::from);
     let config = mux::Config {
-        order: args.order.map_or(framing.order(), Order::from),
+        order,
         redeliver: args.redeliver,
-        on_worker_end: EndArg::or_default(args.on_worker_end, args.order.into()).config(framing.name()),
+        on_worker_end: EndArg::or_default(args.on_worker_end, order).config(framing.name()),
         idle: args.idle,
         connected: !args.connected.is_empty(),
         ..mux::Config::for_messages(args.message_max as usize)
