@@ -382,8 +382,8 @@ mod tests {
         assert_eq!(keys(&value["rules"][0]), "bytes number packets set text");
         assert_eq!(
             keys(&value["states"]),
-            "created evicted expired left max nearly_full nearly_full_events parents parents_max peak refused related \
-             removed unfit unreplied waiting"
+            "created evicted expired left max nearly_full nearly_full_events parents parents_max peak preempted refused \
+             related removed unfit unreplied waiting"
         );
         assert_eq!(
             keys(&value["states"]["refused"]),

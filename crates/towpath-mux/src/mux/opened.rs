@@ -4,7 +4,8 @@
 //! the mux, and again if that worker dies with it. The worker may answer it: this is how a server speaks first.
 //!
 //! Invariant: at most one opened event of a connection exists. If the worker that has it or had it ends, the connection gets another
-//! one, whose mark is 1 if anything was received or sent before.
+//! one, whose mark is 1 if anything was received or sent before. It gets none after an event that was given up
+//! ([`Config::redeliver`](super::Config)).
 //!
 //! [`Event::Removed`](super::Event::Removed) reports that no worker will get a message of the connection any more.
 

@@ -92,7 +92,8 @@ fn a_worker_without_events_sees_none() {
 fn ended_has_the_cause() {
     let mux = start("silent", &["--workers", "1", "--message-max", "100", "--timeout", "60"]);
     let mut observer = Client::of(&mux);
-    let rows: [(&str, fn(&mut Client)); 5] = [
+    type Act = fn(&mut Client);
+    let rows: [(&str, Act); 5] = [
         ("clean", |_| {}),
         ("inside", |client| client.stream.write_all(b"inside").expect("open")),
         ("too_big", |client| client.stream.write_all(&[b'x'; 200]).expect("open")),
