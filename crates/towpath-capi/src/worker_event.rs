@@ -209,7 +209,10 @@ impl WorkerEvent {
             server_name: text(&info.server_name),
             protocol: text(&String::from_utf8_lossy(&info.protocol)),
             client_names: text(&info.client_names.join("\n")),
-            ..Self::of(Kind::OPENED, message)
+            ..Self::of(
+                Kind::OPENED,
+                Message { bytes: ptr::null(), len: 0, payload: ptr::null(), payload_len: 0, ..message },
+            )
         }
     }
 

@@ -179,7 +179,8 @@ impl Front {
         let mut said = String::new();
         self.stderr.read_to_string(&mut said).expect("text");
         assert_eq!(self.child.wait().expect("waiting for the end").code(), Some(0), "{said}");
-        assert!(said.contains(&format!("{messages} messages: {messages} done")), "{said}");
+        let noun = if messages == 1 { "message" } else { "messages" };
+        assert!(said.contains(&format!("{messages} {noun}: {messages} done")), "{said}");
     }
 }
 
