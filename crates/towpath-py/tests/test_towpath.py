@@ -5,10 +5,12 @@ import ast
 import asyncio
 import errno
 import gc
+import http.client
 import json
 import os
 import pathlib
 import select
+import shutil
 import signal
 import smtplib
 import socket
@@ -364,10 +366,10 @@ class Module(unittest.TestCase):
 class Engine:
     """A towpath mux process whose workers run this file."""
 
-    def __init__(self, part, example=None, order="replies"):
-        command = [sys.executable, "-B", example or __file__, *([] if example else [part])]
+    def __init__(self, part, example=None, order="replies", framing='delimiter="\\n" strip=delimiter'):
+        command = [sys.executable, "-B", example or __file__, *([part] if part else [])]
         self.process = subprocess.Popen(
-            [COMMAND, "mux", "127.0.0.1:0", "--framing", 'delimiter="\\n" strip=delimiter', "--order", order]
+            [COMMAND, "mux", "127.0.0.1:0", "--framing", framing, *(["--order", order] if order else [])]
             + ["--workers", "2", "--worker", " ".join(map(str, command))],
             stderr=subprocess.PIPE,
             text=True,
@@ -452,6 +454,59 @@ class Messages(unittest.TestCase):
             with stream, lines:
                 stream.sendall(b"hello\n")
                 self.assertEqual(lines.readline(), b"HELLO\n")
+
+
+class Servers(unittest.TestCase):
+    """The servers of docs/book/src/guides/workers-python.md."""
+
+    def test_http(self):
+        with Engine(None, EXAMPLES / "http_worker.py", None, "http1") as engine:
+            client = http.client.HTTPConnection(engine.address, timeout=30)
+            for method, target, body, chunked, answer in (
+                ("GET", "/a?b=c", None, False, b"GET /a?b=c\n"),
+                ("POST", "/", b"hello", False, b"hello"),
+                ("PUT", "/", [b"in ", b"two chunks"], True, b"in two chunks"),
+                ("HEAD", "/", None, False, b""),
+            ):
+                client.request(method, target, body, encode_chunked=chunked)
+                response = client.getresponse()
+                self.assertEqual((response.status, response.read(), response.will_close), (200, answer, False))
+            client.request("GET", "/", headers={"Connection": "close"})
+            self.assertTrue(client.getresponse().will_close)
+            stream, lines = engine.connect()
+            with stream, lines:
+                stream.sendall(b"GET /old HTTP/1.0\r\n\r\n")
+                self.assertTrue(lines.read().endswith(b"\r\n\r\nGET /old\n"))
+            stream, lines = engine.connect()
+            with stream, lines:
+                stream.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: other\r\n\r\nraw")
+                self.assertIn(b"\r\nConnection: close\r\n", lines.read())
+            code, said = engine.finish()
+            self.assertEqual(code, 0, said)
+
+    def test_redis(self):
+        with tempfile.TemporaryDirectory() as directory:
+            with Engine(directory + "/store.db", EXAMPLES / "redis_worker.py", None, "redis") as engine:
+                stream, lines = engine.connect()
+                with stream, lines:
+                    for command, answer in (
+                        (b"PING\r\n", b"+PONG\r\n"),
+                        (b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$3\r\n\r\n!\r\n", b"+OK\r\n"),
+                        (b"*2\r\n$3\r\nget\r\n$1\r\na\r\n", b"$3\r\n\r\n!\r\n"),
+                        (b"DEL a b\r\n", b":1\r\n"),
+                        (b"GET a\r\n", b"$-1\r\n"),
+                        (b"GET\r\n", b"-ERR unknown command, or wrong number of arguments\r\n"),
+                    ):
+                        stream.sendall(command)
+                        self.assertEqual(lines.read(len(answer)), answer)
+
+    @unittest.skipUnless(shutil.which("psql") or os.environ.get("CI") == "true", "needs psql")
+    def test_postgres(self):
+        with Engine(None, EXAMPLES / "postgres_worker.py", None, "postgres-frontend") as engine:
+            host, port = engine.address.rsplit(":", 1)
+            for mode in ("disable", "prefer"):
+                command = ["psql", f"host={host} port={port} sslmode={mode} user=guest", "-Atc", "select 1"]
+                self.assertEqual(subprocess.check_output(command, text=True, timeout=30), "select 1\n")
 
 
 class Multiplexor(unittest.TestCase):
