@@ -10,7 +10,8 @@ pub enum Order {
     Replies,
     /// One message of a connection at a time, on any worker.
     Serial,
-    /// All messages of a connection go to one worker until it leaves.
+    /// All messages of a connection go to one worker until it leaves: to the one with the fewest connections when the first
+    /// message arrives. See [`crate::mux::Config::rebalance`].
     Sticky,
     /// One message with the same hash ([`crate::framing::Message::hash`]) at a time, over all connections and
     /// workers. Messages with hash 0 have no key and are not ordered.

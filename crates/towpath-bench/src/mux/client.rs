@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use hdrhistogram::Histogram;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
@@ -160,6 +160,37 @@ pub(crate) fn open(
         }
     }
     Ok(Measured { rate: done as f64 / time.as_secs_f64(), latency })
+}
+
+/// Messages that a flooding peer keeps outstanding.
+const FLOOD: usize = 5000;
+
+/// A light peer: one request at a time, at random times, one per millisecond on average. `flood`: another connection keeps [`FLOOD`]
+/// messages outstanding. The latency is that of the light peer.
+pub(crate) fn light(address: SocketAddr, flood: bool, time: Duration) -> Result<Measured> {
+    let mut socket = TcpStream::connect(address)?;
+    socket.set_nodelay(true)?;
+    std::thread::scope(|scope| {
+        let flood = flood.then(|| scope.spawn(move || pipelined(address, 1, 64, FLOOD, time)));
+        let (mut random, mut latency) = (Random(0x2468_1357), histogram());
+        let (request, mut reply) = (message(64, 0, false), [0; 64]);
+        let (begin, mut done) = (Instant::now(), 0u64);
+        while begin.elapsed() < time {
+            std::thread::sleep(Duration::from_secs_f64(-(1.0 - random.unit()).ln() / 1000.0));
+            let sent = Instant::now();
+            socket.write_all(&request)?;
+            socket.read_exact(&mut reply)?;
+            // The first fifth is warm-up.
+            if begin.elapsed() > time / 5 {
+                latency.saturating_record(sent.elapsed().as_nanos() as u64);
+                done += 1;
+            }
+        }
+        if let Some(flood) = flood {
+            flood.join().map_err(|_| anyhow!("the flood panicked"))??;
+        }
+        Ok(Measured { rate: done as f64 / (time * 4 / 5).as_secs_f64(), latency })
+    })
 }
 
 /// Writes messages on each connection at full speed. Measures the growth of `count` per second.

@@ -23,6 +23,10 @@ pub(crate) enum Kind {
     Central,
     /// `towpath mux` with worker processes.
     Rings,
+    /// As `Towpath`; a connection occupies all workers but one at most.
+    Share,
+    /// As `Towpath`, for a load without its disturbance.
+    Alone,
 }
 
 impl Kind {
@@ -35,6 +39,8 @@ impl Kind {
             Self::Oneshot => "shared epoll, oneshot",
             Self::Central => "central queue",
             Self::Rings => "towpath, processes",
+            Self::Share => "towpath, in-flight",
+            Self::Alone => "towpath, alone",
         }
     }
 }
@@ -66,8 +72,10 @@ impl Drop for Running {
 /// Starts a server with this many workers.
 pub(crate) fn start(kind: Kind, workers: usize, job: Job) -> Result<Running> {
     let (got, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-    if kind == Kind::Towpath {
-        let server = towpath_mux::io::Server::new("length=4 be adjust=4".parse()?, Default::default())?;
+    if matches!(kind, Kind::Towpath | Kind::Share | Kind::Alone) {
+        let in_flight = if kind == Kind::Share { workers - 1 } else { usize::MAX };
+        let config = towpath_mux::mux::Config { in_flight, ..Default::default() };
+        let server = towpath_mux::io::Server::new("length=4 be adjust=4".parse()?, config)?;
         let address = server.listen("127.0.0.1:0")?;
         let mut threads = Vec::new();
         for _ in 0..workers {

@@ -25,6 +25,7 @@ enum Workload {
     B,
     C,
     D,
+    E,
     Idle,
 }
 
@@ -40,7 +41,7 @@ struct Row {
     figure: fn(&Measured) -> f64,
 }
 
-const ROWS: [Row; 16] = {
+const ROWS: [Row; 18] = {
     use Better::{Higher, Lower};
     const fn row(
         name: &'static str,
@@ -51,8 +52,8 @@ const ROWS: [Row; 16] = {
     ) -> Row {
         Row { name, workload, ours: Kind::Towpath, peer, unit, better, target, figure }
     }
-    use Kind::{Central, Oneshot, Pinned};
-    use Workload::{AComputes, AWaits, B, C, D, Idle};
+    use Kind::{Alone, Central, Oneshot, Pinned, Share};
+    use Workload::{AComputes, AWaits, B, C, D, E, Idle};
     [
         row("A 500 us waits, requests, over pinned", AWaits, Pinned, ("/s", Higher, 1.8), rate),
         row("A 500 us waits, mean latency, over pinned", AWaits, Pinned, ("ns", Lower, 0.56), mean),
@@ -78,6 +79,17 @@ const ROWS: [Row; 16] = {
         row("D open loop, wait p50, over pinned", D, Pinned, ("ns", Lower, 1.0), p50),
         row("D open loop, wait p99, over oneshot", D, Oneshot, ("ns", Lower, 1.0), p99),
         row("D open loop, wait p99, over central", D, Central, ("ns", Lower, 1.0), p99),
+        row("E light peer beside a flood, p99, over alone", E, Alone, ("ns", Lower, 1.5), p99),
+        Row {
+            ours: Share,
+            ..row(
+                "E light peer, flood with in-flight 7 of 8, p99, over alone",
+                E,
+                Alone,
+                ("ns", Lower, 1.5),
+                p99,
+            )
+        },
         row("10,000 idle connections, each, over 2 KiB", Idle, Pinned, ("B", Lower, 1.0), rate),
     ]
 };
@@ -110,6 +122,10 @@ fn measure(workload: Workload, kind: Kind, seed: u64, time: Duration) -> Result<
             Ok(Measured { rate, latency: hdrhistogram::Histogram::new(3)? })
         }
         Workload::D => open(kind, 1500.0, time),
+        Workload::E => {
+            let server = start(kind, 8, Job::Wait(Duration::from_micros(500)))?;
+            client::light(server.address, kind != Kind::Alone, time)
+        }
         Workload::Idle => {
             let rate = if kind == Kind::Towpath { idle::each()? } else { 2048.0 };
             Ok(Measured { rate, latency: hdrhistogram::Histogram::new(3)? })
@@ -162,7 +178,7 @@ impl Workload {
     /// Returns the number and duration of a server's measurements. High quantiles and queues that fill up need the whole time.
     fn turns(self, reps: u32, time: Duration) -> (u32, Duration) {
         match self {
-            Self::AWaits | Self::D | Self::Idle => (reps, time),
+            Self::AWaits | Self::D | Self::E | Self::Idle => (reps, time),
             Self::AComputes | Self::B | Self::C => (reps * TURNS, time / TURNS),
         }
     }

@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use bytes::{Bytes, BytesMut};
 
 use crate::Time;
-use crate::mux::{Batch, Completion, Message, Mux, Ticket, worker};
+use crate::mux::{Batch, Completion, Message, Mux, Ticket, psock, worker};
 
 /// Size of the blocks that replies of a batch are written into, so that one write sends many. A block with
 /// less free space than the second value is replaced.
@@ -77,6 +77,23 @@ impl Inner {
             back.extend(batch.rest());
         }
         back
+    }
+
+    /// Removes and returns the messages of a connection that are not begun. Splits a batch of it.
+    pub(super) fn take_of(&mut self, psock: psock::Id, mux: &mut Mux, id: worker::Id) -> Vec<Ticket> {
+        let mut taken = Vec::new();
+        self.messages.retain(|message| {
+            let other = message.psock() != psock;
+            if !other {
+                taken.push(message.ticket());
+            }
+            other
+        });
+        if let Some(batch) = self.batch.take_if(|batch| batch.psock() == psock) {
+            mux.split_local(id);
+            taken.extend(batch.rest());
+        }
+        taken
     }
 
     /// Begins up to `most` messages of the batch and returns their indices.

@@ -454,6 +454,19 @@ impl State {
         let tickets = local_queue.give_back(&mut self.mux, id);
         self.mux.handle_hand_back(id, &tickets, shared.now());
     }
+
+    /// Takes the messages of a connection that has ended from the workers that have not begun them. The core discards them.
+    pub(super) fn discard(&mut self, shared: &Shared, psock: psock::Id) {
+        let Self { workers, mux, .. } = self;
+        for (id, slot) in workers {
+            let mut local_queue = slot.local_queue.lock();
+            local_queue.settle(mux, id, shared.now());
+            let tickets = local_queue.take_of(psock, mux, id);
+            if !tickets.is_empty() {
+                mux.handle_hand_back(id, &tickets, shared.now());
+            }
+        }
+    }
 }
 
 fn data(id: psock::Id) -> EventData {

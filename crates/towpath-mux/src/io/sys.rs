@@ -1,5 +1,5 @@
 #![allow(unsafe_code)]
-//! System calls without a safe wrapper: SO_RCVLOWAT, SIOCOUTQ, SO_PASSRIGHTS, recvmsg(2) with descriptors,
+//! System calls without a safe wrapper: SO_RCVLOWAT, TCP_NOTSENT_LOWAT, SIOCOUTQ, SO_PASSRIGHTS, recvmsg(2) with descriptors,
 //! and registration of a descriptor with tokio.
 
 use std::ffi::c_int;
@@ -18,11 +18,7 @@ const CONTROL: usize = 2 + SCM_MAX_FD.div_ceil(2);
 pub(super) fn refuse_descriptors(fd: BorrowedFd<'_>) {
     /// include/uapi/asm-generic/socket.h; neither libc nor rustix has it.
     const SO_PASSRIGHTS: c_int = 83;
-    let value: c_int = 0;
-    let (pointer, length) = ((&raw const value).cast(), size_of::<c_int>() as libc::socklen_t);
-    // SAFETY: the borrow keeps the descriptor open. `pointer` refers to an int, `length` is its size, and the
-    // kernel only reads it during the call (setsockopt(2)).
-    let _ = unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, pointer, length) };
+    set_int(fd, libc::SOL_SOCKET, SO_PASSRIGHTS, 0);
 }
 
 /// Number of bytes, the descriptors that arrived, and whether the peer passed any, including those that did not fit (MSG_CTRUNC).
@@ -93,12 +89,21 @@ fn receive_at(fd: BorrowedFd<'_>, space: &mut [MaybeUninit<u8>]) -> Result<Recei
 /// Sets SO_RCVLOWAT: poll(2) reports a TCP socket as readable from `bytes` bytes on (socket(7)). Other sockets are readable with
 /// one byte.
 pub(super) fn set_rcvlowat(fd: BorrowedFd<'_>, bytes: usize) {
-    let value = c_int::try_from(bytes).unwrap_or(c_int::MAX);
-    let length = size_of::<c_int>() as libc::socklen_t;
-    let pointer = (&raw const value).cast();
+    set_int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, c_int::try_from(bytes).unwrap_or(c_int::MAX));
+}
+
+/// Sets TCP_NOTSENT_LOWAT: the socket takes no more while it has `bytes` bytes that were not sent to the peer yet (tcp(7)). No effect on
+/// other sockets.
+pub(super) fn set_notsent_lowat(fd: BorrowedFd<'_>, bytes: c_int) {
+    set_int(fd, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, bytes);
+}
+
+/// Sets a socket option that is an int. Fails silently: the callers' options are hints.
+fn set_int(fd: BorrowedFd<'_>, level: c_int, option: c_int, value: c_int) {
+    let (pointer, length) = ((&raw const value).cast(), size_of::<c_int>() as libc::socklen_t);
     // SAFETY: the borrow keeps the descriptor open. `pointer` refers to an int, `length` is its size, and the
     // kernel only reads it during the call (setsockopt(2)).
-    let _ = unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, pointer, length) };
+    let _ = unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, pointer, length) };
 }
 
 /// Number of bytes written that the peer has not acknowledged (tcp(7), SIOCOUTQ; includes a sent FIN) or not

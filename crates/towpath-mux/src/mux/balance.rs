@@ -1,36 +1,53 @@
 //! Connected mode: the open connections ordered by bytes to send, so that a message goes to the least loaded one.
+//!
+//! Bytes that the socket has accepted are not counted, because each look at them costs a system call. The caller bounds them
+//! (`io`: TCP_NOTSENT_LOWAT). Among connections with equal bytes, the one that was not used for longest is first, so that connections whose
+//! sockets accept everything at once share the messages.
 
 use std::collections::BTreeSet;
+
+use slotmap::SecondaryMap;
 
 use super::psock;
 
 /// Open connections by bytes to send. Empty without connected mode.
 #[derive(Debug, Default)]
 pub(super) struct Balance {
-    psocks: BTreeSet<(usize, psock::Id)>,
+    /// Bytes to send, number of the last use, connection.
+    psocks: BTreeSet<(usize, u64, psock::Id)>,
+    /// The last use of each connection: the value of `uses` then.
+    last: SecondaryMap<psock::Id, u64>,
+    uses: u64,
     /// A sender found every connection full and waits for [`super::Event::WriteSpace`].
     write_space_wanted: bool,
 }
 
 impl Balance {
     pub(super) fn insert(&mut self, id: psock::Id) {
-        self.psocks.insert((0, id));
+        self.psocks.insert((0, 0, id));
+        self.last.insert(id, 0);
     }
 
     pub(super) fn remove(&mut self, bytes: usize, id: psock::Id) {
-        self.psocks.remove(&(bytes, id));
+        if let Some(last) = self.last.remove(id) {
+            self.psocks.remove(&(bytes, last, id));
+        }
     }
 
-    /// A connection has `after` bytes to send in place of `before`.
+    /// A connection has `after` bytes to send in place of `before`. More is a use of it.
     pub(super) fn update(&mut self, id: psock::Id, before: usize, after: usize) {
-        if self.psocks.remove(&(before, id)) {
-            self.psocks.insert((after, id));
+        let Some(last) = self.last.get_mut(id) else { return };
+        self.psocks.remove(&(before, *last, id));
+        if after > before {
+            self.uses += 1;
+            *last = self.uses;
         }
+        self.psocks.insert((after, *last, id));
     }
 
     /// The connection with the fewest bytes to send, and their number.
     pub(super) fn least(&self) -> Option<(usize, psock::Id)> {
-        self.psocks.first().copied()
+        self.psocks.first().map(|&(bytes, _, id)| (bytes, id))
     }
 
     pub(super) const fn want_write_space(&mut self) {
@@ -62,6 +79,17 @@ mod tests {
         assert!(
             !balance.take_write_space(9) && balance.take_write_space(10) && !balance.take_write_space(10)
         );
+        balance.update(a, 10, 0);
+        balance.update(b, 20, 0);
+        let used = [0; 4].map(|_| {
+            let (_, id) = balance.least().unwrap();
+            balance.update(id, 0, 5);
+            balance.update(id, 5, 0);
+            id
+        });
+        assert_eq!(used, [a, b, a, b], "the one that was not used for longest");
+        balance.update(a, 0, 10);
+        balance.update(b, 0, 20);
         balance.remove(10, a);
         balance.update(a, 10, 0);
         assert_eq!(balance.least(), Some((20, b)), "a removed connection stays removed");

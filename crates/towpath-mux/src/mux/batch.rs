@@ -121,6 +121,11 @@ impl BatchList {
         self.batches.drain(..)
     }
 
+    #[cfg(test)]
+    pub(super) fn tickets(&self) -> impl Iterator<Item = Ticket> {
+        self.batches.iter().flat_map(|(batch, _)| batch.rest())
+    }
+
     /// Index of the batch that has this message, and the message's place in it.
     fn find(&self, ticket: Ticket) -> Option<(usize, usize)> {
         let place = |(batch, _): &(Batch, usize)| {
@@ -353,9 +358,8 @@ impl Mux {
         self.deferred.end();
         self.counters.totals.in_hand -= done as u64;
         self.counters.totals.done += done as u64;
+        self.release(psock, done);
         if let Some(psock) = self.psocks.get_mut(psock) {
-            psock.in_hand -= done;
-            psock.stats.unreserved += u64::from(psock.in_hand == 0 && done > 0);
             psock.outstanding -= done;
             psock.memory -= charge;
             self.memory.remove_message(charge);
@@ -401,14 +405,16 @@ impl Mux {
     }
 
     /// Returns the reading worker if it may have these messages as a local batch.
-    pub(super) fn local_reader(&self, count: usize, bytes: usize) -> Option<worker::Id> {
+    pub(super) fn local_reader(&self, psock: psock::Id, count: usize, bytes: usize) -> Option<worker::Id> {
         let id = self.reads.worker?;
+        let in_hand = self.psocks.get(psock)?.in_hand;
         let worker = self.workers.get(id)?;
         let free = worker.enabled && worker.held() == 0 && self.reads.local.is_none();
         let alone = self.config.order == Order::None && self.ready.is_empty();
         let short =
             !self.service_time.is_unknown() && !self.is_long(count) && bytes <= self.config.worker_bytes;
-        (free && alone && short && count >= LEAST && self.config.batch > 1).then_some(id)
+        let share = in_hand.saturating_add(count) <= self.config.in_flight;
+        (free && alone && short && share && count >= LEAST && self.config.batch > 1).then_some(id)
     }
 
     /// Gives the messages to the reading worker as a local batch.
@@ -441,7 +447,8 @@ impl Mux {
     pub(super) fn queue_batch(&mut self, id: psock::Id, bytes: Bytes, memory: usize, found: &[Extent]) {
         let Some(batch) = self.receive_batch(id, bytes, memory, found) else { return };
         self.counters.totals.queued += batch.len() as u64;
-        self.ready.push_batch(batch);
+        let full = self.psocks.get(id).is_some_and(|psock| psock.in_hand >= self.config.in_flight);
+        self.ready.push_batch(batch, full);
     }
 
     /// Counts and charges messages of a read. The caller delivers the batch.

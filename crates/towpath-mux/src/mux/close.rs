@@ -109,7 +109,8 @@ impl Mux {
         self.ask_unacked(id);
     }
 
-    /// Ends the connection now. Workers finish its messages, but their replies are dropped.
+    /// Ends the connection now. Workers finish the messages that they have, but their replies are dropped. The others
+    /// are discarded.
     pub(super) fn abort(&mut self, id: psock::Id, cause: Cause) {
         let Some(psock) = self.psocks.get_mut(id) else { return };
         if psock.is_dead() {
@@ -119,15 +120,26 @@ impl Mux {
             Cause::Memory => psock.stats.rx_mem_fail += 1,
             Cause::Reset(_) | Cause::Tls(_) | Cause::Descriptors => {
                 psock.stats.rx_aborts += u64::from(psock.is_open());
+                psock.reset = true;
                 self.counters.totals.resets += 1;
             }
             Cause::Idle => self.counters.totals.idle += 1,
             Cause::SendTimeout => self.counters.totals.send_timeouts += 1,
             Cause::SendFull => self.counters.totals.send_full += 1,
             Cause::DrainTimeout => self.counters.totals.drain_timeouts += 1,
-            Cause::ResetByWorker => self.counters.totals.worker_resets += 1,
+            Cause::ResetByWorker => {
+                psock.reset = true;
+                self.counters.totals.worker_resets += 1;
+            }
             _ => {}
         }
+        psock.cut = true;
+        self.end(id, cause);
+    }
+
+    /// Nothing more is sent.
+    fn end(&mut self, id: psock::Id, cause: Cause) {
+        let Some(psock) = self.psocks.get_mut(id) else { return };
         psock.phase = Phase::Dead { unreported: Some(cause) };
         psock.tx.blocked = false;
         if psock.reading.is_none() {
@@ -135,6 +147,9 @@ impl Mux {
         }
         self.balance.remove(psock.tx.bytes, id);
         self.recount_buffer(id);
+        if self.is_cut(id) {
+            self.discard_waiting(id);
+        }
         self.end_dead(id);
     }
 
@@ -176,7 +191,7 @@ impl Mux {
             // Workers finish its messages without replies.
             Phase::Closing { cause, .. } if psock.tx.shut && psock.tx.bytes == 0 && !psock.tx.sending => {
                 let cause = cause.clone();
-                return self.abort(id, cause);
+                return self.end(id, cause);
             }
             Phase::Closing { .. } => {}
             Phase::Dead { unreported: None } if free => return self.remove(id),
@@ -196,6 +211,7 @@ impl Mux {
     }
 
     fn remove(&mut self, id: psock::Id) {
+        self.bind(id, None);
         let Some(psock) = self.psocks.remove(id) else { return };
         self.counters.psocks.add(&psock.stats);
         if self.reports_opened {

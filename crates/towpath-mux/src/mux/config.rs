@@ -78,6 +78,13 @@ pub struct Config {
     /// Maximum number of messages that a worker gets in one turn, 1 to 64. A worker that reads a connection
     /// may process more short messages of it ([`super::Batch`]), unless this is 1. Default: 64.
     pub batch: usize,
+    /// Maximum number of messages of one connection that workers hold at a time, at least 1. With less than the number of workers, a
+    /// connection never occupies all of them. Default: `usize::MAX`, no limit, so that no message waits while a worker is idle.
+    pub in_flight: usize,
+    /// [`Order::Sticky`]: a connection moves to the worker with the fewest connections when its own worker has more than this
+    /// number in addition, at least 1. It moves between two messages, with no message outstanding. `None`: it never moves, because workers
+    /// may keep state of a connection. Default: `None`.
+    pub rebalance: Option<usize>,
     /// A worker that holds this number of message bytes gets no more. A worker without messages always gets
     /// one. Default: 1 MiB.
     pub worker_bytes: usize,
@@ -102,7 +109,7 @@ pub struct Config {
     /// Cost of waking a worker. Messages that take less time are left to an awake worker. 0 wakes an idle
     /// worker for every message. Default: 20 us.
     pub wake_cost: Duration,
-    /// Maximum time that a message waits for an awake worker while another worker is idle. Default: 1 ms.
+    /// Maximum time that the next message waits for an awake worker while another worker is idle. Default: 1 ms.
     pub patience: Duration,
 }
 
@@ -141,6 +148,8 @@ impl Default for Config {
             redeliver: 2,
             on_worker_end: OnWorkerEnd::Move,
             batch: 64,
+            in_flight: usize::MAX,
+            rebalance: None,
             worker_bytes: 1 << 20,
             read: 64 << 10,
             psock_bytes: Bound::of(1 << 20),

@@ -41,7 +41,7 @@ impl Mux {
         let Some(held) = self.workers.get_mut(id).and_then(|worker| worker.take(ticket)) else { return };
         self.counters.totals.in_hand -= 1;
         self.counters.totals.undone += 1;
-        self.unhold(ticket);
+        self.release(ticket.psock, 1);
         self.finish(&held.message);
         self.events.push_back(Event::Undone(held.message));
         self.check_left(id);

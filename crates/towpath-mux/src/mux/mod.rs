@@ -10,19 +10,20 @@
 //! - No ready message waits while a worker is idle. An idle worker is woken, unless an awake worker will
 //!   finish the message sooner than the wake-up takes; after [`Config::patience`] it is woken in any case.
 //! - Each message is with at most one worker and is done once.
-//! - received + opened = done + undone + queued + in_hand ([`Totals`], checked by [`Mux::check`]).
+//! - received + opened = done + undone + discarded + queued + in_hand ([`Totals`], checked by [`Mux::check`]).
+//! - Before a message of a connection that has none waiting, every other connection gets at most one turn of a worker.
 //! - All memory is counted in bytes and bounded ([`Config`]). A full connection or mux is not read, so that
 //!   TCP's window closes. A connection whose peer does not read, or sends slowly, affects only itself.
 //! - A message is sent whole and never interleaved with another, unless its connection ends.
 //! - [`Retry::Always`]: a message of [`Mux::send`] is acknowledged by a peer's TCP, kept, or returned.
 //!
 //! Parts: `receive.rs` reads and assembles, `schedule.rs` and `wake.rs` choose workers (with the tables in
-//! `workers.rs` and `ready.rs`), `batch.rs` has messages that were read together, `transmit.rs` sends,
-//! `unacked.rs` keeps what peers have not acknowledged, `opened.rs` reports new connections to workers, `close.rs` and `timer.rs` end
-//! connections, `stats.rs` counts.
+//! `workers.rs`, `ready.rs` and `sticky.rs`), `batch.rs` has messages that were read together, `transmit.rs` sends,
+//! `unacked.rs` keeps what peers have not acknowledged, `opened.rs` reports new connections to workers, `close.rs`, `timer.rs`,
+//! `discard.rs` and `worker_end.rs` end connections, `stats.rs` counts.
 //!
 //! Reference: Linux, net/kcm/kcmsock.c and Documentation/networking/kcm.rst, which define the terms. KCM
-//! assigns a message to a worker when the message arrives. Here a free worker takes the oldest message, so
+//! assigns a message to a worker when the message arrives. Here a free worker takes the next message, so
 //! that no message waits behind a busy worker.
 
 mod balance;
@@ -31,6 +32,7 @@ mod body;
 mod close;
 mod config;
 mod deferred;
+mod discard;
 mod event;
 #[cfg(feature = "io")]
 mod handle;
@@ -45,6 +47,7 @@ mod receive;
 mod schedule;
 mod service_time;
 mod stats;
+mod sticky;
 mod summary;
 mod timer;
 mod transmit;
@@ -125,7 +128,7 @@ pub struct Mux {
     drained: bool,
     psocks: SlotMap<psock::Id, Psock>,
     workers: Workers,
-    /// Messages that any worker may take, oldest first.
+    /// Messages that any worker may take.
     ready: Ready,
     keys: KeyQueues,
     service_time: ServiceTime,
@@ -143,9 +146,12 @@ impl Mux {
     ///
     /// # Panics
     ///
-    /// Panics if `config.batch` is 0.
+    /// Panics if `config.batch` or `config.in_flight` is 0.
     pub fn new(config: Config) -> Self {
-        assert!(config.batch > 0, "a batch has at least one message");
+        assert!(
+            config.batch > 0 && config.in_flight > 0,
+            "a batch, and the share of a connection, is at least one message"
+        );
         Self {
             config,
             now: Time::default(),

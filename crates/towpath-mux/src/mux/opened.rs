@@ -1,7 +1,8 @@
 //! Opened events: a worker learns of a connection before its first message.
 //!
-//! What: the event is a message without bytes (a framing finds none of these). The scheduler gives it to one worker, in the order of
-//! the mux, and again if that worker dies with it. The worker may answer it: this is how a server speaks first.
+//! What: the event is a message without bytes (a framing finds none of these), the first one that waits of its connection. The scheduler
+//! gives it to one worker, in the order of the mux, and again if that worker dies with it. The worker may answer it: this is how a
+//! server speaks first. If the connection is reset before, no worker gets the event (`discard.rs`).
 //!
 //! Invariant: at most one opened event of a connection exists. If the worker that has it or had it ends, the connection gets another
 //! one, whose mark is 1 if anything was received or sent before. It gets none after an event that was given up
@@ -32,9 +33,22 @@ impl Message {
     pub fn is_opened(&self) -> bool {
         self.bytes.is_empty()
     }
+
+    /// Orders the messages of a connection: the opened event is the first.
+    pub(super) fn place(&self) -> (bool, u64) {
+        (!self.is_opened(), self.ticket.number)
+    }
 }
 
 impl Psock {
+    /// Adds a message after those that wait for an earlier one, or the opened event before them.
+    pub(super) fn wait(&mut self, message: Message) {
+        match message.is_opened() {
+            true => self.pending.push_front(message),
+            false => self.pending.push_back(message),
+        }
+    }
+
     /// Mark of its opened event: 1 if anything was received or sent.
     fn resumed(&self) -> u32 {
         u32::from(self.stats.rx_msgs > 0 || self.stats.tx_bytes > 0 || self.tx.bytes > 0)
@@ -58,15 +72,9 @@ impl Mux {
         if !self.psocks.get(id).is_some_and(Psock::accepts) {
             return;
         }
-        let Some(message) = self.opened_event(id) else { return };
-        if self.config.order != Order::Sticky {
-            return self.place(message);
+        if let Some(message) = self.opened_event(id) {
+            self.place(message);
         }
-        if let Some(psock) = self.psocks.get_mut(id) {
-            psock.pending.push_front(message);
-        }
-        self.pin(id);
-        self.put_first(id);
     }
 
     /// [`Order::Sticky`]: the connection is bound to this worker. Queues an opened event if another worker had the last one.
@@ -77,7 +85,7 @@ impl Mux {
             && let Some(message) = self.opened_event(id)
             && let Some(psock) = self.psocks.get_mut(id)
         {
-            psock.pending.push_front(message);
+            psock.wait(message);
         }
     }
 
@@ -95,22 +103,6 @@ impl Mux {
         self.counters.totals.queued += 1;
         let (bytes, mark, received) = (Bytes::new(), psock.resumed(), self.now);
         Some(Message { ticket, bytes, skip: 0, trim: 0, mark, hash: 0, received, charge: 0, deaths: 0 })
-    }
-
-    /// [`Order::Sticky`]: moves the opened event, which is the newest message of its worker, before other messages of its connection.
-    fn put_first(&mut self, id: psock::Id) {
-        let bound =
-            self.psocks.get(id).and_then(|psock| psock.bound).filter(|_| self.config.order == Order::Sticky);
-        let pinned = match bound.and_then(|worker| self.workers.get_mut(worker)) {
-            Some(worker) => &mut worker.pinned,
-            None => return,
-        };
-        if let Some(at) = pinned.iter().position(|message| message.ticket.psock == id)
-            && let Some(opened) =
-                pinned.pop_back_if(|message| message.is_opened() && message.ticket.psock == id)
-        {
-            pinned.insert(at, opened);
-        }
     }
 
     /// An opened event waits again: its worker gave it back or died.

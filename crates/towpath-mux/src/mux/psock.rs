@@ -71,6 +71,10 @@ pub(super) struct Psock {
     pub(super) answers: VecDeque<Answer>,
     pub(super) first: u64,
     pub(super) tx: TxQueue,
+    /// The connection was reset by its peer or a worker, or reading, writing or TLS failed.
+    pub(super) reset: bool,
+    /// It ended at once: messages that no worker has begun are discarded.
+    pub(super) cut: bool,
     /// In the list of deferred updates.
     pub(super) unsettled: bool,
     /// Time of the last traffic or completion.
@@ -218,6 +222,8 @@ impl Psock {
             answers: VecDeque::new(),
             first: 0,
             tx: TxQueue::new(now),
+            reset: false,
+            cut: false,
             unsettled: false,
             active: now,
             deadline: None,
@@ -226,10 +232,11 @@ impl Psock {
         }
     }
 
-    /// A worker got `count` of its messages.
-    pub(super) fn hold(&mut self, count: usize) {
+    /// A worker got `count` of its messages. Returns how many workers have now.
+    pub(super) fn hold(&mut self, count: usize) -> usize {
         self.stats.reserved += u64::from(self.in_hand == 0);
         self.in_hand += count;
+        self.in_hand
     }
 
     pub(super) fn is_open(&self) -> bool {

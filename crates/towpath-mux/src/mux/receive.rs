@@ -281,7 +281,7 @@ impl Mux {
         } else {
             (Bytes::copy_from_slice(&buffer[..used]), used, Some(buffer))
         };
-        if let Some(by) = self.local_reader(found.len(), used) {
+        if let Some(by) = self.local_reader(id, found.len(), used) {
             self.give_local(by, id, bytes, memory, found);
             buffer.into_iter().for_each(|buffer| self.recycle(buffer));
             return;

@@ -1,19 +1,20 @@
 //! The scheduler: which worker gets which message.
 //!
-//! What: messages that any worker may take wait in one queue, oldest first ([`super::ready`]). A free worker
-//! takes from its front, so that no message waits behind a busy worker. [`Order::Sticky`] has one more queue
-//! per worker. [`Order::Serial`] and [`Order::Key`] put a message into the queue when the one before it is
-//! done.
+//! What: messages that any worker may take wait in one queue per connection ([`super::ready`]). A free worker
+//! takes from the connection whose turn it is, so that no message waits behind a busy worker, nor behind many
+//! messages of another connection. [`Order::Sticky`] has such queues per worker (`sticky.rs`).
+//! [`Order::Serial`] and [`Order::Key`] put a message into the queue when the one before it is done.
 //!
 //! A turn is one message, or as many as take no longer than waking another worker; ten times as many while no
-//! other worker is idle. If a message takes longer than estimated, its worker is asked to hand back the rest
-//! ([`Event::Recall`]).
+//! other worker is idle. While several connections wait, each one gets at most this number at a time. If a message
+//! takes longer than estimated, its worker is asked to hand back the rest ([`Event::Recall`]).
+//!
+//! Messages of a connection that was reset or cut are discarded unless a worker has them (`discard.rs`).
 //!
 //! Races: none, the mux belongs to one thread at a time. A woken and an awake worker may both ask for the
 //! same message; the first one gets it. A woken worker that does not ask, because its thread is busy, is
 //! waited for up to [`Config::patience`](super::Config::patience). Then the next one is woken.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
@@ -24,7 +25,7 @@ use super::message::{Message, Ticket};
 use super::opened::Opened;
 use super::ready::Entry;
 use super::worker::{self, Activity, Worker};
-use super::{Mux, Order};
+use super::{Mux, Order, psock};
 use crate::Time;
 
 impl Mux {
@@ -69,17 +70,20 @@ impl Mux {
         now: Time,
         out: &mut Vec<Message>,
     ) -> usize {
-        let Some(most) = self.begin_turn(id, most, others, now) else { return 0 };
+        let Some((most, quantum)) = self.begin_turn(id, most, others, now) else { return 0 };
         let (now, mut given, mut waits) = (self.now, 0, Waits::default());
         let Some(worker) = self.workers.get_mut(id) else { return 0 };
         while worker.takes_more(most, &self.config) {
-            let Some(message) = worker.pinned.pop_front().or_else(|| self.ready.pop_front()) else { break };
+            let queue = if worker.pinned.is_empty() { &mut self.ready } else { &mut worker.pinned };
+            let Some(message) = queue.pop_front(quantum) else { break };
             waits.push(&mut self.counters.queue_wait, now.since(message.received), 1);
             out.push(message.clone());
             if let Some(psock) = self.psocks.get_mut(message.ticket.psock) {
-                psock.hold(1);
                 if message.is_opened() {
                     psock.opened = Opened::By(id);
+                }
+                if psock.hold(1) >= self.config.in_flight {
+                    queue.park(message.ticket.psock);
                 }
             }
             worker.give(message);
@@ -94,15 +98,26 @@ impl Mux {
     /// single message is a batch of one. Complete batches, or parts of them, by [`Mux::reply_batch`] and
     /// [`Mux::done_batch`], or message by message. Returns the number of messages.
     pub fn poll_batches(&mut self, id: worker::Id, most: usize, now: Time, out: &mut Vec<Batch>) -> usize {
-        let Some(most) = self.begin_turn(id, most, true, now) else { return 0 };
+        let Some((most, quantum)) = self.begin_turn(id, most, true, now) else { return 0 };
         let (now, mut given, mut waits) = (self.now, 0, Waits::default());
         let Some(worker) = self.workers.get_mut(id) else { return 0 };
         while worker.takes_more(most, &self.config) {
             let room = self.config.worker_bytes.saturating_sub(worker.in_hand_bytes);
-            let pinned = worker.pinned.pop_front().map(Entry::Message);
-            let Some(waiting) = pinned.or_else(|| self.ready.pop_batch(most - worker.held(), room)) else {
-                break;
-            };
+            let free = most - worker.held();
+            let queue = if worker.pinned.is_empty() { &mut self.ready } else { &mut worker.pinned };
+            let Some(psock) = queue.turn(quantum) else { break };
+            let in_hand = self.psocks.get(psock).map_or(0, |psock| psock.in_hand);
+            let count = free.min(self.config.in_flight.saturating_sub(in_hand));
+            let Some(waiting) = queue.pop_batch(quantum, count, room) else { break };
+            let count = waiting.len();
+            if let Some(psock) = self.psocks.get_mut(psock) {
+                if waiting.is_opened() {
+                    psock.opened = Opened::By(id);
+                }
+                if psock.hold(count) >= self.config.in_flight {
+                    queue.park(waiting.psock());
+                }
+            }
             let batch = match waiting {
                 Entry::Message(message) => {
                     let batch = Batch::of_one(&message);
@@ -114,14 +129,8 @@ impl Mux {
                     batch
                 }
             };
-            waits.push(&mut self.counters.queue_wait, now.since(batch.received()), batch.len() as u64);
-            if let Some(psock) = self.psocks.get_mut(batch.psock()) {
-                psock.hold(batch.len());
-                if batch.is_opened() {
-                    psock.opened = Opened::By(id);
-                }
-            }
-            given += batch.len();
+            waits.push(&mut self.counters.queue_wait, now.since(batch.received()), count as u64);
+            given += count;
             out.push(batch);
         }
         waits.end(&mut self.counters.queue_wait);
@@ -129,9 +138,9 @@ impl Mux {
         given
     }
 
-    /// A worker asks for messages. Returns how many it may hold. `others`: the caller gives other workers
-    /// their share at the same time.
-    fn begin_turn(&mut self, id: worker::Id, most: usize, others: bool, now: Time) -> Option<usize> {
+    /// A worker asks for messages. Returns how many it may hold, and how many a connection may give it while others
+    /// wait. `others`: the caller gives other workers their share at the same time.
+    fn begin_turn(&mut self, id: worker::Id, most: usize, others: bool, now: Time) -> Option<(usize, usize)> {
         self.now = self.now.max(now);
         self.end_turn(id);
         let share = self.share(id, others);
@@ -139,7 +148,7 @@ impl Mux {
         if worker.in_hand.is_empty() && worker.batches.len() == 0 {
             worker.since = self.now;
         }
-        Some(worker.credit.min(share).min(most))
+        Some((worker.credit.min(share).min(most), share))
     }
 
     /// The worker was given this number of messages.
@@ -161,7 +170,7 @@ impl Mux {
         worker.finished += 1;
         self.counters.totals.in_hand -= 1;
         self.counters.totals.done += 1;
-        self.unhold(ticket);
+        self.release(ticket.psock, 1);
         self.finish(&held.message);
         self.check_left(id);
         true
@@ -183,9 +192,8 @@ impl Mux {
         worker.finished += done as u64;
         self.counters.totals.in_hand -= done as u64;
         self.counters.totals.done += done as u64;
+        self.release(first.psock, done);
         if let Some(psock) = self.psocks.get_mut(first.psock) {
-            psock.in_hand -= done;
-            psock.stats.unreserved += u64::from(psock.in_hand == 0);
             psock.outstanding -= done;
             psock.memory -= charge;
             self.memory.remove_message(charge);
@@ -208,8 +216,10 @@ impl Mux {
         for &ticket in tickets {
             let Some(worker) = self.workers.get_mut(id) else { return };
             let Some(held) = worker.take(ticket) else { continue };
-            worker.stats.handed_back += 1;
-            self.counters.totals.handed_back += 1;
+            if self.psocks.get(ticket.psock).is_some_and(|psock| !psock.cut) {
+                worker.stats.handed_back += 1;
+                self.counters.totals.handed_back += 1;
+            }
             back.push(held.message);
         }
         if let Some(worker) = self.workers.get_mut(id) {
@@ -229,7 +239,7 @@ impl Mux {
         }
         worker.enabled = !disable;
         if disable {
-            self.unpin(id, false);
+            self.unpin(id);
             return;
         }
         self.pin_all();
@@ -248,8 +258,7 @@ impl Mux {
         worker.enabled = false;
         worker.leaving = true;
         worker.deadline = deadline;
-        let close = self.close_all_of(id);
-        self.unpin(id, close);
+        self.take_queued(id);
         self.check_left(id);
     }
 
@@ -259,8 +268,7 @@ impl Mux {
         self.now = self.now.max(now);
         let Some(worker) = self.workers.get_mut(id) else { return };
         worker.enabled = false;
-        let close = self.close_all_of(id);
-        self.unpin(id, close);
+        let close = self.take_queued(id);
         self.split_local(id);
         self.split_batches(id);
         let Some(worker) = self.workers.remove(id) else { return };
@@ -272,17 +280,17 @@ impl Mux {
             if held.answered {
                 self.counters.totals.in_hand -= 1;
                 self.counters.totals.done += 1;
-                self.unhold(message.ticket);
+                self.release(message.ticket.psock, 1);
                 self.finish(&message);
             } else if close {
                 self.counters.totals.in_hand -= 1;
                 self.counters.totals.undone += 1;
-                self.unhold(message.ticket);
+                self.release(message.ticket.psock, 1);
                 self.finish(&message);
             } else if message.deaths > self.config.redeliver {
                 self.counters.totals.in_hand -= 1;
                 self.counters.totals.undone += 1;
-                self.unhold(message.ticket);
+                self.release(message.ticket.psock, 1);
                 if message.is_opened()
                     && let Some(psock) = self.psocks.get_mut(message.ticket.psock)
                 {
@@ -291,7 +299,7 @@ impl Mux {
                 self.finish(&message);
                 self.events.push_back(Event::Undone(message));
             } else {
-                self.counters.totals.redelivered += 1;
+                self.counters.totals.redelivered += u64::from(!self.is_cut(message.ticket.psock));
                 again.push(message);
             }
         }
@@ -304,6 +312,15 @@ impl Mux {
         self.counters.totals.queued as usize
     }
 
+    /// Number of waiting messages, without those of connections at [`Config::in_flight`](super::Config::in_flight).
+    pub fn available(&self) -> usize {
+        if self.config.in_flight == usize::MAX {
+            return self.queued();
+        }
+        let pinned = self.workers.values().map(|worker| worker.pinned.parked()).sum::<usize>();
+        self.queued() - self.ready.parked() - pinned
+    }
+
     /// Returns true if a message waits for a worker or is with one.
     pub const fn has_work(&self) -> bool {
         self.counters.totals.queued + self.counters.totals.in_hand > 0
@@ -311,7 +328,7 @@ impl Mux {
 
     /// Number of messages of a connection that are not done.
     #[cfg(feature = "io")]
-    pub(crate) fn outstanding(&self, id: super::psock::Id) -> usize {
+    pub(crate) fn outstanding(&self, id: psock::Id) -> usize {
         self.psocks.get(id).map_or(0, |psock| psock.outstanding)
     }
 
@@ -346,129 +363,80 @@ impl Mux {
     /// Puts a new message into its queue.
     pub(super) fn place(&mut self, message: Message) {
         match self.config.order {
-            Order::None | Order::Replies => self.ready.push_back(message),
-            Order::Key if message.hash == 0 => self.ready.push_back(message),
+            Order::None | Order::Replies => self.make_ready(message),
+            Order::Key if message.hash == 0 => self.make_ready(message),
             Order::Key => {
                 if let Some(message) = self.keys.enter(message) {
-                    self.ready.push_back(message);
+                    self.make_ready(message);
                 }
             }
             Order::Serial => {
                 let Some(psock) = self.psocks.get_mut(message.ticket.psock) else { return };
                 if psock.busy {
-                    psock.pending.push_back(message);
+                    psock.wait(message);
                 } else {
                     psock.busy = true;
-                    self.ready.push_back(message);
+                    self.make_ready(message);
                 }
             }
             Order::Sticky => {
                 let id = message.ticket.psock;
                 let Some(psock) = self.psocks.get_mut(id) else { return };
-                psock.pending.push_back(message);
+                psock.wait(message);
                 self.pin(id);
             }
         }
     }
 
-    /// [`Order::Sticky`]: moves the messages queued at a connection to its worker. Chooses a new worker if no
-    /// worker holds messages of the connection.
-    pub(super) fn pin(&mut self, id: super::psock::Id) {
-        let Some(psock) = self.psocks.get(id) else { return };
-        let bound =
-            psock.bound.filter(|&worker| self.workers.get(worker).is_some_and(|worker| worker.enabled));
-        let worker = match bound {
-            Some(worker) => worker,
-            None if psock.in_hand > 0 => return,
-            None => match self.workers.least_busy() {
-                Some(worker) => worker,
-                None => return,
-            },
-        };
-        self.open_for(id, worker);
-        let (Some(psock), Some(other)) = (self.psocks.get_mut(id), self.workers.get_mut(worker)) else {
-            return;
-        };
-        psock.bound = Some(worker);
-        if psock.pending.is_empty() {
-            return;
-        }
-        other.pinned.append(&mut psock.pending);
-        if other.activity == Activity::Idle {
-            self.events.push_back(Event::Wake(worker));
-            self.set_activity(worker, Activity::Woken);
-        }
-    }
-
-    /// [`Order::Sticky`]: assigns connections that waited for a worker.
-    fn pin_all(&mut self) {
-        if self.config.order != Order::Sticky {
-            return;
-        }
-        let waiting = self.psocks.iter().filter(|(_, psock)| !psock.pending.is_empty());
-        for id in waiting.map(|(id, _)| id).collect::<Vec<_>>() {
-            self.pin(id);
-        }
-    }
-
-    /// Takes back the messages queued for this worker, or gives them up.
-    fn unpin(&mut self, id: worker::Id, give_up: bool) {
-        let Some(worker) = self.workers.get_mut(id) else { return };
-        let back = std::mem::take(&mut worker.pinned);
-        if give_up {
-            return back.iter().for_each(|message| self.give_up_queued(message));
-        }
-        worker.stats.handed_back += back.len() as u64;
-        self.counters.totals.handed_back += back.len() as u64;
-        self.requeue(back.into());
-    }
-
     /// Requeues messages that a worker held, oldest first.
     fn return_to_queue(&mut self, id: worker::Id, mut back: Vec<Message>) {
         for message in &mut back {
-            self.unhold(message.ticket);
+            self.release(message.ticket.psock, 1);
             self.reopen(message);
         }
         self.counters.totals.in_hand -= back.len() as u64;
         self.counters.totals.queued += back.len() as u64;
-        if self.config.order != Order::Sticky || !self.workers.get(id).is_some_and(|worker| worker.enabled) {
-            return self.requeue(back);
+        back.retain(|message| {
+            let cut = self.is_cut(message.ticket.psock);
+            if cut {
+                self.discard_returned(message);
+            }
+            !cut
+        });
+        if self.config.order != Order::Sticky {
+            // Each one before the later ones.
+            return back.into_iter().rev().for_each(|message| self.ready.put_back(message));
+        }
+        if !self.workers.get(id).is_some_and(|worker| worker.enabled) {
+            return self.rebind(back);
         }
         // They stay with the worker, unless their connection was moved meanwhile.
         let bound = |message: &Message| self.psocks.get(message.ticket.psock).and_then(|psock| psock.bound);
-        let (own, others) = back.into_iter().partition(|message| bound(message) == Some(id));
-        self.requeue(others);
-        let own: Vec<Message> = own;
+        let (own, others): (Vec<_>, _) = back.into_iter().partition(|message| bound(message) == Some(id));
+        self.rebind(others);
         if let Some(worker) = self.workers.get_mut(id) {
-            own.into_iter().rev().for_each(|message| put_back(&mut worker.pinned, message));
+            own.into_iter().rev().for_each(|message| worker.pinned.put_back(message));
         }
     }
 
-    /// Requeues messages that were ready, before all others.
-    fn requeue(&mut self, back: Vec<Message>) {
-        if self.config.order != Order::Sticky {
-            for message in back.into_iter().rev() {
-                self.ready.push_front(message);
-            }
-            return;
-        }
-        let psocks: Vec<_> = back.iter().map(|message| message.ticket.psock).collect();
-        for message in back.into_iter().rev() {
-            if let Some(psock) = self.psocks.get_mut(message.ticket.psock) {
-                psock.bound = None;
-                put_back(&mut psock.pending, message);
-            }
-        }
-        for psock in psocks {
-            self.pin(psock);
-        }
+    /// A message may be given to any worker.
+    pub(super) fn make_ready(&mut self, message: Message) {
+        let psock = self.psocks.get(message.ticket.psock);
+        let full = psock.is_some_and(|psock| psock.in_hand >= self.config.in_flight);
+        self.ready.push_back(message, full);
     }
 
-    /// A message is not with a worker any more.
-    pub(super) fn unhold(&mut self, ticket: Ticket) {
-        let Some(psock) = self.psocks.get_mut(ticket.psock) else { return };
-        psock.in_hand -= 1;
-        psock.stats.unreserved += u64::from(psock.in_hand == 0);
+    /// `count` messages of a connection are not with a worker any more.
+    pub(super) fn release(&mut self, id: psock::Id, count: usize) {
+        let Some(psock) = self.psocks.get_mut(id) else { return };
+        psock.in_hand -= count;
+        psock.stats.unreserved += u64::from(psock.in_hand == 0 && count > 0);
+        if psock.in_hand < self.config.in_flight {
+            self.ready.unpark(id);
+            if let Some(worker) = psock.bound.and_then(|worker| self.workers.get_mut(worker)) {
+                worker.pinned.unpark(id);
+            }
+        }
     }
 
     /// A message is done. The next message in its order becomes ready.
@@ -485,7 +453,7 @@ impl Mux {
             Order::None => {}
             Order::Replies => self.answered(ticket),
             Order::Serial => match psock.pending.pop_front() {
-                Some(next) => self.ready.push_back(next),
+                Some(next) => self.make_ready(next),
                 None => psock.busy = false,
             },
             Order::Sticky => {
@@ -493,11 +461,7 @@ impl Mux {
                     self.pin(ticket.psock);
                 }
             }
-            Order::Key => {
-                if let Some(next) = self.keys.next(message.hash) {
-                    self.ready.push_back(next);
-                }
-            }
+            Order::Key => self.ready_next_of_key(message.hash),
         }
         self.recount(message.charge, 0);
         self.settle(ticket.psock);
@@ -541,19 +505,6 @@ impl Mux {
         worker.since = self.now;
         self.service_time.record(each);
     }
-}
-
-/// [`Order::Sticky`]: inserts a message before the waiting ones, but after earlier messages of its
-/// connection. Those were put back sooner if the worker was in the middle of its messages. The opened event is the first.
-fn put_back(waiting: &mut VecDeque<Message>, message: Message) {
-    let Ticket { psock, number } = message.ticket;
-    let earlier = |other: &Message| {
-        other.ticket.psock == psock
-            && !message.is_opened()
-            && (other.ticket.number < number || other.is_opened())
-    };
-    let before = waiting.iter().rposition(earlier);
-    waiting.insert(before.map_or(0, |before| before + 1), message);
 }
 
 /// Collects equal values and records them in one step: messages of one read have waited for the same time.

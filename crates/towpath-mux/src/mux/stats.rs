@@ -3,13 +3,14 @@
 use hdrhistogram::Histogram;
 
 use super::psock::{self, Psock, Status};
+use super::ready::Ready;
 use super::{Mux, worker};
 
 /// Maximum of the histograms: one hour in nanoseconds.
 const LONGEST: u64 = 3_600_000_000_000;
 
 towpath_metrics::metrics! {
-    /// Counters of a mux. Always: received + opened = done + undone + queued + in_hand ([`Mux::check`]).
+    /// Counters of a mux. Always: received + opened = done + undone + discarded + queued + in_hand ([`Mux::check`]).
     pub struct Totals in "mux" {
         /// Whole messages received.
         pub received: counter messages,
@@ -19,6 +20,12 @@ towpath_metrics::metrics! {
         pub done: counter messages,
         /// Messages given up because workers died with them.
         pub undone: counter messages,
+        /// Messages discarded before a worker began them because their connection was reset.
+        pub discarded_reset: counter messages as "discarded": "Messages discarded before a worker began them because nothing can be sent to their peer, by reason." (reason = "reset"),
+        /// Messages discarded before a worker began them because their connection ended by a limit or a deadline.
+        pub discarded_ended: counter messages as "discarded" (reason = "ended"),
+        /// Opened events that no worker got because their connection had been reset or cut.
+        pub discarded_opened: counter messages as "discarded" (reason = "opened"),
         /// Messages that wait for a worker.
         pub queued: gauge messages,
         /// Messages with workers.
@@ -61,6 +68,23 @@ towpath_metrics::metrics! {
         pub worker_resets: counter connections as "ended" (reason = "worker_reset"),
         /// Connections that ended because their worker ended.
         pub worker_ended: counter connections as "ended" (reason = "worker_ended"),
+    }
+}
+
+impl Totals {
+    /// Messages and opened events discarded before a worker began them because their connection had ended.
+    pub const fn discarded(&self) -> u64 {
+        self.messages_discarded() + self.discarded_opened
+    }
+
+    /// [`Totals::discarded`] without opened events.
+    pub const fn messages_discarded(&self) -> u64 {
+        self.discarded_reset + self.discarded_ended
+    }
+
+    /// [`Totals::done`] without opened events. Exact when none of these waits, is with a worker or was given up.
+    pub const fn messages_done(&self) -> u64 {
+        self.done.saturating_sub(self.opened - self.discarded_opened)
     }
 }
 
@@ -178,7 +202,7 @@ impl Mux {
         let workers = self.workers.iter().map(|(id, worker)| WorkerRow {
             id,
             stats: worker.stats,
-            queued: worker.pinned.len(),
+            queued: worker.pinned.len() + worker.pinned.parked(),
             in_hand: worker.held(),
             rx_wait: worker.activity == worker::Activity::Idle,
             disabled: !worker.enabled,
@@ -210,12 +234,13 @@ impl Mux {
         let totals = &self.counters.totals;
         let pending = self.psocks.values().map(|psock| psock.pending.len()).sum::<usize>();
         let queue = self.keys.len();
-        let pinned = self.workers.values().map(|worker| worker.pinned.len()).sum::<usize>();
+        let waiting = |ready: &Ready| ready.len() + ready.parked();
+        let pinned = self.workers.values().map(|worker| waiting(&worker.pinned)).sum::<usize>();
         let in_hand = self.workers.values().map(worker::Worker::held).sum::<usize>();
         let outstanding = self.psocks.values().map(|psock| psock.outstanding).sum::<usize>();
         let held = |psock: &Psock| psock.memory + psock.buffered + psock.tx.bytes + psock.tx.unacked.bytes();
         let rows = [
-            ("queued", totals.queued as usize, self.ready.len() + pending + queue + pinned),
+            ("queued", totals.queued as usize, waiting(&self.ready) + pending + queue + pinned),
             ("in hand", totals.in_hand as usize, in_hand),
             ("outstanding", (totals.queued + totals.in_hand) as usize, outstanding),
             ("bytes", self.memory.bytes(), self.psocks.values().map(held).sum()),
@@ -227,7 +252,7 @@ impl Mux {
             (
                 "received",
                 (totals.received + totals.opened) as usize,
-                (totals.done + totals.undone + totals.queued + totals.in_hand) as usize,
+                (totals.done + totals.undone + totals.discarded() + totals.queued + totals.in_hand) as usize,
             ),
         ];
         for (what, counted, real) in rows.into_iter().chain(self.workers.checks()) {
@@ -235,7 +260,19 @@ impl Mux {
                 return Err(format!("{what}: counted {counted}, there are {real}"));
             }
         }
+        for (id, worker) in self.workers.iter() {
+            let bound = self.psocks.values().filter(|psock| psock.bound == Some(id)).count();
+            if worker.connections != bound {
+                return Err(format!("{id:?}: counted {} connections, there are {bound}", worker.connections));
+            }
+        }
         for (id, psock) in &self.psocks {
+            if psock.in_hand > self.config.in_flight {
+                return Err(format!("{id:?}: {} messages are with workers", psock.in_hand));
+            }
+            if psock.in_hand < self.config.in_flight && self.ready.is_parked(id) {
+                return Err(format!("{id:?}: parked with {} messages with workers", psock.in_hand));
+            }
             let waits = psock.tx.queue.iter().map(|out| out.bytes.len()).sum::<usize>() - psock.tx.sent
                 + psock
                     .answers

@@ -71,7 +71,7 @@ impl From<&Show> for Summary {
             received: totals.received,
             received_bytes: psock_totals.rx_bytes,
             done: totals.done,
-            undone: totals.undone,
+            undone: totals.undone + totals.discarded(),
             queued: totals.queued,
             in_hand: totals.in_hand,
             sent: totals.tx_msgs,

@@ -4,6 +4,7 @@
 mod batches;
 mod bounds;
 mod ends;
+mod fairness;
 mod opened;
 mod workers;
 

@@ -6,6 +6,7 @@ use super::batch::{Batch, BatchList, LocalBatch};
 use super::config::Config;
 use super::message::{Message, Ticket};
 use super::psock;
+use super::ready::Ready;
 use crate::Time;
 
 slotmap::new_key_type! {
@@ -40,7 +41,9 @@ pub(super) struct Worker {
     /// When a leaving worker counts as dead.
     pub(super) deadline: Option<Time>,
     /// Messages for this worker only ([`super::Order::Sticky`]).
-    pub(super) pinned: VecDeque<Message>,
+    pub(super) pinned: Ready,
+    /// Number of connections bound to it ([`super::Order::Sticky`]).
+    pub(super) connections: usize,
     pub(super) in_hand: VecDeque<InHand>,
     /// Messages given as batches.
     pub(super) batches: BatchList,
@@ -91,7 +94,8 @@ impl Worker {
             leaving: false,
             retiring: false,
             deadline: None,
-            pinned: VecDeque::new(),
+            pinned: Ready::default(),
+            connections: 0,
             in_hand: VecDeque::new(),
             batches: BatchList::default(),
             in_hand_bytes: 0,
@@ -121,6 +125,13 @@ impl Worker {
     pub(super) fn psocks(&self) -> impl Iterator<Item = psock::Id> {
         let single = self.in_hand.iter().map(|held| held.message.ticket.psock);
         single.chain(self.batches.psocks()).chain(self.local.as_ref().map(LocalBatch::psock))
+    }
+
+    /// Tickets of the messages that it holds, without those of a local batch.
+    #[cfg(test)]
+    pub(super) fn tickets(&self) -> impl Iterator<Item = Ticket> {
+        let single = self.in_hand.iter().map(|held| held.message.ticket);
+        single.chain(self.batches.tickets())
     }
 
     /// Counts messages that it sent. Empty messages are not counted, as for connections.

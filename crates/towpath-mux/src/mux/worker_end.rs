@@ -28,9 +28,15 @@ impl Mux {
         self.psocks.values().any(|psock| !psock.is_dead() && psock.bound == Some(id))
     }
 
-    /// [`OnWorkerEnd::Close`]: ends the connections of a worker. Returns true if its messages are to be given up.
-    pub(super) fn close_all_of(&mut self, id: worker::Id) -> bool {
-        let OnWorkerEnd::Close { goodbye } = self.config.on_worker_end else { return false };
+    /// A worker ends: takes back the messages queued for it. With [`OnWorkerEnd::Close`], ends its connections and gives these messages up;
+    /// returns true if those that it holds are to be given up, too.
+    pub(super) fn take_queued(&mut self, id: worker::Id) -> bool {
+        let OnWorkerEnd::Close { goodbye } = self.config.on_worker_end else {
+            self.unpin(id);
+            return false;
+        };
+        // First, because a connection that is cut for its goodbye discards what is queued.
+        let queued = self.workers.get_mut(id).map(|worker| worker.pinned.drain()).unwrap_or_default();
         let sticky = self.config.order == Order::Sticky;
         let held: Vec<psock::Id> = match self.workers.get(id) {
             Some(worker) if !sticky => worker.psocks().collect(),
@@ -41,6 +47,7 @@ impl Mux {
         for psock in opened.chain(held).collect::<Vec<_>>() {
             self.say_goodbye(psock, goodbye);
         }
+        queued.iter().for_each(|message| self.give_up_queued(message));
         true
     }
 
@@ -54,7 +61,7 @@ impl Mux {
     }
 
     /// Gives up a message that waits for a worker.
-    pub(super) fn give_up_queued(&mut self, message: &Message) {
+    fn give_up_queued(&mut self, message: &Message) {
         self.counters.totals.queued -= 1;
         self.counters.totals.undone += 1;
         self.finish(message);

@@ -79,14 +79,13 @@ impl Workers {
         idle.find(|&id| self.slots.get(id).is_some_and(|worker| worker.enabled))
     }
 
-    /// The worker for a new connection: an idle one, or the one that holds the fewest messages.
-    pub(super) fn least_busy(&self) -> Option<Id> {
-        let load = |worker: &Worker| worker.pinned.len() + worker.held();
-        self.slots
-            .iter()
-            .filter(|(_, worker)| worker.enabled && !worker.retiring)
-            .min_by_key(|(_, worker)| (worker.activity != Activity::Idle, load(worker)))
-            .map(|(id, _)| id)
+    /// The worker for a new connection: the one with the fewest connections bound to it; an idle one, or the one with the fewest messages,
+    /// if several have.
+    pub(super) fn fewest_connections(&self) -> Option<Id> {
+        let load = |worker: &Worker| worker.pinned.len() + worker.pinned.parked() + worker.held();
+        let key = |worker: &Worker| (worker.connections, worker.activity != Activity::Idle, load(worker));
+        let takes = self.slots.iter().filter(|(_, worker)| worker.enabled && !worker.retiring);
+        takes.min_by_key(|(_, worker)| key(worker)).map(|(id, _)| id)
     }
 
     pub(super) fn set_activity(&mut self, id: Id, activity: Activity, now: Time) {
@@ -134,7 +133,12 @@ mod tests {
         let [a, b, c] = [1; 3].map(|credit| workers.insert(Worker::new(credit, now)));
         workers.set_activity(b, Activity::Idle, now);
         workers.set_activity(a, Activity::Idle, now);
-        assert_eq!((workers.awake(), workers.first_idle(), workers.least_busy()), (1, Some(b), Some(a)));
+        assert_eq!(
+            (workers.awake(), workers.first_idle(), workers.fewest_connections()),
+            (1, Some(b), Some(a))
+        );
+        workers.get_mut(a).unwrap().connections = 1;
+        assert_eq!(workers.fewest_connections(), Some(b));
         workers.get_mut(b).unwrap().enabled = false;
         assert_eq!(workers.first_idle(), Some(a), "a disabled worker is not woken");
         workers.set_activity(a, Activity::Woken, now);

@@ -5,6 +5,9 @@
 //! failure appears where it happened:
 //! - A worker gets a message only if it is whole and correct, and no worker has it or has done it.
 //! - The configured order holds for workers and for the replies that peers receive.
+//! - Workers hold at most [`Config::in_flight`] messages of a connection.
+//! - While messages of a connection wait, every other connection gets at most one turn (`fairness.rs`).
+//! - A message of a connection that has ended is not given to a worker.
 //! - Peers receive whole replies to their own requests.
 //! - No message waits while an enabled worker is idle and no worker is about to ask.
 //! - [`Mux::check`] succeeds.
@@ -15,6 +18,7 @@
 mod act;
 mod actor;
 mod batch;
+mod fairness;
 mod wire;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -30,6 +34,7 @@ use crate::assembler::Limits;
 pub use act::Op;
 use act::{ACTS, Act};
 use actor::Actor;
+use fairness::Fairness;
 use wire::{framing, key_of, notice, request};
 
 /// Maximum number of connections and of workers.
@@ -64,6 +69,8 @@ enum Location {
     With(worker::Id),
     Done,
     Undone,
+    /// Its connection ended before a worker got it.
+    Discarded,
 }
 
 /// The mux, its peers and workers, and the model.
@@ -87,6 +94,7 @@ pub struct World {
     /// Connected mode: messages sent, and their state.
     sent: BTreeMap<u16, SentState>,
     ended: BTreeSet<psock::Id>,
+    fairness: Fairness,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -131,6 +139,8 @@ impl World {
             unacked_bytes: [1 << 20, 12][variant / 8 % 2],
             mux_bytes: Bound::of([1 << 20, 2000][variant / 4 % 2]),
             wake_cost: quick,
+            in_flight: [usize::MAX, 3, usize::MAX, 1][variant / 2 % 4],
+            rebalance: [None, Some(1)][variant / 3 % 2],
             ..Config::default()
         };
         Self {
@@ -147,6 +157,7 @@ impl World {
             last: BTreeMap::new(),
             sent: BTreeMap::new(),
             ended: BTreeSet::new(),
+            fairness: Fairness::new(&config),
         }
     }
 
@@ -385,9 +396,19 @@ impl World {
         if let Err(wrong) = self.mux.check() {
             panic!("{wrong}");
         }
+        // Messages of a connection that ended are discarded; with keys, when their turn comes.
+        let ended = &self.ended;
+        let waiting = self.locations.iter_mut().filter(|(_, place)| **place == Location::Waits);
+        waiting
+            .filter(|(ticket, _)| ended.contains(&ticket.psock))
+            .for_each(|(_, place)| *place = Location::Discarded);
         let totals = *self.mux.totals();
         let count = |place: fn(&Location) -> bool| self.locations.values().filter(|at| place(at)).count();
-        assert_eq!(totals.queued as usize, count(|place| *place == Location::Waits), "queued messages");
+        let (waits, discarded) =
+            (count(|place| *place == Location::Waits), count(|place| *place == Location::Discarded));
+        let late = if self.config.order == Order::Key { totals.queued as usize - waits } else { 0 };
+        assert_eq!(totals.queued as usize, waits + late, "queued messages");
+        assert_eq!(totals.discarded() as usize, discarded - late, "discarded messages");
         assert_eq!(
             totals.in_hand as usize,
             count(|place| matches!(place, Location::With(_))),

@@ -82,6 +82,18 @@ pub(crate) struct Mux {
     #[arg(long, value_name = "MODE")]
     order: Option<OrderArg>,
 
+    /// Maximum number of messages of one connection that workers hold at a time; default: no limit
+    ///
+    /// With less than the number of workers, one connection never occupies all of them.
+    #[arg(long, value_name = "N")]
+    in_flight: Option<NonZeroUsize>,
+
+    /// With --order sticky: move a connection between two messages if its worker has more than N connections more than another one
+    ///
+    /// Default: a connection stays with its worker, which may keep state of it, until this worker leaves.
+    #[arg(long, value_name = "N")]
+    rebalance: Option<NonZeroUsize>,
+
     /// Time limit for connections to finish when the mux stops, and for workers being replaced, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     drain: Duration,
@@ -256,6 +268,13 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
         let why = "it gives no key; write key=OFFSET:LENGTH or key=WORD after it (docs/book/src/reference/framing.md)";
         return Err((exit::USAGE, format!("--order key, --framing {}: {why}", args.framing)));
     }
+    let order = args.order.map_or(framing.order(), Order::from);
+    if args.rebalance.is_some() && order != Order::Sticky {
+        return Err((
+            exit::USAGE,
+            "--rebalance moves connections of --order sticky; add --order sticky".to_owned(),
+        ));
+    }
     let command = shell_words::split(&args.worker)
         .map_err(|error| (exit::USAGE, format!("--worker {}: {error}", args.worker)))?;
     if command.is_empty() {
@@ -266,13 +285,14 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
     if let Some(why) = bounds.unused_head(&framing) {
         return Err((exit::USAGE, format!("--head-max, --framing {}: {why}", args.framing)));
     }
-    let order = args.order.map_or(framing.order(), Order::from);
     let config = mux::Config {
         order,
         redeliver: args.redeliver,
         on_worker_end: EndArg::or_default(args.on_worker_end, order).config(framing.name()),
         idle: args.idle,
         connected: !args.connected.is_empty(),
+        in_flight: args.in_flight.map_or(usize::MAX, NonZeroUsize::get),
+        rebalance: args.rebalance.map(NonZeroUsize::get),
         ..mux::Config::for_messages(args.message_max as usize)
     };
     let limits = Limits {
@@ -358,18 +378,17 @@ fn how(peer: &str, trust: Option<&Path>) -> Result<Connect, (u8, String)> {
 fn tell(outcome: &Outcome, json: bool) -> u8 {
     let Outcome { drained, cut, begun, totals, restarts } = outcome;
     let waits = totals.queued + totals.in_hand - begun;
-    // Opened events are done like messages.
-    let done = totals.done.saturating_sub(totals.opened);
+    let (done, discarded) = (totals.messages_done(), totals.messages_discarded());
     if json {
         let object = json!({
             "connections": totals.attach, "messages": totals.received, "done": done,
-            "given_up": totals.undone, "begun": begun, "not_begun": waits,
+            "given_up": totals.undone, "discarded": discarded, "begun": begun, "not_begun": waits,
             "given_again": totals.redelivered, "unsent": totals.unsent, "restarts": restarts, "drained": drained, "cut": cut,
         });
         return answer(if *drained { exit::OK } else { exit::FAILED }, &format!("{object}\n"));
     }
     say(format_args!(
-        "{}, {}: {done} done, {} given up, {begun} begun, {waits} not begun; {} given again, {} not sent, {} started again",
+        "{}, {}: {done} done, {} given up, {discarded} discarded, {begun} begun, {waits} not begun; {} given again, {} not sent, {} started again",
         count(totals.attach, "connection"),
         count(totals.received, "message"),
         totals.undone,

@@ -49,6 +49,10 @@ pub struct Mux {
     pub thread: Thread,
     /// Ordering of messages and replies.
     pub order: Order,
+    /// Maximum number of messages of a connection that workers hold.
+    pub in_flight: usize,
+    /// [`Order::Sticky`]: see [`towpath_mux::mux::Config::rebalance`].
+    pub rebalance: Option<usize>,
     /// Time for connections to finish when the engine stops.
     pub drain: Duration,
     /// Time for one message, after which its worker is killed.
@@ -185,6 +189,8 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
         process: process::take(table),
         thread: thread(table, threads),
         order,
+        in_flight: table.number("in-flight").map_or(usize::MAX, |most| most as usize),
+        rebalance: rebalance(table, order),
         drain: seconds("drain").unwrap_or(Duration::from_secs(10)),
         timeout: seconds("timeout"),
         idle: seconds("idle"),
@@ -205,6 +211,18 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
         framing: framing?.0.ok()?,
         worker: worker?,
     })
+}
+
+fn rebalance(table: &Table<'_, '_>, order: Order) -> Option<usize> {
+    let limit = table.number("rebalance")?;
+    if order != Order::Sticky {
+        table.wrong(
+            &table.span_of("rebalance"),
+            "`rebalance` moves connections of order = \"sticky\"",
+            "write order = \"sticky\", or remove it",
+        );
+    }
+    Some(limit as usize)
 }
 
 fn thread(table: &Table<'_, '_>, threads: usize) -> Thread {

@@ -67,6 +67,8 @@ impl Listening {
             redeliver: config.redeliver,
             on_worker_end: config.on_worker_end.config(config.framing.framing().name()),
             idle: config.idle,
+            in_flight: config.in_flight,
+            rebalance: config.rebalance,
             ..mux::Config::for_messages(config.message_max)
         };
         let limits = Limits {
@@ -205,12 +207,13 @@ impl Service {
             Some(Ok(Outcome { drained, cut, totals, restarts, .. })) => {
                 let left = format!("; ended before the drain was complete; {} cut", count(cut, "connection"));
                 log::info!(
-                    "mux {}: {}, {}: {} done, {} given up, {} not begun; {} started again{}",
+                    "mux {}: {}, {}: {} done, {} given up, {} discarded, {} not begun; {} started again{}",
                     self.name,
                     count(totals.attach, "connection"),
                     count(totals.received, "message"),
-                    totals.done,
+                    totals.messages_done(),
                     totals.undone,
+                    totals.messages_discarded(),
                     totals.queued + totals.in_hand,
                     count(restarts, "worker"),
                     if drained { "" } else { &left },

@@ -60,7 +60,7 @@ impl Dispatcher {
             Some(turn) => self.dispatch_short(slots, mux, time, now, turn),
             None => self.all(slots, mux, time, now),
         };
-        let waits = mux.queued() > 0 && slots.iter().any(WorkerSlot::is_idle);
+        let waits = mux.available() > 0 && slots.iter().any(WorkerSlot::is_idle);
         let stuck = slots.iter().filter_map(|slot| slot.until_stuck(now, STUCK)).filter(|left| *left > 0);
         self.again = stuck.min().filter(|_| waits).map(Duration::from_nanos);
         busy
@@ -82,14 +82,14 @@ impl Dispatcher {
         }
         // Prefer the same worker, whose data is in its CPU's cache.
         for slot in slots.iter_mut().filter(|slot| slot.is_idle()) {
-            if mux.queued() == 0 || awake >= self.spread {
+            if mux.available() == 0 || awake >= self.spread {
                 break;
             }
             awake += 1;
             busy |= slot.fill(mux, time, turn);
         }
         // The remaining messages go to the awake workers that have made progress.
-        let share = mux.queued().div_ceil(awake.max(1));
+        let share = mux.available().div_ceil(awake.max(1));
         for slot in slots.iter_mut().filter(|slot| slot.is_going_on(now, STUCK) && slot.moves()) {
             busy |= share > 0 && slot.fill(mux, time, slot.working() + share);
         }
@@ -100,14 +100,14 @@ impl Dispatcher {
     /// worker is idle. The messages are shared equally, because they cannot be taken back from a process.
     fn all(&self, slots: &mut [WorkerSlot], mux: &mut Mux, time: Time, now: u64) -> bool {
         let mut busy = false;
-        if let Some(turn) = mux.short_batch().filter(|_| mux.queued() >= MANY) {
+        if let Some(turn) = mux.short_batch().filter(|_| mux.available() >= MANY) {
             // Many short messages: give a worker as many as are worth a wake-up before waking the next one.
             for slot in slots.iter_mut().filter(|slot| slot.is_idle() || slot.is_going_on(now, STUCK)) {
                 busy |= slot.fill(mux, time, turn);
             }
         }
         let idle = slots.iter().filter(|slot| slot.is_idle()).count();
-        let share = mux.queued().div_ceil(idle.max(1)).max(1);
+        let share = mux.available().div_ceil(idle.max(1)).max(1);
         let (left, right) = slots.split_at_mut(self.turn);
         for slot in right.iter_mut().chain(&mut *left).filter(|slot| slot.is_idle()) {
             busy |= slot.fill(mux, time, share);

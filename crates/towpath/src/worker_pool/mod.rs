@@ -256,8 +256,10 @@ impl WorkerPool {
         let zerocopy_tx = ZerocopyTx::new(config.send, config.send_check);
         server.set_zerocopy(Arc::new(zerocopy_tx.clone()));
         // Leases need a connection that one worker alone sends on.
-        let alone = config.workers.get() == 1 || driver.change(|mux, _| mux.config().order) == Order::Sticky;
-        let connected = driver.change(|mux, _| mux.config().connected);
+        let core = driver.change(|mux, _| *mux.config());
+        let sticky = core.order == Order::Sticky && core.rebalance.is_none();
+        let alone = config.workers.get() == 1 || sticky;
+        let connected = core.connected;
         let rights =
             Rights { leases: alone && config.send != CopyMode::Plain, push: config.may_push, connected };
         let slots = (0..config.workers.get())
@@ -416,7 +418,7 @@ impl WorkerPool {
             busy |= slot.collect(completions, now, config.timeout);
         }
         let room = slots.iter().any(WorkerSlot::has_room);
-        let more = || room && driver.server().look(|mux| mux.queued() > 0);
+        let more = || room && driver.server().look(|mux| mux.available() > 0);
         if !busy && completions.refused.is_empty() && completions.is_all_reported() && !more() {
             dispatcher.rest();
             return false;

@@ -1,7 +1,7 @@
 //! Life of connections: accept, handshake, attach; end, give back, linger, close.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
@@ -15,12 +15,16 @@ use super::super::connector::ConnectionEvent;
 use super::super::handshake::PendingHandshake;
 use super::super::link::Link;
 use super::super::listener::Accepted;
+use super::super::sys::set_notsent_lowat;
 use super::super::tls::{HandshakeStep, Tls};
 use super::{Ended, Event, Socket, State, Work, data, flags};
 use crate::Time;
 use crate::framing::Framing;
 use crate::mux::psock::Interest;
 use crate::mux::{AttachError, Cause, End, psock};
+
+/// Connected mode: bytes that a socket has and has not sent. The core does not count them when it compares connections.
+const NOTSENT: i32 = 64 << 10;
 
 impl State {
     /// Attaches a connection, with its framing or the server's. Closes it on failure.
@@ -33,6 +37,9 @@ impl State {
         work: &mut Work,
     ) -> io::Result<psock::Id> {
         let now = shared.now();
+        if self.mux.config().connected {
+            set_notsent_lowat(link.as_fd(), NOTSENT);
+        }
         let framing = framing.unwrap_or_else(|| shared.framing.clone());
         let attached = self
             .mux
@@ -286,6 +293,9 @@ impl State {
 
     pub(super) fn end(&mut self, shared: &Shared, end: End, work: &mut Work) {
         let Some(mut socket) = self.sockets.remove(end.psock) else { return };
+        if end.outstanding > 0 {
+            self.discard(shared, end.psock);
+        }
         socket.expect(1);
         if socket.watched {
             let _ = epoll::delete(&shared.epoll, &socket.link);

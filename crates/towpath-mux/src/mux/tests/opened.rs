@@ -148,6 +148,122 @@ fn an_opened_event_that_kills_workers_is_given_up() {
 }
 
 #[test]
+fn no_worker_gets_the_event_of_a_connection_that_was_reset() {
+    for order in [Order::None, Order::Replies, Order::Serial, Order::Sticky, Order::Key] {
+        // Before there is a worker, while it is with nobody, and handed back later.
+        for held in [None, Some(false), Some(true)] {
+            let mut mux = with(order);
+            let early = held.map(|_| mux.clone_worker(8, at(0)));
+            let psock = attach(&mut mux);
+            mux.handle_bytes(psock, b"one\n", at(0));
+            let held = held == Some(true);
+            if let Some(worker) = early.filter(|_| held) {
+                let mut one = Vec::new();
+                mux.poll_at_most(worker, 1, at(0), &mut one);
+                assert!(one[0].is_opened(), "{order:?}");
+            }
+            mux.handle_error(psock, 104, at(0));
+            check(&mux);
+            if let Some(worker) = early.filter(|_| held) {
+                assert!(mux.status(psock).is_some());
+                mux.handle_hand_back(worker, &[ticket(psock, 0)], at(0));
+            }
+            assert!(mux.status(psock).is_none(), "{order:?}: it has gone");
+            let removed = std::iter::from_fn(|| mux.poll_event());
+            assert_eq!(removed.filter(|event| matches!(event, Event::Removed(_))).count(), 1, "{order:?}");
+            let worker = early.unwrap_or_else(|| mux.clone_worker(8, at(0)));
+            assert!(texts(&mut mux, worker).is_empty(), "{order:?}");
+            let totals = mux.totals();
+            assert_eq!((totals.discarded_opened, totals.discarded_reset), (1, 1), "{order:?}");
+            assert_eq!((totals.messages_done(), totals.handed_back), (0, 0), "{order:?}");
+            check(&mux);
+        }
+    }
+}
+
+#[test]
+fn the_event_of_a_new_worker_is_the_first_that_waits() {
+    for order in [Order::None, Order::Replies, Order::Serial, Order::Sticky] {
+        let mut mux = with(order);
+        let first = mux.clone_worker(1, at(0));
+        let psock = attach(&mut mux);
+        assert_eq!(texts(&mut mux, first), [""]);
+        mux.done(first, ticket(psock, 0), at(0));
+        // Serial: `one` is ready before.
+        mux.handle_bytes(psock, b"one\ntwo\n", at(0));
+        mux.handle_worker_died(first, at(0));
+        check(&mux);
+        let second = mux.clone_worker(1, at(0));
+        let mut all = Vec::new();
+        loop {
+            let mut one = Vec::new();
+            mux.poll_at_most(second, 1, at(0), &mut one);
+            let Some(message) = one.pop() else { break };
+            all.push(String::from_utf8_lossy(message.payload()).into_owned());
+            mux.done(second, message.ticket(), at(0));
+        }
+        let expected = if order == Order::Serial { ["one", "", "two"] } else { ["", "one", "two"] };
+        assert_eq!(all, expected, "{order:?}");
+        check(&mux);
+    }
+}
+
+#[test]
+fn the_event_takes_a_turn_and_a_share() {
+    for order in [Order::None, Order::Sticky] {
+        let mut mux = quick(Config { order, in_flight: 1, ..Config::default() });
+        mux.report_opened(at(0));
+        let worker = mux.clone_worker(8, at(0));
+        let (psock, other) = (attach(&mut mux), attach(&mut mux));
+        mux.handle_bytes(psock, b"one\n", at(0));
+        assert_eq!(
+            got(&mut mux, worker),
+            [(psock, String::new(), 0), (other, String::new(), 0)],
+            "{order:?}: one of each connection"
+        );
+        assert!(texts(&mut mux, worker).is_empty(), "{order:?}");
+        check(&mux);
+        mux.done(worker, ticket(psock, 0), at(0));
+        assert_eq!(texts(&mut mux, worker), ["one"], "{order:?}");
+        check(&mux);
+    }
+}
+
+#[test]
+fn a_sticky_connection_that_moves_is_opened_by_its_new_worker() {
+    let mut mux = quick(Config { order: Order::Sticky, rebalance: Some(1), ..Config::default() });
+    mux.report_opened(at(0));
+    let first = mux.clone_worker(8, at(0));
+    let psocks = [0; 3].map(|_| attach(&mut mux));
+    assert_eq!(texts(&mut mux, first).len(), 3);
+    psocks.iter().for_each(|&psock| assert!(mux.done(first, ticket(psock, 0), at(0))));
+    let second = mux.clone_worker(8, at(0));
+    mux.handle_bytes(psocks[0], b"one\n", at(0));
+    assert!(texts(&mut mux, first).is_empty());
+    assert_eq!(texts(&mut mux, second), ["1", "one"]);
+    check(&mux);
+}
+
+#[test]
+fn messages_of_a_connection_that_a_worker_closed_are_given_to_workers() {
+    for order in [Order::None, Order::Replies, Order::Serial, Order::Sticky] {
+        let mut mux = Mux::new(Config { order, ..Config::default() });
+        let psock = attach(&mut mux);
+        let worker = mux.clone_worker(1, at(0));
+        mux.handle_bytes(psock, b"quit\nmore\n", at(0));
+        assert_eq!(texts(&mut mux, worker), ["quit"]);
+        mux.close_after(psock, Some(0), at(0));
+        mux.done(worker, ticket(psock, 0), at(0));
+        assert_eq!(end(&mut mux).map(|end| end.cause), Some(Cause::Closed), "{order:?}");
+        assert_eq!(texts(&mut mux, worker), ["more"], "{order:?}");
+        mux.done(worker, ticket(psock, 1), at(0));
+        assert!(mux.status(psock).is_none());
+        assert_eq!((mux.totals().done, mux.totals().discarded()), (2, 0));
+        check(&mux);
+    }
+}
+
+#[test]
 fn removed_follows_the_last_message() {
     let mut mux = with(Order::None);
     let worker = mux.clone_worker(8, at(0));
@@ -282,9 +398,11 @@ fn any_operations_keep_the_counts() {
     let ops = prop::collection::vec(any::<[u8; 2]>(), 0..200);
     let orders =
         prop::sample::select(vec![Order::None, Order::Replies, Order::Serial, Order::Sticky, Order::Key]);
-    let run = |(order, close, ops): (Order, bool, Vec<[u8; 2]>)| {
+    let shares = prop::sample::select(vec![usize::MAX, 2, 1]);
+    let limits = prop::sample::select(vec![None, Some(1)]);
+    let run = |((order, in_flight, rebalance), close, ops): (_, bool, Vec<[u8; 2]>)| {
         let on_worker_end = if close { OnWorkerEnd::Close { goodbye: b"bye\n" } } else { OnWorkerEnd::Move };
-        let mut mux = quick(Config { order, on_worker_end, ..Config::default() });
+        let mut mux = quick(Config { order, in_flight, rebalance, on_worker_end, ..Config::default() });
         mux.report_opened(at(0));
         let (mut psocks, mut workers) = (Vec::new(), Vec::<(worker::Id, Vec<(Ticket, bool)>)>::new());
         let mut known = std::collections::BTreeMap::<psock::Id, worker::Id>::new();
@@ -358,5 +476,5 @@ fn any_operations_keep_the_counts() {
         }
         Ok(())
     };
-    runner.run(&(orders, any::<bool>(), ops), run).unwrap();
+    runner.run(&((orders, shares, limits), any::<bool>(), ops), run).unwrap();
 }

@@ -27,6 +27,9 @@ impl Actor {
 impl World {
     pub(super) fn actor(&mut self, act: Act, at: usize, much: usize) {
         let (id, now) = (self.actors[at].id, self.now);
+        if matches!(act, Act::HandBack | Act::Disable | Act::Leave | Act::LeaveBy | Act::Die) {
+            self.fairness.forget();
+        }
         match act {
             Act::Poll => self.poll(at),
             Act::Done | Act::DoneSilently => {
@@ -106,6 +109,10 @@ impl World {
         let place = self.locations.insert(ticket, Location::With(id));
         assert_eq!(place, Some(Location::Waits), "{ticket:?} is delivered once");
         let with = |other: &Ticket| matches!(self.locations.get(other), Some(Location::With(_)));
+        let held = self.of(ticket.psock).filter(|(_, place)| matches!(place, Location::With(_))).count();
+        assert!(held <= self.config.in_flight, "workers hold {held} messages of {ticket:?}'s connection");
+        let waiting = self.locations.iter().filter(|(_, place)| **place == Location::Waits);
+        self.fairness.given(ticket.psock, waiting.map(|(ticket, _)| ticket.psock));
         match self.config.order {
             Order::None | Order::Replies => {}
             Order::Serial => {
@@ -131,7 +138,10 @@ impl World {
                 if let Some(actor) =
                     before.and_then(|before| self.actors.iter().find(|actor| actor.id == before))
                 {
-                    assert!(actor.moved, "{ticket:?} left a worker that stays")
+                    assert!(
+                        actor.moved || self.config.rebalance.is_some(),
+                        "{ticket:?} left a worker that stays"
+                    )
                 }
             }
             Order::Key => {

@@ -69,7 +69,7 @@ fn a_stuck_worker_does_not_block_the_end() {
     assert_eq!(code, Some(1), "{errors}");
     assert!(errors.contains("ended before everything was drained"), "{errors}");
     assert!(errors.contains("not drained in time"), "{errors}");
-    assert!(errors.contains("0 done, 0 given up, 1 begun, 0 not begun"), "{errors}");
+    assert!(errors.contains("0 done, 0 given up, 0 discarded, 1 begun, 0 not begun"), "{errors}");
 }
 
 #[test]

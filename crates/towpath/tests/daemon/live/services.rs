@@ -144,7 +144,7 @@ fn packets_and_messages_share_threads() {
             let said = engine.stop();
             assert!(said.contains("mux web: ") && said.contains("mux api: "), "{said}");
             for line in said.lines().filter(|line| line.contains(" messages: ")) {
-                assert!(line.contains(" done, 0 given up, 0 not begun; 0 workers"), "{line}");
+                assert!(line.contains(" done, 0 given up, 0 discarded, 0 not begun; 0 workers"), "{line}");
             }
             assert!(clients.into_iter().map(Clients::end).sum::<u64>() > 0);
         });
