@@ -58,10 +58,11 @@ fn startup_errors_are_one_line() {
 
 #[test]
 fn peer_and_order_errors_precede_startup() {
-    let rows: [(&[&str], &str); 4] = [
+    let rows: [(&[&str], &str); 5] = [
         (&["--connected", "foo"], "--connected foo: a peer is HOST:PORT or unix:PATH"),
         (&["--connected", "foo:99999"], "--connected foo:99999: a peer is HOST:PORT or unix:PATH"),
         (&["--connected", "127.0.0.1:1", "--trust", "/nowhere/at-all.pem"], "--trust: "),
+        (&["--rebalance", "1"], "--rebalance moves connections of --order sticky; add --order sticky"),
         (&["--order", "key"], "it gives no key; write key=OFFSET:LENGTH or key=WORD after it"),
     ];
     for (more, expected) in rows {
