@@ -316,6 +316,11 @@ impl Worker {
                 self.spin_score = self.spin_score.max(SPIN_MIN + 1);
             }
             self.local_queue.lock().settle(&mut state.mux, self.id, now);
+            if state.is_look_due(now) {
+                drop(state);
+                self.look()?;
+                state = shared.lock();
+            }
             if let Some(message) = self.begin(&mut state, now, &mut work) {
                 drop(state);
                 shared.perform(work);
@@ -339,6 +344,19 @@ impl Worker {
                 self.park();
             }
         }
+    }
+
+    /// No worker waits for sockets, because messages are queued for all of them: reads the ready ones, so that other connections get
+    /// their turn.
+    fn look(&mut self) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        self.poll(READS, Some(Duration::ZERO))?;
+        // The eventfd is for the leader.
+        self.events.retain(|(data, _)| *data != EVENTFD.u64());
+        let mut work = Work::default();
+        read(&shared, &self.events, &mut work, None);
+        shared.perform(work);
+        Ok(())
     }
 
     /// Takes messages, and ensures that another worker leads meanwhile.

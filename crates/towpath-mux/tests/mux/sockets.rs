@@ -61,6 +61,32 @@ fn ask(stream: &mut (impl Read + Write), body: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
+/// The only worker always has messages of a peer that floods, so it never waits for sockets. It reads them nevertheless, and another
+/// peer gets its turn.
+#[test]
+fn a_flood_does_not_keep_other_connections_from_being_read() {
+    const FLOOD: usize = 300;
+    let server = Server::new(FRAMING.parse().expect("a framing"), Config::default()).expect("epoll");
+    let address = server.listen("127.0.0.1:0").expect("a port");
+    let [mut flood, mut light] = [0; 2].map(|_| TcpStream::connect(address).expect("it listens"));
+    let mut worker = server.worker().expect("a worker");
+    flood.write_all(&message(b"many").repeat(FLOOD)).expect("room");
+    let mut before = 0;
+    while let Some(received) = worker.recv().expect("epoll") {
+        if received.payload() == b"one" {
+            break;
+        }
+        before += 1;
+        if before == 1 {
+            light.write_all(&message(b"one")).expect("room");
+        }
+        // Messages take longer than the interval at which sockets are read.
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(before < FLOOD / 2, "{before} of {FLOOD} messages came first");
+    drop((flood, light, worker));
+}
+
 /// The cause of the next end of a connection.
 fn cause(server: &Server) -> Cause {
     loop {

@@ -15,6 +15,8 @@ use crate::mux::{Batch, Cause, worker};
 
 /// A ready socket that waits for this number of wake-ups makes the leader wake a helper.
 const HELP: u32 = 3;
+/// Minimum time between two looks at the sockets while messages are queued, in wake-ups. A look costs a tenth of a wake-up.
+const LOOK: u32 = 5;
 
 /// A socket to read now.
 #[derive(Debug)]
@@ -34,11 +36,13 @@ pub(in crate::io) struct ReadySockets {
     pub(in crate::io) burst: usize,
     /// Number of sockets taken since the last epoll_wait(2).
     pub(in crate::io) taken: usize,
+    /// When a worker last looked for ready sockets although messages were queued.
+    looked: Time,
 }
 
 impl Default for ReadySockets {
     fn default() -> Self {
-        Self { queue: VecDeque::new(), burst: READS, taken: 0 }
+        Self { queue: VecDeque::new(), burst: READS, taken: 0, looked: Time::default() }
     }
 }
 
@@ -63,6 +67,18 @@ impl State {
         } else if !std::mem::replace(&mut socket.queued, true) {
             self.ready.queue.push_back((id, now));
         }
+    }
+
+    /// Returns true, once per interval, if messages are queued and no worker waits for sockets.
+    pub(in crate::io) fn is_look_due(&mut self, now: Time) -> bool {
+        let interval = self.mux.config().wake_cost * LOOK;
+        let due = self.pollers.leader.is_none()
+            && self.mux.queued() > 0
+            && now.since(self.ready.looked) >= interval;
+        if due {
+            self.ready.looked = now;
+        }
+        due
     }
 
     /// Takes up to `most` ready sockets.
