@@ -205,7 +205,8 @@ fn stuck_peer(mux: &Mux) {
 
 #[test]
 fn replies_of_a_killed_worker_are_sent() {
-    for mux in [Mux::alone("zerocopy"), Mux::sticky("zerocopy")] {
+    let sticky = ["--workers", "2", "--order", "sticky", "--on-worker-end", "move"];
+    for mux in [Mux::alone("zerocopy"), Mux::start_with("zerocopy", &sticky)] {
         killed_worker(&mux);
     }
 }

@@ -182,7 +182,8 @@ fn a_client_that_is_no_sender_does_not_end_the_wait() {
     for says in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"twpsend1\0\0\0\0\0\0\0\0", b"twpsendx", b""] {
         let mut stream = connect();
         stream.write_all(says).expect("it listens");
-        stream.shutdown(std::net::Shutdown::Write).expect("a connection");
+        // It may have ended the connection already.
+        let _ = stream.shutdown(std::net::Shutdown::Write);
         // The end, or a reset because of unread bytes.
         assert!(!matches!(stream.read(&mut [0]), Ok(1..)));
     }

@@ -142,11 +142,18 @@ pub(crate) fn split(answer: &[u8]) -> (u32, &[u8]) {
 
 /// "R of N messages: D done" in the last line.
 pub(crate) fn counted(errors: &str) -> (u64, u64, u64, u64) {
+    let before = |word| reported(errors, word);
+    (before(" messages:"), before(" done"), before(" given up"), before(" not begun"))
+}
+
+/// The number of discarded messages in the last line.
+pub(crate) fn discarded(errors: &str) -> u64 {
+    reported(errors, " discarded")
+}
+
+fn reported(errors: &str, word: &str) -> u64 {
     let line =
         errors.lines().rev().find(|line| line.contains(" messages: ")).unwrap_or_else(|| panic!("{errors}"));
-    let before = |word: &str| -> u64 {
-        let at = line.find(word).unwrap_or_else(|| panic!("{line}"));
-        line[..at].trim().rsplit(' ').next().and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{line}"))
-    };
-    (before(" messages:"), before(" done"), before(" given up"), before(" not begun"))
+    let at = line.find(word).unwrap_or_else(|| panic!("{line}"));
+    line[..at].trim().rsplit(' ').next().and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{line}"))
 }

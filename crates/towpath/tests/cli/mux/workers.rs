@@ -7,7 +7,7 @@ use std::thread;
 
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 
-use super::daemon::{Mux, answer, ask, counted, example, kill, message, split, workers};
+use super::daemon::{Mux, answer, ask, counted, discarded, example, kill, message, split, workers};
 
 #[test]
 fn a_worker_is_notified_of_unsent_messages() {
@@ -94,7 +94,7 @@ fn kills(worker: &str) {
     assert_eq!(code, Some(0), "{errors}");
     let (received, done, undone, left) = counted(&errors);
     assert_eq!((undone, left), (0, 0), "{errors}");
-    assert_eq!(received, done, "{errors}");
+    assert_eq!(received, done + discarded(&errors), "{errors}");
     assert!(received >= 820);
 }
 
@@ -179,7 +179,7 @@ fn nothing_is_lost_among_thousands_of_connections() {
     assert_eq!(code, Some(0), "{errors}");
     let (received, done, undone, left) = counted(&errors);
     assert_eq!((undone, left), (0, 0), "{errors}");
-    assert_eq!(received, done, "{errors}");
+    assert_eq!(received, done + discarded(&errors), "{errors}");
     assert!(received >= answered && errors.contains("another one is started"), "{answered}: {errors}");
 }
 
