@@ -24,7 +24,7 @@ const BURSTS: u64 = 64;
 /// Time at the creation of a table. It advances by one microsecond per burst.
 pub(crate) const START: Time = Time::from_secs(1_000_000);
 
-/// Lifetime of a state in a turning table, in seconds.
+/// Lifetime of a state in a table of [`Load::turning`], in seconds.
 const TURN: u32 = 100;
 
 /// Segment of every packet.
@@ -285,7 +285,7 @@ impl Load {
 
     fn path_burst(&mut self) -> u64 {
         let Self { states, random, first, flows, now, frames, .. } = self;
-        // A separate closure: code with a single use is inlined.
+        // A closure that is used once, so that the compiler inlines the parser.
         let packets = frames
             .burst(|| *first + random.below(*flows))
             .map(|frame| wire::plain(LinkType::ETHERNET, frame, FRAME as u32));

@@ -381,6 +381,7 @@ enum Role {
         mode: String,
     },
     MuxWorker,
+    MuxStuckWorker,
     MuxIdle,
     MuxIdleClients {
         address: std::net::SocketAddr,
@@ -539,6 +540,7 @@ fn side(role: Role) -> Result<()> {
         Role::HostilePassOn { how, queue } => hostile::pass_on_side(&how, &queue),
         Role::HostileWorker { mode } => hostile::worker_side(&mode),
         Role::MuxWorker => mux::rings::side(),
+        Role::MuxStuckWorker => mux::drain::side(),
         Role::MuxIdle => mux::idle::server(),
         Role::MuxIdleClients { address } => mux::idle::clients(address),
         Role::LiveInspector { queue, cpu } => engine::live_inspector(&queue, cpu),

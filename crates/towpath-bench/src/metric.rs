@@ -119,7 +119,7 @@ impl Report {
     pub(crate) fn new(json: bool) -> Self {
         let report = Self { json, printed: 0, holds: true, wrong: None };
         report.line(&format!(
-            "{:<44} {:>12} {:>12} {:<8} {:>9}    bar",
+            "{:<44} {:>12} {:>12} {:<8} {:>9}    target",
             "what", "ours", "peer", "unit", "ratio"
         ));
         report
@@ -154,7 +154,7 @@ impl Report {
 impl Drop for Report {
     fn drop(&mut self) {
         if self.json {
-            // An error is ignored: an incomplete array is invalid JSON, which the reader detects.
+            // An error is ignored: a JSON parser rejects the incomplete array.
             let _ = io::stdout().write_all(if self.printed == 0 { b"[]\n" } else { b"\n]\n" });
         }
     }

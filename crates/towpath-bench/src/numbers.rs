@@ -115,7 +115,7 @@ fn write(parts: &[Part], machine: &str) -> String {
          target/release/towpath-bench numbers DIR/*.json > docs/book/src/numbers.md\n\
          target/release/towpath-bench numbers --readme README.md        # the rows that README.md quotes\n\
          ```\n\n\
-         *Ratio* is ours over the peer's. *Bar* is the target. If a row has no peer, the column *peer* contains a fixed \
+         *Ratio* is ours over the peer's; *target* is the ratio to reach. If a row has no peer, the column *peer* contains a fixed \
          reference value. Each row and its peer are described in [the bench's README](../../../crates/towpath-bench/README.md).\n",
         all - lost
     );
@@ -139,7 +139,7 @@ fn table(page: &mut String, part: &Part) {
     let _ = write!(
         page,
         "\n## {}\n\n{about}. `target/release/towpath-bench {command}`\n\n\
-         | what | ours | peer | ratio | bar | |\n|---|---|---|---|---|---|\n",
+         | what | ours | peer | ratio | target | |\n|---|---|---|---|---|---|\n",
         part.subject.get_name()
     );
     for row in &part.rows {
@@ -183,7 +183,7 @@ impl Row {
             Better::Higher => "≥",
             Better::Lower => "≤",
         };
-        format!("{sign} {}", self.target)
+        format!("{sign} {}", (self.target * 1e3).round() / 1e3)
     }
 }
 
@@ -227,7 +227,8 @@ fn quoted(readme: &str, page: &Path) -> Result<String> {
         bail!("no block between `{BEGIN}` and `{END}`");
     };
     ensure!(begin < end, "`{END}` is before `{BEGIN}`");
-    let mut block = format!("{BEGIN}\n| what | ours | peer | ratio | bar | |\n|---|---|---|---|---|---|\n");
+    let mut block =
+        format!("{BEGIN}\n| what | ours | peer | ratio | target | |\n|---|---|---|---|---|---|\n");
     for line in QUOTED.lines() {
         let [name, words, peer] = line.split('\t').collect::<Vec<_>>()[..] else {
             bail!("quoted.tsv: {line:?}: expected three columns");

@@ -38,7 +38,7 @@ pub(crate) const SEGMENT: u16 = 8192;
 /// Period of the pattern in bytes. The pattern stays in the first-level cache, so the receiver's check uses little of the caches under
 /// measurement. The period is not a multiple of the page size, so that all pages of a message differ.
 const PERIOD: usize = 20_011;
-/// Bytes per read, small for the same reason.
+/// Bytes per read; small, so that the buffer stays in the cache too.
 const READ: usize = 256 << 10;
 
 /// Parameters of a transfer.

@@ -1,7 +1,7 @@
 //! `towpath-bench variance`: compares several runs of the same rows.
 //!
 //! A run is the `--json` output of a subject. A row is steady if all runs have it, there are at least two runs, and the ratio of each run is
-//! within [`STEADY`] of the median of all runs. A row without a peer compares our figure instead. The variation of our figure and the
+//! within [`STEADY`] of the median of all runs. For a row without a peer, our figure is compared instead of the ratio. The variation of our figure and the
 //! peer's is shown too; on a shared machine, both vary together. `--write` stores the result in `variance.tsv`, whose first line describes
 //! the machine; the page of numbers shows the stored table.
 
@@ -96,7 +96,7 @@ pub(crate) fn section() -> Result<String> {
         "\n## Variation between runs\n\n\
          Whole runs of the live rows, one after the other ({of}): the minimum, median and maximum of each figure, and the largest distance from \
          the median (*away*). A row is steady when its ratio is within {:.0}% of its median in every run. Of {} rows, {steady} are steady and {} \
-         are not; the absolute figures are in {alone}. `target/release/towpath-bench variance RUN.json...` compares runs of \
+         are not; our figure alone is within this bound in {alone} rows. `target/release/towpath-bench variance RUN.json...` compares runs of \
          `towpath-bench live --json`.\n\n\
          | what | runs | ours | away | peer's | away | ratio | away | |\n|---|---|---|---|---|---|---|---|---|\n",
         STEADY * 100.0,

@@ -55,7 +55,7 @@ pub struct Stats {
     pub stack: usize,
     /// Loads from the message, helper calls included.
     pub message_loads: usize,
-    /// Of these, loads through pointers with a variable offset. The verifier cannot prove their bounds completely; a load outside
+    /// Of these, loads that no comparison with the message's end is known to cover, as in loops. A load outside
     /// the message ends the run with [`RunError::OutsideMessage`].
     pub variable_loads: usize,
     /// Loads from and stores to the context.

@@ -20,10 +20,24 @@ pub(crate) enum Value {
     Context { off: i64 },
     /// Into the stack of frame number `frame`, between `min` and `max` from its frame pointer.
     Stack { frame: usize, min: i64, max: i64 },
-    /// Into the message, `off` from the base `id`, of which at least `known` bytes are there. Id 0 is the message's start.
+    /// Into the message, `off` from the base `id`, of which at least `known` bytes are there. Id 0 is the message's start;
+    /// [`ANYWHERE`] is no base: nothing is known about such a pointer, and two of them are unrelated.
     Packet { id: u32, off: i64, known: u32 },
     /// The end of the message.
     PacketEnd,
+}
+
+/// The id of a pointer that a loop moves.
+pub(crate) const ANYWHERE: u32 = u32::MAX;
+
+/// What a path has compared with the message's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Compared {
+    Nothing,
+    /// A pointer at a constant distance from the message's start.
+    Fixed,
+    /// A pointer that was moved by a variable number; or the message's length was read; or paths with comparisons were joined.
+    Variable,
 }
 
 /// Why a register holds nothing.
@@ -63,7 +77,10 @@ impl Value {
             (
                 Self::Packet { id: old_id, off: old_off, known: old_known },
                 Self::Packet { id, off, known },
-            ) => old_off == off && old_known <= known && names.same(old_id, id),
+            ) => {
+                let apart = old_id != ANYWHERE && id != ANYWHERE;
+                old_id == ANYWHERE || apart && old_off == off && old_known <= known && names.same(old_id, id)
+            }
             (Self::PacketEnd, Self::PacketEnd) => true,
             _ => false,
         }
@@ -105,7 +122,7 @@ impl Names {
 }
 
 /// The bases that a join makes: one for each pair of bases and each distance between them, so that pointers that moved
-/// together stay together.
+/// together stay together. Widening makes no base of pointers that moved, so that the analysis of a loop ends.
 struct Joins<'a> {
     /// Key: both ids and their distance. Value: the new id, and its offset from the old base.
     made: HashMap<(u32, u32, i64), (u32, i64)>,
@@ -117,6 +134,9 @@ impl Joins<'_> {
         let (old_id, old_off, old_known) = old;
         let (new_id, new_off, new_known) = new;
         let shift = new_off - old_off;
+        if old_id == ANYWHERE || new_id == ANYWHERE || widen && shift != 0 {
+            return Value::Packet { id: ANYWHERE, off: 0, known: 0 };
+        }
         let ids = &mut *self.ids;
         let (id, base) = match (old_id, new_id, shift) {
             (0, 0, 0) => (0, 0),
@@ -134,7 +154,7 @@ impl Joins<'_> {
 
 /// The next id that no pointer has.
 pub(crate) fn fresh(ids: &mut u32) -> u32 {
-    *ids = ids.saturating_add(1);
+    *ids = ids.saturating_add(1).min(ANYWHERE - 1);
     *ids
 }
 
@@ -224,8 +244,8 @@ impl Frame {
 /// All frames, the program's first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct State {
-    /// On this path a pointer that was moved by a variable number was found to be inside the message.
-    pub(crate) compared: bool,
+    /// What this path has compared with the message's end.
+    pub(crate) compared: Compared,
     /// Shared between the states of a path's branches until one changes them.
     pub(crate) frames: Vec<Rc<Frame>>,
 }
@@ -235,7 +255,7 @@ impl State {
     pub(crate) fn start() -> Self {
         let mut frame = Frame::new(usize::MAX);
         frame.regs[1] = Value::Context { off: 0 };
-        Self { compared: false, frames: vec![Rc::new(frame)] }
+        Self { compared: Compared::Nothing, frames: vec![Rc::new(frame)] }
     }
 
     /// The running function's frame.
@@ -261,7 +281,8 @@ impl State {
 
     pub(crate) fn covers(&self, new: &Self) -> bool {
         let mut names = Names::default();
-        self.compared <= new.compared
+        // The other two differ in what is refused, not in what is safe.
+        (self.compared == Compared::Nothing || new.compared != Compared::Nothing)
             // States differ in the running function mostly.
             && self.frames.iter().zip(&new.frames).rev().all(|(old, new)| old.covers(new, &mut names))
     }
@@ -271,12 +292,20 @@ impl State {
         let mut joins = Joins { made: HashMap::new(), ids };
         let frames = self.frames.iter().zip(&new.frames);
         let frames = frames.map(|(old, new)| Rc::new(old.join(new, widen, &mut joins))).collect();
-        Self { compared: self.compared && new.compared, frames }
+        // What the comparisons said about each pointer is lost in part.
+        let compared = match self.compared.min(new.compared) {
+            Compared::Nothing => Compared::Nothing,
+            Compared::Fixed | Compared::Variable => Compared::Variable,
+        };
+        Self { compared, frames }
     }
 
     /// Every packet pointer with base `id` now has at least `known` bytes from its base.
     pub(crate) fn learn(&mut self, id: u32, known: u32) {
-        self.compared |= id != 0;
+        self.compared = self.compared.max(if id == 0 { Compared::Fixed } else { Compared::Variable });
+        if id == ANYWHERE {
+            return;
+        }
         let learn = |value: &mut Value| match value {
             Value::Packet { id: other, known: old, .. } if *other == id => *old = known.max(*old),
             _ => {}

@@ -194,6 +194,12 @@ struct towpath_message {
     uint64_t time; /* nanoseconds since the epoch */
     struct towpath_connection connection;
     uint32_t mark, hash; /* set by the framing; 0 without */
+    /* A worker attached with TOWPATH_PARTS gets long messages in parts. All parts of a message come to this worker, in order; parts of messages
+     * of other connections may come between them. The next ones come when this one is done. Then no other worker ever gets the message.
+     * An answer to any part answers the message. */
+    uint32_t part; /* number of this part, from 1; 0: a whole message */
+    uint16_t more; /* 1: another part follows */
+    uint16_t cut;  /* 1: the connection ended before the last part; none follows. Without bytes */
     struct towpath_ticket ticket;
 };
 
@@ -214,6 +220,19 @@ int towpath_worker_reply(towpath_worker *worker, const struct towpath_message *m
 /* Sends a part of the answer, like towpath_worker_reply, which sends the last part; that one may be empty. */
 int towpath_worker_reply_part(towpath_worker *worker, const struct towpath_message *message, const void *bytes, size_t len);
 
+/* A message of towpath_worker_send that was not sent. */
+struct towpath_unsent {
+    struct towpath_connection connection; /* destination; generation 0: any connection */
+    const uint8_t *bytes;                 /* the message; valid until the next towpath_worker_poll_unsent or close */
+    size_t len;
+    int32_t error;                        /* EPIPE: the connection ended; ENOTCONN: none was open; EAGAIN: the queues of all were full */
+    uint32_t reserved;                    /* 0 */
+};
+
+/* Writes the oldest message that came back unsent. Returns 1, or 0 if there is none. They arrive with received messages; up to 1,024
+ * messages and 4 MiB are kept. Never waits. */
+int towpath_worker_poll_unsent(towpath_worker *worker, struct towpath_unsent *unsent);
+
 /* Completes the message and returns its memory to the mux. -ESTALE: it is already done (no effect). */
 int towpath_worker_done(towpath_worker *worker, const struct towpath_message *message);
 
@@ -222,8 +241,9 @@ int towpath_worker_done(towpath_worker *worker, const struct towpath_message *me
  * connected mode, unless it runs with --worker-may push. */
 int towpath_worker_send(towpath_worker *worker, const struct towpath_connection *connection, const void *bytes, size_t len);
 
-/* Flag of towpath_worker_attach_with. */
+/* Flags of towpath_worker_attach_with. */
 #define TOWPATH_EVENTS 1u /* receive opened and ended connections with towpath_worker_recv_event */
+#define TOWPATH_PARTS 2u  /* receive long messages in parts (towpath_message.more); required by a framing with body=stream */
 
 /* Kind of an event: towpath_worker_event.kind. */
 enum towpath_worker_event_kind {
@@ -260,21 +280,23 @@ enum towpath_cause {
 struct towpath_worker_event {
     uint32_t kind;                  /* enum towpath_worker_event_kind; later versions may add kinds */
     uint16_t resumed;               /* opened: 1 if messages were received or sent before: another worker served the connection */
-    uint16_t tls;                   /* opened: 1 if it has TLS */
+    uint8_t tls;                    /* opened: 1 if it has TLS */
+    uint8_t starttls;               /* opened: 1 if TLS began with STARTTLS or SSLRequest; an SMTP client was greeted then */
     struct towpath_message message; /* the message. Opened: without bytes, for reply and done. Ended: connection and time only. */
     char peer[128];                 /* opened: the peer's address */
     char local[128];                /* opened: the own address */
     char listener[128];             /* opened: address of the listener that accepted it; "" for outbound connections */
     char server_name[256];          /* opened: server name that the client asked for (SNI); "" without */
     char protocol[256];             /* opened: agreed protocol (ALPN); "" without */
-    char client_names[1024];        /* opened: DNS names in the client's verified certificate, separated by newlines */
+    char client_names[1024];        /* opened: DNS names and URIs, or else the common name, in the client's verified certificate,
+                                       separated by newlines; names that do not fit are left out */
     uint32_t cause;                 /* ended: enum towpath_cause */
     int32_t error;                  /* ended: errno(3) number, positive; 0 without an error */
     uint64_t bytes, length;         /* ended inside a message: its bytes that had arrived, and its length (0: unknown) */
     char text[256];                 /* ended: the cause with details */
 };
 
-/* Like towpath_worker_attach. flags: TOWPATH_EVENTS. */
+/* Like towpath_worker_attach. flags: TOWPATH_EVENTS, TOWPATH_PARTS. */
 int towpath_worker_attach_with(const char *path, const char *name, unsigned flags, towpath_worker **worker);
 
 /* Receives the next message or event; otherwise like towpath_worker_recv, which skips events. */
@@ -402,21 +424,56 @@ struct towpath_mux_message {
     uint32_t reserved;
 };
 
+/* Releases the context of a function, once, when the library no longer calls it. NULL: nothing to release. Must not use a mux. */
+typedef void towpath_release(void *context);
+
+/* A framing (docs/book/src/reference/framing.md). Muxes and connections that use it keep it when it is closed. parse: a preset or clauses.
+ * toml: a TOML document. program: the bytes of a BPF object file, of raw eBPF instructions, or of the output of tcpdump -ddd
+ * (docs/book/src/reference/bpf.md); name selects one of several programs of an object, or is NULL. -EINVAL: invalid, with the position
+ * or the verifier's reason in the message. */
+typedef struct towpath_framing towpath_framing;
+int towpath_framing_parse(const char *text, towpath_framing **framing);
+int towpath_framing_toml(const char *document, towpath_framing **framing);
+int towpath_framing_program(const void *object, size_t len, const char *name, towpath_framing **framing);
+void towpath_framing_close(towpath_framing *framing);
+
+/* State of a towpath_framer. All but messages and cb are 0 before a call. */
+struct towpath_framing_state {
+    uint64_t messages; /* number of messages framed on the connection; not read after the call */
+    size_t need;       /* with result 0: number of bytes, from the start of the message, needed to know more; 0: one more than now */
+    size_t skip, trim; /* bytes at the start and at the end of the message that are not payload */
+    uint32_t mark;     /* the message's mark */
+    uint32_t hash;     /* the message's hash, for TOWPATH_ORDER_KEY; 0: none */
+    uint32_t cb[5];    /* state of the connection: 0 at its start, kept from call to call */
+    uint32_t reserved; /* 0 */
+};
+
+/* Frames the message that starts at bytes; len is at least 1, and other messages may follow. Returns the message's length (its end may not
+ * have arrived); 0 if more bytes are needed, and is then called with the same bytes and more; or a negative errno(3) number, which ends
+ * the connection (TOWPATH_END_MALFORMED; the number is the error of the event), -ESTRPIPE to give the connection back. With more bytes
+ * after them, the result for the same bytes must stay the same. The mux bounds the bytes (head_max, message_max) but not the time: all
+ * connections wait. Called by one thread of the mux at a time, below its lock: calls on a mux return -EDEADLK. Must not leave by longjmp
+ * or an exception. */
+typedef int64_t towpath_framer(const uint8_t *bytes, size_t len, struct towpath_framing_state *state, void *context);
+int towpath_framing_function(towpath_framer *framer, void *context, towpath_release *release, towpath_framing **framing);
+
 /* Creates a mux and its first handle. type: SOCK_DGRAM (each send is a message unless it has MSG_MORE; a read shorter than the message drops
  * the rest) or SOCK_SEQPACKET (a send with MSG_EOR ends a message; a read shorter than the message leaves the rest to the next read).
  * framing: a preset or description (docs/book/src/reference/framing.md). -EINVAL: the framing is invalid, with the position in the
  * message; -EPROTONOSUPPORT: the type. */
 int towpath_mux_socket(int type, const char *framing, uint32_t flags, towpath_mux **mux);
 
-/* Limits of a mux (docs/book/src/reference/mux.md, "Bounds"). 0 selects the default, which each comment names last. */
 /* Order of messages that several handles process (docs/book/src/reference/mux.md): towpath_mux_options.order. */
 enum towpath_order {
-    TOWPATH_ORDER_NONE = 0,    /* each message goes to the first free handle */
-    TOWPATH_ORDER_REPLIES = 1, /* answers leave in the order of their messages */
-    TOWPATH_ORDER_SERIAL = 2,  /* one message of a connection at a time */
-    TOWPATH_ORDER_STICKY = 3,  /* all messages of a connection go to the same handle */
-    TOWPATH_ORDER_KEY = 4      /* one message with the same hash at a time; the framing needs key=OFFSET:LENGTH */
+    TOWPATH_ORDER_DEFAULT = 0, /* the order that the framing's protocol needs */
+    TOWPATH_ORDER_NONE = 1,    /* each message goes to the first free handle */
+    TOWPATH_ORDER_REPLIES = 2, /* answers leave in the order of their messages */
+    TOWPATH_ORDER_SERIAL = 3,  /* one message of a connection at a time */
+    TOWPATH_ORDER_STICKY = 4,  /* all messages of a connection go to the same handle */
+    TOWPATH_ORDER_KEY = 5      /* one message with the same hash at a time; the framing needs key=OFFSET:LENGTH */
 };
+
+/* Options of a mux (docs/book/src/reference/mux.md, "Bounds"). 0 selects the default, which each comment names last. */
 
 struct towpath_mux_options {
     uint64_t message_max;      /* length of a message; a longer one ends its connection; 16 MiB */
@@ -430,7 +487,7 @@ struct towpath_mux_options {
     uint32_t rate;             /* bytes per second: a message gets length / rate in addition to body_time; no addition */
     uint32_t idle;             /* milliseconds without traffic and pending work after which a connection ends; unlimited */
     uint32_t send_time;        /* milliseconds without progress of a peer while data is sent; 60 s, UINT32_MAX: unlimited */
-    uint32_t order;            /* enum towpath_order */
+    uint32_t order;            /* enum towpath_order; that of the framing */
 };
 
 /* Counters of a mux, over all its handles; received = done + undone + queued + in_hand. */
@@ -464,6 +521,10 @@ struct towpath_mux_counters {
 int towpath_mux_socket_with(int type, const char *framing, uint32_t flags, const struct towpath_mux_options *options,
                             towpath_mux **mux);
 
+/* Like towpath_mux_socket_with, with a framing. */
+int towpath_mux_socket_framed(int type, const towpath_framing *framing, uint32_t flags, const struct towpath_mux_options *options,
+                              towpath_mux **mux);
+
 /* Reads the counters of the mux. */
 int towpath_mux_counters(const towpath_mux *mux, struct towpath_mux_counters *counters);
 
@@ -480,9 +541,106 @@ int towpath_mux_close(towpath_mux *mux, int timeout);
 /* Listens at "HOST:PORT" and attaches incoming connections. Writes the port to port, which may be NULL. */
 int towpath_mux_listen(const towpath_mux *mux, const char *address, uint16_t *port);
 
+/* Options of TLS; NULL and 0 select the default. Set the whole struct to 0 first: a later version may have more. */
+struct towpath_tls_options {
+    const char *certificate; /* server: path of a PEM file with the certificate chain, own certificate first */
+    const char *key;         /* server: path of a PEM file with its private key */
+    const char *client_ca;   /* server: path of a PEM file with the authorities that sign certificates of clients; NULL: clients need none */
+    const char *roots;       /* client: path of a PEM file with the certificates that sign servers */
+    const char *name;        /* client: name in the server's certificate; the host of the peer's address */
+    uint32_t handshake_time; /* milliseconds for the handshake; 10 s */
+    uint32_t client_optional; /* server: 1: serve clients without a certificate, too */
+};
+
+/* The same with TLS, and on a Unix stream socket at path. Connections are attached after their handshake. ALPN has the protocols of the mux's
+ * framing. -EINVAL: a file of TLS, which the
+ * message names, is invalid. */
+int towpath_mux_listen_tls(const towpath_mux *mux, const char *address, const struct towpath_tls_options *options, uint16_t *port);
+int towpath_mux_listen_unix(const towpath_mux *mux, const char *path);
+
+struct towpath_connect_options {
+    const struct towpath_tls_options *tls; /* TLS, over TCP only; NULL: none */
+    uint32_t timeout;                      /* milliseconds for connect(2) per address; 10 s */
+    uint32_t pause;                        /* milliseconds before the second attempt, doubled for each further one; 100 ms */
+    uint32_t pause_most;                   /* limit on that time in milliseconds; 30 s */
+    uint32_t reserved;                     /* 0 */
+};
+
+/* Keeps a connection to peer, "HOST:PORT" or "unix:PATH": connects, attaches, and does so again when it ends, until the mux drains. Does not
+ * wait. options may be NULL. connector may be NULL; its close stops the attempts and leaves the connection. */
+typedef struct towpath_connector towpath_connector;
+int towpath_mux_connect(const towpath_mux *mux, const char *peer, const struct towpath_connect_options *options,
+                        towpath_connector **connector);
+void towpath_connector_close(towpath_connector *connector);
+
+/* Result of a towpath_admit. */
+enum towpath_admission {
+    TOWPATH_ADMIT_PASS = 0, /* attach the connection */
+    TOWPATH_ADMIT_DENY = 1, /* close it */
+    TOWPATH_ADMIT_RESET = 2 /* reset it */
+};
+
+/* Decides about each TCP connection that is accepted from now on, before a byte is read; without one, all are attached. left, which may be
+ * NULL, is called once for each connection that passed, when it has left the mux. Addresses are IP:PORT or [IP]:PORT, valid during the
+ * call. The functions are called by threads of the mux; connections wait meanwhile. They must not leave by longjmp or an exception. */
+typedef int towpath_admit(const char *remote, const char *local, void *context);
+typedef void towpath_left(const char *remote, const char *local, void *context);
+int towpath_mux_set_admission(const towpath_mux *mux, towpath_admit *admit, towpath_left *left, void *context, towpath_release *release);
+
+/* A connection of a mux that ended. Texts end with a NUL byte and are cut if too long. */
+struct towpath_mux_ended {
+    struct towpath_connection connection;
+    uint32_t cause;         /* enum towpath_cause */
+    int32_t error;          /* errno(3) number, positive; 0 without an error */
+    uint64_t bytes, length; /* ended inside a message: its bytes that had arrived, and its length (0: unknown) */
+    uint64_t unsent;        /* answers that were not sent completely */
+    const uint8_t *rest;    /* bytes that were read and belong to no message; valid until the handle's next poll_ended or close */
+    size_t rest_len;
+    int fd;                 /* descriptor of a connection that its framing gave back: the caller owns it, it is non-blocking. Otherwise -1 */
+    uint32_t reserved;      /* 0 */
+    char peer[128];         /* address of the peer; "" if it is not IP */
+    char text[256];         /* the cause with details */
+};
+
+/* Kind of an event: towpath_mux_event.kind. */
+enum towpath_mux_event_kind {
+    TOWPATH_ON_UNDONE = 1,      /* a message was abandoned because too many handles ended while they processed it */
+    TOWPATH_ON_UNDELIVERED = 2, /* TOWPATH_CONNECTED: a message was not sent completely */
+    TOWPATH_ON_SEND_ROOM = 3,   /* TOWPATH_CONNECTED: there is room to send again */
+    TOWPATH_ON_NOT_ATTACHED = 4 /* a connection was not attached: its handshake failed */
+};
+
+/* An event of a mux. */
+struct towpath_mux_event {
+    uint32_t kind;                        /* enum towpath_mux_event_kind; later versions may add kinds */
+    uint32_t reserved;                    /* 0 */
+    struct towpath_connection connection; /* undone: its connection */
+    const uint8_t *bytes;                 /* undone, undelivered: the message; valid until the handle's next poll_event or close */
+    size_t len;
+    uint64_t sent;                        /* undelivered: number of its bytes that were sent */
+    char peer[128];                       /* not attached: address of the peer */
+    char text[256];                       /* not attached: the reason */
+};
+
+/* Addresses and TLS names of a connection; see towpath_worker_event. */
+struct towpath_connection_info {
+    char peer[128], local[128], listener[128], server_name[256], protocol[256], client_names[1024];
+    uint32_t tls;      /* 1 if it has TLS */
+    uint32_t starttls; /* 1 if TLS began with STARTTLS or SSLRequest */
+};
+
+/* poll_ended and poll_event write the oldest ended connection, or event, of the mux, and return 1, or 0 if there is none. Each is returned to
+ * one handle; the last 1,024 are kept. They never wait. connection_info: -ENOENT: the connection has ended. */
+int towpath_mux_poll_ended(towpath_mux *mux, struct towpath_mux_ended *ended);
+int towpath_mux_poll_event(towpath_mux *mux, struct towpath_mux_event *event);
+int towpath_mux_connection_info(const towpath_mux *mux, const struct towpath_connection *connection, struct towpath_connection_info *info);
+
 /* Attaches a connected stream socket with its own framing, or (NULL) the mux's. The descriptor is duplicated: close the caller's.
  * connection may be NULL. -ESHUTDOWN: the mux has drained. */
 int towpath_mux_attach(const towpath_mux *mux, int fd, const char *framing, struct towpath_connection *connection);
+
+/* Like towpath_mux_attach, with a framing. */
+int towpath_mux_attach_framed(const towpath_mux *mux, int fd, const towpath_framing *framing, struct towpath_connection *connection);
 
 /* Detaches a connection: waits until its messages are done and answered, at most timeout milliseconds (-1: forever). Returns the descriptor,
  * which the caller owns and which is non-blocking. Bytes read after the last message are written to rest, room at most, and their number to
@@ -507,6 +665,10 @@ int towpath_mux_recv(towpath_mux *mux, void *buffer, size_t len, int flags, stru
  * -EMSGSIZE; -EPIPE: the connection or message no longer exists; -ENOTCONN: no connection is open; -EDESTADDRREQ: to is NULL and this
  * handle has read no message. */
 int towpath_mux_send(towpath_mux *mux, const struct towpath_connection *to, const void *bytes, size_t len, int flags);
+
+/* Ends the mux for all handles: stops listening and reading. Messages that were received are answered and sent, for at most timeout
+ * milliseconds (-1: no limit); then recv returns -ESHUTDOWN. Does not wait. */
+int towpath_mux_drain(const towpath_mux *mux, int timeout);
 
 /* Completes the messages that this handle has read; their connections continue if they waited for that. */
 int towpath_mux_done(towpath_mux *mux);

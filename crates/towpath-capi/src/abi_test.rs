@@ -12,14 +12,17 @@ use towpath_ring::{EndCause, Kind, Loss, Ticket};
 use towpath_send::CopyMode;
 
 use crate::ring::RingStats;
-use crate::{inspector, metrics, mux, sender, worker, worker_event};
+use crate::{framing, inspector, metrics, mux, mux_event, mux_server, sender, worker, worker_event};
 
 const HEADER: &str = include_str!("../include/towpath.h");
 const SOURCES: &[&str] = &[
     include_str!("lib.rs"),
     include_str!("error.rs"),
     include_str!("inspector.rs"),
+    include_str!("framing.rs"),
     include_str!("mux.rs"),
+    include_str!("mux_event.rs"),
+    include_str!("mux_server.rs"),
     include_str!("sender.rs"),
     include_str!("worker.rs"),
     include_str!("worker_event.rs"),
@@ -67,6 +70,79 @@ fn numbers() -> Vec<(String, u64)> {
         ticket
     );
     layout!("towpath_ring_stats", RingStats, received, lost, sleeps, wakeups, oneshots);
+    layout!("towpath_unsent", worker::Unsent, connection, bytes, len, error, reserved);
+    layout!(
+        "towpath_framing_state",
+        framing::FramingState,
+        messages,
+        need,
+        skip,
+        trim,
+        mark,
+        hash,
+        cb,
+        reserved
+    );
+    layout!(
+        "towpath_tls_options",
+        mux_server::TlsOptions,
+        certificate,
+        key,
+        client_ca,
+        roots,
+        name,
+        handshake_time,
+        client_optional
+    );
+    layout!(
+        "towpath_connect_options",
+        mux_server::ConnectOptions<'_>,
+        tls,
+        timeout,
+        pause,
+        pause_most,
+        reserved
+    );
+    layout!(
+        "towpath_mux_ended",
+        mux_event::MuxEnded,
+        connection,
+        cause,
+        error,
+        bytes,
+        length,
+        unsent,
+        rest,
+        rest_len,
+        fd,
+        reserved,
+        peer,
+        text
+    );
+    layout!(
+        "towpath_mux_event",
+        mux_event::MuxEvent,
+        kind,
+        reserved,
+        connection,
+        bytes,
+        len,
+        sent,
+        peer,
+        text
+    );
+    layout!(
+        "towpath_connection_info",
+        mux_event::Info,
+        peer,
+        local,
+        listener,
+        server_name,
+        protocol,
+        client_names,
+        tls,
+        starttls
+    );
     layout!("towpath_connection", worker::Connection, index, generation);
     layout!(
         "towpath_message",
@@ -79,6 +155,9 @@ fn numbers() -> Vec<(String, u64)> {
         connection,
         mark,
         hash,
+        part,
+        more,
+        cut,
         ticket
     );
     layout!(
@@ -87,6 +166,7 @@ fn numbers() -> Vec<(String, u64)> {
         kind,
         resumed,
         tls,
+        starttls,
         message,
         peer,
         local,
@@ -145,15 +225,23 @@ fn numbers() -> Vec<(String, u64)> {
         hash,
         reserved
     );
-    let place = |order| mux::ORDERS.iter().position(|other| *other == order).unwrap() as u64;
+    let place = |order| mux::ORDERS.iter().position(|other| *other == order).unwrap() as u64 + 1;
     let constants = [
         ("TOWPATH_COUNTER", metrics::COUNTER.into()),
         ("TOWPATH_GAUGE", metrics::GAUGE.into()),
+        ("TOWPATH_ORDER_DEFAULT", 0),
         ("TOWPATH_ORDER_NONE", place(Order::None)),
         ("TOWPATH_ORDER_REPLIES", place(Order::Replies)),
         ("TOWPATH_ORDER_SERIAL", place(Order::Serial)),
         ("TOWPATH_ORDER_STICKY", place(Order::Sticky)),
         ("TOWPATH_ORDER_KEY", place(Order::Key)),
+        ("TOWPATH_ADMIT_PASS", mux_server::PASS as u64),
+        ("TOWPATH_ADMIT_DENY", mux_server::DENY as u64),
+        ("TOWPATH_ADMIT_RESET", mux_server::RESET as u64),
+        ("TOWPATH_ON_UNDONE", mux_event::UNDONE.into()),
+        ("TOWPATH_ON_UNDELIVERED", mux_event::UNDELIVERED.into()),
+        ("TOWPATH_ON_SEND_ROOM", mux_event::SEND_ROOM.into()),
+        ("TOWPATH_ON_NOT_ATTACHED", mux_event::NOT_ATTACHED.into()),
         ("TOWPATH_CONNECTED", mux::CONNECTED.into()),
         ("TOWPATH_ROOM", mux::ROOM.into()),
         ("TOWPATH_ADAPTIVE", CopyMode::Adaptive as u64),
@@ -164,6 +252,7 @@ fn numbers() -> Vec<(String, u64)> {
         ("TOWPATH_EVENT", Kind::EVENT.0.into()),
         ("TOWPATH_GAP", Kind::GAP.0.into()),
         ("TOWPATH_EVENTS", worker_event::EVENTS.into()),
+        ("TOWPATH_PARTS", worker_event::PARTS.into()),
         ("TOWPATH_ON_MESSAGE", Kind::MESSAGE.0.into()),
         ("TOWPATH_ON_OPENED", Kind::OPENED.0.into()),
         ("TOWPATH_ON_ENDED", Kind::ENDED.0.into()),

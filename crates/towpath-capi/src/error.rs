@@ -74,7 +74,7 @@ impl From<std::io::Error> for Failure {
     }
 }
 
-/// The errno number of an error that has none.
+/// The errno number for an error without an OS error number.
 fn of_kind(kind: ErrorKind) -> Errno {
     match kind {
         ErrorKind::ConnectionReset => Errno::CONNRESET,

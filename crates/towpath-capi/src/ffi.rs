@@ -1,6 +1,6 @@
-//! Types of pointer arguments that only C constructs. The contract of `towpath.h` therefore applies to each value, during the call.
+//! Types of pointer arguments. Only a C caller constructs them, so each value obeys the contract of `towpath.h` during the call.
 
-use std::ffi::{CStr, OsStr, c_char, c_int};
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
@@ -74,6 +74,39 @@ impl AsRef<[u8]> for Borrowed {
 unsafe impl Send for Borrowed {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Borrowed {}
+
+/// `towpath_release`.
+pub(crate) type Release = extern "C" fn(*mut c_void);
+
+/// C's context of a function that threads of the library call. Released when the library no longer uses it.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pointer: *mut c_void,
+    release: Option<Release>,
+}
+
+impl Context {
+    pub(crate) const fn new(pointer: *mut c_void, release: Option<Release>) -> Self {
+        Self { pointer, release }
+    }
+
+    pub(crate) const fn pointer(&self) -> *mut c_void {
+        self.pointer
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if let Some(release) = self.release {
+            release(self.pointer);
+        }
+    }
+}
+
+// SAFETY: the library does not read the memory; C guarantees that its function may be called by any thread.
+unsafe impl Send for Context {}
+// SAFETY: as for `Send`; towpath.h states when several threads may call the function at a time.
+unsafe impl Sync for Context {}
 
 /// Duplicates C's `fd`, which C keeps.
 pub(crate) fn duplicate(fd: c_int) -> Result<OwnedFd, Failure> {

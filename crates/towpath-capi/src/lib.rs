@@ -17,9 +17,12 @@
 
 pub mod error;
 mod ffi;
+pub mod framing;
 pub mod inspector;
 pub mod metrics;
 pub mod mux;
+pub mod mux_event;
+pub mod mux_server;
 mod ring;
 pub mod sender;
 pub mod worker;

@@ -13,6 +13,7 @@ use towpath_mux::mux::{Bound, Config, Order, Summary, psock};
 
 use crate::error::{Failure, guard};
 use crate::ffi::{Bytes, Room, Text, duplicate};
+use crate::framing::{self, not_in_a_framer, parsed};
 use crate::metrics::{self, Metric};
 use crate::ring::{self, Wait};
 use crate::worker::Connection;
@@ -20,10 +21,13 @@ use crate::worker::Connection;
 /// `towpath_mux`.
 #[derive(Debug)]
 pub struct Mux {
-    socket: Socket,
+    pub(crate) socket: Socket,
     /// The framing of connections that are attached without their own.
-    framing: Framing,
+    pub(crate) framing: Framing,
     connected: bool,
+    /// Bytes that `towpath_mux_poll_ended` and `towpath_mux_poll_event` returned last.
+    pub(crate) rest: Vec<u8>,
+    pub(crate) event: Vec<u8>,
 }
 
 /// `struct towpath_mux_message`.
@@ -78,7 +82,7 @@ pub struct Options {
     pub order: u32,
 }
 
-/// `enum towpath_order`, by number.
+/// `enum towpath_order`, by number from 1.
 pub(crate) const ORDERS: [Order; 5] = [Order::None, Order::Replies, Order::Serial, Order::Sticky, Order::Key];
 /// `TOWPATH_CONNECTED`.
 pub(crate) const CONNECTED: u32 = 1;
@@ -93,7 +97,10 @@ pub extern "C" fn towpath_mux_socket(
     flags: u32,
     mux: Option<&mut MaybeUninit<*mut Mux>>,
 ) -> c_int {
-    guard(|| open(kind, &framing, flags, Options::default(), mux))
+    guard(|| {
+        let framing = parsed(&framing)?.ok_or(NULL_FRAMING)?;
+        open(kind, framing, flags, Options::default(), mux)
+    })
 }
 
 /// See `towpath.h`.
@@ -105,16 +112,35 @@ pub extern "C" fn towpath_mux_socket_with(
     options: Option<&Options>,
     mux: Option<&mut MaybeUninit<*mut Mux>>,
 ) -> c_int {
-    guard(|| open(kind, &framing, flags, options.copied().unwrap_or_default(), mux))
+    guard(|| {
+        let framing = parsed(&framing)?.ok_or(NULL_FRAMING)?;
+        open(kind, framing, flags, options.copied().unwrap_or_default(), mux)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_mux_socket_framed(
+    kind: c_int,
+    framing: Option<&framing::Framing>,
+    flags: u32,
+    options: Option<&Options>,
+    mux: Option<&mut MaybeUninit<*mut Mux>>,
+) -> c_int {
+    guard(|| {
+        let framing = framing.ok_or(NULL_FRAMING)?.framing.clone();
+        open(kind, framing, flags, options.copied().unwrap_or_default(), mux)
+    })
 }
 
 /// See `towpath.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn towpath_mux_clone(mux: Option<&Mux>, clone: Option<&mut MaybeUninit<*mut Mux>>) -> c_int {
     guard(|| {
-        let Mux { socket, framing, connected } = mux.ok_or(Failure::NULL_HANDLE)?;
+        of(mux)?;
+        let Mux { socket, framing, connected, .. } = mux.ok_or(Failure::NULL_HANDLE)?;
         let into = clone.ok_or(NULL_OUTPUT)?;
-        give(into, Mux { socket: socket.try_clone()?, framing: framing.clone(), connected: *connected })
+        give(into, Mux::new(socket.try_clone()?, framing.clone(), *connected))
     })
 }
 
@@ -123,32 +149,18 @@ pub extern "C" fn towpath_mux_clone(mux: Option<&Mux>, clone: Option<&mut MaybeU
 pub extern "C" fn towpath_mux_close(mux: Option<Box<Mux>>, timeout: c_int) -> c_int {
     guard(|| {
         let Some(mux) = mux else { return Ok(1) };
+        if let Err(refused) = not_in_a_framer() {
+            Box::leak(mux);
+            return Err(refused);
+        }
         match Wait::for_close(timeout) {
             Ok(patience) => Ok(mux.socket.close(patience).into()),
             Err(refused) => {
-                // The caller's handle stays valid.
+                // The call failed, so the handle stays valid for the caller.
                 Box::leak(mux);
                 Err(refused)
             }
         }
-    })
-}
-
-/// See `towpath.h`.
-#[unsafe(no_mangle)]
-pub extern "C" fn towpath_mux_listen(
-    mux: Option<&Mux>,
-    address: Text,
-    port: Option<&mut MaybeUninit<u16>>,
-) -> c_int {
-    guard(|| {
-        let server = mux.ok_or(Failure::NULL_HANDLE)?.socket.server();
-        let address = address.get().and_then(|text| text.to_str());
-        let bound = server.listen(address.ok_or(Failure::null("the address is NULL or not valid UTF-8"))?)?;
-        if let Some(port) = port {
-            port.write(bound.port());
-        }
-        Ok(0)
     })
 }
 
@@ -161,14 +173,39 @@ pub extern "C" fn towpath_mux_attach(
     connection: Option<&mut MaybeUninit<Connection>>,
 ) -> c_int {
     guard(|| {
+        of(mux)?;
         let mux = mux.ok_or(Failure::NULL_HANDLE)?;
-        let framing = framing_of(&framing)?.unwrap_or_else(|| mux.framing.clone());
-        let id = mux.socket.attach(duplicate(fd)?, framing)?;
-        if let Some(connection) = connection {
-            connection.write(id.into());
-        }
-        Ok(0)
+        let framing = parsed(&framing)?.unwrap_or_else(|| mux.framing.clone());
+        attach(mux, fd, framing, connection)
     })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_mux_attach_framed(
+    mux: Option<&Mux>,
+    fd: c_int,
+    framing: Option<&framing::Framing>,
+    connection: Option<&mut MaybeUninit<Connection>>,
+) -> c_int {
+    guard(|| {
+        of(mux)?;
+        let mux = mux.ok_or(Failure::NULL_HANDLE)?;
+        attach(mux, fd, framing.ok_or(NULL_FRAMING)?.framing.clone(), connection)
+    })
+}
+
+fn attach(
+    mux: &Mux,
+    fd: c_int,
+    framing: Framing,
+    connection: Option<&mut MaybeUninit<Connection>>,
+) -> Result<c_int, Failure> {
+    let id = mux.socket.attach(duplicate(fd)?, framing)?;
+    if let Some(connection) = connection {
+        connection.write(id.into());
+    }
+    Ok(0)
 }
 
 /// See `towpath.h`.
@@ -279,7 +316,7 @@ pub extern "C" fn towpath_mux_send(
 /// See `towpath.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn towpath_mux_fd(mux: Option<&Mux>) -> c_int {
-    guard(|| Ok(ring::fd(&mux.ok_or(Failure::NULL_HANDLE)?.socket)))
+    guard(|| Ok(ring::fd(of(mux)?)))
 }
 
 /// See `towpath.h`.
@@ -311,9 +348,9 @@ pub extern "C" fn towpath_mux_counters(
     counters: Option<&mut MaybeUninit<Summary>>,
 ) -> c_int {
     guard(|| {
-        let mux = mux.ok_or(Failure::NULL_HANDLE)?;
+        let server = of(mux)?.server();
         let into = counters.ok_or(Failure::null("the pointer to the counters is NULL"))?;
-        into.write((&mux.socket.server().show()).into());
+        into.write((&server.show()).into());
         Ok(0)
     })
 }
@@ -322,9 +359,18 @@ pub extern "C" fn towpath_mux_counters(
 #[unsafe(no_mangle)]
 pub extern "C" fn towpath_mux_metrics(mux: Option<&Mux>, mut metrics: Room<Metric>, max: usize) -> c_int {
     guard(|| {
-        let server = mux.ok_or(Failure::NULL_HANDLE)?.socket.server();
+        let server = of(mux)?.server();
         let show = server.show();
         metrics::write(&[&show.totals, &show.psock_totals, &server.accept_stats()], &mut metrics, max)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_mux_drain(mux: Option<&Mux>, timeout: c_int) -> c_int {
+    guard(|| {
+        of(mux)?.server().drain(limit(timeout)?);
+        Ok(0)
     })
 }
 
@@ -344,11 +390,12 @@ mod libc_type {
 }
 
 const NULL_OUTPUT: Failure = Failure::null("the pointer to the handle is NULL");
-const NO_CONNECTION: Failure = Failure::null("the connection is NULL");
+const NULL_FRAMING: Failure = Failure::null("the framing is NULL");
+pub(crate) const NO_CONNECTION: Failure = Failure::null("the connection is NULL");
 
 fn open(
     kind: c_int,
-    framing: &Text,
+    framing: Framing,
     flags: u32,
     options: Options,
     mux: Option<&mut MaybeUninit<*mut Mux>>,
@@ -367,9 +414,7 @@ fn open(
     if flags & !CONNECTED != 0 {
         return Err(Failure::new(Errno::INVAL, "unknown flags"));
     }
-    let order = ORDERS.get(options.order as usize).copied();
-    let order = order.ok_or(Failure::new(Errno::INVAL, "order is none of enum towpath_order"))?;
-    let framing = framing_of(framing)?.ok_or(Failure::null("the framing is NULL"))?;
+    let order = options.order(&framing)?;
     let connected = flags & CONNECTED != 0;
     if order == Order::Key && !framing.may_have_key() {
         return Err(Failure::new(
@@ -377,9 +422,15 @@ fn open(
             "the framing gives no key: add key=OFFSET:LENGTH to its clauses",
         ));
     }
-    let config = Config { connected, order, ..options.config() };
+    let config = Config { connected, ..options.config(order) };
     let server = Server::with_limits(framing.clone(), options.limits(), config)?;
-    give(into, Mux { socket: server.socket(kind)?, framing, connected })
+    give(into, Mux::new(server.socket(kind)?, framing, connected))
+}
+
+impl Mux {
+    const fn new(socket: Socket, framing: Framing, connected: bool) -> Self {
+        Self { socket, framing, connected, rest: Vec::new(), event: Vec::new() }
+    }
 }
 
 impl Options {
@@ -391,11 +442,20 @@ impl Options {
             head_time: millis(self.head_time),
             body_time: millis(self.body_time),
             rate: self.rate,
+            part: 0,
         }
     }
 
-    fn config(&self) -> Config {
-        let defaults = bytes(self.message_max).map_or_else(Config::default, Config::for_messages);
+    /// The order; 0 selects that of the framing.
+    fn order(&self, framing: &Framing) -> Result<Order, Failure> {
+        let Some(at) = self.order.checked_sub(1) else { return Ok(framing.order()) };
+        let order = ORDERS.get(at as usize).copied();
+        order.ok_or(Failure::new(Errno::INVAL, "order is none of enum towpath_order"))
+    }
+
+    fn config(&self, order: Order) -> Config {
+        let defaults = Config::new(order);
+        let defaults = bytes(self.message_max).map_or(defaults, |bytes| defaults.for_messages(bytes));
         Config {
             psock_bytes: bytes(self.connection_bytes).map_or(defaults.psock_bytes, Bound::of),
             send_bytes: bytes(self.send_bytes).map_or(defaults.send_bytes, Bound::of),
@@ -421,8 +481,20 @@ fn millis(option: u32) -> Option<Duration> {
     (option > 0).then(|| Duration::from_millis(option.into()))
 }
 
-fn some(mux: Option<&mut Mux>) -> Result<&mut Mux, Failure> {
+pub(crate) fn some(mux: Option<&mut Mux>) -> Result<&mut Mux, Failure> {
+    not_in_a_framer()?;
     mux.ok_or(Failure::NULL_HANDLE)
+}
+
+pub(crate) fn of(mux: Option<&Mux>) -> Result<&Socket, Failure> {
+    not_in_a_framer()?;
+    Ok(&mux.ok_or(Failure::NULL_HANDLE)?.socket)
+}
+
+/// A text in UTF-8.
+pub(crate) fn text_of<'a>(text: &'a Text, what: &str) -> Result<&'a str, Failure> {
+    let found = text.get().and_then(|text| text.to_str());
+    found.ok_or_else(|| Failure::new(Errno::INVAL, format!("{what} is NULL or not valid UTF-8")))
 }
 
 /// The destination of a message.
@@ -437,13 +509,6 @@ fn destination(to: Option<&Connection>, connected: bool) -> To {
 fn give(into: &mut MaybeUninit<*mut Mux>, mux: Mux) -> Result<c_int, Failure> {
     into.write(Box::into_raw(Box::new(mux)));
     Ok(0)
-}
-
-/// Parses a framing; `None` for NULL.
-fn framing_of(text: &Text) -> Result<Option<Framing>, Failure> {
-    let Some(text) = text.get() else { return Ok(None) };
-    let framing = Framing::parse(&text.to_string_lossy());
-    framing.map(Some).map_err(|error| Failure::new(Errno::INVAL, error.to_string()))
 }
 
 fn flags_of(flags: c_int, known: Flags) -> Result<Flags, Failure> {
@@ -478,7 +543,10 @@ mod tests {
     #[test]
     fn zero_selects_the_default_of_each_option() {
         let none = Options::default();
-        assert_eq!((none.limits(), none.config()), (Limits::default(), Config::default()));
+        let default = Config::new(Order::Serial);
+        assert_eq!((none.limits(), none.config(Order::Serial)), (Limits::default(), default));
+        let smtp = Framing::preset("smtp").unwrap();
+        assert_eq!(none.order(&smtp).unwrap(), Order::Sticky);
         let all = Options {
             message_max: 1 << 30,
             head_max: 2,
@@ -491,10 +559,11 @@ mod tests {
             rate: 9,
             idle: 10,
             send_time: 11,
-            order: 3,
+            order: 1,
         };
         let [seven, eight, ten, eleven] = [7, 8, 10, 11].map(|time| Some(Duration::from_millis(time)));
-        let limits = Limits { head: 2, message: 1 << 30, head_time: seven, body_time: eight, rate: 9 };
+        let limits =
+            Limits { head: 2, message: 1 << 30, head_time: seven, body_time: eight, rate: 9, part: 0 };
         assert_eq!(all.limits(), limits);
         let config = Config {
             psock_bytes: Bound { high: 30, low: 15 },
@@ -504,10 +573,11 @@ mod tests {
             mux_bytes: Bound { high: 60, low: 30 },
             idle: ten,
             send_time: eleven,
-            ..Config::default()
+            ..default
         };
-        assert_eq!(all.config(), config);
+        assert_eq!(all.config(Order::Serial), config);
+        assert_eq!(all.order(&smtp).unwrap(), Order::None);
         let others = Options { send_most: 50, send_time: u32::MAX, ..all };
-        assert_eq!(others.config(), Config { send_most: 50, send_time: None, ..config });
+        assert_eq!(others.config(Order::Serial), Config { send_most: 50, send_time: None, ..config });
     }
 }

@@ -16,8 +16,9 @@ use crate::ring::{self, Wait};
 #[derive(Debug)]
 pub struct Sender {
     sender: towpath_send::Sender,
-    /// Buffers on loan: queued and not yet reclaimed. Limit on outstanding buffers; further sends fail.
+    /// Buffers on loan: queued and not yet reclaimed.
     lent: usize,
+    /// Limit on buffers on loan (`max_buffers`); further sends fail.
     max: usize,
     /// An error found by `reclaim` together with ids. The next call reports it.
     pending_error: Option<SendError>,
@@ -177,7 +178,7 @@ pub extern "C" fn towpath_sender_close(
         let patience = match Wait::for_close(timeout) {
             Ok(patience) => patience,
             Err(refused) => {
-                // C keeps the handle unchanged.
+                // The call failed, so the handle stays valid for the caller.
                 Box::leak(sender);
                 return Err(refused);
             }

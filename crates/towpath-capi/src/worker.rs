@@ -1,4 +1,4 @@
-//! `towpath_worker_*`: messages of a mux's connections, and their answers.
+//! `towpath_worker_*`: a worker process receives the messages of a mux's connections and answers them.
 
 use std::ffi::{OsStr, c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
@@ -15,6 +15,8 @@ use crate::ring::{self, RingStats, Wait};
 #[derive(Debug)]
 pub struct Worker {
     worker: towpath_ring::Worker,
+    /// The message that `towpath_worker_poll_unsent` returned last.
+    unsent: Vec<u8>,
 }
 
 /// `struct towpath_connection`.
@@ -45,10 +47,32 @@ pub struct Message {
     pub connection: Connection,
     /// The framing's mark.
     pub mark: u32,
-    /// The framing's hash, which orders messages.
+    /// Hash of the ordering key; 0 without.
     pub hash: u32,
+    /// Number of the part, from 1; 0: a whole message.
+    pub part: u32,
+    /// 1: another part follows.
+    pub more: u16,
+    /// 1: the rest of the message does not come.
+    pub cut: u16,
     /// Identifies the message to the library.
     pub ticket: Ticket,
+}
+
+/// `struct towpath_unsent`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Unsent {
+    /// Destination; generation 0 for any connection.
+    pub connection: Connection,
+    /// The message; valid until the next call.
+    pub bytes: *const u8,
+    /// Number of bytes.
+    pub len: usize,
+    /// Why it was not sent, as an errno(3) number.
+    pub error: i32,
+    /// 0.
+    pub reserved: u32,
 }
 
 /// `towpath_work`.
@@ -171,6 +195,30 @@ pub extern "C" fn towpath_worker_send(
 
 /// See `towpath.h`.
 #[unsafe(no_mangle)]
+pub extern "C" fn towpath_worker_poll_unsent(
+    worker: Option<&mut Worker>,
+    unsent: Option<&mut MaybeUninit<Unsent>>,
+) -> c_int {
+    guard(|| {
+        let worker = worker.ok_or(Failure::NULL_HANDLE)?;
+        let into = unsent.ok_or(Failure::null("the pointer to the unsent message is NULL"))?;
+        let Some(towpath_ring::Unsent { connection, errno, bytes }) = worker.worker.poll_unsent() else {
+            return Ok(0);
+        };
+        worker.unsent = bytes;
+        into.write(Unsent {
+            connection: connection.map_or(Connection { index: 0, generation: 0 }, Connection::from),
+            bytes: worker.unsent.as_ptr(),
+            len: worker.unsent.len(),
+            error: errno,
+            reserved: 0,
+        });
+        Ok(1)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
 pub extern "C" fn towpath_worker_serve(
     worker: Option<&mut Worker>,
     at_once: c_uint,
@@ -263,7 +311,7 @@ impl Worker {
     pub(crate) fn attach(path: &OsStr, options: &Options) -> Result<*mut Self, Failure> {
         let mut worker = towpath_ring::Worker::attach(path, options)?;
         worker.queue().set_interruptible(true);
-        Ok(Box::into_raw(Box::new(Self { worker })))
+        Ok(Box::into_raw(Box::new(Self { worker, unsent: Vec::new() })))
     }
 }
 
@@ -279,6 +327,9 @@ impl Message {
             connection: message.connection().into(),
             mark: message.mark(),
             hash: message.hash(),
+            part: message.part(),
+            more: message.more().into(),
+            cut: message.is_cut().into(),
             ticket: message.into_ticket(),
         }
     }
@@ -295,6 +346,9 @@ impl Message {
             connection: view.connection().into(),
             mark: view.mark(),
             hash: view.hash(),
+            part: view.part(),
+            more: view.more().into(),
+            cut: view.is_cut().into(),
             ticket: Ticket { lane: u32::MAX, seq: 0, at: 0 },
         }
     }

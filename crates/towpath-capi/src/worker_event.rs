@@ -15,6 +15,8 @@ use crate::worker::{Connection, Message, NO_MESSAGE, Worker, recall, some};
 
 /// `TOWPATH_EVENTS`.
 pub(crate) const EVENTS: c_uint = 1;
+/// `TOWPATH_PARTS`.
+pub(crate) const PARTS: c_uint = 2;
 
 /// `struct towpath_worker_event`. Texts end with a NUL byte.
 #[derive(Clone, Copy, Debug)]
@@ -25,8 +27,10 @@ pub struct WorkerEvent {
     /// Opened: messages were received or sent before.
     pub resumed: u16,
     /// Opened: the connection has TLS.
-    pub tls: u16,
-    /// The message; of an event, without bytes.
+    pub tls: u8,
+    /// Opened: the client asked for TLS in plaintext.
+    pub starttls: u8,
+    /// The message. An event has a message without bytes, which stands for it in replies.
     pub message: Message,
     /// Opened: address of the peer.
     pub peer: [c_char; 128],
@@ -62,11 +66,12 @@ pub extern "C" fn towpath_worker_attach_with(
 ) -> c_int {
     guard(|| {
         let into = worker.ok_or(Failure::null("the pointer to the worker is NULL"))?;
-        if flags & !EVENTS != 0 {
+        if flags & !(EVENTS | PARTS) != 0 {
             return Err(Failure::new(Errno::INVAL, "flags has undefined bits"));
         }
         let (path, mut options) = ring::attach_target(path.get(), name.get())?;
         options.events = flags & EVENTS != 0;
+        options.parts = flags & PARTS != 0;
         into.write(Worker::attach(&path, &options)?);
         Ok(0)
     })
@@ -174,6 +179,9 @@ fn empty(connection: Connection, time: u64) -> Message {
         connection,
         mark: 0,
         hash: 0,
+        part: 0,
+        more: 0,
+        cut: 0,
         ticket: Ticket { lane: u32::MAX, seq: 0, at: 0 },
     }
 }
@@ -184,6 +192,7 @@ impl WorkerEvent {
             kind: kind.0.into(),
             resumed: 0,
             tls: 0,
+            starttls: 0,
             message,
             peer: text(""),
             local: text(""),
@@ -203,6 +212,7 @@ impl WorkerEvent {
         Self {
             resumed: info.resumed.into(),
             tls: info.tls.into(),
+            starttls: info.starttls.into(),
             peer: text(&info.peer),
             local: text(&info.local),
             listener: text(&info.listener),

@@ -186,7 +186,7 @@ static void bounded(void)
     CHECK(towpath_mux_socket_with(SOCK_DGRAM, NULL, 0, &options, &mux) == -EINVAL);
     CHECK(towpath_mux_socket_with(SOCK_STREAM, "line", 0, &options, &mux) == -EPROTONOSUPPORT);
     CHECK(towpath_mux_socket_with(SOCK_DGRAM, "line", 2, &options, &mux) == -EINVAL);
-    options.order = 5;
+    options.order = 6;
     CHECK(towpath_mux_socket_with(SOCK_DGRAM, "line", 0, &options, &mux) == -EINVAL);
     options.order = TOWPATH_ORDER_KEY;
     CHECK(towpath_mux_socket_with(SOCK_DGRAM, "line", 0, &options, &mux) == -EINVAL);

@@ -73,8 +73,12 @@ static int events(void)
             continue;
         }
         if (event.kind == TOWPATH_ON_OPENED) {
-            CHECK(event.message.len == 0 && !event.resumed && !event.tls && event.server_name[0] == 0);
-            snprintf(line, sizeof(line), "hello %s %s\n", event.peer, event.listener);
+            char *name = event.client_names;
+            CHECK(event.message.len == 0 && !event.resumed && !event.starttls);
+            while ((name = strchr(name, '\n')) != NULL)
+                *name = ',';
+            snprintf(line, sizeof(line), "hello %s %s %d/%s/%s/%s\n", event.peer, event.listener, event.tls, event.server_name, event.protocol,
+                     event.client_names);
             CHECK(towpath_worker_reply(worker, &event.message, line, strlen(line)) == 0);
         } else if (event.message.payload_len == 4 && memcmp(event.message.payload, "quit", 4) == 0) {
             CHECK(towpath_worker_reply(worker, &event.message, "bye\n", 4) == 0);
@@ -86,6 +90,39 @@ static int events(void)
             CHECK(towpath_worker_reply(worker, &event.message, line, strlen(line)) == 0);
         }
         CHECK(towpath_worker_done(worker, &event.message) == 0);
+    }
+    return got;
+}
+
+static int is(const struct towpath_message *message, const char *word)
+{
+    return message->payload_len == strlen(word) && memcmp(message->payload, word, message->payload_len) == 0;
+}
+
+/* `keep` keeps the connection of the message, `send` sends to the kept one, `unsent` answers what came back. */
+static int unsent(void)
+{
+    struct towpath_message message;
+    struct towpath_connection kept = {0, 0};
+    struct towpath_unsent back;
+    char line[100];
+    int got;
+    CHECK(towpath_worker_poll_unsent(worker, NULL) == -EINVAL && towpath_worker_poll_unsent(NULL, &back) == -EINVAL);
+    while ((got = towpath_worker_recv(worker, &message, -1)) == 1) {
+        strcpy(line, "none\n");
+        if (is(&message, "keep")) {
+            kept = message.connection;
+            strcpy(line, "kept\n");
+        } else if (is(&message, "send") && kept.generation != 0) {
+            CHECK(towpath_worker_send(worker, &kept, "late", 4) == 0);
+            strcpy(line, "sent\n");
+        } else if (is(&message, "unsent") && towpath_worker_poll_unsent(worker, &back) == 1) {
+            CHECK(back.connection.index == kept.index && back.connection.generation == kept.generation);
+            CHECK(back.error == EPIPE && back.reserved == 0);
+            snprintf(line, sizeof line, "unsent %.*s\n", (int)back.len, (const char *)back.bytes);
+        }
+        CHECK(towpath_worker_reply(worker, &message, line, strlen(line)) == 0);
+        CHECK(towpath_worker_done(worker, &message) == 0);
     }
     return got;
 }
@@ -187,10 +224,10 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(void);
-    } modes[] = {{"wait", waiting}, {"loop", looping}, {"signal", interrupted}, {"full", full}, {"serve", serving}, {"events", events}};
+    } modes[] = {{"wait", waiting}, {"loop", looping}, {"signal", interrupted}, {"full", full}, {"serve", serving}, {"events", events}, {"unsent", unsent}};
     CHECK(argc == 2);
     if (strcmp(argv[1], "events") == 0) {
-        CHECK(towpath_worker_attach_with(NULL, "messages", 2, &worker) == -EINVAL);
+        CHECK(towpath_worker_attach_with(NULL, "messages", 4, &worker) == -EINVAL);
         CHECK(towpath_worker_attach_with(NULL, "messages", TOWPATH_EVENTS, &worker) == 0);
     } else {
         CHECK(towpath_worker_attach(NULL, "messages", &worker) == 0);

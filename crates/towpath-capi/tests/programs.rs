@@ -142,12 +142,21 @@ struct Front {
 
 impl Front {
     fn start(worker: &str) -> Self {
+        Self::with(worker, &[])
+    }
+
+    /// The same with further arguments.
+    fn with(worker: &str, more: &[&str]) -> Self {
+        Self::framed(FRAMING, worker, more)
+    }
+
+    fn framed(framing: &str, worker: &str, more: &[&str]) -> Self {
         let mut child = towpath()
             .args([
                 "mux",
                 "127.0.0.1:0",
                 "--framing",
-                FRAMING,
+                framing,
                 "--order",
                 "replies",
                 "--workers",
@@ -155,6 +164,7 @@ impl Front {
                 "--worker",
             ])
             .arg(worker)
+            .args(more)
             .stderr(Stdio::piped())
             .spawn()
             .expect("towpath starts");
@@ -170,6 +180,16 @@ impl Front {
         let stream = TcpStream::connect(&self.address).expect("connecting to the mux");
         stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
         BufReader::new(stream)
+    }
+
+    /// Reads lines until one contains `text`, and returns it.
+    fn until(&mut self, text: &str) -> String {
+        let mut line = String::new();
+        while !line.contains(text) {
+            line.clear();
+            assert!(self.stderr.read_line(&mut line).expect("text") > 0, "it ended without {text}");
+        }
+        line
     }
 
     /// Drains the mux and checks its report for success.
@@ -219,10 +239,10 @@ fn c_workers_answer_messages() {
         }
         let asked: String = (0..500).map(|n| format!("{n}\n")).collect();
         stream.get_mut().write_all(asked.as_bytes()).expect("writing to the connection");
-        let answers: Vec<String> =
-            (0..1000).map(|_| line(&mut stream)).filter(|line| line != "sent\n").collect();
-        let expected: Vec<String> = (0..500).map(|n| format!("a {n}\n")).collect();
-        assert_eq!(answers, expected, "{mode}");
+        let answers: String = (0..1000).map(|_| line(&mut stream)).collect();
+        let expected: String = (0..500).map(|n| format!("a {n}\n")).collect();
+        // A message of the other worker may leave between two parts of an answer.
+        assert_eq!(answers.replace("sent\n", ""), expected, "{mode}");
         drop(stream);
         front.finish(503);
     }
@@ -242,6 +262,7 @@ fn c_workers_get_events_and_close_connections() {
         let local = stream.get_ref().local_addr().expect("an address");
         let greeting = line(&mut stream);
         assert!(greeting.starts_with(&format!("hello {local} 127.0.0.1:")), "{greeting}");
+        assert!(greeting.ends_with(" 0///\n"), "{greeting}");
         if !words.is_empty() {
             writeln!(stream.get_mut(), "{words}").expect("writing to the connection");
             let mut rest = String::new();
@@ -255,6 +276,171 @@ fn c_workers_get_events_and_close_connections() {
         ends.extend(line(&mut observer).split_whitespace().map(str::to_owned));
     }
     assert_eq!(ends.into_iter().collect::<Vec<_>>(), ["0", "16", "17"]);
+}
+
+/// The client's certificate is also the CA.
+#[towpath_testenv::needs("cc", "openssl")]
+#[test]
+fn c_workers_get_the_names_of_tls() {
+    let dir = CompileDir::new();
+    let program = dir.program("tests/messages.c");
+    let file = |name: &str| dir.directory.path().join(name).to_str().expect("UTF-8").to_owned();
+    let (cert, key) = (file("cert.pem"), file("key.pem"));
+    let made = Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "ed25519", "-nodes", "-subj", "/CN=localhost", "-keyout", &key])
+        .args(["-out", &cert, "-addext", "subjectAltName=DNS:device.example,URI:urn:device:7"])
+        .args(["-addext", "basicConstraints=CA:FALSE"])
+        .stderr(Stdio::null())
+        .status();
+    assert!(made.expect("openssl starts").success());
+    let files = format!("{cert},{key}");
+    let front =
+        Front::with(&format!("{} events", program.display()), &["--tls", &files, "--tls-client-ca", &cert]);
+    // With a limit, because a worker that cannot start would leave the client waiting.
+    let mut client = Command::new("timeout")
+        .args([
+            "60",
+            "openssl",
+            "s_client",
+            "-quiet",
+            "-connect",
+            &front.address,
+            "-cert",
+            &cert,
+            "-key",
+            &key,
+        ])
+        .args(["-servername", "mux.example"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("openssl starts");
+    let mut greeting = String::new();
+    let mut lines = BufReader::new(client.stdout.take().expect("a pipe"));
+    lines.read_line(&mut greeting).expect("text");
+    // With -quiet, s_client does not end with its input. SIGTERM, which timeout(1) passes on.
+    let id = rustix::process::Pid::from_child(&client);
+    rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("it runs");
+    client.wait().expect("it ends");
+    assert!(greeting.ends_with(" 1/mux.example//device.example,urn:device:7\n"), "{greeting}");
+}
+
+#[towpath_testenv::needs("cc")]
+#[test]
+fn c_workers_get_their_unsent_messages() {
+    let dir = CompileDir::new();
+    let program = dir.program("tests/messages.c");
+    let front = Front::start(&format!("{} unsent", program.display()));
+    let mut kept = front.connect();
+    writeln!(kept.get_mut(), "keep").expect("writing to the connection");
+    assert_eq!(line(&mut kept), "kept\n");
+    drop(kept);
+    // The worker that kept the connection sends until the mux has seen its end.
+    let mut stream = front.connect();
+    for word in ["send", "unsent"].iter().cycle() {
+        writeln!(stream.get_mut(), "{word}").expect("writing to the connection");
+        let answer = line(&mut stream);
+        if answer == "unsent late\n" {
+            break;
+        }
+        assert!(["none\n", "sent\n"].contains(&&*answer), "{answer}");
+    }
+}
+
+const STREAM: &str = "http1 body=stream";
+
+/// Sends the head of an upload, and the rest when the worker has answered its first part. Returns the first two words of the answer, and
+/// the number of parts.
+fn upload(stream: &mut BufReader<TcpStream>, head: &str, rest: &[u8]) -> (String, u32) {
+    write!(stream.get_mut(), "POST / HTTP/1.1\r\nHost: a\r\n{head}\r\n\r\n").expect("open");
+    assert_eq!(line(stream) + &line(stream), "HTTP/1.1 100 Continue\r\n\r\n");
+    stream.get_mut().write_all(rest).expect("open");
+    assert_eq!(line(stream), "HTTP/1.1 200 OK\r\n");
+    let length = line(stream).trim().strip_prefix("Content-Length: ").expect("it is the only field").parse();
+    assert_eq!(line(stream), "\r\n");
+    let mut text = vec![0; length.expect("a number")];
+    stream.read_exact(&mut text).expect("the body");
+    let text = String::from_utf8(text).expect("text");
+    let (sum, parts) = text.rsplit_once(' ').expect("three words");
+    (sum.to_owned(), parts.parse().expect("a number"))
+}
+
+/// The number of bytes and their FNV-1a.
+fn checksum(bytes: &[u8]) -> String {
+    let add = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    format!("{} {:x}", bytes.len(), bytes.iter().fold(0xcbf2_9ce4_8422_2325, add))
+}
+
+#[towpath_testenv::needs("cc")]
+#[test]
+fn c_workers_get_uploads_of_8_mib_in_parts() {
+    const BYTES: usize = 8 << 20;
+    let dir = CompileDir::new();
+    let program = dir.program("tests/parts.c");
+    let body: Vec<u8> =
+        (0..BYTES as u64 / 8).flat_map(|at| at.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect();
+    // The chunk lines and the trailers are bytes of the message.
+    let mut chunks = Vec::new();
+    for chunk in [&body[..1], &body[1..5_000_000], &body[5_000_000..]] {
+        write!(chunks, "{:x}\r\n", chunk.len()).expect("memory");
+        chunks.extend_from_slice(chunk);
+        chunks.extend(b"\r\n");
+    }
+    chunks.extend(b"0\r\nChecked: no\r\n\r\n");
+    for mode in ["recv", "serve"] {
+        let front = Front::framed(STREAM, &format!("{} {mode}", program.display()), &[]);
+        let mut stream = front.connect();
+        for (head, rest) in
+            [(format!("Content-Length: {BYTES}"), &body), ("Transfer-Encoding: chunked".into(), &chunks)]
+        {
+            let (sum, parts) = upload(&mut stream, &head, rest);
+            assert_eq!(sum, checksum(rest), "{mode}: {head}");
+            // The head alone, and parts of up to 256 KiB.
+            assert!(parts > 32, "{mode}: {head}: {parts}");
+        }
+        drop(stream);
+        front.finish(2);
+    }
+}
+
+#[towpath_testenv::needs("cc")]
+#[test]
+fn c_workers_learn_that_an_upload_was_cut() {
+    let dir = CompileDir::new();
+    let program = dir.program("tests/parts.c");
+    for mode in ["recv", "serve"] {
+        let mut front = Front::framed(STREAM, &format!("{} {mode}", program.display()), &[]);
+        let mut stream = front.connect();
+        write!(stream.get_mut(), "POST / HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n").expect("open");
+        assert_eq!(line(&mut stream), "HTTP/1.1 100 Continue\r\n");
+        drop(stream);
+        assert_eq!(front.until("cut after"), "cut after 0 bytes\n");
+        // The worker continues with the next upload.
+        let (sum, parts) = upload(&mut front.connect(), "Content-Length: 100000", &[b'x'; 100_000]);
+        assert_eq!(sum, checksum(&[b'x'; 100_000]), "{mode}");
+        assert!(parts > 1, "{mode}");
+    }
+}
+
+#[towpath_testenv::needs("cc")]
+#[test]
+fn c_workers_without_parts_are_refused() {
+    let dir = CompileDir::new();
+    let program = dir.program("tests/parts.c");
+    let output = towpath()
+        .args([
+            "mux",
+            "127.0.0.1:0",
+            "--framing",
+            STREAM,
+            "--worker",
+            &format!("{} whole", program.display()),
+        ])
+        .output()
+        .expect("towpath starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("C: TOWPATH_PARTS"), "{said}");
 }
 
 #[towpath_testenv::needs("cc")]
@@ -381,6 +567,33 @@ fn the_sender_example() {
 fn mux_handles() {
     let dir = CompileDir::new();
     let output = Command::new(dir.program("tests/handles.c")).output().expect("starting the program");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Makes a self-signed certificate of localhost, `cert.pem` with `key.pem`.
+fn certificate(directory: &Path) {
+    let output = Command::new("openssl")
+        .args(
+            "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout key.pem -out cert.pem"
+                .split(' '),
+        )
+        .args(["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"])
+        // rustls refuses the certificate of an authority as that of a server.
+        .args(["-addext", "basicConstraints=critical,CA:FALSE"])
+        .current_dir(directory)
+        .output()
+        .expect("openssl starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[towpath_testenv::needs("cc", "openssl")]
+#[test]
+fn mux_framings_listeners_and_events() {
+    let dir = CompileDir::new();
+    let program = dir.program("tests/server.c");
+    let directory = tempfile::tempdir().expect("a directory");
+    certificate(directory.path());
+    let output = Command::new(program).current_dir(directory.path()).output().expect("starting the program");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 

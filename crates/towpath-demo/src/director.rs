@@ -20,7 +20,7 @@ use super::status::Status;
 use super::vs_kernel::{Comparison, Turns};
 use super::{Driver, Failure, Options, Stop, file, inspect, messages, vs_kernel};
 
-const PEOPLE: &str = "people at work";
+const PEOPLE: &str = "clients";
 const SCAN: &str = "a port scan";
 const FLOOD: &str = "a SYN flood";
 const GREED: &str = "a source over its limit";
@@ -161,7 +161,7 @@ impl Stage {
         self.inspector()?;
         self.workers()?;
         self.file()?;
-        self.homeward(people);
+        self.end_clients(people);
         self.kernel()
     }
 
@@ -193,13 +193,13 @@ impl Stage {
         let rules = self.rules()?;
         let (came, within) = (rules.packets(rule::FLOOD_KNOCKS), rules.packets(rule::FLOOD_LET_IN));
         let line = format!(
-            "{} SYNs of strangers, rule {} let in {within}; people had {} requests answered",
+            "{} SYNs from forged addresses, rule {} admitted {within}; {} requests of clients answered",
             thousands(attack.flood),
             rule::FLOOD_LIMIT,
             thousands(answered),
         );
         let held = came > STRANGERS && within <= STRANGERS && answered > 0;
-        self.close(FLOOD, "the flood is held by its limit", held, line);
+        self.close(FLOOD, "the limit stops the flood", held, line);
 
         self.status.play(GREED);
         let before = rules.packets(rule::KNOCKS) - rules.packets(rule::LET_IN);
@@ -211,13 +211,13 @@ impl Stage {
             Ok(stopped >= WANTED - LIMIT)
         })?;
         let line = format!(
-            "{WANTED} connections wanted, {} got; rule {} stopped {stopped}",
+            "{WANTED} connections attempted, {} admitted; rule {} stopped {stopped}",
             attack.got,
             rule::LIMIT
         );
         self.close(
             GREED,
-            "one source gets its share and no more",
+            "one source gets no more than its limit",
             attack.got == LIMIT && stopped >= WANTED - LIMIT,
             line,
         );
@@ -237,7 +237,7 @@ impl Stage {
         );
         self.results.inspector = lines;
         let exact = lines.leaked == 0 && lines.arrived == lines.sent - lines.secret;
-        self.close(INSPECTOR, "the inspector stops the secrets and nothing else", exact, line);
+        self.close(INSPECTOR, "the inspector drops the secrets and nothing else", exact, line);
         Ok(())
     }
 
@@ -246,7 +246,7 @@ impl Stage {
         let service = messages::ask(self.network.ends(), &self.stop, &self.status, self.units(3.0))?;
         let (well, line) = (service.well(), service.to_string());
         self.results.messages = service;
-        self.close(WORKERS, "no message is lost with its worker", well, line);
+        self.close(WORKERS, "no message is lost when a worker dies", well, line);
         Ok(())
     }
 
@@ -261,7 +261,7 @@ impl Stage {
     }
 
     /// Stops the clients and checks their results.
-    fn homeward(&mut self, people: Clients) {
+    fn end_clients(&mut self, people: Clients) {
         let work = people.end();
         let all = work.requests == work.answers && work.questions == work.replies && work.requests > 0;
         let line = format!(
@@ -274,7 +274,7 @@ impl Stage {
         let trouble = work.trouble.clone().map_or_else(String::new, |trouble| format!(" ({trouble})"));
         let whole = all && work.trouble.is_none();
         self.results.people = work;
-        self.close(PEOPLE, "people are served all the time", whole, line + &trouble);
+        self.close(PEOPLE, "clients are always answered", whole, line + &trouble);
     }
 
     fn kernel(mut self) -> Result<Results, Failure> {
@@ -383,9 +383,9 @@ impl Stage {
     fn end(mut self, rows: Vec<Comparison>) -> Result<Results, Failure> {
         let ours = || rows.iter().flat_map(|row| &row.ours);
         let measured = ours().all(|ours| ours.ratio.is_finite() && ours.ratio > 0.0);
-        let line = format!("{} kinds of traffic measured by both ways", rows.len());
+        let line = format!("{} kinds of traffic measured on both paths", rows.len());
         self.results.vs_kernel = rows;
-        self.close(KERNEL, "traffic goes both ways", measured, line);
+        self.close(KERNEL, "traffic passes on both paths", measured, line);
         self.status.engine(None);
         drop(self.watching);
         Ok(self.results)

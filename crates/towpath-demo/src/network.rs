@@ -89,9 +89,9 @@ add 500 allow tcp from 10.77.0.0/24 to 10.77.0.2 80 setup recv wan set-limit src
 add 510 allow tcp from 10.77.0.0/24 to 10.77.0.2 80 setup recv wan // let in
 
 # Strangers: 50 connections for all of them together.
-add 590 count tcp from any to 10.77.0.2 80 setup recv wan // knocks of strangers
+add 590 count tcp from any to 10.77.0.2 80 setup recv wan // SYNs from other addresses
 add 600 allow tcp from any to 10.77.0.2 80 setup recv wan set-limit dst-addr 50 defer-action // SYN flood
-add 610 allow tcp from any to 10.77.0.2 80 setup recv wan // strangers let in
+add 610 allow tcp from any to 10.77.0.2 80 setup recv wan // admitted
 
 add 700 allow udp from 10.77.0.0/24 to 10.77.0.2 53,9101 recv wan keep-state
 add 710 allow tcp from 10.77.0.0/24 to 10.77.0.2 7007,9000,9100,9103 setup recv wan keep-state

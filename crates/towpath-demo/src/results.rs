@@ -174,18 +174,18 @@ impl fmt::Display for ComparisonTable<'_> {
         }
         let forwarding = rows.first().map_or("", |row| row.kernel_is);
         let reading = rows.iter().find(|row| row.kernel_is != forwarding).map(|row| row.kernel_is);
-        write!(f, "\nOf a round trip less is better. The kernel's way: {forwarding}")?;
+        write!(f, "\nA shorter round trip is better. The kernel's path: {forwarding}")?;
         reading.map_or(Ok(()), |reading| write!(f, "; {reading}"))?;
         writeln!(f, ".")?;
         if let Some(congestion) = self.1 {
-            writeln!(f, "TCP's congestion control is {congestion} by both ways.")?;
+            writeln!(f, "TCP's congestion control is {congestion} on both paths.")?;
         }
         if ours.iter().any(|ours| ours.driver == "af_xdp") {
             writeln!(
                 f,
-                "af_xdp: XDP sockets have no way to say what is still to be cut, so a segment of\n\
-                 64 KiB leaves as some 45 packets, where the kernel and af_packet pass it on as\n\
-                 one thing. Where its host cuts the stream, all of them carry the same packets."
+                "af_xdp: XDP descriptors have no field for segmentation, so a segment of 64 KiB\n\
+                 leaves as some 45 packets. The kernel and af_packet forward it as one packet.\n\
+                 In the row \"cut by its host\" all of them forward the same packets."
             )?;
         }
         writeln!(f)
@@ -225,6 +225,6 @@ mod tests {
             assert!(line.chars().count() <= 80, "{line}");
         }
         assert!(page.contains("read by a process, 64 B, us each"), "{page}");
-        assert!(page.contains("XDP sockets have no way to say"), "{page}");
+        assert!(page.contains("XDP descriptors have no field for segmentation"), "{page}");
     }
 }

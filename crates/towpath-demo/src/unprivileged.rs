@@ -72,7 +72,7 @@ fn scenes(options: &Options, stop: &Stop, status: &Status, missing: &str) -> Res
     let length = Duration::from_secs_f64(options.length.as_secs_f64() * 0.15);
     results.messages = messages::ask(ends, stop, status, length)?;
     let (well, line) = (results.messages.well(), results.messages.to_string());
-    close(status, &mut results, WORKERS, "no message is lost with its worker", well, line);
+    close(status, &mut results, WORKERS, "no message is lost when a worker dies", well, line);
 
     status.play(FILE);
     results.file = file::send(ends, stop, 64)?;

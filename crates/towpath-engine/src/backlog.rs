@@ -9,6 +9,7 @@ use crate::packet_path::Offered;
 use crate::reorder::PacketId;
 
 impl<E: PacketIo> Engine<E> {
+    /// Puts a packet into the backlog of a full queue. A full backlog drops its oldest packet.
     pub(crate) fn wait_for_room(&mut self, id: PacketId, queue: usize, kind: Handover) {
         self.set_wait(id, Wait { queue, kind, since: Some(self.clock.wall) });
         match self.queues.get_mut(queue).push_backlog(id) {
@@ -61,7 +62,7 @@ impl<E: PacketIo> Engine<E> {
         }
     }
 
-    /// The packet continues without its copy.
+    /// Continues a packet whose copy for a full queue is not made.
     pub(crate) fn skip_copy(&mut self, id: PacketId) -> Option<Next> {
         let (held, ctx) = self.reorder.waiting_mut(id)?;
         let queue = self.queues.get_mut(ctx.wait.queue);

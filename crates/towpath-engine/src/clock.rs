@@ -1,7 +1,7 @@
 //! The engine's clocks: wall-clock time for deadlines, and the time of the dynamic states.
 //!
-//! The states of a live engine live on the wall clock, those of a replay on the time stamps of the captures. The time of the
-//! states never goes back.
+//! States of a live engine expire by the wall clock, those of a replay by the time stamps of the captures. The time of the states
+//! never goes back.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ impl Clock {
         Self { live, ..Self::default() }
     }
 
-    /// The wall clock reads `wall`.
+    /// Sets the wall-clock time, and the time of the states of a live engine.
     pub(crate) fn set_wall(&mut self, wall: u64) {
         self.wall = wall;
         if self.live {
@@ -41,7 +41,7 @@ impl Clock {
         }
     }
 
-    /// Times of the states at the packets of the next burst of a replay.
+    /// Sets the time of the states at each packet of the next burst of a replay.
     pub(crate) fn set_times(&mut self, times: &[Time]) {
         self.times.clear();
         self.times.extend_from_slice(times);
@@ -51,7 +51,7 @@ impl Clock {
         self.times.clear();
     }
 
-    /// The packet at `index` of the burst, captured at `stamp` nanoseconds, is next.
+    /// Advances the time of the states of a replay to the packet at `index` of the burst, captured at `stamp` nanoseconds.
     #[inline]
     pub(crate) fn packet(&mut self, index: usize, stamp: u64) {
         if !self.live {

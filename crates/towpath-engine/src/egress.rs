@@ -295,7 +295,7 @@ impl<C: Channel> PortIo<C> {
             return;
         };
         let reject = Reject::too_big(&packet, u32::try_from(mtu).unwrap_or(u32::MAX));
-        // The limit first: over the limit, an answer costs nothing.
+        // The limit is checked before the answer is built, so that answers over the limit cost nothing.
         if tx.too_big.take(Time::from_nanos(*time))
             && reject.reply(&packet, &tx.config.addresses, scratch).is_ok()
         {

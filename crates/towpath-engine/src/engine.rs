@@ -82,8 +82,8 @@ const LOOK: u64 = 1_000_000;
 
 impl<E: PacketIo> Engine<E> {
     /// Creates an engine for replays: it waits for inspectors while there is no room, all packets leave in order, and dynamic
-    /// states live on the time stamps of the captures. `unserved` is the policy of queues that rules name and that are
-    /// not in `queues`.
+    /// states expire by the time stamps of the captures. `unserved` is the policy of queues that rules name and that are not in
+    /// `queues`.
     pub fn new(
         io: E,
         walker: Walker,
@@ -94,8 +94,8 @@ impl<E: PacketIo> Engine<E> {
         Self::with_mode(false, io, walker, topology, queues, unserved)
     }
 
-    /// Creates a live engine: it never waits for an inspector, the packets of each flow leave in order, and dynamic states live
-    /// on the wall clock. A packet for which there is no room is dropped.
+    /// Creates a live engine: it never waits for an inspector, the packets of each flow leave in order, and dynamic states expire
+    /// by the wall clock. A packet for which there is no room is dropped.
     pub fn live(
         io: E,
         walker: Walker,
@@ -244,8 +244,8 @@ impl<E: PacketIo> Engine<E> {
         Ok(())
     }
 
-    /// Drops every undecided packet and detaches the inspectors. Later packets that passed leave. Returns the number
-    /// of dropped packets.
+    /// Drops every undecided packet and detaches the inspectors. Packets that passed and waited for their turn are sent. Returns
+    /// the number of dropped packets.
     ///
     /// # Errors
     ///

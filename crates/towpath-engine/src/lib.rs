@@ -66,8 +66,8 @@
 //! - Packets leave in the order of their arrival: all packets of a replay, and those of each flow of a live engine
 //!   ([`reorder`]).
 //! - Within a flow, packets meet the rules in the order of their arrival: while rule evaluation of a packet continues after a
-//!   verdict, the next packet of the flow waits. Exceptions: a packet that an inspector sends back to the rules
-//!   (`repeat`) on its own, and later fragments, which have no ports.
+//!   verdict, the next packet of the flow waits. Exceptions: a packet that an inspector sends back to the rules (`repeat`) without
+//!   its flow, and later fragments, which have no ports.
 //! - The engine waits for a verdict at most for the queue's deadline.
 //!
 //! # Modules

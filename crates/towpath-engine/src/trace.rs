@@ -41,7 +41,7 @@ pub trait TraceFilter: Debug + Send {
 pub struct TracedPacket<'a> {
     /// Its number among all packets of the engine.
     pub number: u64,
-    /// The number of the port that it burst in by.
+    /// The number of the port by which it arrived.
     pub arrival: PortId,
     /// The frame.
     pub bytes: &'a [u8],

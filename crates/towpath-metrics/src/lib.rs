@@ -102,8 +102,8 @@ pub struct Metric {
 }
 
 impl Metric {
-    /// The name of the OpenMetrics family: `towpath_GROUP_STEM_UNIT`, without the `_total` that a counter's sample has. A stem that
-    /// ends in its unit is not followed by it again.
+    /// The name of the OpenMetrics family: `towpath_GROUP_STEM_UNIT`, without the `_total` that a counter's sample has. The unit is
+    /// not repeated after a stem that ends in it.
     pub fn family(&self) -> String {
         let Self { group, stem, unit, .. } = self;
         let word = unit.word();

@@ -42,18 +42,51 @@ pub struct Limits {
     /// Minimum rate of long messages in bytes per second: extends `body_time` by `length / rate`. 0: no
     /// extension.
     pub rate: u32,
+    /// Minimum number of bytes of a part, with a framing that delivers long messages in parts ([`Framing::streams`]): messages
+    /// that have not arrived completely and are longer than four parts, or of unknown length. A part has at most 16 times this number. The
+    /// first one is delivered as soon as the length, or the head, is known, and the last one may be shorter. Such messages may
+    /// be longer than `message`. The times apply to each part. 0: all messages are whole. Default: 0.
+    pub part: usize,
+}
+
+/// Which part of a message an event has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Part {
+    /// The whole message.
+    #[default]
+    Whole,
+    /// The first part.
+    First,
+    /// A part between the first and the last one.
+    Next,
+    /// The last part.
+    Last,
+}
+
+impl Part {
+    /// Returns true if a part of the same message follows.
+    pub const fn more(self) -> bool {
+        matches!(self, Self::First | Self::Next)
+    }
+}
+
+impl Limits {
+    /// Maximum length of a message that is always delivered whole, for framings that deliver messages in parts.
+    fn whole(&self) -> usize {
+        self.message.min(self.part.saturating_mul(4))
+    }
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { head: 64 << 10, message: 16 << 20, head_time: None, body_time: None, rate: 0 }
+        Self { head: 64 << 10, message: 16 << 20, head_time: None, body_time: None, rate: 0, part: 0 }
     }
 }
 
 /// An event of the stream.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// A whole message.
+    /// A message, or a part of one.
     Message(Message<'a>),
     /// Another protocol begins here, and the connection leaves the mux. The last event.
     GiveBack {
@@ -75,12 +108,14 @@ pub enum Event<'a> {
     },
 }
 
-/// A whole message.
+/// A message, or a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message<'a> {
     /// Position of its first byte in the stream.
     pub offset: u64,
-    /// The whole message, header included.
+    /// Whole message or part.
+    pub part: Part,
+    /// The whole message, header included; or the bytes of the part.
     pub bytes: &'a [u8],
     /// The message without the parts that the framing strips.
     pub payload: &'a [u8],
@@ -127,6 +162,38 @@ pub enum Gap {
     Over,
 }
 
+/// Where an assembler stands in its stream, without its bytes ([`Assembler::progress`]).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// State of the framing.
+    pub state: State,
+    /// The current message, if the framing knows its length.
+    pub known: Option<framing::Message>,
+    /// Number of bytes of the current message before the framing is called again.
+    pub need: usize,
+    /// Number of bytes of the current message that the framing has seen.
+    pub asked: usize,
+}
+
+impl Default for Progress {
+    /// The start of a stream.
+    fn default() -> Self {
+        Self { state: State::default(), known: None, need: 1, asked: 0 }
+    }
+}
+
+/// A [`Progress`] that no assembler with these limits has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InvalidProgress;
+
+impl fmt::Display for InvalidProgress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the position in the stream is outside of the bounds of a message")
+    }
+}
+
+impl std::error::Error for InvalidProgress {}
+
 /// Assembles the messages of one direction of a connection. See the documentation of this module.
 #[derive(Debug)]
 pub struct Assembler {
@@ -149,6 +216,10 @@ pub struct Assembler {
     since: Option<Time>,
     /// Number of bytes that the last event refers to.
     taken: usize,
+    /// The last event was a part, and others follow.
+    more: bool,
+    /// Number of bytes of the current message in earlier parts.
+    passed: u64,
     /// Number of bytes to come of a message that a gap has damaged.
     lost: usize,
     phase: Phase,
@@ -183,8 +254,44 @@ impl Assembler {
             asked: 0,
             since: None,
             taken: 0,
+            more: false,
+            passed: 0,
             lost: 0,
             phase: Phase::Open,
+        }
+    }
+
+    /// Continues the stream of another assembler with the same framing: `rest` are the bytes that it holds.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidProgress`] if `progress` or `rest` exceeds `limits`.
+    pub fn resume(
+        framing: Framing,
+        limits: Limits,
+        progress: Progress,
+        rest: &[u8],
+    ) -> Result<Self, InvalidProgress> {
+        let Progress { state, known, need, asked } = progress;
+        let most = limits.message.max(limits.head);
+        let fits = |message: framing::Message| {
+            (1..=limits.message).contains(&message.length)
+                && message.skip.checked_add(message.trim).is_some_and(|without| without <= message.length)
+        };
+        let valid = rest.len() <= most && (1..=most).contains(&need) && asked <= rest.len();
+        if !valid || !known.is_none_or(fits) {
+            return Err(InvalidProgress);
+        }
+        let (buffer, end) = (rest.to_vec(), rest.len());
+        Ok(Self { buffer, end, known, need, asked, ..Self::with_state(framing, limits, state) })
+    }
+
+    /// Where this assembler stands, for [`Assembler::resume`] with the bytes of [`Assembler::rest`].
+    pub fn progress(&self) -> Progress {
+        let state = self.state.clone();
+        match self.taken {
+            0 => Progress { state, known: self.known, need: self.need, asked: self.asked },
+            _ => Progress { state, ..Progress::default() },
         }
     }
 
@@ -275,21 +382,73 @@ impl Assembler {
             None if held < self.need && !self.last_words(held) => return self.incomplete(now),
             None => match self.ask(held) {
                 Ok(Some(message)) => message,
-                Ok(None) => return self.incomplete(now),
+                Ok(None) => return self.open(held, now),
                 Err(cause) => return Some(self.fail(cause)),
             },
         };
         if self.phase == Phase::Over {
             return Some(Event::GiveBack { offset: self.offset, bytes: &self.buffer[self.start..self.end] });
         }
+        let whole = held >= message.length && message.length <= self.most();
+        if self.passed > 0 || self.streams() && message.length > self.limits.whole() && !whole {
+            return self.part(message, held, now);
+        }
         if held < message.length {
             return self.incomplete(now);
         }
-        let offset = self.offset;
-        self.taken = message.length;
-        let bytes = &self.buffer[self.start..self.start + message.length];
-        let payload = &bytes[message.skip..message.length - message.trim];
-        Some(Event::Message(Message { offset, bytes, payload, mark: message.mark, hash: message.hash }))
+        Some(self.deliver(message, Part::Whole))
+    }
+
+    /// Returns true if long messages are delivered in parts.
+    const fn streams(&self) -> bool {
+        self.limits.part > 0 && self.framing.streams()
+    }
+
+    /// Maximum number of bytes of a part.
+    const fn most(&self) -> usize {
+        self.limits.part.saturating_mul(16)
+    }
+
+    fn deliver(&mut self, message: framing::Message, part: Part) -> Event<'_> {
+        let framing::Message { length, skip, trim, mark, hash } = message;
+        (self.taken, self.more) = (length, part.more());
+        let bytes = &self.buffer[self.start..self.start + length];
+        let payload = &bytes[skip..length - trim];
+        Event::Message(Message { offset: self.offset, part, bytes, payload, mark, hash })
+    }
+
+    /// Delivers a part of a message of known length. `message` is what is left of it.
+    fn part(&mut self, message: framing::Message, held: usize, now: Time) -> Option<Event<'_>> {
+        let (first, most) = (self.passed == 0, self.most().max(message.skip + self.limits.part));
+        if held >= message.length && message.length <= most && !first {
+            return Some(self.deliver(message, Part::Last));
+        }
+        // The bytes that the framing strips at the end are in the last part.
+        let length = held.min(most).min(message.length - message.trim);
+        let enough = if first { length > message.skip } else { length >= self.limits.part };
+        if !enough {
+            return self.incomplete(now);
+        }
+        let part = if first { Part::First } else { Part::Next };
+        Some(self.deliver(framing::Message { length, trim: 0, ..message }, part))
+    }
+
+    /// Delivers a part of a message of unknown length.
+    fn open(&mut self, held: usize, now: Time) -> Option<Event<'_>> {
+        let first = self.passed == 0;
+        let bytes = &self.buffer[self.start..self.start + held];
+        let known = if self.streams() { self.framing.open(bytes, first, &self.state) } else { None };
+        let Some(known) = known.filter(|known| first || known.length >= self.limits.part) else {
+            return self.incomplete(now);
+        };
+        let longest = self.framing.longest();
+        if self.passed + known.length as u64 > longest {
+            return Some(self.fail(Cause::TooBig { length: None, max: longest }));
+        }
+        let length = known.length.min(self.most().max(known.skip + self.limits.part));
+        self.framing.pass(length, &mut self.state);
+        let part = if first { Part::First } else { Part::Next };
+        Some(self.deliver(framing::Message { length, ..known }, part))
     }
 
     /// Consumes the whole messages at the front, if the framing is plain, and passes each with its position.
@@ -297,7 +456,7 @@ impl Assembler {
     pub(crate) fn scan(&mut self, mut each: impl FnMut(u64, framing::Message)) {
         self.consume();
         let Some(plain) = self.framing.plain() else { return };
-        if self.phase != Phase::Open || self.known.is_some() || self.lost > 0 {
+        if self.phase != Phase::Open || self.known.is_some() || self.passed > 0 || self.lost > 0 {
             return;
         }
         let bytes = &self.buffer[self.start..self.end];
@@ -318,25 +477,26 @@ impl Assembler {
     /// When to call [`Assembler::poll`] without an arrival.
     pub fn poll_timeout(&self) -> Option<Time> {
         let since = self.since?;
-        match self.known {
-            None => Some(since + self.limits.head_time?),
-            Some(message) => {
-                let time = self.limits.body_time?;
-                let slow = match self.limits.rate {
-                    0 => Duration::ZERO,
-                    rate => Duration::from_nanos(
-                        (message.length as u64).saturating_mul(1_000_000_000) / u64::from(rate),
-                    ),
-                };
-                Some(since + time.saturating_add(slow))
-            }
-        }
+        let length = match self.known {
+            _ if self.passed > 0 => self.limits.part,
+            None => return Some(since + self.limits.head_time?),
+            Some(message) => message.length,
+        };
+        let slow = match self.limits.rate {
+            0 => Duration::ZERO,
+            rate => Duration::from_nanos((length as u64).saturating_mul(1_000_000_000) / u64::from(rate)),
+        };
+        Some(since + self.limits.body_time?.saturating_add(slow))
     }
 
     /// Number of bytes that must arrive before the next event, at least 1: the value for SO_RCVLOWAT.
     pub fn need(&self) -> usize {
         let held = self.end - self.start - self.taken;
-        let need = if self.taken > 0 { 1 } else { self.known.map_or(self.need, |message| message.length) };
+        let need = match self.known {
+            _ if self.taken > 0 => 1,
+            Some(message) if self.passed > 0 => message.length.min(self.limits.part),
+            known => known.map_or(self.need, |message| message.length),
+        };
         need.saturating_sub(held).max(1) + self.lost
     }
 
@@ -420,16 +580,29 @@ impl Assembler {
         let most = if bounds_head { self.limits.message } else { self.limits.head };
         let bytes = &self.buffer[self.start..self.start + held.min(most)];
         match self.framing.step(bytes, &mut self.state) {
-            Step::Message(message) if message.length > self.limits.message => {
+            Step::Message(message) if self.passed + message.length as u64 > self.framing.longest() => {
+                Err(Cause::TooBig { length: None, max: self.framing.longest() })
+            }
+            Step::Message(message) if message.length > self.limits.message && !self.streams() => {
                 Err(Cause::TooBig { length: Some(message.length as u64), max: self.limits.message as u64 })
             }
             // The framing said before that these bytes are not a whole message.
             Step::Message(message) if message.length <= self.asked => {
                 Err(Cause::BadLength { length: message.length as i64, least: self.asked as u64 + 1 })
             }
-            Step::Message(message) => {
+            Step::Message(mut message) => {
+                if self.passed > 0 {
+                    // What the framing strips in front was in the first part.
+                    message.skip = 0;
+                }
                 self.known = Some(message);
                 Ok(Some(message))
+            }
+            // It waits for as much of the message as makes a part.
+            Step::Need(need) if self.streams() && self.framing.open(bytes, false, &self.state).is_some() => {
+                self.need = need.min(held + self.limits.part);
+                self.asked = held;
+                Ok(None)
             }
             Step::Need(need) if need > most && bounds_head => {
                 Err(Cause::TooBig { length: None, max: self.limits.message as u64 })
@@ -452,16 +625,18 @@ impl Assembler {
         let held = self.end - self.start;
         if self.phase == Phase::Ending {
             self.phase = Phase::Over;
-            let length = self.known.map(|message| message.length);
-            return Some(Event::End { offset: self.offset, inside: held, length });
+            let passed = usize::try_from(self.passed).unwrap_or(usize::MAX);
+            let length = self.known.map(|message| passed.saturating_add(message.length));
+            let offset = self.offset - self.passed;
+            return Some(Event::End { offset, inside: passed.saturating_add(held), length });
         }
-        if held == 0 && self.known.is_none() {
+        if held == 0 && self.known.is_none() && self.passed == 0 {
             return None;
         }
         self.since.get_or_insert(now);
         match self.poll_timeout() {
             Some(deadline) if now >= deadline => {
-                let in_body = self.known.is_some();
+                let in_body = self.known.is_some() || self.passed > 0;
                 Some(self.fail(Cause::Timeout { in_body }))
             }
             _ => None,
@@ -472,7 +647,7 @@ impl Assembler {
         self.phase = Phase::Over;
         let shown = (self.end - self.start).min(SHOWN);
         let head = self.buffer[self.start..self.start + shown].to_vec();
-        Event::Failed(Failure { offset: self.offset, cause, head })
+        Event::Failed(Failure { offset: self.offset - self.passed, cause, head })
     }
 
     /// Drops the message of the last event.
@@ -482,14 +657,32 @@ impl Assembler {
         }
         self.start += self.taken;
         self.offset += self.taken as u64;
-        self.taken = 0;
-        self.next_message();
+        let taken = std::mem::take(&mut self.taken);
+        match std::mem::take(&mut self.more) {
+            true => self.next_part(taken),
+            false => self.next_message(),
+        }
+    }
+
+    /// A part of `taken` bytes has left.
+    fn next_part(&mut self, taken: usize) {
+        self.passed += taken as u64;
+        if let Some(message) = &mut self.known {
+            (message.length, message.skip) = (message.length - taken, 0);
+        }
+        self.need = self.need.saturating_sub(taken).max(1);
+        self.asked = self.asked.saturating_sub(taken);
+        self.since = None;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
     }
 
     fn next_message(&mut self) {
         self.known = None;
         self.need = 1;
         self.asked = 0;
+        self.passed = 0;
         self.since = None;
         if self.start == self.end {
             (self.start, self.end) = (0, 0);

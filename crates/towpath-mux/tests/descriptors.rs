@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use towpath_mux::io::Server;
-use towpath_mux::mux::Config;
+use towpath_mux::mux::{Config, Order};
 
 /// No attached connection can end: descriptors become free elsewhere.
 #[test]
 fn accepting_resumes_when_descriptors_are_free() {
-    let server = Server::new("line".parse().expect("a framing"), Config::default()).expect("epoll");
+    let server = Server::new("line".parse().expect("a framing"), Config::new(Order::None)).expect("epoll");
     let address = server.listen("127.0.0.1:0").expect("a port");
     let mut worker = server.worker().expect("a worker");
     let echo = thread::spawn(move || {

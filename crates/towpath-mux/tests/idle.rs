@@ -7,15 +7,15 @@ use std::thread;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use towpath_mux::io::Server;
-use towpath_mux::mux::Config;
+use towpath_mux::mux::{Config, Order};
 
 /// At most 2 KiB in user space per connection (10,000 of them, or as many as descriptors permit: both ends
 /// are in this process), also after use.
 #[towpath_testenv::needs(files)]
 #[test]
 fn idle_connections_are_small() {
-    let server =
-        Server::new("length=1 adjust=1".parse().expect("a framing"), Config::default()).expect("epoll");
+    let server = Server::new("length=1 adjust=1".parse().expect("a framing"), Config::new(Order::None))
+        .expect("epoll");
     let address = server.listen("127.0.0.1:0").expect("a port");
     let mut worker = server.worker().expect("a worker");
     let echo = thread::spawn(move || {

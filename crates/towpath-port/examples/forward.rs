@@ -1,11 +1,10 @@
-//! Frames from one port to another and back, any drivers, until a time is over; then what went through.
+//! Forwards frames between two ports of any drivers for some seconds, then prints how many frames passed.
 //!
 //! ```text
 //! cargo run --release -p towpath-port --example forward -- packet:eth0 packet:eth1 --seconds 10
-//! ```
-//! Ports: `packet:NAME[,vnet]`, `xdp:NAME[,native][,frags][,busy]`, `tun:NAME[,plain]`, `tap:NAME[,plain]`, `nfqueue:N` (alone: everything is
-//! accepted), `generator:WORDS` (only gives), `null` (takes everything), `pcap:FILE` (only takes). `--park` waits in
-//! poll(2) when nothing comes, otherwise it spins.
+//! ``` Ports: `packet:NAME[,vnet]`, `xdp:NAME[,native][,frags][,busy]`, `tun:NAME[,plain]`, `tap:NAME[,plain]`, `nfqueue:N` (as the
+//! only port: every packet is accepted), `generator:WORDS` (receives only), `null` (drops all frames that are sent to it),
+//! `pcap:FILE` (writes only). With `--park`, a loop without frames sleeps in poll(2); otherwise it spins.
 
 use std::error::Error;
 use std::time::{Duration, Instant};

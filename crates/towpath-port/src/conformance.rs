@@ -110,8 +110,8 @@ fn nothing_sent_is_nothing_received(wire: Box<dyn Wire>) {
 
 fn small_bursts_lose_nothing(mut wire: Box<dyn Wire>, frames: usize) {
     let shape = wire.shape();
-    // Short ones but for a few: without privilege a packet socket has room for 416 KiB with all that the kernel adds to a frame
-    // (net.core.wmem_max, socket(7)).
+    // Most frames are short: without privilege, the send buffer of a packet socket is 416 KiB, including what the kernel adds to
+    // each frame (net.core.wmem_max, socket(7)).
     let len = |index| 42 + index * if index % 25 == 24 { 37 } else { 3 };
     let sent: Vec<_> =
         (0..200).map(|index| Sample::new(index, len(index).min(shape.longest), shape)).collect();
@@ -142,7 +142,10 @@ fn what_a_burst_holds_stays_until_it_is_cleared(mut wire: Box<dyn Wire>) {
     drop(rx);
     let frames = held.iter().flat_map(Burst::iter).filter(|frame| shape.is_sample(*frame));
     let received: Vec<_> = frames.map(Sample::from).collect();
-    assert!(same(&sent, &received, shape), "what bursts hold after the port went on, and was dropped");
+    assert!(
+        same(&sent, &received, shape),
+        "frames that bursts hold while the port receives more, and after it is dropped"
+    );
 }
 
 fn what_was_received_can_be_changed(mut wire: Box<dyn Wire>) {
@@ -200,11 +203,11 @@ fn refuses_what_is_too_long(mut wire: Box<dyn Wire>) {
 fn a_direction_it_lacks_is_an_error(mut wire: Box<dyn Wire>) {
     let mut burst = Burst::new(4);
     let tx = wire.tx();
-    assert!(tx.caps().send, "the end that takes frames says so");
+    assert!(tx.caps().send, "the capabilities of the sending end");
     let received = tx.receive(&mut burst);
     assert_eq!(matches!(received, Err(Error::Direction { .. })), !tx.caps().receive);
     let mut rx = wire.into_rx();
-    assert!(rx.caps().receive, "the end that gives frames says so");
+    assert!(rx.caps().receive, "the capabilities of the receiving end");
     let sent = rx.send(&mut iter::empty());
     assert_eq!(matches!(sent, Err(Error::Direction { .. })), !rx.caps().send);
 }
@@ -217,7 +220,7 @@ fn send_all(tx: &mut dyn Port, samples: &[Sample]) {
     assert_eq!(stats.dropped(), 0, "{stats:?}");
 }
 
-/// Everything that a recording has; of a live wire as many samples as were sent.
+/// Receives all frames of a recording, or `count` samples from a live wire.
 #[track_caller]
 fn receive_all(rx: &mut dyn Port, burst: &mut Burst, count: usize, shape: Shape) -> Vec<Sample> {
     let mut received = Vec::new();
@@ -275,7 +278,7 @@ struct Sample {
 }
 
 impl Sample {
-    /// A UDP datagram over IPv4 to nowhere with right checksums, as long as asked (but at least its headers); every byte depends on `index`.
+    /// A UDP datagram over IPv4 with correct checksums, in a frame of `len` bytes or the length of its headers, whichever is more. Every byte of the payload depends on `index`.
     fn new(index: usize, len: usize, shape: Shape) -> Self {
         let ip = if shape.link == LinkType::ETHERNET { 14 } else { 0 };
         let len = len.max(ip + 28);

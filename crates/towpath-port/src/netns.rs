@@ -44,10 +44,10 @@ pub struct Host {
 type Job = Box<dyn FnOnce() + Send>;
 
 impl Host {
-    /// A new one, with `lo` up and without IPv6's own traffic; call it inside [`within`], which looks for the privilege.
+    /// Creates a host with `lo` up and without automatic IPv6 traffic. Call it inside [`within`].
     ///
     /// # Panics
-    /// Without the privilege.
+    /// Without the privilege to create a network namespace.
     #[expect(clippy::new_without_default, reason = "it is no plain value")]
     pub fn new() -> Self {
         let (jobs, work) = mpsc::channel::<Job>();
@@ -84,8 +84,8 @@ impl Host {
         result
     }
 
-    /// Moves an interface of the calling thread's namespace there, gives it an address with its prefix length, and brings it up: its
-    /// other end must be up. What is sent from there at once is sent.
+    /// Moves an interface of the calling thread's namespace to the host, assigns `address` (with a prefix length), and waits until
+    /// the interface is up, so that frames can be sent at once. The other end of a veth pair must be up.
     ///
     /// # Panics
     /// When ip(8) fails.
@@ -95,7 +95,7 @@ impl Host {
         self.run(move || {
             ip(&format!("addr add {address} dev {interface}"));
             ip(&format!("link set {interface} up"));
-            // A TUN device has a link of which the kernel knows nothing.
+            // The kernel reports the state of a TUN device as unknown.
             until(|| {
                 [" state UP ", " state UNKNOWN "].iter().any(|state| described(&interface).contains(state))
             });
@@ -122,7 +122,7 @@ pub fn ip(arguments: &str) {
 /// Runs a program in the calling thread's namespace; its arguments are separated by spaces.
 ///
 /// # Panics
-/// When it fails, or is not there.
+/// When the program fails or does not exist.
 pub fn run(program: &str, arguments: &str) {
     let output = Command::new(program).args(arguments.split_whitespace()).output().expect(program);
     let said = String::from_utf8_lossy(&output.stderr);
@@ -153,8 +153,8 @@ fn described(interface: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Opens a port, and retries while its interface is in use: a process that another test has just started holds this one's
-/// descriptors until it runs its program.
+/// Opens a port, and retries while its interface is in use: a child process that another test has forked holds copies of this
+/// process's descriptors until it calls execve(2).
 ///
 /// # Errors
 /// Other errors of `open`.
@@ -172,14 +172,14 @@ pub fn patiently<P>(mut open: impl FnMut() -> Result<P, Error>) -> Result<P, Err
     result
 }
 
-/// Looks until `met`: the kernel tells of a changed link when it gets to it.
+/// Polls until `met` returns true. The kernel reports changes of links asynchronously.
 ///
 /// # Panics
-/// When that takes more than a minute.
+/// When `met` is false for more than a minute.
 pub fn until(mut met: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !met() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "it never was");
+        assert!(begun.elapsed() < Duration::from_secs(60), "not within a minute");
         // Yield the processor to the processes that are waited for.
         thread::sleep(Duration::from_millis(2));
     }

@@ -1,4 +1,4 @@
-//! Real TCP of two kernels through two ports, bytes compared: `a - one [us] other - b`.
+//! TCP connections between two network namespaces through two ports of this process. The received bytes are compared with the sent ones. Topology: `a - va = m0 [ports] m1 = vb - b`.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -40,7 +40,7 @@ fn pump(ports: &mut [Box<dyn Port>; 2], stop: &AtomicBool) {
     }
 }
 
-/// Bytes there and back between two machines.
+/// Sends [`BYTES`] bytes from `a` to `b` and back, and compares them.
 fn exchange(a: &Host, b: &Host, bind: &'static str) {
     let pattern = || (0..BYTES).map(|at| (at as u32).wrapping_mul(2_654_435_761).to_be_bytes()[0]);
     let (bound, address) = std::sync::mpsc::channel();
@@ -67,12 +67,12 @@ fn exchange(a: &Host, b: &Host, bind: &'static str) {
     assert!(back == got, "the bytes that came back");
 }
 
-/// `TX checksum offload and segmentation stay on` at both machines: the ports cope.
+/// Runs an exchange between two hosts whose checksum and segmentation offloads stay on.
 fn between_veths(open: impl Fn(&str) -> Result<Box<dyn Port>, Error> + Send + Sync) {
     between_veths_with(open, "");
 }
 
-/// As [`between_veths`]; `setting` is for the machines' interfaces.
+/// As [`between_veths`]; `setting` is applied to the hosts' interfaces by `ip link set`.
 fn between_veths_with(
     open: impl Fn(&str) -> Result<Box<dyn Port>, Error> + Send + Sync,
     setting: &'static str,
@@ -147,7 +147,7 @@ fn tcp_through_packet_sockets_with_offloads() {
     });
 }
 
-/// The machines' checksum offload is on, and XDP does not tell; without the port's finding TCP stalls.
+/// The hosts' checksum offload is on, and XDP does not report it: TCP stalls unless the port detects partial checksums.
 #[towpath_testenv::needs(netns, xdp)]
 #[test]
 fn tcp_through_xdp_sockets() {
@@ -211,7 +211,7 @@ fn tcp_through_tap() {
     }
 }
 
-/// Packet sockets and NFQUEUE need no root in a user and network namespace of an ordinary user.
+/// An ordinary user can open packet sockets and NFQUEUE in its own user and network namespace.
 #[towpath_testenv::needs(userns)]
 #[test]
 fn a_namespace_of_ones_own_is_privilege_enough() {

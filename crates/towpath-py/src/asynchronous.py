@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 
 
 async def ready(fd, write=False):
@@ -33,12 +34,45 @@ async def receive(worker, take):
             worker.disarm()
 
 
-async def following(worker):
-    """The next message or event of `async for`."""
-    event = await receive(worker, worker._take)
+async def following(waiting):
+    """What a coroutine returns, for `async for`; None is the end."""
+    event = await waiting
     if event is None:
         raise StopAsyncIteration
     return event
+
+
+async def mux_receive(mux, max, flags):
+    """Mux.recv: the next message; None when the multiplexor has drained."""
+    while True:
+        try:
+            return mux.recv(max, flags | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            pass
+        try:
+            if mux.arm():
+                await ready(mux.fileno())
+        finally:
+            mux.disarm()
+
+
+async def mux_send(mux, data, to, flags):
+    """Mux.send: sends a message, or a part of one, when there is room."""
+    while True:
+        try:
+            return mux.send(data, to, flags | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            pass
+        # A handle of its own: another task may wait for a message with this one.
+        waiter = mux.clone()
+        try:
+            waiter.set_receive(False)
+            connection = getattr(to, "connection", to)
+            if waiter.arm(connection, room=connection is None):
+                await ready(waiter.fileno())
+            waiter.disarm()
+        finally:
+            waiter.close(0)
 
 
 async def send(sender, data, id):

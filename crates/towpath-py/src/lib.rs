@@ -13,8 +13,10 @@ mod counters;
 mod data;
 mod descriptor;
 mod failure;
+mod framing;
 mod inspector;
 mod mux;
+mod mux_event;
 mod sender;
 mod wait;
 mod worker;
@@ -30,13 +32,17 @@ mod towpath {
     #[pymodule_export]
     use crate::counters::{MuxCounters, SenderCounters};
     #[pymodule_export]
+    use crate::framing::{Framing, FramingState};
+    #[pymodule_export]
     use crate::inspector::{Frame, Inspector, Verdict};
     #[pymodule_export]
     use crate::mux::{Mux, Received};
     #[pymodule_export]
+    use crate::mux_event::{Admit, ConnectionInfo, Connector, MuxEnded, MuxEvent};
+    #[pymodule_export]
     use crate::sender::Sender;
     #[pymodule_export]
-    use crate::worker::{Connection, Message, Worker};
+    use crate::worker::{Connection, Delivery, Message, Unsent, Worker};
     #[pymodule_export]
     use crate::worker_event::{Ended, Opened};
     use pyo3::prelude::*;

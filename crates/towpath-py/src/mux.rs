@@ -1,6 +1,8 @@
 //! `towpath.Mux`: a multiplexor in this process. Its handles have socket calls like those of Linux's KCM.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::exceptions::PyValueError;
@@ -9,13 +11,15 @@ use pyo3::types::PyBytes;
 use rustix::io::Errno;
 use towpath_mux::assembler::Limits;
 use towpath_mux::framing::Framing;
-use towpath_mux::io::{Error, Flags, Kind, Server, Socket, To};
+use towpath_mux::io::{Connect, Error, Flags, Kind, Server, ServerTls, Socket, Tls, TlsError, To};
 use towpath_mux::mux::{Config, Order, Ticket, psock};
 
 use crate::counters::{self, MuxCounters, Tables};
 use crate::data::Data;
+use crate::framing::{self, not_in_a_function};
+use crate::mux_event::{ConnectionInfo, Connector, MuxEnded, MuxEvent, Policy};
 use crate::worker::Connection;
-use crate::{descriptor, failure, wait};
+use crate::{asynchronous, descriptor, failure, wait};
 
 /// How long the exit of a `with` block waits, in seconds.
 const PATIENCE: f64 = 10.0;
@@ -23,12 +27,14 @@ const PATIENCE: f64 = 10.0;
 /// A handle of a multiplexor in this process, for use by one thread.
 ///
 /// Mux(framing, kind="dgram", *, connected=False, message_max=None, head_max=None, connection_bytes=None, send_bytes=None,
-/// send_most=None, mux_bytes=None, head_time=None, body_time=None, rate=0, idle=None, send_time=60.0, order="none")
+/// send_most=None, mux_bytes=None, head_time=None, body_time=None, rate=0, idle=None, send_time=60.0, order=None)
 ///
-/// Creates a multiplexor; clone() creates handles for other threads. A message goes to any handle that receives, whatever its connection.
+/// Creates a multiplexor of this framing, a text or a Framing; clone() creates handles for other threads. A message goes to any handle that receives, whatever its connection.
 /// kind selects what ends a message. "dgram": each send is a message unless it has MSG_MORE, and a short read discards the rest.
 /// "seqpacket": a send with MSG_EOR ends the message, and a short read leaves the rest for the next one. Flags are those of the module
-/// socket. The object is a context manager and an iterator over messages. A message is done when the next one is requested.
+/// socket. The object is a context manager, and an iterator and asynchronous iterator over messages. A message is done when the next one is
+/// requested. order is that of messages that several handles process: "none", "replies", "serial", "sticky" or "key"; None is the order
+/// that the framing's protocol needs.
 ///
 /// Limits in bytes, None for the default. message_max: length of a message; a longer one ends its connection (16 MiB). head_max: length of a
 /// message's head before its length is known, for framings without a limit (64 KiB). connection_bytes: messages of a connection that are
@@ -95,11 +101,12 @@ impl Mux {
     #[pyo3(signature = (
         framing, kind="dgram", *, connected=false, message_max=None, head_max=None, connection_bytes=None, send_bytes=None,
         send_most=None, mux_bytes=None, head_time=None, body_time=None, rate=0, idle=None, send_time=Some(60.0),
-        order="none"
+        order=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
     fn new(
-        framing: &str,
+        py: Python<'_>,
+        framing: framing::Argument<'_>,
         kind: &str,
         connected: bool,
         message_max: Option<usize>,
@@ -113,15 +120,17 @@ impl Mux {
         rate: u32,
         idle: Option<f64>,
         send_time: Option<f64>,
-        order: &str,
+        order: Option<&str>,
     ) -> PyResult<Self> {
+        let framing = framing.get()?;
         let order = match order {
-            "none" => Order::None,
-            "replies" => Order::Replies,
-            "serial" => Order::Serial,
-            "sticky" => Order::Sticky,
-            "key" => Order::Key,
-            _ => {
+            None => framing.order(),
+            Some("none") => Order::None,
+            Some("replies") => Order::Replies,
+            Some("serial") => Order::Serial,
+            Some("sticky") => Order::Sticky,
+            Some("key") => Order::Key,
+            Some(_) => {
                 let text = r#"order must be "none", "replies", "serial", "sticky" or "key""#;
                 return Err(PyValueError::new_err(text));
             }
@@ -131,7 +140,6 @@ impl Mux {
             "seqpacket" => Kind::Seqpacket,
             _ => return Err(PyValueError::new_err(r#"kind must be "dgram" or "seqpacket""#)),
         };
-        let framing = parse(framing)?;
         if order == Order::Key && !framing.may_have_key() {
             return Err(PyValueError::new_err(
                 "the framing gives no key: add key=OFFSET:LENGTH to its clauses",
@@ -148,11 +156,12 @@ impl Mux {
             head_time: time(head_time)?,
             body_time: time(body_time)?,
             rate,
+            ..limits
         };
-        let config = message_max.map_or_else(Config::default, Config::for_messages);
+        let config = Config::new(order);
+        let config = message_max.map_or(config, |bytes| config.for_messages(bytes));
         let config = Config {
             connected,
-            order,
             psock_bytes: connection_bytes.map_or(config.psock_bytes, towpath_mux::mux::Bound::of),
             send_bytes: send_bytes.map_or(config.send_bytes, towpath_mux::mux::Bound::of),
             send_most: send_most.unwrap_or(config.send_most),
@@ -161,15 +170,15 @@ impl Mux {
             send_time: time(send_time)?,
             ..config
         };
-        let server = Server::with_limits(framing.clone(), limits, config);
-        let socket =
-            server.and_then(|server| server.socket(kind)).map_err(|error| failure::system(&error))?;
+        let opened = py.detach(|| Server::with_limits(framing.clone(), limits, config)?.socket(kind));
+        let socket = opened.map_err(|error| failure::system(&error))?;
         Ok(Self { socket: Some(socket), framing, connected })
     }
 
     /// Creates another handle of the same multiplexor and kind, for another thread (KCM's SIOCKCMCLONE).
-    fn clone(&self) -> PyResult<Self> {
-        let socket = self.open()?.try_clone().map_err(|error| failure::system(&error))?;
+    fn clone(&self, py: Python<'_>) -> PyResult<Self> {
+        let socket = self.open()?;
+        let socket = py.detach(|| socket.try_clone()).map_err(|error| failure::system(&error))?;
         Ok(Self { socket: Some(socket), framing: self.framing.clone(), connected: self.connected })
     }
 
@@ -180,14 +189,118 @@ impl Mux {
         Ok((bound.ip().to_string(), bound.port()))
     }
 
+    /// The same with TLS: connections are attached after their handshakes. certificate: path of a PEM file with the certificate chain, own
+    /// certificate first; key: path of a PEM file with its private key. client_ca: path of a PEM file with the authorities that sign
+    /// certificates of clients; clients need one then, unless client_optional. ALPN has the protocols of the multiplexor's framing.
+    /// handshake_time: limit in seconds.
+    #[pyo3(signature = (address, certificate, key, *, client_ca=None, client_optional=false, handshake_time=10.0))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
+    fn listen_tls(
+        &self,
+        py: Python<'_>,
+        address: &str,
+        certificate: PathBuf,
+        key: PathBuf,
+        client_ca: Option<PathBuf>,
+        client_optional: bool,
+        handshake_time: f64,
+    ) -> PyResult<(String, u16)> {
+        let server = self.open()?.server();
+        let files = ServerTls::new(certificate, key).for_framing(&self.framing);
+        let tls = Tls::from_files(ServerTls { client_ca, client_optional, ..files }).map_err(tls_error)?;
+        let tls = tls.with_handshake_time(wait::patience(handshake_time)?);
+        let bound = py.detach(|| server.listen_tls(address, tls)).map_err(|error| failure::system(&error))?;
+        Ok((bound.ip().to_string(), bound.port()))
+    }
+
+    /// Accepts connections at a Unix stream socket, which it makes at path.
+    fn listen_unix(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        let server = self.open()?.server();
+        py.detach(|| server.listen_unix(path)).map_err(|error| failure::system(&error))
+    }
+
+    /// Keeps a connection to peer, "HOST:PORT" or "unix:PATH": connects, attaches, and does so again when it ends, until the multiplexor
+    /// drains or close() of the result. Does not wait. timeout: limit of a connect(2) in seconds. pause: seconds before the second attempt,
+    /// doubled for each further one, at most pause_most. With tls_roots, the path of a PEM file with the certificates that sign servers, the
+    /// connection has TLS; tls_name is the name in the server's certificate, otherwise the host of peer.
+    #[pyo3(signature = (
+        peer, *, timeout=10.0, pause=0.1, pause_most=30.0, tls_roots=None, tls_name=None, handshake_time=10.0
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
+    fn connect(
+        &self,
+        py: Python<'_>,
+        peer: &str,
+        timeout: f64,
+        pause: f64,
+        pause_most: f64,
+        tls_roots: Option<PathBuf>,
+        tls_name: Option<&str>,
+        handshake_time: f64,
+    ) -> PyResult<Connector> {
+        let server = self.open()?.server();
+        let host = peer.rsplit_once(':').map_or(peer, |(host, _)| host.trim_matches(['[', ']']));
+        let tls = tls_roots.map(|roots| Tls::client(roots, tls_name.unwrap_or(host)));
+        let tls = tls.transpose().map_err(tls_error)?;
+        let handshake_time = wait::patience(handshake_time)?;
+        let how = Connect {
+            timeout: wait::patience(timeout)?,
+            pause: wait::patience(pause)?,
+            pause_most: wait::patience(pause_most)?,
+            tls: tls.map(|tls| tls.with_handshake_time(handshake_time)),
+        };
+        let connector = py.detach(|| server.connect(peer, how)).map_err(|error| failure::system(&error))?;
+        Ok(Connector(Some(connector)))
+    }
+
+    /// Sets a policy for TCP connections that are accepted from now on. admit(remote, local), two addresses, returns an Admit before a byte is
+    /// read; an exception denies the connection and goes to sys.unraisablehook. left(remote, local) is called once for each connection that
+    /// passed, when it has left the multiplexor. Threads of the multiplexor call both; its connections wait meanwhile.
+    #[pyo3(signature = (admit, left=None))]
+    fn set_admission(&self, py: Python<'_>, admit: Py<PyAny>, left: Option<Py<PyAny>>) -> PyResult<()> {
+        let server = self.open()?.server();
+        let policy = Arc::new(Policy::new(py, admit, left)?);
+        py.detach(|| server.set_admission(policy));
+        Ok(())
+    }
+
+    /// Returns the oldest ended connection that was not returned before; None without one. The last 1,024 are kept. Never waits.
+    fn poll_ended(&self, py: Python<'_>) -> PyResult<Option<MuxEnded>> {
+        let server = self.open()?.server();
+        py.detach(|| server.poll_ended()).map(|ended| MuxEnded::new(py, ended)).transpose()
+    }
+
+    /// Returns the oldest event that was not returned before; None without one. The last 1,024 are kept. Never waits.
+    fn poll_event(&self, py: Python<'_>) -> PyResult<Option<MuxEvent>> {
+        let server = self.open()?.server();
+        while let Some(event) = py.detach(|| server.poll_event()) {
+            if let Some(event) = MuxEvent::new(py, event) {
+                return Ok(Some(event));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the addresses and TLS names of a connection; None when it has ended.
+    fn connection_info(&self, py: Python<'_>, connection: &Connection) -> PyResult<Option<ConnectionInfo>> {
+        let (server, id) = (self.open()?.server(), psock::Id::from(*connection));
+        Ok(py.detach(|| server.connection_info(id)).map(|info| ConnectionInfo::new(py, info)))
+    }
+
     /// Attaches a connected stream socket, or its descriptor number, with the given framing or the multiplexor's (KCM's SIOCKCMATTACH). The
     /// descriptor is duplicated and becomes non-blocking. The caller may close its own, and must not read or write it.
     #[pyo3(signature = (socket, framing=None))]
-    fn attach(&self, socket: &Bound<'_, PyAny>, framing: Option<&str>) -> PyResult<Connection> {
+    fn attach(
+        &self,
+        py: Python<'_>,
+        socket: &Bound<'_, PyAny>,
+        framing: Option<framing::Argument<'_>>,
+    ) -> PyResult<Connection> {
         let handle = self.open()?;
-        let framing = framing.map(parse).transpose()?.unwrap_or_else(|| self.framing.clone());
+        let framing = framing.map_or_else(|| Ok(self.framing.clone()), |framing| framing.get())?;
         let fd = descriptor::duplicate(socket)?;
-        handle.attach(fd, framing).map(Connection::from).map_err(|error| failure::mux(&error))
+        let attached = py.detach(|| handle.attach(fd, framing));
+        attached.map(Connection::from).map_err(|error| failure::mux(&error))
     }
 
     /// Detaches a connection (KCM's SIOCKCMUNATTACH). Waits at most patience seconds until its messages are done and answered. Marks the
@@ -217,8 +330,9 @@ impl Mux {
 
     /// With False, the handle receives no further messages, and messages that it has not started to read go to other handles
     /// (KCM_RECV_DISABLE). With True, it receives again.
-    fn set_receive(&mut self, receives: bool) -> PyResult<()> {
-        self.open_mut()?.set_receive(receives);
+    fn set_receive(&mut self, py: Python<'_>, receives: bool) -> PyResult<()> {
+        let socket = self.open_mut()?;
+        py.detach(|| socket.set_receive(receives));
         Ok(())
     }
 
@@ -233,6 +347,7 @@ impl Mux {
     ) -> PyResult<Option<Received>> {
         let py = slf.py();
         let flags = known(flags, Flags::PEEK | Flags::DONTWAIT)?;
+        not_in_a_function()?;
         let found = wait::pieces(py, flags, timeout, |most| {
             let mut this = slf.try_borrow_mut()?;
             let Some(socket) = &mut this.socket else { return Ok(None) };
@@ -248,11 +363,10 @@ impl Mux {
         let socket = this.open_mut()?;
         let bytes = &all[..max.unwrap_or(all.len()).min(all.len())];
         // The message is available: neither call waits.
-        let read = if bytes.len() == all.len() {
-            socket.recv_bytes(flags).map(|(read, _)| read)
-        } else {
-            socket.recv(&mut vec![0; bytes.len()], flags)
-        };
+        let read = py.detach(|| match bytes.len() == all.len() {
+            true => socket.recv_bytes(flags).map(|(read, _)| read),
+            false => socket.recv(&mut vec![0; bytes.len()], flags),
+        });
         let read = read.map_err(|error| failure::mux(&error))?;
         Ok(Some(Received {
             mux: slf.clone().unbind(),
@@ -282,6 +396,7 @@ impl Mux {
     ) -> PyResult<()> {
         let py = slf.py();
         let flags = known(flags, Flags::MORE | Flags::EOR | Flags::DONTWAIT | Flags::BATCH)?;
+        not_in_a_function()?;
         let connected = slf.try_borrow()?.connected;
         let to = match to {
             Some(Destination::Requester(message)) if !message.get().mux.is(slf) => {
@@ -303,22 +418,41 @@ impl Mux {
         sent.map(drop).map_err(|error| failure::mux(&error))
     }
 
+    /// As recv, as a coroutine for asyncio: message = await mux.arecv(). One task at a time receives with a handle.
+    #[pyo3(signature = (max=None, flags=0))]
+    fn arecv<'py>(slf: &Bound<'py, Self>, max: Option<usize>, flags: u32) -> PyResult<Bound<'py, PyAny>> {
+        asynchronous::coroutine(slf.py(), "mux_receive", (slf, max, flags))
+    }
+
+    /// As send, as a coroutine for asyncio: await mux.asend(data).
+    #[pyo3(signature = (data, to=None, flags=0))]
+    fn asend<'py>(
+        slf: &Bound<'py, Self>,
+        data: &Bound<'py, PyAny>,
+        to: Option<&Bound<'py, PyAny>>,
+        flags: u32,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        asynchronous::coroutine(slf.py(), "mux_send", (slf, data, to, flags))
+    }
+
     /// A snapshot of the counters of all handles.
     #[getter]
-    fn counters(&self) -> PyResult<MuxCounters> {
-        Ok(MuxCounters((&self.open()?.server().show()).into()))
+    fn counters(&self, py: Python<'_>) -> PyResult<MuxCounters> {
+        let server = self.open()?.server();
+        Ok(MuxCounters((&py.detach(|| server.show())).into()))
     }
 
     /// Returns all counters of all handles: a dict of dicts, by table ("mux", "mux_connection", "mux_accept") and name.
-    fn metrics(&self) -> PyResult<Tables> {
+    fn metrics(&self, py: Python<'_>) -> PyResult<Tables> {
         let server = self.open()?.server();
-        let show = server.show();
-        Ok(counters::tables(&[&show.totals, &show.psock_totals, &server.accept_stats()]))
+        let (show, accepted) = py.detach(|| (server.show(), server.accept_stats()));
+        Ok(counters::tables(&[&show.totals, &show.psock_totals, &accepted]))
     }
 
     /// Marks the messages that this handle has read as done. Their connections continue if they waited for this.
-    fn done(&mut self) -> PyResult<()> {
-        self.open_mut()?.done();
+    fn done(&mut self, py: Python<'_>) -> PyResult<()> {
+        let socket = self.open_mut()?;
+        py.detach(|| socket.done());
         Ok(())
     }
 
@@ -331,26 +465,29 @@ impl Mux {
     /// room, pass the connection as to, or room=True for the connection that send without to uses. Without a request for room, messages
     /// that were read are marked as done. With one, a handle that has read a message is woken for room only.
     #[pyo3(signature = (to=None, *, room=false))]
-    fn arm(&mut self, to: Option<&Connection>, room: bool) -> PyResult<bool> {
+    fn arm(&mut self, py: Python<'_>, to: Option<&Connection>, room: bool) -> PyResult<bool> {
         let to = match to {
             Some(connection) => Some(To::Psock((*connection).into())),
             None if room => Some(if self.connected { To::Any } else { To::Requester }),
             None => None,
         };
-        Ok(self.open_mut()?.arm(to))
+        let socket = self.open_mut()?;
+        Ok(py.detach(|| socket.arm(to)))
     }
 
     /// Ends polling of fileno(). Then call recv(flags=MSG_DONTWAIT) until it raises BlockingIOError: the wake-up was not given to another handle.
-    fn disarm(&mut self) -> PyResult<()> {
-        self.open_mut()?.disarm();
+    fn disarm(&mut self, py: Python<'_>) -> PyResult<()> {
+        let socket = self.open_mut()?;
+        py.detach(|| socket.disarm());
         Ok(())
     }
 
     /// Ends the multiplexor for all handles. It stops accepting and reading. Messages already read are still answered and sent, for at most
     /// patience seconds; then recv returns None. Does not wait.
     #[pyo3(signature = (patience=10.0))]
-    fn drain(&self, patience: f64) -> PyResult<()> {
-        self.open()?.server().drain(Some(wait::patience(patience)?));
+    fn drain(&self, py: Python<'_>, patience: f64) -> PyResult<()> {
+        let (server, patience) = (self.open()?.server(), wait::patience(patience)?);
+        py.detach(|| server.drain(Some(patience)));
         Ok(())
     }
 
@@ -359,6 +496,7 @@ impl Mux {
     #[pyo3(signature = (patience=10.0))]
     fn close(&mut self, py: Python<'_>, patience: f64) -> PyResult<bool> {
         let patience = wait::patience(patience)?;
+        not_in_a_function()?;
         let Some(socket) = self.socket.take() else { return Ok(true) };
         Ok(py.detach(|| socket.close(patience)))
     }
@@ -384,20 +522,46 @@ impl Mux {
     fn __next__(slf: &Bound<'_, Self>) -> PyResult<Option<Received>> {
         Self::recv(slf, None, 0, None)
     }
+
+    fn __aiter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __anext__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let next = Self::arecv(slf, None, 0)?;
+        asynchronous::coroutine(slf.py(), "following", (next,))
+    }
+}
+
+impl Drop for Mux {
+    fn drop(&mut self) {
+        let Some(socket) = self.socket.take() else { return };
+        if framing::frames() {
+            // This thread has the lock of a mux.
+            std::thread::spawn(|| drop(socket));
+            return;
+        }
+        // The lock of the mux: see `framing.rs`.
+        let mut socket = Some(socket);
+        Python::try_attach(|py| py.detach(|| drop(socket.take())));
+    }
 }
 
 impl Mux {
     fn open(&self) -> PyResult<&Socket> {
+        not_in_a_function()?;
         self.socket.as_ref().ok_or_else(|| failure::closed("mux"))
     }
 
     fn open_mut(&mut self) -> PyResult<&mut Socket> {
+        not_in_a_function()?;
         self.socket.as_mut().ok_or_else(|| failure::closed("mux"))
     }
 }
 
-fn parse(framing: &str) -> PyResult<Framing> {
-    Framing::parse(framing).map_err(|error| PyValueError::new_err(error.to_string()))
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+fn tls_error(error: TlsError) -> PyErr {
+    PyValueError::new_err(error.to_string())
 }
 
 /// Converts a time limit; `None` means no limit.

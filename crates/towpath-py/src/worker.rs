@@ -18,11 +18,11 @@ use crate::worker_event::{Ended, Opened};
 
 /// A worker process of towpath mux.
 ///
-/// Worker(path=None, *, name=None, events=False)
+/// Worker(path=None, *, name=None, events=False, parts=False)
 ///
 /// Attaches to the mux's socket at path. Without path, it uses TOWPATH_SOCKET, which the mux sets for a program that it starts. The mux
 /// shows name in its reports. The object is a context manager, and an iterator and asynchronous iterator over messages. With events, it also
-/// returns Opened and Ended objects, for connections. A message is done when the iterator is asked for the next one. If the process ends before that, another worker gets the message, unless it was replied to.
+/// returns Opened and Ended objects, for connections. With parts, which a framing with body=stream needs, long messages come in parts. A message is done when the iterator is asked for the next one. If the process ends before that, another worker gets the message, unless it was replied to.
 #[pyclass]
 #[derive(Debug)]
 pub(crate) struct Worker {
@@ -41,20 +41,37 @@ pub(crate) struct Connection {
     pub(crate) generation: u32,
 }
 
-/// What a worker holds: a message or an opened event.
+/// What a worker must complete: a Message or an Opened event.
+#[pyclass(frozen, subclass)]
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct Delivery {
     worker: Py<Worker>,
-    pub(crate) ticket: Ticket,
-    pub(crate) connection: Connection,
-    pub(crate) time: u64,
+    ticket: Ticket,
+    /// The connection.
+    #[pyo3(get)]
+    connection: Connection,
+    /// Time of arrival of the complete message, or of the event, in nanoseconds since the epoch.
+    #[pyo3(get)]
+    time: u64,
+}
+
+/// A message that this worker sent and that was not delivered. errno is EPIPE: its connection ended; ENOTCONN: no connection was open; or
+/// EAGAIN: the send queues of all connections were full.
+#[pyclass(frozen, get_all)]
+#[derive(Debug)]
+pub(crate) struct Unsent {
+    /// Destination; None for any connection.
+    connection: Option<Connection>,
+    /// Why it was not sent.
+    errno: i32,
+    /// The message.
+    bytes: Py<PyBytes>,
 }
 
 /// A message of a connection. bytes and payload are copies.
-#[pyclass(frozen)]
+#[pyclass(frozen, extends = Delivery)]
 #[derive(Debug)]
 pub(crate) struct Message {
-    held: Held,
     /// All bytes of the message.
     #[pyo3(get)]
     bytes: Py<PyBytes>,
@@ -67,6 +84,16 @@ pub(crate) struct Message {
     /// Hash of the framing's ordering key; 0 if unset.
     #[pyo3(get)]
     hash: u32,
+    /// Number of this part of a message, from 1; 0 for a whole message. All parts of a message come to this worker, in order. The next ones
+    /// come when this one is done.
+    #[pyo3(get)]
+    part: u32,
+    /// Whether another part of the message follows.
+    #[pyo3(get)]
+    more: bool,
+    /// Whether the connection ended before the last part: none follows, and bytes is empty.
+    #[pyo3(get)]
+    cut: bool,
 }
 
 impl Queue for towpath_ring::Worker {
@@ -84,10 +111,16 @@ impl Queue for towpath_ring::Worker {
 #[pymethods]
 impl Worker {
     #[new]
-    #[pyo3(signature = (path=None, *, name=None, events=false))]
-    fn new(py: Python<'_>, path: Option<PathBuf>, name: Option<&str>, events: bool) -> PyResult<Self> {
+    #[pyo3(signature = (path=None, *, name=None, events=false, parts=false))]
+    fn new(
+        py: Python<'_>,
+        path: Option<PathBuf>,
+        name: Option<&str>,
+        events: bool,
+        parts: bool,
+    ) -> PyResult<Self> {
         let (path, mut options) = wait::whereto(path, name)?;
-        options.events = events;
+        (options.events, options.parts) = (events, parts);
         let attached = py.detach(|| towpath_ring::Worker::attach(path, &options));
         py.check_signals()?;
         let mut worker = attached.map_err(|error| failure::attach(&error))?;
@@ -138,6 +171,16 @@ impl Worker {
                 None => worker.send(&data),
             }))
         })
+    }
+
+    /// Returns the oldest message of send() that was not delivered; None without one. They arrive with received messages; up to 1,024
+    /// messages and 4 MiB are kept. Never waits.
+    fn poll_unsent(&mut self, py: Python<'_>) -> PyResult<Option<Unsent>> {
+        Ok(self.worker()?.poll_unsent().map(|towpath_ring::Unsent { connection, errno, bytes }| Unsent {
+            connection: connection.map(Connection::from),
+            errno,
+            bytes: PyBytes::new(py, &bytes).unbind(),
+        }))
     }
 
     /// Wakes the mux if it sleeps and work is pending. A receiving call also does this.
@@ -194,7 +237,8 @@ impl Worker {
 
     fn __anext__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         Self::finish(slf)?;
-        asynchronous::coroutine(slf.py(), "following", (slf,))
+        let next = asynchronous::coroutine(slf.py(), "receive", (slf, slf.getattr("_take")?))?;
+        asynchronous::coroutine(slf.py(), "following", (next,))
     }
 
     /// The next message or event of the asynchronous iterator, if there is one (TimeoutError).
@@ -246,14 +290,15 @@ impl Worker {
         let py = slf.py();
         Ok(match event {
             Event::Message(message) => {
-                let message = Message::new(slf, worker, message);
-                let ticket = message.held.ticket;
-                (Py::new(py, message)?.into_any(), Some(ticket))
+                let object = Message::new(py, worker, &message);
+                let delivery = Delivery::new(slf, message);
+                let ticket = delivery.ticket;
+                (Py::new(py, (object, delivery))?.into_any(), Some(ticket))
             }
             Event::Opened(opened) => {
-                let held = Held::new(slf, opened.message);
-                let ticket = held.ticket;
-                (Py::new(py, Opened::new(py, held, opened.info))?.into_any(), Some(ticket))
+                let delivery = Delivery::new(slf, opened.message);
+                let ticket = delivery.ticket;
+                (Py::new(py, (Opened::new(py, opened.info), delivery))?.into_any(), Some(ticket))
             }
             Event::Ended(ended) => (Py::new(py, Ended::new(ended))?.into_any(), None),
         })
@@ -273,15 +318,13 @@ impl Worker {
     }
 }
 
-impl Held {
-    pub(crate) fn new(worker: &Bound<'_, Worker>, message: towpath_ring::Message) -> Self {
-        let towpath_ring::Connection { index, generation } = message.connection();
-        let (connection, time) = (Connection { index, generation }, message.time());
-        Self { worker: worker.clone().unbind(), connection, time, ticket: message.into_ticket() }
-    }
-
-    /// Sends an answer, a part of one with `more`, and closes the connection after it with `close`.
-    pub(crate) fn reply(&self, py: Python<'_>, data: &Data, more: bool, close: bool) -> PyResult<()> {
+#[pymethods]
+impl Delivery {
+    /// Replies on the connection. Waits while the ring is full. A message has one reply; with more=True, this is a part of it, and another
+    /// call follows with the next part; with close=True, the connection is closed after it. A message with a reply is not given to another
+    /// worker if this process dies. The mux detaches a worker that replies again, unless it runs with --worker-may push.
+    #[pyo3(signature = (data, *, more=false, close=false))]
+    fn reply(&self, py: Python<'_>, data: Data, more: bool, close: bool) -> PyResult<()> {
         let data = data.get(py)?;
         self.send(py, |worker, message| match more {
             true => worker.reply_part(message, &data),
@@ -290,9 +333,26 @@ impl Held {
         if close { self.close(py) } else { Ok(()) }
     }
 
-    pub(crate) fn close(&self, py: Python<'_>) -> PyResult<()> {
+    /// Closes the connection after the replies so far. Later replies on it are dropped.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
         let connection = self.connection.into();
         self.send(py, |worker, message| worker.close_after_on(connection, message))
+    }
+
+    /// Marks it as done: its memory is released, and the mux may send more messages to this worker.
+    fn done(&self, py: Python<'_>) -> PyResult<()> {
+        let mut this = self.worker.bind(py).try_borrow_mut()?;
+        let worker = this.worker()?;
+        let message = worker.recall(self.ticket).ok_or_else(done)?;
+        worker.done(message);
+        Ok(())
+    }
+}
+
+impl Delivery {
+    fn new(worker: &Bound<'_, Worker>, message: towpath_ring::Message) -> Self {
+        let (connection, time) = (message.connection().into(), message.time());
+        Self { worker: worker.clone().unbind(), connection, time, ticket: message.into_ticket() }
     }
 
     fn send(
@@ -307,14 +367,6 @@ impl Held {
             Ok(py.detach(|| send(worker, &message)))
         })
     }
-
-    pub(crate) fn done(&self, py: Python<'_>) -> PyResult<()> {
-        let mut this = self.worker.bind(py).try_borrow_mut()?;
-        let worker = this.worker()?;
-        let message = worker.recall(self.ticket).ok_or_else(done)?;
-        worker.done(message);
-        Ok(())
-    }
 }
 
 impl From<Connection> for towpath_ring::Connection {
@@ -323,48 +375,21 @@ impl From<Connection> for towpath_ring::Connection {
     }
 }
 
-#[pymethods]
-impl Message {
-    /// Replies on the message's connection. Waits while the ring is full. A message has one reply; with more=True, this is a part of it, and
-    /// another call follows with the next part; with close=True, the connection is closed after it. A message with a reply is not given to another worker if this process dies. The mux detaches
-    /// a worker that replies again, unless it runs with --worker-may push.
-    #[pyo3(signature = (data, *, more=false, close=false))]
-    fn reply(&self, py: Python<'_>, data: Data, more: bool, close: bool) -> PyResult<()> {
-        self.held.reply(py, &data, more, close)
-    }
-
-    /// Closes the connection after the replies so far. Later replies on it are dropped.
-    fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.held.close(py)
-    }
-
-    /// Marks the message as done: its memory is released, and the mux may send more messages to this worker.
-    fn done(&self, py: Python<'_>) -> PyResult<()> {
-        self.held.done(py)
-    }
-
-    /// The connection of the message.
-    #[getter]
-    const fn connection(&self) -> Connection {
-        self.held.connection
-    }
-
-    /// Arrival time of the complete message in nanoseconds since the epoch.
-    #[getter]
-    const fn time(&self) -> u64 {
-        self.held.time
+impl From<towpath_ring::Connection> for Connection {
+    fn from(towpath_ring::Connection { index, generation }: towpath_ring::Connection) -> Self {
+        Self { index, generation }
     }
 }
 
 impl Message {
-    fn new(slf: &Bound<'_, Worker>, worker: &towpath_ring::Worker, message: towpath_ring::Message) -> Self {
-        let py = slf.py();
-        let (all, left) = (worker.bytes(&message), worker.payload(&message));
+    fn new(py: Python<'_>, worker: &towpath_ring::Worker, message: &towpath_ring::Message) -> Self {
+        let (all, left) = (worker.bytes(message), worker.payload(message));
         let bytes = PyBytes::new(py, all).unbind();
         let payload =
             if left.len() == all.len() { bytes.clone_ref(py) } else { PyBytes::new(py, left).unbind() };
         let (mark, hash) = (message.mark(), message.hash());
-        Self { bytes, payload, mark, hash, held: Held::new(slf, message) }
+        let (part, more, cut) = (message.part(), message.more(), message.is_cut());
+        Self { bytes, payload, mark, hash, part, more, cut }
     }
 }
 

@@ -4,15 +4,13 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use towpath_ring::OpenedInfo;
 
-use crate::data::Data;
-use crate::worker::{Connection, Held};
+use crate::worker::{Connection, Delivery};
 
 /// A connection was opened. The worker may reply, and send to the connection, and must mark the event as done, as the iterator does. If the
 /// process ends before, another worker gets the event. An address is IP:PORT, [IP]:PORT or unix:PATH, or "".
-#[pyclass(frozen)]
+#[pyclass(frozen, extends = Delivery)]
 #[derive(Debug)]
 pub(crate) struct Opened {
-    held: Held,
     info: OpenedInfo,
     /// The protocol that the two sides agreed on (ALPN); b"" without.
     #[pyo3(get)]
@@ -21,34 +19,6 @@ pub(crate) struct Opened {
 
 #[pymethods]
 impl Opened {
-    /// Replies on the connection: a server that speaks first. As Message.reply.
-    #[pyo3(signature = (data, *, more=false, close=false))]
-    fn reply(&self, py: Python<'_>, data: Data, more: bool, close: bool) -> PyResult<()> {
-        self.held.reply(py, &data, more, close)
-    }
-
-    /// Closes the connection after the replies so far.
-    fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.held.close(py)
-    }
-
-    /// Marks the event as done.
-    fn done(&self, py: Python<'_>) -> PyResult<()> {
-        self.held.done(py)
-    }
-
-    /// The connection.
-    #[getter]
-    const fn connection(&self) -> Connection {
-        self.held.connection
-    }
-
-    /// Time of the event in nanoseconds since the epoch.
-    #[getter]
-    const fn time(&self) -> u64 {
-        self.held.time
-    }
-
     /// True if messages were received or sent before: another worker served the connection.
     #[getter]
     const fn resumed(&self) -> bool {
@@ -59,6 +29,12 @@ impl Opened {
     #[getter]
     const fn tls(&self) -> bool {
         self.info.tls
+    }
+
+    /// True if TLS began with STARTTLS or SSLRequest. An SMTP client was greeted then.
+    #[getter]
+    const fn starttls(&self) -> bool {
+        self.info.starttls
     }
 
     /// The peer's address.
@@ -85,7 +61,7 @@ impl Opened {
         &self.info.server_name
     }
 
-    /// DNS names in the verified certificate of the client.
+    /// The DNS names and URIs, or else the common name, in the verified certificate of the client.
     #[getter]
     fn client_names(&self) -> Vec<String> {
         self.info.client_names.clone()
@@ -93,9 +69,9 @@ impl Opened {
 }
 
 impl Opened {
-    pub(crate) fn new(py: Python<'_>, held: Held, info: OpenedInfo) -> Self {
+    pub(crate) fn new(py: Python<'_>, info: OpenedInfo) -> Self {
         let protocol = PyBytes::new(py, &info.protocol).unbind();
-        Self { held, info, protocol }
+        Self { info, protocol }
     }
 }
 
@@ -122,17 +98,8 @@ pub(crate) struct Ended {
 
 impl Ended {
     pub(crate) fn new(ended: towpath_ring::Ended) -> Self {
-        let towpath_ring::Ended { connection: towpath_ring::Connection { index, generation }, time, info } =
-            ended;
+        let towpath_ring::Ended { connection, time, info } = ended;
         let towpath_ring::EndedInfo { cause, errno, bytes, length, text } = info;
-        Self {
-            connection: Connection { index, generation },
-            time,
-            cause: cause.name(),
-            errno,
-            bytes,
-            length,
-            text,
-        }
+        Self { connection: connection.into(), time, cause: cause.name(), errno, bytes, length, text }
     }
 }

@@ -6,7 +6,7 @@ mod engine;
 use std::path::Path;
 use std::process::Command;
 
-#[towpath_testenv::needs(python)]
+#[towpath_testenv::needs(python, "openssl")]
 #[test]
 fn the_module_in_python() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -6,20 +6,25 @@ import asyncio
 import errno
 import gc
 import http.client
+import inspect
 import json
 import os
 import pathlib
+import random
 import select
 import shutil
 import signal
 import smtplib
 import socket
+import ssl
 import struct
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
+import zlib
 
 import towpath
 from towpath import Inspector, Mux, Sender, Verdict, Worker
@@ -158,6 +163,61 @@ def smtp_async(worker):
         ticking.cancel()
         # The loop ran other tasks meanwhile.
         assert ticks > 1
+
+    asyncio.run(serve())
+
+
+def names(worker):
+    """Answers an opened event with what TLS says about the client."""
+    for event in worker:
+        if isinstance(event, towpath.Opened):
+            event.reply(f"{event.tls} {event.starttls} {event.server_name} {event.protocol} {event.client_names}\r\n".encode())
+
+
+class Upload:
+    """Checks the parts of one message, and answers the first one with 100 and the last one with a checksum."""
+
+    def __init__(self):
+        self.parts = self.bytes = self.sum = 0
+
+    def add(self, message):
+        bytes = message.bytes
+        assert message.payload == bytes and message.hash == 0
+        if message.part <= 1:
+            head, end, bytes = bytes.partition(b"\r\n\r\n")
+            assert head.startswith(b"POST / HTTP/1.1\r\n") and end
+            assert message.more is (message.part == 1) and message.cut is False
+        else:
+            assert message.part == self.parts + 1
+            assert not message.more or 16 << 10 <= len(bytes) <= 256 << 10
+        self.parts += 1
+        self.bytes += len(bytes)
+        self.sum = zlib.crc32(bytes, self.sum)
+        if message.cut:
+            assert message.bytes == b"" and message.more is False
+            print(f"cut after {self.bytes} bytes", file=sys.stderr, flush=True)
+        elif message.more and message.part == 1:
+            message.reply(b"HTTP/1.1 100 Continue\r\n\r\n", more=True)
+        elif not message.more:
+            text = f"{self.bytes} {self.sum} {self.parts}"
+            message.reply(f"HTTP/1.1 200 OK\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
+
+
+def uploads(worker):
+    messages = {}
+    for message in worker:
+        messages.setdefault(message.connection, Upload()).add(message)
+        if not message.more:
+            del messages[message.connection]
+
+
+def uploads_async(worker):
+    async def serve():
+        messages = {}
+        async for message in worker:
+            messages.setdefault(message.connection, Upload()).add(message)
+            if not message.more:
+                del messages[message.connection]
 
     asyncio.run(serve())
 
@@ -312,12 +372,17 @@ def parts(name):
     """Runs this file as an inspector or worker: `test_towpath.py NAME`."""
     inspectors = {"one_by_one": one_by_one, "many": many, "held": held, "capitals": capitals, "loop": loop}
     workers = {"iterate": iterate, "receive": receive, "interrupted": interrupted, "full": full, "checked": checked, "in_parts": in_parts}
-    events = {"smtp": smtp, "smtp_async": smtp_async, "resets": resets}
+    workers["unsent"] = unsent
+    events = {"smtp": smtp, "smtp_async": smtp_async, "resets": resets, "names": names}
+    streams = {"uploads": uploads, "uploads_async": uploads_async}
     if name == "pinned":
         pinned()
     elif name in inspectors:
         with Inspector(name="test", gaps=False) as queue:
             inspectors[name](queue)
+    elif name in streams:
+        with Worker(name="test", parts=True) as worker:
+            streams[name](worker)
     elif name in events:
         with Worker(name="test", events=True) as worker:
             events[name](worker)
@@ -346,12 +411,47 @@ class Module(unittest.TestCase):
         for statement in stub.body:
             if isinstance(statement, ast.ClassDef):
                 here = vars(getattr(towpath, statement.name))
+                bases = [base.__name__ for base in getattr(towpath, statement.name).__bases__ if base is not object]
+                self.assertEqual([base.id for base in statement.bases], bases, statement.name)
+                self.signatures(statement)
                 # Counters: the attributes of an object are its fields.
                 public = {name for name in [*here, *here.get("_fields", ())] if not name.startswith("_")}
                 stubbed = set(names(statement.body))
                 self.assertEqual({name for name in stubbed if not name.startswith("_")}, public, statement.name)
                 self.assertLessEqual(stubbed, {*here, *here.get("_fields", ())}, statement.name)
                 self.assertTrue(here["__doc__"], statement.name)
+
+    def signatures(self, stub):
+        """Checks the parameters of a class: names, kinds and defaults. Special methods have none in the module."""
+        described = getattr(towpath, stub.name)
+        for function in stub.body:
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            name = f"{stub.name}.{function.name}"
+            decorators = {decorator.id for decorator in function.decorator_list}
+            if function.name == "__new__":
+                found = inspect.signature(described)
+            elif function.name.startswith("__") or "property" in decorators:
+                continue
+            else:
+                found = inspect.signature(getattr(described, function.name))
+            kinds = inspect.Parameter
+            arguments = function.args
+            stubbed = [(argument.arg, kinds.POSITIONAL_OR_KEYWORD) for argument in arguments.args]
+            stubbed += [(argument.arg, kinds.KEYWORD_ONLY) for argument in arguments.kwonlyargs]
+            absent = [None] * (len(arguments.args) - len(arguments.defaults))
+            defaults = [
+                kinds.empty if default is None else ast.literal_eval(default)
+                for default in [*absent, *arguments.defaults, *arguments.kw_defaults]
+            ]
+            stubbed = [(*parameter, default) for parameter, default in zip(stubbed, defaults, strict=True)]
+            here = [(each.name, each.kind, each.default) for each in found.parameters.values()]
+            # The module shows some defaults as dots.
+            here = [row[:2] + (stub[2],) if row[2] is ... else row for row, stub in zip(here, stubbed[-len(here) :])]
+            # The methods of an object have self, its class and its class methods have no first parameter.
+            if here[:1] and here[0][0] in ("self", "slf"):
+                here = here[1:]
+            self.assertEqual(stubbed[1:], here, name)
 
     def test_attach_errors(self):
         for attach in (Inspector, Worker):
@@ -363,14 +463,32 @@ class Module(unittest.TestCase):
                 attach(3)
 
 
+def unsent(worker):
+    """`keep` keeps the connection of the message, `send` sends to the kept one, `unsent` answers what came back."""
+    kept = None
+    assert worker.poll_unsent() is None
+    for message in worker:
+        text = b"none"
+        match message.payload:
+            case b"keep":
+                kept, text = message.connection, b"kept"
+            case b"send" if kept:
+                worker.send(b"late", kept)
+                text = b"sent"
+            case b"unsent" if back := worker.poll_unsent():
+                assert (back.connection, back.errno) == (kept, errno.EPIPE)
+                text = b"unsent " + back.bytes
+        message.reply(text + b"\n")
+
+
 class Engine:
     """A towpath mux process whose workers run this file."""
 
-    def __init__(self, part, example=None, order="replies", framing='delimiter="\\n" strip=delimiter'):
+    def __init__(self, part, example=None, order="replies", framing='delimiter="\\n" strip=delimiter', more=()):
         command = [sys.executable, "-B", example or __file__, *([part] if part else [])]
         self.process = subprocess.Popen(
             [COMMAND, "mux", "127.0.0.1:0", "--framing", framing, *(["--order", order] if order else [])]
-            + ["--workers", "2", "--worker", " ".join(map(str, command))],
+            + ["--workers", "2", "--worker", " ".join(map(str, command)), *more],
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -428,6 +546,20 @@ class Messages(unittest.TestCase):
                 stream.sendall(b"".join(b"%d\n" % number for number in range(100)))
                 self.assertEqual([lines.readline() for _ in range(100)], [b"a %d\n" % number for number in range(100)])
 
+    def test_unsent_messages(self):
+        with Engine("unsent") as engine:
+            stream, lines = engine.connect()
+            with stream, lines:
+                stream.sendall(b"keep\n")
+                self.assertEqual(lines.readline(), b"kept\n")
+            stream, lines = engine.connect()
+            answers = set()
+            with stream, lines:
+                while b"unsent late\n" not in answers:
+                    stream.sendall(b"send\nunsent\n")
+                    answers |= {lines.readline(), lines.readline()}
+            self.assertLessEqual(answers, {b"none\n", b"sent\n", b"unsent late\n"})
+
     def test_server_speaks_first(self):
         for part in ("smtp", "smtp_async"):
             with self.subTest(part), Engine(part, order="sticky") as engine:
@@ -440,6 +572,32 @@ class Messages(unittest.TestCase):
                 code, said = engine.finish()
                 self.assertEqual(code, 0, said)
                 self.assertNotIn("Error", said)
+
+    @unittest.skipUnless(shutil.which("openssl"), "needs openssl")
+    def test_names_of_tls(self):
+        with tempfile.TemporaryDirectory() as directory:
+            cert, key = f"{directory}/cert.pem", f"{directory}/key.pem"
+            make = ["openssl", "req", "-x509", "-newkey", "ed25519", "-nodes", "-subj", "/CN=mux.example", "-keyout", key, "-out", cert]
+            make += ["-addext", "subjectAltName=DNS:mux.example,URI:urn:7", "-addext", "basicConstraints=CA:FALSE"]
+            subprocess.run(make, check=True, stderr=subprocess.DEVNULL)
+            more = ["--tls", f"{cert},{key}", "--tls-client-ca", cert]
+            context = ssl.create_default_context(cafile=cert)
+            context.load_cert_chain(cert, key)
+            for starttls, framing in ((False, "mqtt"), (True, "smtp")):
+                options = [*more, "--starttls"] if starttls else more
+                with self.subTest(framing), Engine("names", order=None, framing=framing, more=options) as engine:
+                    context.set_alpn_protocols(["x", "mqtt"])
+                    stream, lines = engine.connect()
+                    if starttls:
+                        self.assertTrue(lines.readline().startswith(b"220 "))
+                        stream.sendall(b"STARTTLS\r\n")
+                        self.assertTrue(lines.readline().startswith(b"220 "))
+                    lines.close()
+                    with context.wrap_socket(stream, server_hostname="mux.example") as client:
+                        protocol = b"" if starttls else b"mqtt"
+                        names = ["mux.example", "urn:7"]
+                        expected = f"True {starttls} mux.example {protocol} {names}\r\n".encode()
+                        self.assertEqual(client.recv(1000), expected)
 
     def test_connections_are_reset(self):
         with Engine("resets") as engine:
@@ -454,6 +612,63 @@ class Messages(unittest.TestCase):
             with stream, lines:
                 stream.sendall(b"hello\n")
                 self.assertEqual(lines.readline(), b"HELLO\n")
+
+
+class MessagesInParts(unittest.TestCase):
+    """Workers of a framing with body=stream."""
+
+    def upload(self, stream, lines, head, rest):
+        """Sends the head of an upload, and the rest when the worker has answered its first part."""
+        stream.sendall(b"POST / HTTP/1.1\r\nHost: a\r\n" + head + b"\r\n\r\n")
+        self.assertEqual(lines.readline() + lines.readline(), b"HTTP/1.1 100 Continue\r\n\r\n")
+        stream.sendall(rest)
+        self.assertEqual(lines.readline(), b"HTTP/1.1 200 OK\r\n")
+        length = int(lines.readline().removeprefix(b"Content-Length: "))
+        self.assertEqual(lines.readline(), b"\r\n")
+        return tuple(map(int, lines.read(length).split()))
+
+    def test_uploads_of_8_mib(self):
+        body = random.Random(1).randbytes(8 << 20)
+        # The chunk lines and the trailers are bytes of the message.
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in (body[:1], body[1:5_000_000], body[5_000_000:]))
+        chunks += b"0\r\nChecked: no\r\n\r\n"
+        for part in ("uploads", "uploads_async"):
+            with self.subTest(part), Engine(part, framing="http1 body=stream") as engine:
+                stream, lines = engine.connect()
+                with stream, lines:
+                    for head, rest in ((b"Content-Length: %d" % len(body), body), (b"Transfer-Encoding: chunked", chunks)):
+                        length, checksum, parts = self.upload(stream, lines, head, rest)
+                        self.assertEqual((length, checksum), (len(rest), zlib.crc32(rest)))
+                        # The head alone, and parts of up to 256 KiB.
+                        self.assertGreater(parts, 32)
+                code, said = engine.finish()
+                self.assertEqual(code, 0, said)
+                self.assertIn("2 messages: 2 done", said)
+                self.assertNotIn("Error", said)
+
+    def test_upload_is_cut(self):
+        for part in ("uploads", "uploads_async"):
+            with self.subTest(part), Engine(part, framing="http1 body=stream") as engine:
+                stream, lines = engine.connect()
+                with stream, lines:
+                    stream.sendall(b"POST / HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n")
+                    self.assertEqual(lines.readline(), b"HTTP/1.1 100 Continue\r\n")
+                self.assertEqual(next((line for line in engine.process.stderr if "cut after" in line), None), "cut after 0 bytes\n")
+                # The worker continues with the next upload.
+                stream, lines = engine.connect()
+                with stream, lines:
+                    body = b"x" * 100_000
+                    length, checksum, parts = self.upload(stream, lines, b"Content-Length: 100000", body)
+                    self.assertEqual((length, checksum), (100_000, zlib.crc32(body)))
+                    self.assertGreater(parts, 1)
+
+    def test_worker_without_parts_is_refused(self):
+        worker = f"{sys.executable} -B {__file__} iterate"
+        run = subprocess.run(
+            [COMMAND, "mux", "127.0.0.1:0", "--framing", "http1 body=stream", "--worker", worker], capture_output=True, text=True
+        )
+        self.assertNotEqual(run.returncode, 0)
+        self.assertIn("Python: parts=True", run.stderr)
 
 
 class Servers(unittest.TestCase):
@@ -820,6 +1035,306 @@ class Multiplexor(unittest.TestCase):
                 self.assertEqual(server.wait(), 0)
             finally:
                 server.kill()
+
+
+def framed(data, state):
+    """One byte of length; X is another protocol, ! raises, ? is an error, / uses the mux."""
+    assert isinstance(data, bytes) and data and (state.need, state.skip, state.trim, state.hash) == (0, 0, 0, 0)
+    assert state.cb[4] == state.messages
+    if data[:1] == b"!":
+        raise ValueError("no exclamation marks")
+    if data[:1] in b"?X":
+        return -errno.ESTRPIPE if data[:1] == b"X" else -errno.EILSEQ
+    if len(data) < 2:
+        state.need = 2
+        return 0
+    if data[0] == 200 and len(data) <= 700:
+        # A long head: bytes 0 to 700 are needed.
+        return 0
+    state.cb = (*state.cb[:4], state.cb[4] + 1)
+    state.skip, state.mark, state.hash = 1, 7, data[1]
+    return 1 + data[0] + (700 if data[0] == 200 else 0)
+
+
+class MuxFramings(unittest.TestCase):
+    def attach(self, mux, framing=None):
+        ours, peer = socket.socketpair()
+        self.addCleanup(peer.close)
+        with ours:
+            mux.attach(ours, framing)
+        peer.settimeout(30)
+        return peer
+
+    def ended(self, mux):
+        while (ended := mux.poll_ended()) is None:
+            time.sleep(0.001)
+        return ended
+
+    def test_toml_and_programs(self):
+        toml = towpath.Framing.from_toml("offset = 0\nlength = 1\nadjust = 1\n")
+        # tcpdump -ddd: the first byte is the length.
+        program = towpath.Framing.program(b"2\n48 0 0 0\n22 0 0 0\n")
+        with self.assertRaisesRegex(ValueError, "^1:10: length must be 1 to 8"):
+            towpath.Framing.from_toml("length = 9\n")
+        for wrong in (b"", b"2\n48 0 0 0\n"):
+            self.assertRaises(ValueError, towpath.Framing.program, wrong)
+        with self.assertRaisesRegex(ValueError, "unknown preset"):
+            towpath.Framing("lime")
+        self.assertRaises(TypeError, Mux, 7)
+        with Mux(toml) as mux:
+            rows = (None, b"\2hi"), (toml, b"\2ho"), (program, b"\4and"), ("line", b"a\n"), (towpath.Framing("line"), b"b\n")
+            for framing, data in rows:
+                self.attach(mux, framing).sendall(data)
+                self.assertEqual(mux.recv(timeout=30).bytes, data)
+
+    def test_functions(self):
+        self.assertRaises(TypeError, towpath.Framing.function, 7)
+        with Mux(towpath.Framing.function(framed), order="key", message_max=2000) as mux:
+            peer = self.attach(mux)
+            peer.sendall(b"\5")
+            peer.sendall(b"hello\3you" + b"\1x" * 1000)
+            first = mux.recv(timeout=30)
+            self.assertEqual((first.bytes, first.stripped, first.mark, first.hash), (b"\5hello", (1, 0), 7, ord("h")))
+            self.assertEqual(mux.recv(timeout=30).bytes, b"\3you")
+            for _ in range(1000):
+                self.assertEqual(mux.recv(timeout=30).bytes, b"\1x")
+            long = bytes([200]) + b"y" * 900
+            peer.sendall(long)
+            self.assertEqual(mux.recv(timeout=30).bytes, long)
+            mux.done()
+            for data, cause, number, text in (
+                (b"!", "malformed", errno.EBADMSG, "ValueError: no exclamation marks"),
+                (b"?", "malformed", errno.EILSEQ, "returned"),
+                (b"\xff" + b"z" * 10, "inside", errno.EBADMSG, "11 of 256"),
+            ):
+                peer = self.attach(mux)
+                peer.sendall(data)
+                peer.shutdown(socket.SHUT_WR)
+                ended = self.ended(mux)
+                self.assertEqual((ended.cause, ended.errno, ended.socket), (cause, number, None), ended.text)
+                self.assertIn(text, ended.text)
+            self.assertEqual((ended.bytes, ended.length, ended.unsent, ended.peer), (11, 256, 0, ""))
+            peer = self.attach(mux)
+            peer.sendall(b"X-protocol")
+            ended = self.ended(mux)
+            self.assertEqual(ended.cause, "given_back")
+            self.assertTrue(b"X-protocol".startswith(ended.rest))
+            with ended.socket as back:
+                back.sendall(b"raw")
+                self.assertEqual(peer.recv(3), b"raw")
+
+    def test_functions_and_threads_do_not_wait_for_each_other(self):
+        """The function has the lock of the mux and waits for the interpreter's; threads have the interpreter's and call the mux."""
+
+        def slow(data, state):
+            refuses(RuntimeError, "must not use a mux", mux.metrics)
+            for _ in range(50):
+                pass
+            return 2
+
+        mux = Mux(towpath.Framing.function(slow))
+        peer = self.attach(mux)
+        stop = threading.Event()
+
+        def look():
+            while not stop.is_set():
+                mux.clone().close()
+                mux.counters, mux.metrics(), mux.poll_event(), mux.poll_ended()
+
+        threads = [threading.Thread(target=look) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        handle = mux.clone()
+        for _ in range(50):
+            peer.sendall(b"a\n" * 20)
+            for _ in range(20):
+                message = handle.recv(timeout=60)
+                handle.send(message.bytes, message)
+                self.assertEqual(peer.recv(2, socket.MSG_WAITALL), b"a\n")
+        stop.set()
+        for thread in threads:
+            thread.join()
+        del message
+        handle.close()
+        mux.close()
+
+    def test_program_ends_without_close(self):
+        program = (
+            "import socket, towpath\n"
+            "mux = towpath.Mux(towpath.Framing.function(lambda data, state: 2))\n"
+            "ours, peer = socket.socketpair()\n"
+            "mux.attach(ours)\n"
+            "peer.sendall(b'ab' * 10000)\n"
+            "assert mux.recv().bytes == b'ab'\n"
+            "peer.sendall(b'ab' * 10000)\n"
+        )
+        for _ in range(5):
+            ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=120)
+            self.assertEqual((ended.returncode, ended.stderr), (0, b""))
+
+
+class MuxServers(unittest.TestCase):
+    def exchange(self, clients, server):
+        """Sends a line with a mux of clients, and returns the server's message."""
+        while True:
+            try:
+                clients.send(b"hello\n")
+                break
+            except OSError as error:
+                self.assertEqual(error.errno, errno.ENOTCONN)
+                time.sleep(0.001)
+        message = server.recv(timeout=30)
+        server.send(message.bytes.upper())
+        self.assertEqual(clients.recv(timeout=30).bytes, b"HELLO\n")
+        return message
+
+    def test_tls(self):
+        with tempfile.TemporaryDirectory() as name, Mux("line") as server, Mux("line", connected=True) as clients:
+            directory = pathlib.Path(name)
+            command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout key.pem -out cert.pem"
+            names = ["-addext", "subjectAltName=DNS:localhost", "-addext", "basicConstraints=critical,CA:FALSE"]
+            subprocess.run(command.split() + names, cwd=name, check=True, capture_output=True)
+            certificate, key = directory / "cert.pem", directory / "key.pem"
+            with self.assertRaisesRegex(ValueError, "missing.pem"):
+                server.listen_tls("127.0.0.1:0", certificate, directory / "missing.pem")
+            host, port = server.listen_tls("127.0.0.1:0", certificate, key, handshake_time=60)
+            with self.assertRaisesRegex(ValueError, "cert.pem"):
+                clients.connect(f"{host}:{port}", tls_roots=directory / "no-cert.pem")
+            connector = clients.connect(
+                f"{host}:{port}", tls_roots=certificate, tls_name="localhost", pause=0.001, pause_most=0.001
+            )
+            message = self.exchange(clients, server)
+            info = server.connection_info(message.connection)
+            self.assertEqual((info.tls, info.server_name, info.listener), (True, "localhost", f"{host}:{port}"))
+            self.assertEqual((info.local, info.protocol, info.client_names), (f"{host}:{port}", b"", []))
+            self.assertTrue(info.peer.startswith("127.0.0.1:"))
+            connector.close()
+            # Python's own TLS.
+            context = ssl.create_default_context(cafile=str(certificate))
+            with socket.create_connection((host, port), timeout=30) as plain:
+                with context.wrap_socket(plain, server_hostname="localhost") as stream:
+                    stream.sendall(b"by ssl\n")
+                    message = server.recv(timeout=30)
+                    server.send(message.bytes)
+                    self.assertEqual(stream.recv(100), b"by ssl\n")
+            # With certificates of clients.
+            host, guarded = server.listen_tls("127.0.0.1:0", certificate, key, client_ca=certificate)
+            context.load_cert_chain(certificate, key)
+            with socket.create_connection((host, guarded), timeout=30) as plain:
+                with context.wrap_socket(plain, server_hostname="localhost") as stream:
+                    stream.sendall(b"known\n")
+                    message = server.recv(timeout=30)
+                    self.assertEqual(server.connection_info(message.connection).client_names, ["localhost"])
+                    server.done()
+            # Not TLS: no connection, and an event.
+            self.assertIsNone(server.poll_event())
+            with socket.create_connection((host, port), timeout=30) as plain:
+                plain.sendall(b"this is not TLS\n")
+                while (event := server.poll_event()) is None:
+                    time.sleep(0.001)
+            self.assertEqual((event.kind, event.connection, event.bytes, event.sent), ("not_attached", None, b"", 0))
+            self.assertTrue(event.text and event.peer.startswith("127.0.0.1:"))
+
+    def test_unix_sockets(self):
+        with tempfile.TemporaryDirectory() as name, Mux("line") as server, Mux("line", connected=True) as clients:
+            path = pathlib.Path(name) / "server.sock"
+            self.assertRaises(FileNotFoundError, server.listen_unix, path / "no")
+            server.listen_unix(path)
+            # The connection stays without the object.
+            clients.connect(f"unix:{path}")
+            gc.collect()
+            message = self.exchange(clients, server)
+            info = server.connection_info(message.connection)
+            self.assertEqual((info.tls, info.listener), (False, f"unix:{path}"))
+            server.done()
+            clients.done()
+            clients.drain()
+            while (ended := server.poll_ended()) is None:
+                time.sleep(0.001)
+            self.assertEqual((ended.connection, ended.cause, ended.text), (message.connection, "clean", "closed by the peer"))
+            self.assertIsNone(server.connection_info(message.connection))
+
+    def test_admission(self):
+        """One connection of a peer at a time."""
+        inside, left = [], threading.Event()
+
+        def admit(remote, local):
+            self.assertTrue(remote.startswith("127.0.0.1:") and local.startswith("127.0.0.1:") and remote != local)
+            if len(inside) == 2:
+                raise KeyError("a defect")
+            inside.append(remote)
+            return towpath.Admit.PASS if len(inside) == 1 else towpath.Admit.RESET
+
+        reported = []
+        self.addCleanup(setattr, sys, "unraisablehook", sys.unraisablehook)
+        sys.unraisablehook = lambda raised: reported.append(raised.exc_type)
+        with Mux("line") as mux:
+            self.assertRaises(TypeError, mux.set_admission, 7)
+            mux.set_admission(admit, lambda remote, local: left.set())
+            address = mux.listen("127.0.0.1:0")
+            with socket.create_connection(address, timeout=30) as first:
+                first.sendall(b"hello\n")
+                self.assertEqual(mux.recv(timeout=30).bytes, b"hello\n")
+                # The reset may arrive before connect(2) returns.
+                with self.assertRaises(ConnectionResetError), socket.create_connection(address, timeout=30) as second:
+                    second.recv(1)
+                with socket.create_connection(address, timeout=30) as third:
+                    self.assertEqual(third.recv(1), b"")
+                mux.done()
+                self.assertFalse(left.is_set())
+            self.assertTrue(left.wait(30))
+            self.assertEqual(reported, [KeyError])
+            self.assertEqual(mux.metrics()["mux_accept"]["denied"], 1)
+
+    def test_asyncio(self):
+        async def serve(mux, count):
+            async for message in mux:
+                await mux.asend(message.bytes.upper(), message)
+                count.append(message.bytes)
+
+        async def client(address, lines):
+            reader, writer = await asyncio.open_connection(*address)
+            for line in lines:
+                writer.write(line)
+                self.assertEqual(await reader.readline(), line.upper())
+            writer.close()
+            await writer.wait_closed()
+
+        async def main():
+            with Mux("line") as mux, mux.clone() as other:
+                address, counts = mux.listen("127.0.0.1:0"), ([], [])
+                servers = [asyncio.create_task(serve(*each)) for each in zip((mux, other), counts)]
+                lines = [f"line {number}\n".encode() for number in range(100)]
+                await asyncio.gather(*(client(address, lines) for _ in range(8)))
+                mux.drain()
+                await asyncio.gather(*servers)
+                self.assertEqual(len(counts[0]) + len(counts[1]), 800)
+                self.assertIsNone(await mux.arecv())
+
+        asyncio.run(main())
+
+    def test_asyncio_waits_for_room(self):
+        async def main():
+            ours, peer = socket.socketpair()
+            with ours, peer, Mux("line") as mux:
+                connection = mux.attach(ours)
+                received = asyncio.create_task(mux.arecv())
+                line = b"x" * 65535 + b"\n"
+                sender = asyncio.create_task(self.lines(mux, line, connection, 100))
+                peer.setblocking(False)
+                loop, got = asyncio.get_running_loop(), 0
+                while got < 100 * len(line):
+                    got += len(await loop.sock_recv(peer, 1 << 16))
+                await sender
+                # A message arrives at the task that waited meanwhile.
+                await loop.sock_sendall(peer, b"last\n")
+                self.assertEqual((await received).bytes, b"last\n")
+
+        asyncio.run(main())
+
+    async def lines(self, mux, line, connection, count):
+        for _ in range(count):
+            await mux.asend(line, connection)
 
 
 class SenderTests(unittest.TestCase):

@@ -349,7 +349,7 @@ fn memory_that_is_not_safe_to_map_is_refused() {
         attach_to(welcome(layout), fds(9, seals[0], 0)[..3].iter().map(|f| f.try_clone().unwrap()).collect());
     assert!(matches!(&e, AttachError::Unsafe(why) if why.contains("3 descriptors")), "{e}");
     let e = attach_to(welcome(layout), fds(9, seals[0], 0));
-    assert!(matches!(&e, AttachError::Unsafe(why) if why.contains("begins with")), "{e}");
+    assert!(matches!(&e, AttachError::Unsafe(why) if why.contains("first word is")), "{e}");
     let e = attach_to(welcome(Layout { rx: Geometry { frame_nr: 33, ..layout.rx }, ..layout }), vec![]);
     assert!(matches!(e, AttachError::Geometry(_)), "{e}");
     let null = std::fs::File::open("/dev/null").unwrap();
@@ -397,7 +397,7 @@ fn without_the_agreed_fence_neither_side_sleeps() {
 }
 
 #[test]
-fn a_refused_client_is_told_why() {
+fn a_refusal_has_its_reason() {
     let mut nobody = pair(Config { allow: crate::Allow::Users(vec![]), ..config() });
     let e = refused(&mut nobody.endpoint);
     let uid = rustix::process::geteuid().as_raw();
@@ -450,7 +450,7 @@ fn descriptors_beyond_the_limit_are_closed_and_counted() {
 }
 
 #[test]
-fn an_engine_that_accepts_nobody_is_not_waited_for_for_ever() {
+fn attach_times_out_if_the_engine_accepts_no_connection() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ring");
     let _listener = sys::listen(&path, 0).unwrap();
@@ -474,6 +474,7 @@ fn an_endpoint_survives_what_is_no_hello() {
         version: 9,
         gaps: true,
         events: false,
+        parts: false,
         fences: Fences::Both,
         name: "old".into(),
     }
@@ -504,7 +505,7 @@ fn an_endpoint_survives_what_is_no_hello() {
 }
 
 #[test]
-fn client_memory_cannot_be_written_through_any_door() {
+fn memory_for_reading_cannot_be_written() {
     // Memory that the client gets for reading: try every way of writing to it.
     let fd = sys::memfd("test", 4096).unwrap();
     let own = Words::map(fd.as_fd(), 4096, Access::Own).unwrap();

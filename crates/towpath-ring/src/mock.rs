@@ -120,7 +120,14 @@ pub(crate) fn sockets() -> (OwnedFd, OwnedFd) {
 }
 
 pub(crate) fn hello() -> Hello {
-    Hello { version: abi::VERSION, gaps: true, events: false, fences: Fences::Both, name: "mock".into() }
+    Hello {
+        version: abi::VERSION,
+        gaps: true,
+        events: false,
+        parts: false,
+        fences: Fences::Both,
+        name: "mock".into(),
+    }
 }
 
 /// The payload of a replacement.

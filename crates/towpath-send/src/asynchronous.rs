@@ -26,7 +26,8 @@ use crate::driver::{Done, Driver, Turn};
 use crate::engine::MAX_PARTS;
 use crate::error::{SendError, Unarmed};
 use crate::policy::Mode;
-use crate::sender::{AFTER_RESET, BackEnd, Closed, Options, Socket};
+use crate::sender::{AFTER_RESET, BackEnd, Closed, Options};
+use crate::socket::Socket;
 use crate::sys::{self, Part};
 use towpath_wire::Time;
 
@@ -203,7 +204,7 @@ impl AsyncSender {
         self.driver.backend.back_end()
     }
 
-    /// The reason why the socket is always sent on with copies, if any.
+    /// The reason why zero copy cannot be used on the socket; `None` if it can.
     pub fn unarmed(&self) -> Option<Unarmed> {
         self.driver.backend.unarmed
     }

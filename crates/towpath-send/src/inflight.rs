@@ -151,7 +151,7 @@ impl<T> Inflight<T> {
         self.unflushed() == 0
     }
 
-    /// Count of frames that are not.
+    /// Count of frames that are not completely accepted.
     #[inline]
     pub(crate) fn unflushed(&self) -> usize {
         self.frames.len() - (self.cursor - self.base) as usize

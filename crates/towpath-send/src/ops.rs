@@ -1,7 +1,8 @@
 //! Test harness for the completion engine: runs operations against the engine and against a reference model.
 //!
 //! The property test and the fuzzer share it: operations are decoded from bytes. The model is the kernel's view: a list of all calls
-//! with the frames that each covered, and whether each was notified.
+//! with the frames that each covered, and whether each was notified. With io_uring, the notifications are those of single requests in any
+//! order, failed requests have some too, and `Requests` is between the model and the engine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use crate::engine::{Config, CopyMode, Engine, Kind, Path};
 use crate::locked::LockedMemory;
 use crate::notification::Range;
+use crate::requests::Requests;
 use towpath_wire::Time;
 
 /// Encoded size of an operation in bytes.
@@ -51,7 +53,41 @@ impl Op {
 struct Call {
     frames: Vec<u32>,
     bytes: u64,
+    /// The kernel no longer reads the memory, and whether it copied. The engine may not have been told yet.
+    finished: Option<bool>,
     notified: bool,
+}
+
+/// The back end io_uring: the numbers of requests, and the kernel's view of them.
+struct Ring {
+    requests: Requests,
+    /// Requests whose notification is still to come, with the call of those that the kernel accepted.
+    pending: Vec<(u64, Option<usize>)>,
+}
+
+impl Ring {
+    /// A request that fails. `way` selects whether a notification follows, precedes the result, or is absent.
+    fn fail(&mut self, way: usize) {
+        let id = self.requests.begin();
+        match way % 3 {
+            0 => self.pending.push((id, None)),
+            1 => self.requests.handle_notification(id, false),
+            _ => {}
+        }
+        assert_eq!(self.requests.handle_result(id, -11, way % 3 < 2), Err(11));
+    }
+
+    /// An accepted request, the call `at`. Returns whether the kernel copied, if it has finished with it already.
+    fn accept(&mut self, at: usize, bytes: usize, way: usize) -> Option<bool> {
+        let id = self.requests.begin();
+        match way % 4 {
+            0 => self.requests.handle_notification(id, true),
+            1 => {}
+            _ => self.pending.push((id, Some(at))),
+        }
+        assert_eq!(self.requests.handle_result(id, bytes as i32, way % 4 != 1), Ok(bytes));
+        (way % 4 < 2).then_some(way.is_multiple_of(4))
+    }
 }
 
 /// An engine and its model.
@@ -67,6 +103,8 @@ pub struct World {
     calls: Vec<Call>,
     returned: BTreeSet<u32>,
     stray: bool,
+    /// Absent with MSG_ZEROCOPY.
+    ring: Option<Ring>,
 }
 
 impl World {
@@ -98,7 +136,15 @@ impl World {
             calls: Vec::new(),
             returned: BTreeSet::new(),
             stray: false,
+            ring: None,
         }
+    }
+
+    /// As above, with the back end io_uring.
+    pub fn io_uring(shape: u8) -> Self {
+        let world = Self::new(shape);
+        let requests = Requests::new(world.first as u32);
+        Self { ring: Some(Ring { requests, pending: Vec::new() }), ..world }
     }
 
     /// Executes one operation and checks all invariants.
@@ -111,6 +157,8 @@ impl World {
             Op::Send(share, most) => self.send(share, most),
             Op::NoBuffers => self.no_buffers(),
             Op::Notify(from, count, copied) => self.notify(from, count, copied),
+            // The ring has no completions without a request.
+            Op::Stray(..) if self.ring.is_some() => {}
             Op::Stray(distance, len) => self.stray(distance, len),
             Op::Advance(time) => self.now = self.now + time,
         }
@@ -130,7 +178,8 @@ impl World {
             self.check();
         }
         assert!(self.engine.is_flushed(), "sending stalls although the kernel accepts all data");
-        while self.engine.outstanding() > 0 {
+        while self.engine.outstanding() > 0 || self.ring.as_ref().is_some_and(|ring| !ring.pending.is_empty())
+        {
             self.notify(0, 255, false);
             self.check();
         }
@@ -168,6 +217,11 @@ impl World {
                 let (len, sent) = self.frames[token];
                 assert!(span.start == sent && span.end <= len, "frame {token}: {span:?} of {sent}..{len}");
             }
+            let zerocopy = transmit.how == Path::Zerocopy;
+            if let Some(ring) = self.ring.as_mut().filter(|_| zerocopy && share.is_multiple_of(5)) {
+                // EAGAIN: nothing is accepted, and the call is repeated later.
+                ring.fail(most);
+            }
             let whole = self.engine.is_datagram() || at + 1 < made;
             let bytes = match transmit.bytes * usize::from(share) / 255 {
                 _ if whole => transmit.bytes,
@@ -187,8 +241,11 @@ impl World {
                     touched.push(token);
                 }
             }
-            if transmit.how == Path::Zerocopy {
-                self.calls.push(Call { frames: touched, bytes: bytes as u64, notified: false });
+            if zerocopy {
+                let next = self.calls.len();
+                let way = usize::from(share) + at;
+                let finished = self.ring.as_mut().and_then(|ring| ring.accept(next, bytes, way));
+                self.calls.push(Call { frames: touched, bytes: bytes as u64, finished, notified: false });
             }
         }
     }
@@ -198,6 +255,9 @@ impl World {
         if transmit.how != Path::Zerocopy {
             return;
         }
+        if let Some(ring) = &mut self.ring {
+            ring.fail(self.calls.len());
+        }
         self.engine.handle_no_buffers(self.now);
         if self.engine.outstanding() == 0 {
             let next = self.engine.poll_transmit(self.now).expect("the frame still waits");
@@ -205,7 +265,38 @@ impl World {
         }
     }
 
+    /// Completes requests in any order, and gives the engine every completed number.
+    fn complete(&mut self, from: u8, count: u8, copied: bool) {
+        let Some(ring) = &mut self.ring else { return };
+        for _ in 0..=count % 16 {
+            if ring.pending.is_empty() {
+                break;
+            }
+            let (id, call) = ring.pending.swap_remove(usize::from(from) % ring.pending.len());
+            if let Some(call) = call {
+                self.calls[call].finished = Some(copied);
+            }
+            ring.requests.handle_notification(id, copied);
+        }
+        while let Some((number, copied)) = ring.requests.poll_completed() {
+            let at = number.wrapping_sub(self.first as u32) as usize;
+            let call = self.calls.get_mut(at).unwrap_or_else(|| panic!("number {number} was never assigned"));
+            assert!(!call.notified, "number {number} is completed twice");
+            assert_eq!(
+                call.finished,
+                Some(copied),
+                "number {number} is completed early or by another request"
+            );
+            call.notified = true;
+            self.engine.handle_notification(Range { first: number, last: number, copied }, self.now);
+        }
+        self.engine.handle_queue_read(self.now);
+    }
+
     fn notify(&mut self, from: u8, count: u8, copied: bool) {
+        if self.ring.is_some() {
+            return self.complete(from, count, copied);
+        }
         let open: Vec<usize> = (0..self.calls.len()).filter(|&at| !self.calls[at].notified).collect();
         if open.is_empty() {
             return;
@@ -213,7 +304,7 @@ impl World {
         let first = open[usize::from(from) % open.len()];
         let last = (first + usize::from(count % 16)).min(self.calls.len() - 1);
         for call in &mut self.calls[first..=last] {
-            call.notified = true;
+            (call.finished, call.notified) = (Some(copied), true);
         }
         let wire = |at: usize| (self.first + at as u64) as u32;
         self.engine.handle_notification(Range { first: wire(first), last: wire(last), copied }, self.now);
@@ -276,11 +367,12 @@ mod tests {
             shape: u8,
             ops in proptest::collection::vec(any::<[u8; OP_BYTES]>(), 0..200),
         ) {
-            let mut world = World::new(shape);
-            for op in ops {
-                world.step(Op::from_bytes(op));
+            for mut world in [World::new(shape), World::io_uring(shape)] {
+                for op in &ops {
+                    world.step(Op::from_bytes(*op));
+                }
+                world.finish();
             }
-            world.finish();
         }
     }
 }

@@ -8,7 +8,8 @@ use crate::driver::{Done, Driver, Remains, Turn};
 use crate::engine::Full;
 use crate::error::{SendError, Unarmed};
 use crate::policy::Mode;
-use crate::sender::{BackEnd, Options, Socket};
+use crate::sender::{BackEnd, Options};
+use crate::socket::Socket;
 use crate::sys;
 use towpath_wire::Time;
 
@@ -167,7 +168,7 @@ impl PollSender {
         self.driver.engine.mode()
     }
 
-    /// The reason why the socket is always sent on with copies, if any.
+    /// The reason why zero copy cannot be used on the socket; `None` if it can.
     pub fn unarmed(&self) -> Option<Unarmed> {
         self.driver.backend.unarmed
     }

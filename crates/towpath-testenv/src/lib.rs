@@ -22,7 +22,8 @@ const OPTIONAL: [&str; 2] = ["shared", "ktls"];
 
 /// Ignores a test on a machine that lacks one of the listed needs. It stands before `#[test]`.
 ///
-/// A string is a program in `PATH`. The words are:
+/// A string is a program in `PATH`, or `python:MODULE`: a module in the virtual environment that `.ci/run programs` makes
+/// ([`clients!`]). The words are:
 ///
 /// | word | need |
 /// |---|---|
@@ -84,6 +85,12 @@ pub fn shared(_: TokenStream) -> TokenStream {
     format!("{:?}", shared_path()).parse().expect("a literal")
 }
 
+/// Expands to the path of the virtual environment with client libraries for tests, a `&'static str`: `clients` in the target directory.
+#[proc_macro]
+pub fn clients(_: TokenStream) -> TokenStream {
+    format!("{:?}", clients_path()).parse().expect("a literal")
+}
+
 /// Whether the machine has `need`; `None` if the word is unknown.
 fn has(need: &str) -> Option<bool> {
     let lists = |file: &str, word: &str| {
@@ -122,6 +129,9 @@ fn has(need: &str) -> Option<bool> {
         "shared" => shared_path().join("captures").is_dir(),
         program => {
             let program = program.strip_prefix('"')?.strip_suffix('"')?;
+            if let Some(module) = program.strip_prefix("python:") {
+                return Some(has_module(module));
+            }
             let path = std::env::var_os("PATH").unwrap_or_default();
             std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
         }
@@ -136,6 +146,19 @@ fn shared_path() -> PathBuf {
         },
         PathBuf::from,
     )
+}
+
+/// The directory of `.ci/run programs`, whose working directory is the workspace.
+fn clients_path() -> PathBuf {
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default();
+    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    Path::new(&package).join("../..").join(target).join("clients")
+}
+
+/// Whether the virtual environment has a Python module: `lib/pythonX.Y/site-packages/MODULE`.
+fn has_module(module: &str) -> bool {
+    let versions = std::fs::read_dir(clients_path().join("lib")).into_iter().flatten().flatten();
+    versions.into_iter().any(|version| version.path().join("site-packages").join(module).is_dir())
 }
 
 /// The second number of `Uid:` (proc_pid_status(5)).

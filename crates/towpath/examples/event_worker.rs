@@ -9,7 +9,7 @@
 //!
 //! With the argument `http`, a message is an HTTP request: it answers in HTTP/1.0 and closes. With `silent`, it answers no opened event;
 //! with `deaf`, it asks for no events; with `journal FILE` and `journal-recv FILE`, it appends each message to the file, and is gone after one
-//! that starts with `die`; with `late`, it dies at the first opened event if the file in the next argument does not exist.
+//! that starts with `die`; with `tls`, it answers an opened event with `STARTTLS SERVER-NAME/PROTOCOL/CLIENT-NAMES`; with `late`, it dies at the first opened event if the file in the next argument does not exist.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -42,8 +42,16 @@ fn main() -> Result<(), Box<dyn Error>> {
                     std::fs::write(&args[1], b"")?;
                     std::process::exit(1);
                 }
-                if mode != "silent" {
-                    greet(&mut worker, &opened)?;
+                match mode {
+                    "silent" => {}
+                    "tls" => {
+                        let info = &opened.info;
+                        let protocol = String::from_utf8_lossy(&info.protocol);
+                        let names = info.client_names.join(",");
+                        let line = format!("{} {}/{protocol}/{names}\n", info.starttls, info.server_name);
+                        worker.reply(&opened.message, line.as_bytes())?;
+                    }
+                    _ => greet(&mut worker, &opened)?,
                 }
                 worker.done(opened.message);
             }

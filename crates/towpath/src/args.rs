@@ -307,7 +307,7 @@ fn queue_policy(text: &str) -> Result<QueuePolicy, String> {
             "may-queue" => policy.may_queue.push(queue_number(value)?),
             _ => {
                 return Err(format!(
-                    "`{key}` is no policy; there are workers, fanout, overload, high, low, may-queue, deadline and default"
+                    "`{key}` is not a policy; the policies are workers, fanout, overload, high, low, may-queue, deadline and default"
                 ));
             }
         }

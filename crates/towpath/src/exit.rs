@@ -4,7 +4,7 @@ macro_rules! codes {
     ($($name:ident = $code:literal $help:literal)+) => {
         $(#[doc = $help] pub const $name: u8 = $code;)+
 
-        /// Every code with its meaning.
+        /// All exit codes with their meanings.
         pub const TABLE: &[(u8, &str)] = &[$(($code, $help)),+];
     };
 }

@@ -108,6 +108,8 @@ fn word(outcome: &RuleOutcome) -> &'static str {
         RuleOutcome::Failed { .. } => "failed",
         RuleOutcome::NoState { .. } => "no-state",
         RuleOutcome::State { .. } => "state",
+        RuleOutcome::OwnState { .. } => "own-state",
+        RuleOutcome::Refused { .. } => "refused",
         RuleOutcome::Matched { .. } => "matched",
         RuleOutcome::Deferred { .. } => "deferred",
         RuleOutcome::Unfit { .. } => "unfit",
@@ -130,6 +132,12 @@ fn said(outcome: &RuleOutcome) -> String {
         }
         RuleOutcome::State { state, related: true, parent, lead } => {
             format!("an error about the state `{}` of rule {parent}: {}", state.trim(), led(lead))
+        }
+        RuleOutcome::OwnState { name, parent, lead } => {
+            format!("found the state {name} that this packet made at rule {parent}: {}", led(lead))
+        }
+        RuleOutcome::Refused { name, reason } => {
+            format!("matches, but no state {name} can be made ({reason}): drop")
         }
         RuleOutcome::Matched { makes_state: Some(name), lead } => {
             format!("matches, and makes a state {name}: {}", led(lead))

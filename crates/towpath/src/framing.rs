@@ -63,7 +63,7 @@ impl Named {
             };
         }
         let bytes = std::fs::read(path).map_err(|error| refused(&error))?;
-        // An ELF object, raw instructions, or the output of tcpdump -ddd; TOML starts differently from each of them.
+        // An ELF object, raw instructions, or the output of tcpdump -ddd. A TOML document starts with none of these.
         let numbers = bytes.trim_ascii_start().first().is_some_and(u8::is_ascii_digit);
         let framing = match std::str::from_utf8(&bytes) {
             Ok(document) if !numbers && !document.contains('\0') => Framing::from_toml(document)

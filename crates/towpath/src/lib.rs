@@ -24,4 +24,5 @@ pub mod ruleset_manager;
 pub mod settings;
 pub mod snapshot;
 pub mod streams;
+pub mod upgrade;
 pub mod worker_pool;

@@ -47,11 +47,13 @@ impl MuxBounds {
 
 #[cfg(test)]
 mod tests {
+    use towpath_mux::mux::Order;
+
     use super::*;
 
     #[test]
     fn a_bound_replaces_its_default() {
-        let (limits, config) = (Limits::default(), Config::default());
+        let (limits, config) = (Limits::default(), Config::new(Order::None));
         assert_eq!(MuxBounds::default().apply(limits, config), (limits, config));
         let bounds = MuxBounds {
             head: Some(1),

@@ -46,7 +46,7 @@ impl LogSender {
         self.tell_lost();
         let Self { lines, lost } = self;
         drain(walker, now, all, |_, line, count| {
-            // Once a line is lost, the summary comes before the next one.
+            // After a lost line, all others are lost until the channel takes the summary.
             if *lost > 0 || lines.try_send(line.to_string()).is_err() {
                 *lost += count;
             }
@@ -65,7 +65,7 @@ impl LogSender {
 }
 
 impl Drop for LogSender {
-    /// Lines that were lost at the end appear in the log nevertheless.
+    /// Writes the number of lines that were lost since the last summary to the log.
     fn drop(&mut self) {
         if self.lost > 0 {
             logging::count_lost(self.lost);
@@ -81,7 +81,7 @@ fn lost_line(lost: u64) -> String {
 /// A time since 1970, in UTC: `2026-11-22T08:15:30.123456Z` (RFC 3339). With `fraction`, microseconds.
 pub fn utc(time: Time, fraction: bool) -> impl Display {
     fmt::from_fn(move |f| {
-        // 2^64 ns are in the year 2554, which `time` has.
+        // 2^64 ns after 1970 is in the year 2554, within the range of `time`.
         let at = OffsetDateTime::from_unix_timestamp_nanos(time.as_nanos().into()).map_err(|_| fmt::Error)?;
         let (year, month, day) = (at.year(), u8::from(at.month()), at.day());
         write!(f, "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}", at.hour(), at.minute(), at.second())?;

@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_without_their_state_are_told_by_reason() {
+    fn packets_without_their_state_are_listed_by_reason() {
         let counters = state::Counters { evicted: 9, full: 5, over_source: 2, ..report().states.counters };
         let states = States { counters, ..report().states };
         let text = Report { states, ..report() }.to_string();

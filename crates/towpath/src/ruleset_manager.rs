@@ -16,15 +16,16 @@ use towpath_gate::state::{
 use towpath_gate::{Diff, Gate, Restored, Routes, SnapshotError, StatePolicy};
 use towpath_wire::Time;
 
-use serde::{Deserialize, Serialize};
-
 pub use self::clock::Clock;
 use self::listings::Listings;
+use self::recheck::Recheck;
+pub use self::recheck::Rechecks;
 use crate::report;
 use crate::settings::{Settings, short};
 
 mod clock;
 mod listings;
+mod recheck;
 
 /// Owns the ruleset; worker threads evaluate it through `Walker`s. See the module documentation.
 pub struct RulesetManager {
@@ -48,50 +49,6 @@ struct Book {
     rechecks: Rechecks,
     /// States of a snapshot have not been re-checked yet.
     unchecked: bool,
-}
-
-/// A re-check in progress.
-#[derive(Clone, Copy, Debug, Default)]
-struct Recheck {
-    /// Start of the next step.
-    at: Cursor,
-    /// Set if a rule change restarted the re-check here: after the last state, a second round covers the states before it.
-    again: Option<Cursor>,
-    /// In the second round: its end.
-    until: Option<Cursor>,
-}
-
-impl Recheck {
-    /// Restarts at the current position, because rules changed, and wraps around at the end. Restarting at the first state would never
-    /// reach the last one if rules change often.
-    fn anew(self) -> Self {
-        Self { at: self.at, again: (self.at != Cursor::default()).then_some(self.at), until: None }
-    }
-
-    /// Advances to `next`, or past the last state if `None`. Returns `None` when the re-check is complete.
-    fn go_on(self, next: Option<Cursor>) -> Option<Self> {
-        match next {
-            Some(at) if self.until.is_none_or(|until| at.to_bits() < until.to_bits()) => {
-                Some(Self { at, ..self })
-            }
-            Some(_) => None,
-            None => self.again.map(|until| Self { until: Some(until), ..Self::default() }),
-        }
-    }
-}
-
-/// Progress and results of re-checks of states.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Rechecks {
-    /// Whether a re-check is running.
-    pub running: bool,
-    /// States checked by the current or last re-check; states that it checked twice after a rule change count twice.
-    pub looked: u64,
-    /// States that were dropped because the current rules would not create them.
-    pub dropped: u64,
-    /// States that another rule than before would create, and that it owns now.
-    #[serde(default)]
-    pub handed: u64,
 }
 
 /// Result of a command.
@@ -140,7 +97,7 @@ pub struct Event {
 const SWEPT: usize = 1 << 16;
 const PREPARED: usize = 16;
 
-/// States that a filtered listing looks at while it has the rules: some milliseconds.
+/// Maximum number of states that a filtered listing examines while it holds the lock: some milliseconds.
 const EXAMINED: usize = 1 << 15;
 
 /// Maximum number of queued events per thread.
@@ -203,13 +160,6 @@ impl Book {
             true => StatePolicy::Keep,
             false => StatePolicy::Delete,
         }
-    }
-
-    fn begin_recheck(&mut self) {
-        if self.recheck.is_none() {
-            self.rechecks = Rechecks::default();
-        }
-        self.recheck = Some(self.recheck.map_or_else(Recheck::default, Recheck::anew));
     }
 }
 
@@ -372,8 +322,8 @@ impl RulesetManager {
         self.states_where(from, max, verbose, |_, _, _| true)
     }
 
-    /// As [`states`](Self::states), only those that `wanted` accepts: the state, the number of its rule, and its flow name. A call looks
-    /// at a bounded number of states: fewer than `max` may be returned although there are more.
+    /// As [`states`](Self::states), only those that `wanted` accepts: the state, the number of its rule, and its flow name. A call
+    /// examines a bounded number of states, so it may return fewer than `max` although more exist.
     pub fn states_where(
         &self,
         from: Cursor,
@@ -385,8 +335,8 @@ impl RulesetManager {
         self.book().states_where((from, max), verbose, wanted, now)
     }
 
-    /// Removes the states that `wanted` accepts, as [`states_where`](Self::states_where) looks at them. Returns those that were removed,
-    /// and the cursor to continue at.
+    /// Removes the states that `wanted` accepts, among a bounded number of states from `from` on. Returns the removed states, and
+    /// the cursor to continue at.
     pub fn remove_states(
         &self,
         from: Cursor,
@@ -449,9 +399,9 @@ impl RulesetManager {
     }
 
     /// Replaces all entries of a table by those of `text`, in one step. A line of `text` is `KEY` or `KEY VALUE`; `file` is its name in
-    /// errors. With `quiet`, the last entry of a key counts; without, a second one is an error. With `check`, nothing is changed.
+    /// errors. If a key occurs twice, its last entry counts with `quiet`, and is an error without. With `check`, nothing is changed.
     ///
-    /// The text is read before the lock is taken: queries are answered meanwhile.
+    /// The text is parsed before the lock is taken, so that queries are answered meanwhile.
     ///
     /// # Errors
     /// All errors of the text, or the reason why the table cannot be loaded.
@@ -568,38 +518,6 @@ impl RulesetManager {
         Ok(restored)
     }
 
-    /// Starts a re-check of all states, as after a reload. [`RulesetManager::recheck_some`] runs it.
-    pub fn recheck(&self) {
-        self.book().begin_recheck();
-    }
-
-    /// Runs one step of the current re-check, if any: hands some states to the rules that would create them now, and drops those that no
-    /// rule would create. A step takes some milliseconds. Returns true if there is more to do.
-    pub fn recheck_some(&self) -> bool {
-        let now = self.clock.now();
-        let mut book = self.book();
-        let Some(recheck) = book.recheck else { return false };
-        let step = book.gate.recheck_step(recheck.at, now);
-        book.recheck = recheck.go_on(step.next);
-        let late = if book.recheck.is_none() { book.gate.finish_recheck() } else { 0 };
-        book.rechecks.looked += step.checked as u64;
-        book.rechecks.dropped += (step.dropped + late) as u64;
-        book.rechecks.handed += step.handed as u64;
-        book.unchecked &= book.recheck.is_some();
-        book.recheck.is_some()
-    }
-
-    /// Runs the current re-check, if any, until it is complete or `enough` returns true; at least one step.
-    pub fn recheck_until(&self, mut enough: impl FnMut() -> bool) {
-        while self.recheck_some() && !enough() {}
-    }
-
-    /// Returns the progress of re-checks.
-    pub fn rechecks(&self) -> Rechecks {
-        let book = self.book();
-        Rechecks { running: book.recheck.is_some(), ..book.rechecks }
-    }
-
     /// The counters of the dynamic states.
     pub fn state_counters(&self) -> Counters {
         self.book().gate.states().counters()
@@ -654,7 +572,7 @@ fn words(line: &str) -> impl Iterator<Item = &str> {
     line.split_whitespace().skip_while(move |word| is_ipfw(word) || word.starts_with('-'))
 }
 
-/// Rejects commands that only show something. They have no effect in a rule file; a control client expects output.
+/// Rejects commands that only show data: a rule file ignores them, and a client of the control socket would expect output.
 fn refuse_looks(text: &str) -> Result<(), Vec<Diagnostic>> {
     let mut found = Vec::new();
     for (line, number) in text.lines().zip(1..) {
@@ -671,8 +589,10 @@ fn refuse_looks(text: &str) -> Result<(), Vec<Diagnostic>> {
             line: number,
             column,
             end: column + shows.len() as u32,
-            message: format!("\"{shows}\" shows something, and a command changes something"),
-            hint: Some("ask with show-tables, show-table, lookup, show-pipes or show-rules".to_owned()),
+            message: format!("\"{shows}\" only shows data, and this request changes the rules"),
+            hint: Some(
+                "use the request show-tables, show-table, lookup, show-pipes or show-rules".to_owned(),
+            ),
             no_such_rule: false,
         });
     }
@@ -683,12 +603,12 @@ fn refuse_looks(text: &str) -> Result<(), Vec<Diagnostic>> {
 fn read_key(kind: Kind, text: &str) -> Result<Key, String> {
     let mut words = text.split_whitespace();
     let (Some(word), None) = (words.next(), words.next()) else {
-        return Err(format!("`{text}` is no key: a key is one word"));
+        return Err(format!("`{text}` is not a key: a key is one word"));
     };
     let parsed = Ruleset::parse("key", &format!("table t create type {kind}\ntable t add {word}"));
     let ruleset = parsed.ruleset.map_err(|errors| errors[0].message.clone())?;
     let mut keys = ruleset.tables().flat_map(|(_, table)| table.list());
-    keys.next().map(|(key, _)| key).ok_or_else(|| format!("`{word}` is no key"))
+    keys.next().map(|(key, _)| key).ok_or_else(|| format!("`{word}` is not a key"))
 }
 
 /// Runs `zero` and `resetlog`, with or without rule numbers, which reset counters. The rule parser accepts them without an effect.

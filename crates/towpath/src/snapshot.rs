@@ -80,7 +80,7 @@ pub fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
         file => file?,
     };
     if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is no regular file"));
+        return Err(io::Error::other("it is not a regular file"));
     }
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;
@@ -97,7 +97,10 @@ pub fn set_aside(path: &Path) {
     });
     match moved {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            log::warn!("{}: it stays, and will be old when the next engine starts: {error}", path.display());
+            log::warn!(
+                "{}: cannot be renamed, so a next engine would restore outdated states: {error}; remove it",
+                path.display()
+            );
         }
         _ => {}
     }
@@ -108,9 +111,9 @@ pub fn told(restored: Restored) -> String {
     let Restored { states, default_dynamic, existing, refused, .. } = restored;
     let mut text = format!("{} restored", count(states + default_dynamic, "state"));
     let more = [
-        (default_dynamic, "of rules that are not here: they go by the default dynamic rule"),
-        (existing, "were here already"),
-        (refused, "refused: there is no room for them"),
+        (default_dynamic, "of rules that do not exist: the default dynamic rule decides them"),
+        (existing, "existed already"),
+        (refused, "refused, because the table is full"),
     ];
     for (count, what) in more.into_iter().filter(|(count, _)| *count > 0) {
         text += &format!(", {count} {what}");
@@ -150,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_file_is_said_beforehand() {
+    fn paths_that_cannot_hold_a_file_are_errors() {
         let directory = tempfile::tempdir().unwrap();
         assert!(Saving::create(&directory.path().join("no/such")).is_err());
         assert!(Saving::create(directory.path()).is_err());

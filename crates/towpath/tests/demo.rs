@@ -132,7 +132,7 @@ fn interrupted_it_leaves_nothing() {
 #[test]
 fn without_its_engine_it_says_so_and_leaves_nothing() {
     let (_alone, directory) = (alone(), tempfile::tempdir().unwrap());
-    let running = until("people at work ...", directory.path());
+    let running = until("clients ...", directory.path());
     let all = processes(directory.path());
     let engine =
         all.iter().find(|(_, words)| words.contains(" run demo.toml")).unwrap_or_else(|| panic!("{all:?}"));

@@ -59,7 +59,7 @@ pub(crate) fn side(order: &Attack) -> Result<()> {
     if user == "other-user" {
         become_other_user()?;
     }
-    // The whole address space goes at once, as with a kill.
+    // `exit` below ends the process without closing anything first, as a kill does.
     let time = Duration::from_millis(*milliseconds);
     thread::spawn(move || {
         thread::sleep(time);
@@ -132,7 +132,7 @@ impl Random {
     }
 }
 
-/// Computes and makes system calls, without giving the CPU away (sched_yield(2)): no attacker does.
+/// Computes and makes system calls. Never yields the CPU (sched_yield(2)), because no attacker does.
 fn busy() -> Result<()> {
     let mut random = Random(1);
     loop {
@@ -179,7 +179,7 @@ fn attach(paths: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// Says something that is no hello.
+/// Sends messages that are not a valid hello.
 fn refusals(path: &Path) -> Result<()> {
     let mut random = Random(2);
     loop {
@@ -197,7 +197,7 @@ fn refusals(path: &Path) -> Result<()> {
     }
 }
 
-/// Holds connections that never say hello.
+/// Holds connections and never sends a hello.
 fn slots(path: &Path) -> Result<()> {
     let mut held = VecDeque::new();
     loop {
@@ -212,7 +212,7 @@ fn slots(path: &Path) -> Result<()> {
     }
 }
 
-/// Attaches as often as it is let in, and calls `turn` until the engine ends the channel.
+/// Attaches whenever the engine permits it, and calls `turn` until the engine ends the channel.
 fn attached(target: &Target<'_>, mut turn: impl FnMut(&RawRing) -> bool) -> Result<()> {
     loop {
         did();
@@ -256,7 +256,7 @@ fn descriptors(target: &Target<'_>) -> Result<()> {
     })
 }
 
-/// Attaches as often as it is let in to a queue that copies every packet to each of its inspectors, and reads nothing.
+/// Attaches as often as the engine permits to a queue that copies every packet to each of its inspectors, and reads nothing.
 fn watchers(path: &Path) -> Result<()> {
     let mut watchers: Vec<RawRing> = Vec::new();
     loop {

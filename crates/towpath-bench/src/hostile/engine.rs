@@ -45,7 +45,7 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// Starts an engine. `worker` is the hostile worker's way to attack.
+    /// Starts an engine. `worker` selects the attack of the hostile worker.
     pub(super) fn start(setup: Setup, worker: &str) -> Result<Self> {
         let files = TempDir::new().context("making a directory")?;
         let at = |name: &str| files.path().join(name);
@@ -76,7 +76,7 @@ impl Engine {
         let pause = stopped.clone();
         thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                // Fails after the start: the lines are then discarded.
+                // After the start, the receiver is gone and the send fails; the lines are discarded.
                 let _ = said.send(line);
                 while pause.load(Ordering::Relaxed) {
                     thread::sleep(Duration::from_millis(10));
@@ -153,11 +153,11 @@ impl Engine {
         Ok(kib << 10)
     }
 
-    /// Open descriptors without the connections of the mux with the hostile worker: a connection stays while a message of it waits, up
-    /// to the limits of the mux, and messages wait while the worker is barred. None without root: the engine is not dumpable.
+    /// Open descriptors without the connections of the hostile worker's mux, which stay open while their messages wait for a barred
+    /// worker. None without root: the engine is not dumpable.
     pub(super) fn descriptors(&self) -> Option<usize> {
         let count = || fs::read_dir(format!("/proc/{}/fd", self.process.id())).ok().map(Iterator::count);
-        // Connections end meanwhile, and none begins.
+        // Between the two counts connections may end, and none begins.
         let (all, connections) = (count()?, self.hostile_connections().unwrap_or(0));
         Some(all.saturating_sub(connections))
     }
@@ -184,16 +184,17 @@ impl Engine {
         count("packets")
     }
 
-    /// Waits until the engine has received as many packets as were sent to its links: those in their buffers would be lost at its end.
+    /// Waits until the engine has received as many packets as were sent. Packets in the buffers of links and pipes would be lost when the
+    /// engine ends.
     pub(super) fn await_packets(&self, sent: u64) -> Result<()> {
         let end = Instant::now() + ANSWER;
-        while self.netns().is_some() && self.conserves()? < sent && Instant::now() < end {
+        while self.conserves()? < sent && Instant::now() < end {
             thread::sleep(Duration::from_millis(20));
         }
         Ok(())
     }
 
-    /// Waits until the engine's threads send packets to the honest inspector: it is attached before they know it.
+    /// Waits until all threads of the engine have the ring of the honest inspector. It attaches before they do.
     pub(super) fn await_inspector(&self) -> Result<()> {
         let end = Instant::now() + BEGIN;
         while Instant::now() < end {

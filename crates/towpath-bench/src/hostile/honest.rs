@@ -48,7 +48,7 @@ pub(super) struct Honest {
     traffic: JoinHandle<Result<BTreeMap<u16, u64>>>,
     inspector: JoinHandle<Result<Histogram<u64>>>,
     client: JoinHandle<Result<Histogram<u64>>>,
-    /// With captures, [`check_capture`] does its work.
+    /// `None` with captures: [`check_capture`] checks the output file instead.
     receiver: Option<JoinHandle<Result<Flows>>>,
 }
 
@@ -268,7 +268,7 @@ impl Flows {
 /// Receives the packets that the engine has sent. `arrived` counts those of the honest flows.
 fn receive(socket: &OwnedFd, end: &AtomicBool, arrived: &AtomicU64) -> Result<Flows> {
     let mut flows = Flows::default();
-    // Longer packets are those of the attackers: cut.
+    // Longer packets are those of the attackers and are truncated.
     let mut bytes = [0; 2048];
     loop {
         let Some(frame) = ports::receive(socket, &mut bytes)? else {

@@ -53,7 +53,7 @@ pub(crate) struct Setup {
 }
 
 impl Mode {
-    /// It does not attack.
+    /// Returns true if the mode does not attack.
     fn is_busy(&self) -> bool {
         [BUSY, BUSY_TENTH].contains(&self.name)
     }
@@ -63,13 +63,13 @@ const fn mode(name: &'static str, other_user: bool) -> Mode {
     Mode { name, other_user, root: None }
 }
 
-/// A mode whose quota bounds neither root nor the engine's user.
+/// A mode that tests a quota. The quota bounds neither root nor the engine's user, so the attacker is another user.
 const fn quota(name: &'static str) -> Mode {
     Mode { name, other_user: true, root: Some("the quota does not bound the engine's user") }
 }
 
-/// The modes that do not attack: a process that is busy all the time, and for a tenth of it. An attacker is compared with the one
-/// whose share of a CPU is closer to its own.
+/// The modes that do not attack: a process that is busy all the time, and for a tenth of it. Each attacker is compared with the
+/// mode whose share of a CPU is closer to its own.
 const BUSY: &str = "busy";
 const BUSY_TENTH: &str = "busy-tenth";
 /// The share of a CPU above which [`BUSY`] is closer.

@@ -166,8 +166,8 @@ impl Sender {
     }
 }
 
-/// A packet socket that receives `protocol`; 0 receives nothing (packet(7)). It keeps the queueing discipline, because the kernel then
-/// selects the queue of a device with several by the packet's flow, and otherwise by the sender's CPU.
+/// A packet socket that receives `protocol`; 0 receives nothing (packet(7)). It does not set PACKET_QDISC_BYPASS: on a device with
+/// several queues the kernel then selects the queue by the packet's flow, and with that option by the sender's CPU.
 fn packet_socket(interface: &str, protocol: u16) -> Result<OwnedFd> {
     let socket = unbound_socket()?;
     bind(&socket, interface, protocol)?;
@@ -198,7 +198,7 @@ pub(super) fn within<T: Send>(pid: u32, open: impl FnOnce() -> Result<T> + Send)
 fn fifo(path: &Path) -> Result<File> {
     use rustix::fs::{CWD, FileType, Mode, mknodat};
     mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).context("making a FIFO")?;
-    // Open for both directions, it waits for no reader (fifo(7)).
+    // A FIFO that is opened for both directions does not wait for a reader (fifo(7)).
     let mut capture = OpenOptions::new().read(true).write(true).open(path)?;
     // Classic pcap (draft-ietf-opsawg-pcap): magic number, version 2.4, snapshot length, Ethernet.
     let head = [0xa1b2_c3d4, 2 | 4 << 16, 0, 0, 65_535, 1_u32];

@@ -25,7 +25,7 @@ pub(crate) fn side(how: &str) -> Result<()> {
     }
 }
 
-/// Answers too often, and sends to connections that it knows nothing of.
+/// Answers messages more than once, and sends to connections from which it received no message.
 fn too_often() -> Result<()> {
     let mut worker = Worker::attach_env()?;
     let mut random = Random(u64::from(std::process::id()));

@@ -35,7 +35,7 @@ pub(crate) enum Course {
     /// A state sends the packets to an inspector.
     Inspected,
     /// A state passes the packets, and a tee copies each of them.
-    Tapped,
+    Teed,
 }
 
 /// The steps that callgrind counts, by name.
@@ -43,7 +43,7 @@ pub(crate) const COURSES: [(&str, Course); 4] = [
     ("engine: twenty rules", Course::Rules),
     ("engine: a state", Course::States),
     ("engine: an inspector", Course::Inspected),
-    ("engine: a tap", Course::Tapped),
+    ("engine: a tee", Course::Teed),
 ];
 
 /// An engine with its generator; see the module documentation.
@@ -53,7 +53,7 @@ pub(crate) struct Path {
     _gate: Gate,
 }
 
-/// The engine's I/O: a clock.
+/// The engine's [`PacketIo`]: a clock, and a counter of the packets that left.
 struct Inside {
     now: u64,
     left: u64,
@@ -74,7 +74,7 @@ impl Path {
             Course::Rules => rules(false).replace(" keep-state", ""),
             Course::States => rules(false),
             Course::Inspected => rules(true),
-            Course::Tapped => format!("add tee 1 ip from any to any\n{}", rules(false)),
+            Course::Teed => format!("add tee 1 ip from any to any\n{}", rules(false)),
         };
         let ruleset = Ruleset::parse("path", &text).ruleset.map_err(|errors| anyhow!("{errors:?}"))?;
         let mut ports = Ports::new();
@@ -83,7 +83,7 @@ impl Path {
         let mut topology = Topology::none();
         topology.add(from, ForwardMode::Bridge { xmit: to, walk_out: false });
         let walker = gate.walker().context("a gate has a walker")?;
-        let asked = matches!(course, Course::Inspected | Course::Tapped);
+        let asked = matches!(course, Course::Inspected | Course::Teed);
         let queues = if asked { vec![Queue::new(1, Policy::default())] } else { Vec::new() };
         let inside = Inside { now: 1, left: 0 };
         let mut engine = Engine::live(inside, walker, topology, queues, Policy::default());
@@ -183,7 +183,7 @@ mod tests {
             let report = path.report();
             let all = ((BURSTS + 3) * BURST) as u64;
             assert_eq!((report.totals.stats.packets, report.totals.stats.passed), (all, all), "{name}");
-            let asked = matches!(course, Course::Inspected | Course::Tapped);
+            let asked = matches!(course, Course::Inspected | Course::Teed);
             assert_eq!(report.totals.stats.inspected, if asked { all } else { 0 }, "{name}");
             assert_eq!(report.states.counters.created > 0, course != Course::Rules, "{name}");
             assert_eq!(path.engine.io_mut().left, all, "{name}");

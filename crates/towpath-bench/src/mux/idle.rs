@@ -28,7 +28,8 @@ pub(crate) fn each() -> Result<f64> {
 /// Runs the server and prints its memory.
 pub(crate) fn server() -> Result<()> {
     allow_descriptors()?;
-    let server = towpath_mux::io::Server::new("length=4 be adjust=4".parse()?, Default::default())?;
+    let config = towpath_mux::mux::Config::new(towpath_mux::mux::Order::None);
+    let server = towpath_mux::io::Server::new("length=4 be adjust=4".parse()?, config)?;
     let address = server.listen("127.0.0.1:0")?;
     let threads = server.clone();
     let echo = std::thread::spawn(move || {

@@ -1,6 +1,7 @@
 //! TCP message servers: Towpath's and baselines. Each reads frames of `length=4 be adjust=4` and replies with the same bytes.
 
 pub(crate) mod client;
+pub(crate) mod drain;
 pub(crate) mod idle;
 pub(crate) mod rings;
 pub(crate) mod server;

@@ -3,6 +3,8 @@
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
@@ -12,28 +14,48 @@ use crate::subject::replay::binary;
 /// Guard of a running `towpath mux`; stops it on drop.
 pub(crate) struct Front {
     process: Child,
+    /// Its further output.
+    log: Option<JoinHandle<String>>,
+}
+
+impl Front {
+    /// Drains the server. Returns its further output, whatever its exit code.
+    pub(crate) fn finish(mut self) -> Result<String> {
+        kill_process(Pid::from_child(&self.process), Signal::TERM)?;
+        self.process.wait()?;
+        self.log.take().and_then(|log| log.join().ok()).context("no standard error")
+    }
 }
 
 impl Drop for Front {
     fn drop(&mut self) {
-        // SIGTERM drains the server. Both calls fail only if the process has ended already.
-        let _ = kill_process(Pid::from_child(&self.process), Signal::TERM);
-        let _ = self.process.wait();
+        // SIGTERM drains the server. The id of a process that has ended may be another's.
+        if let Ok(None) = self.process.try_wait() {
+            let _ = kill_process(Pid::from_child(&self.process), Signal::TERM);
+            let _ = self.process.wait();
+        }
     }
 }
 
 /// Starts `towpath mux` with `workers` echo workers and returns its address.
 pub(crate) fn start(workers: usize) -> Result<(Front, SocketAddr)> {
+    start_with(workers, "mux-worker", Duration::from_secs(1))
+}
+
+/// Starts it with workers that are the side `role` of this program.
+pub(crate) fn start_with(workers: usize, role: &str, drain: Duration) -> Result<(Front, SocketAddr)> {
     let own = std::env::current_exe().context("finding this program")?;
     let process = Command::new(binary()?)
-        .args(["mux", "127.0.0.1:0", "--framing", "length=4 be adjust=4", "--drain", "1", "--workers"])
+        .args(["mux", "127.0.0.1:0", "--framing", "length=4 be adjust=4", "--workers"])
         .arg(workers.to_string())
+        .arg("--drain")
+        .arg(drain.as_secs_f64().to_string())
         .arg("--worker")
-        .arg(format!("{} side mux-worker", own.display()))
+        .arg(format!("{} side {role}", own.display()))
         .stderr(Stdio::piped())
         .spawn()
         .context("starting towpath mux")?;
-    let mut front = Front { process };
+    let mut front = Front { process, log: None };
     let mut lines = BufReader::new(front.process.stderr.take().context("no standard error")?).lines();
     let mut address = None;
     while let Some(line) = lines.next().transpose()? {
@@ -41,8 +63,8 @@ pub(crate) fn start(workers: usize) -> Result<(Front, SocketAddr)> {
             address = Some(text.parse().with_context(|| format!("parsing the address {text}"))?);
         }
         if let (Some(address), true) = (address, line.ends_with("attached")) {
-            // Reads and discards further output.
-            std::thread::spawn(move || lines.count());
+            let rest = move || lines.map_while(Result::ok).collect::<Vec<_>>().join("\n");
+            front.log = Some(std::thread::spawn(rest));
             return Ok((front, address));
         }
     }

@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 
 use anyhow::Result;
 use rustix::event::epoll::{self, EventData, EventFlags};
+use towpath_mux::mux::{Config, Order};
 
 use super::{Job, whole};
 
@@ -23,9 +24,9 @@ pub(crate) enum Kind {
     Central,
     /// `towpath mux` with worker processes.
     Rings,
-    /// As `Towpath`; a connection occupies all workers but one at most.
+    /// As `Towpath`, with `in-flight` set: one connection occupies at most all workers but one.
     Share,
-    /// As `Towpath`, for a load without its disturbance.
+    /// As `Towpath`, for the load without the flooding peer.
     Alone,
 }
 
@@ -74,7 +75,7 @@ pub(crate) fn start(kind: Kind, workers: usize, job: Job) -> Result<Running> {
     let (got, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     if matches!(kind, Kind::Towpath | Kind::Share | Kind::Alone) {
         let in_flight = if kind == Kind::Share { workers - 1 } else { usize::MAX };
-        let config = towpath_mux::mux::Config { in_flight, ..Default::default() };
+        let config = Config { in_flight, ..Config::new(Order::None) };
         let server = towpath_mux::io::Server::new("length=4 be adjust=4".parse()?, config)?;
         let address = server.listen("127.0.0.1:0")?;
         let mut threads = Vec::new();

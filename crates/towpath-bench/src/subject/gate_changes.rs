@@ -1,4 +1,4 @@
-//! Metrics of changes beside running threads: states with a `limit`, entries of tables. And of packets without a state.
+//! Metrics of changes while other threads run (states with a `limit`, entries of tables), and of packets without a state.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -64,7 +64,7 @@ pub(super) fn limit_states(cpus: Cpus, time: Duration, reps: u32) -> Result<(f64
     Ok((median(&together), median(&alone)))
 }
 
-/// A walker that looks a packet up in a table, without an end, and the times of its bursts.
+/// A thread whose walker looks packets up in a table until it is stopped, and the times of its bursts.
 struct Looking {
     walker: Walker,
     packet: PacketSpec,
@@ -86,8 +86,8 @@ impl Looking {
     }
 }
 
-/// The median time in ns to add an entry to a table of `entries` entries beside a walker; and the 99.9% quantile of the walker's
-/// bursts meanwhile, and at rest.
+/// Measures changes of a table of `entries` entries while a walker runs. Returns the median time in ns to add an entry, and the
+/// 99.9% quantile of the walker's bursts during the changes and at rest.
 pub(super) fn table_entry(cpus: Cpus, time: Duration, entries: u32) -> Result<(f64, f64, f64)> {
     pin::to(cpus.consumer)?;
     let text = "table T create type addr\nadd allow ip from table(T) to any\n";

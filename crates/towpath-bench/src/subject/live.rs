@@ -25,8 +25,8 @@ struct Case {
 /// Send rate of the loss test, relative to the baseline forwarder's rate.
 const PACE: f64 = 0.6;
 
-/// Number of alternations per repetition, each accordingly shorter: disturbances last longer than one and affect both sides alike. (TCP
-/// takes the whole time in each: iperf3 measures whole seconds.)
+/// Measurements of each side per repetition, in alternation, each this many times shorter. A disturbance lasts longer than one of
+/// them, so it affects both sides. (TCP takes the whole time in each, because iperf3 measures whole seconds.)
 const TURNS: u32 = 3;
 
 const SMALL: Load = Load::Flood { len: 64, flows: 2000 };
@@ -75,7 +75,7 @@ impl Case {
             Load::Tcp => ("Gbit/s", 1e-9, Better::Higher),
             Load::RoundTrip => ("us", 1e-3, Better::Lower),
         };
-        // The machine's speed varies more between seconds than between consecutive measurements.
+        // The ratio is the median of the ratios of consecutive measurements, between which the machine's speed varies least.
         let (ours, peer) = (median(&ours) * scale, median(&peer) * scale);
         Ok(Metric::paired(&self.name, ours, peer, median(&ratios), unit, better, self.target))
     }
@@ -91,7 +91,6 @@ impl Case {
             sent += turn.0;
             arrived += turn.1;
         }
-        // The number of packets shows the rate of the baseline forwarder.
         let share = 100.0 * arrived as f64 / sent as f64;
         Ok(Metric::new(&self.name, share, 100.0, "% arrive", Better::Higher, self.target))
     }

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use crate::metric::{Better, Latency, Metric, Quantiles, Report};
 use crate::mux::Job;
 use crate::mux::client::{self, Measured};
+use crate::mux::drain;
 use crate::mux::idle;
 use crate::mux::server::{Kind, start};
 use crate::stat::median;
@@ -27,6 +28,7 @@ enum Workload {
     D,
     E,
     Idle,
+    Drain,
 }
 
 /// A row: a figure of a workload, ours relative to a baseline's.
@@ -41,7 +43,7 @@ struct Row {
     figure: fn(&Measured) -> f64,
 }
 
-const ROWS: [Row; 18] = {
+const ROWS: [Row; 19] = {
     use Better::{Higher, Lower};
     const fn row(
         name: &'static str,
@@ -53,7 +55,7 @@ const ROWS: [Row; 18] = {
         Row { name, workload, ours: Kind::Towpath, peer, unit, better, target, figure }
     }
     use Kind::{Alone, Central, Oneshot, Pinned, Share};
-    use Workload::{AComputes, AWaits, B, C, D, E, Idle};
+    use Workload::{AComputes, AWaits, B, C, D, Drain, E, Idle};
     [
         row("A 500 us waits, requests, over pinned", AWaits, Pinned, ("/s", Higher, 1.8), rate),
         row("A 500 us waits, mean latency, over pinned", AWaits, Pinned, ("ns", Lower, 0.56), mean),
@@ -91,6 +93,7 @@ const ROWS: [Row; 18] = {
             )
         },
         row("10,000 idle connections, each, over 2 KiB", Idle, Pinned, ("B", Lower, 1.0), rate),
+        row("--drain with a stuck worker, excess, over 100 ms", Drain, Pinned, ("ns", Lower, 1.0), rate),
     ]
 };
 
@@ -128,6 +131,10 @@ fn measure(workload: Workload, kind: Kind, seed: u64, time: Duration) -> Result<
         }
         Workload::Idle => {
             let rate = if kind == Kind::Towpath { idle::each()? } else { 2048.0 };
+            Ok(Measured { rate, latency: hdrhistogram::Histogram::new(3)? })
+        }
+        Workload::Drain => {
+            let rate = if kind == Kind::Towpath { drain::excess()? } else { 1e8 };
             Ok(Measured { rate, latency: hdrhistogram::Histogram::new(3)? })
         }
     }
@@ -178,7 +185,7 @@ impl Workload {
     /// Returns the number and duration of a server's measurements. High quantiles and queues that fill up need the whole time.
     fn turns(self, reps: u32, time: Duration) -> (u32, Duration) {
         match self {
-            Self::AWaits | Self::D | Self::E | Self::Idle => (reps, time),
+            Self::AWaits | Self::D | Self::E | Self::Idle | Self::Drain => (reps, time),
             Self::AComputes | Self::B | Self::C => (reps * TURNS, time / TURNS),
         }
     }

@@ -6,10 +6,12 @@
 //! of a loop and refuses loops that it cannot follow to the end. Here loops are allowed, because the fuel bounds the run.
 //!
 //! Invariants after success: no path reads an unset register or stack byte, leaves its function, nests calls deeper
-//! than [`MAX_FRAMES`], writes anything but its stack, `cb`, `mark` and `hash`, or reads a byte of the message that no
-//! comparison with `data_end` covers. The last one holds for pointers at a constant distance from the message's start.
-//! A pointer with a variable offset may have wrapped around 2^64, or may be recomputed after the comparison. For such
-//! pointers the path must contain a comparison with `data_end`, and the interpreter checks every packet access at run time.
+//! than [`MAX_FRAMES`], or writes anything but its stack, `cb`, `mark` and `hash`.
+//!
+//! Bounds of the message are not proven: the interpreter checks every load. The verifier only refuses loads of programs that forget
+//! the end of the message: a load at a constant distance from the start must be covered by a comparison with `data_end`, or the path
+//! has compared a pointer with a variable offset or read the length. Any other load needs a comparison on its path. Loads that no
+//! comparison covers are counted ([`Facts::variable`]).
 //!
 //! References: RFC 9669; `kernel/bpf/verifier.c` for the properties that programs for Linux rely on.
 
@@ -26,7 +28,7 @@ use crate::context::{self, Field};
 use crate::insn::{FRAME_POINTER, Insn, Kind, Operand, Size, decode};
 use crate::range::Range;
 use crate::run::{FRAME_BYTES, MAX_FRAMES};
-use crate::state::{Frame, State, Unset, Value, fresh};
+use crate::state::{ANYWHERE, Compared, Frame, State, Unset, Value, fresh};
 use crate::verifier_error::Reason;
 
 /// Instructions of a program, in slots of eight bytes.
@@ -77,7 +79,7 @@ pub(crate) struct Facts {
     pub(crate) kinds: Vec<Option<Kind>>,
     /// The memory that each load and store reaches.
     pub(crate) regions: Vec<Option<Region>>,
-    /// Loads through pointers into the message that were moved by a variable number.
+    /// Loads from the message that no comparison is known to cover.
     pub(crate) variable: BTreeSet<usize>,
     /// Which instructions some path reaches.
     pub(crate) reached: Vec<bool>,
@@ -347,7 +349,13 @@ impl Walk {
                 let left = read(state, dst)?;
                 match (left, right) {
                     (Value::Scalar(left), Value::Scalar(right)) => Value::Scalar(left.alu(op, wide, right)),
-                    _ => self.move_pointer(op, wide, (dst, left), (src, right))?,
+                    _ => {
+                        if matches!((left, right), (Value::PacketEnd, _) | (_, Value::PacketEnd)) {
+                            // The number of bytes from a pointer on.
+                            state.compared = Compared::Variable;
+                        }
+                        self.move_pointer(op, wide, (dst, left), (src, right))?
+                    }
                 }
             }
         };
@@ -372,9 +380,9 @@ impl Walk {
             }
             // The distance of two pointers into, or to the end of, the message.
             (Value::Packet { .. } | Value::PacketEnd, Value::Packet { .. } | Value::PacketEnd)
-                if op == AluOp::Sub && wide =>
+                if op == AluOp::Sub =>
             {
-                return Ok(Value::Scalar(Range::ANY));
+                return Ok(Value::Scalar(if wide { Range::ANY } else { Range::of_bits(32) }));
             }
             (Value::Stack { frame: a, .. }, Value::Stack { frame: b, .. })
                 if op == AluOp::Sub && wide && a == b =>
@@ -408,6 +416,7 @@ impl Walk {
                 Value::Stack { frame, min: within(min, least)?, max: within(max, most)? }
             }
             (Value::Stack { .. }, None) => return Err(Reason::StackUnbounded(register)),
+            (Value::Packet { id: ANYWHERE, .. }, _) => pointer,
             (Value::Packet { id, off, known }, Some((min, max))) if min == max => {
                 Value::Packet { id, off: within(off, min)?, known }
             }
@@ -420,7 +429,7 @@ impl Walk {
     fn load(
         &mut self,
         at: usize,
-        state: &State,
+        state: &mut State,
         size: Size,
         signed: bool,
         base: u8,
@@ -437,6 +446,10 @@ impl Walk {
                 Ok(match field {
                     Field::Data => Value::Packet { id: 0, off: 0, known: 0 },
                     Field::DataEnd => Value::PacketEnd,
+                    Field::Len { .. } => {
+                        state.compared = Compared::Variable;
+                        Value::Scalar(loaded)
+                    }
                     _ => Value::Scalar(loaded),
                 })
             }
@@ -447,15 +460,16 @@ impl Walk {
             }
             Value::Packet { id, off: moved, known } => {
                 self.reaches(at, base, Region::Packet)?;
-                if id != 0 {
-                    self.facts.variable.insert(at);
-                }
                 let (first, end) = (moved + off, moved + off + i64::from(size.bytes()));
                 if first < 0 || end > i64::from(known) {
-                    // Compilers compute a pointer once to compare it and again to use it.
-                    if id == 0 || !state.compared {
+                    // Compilers compute a pointer once to compare it and again to use it, and compare counters in place of pointers.
+                    if state.compared < if id == 0 { Compared::Variable } else { Compared::Fixed } {
                         return Err(Reason::Unproven(base, first, end - 1, known));
                     }
+                    self.facts.variable.insert(at);
+                } else if id != 0 {
+                    // It may have wrapped around 2^64.
+                    self.facts.variable.insert(at);
                 }
                 Ok(Value::Scalar(loaded))
             }

@@ -18,6 +18,8 @@ const EBPF: &[(&[Insn], &str)] = &[
     (&[raw(0x95, 0, 0, 1, 0)], "instruction 0: a field that this instruction does not use is not zero"),
     (&[raw(0xd4, 0, 0, 0, 24), EXIT], "instruction 0: a field that this instruction does not use is not zero"),
     (&[raw(0x18, 0, 0, 0, 0)], "instruction 0: the second half of this 64-bit load is missing"),
+    (&[raw(0x18, 0, 0, 0, 5), raw(0, 0, 0, 0, 0), raw(0x05, 0, 0, -2, 0), EXIT],
+        "instruction 2 (goto 1): the jump to instruction 1 lands inside a 64-bit load"),
     (&[mov(10, 0), EXIT], "instruction 0: r10, the frame pointer, cannot be written"),
     (&[mov(0, 0), raw(0x37, 0, 0, 0, 0), EXIT], "instruction 1: division by the constant 0"),
     (&[mov(0, 0), raw(0x97, 0, 0, 0, 0), EXIT], "instruction 1: division by the constant 0"),
@@ -144,7 +146,7 @@ const EBPF: &[(&[Insn], &str)] = &[
         "instruction 4 (r0 = *(u16 *)(r2 + 0)): offsets 0 to 1 from r2's base are read, but only 1 bytes are known to be \
          there; compare the pointer with data_end first"),
     // Two paths join. Only one of them has compared the pointer, set the register, or written the stack.
-    (&[load(W, 5, 1, LEN), load(W, 2, 1, DATA), load(W, 3, 1, DATA_END), copy(4, 2), add(4, 1), mov(0, 0),
+    (&[load(W, 5, 1, CB), load(W, 2, 1, DATA), load(W, 3, 1, DATA_END), copy(4, 2), add(4, 1), mov(0, 0),
        raw(0x45, 5, 0, 1, 1), jgt(4, 3, 1), load(B, 0, 2, 0), EXIT],
         "instruction 8 (r0 = *(u8 *)(r2 + 0)): offsets 0 to 0 from r2's base are read, but only 0 bytes are known to be \
          there; compare the pointer with data_end first"),

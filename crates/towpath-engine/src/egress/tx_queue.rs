@@ -252,7 +252,7 @@ impl TxQueue {
                 }
                 Err(error) => {
                     let end = (done + pulled.max(1)).min(items.len());
-                    // A port that fails has sent none of the frames that it took, and counts them itself. Otherwise it refuses the last.
+                    // After an I/O error, none of the frames that the port took was sent. After another error, the port refused only the last frame that it took.
                     let refused = if matches!(error, Error::Io { .. }) { done } else { end - 1 };
                     lost(DropReason::TxRefused, packets(&items[refused..end]), Some(&error));
                     done = end;

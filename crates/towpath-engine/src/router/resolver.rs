@@ -1,11 +1,11 @@
 //! Neighbor resolution of one thread: a copy of the neighbor table, and the packets that wait for a neighbor.
 //!
-//! What: all threads share one table, because the reply to a request arrives on any of them. Each thread copies the entries
-//! that it uses, so that a packet takes no lock. A thread locks the table to resolve an unknown neighbor, when an entry expires, to
-//! handle a reply, and to send requests; each time for the work on one entry, or for one scan.
+//! All threads share one table, because the reply to a request may arrive on any of them. Each thread copies the entries that it
+//! uses, so that a packet takes no lock. A thread locks the table to resolve an unknown neighbor, when an entry expires, to handle
+//! a reply, and to send requests. It holds the lock for the work on one entry, or for one scan.
 //!
 //! The copy is a table that a keyed hash of the neighbor indexes, so that the route lookup of a packet finds its neighbor with one access
-//! ([`Resolver::find`]). An entry that another one displaces is copied again when a packet needs it.
+//! ([`Resolver::find`]). An entry that another one displaced is copied again when a packet needs it.
 //!
 //! Invariant: a packet waits only while its neighbor is INCOMPLETE. At most [`WAITING`] packets wait for one neighbor (the newest),
 //! as with the kernel's unres_qlen, and at most [`WAITING_BYTES`] bytes for all.

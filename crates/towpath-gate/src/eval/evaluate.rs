@@ -19,7 +19,7 @@ use super::walker::Walker;
 use crate::rules::option::Arg;
 use crate::rules::table::Value;
 use crate::rules::{NextHop, ReturnTo};
-use crate::state::{Direction, Ends, Flow, Lookup, Origin, Quoted, Refused};
+use crate::state::{Direction, Ends, Flow, Install, Lookup, Name, Origin, Quoted, Refused};
 use towpath_wire::{Addresses, Fragment, Packet, Time, ext6, proto};
 
 /// Result of evaluating one rule.
@@ -163,7 +163,8 @@ impl Walker {
             Lookup::Named(name) => LookupCache::Named(name),
         };
         let flow = flow_of(packet, walk)?;
-        let fragment = if packet.fragment == Fragment::Whole { None } else { self.fragment_of(packet) };
+        let fragment =
+            if packet.fragment == Fragment::Whole { None } else { self.generation.fragment_of(packet) };
         let hit = match (packet.fragment, fragment) {
             (Fragment::Later, Some(id)) => {
                 self.states.lookup_fragment(&flow, id, lookup, packet.counted_bytes(), now)
@@ -182,12 +183,6 @@ impl Walker {
         self.generation.program.position_of(hit.rule)
     }
 
-    /// Returns the fragment identification of the datagram if fragments are tracked.
-    #[cold]
-    fn fragment_of(&self, packet: &Packet<'_>) -> Option<u32> {
-        packet.fragment_id().filter(|_| self.generation.settings.fragments)
-    }
-
     /// Installs the state of a rule with a state option.
     fn install(
         &mut self,
@@ -198,20 +193,12 @@ impl Walker {
         tablearg: Option<Value>,
     ) -> Result<(), DropReason> {
         let rule = &self.generation.program.rules[at];
-        let Some(StateInstall { name, mut install, limit_tablearg }) = rule.install.as_deref().copied()
-        else {
-            return Ok(());
-        };
+        let Some((name, install)) = rule.install_of(walk, tablearg) else { return Ok(()) };
         let flow = flow_of(packet, walk).ok_or(DropReason::NotIp)?;
-        if limit_tablearg && let Some(limit) = &mut install.limit {
-            limit.max = tablearg.map_or(0, |value| value.limit);
-        }
-        install.timeout = walk.timeout;
-        install.origin = Origin::new(walk.dir == Dir::Out, walk.recv.map(|port| port.0));
         let made = self.states.install(&flow, name, &packet.segment(), rule.id, &install, now);
         if made.is_ok()
             && packet.fragment == Fragment::First
-            && let Some(id) = self.fragment_of(packet)
+            && let Some(id) = self.generation.fragment_of(packet)
         {
             self.states.note_fragment(&flow, id, now);
         }
@@ -300,6 +287,20 @@ impl Walker {
     }
 }
 
+impl CompiledRule {
+    /// Returns the name and the arguments of the state that the rule installs for a packet; `None` if it installs none.
+    #[inline]
+    pub(super) fn install_of(&self, walk: &Walk, tablearg: Option<Value>) -> Option<(Name, Install)> {
+        let StateInstall { name, mut install, limit_tablearg } = self.install.as_deref().copied()?;
+        if limit_tablearg && let Some(limit) = &mut install.limit {
+            limit.max = tablearg.map_or(0, |value| value.limit);
+        }
+        install.timeout = walk.timeout;
+        install.origin = Origin::new(walk.dir == Dir::Out, walk.recv.map(|port| port.0));
+        Some((name, install))
+    }
+}
+
 impl Generation {
     /// Returns the reason to drop a packet before the first rule, as ipfw does.
     pub(super) fn early_drop(&self, packet: &Packet<'_>) -> Option<DropReason> {
@@ -321,6 +322,12 @@ impl Generation {
             // The rule was deleted: continue at the next rule number, as ipfw does.
             None => self.program.position_from(number.saturating_add(1)),
         }
+    }
+
+    /// Returns the fragment identification of the datagram if fragments are tracked.
+    #[cold]
+    pub(super) fn fragment_of(&self, packet: &Packet<'_>) -> Option<u32> {
+        packet.fragment_id().filter(|_| self.settings.fragments)
     }
 
     /// Returns the flow that an ICMP error quotes, if related packets use states.
@@ -410,7 +417,7 @@ impl Generation {
     }
 
     #[inline]
-    fn stop(&self, at: usize, walk: &mut Walk, step: Step) -> Next {
+    pub(super) fn stop(&self, at: usize, walk: &mut Walk, step: Step) -> Next {
         let rule = &self.program.rules[at];
         walk.stopped = Some((rule.id, rule.number));
         Next::Stop(step)

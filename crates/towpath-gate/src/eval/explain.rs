@@ -12,7 +12,7 @@ use super::walk::{Dir, LookupCache, Walk};
 use crate::rules::option::{FieldTest, Term, Test};
 use crate::rules::table::Value;
 use crate::rules::{block_text, protocol};
-use crate::state::{Direction, Listed, Lookup, Refused, Segment};
+use crate::state::{Direction, Foreseen, Listed, Lookup, Name, Refused, RuleId, Segment};
 use towpath_wire::{Addresses, Fragment, Packet, Time};
 
 /// The walk of one packet.
@@ -67,6 +67,15 @@ pub enum RuleOutcome {
         /// Result of that rule's action.
         lead: ActionOutcome,
     },
+    /// The state that the packet itself made at an earlier rule, or in its walk with direction in, was found.
+    OwnState {
+        /// Flow name, with the colon.
+        name: String,
+        /// Number of the rule that made the state.
+        parent: u32,
+        /// Result of that rule's action.
+        lead: ActionOutcome,
+    },
     /// The packet does not fit the strict state of its flow, which therefore does not match, and neither do the tests of
     /// the rule.
     Unfit {
@@ -79,6 +88,13 @@ pub enum RuleOutcome {
     Invalid {
         /// Flow name, with the colon, of the state.
         name: String,
+    },
+    /// All tests matched, but the state of the rule cannot be created: the packet is dropped.
+    Refused {
+        /// Flow name, with the colon, of the state.
+        name: String,
+        /// Why it cannot be created.
+        reason: Refused,
     },
     /// All tests matched and the action ran.
     Matched {
@@ -113,10 +129,21 @@ const MAX_STEPS: usize = 100_000;
 impl Gate {
     /// Explains the walk that the packet would take now.
     ///
-    /// States are looked up without changing them. One condition is not detected; only [`Gate::walk`] detects it: a state that
-    /// cannot be created (a limit, a full table).
+    /// States are looked up without changing them. A state that cannot be created (a limit, a full table) is foreseen; what
+    /// the engine's threads do at the same time is not.
     pub fn explain(&self, walk: &Walk, packet: &Packet<'_>, now: Time) -> Explanation {
-        let mut walk = *walk;
+        self.explain_walk(&mut walk.clone(), &mut Foreseen::default(), packet, now)
+    }
+
+    /// As [`Gate::explain`], and advances the walk: after [`Walk::leave`], it is that of the outgoing packet. The walks of one
+    /// packet share `states`, the states that they would make: a later walk finds those of an earlier one.
+    pub fn explain_walk(
+        &self,
+        walk: &mut Walk,
+        states: &mut Foreseen,
+        packet: &Packet<'_>,
+        now: Time,
+    ) -> Explanation {
         walk.enter_zone(self.ports());
         let mut steps = Vec::new();
         if walk.stopped.is_none()
@@ -124,9 +151,9 @@ impl Gate {
         {
             return Explanation { steps, verdict: Step::Drop(reason) };
         }
-        let mut at = self.generation().resume(&walk);
+        let mut at = self.generation().resume(walk);
         loop {
-            let (outcome, next) = self.explain_rule(at, &mut walk, packet, now);
+            let (outcome, next) = self.explain_rule(at, walk, states, packet, now);
             if let Some((_, rule)) = self.rules.get(at) {
                 let looks_up = self.walker.generation.program.rules[at].lookup.is_some();
                 let (number, set) = (rule.number, rule.set);
@@ -147,6 +174,7 @@ impl Gate {
         &self,
         at: usize,
         walk: &mut Walk,
+        states: &mut Foreseen,
         packet: &Packet<'_>,
         now: Time,
     ) -> (RuleOutcome, Next) {
@@ -161,6 +189,15 @@ impl Gate {
                 Lookup::Any => LookupCache::Any,
                 Lookup::Named(name) => LookupCache::Named(name),
             };
+            if let Some((position, name)) = self.peek_own(lookup, walk, states, packet) {
+                if !walk.jump() {
+                    return (RuleOutcome::NoState { name }, Next::Stop(Step::Drop(DropReason::Loop)));
+                }
+                walk.answers = None;
+                let parent = self.generation().program.rules[position].number;
+                let (lead, next) = self.explain_action(position, walk, packet, None);
+                return (RuleOutcome::OwnState { name, parent, lead }, next);
+            }
             if let Some(FoundState { state, position, forward, related, fits }) =
                 self.peek(lookup, walk, packet, now)
             {
@@ -203,10 +240,15 @@ impl Gate {
                 self.states().peek_packet(&flow, Lookup::Named(installs.name), &packet.segment(), now)
         {
             let name = format!(":{}", self.flow_name(installs.name));
-            return (
-                RuleOutcome::Invalid { name },
-                Next::Stop(Step::Drop(DropReason::NoState(Refused::Invalid))),
-            );
+            return (RuleOutcome::Invalid { name }, self.refuse(at, walk, Refused::Invalid));
+        }
+        if let (Some((name, install)), Some(flow)) =
+            (compiled.install_of(walk, tablearg), flow_of(packet, walk))
+            && let Err(reason) =
+                self.states().foresee(states, (&flow, name), &packet.segment(), compiled.id, &install, now)
+        {
+            let name = format!(":{}", self.flow_name(name));
+            return (RuleOutcome::Refused { name, reason }, self.refuse(at, walk, reason));
         }
         match makes_state {
             Some(makes_state) if compiled.defer => (RuleOutcome::Deferred { makes_state }, on),
@@ -215,6 +257,11 @@ impl Gate {
                 (RuleOutcome::Matched { makes_state, lead }, next)
             }
         }
+    }
+
+    /// The end of a packet whose state was refused.
+    fn refuse(&self, at: usize, walk: &mut Walk, reason: Refused) -> Next {
+        self.generation().stop(at, walk, Step::Drop(DropReason::NoState(reason)))
     }
 
     fn explain_action(
@@ -260,12 +307,29 @@ impl Gate {
         failing
     }
 
+    /// The position of the rule whose state, which this packet would have made, the lookup finds; and its flow name.
+    fn peek_own(
+        &self,
+        lookup: Lookup,
+        walk: &Walk,
+        states: &Foreseen,
+        packet: &Packet<'_>,
+    ) -> Option<(usize, String)> {
+        let (rule, name): (RuleId, Name) = states.find(&flow_of(packet, walk)?, lookup)?;
+        let position = self.generation().program.position_of(rule)?;
+        Some((position, format!(":{}", self.flow_name(name))))
+    }
+
     /// Looks up a state without changing it.
     fn peek(&self, lookup: Lookup, walk: &Walk, packet: &Packet<'_>, now: Time) -> Option<FoundState> {
         let flow = flow_of(packet, walk)?;
-        if let Some((state, direction, fits)) =
-            self.states().peek_packet(&flow, lookup, &packet.segment(), now)
-        {
+        let fragment = match packet.fragment {
+            Fragment::Later => self.generation().fragment_of(packet),
+            _ => None,
+        };
+        let of_fragment = fragment.and_then(|id| self.states().peek_fragment(&flow, id, lookup, now));
+        let found = of_fragment.or_else(|| self.states().peek_packet(&flow, lookup, &packet.segment(), now));
+        if let Some((state, direction, fits)) = found {
             let position = self.generation().program.position_of(state.rule)?;
             let forward = direction == Direction::Forward;
             return Some(FoundState { state, position, forward, related: false, fits });
@@ -343,6 +407,12 @@ impl fmt::Display for RuleOutcome {
             }
             Self::State { state, related: true, parent, lead } => {
                 write!(f, "ICMP error for the state of rule {parent} ({state}): {lead}")
+            }
+            Self::OwnState { name, parent, lead } => {
+                write!(f, "this packet's state {name} of rule {parent} found: {lead}")
+            }
+            Self::Refused { name, reason } => {
+                write!(f, "match, but the state {name} cannot be created ({reason}): drop")
             }
             Self::Matched { makes_state: Some(name), lead } => {
                 write!(f, "match, creates state {name}: {lead}")

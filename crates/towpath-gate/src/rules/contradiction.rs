@@ -63,9 +63,9 @@ fn tests_exclude(a: &Test, b: &Test) -> bool {
             a.iter().all(|a| b.iter().all(|b| disjoint(a, b)))
         }
         (Test::SrcPort(a), Test::SrcPort(b)) | (Test::DstPort(a), Test::DstPort(b)) => ranges_disjoint(a, b),
-        (Test::SrcPort(_) | Test::DstPort(_), Test::Proto(Protocol::Number(number))) => {
-            !matches!(*number, proto::TCP | proto::UDP | proto::UDPLITE | proto::SCTP | proto::DCCP)
-        }
+        (Test::SrcPort(_) | Test::DstPort(_), other) => upper(other).is_some_and(|number| {
+            !matches!(number, proto::TCP | proto::UDP | proto::UDPLITE | proto::SCTP | proto::DCCP)
+        }),
         _ => false,
     }
 }
@@ -135,6 +135,9 @@ mod tests {
             ("allow udp from any to any setup", Some(("proto udp", "setup"))),
             ("allow udp from any to any tcpflags syn", Some(("proto udp", "tcpflags syn"))),
             ("allow icmp from any to any 80", Some(("proto icmp", "dst-port 80"))),
+            ("allow ip from any to any 22 icmptypes 8", Some(("dst-port 22", "icmptypes 8"))),
+            ("allow ip from any 22 to any icmp6types 128", Some(("src-port 22", "icmp6types 128"))),
+            ("allow ip from any to any 22 setup", None),
             (
                 "allow ip from 10.0.0.0/8 to any src-ip 192.0.2.1",
                 Some(("src-ip 10.0.0.0/8", "src-ip 192.0.2.1")),

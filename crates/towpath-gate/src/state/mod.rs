@@ -75,7 +75,7 @@ pub use lookup::{Direction, Hit, Lookup, Name, RuleId};
 pub use origin::{Origin, RecordedPort};
 pub use related::Quoted;
 pub use settings::{KEEPALIVE_PERIOD, SYN_NEARLY_FULL, Settings};
-pub use states::{BURST, States, Top};
+pub use states::{BURST, Foreseen, States, Top};
 pub(crate) use states::{HandedOver, Saved};
 pub use table::memory::Pages;
 pub use towpath_wire::{Ends, Flow, Segment};

@@ -52,7 +52,7 @@ settings! {
         pub dyn_sctp: towpath switch = false,
         /// drop the first SYN of a flow; its repetition 0.2 to 60 s later makes the state
         pub dyn_first_syn: towpath switch = false,
-        /// a TCP reset outside its receiver's window changes nothing; 0: any reset ends the connection, as in ipfw
+        /// a TCP reset that its receiver does not accept changes nothing; 0: any reset ends the connection, as in ipfw
         pub dyn_rst_check: towpath switch = true,
         /// shorten the lifetime of half-open TCP connections to 5 s while the table is nearly full
         pub dyn_adaptive: towpath switch = false,

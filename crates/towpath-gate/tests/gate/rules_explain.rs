@@ -1,7 +1,7 @@
 //! `explain` describes the walk without changing anything. `reload` replaces everything in one step.
 
 use towpath_gate::rules::Ruleset;
-use towpath_gate::state::{Cursor, Settings};
+use towpath_gate::state::{Cursor, Foreseen, Refused, Settings};
 use towpath_gate::{Diff, Dir, DropReason, Gate, PacketSpec, Ports, StatePolicy, Step, Walk};
 use towpath_wire::{self as wire, Time};
 
@@ -286,5 +286,108 @@ fn invalid_packet_specs_are_rejected() {
     ] {
         let error = PacketSpec::parse(words).unwrap_err().to_string();
         assert!(error.starts_with(wrong), "{words}: {error}");
+    }
+}
+
+/// A walk of the first packets, and the time in seconds that passes after them.
+type Before<'a> = (&'a [&'a str], u64);
+
+/// `explain` foresees a state that cannot be made, and changes nothing: its verdict is that of the walk that follows.
+#[test]
+fn explain_foresees_a_state_that_cannot_be_made() {
+    let refused = |reason| Step::Drop(DropReason::NoState(reason));
+    let keep = "add allow ip from any to any keep-state";
+    let limit = "add allow udp from any to any limit src-addr 1";
+    let by_table = "table t add 10.0.0.0/8 1\nadd allow udp from table(t) to any limit src-addr tablearg";
+    let [a, b, c] =
+        ["udp 10.0.0.1:1 > 10.0.0.9:53", "udp 10.0.0.1:2 > 10.0.0.9:53", "udp 10.0.0.2:1 > 10.0.0.9:53"];
+    let syn = "tcp 10.0.0.1:1 > 10.0.0.9:80 syn";
+    let max = |dyn_max, dyn_evict| Settings { dyn_max, dyn_evict, ..Settings::default() };
+    let plain = Settings::default;
+    #[rustfmt::skip]
+    let rows: [(Settings, &str, Before<'_>, &str, Step); 19] = [
+        (plain(), limit, (&[], 0), a, Step::Pass),
+        (plain(), limit, (&[a], 0), a, Step::Pass),
+        (plain(), limit, (&[a], 0), b, refused(Refused::OverLimit)),
+        (plain(), limit, (&[a], 0), c, Step::Pass),
+        (plain(), limit, (&[a], 11), b, Step::Pass),
+        (plain(), by_table, (&[a], 0), b, refused(Refused::OverLimit)),
+        (plain(), "add allow udp from any to any limit src-addr 1/second", (&[a], 0), b, refused(Refused::OverRate)),
+        (plain(), "add allow udp from any to any limit src-addr 1/second", (&[a], 1), b, Step::Pass),
+        (Settings { dyn_parent_max: 1, ..plain() }, limit, (&[a], 0), c, refused(Refused::ParentsFull)),
+        (Settings { dyn_parent_max: 1, ..plain() }, limit, (&[a], 11), c, Step::Pass),
+        (Settings { dyn_source_max: 1, ..plain() }, keep, (&[a], 0), b, refused(Refused::OverSource)),
+        (Settings { dyn_source_max: 1, ..plain() }, keep, (&[a], 0), c, Step::Pass),
+        (Settings { dyn_source_max: 1, ..plain() }, keep, (&[a], 11), b, Step::Pass),
+        (max(2, false), keep, (&[a, b], 0), c, refused(Refused::Full)),
+        (max(2, false), keep, (&[a, b], 11), c, Step::Pass),
+        (max(2, true), keep, (&[a, b], 0), c, Step::Pass),
+        (Settings { dyn_first_syn: true, ..plain() }, keep, (&[], 0), syn, refused(Refused::FirstSyn)),
+        (Settings { dyn_first_syn: true, ..plain() }, keep, (&[syn], 1), syn, Step::Pass),
+        (plain(), "add allow tcp from any to any keep-state strict", (&[], 0), "tcp 10.0.0.1:1 > 10.0.0.9:80 ack", refused(Refused::Invalid)),
+    ];
+    for (row, (settings, rules, (before, seconds), packet, expected)) in rows.into_iter().enumerate() {
+        let mut gate = Gate::new(ruleset(rules), Ports::new(), settings, 3);
+        for packet in before {
+            step(&mut gate, packet);
+        }
+        let now = NOW + std::time::Duration::from_secs(seconds);
+        let written = PacketSpec::parse(packet).unwrap();
+        let parsed = wire::parse(written.link(), &written.frame, written.frame.len() as u32).unwrap();
+        let look = |gate: &Gate| {
+            (gate.show(), gate.states().counters(), gate.states().list(now).collect::<Vec<_>>())
+        };
+        let unchanged = look(&gate);
+        for _ in 0..2 {
+            let explanation = gate.explain(&Walk::new(Dir::In, None, None), &parsed, now);
+            assert_eq!(explanation.verdict, expected, "row {row}: {:?}", explanation.steps);
+        }
+        assert_eq!(look(&gate), unchanged, "row {row}");
+        assert_eq!(gate.walk(&mut Walk::new(Dir::In, None, None), &parsed, now), expected, "row {row}");
+    }
+}
+
+/// The outgoing walk of a packet finds the state, the mark and the tags of the incoming one; and within a walk, that of `defer-action`.
+#[test]
+fn explain_finds_the_states_that_the_packet_would_make() {
+    let rows = [
+        ("add allow ip from any to any in keep-state\nadd deny ip from any to any out", Step::Pass),
+        (
+            "add allow ip from any to any in keep-state :a\nadd deny ip from any to any out keep-state :b",
+            Step::Pass,
+        ),
+        (
+            "add setmark 7 ip from any to any in\nadd allow ip from any to any in\nadd allow ip from any to any out mark 7",
+            Step::Pass,
+        ),
+        (
+            "add allow ip from any to any in record-state defer-action\nadd check-state\nadd deny ip from any to any",
+            Step::Pass,
+        ),
+        (
+            "add allow ip from any to any in set-limit src-addr 1 :a\nadd allow ip from any to any out set-limit src-addr 1 :b",
+            Step::Pass,
+        ),
+        (
+            "add allow udp from any to any in set-limit src-addr 1 shared x :a\nadd allow udp from any to any out set-limit src-addr 1 shared x :b",
+            Step::Drop(DropReason::NoState(Refused::OverLimit)),
+        ),
+    ];
+    let written = PacketSpec::parse(DNS).unwrap();
+    let parsed = wire::parse(written.link(), &written.frame, written.frame.len() as u32).unwrap();
+    for (rules, expected) in rows {
+        let mut gate = gate_with(rules, &["em0", "em1"]);
+        let port = |name| gate.ports().find(name).unwrap();
+        let (em0, em1) = (port("em0"), port("em1"));
+        let walks = |step: &mut dyn FnMut(&mut Walk) -> Step| {
+            let mut walk = Walk::new(Dir::In, Some(em0), None);
+            let first = step(&mut walk);
+            walk.leave(em1);
+            [first, step(&mut walk)]
+        };
+        let mut states = Foreseen::default();
+        let explained = walks(&mut |walk| gate.explain_walk(walk, &mut states, &parsed, NOW).verdict);
+        assert_eq!((gate.states().len(), explained[1]), (0, expected), "{rules}");
+        assert_eq!(walks(&mut |walk| gate.walk(walk, &parsed, NOW)), explained, "{rules}");
     }
 }

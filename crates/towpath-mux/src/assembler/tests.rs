@@ -280,3 +280,75 @@ proptest! {
         prop_assert_eq!(run(assembler(preset, limits), stream.chunks(size)), whole);
     }
 }
+
+/// Messages of the stream, put together from their parts, with the number of parts; and the payload.
+fn joined(framing: &str, part: usize, stream: &[u8], sizes: &[usize]) -> Vec<(Vec<u8>, Vec<u8>, usize)> {
+    let limits = Limits { part, message: 4096, ..Limits::default() };
+    let mut assembler = Assembler::new(framing.parse().expect("a framing"), limits);
+    let (mut all, mut rest, mut sizes) =
+        (Vec::<(Vec<u8>, Vec<u8>, usize)>::new(), stream, sizes.iter().cycle());
+    let mut open = false;
+    while !rest.is_empty() {
+        let (some, later) = rest.split_at(rest.len().min(*sizes.next().expect("endless")));
+        rest = later;
+        assert_eq!(assembler.handle_bytes(some), some.len(), "a message in parts needs no more space");
+        while let Some(event) = assembler.poll(Time::default()) {
+            let Event::Message(message) = event else { panic!("{event:?}") };
+            assert_eq!(open, matches!(message.part, Part::Next | Part::Last), "{:?}", message.part);
+            open = message.part.more();
+            if !matches!(message.part, Part::Next | Part::Last) {
+                all.push((Vec::new(), Vec::new(), 0));
+            }
+            let last = all.last_mut().expect("a message");
+            last.0.extend(message.bytes);
+            last.1.extend(message.payload);
+            last.2 += 1;
+            assert!(message.bytes.len() <= 16 * part.max(1) || message.part == Part::Whole);
+            assert!(message.part != Part::Next || message.bytes.len() >= part);
+        }
+    }
+    assert!(!open && assembler.held() == 0);
+    all
+}
+
+proptest! {
+    /// Parts change neither the messages nor their payloads, in any segmentation.
+    #[test]
+    fn parts_are_the_message(
+        lengths in prop::collection::vec(0usize..3000, 1..6),
+        chunks in prop::collection::vec(1usize..700, 1..8),
+        sizes in prop::collection::vec(1usize..900, 1..8),
+        part in 1usize..60,
+    ) {
+        let mut http = Vec::new();
+        for length in &lengths {
+            let body: Vec<u8> = (0..*length).map(|at| (at * 31 % 251) as u8).collect();
+            if length % 2 == 0 {
+                http.extend(format!("\r\nPUT /a HTTP/1.1\r\nContent-Length: {length}\r\n\r\n").as_bytes());
+                http.extend(body);
+                continue;
+            }
+            http.extend(b"POST /b HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n");
+            let mut rest = &body[..];
+            for size in chunks.iter().cycle() {
+                let (some, later) = rest.split_at(rest.len().min(*size));
+                http.extend(format!("{:x};x=y\r\n", some.len()).as_bytes());
+                http.extend(some);
+                http.extend(if some.is_empty() { &b"T: u\r\n\r\n"[..] } else { b"\r\n" });
+                if some.is_empty() {
+                    break;
+                }
+                rest = later;
+            }
+        }
+        let short: Vec<u8> =
+            lengths.iter().flat_map(|length| [&(*length as u16 + 4).to_be_bytes()[..], &vec![7; *length + 4]].concat()).collect();
+        for (framing, stream) in [("http1", &http), ("length=2 be adjust=2 strip=2 trim=3", &short)] {
+            let whole = joined(framing, 0, stream, &sizes);
+            prop_assert_eq!(whole.len(), lengths.len());
+            let parts = joined(&format!("{framing} body=stream"), part, stream, &sizes);
+            let strip = |all: &[(Vec<u8>, Vec<u8>, usize)]| all.iter().map(|(a, b, _)| (a.clone(), b.clone())).collect::<Vec<_>>();
+            prop_assert_eq!(strip(&whole), strip(&parts));
+        }
+    }
+}

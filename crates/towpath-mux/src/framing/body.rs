@@ -75,6 +75,25 @@ impl Body {
     }
 }
 
+impl Body {
+    fn knows_lengths(&self) -> bool {
+        match self {
+            Self::Rule(rule) => {
+                let single = |field: &Field| matches!(field.chain, Chain::Single);
+                let known = match &rule.end {
+                    End::Fixed(_) | End::Counted(_) => true,
+                    End::Length(field) => single(field),
+                    End::Until(_) | End::GiveBack | End::Refuse(_) => false,
+                };
+                known && rule.tail.is_empty()
+            }
+            Self::Choice { cases, otherwise } => {
+                cases.iter().map(|(_, body)| body).chain(otherwise.as_deref()).any(Self::knows_lengths)
+            }
+        }
+    }
+}
+
 /// The part of a message that is not payload.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Strip {
@@ -100,6 +119,11 @@ impl Declared {
 
     pub(super) fn has_key(&self) -> bool {
         self.start.iter().chain([&self.body]).any(Body::has_key)
+    }
+
+    /// Returns true if the length of some messages is known before their last byte.
+    pub(super) fn knows_lengths(&self) -> bool {
+        self.start.iter().chain([&self.body]).any(Body::knows_lengths)
     }
 
     pub(super) fn step(&self, bytes: &[u8], state: &mut State) -> Step {

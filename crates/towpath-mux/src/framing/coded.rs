@@ -47,7 +47,7 @@ impl Protocol {
     }
 
     /// A word of the first line, or an argument of the command.
-    fn word(self, message: &[u8], at: usize) -> Option<&[u8]> {
+    pub(super) fn word(self, message: &[u8], at: usize) -> Option<&[u8]> {
         match self {
             Self::Resp => resp::argument(message, at),
             _ => words(message.split(|byte| *byte == b'\n').find(|line| *line != b"\r")?, b" \t").nth(at),

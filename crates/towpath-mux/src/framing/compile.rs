@@ -52,7 +52,7 @@ const TOKIO: &[&str] = &[
     "native_endian",
 ];
 /// Keys for all spellings.
-const NEUTRAL: &[&str] = &["fixed", "delimiter", "giveback", "refuse", "min", "tail", "mark", "key"];
+const NEUTRAL: &[&str] = &["fixed", "delimiter", "giveback", "refuse", "min", "tail", "mark", "key", "body"];
 const GROUPS: &[&str] = &["when", "else", "start"];
 
 fn keys() -> impl Iterator<Item = &'static str> {
@@ -150,6 +150,12 @@ impl<'a> Terms<'a> {
             let key = clause.key.as_str();
             if key == "start" {
                 return Err(Fault::new(clause.at, "start is valid at the top level only, not in a group"));
+            }
+            if key == "body" {
+                return Err(Fault::new(
+                    clause.at,
+                    "body applies to the whole framing: write it outside of the brackets",
+                ));
             }
             if !is_key(key) {
                 return Err(Fault::new(clause.at, format!("unknown key {key:?}{}", hint(key, keys()))));

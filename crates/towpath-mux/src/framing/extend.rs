@@ -12,7 +12,7 @@ use crate::framing::body::Key;
 use std::sync::Arc;
 
 /// Keys that may follow the name of a preset. Each replaces its key in every case of the preset.
-const EXTENDING: &[&str] = &["key", "mark", "max", "min", "head", "strip", "trim"];
+const EXTENDING: &[&str] = &["key", "mark", "max", "min", "head", "strip", "trim", "body"];
 /// Keys for presets in code.
 const EXTENDING_CODE: &[&str] = &["key", "max"];
 

@@ -10,8 +10,9 @@
 //! - after CONNECT, an upgrade, or a response whose body ends with the connection, everything that follows is
 //!   raw: each arrival is a message with the mark [`RAW`].
 //!
-//! `pending` is the part of the message, `scanned` the end of the searched head, or the start of the current
-//! chunk.
+//! `pending` is the part of the message, `scanned` the end of the searched head, the start of the next chunk, or in a chunk its end.
+//!
+//! With `body=stream`, the bytes before `scanned` (in a chunk: before its CR LF) may leave before the message ends ([`known`], [`pass`]).
 
 use super::cause::Cause;
 use super::counted::decimal;
@@ -25,10 +26,11 @@ const LONGEST_CHUNK_LINE: usize = 4096;
 /// Limit of a body, so that lengths do not overflow.
 const LONGEST: u64 = 1 << 40;
 
-/// `pending`: in the head, in the chunks, in the trailers.
+/// `pending`: in the head, before a chunk, in a chunk, in the trailers.
 const HEAD: u64 = 0;
 const CHUNKS: u64 = 1;
 const TRAILERS: u64 = 2;
+const DATA: u64 = 3;
 /// `cb[0]`: nothing, the connection leaves HTTP after this message, everything is raw.
 const LEAVES: u32 = 1;
 const LEFT: u32 = 2;
@@ -43,6 +45,7 @@ pub(super) fn step(bytes: &[u8], state: &mut State) -> Step {
         let end = match state.pending {
             HEAD => head(bytes, state),
             CHUNKS => chunk(bytes, state),
+            DATA => data(bytes, state),
             _ => trailers(bytes, state),
         };
         match end {
@@ -55,7 +58,7 @@ pub(super) fn step(bytes: &[u8], state: &mut State) -> Step {
         Ok(length) => {
             state.cb[0] = if state.cb[0] == LEAVES { LEFT } else { 0 };
             // An empty line before a request is ignored (RFC 9112, section 2.2).
-            let skip = if bytes.starts_with(b"\r\n") { 2 } else { 0 };
+            let skip = blank(bytes);
             Step::Message(Message { skip, ..Message::of(length) })
         }
         Err(step) => step,
@@ -64,7 +67,7 @@ pub(super) fn step(bytes: &[u8], state: &mut State) -> Step {
 
 /// The head. Returns the length of a message without chunks.
 fn head(bytes: &[u8], state: &mut State) -> Result<Option<usize>, Step> {
-    let start = if bytes.starts_with(b"\r\n") { 2 } else { 0 };
+    let start = blank(bytes);
     let end = lines(bytes, start, &mut state.scanned, LONGEST_HEAD)?;
     let parsed = parse(&bytes[start..end])?;
     state.cb[0] = if parsed.leaves { LEAVES } else { 0 };
@@ -224,7 +227,7 @@ fn is_token(word: &[u8]) -> bool {
         && word.iter().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte))
 }
 
-/// A chunk. `scanned` is the start of its line.
+/// The line before a chunk. `scanned` is its start.
 fn chunk(bytes: &[u8], state: &mut State) -> Result<Option<usize>, Step> {
     let start = state.scanned;
     let line = bytes.get(start..).unwrap_or(&[]);
@@ -259,14 +262,40 @@ fn chunk(bytes: &[u8], state: &mut State) -> Result<Option<usize>, Step> {
         Ok(size) if size as u64 <= LONGEST && (data as u64) <= LONGEST => data + size + 2,
         _ => return Err(Step::Error(Cause::TooBig { length: Some(size), max: LONGEST })),
     };
+    (state.pending, state.scanned) = (DATA, next);
+    Ok(None)
+}
+
+/// A chunk. `scanned` is its end.
+fn data(bytes: &[u8], state: &mut State) -> Result<Option<usize>, Step> {
+    let next = state.scanned;
     match bytes.get(next - 2..next) {
         None => Err(Step::Need(next)),
         Some(b"\r\n") => {
-            state.scanned = next;
+            state.pending = CHUNKS;
             Ok(None)
         }
         Some(_) => Err(malformed("a chunk that does not end with CR LF")),
     }
+}
+
+/// Number of the first `held` bytes of a message in chunks that the framing need not see again, after [`Step::Need`]. 0 in the head.
+pub(super) fn known(held: usize, state: &State) -> usize {
+    match state.pending {
+        HEAD => 0,
+        DATA => held.min(state.scanned - 2),
+        _ => state.scanned,
+    }
+}
+
+/// The first `count` bytes of the message are gone: at most [`known`].
+pub(super) const fn pass(count: usize, state: &mut State) {
+    state.scanned -= count;
+}
+
+/// Number of bytes before the request line.
+pub(super) fn blank(bytes: &[u8]) -> usize {
+    if bytes.starts_with(b"\r\n") { 2 } else { 0 }
 }
 
 fn hexadecimal(text: &[u8]) -> Option<u64> {

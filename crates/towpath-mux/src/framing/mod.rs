@@ -36,6 +36,7 @@ mod preset;
 mod program;
 mod resp;
 mod smtp;
+mod stream;
 mod text;
 mod toml;
 mod value;
@@ -46,7 +47,7 @@ use std::sync::Arc;
 
 pub use cause::Cause;
 pub use error::ParseError;
-pub use preset::{PRESETS, Preset};
+pub use preset::{PRESETS, Preset, StartTls};
 
 use crate::order::Order;
 use body::Declared;
@@ -129,7 +130,10 @@ impl<F: Fn(&[u8], &mut State) -> Step + Send + Sync> Custom for F {
 pub struct Framing {
     name: Arc<str>,
     kind: Kind,
-    order: Order,
+    /// The preset that it is or extends.
+    preset: Option<&'static Preset>,
+    /// `body=stream`.
+    streams: bool,
 }
 
 #[derive(Clone)]
@@ -166,7 +170,7 @@ impl Framing {
         let word = &word[..word.find(char::is_whitespace).unwrap_or(word.len())];
         if !is_name(word) {
             let clauses = text::clauses(text)?;
-            return Self::declared(text.trim(), &clauses).map_err(|fault| fault.in_line(text));
+            return Self::declared(text.trim(), clauses).map_err(|fault| fault.in_line(text));
         }
         let preset = preset::known(word)?;
         let end = text.len() - text.trim_start().len() + word.len();
@@ -178,13 +182,20 @@ impl Framing {
         Self::extended(preset, text.trim(), clauses).map_err(|fault| fault.in_line(text))
     }
 
-    fn declared(name: &str, clauses: &[clause::Clause]) -> Result<Self, error::Fault> {
-        let kind = Kind::Declared(Arc::new(compile::declared(clauses)?));
-        Ok(Self { name: name.into(), kind, order: Order::default() })
+    fn declared(name: &str, mut clauses: Vec<clause::Clause>) -> Result<Self, error::Fault> {
+        let body = stream::take(&mut clauses)?;
+        let kind = Kind::Declared(Arc::new(compile::declared(&clauses)?));
+        Self { name: name.into(), kind, preset: None, streams: false }.with_body(body)
     }
 
-    fn extended(preset: &Preset, name: &str, clauses: Vec<clause::Clause>) -> Result<Self, error::Fault> {
-        Ok(Self { name: name.into(), kind: extend::kind(preset, clauses)?, order: preset.order })
+    fn extended(
+        preset: &'static Preset,
+        name: &str,
+        mut clauses: Vec<clause::Clause>,
+    ) -> Result<Self, error::Fault> {
+        let body = stream::take(&mut clauses)?;
+        let kind = extend::kind(preset, clauses)?;
+        Self { name: name.into(), kind, preset: Some(preset), streams: false }.with_body(body)
     }
 
     /// Parses TOML.
@@ -209,7 +220,7 @@ impl Framing {
         let mut clauses = toml::clauses(document)?;
         let name = "declared in TOML";
         let framing = match clauses.iter().position(|clause| clause.key == "preset") {
-            None => Self::declared(name, &clauses),
+            None => Self::declared(name, clauses),
             Some(at) => {
                 let preset = clauses.remove(at).value;
                 let written = preset.as_ref().map_or("", |value| value.text.as_str());
@@ -239,7 +250,19 @@ impl Framing {
     /// number as an error. `cb` starts at 0 for a connection and persists. `mark` and `hash` go with the
     /// message.
     pub fn program(name: &str, program: towpath_bpf::Program) -> Self {
-        Self { name: name.into(), kind: Kind::Program(Arc::new(program)), order: Order::default() }
+        Self { name: name.into(), kind: Kind::Program(Arc::new(program)), preset: None, streams: false }
+    }
+
+    /// Loads and verifies a program from the bytes of a file: an ELF object of clang, raw eBPF instructions, or the output of
+    /// `tcpdump -ddd`. `name` selects one of several programs of an object.
+    ///
+    /// # Errors
+    ///
+    /// The verifier's reason, or the programs of the object if `name` is none of them.
+    pub fn load_program(bytes: &[u8], name: Option<String>) -> Result<Self, towpath_bpf::LoadError> {
+        let shown = name.clone().unwrap_or_else(|| "a BPF program".to_owned());
+        let options = towpath_bpf::LoadOptions { name, ..towpath_bpf::LoadOptions::default() };
+        Ok(Self::program(&shown, towpath_bpf::Program::load(bytes, &options)?))
     }
 
     /// A framing written in Rust.
@@ -257,7 +280,7 @@ impl Framing {
     /// assert_eq!(words.step(&[2], &mut State::default()), Step::from(9));
     /// ```
     pub fn custom(name: &str, custom: impl Custom + 'static) -> Self {
-        Self { name: name.into(), kind: Kind::Custom(Arc::new(custom)), order: Order::default() }
+        Self { name: name.into(), kind: Kind::Custom(Arc::new(custom)), preset: None, streams: false }
     }
 
     /// The order that the protocol needs: that of the preset, otherwise [`Order::Replies`].
@@ -274,7 +297,20 @@ impl Framing {
     /// # Ok::<(), towpath_mux::framing::ParseError>(())
     /// ```
     pub const fn order(&self) -> Order {
-        self.order
+        match self.preset {
+            Some(preset) => preset.order,
+            None => Order::Replies,
+        }
+    }
+
+    /// Protocol ids of ALPN (RFC 7301): those of the preset, otherwise none.
+    pub fn alpn(&self) -> &'static [&'static str] {
+        self.preset.map_or(&[], |preset| preset.alpn)
+    }
+
+    /// How clients of the protocol ask for TLS in plaintext; `None` without, and for framings that are not a preset.
+    pub fn starttls(&self) -> Option<StartTls> {
+        self.preset.and_then(|preset| preset.starttls)
     }
 
     /// Name of the preset, text of the declarative form, or name passed to [`Framing::custom`].

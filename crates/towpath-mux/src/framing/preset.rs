@@ -5,6 +5,15 @@ use super::ParseError;
 use super::coded::Protocol;
 use crate::order::Order;
 
+/// How a client asks for TLS in plaintext.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StartTls {
+    /// The command STARTTLS of SMTP and LMTP (RFC 3207).
+    Smtp,
+    /// SSLRequest of PostgreSQL (PostgreSQL documentation, "Message Flow").
+    Postgres,
+}
+
 /// A preset.
 #[derive(Debug)]
 pub struct Preset {
@@ -16,6 +25,10 @@ pub struct Preset {
     pub about: &'static str,
     /// The order that the protocol needs.
     pub order: Order,
+    /// Protocol ids of ALPN in IANA's registry ("TLS Application-Layer Protocol Negotiation (ALPN) Protocol IDs"), most preferred first.
+    pub alpn: &'static [&'static str],
+    /// How a client asks for TLS in plaintext, if the protocol has this and the server can answer for its workers.
+    pub starttls: Option<StartTls>,
     pub(super) form: Form,
 }
 
@@ -26,6 +39,14 @@ impl Preset {
             Form::Text(text) => Some(text),
             Form::Coded(_) => None,
         }
+    }
+
+    const fn alpn(self, alpn: &'static [&'static str]) -> Self {
+        Self { alpn, ..self }
+    }
+
+    const fn starttls(self, starttls: StartTls) -> Self {
+        Self { starttls: Some(starttls), ..self }
     }
 }
 
@@ -44,11 +65,19 @@ pub(super) fn known(name: &str) -> Result<&'static Preset, ParseError> {
 }
 
 const fn text(name: &'static str, alias: &'static str, about: &'static str, text: &'static str) -> Preset {
-    Preset { name, alias, about, order: Order::Replies, form: Form::Text(text) }
+    Preset { name, alias, about, order: Order::Replies, alpn: &[], starttls: None, form: Form::Text(text) }
 }
 
 const fn coded(name: &'static str, alias: &'static str, about: &'static str, protocol: Protocol) -> Preset {
-    Preset { name, alias, about, order: Order::Replies, form: Form::Coded(protocol) }
+    Preset {
+        name,
+        alias,
+        about,
+        order: Order::Replies,
+        alpn: &[],
+        starttls: None,
+        form: Form::Coded(protocol),
+    }
 }
 
 /// A preset whose protocol needs another order than [`Order::Replies`].
@@ -94,7 +123,7 @@ pub const PRESETS: &[Preset] = &[
     ordered(
         Order::None,
         text("dns-tcp", "dns", "DNS over TCP (RFC 1035, section 4.2.2)", "length=2 be adjust=2"),
-    ),
+    ).alpn(&["dot"]),
     ordered(
         Order::Sticky,
         text("doip", "", "Diagnostics over IP (ISO 13400-2, 9.2)", "offset=4 length=4 be adjust=8"),
@@ -104,7 +133,7 @@ pub const PRESETS: &[Preset] = &[
         "",
         "HTTP/1.0 and HTTP/1.1 requests and responses (RFC 9112), until the connection leaves HTTP",
         Protocol::Http1,
-    ),
+    ).alpn(&["http/1.1", "http/1.0"]),
     ordered(
         Order::Sticky,
         text(
@@ -116,7 +145,7 @@ pub const PRESETS: &[Preset] = &[
            when "GET /" (delimiter="\r\n\r\n" max=64K)
            else (length=3 be adjust=9 max=0x1000008)"#,
         ),
-    ),
+    ).alpn(&["h2"]),
     ordered(
         Order::Sticky,
         text("iec104", "", "IEC 60870-5-104 APDUs (section 5)", "when 68 (offset=1 length=1 adjust=2 min=6)"),
@@ -190,7 +219,7 @@ pub const PRESETS: &[Preset] = &[
             "MQTT control packets, 3.1 to 5.0 (section 2.1)",
             "when 10-ff (offset=1 varint=4 max=257M)",
         ),
-    ),
+    ).alpn(&["mqtt"]),
     ordered(
         Order::Sticky,
         coded(
@@ -229,7 +258,7 @@ pub const PRESETS: &[Preset] = &[
             "SMB on NetBIOS sessions or TCP (RFC 1002, section 4.3; MS-SMB2, 2.1)",
             "when 00 (offset=1 length=3 be adjust=4 max=17M) when 81-85 (offset=1 length=3 be adjust=4)",
         ),
-    ),
+    ).alpn(&["smb"]),
     text(
         "netstring",
         "",
@@ -244,7 +273,7 @@ pub const PRESETS: &[Preset] = &[
             "ONC RPC records, fragments joined (RFC 5531, section 11)",
             "length=4 be mask=0x7fffffff last=0x80000000 adjust=4",
         ),
-    ),
+    ).alpn(&["sunrpc"]),
     ordered(
         Order::Sticky,
         text(
@@ -275,7 +304,7 @@ pub const PRESETS: &[Preset] = &[
             "PostgreSQL, server to client, until encryption begins",
             Protocol::PostgresBackend,
         ),
-    ),
+    ).alpn(&["postgresql"]),
     ordered(
         Order::Sticky,
         coded(
@@ -284,7 +313,7 @@ pub const PRESETS: &[Preset] = &[
             "PostgreSQL, client to server, until encryption begins",
             Protocol::PostgresFrontend,
         ),
-    ),
+    ).alpn(&["postgresql"]).starttls(StartTls::Postgres),
     ordered(
         Order::Sticky,
         text(
@@ -319,7 +348,7 @@ pub const PRESETS: &[Preset] = &[
             "SMTP and LMTP commands, mails and replies (RFC 5321, RFC 3030), until TLS begins",
             Protocol::Smtp,
         ),
-    ),
+    ).starttls(StartTls::Smtp),
     ordered(
         Order::Sticky,
         text(
@@ -385,5 +414,5 @@ pub const PRESETS: &[Preset] = &[
            when .. 80/80 (offset=1 length=1 mask=0x7f adjust=6)
            else (offset=1 length=1 adjust=2)"#,
         ),
-    ),
+    ).alpn(&["http/1.1"]),
 ];

@@ -21,8 +21,11 @@ pub struct ConnectionInfo {
     pub server_name: String,
     /// Protocol that the two sides agreed on (ALPN); empty without.
     pub protocol: Vec<u8>,
-    /// DNS names in the verified certificate of the client.
+    /// Names in the verified certificate of the client: the DNS names and URIs of its subject alternative name, or its common name if
+    /// it has none of them. At most 32 names and 1,023 bytes; names beyond are left out.
     pub client_names: Vec<String>,
+    /// The client asked for TLS in plaintext, with STARTTLS or SSLRequest. An SMTP client was greeted then; a worker does not greet it.
+    pub starttls: bool,
 }
 
 /// A change of a connection, for a [`super::Driver`].

@@ -43,7 +43,7 @@ impl Default for Connect {
 /// Keeps a connection to one peer. Dropping it stops the attempts but not the connection.
 #[derive(Debug)]
 pub struct Connector {
-    tell: Sender<ConnectionEvent>,
+    tell: Option<Sender<ConnectionEvent>>,
 }
 
 /// Message to the connector's thread.
@@ -67,14 +67,21 @@ impl Server {
         let owner = Keeper { server: self.clone(), peer: peer.to_owned(), how, news, tell: tell.clone() };
         // The kernel keeps 15 bytes of a thread's name (prctl(2), PR_SET_NAME).
         std::thread::Builder::new().name("connector".to_owned()).spawn(|| owner.run())?;
-        Ok(Connector { tell })
+        Ok(Connector { tell: Some(tell) })
+    }
+}
+
+impl Connector {
+    /// Drops the handle without stopping the attempts, which then go on until the server drains.
+    pub fn detach(mut self) {
+        self.tell = None;
     }
 }
 
 impl Drop for Connector {
     fn drop(&mut self) {
         // The thread may be connecting; it is not waited for. It may have ended.
-        let _ = self.tell.send(ConnectionEvent::Stop);
+        self.tell.iter().for_each(|tell| drop(tell.send(ConnectionEvent::Stop)));
     }
 }
 

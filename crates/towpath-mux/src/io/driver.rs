@@ -31,9 +31,9 @@ use crate::mux::Mux;
 /// ```
 /// use std::io::{Read, Write};
 /// use towpath_mux::io::{Server, Event};
-/// use towpath_mux::mux::Config;
+/// use towpath_mux::mux::{Config, Order};
 ///
-/// let server = Server::new("line".parse()?, Config::default())?;
+/// let server = Server::new("line".parse()?, Config::new(Order::Replies))?;
 /// let address = server.listen("127.0.0.1:0")?;
 /// let mut driver = server.driver()?;
 /// let worker = driver.change(|mux, now| mux.clone_worker(1, now));

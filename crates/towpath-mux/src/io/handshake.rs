@@ -103,6 +103,10 @@ impl Handshakes {
         self.all.take_all()
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.all.iter().count()
+    }
+
     /// A lower bound of the earliest deadline.
     pub(super) const fn due(&self) -> Option<Time> {
         self.due

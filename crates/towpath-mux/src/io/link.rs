@@ -3,6 +3,8 @@
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -12,11 +14,12 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, sendmsg, shutdown, s
 
 use super::admission::{Entry, Peer};
 use super::connection_info::{self, ConnectionInfo};
+use super::hand_over::Resume;
 use super::sys::{try_unacknowledged, unacknowledged};
 use super::tls::{HandshakeStep, Session};
 use super::unix_peer::UnixPeer;
 use super::zerocopy_sender::{ZerocopySender, ZerocopySenders};
-use crate::mux::{Cause, Outcome, Transmit};
+use crate::mux::{self, Cause, Outcome, Transmit};
 
 /// Maximum number of buffers for sendmsg(2) (include/uapi/linux/uio.h, UIO_MAXIOV).
 const IOV: usize = 1024;
@@ -43,6 +46,8 @@ pub(super) struct Link {
     entry: Option<Entry>,
     /// Zero-copy sender, opened for the first long message; `None` if the socket does not support it.
     zerocopy_sender: OnceLock<Option<Mutex<Box<dyn ZerocopySender>>>>,
+    /// The zero-copy sender does not use the socket any more, or another process used one. Relaxed: no other memory depends on it.
+    copies: AtomicBool,
     /// SO_ERROR, which the zero-copy sender has read and cleared.
     broken: OnceLock<i32>,
     /// The peer of a Unix socket.
@@ -62,7 +67,8 @@ impl Link {
         let address = if unix.is_some() { None } else { rustix::net::getpeername(&fd).ok().flatten() };
         let address = address.and_then(|address| address.try_into().ok());
         let (tls, zerocopy_sender, broken) = (tls.map(Box::new), OnceLock::new(), OnceLock::new());
-        Self { tls, entry, zerocopy_sender, broken, unix, address, listener: None, fd: Some(fd) }
+        let copies = AtomicBool::new(false);
+        Self { tls, entry, zerocopy_sender, copies, broken, unix, address, listener: None, fd: Some(fd) }
     }
 
     /// Sets the address of the listener that accepted it.
@@ -71,17 +77,44 @@ impl Link {
         self
     }
 
+    /// With `copies`, another process has sent from this socket without a copy: this one does not.
+    pub(super) fn copying(mut self, copies: bool) -> Self {
+        *self.copies.get_mut() = copies;
+        self
+    }
+
     fn fd(&self) -> &OwnedFd {
         self.fd.as_ref().expect("the descriptor is present until the drop")
     }
 
-    /// A duplicate of the socket to give back. `None` under TLS, whose session cannot be given back.
-    pub(super) fn hand_back(&self) -> Option<OwnedFd> {
+    /// The socket to give back. Returns the link under TLS, whose session cannot be given back, and with a zero-copy sender.
+    pub(super) fn hand_back(link: Arc<Self>) -> Result<OwnedFd, Arc<Self>> {
         // Completions of the zero-copy sender arrive in the error queue, which has one reader.
-        if self.tls.is_some() || matches!(self.zerocopy_sender.get(), Some(Some(_))) {
-            return None;
+        let sends = matches!(link.zerocopy_sender.get(), Some(Some(_))) && !link.copies.load(Relaxed);
+        if link.tls.is_some() || sends {
+            return Err(link);
         }
-        self.fd().try_clone().ok()
+        match Arc::try_unwrap(link) {
+            Ok(mut link) => Ok(link.fd.take().expect("the descriptor is present until the drop")),
+            // A writer still holds it.
+            Err(link) => link.fd().try_clone().map_err(|_| link),
+        }
+    }
+
+    /// What another process needs to continue this connection, besides the socket.
+    pub(super) fn resume(&self, core: mux::Resume) -> Resume {
+        let listener = self.listener.as_deref().unwrap_or_default().to_owned();
+        Resume { core, listener, copies: self.copies.load(Relaxed) }
+    }
+
+    /// Sends copies from here on. Returns true if the zero-copy sender has no send in flight and does not use the socket any more, or
+    /// if there is none.
+    pub(super) fn release_zerocopy(&self) -> bool {
+        let Some(sender) = self.zerocopy_sender.get_or_init(|| None) else { return true };
+        if !self.copies.load(Relaxed) && sender.lock().unwrap_or_else(PoisonError::into_inner).release() {
+            self.copies.store(true, Relaxed);
+        }
+        self.copies.load(Relaxed)
     }
 
     /// Returns true without TLS: the socket's bytes are the bytes of the messages.
@@ -141,6 +174,7 @@ impl Link {
             return tls.write(self.fd(), transmit);
         }
         if let Some(zerocopy) = zerocopy
+            && !self.copies.load(Relaxed)
             && let Some(zerocopy_sender) = self.zerocopy_sender(transmit, zerocopy)
         {
             return zerocopy_sender.lock().unwrap_or_else(PoisonError::into_inner).write(transmit);
@@ -181,6 +215,9 @@ impl Link {
     /// Handles EPOLLERR. Returns true if it was caused by zero-copy completions only.
     pub(super) fn handle_error_queue(&self) -> bool {
         let Some(Some(zerocopy_sender)) = self.zerocopy_sender.get() else { return false };
+        if self.copies.load(Relaxed) {
+            return false;
+        }
         let mut zerocopy_sender = zerocopy_sender.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             match zerocopy_sender.handle_error_queue() {

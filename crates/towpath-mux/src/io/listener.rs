@@ -92,6 +92,10 @@ impl Listeners {
         Ok(())
     }
 
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Listener>> {
+        self.all.iter()
+    }
+
     pub(super) fn close(&mut self) {
         // Connections that were not accepted may have unread descriptors. The duplicate is closed last.
         let unix = self.all.iter().filter(|listener| !listener.tcp);

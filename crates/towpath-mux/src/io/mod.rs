@@ -44,6 +44,7 @@ mod closer;
 mod connection_info;
 mod connector;
 mod driver;
+mod hand_over;
 mod handshake;
 mod linger;
 mod link;
@@ -92,13 +93,14 @@ pub use closer::{Close, set_close};
 pub use connection_info::{ConnectionInfo, Lifecycle};
 pub use connector::{Connect, Connector};
 pub use driver::Driver;
+pub use hand_over::{HandOver, ListenerSocket, Resume};
 pub use listener::AcceptStats;
 pub use socket::{Error, Flags, Kind, Received, Socket, To};
 pub use state::{Ended, Event};
 #[cfg(feature = "tokio")]
 pub use stream::{Messages, Reply};
 #[cfg(feature = "tls")]
-pub use tls::{Tls, TlsError};
+pub use tls::{ServerTls, Tls, TlsError};
 pub use worker::{Answer, Worker};
 pub use zerocopy_sender::{ZerocopySender, ZerocopySenders};
 
@@ -109,9 +111,9 @@ pub use zerocopy_sender::{ZerocopySender, ZerocopySenders};
 /// ```
 /// use std::io::{Read, Write};
 /// use towpath_mux::io::Server;
-/// use towpath_mux::mux::Config;
+/// use towpath_mux::mux::{Config, Order};
 ///
-/// let server = Server::new("line".parse()?, Config::default())?;
+/// let server = Server::new("line".parse()?, Config::new(Order::Replies))?;
 /// let address = server.listen("127.0.0.1:0")?;
 /// let mut worker = server.worker()?;
 /// let echo = std::thread::spawn(move || {
@@ -228,7 +230,7 @@ impl Server {
     /// use std::sync::atomic::{AtomicU64, Ordering};
     /// use towpath_mux::Time;
     /// use towpath_mux::io::{Admission, Admit, Peer, Server};
-    /// use towpath_mux::mux::Config;
+    /// use towpath_mux::mux::{Config, Order};
     ///
     /// /// Two at a time.
     /// #[derive(Debug, Default)]
@@ -249,7 +251,7 @@ impl Server {
     ///     }
     /// }
     ///
-    /// let server = Server::new("line".parse()?, Config::default())?;
+    /// let server = Server::new("line".parse()?, Config::new(Order::Replies))?;
     /// server.set_admission(Arc::new(Two::default()));
     /// let address = server.listen("127.0.0.1:0")?;
     /// let mut worker = server.worker()?;
@@ -292,6 +294,11 @@ impl Server {
     /// Fails if the mux drains, if it is full and `read` is not empty, or if epoll refuses the descriptor.
     pub fn attach(&self, socket: impl Into<OwnedFd>, read: &[u8]) -> io::Result<psock::Id> {
         self.attach_as(socket, None, read)
+    }
+
+    /// Returns true if long messages are given in parts ([`Limits::part`]).
+    pub fn streams(&self) -> bool {
+        self.shared.limits.part > 0 && self.shared.framing.streams()
     }
 
     /// As [`Server::attach`], with a framing for this connection.
@@ -417,7 +424,7 @@ impl Server {
         self.shared.change(|mux| mux.send(bytes, now))
     }
 
-    /// Returns the next ended connection, oldest first. The last 1024 are kept.
+    /// Returns the next ended connection, oldest first. The last 1024 are kept, and all that were unattached.
     pub fn poll_ended(&self) -> Option<Ended> {
         self.shared.lock().notices.pop_ended()
     }

@@ -20,6 +20,7 @@ use slotmap::{Key, KeyData, SecondaryMap};
 use super::Shared;
 use super::connection_info::Lifecycle;
 use super::connector::ConnectionEvent;
+use super::hand_over::Resume;
 use super::handshake::Handshakes;
 use super::linger::Lingers;
 use super::link::Link;
@@ -61,6 +62,8 @@ pub struct Ended {
     pub socket: Option<OwnedFd>,
     /// Bytes that were read and belong to no delivered message.
     pub rest: Bytes,
+    /// Where the connection stands, if it was given back, for [`super::Server::attach_moved`].
+    pub resume: Option<Box<Resume>>,
     /// Number of replies that were not sent completely.
     pub unsent: usize,
 }
@@ -156,6 +159,11 @@ impl Socket {
             again: false,
             lowat: 1,
         }
+    }
+
+    /// Returns true if a connector keeps it.
+    pub(super) const fn is_kept(&self) -> bool {
+        self.owner.is_some()
     }
 
     /// Sets SO_RCVLOWAT so that no thread is woken before `need` bytes are there, if that is many (need_bytes

@@ -35,11 +35,11 @@ use crate::mux::{Message, SendError, Ticket, worker};
 /// ```
 /// use tokio::io::{AsyncReadExt, AsyncWriteExt};
 /// use towpath_mux::io::{Reply, Server};
-/// use towpath_mux::mux::Config;
+/// use towpath_mux::mux::{Config, Order};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let server = Server::new("line".parse()?, Config::default())?;
+/// let server = Server::new("line".parse()?, Config::new(Order::Replies))?;
 /// let address = server.listen("127.0.0.1:0")?;
 /// let mut messages = server.messages(64)?;
 /// let echo = tokio::spawn(async move {

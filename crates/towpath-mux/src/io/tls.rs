@@ -6,173 +6,32 @@
 //! Invariant: bytes count as sent when the socket has accepted all records that contain them, not when the
 //! session has. When all bytes of a connection count as sent, the socket has therefore accepted all records.
 
-use std::fmt;
+mod config;
+mod names;
+mod starttls;
+
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::os::fd::OwnedFd;
-use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, send, sendmsg};
-use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
+use rustls::Connection;
 
 use super::connection_info::ConnectionInfo;
 use super::link::ReadOutcome;
 use super::unix_peer::UnixPeer;
 use crate::mux::{Cause, Outcome, Transmit};
+use starttls::{Next, Prelude};
+
+pub use config::{ServerTls, Tls, TlsError};
 
 /// Maximum number of plaintext bytes in a written record.
 const CHUNK: usize = 16 << 10;
 /// Maximum number of slices in a written record.
 const SLICES: usize = 64;
-/// Default handshake timeout.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-
-/// TLS configuration of one side. Clones share it.
-#[derive(Clone)]
-pub struct Tls {
-    side: Side,
-    time: Duration,
-}
-
-#[derive(Clone)]
-enum Side {
-    Server(Arc<ServerConfig>),
-    Client(Arc<ClientConfig>, ServerName<'static>),
-}
-
-/// Why TLS cannot be configured.
-#[derive(Debug)]
-pub struct TlsError(String);
-
-impl fmt::Display for TlsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for TlsError {}
-
-impl fmt::Debug for Tls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.side {
-            Side::Server(_) => "Tls(server)",
-            Side::Client(..) => "Tls(client)",
-        })
-    }
-}
-
-impl Tls {
-    /// Server side, with a certificate chain (own certificate first) and its private key, both PEM files.
-    ///
-    /// # Errors
-    ///
-    /// A file cannot be read, has no certificate or key, or the two do not match. The error names the file.
-    pub fn server(chain: impl AsRef<Path>, key: impl AsRef<Path>) -> Result<Self, TlsError> {
-        let (chain, key) = (chain.as_ref(), key.as_ref());
-        let certificates = certificates(chain)?;
-        let private =
-            PrivateKeyDer::from_pem_file(key).map_err(|error| not_pem(key, "private key", &error))?;
-        let config = ServerConfig::builder_with_provider(provider())
-            .with_safe_default_protocol_versions()
-            .map_err(wrong)?
-            .with_no_client_auth()
-            .with_single_cert(certificates, private);
-        let config = config.map_err(|error| {
-            TlsError(format!(
-                "the certificate {} and the key {} do not match: {error}",
-                chain.display(),
-                key.display()
-            ))
-        })?;
-        Ok(Self::server_with(Arc::new(config)))
-    }
-
-    /// Server side with a rustls configuration.
-    pub fn server_with(config: Arc<ServerConfig>) -> Self {
-        Self { side: Side::Server(config), time: HANDSHAKE }
-    }
-
-    /// Client side. Trusts servers with this name whose certificate is signed by one in the PEM file.
-    ///
-    /// # Errors
-    ///
-    /// The file cannot be read or has no valid certificate, or `name` is neither a host name nor an address.
-    pub fn client(roots: impl AsRef<Path>, name: &str) -> Result<Self, TlsError> {
-        let mut store = RootCertStore::empty();
-        for certificate in certificates(roots.as_ref())? {
-            store.add(certificate).map_err(wrong)?;
-        }
-        let config = ClientConfig::builder_with_provider(provider())
-            .with_safe_default_protocol_versions()
-            .map_err(wrong)?
-            .with_root_certificates(store)
-            .with_no_client_auth();
-        let name = ServerName::try_from(name.to_owned())
-            .map_err(|_| TlsError(format!("`{name}` is neither a host name nor an address")))?;
-        Ok(Self::client_with(Arc::new(config), name))
-    }
-
-    /// Client side with a rustls configuration.
-    pub fn client_with(config: Arc<ClientConfig>, name: ServerName<'static>) -> Self {
-        Self { side: Side::Client(config, name), time: HANDSHAKE }
-    }
-
-    /// Sets the handshake timeout. Default: 10 s.
-    #[must_use]
-    pub fn with_handshake_time(self, time: Duration) -> Self {
-        Self { time, ..self }
-    }
-
-    /// Starts a session.
-    pub(super) fn session(&self) -> io::Result<Session> {
-        let connection = match &self.side {
-            Side::Server(config) => ServerConnection::new(Arc::clone(config)).map(Connection::from),
-            Side::Client(config, name) => {
-                ClientConnection::new(Arc::clone(config), name.clone()).map(Connection::from)
-            }
-        };
-        Ok(Session::of(connection.map_err(io::Error::other)?))
-    }
-
-    /// The handshake timeout.
-    pub(super) fn time(&self) -> Duration {
-        self.time
-    }
-}
-
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let none = |error| not_pem(path, "certificate", &error);
-    let all = CertificateDer::pem_file_iter(path).map_err(none)?;
-    let all = all.collect::<Result<Vec<_>, _>>().map_err(none)?;
-    match all.is_empty() {
-        true => Err(TlsError(format!(
-            "{}: no certificate in PEM: the file has no section CERTIFICATE",
-            path.display()
-        ))),
-        false => Ok(all),
-    }
-}
-
-/// Error for a PEM file without a valid section for `what`.
-fn not_pem(path: &Path, what: &str, error: &pem::Error) -> TlsError {
-    let path = path.display();
-    TlsError(match error {
-        pem::Error::Io(error) => format!("{path}: cannot be read: {error}"),
-        error => format!("{path}: no {what} in PEM: {error}"),
-    })
-}
-
-fn provider() -> Arc<rustls::crypto::CryptoProvider> {
-    Arc::new(rustls::crypto::ring::default_provider())
-}
-
-fn wrong(error: rustls::Error) -> TlsError {
-    TlsError(error.to_string())
-}
+/// Maximum number of bytes read at once before TLS.
+const PLAINTEXT: usize = 4096;
 
 /// Progress of a handshake.
 #[derive(Debug)]
@@ -200,6 +59,10 @@ pub(super) struct Session {
 
 #[derive(Debug)]
 struct Inner {
+    /// The plaintext that precedes TLS, until TLS begins.
+    prelude: Option<Prelude>,
+    /// The client asked for TLS in plaintext.
+    starttls: bool,
     connection: Connection,
     /// Number of queued bytes in records that the socket has not accepted completely.
     taken: usize,
@@ -209,8 +72,9 @@ struct Inner {
 }
 
 impl Session {
-    fn of(connection: Connection) -> Self {
-        Self { inner: Mutex::new(Inner { connection, taken: 0, early: Vec::new(), over: false }) }
+    fn of(connection: Connection, prelude: Option<Prelude>) -> Self {
+        let inner = Inner { prelude, starttls: false, connection, taken: 0, early: Vec::new(), over: false };
+        Self { inner: Mutex::new(inner) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -220,6 +84,9 @@ impl Session {
     /// Continues the handshake as far as the socket allows. `peer`: that of a Unix socket.
     pub(super) fn advance_handshake(&self, fd: &OwnedFd, peer: Option<&UnixPeer>) -> HandshakeStep {
         let mut inner = self.lock();
+        if let Some(step) = inner.advance_prelude(fd, peer) {
+            return step;
+        }
         loop {
             match inner.flush(fd) {
                 Ok(()) => {}
@@ -247,12 +114,16 @@ impl Session {
     /// Adds the names of the handshake.
     pub(super) fn names(&self, info: ConnectionInfo) -> ConnectionInfo {
         let inner = self.lock();
-        let server_name = match &inner.connection {
-            Connection::Server(server) => server.server_name().unwrap_or_default().to_owned(),
-            Connection::Client(_) => String::new(),
+        let (server_name, client_names) = match &inner.connection {
+            Connection::Server(server) => {
+                let certificate = server.peer_certificates().and_then(<[_]>::first);
+                let client_names = certificate.map(names::names).unwrap_or_default();
+                (server.server_name().unwrap_or_default().to_owned(), client_names)
+            }
+            Connection::Client(_) => (String::new(), Vec::new()),
         };
         let protocol = inner.connection.alpn_protocol().unwrap_or_default().to_vec();
-        ConnectionInfo { server_name, protocol, ..info }
+        ConnectionInfo { server_name, protocol, client_names, starttls: inner.starttls, ..info }
     }
 
     /// Returns, once, the bytes that followed the handshake, and true if the peer closed.
@@ -315,15 +186,74 @@ impl Session {
         }
     }
 
-    /// Sends close_notify, as far as the socket accepts it.
+    /// Sends close_notify, as far as the socket accepts it. Before TLS there is none to send.
     pub(super) fn close(&self, fd: &OwnedFd) {
         let mut inner = self.lock();
+        if inner.prelude.is_some() {
+            return;
+        }
         inner.connection.send_close_notify();
         let _ = inner.flush(fd);
     }
 }
 
 impl Inner {
+    /// Continues the plaintext that precedes TLS. Returns `None` when TLS begins.
+    fn advance_prelude(&mut self, fd: &OwnedFd, peer: Option<&UnixPeer>) -> Option<HandshakeStep> {
+        while let Some(prelude) = &mut self.prelude {
+            if !prelude.send.is_empty() {
+                match Socket(fd, None).write(&prelude.send) {
+                    Ok(sent) => drop(prelude.send.drain(..sent)),
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                        return Some(HandshakeStep::More { write: true });
+                    }
+                    Err(error) => return Some(HandshakeStep::Failed(error.to_string())),
+                }
+                continue;
+            }
+            match std::mem::take(&mut prelude.next) {
+                Next::End(why) => return Some(HandshakeStep::Failed(why.to_owned())),
+                Next::Tls(first) => {
+                    self.prelude = None;
+                    self.starttls = first.is_empty();
+                    if let Err(error) = self.feed(&first) {
+                        let _ = self.flush(fd);
+                        return Some(HandshakeStep::Failed(Cause::Tls(error.to_string()).to_string()));
+                    }
+                    return None;
+                }
+                Next::Read => {}
+            }
+            let mut bytes = [0; PLAINTEXT];
+            match Socket(fd, peer).read(&mut bytes) {
+                Ok(0) => return Some(HandshakeStep::Failed("the peer closed before TLS".to_owned())),
+                Ok(came) => prelude.handle(&bytes[..came]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    return Some(HandshakeStep::More { write: false });
+                }
+                Err(error) if peer.is_some() && errno(&error) == Errno::PERM => {
+                    return Some(HandshakeStep::Failed(Cause::Descriptors.to_string()));
+                }
+                Err(error) => return Some(HandshakeStep::Failed(error.to_string())),
+            }
+        }
+        None
+    }
+
+    /// Passes received bytes to the session.
+    fn feed(&mut self, mut bytes: &[u8]) -> Result<(), rustls::Error> {
+        while !bytes.is_empty() {
+            // A session has room for more than one read.
+            if !self.connection.read_tls(&mut bytes).is_ok_and(|taken| taken > 0) {
+                return Err(rustls::Error::General("the first bytes are too many".to_owned()));
+            }
+            self.connection.process_new_packets()?;
+        }
+        Ok(())
+    }
+
     /// Reads the socket once and appends the plaintext.
     fn receive(
         &mut self,

@@ -134,9 +134,9 @@ impl Worker {
     /// ```
     /// use std::io::{Read, Write};
     /// use towpath_mux::io::Server;
-    /// use towpath_mux::mux::Config;
+    /// use towpath_mux::mux::{Config, Order};
     ///
-    /// let server = Server::new("line".parse()?, Config::default())?;
+    /// let server = Server::new("line".parse()?, Config::new(Order::Replies))?;
     /// let address = server.listen("127.0.0.1:0")?;
     /// let mut worker = server.worker()?;
     /// let capitals = std::thread::spawn(move || {

@@ -23,6 +23,13 @@ pub trait ZerocopySender: fmt::Debug + Send {
     /// again.
     fn write(&mut self, transmit: &mut Transmit) -> Outcome;
 
+    /// Sends copies from here on. Returns true if no send is in flight and nothing waits here: then the sender does not use the socket
+    /// any more, is not called again, and leaves the connection open when it is dropped. Default: false; the connection then
+    /// cannot be handed over to another process.
+    fn release(&mut self) -> bool {
+        false
+    }
+
     /// Handles EPOLLERR. Returns true if the error queue is empty; otherwise it is called again, because
     /// epoll reports once (EPOLLET).
     ///

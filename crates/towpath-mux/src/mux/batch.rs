@@ -23,6 +23,7 @@ use super::tx_queue::Outgoing;
 use super::worker::{self, InHand};
 use super::{Mux, Order};
 use crate::Time;
+use crate::assembler::Part;
 
 /// Minimum number of messages of a local batch.
 const LEAST: usize = 4;
@@ -204,6 +205,11 @@ impl Batch {
         self.bytes.is_empty()
     }
 
+    /// Returns true if this is the first part of a message ([`Message::more`]). It is alone in its batch.
+    pub fn more(&self) -> bool {
+        self.extents.first().is_some_and(|found| found.part == Part::First)
+    }
+
     /// Number of workers that died while they held this message. 0 for a batch of several.
     pub const fn deaths(&self) -> u8 {
         self.deaths
@@ -227,9 +233,9 @@ impl Batch {
     }
 
     fn view_of(&self, found: &Extent, at: usize) -> View<'_> {
-        let Extent { skip, trim, mark, hash, .. } = *found;
-        let bytes = &self.bytes[found.range()];
-        View { ticket: self.ticket(at), bytes, skip, trim, mark, hash, received: self.received }
+        let Extent { skip, trim, mark, hash, part, .. } = *found;
+        let (bytes, more) = (&self.bytes[found.range()], part == Part::First);
+        View { ticket: self.ticket(at), bytes, skip, trim, mark, hash, received: self.received, more }
     }
 
     /// Begins up to `most` messages and returns their indices.
@@ -247,7 +253,7 @@ impl Batch {
 
     pub(crate) fn message(&self, at: usize) -> Option<Message> {
         let found = self.extents.get(at)?;
-        let Extent { skip, trim, mark, hash, .. } = *found;
+        let Extent { skip, trim, mark, hash, part, .. } = *found;
         Some(Message {
             ticket: self.ticket(at),
             bytes: self.bytes.slice(found.range()),
@@ -258,6 +264,7 @@ impl Batch {
             received: self.received,
             charge: self.charge(at..at + 1),
             deaths: self.deaths,
+            more: part == Part::First,
         })
     }
 
@@ -290,8 +297,9 @@ impl Batch {
 
     /// Wraps a single message. The charge stays in the core's account.
     pub(super) fn of_one(message: &Message) -> Self {
-        let Message { ticket, bytes, skip, trim, mark, hash, received, deaths, .. } = message.clone();
-        let found = [Extent { start: 0, length: bytes.len(), skip, trim, mark, hash }];
+        let Message { ticket, bytes, skip, trim, mark, hash, received, deaths, more, .. } = message.clone();
+        let part = if more { Part::First } else { Part::Whole };
+        let found = [Extent { start: 0, length: bytes.len(), skip, trim, mark, hash, part }];
         let Ticket { psock, number } = ticket;
         let found = std::sync::Arc::new(found);
         Self { psock, number, bytes, extents: found, next: 0, end: 1, received, deaths, share: 0, rest: 0 }

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::event::{Cause, End, Event};
+use super::event::{Cause, End, Event, Resume};
 use super::psock::{self, Interest, Phase};
 use super::receive::count_refusal;
 use super::{Mux, Order, worker};
@@ -10,8 +10,8 @@ use crate::Time;
 
 impl Mux {
     /// Unattaches a connection: stops reading, waits until its messages are done and answered, then reports
-    /// [`Event::Ended`] with the bytes read after the last message. The connection ends at `deadline` at the
-    /// latest.
+    /// [`Event::Ended`] with the bytes read after the last message. A message that arrives in parts is received to its end first. The
+    /// connection ends at `deadline` at the latest.
     pub fn unattach(&mut self, id: psock::Id, deadline: Option<Time>, now: Time) {
         self.now = self.now.max(now);
         let Some(psock) = self.psocks.get_mut(id) else { return };
@@ -20,19 +20,17 @@ impl Mux {
         }
         self.counters.totals.unattach_rsvd += u64::from(psock.outstanding > 0);
         psock.deadline = deadline;
-        self.close(id, Cause::Unattached, true);
-        self.settle(id);
+        self.close_soon(id, Cause::Unattached, true);
     }
 
     /// Stops reading; the connection ends when its messages are done and its replies are sent, or at
-    /// `deadline`.
+    /// `deadline`. A message that arrives in parts is received to its end first.
     pub fn drain_psock(&mut self, id: psock::Id, deadline: Option<Time>, now: Time) {
         self.now = self.now.max(now);
         let Some(psock) = self.psocks.get_mut(id) else { return };
         if !psock.is_dead() {
             psock.deadline = psock.deadline.into_iter().chain(deadline).min();
-            self.close(id, Cause::Drained, false);
-            self.settle(id);
+            self.close_soon(id, Cause::Drained, false);
         }
     }
 
@@ -82,7 +80,7 @@ impl Mux {
     /// The readiness to wait for on the connection's socket.
     pub fn interest(&self, id: psock::Id) -> Interest {
         let Some(psock) = self.psocks.get(id) else { return Interest::default() };
-        let room = !psock.full && !psock.tx.full && !self.memory.is_full();
+        let room = !psock.full && !psock.tx.full && !self.memory.is_full() && !psock.stream_full();
         Interest {
             read: room && psock.is_open() && !psock.assembler.is_over(),
             write: psock.tx.blocked && !psock.is_dead(),
@@ -106,6 +104,7 @@ impl Mux {
         psock.stats.rx_aborts += u64::from(!cause.is_clean());
         psock.phase = Phase::Closing { cause, hand_back };
         self.balance.remove(psock.tx.bytes, id);
+        self.cut_stream(id);
         self.ask_unacked(id);
     }
 
@@ -127,6 +126,7 @@ impl Mux {
             Cause::SendTimeout => self.counters.totals.send_timeouts += 1,
             Cause::SendFull => self.counters.totals.send_full += 1,
             Cause::DrainTimeout => self.counters.totals.drain_timeouts += 1,
+            Cause::WorkerEnded => self.counters.totals.worker_ended += 1,
             Cause::ResetByWorker => {
                 psock.reset = true;
                 self.counters.totals.worker_resets += 1;
@@ -147,6 +147,7 @@ impl Mux {
         }
         self.balance.remove(psock.tx.bytes, id);
         self.recount_buffer(id);
+        self.cut_stream(id);
         if self.is_cut(id) {
             self.discard_waiting(id);
         }
@@ -177,6 +178,7 @@ impl Mux {
         }
         psock.full = self.config.psock_bytes.is_full(psock.full, psock.memory);
         psock.tx.full = self.config.send_bytes.is_full(psock.tx.full, psock.tx.bytes);
+        psock.fill_stream(self.config.stream_bytes);
         let free = psock.is_free();
         match &mut psock.phase {
             Phase::Open => {}
@@ -205,9 +207,12 @@ impl Mux {
         let unsent = self.drop_queue(id);
         let Some(psock) = self.psocks.get_mut(id) else { return };
         let rest = Bytes::copy_from_slice(psock.assembler.rest());
+        let resume = hand_back
+            .then(|| Box::new(Resume { progress: psock.assembler.progress(), used: psock.is_used() }));
         let outstanding = psock.outstanding;
         self.counters.totals.unattach += 1;
-        self.events.push_back(Event::Ended(End { psock: id, cause, hand_back, rest, unsent, outstanding }));
+        let end = End { psock: id, cause, hand_back, rest, resume, unsent, outstanding };
+        self.events.push_back(Event::Ended(end));
     }
 
     fn remove(&mut self, id: psock::Id) {

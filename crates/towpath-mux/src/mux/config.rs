@@ -58,7 +58,7 @@ impl Bound {
 /// Configuration of a mux.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Ordering of messages. Default: [`Order::None`]; [`Config::for_framing`] has that of the protocol.
+    /// Ordering of messages. No default: [`Config::for_framing`] has that of the protocol.
     pub order: Order,
     /// Connected mode: all connections lead to one equivalent peer, and [`super::Mux::send`] chooses one.
     /// Default: false.
@@ -94,6 +94,9 @@ pub struct Config {
     /// Bytes of a connection's whole messages that are queued or with workers. A full connection is not read.
     /// Default: 1 MiB.
     pub psock_bytes: Bound,
+    /// Bytes of a message that is delivered in parts ([`crate::assembler::Limits::part`]) and that its worker has not done. The connection is
+    /// not read above this. Default: 256 KiB.
+    pub stream_bytes: Bound,
     /// Bytes of replies that the peer has not accepted, or that wait for an earlier reply
     /// ([`Order::Replies`]). A full connection is not read. Default: 256 KiB.
     pub send_bytes: Bound,
@@ -114,6 +117,32 @@ pub struct Config {
 }
 
 impl Config {
+    /// Default configuration with this order.
+    pub const fn new(order: Order) -> Self {
+        Self {
+            order,
+            connected: false,
+            retry: Retry::IfNoByteLeft,
+            unacked_bytes: 4 << 20,
+            redeliver: 2,
+            on_worker_end: OnWorkerEnd::Move,
+            batch: 64,
+            in_flight: usize::MAX,
+            rebalance: None,
+            worker_bytes: 1 << 20,
+            read: 64 << 10,
+            psock_bytes: Bound::of(1 << 20),
+            stream_bytes: Bound::of(256 << 10),
+            send_bytes: Bound::of(256 << 10),
+            send_most: 16 << 20,
+            mux_bytes: Bound::of(256 << 20),
+            idle: None,
+            send_time: Some(Duration::from_secs(60)),
+            wake_cost: Duration::from_micros(20),
+            patience: Duration::from_millis(1),
+        }
+    }
+
     /// Default configuration with the order that the framing's protocol needs ([`Framing::order`]).
     ///
     /// # Examples
@@ -126,40 +155,13 @@ impl Config {
     /// assert_eq!(Config::for_framing(&Framing::parse("smtp")?).order, Order::Sticky);
     /// # Ok::<(), towpath_mux::framing::ParseError>(())
     /// ```
-    pub fn for_framing(framing: &Framing) -> Self {
-        Self { order: framing.order(), ..Self::default() }
+    pub const fn for_framing(framing: &Framing) -> Self {
+        Self::new(framing.order())
     }
 
-    /// Default configuration for messages of up to `bytes` bytes: two replies of this size may wait to be
-    /// sent.
-    pub fn for_messages(bytes: usize) -> Self {
-        let default = Self::default();
-        Self { send_most: default.send_most.max(bytes.saturating_mul(2)), ..default }
-    }
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            order: Order::None,
-            connected: false,
-            retry: Retry::IfNoByteLeft,
-            unacked_bytes: 4 << 20,
-            redeliver: 2,
-            on_worker_end: OnWorkerEnd::Move,
-            batch: 64,
-            in_flight: usize::MAX,
-            rebalance: None,
-            worker_bytes: 1 << 20,
-            read: 64 << 10,
-            psock_bytes: Bound::of(1 << 20),
-            send_bytes: Bound::of(256 << 10),
-            send_most: 16 << 20,
-            mux_bytes: Bound::of(256 << 20),
-            idle: None,
-            send_time: Some(Duration::from_secs(60)),
-            wake_cost: Duration::from_micros(20),
-            patience: Duration::from_millis(1),
-        }
+    /// The same for messages of up to `bytes` bytes: two replies of this size may wait to be sent.
+    #[must_use]
+    pub fn for_messages(self, bytes: usize) -> Self {
+        Self { send_most: self.send_most.max(bytes.saturating_mul(2)), ..self }
     }
 }

@@ -55,6 +55,9 @@ impl Mux {
     }
 
     fn discard(&mut self, message: &Message) {
+        if message.more {
+            self.drop_stream(message.ticket);
+        }
         self.count_discarded(message.ticket.psock, 1, message.charge, message.is_opened());
     }
 

@@ -51,10 +51,21 @@ pub struct End {
     pub hand_back: bool,
     /// Bytes that were read and belong to no delivered message.
     pub rest: Bytes,
+    /// Where the connection stands, if it is given back.
+    pub resume: Option<Box<Resume>>,
     /// Number of replies that were not sent completely.
     pub unsent: usize,
     /// Number of its messages that workers hold or will get.
     pub outstanding: usize,
+}
+
+/// Where a connection stands that is given back: what [`super::Mux::attach_resumed`] needs besides its bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resume {
+    /// Where its assembler stands.
+    pub progress: assembler::Progress,
+    /// Messages were received or sent on it.
+    pub used: bool,
 }
 
 /// Why a connection ended.
@@ -115,6 +126,32 @@ impl Cause {
             Self::SendFull => 105,
             Self::Memory => 12,
             Self::ResetByWorker | Self::WorkerEnded => 103,
+        }
+    }
+
+    /// Name: lower case, words joined by `_`.
+    pub const fn name(&self) -> &'static str {
+        use crate::framing::Cause::{HeadTooBig, Timeout, TooBig};
+        match self {
+            Self::Clean => "clean",
+            Self::Inside { .. } => "inside",
+            Self::Reset(_) => "reset",
+            Self::Tls(_) => "tls",
+            Self::Framing(assembler::Failure { cause: TooBig { .. } | HeadTooBig { .. }, .. }) => "too_big",
+            Self::Framing(assembler::Failure { cause: Timeout { .. }, .. }) => "timeout",
+            Self::Framing(_) => "malformed",
+            Self::GivenBack => "given_back",
+            Self::Unattached => "unattached",
+            Self::Drained => "drained",
+            Self::DrainTimeout => "drain_timeout",
+            Self::Descriptors => "descriptors",
+            Self::Idle => "idle",
+            Self::SendTimeout => "send_timeout",
+            Self::SendFull => "send_full",
+            Self::Memory => "memory",
+            Self::Closed => "closed",
+            Self::ResetByWorker => "reset_by_worker",
+            Self::WorkerEnded => "worker_ended",
         }
     }
 

@@ -23,7 +23,7 @@ pub enum Completion {
     Done(Ticket),
 }
 
-/// A whole message. Clones share its bytes.
+/// A whole message, or the first part of one. Clones share its bytes.
 #[derive(Clone, Debug)]
 pub struct Message {
     pub(super) ticket: Ticket,
@@ -37,6 +37,8 @@ pub struct Message {
     pub(super) charge: usize,
     /// Number of workers that died while they held it.
     pub(super) deaths: u8,
+    /// The first part of a message: others follow (`stream.rs`).
+    pub(super) more: bool,
 }
 
 /// A message in the buffer that it was read into.
@@ -49,9 +51,15 @@ pub struct View<'a> {
     pub(super) mark: u32,
     pub(super) hash: u32,
     pub(super) received: Time,
+    pub(super) more: bool,
 }
 
 impl<'a> View<'a> {
+    /// As [`Message::more`].
+    pub const fn more(&self) -> bool {
+        self.more
+    }
+
     /// The ticket, which addresses a reply.
     pub const fn ticket(&self) -> Ticket {
         self.ticket
@@ -104,7 +112,14 @@ impl Message {
             mark: self.mark,
             hash: self.hash,
             received: self.received,
+            more: self.more,
         }
+    }
+
+    /// Returns true for the first part of a message that is delivered in parts ([`crate::assembler::Limits::part`]): the others follow
+    /// ([`super::Mux::next_part`]).
+    pub const fn more(&self) -> bool {
+        self.more
     }
 
     /// The ticket, which addresses a reply.
@@ -142,7 +157,7 @@ impl Message {
         self.hash
     }
 
-    /// When the message was complete.
+    /// When the message, or its first part, was complete.
     pub const fn received(&self) -> Time {
         self.received
     }

@@ -20,7 +20,7 @@
 //! Parts: `receive.rs` reads and assembles, `schedule.rs` and `wake.rs` choose workers (with the tables in
 //! `workers.rs`, `ready.rs` and `sticky.rs`), `batch.rs` has messages that were read together, `transmit.rs` sends,
 //! `unacked.rs` keeps what peers have not acknowledged, `opened.rs` reports new connections to workers, `close.rs`, `timer.rs`,
-//! `discard.rs` and `worker_end.rs` end connections, `stats.rs` counts.
+//! `discard.rs` and `worker_end.rs` end connections, `stream.rs` gives long messages in parts, `stats.rs` counts.
 //!
 //! Reference: Linux, net/kcm/kcmsock.c and Documentation/networking/kcm.rst, which define the terms. KCM
 //! assigns a message to a worker when the message arrives. Here a free worker takes the next message, so
@@ -48,6 +48,7 @@ mod schedule;
 mod service_time;
 mod stats;
 mod sticky;
+mod stream;
 mod summary;
 mod timer;
 mod transmit;
@@ -67,10 +68,11 @@ use slotmap::SlotMap;
 pub use batch::Batch;
 pub use body::{Body, Lease};
 pub use config::{Bound, Config, OnWorkerEnd, Order, Retry};
-pub use event::{Cause, End, Event, SendError, Undelivered};
+pub use event::{Cause, End, Event, Resume, SendError, Undelivered};
 pub use message::{Completion, Message, Ticket, View};
 pub use receive::AttachError;
 pub use stats::{PsockRow, Show, Totals, WorkerRow};
+pub use stream::{MessagePart, PartKind};
 pub use summary::Summary;
 pub use transmit::{Outcome, Transmit};
 
@@ -94,9 +96,9 @@ use workers::Workers;
 /// ```
 /// use towpath_mux::Time;
 /// use towpath_mux::assembler::Limits;
-/// use towpath_mux::mux::{Config, Event, Mux, Outcome};
+/// use towpath_mux::mux::{Config, Event, Mux, Order, Outcome};
 ///
-/// let mut mux = Mux::new(Config::default());
+/// let mut mux = Mux::new(Config::new(Order::Replies));
 /// let now = Time::default();
 /// let psock = mux.attach("line".parse()?, Limits::default(), now)?;
 /// let worker = mux.clone_worker(1, now);

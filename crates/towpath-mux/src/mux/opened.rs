@@ -31,7 +31,7 @@ pub(super) enum Opened {
 impl Message {
     /// Returns true if this is not a message but the opened event of the connection ([`Mux::report_opened`]).
     pub fn is_opened(&self) -> bool {
-        self.bytes.is_empty()
+        self.bytes.is_empty() && !self.more
     }
 
     /// Orders the messages of a connection: the opened event is the first.
@@ -49,9 +49,14 @@ impl Psock {
         }
     }
 
+    /// Returns true if anything was received or sent, here or in another process.
+    pub(super) fn is_used(&self) -> bool {
+        self.resumed || self.stats.rx_msgs > 0 || self.stats.tx_bytes > 0 || self.tx.bytes > 0
+    }
+
     /// Mark of its opened event: 1 if anything was received or sent.
-    fn resumed(&self) -> u32 {
-        u32::from(self.stats.rx_msgs > 0 || self.stats.tx_bytes > 0 || self.tx.bytes > 0)
+    fn mark(&self) -> u32 {
+        u32::from(self.is_used())
     }
 }
 
@@ -101,8 +106,19 @@ impl Mux {
         }
         self.counters.totals.opened += 1;
         self.counters.totals.queued += 1;
-        let (bytes, mark, received) = (Bytes::new(), psock.resumed(), self.now);
-        Some(Message { ticket, bytes, skip: 0, trim: 0, mark, hash: 0, received, charge: 0, deaths: 0 })
+        let (bytes, mark, received) = (Bytes::new(), psock.mark(), self.now);
+        Some(Message {
+            ticket,
+            bytes,
+            skip: 0,
+            trim: 0,
+            mark,
+            hash: 0,
+            received,
+            charge: 0,
+            deaths: 0,
+            more: false,
+        })
     }
 
     /// An opened event waits again: its worker gave it back or died.
@@ -111,7 +127,7 @@ impl Mux {
             && let Some(psock) = self.psocks.get_mut(message.ticket.psock)
         {
             psock.opened = Opened::Queued;
-            message.mark = psock.resumed();
+            message.mark = psock.mark();
         }
     }
 

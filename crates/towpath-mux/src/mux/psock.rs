@@ -7,6 +7,7 @@ use super::body::Body;
 use super::event::Cause;
 use super::message::Message;
 use super::opened::Opened;
+use super::stream::Stream;
 use super::tx_queue::TxQueue;
 use super::worker;
 use crate::Time;
@@ -57,6 +58,8 @@ pub(super) struct Psock {
     pub(super) memory: usize,
     /// Bytes charged for the assembler.
     pub(super) buffered: usize,
+    /// Messages were received or sent on it before it was attached ([`super::Mux::attach_resumed`]).
+    pub(super) resumed: bool,
     /// Its opened event.
     pub(super) opened: Opened,
     /// Number of the next message.
@@ -70,6 +73,10 @@ pub(super) struct Psock {
     /// [`super::Order::Replies`]: replies that wait for earlier ones. The first belongs to message `first`.
     pub(super) answers: VecDeque<Answer>,
     pub(super) first: u64,
+    /// Messages that are received or given in parts, by number.
+    pub(super) streams: VecDeque<Stream>,
+    /// Why the connection is closed after the message that arrives in parts, and whether it is handed back.
+    pub(super) then: Option<(Cause, bool)>,
     pub(super) tx: TxQueue,
     /// The connection was reset by its peer or a worker, or reading, writing or TLS failed.
     pub(super) reset: bool,
@@ -214,6 +221,7 @@ impl Psock {
             in_hand: 0,
             memory: 0,
             buffered: 0,
+            resumed: false,
             opened: Opened::No,
             next: 0,
             pending: VecDeque::new(),
@@ -221,6 +229,8 @@ impl Psock {
             bound: None,
             answers: VecDeque::new(),
             first: 0,
+            streams: VecDeque::new(),
+            then: None,
             tx: TxQueue::new(now),
             reset: false,
             cut: false,

@@ -349,6 +349,7 @@ mod tests {
             received: Time::from_secs(number),
             charge: 0,
             deaths: 0,
+            more: false,
         }
     }
 

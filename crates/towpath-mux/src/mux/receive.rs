@@ -5,13 +5,14 @@ use std::fmt;
 use bytes::Bytes;
 
 use super::batch::Batch;
-use super::event::{Cause, Event};
+use super::event::{Cause, Event, Resume};
 use super::message::{Message, Ticket};
 use super::pool::Pool;
 use super::psock::{self, Psock};
+use super::stream::{Piece, Stream};
 use super::{Mux, Order, worker};
 use crate::Time;
-use crate::assembler::{self, Assembler, Limits};
+use crate::assembler::{self, Assembler, Limits, Part};
 use crate::framing::{self, Framing, State};
 
 /// With this many bytes of an incomplete message, reads append to its buffer instead of using a spare one.
@@ -31,11 +32,16 @@ const NOTED: usize = 1024;
 pub enum AttachError {
     /// The mux drains and takes no new connection.
     Draining,
+    /// The position in the stream of a connection from another mux exceeds the limits.
+    Invalid,
 }
 
 impl fmt::Display for AttachError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the mux drains: it takes no new connection")
+        f.write_str(match self {
+            Self::Draining => "the mux drains: it takes no new connection",
+            Self::Invalid => "its incomplete message exceeds the limits of this mux",
+        })
     }
 }
 
@@ -50,6 +56,7 @@ pub(super) struct Extent {
     pub(super) trim: usize,
     pub(super) mark: u32,
     pub(super) hash: u32,
+    pub(super) part: Part,
 }
 
 impl Extent {
@@ -106,9 +113,37 @@ impl Mux {
         if self.draining {
             return Err(AttachError::Draining);
         }
-        self.now = self.now.max(now);
         let assembler = Assembler::with_state(framing, limits, state);
-        let id = self.psocks.insert(Psock::new(assembler, now));
+        Ok(self.insert(assembler, false, now))
+    }
+
+    /// Attaches a connection that another mux with the same framing has given back: `resume` and `rest` are those of its
+    /// [`End`](super::End).
+    ///
+    /// # Errors
+    ///
+    /// Returns [`AttachError`] if the mux drains, or if the position in the stream exceeds `limits`.
+    pub fn attach_resumed(
+        &mut self,
+        framing: Framing,
+        limits: Limits,
+        resume: Resume,
+        rest: &[u8],
+        now: Time,
+    ) -> Result<psock::Id, AttachError> {
+        if self.draining {
+            return Err(AttachError::Draining);
+        }
+        let assembler = Assembler::resume(framing, limits, resume.progress, rest);
+        let id = self.insert(assembler.map_err(|_| AttachError::Invalid)?, resume.used, now);
+        // Starts the timer of an incomplete message.
+        self.assemble(id);
+        Ok(id)
+    }
+
+    fn insert(&mut self, assembler: Assembler, resumed: bool, now: Time) -> psock::Id {
+        self.now = self.now.max(now);
+        let id = self.psocks.insert(Psock { resumed, ..Psock::new(assembler, now) });
         self.counters.totals.attach += 1;
         if self.config.connected {
             self.balance.insert(id);
@@ -118,7 +153,7 @@ impl Mux {
             self.open(id);
         }
         self.settle(id);
-        Ok(id)
+        id
     }
 
     /// Returns a buffer for reading the connection's socket. Append the bytes in its spare capacity and pass
@@ -211,13 +246,19 @@ impl Mux {
         let asked = psock.assembler.need() > 1;
         let note = |found: &mut Vec<Extent>, offset, message: framing::Message| {
             let framing::Message { length, skip, trim, mark, hash } = message;
-            found.push(Extent { start: (offset - base) as usize, length, skip, trim, mark, hash });
+            let (start, part) = ((offset - base) as usize, Part::Whole);
+            found.push(Extent { start, length, skip, trim, mark, hash, part });
         };
         loop {
             psock.assembler.scan(|offset, message| note(&mut found, offset, message));
             let Some(event) = psock.assembler.poll(now) else { break };
             match event {
-                assembler::Event::Message(message) => found.push(extent_of(&message, base)),
+                assembler::Event::Message(message) => {
+                    found.push(extent_of(&message, base));
+                    if message.part == Part::Last && psock.then.is_some() {
+                        break;
+                    }
+                }
                 assembler::Event::GiveBack { .. } => {
                     last = Some(Last::GiveBack { inside: asked && found.is_empty() });
                 }
@@ -238,6 +279,7 @@ impl Mux {
             self.reads.extents = found;
         }
         self.recount_buffer(id);
+        self.close_then(id);
         match last {
             None => {}
             Some(Last::End { inside: 0, .. }) => self.close(id, Cause::Clean, false),
@@ -281,12 +323,13 @@ impl Mux {
         } else {
             (Bytes::copy_from_slice(&buffer[..used]), used, Some(buffer))
         };
-        if let Some(by) = self.local_reader(id, found.len(), used) {
+        let whole = found.iter().all(|found| found.part == Part::Whole);
+        if let Some(by) = self.local_reader(id, found.len(), used).filter(|_| whole) {
             self.give_local(by, id, bytes, memory, found);
             buffer.into_iter().for_each(|buffer| self.recycle(buffer));
             return;
         }
-        if found.len() > 1 && self.config.order == Order::None {
+        if found.len() > 1 && whole && self.config.order == Order::None {
             self.queue_batch(id, bytes, memory, found);
             buffer.into_iter().for_each(|buffer| self.recycle(buffer));
             return;
@@ -294,8 +337,14 @@ impl Mux {
         let (share, mut rest, mut charged) = (memory / found.len(), memory % found.len(), 0);
         for found in found {
             let charge = share + std::mem::take(&mut rest) + size_of::<Message>();
-            let Extent { skip, trim, mark, hash, .. } = *found;
+            let Extent { skip, trim, mark, hash, part, .. } = *found;
             let bytes = bytes.slice(found.range());
+            charged += charge;
+            self.memory.add_message(charge);
+            if matches!(part, Part::Next | Part::Last) {
+                self.receive_part(id, Piece { bytes, trim, charge }, part == Part::Last);
+                continue;
+            }
             let Some(psock) = self.psocks.get_mut(id) else { return };
             let ticket = Ticket { psock: id, number: psock.next };
             psock.next += 1;
@@ -306,11 +355,25 @@ impl Mux {
             if self.config.order == Order::Replies {
                 psock.answers.push_back(psock::Answer::default());
             }
-            charged += charge;
-            self.memory.add_message(charge);
+            let more = part == Part::First;
+            if more {
+                psock.streams.push_back(Stream::new(ticket.number));
+                self.counters.totals.streamed += 1;
+            }
             self.counters.totals.received += 1;
             self.counters.totals.queued += 1;
-            self.place(Message { ticket, bytes, skip, trim, mark, hash, received: now, charge, deaths: 0 });
+            self.place(Message {
+                ticket,
+                bytes,
+                skip,
+                trim,
+                mark,
+                hash,
+                received: now,
+                charge,
+                deaths: 0,
+                more,
+            });
         }
         self.recount(0, charged);
         if let Some(buffer) = buffer {
@@ -375,6 +438,7 @@ fn extent_of(message: &assembler::Message<'_>, base: u64) -> Extent {
         trim: message.bytes.len() - skip - message.payload.len(),
         mark: message.mark,
         hash: message.hash,
+        part: message.part,
     }
 }
 

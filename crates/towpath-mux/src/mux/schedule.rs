@@ -166,7 +166,10 @@ impl Mux {
     pub fn done(&mut self, id: worker::Id, ticket: Ticket, now: Time) -> bool {
         self.now = self.now.max(now);
         let Some(worker) = self.workers.get_mut(id) else { return false };
-        let Some(held) = worker.take(ticket) else { return false };
+        let held = match worker.take(ticket) {
+            Some(held) if !held.message.more => held,
+            held => return self.done_stream(id, ticket, held),
+        };
         worker.finished += 1;
         self.counters.totals.in_hand -= 1;
         self.counters.totals.done += 1;
@@ -180,7 +183,8 @@ impl Mux {
     /// many of them it held.
     pub fn done_batch(&mut self, id: worker::Id, (first, count): (Ticket, u32), now: Time) -> u32 {
         let tickets = (0..u64::from(count)).map(|at| Ticket { number: first.number + at, ..first });
-        if self.config.order != Order::None {
+        let in_parts = self.workers.get(id).is_some_and(|worker| worker.has_stream(first));
+        if self.config.order != Order::None || in_parts {
             return tickets.filter(|ticket| self.done(id, *ticket, now)).count() as u32;
         }
         self.now = self.now.max(now);
@@ -274,10 +278,12 @@ impl Mux {
         let Some(worker) = self.workers.remove(id) else { return };
         self.counters.workers.add(&worker.stats);
         let mut again = Vec::new();
-        for held in worker.in_hand {
+        for held in worker.in_hand.into_iter().chain(worker.streams.into_values()) {
             let mut message = held.message;
-            message.deaths += 1;
-            if held.answered {
+            message.deaths = message.deaths.saturating_add(1);
+            if message.more && !(held.answered && self.is_stream_given(message.ticket)) {
+                self.give_up_stream(message, close);
+            } else if held.answered {
                 self.counters.totals.in_hand -= 1;
                 self.counters.totals.done += 1;
                 self.release(message.ticket.psock, 1);
@@ -442,6 +448,9 @@ impl Mux {
     /// A message is done. The next message in its order becomes ready.
     pub(super) fn finish(&mut self, message: &Message) {
         let ticket = message.ticket;
+        if message.more {
+            self.drop_stream(ticket);
+        }
         let Some(psock) = self.psocks.get_mut(ticket.psock) else { return };
         psock.outstanding -= 1;
         psock.memory -= message.charge;
@@ -470,7 +479,7 @@ impl Mux {
     /// Removes a leaving worker that holds no messages.
     pub(super) fn check_left(&mut self, id: worker::Id) {
         let Some(worker) = self.workers.get(id) else { return };
-        if worker.leaving && worker.held() == 0 {
+        if worker.leaving && worker.all() == 0 {
             self.end_turn(id);
             if let Some(worker) = self.workers.remove(id) {
                 self.counters.workers.add(&worker.stats);

@@ -14,6 +14,12 @@ towpath_metrics::metrics! {
     pub struct Totals in "mux" {
         /// Whole messages received.
         pub received: counter messages,
+        /// Messages received and given to workers in parts (`body=stream`). They count once, in `received` and all other counters.
+        pub streamed: counter messages,
+        /// Messages in parts whose connection ended before their last part. Their workers were told.
+        pub streams_cut: counter messages,
+        /// Messages in parts given up because their worker ended; included in `undone`. Their connections end.
+        pub streams_undone: counter messages,
         /// Opened events for workers. They count as messages in `done`, `undone`, `queued` and `in_hand`.
         pub opened: counter events,
         /// Messages that workers have done.
@@ -203,7 +209,7 @@ impl Mux {
             id,
             stats: worker.stats,
             queued: worker.pinned.len() + worker.pinned.parked(),
-            in_hand: worker.held(),
+            in_hand: worker.all(),
             rx_wait: worker.activity == worker::Activity::Idle,
             disabled: !worker.enabled,
         });
@@ -236,7 +242,7 @@ impl Mux {
         let queue = self.keys.len();
         let waiting = |ready: &Ready| ready.len() + ready.parked();
         let pinned = self.workers.values().map(|worker| waiting(&worker.pinned)).sum::<usize>();
-        let in_hand = self.workers.values().map(worker::Worker::held).sum::<usize>();
+        let in_hand = self.workers.values().map(worker::Worker::all).sum::<usize>();
         let outstanding = self.psocks.values().map(|psock| psock.outstanding).sum::<usize>();
         let held = |psock: &Psock| psock.memory + psock.buffered + psock.tx.bytes + psock.tx.unacked.bytes();
         let rows = [

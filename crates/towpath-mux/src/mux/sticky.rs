@@ -6,6 +6,7 @@
 //!
 //! Invariants:
 //! - Messages of a connection are with one worker at a time: it moves only while no worker holds any of them.
+//! - A message after one in parts (`stream.rs`) waits until the worker has the last part.
 //! - `connections` of a worker is the number of connections bound to it.
 
 use super::message::Message;
@@ -34,11 +35,17 @@ impl Mux {
         let (Some(psock), Some(other)) = (self.psocks.get_mut(id), self.workers.get_mut(worker)) else {
             return;
         };
-        if psock.pending.is_empty() {
+        let next = psock.first_waiting_stream();
+        let count = psock
+            .pending
+            .iter()
+            .take_while(|message| message.is_opened() || message.ticket.number <= next)
+            .count();
+        if count == 0 {
             return;
         }
         let full = psock.in_hand >= self.config.in_flight;
-        psock.pending.drain(..).for_each(|message| other.pinned.push_back(message, full));
+        psock.pending.drain(..count).for_each(|message| other.pinned.push_back(message, full));
         if other.activity == Activity::Idle {
             self.events.push_back(Event::Wake(worker));
             self.set_activity(worker, Activity::Woken);

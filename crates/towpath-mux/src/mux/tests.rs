@@ -6,6 +6,7 @@ mod bounds;
 mod ends;
 mod fairness;
 mod opened;
+mod parts;
 mod workers;
 
 use std::time::Duration;
@@ -142,7 +143,7 @@ fn tickets(mux: &mut Mux, worker: worker::Id, now: Time) -> Vec<Ticket> {
 
 #[test]
 fn connected_mode_uses_the_least_loaded_connection_and_reports_full() {
-    let config = Config { connected: true, send_bytes: Bound::of(4), ..Config::default() };
+    let config = Config { connected: true, send_bytes: Bound::of(4), ..Config::new(Order::None) };
     let mut mux = Mux::new(config);
     assert_eq!(mux.send(&b"x"[..], at(0)), Err(SendError::NotConnected));
     let (one, two) = (attach(&mut mux), attach(&mut mux));
@@ -173,7 +174,7 @@ fn connected_mode_uses_the_least_loaded_connection_and_reports_full() {
 
 #[test]
 fn messages_share_the_buffer_that_they_were_read_into() {
-    let (mut mux, psock) = lines(Config { read: 64, ..Config::default() });
+    let (mut mux, psock) = lines(Config { read: 64, ..Config::new(Order::None) });
     let worker = mux.clone_worker(64, at(0));
     mux.service_time.ewma = 1;
     let mut buffer = mux.reserve(psock).expect("it is read");
@@ -190,7 +191,7 @@ fn messages_share_the_buffer_that_they_were_read_into() {
 
 #[test]
 fn worker_and_connection_count_sent_messages_alike() {
-    let (mut mux, psock) = lines(Config { connected: true, ..Config::default() });
+    let (mut mux, psock) = lines(Config { connected: true, ..Config::new(Order::None) });
     let worker = mux.clone_worker(2, at(0));
     mux.handle_bytes(psock, b"a\nb\n", at(0));
     for answer in [&b"answer"[..], b""] {

@@ -1,6 +1,6 @@
 //! A worker (KCM's socket): a handle through which a thread or process gets messages.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::batch::{Batch, BatchList, LocalBatch};
 use super::config::Config;
@@ -51,6 +51,10 @@ pub(super) struct Worker {
     pub(super) in_hand_bytes: usize,
     /// The batch that it read itself.
     pub(super) local: Option<LocalBatch>,
+    /// Messages of which it has done the first part. They do not count as held: it waits for the peer.
+    pub(super) streams: BTreeMap<Ticket, InHand>,
+    /// Those of which a part may be given to it, each once.
+    pub(super) feed: VecDeque<Ticket>,
     /// Start of the worker's turn: the messages that one request gave it.
     pub(super) since: Time,
     /// Number of messages done in this turn, for the service time.
@@ -100,6 +104,8 @@ impl Worker {
             batches: BatchList::default(),
             in_hand_bytes: 0,
             local: None,
+            streams: BTreeMap::new(),
+            feed: VecDeque::new(),
             since: now,
             finished: 0,
             recalled: false,
@@ -116,7 +122,12 @@ impl Worker {
             && (held == 0 || self.in_hand_bytes < config.worker_bytes)
     }
 
-    /// Number of messages that it holds.
+    /// Number of all messages that it has.
+    pub(super) fn all(&self) -> usize {
+        self.held() + self.streams.len()
+    }
+
+    /// Number of messages that it holds, without those of which it has done the first part.
     pub(super) fn held(&self) -> usize {
         self.in_hand.len() + self.batches.len() + self.local.as_ref().map_or(0, LocalBatch::left)
     }
@@ -124,7 +135,8 @@ impl Worker {
     /// Connections of the messages that it holds.
     pub(super) fn psocks(&self) -> impl Iterator<Item = psock::Id> {
         let single = self.in_hand.iter().map(|held| held.message.ticket.psock);
-        single.chain(self.batches.psocks()).chain(self.local.as_ref().map(LocalBatch::psock))
+        let streams = self.streams.keys().map(|ticket| ticket.psock);
+        single.chain(self.batches.psocks()).chain(self.local.as_ref().map(LocalBatch::psock)).chain(streams)
     }
 
     /// Tickets of the messages that it holds, without those of a local batch.
@@ -145,6 +157,10 @@ impl Worker {
     /// Marks `count` consecutive messages as answered, starting with `first`. Returns false if the worker
     /// does not hold the first one.
     pub(super) fn answered(&mut self, first: Ticket, count: u32) -> bool {
+        if let Some(held) = self.streams.get_mut(&first) {
+            held.answered = true;
+            return true;
+        }
         let (mut next, end) = (first, first.number + u64::from(count));
         // Batches and single messages may alternate.
         while next.number < end {

@@ -8,6 +8,7 @@
 //! - Workers hold at most [`Config::in_flight`] messages of a connection.
 //! - While messages of a connection wait, every other connection gets at most one turn (`fairness.rs`).
 //! - A message of a connection that has ended is not given to a worker.
+//! - A message in parts arrives completely at one worker, or is cut because its connection ended.
 //! - Peers receive whole replies to their own requests.
 //! - No message waits while an enabled worker is idle and no worker is about to ask.
 //! - [`Mux::check`] succeeds.
@@ -19,14 +20,15 @@ mod act;
 mod actor;
 mod batch;
 mod fairness;
+mod parts;
 mod wire;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use super::{
-    Batch, Bound, Cause, Completion, Config, Event, Message, Mux, Order, Outcome, Retry, Ticket, psock,
-    worker,
+    Batch, Bound, Cause, Completion, Config, Event, Message, Mux, Order, Outcome, PartKind, Retry, Ticket,
+    psock, worker,
 };
 use crate::Time;
 use crate::assembler::Limits;
@@ -53,6 +55,10 @@ struct Peer {
     /// Ends of the messages in `stream`.
     ends: Vec<usize>,
     arrived: usize,
+    /// Number of messages that the mux has received.
+    received: usize,
+    /// It closes after a message that arrives in parts.
+    closes: bool,
     /// Bytes that the socket has accepted. With [`Retry::Always`], those after `acked` are lost when the connection ends.
     got: Vec<u8>,
     /// Number of bytes that the peer has acknowledged.
@@ -78,6 +84,8 @@ enum Location {
 pub struct World {
     mux: Mux,
     config: Config,
+    /// Minimum length of a part; 0: all messages are whole.
+    part: usize,
     now: Time,
     peers: Vec<Peer>,
     /// Peers whose connections ended.
@@ -94,6 +102,8 @@ pub struct World {
     /// Connected mode: messages sent, and their state.
     sent: BTreeMap<u16, SentState>,
     ended: BTreeSet<psock::Id>,
+    /// Number of messages in parts that workers have begun.
+    begun: u64,
     fairness: Fairness,
 }
 
@@ -129,7 +139,6 @@ impl World {
         let variant = usize::from(kind) / ORDERS.len();
         let quick = Duration::from_micros([0, 20][variant % 2]);
         let config = Config {
-            order,
             connected: variant & 2 != 0,
             retry: [Retry::IfNoByteLeft, Retry::Never, Retry::Always][variant % 3],
             batch: [1, 64, 3][variant % 3],
@@ -139,13 +148,15 @@ impl World {
             unacked_bytes: [1 << 20, 12][variant / 8 % 2],
             mux_bytes: Bound::of([1 << 20, 2000][variant / 4 % 2]),
             wake_cost: quick,
+            stream_bytes: Bound::of([1 << 20, 300][variant % 2]),
             in_flight: [usize::MAX, 3, usize::MAX, 1][variant / 2 % 4],
             rebalance: [None, Some(1)][variant / 3 % 2],
-            ..Config::default()
+            ..Config::new(order)
         };
         Self {
             mux: Mux::new(config),
             config,
+            part: if variant % 5 < 3 { 0 } else { 4 },
             now: Time::from_secs(1),
             peers: Vec::new(),
             gone: Vec::new(),
@@ -157,6 +168,7 @@ impl World {
             last: BTreeMap::new(),
             sent: BTreeMap::new(),
             ended: BTreeSet::new(),
+            begun: 0,
             fairness: Fairness::new(&config),
         }
     }
@@ -196,11 +208,16 @@ impl World {
             (Act::Flood, Some(_)) => self.arrive(target % self.peers.len(), 200 + much, much),
             (Act::Eof, Some(id)) => self.mux.handle_eof(id, now),
             (Act::Reset, Some(id)) => self.mux.handle_error(id, 104, now),
-            (Act::Unattach, Some(id)) => self.mux.unattach(id, None, now),
+            (Act::Unattach, Some(id)) => {
+                self.closes(id);
+                self.mux.unattach(id, None, now);
+            }
             (Act::UnattachBy, Some(id)) => {
+                self.closes(id);
                 self.mux.unattach(id, Some(now + Duration::from_millis(much as u64)), now);
             }
             (Act::DeadlineDrain, Some(id)) => {
+                self.closes(id);
                 self.mux.drain_psock(id, Some(now + Duration::from_millis(much as u64)), now);
             }
             (Act::Transmit, Some(_)) => self.transmit(target % self.peers.len(), much, Outcome::Taken),
@@ -229,13 +246,18 @@ impl World {
             stream.extend(request(name, number));
             ends.push(stream.len());
         }
-        let id = self.mux.attach(framing(), Limits::default(), self.now).expect("it does not drain");
+        let id = self
+            .mux
+            .attach(framing().streamed(), Limits { part: self.part, ..Limits::default() }, self.now)
+            .expect("it does not drain");
         self.peers.push(Peer {
             id,
             name,
             stream,
             ends,
             arrived: 0,
+            received: 0,
+            closes: false,
             got: Vec::new(),
             acked: 0,
             open: true,
@@ -252,6 +274,7 @@ impl World {
         }
         let end = (peer.arrived + bytes).min(peer.stream.len());
         let arriving = &peer.stream[peer.arrived..end];
+        let before = self.mux.totals().received;
         let count = self.actors.len();
         let (took, run) = match self.actors.get_mut(much % (count + 1)) {
             Some(actor) => match self.mux.reserve(peer.id) {
@@ -266,14 +289,15 @@ impl World {
         };
         assert!(took == 0 || took == end - peer.arrived);
         peer.reads = took > 0 || end == peer.arrived;
-        let before = peer.arrived;
         peer.arrived += took;
-        for (number, end) in peer.ends.iter().enumerate() {
-            if (before + 1..=peer.arrived).contains(end) {
-                let ticket = Ticket { psock: peer.id, number: number as u64 };
-                self.locations.insert(ticket, Location::Waits);
-            }
+        let received = parts::received(peer, self.part);
+        let counted = (self.mux.totals().received - before) as usize;
+        let expected = received - peer.received;
+        assert!(counted == expected || peer.closes && counted < expected, "{counted} of {expected} messages");
+        for number in peer.received..peer.received + counted {
+            self.locations.insert(Ticket { psock: peer.id, number: number as u64 }, Location::Waits);
         }
+        peer.received += counted;
         let Some((actor, run)) = run else { return };
         assert!(actor.enabled && !actor.has_some(), "a local batch is for an idle worker");
         assert_eq!(self.config.order, Order::None);
@@ -350,6 +374,7 @@ impl World {
                     let whole =
                         peer.ends.iter().rev().find(|end| **end <= peer.arrived).copied().unwrap_or(0);
                     if end.hand_back {
+                        let whole = peer.received.checked_sub(1).map_or(0, |last| peer.ends[last]);
                         assert_eq!(
                             end.rest[..],
                             peer.stream[whole..peer.arrived],
@@ -450,12 +475,18 @@ impl World {
             self.actor(Act::Die, 0, 0);
             self.clone_worker(64);
         }
+        self.end_incomplete();
         self.pump();
         for _ in 0..20_000 {
-            let before = self.mux.totals().done + self.mux.totals().tx_bytes;
+            let progress = |world: &Self| world.mux.totals().done + world.mux.totals().tx_bytes + world.begun;
+            let before = progress(self);
             for at in 0..self.actors.len() {
-                if self.actors[at].enabled {
+                // One that leaves is gone after its last message.
+                if self.actors.get(at).is_some_and(|actor| actor.enabled) {
                     self.poll(at);
+                }
+                if at < self.actors.len() {
+                    self.parts(at, usize::MAX);
                 }
             }
             for at in (0..self.actors.len()).rev() {
@@ -479,7 +510,7 @@ impl World {
                 self.ack(at, usize::MAX >> 1, true);
             }
             self.look();
-            if !acked && self.mux.totals().done + self.mux.totals().tx_bytes == before {
+            if !acked && progress(self) == before {
                 break;
             }
         }

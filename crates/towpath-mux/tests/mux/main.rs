@@ -1,6 +1,7 @@
 //! The multiplexor over sockets. Tests that measure or limit the whole process are separate binaries.
 
 mod clients;
+mod hand_over;
 mod passed;
 mod peers;
 mod retry;
@@ -9,6 +10,8 @@ mod sockets;
 mod stream;
 #[cfg(feature = "tls")]
 mod tls;
+#[cfg(feature = "tls")]
+mod tls_clients;
 mod worker_api;
 mod write_space;
 mod zerocopy;

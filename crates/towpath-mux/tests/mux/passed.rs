@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use towpath_mux::io::{Flags, Kind, Server};
-use towpath_mux::mux::{Cause, Config};
+use towpath_mux::mux::{Cause, Config, Order};
 
 /// Sends bytes with copies of a descriptor. Returns false if the socket refuses descriptors (Linux 6.16).
 pub(super) fn pass(socket: &UnixStream, bytes: &[u8], fd: impl AsFd, count: usize) -> bool {
@@ -29,7 +29,7 @@ pub(super) fn pass(socket: &UnixStream, bytes: &[u8], fd: impl AsFd, count: usiz
 #[test]
 fn a_peer_that_passes_descriptors_again_is_cut_and_they_are_closed() {
     for count in [1, 253] {
-        let server = Server::new("line".parse().unwrap(), Config::default()).unwrap();
+        let server = Server::new("line".parse().unwrap(), Config::new(Order::None)).unwrap();
         let mut socket = server.socket(Kind::Dgram).unwrap();
         let (mut watched, passed) = UnixStream::pair().unwrap();
         let (ours, mut theirs) = UnixStream::pair().unwrap();
@@ -65,7 +65,7 @@ fn a_peer_that_passes_descriptors_again_is_cut_and_they_are_closed() {
 fn a_listener_refuses_descriptors() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("mux.sock");
-    let server = Server::new("line".parse().unwrap(), Config::default()).unwrap();
+    let server = Server::new("line".parse().unwrap(), Config::new(Order::None)).unwrap();
     server.listen_unix(&path).unwrap();
     let mut socket = server.socket(Kind::Dgram).unwrap();
     let mut stream = UnixStream::connect(&path).unwrap();

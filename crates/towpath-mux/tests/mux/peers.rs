@@ -2,6 +2,7 @@
 //! requesters.
 #![cfg(feature = "io")]
 
+use std::net::SocketAddr;
 use std::process::{Command, Output, Stdio};
 use std::thread;
 
@@ -18,10 +19,19 @@ struct Talk {
 impl Talk {
     /// Runs a command line; `PORT` is replaced by the port of a worker.
     fn run(framing: &str, answer: fn(&[u8]) -> Vec<u8>, client: &str) -> Self {
+        Self::listen(framing, answer, client, |server| server.listen("127.0.0.1:0").expect("a port"))
+    }
+
+    fn listen(
+        framing: &str,
+        answer: fn(&[u8]) -> Vec<u8>,
+        client: &str,
+        listen: impl FnOnce(&Server) -> SocketAddr,
+    ) -> Self {
         let framing: Framing = framing.parse().expect("a preset");
         let config = Config::for_framing(&framing);
         let server = Server::new(framing, config).expect("epoll");
-        let port = server.listen("127.0.0.1:0").expect("a port").port().to_string();
+        let port = listen(&server).port().to_string();
         let mut worker = server.worker().expect("a worker");
         let worker = thread::spawn(move || {
             let mut seen = Vec::new();
@@ -85,6 +95,43 @@ fn psql_asks() {
     let talk = Talk::run("postgres-frontend", database, client);
     assert_eq!(talk.printed(), "SELECT 0\n");
     assert_eq!(talk.seen[1..], [&b"Q\0\0\0\x0eselect(1)\0"[..], b"X\0\0\0\x04"], "{:x?}", talk.seen);
+}
+
+/// psql asks for TLS in plaintext and verifies the certificate. Without TLS it gets the reason.
+#[cfg(feature = "tls")]
+#[towpath_testenv::needs("psql")]
+#[test]
+fn psql_asks_over_tls() {
+    use towpath_mux::framing::StartTls;
+    use towpath_mux::io::{ServerTls, Tls};
+
+    let pair = super::tls::Pair::new();
+    let run = |mode: &str| {
+        let client = format!(
+            "psql -X -w -h localhost -p PORT -U u -c select(1) \
+             -d dbname=d\thostaddr=127.0.0.1\tgssencmode=disable\tsslmode={mode}\tsslrootcert={}",
+            pair.cert().display()
+        );
+        let files = ServerTls { starttls: Some(StartTls::Postgres), ..pair.files() };
+        let tls = Tls::from_files(files).expect("good files");
+        let listen = |server: &Server| server.listen_tls("127.0.0.1:0", tls).expect("a port");
+        Talk::listen("postgres-frontend", database, &client, listen)
+    };
+    for mode in ["require", "verify-full"] {
+        let talk = run(mode);
+        assert_eq!(talk.printed(), "SELECT 0\n");
+        assert_eq!(
+            talk.seen[0][4..8],
+            [0, 3, 0, 0],
+            "the startup message is the first one: {:x?}",
+            talk.seen
+        );
+        assert_eq!(talk.seen[1..], [&b"Q\0\0\0\x0eselect(1)\0"[..], b"X\0\0\0\x04"], "{:x?}", talk.seen);
+    }
+    let talk = run("disable");
+    let said = String::from_utf8_lossy(&talk.output.stderr);
+    assert!(said.contains("FATAL:  the server requires TLS: set sslmode=require"), "{said}");
+    assert_eq!(talk.seen.len(), 0);
 }
 
 /// A minimal server: accepts every login and returns no rows.

@@ -66,7 +66,7 @@ fn ask(stream: &mut (impl Read + Write), body: &[u8]) -> std::io::Result<()> {
 #[test]
 fn a_flood_does_not_keep_other_connections_from_being_read() {
     const FLOOD: usize = 300;
-    let server = Server::new(FRAMING.parse().expect("a framing"), Config::default()).expect("epoll");
+    let server = Server::new(FRAMING.parse().expect("a framing"), Config::new(Order::None)).expect("epoll");
     let address = server.listen("127.0.0.1:0").expect("a port");
     let [mut flood, mut light] = [0; 2].map(|_| TcpStream::connect(address).expect("it listens"));
     let mut worker = server.worker().expect("a worker");
@@ -100,7 +100,7 @@ fn cause(server: &Server) -> Cause {
 #[towpath_testenv::needs(ipv6)]
 #[test]
 fn ipv4_and_ipv6_may_share_a_port() {
-    let (server, four, threads) = echo(1, Limits::default(), Config::default());
+    let (server, four, threads) = echo(1, Limits::default(), Config::new(Order::None));
     let six = server.listen(format!("[::]:{}", four.port())).expect("it is free");
     assert_eq!(six.port(), four.port());
     let mut stream = TcpStream::connect(four).expect("it listens");
@@ -115,7 +115,7 @@ fn ipv4_and_ipv6_may_share_a_port() {
 #[test]
 fn replies_arrive_in_every_order_mode() {
     for order in [Order::None, Order::Replies, Order::Serial, Order::Sticky] {
-        let (server, address, threads) = echo(4, Limits::default(), Config { order, ..Config::default() });
+        let (server, address, threads) = echo(4, Limits::default(), Config::new(order));
         let clients: Vec<_> = (0..8)
             .map(|client| {
                 thread::spawn(move || {
@@ -161,7 +161,7 @@ fn replies_arrive_in_every_order_mode() {
 
 #[test]
 fn large_messages_and_unix_sockets() {
-    let (server, _, threads) = echo(2, Limits::default(), Config::default());
+    let (server, _, threads) = echo(2, Limits::default(), Config::new(Order::None));
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("mux");
     server.listen_unix(&path).expect("a socket");
@@ -187,7 +187,7 @@ fn bad_peers_end_only_their_connections() {
     let config = Config {
         send_bytes: Bound::of(1 << 16),
         send_time: Some(Duration::from_millis(200)),
-        ..Config::default()
+        ..Config::new(Order::None)
     };
     let (server, address, threads) = echo(2, limits, config);
     let mut good = TcpStream::connect(address).expect("it listens");
@@ -216,7 +216,7 @@ fn bad_peers_end_only_their_connections() {
 
     // No timeouts, so that nothing else ends these connections.
     let (server, address, threads) =
-        echo(2, Limits { message: 1 << 20, ..Limits::default() }, Config::default());
+        echo(2, Limits { message: 1 << 20, ..Limits::default() }, Config::new(Order::None));
     let mut good = TcpStream::connect(address).expect("it listens");
     let bad = |bytes: &[u8]| {
         let mut stream = TcpStream::connect(address).expect("it listens");
@@ -238,7 +238,7 @@ fn bad_peers_end_only_their_connections() {
 /// Thousands of connections are opened, used and reset while workers start and end.
 #[test]
 fn connections_and_workers_come_and_go() {
-    let (server, address, mut threads) = echo(1, Limits::default(), Config::default());
+    let (server, address, mut threads) = echo(1, Limits::default(), Config::new(Order::None));
     let over = AtomicBool::new(false);
     let answered = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -296,7 +296,7 @@ fn connections_and_workers_come_and_go() {
 /// A worker that panics: another one gets its message.
 #[test]
 fn a_worker_that_panics_loses_nothing() {
-    let (server, address, _) = echo(0, Limits::default(), Config::default());
+    let (server, address, _) = echo(0, Limits::default(), Config::new(Order::None));
     let mut worker = server.worker().expect("a worker");
     let dies = thread::spawn(move || {
         let message = worker.recv().expect("epoll");
@@ -338,7 +338,7 @@ impl Admission for Gate {
 
 #[test]
 fn admission_decides_about_peers_and_learns_of_ends() {
-    let (server, address, threads) = echo(2, Limits::default(), Config::default());
+    let (server, address, threads) = echo(2, Limits::default(), Config::new(Order::None));
     let gate = Arc::new(Gate::default());
     gate.answers.lock().expect("no panic").extend([Admit::Pass, Admit::Reset, Admit::Deny, Admit::Pass]);
     server.set_admission(Arc::clone(&gate) as Arc<dyn Admission>);
@@ -375,7 +375,7 @@ fn admission_decides_about_peers_and_learns_of_ends() {
 #[test]
 fn a_long_message_is_read_in_a_few_pieces() {
     const LENGTH: usize = 1 << 20;
-    let server = Server::new("length=4 be adjust=4".parse().unwrap(), Config::default()).unwrap();
+    let server = Server::new("length=4 be adjust=4".parse().unwrap(), Config::new(Order::None)).unwrap();
     let address = server.listen("127.0.0.1:0").unwrap();
     let threads = server.clone();
     let lengths = thread::spawn(move || {
@@ -405,7 +405,7 @@ fn a_long_message_is_read_in_a_few_pieces() {
 #[towpath_testenv::needs(somaxconn)]
 #[test]
 fn the_backlog_holds_many_connections() {
-    let server = Server::new("line".parse().expect("a framing"), Config::default()).expect("epoll");
+    let server = Server::new("line".parse().expect("a framing"), Config::new(Order::None)).expect("epoll");
     let address = server.listen("127.0.0.1:0").expect("a port");
     // There is no worker yet that accepts.
     let patience = Duration::from_secs(30);

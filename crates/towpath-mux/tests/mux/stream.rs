@@ -9,7 +9,7 @@ use futures_sink::Sink;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use towpath_mux::io::{Messages, Reply, Server};
-use towpath_mux::mux::Config;
+use towpath_mux::mux::{Config, Order};
 
 fn server(config: Config) -> (Server, std::net::SocketAddr, Messages) {
     let server = Server::new("line".parse().expect("a framing"), config).expect("epoll");
@@ -36,7 +36,7 @@ async fn echo(mut messages: Messages) -> usize {
 async fn many_clients_at_once() {
     const CLIENTS: usize = 20;
     const EACH: usize = 200;
-    let (server, address, messages) = server(Config::default());
+    let (server, address, messages) = server(Config::new(Order::None));
     let echo = tokio::spawn(echo(messages));
     let clients: Vec<_> = (0..CLIENTS)
         .map(|client| {
@@ -64,7 +64,7 @@ async fn many_clients_at_once() {
 /// Replies that the peer does not accept at once are sent later; messages without a reply are completed.
 #[tokio::test]
 async fn late_readers_and_messages_without_replies() {
-    let (server, address, mut messages) = server(Config::default());
+    let (server, address, mut messages) = server(Config::new(Order::None));
     let work = tokio::spawn(async move {
         while let Some(message) = messages.recv().await? {
             let reply = match message.payload() {
@@ -88,7 +88,7 @@ async fn late_readers_and_messages_without_replies() {
 /// Timers of the core run without traffic.
 #[tokio::test]
 async fn an_idle_connection_ends() {
-    let config = Config { idle: Some(Duration::from_millis(20)), ..Config::default() };
+    let config = Config { idle: Some(Duration::from_millis(20)), ..Config::new(Order::None) };
     let (server, address, messages) = server(config);
     let echo = tokio::spawn(echo(messages));
     let mut client = TcpStream::connect(address).await.expect("it listens");

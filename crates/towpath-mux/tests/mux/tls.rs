@@ -15,18 +15,18 @@ use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use tempfile::TempDir;
 use towpath_mux::Time;
-use towpath_mux::io::{Admission, Admit, Connect, Ended, Event, Peer, Server, Tls};
-use towpath_mux::mux::{Cause, Config};
+use towpath_mux::io::{Admission, Admit, Connect, Ended, Event, Peer, Server, ServerTls, Tls};
+use towpath_mux::mux::{Cause, Config, Order};
 
 use super::passed::pass;
 
 /// A self-signed certificate for `localhost`, and its key.
-struct Pair {
+pub(super) struct Pair {
     directory: TempDir,
 }
 
 impl Pair {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
         std::fs::write(directory.path().join("cert.pem"), made.cert.pem()).expect("a file");
@@ -34,7 +34,7 @@ impl Pair {
         Self { directory }
     }
 
-    fn cert(&self) -> PathBuf {
+    pub(super) fn cert(&self) -> PathBuf {
         self.directory.path().join("cert.pem")
     }
 
@@ -42,8 +42,12 @@ impl Pair {
         self.directory.path().join("key.pem")
     }
 
-    fn server(&self) -> Tls {
-        Tls::server(self.cert(), self.key()).expect("both files are good")
+    pub(super) fn server(&self) -> Tls {
+        Tls::from_files(self.files()).expect("both files are good")
+    }
+
+    pub(super) fn files(&self) -> ServerTls {
+        ServerTls::new(self.cert(), self.key())
     }
 
     /// A plain rustls client.
@@ -62,8 +66,8 @@ impl Pair {
     }
 }
 
-fn echo(framing: &str, tls: Tls) -> (Server, SocketAddr, JoinHandle<()>) {
-    let server = Server::new(framing.parse().expect("a framing"), Config::default()).expect("epoll");
+pub(super) fn echo(framing: &str, tls: Tls) -> (Server, SocketAddr, JoinHandle<()>) {
+    let server = Server::new(framing.parse().expect("a framing"), Config::new(Order::None)).expect("epoll");
     let address = server.listen_tls("127.0.0.1:0", tls).expect("a port");
     let mut worker = server.worker().expect("a worker");
     let thread = thread::spawn(move || {
@@ -74,7 +78,7 @@ fn echo(framing: &str, tls: Tls) -> (Server, SocketAddr, JoinHandle<()>) {
     (server, address, thread)
 }
 
-fn stop(server: &Server, thread: JoinHandle<()>) {
+pub(super) fn stop(server: &Server, thread: JoinHandle<()>) {
     server.drain(Some(Duration::from_secs(60)));
     thread.join().expect("it does not panic");
     server.look(|mux| mux.check().expect("the counts fit"));
@@ -89,7 +93,7 @@ fn ended(server: &Server) -> Ended {
     }
 }
 
-fn not_attached(server: &Server) -> String {
+pub(super) fn not_attached(server: &Server) -> String {
     loop {
         match server.poll_event() {
             Some(Event::NotAttached { why, .. }) => return why,
@@ -296,7 +300,7 @@ fn invalid_certificate_files_are_named() {
 #[test]
 fn outbound_connections_are_reestablished() {
     let pair = Pair::new();
-    let config = Config { connected: true, ..Config::default() };
+    let config = Config { connected: true, ..Config::new(Order::None) };
     let client = Server::new("line".parse().expect("a framing"), config).expect("epoll");
     let mut worker = client.worker().expect("a worker");
     let (tell, answers) = channel();
@@ -317,7 +321,7 @@ fn outbound_connections_are_reestablished() {
     let (socket, _) = listener.accept().expect("it connects a third time");
     drop(nonsense);
 
-    let server = Server::new("line".parse().expect("a framing"), Config::default()).expect("epoll");
+    let server = Server::new("line".parse().expect("a framing"), Config::new(Order::None)).expect("epoll");
     server.attach_tls(socket, &pair.server()).expect("it is connected");
     let mut echo = server.worker().expect("a worker");
     let echo = thread::spawn(move || {

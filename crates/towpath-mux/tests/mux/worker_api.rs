@@ -19,12 +19,12 @@ pub(crate) fn server(config: Config) -> Server {
 }
 
 pub(crate) fn connected() -> Config {
-    Config { connected: true, ..Config::default() }
+    Config { connected: true, ..Config::new(Order::None) }
 }
 
 /// A server over TCP with one socket, and a client.
 fn over_tcp(kind: Kind) -> (Socket, TcpStream) {
-    let server = server(Config::default());
+    let server = server(Config::new(Order::None));
     let address = server.listen("127.0.0.1:0").expect("a port");
     let socket = server.socket(kind).expect("a handle");
     (socket, client(address))
@@ -259,7 +259,7 @@ fn a_disabled_socket_hands_back_messages_not_begun() {
 #[test]
 fn an_inactive_socket_delays_no_message() {
     for order in [Order::None, Order::Replies, Order::Serial, Order::Key] {
-        let server = server(Config { order, ..Config::default() });
+        let server = server(Config::new(order));
         let address = server.listen("127.0.0.1:0").expect("a port");
         let mut absent = server.socket(Kind::Dgram).expect("a handle");
         let mut socket = absent.try_clone().expect("another handle");
@@ -277,7 +277,7 @@ fn an_inactive_socket_delays_no_message() {
 
 #[test]
 fn attach_with_a_framing_and_unattach() {
-    let socket = server(Config::default()).socket(Kind::Dgram).expect("a handle");
+    let socket = server(Config::new(Order::None)).socket(Kind::Dgram).expect("a handle");
     let mut other = socket.try_clone().expect("another handle");
     let (ours, mut peer) = UnixStream::pair().expect("a pair");
     let id = socket.attach(ours, "length=1 be adjust=1".parse().expect("a framing")).expect("it is attached");
@@ -330,7 +330,7 @@ pub(crate) fn becomes_readable(socket: &Socket, patience: Duration) -> bool {
 #[test]
 fn the_descriptor_reports_messages() {
     for order in [Order::None, Order::Sticky] {
-        let server = server(Config { order, ..Config::default() });
+        let server = server(Config::new(order));
         let mut client = client(server.listen("127.0.0.1:0").expect("a port"));
         let mut socket = server.socket(Kind::Seqpacket).expect("a handle");
         for turn in 0..20 {
@@ -469,10 +469,10 @@ fn a_message_of_a_panicking_thread_goes_to_another_socket() {
 
 #[test]
 fn sockets_exclude_drivers_and_workers() {
-    let first = server(Config::default());
+    let first = server(Config::new(Order::None));
     let _socket = first.socket(Kind::Dgram).expect("a handle");
     assert!(first.worker().is_err() && first.driver().is_err());
-    let second = server(Config::default());
+    let second = server(Config::new(Order::None));
     let _worker = second.worker().expect("a worker");
     assert!(second.socket(Kind::Dgram).is_err());
 }
@@ -503,7 +503,7 @@ fn errors_have_kcms_numbers() {
 #[test]
 fn nothing_is_lost_under_churn() {
     for order in [Order::None, Order::Replies, Order::Serial, Order::Sticky] {
-        let server = server(Config { order, redeliver: u8::MAX, ..Config::default() });
+        let server = server(Config { redeliver: u8::MAX, ..Config::new(order) });
         let address = server.listen("127.0.0.1:0").expect("a port");
         let mut stays = server.socket(Kind::Dgram).expect("a handle");
         let last = stays.try_clone().expect("another handle");

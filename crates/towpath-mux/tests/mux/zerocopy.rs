@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 
 use rustix::net::sockopt;
 use towpath_mux::io::{Ended, Server, ZerocopySender, ZerocopySenders};
-use towpath_mux::mux::{Cause, Config, Outcome, Transmit};
+use towpath_mux::mux::{Cause, Config, Order, Outcome, Transmit};
 
 /// Supports TCP only, as the kernel does.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl ZerocopySender for Connection {
 }
 
 fn echo() -> (Server, JoinHandle<()>) {
-    let server = Server::new("line".parse().expect("a framing"), Config::default()).expect("epoll");
+    let server = Server::new("line".parse().expect("a framing"), Config::new(Order::None)).expect("epoll");
     server.set_zerocopy(Arc::new(Tcp));
     let mut worker = server.worker().expect("a worker");
     let thread = thread::spawn(move || {

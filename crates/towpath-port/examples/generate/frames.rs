@@ -38,7 +38,7 @@ pub(crate) struct Ip4<'a> {
     pub(crate) options: &'a [u8],
 }
 
-/// A way from one host to another.
+/// The addresses and TTL of packets from one host to another.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Path {
     pub(crate) from: Host,

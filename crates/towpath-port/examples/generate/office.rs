@@ -1,5 +1,5 @@
-//! A minute in a small office, seen at its gateway: web, DNS, ssh and mail out of it, a ping, IPv6, a VLAN, a datagram in
-//! fragments; and a port scan from outside.
+//! A minute of traffic at the gateway of a small office: outbound web, DNS, ssh and mail, a ping, IPv6, a VLAN, a fragmented
+//! datagram, and a port scan from outside.
 
 use etherparse::TcpHeader;
 use towpath_port::{Error, Frame, LinkType, pcap};
@@ -163,7 +163,7 @@ fn neighbours(story: &mut Story) {
         story.add(at + MS / 3, ask.reverse().arp(2));
     }
 
-    // RFC 4861: all of it with hop limit 255, to the groups it is meant for.
+    // RFC 4861: the hop limit is 255. An advertisement of a router and a solicitation go to multicast groups.
     let router = Host::new(GATEWAY_MAC, "fe80::1", 255);
     let everyone = Host::new([0x33, 0x33, 0, 0, 0, 1], "ff02::1", 255);
     let prefix_option = [

@@ -3,7 +3,7 @@ use crate::conformance::{self, Shape, Wire};
 use crate::netns::{ip, until, veth, within};
 use crate::{Checksum, Gso, GsoKind, LinkType};
 
-/// The kernel's timer may close a block after every frame: there is one for each that is sent before the first is received.
+/// One block per frame that is sent before the first is received: the kernel's timer may close a block after each frame.
 fn config(interface: &str) -> Config {
     Config { block_size: 128 << 10, blocks: conformance::FRAMES as u32, ..Config::new(interface) }
 }
@@ -261,7 +261,7 @@ fn bad_configurations_say_what_to_do() {
     });
 }
 
-/// Checksums that the sender's kernel left unfinished are right after a port without PACKET_VNET_HDR sent them on.
+/// A port without PACKET_VNET_HDR completes the partial checksums of the frames that it sends.
 #[towpath_testenv::needs(netns)]
 #[test]
 fn unfinished_checksums_and_frames_to_be_cut_are_put_right() {
@@ -287,7 +287,7 @@ fn unfinished_checksums_and_frames_to_be_cut_are_put_right() {
     });
 }
 
-/// UDP_SEGMENT of linux/udp.h: each call's bytes are datagrams of so many.
+/// UDP_SEGMENT of linux/udp.h: the bytes of each call are sent as datagrams of this length.
 const UDP_SEGMENT: i32 = 103;
 
 /// Datagrams in one GSO frame are segmented at the sender's segment size, also if the MTU allows longer ones.

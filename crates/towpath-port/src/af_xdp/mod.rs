@@ -487,7 +487,9 @@ fn control(name: &str) -> Result<OwnedFd, Error> {
 fn offsets(socket: BorrowedFd<'_>) -> std::io::Result<[Offsets; 4]> {
     let mut raw = [0; 32];
     if sys::get(socket, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS, &mut raw)? != size_of_val(&raw) {
-        return Err(std::io::Error::other("this kernel's AF_XDP has no need_wakeup: Linux 5.4 is the least"));
+        return Err(std::io::Error::other(
+            "this kernel's AF_XDP has no need_wakeup: Linux 5.4 or later is required",
+        ));
     }
     let number = |at: usize| whole(raw[2 * at], raw[2 * at + 1]) as usize;
     Ok(std::array::from_fn(|ring| {

@@ -7,9 +7,9 @@
 //! return bpf_redirect_map(r1, r2, r3)
 //! ```
 //!
-//! A BPF link attaches it and ends with its last descriptor: after the process ends for any reason, the interface works as before (fail
-//! open). A link that is pinned in a bpf file system persists. With `XDP_DROP` the interface then drops all frames (fail closed)
-//! until the port is opened again or the pin is removed.
+//! A BPF link attaches it. The link ends when its last descriptor is closed, so after the process has ended for any reason, the
+//! interface works as before (fail open). A link that is pinned in a bpf file system persists. With `XDP_DROP` the interface then
+//! drops all frames (fail closed) until the port is opened again or the pin is removed.
 //!
 //! References: linux/bpf.h, Documentation/bpf/map_xskmap.rst.
 
@@ -65,7 +65,7 @@ impl Program {
         Ok(Self { map, _link: link })
     }
 
-    /// A program that another process attached: its map and its link.
+    /// Takes over a program that another process attached, by its map and its link.
     ///
     /// # Errors
     ///

@@ -74,7 +74,7 @@ impl PipeReader {
             let Reading { filled, empty, current } = &mut **reading;
             if current.is_none() {
                 let received = filled.try_recv().or_else(|_| {
-                    // The event is cleared before the last look: a burst behind it sets it again.
+                    // The event is cleared before the channel is checked once more: a burst that arrives later sets it again.
                     let _ = rustix::io::read(&*self.ready, &mut [0; 8]);
                     filled.try_recv()
                 });
@@ -166,7 +166,7 @@ mod tests {
         poll(&mut fds, wait).unwrap() == 1
     }
 
-    /// Waits for the thread. The test ends by itself or not at all: it has no time limit.
+    /// Waits for the thread, without a time limit.
     fn received(port: &mut PipeReader, burst: &mut Burst) -> Received {
         loop {
             match port.receive(burst).unwrap() {

@@ -3,7 +3,7 @@ use crate::conformance::{self, Shape, Wire};
 use crate::netns::{ip, patiently, until, within};
 use crate::{LinkType, af_packet};
 
-/// Between an interface's two sides: its port, and the machine, where a packet socket sits.
+/// A wire between the two sides of a TUN or TAP interface: the port, and a packet socket on the host's interface.
 struct Sides<T, R> {
     tx: T,
     rx: R,
@@ -25,7 +25,7 @@ impl<T: Port + 'static, R: Port + 'static> Wire for Sides<T, R> {
     }
 }
 
-/// The receiving end, which keeps the other open.
+/// The receiving end. It keeps the sending end open.
 struct Both<T, R> {
     rx: R,
     _tx: T,
@@ -62,7 +62,7 @@ fn sides(config: Config) -> (Device, af_packet::Socket, LinkType) {
     ip("link set t0 mtu 9000");
     until(|| device.state().unwrap() == State::Up);
     let vnet_hdr = device.config.vnet_hdr;
-    // A block for each frame: the kernel's timer may close them so early.
+    // One block per frame: the kernel's timer may close a block after each frame.
     let (block_size, blocks) = (128 << 10, conformance::FRAMES as u32);
     let machine = af_packet::Config { block_size, blocks, vnet_hdr, ..af_packet::Config::new("t0") };
     let link = device.config.link();

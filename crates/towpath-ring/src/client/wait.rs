@@ -14,7 +14,7 @@ use crate::shm::sys;
 pub(super) const SPINS: u32 = 400;
 /// Sleeps after which an adapting client spins for the full time again, to measure whether it helps.
 const AGAIN: u64 = 16;
-/// Checks before the client compares CPUs: an immediate answer does not pay for that.
+/// Checks before the client compares CPUs. An answer that comes at once avoids the cost of the comparison.
 const LOOKS: u32 = 8;
 /// Checks on a shared CPU, each after a yield: two are cheaper than a sleep and a doorbell.
 const YIELDS: u32 = 2;
@@ -59,7 +59,7 @@ impl Consumer {
         }
     }
 
-    /// Adapts the spinning time from now on: for clients that share their CPU.
+    /// Adapts the spinning time from now on. For clients that share their CPU with other work.
     pub(crate) fn learn(&mut self) {
         self.learns = true;
     }
@@ -96,8 +96,8 @@ impl Consumer {
     /// Sleeps until a message arrives, at most `left`. Fails with EINTR after a signal.
     pub(super) fn nap(&self, left: Option<Duration>) -> io::Result<()> {
         if self.lanes[0].is_deaf() {
-            // Unread messages keep the socket readable; a poll would return at once. Doorbells are behind them, so
-            // the caller checks the lanes itself.
+            // The unread messages keep the socket readable, so poll(2) would return at once. A doorbell may wait behind them. The
+            // caller therefore checks the lanes after a short sleep.
             return sys::hung_up(&self.lanes[0].socket, left.map_or(NAP, |left| left.min(NAP))).map(drop);
         }
         sys::wait_interruptibly(&[self.as_fd()], left).map(drop)

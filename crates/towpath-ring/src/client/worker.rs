@@ -17,7 +17,7 @@ use crate::handshake::attach_error::AttachError;
 use crate::lane::batch::{self, BATCH_MAX, Part};
 use crate::lane::reserve_error::ReserveError;
 use crate::lane::verdict::Verdict;
-use crate::shm::header::{Kind, Meta};
+use crate::shm::header::{Header, Kind, Meta};
 use crate::shm::seq::Seq;
 
 pub use event::{Ended, Event, Opened};
@@ -96,10 +96,45 @@ pub struct View<'a> {
     part: Part<'a>,
     connection: Connection,
     time: u64,
+    piece: Piece,
+}
+
+/// Which part of a message a frame has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Piece {
+    /// From 1; 0: the whole message.
+    number: u32,
+    more: bool,
+    cut: bool,
+}
+
+impl Piece {
+    fn of(header: &Header) -> Self {
+        let number = if header.kind == Kind::MESSAGE { 0 } else { header.wire_len };
+        Self { number, more: header.kind == Kind::MESSAGE_PART, cut: header.kind == Kind::MESSAGE_CUT }
+    }
 }
 
 impl<'a> View<'a> {
-    /// All bytes of the message.
+    /// As [`Message::part`].
+    #[must_use]
+    pub const fn part(&self) -> u32 {
+        self.piece.number
+    }
+
+    /// As [`Message::more`]. The answer is then a part of the answer to the message.
+    #[must_use]
+    pub const fn more(&self) -> bool {
+        self.piece.more
+    }
+
+    /// As [`Message::is_cut`].
+    #[must_use]
+    pub const fn is_cut(&self) -> bool {
+        self.piece.cut
+    }
+
+    /// All bytes of the message, or of the part.
     #[must_use]
     pub const fn bytes(&self) -> &'a [u8] {
         self.part.bytes
@@ -206,6 +241,29 @@ pub enum ServeError {
 }
 
 impl Message {
+    /// Number of the part of a message, from 1; 0 for a whole message. A multiplexor with `body=stream` delivers long messages in parts. All
+    /// parts of a message come to this worker, in order; parts of messages of other connections may come between them. The next ones
+    /// come when this one is done.
+    ///
+    /// The message is begun when its first part is done. It is never given to another worker then. [`Worker::reply_part`] and
+    /// [`Worker::reply`] of a part answer the message.
+    #[must_use]
+    pub fn part(&self) -> u32 {
+        Piece::of(self.frame.header()).number
+    }
+
+    /// Returns true if another part of this message follows.
+    #[must_use]
+    pub fn more(&self) -> bool {
+        Piece::of(self.frame.header()).more
+    }
+
+    /// Returns true if the connection ended before the last part of this message: no part follows. It has no bytes.
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        Piece::of(self.frame.header()).cut
+    }
+
     /// Connection of the message.
     #[must_use]
     pub fn connection(&self) -> Connection {
@@ -335,7 +393,7 @@ impl Worker {
         work: &mut impl FnMut(View<'_>, &mut Reply),
     ) -> Result<u32, ServeError> {
         let count = match begun.frame.header().kind {
-            Kind::MESSAGE => 1,
+            kind if kind.is_message() => 1,
             Kind::MESSAGES => begun.frame.header().mark,
             _ => {
                 self.note(&begun.frame);
@@ -386,7 +444,7 @@ impl Worker {
         recv: impl FnMut(&mut Consumer) -> Result<Option<Frame>, RecvError>,
         is_over: impl Fn() -> bool,
     ) -> Result<Option<Message>, RecvError> {
-        Ok(self.next(recv, is_over, |kind| kind == Kind::MESSAGE)?.map(|frame| Message { frame }))
+        Ok(self.next(recv, is_over, Kind::is_message)?.map(|frame| Message { frame }))
     }
 
     /// Returns the next frame of a wanted kind that `recv` finds. A multiplexor that publishes frames without messages as fast as they
@@ -578,9 +636,10 @@ impl Turn<'_> {
         let mut end = 0;
         let (header, payload) = (frame.header(), self.queue.payload(frame));
         let (connection, time, from) = (connection(frame), header.time, *done as usize);
+        let piece = if header.kind.is_message() { Piece::of(header) } else { Piece::default() };
         let mut each = |part| {
             self.queue.tell_at(frame, *done as u16);
-            work(View { part, connection, time }, self.reply);
+            work(View { part, connection, time, piece }, self.reply);
             let now = self.reply.bytes.len();
             *done += 1;
             if now > end {
@@ -589,7 +648,7 @@ impl Turn<'_> {
             end = now;
             now < SMALL && self.reply.then.is_none()
         };
-        if header.kind == Kind::MESSAGE {
+        if header.kind.is_message() {
             let layers = header.layers;
             let (skip, trim) = (layers.network, layers.payload);
             each(Part { bytes: payload, skip, trim, mark: header.mark, hash: header.hash });
@@ -623,8 +682,8 @@ impl Turn<'_> {
             let (len, upto) = ends[count - 1];
             // Messages without an answer may follow the last answer.
             let group = if count == ends.len() { *done } else { upto };
-            let meta =
-                Meta { kind: Kind::REPLY, port: frame.seq().0, group, mark: count as u32, ..Meta::default() };
+            let kind = if frame.header().kind == Kind::MESSAGE_PART { Kind::REPLY_PART } else { Kind::REPLY };
+            let meta = Meta { kind, port: frame.seq().0, group, mark: count as u32, ..Meta::default() };
             let sent = self.queue.reply(frame, &bytes[..len], &meta);
             match sent {
                 Err(why @ (ReserveError::Interrupted | ReserveError::RingFull)) => {

@@ -6,13 +6,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// The time in which attaches are counted.
-const MINUTE: Duration = Duration::from_secs(60);
-
 /// Attaches and bars of each user.
 #[derive(Debug, Default)]
 pub(crate) struct Bars {
-    /// Users with attaches in the last minute, or with a bar.
+    /// Users with a bar, or whose budget of attaches is not full.
     users: BTreeMap<u32, User>,
     /// Bars so far.
     pub(crate) count: u64,
@@ -21,16 +18,14 @@ pub(crate) struct Bars {
 #[derive(Debug)]
 struct User {
     barred_until: Option<Instant>,
-    attaches: u32,
-    since: Instant,
+    /// When the budget of attaches is full again.
+    full_at: Instant,
 }
 
 impl Bars {
     /// Returns how long the user is barred at `now`, if it is.
     pub(crate) fn left(&mut self, uid: u32, now: Instant) -> Option<Duration> {
-        self.users.retain(|_, user| {
-            now.saturating_duration_since(user.since) < MINUTE || user.barred_until.is_some_and(|t| t > now)
-        });
+        self.users.retain(|_, user| user.full_at > now || user.barred_until.is_some_and(|until| until > now));
         let until = self.users.get(&uid)?.barred_until?;
         Some(until.saturating_duration_since(now)).filter(|left| !left.is_zero())
     }
@@ -43,18 +38,20 @@ impl Bars {
         self.count += 1;
     }
 
-    /// Counts an attach. Returns false if it is one of more than `most` in a minute.
-    pub(crate) fn attach(&mut self, uid: u32, now: Instant, most: u32) -> bool {
+    /// Takes an attach from the user's budget of `burst` attaches, which regains one per `interval` (a token bucket). Returns
+    /// false if the budget is empty.
+    pub(crate) fn attach(&mut self, uid: u32, now: Instant, burst: u32, interval: Duration) -> bool {
         let user = self.user(uid, now);
-        if now.saturating_duration_since(user.since) >= MINUTE {
-            (user.since, user.attaches) = (now, 0);
+        let full_at = user.full_at.max(now) + interval;
+        let within = full_at.saturating_duration_since(now) <= interval * burst;
+        if within {
+            user.full_at = full_at;
         }
-        user.attaches = user.attaches.saturating_add(1);
-        user.attaches <= most
+        within
     }
 
     fn user(&mut self, uid: u32, now: Instant) -> &mut User {
-        self.users.entry(uid).or_insert(User { barred_until: None, attaches: 0, since: now })
+        self.users.entry(uid).or_insert(User { barred_until: None, full_at: now })
     }
 }
 
@@ -75,14 +72,16 @@ mod tests {
     }
 
     #[test]
-    fn attaches_are_counted_by_the_minute_and_forgotten() {
+    fn a_budget_of_attaches_is_regained() {
         let (mut bars, begin) = (Bars::default(), Instant::now());
         let at = |seconds| begin + Duration::from_secs(seconds);
-        assert_eq!((0..4).map(|_| bars.attach(7, begin, 3)).collect::<Vec<_>>(), [true, true, true, false]);
-        assert!(bars.attach(8, at(1), 3));
-        assert!(!bars.attach(7, at(59), 3));
-        assert!(bars.attach(7, at(60), 3));
-        assert_eq!(bars.left(7, at(120)), None);
+        let mut attach = |uid, now| bars.attach(uid, now, 3, Duration::from_secs(20));
+        assert_eq!((0..5).map(|_| attach(7, begin)).collect::<Vec<_>>(), [true, true, true, false, false]);
+        assert!(attach(8, at(1)));
+        assert_eq!([at(19), at(20), at(21), at(40)].map(|now| attach(7, now)), [false, true, false, true]);
+        assert_eq!(bars.left(7, at(99)), None);
+        assert_eq!(bars.users.keys().collect::<Vec<_>>(), [&7]);
+        assert_eq!(bars.left(7, at(100)), None);
         assert!(bars.users.is_empty());
     }
 }

@@ -72,6 +72,8 @@ pub(crate) struct ClientPolicy {
     pub(crate) messages: bool,
     /// Whether the client wants connection events.
     pub(crate) events: bool,
+    /// Whether the client takes messages in parts.
+    pub(crate) parts: bool,
 }
 
 /// One outstanding message.
@@ -91,7 +93,7 @@ pub struct FrameOut {
 
 impl Channel {
     /// Splits the channel into its lanes, one per engine thread. A lane returns the verdicts for the frames sent on
-    /// it. The lanes share the client and its liveness: to [`detach`](Self::detach) or drop one of them ends all.
+    /// it. The lanes share the client and its liveness: if one of them is [detached](Self::detach) or dropped, all end.
     /// Before the split, a channel is its first lane.
     ///
     /// ```
@@ -103,7 +105,7 @@ impl Channel {
     /// let client = std::thread::spawn(move || {
     ///     let mut queue = Consumer::attach(&path).expect("the engine is there");
     ///     for _ in 0..2 {
-    ///         let frame = queue.recv().expect("no nonsense").expect("a frame");
+    ///         let frame = queue.recv().expect("a valid ring").expect("a frame");
     ///         queue.verdict(frame, Verdict::Pass);
     ///     }
     ///     queue.flush();
@@ -195,7 +197,7 @@ impl Channel {
     pub fn check_peer(&mut self) -> bool {
         self.control.listen();
         if self.control.rung && self.armed.take().is_some() {
-            // The client has answered; without the word, its further checks are cheaper.
+            // The client has sent its doorbell. With the word cleared, it sends no other one.
             self.sleeper.disarm([&self.rings.own]);
         }
         let invalid = self.control.take_invalid();

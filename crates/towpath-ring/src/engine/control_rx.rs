@@ -4,8 +4,9 @@
 //! A memfd is read with pread(2), never mapped: no action of its sender can fault this process. F_GET_SEALS is the
 //! first call on a descriptor: it fails for all but memfds, and never blocks. Every descriptor is closed by the reaper.
 //!
-//! Doorbells have a budget: a doorbell announces news (a verdict or a message), so that each has its own poll that
-//! finds news. [`FALSE_DOORBELLS`] more than such polls are permitted in a second; the others are invalid messages.
+//! Doorbells have a budget. An honest client rings for news (a verdict or a message), so a poll that finds news credits one
+//! doorbell. In each second, [`FALSE_DOORBELLS`] doorbells without such a poll are permitted; further ones count as invalid
+//! messages.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 

@@ -71,6 +71,7 @@ pub(crate) fn open(
     let liveness = Arc::new(liveness);
     let policy = ClientPolicy {
         events: hello.events,
+        parts: hello.parts,
         violations_max: config.violations_max,
         overdue_max: config.overdue_max,
         messages: config.messages,

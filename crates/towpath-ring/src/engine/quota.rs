@@ -35,8 +35,10 @@ pub struct Quota {
     pub channels: usize,
     /// Unused descriptors that a client may have passed; more are closed. The default is 16.
     pub descriptors: usize,
-    /// Attaches of one user in a minute. A further one is refused and bars the user. The default is 256.
-    pub attaches_per_minute: u32,
+    /// Attaches of one user at once. A further one is refused and bars the user. The default is 32.
+    pub attach_burst: u32,
+    /// Time after which a user regains one attach of [`attach_burst`](Self::attach_burst). The default is 250 ms.
+    pub attach_interval: Duration,
     /// How long a user may not attach after a violation by one of its clients, and after too many attaches. The
     /// engine's own user and root are never barred. The default is 10 s.
     pub bar: Duration,
@@ -49,7 +51,8 @@ impl Default for Quota {
             channels_per_user: 64,
             channels: 256,
             descriptors: 16,
-            attaches_per_minute: 256,
+            attach_burst: 32,
+            attach_interval: Duration::from_millis(250),
             bar: Duration::from_secs(10),
         }
     }
@@ -161,11 +164,14 @@ impl Quotas {
         now: Instant,
     ) -> Result<Charge, String> {
         let mut book = self.lock();
-        let Quota { channels_per_user, channels, attaches_per_minute, .. } = self.quota;
+        let Quota { channels_per_user, channels, attach_burst, attach_interval, .. } = self.quota;
         let uid = peer.uid;
-        if !is_trusted(uid) && !book.bars.attach(uid, now, attaches_per_minute) {
+        if !is_trusted(uid) && !book.bars.attach(uid, now, attach_burst, attach_interval) {
             book.bars.bar(uid, now, self.quota.bar);
-            return Err(format!("{attaches_per_minute} attaches of user {uid} in a minute"));
+            let interval = attach_interval.as_millis();
+            return Err(format!(
+                "user {uid} has no attach left of {attach_burst}; it regains one per {interval} ms"
+            ));
         }
         if book.holders.len() >= channels {
             return Err(format!("{channels} channels; {}", holders(book.holders.values())));
@@ -409,7 +415,7 @@ mod tests {
 
     #[test]
     fn new_channels_do_not_extend_the_time_of_old_memory() {
-        let quotas = Quotas::new(Quota { channels_per_user: 1, ..Quota::default() });
+        let quotas = Quotas::new(Quota { channels_per_user: 1, attach_burst: 120, ..Quota::default() });
         let (uid, begin) = (rustix::process::geteuid().as_raw() + 7, Instant::now());
         let book = || quotas.lock();
         // More iterations than the maximum number of channels: no charge remains with an ended channel.
@@ -487,7 +493,7 @@ mod tests {
     fn a_user_is_barred_after_a_violation_and_after_too_many_attaches() {
         let uid = rustix::process::geteuid().as_raw() + 7;
         let bar = Duration::from_secs(10);
-        let quotas = Quotas::new(Quota { attaches_per_minute: 2, bar, ..Quota::default() });
+        let quotas = Quotas::new(Quota { attach_burst: 2, bar, ..Quota::default() });
         let (peer, now) = (Credentials { pid: 0, uid, gid: 0 }, Instant::now());
         let take = |now| quotas.take(&peer, "ids", 0, now);
         let charge = take(now).unwrap();
@@ -495,8 +501,9 @@ mod tests {
         assert_eq!(quotas.admit(&peer, now).unwrap_err(), format!("user {uid} is barred for 11 s"));
         let later = now + bar;
         quotas.admit(&peer, later).unwrap();
-        let _second = take(later).unwrap();
-        assert_eq!(take(later).unwrap_err(), format!("2 attaches of user {uid} in a minute"));
+        let _two = [take(later).unwrap(), take(later).unwrap()];
+        let refused = take(later).unwrap_err();
+        assert_eq!(refused, format!("user {uid} has no attach left of 2; it regains one per 250 ms"));
         assert!(quotas.admit(&peer, later).is_err());
         quotas.admit(&peer, later + bar).unwrap();
         assert_eq!(quotas.bars(), 2);

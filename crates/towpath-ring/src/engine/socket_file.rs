@@ -51,7 +51,7 @@ impl SocketFile {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && make_room(path)? => listen()?,
             other => other?,
         };
-        Ok((listener, Self { path: path.into(), file: identity(path) }))
+        Ok((listener, Self { path: path.into(), file: identify(path) }))
     }
 
     /// Sets the owner, the group and the mode of the file, each if given.
@@ -81,6 +81,24 @@ impl SocketFile {
         mode.map_or(Ok(()), |mode| sys::chmod(file.as_fd(), mode))
     }
 
+    /// Device and inode number of the file, for [`adopt`](Self::adopt) in another process that has the listener too. `None` if the
+    /// file could not be identified.
+    #[must_use]
+    pub const fn identity(&self) -> Option<(u64, u64)> {
+        self.file
+    }
+
+    /// The file of a listener that another process has passed, by the [`identity`](Self::identity) there.
+    #[must_use]
+    pub fn adopt(path: &Path, identity: Option<(u64, u64)>) -> Self {
+        Self { path: path.into(), file: identity }
+    }
+
+    /// Gives up the file: another process has it. Dropping this keeps the file.
+    pub fn give_up(&mut self) {
+        self.file = None;
+    }
+
     /// Returns true if `path` is a socket.
     #[must_use]
     pub fn is_socket(path: &Path) -> bool {
@@ -96,7 +114,7 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if self.file.is_some() && identity(&self.path) == self.file {
+        if self.file.is_some() && identify(&self.path) == self.file {
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -134,7 +152,7 @@ fn lock(path: &Path, patience: Duration) -> Option<File> {
     }
 }
 
-fn identity(path: &Path) -> Option<(u64, u64)> {
+fn identify(path: &Path) -> Option<(u64, u64)> {
     let file = std::fs::symlink_metadata(path).ok()?;
     Some((file.dev(), file.ino()))
 }
@@ -273,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_waited_for_who_keeps_the_lock() {
+    fn a_bind_does_not_wait_for_a_held_lock() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
         let patience = Duration::from_millis(10);

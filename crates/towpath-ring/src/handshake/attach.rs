@@ -31,6 +31,9 @@ pub struct Options {
     /// Whether a worker gets connection events ([`Worker::recv_event`](crate::Worker::recv_event)). The default is false. Other
     /// engines than a multiplexor ignore it.
     pub events: bool,
+    /// Whether a worker takes messages in parts (`body=stream`, [`Message::more`](crate::Message::more)). A multiplexor with such a framing
+    /// refuses workers that do not. The default is false.
+    pub parts: bool,
 }
 
 impl Default for Options {
@@ -44,7 +47,7 @@ impl Options {
     /// The defaults, with this name.
     #[must_use]
     pub fn named(name: &str) -> Self {
-        Self { name: name.into(), gaps: true, events: false }
+        Self { name: name.into(), gaps: true, events: false, parts: false }
     }
 }
 
@@ -86,18 +89,18 @@ fn greet(path: &Path, options: &Options) -> Result<(OwnedFd, Fences), AttachErro
         _ => AttachError::Connect { path: path.into(), source },
     })?;
     let fences = Fences::offer();
-    let Options { name, gaps, events } = options.clone();
-    let hello = Hello { version: VERSION, gaps, events, fences, name }.emit();
-    // An engine that refuses a connection answers and closes before it reads the hello; the answer is still
-    // readable.
-    let _: Sent = sys::send(&socket, &hello, &[]).map_err(system("saying hello"))?;
+    let Options { name, gaps, events, parts } = options.clone();
+    let hello = Hello { version: VERSION, gaps, events, parts, fences, name }.emit();
+    // The result is ignored: an engine that refuses a connection answers and closes before it reads the hello, and the answer is
+    // still readable.
+    let _: Sent = sys::send(&socket, &hello, &[]).map_err(system("sending the hello"))?;
     Ok((socket, fences))
 }
 
 /// Receives the memory that the engine at the other end of `socket`, which listens at `path`, sends to a client that
 /// offered `fences`.
 pub(crate) fn receive(socket: OwnedFd, path: &Path, fences: Fences) -> Result<Vec<Attached>, AttachError> {
-    // For all messages together: an engine could otherwise send one message in each period.
+    // One time limit for all messages together: an engine could otherwise send each message just before its limit.
     let end = Instant::now() + PATIENCE;
     let (terms, fds) = terms(&socket, path, fences, end)?;
     // An engine could otherwise make the client wait for lanes forever, and fill its descriptor table.
@@ -116,7 +119,7 @@ pub(crate) fn receive(socket: OwnedFd, path: &Path, fences: Fences) -> Result<Ve
                 let memory = map(layout, [engine, rx, client, tx])?;
                 rest.push(lane_of(bell, &terms, memory));
             }
-            _ => return Err(AttachError::Unsafe(format!("lane {number} did not come"))),
+            _ => return Err(AttachError::Unsafe(format!("lane {number} is missing"))),
         }
     }
     let mut lanes = vec![lane_of(socket, &terms, memory)];
@@ -137,7 +140,7 @@ fn terms(
 ) -> Result<(Terms, Vec<OwnedFd>), AttachError> {
     let (welcome, fds) = welcome(socket, path, end)?;
     match welcome.answer {
-        // A scheme that was not offered is not agreed on.
+        // An engine cannot agree on a scheme that this client did not offer.
         Reply::Attached(terms) => Ok((Terms { fences: terms.fences.and(fences), ..terms }, fds)),
         Reply::Refused(Refusal::Version, _) => {
             Err(AttachError::Version { engine: welcome.version, client: VERSION })
@@ -165,7 +168,7 @@ fn next(socket: &OwnedFd, into: &mut [u8], end: Instant) -> Result<(usize, Vec<O
     loop {
         match sys::recv_with_fds(socket, into).map_err(system("waiting for the engine"))? {
             Received::Message(len, fds) => return Ok((len, fds)),
-            Received::Short(..) => return Err(system("taking the engine's memory")(sys::no_descriptor())),
+            Received::Short(..) => return Err(system("receiving the engine's memory")(sys::no_descriptor())),
             Received::End => return Err(AttachError::Closed),
             Received::Nothing => {}
         }
@@ -196,17 +199,17 @@ pub(crate) fn map(layout: Layout, fds: [OwnedFd; 4]) -> Result<Memory, AttachErr
     // Relaxed: written before the descriptors were sent.
     let ident = theirs.word(abi::IDENT).load(Ordering::Relaxed);
     if ident != u64::from(MAGIC) | u64::from(VERSION) << 32 {
-        return Err(AttachError::Unsafe(format!("it begins with {ident:#x}")));
+        return Err(AttachError::Unsafe(format!("its first word is {ident:#x}")));
     }
     Ok(Memory { layout, theirs, own, rx_payload, tx_payload })
 }
 
-/// Like [`verify_area`], for memory in ordinary pages. A mapping whose length is not a multiple of a huge page would
-/// extend beyond it, over other mappings; and an engine could punch a hole into huge pages that this process writes,
-/// which kills it with SIGBUS if no page is free.
+/// Like [`verify_area`], and refuses huge pages. The kernel would extend a mapping to a multiple of the huge page size, over other
+/// mappings. An engine could also punch a hole into huge pages that this process writes; a write would then raise SIGBUS if no huge
+/// page is free.
 fn verify(which: &str, fd: &OwnedFd, seals: SealFlags, bytes: usize) -> Result<(), AttachError> {
     verify_area(which, fd, seals, bytes)?;
-    if in_huge_pages(fd.as_fd()).map_err(system("looking at the ring's memory"))? {
+    if in_huge_pages(fd.as_fd()).map_err(system("checking the pages of the ring's memory"))? {
         return Err(AttachError::Unsafe(format!("the {which} memory is in huge pages")));
     }
     Ok(())

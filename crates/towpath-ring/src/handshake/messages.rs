@@ -20,7 +20,9 @@ const NO_GAPS: u8 = 1;
 const MEMBARRIER: u8 = 2;
 /// Hello flag: this worker wants connection events.
 const EVENTS: u8 = 4;
-/// Welcome flag: the engine does so too; neither side uses its own fence.
+/// Hello flag: this worker takes messages in parts.
+const PARTS: u8 = 8;
+/// Welcome flag: the engine does the same, so neither side uses its own fence.
 const AGREED_MEMBARRIER: u8 = 1;
 /// Bytes of a notice.
 pub(crate) const NOTICE: usize = 16;
@@ -28,7 +30,7 @@ pub(crate) const NOTICE: usize = 16;
 pub(crate) const OFFER: usize = 64;
 const DOORBELL: u16 = 1;
 const ONESHOT: u16 = 2;
-/// Notice of earlier clients: its ring is full.
+/// Doorbell of earlier clients.
 const FULL: u16 = 4;
 const RINGS: u16 = 3;
 
@@ -40,6 +42,8 @@ pub(crate) struct Hello {
     pub(crate) gaps: bool,
     /// Whether a worker wants connection events.
     pub(crate) events: bool,
+    /// Whether a worker takes messages in parts.
+    pub(crate) parts: bool,
     /// Scheme that the client supports.
     pub(crate) fences: Fences,
     /// Name of the client, for people; at most 32 bytes.
@@ -57,6 +61,7 @@ impl Hello {
         out[4..6].copy_from_slice(&self.version.to_le_bytes());
         out[6] = if self.gaps { 0 } else { NO_GAPS }
             | if self.events { EVENTS } else { 0 }
+            | if self.parts { PARTS } else { 0 }
             | fence_flag(self.fences, MEMBARRIER);
         let name = &self.name.as_bytes()[..self.name.len().min(32)];
         out[32..32 + name.len()].copy_from_slice(name);
@@ -67,20 +72,21 @@ impl Hello {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, NotOurs> {
         let version = parse_head(bytes)?;
         if version != VERSION {
-            let (gaps, events, fences) = (true, false, Fences::Both);
-            return Ok(Self { version, gaps, events, fences, name: String::new() });
+            let (gaps, events, parts, fences) = (true, false, false, Fences::Both);
+            return Ok(Self { version, gaps, events, parts, fences, name: String::new() });
         }
         let flags = bytes.get(6).copied().ok_or(NotOurs)?;
         // An undefined flag requests something that this engine does not support.
-        if flags & !(NO_GAPS | MEMBARRIER | EVENTS) != 0 {
+        if flags & !(NO_GAPS | MEMBARRIER | EVENTS | PARTS) != 0 {
             return Err(NotOurs);
         }
         let name: &[u8; 32] = bytes.get(32..64).and_then(|b| b.try_into().ok()).ok_or(NotOurs)?;
-        // A name goes into logs and tables: nothing that moves a terminal's cursor.
+        // A name appears in logs and tables, so characters that could move a terminal's cursor become `?`.
         let name =
             name.iter().take_while(|b| **b != 0).map(|b| if b.is_ascii_graphic() { *b as char } else { '?' });
         let (gaps, fences) = (flags & NO_GAPS == 0, fences_of(flags, MEMBARRIER));
-        Ok(Self { version, gaps, events: flags & EVENTS != 0, fences, name: name.collect() })
+        let (events, parts) = (flags & EVENTS != 0, flags & PARTS != 0);
+        Ok(Self { version, gaps, events, parts, fences, name: name.collect() })
     }
 }
 
@@ -280,7 +286,6 @@ impl Notice {
         let (seq, rest) = rest.split_first_chunk::<4>().ok_or(NotOurs)?;
         let len = rest.try_into().map_err(|_| NotOurs)?;
         match u16::from_le_bytes(*kind) {
-            // Rings do not grow; the notice is a wake-up and nothing else.
             DOORBELL | FULL => Ok(Self::Doorbell),
             ONESHOT => Ok(Self::OneShot { seq: Seq(u32::from_le_bytes(*seq)), len: u64::from_le_bytes(len) }),
             _ => Err(NotOurs),
@@ -299,7 +304,8 @@ mod tests {
         let rows =
             [(true, true, Fences::Both), (false, false, Fences::Both), (true, false, Fences::Membarrier)];
         for (gaps, events, fences) in rows {
-            let hello = Hello { version: VERSION, gaps, events, fences, name: "ids-1".into() };
+            let hello =
+                Hello { version: VERSION, gaps, events, parts: gaps != events, fences, name: "ids-1".into() };
             assert_eq!(Hello::parse(&hello.emit()), Ok(hello));
         }
         let layout = Layout { rx: Geometry::RX, tx: Geometry::TX, records: 256 };
@@ -334,11 +340,25 @@ mod tests {
 
     #[test]
     fn another_version_is_reported_and_not_parsed() {
-        let theirs =
-            Hello { version: 9, gaps: true, events: false, fences: Fences::Both, name: "x".into() }.emit();
+        let theirs = Hello {
+            version: 9,
+            gaps: true,
+            events: false,
+            parts: false,
+            fences: Fences::Both,
+            name: "x".into(),
+        }
+        .emit();
         assert_eq!(
             Hello::parse(&theirs[..6]),
-            Ok(Hello { version: 9, gaps: true, events: false, fences: Fences::Both, name: String::new() })
+            Ok(Hello {
+                version: 9,
+                gaps: true,
+                events: false,
+                parts: false,
+                fences: Fences::Both,
+                name: String::new()
+            })
         );
         let mut theirs =
             Welcome { version: 9, answer: Reply::Refused(Refusal::Failed, String::new()) }.emit();

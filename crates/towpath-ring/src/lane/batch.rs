@@ -80,7 +80,7 @@ pub(crate) const fn received(seq: Seq) -> u64 {
     at(seq, 0) | 1 << 62
 }
 
-/// What a client reports to process. The word is the client's: it is reliable only as far as the client itself is concerned.
+/// The message that a client reports to be processing. A client can report any value: use it only for decisions about the client's own frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
     /// This message of this frame, from 0, after all earlier ones.

@@ -13,6 +13,8 @@ const NAMES_MAX: usize = 32;
 const RESUMED: u32 = 1;
 /// Mark of an opened event: the connection has TLS.
 const TLS: u32 = 2;
+/// Mark of an opened event: the client asked for TLS in plaintext.
+const STARTTLS: u32 = 4;
 
 /// What a worker learns about a connection ([`Event::Opened`](crate::Event::Opened)). An address is `IP:PORT`, `[IP]:PORT` or
 /// `unix:PATH`; empty if unknown or unnamed.
@@ -22,6 +24,8 @@ pub struct OpenedInfo {
     pub resumed: bool,
     /// The connection has TLS.
     pub tls: bool,
+    /// The client asked for TLS in plaintext, with STARTTLS or SSLRequest. An SMTP client was greeted then: do not greet it again.
+    pub starttls: bool,
     /// Address of the peer.
     pub peer: String,
     /// Own address.
@@ -32,7 +36,8 @@ pub struct OpenedInfo {
     pub server_name: String,
     /// Protocol that the two sides agreed on (ALPN); empty without.
     pub protocol: Vec<u8>,
-    /// DNS names in the verified certificate of the client.
+    /// Names in the verified certificate of the client: the DNS names and URIs of its subject alternative name, or its common name if
+    /// it has none of them. At most 32 names and 1,023 bytes; names beyond are left out.
     pub client_names: Vec<String>,
 }
 
@@ -81,6 +86,12 @@ macro_rules! causes {
             #[must_use]
             pub const fn code(self) -> u32 {
                 self as u32
+            }
+
+            /// The cause with this name.
+            #[must_use]
+            pub fn from_name(name: &str) -> Self {
+                Self::ALL.iter().copied().find(|cause| cause.name() == name).unwrap_or_default()
             }
 
             /// Name: lower case, words joined by `_`.
@@ -154,8 +165,8 @@ impl OpenedInfo {
     /// Mark of the frame.
     #[must_use]
     pub fn mark(&self) -> u32 {
-        let resumed = if self.resumed { RESUMED } else { 0 };
-        resumed | if self.tls { TLS } else { 0 }
+        let bits = [(self.resumed, RESUMED), (self.tls, TLS), (self.starttls, STARTTLS)];
+        bits.into_iter().map(|(set, bit)| if set { bit } else { 0 }).sum()
     }
 
     /// Payload of the frame. Long values are cut.
@@ -178,7 +189,8 @@ impl OpenedInfo {
     /// Parses a frame with this mark and payload. `None` if the values exceed the payload. Unknown values are skipped.
     #[must_use]
     pub fn parse(mark: u32, mut payload: &[u8]) -> Option<Self> {
-        let mut info = Self { resumed: mark & RESUMED != 0, tls: mark & TLS != 0, ..Self::default() };
+        let (resumed, tls, starttls) = (mark & RESUMED != 0, mark & TLS != 0, mark & STARTTLS != 0);
+        let mut info = Self { resumed, tls, starttls, ..Self::default() };
         while !payload.is_empty() {
             let (tag, rest) = payload.split_first_chunk::<2>()?;
             let (length, rest) = rest.split_first_chunk::<2>()?;
@@ -237,6 +249,7 @@ mod tests {
         let info = OpenedInfo {
             resumed: true,
             tls: true,
+            starttls: true,
             peer: "[2001:db8::1]:25".into(),
             local: "192.0.2.1:25".into(),
             listener: "0.0.0.0:25".into(),

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_reason_has_a_record_and_is_told_once() {
+    fn each_reason_has_one_record() {
         let mut gaps = LossRecords::new(true);
         assert!(!gaps.is_pending() && gaps.next().is_none());
         gaps.count(Loss::Passed, 3);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_want_records_gets_the_number_only() {
+    fn without_records_only_the_number_is_counted() {
         let mut gaps = LossRecords::new(false);
         gaps.count(Loss::Oldest, 2);
         assert!(!gaps.is_pending() && gaps.next().is_none());

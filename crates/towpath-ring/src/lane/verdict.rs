@@ -1,4 +1,4 @@
-//! VerdictReader, and the 64-bit word that carries one through shared memory.
+//! Verdicts, and the 64-bit word that carries a verdict through shared memory.
 //!
 //! [`Verdict`] and [`Decision`] are the only representation of a packet's outcome outside of this crate. The word ([`Word`]) is
 //! what a client writes into a release entry or a record; only the readers and writers of this crate see it.

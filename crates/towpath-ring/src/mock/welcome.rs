@@ -13,10 +13,10 @@ use crate::shm::sync::Ordering;
 use crate::shm::sys;
 use crate::{Consumer, Geometry, Kind, Meta, Verdict, Worker};
 
-/// Most lanes of a story.
+/// Maximum number of lanes of a handshake.
 const LANES: u64 = 4;
 
-/// Sends a story's messages to a client, ends the connection, and uses what the client has accepted.
+/// Sends the messages of a handshake to a client, ends the connection, and uses the rings that the client has accepted.
 pub(crate) fn run(input: &mut Input<'_>) {
     let (engine, client) = sockets();
     say(input, &engine);
@@ -26,7 +26,7 @@ pub(crate) fn run(input: &mut Input<'_>) {
     use_rings(lanes);
 }
 
-/// Sends the messages of a story.
+/// Sends the messages of a handshake, with contents from the fuzzer.
 pub(crate) fn say(input: &mut Input<'_>, engine: &OwnedFd) {
     let layout = layout(input);
     let lanes = 1 + input.below(LANES) as u32;

@@ -10,9 +10,9 @@
 //!   while a helper exists.
 //! - The values of one peer are dropped one after another, by at most one helper at a time. A blocked peer therefore
 //!   blocks one helper.
-//! - One helper more than necessary is idle, up to [`Limits::helpers`]: a helper that takes a value first starts its
-//!   successor if no other helper is idle. It waits for the next value if at most one other helper does, so that a
-//!   peer that connects and ends in a loop starts no thread for each connection.
+//! - A helper is idle whenever a value arrives, up to [`Limits::helpers`] helpers: a helper that takes a value starts another
+//!   helper if none is idle. Up to two idle helpers stay, so that a peer that connects and disconnects in a loop does not start a
+//!   thread for each connection.
 //!
 //! Bounds: the queue has no limit and needs none, because every value in it existed before. The owner of the values
 //! limits them: it admits no connection of a peer without [`Reaper::has_room`], and a connection's slot (its charge

@@ -39,13 +39,13 @@ impl<T: Send + 'static> Deref for Reaped<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        self.value.as_ref().expect("the value leaves in the drop only")
+        self.value.as_ref().expect("only the drop takes the value")
     }
 }
 
 impl<T: Send + 'static> DerefMut for Reaped<T> {
     fn deref_mut(&mut self) -> &mut T {
-        self.value.as_mut().expect("the value leaves in the drop only")
+        self.value.as_mut().expect("only the drop takes the value")
     }
 }
 

@@ -50,6 +50,19 @@ impl Kind {
     pub const CLOSE: Self = Self(14);
     /// TX only, without a payload: reset the connection in [`Header::port`] and [`Header::group`].
     pub const RESET: Self = Self(15);
+    /// RX only: a part of a message; others follow, all for this worker. [`Header::wire_len`] is the number of the part, from 1. The other
+    /// fields are those of the message. Only for a worker that attached with [`Options::parts`](crate::Options::parts).
+    pub const MESSAGE_PART: Self = Self(16);
+    /// RX only: the last part of a message, see [`Self::MESSAGE_PART`].
+    pub const MESSAGE_END: Self = Self(17);
+    /// RX only, without a payload: the connection ended before the last part of a message, see [`Self::MESSAGE_PART`]. No part follows.
+    pub const MESSAGE_CUT: Self = Self(18);
+
+    /// Returns true for a message and its parts.
+    #[cfg(not(loom))]
+    pub(crate) const fn is_message(self) -> bool {
+        matches!(self, Self::MESSAGE | Self::MESSAGE_PART | Self::MESSAGE_END | Self::MESSAGE_CUT)
+    }
 }
 
 // The order of the words in shared memory, so that copying them is seven loads and seven stores.

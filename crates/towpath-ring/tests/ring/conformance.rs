@@ -71,7 +71,7 @@ fn item_2_the_directions_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn item_2_who_waits_for_room_need_not_wait_for_ever() {
+fn item_2_a_wait_for_room_has_a_timeout() {
     world::each_first(|| {
         let (_world, mut channel, mut client) = pair(small());
         channel.send(b"frame", &Meta::default()).expect("room");
@@ -94,7 +94,7 @@ fn item_2_who_waits_for_room_need_not_wait_for_ever() {
 
 /// The kernel's header carried the sender's credentials in memory that the receiver could write, and one set for a whole batch.
 #[test]
-fn item_3_the_header_says_who_sent_it_and_nobody_can_forge_it() {
+fn item_3_a_header_has_credentials_that_no_client_can_forge() {
     world::each_first(|| {
         let (_world, mut channel, mut client) = pair(small());
         let sender = Some(Credentials { pid: 7, uid: 65534, gid: 65533 });
@@ -314,7 +314,7 @@ impl Source for Numbers {
 /// The kernel continued a dump in poll(2) only, one frame per call. Its computation of the frame half a ring ahead was off by one at
 /// the wrap.
 #[test]
-fn item_7_a_dump_goes_on_as_frames_come_back_and_says_when_it_was_interrupted() {
+fn item_7_a_dump_continues_with_released_frames_and_marks_an_interruption() {
     world::each_first(|| {
         let (_world, mut channel, mut client) = pair(small());
         client.request(7, b"").expect("sent");
@@ -352,7 +352,7 @@ fn item_7_a_dump_goes_on_as_frames_come_back_and_says_when_it_was_interrupted() 
 /// The kernel reported ENOBUFS once for a whole socket, without the number of lost messages, so programs disabled the error and lost
 /// messages silently.
 #[test]
-fn item_8_an_overrun_is_dropped_counted_and_told_once() {
+fn item_8_an_overrun_is_dropped_counted_and_reported_once() {
     world::each(|| {
         for gaps in [true, false] {
             let options = Options { gaps, ..Options::default() };
@@ -389,7 +389,7 @@ fn item_8_an_overrun_is_dropped_counted_and_told_once() {
 
 /// The kernel never built a multicast message in a ring: each subscriber with a ring had to call recv(2).
 #[test]
-fn item_9_a_message_to_many_is_in_the_ring_of_each() {
+fn item_9_a_message_to_several_clients_is_in_each_ring() {
     world::each(|| {
         let mut world = World::new(small());
         let mut queue = Queue::new(Policy { fanout: Fanout::Broadcast, ..Policy::default() });

@@ -221,7 +221,7 @@ fn client_leaves_a_child() {
 
 /// A forked child has the sockets, too: they stay open when its parent closes the channel.
 #[test]
-fn a_channel_that_its_client_closes_ends_whoever_has_the_socket() {
+fn a_closed_channel_ends_although_another_process_has_the_socket() {
     use std::os::fd::AsFd;
     world::each_first(|| {
         let (_world, mut channel, client) = world::pair(Config { deadline: None, ..Config::default() });

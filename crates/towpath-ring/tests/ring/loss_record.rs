@@ -31,7 +31,7 @@ fn gap(count: u32, loss: Loss) -> Result<(u8, u16), LossRecord> {
 }
 
 #[test]
-fn a_loss_is_told_before_the_next_message() {
+fn a_loss_is_reported_before_the_next_message() {
     world::each(|| {
         let (_world, mut channel, mut client) = pair(config());
         channel.send(&[1; 100], &Meta::default()).expect("room");
@@ -78,7 +78,7 @@ fn a_full_ring_is_not_filled_with_records_of_its_being_full() {
 }
 
 #[test]
-fn a_client_that_does_not_want_to_know_is_not_told() {
+fn a_client_without_loss_records_gets_none() {
     world::each(|| {
         let options = Options { gaps: false, ..Options::default() };
         let (_world, mut channel, mut client) = pair_with(config(), options);
@@ -91,7 +91,7 @@ fn a_client_that_does_not_want_to_know_is_not_told() {
 }
 
 #[test]
-fn records_that_a_dead_client_had_are_nobodys() {
+fn drain_returns_no_loss_records_of_a_dead_client() {
     world::each(|| {
         let (_world, mut channel, client) = pair(config());
         channel.lose(Loss::Oldest);

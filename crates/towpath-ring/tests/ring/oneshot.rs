@@ -52,7 +52,7 @@ fn notices_are_read_as_their_frames_are_received() {
 }
 
 #[test]
-fn a_client_without_a_descriptor_is_told_so_and_goes_on() {
+fn a_client_without_a_free_descriptor_gets_an_error_and_continues() {
     let mut world = World::new(config());
     let client = world.spawn("oneshot::client_without_descriptors");
     let mut channel = world.accept();
@@ -75,7 +75,7 @@ fn a_client_without_a_descriptor_is_told_so_and_goes_on() {
 }
 
 #[test]
-#[ignore = "the client of a_client_without_a_descriptor_is_told_so_and_goes_on"]
+#[ignore = "the client of a_client_without_a_free_descriptor_gets_an_error_and_continues"]
 fn client_without_descriptors() {
     let mut queue = consumer();
     match without_descriptors(|| queue.recv()) {

@@ -1,4 +1,4 @@
-//! An engine and a client execute any permitted operations in any order, on one lane or two, with rings that grow or not. An oracle
+//! An engine and a client execute any permitted operations in any order, on one lane or two. An oracle
 //! records the decision of each frame.
 
 use std::collections::BTreeMap;

@@ -41,7 +41,7 @@ fn a_slot_cannot_be_overfilled() {
 }
 
 #[test]
-fn a_header_says_what_the_producer_said_and_what_was_lost() {
+fn a_header_has_the_fields_of_the_producer_and_the_losses() {
     world::each(|| {
         let options = Options { gaps: false, ..Options::default() };
         let (_world, mut channel, mut client) =

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::world::{self, World, assert_conserved, bare, consumer, message, replaced, send, settle};
 use towpath_ring::{Cause, Config, Decision, Frame, Meta, ReserveError, Seq, Verdict};
 
-/// Lengths around every edge: inline, frame, several frames, a GSO packet, the largest that a bar names.
+/// Lengths around every edge: inline, one frame, several frames, a GSO packet, and 256 KiB.
 const LENGTHS: [usize; 12] = [0, 1, 63, 64, 65, 1023, 1024, 1025, 1500, 9000, 65536, 256 * 1024];
 
 #[test]

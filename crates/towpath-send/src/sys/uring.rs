@@ -1,14 +1,13 @@
 //! io_uring back end: IORING_OP_SEND_ZC and IORING_OP_SENDMSG_ZC (Linux 6.1; the copied flag, 6.2).
 //!
 //! A request has two completions. The first has the result, and IORING_CQE_F_MORE if the second one follows. The second one,
-//! IORING_CQE_F_NOTIF, states that the kernel no longer reads the memory. Each accepted request gets the next number, as a call with
-//! MSG_ZEROCOPY does, so the engine is the same for both. The notifications of several requests are not merged and may be out of
+//! IORING_CQE_F_NOTIF, states that the kernel no longer reads the memory. Each accepted request gets the next number ([`Requests`]), as
+//! a call with MSG_ZEROCOPY does, so the engine is the same for both. The notifications of several requests are not merged and may be out of
 //! order. They arrive after a reset, too, and close(2) of the ring does not wait for them.
 //!
 //! Requests have MSG_DONTWAIT: the kernel executes them during the submission and never hands them to a worker thread, so the memory
 //! of the msghdr is read before `send` returns.
 
-use std::collections::VecDeque;
 use std::io;
 use std::mem::zeroed;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -16,6 +15,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue, types};
 
 use super::Part;
+use crate::requests::Requests;
 
 /// include/uapi/linux/io_uring.h.
 const IORING_SEND_ZC_REPORT_USAGE: u16 = 1 << 3;
@@ -29,15 +29,8 @@ const COMPLETIONS: u32 = 2 * MAX_NUMBERS as u32;
 /// The completions of one socket.
 pub(crate) struct Uring {
     ring: IoUring,
-    /// The number of the next accepted request.
-    next: u32,
-    /// Counts submissions. A request is identified by it and its number, because a failed one leaves its number to the next.
-    submitted: u32,
-    /// Failed requests whose notification is still to come.
-    failed: Vec<u64>,
-    /// Completed requests, and whether the kernel copied.
-    completed: VecDeque<(u64, bool)>,
-    /// The kernel refused to take a request, which is still in the submission queue: nothing is submitted any more.
+    requests: Requests,
+    /// The kernel refused a request, which is still in the submission queue. Nothing is submitted any more.
     broken: bool,
 }
 
@@ -49,8 +42,7 @@ impl Uring {
         ring.submitter().register_probe(&mut probe).ok()?;
         let supported =
             [opcode::SendZc::CODE, opcode::SendMsgZc::CODE].iter().all(|code| probe.is_supported(*code));
-        let (failed, completed) = (Vec::new(), VecDeque::new());
-        supported.then_some(Self { ring, next: 0, submitted: 0, failed, completed, broken: false })
+        supported.then(|| Self { ring, requests: Requests::new(0), broken: false })
     }
 
     /// Sends without a copy. Never blocks and raises no signal. Returns the number of bytes accepted.
@@ -62,8 +54,7 @@ impl Uring {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
         }
         let (fd, flags) = (types::Fd(socket.as_raw_fd()), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
-        self.submitted = self.submitted.wrapping_add(1);
-        let id = u64::from(self.submitted) << 32 | u64::from(self.next);
+        let id = self.requests.begin();
         // SAFETY: an all-zero msghdr is valid: no address, data or control. It lives until `submit` has returned.
         let mut message: libc::msghdr = unsafe { zeroed() };
         let entry = match parts {
@@ -83,22 +74,9 @@ impl Uring {
             }
         };
         let (result, more) = self.submit(&entry.user_data(id), id)?;
-        if result <= 0 {
-            if more {
-                // The notification may have arrived together with the result.
-                match self.completed.iter().rposition(|(completed, _)| *completed == id) {
-                    Some(at) => drop(self.completed.remove(at)),
-                    None => self.failed.push(id),
-                }
-            }
-            let error = if result == -libc::ENOMEM { libc::ENOBUFS } else { -result };
-            return if result == 0 { Ok(0) } else { Err(io::Error::from_raw_os_error(error)) };
-        }
-        if !more {
-            self.completed.push_back((id, false));
-        }
-        self.next = self.next.wrapping_add(1);
-        Ok(result as usize)
+        self.requests.handle_result(id, result, more).map_err(|errno| {
+            io::Error::from_raw_os_error(if errno == libc::ENOMEM { libc::ENOBUFS } else { errno })
+        })
     }
 
     /// Executes one request. Returns its result, and whether a notification follows.
@@ -131,11 +109,9 @@ impl Uring {
                 if id == Some(entry.user_data()) {
                     found = Some((entry.result(), cqueue::more(entry.flags())));
                 }
-            } else if let Some(at) = self.failed.iter().position(|failed| *failed == entry.user_data()) {
-                self.failed.swap_remove(at);
             } else {
                 let copied = entry.result() as u32 & IORING_NOTIF_USAGE_ZC_COPIED != 0;
-                self.completed.push_back((entry.user_data(), copied));
+                self.requests.handle_notification(entry.user_data(), copied);
             }
         }
         found
@@ -143,11 +119,10 @@ impl Uring {
 
     /// Returns a completed number, and whether the kernel copied.
     pub(crate) fn completed(&mut self) -> Option<(u32, bool)> {
-        if self.completed.is_empty() {
+        self.requests.poll_completed().or_else(|| {
             self.reap(None);
-        }
-        // The lower half of the id is the number.
-        self.completed.pop_front().map(|(id, copied)| (id as u32, copied))
+            self.requests.poll_completed()
+        })
     }
 }
 
@@ -161,7 +136,7 @@ impl AsFd for Uring {
 
 impl std::fmt::Debug for Uring {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Uring").field("next", &self.next).finish_non_exhaustive()
+        f.debug_struct("Uring").field("requests", &self.requests).finish_non_exhaustive()
     }
 }
 

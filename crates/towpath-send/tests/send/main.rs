@@ -2,6 +2,7 @@
 
 mod checked;
 mod example;
+mod grpc;
 mod offloads;
 mod sockets;
 mod tokio;

@@ -18,7 +18,7 @@ fn options() -> Options {
     Options { tamper_check: true, gather: Options::default().gather, ..crate::checked::zerocopy() }
 }
 
-async fn pair() -> (std::net::TcpStream, TcpStream) {
+pub(crate) async fn pair() -> (std::net::TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     (stream.into_std().unwrap(), listener.accept().await.unwrap().0)

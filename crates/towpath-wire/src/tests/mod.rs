@@ -127,7 +127,7 @@ fn ip_behind_mpls_labels() {
         let packet = packet_of(LinkType::ETHERNET, &bytes);
         assert_eq!((packet.addresses != Addresses::None).then_some(packet.network), network, "{row}");
         assert_eq!(packet.is_encapsulated(), network.is_some(), "{row}");
-        // Without its last byte, the packet is none.
+        // Without its last byte, the frame contains no IP packet.
         if network.is_some() {
             let cut = &bytes[..bytes.len() - 1];
             assert_eq!(packet_of(LinkType::ETHERNET, cut).addresses, Addresses::None, "{row}");

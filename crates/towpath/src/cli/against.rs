@@ -1,12 +1,12 @@
 //! `towpath check --against`: the differences between two rulesets or configurations, and the packets of captures whose outcome differs.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use towpath::config::Config;
+use towpath::config::{Config, compare};
 use towpath::explained;
 use towpath::quantity::count;
 use towpath_gate::state::Flow;
@@ -35,7 +35,7 @@ pub(crate) struct Changes {
     /// Rules of both files that have another number.
     renumbered: usize,
     tables: Vec<String>,
-    /// Jumps, sets, pipes, tables, entries, settings, routes, ports, bridges, queues.
+    /// Jumps, sets, pipes, tables, entries, and keys of the configurations.
     differences: Vec<Difference>,
 }
 
@@ -112,7 +112,12 @@ pub(crate) fn against(args: &Check, new: &Loaded, old: &Path) -> Result<(Changes
         })
         .collect();
     if let (Some(before), Some(now)) = (&before.config, &new.config) {
-        configured(before, now, &mut found);
+        found.extend(compare::differences(before, now).into_iter().map(|found| Difference {
+            kind: found.kind,
+            name: found.name,
+            old: found.old,
+            new: found.new,
+        }));
     }
     let changes = Changes {
         added: diff.added,
@@ -154,74 +159,6 @@ pub(crate) fn against(args: &Check, new: &Loaded, old: &Path) -> Result<(Changes
     }
     captured.tell(NOT_IP);
     Ok((changes, Some(packets)))
-}
-
-/// Settings, routes, ports, bridges and queues of two configurations.
-fn configured(old: &Config, new: &Config, found: &mut Vec<Difference>) {
-    let settings = |config: &Config| -> Vec<(String, String)> {
-        let rows = towpath::daemon::wiring::settings(config).rows();
-        rows.into_iter().map(|(name, value)| (name.to_owned(), value.to_string())).collect()
-    };
-    compare("setting", settings(old), settings(new), found);
-    let port =
-        |config: &Config, at: usize| config.ports.get(at).map_or_else(String::new, |port| port.name.clone());
-    let routes = |config: &Config| -> Vec<(String, String)> {
-        let route = |route: &towpath::config::Route| {
-            let via = route.via.map_or(String::new(), |via| format!(" via {via}"));
-            let mac = route.mac.map_or(String::new(), |mac| {
-                format!(" mac {}", mac.map(|byte| format!("{byte:02x}")).join(":"))
-            });
-            (format!("{}/{}", route.net, route.len), format!("port {}{via}{mac}", port(config, route.port)))
-        };
-        config.routes.iter().map(route).collect()
-    };
-    compare("route", routes(old), routes(new), found);
-    let ports = |config: &Config| -> Vec<(String, String)> {
-        let row = |(at, port): (usize, &towpath::config::Port)| {
-            let addresses: Vec<_> = port.addresses.iter().map(ToString::to_string).collect();
-            let vlans: Vec<_> =
-                port.vlans.iter().map(|vlan| format!("{}=vlan:{}", vlan.name, vlan.id)).collect();
-            let monitor = if config.monitors.contains(&at) { " monitor" } else { "" };
-            (
-                port.name.clone(),
-                format!("addresses [{}] vlans [{}]{monitor}", addresses.join(" "), vlans.join(" ")),
-            )
-        };
-        config.ports.iter().enumerate().map(row).collect()
-    };
-    compare("port", ports(old), ports(new), found);
-    let bridges = |config: &Config| -> Vec<(String, String)> {
-        let row = |bridge: &towpath::config::Bridge| {
-            let name = bridge.ports.map(|at| port(config, at)).join(" ");
-            (name, if bridge.walk_out { "in and out" } else { "in" }.to_owned())
-        };
-        config.bridges.iter().map(row).collect()
-    };
-    compare("bridge", bridges(old), bridges(new), found);
-    let queues = |config: &Config| -> Vec<(String, String)> {
-        let row = |queue: &towpath::config::Queue| {
-            (queue.number.to_string(), format!("default {:?}", queue.policy.default).to_lowercase())
-        };
-        let unserved = ("unserved".to_owned(), format!("{:?}", config.unserved).to_lowercase());
-        config.queues.iter().map(row).chain([unserved]).collect()
-    };
-    compare("queue", queues(old), queues(new), found);
-}
-
-/// Compares named values.
-fn compare(
-    kind: &'static str,
-    old: Vec<(String, String)>,
-    new: Vec<(String, String)>,
-    found: &mut Vec<Difference>,
-) {
-    let [old, new] = [old, new].map(BTreeMap::from_iter);
-    for name in old.keys().chain(new.keys()).collect::<BTreeSet<_>>() {
-        let (old, new) = (old.get(name).cloned(), new.get(name).cloned());
-        if old != new {
-            found.push(Difference { kind, name: name.clone(), old, new });
-        }
-    }
 }
 
 impl End {

@@ -294,12 +294,12 @@ fn parse_hex(text: &str) -> Result<Vec<u8>, String> {
         .chars()
         .filter(|character| !character.is_whitespace() && *character != ':')
         .map(|character| {
-            character.to_digit(16).ok_or_else(|| format!("`{character}` is no hexadecimal digit"))
+            character.to_digit(16).ok_or_else(|| format!("`{character}` is not a hexadecimal digit"))
         })
         .collect::<Result<_, _>>()?;
     let (pairs, rest) = digits.as_chunks();
     if !rest.is_empty() {
-        return Err(format!("{} hexadecimal digits are no whole number of bytes", digits.len()));
+        return Err(format!("{} hexadecimal digits are not a whole number of bytes", digits.len()));
     }
     // Two hexadecimal digits of four bits each.
     Ok(pairs.iter().map(|[high, low]| (high << 4 | low) as u8).collect())
@@ -332,8 +332,8 @@ mod tests {
             ("000f", Ok(&[0, 15])),
             ("00 0F:a0\n01", Ok(&[0, 15, 160, 1])),
             ("f f", Ok(&[255])),
-            ("abc", Err("3 hexadecimal digits are no whole number of bytes")),
-            ("0x12", Err("`x` is no hexadecimal digit")),
+            ("abc", Err("3 hexadecimal digits are not a whole number of bytes")),
+            ("0x12", Err("`x` is not a hexadecimal digit")),
         ];
         for (text, expected) in rows {
             let parsed = parse_hex(text);

@@ -97,7 +97,7 @@ impl Captured {
         for (link, frames) in &self.unread {
             let (packets, begin) = if *frames == 1 { ("packet", "begins") } else { ("packets", "begin") };
             warn(format_args!(
-                "{frames} {packets} {begin} with a link header that is not read, {link}: {unread}"
+                "{frames} {packets} {begin} with a link header that is not supported, {link}: {unread}"
             ));
         }
     }

@@ -58,7 +58,7 @@ pub(crate) struct Explain {
 
     /// Ask a running engine: its rules, tables, ports, routes and states decide, and nothing changes
     ///
-    /// No state is made or refreshed, and no counter counts. A state that could not be created (a limit, a full table) is not
+    /// No state is made or refreshed, and no counter counts. A state that could not be created (a limit, a full table) is
     /// foreseen.
     #[arg(long, conflicts_with_all = ["rules", "capture", "config", "ports", "routes", "addresses"])]
     pub(crate) live: bool,
@@ -228,9 +228,8 @@ fn explain(offline: &mut OfflineGate, mut walk: Walk, packet: &Packet<'_>, now: 
     }
 }
 
-/// Walks the packet and returns its real end, which states may decide: an explanation does not change states. It therefore
-/// misses that a state cannot be created (limit, full table), that a segment is outside the TCP window of a strict state, and
-/// which of several states is the newest. Where chance decides (`prob`, a pipe), the explained end counts.
+/// Walks the packet and returns its real end, which the printed verdict is in any case. Where chance decides (`prob`, a pipe),
+/// the explained end counts.
 fn end(
     offline: &mut OfflineGate,
     walk: &mut Walk,

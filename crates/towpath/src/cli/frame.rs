@@ -146,7 +146,7 @@ fn follow(args: &Frame, out: &mut impl FnMut(&Way, Chunk<'_>)) -> Result<(), Fai
 fn tell(counters: &Counters) {
     if counters.conflicting > 0 {
         let bytes = counters.conflicting;
-        warn(format_args!("{bytes} bytes came again with other content; what came first was kept"));
+        warn(format_args!("{bytes} retransmitted bytes differ from the first transmission, which is used"));
     }
     if counters.missing > 0 {
         warn(format_args!("{} bytes of the streams are not in the capture", counters.missing));

@@ -14,14 +14,21 @@ use towpath::framing::Named;
 use towpath::mux_bounds::MuxBounds;
 use towpath::process::{Local, Place, Program, Starter};
 use towpath::quantity::count;
-use towpath::worker_pool::{self, Error, Outcome, WorkerEnd, WorkerPool};
+use towpath::upgrade::{self, Executable, Predecessor};
+use towpath::worker_pool::{self, Error, Inherited, Outcome, Upgradable, WorkerEnd, WorkerPool, delivery};
 use towpath_mux::assembler::Limits;
-use towpath_mux::io::{Connect, Server, Tls};
+use towpath_mux::framing::Framing;
+use towpath_mux::io::{Connect, Server, ServerTls, Tls};
 use towpath_mux::mux::{self, Order};
 use towpath_send::CopyMode;
 
 use crate::args::exit;
 use crate::cli::{answer, fail, say};
+
+const EXAMPLE: &str = "\
+Example (the worker is crates/towpath-ring/examples/worker.rs):
+  towpath mux 127.0.0.1:7007 --framing line --workers 4 --worker target/debug/examples/worker
+  printf 'hello\\nworld\\n' | nc -N 127.0.0.1 7007";
 
 /// Serve connections with worker processes; each message goes to a free worker
 ///
@@ -30,21 +37,20 @@ use crate::cli::{answer, fail, say};
 /// worker and does not block other connections.
 ///
 /// SIGTERM and SIGINT drain: the mux accepts and reads nothing more, answers the received messages, and exits. SIGHUP replaces
-/// the workers one by one; a worker is released after its replacement has attached. A worker that dies is restarted; its
-/// message goes to another worker.
+/// the workers one by one; a worker is released after its replacement has attached. It also reads the certificates again. A worker that
+/// dies is restarted; its message goes to another worker.
+///
+/// SIGUSR2 upgrades: a new process of the same path and arguments gets the listening sockets and the connections, and this one ends.
+/// No connection is refused and no message is lost. TLS connections are served by this process for up to --drain seconds.
 #[derive(Debug, Parser)]
-#[command(after_help = "\
-Example (the worker is crates/towpath-ring/examples/worker.rs):
-  towpath mux 127.0.0.1:7007 --framing line --workers 4 --worker target/debug/examples/worker
-  printf 'hello\\nworld\\n' | nc -N 127.0.0.1 7007")]
+#[command(after_help = EXAMPLE, after_long_help = format!("{EXAMPLE}\n\n{}", delivery::help()))]
 pub(crate) struct Mux {
     /// Listening address: HOST:PORT or unix:PATH; [::] is IPv6 only
     #[arg(required_unless_present = "connected", value_name = "ADDR")]
     listen: Vec<String>,
 
-    /// Serve TLS on TCP connections, with this certificate chain and its key (PEM)
-    #[arg(long, value_name = "CERT,KEY", value_parser = pair, value_hint = ValueHint::FilePath)]
-    tls: Option<(PathBuf, PathBuf)>,
+    #[command(flatten)]
+    tls: TlsArgs,
 
     /// Keep a connection to PEER (HOST:PORT or unix:PATH); may be repeated for equivalent peers
     ///
@@ -97,6 +103,10 @@ pub(crate) struct Mux {
     /// Time limit for connections to finish when the mux stops, and for workers being replaced, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     drain: Duration,
+
+    /// Time for a new process to start its workers after SIGUSR2, in seconds; if it needs longer, this process continues
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    upgrade_time: Duration,
 
     /// Kill a worker that holds a message for longer than this, in seconds; default: no limit
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
@@ -151,6 +161,46 @@ pub(crate) struct Mux {
     /// On exit, print the connection and message counters as one JSON object on standard output
     #[arg(long)]
     json: bool,
+}
+
+// Not a doc comment: clap would make it the description of the command.
+#[derive(Debug, clap::Args)]
+struct TlsArgs {
+    /// Serve TLS on TCP connections, with this certificate chain and its key (PEM); SIGHUP reads the files again
+    ///
+    /// A client that asks for other protocols (ALPN) than those of the framing's preset is refused.
+    #[arg(long, value_name = "CERT,KEY", value_parser = pair, value_hint = ValueHint::FilePath)]
+    tls: Option<(PathBuf, PathBuf)>,
+
+    /// Require certificates of clients, signed by a CA in FILE (PEM); workers get their names
+    #[arg(long, value_name = "FILE", requires = "tls", value_hint = ValueHint::FilePath)]
+    tls_client_ca: Option<PathBuf>,
+
+    /// Serve clients without a certificate too
+    #[arg(long, requires = "tls_client_ca")]
+    tls_client_optional: bool,
+
+    /// Begin in plaintext and require STARTTLS (smtp) or SSLRequest (postgres-frontend); default: TLS from the first byte
+    #[arg(long, requires = "tls")]
+    starttls: bool,
+}
+
+impl TlsArgs {
+    fn server(&self, framing: &Framing, name: &str) -> Result<Option<Tls>, (u8, String)> {
+        let Some((chain, key)) = &self.tls else { return Ok(None) };
+        let starttls = framing.starttls().filter(|_| self.starttls);
+        if self.starttls && starttls.is_none() {
+            let why = "its protocol has none; use smtp or postgres-frontend, or remove --starttls";
+            return Err((exit::USAGE, format!("--starttls, --framing {name}: {why}")));
+        }
+        let files = ServerTls {
+            client_ca: self.tls_client_ca.clone(),
+            client_optional: self.tls_client_optional,
+            starttls,
+            ..ServerTls::new(chain, key).for_framing(framing)
+        };
+        Tls::from_files(files).map(Some).map_err(|error| (exit::USAGE, format!("--tls: {error}")))
+    }
 }
 
 // Not a doc comment: clap would make it the description of the command.
@@ -253,13 +303,24 @@ enum Undone {
 }
 
 pub(crate) fn run(args: &Mux) -> u8 {
-    match serve(args) {
+    let mut predecessor = match Predecessor::of_this_process(worker_pool::SERVICE) {
+        Ok(predecessor) => predecessor,
+        Err(error) => {
+            return fail(exit::FAILED, format_args!("cannot take over from the older process: {error}"));
+        }
+    };
+    match serve(args, &mut predecessor) {
         Ok(outcome) => tell(&outcome, args.json),
-        Err((code, message)) => fail(code, message),
+        Err((code, message)) => {
+            if let Some(predecessor) = predecessor {
+                predecessor.refuse(&message);
+            }
+            fail(code, message)
+        }
     }
 }
 
-fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
+fn serve(args: &Mux, predecessor: &mut Option<Predecessor>) -> Result<Outcome, (u8, String)> {
     let framing = Named::read(&args.framing, Path::new(""))
         .map_err(|error| (exit::USAGE, format!("--framing {error}")))?
         .framing()
@@ -281,25 +342,26 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
         return Err((exit::USAGE, "--worker has no command".to_owned()));
     }
     let failed = |error: io::Error| (exit::FAILED, error.to_string());
+    let executable = Executable::of_this_process().map_err(failed)?;
     let bounds = args.bounds.given();
     if let Some(why) = bounds.unused_head(&framing) {
         return Err((exit::USAGE, format!("--head-max, --framing {}: {why}", args.framing)));
     }
     let config = mux::Config {
-        order,
         redeliver: args.redeliver,
         on_worker_end: EndArg::or_default(args.on_worker_end, order).config(framing.name()),
         idle: args.idle,
         connected: !args.connected.is_empty(),
         in_flight: args.in_flight.map_or(usize::MAX, NonZeroUsize::get),
         rebalance: args.rebalance.map(NonZeroUsize::get),
-        ..mux::Config::for_messages(args.message_max as usize)
+        ..mux::Config::new(order).for_messages(args.message_max as usize)
     };
     let limits = Limits {
         message: args.message_max as usize,
         head_time: args.message_time,
         body_time: args.message_time,
         rate: 64 << 10,
+        part: worker_pool::PART,
         ..Limits::default()
     };
     let (limits, config) = bounds.apply(limits, config);
@@ -307,24 +369,32 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
     super::run::open_files();
     // Otherwise, ptrace(2) lets other processes of the same user read and write this process's memory.
     let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    let tls = args.tls.server(&framing, &args.framing)?;
     let server = Server::with_limits(framing, limits, config).map_err(failed)?;
-    let tls = args.tls.as_ref().map(|(cert, key)| Tls::server(cert, key)).transpose();
-    let tls = tls.map_err(|error| (exit::USAGE, format!("--tls: {error}")))?;
     let peers = args.connected.iter().map(|peer| how(peer, args.trust.as_deref()));
     let peers = peers.collect::<Result<Vec<_>, _>>()?;
-    let mut sockets = Vec::new();
+    let (mut files, mut listen, mut inherited) = (Vec::new(), Vec::new(), Vec::new());
     for address in &args.listen {
+        let taken = predecessor.as_mut().and_then(|older| Inherited::listener(older, address));
+        if let Some(taken) = taken {
+            inherited.push((address, taken));
+            continue;
+        }
         let listens = worker_pool::listen(&server, address, tls.as_ref());
         let (at, socket) = listens.map_err(|error| {
             let code = if worker_pool::is_no_address(&error.source) { exit::USAGE } else { exit::NO_PORT };
             (code, error.to_string())
         })?;
         say(format_args!("listening on {at}"));
-        sockets.extend(socket);
+        files.extend(socket);
+        listen.push(address.clone());
     }
-    let control = args.control.as_deref().map(|path| control::Server::open(path, None)).transpose();
-    let control = control.map_err(|error| (exit::NO_ENGINE, format!("--control: {error}")))?;
-    let (_control, desk) = control.unzip();
+    let path = args.control.as_deref();
+    let older = predecessor.as_mut();
+    let taken_control = path.zip(older).and_then(|(path, older)| Inherited::control(older, path));
+    let control = path.filter(|_| taken_control.is_none()).map(|path| control::Server::open(path, None));
+    let no_control = |error| (exit::NO_ENGINE, format!("--control: {error}"));
+    let (mut control, desk) = control.transpose().map_err(no_control)?.unzip();
     let workers =
         args.workers.unwrap_or_else(|| std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN));
     let config = worker_pool::Config {
@@ -345,19 +415,47 @@ fn serve(args: &Mux) -> Result<Outcome, (u8, String)> {
         },
         send_check: args.send_check,
         may_push: args.worker_may == Some(Right::Push),
+        tls: tls.clone(),
     };
     let code = |error: Error| match error {
         Error::Worker { .. } => (exit::INSPECTOR, error.to_string()),
-        Error::System { .. } => (exit::FAILED, error.to_string()),
+        Error::Stopped | Error::System { .. } => (exit::FAILED, error.to_string()),
     };
     let mut front = WorkerPool::new(&server, config, desk).map_err(code)?;
-    front.keep(sockets);
+    if let Some(older) = predecessor {
+        let ended = |error| format!("the older process did not hand over: {error}");
+        older.begin().map_err(|error| (exit::FAILED, ended(error)))?;
+    }
+    for (address, taken) in inherited {
+        let (at, file) = taken.listen(&server, address, tls.as_ref()).map_err(failed)?;
+        say(format_args!("listening on {at}"));
+        files.extend(file);
+        listen.push(address.clone());
+    }
+    if let Some((taken, path)) = taken_control.zip(path) {
+        let (socket, file) = taken.into_parts();
+        let listening = control::Listening::adopt(path, socket, file).map_err(no_control)?;
+        let (server, inboxes) = listening.start(None, vec![None]).map_err(no_control)?;
+        control = Some(server);
+        inboxes.into_iter().for_each(|inbox| front.serve_control(inbox));
+    }
     say(format_args!("{} attached", count(workers.get() as u64, "worker")));
     let connect = |(peer, how): (&String, Connect)| {
         let connector = server.connect(peer, how);
         connector.map_err(|error| (exit::FAILED, format!("--connected {peer}: {error}")))
     };
-    let _connectors = args.connected.iter().zip(peers).map(connect).collect::<Result<Vec<_>, _>>()?;
+    let connectors = args.connected.iter().zip(peers).map(connect).collect::<Result<Vec<_>, _>>()?;
+    let upgradable = Upgradable {
+        executable,
+        listen,
+        limit: args.upgrade_time,
+        files,
+        control: path.map(Path::to_owned).zip(control),
+        connectors,
+        predecessor: predecessor.take(),
+    };
+    front.enable_upgrades(upgradable).map_err(code)?;
+    upgrade::notify("READY=1");
     front.run().map_err(code)
 }
 
@@ -376,7 +474,7 @@ fn how(peer: &str, trust: Option<&Path>) -> Result<Connect, (u8, String)> {
 }
 
 fn tell(outcome: &Outcome, json: bool) -> u8 {
-    let Outcome { drained, cut, begun, totals, restarts } = outcome;
+    let Outcome { drained, cut, begun, totals, restarts, upgrade } = outcome;
     let waits = totals.queued + totals.in_hand - begun;
     let (done, discarded) = (totals.messages_done(), totals.messages_discarded());
     if json {
@@ -384,6 +482,7 @@ fn tell(outcome: &Outcome, json: bool) -> u8 {
             "connections": totals.attach, "messages": totals.received, "done": done,
             "given_up": totals.undone, "discarded": discarded, "begun": begun, "not_begun": waits,
             "given_again": totals.redelivered, "unsent": totals.unsent, "restarts": restarts, "drained": drained, "cut": cut,
+            "handed_over": upgrade.handed_over, "taken_over": upgrade.taken_over,
         });
         return answer(if *drained { exit::OK } else { exit::FAILED }, &format!("{object}\n"));
     }

@@ -50,7 +50,7 @@ impl From<towpath_port::Error> for Failure {
     }
 }
 
-/// The end of a packet's walks.
+/// The outcome of a packet's walks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ended {
     pub(crate) step: Step,

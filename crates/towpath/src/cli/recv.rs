@@ -126,7 +126,10 @@ fn receive(args: &Recv) -> Result<Report, String> {
     let mut trailer = [0; 8];
     let got = read_full(&mut stream, &mut trailer).map_err(|error| broken(from, &error, received, length))?;
     if got < trailer.len() {
-        return Err(format!("{from} ended before it said its checksum; {} was not made", args.out.display()));
+        return Err(format!(
+            "{from} ended the connection before it sent its checksum; {} was not created",
+            args.out.display()
+        ));
     }
     let whole = u64::from_le_bytes(trailer) == checksum;
     let kept = if whole { target.keep(received) } else { Ok(()) };
@@ -143,7 +146,7 @@ fn receive(args: &Recv) -> Result<Report, String> {
     if !whole {
         let sent = u64::from_le_bytes(trailer);
         return Err(format!(
-            "damaged on the way: checksum {checksum:016x}, sent was {sent:016x}; nothing is kept"
+            "damaged in transit: checksum {checksum:016x}, the sender's is {sent:016x}; nothing is kept"
         ));
     }
     Ok(Report {
@@ -244,7 +247,7 @@ fn broken(from: SocketAddr, error: &io::Error, received: u64, length: Option<u64
     let of = length.map_or_else(String::new, |length| format!(" of {length}"));
     let why = match error.kind() {
         ErrorKind::UnexpectedEof => "ended the connection".to_owned(),
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => "says nothing any more".to_owned(),
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => "sent nothing within the time limit".to_owned(),
         _ => format!("is gone ({error})"),
     };
     format!("truncated: {from} {why} after {received}{of} bytes; nothing is kept")

@@ -203,7 +203,7 @@ fn send(args: &Send) -> Result<Report, String> {
         return Err(refused(&args.to, received.status));
     }
     if (received.received, received.checksum) != (length, checksum) {
-        return Err(format!("{}: received something else: checksum {:016x}", args.to, received.checksum));
+        return Err(format!("{}: the receiver has other data: checksum {:016x}", args.to, received.checksum));
     }
     let seconds = start.elapsed().as_secs_f64();
     let unarmed = sender.unarmed();
@@ -301,9 +301,9 @@ fn listen(stream: &TcpStream) -> std::io::Result<Answers> {
                         |error| Err(format!("waiting for its answer: {error}")),
                         |rest| match rest + 1 {
                             ANSWER_BYTES => {
-                                Answer::parse(&answer).ok_or("it is no `towpath recv`".to_owned())
+                                Answer::parse(&answer).ok_or("it is not `towpath recv`".to_owned())
                             }
-                            _ => Err("it is no `towpath recv`: its answer is cut short".to_owned()),
+                            _ => Err("it is not `towpath recv`: its answer is truncated".to_owned()),
                         },
                     );
                 }
@@ -347,7 +347,7 @@ impl Cost {
 fn refused(to: &str, status: Status) -> String {
     let why = match status {
         Status::Whole => "the receiver reported completion before all data was sent",
-        Status::Damaged => "what the receiver got is not what was sent: the checksums differ",
+        Status::Damaged => "the received data differ from the sent data: the checksums differ",
         Status::DiskFull => "the receiver's disk is full",
         Status::CannotWrite => "the receiver cannot write its file",
     };
@@ -470,15 +470,15 @@ fn advice(counters: &Counters, circumstances: &Circumstances) -> Vec<String> {
     }
     if counters.switched_local > 0 {
         advice.push(
-            "the receiver is on this machine, where the kernel copies always: try it between two machines"
+            "the receiver is on this machine, where the kernel always copies: send between two machines"
                 .into(),
         );
     } else if counters.copied_bytes > counters.zerocopy_bytes / 2
         || counters.probes_copied > counters.probes_not_copied
     {
         advice.push(
-            "the kernel copied after all: a packet capture on the device, a virtual device (veth, TUN), or one without \
-             scatter-gather does that"
+            "the kernel copied: the cause is a packet capture on the device, a virtual device (veth, TUN), or a device without \
+             scatter-gather"
                 .into(),
         );
     }
@@ -491,14 +491,14 @@ fn advice(counters: &Counters, circumstances: &Circumstances) -> Vec<String> {
     }
     if circumstances.mode != Mode::Plain && circumstances.message < 64 << 10 {
         advice.push(format!(
-            "messages of {} are sent several in a call; from 64 KiB on zero copy pays best (--message 262144)",
+            "one call sends several messages of {}; zero copy saves most with messages of 64 KiB and more (--message 262144)",
             bytes(circumstances.message.into())
         ));
     }
     if matches!(circumstances.mode, Mode::Adaptive | Mode::Zerocopy)
         && counters.zerocopy_bytes > counters.plain_bytes()
     {
-        advice.push("--mode compare tells what each way costs".into());
+        advice.push("--mode compare measures the cost of both modes".into());
     }
     advice
 }
@@ -517,7 +517,7 @@ impl std::fmt::Display for Report {
             writeln!(f, "holes     {}, not sent", bytes(self.hole_bytes))?;
         }
         writeln!(f, "zero copy {} in {} calls", bytes(self.counters.zerocopy_bytes), self.counters.numbers)?;
-        writeln!(f, "  of it copied by the kernel after all {}", bytes(self.counters.copied_bytes))?;
+        writeln!(f, "  copied by the kernel {}", bytes(self.counters.copied_bytes))?;
         writeln!(f, "plain     {} in {} calls", bytes(self.plain_bytes), self.counters.plain_calls)?;
         for (cause, count) in self.fields["plain"].as_object().into_iter().flatten() {
             writeln!(f, "  {cause} {}", bytes(count.as_u64().unwrap_or(0)))?;

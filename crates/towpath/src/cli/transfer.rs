@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_told_in_units() {
+    fn bytes_have_units() {
         let rows = [
             (0, "0 B"),
             (1023, "1023 B"),

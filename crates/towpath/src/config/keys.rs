@@ -180,6 +180,9 @@ pub const KEYS: &[Key] = &[
     new("mux", "send-check", Flag, "`false`", "count replies that changed between reply and completion"),
     new("mux", "tls-cert", Text, "", "certificate chain for TLS over TCP, PEM"),
     new("mux", "tls-key", Text, "", "key of the certificate, PEM"),
+    new("mux", "tls-client-ca", Text, "", "CA of client certificates, PEM; clients then need one ([TLS](mux.md#client-certificates))"),
+    new("mux", "tls-client-optional", Flag, "`false`", "serve clients without a certificate too"),
+    new("mux", "starttls", Flag, "`false`", "begin in plaintext and require [STARTTLS](mux.md#starttls)"),
 
     new("engine", "threads", Number(1, 63), "`1`", "threads that process packets; at most 63 together with the muxes"),
     new("engine", "cpus", Numbers(0, 1023), "", "CPU of each thread"),

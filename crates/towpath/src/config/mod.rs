@@ -25,6 +25,7 @@
 //! ```
 
 mod command;
+pub mod compare;
 mod control;
 mod engine;
 pub mod keys;

@@ -2,10 +2,11 @@
 
 use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use towpath_mux::io::Tls;
+use towpath_mux::framing::Framing;
+use towpath_mux::io::{ServerTls, Tls};
 use towpath_mux::mux::Order;
 use towpath_send::CopyMode;
 
@@ -77,8 +78,8 @@ pub struct Mux {
     pub send: CopyMode,
     /// Compare checksums of replies at completion.
     pub send_check: bool,
-    /// Certificate chain and key (PEM) for TLS over TCP.
-    pub tls: Option<(PathBuf, PathBuf)>,
+    /// TLS over TCP.
+    pub tls: Option<ServerTls>,
 }
 
 impl Mux {
@@ -207,7 +208,11 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
         may_push: table.word("worker-may") == Some("push"),
         send,
         send_check: table.switch("send-check").unwrap_or(false),
-        tls: tls(table, directory),
+        tls: tls(
+            table,
+            directory,
+            framing.as_ref().and_then(|(named, _)| Some(named.as_ref().ok()?.framing())),
+        ),
         framing: framing?.0.ok()?,
         worker: worker?,
     })
@@ -254,28 +259,55 @@ fn address(table: &Table<'_, '_>, text: &At<&str>, directory: &Path) -> Option<S
     Some(text.value.to_owned())
 }
 
-fn tls(table: &Table<'_, '_>, directory: &Path) -> Option<(PathBuf, PathBuf)> {
+fn tls(table: &Table<'_, '_>, directory: &Path, framing: Option<&Framing>) -> Option<ServerTls> {
     let path = |key| table.text(key).map(|text| directory.join(text.value));
-    match (path("tls-cert"), path("tls-key")) {
-        (Some(cert), Some(key)) => Some((cert, key)),
-        (None, None) => None,
-        (cert, _) => {
-            let (has, lacks) = if cert.is_some() { ("tls-cert", "tls-key") } else { ("tls-key", "tls-cert") };
-            let message = format!("`{lacks}` is missing");
-            table.wrong(&table.span_of(has), message, "TLS needs a certificate chain and its key, both PEM");
-            None
-        }
+    let (client_ca, client_optional) = (path("tls-client-ca"), table.switch("tls-client-optional"));
+    let starttls = table.switch("starttls");
+    let (cert, key) = (path("tls-cert"), path("tls-key"));
+    let files = "TLS needs a certificate chain and its key, both PEM";
+    let lacks = |has, lacks, hint| table.wrong(&table.span_of(has), format!("`{lacks}` is missing"), hint);
+    match (&cert, &key) {
+        (Some(_), None) => lacks("tls-cert", "tls-key", files),
+        (None, Some(_)) => lacks("tls-key", "tls-cert", files),
+        (None, None) if client_ca.is_some() => lacks("tls-client-ca", "tls-cert", files),
+        (None, None) if starttls == Some(true) => lacks("starttls", "tls-cert", files),
+        _ => {}
     }
+    if client_optional == Some(true) && client_ca.is_none() {
+        let hint = "write tls-client-ca = \"FILE\", or remove it";
+        lacks("tls-client-optional", "tls-client-ca", hint);
+    }
+    let offered = framing.and_then(Framing::starttls).filter(|_| starttls == Some(true));
+    if starttls == Some(true) && framing.is_some() && offered.is_none() {
+        table.wrong(
+            &table.span_of("starttls"),
+            "the protocol of `framing` has no STARTTLS",
+            "use smtp or postgres-frontend, or remove it",
+        );
+    }
+    let files = ServerTls {
+        client_ca,
+        client_optional: client_optional == Some(true),
+        starttls: offered,
+        ..ServerTls::new(cert?, key?)
+    };
+    Some(framing.map_or(files.clone(), |framing| files.for_framing(framing)))
 }
 
 /// Checks that the certificates and keys of muxes are usable.
 pub(super) fn look_at_files(top: &Table<'_, '_>, muxes: &[Mux]) {
     for (name, table) in top.named("mux") {
         let mux = muxes.iter().find(|mux| mux.name == name.value);
-        let Some((chain, key)) = mux.and_then(|mux| mux.tls.as_ref()) else { continue };
+        let Some(tls) = mux.and_then(|mux| mux.tls.as_ref()) else { continue };
         let mut readable = true;
-        for (word, path) in [("tls-cert", chain), ("tls-key", key)] {
-            if let Err(error) = File::open(path)
+        let files = [
+            ("tls-cert", Some(&tls.chain)),
+            ("tls-key", Some(&tls.key)),
+            ("tls-client-ca", tls.client_ca.as_ref()),
+        ];
+        for (word, path) in files {
+            if let Some(path) = path
+                && let Err(error) = File::open(path)
                 && error.kind() == io::ErrorKind::PermissionDenied
             {
                 let message = format!("{}: cannot be read: {error}", path.display());
@@ -287,11 +319,14 @@ pub(super) fn look_at_files(top: &Table<'_, '_>, muxes: &[Mux]) {
                 readable = false;
             }
         }
-        if readable && let Err(error) = Tls::server(chain, key) {
+        if readable && let Err(error) = Tls::from_files(tls.clone()) {
+            let text = error.to_string();
+            let named = |path: &Path| text.starts_with(&format!("{}: ", path.display()));
+            let key = files.iter().find(|(_, path)| path.is_some_and(|path| named(path)));
             table.wrong(
-                &table.span_of("tls-cert"),
+                &table.span_of(key.map_or("tls-cert", |(key, _)| key)),
                 error.to_string(),
-                "TLS needs a certificate chain and its key, both PEM",
+                "TLS needs PEM files: a certificate chain, its key, and the CA of clients if they need certificates",
             );
         }
     }

@@ -136,7 +136,7 @@ impl<'t, 'f> Table<'t, 'f> {
 
     fn kind(&self, key: &str, value: &Spanned<DeValue<'_>>, wanted: &str) {
         let is = value.get_ref().type_str();
-        self.findings.add(&value.span(), format!("`{key}` is {wanted}, not {}", article(is)), None);
+        self.findings.add(&value.span(), format!("`{key}` must be {wanted}, not {}", article(is)), None);
     }
 
     pub(super) fn text(&self, key: &'static str) -> Option<At<&'t str>> {
@@ -182,7 +182,7 @@ impl<'t, 'f> Table<'t, 'f> {
         let number = integer(value, &range);
         if number.is_none() {
             let wanted = format!("a whole number in {}..{}, or \"{word}\"", range.start(), range.end());
-            let text = format!("`{key}` is {wanted}");
+            let text = format!("`{key}` must be {wanted}");
             self.findings.add(&value.span(), text, None);
         }
         number.map(Some)
@@ -192,7 +192,7 @@ impl<'t, 'f> Table<'t, 'f> {
     fn outside(&self, key: &str, value: &Spanned<DeValue<'_>>, wanted: &str) {
         match value.get_ref() {
             DeValue::Integer(other) => {
-                let message = format!("`{key}` is {wanted}, not {}", other.as_str());
+                let message = format!("`{key}` must be {wanted}, not {}", other.as_str());
                 self.findings.add(&value.span(), message, None);
             }
             _ => self.kind(key, value, wanted),
@@ -231,7 +231,7 @@ impl<'t, 'f> Table<'t, 'f> {
         };
         let number = number.filter(|number| range.contains(number));
         if number.is_none() {
-            self.findings.add(&value.span(), format!("`{key}` is {wanted}, not {written}"), None);
+            self.findings.add(&value.span(), format!("`{key}` must be {wanted}, not {written}"), None);
         }
         number.map(Duration::from_secs_f64)
     }
@@ -307,7 +307,7 @@ impl<'t, 'f> Table<'t, 'f> {
         let read = |value: &'t Spanned<DeValue<'t>>| match value.get_ref().as_table() {
             Some(table) => Some(self.child(key, table, value.span())),
             None => {
-                self.kind(key, value, &format!("a list of tables: write [[{key}]]"));
+                self.kind(key, value, &format!("a list of tables ([[{key}]])"));
                 None
             }
         };

@@ -47,7 +47,7 @@ impl Config {
             return Err(errors);
         }
         let mut warnings = parsed.warnings;
-        self.look_for_strangers(file, &ruleset, &mut warnings);
+        self.warn_of_unknown_names(file, &ruleset, &mut warnings);
         Ok(Rules { ruleset, warnings })
     }
 
@@ -73,16 +73,16 @@ impl Config {
         if !on || self.ports.is_empty() || !self.routes.is_empty() {
             return None;
         }
-        let (line, column) = (rule.at.line, rule.at.column);
         let message = format!(
             "dyn_keepalive has no effect: keepalives leave by a [[route]], and there is none; an idle TCP connection of rule {} expires \
              after dyn_ack_lifetime",
             rule.number
         );
         let hint = Some(
-            "set dyn_ack_lifetime for the longest pause, and dyn_keepalive = 0 in [settings]".to_owned(),
+            "set dyn_ack_lifetime to the longest pause of a connection, and dyn_keepalive = 0 in [settings]"
+                .to_owned(),
         );
-        Some(Diagnostic { file: file.into(), line, column, end: column, message, hint, no_such_rule: false })
+        Some(at_rule(file, rule, message, hint))
     }
 
     /// Reports rules that send only connections of a mux to inspectors: inspection is per packet.
@@ -95,7 +95,6 @@ impl Config {
                 _ => continue,
             };
             let Some(mux) = self.only_mux(rule) else { continue };
-            let (line, column) = (rule.at.line, rule.at.column);
             let message = format!(
                 "rule {} sends connections of the mux `{mux}` to inspectors; inspection is per packet",
                 rule.number
@@ -103,15 +102,7 @@ impl Config {
             let hint = Some(format!(
                 "write `allow`, `deny` or `reset` in place of `{word}`; messages are for the mux's workers"
             ));
-            found.push(Diagnostic {
-                file: file.into(),
-                line,
-                column,
-                end: column,
-                message,
-                hint,
-                no_such_rule: false,
-            });
+            found.push(at_rule(file, rule, message, hint));
         }
         found
     }
@@ -140,7 +131,7 @@ impl Config {
 
     /// Warns about ports and queues that rules name and the configuration lacks: such a rule never matches, or its packets get the
     /// default verdict.
-    fn look_for_strangers(&self, file: &str, ruleset: &Ruleset, warnings: &mut Vec<Diagnostic>) {
+    fn warn_of_unknown_names(&self, file: &str, ruleset: &Ruleset, warnings: &mut Vec<Diagnostic>) {
         let names: Vec<&str> = self
             .ports
             .iter()
@@ -150,18 +141,7 @@ impl Config {
             .chain(self.muxes.iter().map(|mux| mux.name.as_str()))
             .collect();
         for rule in ruleset.rules() {
-            let mut warn = |message: String, hint: Option<String>| {
-                let (line, column) = (rule.at.line, rule.at.column);
-                warnings.push(Diagnostic {
-                    file: file.into(),
-                    line,
-                    column,
-                    end: column,
-                    message,
-                    hint,
-                    no_such_rule: false,
-                });
-            };
+            let mut warn = |message, hint| warnings.push(at_rule(file, rule, message, hint));
             for term in rule.body.blocks().flatten() {
                 let (Test::Recv(interface) | Test::Xmit(interface) | Test::Via(interface)) = &term.test
                 else {
@@ -184,6 +164,12 @@ impl Config {
             }
         }
     }
+}
+
+/// A diagnostic at the position of a rule.
+fn at_rule(file: &str, rule: &Rule, message: String, hint: Option<String>) -> Diagnostic {
+    let (line, column) = (rule.at.line, rule.at.column);
+    Diagnostic { file: file.into(), line, column, end: column, message, hint, no_such_rule: false }
 }
 
 /// Maximum size of a file of table entries in bytes.

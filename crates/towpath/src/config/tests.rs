@@ -36,14 +36,14 @@ fn errors_have_a_position_and_a_hint() {
             "rules = 7\n".into(),
             &[
                 "t:1:1: a configuration needs a port or a mux; write [port.NAME] with driver = \"...\" below",
-                "t:1:9: `rules` is text, not an integer",
+                "t:1:9: `rules` must be text, not an integer",
             ],
         ),
         (
             bridge("[engine]\nwait = \"sleep\"\nthreads = 0"),
             &[
                 "t:11:8: `wait` cannot be \"sleep\"; the values are park, spin",
-                "t:12:11: `threads` is a whole number in 1..63, not 0",
+                "t:12:11: `threads` must be a whole number in 1..63, not 0",
             ],
         ),
         (
@@ -62,10 +62,10 @@ fn errors_have_a_position_and_a_hint() {
         (
             bridge("[mux.m]\nlisten = \"[::1]:7\"\nframing = \"line\"\nworker = \"w\"\ndrain = 0\nidle = 0x1_0000_0000\ntimeout = \"1\"\nsend-check = 1"),
             &[
-                "t:14:9: `drain` is a number of seconds in 0.001..86400, not 0",
-                "t:15:8: `idle` is a number of seconds in 0.001..86400, not ",
-                "t:16:11: `timeout` is a number of seconds in 0.001..86400, not a string",
-                "t:17:14: `send-check` is true or false, not an integer",
+                "t:14:9: `drain` must be a number of seconds in 0.001..86400, not 0",
+                "t:15:8: `idle` must be a number of seconds in 0.001..86400, not ",
+                "t:16:11: `timeout` must be a number of seconds in 0.001..86400, not a string",
+                "t:17:14: `send-check` must be true or false, not an integer",
             ],
         ),
         (
@@ -95,7 +95,7 @@ fn errors_have_a_position_and_a_hint() {
                 "t:14:11: 64 threads and muxes; at most 63 together are supported; write fewer threads, or run some muxes in \
              another engine",
                 "t:14:11: port `k` has the driver nfqueue, which supports one thread; write threads = 1",
-                "t:15:9: `cpus` is whole numbers in 0..1023, not 1024",
+                "t:15:9: `cpus` must be whole numbers in 0..1023, not 1024",
             ],
         ),
         (
@@ -401,9 +401,10 @@ fn muxes_are_assigned_to_engine_threads_round_robin() {
     }
     let alone = Config::parse("t", &format!("rules = \"r\"\n{}", mux("a", ""))).unwrap();
     assert_eq!(alone.engine_threads(), 0, "no engine thread is needed");
-    for (thread, wrong) in
-        [("1", "the engine has no thread 1"), ("\"mine\"", "`thread` is a whole number in 0..63, or \"own\"")]
-    {
+    for (thread, wrong) in [
+        ("1", "the engine has no thread 1"),
+        ("\"mine\"", "`thread` must be a whole number in 0..63, or \"own\""),
+    ] {
         let errors = Config::parse("t", &bridge(&mux("a", &format!("thread = {thread}")))).unwrap_err();
         assert!(errors[0].to_string().contains(wrong), "{errors:?}");
     }

@@ -21,7 +21,7 @@ pub struct Bridge {
 pub struct Route {
     /// The prefix.
     pub net: IpAddr,
-    /// Its length.
+    /// Its length in bits.
     pub len: u8,
     /// Index of the port.
     pub port: usize,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Pause after a turn, as a multiple of its time: new connections cost at most a twentieth of a CPU.
 const PAUSE: u32 = 19;
 
-/// Longest pause: a thread that had no CPU for a while has not worked for all of that time.
+/// Longest pause. Without this limit, a thread that was preempted in a turn would pause for a multiple of the preemption.
 const LONGEST: Duration = Duration::from_millis(50);
 
 /// A turn accepts no further connection after this time.

@@ -41,7 +41,7 @@ impl FlowFilter {
         }
         match words.next() {
             None => Ok(filter),
-            Some(word) => Err(format!("`{word}` is too much: a flow is PROTOCOL END END")),
+            Some(word) => Err(format!("unexpected `{word}`: a flow is PROTOCOL END END")),
         }
     }
 
@@ -123,7 +123,7 @@ fn end(word: &str) -> Result<End, String> {
     match word.parse::<SocketAddr>() {
         Ok(end) => Ok(End { address: Some(end.ip()), port: Some(end.port()) }),
         Err(_) => {
-            Err(format!("`{word}` is no end: write ADDRESS, ADDRESS:PORT, [ADDRESS]:PORT, :PORT or any"))
+            Err(format!("`{word}` is not an end: write ADDRESS, ADDRESS:PORT, [ADDRESS]:PORT, :PORT or any"))
         }
     }
 }
@@ -167,8 +167,8 @@ mod tests {
         for (flow, words) in [
             ("", "a flow is PROTOCOL END END"),
             ("tpc", "`tpc` is not a protocol"),
-            ("tcp 10.0.0", "`10.0.0` is no end"),
-            ("tcp any any any", "`any` is too much"),
+            ("tcp 10.0.0", "`10.0.0` is not an end"),
+            ("tcp any any any", "unexpected `any`"),
         ] {
             assert!(FlowFilter::new(None, Some(flow)).unwrap_err().contains(words), "{flow}");
         }

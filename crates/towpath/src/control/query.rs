@@ -98,7 +98,7 @@ pub struct QuerySender {
 
 /// The result of a query.
 ///
-/// Not a channel: the code of a channel exists once for each type of result.
+/// A channel would also do, but its code would be compiled once for each type of result.
 #[derive(Debug)]
 pub struct Answer<T>(Arc<Mutex<Option<T>>>);
 
@@ -106,7 +106,7 @@ impl<T> Answer<T> {
     /// Returns `None` while the query waits or runs, then the result once. The result is `None` if the engine's thread has ended
     /// before it ran the query.
     pub fn poll(&mut self) -> Option<Option<T>> {
-        // A query drops its reference after it has run, or unrun.
+        // A query drops its reference when it has run, or when it is dropped without being run.
         let result = Arc::get_mut(&mut self.0)?;
         Some(result.get_mut().unwrap_or_else(PoisonError::into_inner).take())
     }

@@ -9,6 +9,7 @@
 //! older kernels the client is disconnected. Sockets and descriptors are closed by the [`Reaper`]'s threads.
 
 use std::io::{self, ErrorKind, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -88,6 +89,9 @@ pub enum BindError {
 #[derive(Debug)]
 pub struct Server {
     file: Option<SocketFile>,
+    listener: Arc<Reaped<UnixListener>>,
+    /// Another process accepts clients.
+    handed_over: Arc<AtomicBool>,
     over: Arc<AtomicBool>,
     wakeup: EventFd,
     thread: Option<JoinHandle<()>>,
@@ -135,6 +139,19 @@ impl Listening {
         Ok(Self { file, listener, access })
     }
 
+    /// The private socket at `path` of another process, which has passed its listener and the identity of its file.
+    ///
+    /// # Errors
+    ///
+    /// Fails if it is not a Unix socket.
+    pub fn adopt(path: &Path, listener: OwnedFd, file: Option<(u64, u64)>) -> Result<Self, BindError> {
+        let system = |source| BindError::System { path: path.into(), source };
+        let listener = UnixListener::from(listener);
+        listener.set_nonblocking(true).map_err(system)?;
+        let access = AccessControl { engine: Identity::engine_user(None), owner: None, others: false };
+        Ok(Self { file: SocketFile::adopt(path, file), listener, access })
+    }
+
     /// Starts the server's thread. Returns one inbox for each of `wakes`: the eventfd that wakes the engine thread for a query, or
     /// `None` if the thread looks into its inbox in intervals.
     ///
@@ -153,8 +170,11 @@ impl Listening {
         let (inboxes, senders) = wakes.into_iter().map(|wake| QueryInbox::new(wakeup.clone(), wake)).unzip();
         let reaper = Reaper::shared();
         let endpoints = EndpointCounters::default();
+        let listener = Arc::new(reaper.wrap(LISTENER, listener));
+        let handed_over = Arc::new(AtomicBool::new(false));
         let state = ServerState {
-            listener: reaper.wrap(LISTENER, listener),
+            listener: Arc::clone(&listener),
+            handed_over: Arc::clone(&handed_over),
             reaper,
             backoff: AcceptBackoff::of("control"),
             senders,
@@ -170,7 +190,8 @@ impl Listening {
         };
         let thread =
             std::thread::Builder::new().name("control".into()).spawn(|| state.run()).map_err(system)?;
-        Ok((Server { file: Some(file), over, wakeup, thread: Some(thread), endpoints }, inboxes))
+        let thread = Some(thread);
+        Ok((Server { file: Some(file), listener, handed_over, over, wakeup, thread, endpoints }, inboxes))
     }
 }
 
@@ -206,6 +227,26 @@ impl Server {
         Ok((server, inboxes.remove(0)))
     }
 
+    /// A duplicate of the listening socket, and the identity of its file, for another process ([`Listening::adopt`]).
+    ///
+    /// # Errors
+    ///
+    /// Fails if the process has no free descriptor.
+    pub fn listener(&self) -> io::Result<(OwnedFd, Option<(u64, u64)>)> {
+        let file = self.file.as_ref().and_then(SocketFile::identity);
+        Ok(((**self.listener).try_clone()?.into(), file))
+    }
+
+    /// Accepts no more clients and keeps the file: another process has both. Clients that are connected are served.
+    pub fn hand_over(&mut self) {
+        if let Some(file) = &mut self.file {
+            file.give_up();
+        }
+        // Relaxed: the thread may accept a client later than this, whom it serves.
+        self.handed_over.store(true, Ordering::Relaxed);
+        self.wakeup.signal();
+    }
+
     /// The counters of sockets for inspectors, which the owner of the sockets sets.
     pub fn endpoints(&self) -> &EndpointCounters {
         &self.endpoints
@@ -228,7 +269,8 @@ impl Drop for Server {
 
 /// The server's thread.
 struct ServerState {
-    listener: Reaped<UnixListener>,
+    listener: Arc<Reaped<UnixListener>>,
+    handed_over: Arc<AtomicBool>,
     reaper: Reaper,
     backoff: AcceptBackoff,
     /// One for each engine thread.
@@ -335,8 +377,9 @@ impl ServerState {
         let sleep = if ready { 0 } else { until.saturating_sub(now) };
         let timeout =
             Timespec { tv_sec: (sleep / 1_000_000_000) as i64, tv_nsec: (sleep % 1_000_000_000) as i64 };
-        let listens = if self.backoff.is_on() { PollFlags::empty() } else { PollFlags::IN };
-        let mut fds = vec![PollFd::new(&*self.listener, listens), PollFd::new(&self.wakeup, PollFlags::IN)];
+        let pauses = self.backoff.is_on() || self.handed_over.load(Ordering::Relaxed);
+        let listens = if pauses { PollFlags::empty() } else { PollFlags::IN };
+        let mut fds = vec![PollFd::new(&**self.listener, listens), PollFd::new(&self.wakeup, PollFlags::IN)];
         for client in &mut self.clients {
             let mut flags = PollFlags::empty();
             flags.set(PollFlags::IN, client.session.wants() > 0);
@@ -356,7 +399,7 @@ impl ServerState {
 
     fn accept(&mut self) {
         for _ in 0..ACCEPTS {
-            if self.backoff.is_on() {
+            if self.backoff.is_on() || self.handed_over.load(Ordering::Relaxed) {
                 return;
             }
             let stream = match self.listener.accept() {

@@ -19,7 +19,7 @@ const FOR_OWNERS: usize = 16;
 /// Of these, places for root only.
 const FOR_ROOT: usize = 8;
 
-/// Maximum number of clients of one user that may only look.
+/// Maximum number of clients of one user with read access only.
 const PER_READER: usize = 8;
 
 /// Maximum number of clients of one owner other than root.

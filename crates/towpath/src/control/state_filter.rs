@@ -63,7 +63,7 @@ impl StateFilter {
     }
 }
 
-/// A filter of states that was read.
+/// A compiled [`StateFilter`].
 #[derive(Clone, Debug)]
 pub struct StateMatch {
     flow: FlowFilter,

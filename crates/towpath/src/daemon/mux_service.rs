@@ -34,6 +34,7 @@ pub(super) struct Listening {
     /// The files of Unix listeners. They are removed before the listeners close: afterwards a successor may have bound the path.
     unix: Vec<SocketFile>,
     server: Server,
+    tls: Option<Tls>,
     config: Mux,
     starter: Starter,
 }
@@ -43,6 +44,7 @@ pub(super) struct Service {
     name: String,
     admission: Arc<MuxAdmission>,
     server: Server,
+    tls: Option<Tls>,
     control: PoolControl,
     /// The thread or engine that serves the mux, until it has ended.
     runs: Option<Runs>,
@@ -63,25 +65,25 @@ impl Listening {
     pub(super) fn open(config: &Mux, starter: &Starter, identity: Option<Identity>) -> Result<Self, Failure> {
         let failed = |error: io::Error| Failure::Mux(config.name.clone(), error.to_string());
         let core = mux::Config {
-            order: config.order,
             redeliver: config.redeliver,
             on_worker_end: config.on_worker_end.config(config.framing.framing().name()),
             idle: config.idle,
             in_flight: config.in_flight,
             rebalance: config.rebalance,
-            ..mux::Config::for_messages(config.message_max)
+            ..mux::Config::new(config.order).for_messages(config.message_max)
         };
         let limits = Limits {
             message: config.message_max,
             head_time: config.message_time,
             body_time: config.message_time,
             rate: 64 << 10,
+            part: worker_pool::PART,
             ..Limits::default()
         };
         let (limits, core) = config.bounds.apply(limits, core);
         let framing = config.framing.framing().clone();
         let server = Server::with_limits(framing, limits, core).map_err(failed)?;
-        let tls = config.tls.as_ref().map(|(chain, key)| Tls::server(chain, key)).transpose();
+        let tls = config.tls.clone().map(Tls::from_files).transpose();
         let tls = tls.map_err(|error| Failure::Mux(config.name.clone(), error.to_string()))?;
         let mut unix = Vec::new();
         for address in &config.listen {
@@ -94,7 +96,7 @@ impl Listening {
             }
             unix.extend(socket);
         }
-        Ok(Self { unix, server, config: config.clone(), starter: starter.clone() })
+        Ok(Self { unix, server, tls, config: config.clone(), starter: starter.clone() })
     }
 
     /// Starts the workers and waits until they have attached or `stopped` is set. Then starts the mux's thread, or returns the part
@@ -109,7 +111,7 @@ impl Listening {
         stopped: &dyn Fn() -> bool,
     ) -> Result<(Service, Option<Served>), Failure> {
         // Fields are dropped in the reverse order.
-        let Self { config, server, unix, starter } = self;
+        let Self { config, tls, server, unix, starter } = self;
         let program = config.program();
         let Mux { name, .. } = config;
         let admission = Arc::new(admission);
@@ -127,6 +129,8 @@ impl Listening {
             may_push: config.may_push,
             name: name.clone(),
             first_channel: CHANNELS * (place as u32 + 1),
+            // The engine reloads it.
+            tls: None,
         };
         let (mut front, control) = WorkerPool::with_control(&server, front, inbox, stopped)
             .map_err(|error| Failure::Workers(name.clone(), error))?;
@@ -144,7 +148,7 @@ impl Listening {
             let thread = thread.spawn(run).map_err(|error| Failure::System("a thread", error))?;
             (Runs::Own(thread), None)
         };
-        Ok((Service { name, admission, server, control, runs: Some(runs), ended: None }, served))
+        Ok((Service { name, admission, server, tls, control, runs: Some(runs), ended: None }, served))
     }
 }
 
@@ -152,6 +156,13 @@ impl Service {
     /// Sets the verdict for connections that a rule sends to an inspector.
     pub(super) fn set_unserved(&self, unserved: DefaultVerdict) {
         self.admission.set_unserved(unserved);
+    }
+
+    /// Reads its certificates and keys again.
+    pub(super) fn reload_tls(&self) {
+        if let Some(tls) = &self.tls {
+            worker_pool::reload_tls(tls, &format!("mux {}: ", self.name));
+        }
     }
 
     /// Keeps the states of the mux's connections alive and closes connections that the rules refuse. `again`: the rules have

@@ -1,9 +1,9 @@
-//! Signals as readable pipes: one for signals that stop the engine, one for SIGHUP, which reloads.
+//! Signals as readable pipes: one for signals that stop the engine, one for SIGHUP, which reloads, one for SIGUSR2.
 
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
 
 /// Returns a pipe that becomes readable when the engine must stop.
 pub(super) fn stops() -> io::Result<UnixStream> {
@@ -13,6 +13,11 @@ pub(super) fn stops() -> io::Result<UnixStream> {
 /// Returns a pipe that becomes readable when the engine must reload.
 pub(super) fn reloads() -> io::Result<UnixStream> {
     told_by(&[SIGHUP])
+}
+
+/// Returns a pipe that becomes readable when the engine is told to upgrade, which it cannot.
+pub(super) fn upgrades() -> io::Result<UnixStream> {
+    told_by(&[SIGUSR2])
 }
 
 fn told_by(signals: &[i32]) -> io::Result<UnixStream> {

@@ -126,6 +126,7 @@ pub struct Supervisor {
     channels: u32,
     stop: UnixStream,
     hup: UnixStream,
+    usr2: UnixStream,
     kept: Capabilities,
     starter: Starter,
     launcher: Option<Arc<Launcher>>,
@@ -199,6 +200,11 @@ impl Supervisor {
             }
             if heard(&mut self.hup) {
                 self.reload();
+            }
+            if heard(&mut self.usr2) {
+                log::warn!(
+                    "SIGUSR2 ignored: `towpath run` cannot be upgraded; stop it and start the new version"
+                );
             }
             self.accept_inspectors();
             for socket in &mut self.sockets {
@@ -289,6 +295,7 @@ impl Supervisor {
         let mut fds: Vec<PollFd<'_>> = vec![
             PollFd::new(&self.stop, PollFlags::IN),
             PollFd::new(&self.hup, PollFlags::IN),
+            PollFd::new(&self.usr2, PollFlags::IN),
             PollFd::new(&self.done, PollFlags::IN),
         ];
         // No event is requested: only its end is reported.

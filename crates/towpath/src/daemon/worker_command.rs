@@ -25,7 +25,7 @@ pub(super) enum WorkerCommand {
     Unserved(DefaultVerdict),
     /// Sets burst size, wait policy and drain timeout.
     Pace(Engine),
-    /// Drops the sender once all earlier commands are done.
+    /// Drops the sender, which tells the supervisor that all earlier commands are done.
     Settle(Sender<()>),
     /// Stops receiving and waits for packets that inspectors hold.
     Drain,

@@ -200,7 +200,7 @@ mod tests {
     const S: u64 = 1_000_000_000;
     const CAUSES: [Cause; 2] = [Cause { file: "a.rs", line: 1 }, Cause { file: "a.rs", line: 2 }];
 
-    /// Number of `lines` lines that pass.
+    /// Submits `lines` lines. Returns how many pass.
     fn passed(limiter: &mut Limiter, cause: Cause, peer: Option<u64>, lines: u64, now: u64) -> u64 {
         (0..lines).filter(|_| limiter.admit(cause, peer, now)).count() as u64
     }

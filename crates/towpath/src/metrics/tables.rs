@@ -11,7 +11,7 @@ use towpath_ring::{self as ring, ChannelStats, reaper};
 use super::RuleStats;
 use crate::control::ControlStats;
 use crate::logging::LogStats;
-use crate::worker_pool::{UnsentStats, Violations};
+use crate::worker_pool::{UnsentStats, UpgradeStats, Violations};
 
 /// A table of counters with the labels that all of its rows have.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +48,7 @@ pub const TABLES: &[Table] = &[
     table("Multiplexors", &["mux"], io::AcceptStats::TABLE),
     table("Multiplexors", &["mux"], UnsentStats::TABLE),
     table("Multiplexors", &["mux"], Violations::TABLE),
+    table("Multiplexors", &["mux"], UpgradeStats::TABLE),
     table("Zero-copy sends", &["mux"], towpath_send::Counters::TABLE),
     table("Control socket", &[], ControlStats::TABLE),
     table("Log", &[], LogStats::TABLE),
@@ -67,6 +68,7 @@ mod tests {
     fn markdown() -> String {
         let mut text = String::new();
         let mut title = "";
+        let drops = Drops::TABLE[0].family();
         for table in TABLES {
             if table.title != title {
                 title = table.title;
@@ -91,7 +93,7 @@ mod tests {
                     last = family;
                 }
                 // The drop reasons have a separate table.
-                if let Some((label, value)) = row.label.filter(|_| !std::ptr::eq(table.rows, Drops::TABLE)) {
+                if let Some((label, value)) = row.label.filter(|_| row.family() != drops) {
                     text += &format!("| `{label}=\"{value}\"` | | {} |\n", row.help);
                 }
             }

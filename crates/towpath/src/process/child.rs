@@ -27,7 +27,7 @@ enum Parent {
 
 impl Child {
     /// A child of this process.
-    pub(super) fn of_this(mut child: std::process::Child) -> io::Result<Self> {
+    pub(crate) fn of_this(mut child: std::process::Child) -> io::Result<Self> {
         match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
             Ok(pidfd) => Ok(Self { id: child.id(), pidfd, parent: Parent::This(child), status: None }),
             Err(error) => {

@@ -79,12 +79,12 @@ fn execute(spec: &Spec) -> Failed {
         Command::new(program).arg0(first).args(rest).env_clear().envs(environment).exec()
     };
     let mut error = match first {
-        // Not by its name, for the same reason.
+        // By `/proc/self/exe` and not by its path, for the same reason.
         "towpath" => run("/proc/self/exe"),
         program => run(program),
     };
     if let Some(opened) = opened.filter(|_| error.kind() == io::ErrorKind::PermissionDenied) {
-        // Not for a script: its interpreter could not open it.
+        // Fails for a script, whose interpreter cannot open the descriptor. The first error is then reported.
         let again = run(&format!("/proc/self/fd/{}", opened.as_raw_fd()));
         if again.kind() != io::ErrorKind::NotFound {
             error = again;

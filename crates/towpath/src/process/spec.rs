@@ -20,7 +20,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The user of an engine that becomes `identity`: its user, or that of this process.
+    /// The user id of an engine that becomes `identity`: that of `identity`, or of this process if there is none.
     pub fn engine_user(identity: Option<Self>) -> u32 {
         identity.map_or_else(|| rustix::process::geteuid().as_raw(), |identity| identity.user)
     }

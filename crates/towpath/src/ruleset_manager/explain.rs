@@ -1,14 +1,15 @@
 //! The walks that a packet would take in a running engine.
 
 use towpath_engine::ForwardMode;
+use towpath_gate::state::Foreseen;
 use towpath_gate::{Dir, PacketSpec, PortId, Walk};
 
 use super::RulesetManager;
 use crate::explained::{Walked, way_out};
 
 impl RulesetManager {
-    /// Explains the walks that a packet would take now: the port that it names, and the port by which it leaves if it passes there and walks the rules again. Changes
-    /// nothing.
+    /// Explains the walks that a packet would take now: on the port that it names, and on the port by which it leaves if it passes
+    /// there and walks the rules again. Changes nothing. The second walk finds the states that the first one would make.
     ///
     /// # Errors
     /// There is no such port, or the packet is malformed.
@@ -31,18 +32,15 @@ impl RulesetManager {
             Dir::Out => Walk::new(Dir::Out, None, id),
         };
         let mode = id.and_then(|id| self.topology.mode(id)).unwrap_or(ForwardMode::Routes);
-        let mut walks = Vec::new();
-        let mut next = Some((first, id));
-        while let Some((walk, port)) = next.take() {
-            let explanation = gate.explain(&walk, &packet, now);
+        let (mut walks, mut states) = (Vec::new(), Foreseen::default());
+        let (mut walk, mut port) = (first, id);
+        loop {
+            let explanation = gate.explain_walk(&mut walk, &mut states, &packet, now);
             let verdict = explanation.verdict;
-            next = way_out(mode, gate.routes(), &walk, &packet, verdict).map(|port| {
-                let mut out = walk;
-                out.leave(port);
-                (out, Some(port))
-            });
             walks.push(Walked { dir: walk.dir(), port: name(port), explanation, verdict });
+            let Some(out) = way_out(mode, gate.routes(), &walk, &packet, verdict) else { return Ok(walks) };
+            walk.leave(out);
+            port = Some(out);
         }
-        Ok(walks)
     }
 }

@@ -1,6 +1,6 @@
 //! Listings of tables that clients read in pages: each page belongs to the same moment, however often the table changes.
 //!
-//! The entries are shared with the table, so a listing costs the entries that have changed since. At most [`LISTINGS`] are kept, each
+//! A listing shares its entries with the table: it needs memory only for the entries that changed afterwards. At most [`LISTINGS`] are kept, each
 //! for [`KEPT`] after its last page. A client whose listing was discarded must list again.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ const LISTINGS: usize = 8;
 /// Time for which a listing is kept after its last page.
 const KEPT: Duration = Duration::from_secs(60);
 
-/// The listings, the one that was used last at the end.
+/// The listings, the most recently used one at the end.
 #[derive(Default)]
 pub(super) struct Listings(Mutex<Vec<Kept>>);
 
@@ -80,7 +80,7 @@ mod tests {
         for version in 2..=LISTINGS as u64 {
             listings.keep("a", version, make);
         }
-        // The one that was read last stays.
+        // The most recently read listing stays.
         assert!(listings.find("a", 1).is_some());
         listings.keep("a", 100, make);
         assert!(listings.find("a", 1).is_some() && listings.find("a", 2).is_none());

@@ -79,7 +79,7 @@ fn a_recheck_lets_others_have_the_rules() {
 
 /// Even with many reloads, each state is checked within one round.
 #[test]
-fn a_recheck_that_begins_anew_comes_to_the_last_state_too() {
+fn a_restarted_recheck_reaches_the_last_state() {
     let rule = "add 5 check-state\nadd 20 allow udp from any to any keep-state\n";
     let book = book(rule);
     for host in (0..9_000_u16).map(u16::to_be_bytes) {
@@ -103,7 +103,7 @@ fn a_recheck_that_begins_anew_comes_to_the_last_state_too() {
 
 /// If the engine stops during a re-check, the snapshot records it for the next engine.
 #[test]
-fn what_was_not_rechecked_is_said_in_the_snapshot() {
+fn a_snapshot_records_an_incomplete_recheck() {
     let rule = "add 5 check-state\nadd 20 allow udp from any to any keep-state\n";
     let rules = format!("add 10 deny udp from any to any 53\n{rule}");
     let ruleset = || Ruleset::parse("t", &rules).ruleset.unwrap();
@@ -248,7 +248,7 @@ fn commands_are_carried_out_all_or_none() {
 }
 
 #[test]
-fn what_a_command_would_do_is_told_and_not_done() {
+fn a_preview_changes_nothing() {
     let book = book("add 100 allow udp from any to any 53 keep-state\n");
     walk(&book);
     let done = book.preview("add 150 deny tcp from any to any\ndelete 100\n").unwrap();
@@ -285,13 +285,13 @@ fn a_log_is_reset_by_rule() {
 fn commands_that_only_show_are_none() {
     let book = book("table t create type addr\n");
     for (text, place) in [
-        ("table t lookup 10.0.0.1", "command:1:9: \"lookup\" shows something"),
-        ("add 5 count ip from any to any\n ipfw -q table all list", "command:2:20: \"list\" shows"),
-        ("set show", "command:1:5: \"show\" shows"),
-        ("set list", "command:1:5: \"list\" shows"),
-        ("/sbin/ipfw -qf -a set show", "command:1:23: \"show\" shows"),
-        ("pipe show", "command:1:6: \"show\" shows"),
-        ("pipe 5 list", "command:1:8: \"list\" shows"),
+        ("table t lookup 10.0.0.1", "command:1:9: \"lookup\" only shows data"),
+        ("add 5 count ip from any to any\n ipfw -q table all list", "command:2:20: \"list\" only shows"),
+        ("set show", "command:1:5: \"show\" only shows"),
+        ("set list", "command:1:5: \"list\" only shows"),
+        ("/sbin/ipfw -qf -a set show", "command:1:23: \"show\" only shows"),
+        ("pipe show", "command:1:6: \"show\" only shows"),
+        ("pipe 5 list", "command:1:8: \"list\" only shows"),
     ] {
         let errors = book.command(text).unwrap_err();
         assert!(errors[0].to_string().starts_with(place), "{}", errors[0]);
@@ -402,7 +402,7 @@ fn an_explanation_has_the_second_walk_of_a_bridge_and_of_a_router() {
 }
 
 #[test]
-fn zero_counts_anew() {
+fn zero_resets_the_counters_of_a_rule() {
     let book = book("add 100 allow udp from any to any\n");
     walk(&book);
     book.command("zero 200").unwrap();

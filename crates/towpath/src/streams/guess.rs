@@ -93,7 +93,7 @@ pub fn guess(samples: &[Sample; 2]) -> Vec<Guess> {
             let [client, server] = samples;
             let straight = judge(preset.name, reply, [client, server])?;
             let swapped = judge(preset.name, reply, [server, client])?;
-            // Which end is the client may itself be a guess.
+            // The direction that was taken for the client's may be the server's.
             Some(if swapped.score * SWAPPED > straight.score {
                 Guess { swapped: true, score: swapped.score * SWAPPED, ..swapped }
             } else {
@@ -126,7 +126,7 @@ fn judge(request: &'static str, reply: &'static str, samples: [&Sample; 2]) -> O
     })
 }
 
-/// Any text consists of lines: another preset that fits equally says more.
+/// Any text consists of lines, so `line` has a lower weight than another preset that fits equally well.
 fn weight(name: &str) -> f64 {
     if name == "line" { 0.8 } else { 1.0 }
 }

@@ -25,6 +25,8 @@ pub(super) struct Rights {
     pub(super) push: bool,
     /// Connected mode: a message without a destination has one.
     pub(super) connected: bool,
+    /// Long messages are given in parts (`body=stream`): all workers must take them.
+    pub(super) parts: bool,
 }
 
 /// The destination of a worker's message.

@@ -1,6 +1,6 @@
 //! Completions: replies and releases read from the workers' rings, until they are applied to the core.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -10,7 +10,7 @@ use towpath_mux::mux::{Body, Mux, SendError, Ticket, psock, worker};
 use towpath_ring::{Header, Kind, Seq, TxPayload, TxSink};
 
 use super::authority::{Authority, Destination, Rights};
-use super::frame::{FrameMessages, Out, place};
+use super::frame::{FrameMessages, Out, Stream, place};
 use super::tx_lease::TxLeases;
 use super::violation::{Violation, Violations};
 use super::zerocopy_tx::LEAST;
@@ -74,6 +74,8 @@ pub(super) struct Completions {
     actions: Vec<Action>,
     /// Unsent messages to be reported to their workers.
     pub(super) unsent: VecDeque<Unsent>,
+    /// Messages of which a part was released that is not the last one.
+    pub(super) parts: Vec<(worker::Id, Ticket)>,
     pub(super) done: Vec<(worker::Id, FrameMessages)>,
     /// Messages too large for a ring. Their connections end.
     pub(super) refused: Vec<(worker::Id, Ticket)>,
@@ -151,6 +153,9 @@ impl Completions {
                     Action::Reset(psock) => mux.reset(psock, now),
                 }
             }
+            for (id, ticket) in self.parts.drain(..) {
+                mux.part_done(id, ticket, now);
+            }
             for (id, messages) in self.done.drain(..) {
                 mux.done_batch(id, (messages.first, messages.count), now);
             }
@@ -189,6 +194,7 @@ pub(super) struct Answers<'a> {
     pub(super) id: worker::Id,
     pub(super) first: Seq,
     pub(super) out: &'a mut VecDeque<Option<Out>>,
+    pub(super) streams: &'a mut HashMap<Ticket, Stream>,
     pub(super) tx_leases: Option<&'a mut TxLeases>,
     pub(super) completions: &'a mut Completions,
     pub(super) authority: &'a Authority,
@@ -210,6 +216,12 @@ impl Answers<'_> {
     fn answer(&mut self, header: &Header) -> Result<(Ticket, u32, u32), Violation> {
         let (now, again) = (self.now, self.rights.push);
         let held = self.held(header.port).ok_or(Violation::Unheld)?;
+        if held.part.is_some() {
+            (held.since, held.answered) = (now, 1);
+            let first = held.messages.first;
+            let stream = self.streams.get_mut(&first).ok_or(Violation::Unheld)?;
+            return Ok((first, 1, stream.answer(header, again)?));
+        }
         let (from, count, replies) = held.answer(header, again)?;
         held.since = now;
         Ok((held.messages.at(from), count, replies))
@@ -309,7 +321,7 @@ impl TxSink for Answers<'_> {
 #[cfg(test)]
 mod tests {
     use towpath_mux::assembler::Limits;
-    use towpath_mux::mux::{Bound, Config};
+    use towpath_mux::mux::{Bound, Config, Order};
 
     use super::*;
 
@@ -327,7 +339,7 @@ mod tests {
             (false, false, true, UnsentStats { gone: 2, ..UnsentStats::default() }),
         ];
         for (connected, there, named, expected) in rows {
-            let mut mux = Mux::new(Config { connected, send_bytes, ..Config::default() });
+            let mut mux = Mux::new(Config { connected, send_bytes, ..Config::new(Order::None) });
             let worker = mux.clone_worker(1, now);
             let psock = mux.attach("line".parse().unwrap(), Limits::default(), now).unwrap();
             if !there {

@@ -14,7 +14,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use towpath_mux::framing;
 use towpath_mux::io::{ConnectionInfo, Driver, Lifecycle};
 use towpath_mux::mux::{Batch, Cause, psock};
 use towpath_ring::{EndCause, EndedInfo, Kind, Meta, OpenedInfo};
@@ -83,9 +82,10 @@ impl Connections {
         let (port, group) = event.psock().parts();
         let resumed = event.views().next().is_some_and(|view| view.mark() != 0);
         let info = self.all.get(&event.psock()).map(|connection| (*connection.info).clone());
-        let ConnectionInfo { peer, local, listener, tls, server_name, protocol, client_names } =
+        let ConnectionInfo { peer, local, listener, tls, server_name, protocol, client_names, starttls } =
             info.unwrap_or_default();
-        let info = OpenedInfo { resumed, tls, peer, local, listener, server_name, protocol, client_names };
+        let info =
+            OpenedInfo { resumed, tls, starttls, peer, local, listener, server_name, protocol, client_names };
         (Meta { kind: Kind::OPENED, time, port, group, mark: info.mark(), ..Meta::default() }, info.emit())
     }
 }
@@ -106,32 +106,12 @@ fn info(cause: &Cause) -> EndedInfo {
         Cause::Inside { bytes, length } => (*bytes as u64, length.map(|length| length as u64)),
         _ => (0, None),
     };
-    EndedInfo { cause: end_cause(cause), errno: cause.errno(), bytes, length, text: cause.to_string() }
-}
-
-const fn end_cause(cause: &Cause) -> EndCause {
-    match cause {
-        Cause::Clean => EndCause::Clean,
-        Cause::Inside { .. } => EndCause::Inside,
-        Cause::Reset(_) => EndCause::Reset,
-        Cause::Tls(_) => EndCause::Tls,
-        Cause::Framing(failure) => match failure.cause {
-            framing::Cause::TooBig { .. } | framing::Cause::HeadTooBig { .. } => EndCause::TooBig,
-            framing::Cause::Timeout { .. } => EndCause::Timeout,
-            _ => EndCause::Malformed,
-        },
-        Cause::GivenBack => EndCause::GivenBack,
-        Cause::Unattached => EndCause::Unattached,
-        Cause::Drained => EndCause::Drained,
-        Cause::DrainTimeout => EndCause::DrainTimeout,
-        Cause::Descriptors => EndCause::Descriptors,
-        Cause::Idle => EndCause::Idle,
-        Cause::SendTimeout => EndCause::SendTimeout,
-        Cause::SendFull => EndCause::SendFull,
-        Cause::Memory => EndCause::Memory,
-        Cause::Closed => EndCause::Closed,
-        Cause::ResetByWorker => EndCause::ResetByWorker,
-        Cause::WorkerEnded => EndCause::WorkerEnded,
+    EndedInfo {
+        cause: EndCause::from_name(cause.name()),
+        errno: cause.errno(),
+        bytes,
+        length,
+        text: cause.to_string(),
     }
 }
 
@@ -139,6 +119,7 @@ const fn end_cause(cause: &Cause) -> EndCause {
 mod tests {
     use std::time::Instant;
 
+    use towpath_mux::framing;
     use towpath_mux::io::Server;
     use towpath_ring::Event;
 
@@ -148,9 +129,41 @@ mod tests {
     use super::*;
 
     #[test]
+    fn each_cause_has_its_number_in_the_ring() {
+        let framing =
+            |cause| Cause::Framing(towpath_mux::assembler::Failure { offset: 0, cause, head: Vec::new() });
+        let causes = [
+            Cause::Clean,
+            Cause::Inside { bytes: 1, length: None },
+            Cause::Reset(104),
+            Cause::Tls(String::new()),
+            framing(framing::Cause::Program(5)),
+            framing(framing::Cause::HeadTooBig { max: 1 }),
+            framing(framing::Cause::Timeout { in_body: true }),
+            Cause::GivenBack,
+            Cause::Unattached,
+            Cause::Drained,
+            Cause::DrainTimeout,
+            Cause::Descriptors,
+            Cause::Idle,
+            Cause::SendTimeout,
+            Cause::SendFull,
+            Cause::Memory,
+            Cause::Closed,
+            Cause::ResetByWorker,
+            Cause::WorkerEnded,
+        ];
+        assert_eq!(causes.each_ref().map(|cause| info(cause).cause), EndCause::ALL);
+    }
+
+    #[test]
     fn ended_events_wait_for_room_and_none_is_lost() {
         const COUNT: usize = 200;
-        let server = Server::new("line".parse().unwrap(), towpath_mux::mux::Config::default()).unwrap();
+        let server = Server::new(
+            "line".parse().unwrap(),
+            towpath_mux::mux::Config::new(towpath_mux::mux::Order::None),
+        )
+        .unwrap();
         let mut driver = server.driver().unwrap();
         let directory = tempfile::tempdir().unwrap();
         let mut slot = WorkerSlot::new(0, directory.path(), Rights::default());

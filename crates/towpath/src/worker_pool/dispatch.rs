@@ -141,7 +141,11 @@ mod tests {
 
     #[test]
     fn short_messages_use_one_worker_until_it_is_stuck() {
-        let server = Server::new("line".parse().unwrap(), towpath_mux::mux::Config::default()).unwrap();
+        let server = Server::new(
+            "line".parse().unwrap(),
+            towpath_mux::mux::Config::new(towpath_mux::mux::Order::None),
+        )
+        .unwrap();
         let mut driver = server.driver().unwrap();
         let directory = tempfile::tempdir().unwrap();
         let mut slots = [0, 1].map(|number| WorkerSlot::new(number, directory.path(), Rights::default()));

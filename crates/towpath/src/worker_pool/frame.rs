@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use towpath_mux::mux::{Batch, Ticket, View};
+use towpath_mux::mux::{Batch, MessagePart, PartKind, Ticket, View};
 use towpath_ring::{Channel, Header, Kind, Layers, Meta, Part, ReserveError, Seq};
 
 use super::violation::Violation;
@@ -36,11 +36,41 @@ pub(super) struct Out {
     pub(super) answered: u32,
     /// The next message was answered in part.
     pub(super) begun: bool,
+    /// A part of a message, and its length in bytes.
+    pub(super) part: Option<(PartKind, usize)>,
+}
+
+/// A message in parts that a process has.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Stream {
+    /// Number of parts published.
+    pub(super) parts: u32,
+    /// It was answered, or answered in part.
+    pub(super) answered: bool,
+    pub(super) begun: bool,
+}
+
+impl Stream {
+    /// A reply to any part answers the message. Returns the number of replies.
+    pub(super) fn answer(&mut self, header: &Header, again: bool) -> Result<u32, Violation> {
+        if self.answered && (header.kind == Kind::REPLY_PART || !again) {
+            return Err(Violation::Again);
+        }
+        if header.group.max(header.mark) > 1 && !again {
+            return Err(Violation::Answers);
+        }
+        if header.kind == Kind::REPLY_PART {
+            self.begun = true;
+            return Ok(0);
+        }
+        (self.answered, self.begun) = (true, false);
+        Ok(1)
+    }
 }
 
 impl Out {
     pub(super) const fn new(messages: FrameMessages, since: u64) -> Self {
-        Self { messages, since, answered: 0, begun: false }
+        Self { messages, since, answered: 0, begun: false, part: None }
     }
 
     /// The messages that a reply with this header answers: first place, number, and number of replies. `again`: a
@@ -99,8 +129,8 @@ pub(super) fn messages(waiting: &VecDeque<Batch>, most: usize) -> usize {
     let (mut next, mut bytes, mut count): (Option<Ticket>, usize, usize) = (None, 0, 0);
     for run in waiting {
         let Some(first) = run.first().filter(|first| next.is_none_or(|next| next == *first)) else { break };
-        // An opened event is no message: it has its own frame.
-        if run.deaths() > 0 || run.is_opened() {
+        // An opened event, or a part, has its own frame.
+        if run.deaths() > 0 || run.is_opened() || run.more() {
             break;
         }
         let some = run.short(most - count, SHORT, BUNDLE - bytes);
@@ -138,7 +168,27 @@ pub(super) fn pass(waiting: &mut VecDeque<Batch>, mut count: usize) {
 /// Publishes the first message of a batch in its own frame.
 pub(super) fn send_first(channel: &mut Channel, run: &Batch, epoch: u64) -> Result<Seq, ReserveError> {
     let first = run.views().next().expect("a run that waits has messages");
-    channel.send(first.bytes(), &meta(&first, epoch))
+    let mut meta = meta(&first, epoch);
+    if first.more() {
+        (meta.kind, meta.wire_len) = (Kind::MESSAGE_PART, 1);
+    }
+    channel.send(first.bytes(), &meta)
+}
+
+/// Publishes a part of a message, its `number`-th.
+pub(super) fn send_part(
+    channel: &mut Channel,
+    part: &MessagePart,
+    number: u32,
+    epoch: u64,
+) -> Result<Seq, ReserveError> {
+    let kind = match part.kind {
+        PartKind::More => Kind::MESSAGE_PART,
+        PartKind::Last => Kind::MESSAGE_END,
+        PartKind::Cut => Kind::MESSAGE_CUT,
+    };
+    let view = part.view();
+    channel.send(view.bytes(), &Meta { kind, wire_len: number, ..meta(&view, epoch) })
 }
 
 pub(super) fn part(message: View<'_>) -> Part<'_> {

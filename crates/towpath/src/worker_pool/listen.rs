@@ -39,6 +39,15 @@ pub fn listen(
     at.map(|at| (at.to_string(), None)).map_err(wrong)
 }
 
+/// Reads certificates and keys again and logs the result; `mux` begins the line. If a file is not usable, those that were read before stay
+/// in use.
+pub fn reload_tls(tls: &Tls, mux: &str) {
+    match tls.reload() {
+        Ok(()) => log::info!("{mux}new connections get the certificate that was read now"),
+        Err(error) => log::error!("{mux}the certificates that were read before stay in use: {error}"),
+    }
+}
+
 /// Returns true if the text is not an address. This includes addresses that bind(2) refuses with EINVAL: a
 /// link-local address (`fe80::1`) without its interface.
 pub fn is_no_address(error: &io::Error) -> bool {

@@ -27,42 +27,43 @@
 //! - Data to send is queued at its connection, so that a worker never waits for a peer.
 //!
 //! A worker process that dies is restarted, with a delay that doubles if it dies at once. SIGHUP replaces the
-//! workers one by one: the new process attaches before the old one is drained.
+//! workers one by one: the new process attaches before the old one is drained. SIGUSR2 replaces the whole process (`upgrade.rs`).
 
 mod authority;
 mod completions;
 mod connections;
+pub mod delivery;
 mod dispatch;
+mod end_log;
 mod frame;
 mod goodbye;
+mod introspect;
 mod listen;
+mod moved;
 mod poll_backoff;
 mod process;
 mod signals;
 mod tx_lease;
+mod upgrade;
 mod violation;
 mod worker_slot;
 mod zerocopy_tx;
 
 use std::io;
-use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use log::Level;
 use tempfile::TempDir;
 use thiserror::Error;
-use towpath_mux::io::{Driver, Ended, Event, Server};
-use towpath_mux::mux::{Cause, Mux, Order, SendError};
+use towpath_mux::io::{Driver, Event, Server, Tls};
+use towpath_mux::mux::{Mux, Order, SendError};
 use towpath_ring::SocketFile;
 use towpath_ring::reaper::{PeerKey, Reaper};
 use towpath_send::CopyMode;
 
-use crate::control::commands::{show_mux, show_rings, show_send};
-use crate::control::{QueryInbox, WorkerPoolView};
-use crate::metrics::{self, Samples};
+use crate::control::QueryInbox;
 use crate::process::{Place, Program, Starter, socket_directory};
 use authority::Rights;
 use completions::Completions;
@@ -70,22 +71,23 @@ pub use completions::UnsentStats;
 use connections::Connections;
 use dispatch::Dispatcher;
 pub use goodbye::WorkerEnd;
-pub use listen::{ListenError, is_no_address, listen};
+pub use listen::{ListenError, is_no_address, listen, reload_tls};
 use poll_backoff::PollBackoff;
 use process::Command;
 pub use process::WorkerExit;
 pub use signals::PoolControl;
 use signals::{Signal, Signals};
+use upgrade::Upgrades;
+pub use upgrade::{Inherited, SERVICE, Upgradable, UpgradeStats};
 pub use violation::{Violation, Violations};
 use worker_slot::WorkerSlot;
 use zerocopy_tx::ZerocopyTx;
 
+/// Minimum number of bytes of a part of a long message ([`towpath_mux::assembler::Limits::part`]).
+pub const PART: usize = 16 << 10;
+
 /// Token of the signals. The token of a slot is its number + 1.
 const SIGNALS: u32 = 0;
-/// Ends of connections that are logged per second. Further ones are counted.
-const ENDS_LOGGED: u32 = 10;
-/// Ended connections that the server keeps for [`Server::poll_ended`].
-const ENDED_KEPT: usize = 1024;
 /// Maximum delay of a look at the sockets while the rings are busy. A look costs as much as several messages.
 const POLL_INTERVAL: Duration = Duration::from_micros(10);
 /// Time after the drain deadline for the core to end the remaining connections and report them.
@@ -119,6 +121,8 @@ pub struct Config {
     /// Compare the checksum of each long reply at completion with that at submission. Reads every byte twice.
     /// See [`towpath_send::Counters::tampered`].
     pub send_check: bool,
+    /// Certificates that SIGHUP reads again.
+    pub tls: Option<Tls>,
 }
 
 /// Why the pool cannot start, or failed.
@@ -132,6 +136,9 @@ pub enum Error {
         /// Reason.
         exit: WorkerExit,
     },
+    /// SIGTERM or SIGINT, before all workers had attached.
+    #[error("told to end before all workers had attached")]
+    Stopped,
     /// A system call failed.
     #[error("{doing}: {source}")]
     System {
@@ -160,6 +167,8 @@ pub struct Outcome {
     pub totals: towpath_mux::mux::Totals,
     /// Number of worker processes that were restarted.
     pub restarts: u64,
+    /// Counters of upgrades.
+    pub upgrade: UpgradeStats,
 }
 
 /// Result of a turn.
@@ -205,6 +214,7 @@ pub struct WorkerPool {
     patience: Duration,
     /// Files of the Unix sockets that it listens on.
     sockets: Vec<SocketFile>,
+    upgrades: Upgrades,
     /// Directory of the workers' sockets; removed on drop.
     _directory: TempDir,
 }
@@ -213,7 +223,7 @@ impl WorkerPool {
     /// Starts the workers and waits until all have attached.
     ///
     /// # Errors
-    /// Fails if a worker cannot be started or does not attach. All workers have been ended then.
+    /// Fails if a worker cannot be started or does not attach, or if SIGTERM or SIGINT arrives before. All workers have been ended then.
     pub fn new(server: &Server, config: Config, inbox: Option<QueryInbox>) -> Result<Self, Error> {
         let signals = Signals::new().map_err(system("listening to signals"))?;
         Self::start(server, config, inbox, signals, &|| false)
@@ -260,8 +270,12 @@ impl WorkerPool {
         let sticky = core.order == Order::Sticky && core.rebalance.is_none();
         let alone = config.workers.get() == 1 || sticky;
         let connected = core.connected;
-        let rights =
-            Rights { leases: alone && config.send != CopyMode::Plain, push: config.may_push, connected };
+        let rights = Rights {
+            leases: alone && config.send != CopyMode::Plain,
+            push: config.may_push,
+            connected,
+            parts: server.streams(),
+        };
         let slots = (0..config.workers.get())
             .map(|number| WorkerSlot::new(number, directory.path(), rights))
             .collect();
@@ -290,6 +304,7 @@ impl WorkerPool {
             dispatcher: Dispatcher::new(),
             patience: Duration::ZERO,
             sockets: Vec::new(),
+            upgrades: Upgrades::default(),
             _directory: directory,
         };
         for slot in &mut pool.slots {
@@ -301,6 +316,10 @@ impl WorkerPool {
             if let Some((slot, exit)) = pool.slots.iter_mut().find_map(WorkerSlot::take_exit) {
                 return Err(Error::Worker { slot, exit });
             }
+            // The workers are ended with the pool.
+            if pool.signals.is_told_to_end() {
+                return Err(Error::Stopped);
+            }
         }
         Ok(pool)
     }
@@ -308,6 +327,11 @@ impl WorkerPool {
     /// Keeps the files of Unix sockets until the pool stops accepting.
     pub fn keep(&mut self, sockets: Vec<SocketFile>) {
         self.sockets.extend(sockets);
+    }
+
+    /// Serves a control socket.
+    pub fn serve_control(&mut self, inbox: QueryInbox) {
+        self.inbox = Some(inbox);
     }
 
     /// Serves until a signal ends it: SIGTERM or SIGINT drains, the second one ends at once.
@@ -371,7 +395,8 @@ impl WorkerPool {
         connections.update(driver, slots);
         slots.iter_mut().for_each(WorkerSlot::report_ended);
         slots.iter_mut().for_each(|slot| slot.close(driver));
-        Outcome { drained, cut, begun, totals, restarts }
+        self.upgrades.end();
+        Outcome { drained, cut, begun, totals, restarts, upgrade: self.upgrades.stats }
     }
 
     /// Handles messages, replies and queries. Returns true if there was anything to do.
@@ -395,6 +420,8 @@ impl WorkerPool {
     /// Handles processes, events and signals. Returns whether the drain succeeded when the pool is over.
     fn supervise(&mut self) -> Option<bool> {
         self.supervise_slots();
+        let now = Instant::now();
+        self.attend_upgrade(now);
         let news = self.driver.has_news();
         if news {
             self.handle_events();
@@ -402,11 +429,12 @@ impl WorkerPool {
         }
         self.report_lost();
         self.report_left_out(Duration::from_secs(1));
-        if news && self.driver.is_drained() {
+        self.finish_upgrade(now);
+        // A worker that is stuck in a message is not waited for: its connection has gone.
+        let late = self.draining.is_some_and(|latest| now >= latest);
+        if news && self.driver.is_drained() && (late || !self.upgrades.has_queue()) {
             return Some(self.cut() == 0);
         }
-        // A worker that is stuck in a message is not waited for: its connection has gone.
-        let late = self.draining.is_some_and(|latest| Instant::now() >= latest);
         (self.handle_signals() || late).then_some(false)
     }
 
@@ -418,7 +446,8 @@ impl WorkerPool {
             busy |= slot.collect(completions, now, config.timeout);
         }
         let room = slots.iter().any(WorkerSlot::has_room);
-        let more = || room && driver.server().look(|mux| mux.available() > 0);
+        let parts = |mux: &Mux| slots.iter().any(|slot| slot.takes_part(mux));
+        let more = || driver.server().look(|mux| room && mux.available() > 0 || parts(mux));
         if !busy && completions.refused.is_empty() && completions.is_all_reported() && !more() {
             dispatcher.rest();
             return false;
@@ -428,6 +457,7 @@ impl WorkerPool {
             busy |= dispatcher.dispatch(slots, mux, time, now);
             for slot in slots.iter_mut() {
                 busy |= slot.fill_retired(mux, time);
+                busy |= slot.feed(mux);
             }
         });
         let epoch = epoch();
@@ -440,9 +470,11 @@ impl WorkerPool {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> Result<bool, Error> {
-        let Self { driver, slots, signals, .. } = self;
+        let Self { driver, slots, signals, upgrades, .. } = self;
         let each = |token| match token {
             SIGNALS => signals.read(),
+            upgrade::SUCCESSOR => upgrades.successor_ready = true,
+            upgrade::PREDECESSOR => upgrades.predecessor_ready = true,
             token => {
                 if let Some(slot) = slots.get_mut(WorkerSlot::of(token)) {
                     slot.handle_ready();
@@ -456,7 +488,7 @@ impl WorkerPool {
     fn timeout(&self) -> Duration {
         let now = Instant::now();
         let slots = self.slots.iter().filter_map(|slot| slot.due(self.config.timeout, self.start));
-        let due = slots.chain(self.draining).min();
+        let due = slots.chain(self.draining).chain(self.upgrades.due(now)).min();
         let due = due.map_or(Duration::from_secs(1), |due| due.saturating_duration_since(now));
         self.dispatcher.again().map_or(due, |again| again.min(due))
     }
@@ -497,10 +529,17 @@ impl WorkerPool {
     /// Handles signals. Returns true to end at once.
     fn handle_signals(&mut self) -> bool {
         while let Some(signal) = self.signals.next() {
+            if signal == Signal::Replace
+                && let Some(tls) = &self.config.tls
+            {
+                reload_tls(tls, "");
+            }
             match signal {
+                Signal::Upgrade => self.begin_upgrade(),
                 Signal::Replace
                     if self.replacing.is_none()
                         && self.draining.is_none()
+                        && !self.upgrades.is_active()
                         && !self.slots.iter().any(WorkerSlot::has_old) =>
                 {
                     self.replacing = Some(0);
@@ -508,22 +547,31 @@ impl WorkerPool {
                     self.slots[0].replace(&self.command, &self.driver, self.config.drain, now);
                 }
                 Signal::Replace => {
-                    log::warn!("SIGHUP ignored: workers are being replaced already, or the mux is draining")
+                    log::warn!(
+                        "SIGHUP ignored: workers are being replaced already, or the mux is draining or being upgraded"
+                    )
                 }
                 Signal::End if self.draining.is_some() => return true,
                 Signal::End => {
-                    self.draining = Some(Instant::now() + self.config.drain + DRAIN_GRACE);
-                    self.cut_before = cut(&self.driver.server());
-                    // A replacement that has begun is completed.
-                    self.replacing = None;
-                    // Before listening ends: a successor that finds the file would replace it by its own,
-                    // which may have the same inode number (inode(7)) and would be removed with ours.
-                    self.sockets.clear();
-                    self.driver.server().drain(Some(self.config.drain));
+                    self.drain_upgrade();
+                    self.begin_drain(Instant::now(), self.config.drain);
                 }
             }
         }
         false
+    }
+
+    /// Accepts and reads nothing more.
+    fn begin_drain(&mut self, now: Instant, patience: Duration) {
+        self.draining = Some(now + patience + DRAIN_GRACE);
+        self.cut_before = cut(&self.driver.server());
+        // A replacement that has begun is completed.
+        self.replacing = None;
+        // Before listening ends: a successor that finds the file would replace it by its own,
+        // which may have the same inode number (inode(7)) and would be removed with ours.
+        self.sockets.clear();
+        self.upgrades.remove_files();
+        self.driver.server().drain(Some(patience));
     }
 
     fn handle_events(&mut self) {
@@ -561,79 +609,6 @@ impl WorkerPool {
         if self.draining.is_some() { cut(&self.driver.server()) - self.cut_before } else { 0 }
     }
 
-    /// Logs unsent messages of workers, at most once per second.
-    fn report_lost(&mut self) {
-        let (before, since) = &mut self.lost;
-        let lost = self.completions.lost;
-        if lost == *before || since.is_some_and(|since| since.elapsed() < Duration::from_secs(1)) {
-            return;
-        }
-        let more = lost.since(before);
-        (*before, *since) = (lost, Some(Instant::now()));
-        log::warn!("messages of workers were not sent: {}", metrics::nonzero(&more, |_| true));
-    }
-
-    /// Logs connections that ended by an error.
-    fn report_ends(&mut self) {
-        let mut count = 0_u64;
-        while let Some(Ended { psock, peer, cause, unsent, .. }) = self.driver.server().poll_ended() {
-            count += 1;
-            self.slots.iter_mut().for_each(|slot| slot.revoke(psock));
-            // The peer closed it or has it back.
-            if matches!(cause, Cause::Clean | Cause::GivenBack | Cause::Unattached) && unsent == 0 {
-                continue;
-            }
-            let unsent = if unsent > 0 { format!("; {unsent} answers were not sent") } else { String::new() };
-            let name = peer.map_or_else(String::new, |peer| format!(" ({peer})"));
-            let level = if cause.is_clean() && unsent.is_empty() { Level::Info } else { Level::Warn };
-            self.log(level, peer, || format!("{psock}{name} ended: {cause}{unsent}"));
-        }
-        // The driver keeps the last ones.
-        let ended = self.driver.server().look(|mux| mux.totals().unattach);
-        self.reported.1 += ended.saturating_sub(self.ended + count);
-        self.ended = ended;
-        // There may have been more, whose notices were dropped.
-        if count >= ENDED_KEPT as u64 {
-            let Self { slots, driver, .. } = self;
-            driver.server().look(|mux| {
-                slots.iter_mut().for_each(|slot| slot.retain(|psock| mux.status(psock).is_some()));
-            });
-        }
-    }
-
-    /// Logs the number of connections whose lines were left out, after `interval`.
-    fn report_left_out(&mut self, interval: Duration) {
-        let (_, left_out, since) = &mut self.reported;
-        if *left_out == 0 || since.elapsed() < interval {
-            return;
-        }
-        log::warn!("{left_out} more connections ended or were not attached");
-        self.reported = (0, 0, Instant::now());
-    }
-
-    fn warn(&mut self, peer: Option<SocketAddr>, line: impl FnOnce() -> String) {
-        self.log(Level::Warn, peer, line);
-    }
-
-    /// Logs a line about a connection, up to [`ENDS_LOGGED`] per second; counts the others.
-    fn log(&mut self, level: Level, peer: Option<SocketAddr>, line: impl FnOnce() -> String) {
-        self.report_left_out(Duration::from_secs(1));
-        let (count, left_out, since) = &mut self.reported;
-        if since.elapsed() >= Duration::from_secs(1) {
-            (*count, *left_out, *since) = (0, 0, Instant::now());
-        }
-        if *count >= ENDS_LOGGED {
-            *left_out += 1;
-            return;
-        }
-        *count += 1;
-        match peer {
-            // A peer has many ports.
-            Some(peer) => log::log!(level, peer:% = peer.ip(); "{}", line()),
-            None => log::log!(level, "{}", line()),
-        }
-    }
-
     /// Serves queries. Returns the time until they need the next turn.
     fn serve_queries(&mut self) -> Duration {
         let Some(mut inbox) = self.inbox.take() else { return Duration::MAX };
@@ -652,48 +627,6 @@ impl WorkerPool {
 impl AsFd for WorkerPool {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.driver.as_fd()
-    }
-}
-
-impl WorkerPoolView for WorkerPool {
-    fn rings(&self) -> Vec<show_rings::Ring> {
-        let first = self.config.first_channel;
-        let ring = |ring: show_rings::Ring| show_rings::Ring { channel: first + ring.channel, ..ring };
-        self.slots.iter().filter_map(WorkerSlot::ring).map(ring).collect()
-    }
-
-    fn mux(&self) -> show_mux::Mux {
-        let slots = &self.slots;
-        let pid = |id| slots.iter().find_map(|slot| slot.pid(id)).unwrap_or(0);
-        let restarts = slots.iter().map(WorkerSlot::restarts).sum();
-        let name = self.config.name.clone();
-        let Completions { lost, violations, .. } = self.completions;
-        let server = self.driver.server();
-        let arrivals = server.accept_stats();
-        let of = |core: &Mux| show_mux::Mux {
-            name,
-            lost,
-            violations,
-            arrivals,
-            ..show_mux::Mux::of(core, restarts, pid)
-        };
-        server.look(of).with_peers(|psock| server.peer(psock))
-    }
-
-    fn send(&self) -> show_send::Send {
-        self.zerocopy_tx.show(&self.config.name)
-    }
-
-    fn metrics(&self, samples: &mut Samples) {
-        let name = if self.config.name.is_empty() { "mux" } else { &self.config.name };
-        let server = self.driver.server();
-        let show = server.look(Mux::show);
-        samples.add(&[("mux", name)], &show.totals);
-        samples.add(&[("mux", name)], &show.psock_totals);
-        samples.add(&[("mux", name)], &server.accept_stats());
-        samples.add(&[("mux", name)], &self.completions.lost);
-        samples.add(&[("mux", name)], &self.zerocopy_tx.show(name).totals.counters);
-        samples.add(&[("mux", name)], &self.completions.violations);
     }
 }
 

@@ -5,7 +5,8 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
 use signal_hook::low_level::pipe;
 
 /// The request that a signal makes.
@@ -15,6 +16,8 @@ pub(super) enum Signal {
     End,
     /// SIGHUP.
     Replace,
+    /// SIGUSR2.
+    Upgrade,
 }
 
 /// Receives signals from here on; their default actions are disabled.
@@ -22,7 +25,9 @@ pub(super) enum Signal {
 pub(super) struct Signals {
     end: UnixStream,
     replace: UnixStream,
-    /// Readable when `end` or `replace` is readable.
+    /// Only with signals.
+    upgrade: Option<UnixStream>,
+    /// Readable when one of them is readable.
     either: std::os::fd::OwnedFd,
     pending: VecDeque<Signal>,
 }
@@ -53,7 +58,12 @@ fn say(mut to: &UnixStream) {
 
 impl Signals {
     pub(super) fn new() -> io::Result<Self> {
-        let (signals, PoolControl { end, replace }) = Self::channel()?;
+        let (mut signals, PoolControl { end, replace }) = Self::channel()?;
+        let (upgrade, told) = UnixStream::pair()?;
+        upgrade.set_nonblocking(true)?;
+        add(&signals.either, &upgrade, EventData::new_u64(2), EventFlags::IN)?;
+        signals.upgrade = Some(upgrade);
+        pipe::register(SIGUSR2, told)?;
         pipe::register(SIGINT, end.try_clone()?)?;
         pipe::register(SIGTERM, end)?;
         pipe::register(SIGHUP, replace)?;
@@ -67,24 +77,30 @@ impl Signals {
         for stream in [&end, &replace, &end_tx, &replace_tx] {
             stream.set_nonblocking(true)?;
         }
-        use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
         let either = create(CreateFlags::CLOEXEC)?;
         add(&either, &end, EventData::new_u64(0), EventFlags::IN)?;
         add(&either, &replace, EventData::new_u64(1), EventFlags::IN)?;
         let orders = PoolControl { end: end_tx, replace: replace_tx };
-        Ok((Self { end, replace, either, pending: VecDeque::new() }, orders))
+        Ok((Self { end, replace, upgrade: None, either, pending: VecDeque::new() }, orders))
     }
 
     /// Reads pending signals.
     pub(super) fn read(&mut self) {
-        for (stream, signal) in [(&mut self.replace, Signal::Replace), (&mut self.end, Signal::End)] {
+        let upgrade = self.upgrade.as_mut().map(|upgrade| (upgrade, Signal::Upgrade));
+        let streams = [(&mut self.replace, Signal::Replace), (&mut self.end, Signal::End)];
+        for (stream, signal) in upgrade.into_iter().chain(streams) {
             let mut bytes = [0; 64];
             if let Ok(count) = stream.read(&mut bytes) {
-                // Two end requests count as two; two replace requests count as one.
-                let count = if signal == Signal::Replace { count.min(1) } else { count };
+                // Two end requests count as two; two other requests count as one.
+                let count = if signal == Signal::End { count } else { count.min(1) };
                 self.pending.extend(std::iter::repeat_n(signal, count));
             }
         }
+    }
+
+    /// Returns true if an end request is pending.
+    pub(super) fn is_told_to_end(&self) -> bool {
+        self.pending.contains(&Signal::End)
     }
 
     pub(super) fn next(&mut self) -> Option<Signal> {

@@ -157,6 +157,8 @@ impl State {
 struct Connection {
     zerocopy_tx: ZerocopyTx,
     messages: Arc<FrameMessages>,
+    /// Everything that is not in the sender yet is copied.
+    copies: bool,
 }
 
 impl ZerocopyTx {
@@ -284,7 +286,7 @@ impl ZerocopySenders for ZerocopyTx {
         state.live.push(messages.clone());
         state.connections += 1;
         drop(state);
-        Some(Box::new(Connection { zerocopy_tx: self.clone(), messages }))
+        Some(Box::new(Connection { zerocopy_tx: self.clone(), messages, copies: false }))
     }
 }
 
@@ -294,7 +296,7 @@ impl ZerocopySender for Connection {
         let Some(sender) = &mut *sender else { return Outcome::Failed(broken()) };
         // The message that was not accepted is at the front of the queue.
         let mut ahead = sender.unsent();
-        if ahead == 0 && !transmit.has_long(LEAST) {
+        if ahead == 0 && (self.copies || !transmit.has_long(LEAST)) {
             // No long message: no buffers are made.
             return plain(sender.as_fd(), transmit);
         }
@@ -324,6 +326,24 @@ impl ZerocopySender for Connection {
             Ok(Sent::Full | Sent::Busy) => Outcome::Blocked,
             Err(error) => Outcome::Failed(number(&error)),
         }
+    }
+
+    fn release(&mut self) -> bool {
+        self.copies = true;
+        let mut slot = lock(&self.messages.sender);
+        let Some(sender) = &mut *slot else { return false };
+        let time = self.zerocopy_tx.time();
+        // The reader of the connection handles the error.
+        let broken = sender.read_completions(time).is_err();
+        if broken || sender.outstanding() > 0 || sender.unsent() > 0 {
+            return false;
+        }
+        let sender = slot.take();
+        drop(slot);
+        let mut state = lock(&self.zerocopy_tx.0.state);
+        state.live.retain(|messages| !Arc::ptr_eq(messages, &self.messages));
+        sender.into_iter().for_each(|sender| state.bury(sender, time));
+        true
     }
 
     fn handle_error_queue(&mut self) -> Result<bool, i32> {

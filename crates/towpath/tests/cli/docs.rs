@@ -38,7 +38,7 @@ fn the_table_of_interfaces_is_complete() {
     let words = header.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '(');
     let functions =
         words.filter_map(|word| word.strip_prefix("towpath_")?.split_once('(').map(|(name, _)| name));
-    let ours = ["worker_", "mux_", "reply_"];
+    let ours = ["worker_", "mux_", "reply_", "framing_", "connector_"];
     let functions = functions.filter(|name| ours.iter().any(|prefix| name.starts_with(prefix)));
     assert_eq!(functions.map(str::to_owned).collect::<BTreeSet<_>>(), cells(3), "C");
 
@@ -47,13 +47,13 @@ fn the_table_of_interfaces_is_complete() {
     let (mut methods, mut class, mut property) = (BTreeSet::new(), "", false);
     for line in stub.lines() {
         if let Some(name) = line.strip_prefix("class ") {
-            class = name.trim_end_matches(':');
-            if ["Worker", "Mux"].contains(&class) {
+            class = name.split(['(', ':']).next().unwrap_or_default();
+            if ["Worker", "Mux", "Framing"].contains(&class) {
                 methods.insert(class.to_owned());
             }
         }
         let method = line.strip_prefix("    def ").and_then(|rest| rest.split_once('('));
-        let of_ours = ["Worker", "Mux", "Message", "Opened"].contains(&class);
+        let of_ours = ["Worker", "Mux", "Delivery", "Framing", "Connector"].contains(&class);
         let counters = class == "Mux" && line.contains("def counters");
         if let Some((name, _)) = method.filter(|_| of_ours && (!property || counters)) {
             methods.insert(format!("{class}.{name}"));
@@ -68,8 +68,11 @@ fn the_table_of_interfaces_is_complete() {
     let sources = [
         "towpath-ring/src/client/worker.rs",
         "towpath-ring/src/client/worker/event.rs",
+        "towpath-mux/src/framing/mod.rs",
         "towpath-mux/src/io/mod.rs",
+        "towpath-mux/src/io/hand_over.rs",
         "towpath-mux/src/io/connector.rs",
+        "towpath-mux/src/io/tls/config.rs",
         "towpath-mux/src/io/socket/mod.rs",
         "towpath-mux/src/io/socket/receive.rs",
         "towpath-mux/src/io/socket/send.rs",

@@ -131,7 +131,7 @@ fn packets_without_a_stream_are_counted() {
     let (code, out, err) = told(&frame(&path, &["--framing", "line"]));
     assert_eq!((code, out.lines().count()), (Some(0), 1));
     assert!(
-        err.contains("2 packets begin with a link header that is not read, USB_LINUX (189): left out"),
+        err.contains("2 packets begin with a link header that is not supported, USB_LINUX (189): left out"),
         "{err}"
     );
 }

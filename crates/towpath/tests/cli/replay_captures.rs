@@ -79,10 +79,13 @@ fn links_that_nobody_reads_are_told() {
         writer.write(Frame::new(&[0; 60], LinkType(189)), None).unwrap();
     }
     writer.finish().unwrap();
-    let expected = "3 packets begin with a link header that is not read, USB_LINUX (189)";
+    let expected = "3 packets begin with a link header that is not supported, USB_LINUX (189)";
     let (report, said) = bench.replay(&["usb.pcap", "usb.pcap"]);
     assert_eq!(report["packets"], 6);
-    assert!(said.contains("6 packets begin with a link header that is not read, USB_LINUX (189)"), "{said}");
+    assert!(
+        said.contains("6 packets begin with a link header that is not supported, USB_LINUX (189)"),
+        "{said}"
+    );
     let rules = ["--rules", "rules.ipfw"];
     let explain = [&["explain", "--capture", "usb.pcap", "--packet", "3"][..], &rules].concat();
     for args in [&["check", "rules.ipfw", "--capture", "usb.pcap"][..], &explain] {

@@ -154,7 +154,7 @@ fn a_sender_that_stops_leaves_no_file() {
             b"twpsend2\x10\0\0\0\0\0\0\0\x10\0\0\0\0\0\0\0half of it",
             "ended the connection after 10 of 16 bytes; nothing is kept",
         ),
-        (b"twpsend2\x02\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0ok\0\0\0\0\0\0\0\0wrongsum", "damaged on the way"),
+        (b"twpsend2\x02\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0ok\0\0\0\0\0\0\0\0wrongsum", "damaged in transit"),
         (b"twpsend2\x02\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x80", "ended the connection after 0 of 2 bytes"),
         (b"twpsend2\x02\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\x80", "sends more than it announced"),
     ];
@@ -194,11 +194,11 @@ fn a_client_that_is_no_sender_does_not_end_the_wait() {
     for _ in 0..5 {
         receiver.stderr.read_line(&mut said).expect("a line");
     }
-    assert!(said.contains("is no `towpath send`: what it says first is \"\"; still waiting"), "{said}");
+    assert!(said.contains("is not `towpath send`: its first bytes are \"\"; still waiting"), "{said}");
     let (code, _, rest) = receiver.finish();
     said += &rest;
     assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("what it says first is \"GET / HTTP/1.1..\"; still waiting"), "{said}");
+    assert!(said.contains("its first bytes are \"GET / HTTP/1.1..\"; still waiting"), "{said}");
     assert!(std::fs::read(&sent).expect("a file") == std::fs::read(&out).expect("a file"));
 }
 
@@ -267,11 +267,11 @@ fn a_stranger_at_the_other_end_is_told() {
     let directory = tempfile::tempdir().expect("a directory");
     let sent = file(directory.path(), 100_000);
     for (says, expected) in [
-        (&b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"[..], "it is no `towpath recv`"),
+        (&b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"[..], "it is not `towpath recv`"),
         (b"", "without an answer"),
         // A receiver that sends keepalives, then reports a full disk.
         (b"\0\0\0twprecv1\x02\0\0\0\0\0\0\0aaaaaaaabbbbbbbbcccccccc", "the receiver's disk is full"),
-        (b"\0\0\0twprecv1\x02", "its answer is cut short"),
+        (b"\0\0\0twprecv1\x02", "its answer is truncated"),
         (b"\0\0", "without an answer"),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");

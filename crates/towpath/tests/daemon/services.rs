@@ -207,6 +207,47 @@ fn a_mux_speaks_tls() {
     assert!(engine.until("was not attached").contains("TLS: "));
 }
 
+/// A reload reads the certificates again. Files that are not usable do not prevent it, and change nothing.
+#[towpath_testenv::needs("openssl")]
+#[test]
+fn a_reload_reads_certificates_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let make = |name: &str| {
+        let made = Command::new("openssl")
+            .args(["req", "-x509", "-newkey", "ed25519", "-nodes", "-subj", &format!("/CN={name}")])
+            .args(["-keyout", &file("key.pem"), "-out", &file("cert.pem")])
+            .stderr(Stdio::null())
+            .status();
+        assert!(made.unwrap().success());
+    };
+    make("one");
+    std::fs::copy(file("cert.pem"), file("ca.pem")).unwrap();
+    let keys = "tls-cert = \"cert.pem\"\ntls-key = \"key.pem\"\ntls-client-ca = \"ca.pem\"\n\
+                tls-client-optional = true\n";
+    let (mut engine, [web, _]) = Engine::with(directory.path(), keys);
+    let subject = || {
+        let output =
+            Command::new("openssl").args(["s_client", "-connect", &web]).stdin(Stdio::null()).output();
+        let said = String::from_utf8(output.unwrap().stdout).unwrap();
+        said.lines().find(|line| line.starts_with("subject=")).unwrap_or_default().to_owned()
+    };
+    let reload = |engine: &Engine| kill_process(Pid::from_child(&engine.child), Signal::HUP).unwrap();
+    assert_eq!(subject(), "subject=CN = one");
+    make("two");
+    std::fs::write(file("ca.pem"), "nothing").unwrap();
+    reload(&engine);
+    let line = engine.until("mux web: the certificates that were read before stay in use");
+    assert!(line.contains("ca.pem: no certificate in PEM"), "{line}");
+    engine.until("reloaded: 0 rules added");
+    assert_eq!(subject(), "subject=CN = one");
+    std::fs::copy(file("cert.pem"), file("ca.pem")).unwrap();
+    reload(&engine);
+    engine.until("mux web: new connections get the certificate that was read now");
+    engine.until("reloaded: 0 rules added");
+    assert_eq!(subject(), "subject=CN = two");
+}
+
 #[test]
 fn what_is_wrong_with_a_mux_is_said() {
     let directory = tempfile::tempdir().unwrap();
@@ -216,11 +257,15 @@ fn what_is_wrong_with_a_mux_is_said() {
     let config = directory.path().join("t.toml");
     let listen = format!("listen = \"{taken}\"");
     #[rustfmt::skip]
-    let rows: [(&str, i32, &str); 6] = [
+    let rows: [(&str, i32, &str); 10] = [
         ("framing = \"line\"\nworker = \"w\"",                                     6, "`listen` is missing"),
         ("listen = \"7007\"\nframing = \"lime\"\nworker = \"w\"",                  6, "`7007` is not an address to listen on"),
         ("listen = \"[::1]:0\"\nframing = \"lime\"\nworker = \"w\"",               6, "`lime` is not a framing"),
         ("listen = \"[::1]:0\"\nframing = \"line\"\nworker = \"w\"\ntls-key = \"k\"", 6, "`tls-cert` is missing"),
+        ("listen = \"[::1]:0\"\nframing = \"smtp\"\nworker = \"w\"\nstarttls = true", 6, "`tls-cert` is missing"),
+        ("listen = \"[::1]:0\"\nframing = \"smtp\"\nworker = \"w\"\ntls-client-ca = \"f\"", 6, "`tls-cert` is missing"),
+        ("listen = \"[::1]:0\"\nframing = \"smtp\"\nworker = \"w\"\ntls-client-optional = true", 6, "`tls-client-ca` is missing"),
+        ("listen = \"[::1]:0\"\nframing = \"mqtt\"\nworker = \"w\"\nstarttls = true\ntls-cert = \"c\"\ntls-key = \"k\"", 6, "the protocol of `framing` has no STARTTLS"),
         (&format!("{listen}\nframing = \"line\"\nworker = \"w\""),                  7, "another program listens there"),
         ("listen = \"127.0.0.1:0\"\nframing = \"line\"\nworker = \"/no/such\"",    4, "mux web: worker 0: "),
     ];
@@ -231,6 +276,15 @@ fn what_is_wrong_with_a_mux_is_said() {
         assert_eq!(output.status.code(), Some(code), "{keys}: {said}");
         assert!(said.contains(words), "{keys}: {said}");
     }
+}
+
+#[test]
+fn the_signal_for_an_upgrade_is_ignored() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut engine, _) = Engine::start(directory.path());
+    kill_process(Pid::from_child(&engine.child), Signal::USR2).unwrap();
+    engine.until("SIGUSR2 ignored: ");
+    assert!(engine.child.try_wait().unwrap().is_none());
 }
 
 /// A reload opens all that it needs before anything changes.

@@ -31,20 +31,32 @@ impl FirstSynTable {
     pub(crate) fn is_repeated(&self, hash: u64, now: Time) -> bool {
         let places = self.0.get_or_init(|| (0..PLACES).map(|_| AtomicU64::new(0)).collect());
         let place = &places[hash as usize % PLACES];
-        let (tag, millis) = (hash >> 32 | 1, (now.as_nanos() / 1_000_000) as u32);
-        // Relaxed, here and below: the word publishes nothing else. Of two flows that store at once, one is
-        // forgotten.
-        let before = place.load(Ordering::Relaxed);
-        let age = millis.wrapping_sub(before as u32);
-        match before >> 32 == tag {
-            true if age < SOON => false,
-            true if age < LATE => true,
-            _ => {
-                place.store(tag << 32 | u64::from(millis), Ordering::Relaxed);
-                false
-            }
+        let repeated = repeats(place, hash, now);
+        if repeated.is_none() {
+            // Relaxed, here and in repeats(): the word publishes nothing else. Of two flows that store at once, one is
+            // forgotten.
+            place.store(mark(hash, now), Ordering::Relaxed);
         }
+        repeated == Some(true)
     }
+
+    /// As [`FirstSynTable::is_repeated`], and remembers nothing.
+    pub(crate) fn would_be_repeated(&self, hash: u64, now: Time) -> bool {
+        let place = self.0.get().map(|places| &places[hash as usize % PLACES]);
+        place.is_some_and(|place| repeats(place, hash, now) == Some(true))
+    }
+}
+
+/// Whether the SYN repeats the one that is remembered at its place late enough; `None` if it is a first one.
+fn repeats(place: &AtomicU64, hash: u64, now: Time) -> Option<bool> {
+    let (before, mark) = (place.load(Ordering::Relaxed), mark(hash, now));
+    let age = (mark as u32).wrapping_sub(before as u32);
+    (before >> 32 == mark >> 32 && age < LATE).then_some(age >= SOON)
+}
+
+/// The tag of the flow, and the time in ms.
+fn mark(hash: u64, now: Time) -> u64 {
+    (hash >> 32 | 1) << 32 | u64::from((now.as_nanos() / 1_000_000) as u32)
 }
 
 #[cfg(all(test, not(loom)))]
@@ -57,6 +69,10 @@ mod tests {
         let at = |millis: u64| Time::from_nanos(5_000_000_000_000 + millis * 1_000_000);
         let rows = [(0, false), (100, false), (1000, true), (3000, true), (70_000, false), (71_000, true)];
         for (millis, repeated) in rows {
+            for _ in 0..2 {
+                let foreseen = syns.would_be_repeated(0xdead_beef_0000_0007, at(millis));
+                assert_eq!(foreseen, repeated, "{millis} ms");
+            }
             assert_eq!(syns.is_repeated(0xdead_beef_0000_0007, at(millis)), repeated, "{millis} ms");
         }
         // Another flow with the same position.

@@ -14,6 +14,7 @@ mod timer_wheel;
 
 use std::sync::Mutex;
 
+use hashbrown::HashMap;
 use towpath_wire::Time;
 
 use self::parents::{ParentId, Parents};
@@ -53,6 +54,9 @@ pub(crate) struct Limited<'a> {
     pub(crate) rule: RuleId,
     pub(crate) limit: Limit,
 }
+
+/// The number of states that the parents in these slots would count less.
+pub(crate) type Released = HashMap<u32, u32>;
 
 /// What a state that is about to be inserted has reserved, besides its slot.
 pub(crate) struct Reservation {
@@ -122,6 +126,60 @@ impl Limits {
         Ok(shard as u32 * PER_SHARD + slot)
     }
 
+    /// The result that [`Limits::reserve_parent`] would have after `others`. `released`: expired states and parents were collected
+    /// first, and the parents in these slots count as many states less.
+    pub(crate) fn foresee_parent(
+        &self,
+        install: &Limited<'_>,
+        others: &[Limited<'_>],
+        settings: &Settings,
+        released: Option<&Released>,
+        now: Time,
+    ) -> Result<(), Refused> {
+        let limit = install.limit;
+        let id = self.id(install);
+        let taken = others.iter().filter(|other| self.id(other).is_same(&id)).count() as u32;
+        let max = settings.dyn_parent_max.min(MAX_PARENTS) as usize;
+        let shard = id.shard(SHARDS);
+        let less = |shard: usize, slot| {
+            let slot = shard as u32 * PER_SHARD + slot;
+            released.and_then(|released| released.get(&slot)).copied().unwrap_or_default()
+        };
+        let (mut ended, mut ended_here) = (0, 0);
+        if released.is_some() {
+            for (at, parents) in self.parents.iter().enumerate() {
+                let here =
+                    locked(parents).as_ref().map_or(0, |parents| parents.ended(now, |slot| less(at, slot)));
+                ended += here;
+                ended_here += if at == shard { here } else { 0 };
+            }
+        }
+        let len = self.parents_len().saturating_sub(ended);
+        let parents = locked(&self.parents[shard]);
+        let parents = parents.as_ref();
+        let found = parents.and_then(|parents| Some((parents, parents.find(&id, now)?)));
+        let in_shard = parents.map_or(0, Parents::len).saturating_sub(ended_here);
+        let has_room = len < max && in_shard < PER_SHARD as usize;
+        let (count, second) = match found {
+            Some((parents, (slot, expired))) => {
+                let count = parents.count(slot).saturating_sub(less(shard, slot));
+                let is_ended = released.is_some() && expired && count == 0;
+                if is_ended && !has_room || expired && released.is_none() && len >= max {
+                    return Err(Refused::ParentsFull);
+                }
+                (count, !limit.per_second || parents.has_per_second(slot, limit.max, taken, now))
+            }
+            None if taken > 0 || has_room => (0, taken < limit.max),
+            None => return Err(Refused::ParentsFull),
+        };
+        match limit.per_second {
+            true if second => Ok(()),
+            true => Err(Refused::OverRate),
+            false if count + taken < limit.max => Ok(()),
+            false => Err(Refused::OverLimit),
+        }
+    }
+
     fn id(&self, install: &Limited<'_>) -> ParentId {
         let Limited { flow, name, rule, limit } = *install;
         // A shared count is identified by its own name, not by that of the states.
@@ -152,6 +210,11 @@ impl Limits {
     pub(crate) fn release_source(&self, flow: &Flow) {
         let source = SourceId::new(&self.secret, flow);
         locked(self.sources_of(source)).subtract(source);
+    }
+
+    /// The number of states that a source counts.
+    pub(crate) fn count_source(&self, source: SourceId) -> u32 {
+        locked(self.sources_of(source)).count(source)
     }
 
     fn sources_of(&self, source: SourceId) -> &Mutex<Sources> {

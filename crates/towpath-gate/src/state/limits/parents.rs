@@ -46,6 +46,14 @@ impl Parent {
     fn is_live(&self, now: Time) -> bool {
         self.expires > now || self.count > 0
     }
+
+    /// When the bucket of new states is full again after `taken` of `max` per second; `None` if it has fewer.
+    fn full_after(&self, max: u32, taken: u32, now: Time) -> Option<Time> {
+        const SECOND: u64 = 1_000_000_000;
+        let each = SECOND / u64::from(max.max(1));
+        let end = self.full_at.max(now).as_nanos().saturating_add(each.saturating_mul(taken.into()));
+        (max > 0 && end - now.as_nanos() <= SECOND).then_some(Time::from_nanos(end))
+    }
 }
 
 /// What identifies a parent.
@@ -62,6 +70,11 @@ impl ParentId {
         let flow = key::masked(flow, mask);
         let key = ParentKey::of_parent(&flow, rule);
         Self { flow, key, hash: secret.hash(&key.0), name, rule }
+    }
+
+    /// Returns true if both identify the same parent.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.key == other.key && self.name == other.name
     }
 
     /// A number below `shards`, a power of two, by the parent's key.
@@ -171,14 +184,15 @@ impl Parents {
     /// Takes one of `max` states per second. Returns false when the bucket is empty. It is the token bucket of the
     /// rules' pipes, for states.
     pub(crate) fn take_per_second(&mut self, slot: u32, max: u32, now: Time) -> bool {
-        const SECOND: u64 = 1_000_000_000;
         let parent = &mut self.slots[slot as usize];
-        let end = parent.full_at.max(now).as_nanos().saturating_add(SECOND / u64::from(max.max(1)));
-        let takes = max > 0 && end - now.as_nanos() <= SECOND;
-        if takes {
-            parent.full_at = Time::from_nanos(end);
-        }
-        takes
+        let full_at = parent.full_after(max, 1, now);
+        parent.full_at = full_at.unwrap_or(parent.full_at);
+        full_at.is_some()
+    }
+
+    /// Returns true if one more of `max` states per second can be taken after `taken` others.
+    pub(crate) fn has_per_second(&self, slot: u32, max: u32, taken: u32, now: Time) -> bool {
+        self.slots[slot as usize].full_after(max, taken.saturating_add(1), now).is_some()
     }
 
     /// Counts one more state.
@@ -196,6 +210,14 @@ impl Parents {
         if parent.count == 0 {
             self.wheel.reschedule_earlier(slot, parent.expires.max(now), now);
         }
+    }
+
+    /// The number of expired parents that count no state, if each counts `less` states less.
+    pub(crate) fn ended(&self, now: Time, less: impl Fn(u32) -> u32) -> usize {
+        let is = |(slot, parent): &(usize, &Parent)| {
+            parent.expires <= now && parent.count.saturating_sub(less(*slot as u32)) == 0
+        };
+        self.slots.iter().filter(is).count()
     }
 
     /// Collects expired parents that count no state. Each parent examined takes one off `budget`.

@@ -8,24 +8,37 @@
 //! and reads its generation. So when `stale` is zero, no such state exists and none is being made. Generation numbers repeat
 //! after [`GENERATIONS`] generations; before that, a full sweep unlinks all stale states.
 //!
+//! The count of a rule is in stripes: workers with different stripes write different cache lines. The sum of the stripes is the count;
+//! a stripe alone may be negative, if its workers unlink states that others made. Each stripe has the generation. The next
+//! generation starts in stripe 0, then in the others: stripe 0 has the newest generation.
+//!
 //! Races: a worker makes a state of a rule (A: add one to `current`, read the generation) while another removes the rule's
 //! states (B: start the next generation, move the count to `stale`). If A comes first, B counts the state as stale, and its
 //! generation is the old one. If B comes first, A reads the new generation. Between the two steps of B, the state may be
 //! unlinked: `stale` is decremented first and wraps around below zero for a moment, which [`RuleCount::has_stale`] takes for
-//! "there are stale states".
+//! "there are stale states". While B has reached some stripes only, a worker may unlink a state of a newer generation than that of
+//! its stripe: it counts in stripe 0.
 
 use std::sync::{Arc, Mutex};
 
 use hashbrown::HashMap;
 
 use crate::state::RuleId;
-use crate::state::concurrent::sync::{AtomicU64, Ordering};
+use crate::state::concurrent::sync::{Apart, AtomicU64, Ordering};
 use crate::state::table::entry::Header;
 use crate::state::table::family::locked;
 
 /// Position of the generation above the count of states.
 const GENERATION: u32 = 56;
 const COUNT: u64 = (1 << GENERATION) - 1;
+/// The count of a stripe without states: it never falls below zero.
+const ZERO: u64 = 1 << (GENERATION - 1);
+
+/// Stripes of a rule's count.
+#[cfg(not(loom))]
+const STRIPES: usize = 4;
+#[cfg(loom)]
+const STRIPES: usize = 2;
 
 /// Distinct generation numbers.
 const GENERATIONS: u32 = 1 << (u64::BITS - GENERATION);
@@ -41,8 +54,8 @@ pub(crate) struct RuleCounts {
 /// The count of one rule.
 #[derive(Debug)]
 struct RuleCount {
-    /// The generation, and the number of its states.
-    current: AtomicU64,
+    /// In each stripe: the generation, and [`ZERO`] plus the number of its states.
+    current: [Apart<AtomicU64>; STRIPES],
     /// The number of states of earlier generations, modulo 2^64.
     stale: AtomicU64,
 }
@@ -61,23 +74,29 @@ struct RemovedRule {
 
 /// The counts that one worker used last: most installs take no lock to find theirs.
 #[derive(Debug, Default)]
-pub(crate) struct RuleCountCache([Option<(RuleId, Arc<RuleCount>)>; CACHED]);
+pub(crate) struct RuleCountCache {
+    stripe: usize,
+    rules: [Option<(RuleId, Arc<RuleCount>)>; CACHED],
+}
 
 const CACHED: usize = 16;
 
 impl RuleCount {
     fn new() -> Self {
-        Self { current: AtomicU64::new(0), stale: AtomicU64::new(0) }
+        Self { current: std::array::from_fn(|_| Apart(AtomicU64::new(ZERO))), stale: AtomicU64::new(0) }
     }
 
     #[inline]
     fn generation(&self) -> u8 {
         // Relaxed: a worker that sees a state of this generation has acquired it from its maker, which has seen the generation.
-        (self.current.load(Ordering::Relaxed) >> GENERATION) as u8
+        (self.current[0].load(Ordering::Relaxed) >> GENERATION) as u8
     }
 
     fn states(&self) -> u64 {
-        self.current.load(Ordering::Relaxed) & COUNT
+        let count = |stripe: &Apart<AtomicU64>| (stripe.load(Ordering::Relaxed) & COUNT).wrapping_sub(ZERO);
+        let states = self.current.iter().map(count).fold(0, u64::wrapping_add);
+        // While workers change the stripes, the sum may be negative for a moment.
+        if states > u64::MAX / 2 { 0 } else { states }
     }
 
     fn has_stale(&self) -> bool {
@@ -87,15 +106,26 @@ impl RuleCount {
 
     /// Starts the next generation. Returns the number of states that are stale by it.
     fn start_generation(&self) -> u64 {
-        // Relaxed: a state made after it belongs to the next generation.
-        let next = |current: u64| Some((current & !COUNT).wrapping_add(1 << GENERATION));
-        let current = self
-            .current
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
-            .unwrap_or_else(|current| current);
-        // Relaxed: has_stale() pairs with the release of the unlinking only.
-        self.stale.fetch_add(current & COUNT, Ordering::Relaxed);
-        current & COUNT
+        let mut states = 0_u64;
+        for stripe in &self.current {
+            // Relaxed: a state made after it belongs to the next generation.
+            let next = |current: u64| Some((current & !COUNT).wrapping_add(1 << GENERATION) | ZERO);
+            let current = stripe
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
+                .unwrap_or_else(|current| current);
+            let of_stripe = (current & COUNT).wrapping_sub(ZERO);
+            // Relaxed: has_stale() pairs with the release of the unlinking only.
+            self.stale.fetch_add(of_stripe, Ordering::Relaxed);
+            states = states.wrapping_add(of_stripe);
+        }
+        if states > u64::MAX / 2 { 0 } else { states }
+    }
+
+    /// Counts one state of this generation less in a stripe. Returns false if the stripe has another generation.
+    fn subtract(&self, stripe: usize, generation: u8) -> bool {
+        let less = |current: u64| ((current >> GENERATION) as u8 == generation).then(|| current - 1);
+        // Relaxed: a count.
+        self.current[stripe].fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 }
 
@@ -199,18 +229,23 @@ impl RemovedRules {
 }
 
 impl RuleCountCache {
+    /// The cache of a worker.
+    pub(crate) fn new(worker: usize) -> Self {
+        Self { stripe: worker % STRIPES, ..Self::default() }
+    }
+
     /// Counts one more state. Returns its generation.
     pub(crate) fn add(&mut self, rules: &RuleCounts, rule: RuleId) -> u8 {
         // Relaxed: the state publishes what its maker has seen.
-        (self.of(rules, rule).current.fetch_add(1, Ordering::Relaxed) >> GENERATION) as u8
+        let stripe = self.stripe;
+        (self.of(rules, rule).current[stripe].fetch_add(1, Ordering::Relaxed) >> GENERATION) as u8
     }
 
     /// Counts one state of this generation less. Returns true if it was stale.
     pub(crate) fn subtract(&mut self, rules: &RuleCounts, rule: RuleId, generation: u8) -> bool {
+        let stripe = self.stripe;
         let count = self.of(rules, rule);
-        let less = |current: u64| ((current >> GENERATION) as u8 == generation).then(|| current - 1);
-        // Relaxed: a count.
-        let stale = count.current.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_err();
+        let stale = !count.subtract(stripe, generation) && !count.subtract(0, generation);
         if stale {
             // Release: pairs with the acquire of has_stale(). The state is unlinked.
             count.stale.fetch_sub(1, Ordering::Release);
@@ -219,7 +254,7 @@ impl RuleCountCache {
     }
 
     fn of(&mut self, rules: &RuleCounts, rule: RuleId) -> &RuleCount {
-        let cached = &mut self.0[rule.0 as usize % CACHED];
+        let cached = &mut self.rules[rule.0 as usize % CACHED];
         if cached.as_ref().is_none_or(|(known, _)| *known != rule) {
             *cached = None;
         }

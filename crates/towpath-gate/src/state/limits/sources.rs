@@ -10,7 +10,7 @@ use crate::state::{Ends, Flow};
 type Key = [u64; 3];
 
 /// The source of a flow, with its hash.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SourceId {
     key: Key,
     hash: u64,
@@ -53,6 +53,11 @@ impl Sources {
             }
         }
         true
+    }
+
+    /// The number of states of a source.
+    pub(crate) fn count(&self, SourceId { key, hash }: SourceId) -> u32 {
+        self.counts.find(hash, |entry| entry.0 == key).map_or(0, |entry| entry.1)
     }
 
     /// Counts one state less.

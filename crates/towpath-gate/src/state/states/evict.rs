@@ -89,7 +89,7 @@ impl States {
         if waiting >= self.reserve() {
             return false;
         }
-        let candidates = [self.candidate::<2>(now), self.candidate::<6>(now)];
+        let candidates = [self.candidate::<2>(now, true), self.candidate::<6>(now, true)];
         let Some(first) = candidates.into_iter().flatten().min() else { return false };
         if first.assured && (waiting > 0 || self.unreplied() > 0) {
             return false;
@@ -102,9 +102,16 @@ impl States {
         evicted
     }
 
+    /// Returns true if a state would be evicted while no slot is retired.
+    pub(super) fn has_victim(&self, now: Time) -> bool {
+        let candidates = [self.candidate::<2>(now, false), self.candidate::<6>(now, false)];
+        let first = candidates.into_iter().flatten().min();
+        first.is_some_and(|first| !first.assured || self.unreplied() == 0)
+    }
+
     /// The first state of a family that is not assured, from where the last search ended, or else, of a few, the one that
-    /// expires first.
-    fn candidate<const N: usize>(&self, now: Time) -> Option<Candidate>
+    /// expires first. The next search begins after it if `advance`.
+    fn candidate<const N: usize>(&self, now: Time, advance: bool) -> Option<Candidate>
     where
         Key<N>: AddressFamily<N>,
     {
@@ -120,7 +127,9 @@ impl States {
             let (assured, expires) = (entry.header().has(ASSURED), entry.expires(now));
             let candidate = Candidate { assured, expires, v6: Key::<N>::V6, slot };
             if !assured {
-                family.evict.advance_past(slot);
+                if advance {
+                    family.evict.advance_past(slot);
+                }
                 return Some(candidate);
             }
             compared += 1;
@@ -129,7 +138,7 @@ impl States {
             }
         }
         // Otherwise the next search would scan the same slots.
-        if let Some(last) = last {
+        if let Some(last) = last.filter(|_| advance) {
             family.evict.advance_past(last);
         }
         best

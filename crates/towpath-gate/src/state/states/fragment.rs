@@ -49,7 +49,7 @@ impl States {
     }
 
     /// The hash that identifies a datagram: of everything but its ports.
-    fn datagram(&self, flow: &Flow, id: u32) -> u64 {
+    pub(super) fn datagram(&self, flow: &Flow, id: u32) -> u64 {
         let ([a, b, c, d], zone) = match flow.ends {
             Ends::V4(src, dst) => ([0, src.to_bits().into(), 0, dst.to_bits().into()], 0),
             Ends::V6(src, dst, zone) => {

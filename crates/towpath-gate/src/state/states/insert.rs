@@ -1,7 +1,5 @@
 //! Inserting states: all bounds are reserved first, then the state is written and linked.
 
-use std::sync::Arc;
-
 use towpath_wire::Time;
 
 use super::sweep::RECLAIM;
@@ -71,8 +69,8 @@ impl States {
     where
         Key<N>: AddressFamily<N>,
     {
-        let shared = Arc::clone(&self.shared);
-        let family = Key::<N>::family(&shared);
+        let shared = &*self.shared;
+        let family = Key::<N>::family(shared);
         let slot = family.slab.alloc().ok_or(Refused::Full)?;
         let tcp = packet.proto == TCP;
         let strict = tcp && install.tracking == Tracking::Strict;
@@ -114,7 +112,7 @@ impl States {
             if let Some(old) = replaced {
                 self.release_ended::<N>(old, packet.at.now);
             }
-            if family.slab.sibling(slot).is_some() {
+            if Key::<N>::family(&self.shared).slab.sibling(slot).is_some() {
                 // The flow has a new first state.
                 self.hint_version += 1;
             }

@@ -13,6 +13,7 @@
 mod burst;
 mod dump;
 mod evict;
+mod foresee;
 mod fragment;
 mod hand_over;
 mod insert;
@@ -25,6 +26,7 @@ mod sweep;
 mod top;
 
 pub use self::burst::BURST;
+pub use self::foresee::Foreseen;
 pub(crate) use self::hand_over::HandedOver;
 pub(crate) use self::snapshot::Saved;
 pub use self::top::Top;
@@ -52,7 +54,6 @@ use super::table::growing_index::{MIGRATE_LINES, MIGRATE_LINES_IDLE};
 use super::table::key::{Key, with_key};
 use super::table::live_filter::LiveFilter;
 use super::table::memory::Pages;
-use super::tcp::begins;
 use super::{Flow, Hit, Install, Installed, Lookup, Name, Quoted, Refused, RuleId, Segment, Settings};
 
 /// Nanoseconds that a worker's time may advance before it publishes the time for workers that were away.
@@ -131,7 +132,7 @@ impl States {
             removed: shared.rules.removed(),
             v4: LocalFamily::new(&shared.v4, worker.id()),
             v6: LocalFamily::new(&shared.v6, worker.id()),
-            rule_counts: RuleCountCache::default(),
+            rule_counts: RuleCountCache::new(worker.id()),
             bursts: None,
             now: Time::default(),
             hint_version: 0,
@@ -219,7 +220,7 @@ impl States {
         self.begin(now);
         let installed = match self.find(flow, Lookup::Named(name), segment, now) {
             LookupResult::Hit(_) => return Ok(Installed::Existing),
-            LookupResult::Miss if self.is_first_syn(flow, segment, now) => Err(Refused::FirstSyn),
+            LookupResult::Miss if self.must_repeat(flow, segment, now, true) => Err(Refused::FirstSyn),
             LookupResult::Miss => self.insert(&self.key_flow(flow), name, segment, rule, install, now),
             LookupResult::Invalid => Err(Refused::Invalid),
         };
@@ -411,16 +412,6 @@ impl States {
     #[inline(always)]
     fn live(&self, now: Time) -> LiveFilter<'_> {
         LiveFilter::new(now, &self.removed)
-    }
-
-    /// Returns true if the packet is a SYN that its sender must repeat (`dyn_first_syn`).
-    fn is_first_syn(&self, flow: &Flow, segment: &Segment, now: Time) -> bool {
-        if !self.settings.dyn_first_syn || flow.proto != TCP || !begins(segment.tcp_flags) {
-            return false;
-        }
-        let words = with_key!(flow, |key, _side| key.0.to_vec());
-        let words: [u64; 6] = std::array::from_fn(|at| words.get(at).copied().unwrap_or(0));
-        !self.shared.first_syns.is_repeated(self.shared.secret.hash(&words), now)
     }
 
     /// Queues an event of the state in `slot`, if events are queued.

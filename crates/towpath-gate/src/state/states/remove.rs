@@ -1,7 +1,5 @@
 //! Removing states: by rule, by flow, and what follows when a state is unlinked.
 
-use std::sync::Arc;
-
 use towpath_wire::Time;
 
 use super::sweep::WALK;
@@ -182,8 +180,7 @@ impl States {
     {
         // No prefetched packet may pass by this state.
         self.hint_version += 1;
-        let shared = Arc::clone(&self.shared);
-        let family = Key::<N>::family(&shared);
+        let family = Key::<N>::family(&self.shared);
         let entry = family.entry(slot);
         self.emit::<N>(kind, slot);
         // A worker with a late reply finds the flag set and does not count the state as assured.
@@ -191,6 +188,7 @@ impl States {
             self.count(Counter::AssuredGone);
         }
         let header = entry.header();
+        let shared = &*self.shared;
         self.rule_counts.subtract(&shared.rules, header.rule(), header.generation());
         if header.has(LIMITED) {
             shared.limits.release_parent(entry.parent(), now);
@@ -201,7 +199,7 @@ impl States {
         if header.has(WIDE_COUNTS) {
             family.wide_counters.remove(slot);
         }
-        Key::<N>::retired(self).push(&family.slab, slot);
+        Key::<N>::pick(&mut self.v4, &mut self.v6).retired.push(&family.slab, slot);
     }
 
     /// Leaves the slots that this worker has retired to the next worker that frees slots.

@@ -94,7 +94,7 @@ pub(super) trait AddressFamily<const N: usize>: FlowKey {
     const V6: bool;
     fn family(shared: &Shared) -> &Family<N>;
     fn local(states: &States) -> &LocalFamily;
-    fn retired(states: &mut States) -> &mut RetireList;
+    fn pick<'a>(v4: &'a mut LocalFamily, v6: &'a mut LocalFamily) -> &'a mut LocalFamily;
 }
 
 impl AddressFamily<2> for Key4 {
@@ -110,8 +110,9 @@ impl AddressFamily<2> for Key4 {
         &states.v4
     }
 
-    fn retired(states: &mut States) -> &mut RetireList {
-        &mut states.v4.retired
+    #[inline]
+    fn pick<'a>(v4: &'a mut LocalFamily, _: &'a mut LocalFamily) -> &'a mut LocalFamily {
+        v4
     }
 }
 
@@ -128,7 +129,8 @@ impl AddressFamily<6> for Key6 {
         &states.v6
     }
 
-    fn retired(states: &mut States) -> &mut RetireList {
-        &mut states.v6.retired
+    #[inline]
+    fn pick<'a>(_: &'a mut LocalFamily, v6: &'a mut LocalFamily) -> &'a mut LocalFamily {
+        v6
     }
 }

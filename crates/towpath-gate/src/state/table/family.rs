@@ -194,8 +194,7 @@ impl<const N: usize> Family<N> {
                     self.slab.set_link(slot, 0);
                     return InsertResult::Full;
                 }
-                // Relaxed: a statistic.
-                self.longest.fetch_max(1, Ordering::Relaxed);
+                self.record_longest(1);
                 return InsertResult::Inserted { replaced: None };
             };
             let is_named = |slot| self.entry(slot).header().is_named(name);
@@ -215,15 +214,21 @@ impl<const N: usize> Family<N> {
             if let Some(same) = same {
                 self.slab.set_link(same, 0);
             }
-            let states = states + u64::from(same.is_none());
-            // Relaxed: a statistic.
-            self.longest.fetch_max(states, Ordering::Relaxed);
+            self.record_longest(states + u64::from(same.is_none()));
             InsertResult::Inserted { replaced: same }
         });
         if inserted == (InsertResult::Inserted { replaced: None }) {
             self.linked.fetch_add(1, Ordering::Relaxed);
         }
         inserted
+    }
+
+    /// Records that a flow has this many states.
+    fn record_longest(&self, states: u64) {
+        // Relaxed: a statistic. The load keeps the line shared while there is no longer list.
+        if states > self.longest.load(Ordering::Relaxed) {
+            self.longest.fetch_max(states, Ordering::Relaxed);
+        }
     }
 
     /// Unlinks the state in `slot` if `still` accepts it. Returns false if it does not, or another thread was first.

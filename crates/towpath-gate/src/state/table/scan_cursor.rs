@@ -29,10 +29,26 @@ impl SweepCursor {
         let cursor = match self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, advance) {
             Ok(cursor) | Err(cursor) => from(cursor) as u32,
         };
-        let count = count as u32;
-        let here = count.min(len - cursor);
-        [cursor..cursor + here, 0..count - here]
+        ranges(cursor, len, count as u32)
     }
+
+    /// The slots that [`SweepCursor::next`] would return after `skip` slots, `count` of `len`. `skip + count` is at most `len`.
+    pub(crate) fn peek(&self, len: u32, skip: u32, count: u32) -> [Range<u32>; 2] {
+        if len == 0 {
+            return [0..0, 0..0];
+        }
+        // Relaxed: as above.
+        let cursor = self.0.load(Ordering::Relaxed);
+        let cursor = if cursor < u64::from(len) { cursor } else { 0 };
+        ranges(((cursor + u64::from(skip)) % u64::from(len)) as u32, len, count)
+    }
+}
+
+/// `count` of `len` slots from `cursor` on: a range, and the rest from slot 0 on.
+#[inline]
+fn ranges(cursor: u32, len: u32, count: u32) -> [Range<u32>; 2] {
+    let here = count.min(len - cursor);
+    [cursor..cursor + here, 0..count - here]
 }
 
 /// The position of the search for a state to evict.
@@ -75,6 +91,7 @@ mod tests {
             (0, 4, [0..0, 0..0]),
         ];
         for (len, count, ranges) in rows {
+            assert_eq!(cursor.peek(len, 0, count.min(len)), ranges, "{count} of {len}");
             assert_eq!(cursor.next(len, count), ranges, "{count} of {len}");
         }
     }

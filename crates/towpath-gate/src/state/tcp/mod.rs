@@ -14,8 +14,8 @@
 //!   for an acknowledgement.
 //! - A SYN in the forward direction on an ended connection begins another connection, as in Linux
 //!   (`nf_conntrack_tcp_packet`). In ipfw the state keeps its one second.
-//! - A reset of an established connection must lie in its receiver's window (RFC 5961 section 3). In ipfw any reset ends
-//!   the connection (`dyn_rst_check = 0`).
+//! - A reset of an established connection must lie in its receiver's window: with ACK in the scaled one, otherwise in the
+//!   unscaled one (RFC 5961 section 3). In ipfw any reset ends the connection (`dyn_rst_check = 0`).
 
 pub(crate) mod window;
 pub(crate) mod window_table;
@@ -141,9 +141,11 @@ impl Tcp {
 
     /// Returns true if a reset ends the connection: its receiver may accept it.
     ///
-    /// A reset has the sequence number that its receiver has acknowledged last, or follows data in flight: it lies in the
-    /// receiver's window. If it has ACK, it acknowledges what the receiver has sent (RFC 9293 section 3.5.2). The gate knows
-    /// the acknowledgement numbers. The windows are the largest that the sides can offer with their `scales`.
+    /// A reset answers a segment, with the sequence number that its receiver has acknowledged last, or follows data in flight
+    /// (RFC 9293 section 3.5.2, RFC 5961 section 3.2). With ACK, it lies in the receiver's window and acknowledges what the
+    /// receiver has sent. The gate knows the acknowledgement numbers. The windows are the largest that the sides can offer with
+    /// their `scales`: up to 1/4 of all numbers, so that a window alone would stop few forged resets. Without ACK, the
+    /// window is therefore taken as unscaled.
     pub(crate) fn accepts_reset(&self, direction: Direction, segment: &Segment, scales: [u8; 2]) -> bool {
         let (sender, receiver) = (direction as usize, 1 - direction as usize);
         let (own, expected) = (self.ack[sender], self.ack[receiver]);
@@ -153,8 +155,10 @@ impl Tcp {
         let window = |side: usize| u32::from(u16::MAX) << scales[side];
         let ahead = segment.tcp_seq.wrapping_sub(expected);
         let distance = segment.tcp_ack.wrapping_sub(own).cast_signed().unsigned_abs();
-        let acknowledges = segment.tcp_flags & ACK == 0 || own == 0 || distance <= window(sender);
-        ahead == 0 || ahead <= window(receiver) && acknowledges
+        if segment.tcp_flags & ACK == 0 {
+            return ahead <= u32::from(u16::MAX);
+        }
+        ahead == 0 || ahead <= window(receiver) && (own == 0 || distance <= window(sender))
     }
 
     /// Treats the connection as established, although its SYNs were not seen.

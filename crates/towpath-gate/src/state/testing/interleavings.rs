@@ -273,7 +273,8 @@ fn a_state_counts_in_its_generation() {
             let rules = Arc::clone(&rules);
             thread::spawn(move || (rules.remove_where(|_| true), rules.removed()))
         };
-        let mut cache = RuleCountCache::default();
+        // In another stripe.
+        let mut cache = RuleCountCache::new(1);
         let generation = cache.add(&rules, rule);
         assert!(cache.subtract(&rules, rule, first) || generation == first);
         let (states, removed) = remover.join().unwrap();

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use crate::state::testing::model::Model;
 use crate::state::{
-    Counters, Ends, Flow, Install, Installed, Kind, Limit, LimitMask, Listed, Lookup, Name, Quoted, RuleId,
-    Segment, Settings, States, Tracking,
+    Counters, Ends, Flow, Foreseen, Install, Installed, Kind, Limit, LimitMask, Listed, Lookup, Name, Quoted,
+    RuleId, Segment, Settings, States, Tracking,
 };
 use towpath_wire::Time;
 
@@ -185,7 +185,12 @@ impl World {
                     // An install sweeps some slots only.
                     states.expire_all(*now);
                 }
+                // The handle notices what the other one has changed.
+                let _ = states.peek(flow, Lookup::Any, *now);
+                let foreseen =
+                    states.foresee(&mut Foreseen::default(), (flow, *name), segment, *rule, install, *now);
                 let is = states.install(flow, *name, segment, *rule, install, *now);
+                assert_eq!(foreseen, is, "foreseen {op:?} {:?} {settings:?}", states.counters());
                 let kept = kept(states, settings, *now);
                 let want = model.install((flow, *name), segment, *rule, install, *now, &kept);
                 assert_eq!(is, want, "install");

@@ -134,6 +134,25 @@ fn a_blind_reset_does_not_end_an_established_connection() {
         None,
         &[('>', "R", 101 + 65_536, 0, true, 300), ('>', "R", 101 + 65_535, 0, true, 1)],
     );
+    play(
+        "without ACK, with scaled windows",
+        Some(14),
+        &[
+            ('>', "R", 101 + 65_536, 0, true, 300),
+            ('>', "R", 100, 0, true, 300),
+            ('>', "R", 101 + 65_535, 0, true, 1),
+        ],
+    );
+    play(
+        "the answer to a challenge ACK",
+        Some(7),
+        &[
+            ('>', "A", 101, 501, true, 300),
+            ('>', "R", 200_101, 0, true, 300),
+            ('<', "A", 501, 100_101, true, 300),
+            ('>', "R", 100_101, 0, true, 1),
+        ],
+    );
     // Nothing is known of the other side yet.
     let refused: [Tracked; 2] = [('>', "S", 100, 0, true, 20), ('<', "RA", 0, 101, true, 1)];
     track("refused", Tracking::Ipfw, Settings::default(), None, &refused);

@@ -320,6 +320,27 @@ fn the_reference_page_matches_the_code() {
     }
 }
 
+/// docs/book/src/reference/mux.md has the protocol ids of presets.
+#[test]
+fn the_table_of_alpn_matches_the_code() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/src/reference/mux.md");
+    let text = std::fs::read_to_string(path).expect("docs/book/src/reference/mux.md");
+    let table = text.split("| preset | ALPN | STARTTLS |\n|---|---|---|\n").nth(1).expect("the table");
+    let rows: Vec<_> = table.lines().take_while(|line| line.starts_with('|')).collect();
+    let presets = PRESETS.iter().filter(|preset| !preset.alpn.is_empty() || preset.starttls.is_some());
+    let expected = presets.map(|preset| {
+        let ids: Vec<_> = preset.alpn.iter().map(|id| format!("`{id}`")).collect();
+        let starttls = match preset.starttls {
+            Some(StartTls::Smtp) => " STARTTLS |",
+            Some(StartTls::Postgres) => " SSLRequest |",
+            None => " |",
+        };
+        let ids = if ids.is_empty() { String::new() } else { format!(" {}", ids.join(", ")) };
+        format!("| `{}` |{ids} |{starttls}", preset.name)
+    });
+    assert_eq!(rows, expected.collect::<Vec<_>>());
+}
+
 /// KCM's program on pipelined messages, in any segmentation.
 #[test]
 fn a_program_made_for_kcm() {

@@ -365,10 +365,24 @@ fn presets_are_extended() {
         ("resp length=4", "column 6: length cannot extend resp, only key, max can"),
         (
             "kafka keys=4:3",
-            "column 7: keys cannot extend kafka, only key, mark, max, min, head, strip, trim can; did you mean \"key\"?",
+            "column 7: keys cannot extend kafka, only key, mark, max, min, head, strip, trim, body can; did you mean \"key\"?",
         ),
         ("mysql key=1", "column 7: mysql-packet has no words; write offset:length: key=8:4"),
         ("kafka key=1", "column 7: a word as the key needs a delimiter; write offset:length: key=8:4"),
+        (
+            "resp body=stream",
+            "column 6: body=stream needs a framing that knows the length of a message before its end: http1, or a length field or count without tail",
+        ),
+        ("http1 body=parts", "column 7: body must be stream (long messages in parts) or whole (the default)"),
+        ("http1 body=stream body=whole", "column 19: body is given twice"),
+        (
+            "length=4 tail=\"x\" body=stream",
+            "column 19: body=stream needs a framing that knows the length of a message before its end: http1, or a length field or count without tail",
+        ),
+        (
+            "when 01 (length=4 body=stream)",
+            "column 19: body applies to the whole framing: write it outside of the brackets",
+        ),
         ("line max=1 max=2", "column 12: max is given twice"),
         ("lien max=1", "column 1: unknown preset \"lien\"; did you mean \"line\"?"),
         ("delimiter=\"x\" count=a", "column 15: count must be a word's number, 0 to 255, or last"),

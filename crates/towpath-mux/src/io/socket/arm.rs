@@ -23,9 +23,9 @@ impl Socket {
     /// use std::io::{Read, Write};
     /// use rustix::event::{PollFd, PollFlags, poll};
     /// use towpath_mux::io::{Error, Flags, Kind, Server, To};
-    /// use towpath_mux::mux::Config;
+    /// use towpath_mux::mux::{Config, Order};
     ///
-    /// let server = Server::new("line".parse()?, Config::default())?;
+    /// let server = Server::new("line".parse()?, Config::new(Order::Replies))?;
     /// let mut client = std::net::TcpStream::connect(server.listen("127.0.0.1:0")?)?;
     /// let mut socket = server.socket(Kind::Dgram)?;
     /// client.write_all(b"hello\n")?;

@@ -97,9 +97,9 @@ pub struct Received {
 /// ```
 /// use std::io::{Read, Write};
 /// use towpath_mux::io::{Flags, Kind, Server, To};
-/// use towpath_mux::mux::Config;
+/// use towpath_mux::mux::{Config, Order};
 ///
-/// let server = Server::new("line".parse()?, Config::default())?;
+/// let server = Server::new("line".parse()?, Config::new(Order::Replies))?;
 /// let address = server.listen("127.0.0.1:0")?;
 /// let mut socket = server.socket(Kind::Dgram)?;
 ///

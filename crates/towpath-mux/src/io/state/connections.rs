@@ -21,7 +21,7 @@ use super::{Ended, Event, Socket, State, Work, data, flags};
 use crate::Time;
 use crate::framing::Framing;
 use crate::mux::psock::Interest;
-use crate::mux::{AttachError, Cause, End, psock};
+use crate::mux::{self, AttachError, Cause, End, psock};
 
 /// Connected mode: bytes that a socket has and has not sent. The core does not count them when it compares connections.
 const NOTSENT: i32 = 64 << 10;
@@ -36,15 +36,44 @@ impl State {
         framing: Option<Framing>,
         work: &mut Work,
     ) -> io::Result<psock::Id> {
+        let framing = framing.unwrap_or_else(|| shared.framing.clone());
+        let attached = self.mux.attach(framing, shared.limits, shared.now());
+        self.watch_attached(shared, attached, link, owner, work)
+    }
+
+    /// Attaches a connection that another process has given back. Closes it on failure.
+    pub(in crate::io) fn attach_resumed(
+        &mut self,
+        shared: &Shared,
+        link: Arc<Link>,
+        resume: mux::Resume,
+        rest: &[u8],
+        work: &mut Work,
+    ) -> io::Result<psock::Id> {
+        let attached =
+            self.mux.attach_resumed(shared.framing.clone(), shared.limits, resume, rest, shared.now());
+        let id = self.watch_attached(shared, attached, link, None, work)?;
+        let need = self.mux.need(id);
+        if let Some(socket) = self.sockets.get_mut(id) {
+            socket.expect(need);
+        }
+        Ok(id)
+    }
+
+    /// Watches the socket of a connection that the core has taken. Closes it on failure.
+    fn watch_attached(
+        &mut self,
+        shared: &Shared,
+        attached: Result<psock::Id, AttachError>,
+        link: Arc<Link>,
+        owner: Option<Sender<ConnectionEvent>>,
+        work: &mut Work,
+    ) -> io::Result<psock::Id> {
         let now = shared.now();
         if self.mux.config().connected {
             set_notsent_lowat(link.as_fd(), NOTSENT);
         }
-        let framing = framing.unwrap_or_else(|| shared.framing.clone());
-        let attached = self
-            .mux
-            .attach(framing, shared.limits, now)
-            .map_err(|error| io::Error::new(io::ErrorKind::NotConnected, error));
+        let attached = attached.map_err(|error| io::Error::new(io::ErrorKind::NotConnected, error));
         let watched = attached.and_then(|id| {
             let interest = flags(Interest { read: true, write: false });
             if let Err(errno) = epoll::add(&shared.epoll, &link, data(id), interest) {
@@ -306,18 +335,23 @@ impl State {
             link.reset();
         }
         let peer = link.address();
-        // A duplicate, because a writer may still hold the link.
-        let socket = if end.hand_back { link.hand_back() } else { None };
-        match socket {
-            Some(_) => self.close(shared, link, work),
-            None => self.part(shared, link, &end.cause, work),
-        }
-        let End { psock, cause, rest, unsent, .. } = end;
+        let End { psock, cause, rest, resume, unsent, .. } = end;
+        let resume = resume.map(|core| Box::new(link.resume(*core)));
+        let socket = match if end.hand_back { Link::hand_back(link) } else { Err(link) } {
+            Ok(socket) => {
+                self.listeners.resume(&shared.epoll);
+                Some(socket)
+            }
+            Err(link) => {
+                self.part(shared, link, &cause, work);
+                None
+            }
+        };
         if let Some(lifecycle) = &mut self.lifecycle {
             lifecycle.push_back(Lifecycle::Ended(psock, cause.clone()));
         }
         log::debug!("{psock} ended: {cause}");
-        self.notices.push_ended(Ended { psock, peer, cause, socket, rest, unsent });
+        self.notices.push_ended(Ended { psock, peer, cause, socket, rest, resume, unsent });
         if self.mode.is_driver() {
             self.connection_ended = true;
             self.notify(work);

@@ -1,9 +1,10 @@
-//! What the application reads from a server: ended connections and events. Bounded; the oldest entries make room.
+//! What the application reads from a server: ended connections and events. Bounded; the oldest entries make room, but not connections
+//! that the application has taken back.
 
 use std::collections::VecDeque;
 
 use super::{Ended, Event};
-use crate::mux::psock;
+use crate::mux::{Cause, psock};
 
 /// Entries that are kept of each kind.
 const MAX: usize = 1024;
@@ -17,8 +18,10 @@ pub(in crate::io) struct Notices {
 
 impl Notices {
     pub(in crate::io) fn push_ended(&mut self, ended: Ended) {
-        if self.ended.len() == MAX {
-            self.ended.pop_front();
+        if self.ended.len() >= MAX
+            && let Some(oldest) = self.ended.iter().position(|ended| !is_taken_back(ended))
+        {
+            self.ended.remove(oldest);
         }
         self.ended.push_back(ended);
     }
@@ -56,6 +59,11 @@ impl Notices {
     pub(in crate::io) fn is_empty(&self) -> bool {
         self.events.is_empty() && self.ended.is_empty()
     }
+}
+
+/// A connection that the application has taken back is kept for it: dropping its socket would close it. Descriptors bound their number.
+fn is_taken_back(ended: &Ended) -> bool {
+    ended.cause == Cause::Unattached && ended.socket.is_some()
 }
 
 #[cfg(test)]

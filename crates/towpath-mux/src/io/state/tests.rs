@@ -9,10 +9,10 @@ use crate::io::link::ReadOutcome;
 use crate::io::listener::Accepted;
 use crate::io::tls::{HandshakeStep, Tls};
 use crate::io::{Admission, Admit, Peer, Server, admission};
-use crate::mux::Config;
+use crate::mux::{Config, Order};
 
 fn server() -> Server {
-    Server::new("line".parse().expect("a framing"), Config::default()).expect("epoll")
+    Server::new("line".parse().expect("a framing"), Config::new(Order::None)).expect("epoll")
 }
 
 /// A connection and its peer.
@@ -575,7 +575,7 @@ fn an_armed_socket_can_be_dropped() {
     use crate::io::{Flags, Kind, To};
     use crate::mux::Bound;
 
-    let config = Config { connected: true, send_bytes: Bound::of(4096), ..Config::default() };
+    let config = Config { connected: true, send_bytes: Bound::of(4096), ..Config::new(Order::None) };
     let server = Server::new("line".parse().expect("a framing"), config).expect("epoll");
     let mut socket = server.socket(Kind::Dgram).expect("a handle");
     let (ours, _peer) = std::os::unix::net::UnixStream::pair().expect("a pair");
@@ -596,7 +596,7 @@ fn an_unsuccessful_send_wakes_no_thread() {
     use crate::io::{Error, Flags, Kind, To};
     use crate::mux::Bound;
 
-    let config = Config { connected: true, send_bytes: Bound::of(4096), ..Config::default() };
+    let config = Config { connected: true, send_bytes: Bound::of(4096), ..Config::new(Order::None) };
     let server = Server::new("line".parse().expect("a framing"), config).expect("epoll");
     // No thread is started; the test handles the sockets.
     server.shared.lock().mode = Mode::Sockets(0);

@@ -4,7 +4,7 @@ use super::*;
 
 /// Final counters when a worker answers and completes four lines, as batches or one by one.
 fn four_lines(order: Order, rows: bool) -> impl PartialEq + std::fmt::Debug {
-    let (mut mux, psock) = lines(Config { order, ..Config::default() });
+    let (mut mux, psock) = lines(Config::new(order));
     let worker = mux.clone_worker(64, at(0));
     mux.handle_bytes(psock, b"1\n2\n3\n4\n", at(0));
     let mut written: Vec<u8> = Vec::new();
@@ -46,7 +46,7 @@ fn batches_count_like_single_messages() {
 
 #[test]
 fn the_rest_of_a_batch_is_redelivered_when_its_worker_dies() {
-    let (mut mux, psock) = lines(Config::default());
+    let (mut mux, psock) = lines(Config::new(Order::None));
     let worker = mux.clone_worker(64, at(0));
     // Two short messages, so that a turn has several.
     for _ in 0..2 {
@@ -66,7 +66,7 @@ fn the_rest_of_a_batch_is_redelivered_when_its_worker_dies() {
 
 #[test]
 fn one_reply_answers_single_messages_and_batches() {
-    let (mut mux, psock) = lines(Config::default());
+    let (mut mux, psock) = lines(Config::new(Order::None));
     let worker = mux.clone_worker(64, at(0));
     // Short messages, so that a turn has several.
     (mux.service_time.ewma, mux.service_time.median) = (1, 1);
@@ -105,7 +105,7 @@ fn a_batch_is_split_by_partial_completions() {
         (&[(Answered, 1, 4), (Done, 3, 1), (Done, 0, 9)], &[]),
     ];
     for (number, (said, again)) in rows.into_iter().enumerate() {
-        let (mut mux, psock) = lines(Config::default());
+        let (mut mux, psock) = lines(Config::new(Order::None));
         let worker = mux.clone_worker(64, at(0));
         (mux.service_time.ewma, mux.service_time.median) = (1, 1);
         mux.handle_bytes(psock, b"1\n2\n3\n4\n5\n6\n", at(0));
@@ -136,7 +136,7 @@ fn a_batch_is_split_by_partial_completions() {
 
 #[test]
 fn short_counts_from_the_first_message_not_begun() {
-    let (mut mux, psock) = lines(Config::default());
+    let (mut mux, psock) = lines(Config::new(Order::None));
     let worker = mux.clone_worker(64, at(0));
     (mux.service_time.ewma, mux.service_time.median) = (1, 1);
     let mut rows = Vec::new();

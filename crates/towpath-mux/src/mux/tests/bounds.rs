@@ -6,7 +6,7 @@ use super::*;
 fn a_full_connection_is_not_read_until_half_is_done() {
     let charge = 2 + size_of::<Message>();
     let bound = Bound { high: 4 * charge, low: 2 * charge };
-    let (mut mux, psock) = lines(Config { psock_bytes: bound, ..Config::default() });
+    let (mut mux, psock) = lines(Config { psock_bytes: bound, ..Config::new(Order::None) });
     let worker = mux.clone_worker(1, at(0));
     mux.handle_bytes(psock, &b"x\n".repeat(4), at(0));
     assert!(!mux.interest(psock).read);
@@ -20,7 +20,7 @@ fn a_full_connection_is_not_read_until_half_is_done() {
 
 #[test]
 fn a_peer_that_accepts_nothing_affects_only_its_connection() {
-    let config = Config { send_bytes: Bound::of(8), send_most: 64, ..Config::default() };
+    let config = Config { send_bytes: Bound::of(8), send_most: 64, ..Config::new(Order::None) };
     let (mut mux, psock) = lines(config);
     let other = attach(&mut mux);
     let worker = mux.clone_worker(1, at(0));
@@ -67,7 +67,7 @@ fn share(bytes: &'static [u8]) -> (bytes::Bytes, std::sync::Weak<[u8]>) {
 
 #[test]
 fn waiting_replies_do_not_pin_shared_memory() {
-    let (mut mux, psock) = lines(Config::default());
+    let (mut mux, psock) = lines(Config::new(Order::None));
     let worker = mux.clone_worker(1, at(0));
     let answer = |mux: &mut Mux, bytes: &'static [u8]| {
         let (shared, there) = share(bytes);
@@ -92,7 +92,7 @@ fn waiting_replies_do_not_pin_shared_memory() {
     let mut transmit = mux.transmit(psock).expect("the rest");
     assert_eq!(transmit.slices().collect::<Vec<_>>().concat(), b"etwothree");
 
-    let (mut mux, psock) = lines(Config { order: Order::Replies, ..Config::default() });
+    let (mut mux, psock) = lines(Config::new(Order::Replies));
     let workers = [mux.clone_worker(1, at(0)), mux.clone_worker(1, at(0))];
     mux.handle_bytes(psock, b"a\nb\n", at(0));
     let [slow, fast] = workers.map(|worker| tickets(&mut mux, worker, at(0))[0]);
@@ -108,7 +108,7 @@ fn waiting_replies_do_not_pin_shared_memory() {
 
 #[test]
 fn a_full_mux_reads_nothing_and_ends_the_largest_connection() {
-    let (mut mux, small) = lines(Config { mux_bytes: Bound::of(150_000), ..Config::default() });
+    let (mut mux, small) = lines(Config { mux_bytes: Bound::of(150_000), ..Config::new(Order::None) });
     let big = attach(&mut mux);
     mux.handle_bytes(small, &[b'x'; 20_000], at(0));
     mux.handle_bytes(big, &[b'x'; 30_000], at(0));
@@ -123,7 +123,7 @@ fn a_full_mux_reads_nothing_and_ends_the_largest_connection() {
 /// for it.
 #[test]
 fn a_mux_full_of_partial_messages_does_not_wait_for_workers() {
-    let (mut mux, small) = lines(Config { mux_bytes: Bound::of(100_000), ..Config::default() });
+    let (mut mux, small) = lines(Config { mux_bytes: Bound::of(100_000), ..Config::new(Order::None) });
     let worker = mux.clone_worker(1, at(0));
     mux.handle_bytes(small, b"a\n", at(0));
     tickets(&mut mux, worker, at(0));
@@ -141,7 +141,7 @@ fn a_mux_full_of_partial_messages_does_not_wait_for_workers() {
 #[test]
 fn a_mux_full_of_messages_waits_for_workers() {
     let config =
-        Config { mux_bytes: Bound::of(100_000), psock_bytes: Bound::of(90_000), ..Config::default() };
+        Config { mux_bytes: Bound::of(100_000), psock_bytes: Bound::of(90_000), ..Config::new(Order::None) };
     let (mut mux, psock) = lines(config);
     let worker = mux.clone_worker(1, at(0));
     let other = attach(&mut mux);
@@ -160,7 +160,7 @@ fn a_mux_full_of_messages_waits_for_workers() {
 /// The send timer starts when the peer can accept something.
 #[test]
 fn replies_behind_an_earlier_one_do_not_start_the_send_timer() {
-    let (mut mux, psock) = lines(Config { order: Order::Replies, ..Config::default() });
+    let (mut mux, psock) = lines(Config::new(Order::Replies));
     let workers = [mux.clone_worker(1, at(0)), mux.clone_worker(1, at(0))];
     mux.handle_bytes(psock, b"a\nb\nc\n", at(0));
     let [slow, fast] = workers.map(|worker| tickets(&mut mux, worker, at(0))[0]);
@@ -185,7 +185,7 @@ fn replies_behind_an_earlier_one_do_not_start_the_send_timer() {
 
 #[test]
 fn a_connection_attached_while_full_is_read_later() {
-    let (mut mux, psock) = lines(Config { mux_bytes: Bound::of(4000), ..Config::default() });
+    let (mut mux, psock) = lines(Config { mux_bytes: Bound::of(4000), ..Config::new(Order::None) });
     let worker = mux.clone_worker(64, at(0));
     mux.handle_bytes(psock, &b"x\n".repeat(60), at(0));
     assert!(mux.is_full());

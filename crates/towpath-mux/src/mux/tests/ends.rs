@@ -11,7 +11,7 @@ fn ends_and_their_causes() {
         mux.check().expect("the counts fit");
         end
     };
-    let (mut mux, psock) = lines(Config::default());
+    let (mut mux, psock) = lines(Config::new(Order::None));
     mux.handle_eof(psock, at(0));
     row(&mut mux, "closed by the peer", 0);
 
@@ -61,7 +61,7 @@ fn ends_and_their_causes() {
 
 #[test]
 fn ends_are_counted_by_their_cause() {
-    let mut mux = Mux::new(Config::default());
+    let mut mux = Mux::new(Config::new(Order::None));
     let attach = |mux: &mut Mux, framing: &str| {
         mux.attach(framing.parse().expect("a framing"), Limits::default(), at(0)).expect("it does not drain")
     };
@@ -86,7 +86,7 @@ fn ends_are_counted_by_their_cause() {
 
 #[test]
 fn a_given_back_connection_has_its_unread_bytes() {
-    let mut mux = Mux::new(Config::default());
+    let mut mux = Mux::new(Config::new(Order::None));
     let framing = r#"when 01 (fixed=2) when 16 03 (giveback)"#.parse().expect("a framing");
     let psock = mux.attach(framing, Limits::default(), at(0)).expect("it does not drain");
     let worker = mux.clone_worker(1, at(0));
@@ -109,7 +109,7 @@ fn a_given_back_connection_has_its_unread_bytes() {
 
 #[test]
 fn draining_waits_for_answers_until_its_deadline() {
-    let (mut mux, psock) = lines(Config::default());
+    let (mut mux, psock) = lines(Config::new(Order::None));
     let worker = mux.clone_worker(1, at(0));
     mux.handle_bytes(psock, b"a\n", at(0));
     let ticket = tickets(&mut mux, worker, at(0))[0];
@@ -127,7 +127,8 @@ fn draining_waits_for_answers_until_its_deadline() {
 
 #[test]
 fn stale_timers_are_dropped() {
-    let (mut mux, psock) = lines(Config { idle: Some(Duration::from_secs(86_400)), ..Config::default() });
+    let (mut mux, psock) =
+        lines(Config { idle: Some(Duration::from_secs(86_400)), ..Config::new(Order::None) });
     for _ in 0..5000 {
         let psock = attach(&mut mux);
         mux.handle_eof(psock, at(0));

@@ -34,7 +34,7 @@ fn a_peer_that_floods_delays_another_one_by_one_turn() {
         [(1_000_000, false, 1), (1_000_000, true, 1), (5_000, false, 40), (10, true, 64)]
     {
         for count in [1, 4] {
-            let config = Config { psock_bytes: Bound::of(1 << 24), ..Config::default() };
+            let config = Config { psock_bytes: Bound::of(1 << 24), ..Config::new(Order::None) };
             let (mut mux, flood) = lines(config);
             let light = attach(&mut mux);
             let workers: Vec<_> = (0..count).map(|_| mux.clone_worker(64, at(0))).collect();
@@ -60,7 +60,7 @@ fn a_peer_that_floods_delays_another_one_by_one_turn() {
 
 #[test]
 fn a_connection_has_at_most_its_share_in_flight() {
-    let (mut mux, flood) = lines(Config { in_flight: 2, ..Config::default() });
+    let (mut mux, flood) = lines(Config { in_flight: 2, ..Config::new(Order::None) });
     let light = attach(&mut mux);
     let workers = [0; 3].map(|_| mux.clone_worker(1, at(0)));
     mux.handle_bytes(flood, b"1\n2\n3\n4\n", at(0));
@@ -82,7 +82,7 @@ fn a_connection_has_at_most_its_share_in_flight() {
 #[test]
 fn a_batch_is_cut_to_the_share() {
     for rows in [false, true] {
-        let (mut mux, psock) = lines(Config { in_flight: 5, ..Config::default() });
+        let (mut mux, psock) = lines(Config { in_flight: 5, ..Config::new(Order::None) });
         let worker = mux.clone_worker(64, at(0));
         let time = &mut mux.service_time;
         (time.ewma, time.median, time.floor, time.ewma_slow) = (10, 10, 10, 10);
@@ -121,7 +121,7 @@ fn round(mux: &mut Mux, psocks: &[psock::Id]) {
 #[test]
 fn sticky_spreads_connections_over_workers() {
     for rebalance in [None, Some(1)] {
-        let mut mux = Mux::new(Config { order: Order::Sticky, rebalance, ..Config::default() });
+        let mut mux = Mux::new(Config { rebalance, ..Config::new(Order::Sticky) });
         let psocks: Vec<_> = (0..8).map(|_| attach(&mut mux)).collect();
         let workers = [0; 2].map(|_| mux.clone_worker(1, at(0)));
         for psock in &psocks[..6] {
@@ -147,7 +147,7 @@ fn sticky_spreads_connections_over_workers() {
 
 #[test]
 fn a_connection_with_a_message_outstanding_stays_with_its_worker() {
-    let mut mux = Mux::new(Config { order: Order::Sticky, rebalance: Some(1), ..Config::default() });
+    let mut mux = Mux::new(Config { rebalance: Some(1), ..Config::new(Order::Sticky) });
     let psocks = [0; 4].map(|_| attach(&mut mux));
     let busy = mux.clone_worker(64, at(0));
     for psock in psocks {
@@ -170,7 +170,7 @@ fn a_connection_with_a_message_outstanding_stays_with_its_worker() {
 
 #[test]
 fn sticky_workers_take_turns_over_their_connections() {
-    let mut mux = Mux::new(Config { order: Order::Sticky, ..Config::default() });
+    let mut mux = Mux::new(Config::new(Order::Sticky));
     let (flood, light) = (attach(&mut mux), attach(&mut mux));
     let worker = mux.clone_worker(1, at(0));
     mux.handle_bytes(flood, b"1\n2\n3\n", at(0));
@@ -188,7 +188,7 @@ fn sticky_workers_take_turns_over_their_connections() {
 #[test]
 fn messages_of_a_reset_connection_are_discarded() {
     for order in [Order::None, Order::Replies, Order::Serial, Order::Sticky, Order::Key] {
-        let (mut mux, psock) = lines(Config { order, ..Config::default() });
+        let (mut mux, psock) = lines(Config::new(order));
         let other = attach(&mut mux);
         let worker = mux.clone_worker(1, at(0));
         mux.handle_bytes(psock, b"1\n2\n3\n", at(0));
@@ -211,7 +211,7 @@ fn messages_of_a_reset_connection_are_discarded() {
 #[test]
 fn a_discarded_message_frees_its_key() {
     let framing: crate::framing::Framing = "length=1 adjust=1 key=1:1".parse().expect("a framing");
-    let mut mux = Mux::new(Config { order: Order::Key, ..Config::default() });
+    let mut mux = Mux::new(Config::new(Order::Key));
     let [one, two] = [0; 2].map(|_| mux.attach(framing.clone(), Limits::default(), at(0)).expect("open"));
     let worker = mux.clone_worker(1, at(0));
     // The first message waits for a worker, the others for the first.

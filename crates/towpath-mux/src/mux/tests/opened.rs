@@ -36,7 +36,7 @@ fn sent(mux: &mut Mux, psock: psock::Id) -> String {
 }
 
 fn with(order: Order) -> Mux {
-    let mut mux = quick(Config { order, ..Config::default() });
+    let mut mux = quick(Config::new(order));
     mux.report_opened(at(0));
     mux
 }
@@ -73,7 +73,7 @@ fn one_worker_gets_opened_before_the_messages() {
 
 #[test]
 fn open_connections_are_reported_to_the_first_worker_that_asks() {
-    let mut mux = quick(Config::default());
+    let mut mux = quick(Config::new(Order::None));
     let psock = attach(&mut mux);
     mux.handle_bytes(psock, b"one\n", at(0));
     let fresh = attach(&mut mux);
@@ -150,7 +150,7 @@ fn an_opened_event_that_kills_workers_is_given_up() {
 #[test]
 fn no_worker_gets_the_event_of_a_connection_that_was_reset() {
     for order in [Order::None, Order::Replies, Order::Serial, Order::Sticky, Order::Key] {
-        // Before there is a worker, while it is with nobody, and handed back later.
+        // The event waits without any worker, waits with a worker that has not taken it, and is handed back by a worker.
         for held in [None, Some(false), Some(true)] {
             let mut mux = with(order);
             let early = held.map(|_| mux.clone_worker(8, at(0)));
@@ -211,7 +211,7 @@ fn the_event_of_a_new_worker_is_the_first_that_waits() {
 #[test]
 fn the_event_takes_a_turn_and_a_share() {
     for order in [Order::None, Order::Sticky] {
-        let mut mux = quick(Config { order, in_flight: 1, ..Config::default() });
+        let mut mux = quick(Config { in_flight: 1, ..Config::new(order) });
         mux.report_opened(at(0));
         let worker = mux.clone_worker(8, at(0));
         let (psock, other) = (attach(&mut mux), attach(&mut mux));
@@ -231,7 +231,7 @@ fn the_event_takes_a_turn_and_a_share() {
 
 #[test]
 fn a_sticky_connection_that_moves_is_opened_by_its_new_worker() {
-    let mut mux = quick(Config { order: Order::Sticky, rebalance: Some(1), ..Config::default() });
+    let mut mux = quick(Config { rebalance: Some(1), ..Config::new(Order::Sticky) });
     mux.report_opened(at(0));
     let first = mux.clone_worker(8, at(0));
     let psocks = [0; 3].map(|_| attach(&mut mux));
@@ -247,7 +247,7 @@ fn a_sticky_connection_that_moves_is_opened_by_its_new_worker() {
 #[test]
 fn messages_of_a_connection_that_a_worker_closed_are_given_to_workers() {
     for order in [Order::None, Order::Replies, Order::Serial, Order::Sticky] {
-        let mut mux = Mux::new(Config { order, ..Config::default() });
+        let mut mux = Mux::new(Config::new(order));
         let psock = attach(&mut mux);
         let worker = mux.clone_worker(1, at(0));
         mux.handle_bytes(psock, b"quit\nmore\n", at(0));
@@ -285,7 +285,7 @@ fn removed_follows_the_last_message() {
 #[test]
 fn a_closed_connection_sends_what_was_queued() {
     for order in [Order::None, Order::Serial, Order::Sticky] {
-        let mut mux = quick(Config { order, ..Config::default() });
+        let mut mux = quick(Config::new(order));
         let psock = attach(&mut mux);
         let worker = mux.clone_worker(8, at(0));
         mux.handle_bytes(psock, b"quit\nmore\n", at(0));
@@ -308,7 +308,7 @@ fn a_closed_connection_sends_what_was_queued() {
 fn a_close_waits_for_earlier_replies() {
     // Rows: number of the message whose reply is the last; what is sent.
     for (after, expected) in [(Some(1), "0\n1\n"), (Some(0), "0\n"), (None, "0\n1\n2\n")] {
-        let mut mux = quick(Config { order: Order::Replies, ..Config::default() });
+        let mut mux = quick(Config::new(Order::Replies));
         let psock = attach(&mut mux);
         let worker = mux.clone_worker(8, at(0));
         mux.handle_bytes(psock, b"a\nb\nc\n", at(0));
@@ -332,7 +332,7 @@ fn a_close_waits_for_earlier_replies() {
 
 #[test]
 fn a_reset_ends_at_once() {
-    let (mut mux, psock) = lines(Config::default());
+    let (mut mux, psock) = lines(Config::new(Order::None));
     let worker = mux.clone_worker(8, at(0));
     mux.handle_bytes(psock, b"a\n", at(0));
     texts(&mut mux, worker);
@@ -350,7 +350,7 @@ fn a_reset_ends_at_once() {
 fn connections_of_a_worker_that_ends_may_close_with_a_goodbye() {
     for leaves in [false, true] {
         let on_worker_end = OnWorkerEnd::Close { goodbye: b"bye\n" };
-        let mut mux = quick(Config { order: Order::Sticky, on_worker_end, ..Config::default() });
+        let mut mux = quick(Config { on_worker_end, ..Config::new(Order::Sticky) });
         let (psock, first) = (attach(&mut mux), mux.clone_worker(1, at(0)));
         mux.handle_bytes(psock, b"one\ntwo\n", at(0));
         assert_eq!(texts(&mut mux, first), ["one"]);
@@ -402,7 +402,7 @@ fn any_operations_keep_the_counts() {
     let limits = prop::sample::select(vec![None, Some(1)]);
     let run = |((order, in_flight, rebalance), close, ops): (_, bool, Vec<[u8; 2]>)| {
         let on_worker_end = if close { OnWorkerEnd::Close { goodbye: b"bye\n" } } else { OnWorkerEnd::Move };
-        let mut mux = quick(Config { order, in_flight, rebalance, on_worker_end, ..Config::default() });
+        let mut mux = quick(Config { in_flight, rebalance, on_worker_end, ..Config::new(order) });
         mux.report_opened(at(0));
         let (mut psocks, mut workers) = (Vec::new(), Vec::<(worker::Id, Vec<(Ticket, bool)>)>::new());
         let mut known = std::collections::BTreeMap::<psock::Id, worker::Id>::new();

@@ -5,7 +5,7 @@ use super::*;
 /// KCM's most important fault: 154 of 400 messages waited behind a worker that did not read.
 #[test]
 fn a_message_does_not_wait_behind_a_busy_worker() {
-    let (mut mux, psock) = lines(Config::default());
+    let (mut mux, psock) = lines(Config::new(Order::None));
     let stuck = mux.clone_worker(1, at(0));
     let free = mux.clone_worker(1, at(0));
     mux.handle_bytes(psock, &b"x\n".repeat(400), at(0));
@@ -20,7 +20,7 @@ fn a_message_does_not_wait_behind_a_busy_worker() {
 
 #[test]
 fn one_idle_worker_is_woken_and_it_wakes_the_next() {
-    let (mut mux, psock) = lines(Config { wake_cost: Duration::ZERO, ..Config::default() });
+    let (mut mux, psock) = lines(Config { wake_cost: Duration::ZERO, ..Config::new(Order::None) });
     let workers = [0; 4].map(|_| mux.clone_worker(1, at(0)));
     for worker in workers {
         assert!(poll(&mut mux, worker, at(0)).is_empty());
@@ -41,7 +41,7 @@ fn one_idle_worker_is_woken_and_it_wakes_the_next() {
 
 #[test]
 fn batches_follow_what_messages_take() {
-    let (mut mux, psock) = lines(Config::default());
+    let (mut mux, psock) = lines(Config::new(Order::None));
     let worker = mux.clone_worker(64, at(0));
     let round = |mux: &mut Mux, nanos: u64| {
         mux.handle_bytes(psock, &b"x\n".repeat(100), at(0));
@@ -72,7 +72,7 @@ fn batches_follow_what_messages_take() {
 /// took almost no time.
 #[test]
 fn a_slow_message_is_remembered_while_fast_ones_follow() {
-    let (mut mux, psock) = lines(Config::default());
+    let (mut mux, psock) = lines(Config::new(Order::None));
     let worker = mux.clone_worker(1, at(0));
     let mut now = at(0);
     for (count, nanos) in [(50, 1000), (1, 20_000_000), (100, 1000)] {
@@ -91,7 +91,7 @@ fn a_slow_message_is_remembered_while_fast_ones_follow() {
 
 #[test]
 fn messages_not_begun_by_a_slow_worker_are_recalled() {
-    let (mut mux, psock) = lines(Config::default());
+    let (mut mux, psock) = lines(Config::new(Order::None));
     let slow = mux.clone_worker(64, at(0));
     mux.service_time.ewma = 100;
     mux.handle_bytes(psock, b"a\nb\nc\n", at(0));
@@ -110,7 +110,7 @@ fn messages_not_begun_by_a_slow_worker_are_recalled() {
 
 #[test]
 fn a_woken_worker_that_does_not_ask_is_passed_over() {
-    let (mut mux, psock) = lines(Config::default());
+    let (mut mux, psock) = lines(Config::new(Order::None));
     let workers = [0; 3].map(|_| mux.clone_worker(1, at(0)));
     for worker in workers {
         assert!(poll(&mut mux, worker, at(0)).is_empty());
@@ -141,7 +141,7 @@ fn a_woken_worker_that_does_not_ask_is_passed_over() {
 #[test]
 fn no_timer_without_a_worker_to_wake() {
     for order in [Order::None, Order::Sticky] {
-        let (mut mux, psock) = lines(Config { order, ..Config::default() });
+        let (mut mux, psock) = lines(Config::new(order));
         let (busy, idle) = (mux.clone_worker(64, at(0)), mux.clone_worker(64, at(0)));
         mux.service_time.ewma = 100;
         mux.handle_bytes(psock, b"a\nb\n", at(0));
@@ -159,7 +159,7 @@ fn no_timer_without_a_worker_to_wake() {
 
 #[test]
 fn a_message_that_kills_workers_is_abandoned() {
-    let (mut mux, psock) = lines(Config { redeliver: 1, ..Config::default() });
+    let (mut mux, psock) = lines(Config { redeliver: 1, ..Config::new(Order::None) });
     mux.handle_bytes(psock, b"poison\nfine\n", at(0));
     for deaths in 0..2 {
         let worker = mux.clone_worker(1, at(0));

@@ -31,9 +31,10 @@ pub(super) enum Act {
     PollAtMost,
     DoneRow,
     Ack,
+    Parts,
 }
 
-pub(super) const ACTS: [Act; 40] = [
+pub(super) const ACTS: [Act; 43] = [
     Act::Attach,
     Act::Arrive,
     Act::Flood,
@@ -59,6 +60,9 @@ pub(super) const ACTS: [Act; 40] = [
     Act::PollAtMost,
     Act::DoneRow,
     Act::Ack,
+    Act::Parts,
+    Act::Parts,
+    Act::Parts,
     // Frequent operations appear more often.
     Act::Arrive,
     Act::Arrive,

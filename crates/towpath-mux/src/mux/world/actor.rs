@@ -9,16 +9,24 @@ pub(super) struct Actor {
     pub(super) batch: VecDeque<Message>,
     /// The local batch that it read.
     pub(super) run: Option<Batch>,
+    /// Messages of which it has done the first part: the bytes so far, and whether the last part came.
+    pub(super) streams: BTreeMap<Ticket, (Vec<u8>, Option<PartKind>)>,
     /// Awake or woken: the mux expects it to ask for messages.
     pub(super) asks: bool,
     pub(super) enabled: bool,
     /// It was disabled or leaves, so its connections may have moved.
     pub(super) moved: bool,
+    pub(super) leaves: bool,
     /// Time from which it counts as dead.
     pub(super) deadline: Option<Time>,
 }
 
 impl Actor {
+    /// Returns true if it has begun a message in parts of this connection and not done it.
+    pub(super) fn has_stream_of(&self, psock: psock::Id) -> bool {
+        self.streams.keys().any(|ticket| ticket.psock == psock)
+    }
+
     pub(super) fn has_some(&self) -> bool {
         !self.batch.is_empty() || self.run.is_some()
     }
@@ -41,8 +49,9 @@ impl World {
                 }
             }
             Act::HandBack => self.hand_back(at, much),
+            Act::Parts => self.parts(at, 1 + much % 8),
             Act::Disable => {
-                self.actors[at].enabled = much.is_multiple_of(2);
+                self.actors[at].enabled = much.is_multiple_of(2) && !self.actors[at].leaves;
                 self.actors[at].moved = true;
                 self.mux.disable(id, !much.is_multiple_of(2), now);
             }
@@ -68,8 +77,18 @@ impl World {
     pub(super) fn clone_worker(&mut self, credit: usize) {
         if self.actors.len() < WORKERS {
             let id = self.mux.clone_worker(credit, self.now);
-            let (batch, run, deadline) = (VecDeque::new(), None, None);
-            self.actors.push(Actor { id, batch, run, asks: true, enabled: true, moved: false, deadline });
+            let (batch, run, streams, deadline) = (VecDeque::new(), None, BTreeMap::new(), None);
+            self.actors.push(Actor {
+                id,
+                batch,
+                run,
+                streams,
+                asks: true,
+                enabled: true,
+                moved: false,
+                leaves: false,
+                deadline,
+            });
         }
     }
 
@@ -101,11 +120,11 @@ impl World {
         let id = self.actors[at].id;
         assert!(self.actors[at].enabled, "a disabled worker gets nothing");
         let peer = self.peers.iter().chain(&self.gone).find(|peer| peer.id == ticket.psock).expect("a peer");
-        assert_eq!(
-            message.bytes()[..],
-            request(peer.name, ticket.number as u16),
-            "the message equals what was sent"
-        );
+        let sent = request(peer.name, ticket.number as u16);
+        match message.more() {
+            true => assert!(sent.starts_with(message.bytes()) && sent.len() > message.bytes().len()),
+            false => assert_eq!(message.bytes()[..], sent, "the message equals what was sent"),
+        }
         let place = self.locations.insert(ticket, Location::With(id));
         assert_eq!(place, Some(Location::Waits), "{ticket:?} is delivered once");
         let with = |other: &Ticket| matches!(self.locations.get(other), Some(Location::With(_)));
@@ -162,6 +181,12 @@ impl World {
         }
         // Sticky and keyed messages are done in order; otherwise any message may be first.
         let which = if self.config.order == Order::Sticky { 0 } else { much % actor.batch.len() };
+        if self.config.order == Order::Sticky && actor.has_stream_of(actor.batch[0].psock()) {
+            return self.parts(at, 3 + usize::from(much > 99));
+        }
+        if actor.batch[which].more() {
+            return self.first_part(at, which);
+        }
         let message = actor.batch.remove(which).expect("it has some");
         let (id, ticket) = (actor.id, message.ticket());
         if answers && much % 3 == 1 && much < 250 {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Act, Location, Order, World};
 use crate::Time;
-use crate::mux::{Batch, Message, Ticket};
+use crate::mux::{Batch, Message, PartKind, Ticket};
 
 impl World {
     /// A driver gives a worker messages, up to `most` in total.
@@ -30,9 +30,15 @@ impl World {
         }
         // Sticky messages are done in order, as single ones are.
         let from = if self.config.order == Order::Sticky { 0 } else { much % count };
+        if self.config.order == Order::Sticky && actor.has_stream_of(actor.batch[0].psock()) {
+            return self.parts(at, 3);
+        }
+        if actor.batch[from].more() {
+            return self.first_part(at, from);
+        }
         let first = actor.batch[from].ticket();
         let follows = |(at, message): (usize, &Message)| {
-            message.ticket() == Ticket { number: first.number + at as u64, ..first }
+            message.ticket() == Ticket { number: first.number + at as u64, ..first } && !message.more()
         };
         let row = actor.batch.iter().skip(from).enumerate().take_while(|&row| follows(row)).count();
         let row = row.min(1 + much / 4 % 8);
@@ -72,7 +78,7 @@ impl World {
     /// A worker leaves. It counts as dead at the deadline.
     pub(super) fn leave(&mut self, at: usize, deadline: Option<Time>) {
         let actor = &mut self.actors[at];
-        (actor.enabled, actor.moved, actor.deadline) = (false, true, deadline);
+        (actor.enabled, actor.moved, actor.leaves, actor.deadline) = (false, true, true, deadline);
         self.mux.leave(actor.id, deadline, self.now);
     }
 
@@ -96,6 +102,11 @@ impl World {
         let actor = &self.actors[at];
         for ticket in actor.run.iter().flat_map(Batch::rest) {
             self.locations.insert(ticket, Location::Waits);
+        }
+        let whole = |state: &(Vec<u8>, Option<PartKind>)| state.1 == Some(PartKind::Last);
+        for (ticket, state) in &actor.streams {
+            let done = self.tried.contains(ticket) && whole(state);
+            self.locations.insert(*ticket, if done { Location::Done } else { Location::Waits });
         }
         for ticket in actor.batch.iter().map(Message::ticket) {
             let place = if self.tried.contains(&ticket) { Location::Done } else { Location::Waits };

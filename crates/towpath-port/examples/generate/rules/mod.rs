@@ -55,7 +55,7 @@ fn group6(ip: &str) -> Host {
     group
 }
 
-/// A way through a port that is a VLAN.
+/// A path through a port that is a VLAN.
 fn on(vlan: u16, from: Host, to: Host) -> Path {
     Path { vlan: Some(vlan), ..Path::new(from, to) }
 }

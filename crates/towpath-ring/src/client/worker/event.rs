@@ -112,7 +112,7 @@ impl Worker {
         recv: impl FnMut(&mut Consumer) -> Result<Option<Frame>, RecvError>,
         is_over: impl Fn() -> bool,
     ) -> Result<Option<Event>, RecvError> {
-        let wanted = |kind| matches!(kind, Kind::MESSAGE | Kind::OPENED | Kind::ENDED);
+        let wanted = |kind: Kind| kind.is_message() || matches!(kind, Kind::OPENED | Kind::ENDED);
         let Some(frame) = self.next(recv, is_over, wanted)? else { return Ok(None) };
         let (header, payload) = (*frame.header(), self.queue.payload(&frame));
         let damaged = || RecvError::Damaged("a connection event with wrong lengths".into());

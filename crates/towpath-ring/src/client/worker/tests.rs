@@ -146,7 +146,7 @@ fn answers_that_are_too_long_together_go_in_parts() {
 }
 
 #[test]
-fn what_makes_no_sense_is_said_once() {
+fn invalid_messages_are_an_error_and_serving_continues() {
     let (directory, mut endpoint) = front();
     let path = directory.path().join("ring");
     let worker = std::thread::spawn(move || {

@@ -15,6 +15,12 @@ impl Channel {
         self.policy.events
     }
 
+    /// Returns true if the client takes messages in parts ([`Kind::MESSAGE_PART`](crate::Kind::MESSAGE_PART)).
+    #[must_use]
+    pub const fn takes_parts(&self) -> bool {
+        self.policy.parts
+    }
+
     /// Largest number of messages that the client accepts in one frame ([`Channel::send_batch`]), up to
     /// [`BATCH_MAX`]; 1 if it accepts no batches. The client reports it; a wrong value harms only the client.
     #[must_use]
@@ -24,7 +30,7 @@ impl Channel {
         usize::try_from(most).map_or(BATCH_MAX, |most| most.clamp(1, BATCH_MAX))
     }
 
-    /// What the client reports to process: it tells at which of its messages it died.
+    /// The message that the client reports to be processing. After the death of the client, it is the message at which the client died.
     #[must_use]
     pub fn position(&self) -> Option<Position> {
         // Relaxed: read after the client's death, or for display.

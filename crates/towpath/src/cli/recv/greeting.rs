@@ -42,7 +42,7 @@ pub(super) fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAdd
         if refused <= REPORTED {
             let last = if refused == REPORTED { "; further ones are not reported" } else { "" };
             say(format_args!(
-                "{} is no `towpath send`: what it says first is {:?}; still waiting{last}",
+                "{} is not `towpath send`: its first bytes are {:?}; still waiting{last}",
                 client.from,
                 first_words(&client.said)
             ));

@@ -151,7 +151,7 @@ impl SparseFile {
     fn find(&self, what: SeekFrom) -> Result<Option<u64>, String> {
         match (rustix::fs::seek(&self.file, what), what) {
             (Ok(at), _) => Ok(Some(at.clamp(self.at, self.before.size))),
-            // The whole file is data for a file system that knows no holes.
+            // On a file system without holes, the whole file is data.
             (Err(Errno::INVAL), SeekFrom::Data(at)) => Ok(Some(at)),
             (Err(Errno::INVAL), _) => Ok(None),
             // No data follows: a hole up to the end, or the file is shorter now.

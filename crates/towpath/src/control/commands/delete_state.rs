@@ -35,7 +35,7 @@ fn handle(body: Value, context: &Context<'_>) -> Handled {
     Ok(Reply::Answer("deleted", json!({ "states": states, "next": next.map(Cursor::to_bits) })))
 }
 
-/// `words` are those behind `delete state`.
+/// `words` are the arguments after `delete state`.
 pub(super) fn run(engine: &Engine, words: &[String], json: bool) -> Result<String, Failure> {
     let (words, json) = json_behind(words, json);
     let flow = words.join(" ");

@@ -1,4 +1,4 @@
-//! Listings in pages, of which each fits into one answer.
+//! Listings in pages. Each page fits into one answer.
 //!
 //! Each answer has `next`, the `from` of the next page. A page of rules or of table entries begins at an index. For tables, the client
 //! repeats the `version` of the first page, and the server keeps the listing of this version for a while. For rules, the client starts
@@ -15,7 +15,7 @@ pub(super) const PAGE: usize = 1000;
 /// Bytes of text of one page.
 const PAGE_BYTES: usize = 256 << 10;
 
-/// How often a client starts a listing again.
+/// Maximum number of times that a client starts a listing.
 const TRIES: usize = 100;
 
 /// Returns the rows of the page that begins at `from`, and the beginning of the next page.
@@ -43,7 +43,7 @@ pub(super) fn page_of<T>(
     (rows, (next < total).then_some(next))
 }
 
-/// Asks for all pages and returns the rows, the member `key` of each answer. Without `version` in the answers, rows may
+/// Requests all pages and returns their rows, which are in the member `key` of each answer. Without `version` in the answers, rows may
 /// appear and disappear between pages; the cursor `next` skips no row that exists during the whole listing.
 pub(super) fn all(
     mut ask: impl FnMut(u64) -> Result<Value, Failure>,
@@ -89,7 +89,7 @@ mod tests {
         }
         assert!(got.into_iter().eq(0..2500));
         assert_eq!(page(vec![1], 7, |_| 1), (vec![], None));
-        // A row larger than a page is a page.
+        // A row longer than a page has a page of its own.
         assert_eq!(page(vec![1, 2], 0, |_| PAGE_BYTES), (vec![1], Some(1)));
     }
 

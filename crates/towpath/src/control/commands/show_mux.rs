@@ -13,7 +13,7 @@ use super::super::command::{Context, Handled, Query, Reply};
 use super::super::protocol::{Code, Refusal};
 use super::super::text::{cell, duration, items, table};
 use crate::metrics::{self, Layout};
-use crate::worker_pool::{UnsentStats, Violations};
+use crate::worker_pool::{UnsentStats, UpgradeStats, Violations};
 
 /// The muxes, in the columns of Linux's /proc/net/kcm and /proc/net/kcm_stats
 ///
@@ -119,6 +119,8 @@ pub struct Mux {
     pub psock_totals: psock::Stats,
     /// Accepted and refused connections.
     pub arrivals: AcceptStats,
+    /// Connections that were handed over or taken over.
+    pub upgrade: UpgradeStats,
     /// How long messages waited for a worker.
     pub queue_wait: Times,
     /// How long workers held messages.
@@ -231,6 +233,7 @@ impl Mux {
             "violations": metrics::json(&self.violations),
             "stats": stats,
             "arrivals": metrics::json(&self.arrivals),
+            "upgrade": metrics::json(&self.upgrade),
             "queue_wait": self.queue_wait,
             "service_time": self.service_time,
             "workers": (0..).zip(&self.workers).map(|(at, worker)| worker.object(at)).collect::<Vec<_>>(),
@@ -360,6 +363,7 @@ fn show(mux: &Value) -> String {
         ("Lost", more(&plain, UnsentStats::TABLE, &mux["lost"], &|_| true)),
         ("Violations", more(&plain, Violations::TABLE, &mux["violations"], &|_| true)),
         ("Arrivals", more(&plain, AcceptStats::TABLE, &mux["arrivals"], &|_| true)),
+        ("Upgrade", more(&plain, UpgradeStats::TABLE, &mux["upgrade"], &|_| true)),
     ];
     for (name, counters) in groups {
         let (mut names, mut numbers) = (vec![name.to_owned()], vec![String::new()]);
@@ -400,14 +404,14 @@ fn order(order: mux::Order) -> &'static str {
 mod tests {
     use towpath_mux::Time;
     use towpath_mux::assembler::Limits;
-    use towpath_mux::mux::Config;
+    use towpath_mux::mux::{Config, Order};
 
     use super::*;
 
     #[test]
     fn a_mux_is_shown_in_kcms_columns() {
         let now = Time::default();
-        let mut core = mux::Mux::new(Config::default());
+        let mut core = mux::Mux::new(Config::new(Order::None));
         let psock = core.attach("line".parse().unwrap(), Limits::default(), now).unwrap();
         let worker = core.clone_worker(1, now);
         core.handle_bytes(psock, b"one\ntwo\nthr", now);

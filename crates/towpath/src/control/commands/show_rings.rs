@@ -173,7 +173,7 @@ impl Ring {
         }
         let other = self.stats.lost_overwritten + self.stats.lost_limited;
         object["lost"]["other"] = other.into();
-        // The ring counts invalid words, the engine verdicts that the queue does not allow.
+        // The ring counts invalid words. The engine counts verdicts that the queue does not allow.
         let refused = self.verdicts.forbidden_queue + self.verdicts.too_long;
         object.insert("violations".to_owned(), (self.stats.violations + refused).into());
         let size = |size: fn(&Geometry) -> u32| self.geometry.as_ref().map_or(0, size);

@@ -68,7 +68,7 @@ pub struct Send {
     pub choice: &'static str,
     /// RLIMIT_MEMLOCK of the user, in bytes; `None` if unlimited.
     pub locked_limit: Option<u64>,
-    /// Bytes of it that the senders use in total; 0 if unlimited.
+    /// Locked memory that the senders use in total, in bytes; 0 if unlimited.
     pub locked_used: u64,
     /// net.core.optmem_max, in bytes.
     pub optmem: u64,
@@ -233,7 +233,7 @@ fn show(send: &Value) -> String {
     let senders = items(&send["senders"]);
     let name = send["name"].as_str().map_or_else(String::new, |name| format!("{name}: "));
     let mut text = format!(
-        "{name}{}; {} connections had long answers, {} are there, {} linger ({} were reset), {} buffers in quarantine\n",
+        "{name}{}; {} connections had long replies, {} are open, {} linger ({} were reset), {} buffers in quarantine\n",
         cell(&send["choice"]),
         number("connections"),
         senders.len() as u64 + number("senders_left_out"),

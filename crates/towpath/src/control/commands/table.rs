@@ -89,7 +89,7 @@ fn handle(body: Value, context: &Context<'_>) -> Handled {
     }
 }
 
-/// Runs a table command that is not a command of a rule file. `None` for all other commands.
+/// Runs `list`, `info`, `lookup` or `load`, which are not commands of a rule file. `None` for all other commands.
 pub(super) fn run(engine: &Engine, words: &[&str], json: bool, how: How) -> Option<Result<String, Failure>> {
     let printed = |printed: Result<(), Failure>| printed.map(|()| String::new());
     Some(match *words {

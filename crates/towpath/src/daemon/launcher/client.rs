@@ -73,7 +73,7 @@ impl Launcher {
         let reply = request.send(&self.socket, &[]).and_then(|()| Message::receive(&self.socket));
         match reply {
             Ok(Some((reply, descriptors))) => Ok((reply.checked()?, descriptors)),
-            // A late reply would be taken for that of another request.
+            // Without this, a late reply would be taken for the reply to the next request.
             Ok(None) | Err(_) => {
                 *works = false;
                 Err(ended())

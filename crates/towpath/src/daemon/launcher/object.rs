@@ -1,4 +1,4 @@
-//! Objects of ports in messages: the numbers are kind and variant, the text is the port's name and that of the interface.
+//! Objects of ports in messages: the numbers are the object's kind and variant, and the text has the names of the port and of the interface.
 
 use std::io;
 

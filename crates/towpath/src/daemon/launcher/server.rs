@@ -21,10 +21,10 @@ use super::{digest, digest_of_all, object, programs};
 use crate::config::Config;
 use crate::process::{Identity, Limit, Place, Program, spawn};
 
-/// Limit on processes that were started and not waited for.
+/// Limit on started processes whose exit status the engine has not requested.
 const CHILDREN: usize = 8192;
 
-/// Processes and threads of an unused user id.
+/// Limit on the processes and threads of an unused user id.
 const PROCESSES: &str = "nproc=512";
 
 /// The state of the launcher.
@@ -108,7 +108,7 @@ impl Server {
     fn adopt(&mut self, digest: u64) -> io::Result<()> {
         let config = Config::read(&self.file).map_err(|found| {
             let first = found.first().map(ToString::to_string).unwrap_or_default();
-            io::Error::other(format!("the launcher reads the configuration, too: {first}"))
+            io::Error::other(format!("the launcher cannot read the configuration: {first}"))
         })?;
         if digest_of_all(&config) != digest {
             return Err(io::Error::other("the configuration changed while it was read: try again"));

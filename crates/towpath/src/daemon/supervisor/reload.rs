@@ -6,6 +6,7 @@ use std::time::Duration;
 use towpath_gate::rules::{Diagnostic, Ruleset};
 
 use super::super::inspector_sockets::Socket;
+use super::super::mux_service::Service;
 use super::super::privilege::Capabilities;
 use super::super::worker_command::WorkerCommand;
 use super::Supervisor;
@@ -41,6 +42,7 @@ impl Supervisor {
                 );
                 self.rechecking = self.ruleset.rechecks().running;
                 self.change(config, bound);
+                self.services.iter().for_each(Service::reload_tls);
                 // Log after everything is applied: readers of this line may use the new configuration at once.
                 log::info!(
                     target: OPERATOR,
@@ -60,7 +62,7 @@ impl Supervisor {
     }
 
     /// Sends the threads the changes that must precede the new rules. Changes that must follow them are made by
-    /// [`change`](Self::change). Thus no packet is dropped because of the order of changes.
+    /// [`change`](Self::change). No packet is therefore dropped because of the order of the changes.
     fn prepare(&self, config: &Config) {
         let Self { config: before, services, .. } = self;
         for queue in &config.queues {
@@ -79,7 +81,7 @@ impl Supervisor {
         self.workers.iter().for_each(|worker| worker.say(command()));
     }
 
-    /// Waits until the threads have executed the commands, up to the timeout; a thread that ends does not.
+    /// Waits until the threads have executed the commands or ended, up to the timeout.
     fn settle(&self) {
         let (done, settled) = channel();
         self.say(&|| WorkerCommand::Settle(done.clone()));
@@ -136,7 +138,7 @@ impl Supervisor {
             let line = |what| format!("{what} cannot change at run time{why}: restart the engine");
             return Err(fixed.iter().map(line).collect());
         }
-        let cramped = |queue: &config::Queue| {
+        let lacking = |queue: &config::Queue| {
             let socket = self.sockets.iter().find(|socket| socket.queue == queue.number)?;
             let why = socket.lacks(&queue.inspectors)?;
             Some(format!(
@@ -144,9 +146,9 @@ impl Supervisor {
                 queue.number
             ))
         };
-        let cramped: Vec<String> = config.queues.iter().filter_map(cramped).collect();
-        if !cramped.is_empty() {
-            return Err(cramped);
+        let lacking: Vec<String> = config.queues.iter().filter_map(lacking).collect();
+        if !lacking.is_empty() {
+            return Err(lacking);
         }
         let rules = config.read_rules().map_err(lines)?;
         if let Some(path) = config.states.as_ref().filter(|_| config.states != self.config.states) {

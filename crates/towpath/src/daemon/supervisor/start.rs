@@ -23,7 +23,7 @@ use super::super::mux_admission::MuxAdmission;
 use super::super::mux_service;
 use super::super::privilege::{self, Capabilities};
 use super::super::round_robin::RoundRobin;
-use super::super::signals::{reloads, stops};
+use super::super::signals::{reloads, stops, upgrades};
 use super::super::worker::{Parts, Worker};
 use super::super::worker_command::WorkerCommand;
 use super::ruleset::gate;
@@ -62,6 +62,7 @@ impl Supervisor {
         let signals = |error| Failure::System("signals", error);
         // Before the files are read: a SIGHUP that follows a change of the files must not be lost.
         let hup = reloads().map_err(signals)?;
+        let usr2 = upgrades().map_err(signals)?;
         let identity = privilege::engine_user(config.engine.identity)
             .map_err(|error| Failure::System("the engine's user", error))?;
         privilege::start_helper_threads(identity);
@@ -231,6 +232,7 @@ impl Supervisor {
             channels: 0,
             stop,
             hup,
+            usr2,
             kept,
             starter,
             launcher,

@@ -48,7 +48,7 @@ impl Mux {
         Self::begin(shell, "127.0.0.1:0", worker, more)
     }
 
-    fn begin(mut command: Command, address: &str, worker: &str, more: &[&str]) -> Self {
+    pub(crate) fn begin(mut command: Command, address: &str, worker: &str, more: &[&str]) -> Self {
         let mut child = command
             .args(["mux", address, "--worker", worker])
             .args(["--framing", FRAMING].iter().filter(|_| !more.contains(&"--framing")))
@@ -70,14 +70,23 @@ impl Mux {
 
     /// Reads its log until a line contains `what`.
     pub(crate) fn until(&mut self, what: &str) -> String {
-        let mut line = String::new();
         loop {
-            line.clear();
-            assert!(self.stderr.read_line(&mut line).expect("text") > 0, "it ended without: {what}");
+            let line = self.line(what);
             if line.contains(what) {
                 return line;
             }
         }
+    }
+
+    /// The next line of its log, which continues for `what`.
+    pub(crate) fn line(&mut self, what: &str) -> String {
+        let mut line = String::new();
+        assert!(self.stderr.read_line(&mut line).expect("text") > 0, "it ended without: {what}");
+        line
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     pub(crate) fn connect(&self) -> TcpStream {
@@ -85,6 +94,10 @@ impl Mux {
         stream.set_read_timeout(Some(Duration::from_secs(120))).expect("a timeout");
         stream.set_nodelay(true).expect("no delay");
         stream
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     pub(crate) fn signal(&self, signal: Signal) {

@@ -1,6 +1,6 @@
 //! Draining a worker pool, and handing over to a successor.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::thread;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use super::daemon::{Mux, answer, ask, counted, example, message, split};
+use super::daemon::{Mux, answer, ask, counted, discarded, example, message, split};
 
 #[test]
 fn draining_answers_received_requests() {
@@ -64,12 +64,50 @@ fn a_stuck_worker_does_not_block_the_end() {
     let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
     let body = format!("wait {}", gate.local_addr().expect("an address"));
     stream.write_all(&message(body.as_bytes())).expect("open");
-    let _holder = gate.accept().expect("the worker");
+    let (mut holder, _) = gate.accept().expect("the worker");
     let (code, errors) = mux.finish();
     assert_eq!(code, Some(1), "{errors}");
     assert!(errors.contains("ended before everything was drained"), "{errors}");
     assert!(errors.contains("not drained in time"), "{errors}");
     assert!(errors.contains("0 done, 0 given up, 0 discarded, 1 begun, 0 not begun"), "{errors}");
+    assert_eq!(holder.read(&mut [0]).expect("the worker's end"), 0, "it was killed");
+}
+
+/// The report has the message that the stuck worker had begun, and those behind it. The other worker's peers are answered.
+#[test]
+fn a_drain_reports_what_a_stuck_worker_had_begun() {
+    let mux = Mux::start(&example("mux_worker"), &["--workers", "2", "--order", "sticky", "--drain", "4"]);
+    let (mut stuck, mut other) = (mux.connect(), mux.connect());
+    // A connection goes to the worker with the fewest.
+    let first = split(&ask(&mut stuck, b"first")).0;
+    assert_ne!(split(&ask(&mut other, b"first")).0, first);
+    let gates = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
+    let [wait, late] = [0, 1].map(|at| format!("wait {}", gates[at].local_addr().expect("an address")));
+    let three = [&wait[..], "second", "third"].map(|body| message(body.as_bytes())).concat();
+    stuck.write_all(&three).expect("open");
+    let (mut holder, _) = gates[0].accept().expect("the worker");
+    other.write_all(&message(late.as_bytes())).expect("open");
+    let (released, _) = gates[1].accept().expect("the other worker");
+    // The mux has read what was sent before its peers connect once more.
+    drop(mux.connect());
+    mux.signal(Signal::TERM);
+    while TcpStream::connect(&mux.address).is_ok() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    drop(released);
+    assert_eq!(split(&answer(&mut other).expect("an answer")).1, late.as_bytes());
+    assert!(answer(&mut stuck).is_err(), "it is never answered");
+    let (code, errors) = mux.ended();
+    assert_eq!(code, Some(1), "{errors}");
+    // The worker has the messages behind the stuck one, or the mux discards them with their connection.
+    let (received, done, given_up, not_begun) = counted(&errors);
+    assert_eq!((received, done, given_up, discarded(&errors) + not_begun), (6, 3, 0, 2), "{errors}");
+    assert!(errors.contains(", 1 begun, "), "{errors}");
+    let at = |text: &str| errors.find(text).unwrap_or_else(|| panic!("{text}: {errors}"));
+    let order =
+        [at("not drained in time"), at(" messages: 3 done"), at("ended before everything was drained")];
+    assert!(order.is_sorted(), "{errors}");
+    assert_eq!(holder.read(&mut [0]).expect("the worker's end"), 0, "it was killed");
 }
 
 #[test]

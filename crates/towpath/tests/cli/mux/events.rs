@@ -183,7 +183,7 @@ fn http_1_0_ends_with_the_connection() {
 #[towpath_testenv::needs("python3")]
 #[test]
 fn smtplib_is_greeted_and_quits() {
-    let mux = Mux::start(&example("smtp"), &[&LINE[..], &["--order", "sticky", "--workers", "2"]].concat());
+    let mux = Mux::start(&example("smtp"), &["--framing", "smtp", "--workers", "2"]);
     let (host, port) = mux.address.rsplit_once(':').expect("a port");
     let script = format!(
         "import smtplib\n\

@@ -1,10 +1,41 @@
 //! Startup of `towpath mux`, and its errors.
 
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
+use std::process::Stdio;
+use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketType};
+use rustix::process::{Pid, Signal, test_kill_process};
 
-use super::daemon::{FRAMING, Mux, ask, example, split, towpath};
+use super::daemon::{FRAMING, Mux, ask, example, kill, split, towpath};
+
+#[test]
+fn a_mux_can_be_ended_while_its_worker_starts() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (pid_file, sockets) = (directory.path().join("pid"), directory.path().join("sockets"));
+    std::fs::create_dir(&sockets).expect("a directory");
+    let worker = format!("sh -c 'echo $$ > {}; exec sleep 1000'", pid_file.display());
+    let mux = towpath()
+        .args(["mux", "127.0.0.1:0", "--framing", "line", "--workers", "1", "--worker", &worker])
+        .env("TMPDIR", &sockets)
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("towpath starts");
+    let started = || std::fs::read_to_string(&pid_file).ok().filter(|pid| pid.ends_with('\n'));
+    let pid = loop {
+        if let Some(pid) = started() {
+            break pid.trim().parse().expect("a process");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    kill(mux.id(), Signal::TERM);
+    let output = mux.wait_with_output().expect("its end");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(errors.contains("told to end before all workers had attached"), "{errors}");
+    assert!(test_kill_process(Pid::from_raw(pid).expect("a process")).is_err(), "the worker is ended");
+    assert_eq!(std::fs::read_dir(&sockets).expect("a directory").count(), 0);
+}
 
 #[test]
 fn startup_errors_are_one_line() {
@@ -104,4 +135,18 @@ fn the_limit_of_open_files_is_raised() {
     let mux = Mux::limited("ulimit -Sn 64", &example("mux_worker"), &["--workers", "1"]);
     let mut clients: Vec<_> = (0..100).map(|_| mux.connect()).collect();
     assert_eq!(split(&ask(clients.last_mut().expect("many"), b"hello")).1, b"hello");
+}
+
+#[test]
+fn the_help_has_the_delivery_table() {
+    let output = towpath().args(["mux", "--help"]).output().expect("towpath starts");
+    let text = String::from_utf8(output.stdout).expect("text");
+    let (_, table) = text.split_once("\nDelivery:\n").unwrap_or_else(|| panic!("{text}"));
+    for line in [
+        "  --redeliver 0: at most once",
+        "  --order none, key:",
+        "      when its worker ends: the connection stays",
+    ] {
+        assert!(table.lines().any(|found| found == line), "{line}\n{table}");
+    }
 }

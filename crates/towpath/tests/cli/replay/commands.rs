@@ -54,9 +54,10 @@ fn explain_says_what_a_rule_does_and_why() {
     .unwrap();
     assert!(explain(&[]).contains("note: there are no states before a packet in words"), "{}", explain(&[]));
     let full = explain(&["--capture", capture]);
-    assert!(full.contains("note: with the current states, the packet has another outcome: drop"), "{full}");
+    assert!(full.contains("no state :default can be made (the rule's limit is reached): drop"), "{full}");
+    assert!(full.ends_with("in cap0: drop (over limit)\n"), "{full}");
     let beside = explain(&["--capture", capture, "--packet", "1", "--json"]);
-    assert!(beside.contains("has another outcome"), "{beside}");
+    assert!(beside.contains(r#""outcome":"refused""#) && beside.contains(r#""passes":false"#), "{beside}");
     fs::write(bench.path("rules.ipfw"), "add allow udp from any to any set-limit src-port 1\n").unwrap();
     assert!(!explain(&[]).contains("note:"), "{}", explain(&[]));
     fs::write(bench.path("rules.ipfw"), "add check-state\nadd allow udp from any to any record-state\n")
@@ -232,8 +233,8 @@ fn a_configuration_decides_as_in_an_engine() {
         "- 65535 deny ip from any to any\n",
         "+ 65535 allow ip from any to any\n",
         "~ setting dyn_max: 2 -> 1\n",
-        "~ route 10.0.0.0/16: port lan -> none\n",
-        "~ route 10.0.0.0/24: none -> port lan\n",
+        "~ route 10.0.0.0/16 port: lan -> none\n",
+        "~ route 10.0.0.0/24 port: none -> lan\n",
     ] {
         assert!(printed.contains(line), "{printed} lacks {line}");
     }

@@ -70,9 +70,18 @@ fn edits() -> Vec<String> {
     files
 }
 
+/// Ends the clients when it is dropped. Otherwise a test that fails would wait for them.
+struct Stop(Arc<AtomicBool>);
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Connections of the left machine to these ports of the right one, which stay until the end.
 struct Connections {
-    stop: Arc<AtomicBool>,
+    stop: Stop,
     /// Round trips of each connection.
     trips: Arc<[AtomicU64; 3]>,
     ends: [Receiver<()>; 2],
@@ -114,7 +123,7 @@ impl Connections {
                 }
             });
         });
-        Self { stop, trips, ends: [client, server] }
+        Self { stop: Stop(stop), trips, ends: [client, server] }
     }
 
     /// Waits until each connection has made some more round trips.
@@ -125,7 +134,7 @@ impl Connections {
     }
 
     fn end(self) {
-        self.stop.store(true, Ordering::Relaxed);
+        drop(self.stop);
         self.ends.into_iter().for_each(|end| end.recv().unwrap());
     }
 }

@@ -46,7 +46,8 @@ fn is_blind_reset(state: &State, side: usize, segment: &Segment, settings: &Sett
     let near = behind.min(behind.wrapping_neg()) <= window(side) || state.ack[side] == 0;
     match segment.tcp_seq.wrapping_sub(state.ack[1 - side]) {
         0 => false,
-        ahead => ahead > window(1 - side) || segment.tcp_flags & 16 != 0 && !near,
+        ahead if segment.tcp_flags & 16 == 0 => ahead > 65_535,
+        ahead => ahead > window(1 - side) || !near,
     }
 }
 

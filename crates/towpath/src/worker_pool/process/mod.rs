@@ -1,32 +1,30 @@
 //! A worker process: start, attachment, and the messages that it holds.
 
-use std::collections::VecDeque;
+mod exit;
+mod rx_frames;
+
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use thiserror::Error;
 use towpath_engine::queue::VerdictStats;
-use towpath_mux::Time;
 use towpath_mux::io::Driver;
-use towpath_mux::mux::{Batch, Mux, Order, Ticket, psock, worker};
+use towpath_mux::mux::{Batch, MessagePart, Order, PartKind, Ticket, psock, worker};
 use towpath_ring::reaper::{PeerKey, Reaped, Reaper};
-use towpath_ring::{
-    self as ring, Allow, Channel, Death, Endpoint, Geometry, Kind, Meta, POLL_BYTES, Position, ReserveError,
-    Seq,
-};
+use towpath_ring::{self as ring, Allow, Channel, Death, Endpoint, Geometry, POLL_BYTES, Position, Seq};
 
 use super::authority::{Authority, Rights};
-use super::completions::{Answers, Completions, Unsent};
-use super::connections::{Connections, EndedEvent, PENDING};
-use super::frame::{FrameMessages, Out, messages, part, pass, pieces, place, send_first};
+use super::completions::{Answers, Completions};
+use super::connections::{EndedEvent, PENDING};
+use super::frame::{Out, Stream, place};
 use super::tx_lease::TxLeases;
 use super::violation::Violation;
 use crate::control::commands::show_rings;
 use crate::process::{Child, Place, Program, Starter};
+pub use exit::WorkerExit;
 
 /// Time for a process to attach.
 const ATTACH: Duration = Duration::from_secs(15);
@@ -44,68 +42,12 @@ const RX: u32 = 4 << 20;
 /// follows, so that a worker that only sends does not delay the others.
 const ROUNDS: usize = 16;
 const TURN_BYTES: usize = 2 * POLL_BYTES;
-/// Maximum number of notices of unsent messages and of ended events that it holds.
-const NOTICES: usize = 64;
-
 /// How worker processes are started.
 #[derive(Clone, Debug)]
 pub(super) struct Command {
     pub(super) program: Program,
     pub(super) place: Place,
     pub(super) starter: Starter,
-}
-
-/// Why a worker process ended or could not be started.
-#[derive(Debug, Error)]
-pub enum WorkerExit {
-    /// The socket could not be created.
-    #[error("{0}")]
-    Bind(#[from] ring::BindError),
-    /// The program could not be started.
-    #[error("cannot start `{program}`: {source}")]
-    Start {
-        /// First word of the command.
-        program: String,
-        /// The error.
-        source: io::Error,
-    },
-    /// The program exited before it attached.
-    #[error("`{program}` ended before it attached ({status}); run it alone to see why")]
-    Early {
-        /// First word of the command.
-        program: String,
-        /// Its exit status.
-        status: ExitStatus,
-    },
-    /// The program did not attach in time.
-    #[error(
-        "`{program}` did not attach within {} s; a worker attaches to the socket that TOWPATH_SOCKET names \
-         (towpath_ring::Worker::attach_env)",
-        ATTACH.as_secs()
-    )]
-    Late {
-        /// First word of the command.
-        program: String,
-    },
-    /// It exited or was killed after it had attached.
-    #[error("process {pid}: {why}")]
-    Gone {
-        /// Its process id.
-        pid: u32,
-        /// How it ended.
-        why: String,
-    },
-    /// It exceeded its authority.
-    #[error("process {pid}: detached: {why}")]
-    Violation {
-        /// Its process id.
-        pid: u32,
-        /// The violation.
-        why: Violation,
-    },
-    /// A system call failed.
-    #[error("{0}")]
-    System(#[from] io::Error),
 }
 
 /// See the documentation of this module.
@@ -149,6 +91,10 @@ pub(super) struct Process {
     served: bool,
     /// Taken from the core and not published for lack of space.
     waiting: VecDeque<Batch>,
+    /// Parts that are not published, number of bytes of those that it has or that wait, and the messages.
+    parts: VecDeque<MessagePart>,
+    part_bytes: usize,
+    streams: HashMap<Ticket, Stream>,
     /// Released frames. They are applied after all earlier replies.
     released: Vec<Seq>,
     /// Frames with notices of unsent messages or ended events that it has not released.
@@ -232,6 +178,9 @@ impl Process {
             moves: false,
             served: false,
             waiting: VecDeque::new(),
+            parts: VecDeque::new(),
+            part_bytes: 0,
+            streams: HashMap::new(),
             released: Vec::new(),
             notices: VecDeque::new(),
             ended: VecDeque::new(),
@@ -247,6 +196,9 @@ impl Process {
             driver.watch(&channel, self.token)?;
             driver.unwatch(endpoint.as_fd());
             self.endpoint = None;
+            if self.rights.parts && !channel.takes_parts() {
+                return Ok(ProcessState::Gone(WorkerExit::Whole { pid: self.child.id() }));
+            }
             let reaped = PeerKey::Worker(self.child.id());
             self.tx_leases = self.rights.leases.then(|| TxLeases::of(&channel, reaped)).flatten();
             self.channel = Some(Reaper::shared().wrap(reaped, channel));
@@ -369,7 +321,7 @@ impl Process {
         if self.violation.is_some() {
             return false;
         }
-        let Self { out, first, released, tx_leases, authority, rights, violation, .. } = self;
+        let Self { out, first, released, tx_leases, authority, rights, violation, streams, .. } = self;
         let gave = tx_leases.as_mut().is_some_and(|tx_leases| tx_leases.give_back(channel));
         let tx_leases = if alone { tx_leases.as_mut() } else { None };
         // Replies to the frames released here were written before: the TX ring read below has them.
@@ -380,6 +332,7 @@ impl Process {
             id,
             first: *first,
             out,
+            streams,
             tx_leases,
             completions,
             authority,
@@ -436,7 +389,16 @@ impl Process {
             if let Some(held) = slot.take() {
                 self.working -= held.messages.count as usize;
                 self.served = true;
-                completions.done.push((id, held.messages));
+                let ticket = held.messages.first;
+                self.part_bytes -= held.part.map_or(0, |(_, bytes)| bytes);
+                match held.part {
+                    Some((PartKind::More, _)) => completions.parts.push((id, ticket)),
+                    Some(_) => {
+                        self.streams.remove(&ticket);
+                        completions.done.push((id, held.messages));
+                    }
+                    None => completions.done.push((id, held.messages)),
+                }
             }
         }
         while let Some(None) = self.out.front() {
@@ -471,151 +433,6 @@ impl Process {
     /// Number of messages that it holds.
     pub(super) const fn working(&self) -> usize {
         self.working
-    }
-
-    /// Takes messages from the core until it holds `most`. Returns true if there are messages to publish.
-    pub(super) fn fill(&mut self, mux: &mut Mux, now: Time, most: usize) -> bool {
-        let Some(id) = self.id.filter(|_| self.has_room() && self.working < most) else { return false };
-        let events = self.wants_events();
-        loop {
-            let count = mux.poll_batches(id, most, now, &mut self.batch);
-            for batch in self.batch.drain(..) {
-                match batch.first() {
-                    // A worker without events has no use for it.
-                    Some(opened) if batch.is_opened() && !events => drop(mux.done(id, opened, now)),
-                    _ => self.waiting.push_back(batch),
-                }
-            }
-            if count == 0 || !self.waiting.is_empty() {
-                return !self.waiting.is_empty();
-            }
-        }
-    }
-
-    /// Returns true if it asked for connection events.
-    pub(super) fn wants_events(&self) -> bool {
-        self.channel.as_ref().is_some_and(|channel| channel.wants_events())
-    }
-
-    /// A connection has ended, and all of its messages are done.
-    pub(super) fn handle_ended(&mut self, connection: psock::Id, ended: &Arc<EndedEvent>) {
-        if self.wants_events() && self.authority.received(connection) {
-            self.ended.push_back(Arc::clone(ended));
-        }
-        self.authority.revoke(connection);
-    }
-
-    /// Publishes ended events, as far as there is space.
-    pub(super) fn report_ended(&mut self) {
-        let Some(channel) = &mut self.channel else { return };
-        let mut reported = false;
-        while let Some(ended) = self.ended.front()
-            && self.notices.len() < NOTICES
-            && let Ok(seq) = channel.send(&ended.payload, &ended.meta)
-        {
-            self.notices.push_back(seq);
-            self.ended.pop_front();
-            reported = true;
-        }
-        if reported {
-            channel.kick();
-        }
-    }
-
-    /// Publishes notices of unsent messages, as far as there is space.
-    fn report_unsent(&mut self, unsent: &mut VecDeque<Unsent>) {
-        let (Some(channel), Some(id)) = (&mut self.channel, self.id) else { return };
-        let mut reported = false;
-        unsent.retain(|unsent| {
-            if unsent.worker.is_some_and(|worker| worker != id) || self.notices.len() >= NOTICES {
-                return true;
-            }
-            let (port, group) = unsent.to.map_or((0, 0), psock::Id::parts);
-            let mark = unsent.error.errno().unsigned_abs();
-            match channel
-                .send(&unsent.bytes, &Meta { kind: Kind::ERROR, port, group, mark, ..Meta::default() })
-            {
-                Ok(seq) => self.notices.push_back(seq),
-                // The loss was counted before.
-                Err(ReserveError::TooLarge) => return false,
-                Err(_) => return true,
-            }
-            reported = true;
-            false
-        });
-        if reported {
-            channel.kick();
-        }
-    }
-
-    /// Publishes waiting messages.
-    pub(super) fn hand_over(
-        &mut self,
-        completions: &mut Completions,
-        connections: &Connections,
-        now: u64,
-        epoch: u64,
-    ) {
-        if !self.ended.is_empty() {
-            self.report_ended();
-        }
-        if !completions.unsent.is_empty() {
-            self.report_unsent(&mut completions.unsent);
-        }
-        let (Some(channel), Some(id)) = (&mut self.channel, self.id) else { return };
-        if self.waiting.is_empty() && !std::mem::take(&mut self.gave_room) {
-            return;
-        }
-        let most = channel.batch_max();
-        while let Some((first, ticket)) = self.waiting.front().and_then(|run| Some((run, run.first()?))) {
-            let mut count = messages(&self.waiting, most);
-            let sent = match count {
-                1 if first.is_opened() => {
-                    let (meta, payload) = connections.opened(first, epoch);
-                    channel.send(&payload, &meta)
-                }
-                1 => send_first(channel, first, epoch),
-                _ => {
-                    let (port, group) = ticket.psock.parts();
-                    let parts = self.waiting.iter().flat_map(Batch::views).take(count).map(part);
-                    let meta = Meta { time: epoch, port, group, ..Meta::default() };
-                    match channel.send_batch_of(parts, pieces(&self.waiting, count), &meta) {
-                        // No contiguous space for all of them: publish the first one alone, in its own area
-                        // if necessary.
-                        Err(ReserveError::NoContiguousSpace | ReserveError::TooLarge) => {
-                            count = 1;
-                            send_first(channel, first, epoch)
-                        }
-                        sent => sent,
-                    }
-                }
-            };
-            match sent {
-                Ok(seq) => {
-                    if self.out.is_empty() {
-                        self.first = seq;
-                    }
-                    // Unknown sequence numbers do not exist today and are ignored.
-                    while place(self.first, seq).is_some_and(|at| at > self.out.len()) {
-                        self.out.push_back(None);
-                    }
-                    let messages = FrameMessages { first: ticket, count: count as u32 };
-                    self.authority.grant(ticket.psock);
-                    self.out.push_back(Some(Out::new(messages, now)));
-                    if self.working == 0 {
-                        (self.progress, self.moves) = (now, false);
-                    }
-                    self.working += count;
-                }
-                Err(ReserveError::TooLarge) => {
-                    log::warn!("{:?}: a message is larger than a worker can be given", ticket.psock);
-                    completions.refused.push((id, ticket));
-                }
-                Err(_) => break,
-            }
-            pass(&mut self.waiting, count);
-        }
-        channel.kick();
     }
 
     /// Arms the doorbell. Returns false if there is something to read already.
@@ -710,6 +527,12 @@ impl Process {
             // first unanswered one.
             let mut back: Vec<Ticket> = self.out.iter().flatten().flat_map(Out::unanswered).collect();
             completions.torn.extend(self.out.iter().flatten().filter_map(Out::torn));
+            completions
+                .torn
+                .extend(self.streams.iter().filter(|(_, stream)| stream.begun).map(|(ticket, _)| *ticket));
+            self.streams.clear();
+            self.parts.clear();
+            self.part_bytes = 0;
             let once = driver.change(|mux, _| mux.config().redeliver == 0);
             let begun = if once { self.begun() } else { Vec::new() };
             if begun.is_empty() {

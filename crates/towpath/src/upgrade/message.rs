@@ -1,0 +1,50 @@
+//! The messages between the old and the new process.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// A message. Objects and items have a descriptor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Message {
+    /// The first message of the old process.
+    Hello {
+        /// [`super::VERSION`]
+        version: u32,
+        /// Version of the program, for the log.
+        program: String,
+        /// What it is: `mux`.
+        service: String,
+        /// Number of objects that follow.
+        objects: usize,
+    },
+    /// A listening socket, or another thing that exists once.
+    Object {
+        /// What it is.
+        kind: String,
+        /// Its name in the command line or the configuration.
+        name: String,
+        /// What the service needs to continue it.
+        detail: Value,
+    },
+    /// The new process can serve.
+    Ready,
+    /// The new process cannot serve.
+    Refused {
+        /// Why.
+        reason: String,
+    },
+    /// The new process serves from here on.
+    Go,
+    /// A connection, or another thing of which there are many. Its bytes follow.
+    Item {
+        /// What the service needs to continue it.
+        detail: Value,
+        /// Number of bytes that follow.
+        bytes: usize,
+    },
+    /// The old process hands over nothing more.
+    Done,
+    /// The new process ends, as it was told to. The old one ends too.
+    Ending,
+}

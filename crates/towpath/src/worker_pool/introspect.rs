@@ -1,0 +1,54 @@
+//! What `towpath ctl` and metrics show of a pool.
+
+use towpath_mux::mux::Mux;
+
+use super::WorkerPool;
+use super::completions::Completions;
+use super::worker_slot::WorkerSlot;
+use crate::control::WorkerPoolView;
+use crate::control::commands::{show_mux, show_rings, show_send};
+use crate::metrics::Samples;
+
+impl WorkerPoolView for WorkerPool {
+    fn rings(&self) -> Vec<show_rings::Ring> {
+        let first = self.config.first_channel;
+        let ring = |ring: show_rings::Ring| show_rings::Ring { channel: first + ring.channel, ..ring };
+        self.slots.iter().filter_map(WorkerSlot::ring).map(ring).collect()
+    }
+
+    fn mux(&self) -> show_mux::Mux {
+        let slots = &self.slots;
+        let pid = |id| slots.iter().find_map(|slot| slot.pid(id)).unwrap_or(0);
+        let restarts = slots.iter().map(WorkerSlot::restarts).sum();
+        let name = self.config.name.clone();
+        let Completions { lost, violations, .. } = self.completions;
+        let server = self.driver.server();
+        let arrivals = server.accept_stats();
+        let of = |core: &Mux| show_mux::Mux {
+            name,
+            lost,
+            violations,
+            arrivals,
+            upgrade: self.upgrades.stats,
+            ..show_mux::Mux::of(core, restarts, pid)
+        };
+        server.look(of).with_peers(|psock| server.peer(psock))
+    }
+
+    fn send(&self) -> show_send::Send {
+        self.zerocopy_tx.show(&self.config.name)
+    }
+
+    fn metrics(&self, samples: &mut Samples) {
+        let name = if self.config.name.is_empty() { "mux" } else { &self.config.name };
+        let server = self.driver.server();
+        let show = server.look(Mux::show);
+        samples.add(&[("mux", name)], &show.totals);
+        samples.add(&[("mux", name)], &show.psock_totals);
+        samples.add(&[("mux", name)], &server.accept_stats());
+        samples.add(&[("mux", name)], &self.completions.lost);
+        samples.add(&[("mux", name)], &self.zerocopy_tx.show(name).totals.counters);
+        samples.add(&[("mux", name)], &self.completions.violations);
+        samples.add(&[("mux", name)], &self.upgrades.stats);
+    }
+}

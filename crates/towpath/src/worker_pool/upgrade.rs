@@ -1,0 +1,586 @@
+//! Upgrade of a pool (SIGUSR2): hands over its listeners and connections to a new process ([`crate::upgrade`]).
+//!
+//! What: the old pool starts the new process and serves meanwhile. When the new one has its workers, the old one stops accepting and
+//! unattaches its connections: each one is handed over when its messages are answered and the kernel has the answers. What cannot be
+//! handed over stays: connections with TLS, outbound connections, and all connections with [`OnWorkerEnd::Close`], whose workers have
+//! state of them. The pool serves these until they end or `drain` has passed, then drains as after SIGTERM, and ends.
+//!
+//! Invariants:
+//! - A connection is attached in one process at a time, and has no message there when it leaves.
+//! - If the new process refuses, ends, or is not ready in time, nothing has changed.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use towpath_mux::io::{Connector, Ended, HandOver, Server, Tls};
+use towpath_mux::mux::{Cause, Mux, OnWorkerEnd};
+use towpath_ring::SocketFile;
+
+use super::WorkerPool;
+use super::moved::MovedConnection;
+use crate::control;
+use crate::quantity::count;
+use crate::upgrade::{self, Executable, Item, Message, Object, Predecessor, Received, Successor};
+
+/// The service in the greeting.
+pub const SERVICE: &str = "mux";
+/// Kinds of objects: a listener, by the argument that names its address, and the control socket, by its path.
+const LISTENER: &str = "listener";
+const CONTROL: &str = "control";
+/// Interval of looks at connections that wait to be handed over, and at a full channel.
+const LOOK: Duration = Duration::from_millis(2);
+/// The same while nothing changes. A look examines every connection.
+const STAY: Duration = Duration::from_millis(50);
+/// Interval of looks for room for connections.
+const PAUSE: Duration = Duration::from_millis(10);
+/// Time for a new process that has closed its channel to exit.
+const EXIT: Duration = Duration::from_secs(1);
+/// Connections that are attached in one turn.
+const BURST: usize = 64;
+/// Token of the channel to the new process, and of the process. Slots have lower ones.
+pub(super) const SUCCESSOR: u32 = 1 << 20;
+/// Token of the channel to the old process.
+pub(super) const PREDECESSOR: u32 = SUCCESSOR + 1;
+
+towpath_metrics::metrics! {
+    /// Counters of upgrades.
+    pub struct UpgradeStats in "mux" {
+        /// Connections handed over to a newer process.
+        pub handed_over: counter connections as "upgrade_connections": "Connections of this process at upgrades, by result." (result = "handed_over"),
+        /// Connections taken over from an older process.
+        pub taken_over: counter connections as "upgrade_connections" (result = "taken_over"),
+        /// Connections of an older process that could not be attached.
+        pub not_taken: counter connections as "upgrade_connections" (result = "not_taken"),
+        /// Connections that were not handed over, and were served until they ended.
+        pub stayed: counter connections as "upgrade_connections" (result = "stayed"),
+        /// Connections that were closed because they had not ended in time.
+        pub closed: counter connections as "upgrade_connections" (result = "closed"),
+        /// Upgrades that failed or were refused; this process continued.
+        pub failed: counter events as "upgrades_failed",
+    }
+}
+
+/// What a pool hands over besides its connections, and how.
+#[derive(Debug)]
+pub struct Upgradable {
+    /// The program to start.
+    pub executable: Executable,
+    /// The arguments that name the listening addresses, in the order of the server's listeners.
+    pub listen: Vec<String>,
+    /// Time for the new process to be ready.
+    pub limit: Duration,
+    /// Files of Unix listeners.
+    pub files: Vec<SocketFile>,
+    /// The control socket.
+    pub control: Option<(PathBuf, control::Server)>,
+    /// Outbound connections. The new process makes its own.
+    pub connectors: Vec<Connector>,
+    /// The process that this one replaces, after Go.
+    pub predecessor: Option<Predecessor>,
+}
+
+/// State of upgrades of a pool.
+#[derive(Debug, Default)]
+pub(super) struct Upgrades {
+    own: Option<Upgradable>,
+    state: State,
+    /// New processes that did not take over and have not exited.
+    ending: Vec<Successor>,
+    pub(super) stats: UpgradeStats,
+    /// The new process or its channel is ready; the channel of the old one is.
+    pub(super) successor_ready: bool,
+    pub(super) predecessor_ready: bool,
+    /// Connections are not taken over until then: there is no room for them.
+    paused: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    None,
+    /// The new process prepares, until this time at the latest.
+    Starting { successor: Successor, until: Instant },
+    /// The new process serves.
+    Moving(Box<Moving>),
+}
+
+#[derive(Debug)]
+struct Moving {
+    successor: Successor,
+    /// Connections are handed over.
+    open: bool,
+    /// Connections that stay are served until then.
+    until: Instant,
+    /// The last state of the connections, and when it was read.
+    over: HandOver,
+    looked: Option<Instant>,
+    /// Time until the next look, unless a connection was taken.
+    pace: Duration,
+    /// Everything that can be handed over was.
+    done: bool,
+    /// The new process was told to end.
+    ending: bool,
+}
+
+impl Upgrades {
+    /// When [`WorkerPool::attend_upgrade`] is to be called without an event.
+    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
+        let state = match &self.state {
+            State::None => None,
+            State::Starting { successor, .. } if !successor.is_flushed() => Some(now + LOOK),
+            State::Starting { until, .. } => Some(*until),
+            State::Moving(moving) => {
+                Some(if moving.has_queue() { now + LOOK } else { moving.next_look(now) })
+            }
+        };
+        let ending = self.ending.iter().map(|successor| now + successor.patience(now));
+        ending.chain(state).chain(self.paused).min()
+    }
+
+    /// Returns true until the new process has all connections that were handed over.
+    pub(super) fn has_queue(&self) -> bool {
+        matches!(&self.state, State::Moving(moving) if moving.has_queue())
+    }
+
+    /// Returns true during an upgrade.
+    pub(super) const fn is_active(&self) -> bool {
+        !matches!(self.state, State::None)
+    }
+
+    /// Takes a connection that was unattached for the new process. Returns other ends of connections.
+    pub(super) fn take(&mut self, server: &Server, mut ended: Ended) -> Option<Ended> {
+        let State::Moving(moving) = &mut self.state else { return Some(ended) };
+        // The framing has given back others: another protocol begins there.
+        if ended.cause != Cause::Unattached {
+            return Some(ended);
+        }
+        let Some((fd, resume)) = ended.socket.take().zip(ended.resume.take()) else { return Some(ended) };
+        if !moving.open {
+            // The new process has ended.
+            let _ = server.attach_moved(fd, &ended.rest, *resume);
+            return None;
+        }
+        moving.successor.push_item(MovedConnection::from(*resume).detail(), fd, ended.rest);
+        moving.looked = None;
+        None
+    }
+
+    /// The pool accepts nothing more: removes the files of its listeners.
+    pub(super) fn remove_files(&mut self) {
+        self.own.iter_mut().for_each(|own| own.files.clear());
+    }
+
+    /// The pool ends: processes that did not take over are ended, too.
+    pub(super) fn end(&mut self) {
+        self.ending.iter_mut().for_each(Successor::kill);
+    }
+}
+
+impl Moving {
+    fn has_queue(&self) -> bool {
+        self.open && !self.successor.is_flushed()
+    }
+
+    fn next_look(&self, now: Instant) -> Instant {
+        self.looked.map_or(now, |looked| (looked + self.pace).min(self.until).max(now))
+    }
+}
+
+impl Upgradable {
+    /// The objects for a new process.
+    fn objects(&self, server: &Server) -> io::Result<Vec<Object>> {
+        let mut objects = Vec::new();
+        for (name, listener) in self.listen.iter().zip(server.listeners()?) {
+            let path = name.strip_prefix("unix:").map(Path::new);
+            let file = path.and_then(|path| self.files.iter().find(|file| file.path() == path));
+            let detail = json!(file.and_then(SocketFile::identity));
+            objects.push(Object {
+                kind: LISTENER.to_owned(),
+                name: name.clone(),
+                detail,
+                fd: listener.socket,
+            });
+        }
+        if let Some((path, server)) = &self.control {
+            let (fd, file) = server.listener()?;
+            let name = path.display().to_string();
+            objects.push(Object { kind: CONTROL.to_owned(), name, detail: json!(file), fd });
+        }
+        Ok(objects)
+    }
+}
+
+/// A listener or a control socket that an older process has passed.
+#[derive(Debug)]
+pub struct Inherited {
+    fd: OwnedFd,
+    file: Option<(u64, u64)>,
+}
+
+impl Inherited {
+    /// The listener that the argument `address` names.
+    pub fn listener(predecessor: &mut Predecessor, address: &str) -> Option<Self> {
+        predecessor.take(LISTENER, address).map(Self::of)
+    }
+
+    /// The control socket at `path`.
+    pub fn control(predecessor: &mut Predecessor, path: &Path) -> Option<Self> {
+        predecessor.take(CONTROL, &path.display().to_string()).map(Self::of)
+    }
+
+    fn of(object: Object) -> Self {
+        Self { file: serde_json::from_value(object.detail).ok().flatten(), fd: object.fd }
+    }
+
+    /// Accepts connections. Returns the address, and the file of a Unix socket.
+    ///
+    /// # Errors
+    /// Fails if it is not a listening socket.
+    pub fn listen(
+        self,
+        server: &Server,
+        address: &str,
+        tls: Option<&Tls>,
+    ) -> io::Result<(String, Option<SocketFile>)> {
+        let at = match tls {
+            Some(tls) => server.listen_tls_on(self.fd, tls.clone()),
+            None => server.listen_on(self.fd),
+        }?;
+        let file = address.strip_prefix("unix:").map(|path| SocketFile::adopt(Path::new(path), self.file));
+        Ok((at, file))
+    }
+
+    /// The descriptor, and the identity of the file.
+    pub fn into_parts(self) -> (OwnedFd, Option<(u64, u64)>) {
+        (self.fd, self.file)
+    }
+}
+
+impl WorkerPool {
+    /// Enables upgrades (SIGUSR2), and continues the connections of an older process.
+    ///
+    /// # Errors
+    /// Fails if the channel to the older process cannot be watched.
+    pub fn enable_upgrades(&mut self, own: Upgradable) -> Result<(), super::Error> {
+        if let Some(predecessor) = &own.predecessor {
+            let watched = self.driver.watch(predecessor, PREDECESSOR);
+            watched.map_err(super::system("listening to the older process"))?;
+        }
+        self.upgrades.own = Some(own);
+        Ok(())
+    }
+
+    /// Starts an upgrade, or says why not.
+    pub(super) fn begin_upgrade(&mut self) {
+        let Upgrades { own, state, stats, .. } = &mut self.upgrades;
+        let refused = match (&own, &state) {
+            (None, _) => "this process cannot be upgraded",
+            (_, State::Starting { .. } | State::Moving(_)) => "an upgrade is in progress",
+            _ if self.draining.is_some() => "the mux is draining",
+            // pid_namespaces(7): "If the "init" process of a PID namespace terminates, the kernel terminates all of the processes in the namespace"
+            _ if std::process::id() == 1 => {
+                "this process is process 1 of its PID namespace, whose other processes end with it; start the mux below an init, or use SIGTERM and a restart"
+            }
+            (Some(Upgradable { predecessor: Some(_), .. }), _) => {
+                "connections of the last upgrade are being taken over"
+            }
+            _ => "",
+        };
+        let Some(own) = own.as_mut().filter(|_| refused.is_empty()) else {
+            return log::warn!("SIGUSR2 ignored: {refused}");
+        };
+        let path = own.executable.path().display();
+        let objects = own.objects(&self.driver.server());
+        let started = objects.and_then(|objects| Successor::start(&own.executable, SERVICE, objects));
+        match started {
+            Ok(successor) => {
+                log::info!("upgrade: process {} of {path} starts", successor.id());
+                let watched = self.driver.watch(&successor, SUCCESSOR);
+                let watched = watched.and_then(|()| self.driver.watch(successor.process(), SUCCESSOR));
+                *state = State::Starting { successor, until: Instant::now() + own.limit };
+                self.upgrades.successor_ready = true;
+                if let Err(error) = watched {
+                    self.cancel_upgrade(&error.to_string());
+                }
+            }
+            Err(error) => {
+                stats.failed += 1;
+                log::error!("upgrade failed: {path}: {error}; this process continues");
+            }
+        }
+    }
+
+    /// Ends an upgrade whose new process does not serve yet.
+    pub(super) fn cancel_upgrade(&mut self, why: &str) {
+        match std::mem::take(&mut self.upgrades.state) {
+            State::Starting { mut successor, .. } => {
+                log::error!("upgrade failed: {why}; this process continues");
+                self.upgrades.stats.failed += 1;
+                self.driver.unwatch(successor.as_fd());
+                self.driver.unwatch(successor.process());
+                successor.terminate(Instant::now());
+                self.upgrades.ending.push(successor);
+            }
+            state => self.upgrades.state = state,
+        }
+    }
+
+    /// The pool drains: an upgrade that has not begun is cancelled, and the older process is told.
+    pub(super) fn drain_upgrade(&mut self) {
+        self.cancel_upgrade("the mux was told to end");
+        let own = self.upgrades.own.as_ref();
+        if own.is_some() {
+            upgrade::notify("STOPPING=1");
+        }
+        if let Some(predecessor) = own.and_then(|own| own.predecessor.as_ref()) {
+            predecessor.end();
+        }
+    }
+
+    /// Handles the new and the old process, and unattaches connections.
+    pub(super) fn attend_upgrade(&mut self, now: Instant) {
+        self.upgrades.ending.retain_mut(|successor| !successor.has_ended(now));
+        self.take_over(now);
+        let ready = std::mem::take(&mut self.upgrades.successor_ready);
+        match &mut self.upgrades.state {
+            State::None => {}
+            State::Starting { successor, until } => {
+                let late = now >= *until;
+                // If the new process has closed the channel, it may have said why before.
+                let _ = successor.flush();
+                if ready || late {
+                    let (id, mut heard) = (successor.id(), successor.receive());
+                    // It waits for Go for a limited time: what follows Ready says that it has given up.
+                    let ready = matches!(heard, Ok(Some(Message::Ready)));
+                    if ready {
+                        heard = successor.receive();
+                    }
+                    let status = successor.try_wait().map(|status| format!("ended ({status})"));
+                    match heard {
+                        Ok(None) if ready => self.begin_hand_over(now),
+                        Ok(Some(Message::Refused { reason })) => {
+                            self.cancel_upgrade(&format!("process {id} refuses: {reason}"));
+                        }
+                        Ok(Some(_)) => self.cancel_upgrade(&format!("process {id} sent an invalid message")),
+                        Ok(None) if late => {
+                            self.cancel_upgrade(&format!("process {id} was not ready in time"))
+                        }
+                        Ok(None) if status.is_none() => {}
+                        Ok(None) => {
+                            self.cancel_upgrade(&format!("process {id} {}", status.unwrap_or_default()))
+                        }
+                        // An exit closes the channel first. The status says more.
+                        Err(error)
+                            if error.kind() == io::ErrorKind::UnexpectedEof && status.is_none() && !late =>
+                        {
+                            self.driver.unwatch(successor.as_fd());
+                            *until = (*until).min(now + EXIT);
+                        }
+                        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                            let how = status.unwrap_or_else(|| "closed the channel".to_owned());
+                            self.cancel_upgrade(&format!("process {id} {how}"));
+                        }
+                        Err(_) => self.cancel_upgrade(&format!("process {id} sent an invalid message")),
+                    }
+                }
+            }
+            State::Moving(_) => self.unattach_connections(ready, now),
+        }
+    }
+
+    /// The new process can serve: it gets the sockets.
+    fn begin_hand_over(&mut self, now: Instant) {
+        let State::Starting { successor, .. } = &mut self.upgrades.state else { return };
+        // The last thing that can fail: it has the objects, and there is room in the channel.
+        successor.push(Message::Go);
+        if let Err(error) = successor.flush() {
+            let why = format!("process {} has closed the channel: {error}", successor.id());
+            return self.cancel_upgrade(&why);
+        }
+        let State::Starting { successor, .. } = std::mem::take(&mut self.upgrades.state) else { return };
+        log::info!("upgrade: process {} serves from here on", successor.id());
+        upgrade::notify(&format!("MAINPID={}", successor.id()));
+        if let Some(own) = &mut self.upgrades.own {
+            own.files.iter_mut().for_each(SocketFile::give_up);
+            own.control.iter_mut().for_each(|(_, server)| server.hand_over());
+            own.connectors.clear();
+        }
+        self.driver.server().stop_listening();
+        self.driver.unwatch(successor.process());
+        let moving = Moving {
+            successor,
+            open: true,
+            until: now + self.config.drain,
+            over: HandOver::default(),
+            looked: None,
+            pace: LOOK,
+            done: false,
+            ending: false,
+        };
+        self.upgrades.state = State::Moving(Box::new(moving));
+        self.unattach_connections(false, now);
+    }
+
+    /// Reads the channel, and unattaches connections.
+    fn unattach_connections(&mut self, ready: bool, now: Instant) {
+        let server = self.driver.server();
+        let State::Moving(moving) = &mut self.upgrades.state else { return };
+        if ready && moving.open {
+            match moving.successor.receive() {
+                Ok(None) => {}
+                Ok(Some(Message::Ending)) => {
+                    log::info!("process {} was told to end; this process drains, too", moving.successor.id());
+                    (moving.until, moving.ending) = (now, true);
+                }
+                Ok(Some(_)) => self.lose_successor("sent an invalid message"),
+                Err(error) => self.lose_successor(&format!("has closed the channel: {error}")),
+            }
+        }
+        let config = server.look(|mux| *mux.config());
+        let stay = matches!(config.on_worker_end, OnWorkerEnd::Close { .. }) || config.connected;
+        let State::Moving(moving) = &mut self.upgrades.state else { return };
+        // A connection that waits here is not served.
+        if now < moving.next_look(now) || moving.open && moving.successor.queued() >= BURST {
+            return;
+        }
+        let moves = moving.open && !moving.done && !stay && self.draining.is_none();
+        if !moving.open {
+            // It may have exited.
+            moving.successor.try_wait();
+        }
+        let patience = moving.until.saturating_duration_since(now);
+        let before = std::mem::replace(&mut moving.over, server.hand_over(moves.then_some(patience)));
+        moving.pace = if moving.over == before { STAY } else { LOOK };
+        moving.looked = Some(now);
+    }
+
+    /// The new process has ended although it did not have everything. What it did not get is served here.
+    fn lose_successor(&mut self, how: &str) {
+        let State::Moving(moving) = &mut self.upgrades.state else { return };
+        moving.open = false;
+        self.driver.unwatch(moving.successor.as_fd());
+        if moving.done && moving.successor.is_flushed() {
+            return;
+        }
+        if !moving.ending {
+            log::error!(
+                "process {} {how}; this process serves the connections that it still has, and ends: start the mux again",
+                moving.successor.id()
+            );
+            self.upgrades.stats.failed += 1;
+        }
+        let server = self.driver.server();
+        for (detail, fd, bytes) in moving.successor.take_back() {
+            if let Some(moved) = MovedConnection::parse(detail) {
+                let _ = server.attach_moved(fd, &bytes, moved.into());
+            }
+        }
+    }
+
+    /// Sends connections that were unattached, and begins the drain when none is left, or at the deadline. Called after their ends were
+    /// read.
+    pub(super) fn finish_upgrade(&mut self, now: Instant) {
+        let State::Moving(moving) = &mut self.upgrades.state else { return };
+        let stats = &mut self.upgrades.stats;
+        if moving.open {
+            match moving.successor.flush() {
+                Ok(items) => stats.handed_over += items,
+                Err(error) => return self.lose_successor(&format!("has closed the channel: {error}")),
+            }
+        }
+        // After SIGTERM to this process: the new one must learn that nothing more follows.
+        let drained = self.draining.is_some() && self.driver.is_drained();
+        if drained {
+            moving.over = HandOver::default();
+        }
+        let HandOver { finishing, waiting, staying } = moving.over;
+        let looked = moving.looked == Some(now) || drained;
+        if looked && !moving.done && moving.open && finishing + waiting == 0 && moving.successor.is_flushed()
+        {
+            moving.done = true;
+            moving.successor.push(Message::Done);
+            stats.stayed += staying as u64;
+            let most = moving.until.saturating_duration_since(now).as_secs();
+            log::info!(
+                "upgrade: {} handed over to process {}, {staying} stay for up to {most} s",
+                count(stats.handed_over, "connection"),
+                moving.successor.id()
+            );
+        }
+        let empty = looked && moving.over == HandOver::default() && (moving.done || !moving.open);
+        let late = now >= moving.until;
+        if self.draining.is_none() && (empty || late) {
+            let open = self.driver.server().look(|mux| mux.totals().attach - mux.totals().unattach);
+            if late {
+                stats.closed += open;
+                log::warn!("upgrade: {} had not ended in time and are drained", count(open, "connection"));
+            }
+            let patience = if late { self.config.drain } else { moving.until.saturating_duration_since(now) };
+            self.begin_drain(now, patience);
+        }
+    }
+
+    /// Attaches connections of an older process.
+    fn take_over(&mut self, now: Instant) {
+        let Upgrades { own: Some(own), paused, predecessor_ready, stats, .. } = &mut self.upgrades else {
+            return;
+        };
+        let Some(predecessor) = &mut own.predecessor else { return };
+        if paused.take_if(|paused| *paused <= now).is_some() {
+            // Fails if there is no memory; the next turn finds nothing then.
+            let _ = self.driver.watch(&*predecessor, PREDECESSOR);
+        }
+        if !std::mem::take(predecessor_ready) || paused.is_some() {
+            return;
+        }
+        let server = self.driver.server();
+        let (before, mut lost, mut end) = (stats.not_taken, None, None);
+        for _ in 0..BURST {
+            let received = if server.look(Mux::is_full) { Ok(Received::Full) } else { predecessor.receive() };
+            match received {
+                Ok(Received::Item(Item { detail, fd, bytes })) => {
+                    let moved = MovedConnection::parse(detail).ok_or(io::ErrorKind::InvalidData.into());
+                    match moved.and_then(|moved| server.attach_moved(fd, &bytes, moved.into())) {
+                        Ok(_) => stats.taken_over += 1,
+                        Err(error) => {
+                            stats.not_taken += 1;
+                            lost = Some(error);
+                        }
+                    }
+                }
+                Ok(Received::Nothing) => break,
+                Ok(Received::Full) => {
+                    self.driver.unwatch(predecessor.as_fd());
+                    *paused = Some(now + PAUSE);
+                    break;
+                }
+                Ok(Received::Done) => {
+                    end = Some(Ok(()));
+                    break;
+                }
+                Err(error) => {
+                    end = Some(Err(error));
+                    break;
+                }
+            }
+        }
+        let (id, taken) = (predecessor.id(), count(stats.taken_over, "connection"));
+        if let Some(error) = lost {
+            let closed = count(stats.not_taken - before, "connection");
+            log::warn!("upgrade: {closed} of process {id} could not be taken over and were closed: {error}");
+        }
+        match &end {
+            None => return,
+            Some(Ok(())) => log::info!("upgrade: {taken} taken over from process {id}"),
+            Some(Err(error)) => {
+                log::error!(
+                    "upgrade: {taken} taken over from process {id}, which then ended or failed: {error}"
+                );
+            }
+        }
+        own.predecessor = None;
+    }
+}
