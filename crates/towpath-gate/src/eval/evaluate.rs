@@ -6,6 +6,7 @@
 //! packet that has a state runs log, tag and action of the rule that created the state, and counts for that rule.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::generation::Generation;
 use super::index::Candidate;
@@ -157,11 +158,41 @@ impl Walker {
     }
 
     /// Looks up the state of the packet. Returns the position of the rule that created it.
+    #[inline]
     fn look_up(&mut self, lookup: Lookup, walk: &mut Walk, packet: &Packet<'_>, now: Time) -> Option<usize> {
         walk.cache = match lookup {
             Lookup::Any => LookupCache::Any,
             Lookup::Named(name) => LookupCache::Named(name),
         };
+        let found = self.find_state(lookup, walk, packet, now);
+        if found.is_none() && !self.generation.left_names.is_empty() {
+            return self.find_left_state(lookup, walk, packet, now);
+        }
+        found
+    }
+
+    /// Looks up a state that a re-check has not handed over yet, under the names of deleted rules.
+    #[cold]
+    fn find_left_state(
+        &mut self,
+        lookup: Lookup,
+        walk: &mut Walk,
+        packet: &Packet<'_>,
+        now: Time,
+    ) -> Option<usize> {
+        let left = Arc::clone(&self.generation.left_names);
+        let found = left.iter().find_map(|name| self.find_state(Lookup::Named(*name), walk, packet, now));
+        // It may have been handed over since the first lookup.
+        found.or_else(|| self.find_state(lookup, walk, packet, now))
+    }
+
+    fn find_state(
+        &mut self,
+        lookup: Lookup,
+        walk: &mut Walk,
+        packet: &Packet<'_>,
+        now: Time,
+    ) -> Option<usize> {
         let flow = flow_of(packet, walk)?;
         let fragment =
             if packet.fragment == Fragment::Whole { None } else { self.generation.fragment_of(packet) };

@@ -215,6 +215,7 @@ impl Gate {
             self.hidden.iter().map(|(id, rule)| (*id, rule)),
             &self.resolver(&next.ports),
         );
+        next.left_names = if self.rechecking { program.left_names() } else { Arc::default() };
         next.program = Arc::new(program);
         self.change(|generation| *generation = next);
     }

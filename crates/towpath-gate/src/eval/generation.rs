@@ -22,6 +22,7 @@ use super::program::Program;
 use super::routes::Routes;
 use super::token_bucket::TokenBucket;
 use crate::rules::table::Table;
+use crate::state::Name;
 use towpath_wire::Packet;
 
 /// Everything that a packet is compared with.
@@ -32,6 +33,8 @@ pub(super) struct Generation {
     pub(super) ports: Arc<Ports>,
     pub(super) routes: Arc<Routes>,
     pub(super) pipes: Arc<HashMap<u32, Arc<TokenBucket>>>,
+    /// While a re-check runs: names under which only deleted rules have states. No rule looks them up.
+    pub(super) left_names: Arc<[Name]>,
     pub(super) settings: GateSettings,
 }
 

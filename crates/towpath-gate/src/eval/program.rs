@@ -1,6 +1,6 @@
 //! The compiled ruleset: names become numbers, addresses masks, and jump targets positions.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -175,6 +175,16 @@ impl Program {
             let shared = installs.and_then(|installs| installs.install.limit?.shared);
             [looked_up, installs.map(|installs| installs.name), shared].into_iter().flatten()
         })
+    }
+
+    /// The names of the states of hidden rules that no other rule looks up.
+    pub(super) fn left_names(&self) -> Arc<[Name]> {
+        let (rules, hidden) = self.rules.split_at(self.default + 1);
+        let looked_up: HashSet<Lookup> = rules.iter().filter_map(|rule| rule.lookup).collect();
+        let names = hidden.iter().filter_map(|rule| Some(rule.install.as_deref()?.name));
+        let left: BTreeSet<Name> =
+            names.filter(|name| !looked_up.contains(&Lookup::Named(*name))).collect();
+        left.into_iter().collect()
     }
 
     fn add(&mut self, id: RuleId, rule: &Rule, numbers: &[u32], names: &Resolver<'_>) {

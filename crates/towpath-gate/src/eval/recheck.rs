@@ -1,5 +1,8 @@
 //! Re-check of states after a reload: each state goes to the rule that would create it now, or is removed.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use towpath_wire::Time;
 
 use super::creating_rule::{Creation, FirstPacket};
@@ -10,8 +13,10 @@ use crate::state::{Cursor, HandedOver, Install, Kind, Listed, Name, RuleId};
 /// States per step of a re-check, which takes a few milliseconds.
 const RECHECK_STATES: usize = 4096;
 
-/// Attempts to let all walkers adopt the current rules before states are handed to them.
-const WALKER_YIELDS: usize = 1000;
+/// How often a step looks whether all walkers have adopted the current rules, and the time between two looks. A walker
+/// adopts them between two bursts; only one that does not run takes longer.
+const WALKER_WAITS: usize = 500;
+const WALKER_WAIT: Duration = Duration::from_micros(100);
 
 /// TCP's SYN in the forward half of ipfw's state word.
 const SYN_SEEN: u32 = 0x02;
@@ -106,6 +111,9 @@ impl Gate {
     pub fn finish_recheck(&mut self) -> usize {
         self.maintain(|gate| {
             gate.rechecking = false;
+            if !gate.generation().left_names.is_empty() {
+                gate.change(|generation| generation.left_names = Arc::default());
+            }
             let Self { hidden, orphans, walker, .. } = gate;
             let mut deleted: Vec<RuleId> = hidden.iter().map(|(id, _)| *id).collect();
             deleted.retain(|id| *id != DEFAULT_DYNAMIC_RULE && !orphans.contains(id));
@@ -141,15 +149,15 @@ impl Gate {
         self.rules.get(at).or_else(hidden).map(|(_, rule)| rule)
     }
 
-    /// Waits a moment for walkers that use earlier rules: they do not know the rules that states are handed to, and
-    /// evaluate packets of such states like packets without a state.
+    /// Waits for walkers that use earlier rules, at most for a bounded time: they do not know the rules that states are
+    /// handed to, and evaluate packets of such states like packets without a state.
     fn let_walkers_catch_up(&self) {
         let version = self.shared.current.version();
-        for _ in 0..WALKER_YIELDS {
+        for _ in 0..WALKER_WAITS {
             if self.shared.slots.all_reached(version) {
                 return;
             }
-            std::thread::yield_now();
+            std::thread::sleep(WALKER_WAIT);
         }
     }
 }

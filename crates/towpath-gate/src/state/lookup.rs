@@ -34,7 +34,7 @@ pub struct Hit {
 }
 
 /// Which states a lookup may find.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lookup {
     /// States of any name (`check-state :any`). If there are several, the newest.
     Any,

@@ -450,6 +450,34 @@ fn walk_model(gate: &mut Gate, packet: &ModelPacket) {
     gate.walk(&mut walk, &parsed, NOW);
 }
 
+/// Until a re-check has handed a state over, packets of its connection find it, also where the new rules look up
+/// another flow name.
+#[test]
+fn a_state_is_found_until_it_is_handed_over() {
+    let old = "add check-state :web\nadd allow tcp from any to any 22 in setup keep-state :web\nadd deny ip from any to any";
+    let mut gate = gate(old);
+    assert_eq!(step(&mut gate, SSH), Step::Pass);
+    gate.reload(ruleset(&old.replace(":web", ":other")), StatePolicy::RecheckLater, NOW);
+    assert_eq!(step(&mut gate, SSH_ACK), Step::Pass);
+    assert_eq!(step(&mut gate, "in em0 tcp 10.0.0.2:22 > 10.0.0.1:1000 ack"), Step::Pass);
+    // Another connection has no state.
+    let other = "in em0 tcp 10.0.0.1:1001 > 10.0.0.2:22 ack";
+    assert!(matches!(step(&mut gate, other), Step::Drop(_)));
+    let handed = gate.recheck_step(Cursor::default(), NOW);
+    assert_eq!((handed.checked, handed.handed, handed.next), (1, 1, None));
+    assert_eq!(step(&mut gate, SSH_ACK), Step::Pass);
+    assert_eq!(gate.finish_recheck(), 0);
+    assert_eq!(step(&mut gate, SSH_ACK), Step::Pass);
+    assert_eq!(owners(&gate), [(22, 200, "other".to_owned())]);
+
+    // A rule that is moved to another name keeps its connection while a later reload changes its mind.
+    gate.reload(ruleset(&old.replace(":web", ":third")), StatePolicy::RecheckLater, NOW);
+    gate.reload(ruleset(old), StatePolicy::RecheckLater, NOW);
+    assert_eq!(step(&mut gate, SSH_ACK), Step::Pass);
+    gate.recheck_step(Cursor::default(), NOW);
+    assert_eq!((gate.finish_recheck(), step(&mut gate, SSH_ACK)), (0, Step::Pass));
+}
+
 /// 1,000 edits of random files. A state is removed if and only if the new rules refuse its first packet; otherwise it
 /// belongs to the rule that creates it now.
 #[test]
