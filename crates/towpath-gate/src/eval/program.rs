@@ -182,8 +182,7 @@ impl Program {
         let (rules, hidden) = self.rules.split_at(self.default + 1);
         let looked_up: HashSet<Lookup> = rules.iter().filter_map(|rule| rule.lookup).collect();
         let names = hidden.iter().filter_map(|rule| Some(rule.install.as_deref()?.name));
-        let left: BTreeSet<Name> =
-            names.filter(|name| !looked_up.contains(&Lookup::Named(*name))).collect();
+        let left: BTreeSet<Name> = names.filter(|name| !looked_up.contains(&Lookup::Named(*name))).collect();
         left.into_iter().collect()
     }
 
