@@ -106,7 +106,7 @@ fn write(parts: &[Part], machine: &str) -> String {
     let lost = missed(parts).count();
     let mut page = format!(
         "# Numbers\n\n\
-         Each row was measured in turns with its peer, in the same run. Of {all} targets, {} hold and {lost} are missed; the reasons are \
+         Each row was measured alternately with its peer, in the same run. Of {all} targets, {} hold and {lost} are missed; the reasons are \
          [below](#missed-targets-and-the-reasons).\n\n\
          Machine: {machine}\n\n\
          ```text\n\

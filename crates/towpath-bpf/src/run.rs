@@ -34,7 +34,7 @@ pub(crate) const FRAME_BYTES: usize = 512;
 /// Functions that may call one another (`MAX_CALL_FRAMES` of `linux/bpf_verifier.h`).
 pub const MAX_FRAMES: usize = 8;
 
-/// What `skb_load_bytes` answers when the bytes are not there: -EFAULT.
+/// The result of `skb_load_bytes` beyond the end of the bytes: -EFAULT.
 const EFAULT: u64 = (-14_i64).cast_unsigned();
 
 const R0: usize = 0;

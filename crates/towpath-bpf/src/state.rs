@@ -30,7 +30,7 @@ pub(crate) enum Value {
 /// The id of a pointer that a loop moves.
 pub(crate) const ANYWHERE: u32 = u32::MAX;
 
-/// What a path has compared with the message's end.
+/// The comparisons of a path with the message's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Compared {
     Nothing,
@@ -244,7 +244,7 @@ impl Frame {
 /// All frames, the program's first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct State {
-    /// What this path has compared with the message's end.
+    /// The comparisons of this path with the message's end.
     pub(crate) compared: Compared,
     /// Shared between the states of a path's branches until one changes them.
     pub(crate) frames: Vec<Rc<Frame>>,
@@ -292,7 +292,7 @@ impl State {
         let mut joins = Joins { made: HashMap::new(), ids };
         let frames = self.frames.iter().zip(&new.frames);
         let frames = frames.map(|(old, new)| Rc::new(old.join(new, widen, &mut joins))).collect();
-        // What the comparisons said about each pointer is lost in part.
+        // The results of comparisons of each pointer are lost in part.
         let compared = match self.compared.min(new.compared) {
             Compared::Nothing => Compared::Nothing,
             Compared::Fixed | Compared::Variable => Compared::Variable,

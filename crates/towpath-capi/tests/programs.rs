@@ -22,7 +22,7 @@ fn crate_path(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// The path of this crate's library, next to this test.
+/// The path of a library of this crate, next to this test's executable.
 fn built(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("this test");
     test.with_file_name(name)
@@ -145,7 +145,7 @@ impl Front {
         Self::with(worker, &[])
     }
 
-    /// The same with further arguments.
+    /// Starts a mux with further arguments.
     fn with(worker: &str, more: &[&str]) -> Self {
         Self::framed(FRAMING, worker, more)
     }
@@ -296,7 +296,7 @@ fn c_workers_get_the_names_of_tls() {
     let files = format!("{cert},{key}");
     let front =
         Front::with(&format!("{} events", program.display()), &["--tls", &files, "--tls-client-ca", &cert]);
-    // With a limit, because a worker that cannot start would leave the client waiting.
+    // timeout(1): if the worker cannot start, s_client waits forever.
     let mut client = Command::new("timeout")
         .args([
             "60",
@@ -319,7 +319,7 @@ fn c_workers_get_the_names_of_tls() {
     let mut greeting = String::new();
     let mut lines = BufReader::new(client.stdout.take().expect("a pipe"));
     lines.read_line(&mut greeting).expect("text");
-    // With -quiet, s_client does not end with its input. SIGTERM, which timeout(1) passes on.
+    // With -quiet, s_client does not end with its input. timeout(1) passes SIGTERM on to it.
     let id = rustix::process::Pid::from_child(&client);
     rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("it runs");
     client.wait().expect("it ends");

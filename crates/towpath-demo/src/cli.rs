@@ -77,9 +77,9 @@ pub enum Part {
 pub enum Outcome {
     /// The text for standard output: every expectation was met.
     Passed(String),
-    /// The same, but only the scenes that need no privilege were played.
+    /// The text for standard output: every expectation of the scenes that need no privilege was met; the others were not played.
     Unprivileged(String),
-    /// The same, and an expectation was not met.
+    /// The text for standard output: an expectation was not met.
     Unmet(String),
     /// The demo could not be played; the text is for standard error.
     Failed(String),
@@ -114,7 +114,7 @@ impl Args {
 }
 
 impl Part {
-    /// Runs the process until it has nothing left to do.
+    /// Runs the process to its end. `Exec` returns only if the command cannot be executed.
     ///
     /// # Errors
     ///

@@ -123,7 +123,7 @@ fn pictures(
 fn picture(frame: &mut Frame<'_>, shown: &Shown) {
     let scenes = shown.scenes.len() as u16 + 2;
     let happens =
-        || Paragraph::new(shown.scenes.iter().map(scene).collect::<Vec<_>>()).block(boxed("what happens"));
+        || Paragraph::new(shown.scenes.iter().map(scene).collect::<Vec<_>>()).block(boxed("scenes"));
     if !shown.hosts {
         let rows =
             [Constraint::Length(1), Constraint::Length(scenes), Constraint::Length(10), Constraint::Fill(1)];
@@ -175,8 +175,8 @@ fn boxed(title: &str) -> Block<'_> {
 fn headline(shown: &Shown) -> Line<'_> {
     let end = match shown.ended {
         None => Span::raw(""),
-        Some(true) => " everything happened as it should ".black().on_green(),
-        Some(false) => " something did not happen ".white().on_red(),
+        Some(true) => " every expectation was met ".black().on_green(),
+        Some(false) => " an expectation was not met ".white().on_red(),
     };
     Line::from(vec![
         " towpath demo ".black().on_cyan().bold(),

@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// One kind of traffic on both paths.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Comparison {
-    /// What is measured, with its unit.
+    /// The measured quantity, with its unit.
     pub(crate) name: &'static str,
     pub(crate) unit: &'static str,
     pub(crate) lower_is_better: bool,

@@ -33,7 +33,7 @@ pub(crate) struct PacketCtx {
     pub(crate) deferred: bool,
     /// The walk in direction `out` has begun.
     pub(crate) outbound: bool,
-    /// What the packet waits for.
+    /// The event for which the packet waits.
     pub(crate) wait: Wait,
     /// Held while rule evaluation will continue after a verdict.
     pub(crate) lock: FlowLock,
@@ -52,7 +52,7 @@ pub(crate) struct PacketCtx {
     bucket: u16,
 }
 
-/// What a packet in the reorder buffer waits for.
+/// The event for which a packet in the reorder buffer waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
     /// Index of the queue.

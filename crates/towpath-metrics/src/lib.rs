@@ -43,7 +43,7 @@ pub enum Kind {
     Gauge,
 }
 
-/// What a value counts.
+/// The unit of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Network packets or link-layer frames.
@@ -91,7 +91,7 @@ pub struct Metric {
     pub stem: &'static str,
     /// Counter or gauge.
     pub kind: Kind,
-    /// What is counted.
+    /// The unit of the value.
     pub unit: Unit,
     /// Name and value of the label that distinguishes this row within its family.
     pub label: Option<(&'static str, &'static str)>,

@@ -1,4 +1,4 @@
-//! An echo server for any framing, with a worker per thread.
+//! An echo server for any framing, with several worker threads.
 //!
 //! ```text
 //! cargo run --release -p towpath-mux --features io --example echo -- 127.0.0.1:7007 line 4
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let config = Config { idle: Some(Duration::from_secs(300)), ..Config::for_framing(&framing) };
     let server = Server::new(framing, config)?;
     println!("listening on {}", server.listen(address)?);
-    // The loop of a server: receive a message, reply.
+    // Each worker thread calls this function for each message that it receives; `answer` is sent to the message's connection.
     server.serve(workers, |message, answer| answer.extend_from_slice(message.bytes()))?;
     Ok(())
 }

@@ -592,7 +592,7 @@ impl Assembler {
             }
             Step::Message(mut message) => {
                 if self.passed > 0 {
-                    // What the framing strips in front was in the first part.
+                    // The bytes that the framing strips at the start were in the first part.
                     message.skip = 0;
                 }
                 self.known = Some(message);

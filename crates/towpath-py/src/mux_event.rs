@@ -1,4 +1,4 @@
-//! What happened to the connections and messages of a mux: `MuxEnded`, `MuxEvent`, `ConnectionInfo`; and the policy for new connections.
+//! Events of the connections and messages of a mux: `MuxEnded`, `MuxEvent`, `ConnectionInfo`; and the policy for new connections.
 
 use std::fmt;
 

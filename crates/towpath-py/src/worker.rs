@@ -41,7 +41,7 @@ pub(crate) struct Connection {
     pub(crate) generation: u32,
 }
 
-/// What a worker must complete: a Message or an Opened event.
+/// An event that the worker must complete: a Message or an Opened event.
 #[pyclass(frozen, subclass)]
 #[derive(Debug)]
 pub(crate) struct Delivery {

@@ -52,7 +52,7 @@ pub(super) struct Honest {
     receiver: Option<JoinHandle<Result<Flows>>>,
 }
 
-/// What the honest parties have sent and got.
+/// Counts and times of the packets and messages of the honest parties.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) inspected: u64,

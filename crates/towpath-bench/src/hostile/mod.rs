@@ -291,7 +291,7 @@ fn attacked(mode: Mode, setup: Setup, time: Duration) -> Result<Row> {
     })
 }
 
-/// What an attacker did.
+/// The result of an attacker.
 struct Attacked {
     /// Operations.
     attacks: u64,

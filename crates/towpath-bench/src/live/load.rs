@@ -19,7 +19,7 @@ use crate::stat::median;
 pub(crate) enum Load {
     /// UDP packets of `len` bytes (including the IP header) in `flows` flows at full speed; measures received packets per second.
     Flood { len: usize, flows: u32 },
-    /// The same at a lower rate; measures the share of packets received.
+    /// As `Flood`, at rates below full speed ([`paced`]); measures the share of packets received.
     Paced { len: usize, flows: u32 },
     /// One TCP connection, filled by iperf3; measures received bits per second.
     Tcp,
@@ -31,8 +31,9 @@ pub(crate) enum Load {
 const WARM: u32 = 6;
 /// Number of slices of a measurement.
 const SLICES: u32 = 10;
-/// Poll interval for the first packet, and time that the generator runs beyond the measurement.
+/// Interval at which the count of received packets is polled.
 const LOOK: Duration = Duration::from_millis(5);
+/// Time that the generator runs beyond the measurement.
 const MARGIN: Duration = Duration::from_millis(100);
 /// Maximum time for the last packets of a paced flood to arrive.
 const LAST: Duration = Duration::from_secs(1);
@@ -46,7 +47,8 @@ impl Load {
         }
     }
 
-    /// Runs this traffic through `topology`, whose device under test has been started. A paced flood is measured at full speed.
+    /// Runs this traffic through `topology`, whose device under test has been started. `Paced` runs at full speed here: its caller
+    /// derives the rates of [`paced`] from the result.
     pub(crate) fn measure(self, topology: &mut Topology, cpus: Cpus, time: Duration) -> Result<f64> {
         match self {
             Self::Flood { len, flows } | Self::Paced { len, flows } => {

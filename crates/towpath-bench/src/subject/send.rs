@@ -42,7 +42,7 @@ struct Case {
     veth: bool,
     ours: Run,
     peer: Run,
-    /// What the sender's CPU is compared with, besides plain sends.
+    /// The loop with which the sender's CPU is compared, besides plain sends.
     baseline: Option<Baseline>,
     figures: Vec<Figure>,
     /// Transfers per repetition.

@@ -16,7 +16,7 @@ use crate::trace::TraceSink;
 /// Maximum number of traces of one channel.
 const TRACES: usize = 8;
 
-/// What waits for a frame.
+/// The waiter for a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waiter {
     /// The frame was just published; [`InspectorSlot::set_waiter`] follows.

@@ -250,7 +250,7 @@ impl Shares {
         (used, self.groups[group].refused)
     }
 
-    /// What is charged to all accounts.
+    /// The sum of the charges of all accounts.
     pub fn used(&self) -> Usage {
         self.used
     }

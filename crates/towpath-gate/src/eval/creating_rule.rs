@@ -34,7 +34,7 @@ const MAX_BRANCHES: usize = 32;
 const SYN_ONLY: &[u8] = &[0x02];
 const ANY_FLAGS: &[u8] = &[0x02, 0x10, 0x00];
 
-/// What is known of the packet that created a state ([`Gate::creating_rule`]).
+/// The known properties of the packet that created a state ([`Gate::creating_rule`]).
 #[derive(Clone, Copy, Debug)]
 pub struct FirstPacket<'r> {
     /// Its flow: the state's forward direction. The zone is part of it.

@@ -36,7 +36,7 @@ impl Kept {
     }
 }
 
-/// What makes two rules the same: set and text.
+/// The properties by which two rules are the same: set and text.
 pub(super) fn content(rule: &Rule) -> (u8, String) {
     (rule.set, rule.to_string())
 }

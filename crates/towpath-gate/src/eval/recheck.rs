@@ -34,7 +34,7 @@ pub struct RecheckStep {
     pub next: Option<Cursor>,
 }
 
-/// What a re-check does with a state.
+/// The effect of a re-check on a state.
 pub(super) enum Recheck {
     /// It stays with its rule.
     Stays,

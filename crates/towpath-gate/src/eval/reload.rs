@@ -11,7 +11,7 @@ use crate::rules::{Rule, Ruleset};
 use crate::state::{Kind, RuleId};
 use towpath_wire::Time;
 
-/// What a reload does with existing states.
+/// The effect of a reload on existing states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatePolicy {
     /// Keeps all states. States of deleted rules become orphans, which keep their action until they expire.

@@ -15,7 +15,7 @@ pub(super) struct RetiredGeneration {
     pub(super) generation: Option<Generation>,
     /// Deleted rules, in order, by which a walker may still create states.
     pub(super) rules: Vec<RuleId>,
-    /// What becomes of these states.
+    /// The policy for states that these rules still create.
     pub(super) late_states: StatePolicy,
 }
 

@@ -17,7 +17,7 @@ use super::walker_slot::{WalkerSlot, WalkerSlots};
 use crate::state::States;
 use towpath_wire::Time;
 
-/// What the gate and its walkers share.
+/// The data that the gate and its walkers share.
 #[derive(Default)]
 pub(super) struct Shared {
     pub(super) current: CurrentGeneration,

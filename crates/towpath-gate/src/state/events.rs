@@ -12,7 +12,7 @@ use crate::state::concurrent::sync::{AtomicU64, Ordering};
 use crate::state::table::family::locked;
 use towpath_wire::Time;
 
-/// What happened to a state, or to the table.
+/// An event of a state, or of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventKind {
     /// A state was inserted.
@@ -51,7 +51,7 @@ impl EventKind {
 pub struct StateEvent {
     /// The time passed to the worker's call.
     pub at: Time,
-    /// What happened.
+    /// The event.
     pub kind: EventKind,
     /// The state at that time; `None` for events of the table.
     pub state: Option<Listed>,

@@ -7,7 +7,7 @@
 use crate::state::Flow;
 use towpath_wire::{self as wire, Addresses, Fragment, LinkType, Packet, proto};
 
-/// What an ICMP error says about the packet that it quotes.
+/// The packet that an ICMP error quotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quoted {
     /// The flow of the quoted packet, in that packet's direction.

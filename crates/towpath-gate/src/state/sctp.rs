@@ -1,4 +1,4 @@
-//! What a state remembers of an SCTP association, with `dyn_sctp` on, and the lifetime that a packet gives it.
+//! The part of a state that follows an SCTP association, with `dyn_sctp` on, and the lifetime that a packet gives it.
 //!
 //! The first chunk of a packet determines what it does to the association: chunks that open and close it come alone
 //! or first (RFC 9260, 5.1 and 6.10). Verification tags and checksums are not checked. As with a TCP reset in ipfw's

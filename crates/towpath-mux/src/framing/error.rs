@@ -12,7 +12,7 @@ pub struct ParseError {
     pub line: Option<u32>,
     /// Column in characters, from 1.
     pub column: u32,
-    /// What is wrong, and a suggestion if there is one.
+    /// The error, and a suggestion if there is one.
     pub message: String,
 }
 

@@ -104,7 +104,7 @@ fn lines(bytes: &[u8], start: usize, scanned: &mut usize, longest: usize) -> Res
     Err(Step::Need(bytes.len() + 1))
 }
 
-/// What a head says about the end of its message.
+/// The end of the message that a head announces.
 struct Parsed {
     /// Length of the body, if it has no chunks.
     length: u64,

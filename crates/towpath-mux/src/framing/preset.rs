@@ -21,7 +21,7 @@ pub struct Preset {
     pub name: &'static str,
     /// Alias, or empty.
     pub alias: &'static str,
-    /// What it frames, and the specification.
+    /// The messages that it frames, and the specification.
     pub about: &'static str,
     /// The order that the protocol needs.
     pub order: Order,

@@ -101,7 +101,7 @@ impl Link {
         }
     }
 
-    /// What another process needs to continue this connection, besides the socket.
+    /// The data with which another process continues this connection, besides the socket.
     pub(super) fn resume(&self, core: mux::Resume) -> Resume {
         let listener = self.listener.as_deref().unwrap_or_default().to_owned();
         Resume { core, listener, copies: self.copies.load(Relaxed) }

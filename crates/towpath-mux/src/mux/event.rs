@@ -8,7 +8,7 @@ use super::message::Message;
 use super::{psock, worker};
 use crate::assembler;
 
-/// What the caller has to do, or what happened.
+/// A task for the caller, or a report.
 #[derive(Debug)]
 pub enum Event {
     /// The readiness to wait for has changed: see [`super::Mux::interest`].

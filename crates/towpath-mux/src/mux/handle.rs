@@ -1,4 +1,4 @@
-//! What [`crate::io::Socket`] needs from the core besides the calls of other workers (feature `io`).
+//! The calls of the core that only [`crate::io::Socket`] uses (feature `io`).
 
 use super::event::{Event, SendError};
 use super::message::Ticket;

@@ -49,7 +49,7 @@ pub(super) struct Ready {
 struct Flow {
     queue: VecDeque<Entry>,
     messages: usize,
-    /// What is left of its quantum; cut to the quantum of each turn. 0 or less: its turn is over.
+    /// The rest of its quantum, at most the quantum of a turn. 0 or less: its turn is over.
     credit: i64,
     parked: bool,
 }

@@ -41,7 +41,7 @@ pub enum PartKind {
 #[derive(Clone, Debug)]
 pub struct MessagePart {
     message: Message,
-    /// What follows.
+    /// The position of the part: another one follows, it is the last one, or the message was cut.
     pub kind: PartKind,
 }
 

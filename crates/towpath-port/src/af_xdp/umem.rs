@@ -83,8 +83,8 @@ impl Umem {
     #[inline]
     pub(crate) fn bytes<'a>(&'a self, chunk: &'a Chunk, range: Range<usize>) -> Option<&'a [u8]> {
         let (at, len) = self.range(chunk, range)?;
-        // SAFETY: inside the mapping, which `self` keeps; the only right to the chunk is borrowed, so neither the kernel nor anybody else
-        // writes. Anonymous memory is zeroes at first.
+        // SAFETY: inside the mapping, which `self` keeps; the only right to the chunk is borrowed, so neither the kernel nor another
+        // thread writes. Anonymous memory is initialized with zeroes.
         Some(unsafe { slice::from_raw_parts(at, len) })
     }
 
@@ -101,7 +101,7 @@ impl Umem {
         Some((self.mapping.at(chunk.0 as usize * CHUNK + range.start, len), len))
     }
 
-    /// Returns a chunk to the port, from any thread.
+    /// Returns chunks to the port, from any thread.
     fn put_back(&self, chunks: impl Iterator<Item = Chunk>) {
         let mut first = NONE;
         let mut last = None;

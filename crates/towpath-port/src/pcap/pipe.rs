@@ -40,7 +40,7 @@ struct Reading {
     current: Option<(Filled, usize)>,
 }
 
-/// What one call of [`Reader::receive`] returned, and the counters after it.
+/// The result of one call of [`Reader::receive`], and the counters after it.
 struct Filled {
     burst: Burst,
     result: Result<Received, Error>,

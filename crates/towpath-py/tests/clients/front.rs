@@ -57,12 +57,12 @@ impl Front {
         command
     }
 
-    /// What a client prints. It succeeds, and reports nothing on standard error.
+    /// Runs a client and returns its output. The client succeeds, and writes nothing to standard error.
     pub(crate) fn run(&self, words: &[&str]) -> String {
         printed(words, self.client(words).output().expect("timeout starts"))
     }
 
-    /// As above; `input` is its standard input.
+    /// As [`Front::run`]; `input` is the client's standard input.
     pub(crate) fn run_with(&self, input: &[u8], words: &[&str]) -> String {
         printed(words, self.fed(input, words))
     }

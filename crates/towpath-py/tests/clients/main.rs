@@ -1,7 +1,7 @@
-//! Client programs and libraries of other projects against `towpath mux` with worker processes in Python.
+//! Client programs and libraries of other projects, tested with `towpath mux` and worker processes in Python.
 //!
 //! `.ci/run programs` installs the clients. A test checks the content, the order and the number of the answers; [`front::Front::finish`]
-//! checks that the front has nothing to report.
+//! checks that `towpath mux` reports no violation, no unsent message and no restart.
 
 mod front;
 
@@ -37,7 +37,7 @@ fn mariadb_is_greeted_and_asks() {
     let script: String = (0..500).map(|number| format!("select 'number {number}';\n")).collect();
     let answers: String = (0..500).map(|number| format!("number {number}\n")).collect();
     assert_eq!(front.run_with(script.as_bytes(), &mariadb), answers);
-    // 20 MB are a chain of two packets.
+    // A query of 20 MB takes two packets of the protocol, which have at most 16 MiB.
     let long = format!("select length {};\n", "x".repeat(20_000_000));
     let size = format!("{}\n", long.len() - 2);
     assert_eq!(
@@ -52,7 +52,7 @@ fn mariadb_is_greeted_and_asks() {
     assert!(errors.ends_with("\nERROR 1064 (42000) at line 2: a reason\n"), "{errors}");
     let (connections, messages) = front.finish();
     assert_eq!(connections, 9);
-    // One of each connection's handshake, and one QUIT.
+    // Each connection sends a handshake response and a QUIT.
     assert_eq!(messages, 9 * 2 + 2 + 1 + 4 * 3 + 500 + 1 + 3);
 }
 
@@ -183,11 +183,11 @@ fn mosquitto_clients_subscribe_and_leave_wills() {
             assert_eq!(lines.next(), Some(format!("room/a/b {qos} line {number}")));
         }
     }
-    // A client that disconnects leaves no will.
+    // The server discards the will of a client that sends DISCONNECT.
     let will = ["--will-topic", "room/will", "--will-payload", "bye", "-t", "room/a/c", "-n"];
     assert_eq!(front.run(&[&publish[..], &will].concat()), "");
     assert_eq!(lines.next().as_deref(), Some("room/a/c (null)"));
-    // One that is killed does.
+    // The server publishes the will of a client that is killed.
     let will =
         ["-t", "room/state", "--will-topic", "room/will", "--will-payload", "killed", "--will-qos", "1"];
     let (mut killed, _) = subscribe(Command::new("mosquitto_sub"), &will);

@@ -121,9 +121,9 @@ pub struct Consumer {
     /// Number of checks before a sleep; adapts if `learns`.
     spins: u32,
     learns: bool,
-    /// Whether the client asked for loss records.
+    /// True if the client asked for loss records.
     gaps: bool,
-    /// Whether a signal ends a wait.
+    /// True if a signal ends a wait.
     interruptible: bool,
     /// Longest wait for space.
     send_timeout: Option<Duration>,
@@ -232,8 +232,8 @@ impl Consumer {
         self.wait_for(None, Self::take)
     }
 
-    /// Receives the next frame; waits at most `timeout`. None also after the timeout; [`is_ended`](Self::is_ended)
-    /// tells the cases apart.
+    /// Receives the next frame; waits at most `timeout`. `None` after the timeout and at the end of the channel;
+    /// [`is_ended`](Self::is_ended) distinguishes them.
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
@@ -308,8 +308,8 @@ impl Consumer {
         self.lane(frame).has(frame)
     }
 
-    /// Returns the frame of a ticket, with an empty header. None if the frame is not this consumer's (any more); a
-    /// ticket may contain any numbers.
+    /// Returns the frame of a ticket, with an empty header. `None` if this consumer does not own the frame, or owns it
+    /// no longer. A ticket may contain any numbers.
     #[must_use]
     pub fn recall(&self, ticket: Ticket) -> Option<Frame> {
         let lane = self.lanes.get(ticket.lane as usize)?;
@@ -318,8 +318,8 @@ impl Consumer {
         lane.has(&frame).then_some(frame)
     }
 
-    /// Gives a verdict for the frame and releases it. With [`Verdict::Hold`], the frame is kept;
-    /// [`hold`](Self::hold) leaves it to the caller.
+    /// Gives a verdict for the frame and releases it. [`Verdict::Hold`] holds the frame, which the caller then cannot
+    /// decide; [`hold`](Self::hold) borrows the frame, so that it can be decided later.
     ///
     /// # Panics
     /// The verdict is [`Verdict::Replace`]: call [`replace`](Self::replace), which sends the payload.
@@ -437,7 +437,7 @@ impl Consumer {
         self.lanes[0].listen()
     }
 
-    /// Messages that the lanes have queued for records.
+    /// Number of messages that the lanes have queued for records.
     #[cfg(any(test, feature = "test-util"))]
     pub(crate) fn queued(&self) -> usize {
         self.lanes.iter().map(|lane| lane.rings.queued()).sum()

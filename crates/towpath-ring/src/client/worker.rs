@@ -178,7 +178,7 @@ pub struct Reply {
     bytes: Vec<u8>,
     /// End of each answer that waits to be sent, and the number of the frame's messages that were done by then.
     ends: Vec<(usize, u32)>,
-    /// What happens to the connection after the last answer.
+    /// The state of the connection after the last answer.
     then: Option<Kind>,
 }
 

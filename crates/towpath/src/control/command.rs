@@ -49,7 +49,7 @@ pub struct Request {
 /// The result of a handler.
 pub type Handled = Result<Reply, Refusal>;
 
-/// What the server answers to a request.
+/// The server's answer to a request.
 #[derive(Debug)]
 pub enum Reply {
     /// One answer: its name and its members.
@@ -189,7 +189,7 @@ impl fmt::Debug for Command {
     }
 }
 
-/// What a handler may use.
+/// The objects that a handler may use.
 pub struct Context<'a> {
     /// The engine's rules, tables, states and settings. `None` if the engine has no rules.
     pub(super) ruleset: Option<&'a Arc<RulesetManager>>,
@@ -302,7 +302,7 @@ pub trait Stream: fmt::Debug + Send {
     }
 }
 
-/// What [`Stream::produce`] did.
+/// The result of [`Stream::produce`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// It appended a message. There may be more.

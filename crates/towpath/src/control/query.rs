@@ -24,7 +24,7 @@ const BURST: usize = 4;
 /// Queries that may wait.
 const QUEUE: usize = 16;
 
-/// What a query looks at: a packet engine or a pool of worker processes.
+/// The target of a query: a packet engine or a pool of worker processes.
 pub struct Target<'a> {
     engine: Option<&'a mut dyn Introspect>,
     pool: Option<&'a dyn WorkerPoolView>,
@@ -76,7 +76,7 @@ impl fmt::Debug for Target<'_> {
 
 type Query = Box<dyn FnOnce(&mut Target<'_>) + Send>;
 
-/// What queries see of the live ports of an engine, which its thread updates.
+/// Copies of the state of an engine's live ports, for queries. The engine's thread updates them.
 pub type PortRows = Arc<Mutex<Vec<show_ports::Port>>>;
 
 /// The engine's end of the queue of queries.

@@ -13,18 +13,18 @@ pub enum Message {
         version: u32,
         /// Version of the program, for the log.
         program: String,
-        /// What it is: `mux`.
+        /// The kind of the service: `mux`.
         service: String,
         /// Number of objects that follow.
         objects: usize,
     },
     /// A listening socket, or another thing that exists once.
     Object {
-        /// What it is.
+        /// The kind of the object.
         kind: String,
         /// Its name in the command line or the configuration.
         name: String,
-        /// What the service needs to continue it.
+        /// The data with which the service continues it.
         detail: Value,
     },
     /// The new process can serve.
@@ -38,7 +38,7 @@ pub enum Message {
     Go,
     /// A connection, or another thing of which there are many. Its bytes follow.
     Item {
-        /// What the service needs to continue it.
+        /// The data with which the service continues it.
         detail: Value,
         /// Number of bytes that follow.
         bytes: usize,

@@ -17,11 +17,11 @@ use super::{HANDSHAKE, OBJECTS, VARIABLE, VERSION};
 /// A listening socket, or another thing that exists once.
 #[derive(Debug)]
 pub struct Object {
-    /// What it is.
+    /// The kind of the object.
     pub kind: String,
     /// Its name in the command line or the configuration.
     pub name: String,
-    /// What the service needs to continue it.
+    /// The data with which the service continues it.
     pub detail: Value,
     /// Its descriptor.
     pub fd: OwnedFd,
@@ -47,7 +47,7 @@ struct Partial {
 /// A connection, or another thing of which there are many.
 #[derive(Debug)]
 pub struct Item {
-    /// What the service needs to continue it.
+    /// The data with which the service continues it.
     pub detail: Value,
     /// Its descriptor.
     pub fd: OwnedFd,
@@ -55,7 +55,7 @@ pub struct Item {
     pub bytes: Bytes,
 }
 
-/// What the old process sends after Go.
+/// A message of the old process after Go.
 #[derive(Debug)]
 pub enum Received {
     /// An item.

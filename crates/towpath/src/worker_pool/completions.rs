@@ -46,7 +46,7 @@ const UNSENT_BYTES: usize = 4 << 20;
 /// Size of the blocks that replies are copied into, which saves allocations.
 const BLOCK: usize = 64 << 10;
 
-/// What a worker wrote.
+/// An action that a worker requested.
 #[derive(Debug)]
 enum Action {
     Reply(Answer),
@@ -70,7 +70,7 @@ struct Answer {
 /// Completions of all workers that are not applied yet.
 #[derive(Debug, Default)]
 pub(super) struct Completions {
-    /// What workers wrote, in their order.
+    /// Actions that workers requested, in their order.
     actions: Vec<Action>,
     /// Unsent messages to be reported to their workers.
     pub(super) unsent: VecDeque<Unsent>,

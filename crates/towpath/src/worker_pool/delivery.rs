@@ -1,6 +1,6 @@
-//! What workers and clients may rely on when a worker dies: one table for `towpath mux --help` and for the book.
+//! The guarantees to workers and clients if a worker dies: one table for `towpath mux --help` and for the book.
 
-/// A row: the values of an option, what happens in the two cases of the table.
+/// A row: the values of an option, and the cells of the two columns.
 struct Row {
     values: &'static [&'static str],
     cells: [&'static str; 2],
@@ -24,7 +24,7 @@ const REDELIVER: [Row; 3] = [
     ),
 ];
 
-/// What the connection of such a message does, by `--order`.
+/// Effects on the connection of such a message, by `--order`.
 const ORDER_HEAD: [&str; 2] = ["while a message is given again", "when its worker ends"];
 const ORDER: [Row; 4] = [
     row(&["none", "key"], ["others are processed; those with the same key wait", "the connection stays"]),

@@ -1,4 +1,4 @@
-//! What `towpath ctl` and metrics show of a pool.
+//! Copies of a pool's state for `towpath ctl` and metrics.
 
 use towpath_mux::mux::Mux;
 

@@ -63,7 +63,7 @@ towpath_metrics::metrics! {
     }
 }
 
-/// What a pool hands over besides its connections, and how.
+/// The data that a pool hands over besides its connections.
 #[derive(Debug)]
 pub struct Upgradable {
     /// The program to start.

@@ -62,8 +62,9 @@ struct State {
     live: Vec<Arc<FrameMessages>>,
     /// Oldest first.
     lingering: VecDeque<Lingering>,
-    /// Number of ended connections that were reset: their peers acknowledged nothing, or too many lingered.
+    /// Number of lingering connections that were reset because their peers acknowledged nothing.
     stalled: u64,
+    /// Number of lingering connections that were reset because too many lingered or pinned too much memory.
     crowded: u64,
     quarantine: Quarantine<Done>,
     /// Sums over the connections that have ended.
@@ -148,7 +149,7 @@ impl State {
             self.reset(oldest.sender, time);
         }
         if self.crowded > before {
-            log::debug!("{} connections that lingered were reset: too many do", self.crowded - before);
+            log::debug!("{} lingering connections were reset: there were too many", self.crowded - before);
         }
     }
 }
@@ -157,7 +158,7 @@ impl State {
 struct Connection {
     zerocopy_tx: ZerocopyTx,
     messages: Arc<FrameMessages>,
-    /// Everything that is not in the sender yet is copied.
+    /// True if further replies are copied: those that are not in the sender yet.
     copies: bool,
 }
 
@@ -370,7 +371,7 @@ impl Drop for Connection {
     }
 }
 
-/// The bytes after the first `left`.
+/// The bytes after the first `left`, which have left.
 fn buffer(body: &Body, left: usize) -> Buffer {
     let lent = match body {
         // Short replies share a block of memory, which would wait for all of them. They are sent as copies.

@@ -49,7 +49,7 @@ impl Scope {
     }
 }
 
-/// What a comparison reads: the packet, and the code point that an earlier `setdscp` gave it.
+/// The input of a comparison: the packet, and the code point that an earlier `setdscp` gave it.
 pub(crate) struct Subject<'p> {
     pub(crate) packet: &'p Packet<'p>,
     pub(crate) dscp: Option<u8>,

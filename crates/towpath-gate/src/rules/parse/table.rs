@@ -194,7 +194,7 @@ fn all(builder: &mut Builder, cursor: &mut Cursor<'_, '_>) -> Parse<()> {
     cursor.nothing_left("the command")
 }
 
-/// What `create` does if the table exists.
+/// The effect of `create` on a table that exists.
 enum Again {
     Error,
     /// `missing`: keeps the table.

@@ -58,7 +58,7 @@ pub(crate) struct Limited<'a> {
 /// The number of states that the parents in these slots would count less.
 pub(crate) type Released = HashMap<u32, u32>;
 
-/// What a state that is about to be inserted has reserved, besides its slot.
+/// The reservations of a state that is about to be inserted, besides its slot.
 pub(crate) struct Reservation {
     /// The parent that counts the state, or [`NONE`].
     pub(crate) parent: u32,

@@ -56,7 +56,7 @@ impl Parent {
     }
 }
 
-/// What identifies a parent.
+/// The key of a parent.
 pub(crate) struct ParentId {
     flow: Flow,
     key: ParentKey,

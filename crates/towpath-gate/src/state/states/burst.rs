@@ -31,7 +31,7 @@ const NONE: u32 = u32::MAX;
 /// The states that the hints of a burst lead to.
 type Entries<'s, const N: usize> = [Option<Entry<'s, N>>; BURST];
 
-/// What hints depend on: the worker's epoch, the shared version, and the worker's own changes.
+/// The versions on which hints depend: the worker's epoch, the shared version, and the worker's own changes.
 type HintVersion = (u64, u64, u64);
 
 impl States {
@@ -162,7 +162,7 @@ pub(super) struct BurstBuffer {
     v4: FamilyBurst<2>,
     v6: FamilyBurst<6>,
     count: usize,
-    /// What the hints depend on, when they were made.
+    /// The versions at which the hints were made.
     version: HintVersion,
 }
 

@@ -31,7 +31,7 @@ struct ForeseenState {
     install: Install,
 }
 
-/// What the sweeps of one install would collect.
+/// The entries that the sweeps of one install would collect.
 #[derive(Debug, Default)]
 struct Swept {
     /// Slots of each family that were swept.

@@ -86,7 +86,7 @@ impl States {
         if let Some(dead) = unlinked {
             self.release_ended::<N>(dead, now);
         }
-        // What the state held before, or what it was to hold.
+        // Releases the counts of the previous owner, or those reserved for the new one.
         let (result, rule, generation, parent) = match given.unwrap_or(Err(HandedOver::Gone)) {
             Ok((header, parent)) => {
                 let parent = if header.has(LIMITED) { parent } else { NONE };

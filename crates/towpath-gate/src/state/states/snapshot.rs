@@ -17,7 +17,7 @@ use crate::state::{Direction, Install, Installed, Kind, Limit, Listed, Name, Ref
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Saved {
     pub(crate) listed: Listed,
-    /// What was seen of the connection, in the form of the state's protocol.
+    /// The phase of the connection, in the form of the state's protocol.
     pub(crate) seen: u64,
     pub(crate) lifetime: Option<u32>,
     /// Every packet sets the lifetime (`state-timeout`).

@@ -7,7 +7,7 @@ use towpath_wire::Time;
 use super::States;
 use crate::state::{Kind, Listed};
 
-/// What [`States::top`] sorts by.
+/// The sort key of [`States::top`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Top {
     /// Packets of both directions.

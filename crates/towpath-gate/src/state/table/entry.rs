@@ -91,7 +91,7 @@ pub(crate) const MAX_PARENTS: u32 = (1 << (u64::BITS - PARENT)) - 1;
 const BYTE_BITS: u32 = 37;
 const COUNT_HIGH: u64 = 1 << (BYTE_BITS - 1) | 1 << 63;
 
-/// What a state uses of a packet.
+/// The fields of a packet that a state uses.
 #[derive(Clone, Copy)]
 pub(crate) struct PacketInfo<'a> {
     pub(crate) proto: u8,
@@ -136,7 +136,7 @@ pub(crate) struct NewEntry<const N: usize> {
     pub(crate) origin: Origin,
 }
 
-/// What a state takes over from another rule ([`Entry::set_owner`]).
+/// The values that a state takes over from another rule ([`Entry::set_owner`]).
 #[derive(Clone, Copy)]
 pub(crate) struct NewOwner {
     pub(crate) rule: RuleId,
@@ -243,7 +243,7 @@ impl<'a, const N: usize> Entry<'a, N> {
         Time::from_nanos(now.as_nanos().saturating_add_signed(ahead))
     }
 
-    /// What was seen of a TCP connection, with its last acknowledgement numbers.
+    /// The flags seen on a TCP connection, with its last acknowledgement numbers.
     pub(crate) fn tcp(self) -> Tcp {
         self.tcp_of(self.expiry(), self.0.word(Self::ACKS).load(Ordering::Relaxed))
     }
@@ -253,7 +253,7 @@ impl<'a, const N: usize> Entry<'a, N> {
         sctp::Phase::from_bits(self.expiry() & SEEN)
     }
 
-    /// What was seen of the connection, in the form of its protocol.
+    /// The phase of the connection, in the form of its protocol.
     pub(crate) fn seen(self) -> u64 {
         self.expiry() & SEEN
     }
@@ -573,7 +573,7 @@ fn config(parent: u32, origin: Origin, scales: u64, lifetime: Option<u32>, every
     u64::from(parent.min(MAX_PARENTS)) << PARENT | u64::from(origin.to_bits()) << ORIGIN | scales | lifetime
 }
 
-/// What one packet adds to a count.
+/// The increment of a count by one packet.
 #[inline]
 pub(crate) fn one_packet(bytes: u32) -> u64 {
     1 << BYTE_BITS | u64::from(bytes)

@@ -58,7 +58,7 @@ impl Side {
     }
 }
 
-/// What a key is made of.
+/// The parts of a key.
 pub(crate) trait FlowKey: Sized {
     /// The flow with `side` as its source.
     fn flow(&self, side: Side) -> Flow;

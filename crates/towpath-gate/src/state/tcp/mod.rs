@@ -1,4 +1,4 @@
-//! What a state remembers of a TCP connection, and the lifetime that a segment gives it.
+//! The part of a state that follows a TCP connection, and the lifetime that a segment gives it.
 //!
 //! A pure step: (what was seen, direction, segment) to (what is seen now, lifetime). It checks the sequence numbers of
 //! resets only; [`window`] checks all segments, for states with [strict tracking](crate::state::Tracking::Strict).
@@ -102,7 +102,7 @@ pub(crate) fn begins(flags: u8) -> bool {
     flags & (SYN | ACK | RST | FIN) == SYN
 }
 
-/// What was seen of one connection.
+/// The flags and acknowledgements seen on one connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tcp {
     /// ipfw's word and [`PICKED_UP`]: flags seen forward, flags seen reverse << 8, marks.

@@ -21,10 +21,11 @@ struct State {
     rule: RuleId,
     orphaned: bool,
     lifetime: Option<u32>,
-    /// What every packet sets.
+    /// The lifetime in seconds that every packet sets (`state-timeout`).
     timeout: Option<u32>,
-    /// The limit of its rule. `counted` says where it counts, unless the limit is per second.
+    /// The limit of its rule.
     limit: Option<Limit>,
+    /// The parent that counts the state. `None` without a limit, and with a limit per second.
     counted: Option<Counted>,
     expire: Time,
     packets: [u64; 2],
@@ -38,14 +39,15 @@ struct State {
     scales: [Option<u8>; 2],
     /// The side whose acknowledgement was accepted last.
     turn: Option<Direction>,
-    /// With strict tracking.
+    /// The windows of both sides; `None` without strict tracking.
     window: Option<Window>,
     /// SCTP chunks with their direction.
     chunks: Vec<(u8, Direction)>,
-    /// The other side has replied.
+    /// A packet of the reverse direction was counted.
     answered: bool,
-    /// The state is assured: both sides hear each other.
+    /// The state is assured: a reply was seen; in TCP and SCTP, an acknowledgement of the reply or a complete handshake.
     replied: bool,
+    /// `dyn_source_max` counts the state.
     capped: bool,
 }
 
@@ -53,11 +55,11 @@ struct Parent {
     counts: Counted,
     orphaned: bool,
     expire: Time,
-    /// For a limit per second: the end of the time that the installs so far take up.
+    /// For a limit per second: the theoretical arrival time of the generic cell rate algorithm (ITU-T I.371).
     busy: Time,
 }
 
-/// What identifies a parent.
+/// The key of a parent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Counted {
     flow: Flow,
@@ -74,7 +76,7 @@ struct Datagram {
     at: Time,
 }
 
-/// The model. It has the operations of [`States`](crate::state::States), and collects everything at once.
+/// The model. It has the operations of [`States`](crate::state::States), and removes entries as soon as they expire.
 pub struct Model {
     settings: Settings,
     /// In the order of their installs.
@@ -305,7 +307,7 @@ impl Model {
         Ok(counted)
     }
 
-    /// Returns true if a SYN is a repetition, neither too soon nor too late.
+    /// Returns true if a SYN repeats the flow's first one, between 200 ms and 60 s after it.
     fn is_repeated(&mut self, flow: &Flow, now: Time) -> bool {
         let same = |first: &&mut (Flow, Time)| first.0 == *flow || first.0 == flow.reversed();
         let Some((_, first)) = self.first_syns.iter_mut().find(same) else {
@@ -416,7 +418,7 @@ impl Model {
             }
         }
         state.answered = state.packets[1] > 0;
-        // They are not saved.
+        // A snapshot has no window scales.
         state.scales = [None; 2];
         (state.orphaned, state.capped) = (false, self.settings.dyn_source_max != 0);
         self.states.push(state);
@@ -452,7 +454,7 @@ impl Model {
         parents.filter(|parent| gone(parent.counts.rule)).for_each(|parent| parent.orphaned = true);
     }
 
-    /// Advances the time: collects what has expired.
+    /// Advances the time: removes expired entries.
     pub fn expire(&mut self, now: Time) {
         self.states.retain(|state| state.expire > now);
         let states = &self.states;
@@ -471,7 +473,7 @@ impl Model {
     /// Makes room: evicts a state that is not assured, or, if all are, the one that expires first.
     fn evict(&mut self, kept: &[(Flow, Name)]) {
         for _ in 0..64 {
-            // One for one: if `dyn_max` was lowered below their number, the others end by themselves.
+            // An install evicts one state. If `dyn_max` was lowered below the number of states, the excess expires.
             if self.states.len() != self.settings.dyn_max as usize || self.states.is_empty() {
                 return;
             }
@@ -481,7 +483,7 @@ impl Model {
             let kept = |state: &State| kept.contains(&(state.flow, state.name));
             let goes = |state: &State| Some(order(state)) == first && !kept(state);
             let gone = self.states.iter().position(goes);
-            self.states.remove(gone.expect("one of those that should be evicted is kept no more"));
+            self.states.remove(gone.expect("a state that is evicted first and not in `kept`"));
             self.counters.evicted += 1;
         }
     }
@@ -555,8 +557,8 @@ fn children(states: &[State], counts: &Counted) -> usize {
     states.iter().filter(|state| state.counted == Some(*counts)).count()
 }
 
-/// Returns true if a limit per second admits one more: each install takes up its part of a second, and no more than
-/// one second ahead.
+/// Returns true if a limit per second admits one more install. Each advances `busy` by 1 s / `most`, to at most one second after
+/// `now`.
 fn takes(parent: &mut Parent, most: u32, now: Time) -> bool {
     if most == 0 {
         return false;
@@ -569,7 +571,7 @@ fn takes(parent: &mut Parent, most: u32, now: Time) -> bool {
     true
 }
 
-/// What `dyn_source_max` counts by.
+/// The key by which `dyn_source_max` counts: zone, address (of a global IPv6 address the first 64 bits), and interface.
 fn source(flow: &Flow) -> (u16, Vec<u8>, u32) {
     match flow.ends {
         Ends::V4(src, _) => (flow.zone, src.octets().to_vec(), 0),

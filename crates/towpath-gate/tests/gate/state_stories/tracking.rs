@@ -1,8 +1,8 @@
-//! Stories of TCP connections with sequence numbers.
+//! Packet sequences: `state-timeout`, and TCP connections whose sequence numbers are checked.
 
 use super::*;
 
-/// YANET's state-timeout.
+/// `state-timeout` as in YANET.
 #[test]
 fn every_packet_sets_the_timeout() {
     let install = Install { timeout: Some(60), ..Install::default() };

@@ -45,7 +45,7 @@ pub use flags::Flags;
 /// Maximum time to send queued messages after the last socket is dropped.
 const LINGER: Duration = Duration::from_secs(30);
 
-/// What ends a message.
+/// The rule for the end of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// SOCK_DGRAM: each send is a message unless [`Flags::MORE`] is set. A read shorter than the message
@@ -222,7 +222,7 @@ impl Socket {
         self.id
     }
 
-    /// What ends a message.
+    /// The rule for the end of a message.
     pub const fn kind(&self) -> Kind {
         self.kind
     }

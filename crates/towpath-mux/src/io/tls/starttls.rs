@@ -26,7 +26,7 @@ const GSS_REQUEST: u32 = 80_877_104;
 /// First byte of a TLS handshake record (RFC 8446, 5.1).
 const TLS_HANDSHAKE: u8 = 0x16;
 
-/// What follows when the answers are sent.
+/// The step after the answers are sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Next {
     /// More plaintext.

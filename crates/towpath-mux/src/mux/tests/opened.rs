@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What the worker gets: connection, number, bytes, mark.
+/// A message of the worker: connection, number, bytes, mark.
 fn got(mux: &mut Mux, worker: worker::Id) -> Vec<(psock::Id, String, u32)> {
     let mut batch = Vec::new();
     mux.poll_batches(worker, usize::MAX, at(0), &mut batch);

@@ -10,7 +10,7 @@ use crate::shm::header::{Kind, Meta};
 
 use super::{Connection, Message, Worker, connection};
 
-/// What [`Worker::recv_event`] returns.
+/// The result of [`Worker::recv_event`].
 #[derive(Debug)]
 #[must_use = "an opened event or a message that is never done is never released"]
 pub enum Event {

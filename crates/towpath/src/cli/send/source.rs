@@ -1,4 +1,4 @@
-//! What `towpath send` sends: the data ranges and holes of a file, or standard input.
+//! The input of `towpath send`: the data ranges and holes of a file, or standard input.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -36,7 +36,7 @@ pub(super) struct SparseFile {
     data_until: u64,
 }
 
-/// What changes when a file is written: its size, and the times of its last modification and status change.
+/// The attributes of a file that change when it is written: its size, and the times of its last modification and status change.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Version {
     size: u64,

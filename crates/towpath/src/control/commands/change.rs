@@ -114,7 +114,7 @@ pub(super) fn reply(done: Result<Done, Vec<Diagnostic>>) -> Handled {
     }
 }
 
-/// What commands changed.
+/// The changes that a request made.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 struct Changes {
     /// New rules, as `number text`.

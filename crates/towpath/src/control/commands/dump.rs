@@ -17,7 +17,7 @@ use super::super::text::items;
 use crate::exit;
 use crate::output::say;
 
-/// Write the states, one per line, over a ring, while packets are processed: all, or those that match the options
+/// Write all states, or those that match the options, one per line, without stopping the engine
 ///
 /// No state is listed twice, and no state that exists throughout is missed. After an interruption, --from continues at the cursor of
 /// the last complete line.
@@ -54,7 +54,7 @@ fn dump(socket: &Path, args: &Dump) -> Result<String, Failure> {
         _ => failed(&error),
     })?;
     let request = dumps::request(args.from, &args.filter);
-    // The engine answers a wrong filter with a number only.
+    // The engine reports an invalid filter by an errno only; this error names the option.
     args.filter.clone().compile().map_err(|error| Failure::new(exit::USAGE, error))?;
     ring.request(dumps::STATES, &request).map_err(|error| failed(&error))?;
     let mut out = io::BufWriter::new(io::stdout().lock());
@@ -83,7 +83,7 @@ fn dump(socket: &Path, args: &Dump) -> Result<String, Failure> {
             _ => continue,
         }
         let wrote = match args.json {
-            // A page without a state that matches.
+            // A page of the table in which no state matches.
             _ if items(&page["states"]).is_empty() && !args.filter.is_empty() => Ok(()),
             true => writeln!(out, "{page}"),
             false => {

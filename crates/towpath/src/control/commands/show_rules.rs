@@ -33,7 +33,7 @@ struct Row {
 /// Nanoseconds.
 const SECOND: u64 = 1_000_000_000;
 
-/// What is printed of a rule besides its number and text.
+/// The columns of a rule besides its number and text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Columns {
     pub(super) counters: bool,

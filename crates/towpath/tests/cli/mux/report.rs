@@ -1,4 +1,4 @@
-//! What `towpath mux` reports: JSON at its end, and `towpath ctl` while it runs.
+//! The reports of `towpath mux`: JSON at its end, and `towpath ctl` while it runs.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};

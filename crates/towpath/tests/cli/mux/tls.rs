@@ -102,7 +102,7 @@ impl Client {
         self.line()
     }
 
-    /// What it wrote as errors, after its end.
+    /// Its output on standard error, after its end.
     fn errors(mut self) -> String {
         drop(self.child.stdin.take());
         let mut said = String::new();
