@@ -32,7 +32,7 @@ const SNDBUF: usize = 4 << 20;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Limit on datagram bytes in flight. The receiver acknowledges after each quarter of it. The ring of the veth pair has 256 entries
 /// (VETH_RING_SIZE, drivers/net/veth.c) and drops further datagrams.
-const WINDOW: u64 = 192 * SEGMENT as u64;
+const IN_FLIGHT: u64 = 192 * SEGMENT as u64;
 /// Length of each datagram in bytes.
 pub(crate) const SEGMENT: u16 = 8192;
 /// Period of the pattern in bytes. The pattern stays in the first-level cache, so the receiver's check uses little of the caches under
@@ -190,7 +190,7 @@ fn take_datagrams(socket: &UdpSocket, run: Run, napi: &[Pid]) -> Result<Told> {
         let found = expected.chunks(segment).find(|chunk| chunk[..8.min(len)] == buffer[..8.min(len)]);
         ensure!(found.is_some_and(|chunk| *chunk == buffer[..len]), "an unexpected datagram");
         bytes += len as u64;
-        if bytes - said >= WINDOW / 4 {
+        if bytes - said >= IN_FLIGHT / 4 {
             said = bytes;
             socket.send_to(&bytes.to_ne_bytes(), from)?;
         }
@@ -330,7 +330,7 @@ fn send(
     let (mut sent, mut came) = (0, 0);
     let mut fill = |sender: &mut Sender, until: u64| -> Result<()> {
         while sent < until {
-            while let Some(answers) = answers.filter(|_| sent - came >= WINDOW) {
+            while let Some(answers) = answers.filter(|_| sent - came >= IN_FLIGHT) {
                 let mut bytes = [0; 8];
                 answers.recv(&mut bytes).context("datagrams were lost")?;
                 came = u64::from_ne_bytes(bytes);

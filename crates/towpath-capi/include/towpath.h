@@ -54,8 +54,8 @@ enum towpath_loss {
     TOWPATH_LOST_PASSED = 4,      /* passed uninspected: the queue fails open */
     TOWPATH_LOST_HANDED_ON = 5,   /* sent to another queue */
     TOWPATH_LOST_TOO_LARGE = 6,   /* larger than the maximum frame */
-    TOWPATH_LOST_OVERWRITTEN = 7, /* the reader of a mirror was too slow */
-    TOWPATH_LOST_LIMITED = 8      /* above the requested limit */
+    TOWPATH_LOST_OVERWRITTEN = 7, /* never sent by engines of this version */
+    TOWPATH_LOST_LIMITED = 8      /* a copy (tee, fan-out mirror) beyond the engine's budget of copies */
 };
 
 struct towpath_frame {
@@ -552,9 +552,8 @@ struct towpath_tls_options {
     uint32_t client_optional; /* server: 1: serve clients without a certificate, too */
 };
 
-/* The same with TLS, and on a Unix stream socket at path. Connections are attached after their handshake. ALPN has the protocols of the mux's
- * framing. -EINVAL: a file of TLS, which the
- * message names, is invalid. */
+/* As towpath_mux_listen, with TLS, or on a Unix stream socket at path. Connections with TLS are attached after their handshake. ALPN has the
+ * protocols of the mux's framing. -EINVAL: a file of TLS, which the message names, is invalid. */
 int towpath_mux_listen_tls(const towpath_mux *mux, const char *address, const struct towpath_tls_options *options, uint16_t *port);
 int towpath_mux_listen_unix(const towpath_mux *mux, const char *path);
 

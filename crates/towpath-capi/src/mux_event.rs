@@ -1,4 +1,4 @@
-//! `towpath_mux_poll_ended`, `towpath_mux_poll_event`, `towpath_mux_connection_info`: what happened to connections and messages.
+//! `towpath_mux_poll_ended`, `towpath_mux_poll_event`, `towpath_mux_connection_info`: reports on connections and messages.
 
 use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;

@@ -132,7 +132,7 @@ mod tests {
     use super::{Transfer, most};
 
     #[test]
-    fn what_was_not_sent_without_a_copy_says_why() {
+    fn copied_bytes_have_a_reason() {
         let rows = [
             (60, 0, json!({"small": 4}), "without a copy"),
             (4, 4, json!({"copying": 20, "probing": 40}), "plain: the kernel copies on this way"),

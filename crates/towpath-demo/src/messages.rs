@@ -19,9 +19,10 @@ use super::process::{Process, command, ctl};
 use super::status::Status;
 use super::{Failure, Stop, doing};
 
-/// Connections, and messages in flight on each: more than the workers can process at once, so that each always has one.
+/// Connections of the clients.
 const CONNECTIONS: u64 = 8;
-const WINDOW: usize = 4;
+/// Messages in flight on each connection. In all, more than the workers process at once, so that each worker always has one.
+const IN_FLIGHT: usize = 4;
 /// A message without an answer after this time is lost.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Attempts to kill a worker while it has a message.
@@ -36,8 +37,9 @@ pub(crate) struct Service {
     pub(crate) strange: u64,
     /// Messages without an answer.
     pub(crate) lost: u64,
-    /// Workers killed, and workers restarted.
+    /// Workers killed.
     pub(crate) killed: u64,
+    /// Workers restarted.
     pub(crate) restarted: u64,
     /// Messages redelivered from a killed worker.
     pub(crate) redelivered: u64,
@@ -207,7 +209,7 @@ fn converse(
     let mut line = String::new();
     loop {
         // Relaxed: no other data depends on it.
-        while waiting.len() < WINDOW && !over.load(Relaxed) {
+        while waiting.len() < IN_FLIGHT && !over.load(Relaxed) {
             let number = asked.fetch_add(1, Relaxed);
             stream.write_all(format!("{number}\n").as_bytes())?;
             waiting.push(number);

@@ -1,4 +1,4 @@
-//! The same traffic through the engine and through the kernel's forwarding, in turns: throughput and cost.
+//! The same traffic through the engine and through the kernel's forwarding, alternating: throughput and cost.
 //!
 //! The cost is the busy time of all CPUs (proc_stat(5)), because the work of softirqs cannot be attributed. Other load on the machine
 //! distorts it for both paths.

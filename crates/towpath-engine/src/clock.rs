@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use towpath_wire::Time;
 
-/// How often expired states are collected, by the clock of the states, and how many states one collection examines.
+/// Interval between collections of expired states, by the clock of the states.
 const EXPIRE_EVERY: Duration = Duration::from_millis(1);
+/// Number of states that one collection examines.
 const EXPIRE_BUDGET: usize = 256;
 
 /// Maximum number of states that one collection examines after a sleep: about 1 ms of work.

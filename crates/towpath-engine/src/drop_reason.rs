@@ -87,7 +87,7 @@ drop_reasons! {
     NoRoute "no_route" "No route to the destination."
     TtlExceeded "ttl_exceeded" "TTL or hop limit exceeded in transit."
     NoNextHop "no_next_hop" "The route has no usable next hop."
-    TooLong "too_long" "Longer than the MTU and not fragmentable; the sender was told."
+    TooLong "too_long" "Longer than the MTU and not fragmentable; the sender gets an ICMP error."
     Unresolved "unresolved" "The next hop did not answer ARP or neighbor discovery."
     NotOurs "not_ours" "Received by link-layer broadcast or multicast and not to be forwarded (RFC 1812 section 5.3.4)."
     TxNoBuffer "tx_no_buffer" "No room in the copy buffer of the transmit queue."

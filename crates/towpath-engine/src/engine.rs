@@ -69,12 +69,12 @@ pub struct Engine<E: PacketIo> {
     pub(crate) by_states: bool,
 }
 
-/// How often the engine polls before it sleeps, and how many spin hints it executes between two polls. Together about 50 us: the
-/// cost of a wake-up.
+/// Number of polls before the engine sleeps. With [`SPIN_HINTS`] they take about 50 us: the cost of a wake-up.
 const SPINS: usize = 500;
+/// Number of spin hints between two polls.
 const SPIN_HINTS: usize = 4;
 
-/// How often the engine yields the CPU to inspectors after a burst. At each yield at least one of them runs.
+/// Maximum number of yields of the CPU to inspectors after a burst. At each yield at least one of them runs.
 const YIELDS: usize = 8;
 
 /// Maximum sleep in nanoseconds while several queues have packets.
@@ -378,12 +378,12 @@ impl<E: PacketIo> Engine<E> {
         }
     }
 
-    /// The surroundings.
+    /// The engine's [`PacketIo`].
     pub fn io_mut(&mut self) -> &mut E {
         &mut self.io
     }
 
-    /// Ends the engine and returns its surroundings.
+    /// Ends the engine and returns its [`PacketIo`].
     pub fn into_io(self) -> E {
         self.io
     }

@@ -1,4 +1,4 @@
-//! The engine's interface to its surroundings.
+//! The engine's interface to ports, the clock and queries.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use crate::introspect::Introspect;
 use crate::meta::{Adjacency, Meta};
 use crate::queue::Channel;
 
-/// The engine's surroundings: a clock, the way out, and queries.
+/// The IO of an engine: a clock, transmission, the router's neighbors, and queries.
 ///
 /// A test double needs [`now`](Self::now) and [`send`](Self::send).
 pub trait PacketIo {
@@ -58,20 +58,19 @@ pub trait PacketIo {
         let _ = (frame, meta);
     }
 
-    /// A packet was dropped or rejected. Default: ignored.
+    /// Reports that a packet was dropped or rejected. Default: ignored.
     fn discard(&mut self, meta: &Meta) {
         let _ = meta;
     }
 
-    /// The length of the longest frame that may leave by `egress` in the place of a frame with the metadata `meta`, and that begins
-    /// like `bytes`. `None`: the egress is not known yet. Default: any length.
+    /// The maximum length of a frame that begins with `bytes`, replaces a frame with the metadata `meta`, and leaves by `egress`.
+    /// `None`: the egress is not known yet. Default: any length.
     fn max_frame(&self, egress: Option<PortId>, bytes: &[u8], meta: &Meta) -> usize {
         let _ = (egress, bytes, meta);
         usize::MAX
     }
 
-    /// Sends the answer to a rejected packet out by `port`, the port that it came in by. Returns false if the port cannot
-    /// send.
+    /// Sends the answer to a rejected packet by `port`, which received the packet. Returns false if the port cannot send.
     fn reply(&mut self, port: PortId, frame: &[u8], meta: &Meta) -> bool {
         let _ = (port, frame, meta);
         false
@@ -87,7 +86,7 @@ pub trait PacketIo {
         0
     }
 
-    /// Yields the CPU: inspectors that share it have packets. Default: nothing.
+    /// Yields the CPU to inspectors that share it and have packets. Default: nothing.
     fn yield_cpu(&mut self) {}
 
     /// Answers queries about the engine. Called once per burst and while the engine waits. Returns for how many nanoseconds

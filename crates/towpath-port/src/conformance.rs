@@ -51,8 +51,8 @@ pub fn check(mut wire: impl FnMut() -> Box<dyn Wire>) {
     keeps_what_frames_are(wire());
     nothing_sent_is_nothing_received(wire());
     [1, 2, 3, 100].into_iter().for_each(|frames| small_bursts_lose_nothing(wire(), frames));
-    what_a_burst_holds_stays_until_it_is_cleared(wire());
-    what_was_received_can_be_changed(wire());
+    frames_of_a_burst_stay_until_it_is_cleared(wire());
+    received_frames_can_be_changed(wire());
     takes_only_what_it_can_send(wire());
     refuses_what_is_too_long(wire());
     a_direction_it_lacks_is_an_error(wire());
@@ -121,7 +121,7 @@ fn small_bursts_lose_nothing(mut wire: Box<dyn Wire>, frames: usize) {
     assert!(same(&sent, &received, shape), "frames received in bursts of {frames}, in order");
 }
 
-fn what_a_burst_holds_stays_until_it_is_cleared(mut wire: Box<dyn Wire>) {
+fn frames_of_a_burst_stay_until_it_is_cleared(mut wire: Box<dyn Wire>) {
     let shape = wire.shape();
     let sent: Vec<_> = (0..40).map(|index| Sample::new(index, 60 + index, shape)).collect();
     send_all(wire.tx(), &sent);
@@ -148,7 +148,7 @@ fn what_a_burst_holds_stays_until_it_is_cleared(mut wire: Box<dyn Wire>) {
     );
 }
 
-fn what_was_received_can_be_changed(mut wire: Box<dyn Wire>) {
+fn received_frames_can_be_changed(mut wire: Box<dyn Wire>) {
     let shape = wire.shape();
     let sent: Vec<_> = (0..5).map(|index| Sample::new(index, 80 + index, shape)).collect();
     send_all(wire.tx(), &sent);

@@ -14,7 +14,7 @@ use crate::data::Data;
 
 /// Bytes of the first call of a function. A function that needs more is called again with at least twice as many: a copy of all bytes
 /// that have arrived, for each of many short messages, would take quadratic time.
-const WINDOW: usize = 512;
+const FIRST_CALL: usize = 512;
 /// "Not for the mux" (include/uapi/asm-generic/errno.h; net/strparser/strparser.c).
 const ESTRPIPE: i64 = 86;
 
@@ -150,10 +150,10 @@ impl Custom for Function {
 
 impl Function {
     fn frame(&self, py: Python<'_>, bytes: &[u8], state: &mut State) -> PyResult<Step> {
-        let mut window = bytes.len().min(WINDOW);
+        let mut shown = bytes.len().min(FIRST_CALL);
         loop {
-            match self.call(py, &bytes[..window], state)? {
-                Step::Need(need) if window < bytes.len() => window = need.max(2 * window).min(bytes.len()),
+            match self.call(py, &bytes[..shown], state)? {
+                Step::Need(need) if shown < bytes.len() => shown = need.max(2 * shown).min(bytes.len()),
                 step => return Ok(step),
             }
         }

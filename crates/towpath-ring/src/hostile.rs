@@ -121,7 +121,7 @@ fn garbage_is_never_a_pass_and_ends_in_detachment() {
 
 /// The rules of cumulative records, as rows: the records written, and the outcome of frames 1 to 4.
 #[test]
-fn records_outside_of_what_is_out_are_refused() {
+fn records_outside_of_the_undecided_frames_are_refused() {
     let pass = |upto: u32| Word::new(Seq(upto), Verdict::Pass).emit();
     let raw_word = |upto: u32, verdict: u64| u64::from(upto) | verdict << 32;
     for (records, decided, violations) in [
@@ -210,7 +210,7 @@ fn a_replacement_that_is_too_long_is_garbage_and_not_copied() {
 
 /// 31 frames are replaced by the same payload of 1 MiB; a record drops one frame.
 #[test]
-fn a_poll_copies_so_much_of_replacements_and_leaves_the_rest_unread() {
+fn a_poll_copies_a_bounded_number_of_bytes_of_replacements() {
     const LONG: u32 = 1 << 20;
     for with_record in [false, true] {
         let config = Config { tx: Geometry::TX, replacement_max: LONG, deadline: None, ..config() };
@@ -246,7 +246,7 @@ fn a_poll_copies_so_much_of_replacements_and_leaves_the_rest_unread() {
 }
 
 #[test]
-fn each_announced_message_that_is_not_there_ends_a_poll_and_is_counted() {
+fn each_missing_message_ends_a_poll_and_is_counted() {
     for violations_max in [2, 5] {
         let mut pair = pair(Config { violations_max, deadline: None, ..config() });
         let (mut channel, raw) =
@@ -277,7 +277,7 @@ fn each_announced_message_that_is_not_there_ends_a_poll_and_is_counted() {
 
 /// A client that publishes the whole area again as soon as the engine has copied it.
 #[test]
-fn a_poll_takes_so_many_bytes_of_messages() {
+fn a_poll_takes_a_bounded_number_of_bytes_of_messages() {
     const LONG: u32 = 1 << 20;
     let mut pair = pair(Config { tx: Geometry::TX, deadline: None, ..config() });
     let (mut channel, raw) = pair.attach(|path| attach(&path, &Options::named("hostile")).unwrap().remove(0));
@@ -295,7 +295,7 @@ fn a_poll_takes_so_many_bytes_of_messages() {
 
 /// The client releases no frame, so that all published frames precede each record.
 #[test]
-fn records_are_one_walk_through_the_window_however_many_they_are() {
+fn any_number_of_records_costs_one_walk_over_the_frames() {
     let mut pair = pair(Config { records: 32, held_max: 0, deadline: None, ..config() });
     let (mut channel, raw) = pair.attach(|path| attach(&path, &Options::named("hostile")).unwrap().remove(0));
     let word = |seq, verdict: Verdict<'_>| Word::new(Seq(seq), verdict).emit();
@@ -460,7 +460,7 @@ fn attach_times_out_if_the_engine_accepts_no_connection() {
 }
 
 #[test]
-fn an_endpoint_survives_what_is_no_hello() {
+fn an_endpoint_survives_invalid_hellos() {
     let mut pair = pair(Config { pending_max: 2, ..config() });
     let connect = |say: &[u8]| {
         let socket = sys::connect(&pair.path, Duration::from_secs(5)).unwrap();

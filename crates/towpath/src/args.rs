@@ -104,7 +104,7 @@ pub(crate) struct Replay {
 
     /// Start COMMAND as an inspector of queue N; may be repeated, also for the same queue
     ///
-    /// COMMAND is split into words like a shell does, and runs without a shell. The first word `towpath` runs this program's
+    /// COMMAND is split into words as by a shell, and runs without a shell. The first word `towpath` runs this program's
     /// own executable. COMMAND finds the socket's path in TOWPATH_SOCKET and must attach within 15 seconds.
     #[arg(long = "queue", value_name = "N=COMMAND", value_parser = queue)]
     pub(crate) queues: Vec<QueueArg>,

@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use crate::logging::{Class, submit};
 
-/// Prints a line on standard error. Waits for no reader after [`logging::start`](crate::logging::start).
+/// Prints a line on standard error. After [`logging::start`](crate::logging::start), the call does not wait for the reader.
 pub fn say(line: impl Display) {
     submit(line.to_string(), Class::Event);
 }

@@ -231,7 +231,7 @@ fn with_too_few_namespaces_it_shows_what_it_can_and_a_recording_that_fails_costs
 }
 
 #[test]
-fn a_recording_that_cannot_be_begun_is_told_before_anything_is_played() {
+fn a_recording_that_cannot_begin_fails_before_the_first_scene() {
     let directory = tempfile::tempdir().unwrap();
     let nowhere = directory.path().join("nowhere/demo.cast");
     let mut command = demo(env!("CARGO_BIN_EXE_towpath"), &[], directory.path());

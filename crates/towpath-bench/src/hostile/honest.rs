@@ -36,12 +36,15 @@ const BODY: usize = 32;
 
 /// The honest parties, each a thread.
 pub(super) struct Honest {
-    /// Ends the client, and then the two honest flows.
+    /// Ends the client.
     stop_client: Arc<AtomicBool>,
+    /// Ends the two honest flows, after the client.
     stop: Arc<AtomicBool>,
-    /// Packets received in order: by the inspector, and by the receiver.
+    /// Packets that the inspector received in order.
     received: Arc<AtomicU64>,
+    /// Packets that the receiver received in order.
     arrived: Arc<AtomicU64>,
+    /// Ends the attackers' flow and the inspector.
     done: Arc<AtomicBool>,
     /// Ends the receiver.
     end: Arc<AtomicBool>,
@@ -60,8 +63,9 @@ pub(super) struct Counts {
     /// Packets of the attackers' queue, which may be lost.
     pub(super) attacked: u64,
     pub(super) messages: u64,
-    /// Nanoseconds.
+    /// 99th percentile of the times from the capture to the inspector, in nanoseconds.
     pub(super) packet_p99: u64,
+    /// 99th percentile of the times from a message to its answer, in nanoseconds.
     pub(super) message_p99: u64,
 }
 

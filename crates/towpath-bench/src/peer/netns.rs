@@ -87,7 +87,7 @@ pub(crate) fn up_with_conntrack(tracked: bool) -> Result<()> {
     if tracked {
         iptables(&["-A", "INPUT", "-m", "conntrack", "--ctstate", "INVALID", "-j", "DROP"])?;
         let counted = std::fs::write("/proc/sys/net/netfilter/nf_conntrack_acct", "1");
-        counted.context("having connections counted")
+        counted.context("enabling the counters of connections")
     } else {
         iptables(&["-A", "INPUT", "-p", "tcp", "-j", "DROP"])
     }

@@ -27,7 +27,7 @@ pub(crate) fn names<R: Row>(rows: &[R]) -> Vec<String> {
     rows.iter().map(|row| row.name().to_owned()).collect()
 }
 
-/// Skips rows that need network namespaces unless the user is root.
+/// Fails unless the user is root: the rows make network namespaces.
 pub(crate) fn need_root() -> Result<()> {
     if !geteuid().is_root() {
         bail!("making network namespaces needs root");

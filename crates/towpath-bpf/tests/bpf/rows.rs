@@ -550,7 +550,7 @@ fn classic() {
 }
 
 #[test]
-fn formats_are_told_apart() {
+fn formats_are_distinguished() {
     let raw_ebpf = bytes(&[mov(0, 3), jeq(0, 3, 0), EXIT]);
     let program = Program::load(&raw_ebpf, &LoadOptions::default()).expect("eBPF");
     assert!(!program.stats().classic);

@@ -16,7 +16,7 @@ pub(super) const BYTES: usize = 16 << 20;
 pub(super) enum CopyBudget {
     /// No bound, until [`renew`](Self::renew).
     Unlimited,
-    /// So much is left.
+    /// The rest of the budget.
     Left { copies: u32, bytes: usize },
 }
 
@@ -26,7 +26,7 @@ impl CopyBudget {
         *self = Self::Left { copies: COPIES, bytes: BYTES };
     }
 
-    /// Takes `copies` copies of a frame of `bytes` bytes. Returns false, and takes nothing, if so much is not left.
+    /// Takes `copies` copies of a frame of `bytes` bytes. Returns false, and takes nothing, if the rest does not suffice.
     pub(super) fn take(&mut self, copies: u32, bytes: usize) -> bool {
         let Self::Left { copies: copies_left, bytes: bytes_left } = self else { return true };
         let bytes = bytes.saturating_mul(copies as usize);

@@ -13,9 +13,10 @@ use crate::state::{Cursor, HandedOver, Install, Kind, Listed, Name, RuleId};
 /// States per step of a re-check, which takes a few milliseconds.
 const RECHECK_STATES: usize = 4096;
 
-/// How often a step looks whether all walkers have adopted the current rules, and the time between two looks. A walker
-/// adopts them between two bursts; only one that does not run takes longer.
+/// Number of checks whether all walkers have adopted the current rules. A walker adopts them between two bursts; only one that
+/// does not run takes longer.
 const WALKER_WAITS: usize = 500;
+/// Time between two checks.
 const WALKER_WAIT: Duration = Duration::from_micros(100);
 
 /// TCP's SYN in the forward half of ipfw's state word.

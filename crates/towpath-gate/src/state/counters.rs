@@ -3,7 +3,7 @@
 use towpath_metrics::metrics;
 
 metrics! {
-    /// What happened to the states of a gate since it was made, and how full the table is.
+    /// Events of the states of a gate since it was made, and the occupancy of the table.
     pub struct Counters in "states" {
         /// States created, including those restored from a snapshot. Equals `now + expired + removed + evicted`.
         pub created: counter states,
@@ -31,7 +31,7 @@ metrics! {
         pub unfit: counter packets,
         /// ICMP errors that matched the state of the packet that they quote.
         pub related: counter packets,
-        /// How often the number of states rose to 9/10 of `dyn_max` after it was below 8/10.
+        /// Times that the number of states rose to 9/10 of `dyn_max` after it was below 8/10.
         pub nearly_full: counter events,
         /// Waits for a lock of the index whose holder was preempted: the thread yielded its CPU, and then slept 50 us at a time.
         pub preempted: counter events,

@@ -1,4 +1,4 @@
-//! Dynamic states: what keep-state, limit and check-state remember.
+//! Dynamic states, which `keep-state` and `limit` make and `check-state` finds.
 //!
 //! They follow ipfw (ipfw(8), STATEFUL FIREWALL; the lifetimes are those of its code, not of the manual page). Differences:
 //!

@@ -17,7 +17,7 @@ fn run<'a>(assembler: Assembler, pieces: impl IntoIterator<Item = &'a [u8]>) -> 
     run_by(assembler, pieces, false)
 }
 
-/// The same, using the plain scanner if `scans`.
+/// As [`run`]; uses the plain scanner if `scans`.
 fn run_by<'a>(
     mut assembler: Assembler,
     pieces: impl IntoIterator<Item = &'a [u8]>,

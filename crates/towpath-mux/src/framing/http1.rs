@@ -279,7 +279,7 @@ fn data(bytes: &[u8], state: &mut State) -> Result<Option<usize>, Step> {
     }
 }
 
-/// Number of the first `held` bytes of a message in chunks that the framing need not see again, after [`Step::Need`]. 0 in the head.
+/// Returns how many of the first `held` bytes of a message in chunks the framing need not see again, after [`Step::Need`]. 0 in the head.
 pub(super) fn known(held: usize, state: &State) -> usize {
     match state.pending {
         HEAD => 0,
@@ -288,7 +288,7 @@ pub(super) fn known(held: usize, state: &State) -> usize {
     }
 }
 
-/// The first `count` bytes of the message are gone: at most [`known`].
+/// Updates `state`: the first `count` bytes of the message, at most [`known`], were delivered.
 pub(super) const fn pass(count: usize, state: &mut State) {
     state.scanned -= count;
 }

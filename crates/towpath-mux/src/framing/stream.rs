@@ -1,7 +1,7 @@
 //! `body=stream`: long messages are delivered in parts.
 //!
 //! What: a message of known length needs no more of the framing. A message whose end is not known, an HTTP/1.1 message in chunks, is
-//! framed piece by piece: bytes that the framing has checked leave, and it continues with the others ([`Framing::open`],
+//! framed piece by piece: bytes that the framing has checked are delivered, and it continues with the rest ([`Framing::open`],
 //! [`Framing::pass`]).
 
 use super::body::{Key, hash};
@@ -10,7 +10,7 @@ use super::coded::{Coded, Protocol};
 use super::error::Fault;
 use super::{Framing, Kind, Message, State, http1};
 
-/// Removes the clause `body`. Returns whether it is `stream`, and its place in the text.
+/// Removes the clause `body`. Returns its place in the text if it is `body=stream`.
 pub(super) fn take(clauses: &mut Vec<Clause>) -> Result<Option<usize>, Fault> {
     let Some(at) = clauses.iter().position(|clause| clause.key == "body") else { return Ok(None) };
     let clause = clauses.remove(at);
@@ -67,8 +67,8 @@ impl Framing {
         self.streams
     }
 
-    /// After [`super::Step::Need`], for a message of unknown length that begins with `bytes`, or whose first bytes have left: the bytes
-    /// that may leave, and if they are the `first`, the hash of the message. `None` if it cannot be delivered in parts, or not yet.
+    /// Returns the part of a message of unknown length that can be delivered, after [`super::Step::Need`]. `bytes` are those that were
+    /// not delivered before. The `first` part has the message's hash. `None` if the message cannot be delivered in parts, or not yet.
     pub(crate) fn open(&self, bytes: &[u8], first: bool, state: &State) -> Option<Message> {
         let Kind::Coded(coded @ Coded { protocol: Protocol::Http1, .. }) = &self.kind else { return None };
         let length = http1::known(bytes.len(), state);
@@ -83,7 +83,7 @@ impl Framing {
         Some(Message { skip: http1::blank(bytes), hash, ..Message::of(length) })
     }
 
-    /// The first `count` bytes of a message of unknown length have left.
+    /// Updates `state`: the first `count` bytes of a message of unknown length were delivered.
     pub(crate) fn pass(&self, count: usize, state: &mut State) {
         if matches!(&self.kind, Kind::Coded(coded) if coded.protocol == Protocol::Http1) {
             http1::pass(count, state);

@@ -35,7 +35,7 @@ pub(super) struct Inner {
     pub(super) batch: Option<Batch>,
     working: usize,
     done: usize,
-    /// Replies to these messages, in pieces with their number; `block` is the last piece, which still grows.
+    /// Replies to these messages, in pieces, each with its number of replies. `block` is the last piece, which still grows.
     replies: Vec<(Bytes, u32)>,
     block: BytesMut,
     answers: u32,

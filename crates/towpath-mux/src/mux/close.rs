@@ -66,7 +66,7 @@ impl Mux {
         self.abort(id, Cause::ResetByWorker);
     }
 
-    /// Nothing more is sent than what is queued.
+    /// Ends sending after the data that is queued. Drops replies that wait for earlier ones.
     pub(super) fn shut(&mut self, id: psock::Id) {
         let Some(psock) = self.psocks.get_mut(id) else { return };
         psock.tx.shut = true;
@@ -137,7 +137,7 @@ impl Mux {
         self.end(id, cause);
     }
 
-    /// Nothing more is sent.
+    /// Ends the connection: nothing more is sent. Reports the end after its writer has returned.
     fn end(&mut self, id: psock::Id, cause: Cause) {
         let Some(psock) = self.psocks.get_mut(id) else { return };
         psock.phase = Phase::Dead { unreported: Some(cause) };

@@ -25,7 +25,7 @@ impl Id {
         (ffi as u32, (ffi >> 32) as u32)
     }
 
-    /// The opposite of [`Id::parts`]. Unknown parts give an id without a connection.
+    /// The inverse of [`Id::parts`]. Unknown parts give an id without a connection.
     pub fn from_parts(index: u32, generation: u32) -> Self {
         slotmap::KeyData::from_ffi(u64::from(generation) << 32 | u64::from(index)).into()
     }
@@ -242,7 +242,7 @@ impl Psock {
         }
     }
 
-    /// A worker got `count` of its messages. Returns how many workers have now.
+    /// Counts `count` more messages with workers. Returns their number.
     pub(super) fn hold(&mut self, count: usize) -> usize {
         self.stats.reserved += u64::from(self.in_hand == 0);
         self.in_hand += count;

@@ -16,7 +16,7 @@ towpath_metrics::metrics! {
         pub received: counter messages,
         /// Messages received and given to workers in parts (`body=stream`). They count once, in `received` and all other counters.
         pub streamed: counter messages,
-        /// Messages in parts whose connection ended before their last part. Their workers were told.
+        /// Messages in parts whose connection ended before their last part. Their workers got an empty last part.
         pub streams_cut: counter messages,
         /// Messages in parts given up because their worker ended; included in `undone`. Their connections end.
         pub streams_undone: counter messages,

@@ -1,8 +1,9 @@
-//! [`Order::Sticky`]: which worker has a connection.
+//! [`Order::Sticky`]: binds each connection to a worker.
 //!
 //! What: a connection is bound to a worker at its first message, or its opened event (`opened.rs`): to the enabled one with the fewest
-//! connections. So a worker that joins gets all new connections until it has as many as the others. A connection moves when its worker leaves, dies or is disabled.
-//! With [`Config::rebalance`](super::Config::rebalance) it also moves at its next message if its worker has too many connections.
+//! connections. So a worker that joins gets all new connections until it has as many as the others. A connection moves when its worker
+//! leaves, dies or is disabled. With [`Config::rebalance`](super::Config::rebalance) it also moves at its next message if its worker has
+//! too many connections.
 //!
 //! Invariants:
 //! - Messages of a connection are with one worker at a time: it moves only while no worker holds any of them.

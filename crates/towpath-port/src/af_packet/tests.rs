@@ -69,7 +69,7 @@ fn next(port: &mut Socket, burst: &mut Burst) {
 
 #[towpath_testenv::needs(netns)]
 #[test]
-fn what_this_machine_sends_on_the_interface_is_not_received() {
+fn frames_that_this_machine_sends_are_not_received() {
     within(|| {
         veth("v0", "v1");
         let (mut one, mut other) = (open("v0"), open("v1"));
@@ -328,7 +328,7 @@ fn datagrams_keep_their_lengths() {
 }
 
 #[test]
-fn what_a_socket_that_failed_did_not_take_is_counted() {
+fn frames_that_a_failed_socket_did_not_take_are_counted() {
     // No socket: ENOTSOCK.
     let file = std::fs::File::open("/dev/null").unwrap();
     let (mut tx_offload, mut stats, config) =

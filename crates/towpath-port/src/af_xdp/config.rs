@@ -17,7 +17,7 @@ pub struct Config {
     pub mode: Mode,
     /// Require zero copy between the driver and the socket (default false). Few drivers support it; veth does not.
     pub zero_copy: bool,
-    /// Frames of several buffers (XDP_USE_SG, Linux 6.6; generic mode Linux 6.9; default false). Needed for an MTU above 3,822, and for
+    /// Frames of several buffers (XDP_USE_SG, Linux 6.6; generic mode Linux 6.9; default false). Needed for an MTU above 3,826, and for
     /// GSO frames from a host on this machine.
     pub multi_buffer: bool,
     /// Without support for [`multi_buffer`](Self::multi_buffer) in the kernel or the driver, [`DriverConfig::open`] opens the sockets

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_did_not_have_is_not_taken() {
+    fn chunks_that_the_kernel_does_not_own_are_not_taken() {
         let (umem, mut free) = Umem::new(2).unwrap();
         assert!(umem.taken(0).is_none());
         let address = umem.give(free.pop().unwrap());

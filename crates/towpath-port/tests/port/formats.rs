@@ -261,7 +261,7 @@ fn a_long_block_is_skipped_in_the_stream() {
 }
 
 #[test]
-fn what_is_no_capture_says_what_it_is() {
+fn errors_of_other_files_describe_them() {
     #[rustfmt::skip]
     let rows: [(&[u8], &str); 15] = [
         (b"",                                     "it is empty"),

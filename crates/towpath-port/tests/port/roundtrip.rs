@@ -242,7 +242,7 @@ fn the_name_chooses_the_format() {
 
 /// A frame with partial checksums or a large segment is written to the file as it would be on the wire.
 #[test]
-fn what_was_left_undone_is_done_in_the_file() {
+fn a_file_has_complete_checksums_and_segments() {
     use towpath_port::{Checksum, Gso, GsoKind, Meta, Offload};
     use towpath_wire::checksum;
     let udp = |payload: &[u8]| {

@@ -120,7 +120,7 @@ impl Rings {
         {
             self.undecided.pop_front();
         }
-        // An honest engine goes no further than its window from an undecided frame. A hostile one could otherwise make this
+        // An honest engine goes no further than the size of its ring from an undecided frame. A hostile one could otherwise make this
         // queue grow without bound behind one frame that the client keeps.
         if self.undecided.len() >= 2 * self.mine.len() {
             let Self { undecided, mine, .. } = self;
@@ -306,9 +306,9 @@ mod tests {
         fn reclaim(&mut self) {
             let rings::Rings { rx, theirs, .. } = &mut self.engine;
             let (oldest, next) = (rx.frames.oldest(), rx.frames.next_seq());
-            let window = std::iter::successors(Some(oldest), |seq| Some(seq.next()));
+            let numbers = std::iter::successors(Some(oldest), |seq| Some(seq.next()));
             let mut out: Vec<u32> =
-                window.take(next.since(oldest) as usize).filter_map(|seq| rx.frames.find(seq)).collect();
+                numbers.take(next.since(oldest) as usize).filter_map(|seq| rx.frames.find(seq)).collect();
             out.extend(rx.frames.skipped());
             for at in out {
                 match rx.entry(theirs, at) {

@@ -178,7 +178,7 @@ pub struct Reply {
     bytes: Vec<u8>,
     /// End of each answer that waits to be sent, and the number of the frame's messages that were done by then.
     ends: Vec<(usize, u32)>,
-    /// The state of the connection after the last answer.
+    /// [`Kind::CLOSE`] or [`Kind::RESET`]: ends the connection after the last answer.
     then: Option<Kind>,
 }
 
@@ -241,11 +241,11 @@ pub enum ServeError {
 }
 
 impl Message {
-    /// Number of the part of a message, from 1; 0 for a whole message. A multiplexor with `body=stream` delivers long messages in parts. All
-    /// parts of a message come to this worker, in order; parts of messages of other connections may come between them. The next ones
-    /// come when this one is done.
+    /// Number of the part of a message, from 1; 0 for a whole message. A multiplexor with `body=stream` delivers long
+    /// messages in parts. All parts of a message come to this worker, in order; parts of messages of other connections
+    /// may come between them. The next ones come when this one is done.
     ///
-    /// The message is begun when its first part is done. It is never given to another worker then. [`Worker::reply_part`] and
+    /// A message whose first part is done is never given to another worker. [`Worker::reply_part`] and
     /// [`Worker::reply`] of a part answer the message.
     #[must_use]
     pub fn part(&self) -> u32 {
@@ -413,7 +413,7 @@ impl Worker {
         served.map(|()| count)
     }
 
-    /// Receives the next message; waits for it. None if the multiplexor ends this worker.
+    /// Receives the next message; waits for it. `None` if the multiplexor ends this worker.
     ///
     /// # Errors
     /// [`RecvError`]: the multiplexor wrote invalid data, or poll(2) failed.
@@ -421,8 +421,8 @@ impl Worker {
         self.next_message(Consumer::recv, || false)
     }
 
-    /// Receives the next message; waits at most `timeout`. None also after the timeout; [`Consumer::is_ended`] of
-    /// [`queue`](Self::queue) tells the cases apart.
+    /// Receives the next message; waits at most `timeout`. `None` after the timeout and if the multiplexor ends this
+    /// worker; [`Consumer::is_ended`] of [`queue`](Self::queue) distinguishes them.
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
@@ -447,8 +447,9 @@ impl Worker {
         Ok(self.next(recv, is_over, Kind::is_message)?.map(|frame| Message { frame }))
     }
 
-    /// Returns the next frame of a wanted kind that `recv` finds. A multiplexor that publishes frames without messages as fast as they
-    /// are taken could keep the call here: it ends when `is_over`, which is asked after each [`OTHERS`] such frames.
+    /// Returns the next frame of a wanted kind that `recv` finds. A multiplexor that publishes frames without messages as
+    /// fast as they are taken could keep the call here forever: after each [`OTHERS`] such frames, the call ends if
+    /// `is_over` returns true.
     fn next(
         &mut self,
         mut recv: impl FnMut(&mut Consumer) -> Result<Option<Frame>, RecvError>,
@@ -545,7 +546,8 @@ impl Worker {
 
     /// Sends a part of the answer; waits while the ring is full. Call [`reply`](Self::reply) with the last part, which may
     /// be empty. Messages that workers [`send`](Self::send) on the same connection may leave between two parts. Answers to
-    /// other messages may too, unless the order is `replies`, `serial` or `sticky`. A message that was answered in part is not given to another worker if this one dies.
+    /// other messages may too, unless the order is `replies`, `serial` or `sticky`. A message that was answered in part is
+    /// not given to another worker if this one dies.
     ///
     /// # Errors
     /// As [`reply`](Self::reply).

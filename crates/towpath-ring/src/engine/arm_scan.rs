@@ -4,9 +4,9 @@
 //! time. A word that the client writes after the request rings the doorbell, so a frame that was looked at is not
 //! looked at again, and neither is a frame that was published after the request.
 //!
-//! Invariant: between two steps, polls release frames and move frames from the window to the skipped ones. A frame
+//! Invariant: between two steps, polls release frames and skip frames that were in sequence. A frame
 //! that is not yet looked at leaves the part that is not yet searched only if a poll has read its entry:
-//! - the window is searched upwards, by sequence number;
+//! - the frames in sequence are searched upwards, by sequence number;
 //! - the skipped frames are searched downwards. [`Frames::skipped`] fills a gap with its last frame: one that was
 //!   looked at, or one that stays in the lower part.
 
@@ -19,9 +19,9 @@ pub(crate) const STEP: u32 = 128;
 /// A search for unread entries.
 #[derive(Debug)]
 pub(crate) struct Scan {
-    /// The window is searched below this number.
+    /// Frames in sequence are searched below this number.
     next: Seq,
-    /// The window ended here at the request.
+    /// The number after the last published one at the request.
     end: Seq,
     /// The skipped frames from this index on are searched.
     skipped: usize,

@@ -235,9 +235,9 @@ impl Channel {
         self.note_high_water();
         let mut drained = 0;
         let frames = &mut self.rings.rx.frames;
-        let window = std::iter::successors(Some(frames.oldest()), |seq| Some(seq.next()));
-        let window = window.take(frames.next_seq().since(frames.oldest()) as usize);
-        let mut all: Vec<_> = window.filter_map(|seq| frames.find(seq)).collect();
+        let numbers = std::iter::successors(Some(frames.oldest()), |seq| Some(seq.next()));
+        let numbers = numbers.take(frames.next_seq().since(frames.oldest()) as usize);
+        let mut all: Vec<_> = numbers.filter_map(|seq| frames.find(seq)).collect();
         all.extend_from_slice(frames.skipped());
         for at in all {
             let (seq, undecided) = (frames.seq_at(at), !frames.is_expired(at));

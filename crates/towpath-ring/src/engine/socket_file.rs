@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_meanwhile_is_not_in_the_way() {
+    fn a_file_that_disappears_meanwhile_does_not_prevent_binding() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
         let mut ending = Some(sys::listen(&path, 1).unwrap());

@@ -57,7 +57,7 @@ metrics! {
         pub lost_too_large: counter frames as "lost" (reason = "too_large"),
         /// Frames overwritten before the client read them.
         pub lost_overwritten: counter frames as "lost" (reason = "overwritten"),
-        /// Frames above the client's rate limit or outside of its filter.
+        /// Copies (`tee`, fan-out `mirror`) that were not made because the turn's budget of copies was spent.
         pub lost_limited: counter frames as "lost" (reason = "limited"),
         /// Loss records published.
         pub gaps: counter frames,

@@ -49,8 +49,8 @@ impl Budget {
     }
 }
 
-/// Replacements that one call steps over. A client that writes only replacements could otherwise keep the engine at a
-/// whole ring of them for each look.
+/// Replacements that one call skips. Otherwise each call could read a whole ring from a client that writes only
+/// replacements.
 pub(crate) const STEP: u32 = 128;
 
 /// Result of [`TxRing::peek`].
@@ -65,7 +65,7 @@ enum Peeked {
 /// Result of [`TxRing::next`].
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// There is no message, or it follows more replacements than one call steps over: see [`TxRing::is_ready`].
+    /// There is no message, or it follows more replacements than one call skips: see [`TxRing::is_ready`].
     Nothing,
     /// A message with its payload, copied or in place.
     Message(Found, Taken),

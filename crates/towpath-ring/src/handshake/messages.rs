@@ -1,4 +1,4 @@
-//! Messages of the control socket: hello, welcome, lane memory, doorbell, one-shot. Fixed layouts; parsers without
+//! Messages on a channel's socket: hello, welcome, lane memory, doorbell, one-shot. Fixed layouts; parsers without
 //! IO.
 //!
 //! A hello and a welcome start with magic and version in every version of the ABI, so that sides of different
@@ -11,7 +11,7 @@ use crate::shm::seq::Seq;
 
 /// Bytes of a hello.
 pub(crate) const HELLO: usize = 64;
-/// Bytes of a welcome: the fixed part, then a text for people.
+/// Bytes of a welcome: the fixed part, then a human-readable text.
 pub(crate) const WELCOME: usize = 64 + TEXT;
 const TEXT: usize = 448;
 /// Hello flag: no loss records, like `NETLINK_NO_ENOBUFS` of netlink(7).
@@ -22,7 +22,7 @@ const MEMBARRIER: u8 = 2;
 const EVENTS: u8 = 4;
 /// Hello flag: this worker takes messages in parts.
 const PARTS: u8 = 8;
-/// Welcome flag: the engine does the same, so neither side uses its own fence.
+/// Welcome flag: the engine is registered for membarrier(2), too, so neither side executes a fence after a burst.
 const AGREED_MEMBARRIER: u8 = 1;
 /// Bytes of a notice.
 pub(crate) const NOTICE: usize = 16;
@@ -32,6 +32,7 @@ const DOORBELL: u16 = 1;
 const ONESHOT: u16 = 2;
 /// Doorbell of earlier clients.
 const FULL: u16 = 4;
+/// An [`Offer`].
 const RINGS: u16 = 3;
 
 /// First message of a client.
@@ -44,9 +45,9 @@ pub(crate) struct Hello {
     pub(crate) events: bool,
     /// Whether a worker takes messages in parts.
     pub(crate) parts: bool,
-    /// Scheme that the client supports.
+    /// Scheme for the fences that the client supports.
     pub(crate) fences: Fences,
-    /// Name of the client, for people; at most 32 bytes.
+    /// Name of the client, for logs and tables; at most 32 bytes.
     pub(crate) name: String,
 }
 
@@ -132,7 +133,7 @@ pub(crate) struct Terms {
 pub(crate) enum Reply {
     /// Attached; the descriptors come with this message.
     Attached(Terms),
-    /// Refused, with a text for people.
+    /// Refused, with a human-readable text.
     Refused(Refusal, String),
 }
 

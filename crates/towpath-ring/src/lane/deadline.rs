@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::shm::seq::Seq;
 
+/// Marks per period.
 const MARKS: u64 = 16;
 
 #[derive(Debug)]

@@ -9,14 +9,14 @@
 //! ```text
 //!        released     out, in order of publication    position   skipped
 //!   |....................[3][4  ][5][6     ]..............^........[1 ]....|
-//!                        ^ window                                  ^ ahead
+//!                        ^ in sequence                             ^ ahead
 //! ```
 //!
 //! Invariants:
 //! - a frame belongs to at most one outstanding message; free frames belong to none;
-//! - `window` maps each number from `oldest` up to `next` to its message, unless that was released or is skipped.
-//!   The consumer has therefore seen every number that has left the window, and no longer needs its note;
-//! - published = released + in the window + skipped.
+//! - `in_sequence` maps each number from `oldest` up to `next` to its message, unless that was released or is skipped.
+//!   The consumer has therefore seen every number that is no longer in sequence, and needs its note no longer;
+//! - published = released + in sequence + skipped.
 //!
 //! All state is private: the peer's words are compared with it and never stored in it.
 
@@ -27,9 +27,9 @@ const NONE: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Free,
-    /// In the window, undecided.
+    /// In sequence, undecided.
     Lent,
-    /// In the window, decided by default; the consumer still has the memory.
+    /// In sequence, decided by default; the consumer still has the memory.
     Overdue,
     /// Skipped, undecided.
     Held,
@@ -77,7 +77,7 @@ pub(crate) struct Frames {
     ahead: u32,
     next: Seq,
     oldest: Seq,
-    window: Box<[u32]>,
+    in_sequence: Box<[u32]>,
     lent: u32,
     skipped: Vec<u32>,
     held: u32,
@@ -96,7 +96,7 @@ impl Frames {
             ahead: NONE,
             next: first,
             oldest: first,
-            window: vec![NONE; frame_nr.next_power_of_two() as usize].into(),
+            in_sequence: vec![NONE; frame_nr.next_power_of_two() as usize].into(),
             lent: 0,
             skipped: Vec::new(),
             held: 0,
@@ -104,9 +104,9 @@ impl Frames {
         }
     }
 
-    /// Returns true if the window has space for another number.
+    /// Returns true if `in_sequence` has space for another number.
     fn has_number(&self) -> bool {
-        (self.next.since(self.oldest) as usize) < self.window.len()
+        (self.next.since(self.oldest) as usize) < self.in_sequence.len()
     }
 
     /// Sequence number of the next message.
@@ -114,7 +114,7 @@ impl Frames {
         self.next
     }
 
-    /// Oldest number that may still be in the window.
+    /// Oldest number that may still be in sequence.
     pub(crate) fn oldest(&self) -> Seq {
         self.oldest
     }
@@ -129,7 +129,7 @@ impl Frames {
         self.messages.len() as u32
     }
 
-    /// Undecided messages in the window.
+    /// Undecided messages in sequence.
     pub(crate) fn lent(&self) -> u32 {
         self.lent
     }
@@ -160,7 +160,7 @@ impl Frames {
     fn messages_out(&self) -> usize {
         let (mut seq, mut count) = (self.oldest, self.skipped.len());
         while seq != self.next {
-            count += usize::from(self.window[self.window_index(seq)] != NONE);
+            count += usize::from(self.in_sequence[self.sequence_index(seq)] != NONE);
             seq = seq.next();
         }
         count
@@ -221,21 +221,21 @@ impl Frames {
         self.position = self.forward(at, frames);
         // The list is circular: a single message is both before and after the position.
         self.ahead = next;
-        let index = self.window_index(seq);
-        self.window[index] = at;
+        let index = self.sequence_index(seq);
+        self.in_sequence[index] = at;
         self.next = seq.next();
         self.lent += 1;
         self.used += frames;
         seq
     }
 
-    /// First frame of message `seq`, if it is in the window (decided or not).
+    /// First frame of message `seq`, if it is in sequence (decided or not).
     #[inline]
     pub(crate) fn find(&self, seq: Seq) -> Option<u32> {
         if seq.since(self.oldest) >= self.next.since(self.oldest) {
             return None;
         }
-        Some(self.window[self.window_index(seq)]).filter(|at| *at != NONE)
+        Some(self.in_sequence[self.sequence_index(seq)]).filter(|at| *at != NONE)
     }
 
     /// Sequence number of the outstanding message at `at`.
@@ -266,7 +266,7 @@ impl Frames {
         self.messages[at as usize].state = State::Free;
     }
 
-    /// Marks the message at `at`, which is in the window, as held: the producer skips it.
+    /// Marks the message at `at`, which is in sequence, as held: the producer skips it.
     pub(crate) fn hold(&mut self, at: u32) {
         let overdue = self.is_expired(at);
         self.leave(at);
@@ -295,15 +295,15 @@ impl Frames {
         }
     }
 
-    /// Removes the message from the window or from `skipped`.
+    /// Removes the message from `in_sequence` or from `skipped`.
     #[inline]
     fn leave(&mut self, at: u32) {
         let Message { seq, state, place, .. } = self.messages[at as usize];
         match state {
             State::Free => unreachable!("frame {at} is not out"),
             State::Lent | State::Overdue => {
-                let index = self.window_index(seq);
-                self.window[index] = NONE;
+                let index = self.sequence_index(seq);
+                self.in_sequence[index] = NONE;
                 self.lent -= u32::from(state == State::Lent);
                 self.advance();
             }
@@ -323,16 +323,16 @@ impl Frames {
         self.skipped.push(at);
     }
 
-    /// Moves `oldest` to the oldest message in the window.
+    /// Moves `oldest` to the oldest message in sequence.
     #[inline]
     fn advance(&mut self) {
-        while self.oldest != self.next && self.window[self.window_index(self.oldest)] == NONE {
+        while self.oldest != self.next && self.in_sequence[self.sequence_index(self.oldest)] == NONE {
             self.oldest = self.oldest.next();
         }
     }
 
-    fn window_index(&self, seq: Seq) -> usize {
-        seq.0 as usize & (self.window.len() - 1)
+    fn sequence_index(&self, seq: Seq) -> usize {
+        seq.0 as usize & (self.in_sequence.len() - 1)
     }
 
     fn forward(&self, at: u32, frames: u32) -> u32 {
@@ -423,9 +423,9 @@ mod tests {
         for op in ops {
             match op {
                 Op::Publish { frames: n, used } => {
-                    let window = frames.next.since(frames.oldest) as usize >= frames.window.len();
+                    let full = frames.next.since(frames.oldest) as usize >= frames.in_sequence.len();
                     let room = frames.room(n);
-                    if window {
+                    if full {
                         assert!(room.is_err());
                     } else {
                         assert_eq!(room.ok().map(|r| r.at), oracle.room(n, frame_nr), "{n} frames");

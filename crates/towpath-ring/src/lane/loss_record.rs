@@ -28,7 +28,7 @@ pub enum Loss {
     TooLarge,
     /// Overwritten before the client read it. No engine of this version reports it.
     Overwritten,
-    /// Above the client's rate limit, or outside of its filter.
+    /// A copy (`tee`, fan-out `mirror`) beyond the engine's budget of copies.
     Limited,
 }
 

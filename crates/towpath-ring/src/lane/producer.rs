@@ -98,7 +98,7 @@ impl Producer {
         if room.from != room.at {
             let index = seq.0 as usize & (abi::notes(&self.geometry) - 1);
             // Release: pairs with the acquire load of the note in Consumer::next; a consumer that sees the note sees
-            // the message. The word is free: the number that used it before has left the window, so the consumer has
+            // the message. The word is free: the number that used it before is no longer in sequence, so the consumer has
             // passed it.
             own.word(self.notes + index).store(abi::note(seq, room.at), Ordering::Release);
         }

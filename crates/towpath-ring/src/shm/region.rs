@@ -3,7 +3,7 @@
 //! Two views exist, and neither creates a reference to memory that another process may write: [`Words`] gives
 //! atomics, [`Payload`] copies. The one exception is [`Payload::lent`], the payload of a frame that the engine has
 //! lent to this process: the memory is sealed against every writer but the engine, and the engine does not write
-//! lent frames (ARCHITECTURE.md, "What always holds").
+//! lent frames (docs/book/src/reference/threat-model.md, "Stable payloads").
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
@@ -84,7 +84,7 @@ struct Mapping {
     /// Larger than the mapping if that must start at a huge page boundary. None only during the drop.
     reserved: Option<Reserved>,
     access: Access,
-    /// Where the range is unmapped; in the dropping thread if none.
+    /// Unmaps the range together with other memory; `None`: the dropping thread unmaps it.
     #[cfg(not(loom))]
     teardown: Option<Arc<Teardown>>,
 }
@@ -155,7 +155,7 @@ impl Mapping {
         self.start.as_ptr().wrapping_add(offset)
     }
 
-    /// Asks for the cache lines of `len` bytes at `offset`, as far as they are inside.
+    /// Prefetches the cache lines of `len` bytes at `offset`, as far as they are inside.
     #[inline]
     fn prefetch(&self, offset: usize, len: usize, what_for: Use) {
         let end = self.len.min(offset.saturating_add(len));
@@ -363,10 +363,10 @@ unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// The same, eight bytes at a time where `from` is aligned.
+/// Copies `len` bytes that another process may be changing, with volatile reads: eight bytes at a time if `from` is aligned.
 ///
 /// # Safety
-/// As above.
+/// `from` can be read and `to` written for `len` bytes, and they do not overlap.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     let words = if from.addr().is_multiple_of(8) { len / 8 } else { 0 };

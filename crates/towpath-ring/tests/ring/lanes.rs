@@ -175,7 +175,7 @@ fn a_sleeper_is_woken_once_for_all_lanes() {
 }
 
 #[test]
-fn what_a_client_says_goes_back_on_the_lane_of_the_frame() {
+fn verdicts_and_replies_return_on_the_lane_of_the_frame() {
     let (_world, mut lanes, mut client) = lanes(config(2));
     for (n, lane) in lanes.iter_mut().enumerate() {
         for _ in 0..3 {

@@ -60,13 +60,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_ignored_is_read_from_the_status() {
+    fn ignored_signals_are_read_from_the_status() {
         assert_eq!(ignored("Name:\tx\nSigBlk:\t00000000000000ff\nSigIgn:\t0000000000001001\n"), 0x1001);
         assert_eq!(ignored("Name:\tx\n"), 0);
     }
 
     #[test]
-    fn nothing_has_come_yet() {
+    fn a_signal_gives_the_exit_code() {
         let ending = Ending::default();
         assert_eq!((ending.signal(), ending.tell("it")), (None, None));
         ending.0.store(SIGTERM as usize, Ordering::Relaxed);

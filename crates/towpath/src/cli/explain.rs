@@ -58,8 +58,8 @@ pub(crate) struct Explain {
 
     /// Ask a running engine: its rules, tables, ports, routes and states decide, and nothing changes
     ///
-    /// No state is made or refreshed, and no counter counts. A state that could not be created (a limit, a full table) is
-    /// foreseen.
+    /// No state is made or refreshed, and no counter changes. The verdict is that of the real walk, also if a state cannot be made (a
+    /// limit, a full table).
     #[arg(long, conflicts_with_all = ["rules", "capture", "config", "ports", "routes", "addresses"])]
     pub(crate) live: bool,
 

@@ -29,7 +29,7 @@ const MOST_SAMPLES: usize = 2048;
 
 /// Print the messages in the TCP streams of captures
 ///
-/// Streams are reassembled like a receiver does it: retransmitted bytes are dropped, reordered segments are sorted, and the
+/// Streams are reassembled as by their receivers: retransmitted bytes are dropped, reordered segments are sorted, and the
 /// first data for a sequence number is kept. FRAMING defines where a message ends: the name of a preset, clauses on one line,
 /// a TOML file with the clauses, or a file with a BPF program for KCM (an ELF object of clang, raw instructions, or the output
 /// of `tcpdump -ddd`; `FILE:NAME` selects one program of an object). `postgres` stands for postgres-frontend on the client's

@@ -69,7 +69,7 @@ pub(crate) struct Mux {
 
     /// The worker's command
     ///
-    /// COMMAND is split into words like a shell does, and runs without a shell. It finds the socket's path in TOWPATH_SOCKET
+    /// COMMAND is split into words as by a shell, and runs without a shell. It finds the socket's path in TOWPATH_SOCKET
     /// (towpath_ring::Worker::attach_env) and must attach within 15 seconds.
     #[arg(long, value_name = "COMMAND")]
     worker: String,

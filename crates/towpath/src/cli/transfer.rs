@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn headers_records_and_statuses_survive_emit_and_parse() {
         for header in [Header { length: Some(12_345) }, Header { length: None }] {
             assert_eq!(Header::parse(&header.emit()), Some(header));
         }

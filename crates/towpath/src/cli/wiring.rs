@@ -38,7 +38,7 @@ pub(crate) struct Wiring {
     /// Route packets for PREFIX to port NAME; routed packets also walk the rules with direction out
     ///
     /// The longest matching prefix wins. A packet without a matching prefix is not walked a second time. For `antispoof`, each PREFIX
-    /// except 0.0.0.0/0 and ::/0 is a net of NAME.
+    /// except 0.0.0.0/0 and ::/0 is directly connected to NAME.
     #[arg(long = "route", value_name = "PREFIX=NAME", value_parser = route)]
     pub(crate) routes: Vec<RouteArg>,
 
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_behind_the_default_route_is_no_ports_own_net() {
+    fn networks_behind_the_default_route_are_not_directly_connected() {
         let routes = ["10.0.0.0/24=a", "0.0.0.0/0=b", "2001:db8::/64=a", "::/0=b"];
         let wiring = Wiring {
             ports: ["a=vlan:100", "b=vlan:200"].map(|port| vlan_port(port).unwrap()).into(),

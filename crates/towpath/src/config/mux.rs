@@ -74,7 +74,7 @@ pub struct Mux {
     pub keep_undone: bool,
     /// Workers may send messages to all connections, and answer a message several times.
     pub may_push: bool,
-    /// How long replies are sent.
+    /// The mode in which replies of 16 KiB and more are sent.
     pub send: CopyMode,
     /// Compare checksums of replies at completion.
     pub send_check: bool,
@@ -130,7 +130,7 @@ pub(super) fn take(
 
 fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize) -> Option<Mux> {
     table.need("listen", "write listen = [\"HOST:PORT\"], or \"unix:PATH\"");
-    table.need("framing", "write framing = \"PRESET\": docs/book/src/reference/framing.md has them");
+    table.need("framing", "write framing = \"PRESET\": docs/book/src/reference/framing.md lists the presets");
     table.need("worker", "write worker = \"COMMAND\", the program of a worker process");
     let listen = table.texts("listen").iter().filter_map(|text| address(table, text, directory)).collect();
     let framing = table.text("framing").map(|text| (Named::read(text.value, directory), text));
@@ -164,14 +164,14 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
     match &framing {
         Some((Err(error), text)) => {
             let message = format!("`{}` is not a framing: {}", text.value, error.why());
-            table.wrong(&text.span, message, "docs/book/src/reference/framing.md has them");
+            table.wrong(&text.span, message, "docs/book/src/reference/framing.md describes framings");
         }
         Some((Ok(named), text)) if order == Order::Key && !named.framing().may_have_key() => {
             let message = format!("`{}` has no key, but `order` is \"key\"", text.value);
             table.wrong(
                 &text.span,
                 message,
-                "write key=OFFSET:LENGTH or key=WORD after it: docs/book/src/reference/framing.md has them",
+                "write key=OFFSET:LENGTH or key=WORD after it: docs/book/src/reference/framing.md describes both",
             );
         }
         _ => {}

@@ -36,7 +36,7 @@ pub(super) fn engine(table: &Table<'_, '_>) -> Option<Identity> {
 fn variable(table: &Table<'_, '_>, text: &super::reader::At<&str>) -> Option<String> {
     let name = text.value.split('=').next().unwrap_or_default();
     if name.is_empty() || text.value.contains('\0') {
-        let message = format!("`{}` is not a variable of the environment", text.value);
+        let message = format!("`{}` is not an environment variable", text.value);
         table.wrong(&text.span, message, "write \"NAME\" to pass it, or \"NAME=VALUE\"");
         return None;
     }

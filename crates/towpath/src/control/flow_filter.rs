@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_flow_is_said() {
+    fn invalid_flows_are_errors() {
         for (flow, words) in [
             ("", "a flow is PROTOCOL END END"),
             ("tpc", "`tpc` is not a protocol"),

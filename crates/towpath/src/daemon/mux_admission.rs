@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_of_the_unserved_can_change() {
+    fn the_verdict_of_unserved_queues_can_change() {
         let (_gate, admission) = admission("add inspect 1 tcp from any to any\n");
         let peer = peer("10.0.0.1", 1);
         assert_eq!(admission.admit(&peer, ZERO), Admit::Deny);

@@ -90,8 +90,8 @@ impl Muxes {
         busy
     }
 
-    /// Arms every source of work, so that new work makes a descriptor readable. Returns how long the muxes may be left alone, or `None` if one of
-    /// them has work.
+    /// Arms every source of work, so that new work makes a descriptor readable. Returns the time until the next [`turn`](Self::turn)
+    /// is due, or `None` if a mux has work.
     pub(super) fn arm(&mut self) -> Option<Duration> {
         self.served.iter_mut().try_fold(Duration::MAX, |least, served| Some(least.min(served.front.arm()?)))
     }

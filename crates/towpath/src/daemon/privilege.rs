@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_configuration_needs() {
+    fn needed_capabilities_follow_from_the_drivers() {
         let needed = |driver: &str| {
             let text =
                 format!("rules = \"r\"\nmonitor = \"a\"\n[port.a]\ndriver = \"{driver}\"\nread = \"x\"\n");

@@ -19,8 +19,8 @@ const REDELIVER: [Row; 3] = [
         ["is given again up to N times, then given up", "at least once, until N workers died with it"],
     ),
     row(
-        &["body=stream, with any --redeliver"],
-        ["and that came in parts is given up, and its connection ends", "at most once"],
+        &["body=stream"],
+        ["is given up if it came in parts, with any `--redeliver`; its connection ends", "at most once"],
     ),
 ];
 
@@ -41,6 +41,7 @@ pub fn help() -> String {
     );
     for row in &REDELIVER {
         let [then, guarantee] = row.cells;
+        let then = then.replace('`', "");
         text += &format!("\n  {}: {guarantee}\n      {} {then}\n", row.values.join(", "), REDELIVER_HEAD[0]);
     }
     for row in &ORDER {

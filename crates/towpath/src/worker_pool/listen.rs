@@ -43,7 +43,7 @@ pub fn listen(
 /// in use.
 pub fn reload_tls(tls: &Tls, mux: &str) {
     match tls.reload() {
-        Ok(()) => log::info!("{mux}new connections get the certificate that was read now"),
+        Ok(()) => log::info!("{mux}new connections get the certificate that was just read"),
         Err(error) => log::error!("{mux}the certificates that were read before stay in use: {error}"),
     }
 }

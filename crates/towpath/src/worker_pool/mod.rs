@@ -114,7 +114,7 @@ pub struct Config {
     pub name: String,
     /// The workers' channels are numbered from here + 1.
     pub first_channel: u32,
-    /// How long replies are sent: see [`towpath_send::CopyMode`].
+    /// The mode in which replies of 16 KiB and more are sent.
     pub send: CopyMode,
     /// A worker may send messages to all connections, and answer a message several times.
     pub may_push: bool,

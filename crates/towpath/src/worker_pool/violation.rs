@@ -48,7 +48,7 @@ towpath_metrics::metrics! {
         pub connection: counter events as "worker_violations" (reason = "connection"),
         /// Messages without a connection, in connected mode.
         pub push: counter events as "worker_violations" (reason = "push"),
-        /// Frames that are neither an answer nor a message.
+        /// Frames that are neither an answer, nor a message, nor the end of a connection.
         pub frame: counter events as "worker_violations" (reason = "frame"),
         /// Invalid words in the ring, invalid messages on its socket, and doorbells beyond the budget.
         pub ring: counter events as "worker_violations" (reason = "ring"),

@@ -217,7 +217,7 @@ fn rings_and_frames_of_an_inspector_that_holds() {
 }
 
 #[test]
-fn a_trace_is_a_capture_of_what_the_inspector_got_and_said() {
+fn a_trace_is_a_capture_of_packets_and_verdicts() {
     let inspect = "1=towpath inspect --queue 1 --match 3$ --verdict drop";
     let mut engine = Engine::start(&["--queue", inspect]);
     let out = engine.directory.path().join("trace.pcapng");
@@ -250,7 +250,7 @@ fn a_trace_is_a_capture_of_what_the_inspector_got_and_said() {
 }
 
 #[test]
-fn a_trace_that_nobody_reads_slows_nobody_and_one_that_is_killed_ends() {
+fn an_unread_trace_slows_no_packet_and_a_killed_one_ends() {
     let inspect = "1=towpath inspect --queue 1 --match x --verdict drop";
     let mut engine = Engine::start(&["--queue", inspect]);
     let mut silent = UnixStream::connect(engine.socket()).unwrap();
@@ -339,7 +339,7 @@ fn hundreds_of_connections_get_an_answer_or_a_refusal() {
 
 #[towpath_testenv::needs(root)]
 #[test]
-fn who_may_not_is_refused_and_named_in_the_log() {
+fn a_refused_client_is_named_in_the_log() {
     let engine = Engine::start(&[]);
     // The program is in a directory where every user can execute it. The socket file admits every user, so that only the engine
     // refuses.
@@ -411,7 +411,7 @@ fn a_socket_is_one_engines() {
 }
 
 #[test]
-fn an_inspector_beyond_the_limit_is_told_which_and_who_holds_what() {
+fn an_inspector_beyond_the_limit_gets_the_limit_and_its_holders() {
     let output = Command::new(env!("CARGO_BIN_EXE_towpath"))
         .args(["replay", "/dev/null", "--rules", "/dev/null"])
         .output()

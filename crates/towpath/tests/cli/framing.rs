@@ -1,4 +1,4 @@
-//! Presets and reassembly against real traffic, as Wireshark's dissectors saw it.
+//! Presets and reassembly on captures of real traffic, compared with Wireshark's dissectors.
 //!
 //! The captures are not part of the project: see `towpath_testenv::shared`.
 
@@ -266,8 +266,8 @@ fn full_directions_are_framed_exactly() {
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Every cut in two parts of short streams, and 10,000 segmentations of the longest, give the result of the
-/// whole.
+/// The result does not depend on segmentation: short streams split at each byte, other streams at some, and the
+/// longest stream split in 10,000 ways.
 #[towpath_testenv::needs(shared)]
 #[test]
 fn segmentation_changes_nothing() {

@@ -72,7 +72,7 @@ fn packets(path: &Path) -> u64 {
 }
 
 #[test]
-fn links_that_nobody_reads_are_told() {
+fn unsupported_link_types_are_reported() {
     let bench = Bench::new("add allow tcp from any to any\nadd allow ip from any to any\n");
     let mut writer = Writer::create(bench.path("usb.pcap")).unwrap();
     for _ in 0..3 {

@@ -112,7 +112,7 @@ fn states_go_through_a_run_without_packets() {
 }
 
 #[test]
-fn a_table_that_is_full_is_told() {
+fn a_full_table_is_reported() {
     let directory = tempfile::tempdir().unwrap();
     let rules = directory.path().join("rules.ipfw");
     fs::write(&rules, "add allow ip from any to any limit dst-port 1\n").unwrap();

@@ -86,7 +86,7 @@ fn connections_are_what_wireshark_says() {
         let name = path.strip_prefix(&truth).unwrap().to_str().unwrap();
         let name = name.strip_suffix(".tsv").expect("a truth file").to_owned();
         let mut states = States::new(Settings::default(), 1);
-        // Time stands still, so that no connection is forgotten.
+        // The time does not advance, so that no state expires.
         let now = Time::from_secs(1);
         for_each_segment(&captures.join(&name), |packet, _| {
             let flow = packet.flow().expect("TCP is IP");

@@ -1,4 +1,4 @@
-//! `towpath send` and `towpath recv`, from the outside.
+//! `towpath send` and `towpath recv`, run as processes.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -35,7 +35,7 @@ impl Receiver {
         Self { child, stderr, address }
     }
 
-    /// Its exit code, what it printed, and its errors.
+    /// Its exit code, standard output and standard error.
     fn finish(mut self) -> (Option<i32>, String, String) {
         let (mut printed, mut errors) = (String::new(), String::new());
         self.child.stdout.take().expect("a pipe").read_to_string(&mut printed).expect("text");
@@ -58,7 +58,7 @@ fn json(text: &[u8]) -> Value {
     serde_json::from_slice(text).unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(text)))
 }
 
-/// Bytes of which no two parts are alike.
+/// A file of `len` pseudorandom bytes.
 fn file(directory: &Path, len: usize) -> std::path::PathBuf {
     let path = directory.join("sent");
     let bytes: Vec<u8> =
@@ -68,7 +68,7 @@ fn file(directory: &Path, len: usize) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_file_arrives_whole_whichever_way_it_goes() {
+fn a_file_arrives_complete_in_every_mode() {
     let directory = tempfile::tempdir().expect("a directory");
     for (len, more) in [
         (0, &["--mode", "zerocopy"][..]),
@@ -115,7 +115,7 @@ fn a_file_arrives_whole_whichever_way_it_goes() {
 }
 
 #[test]
-fn the_report_tells_what_went_which_way_and_what_to_do() {
+fn the_report_has_bytes_by_path_and_advice() {
     let directory = tempfile::tempdir().expect("a directory");
     let receiver = Receiver::start(&directory.path().join("received"));
     let output = send(&file(directory.path(), 1 << 20), &receiver.address, &[]);
@@ -134,7 +134,7 @@ fn the_report_tells_what_went_which_way_and_what_to_do() {
 }
 
 #[test]
-fn a_full_disk_is_told_at_both_ends() {
+fn both_ends_report_a_full_disk() {
     let directory = tempfile::tempdir().expect("a directory");
     let receiver = Receiver::start(Path::new("/dev/full"));
     let output = send(&file(directory.path(), 30_000_000), &receiver.address, &[]);
@@ -171,7 +171,7 @@ fn a_sender_that_stops_leaves_no_file() {
 }
 
 #[test]
-fn a_client_that_is_no_sender_does_not_end_the_wait() {
+fn other_clients_do_not_end_the_wait() {
     let directory = tempfile::tempdir().expect("a directory");
     let out = directory.path().join("received");
     let mut receiver = Receiver::start(&out);
@@ -263,7 +263,7 @@ fn holes_stay_holes() {
 }
 
 #[test]
-fn a_stranger_at_the_other_end_is_told() {
+fn the_sender_reports_a_peer_that_is_not_a_receiver() {
     let directory = tempfile::tempdir().expect("a directory");
     let sent = file(directory.path(), 100_000);
     for (says, expected) in [
@@ -293,7 +293,7 @@ fn a_stranger_at_the_other_end_is_told() {
 }
 
 #[test]
-fn what_is_received_has_the_permissions_of_any_new_file_or_of_the_one_before() {
+fn a_received_file_has_the_permissions_of_a_new_file_or_of_the_replaced_one() {
     use std::os::unix::fs::PermissionsExt;
 
     let directory = tempfile::tempdir().expect("a directory");
@@ -338,7 +338,7 @@ fn makes_nameless_files(directory: &Path) -> bool {
 }
 
 #[test]
-fn what_cannot_be_is_told_before_anything_waits() {
+fn invalid_arguments_fail_before_any_wait() {
     let directory = tempfile::tempdir().expect("a directory");
     let fifo = directory.path().join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());

@@ -1,5 +1,5 @@
-//! `towpath run` at its limits: descriptors, places for traces, room in an interface, its own end. The engine waits for room or
-//! counts the loss, and uses room that becomes free.
+//! `towpath run` at its limits: descriptors, traces, the queue of an interface, SIGKILL. The engine waits for room or counts the loss,
+//! and uses room that becomes free.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::UdpSocket;
@@ -17,7 +17,7 @@ use crate::support::Control;
 struct Engine {
     control: Control,
     child: Child,
-    /// Its lines, as they come.
+    /// The lines of its standard error.
     said: Receiver<String>,
 }
 
@@ -66,7 +66,7 @@ impl Engine {
 
 #[towpath_testenv::needs(netns)]
 #[test]
-fn who_finds_no_descriptor_waits_for_one() {
+fn connections_wait_for_free_descriptors() {
     within(|| {
         veth("wan", "l0");
         veth("lan", "r0");
@@ -103,7 +103,7 @@ fn who_finds_no_descriptor_waits_for_one() {
 
 #[towpath_testenv::needs(netns)]
 #[test]
-fn a_trace_whose_client_is_gone_leaves_its_place() {
+fn a_trace_ends_with_its_client() {
     within(|| {
         veth("wan", "l0");
         veth("lan", "r0");
@@ -145,7 +145,7 @@ fn a_trace_whose_client_is_gone_leaves_its_place() {
 
 #[towpath_testenv::needs(netns, tun)]
 #[test]
-fn what_a_tun_interface_has_no_room_for_is_counted() {
+fn packets_that_do_not_fit_the_queue_of_a_tun_interface_are_counted() {
     within(|| {
         let directory = tempfile::tempdir().unwrap();
         let config = BRIDGE.replace("af_packet", "tun");
@@ -175,7 +175,7 @@ fn what_a_tun_interface_has_no_room_for_is_counted() {
 /// The default fail policy of an AF_XDP port: open.
 #[towpath_testenv::needs(netns, xdp)]
 #[test]
-fn the_stack_has_the_packets_when_an_engine_with_af_xdp_was_killed() {
+fn the_kernel_gets_the_packets_after_an_engine_with_af_xdp_is_killed() {
     within(|| {
         let left = Host::new();
         veth("wan", "l0");

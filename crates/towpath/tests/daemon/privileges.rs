@@ -352,7 +352,7 @@ fn wrong_users_and_limits_are_errors_with_a_position() {
         ("[queue.1]\ncommand = \"x\"\nuser = \"no-such-user\"\n", ":13:8: unknown user `no-such-user`"),
         ("[queue.1]\ncommand = \"x\"\ngroup = \"no-such-group\"\n", ":13:9: unknown group `no-such-group`"),
         ("[queue.1]\ncommand = \"x\"\nlimits = [\"files=1\"]\n", ":13:11: `files=1` is not a resource limit"),
-        ("[queue.1]\ncommand = \"x\"\nenv = [\"=x\"]\n", ":13:8: `=x` is not a variable of the environment"),
+        ("[queue.1]\ncommand = \"x\"\nenv = [\"=x\"]\n", ":13:8: `=x` is not an environment variable"),
         ("[queue.1]\nsocket = \"s\"\nuser = \"0\"\n", ":13:8: `user` is for a `command`"),
         ("[engine]\nuser = \"no-such-user\"\n", ":12:8: unknown user `no-such-user`"),
         ("[engine]\ngroup = \"0\"\n", ":12:9: `group` needs `user`"),

@@ -140,7 +140,7 @@ const STRANGER: u32 = 64_999;
 
 #[towpath_testenv::needs(netns)]
 #[test]
-fn who_may_attach_changes_with_a_reload() {
+fn a_reload_changes_the_users_that_may_attach() {
     within(|| {
         for (own, other) in [("wan", "l0"), ("lan", "r0")] {
             veth(own, other);

@@ -386,7 +386,7 @@ fn bridged(packets: &[&str], rules: &str) -> String {
 }
 
 #[test]
-fn what_is_not_whole_at_the_end_is_dropped_and_counted() {
+fn incomplete_datagrams_at_the_end_are_dropped_and_counted() {
     let packets = [
         "udp 10.0.0.1:4000 > 10.0.0.2:53 mf id 7 len 24",
         "udp 10.0.0.1:4000 > 10.0.0.2:53",
@@ -416,7 +416,7 @@ fn a_start_that_fails_leaves_no_process_behind() {
 }
 
 #[test]
-fn what_cannot_be_had_is_named() {
+fn the_error_names_a_missing_resource() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     std::fs::write(path("r"), "add allow ip from any to any\n").unwrap();
@@ -447,7 +447,7 @@ fn what_cannot_be_had_is_named() {
 
 /// A port that is a pipe delays the start until the test writes to it.
 #[test]
-fn a_reload_is_heard_while_it_starts() {
+fn a_reload_during_the_start_is_not_lost() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     // The inspector has a separate user.

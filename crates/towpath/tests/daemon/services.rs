@@ -38,7 +38,7 @@ impl Engine {
         Self::with(directory, "")
     }
 
-    /// The same with `more` keys for each.
+    /// Starts an engine with `more` keys for each of these muxes.
     fn with(directory: &Path, more: &str) -> (Self, [String; 2]) {
         let bin = Path::new(env!("CARGO_BIN_EXE_towpath"));
         let worker = bin.with_file_name("examples").join("mux_worker");
@@ -122,7 +122,7 @@ fn connect(address: &str) -> TcpStream {
 }
 
 #[test]
-fn rules_decide_who_is_served() {
+fn rules_decide_which_connections_are_served() {
     let directory = tempfile::tempdir().unwrap();
     let (mut engine, [web, shut]) = Engine::start(directory.path());
     let answered =
@@ -243,13 +243,13 @@ fn a_reload_reads_certificates_again() {
     assert_eq!(subject(), "subject=CN = one");
     std::fs::copy(file("cert.pem"), file("ca.pem")).unwrap();
     reload(&engine);
-    engine.until("mux web: new connections get the certificate that was read now");
+    engine.until("mux web: new connections get the certificate that was just read");
     engine.until("reloaded: 0 rules added");
     assert_eq!(subject(), "subject=CN = two");
 }
 
 #[test]
-fn what_is_wrong_with_a_mux_is_said() {
+fn errors_of_a_mux_are_reported() {
     let directory = tempfile::tempdir().unwrap();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! A start of `towpath run` that fails, with live ports, whose threads wait for it.
+//! The start of `towpath run` with live ports: failures, a stop before the programs have attached, a PID namespace.
 
 use std::fs::Permissions;
 use std::io::Read;
@@ -47,7 +47,7 @@ fn ended(mut child: Child) -> (Option<i32>, String) {
 
 #[towpath_testenv::needs(netns)]
 #[test]
-fn a_start_that_fails_ends_and_says_why() {
+fn a_failed_start_ends_with_an_error() {
     within(|| {
         veth("wan", "l0");
         veth("lan", "r0");
@@ -81,7 +81,7 @@ fn a_start_that_fails_ends_and_says_why() {
 
 #[towpath_testenv::needs(netns)]
 #[test]
-fn a_stop_is_heard_before_everybody_has_attached() {
+fn sigterm_ends_an_engine_whose_programs_have_not_attached() {
     within(|| {
         veth("wan", "l0");
         veth("lan", "r0");

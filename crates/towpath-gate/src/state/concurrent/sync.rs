@@ -27,8 +27,8 @@ pub(crate) const SPINS: u32 = 128;
 #[cfg(not(loom))]
 const YIELDS: u32 = SPINS + 16;
 
-/// Waits a moment for another writer of the index. If that was preempted, yields the CPU, and then sleeps 50 us at a time: a
-/// thread with a higher priority that only yields would keep the writer from the CPU.
+/// Waits a moment for another writer of the index. If the writer was preempted, yields the CPU, and then sleeps 50 us at a time:
+/// a waiting thread of a higher priority that only yields would keep the writer from the CPU.
 ///
 /// Holders. Only threads that share the table hold a lock of it: workers that link, unlink or migrate states, and the threads
 /// that re-check, delete and sweep states. The locks are in private memory, so no client, inspector or other process can

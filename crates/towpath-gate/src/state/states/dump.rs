@@ -57,7 +57,7 @@ impl States {
     {
         let family = Key::<N>::family(&self.shared);
         let guard = Arc::clone(guard);
-        // The rules removed by now. Those of the handle's last call may be out of date.
+        // Read again: rules may have been removed since the handle's last call.
         let removed = self.shared.rules.removed();
         let live = move |&slot: &u32| {
             if slot.is_multiple_of(WALK) {

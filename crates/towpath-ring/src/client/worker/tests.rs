@@ -86,7 +86,7 @@ fn several_messages_of_a_frame_are_answered_together() {
 }
 
 #[test]
-fn what_cannot_be_answered_is_done_and_all_else_is_answered() {
+fn a_message_whose_answer_is_too_large_is_done_and_the_others_are_answered() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ring");
     let config = Config { messages: true, bursts: true, oneshot_max: 0, ..Config::default() };
@@ -216,7 +216,7 @@ fn a_ticket_names_what_is_still_there_and_nothing_else() {
 }
 
 #[test]
-fn what_was_done_before_a_panic_is_answered() {
+fn messages_done_before_a_panic_are_answered() {
     let (directory, mut endpoint) = front();
     let path = directory.path().join("ring");
     let worker = std::thread::spawn(move || {

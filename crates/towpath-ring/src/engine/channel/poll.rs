@@ -43,7 +43,7 @@ impl Channel {
         self.control.close_used();
         self.oneshots.forget_released(&self.rings.rx.frames);
         self.look_at_violations();
-        // An overdue frame is with the client until the client releases it, too late.
+        // The client has an overdue frame until it releases the frame, which `late` counts.
         if self.policy.overdue_max.is_some_and(|max| self.stats.overdue - self.stats.late > max) {
             self.liveness.end(Death::Stuck);
         }
@@ -66,8 +66,8 @@ impl Channel {
     /// header, whose sender is the kernel's information, and a copy of the payload. Returns the number of messages,
     /// at most [`POLL_MESSAGES`]; stops after [`POLL_BYTES`]. Below both limits, all messages were received, except
     /// those after a message with a missing payload (a violation), and those for which [`has_message`](Self::has_message)
-    /// still returns true: they follow replacements, of which a call steps over 128. Call [`kick`](Self::kick) afterwards: the client
-    /// may wait for the space.
+    /// still returns true: they follow replacements, of which a call skips at most 128. Call [`kick`](Self::kick)
+    /// afterwards: the client may wait for the space.
     pub fn poll_messages(&mut self, mut f: impl FnMut(&Header, &[u8])) -> usize {
         struct Copies<F>(F);
         impl<F: FnMut(&Header, &[u8])> TxSink for Copies<F> {

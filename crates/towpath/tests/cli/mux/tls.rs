@@ -195,7 +195,7 @@ fn sighup_reads_the_certificate_again() {
 
     files.use_of("two");
     mux.signal(Signal::HUP);
-    mux.until("new connections get the certificate that was read now");
+    mux.until("new connections get the certificate that was just read");
     mux.until("all workers were replaced");
     assert_eq!(organization(&files, &mux), "two");
     // The workers that continue the connection answer *opened* too.

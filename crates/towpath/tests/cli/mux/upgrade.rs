@@ -263,7 +263,7 @@ while not gone or taken < int(sys.argv[1]):
 
 #[towpath_testenv::needs("python3")]
 #[test]
-fn what_a_new_process_did_not_get_is_served_by_the_old_one() {
+fn connections_that_were_not_handed_over_are_served_by_the_old_process() {
     let directory = tempfile::tempdir().expect("a directory");
     let (mut chain, link) = linked(directory.path(), &["--workers", "2", "--drain", "1"]);
     let mut streams = [chain.mux.connect(), chain.mux.connect()];
@@ -449,7 +449,7 @@ fn the_old_process_ends_with_the_new_one_and_calls_it_no_failure() {
 
 /// SIGTERM to the old process drains what stays: what it can hand over, it does.
 #[test]
-fn the_old_process_can_be_told_to_end_while_connections_move() {
+fn sigterm_ends_the_old_process_while_connections_move() {
     let (mut chain, _, mut busy, holder, mut idle) = moving(3);
     for stream in &mut idle {
         ask(stream, b"idle");

@@ -139,7 +139,7 @@ fn an_inspector_that_dies_costs_its_packets_the_default_verdict() {
 }
 
 #[test]
-fn what_one_of_several_inspectors_had_goes_to_another() {
+fn frames_of_a_dead_inspector_go_to_another() {
     let bench = Bench::new("add inspect 1 udp from any to any\nadd allow ip from any to any\n");
     let capture = bench.path("in.pcap");
     udp_capture(&capture, 5_000, 100);
@@ -202,7 +202,7 @@ fn overload_policies_decide_about_packets_that_find_no_room() {
 }
 
 #[test]
-fn losses_are_told_in_the_stream_and_the_inspector_goes_on() {
+fn losses_are_reported_in_the_stream_and_the_inspector_continues() {
     let bench = Bench::new("add inspect 1 udp from any to any\nadd allow ip from any to any\n");
     let capture = bench.path("in.pcap");
     udp_capture(&capture, 5_000, 10);
@@ -263,7 +263,7 @@ fn an_inspector_that_writes_garbage_is_detached_and_passes_nothing() {
 }
 
 #[test]
-fn a_queue_that_nobody_serves_drops_and_says_so() {
+fn a_queue_without_inspectors_drops_and_counts() {
     let bench = Bench::new("add inspect 7 udp from any to any\nadd allow ip from any to any\n");
     let capture = bench.path("in.pcap");
     udp_capture(&capture, 10, 1);
@@ -274,7 +274,7 @@ fn a_queue_that_nobody_serves_drops_and_says_so() {
 }
 
 #[test]
-fn a_thousand_tees_to_nobody_are_no_depth() {
+fn tees_without_an_inspector_use_no_stack() {
     let tees = "add tee 1 ip from any to any\n".repeat(60_000);
     let bench = Bench::new(&(tees + "add allow ip from any to any\n"));
     let capture = bench.path("in.pcap");

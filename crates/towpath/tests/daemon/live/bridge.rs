@@ -251,7 +251,7 @@ fn several_threads_share_one_gate() {
 
 #[towpath_testenv::needs(netns)]
 #[test]
-fn what_becomes_of_a_flow_is_followed_and_states_are_dumped() {
+fn flows_are_traced_and_states_are_dumped() {
     within(|| {
         let (left, right) = machines();
         let files = files(&format!("{BRIDGE}[engine]\nthreads = 2\n"), RULES);

@@ -94,7 +94,7 @@ fn queued() -> (Host, Host) {
 /// The engine gets only the beginning of long packets. They arrive complete, also if a rule would change them.
 #[towpath_testenv::needs(netns, nfqueue)]
 #[test]
-fn what_the_kernel_did_not_hand_over_whole_goes_on_as_it_is() {
+fn packets_that_the_kernel_truncated_are_forwarded_unchanged() {
     within(|| {
         let (left, right) = queued();
         let config = "rules = \"r.ipfw\"\n[port.kernel]\ndriver = \"nfqueue\"\nqueue = 5\ncopy-range = 128\n\

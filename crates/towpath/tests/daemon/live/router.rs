@@ -86,7 +86,7 @@ const ADVERTISES_6: &str = "advmss 1440";
 /// A router from a link of 1500 bytes to one of 1400: longer packets are segmented or fragmented, or their sender gets an ICMP error.
 #[towpath_testenv::needs(netns, ipv6)]
 #[test]
-fn what_is_longer_than_the_next_link_takes_is_cut_divided_or_told() {
+fn packets_above_the_mtu_are_segmented_fragmented_or_answered() {
     // Segments of the sending host's size, and large segments; ports that forward large segments unchanged, and ports that do not.
     for (setting, offload) in
         [("gso_max_segs 1", false), ("gso_max_segs 65535", false), ("gso_max_segs 65535", true)]
