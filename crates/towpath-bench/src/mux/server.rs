@@ -74,7 +74,7 @@ impl Drop for Running {
 pub(crate) fn start(kind: Kind, workers: usize, job: Job) -> Result<Running> {
     let (got, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     if matches!(kind, Kind::Towpath | Kind::Share | Kind::Alone) {
-        let in_flight = if kind == Kind::Share { workers - 1 } else { usize::MAX };
+        let in_flight = (kind == Kind::Share).then(|| workers - 1);
         let config = Config { in_flight, ..Config::new(Order::None) };
         let server = towpath_mux::io::Server::new("length=4 be adjust=4".parse()?, config)?;
         let address = server.listen("127.0.0.1:0")?;

@@ -421,7 +421,7 @@ impl Mux {
         let alone = self.config.order == Order::None && self.ready.is_empty();
         let short =
             !self.service_time.is_unknown() && !self.is_long(count) && bytes <= self.config.worker_bytes;
-        let share = in_hand.saturating_add(count) <= self.config.in_flight;
+        let share = self.in_flight.fits_one(psock, (in_hand, count), self.now);
         (free && alone && short && share && count >= LEAST && self.config.batch > 1).then_some(id)
     }
 
@@ -455,7 +455,8 @@ impl Mux {
     pub(super) fn queue_batch(&mut self, id: psock::Id, bytes: Bytes, memory: usize, found: &[Extent]) {
         let Some(batch) = self.receive_batch(id, bytes, memory, found) else { return };
         self.counters.totals.queued += batch.len() as u64;
-        let full = self.psocks.get(id).is_some_and(|psock| psock.in_hand >= self.config.in_flight);
+        let limit = self.in_flight.limit(id, self.now);
+        let full = self.psocks.get(id).is_some_and(|psock| psock.in_hand >= limit);
         self.ready.push_batch(batch, full);
     }
 
@@ -467,6 +468,7 @@ impl Mux {
         memory: usize,
         found: &[Extent],
     ) -> Option<Batch> {
+        self.in_flight.active(id, self.now);
         let psock = self.psocks.get_mut(id)?;
         let count = found.len();
         let (share, rest) = (memory / count + size_of::<Message>(), memory % count);

@@ -78,9 +78,11 @@ pub struct Config {
     /// Maximum number of messages that a worker gets in one turn, 1 to 64. A worker that reads a connection
     /// may process more short messages of it ([`super::Batch`]), unless this is 1. Default: 64.
     pub batch: usize,
-    /// Maximum number of messages of one connection that workers hold at a time, at least 1. With less than the number of workers, a
-    /// connection never occupies all of them. Default: `usize::MAX`, no limit, so that no message waits while a worker is idle.
-    pub in_flight: usize,
+    /// Maximum number of messages of one connection that workers hold at a time, at least 1. `None`: all workers but one have messages
+    /// of the connection, as many as a worker takes in a turn, while another connection was attached or sent a message in the last 10 s;
+    /// otherwise no limit. [`Order::Serial`] and [`Order::Sticky`] have no limit either: a connection has one message or one worker at
+    /// a time. Default: `None`. `Some(usize::MAX)`: no limit, so that no message waits while a worker is idle.
+    pub in_flight: Option<usize>,
     /// [`Order::Sticky`]: a connection moves to the worker with the fewest connections when its own worker has more than this
     /// number in addition, at least 1. It moves between two messages, with no message outstanding. `None`: it never moves, because workers
     /// may keep state of a connection. Default: `None`.
@@ -127,7 +129,7 @@ impl Config {
             redeliver: 2,
             on_worker_end: OnWorkerEnd::Move,
             batch: 64,
-            in_flight: usize::MAX,
+            in_flight: None,
             rebalance: None,
             worker_bytes: 1 << 20,
             read: 64 << 10,

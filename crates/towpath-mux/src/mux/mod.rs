@@ -36,6 +36,7 @@ mod discard;
 mod event;
 #[cfg(feature = "io")]
 mod handle;
+mod in_flight;
 mod memory;
 mod message;
 mod opened;
@@ -79,6 +80,7 @@ pub use transmit::{Outcome, Transmit};
 use crate::Time;
 use balance::Balance;
 use deferred::Deferred;
+use in_flight::InFlight;
 use memory::Memory;
 use order::KeyQueues;
 use psock::Psock;
@@ -134,6 +136,7 @@ pub struct Mux {
     ready: Ready,
     keys: KeyQueues,
     service_time: ServiceTime,
+    in_flight: InFlight,
     memory: Memory,
     balance: Balance,
     timers: Timers,
@@ -151,7 +154,7 @@ impl Mux {
     /// Panics if `config.batch` or `config.in_flight` is 0.
     pub fn new(config: Config) -> Self {
         assert!(
-            config.batch > 0 && config.in_flight > 0,
+            config.batch > 0 && config.in_flight != Some(0),
             "a batch, and the share of a connection, is at least one message"
         );
         Self {
@@ -165,6 +168,7 @@ impl Mux {
             ready: Ready::default(),
             keys: KeyQueues::default(),
             service_time: ServiceTime::default(),
+            in_flight: InFlight::new(&config),
             memory: Memory::new(config.mux_bytes),
             balance: Balance::default(),
             timers: Timers::default(),

@@ -124,6 +124,11 @@ impl Ready {
         self.flows.get(id).is_some_and(|flow| flow.parked)
     }
 
+    /// The parked connections.
+    pub(super) fn parked_connections(&self) -> Vec<psock::Id> {
+        self.flows.iter().filter(|(_, flow)| flow.parked).map(|(id, _)| id).collect()
+    }
+
     /// When the oldest message of the connection whose turn is next was complete.
     pub(super) fn oldest(&self) -> Option<Time> {
         let flow = self.flows.get(*self.round.front()?)?;

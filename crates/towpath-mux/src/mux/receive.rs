@@ -145,6 +145,7 @@ impl Mux {
         self.now = self.now.max(now);
         let id = self.psocks.insert(Psock { resumed, ..Psock::new(assembler, now) });
         self.counters.totals.attach += 1;
+        self.in_flight.active(id, self.now);
         if self.config.connected {
             self.balance.insert(id);
             self.report_write_space();
@@ -334,6 +335,7 @@ impl Mux {
             buffer.into_iter().for_each(|buffer| self.recycle(buffer));
             return;
         }
+        self.in_flight.active(id, self.now);
         let (share, mut rest, mut charged) = (memory / found.len(), memory % found.len(), 0);
         for found in found {
             let charge = share + std::mem::take(&mut rest) + size_of::<Message>();

@@ -34,6 +34,7 @@ impl Mux {
     pub fn clone_worker(&mut self, credit: usize, now: Time) -> worker::Id {
         self.now = self.now.max(now);
         let id = self.workers.insert(Worker::new(credit.max(1), now));
+        self.count_workers();
         self.pin_all();
         id
     }
@@ -75,6 +76,12 @@ impl Mux {
         let Some(worker) = self.workers.get_mut(id) else { return 0 };
         while worker.takes_more(most, &self.config) {
             let queue = if worker.pinned.is_empty() { &mut self.ready } else { &mut worker.pinned };
+            let Some(turn) = queue.turn(quantum) else { break };
+            let limit = self.in_flight.limit(turn, now);
+            if self.psocks.get(turn).is_some_and(|psock| psock.in_hand >= limit) {
+                queue.park(turn);
+                continue;
+            }
             let Some(message) = queue.pop_front(quantum) else { break };
             waits.push(&mut self.counters.queue_wait, now.since(message.received), 1);
             out.push(message.clone());
@@ -82,7 +89,7 @@ impl Mux {
                 if message.is_opened() {
                     psock.opened = Opened::By(id);
                 }
-                if psock.hold(1) >= self.config.in_flight {
+                if psock.hold(1) >= limit {
                     queue.park(message.ticket.psock);
                 }
             }
@@ -107,14 +114,19 @@ impl Mux {
             let queue = if worker.pinned.is_empty() { &mut self.ready } else { &mut worker.pinned };
             let Some(psock) = queue.turn(quantum) else { break };
             let in_hand = self.psocks.get(psock).map_or(0, |psock| psock.in_hand);
-            let count = free.min(self.config.in_flight.saturating_sub(in_hand));
+            let limit = self.in_flight.limit(psock, now);
+            if in_hand >= limit {
+                queue.park(psock);
+                continue;
+            }
+            let count = free.min(limit - in_hand);
             let Some(waiting) = queue.pop_batch(quantum, count, room) else { break };
             let count = waiting.len();
             if let Some(psock) = self.psocks.get_mut(psock) {
                 if waiting.is_opened() {
                     psock.opened = Opened::By(id);
                 }
-                if psock.hold(count) >= self.config.in_flight {
+                if psock.hold(count) >= limit {
                     queue.park(waiting.psock());
                 }
             }
@@ -144,6 +156,7 @@ impl Mux {
         self.now = self.now.max(now);
         self.end_turn(id);
         let share = self.share(id, others);
+        self.in_flight.set_turn(share);
         let worker = self.workers.get_mut(id)?;
         if worker.in_hand.is_empty() && worker.batches.len() == 0 {
             worker.since = self.now;
@@ -242,6 +255,7 @@ impl Mux {
             return;
         }
         worker.enabled = !disable;
+        self.count_workers();
         if disable {
             self.unpin(id);
             return;
@@ -262,6 +276,7 @@ impl Mux {
         worker.enabled = false;
         worker.leaving = true;
         worker.deadline = deadline;
+        self.count_workers();
         self.take_queued(id);
         self.check_left(id);
     }
@@ -272,6 +287,7 @@ impl Mux {
         self.now = self.now.max(now);
         let Some(worker) = self.workers.get_mut(id) else { return };
         worker.enabled = false;
+        self.count_workers();
         let close = self.take_queued(id);
         self.split_local(id);
         self.split_batches(id);
@@ -318,10 +334,21 @@ impl Mux {
         self.counters.totals.queued as usize
     }
 
+    /// Counts the enabled workers. More of them may hold more messages of a connection.
+    fn count_workers(&mut self) {
+        self.in_flight.set_workers(self.workers.values().filter(|worker| worker.enabled).count());
+        for id in self.ready.parked_connections() {
+            let limit = self.in_flight.limit(id, self.now);
+            if self.psocks.get(id).is_some_and(|psock| psock.in_hand < limit) {
+                self.ready.unpark(id);
+            }
+        }
+    }
+
     /// Number of waiting messages, without those of connections at [`Config::in_flight`](super::Config::in_flight).
     pub fn available(&self) -> usize {
-        if self.config.in_flight == usize::MAX {
-            return self.queued();
+        if self.config.order != Order::Sticky {
+            return self.queued() - self.ready.parked();
         }
         let pinned = self.workers.values().map(|worker| worker.pinned.parked()).sum::<usize>();
         self.queued() - self.ready.parked() - pinned
@@ -427,8 +454,9 @@ impl Mux {
 
     /// A message may be given to any worker.
     pub(super) fn make_ready(&mut self, message: Message) {
-        let psock = self.psocks.get(message.ticket.psock);
-        let full = psock.is_some_and(|psock| psock.in_hand >= self.config.in_flight);
+        let id = message.ticket.psock;
+        let limit = self.in_flight.limit(id, self.now);
+        let full = self.psocks.get(id).is_some_and(|psock| psock.in_hand >= limit);
         self.ready.push_back(message, full);
     }
 
@@ -437,7 +465,7 @@ impl Mux {
         let Some(psock) = self.psocks.get_mut(id) else { return };
         psock.in_hand -= count;
         psock.stats.unreserved += u64::from(psock.in_hand == 0 && count > 0);
-        if psock.in_hand < self.config.in_flight {
+        if psock.in_hand < self.in_flight.limit(id, self.now) {
             self.ready.unpark(id);
             if let Some(worker) = psock.bound.and_then(|worker| self.workers.get_mut(worker)) {
                 worker.pinned.unpark(id);

@@ -272,11 +272,18 @@ impl Mux {
                 return Err(format!("{id:?}: counted {} connections, there are {bound}", worker.connections));
             }
         }
+        let enabled = self.workers.values().filter(|worker| worker.enabled).count();
+        if self.in_flight.workers() != enabled {
+            let counted = self.in_flight.workers();
+            return Err(format!("counted {counted} enabled workers, there are {enabled}"));
+        }
         for (id, psock) in &self.psocks {
-            if psock.in_hand > self.config.in_flight {
+            let limit = self.config.in_flight;
+            if limit.is_some_and(|limit| psock.in_hand > limit) {
                 return Err(format!("{id:?}: {} messages are with workers", psock.in_hand));
             }
-            if psock.in_hand < self.config.in_flight && self.ready.is_parked(id) {
+            // Without a configured limit it may grow; the next message that is done shows this.
+            if psock.in_hand < limit.unwrap_or(1) && self.ready.is_parked(id) {
                 return Err(format!("{id:?}: parked with {} messages with workers", psock.in_hand));
             }
             let waits = psock.tx.queue.iter().map(|out| out.bytes.len()).sum::<usize>() - psock.tx.sent

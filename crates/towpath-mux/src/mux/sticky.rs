@@ -45,7 +45,7 @@ impl Mux {
         if count == 0 {
             return;
         }
-        let full = psock.in_hand >= self.config.in_flight;
+        let full = psock.in_hand >= self.in_flight.limit(id, self.now);
         psock.pending.drain(..count).for_each(|message| other.pinned.push_back(message, full));
         if other.activity == Activity::Idle {
             self.events.push_back(Event::Wake(worker));

@@ -5,7 +5,8 @@
 //! failure appears where it happened:
 //! - A worker gets a message only if it is whole and correct, and no worker has it or has done it.
 //! - The configured order holds for workers and for the replies that peers receive.
-//! - Workers hold at most [`Config::in_flight`] messages of a connection.
+//! - Workers hold at most [`Config::in_flight`] messages of a connection. Without it, and with turns of one message, a connection leaves a
+//!   worker free while another one is active.
 //! - While messages of a connection wait, every other connection gets at most one turn (`fairness.rs`).
 //! - A message of a connection that has ended is not given to a worker.
 //! - A message in parts arrives completely at one worker, or is cut because its connection ended.
@@ -105,6 +106,8 @@ pub struct World {
     /// Number of messages in parts that workers have begun.
     begun: u64,
     fairness: Fairness,
+    /// When each connection was attached or a message of it was complete.
+    active: BTreeMap<psock::Id, Time>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -149,7 +152,7 @@ impl World {
             mux_bytes: Bound::of([1 << 20, 2000][variant / 4 % 2]),
             wake_cost: quick,
             stream_bytes: Bound::of([1 << 20, 300][variant % 2]),
-            in_flight: [usize::MAX, 3, usize::MAX, 1][variant / 2 % 4],
+            in_flight: [None, Some(3), Some(usize::MAX), Some(1)][variant / 2 % 4],
             rebalance: [None, Some(1)][variant / 3 % 2],
             ..Config::new(order)
         };
@@ -170,6 +173,7 @@ impl World {
             ended: BTreeSet::new(),
             begun: 0,
             fairness: Fairness::new(&config),
+            active: BTreeMap::new(),
         }
     }
 
@@ -250,6 +254,7 @@ impl World {
             .mux
             .attach(framing().streamed(), Limits { part: self.part, ..Limits::default() }, self.now)
             .expect("it does not drain");
+        self.active.insert(id, self.now);
         self.peers.push(Peer {
             id,
             name,
@@ -298,6 +303,9 @@ impl World {
             self.locations.insert(Ticket { psock: peer.id, number: number as u64 }, Location::Waits);
         }
         peer.received += counted;
+        if counted > 0 {
+            self.active.insert(peer.id, self.now);
+        }
         let Some((actor, run)) = run else { return };
         assert!(actor.enabled && !actor.has_some(), "a local batch is for an idle worker");
         assert_eq!(self.config.order, Order::None);

@@ -88,16 +88,17 @@ pub(crate) struct Mux {
     #[arg(long, value_name = "MODE")]
     order: Option<OrderArg>,
 
-    /// Maximum number of messages of one connection that workers hold at a time; default: no limit
+    /// Maximum number of messages of one connection that workers hold at a time; default: those of all workers but one
     ///
-    /// With less than the number of workers, one connection never occupies all of them.
-    #[arg(long, value_name = "N")]
+    /// By default, a connection leaves a worker free while another connection was attached or sent a message in the last 10 s. It has all
+    /// workers otherwise, and with --order serial or sticky. A number applies always; a large one, such as 1000000, is no limit.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     in_flight: Option<NonZeroUsize>,
 
     /// With --order sticky: move a connection between two messages if its worker has more than N connections more than another one
     ///
     /// Default: a connection stays with its worker, which may keep state of it, until this worker leaves.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     rebalance: Option<NonZeroUsize>,
 
     /// Time limit for connections to finish when the mux stops, and for workers being replaced, in seconds
@@ -352,7 +353,7 @@ fn serve(args: &Mux, predecessor: &mut Option<Predecessor>) -> Result<Outcome, (
         on_worker_end: EndArg::or_default(args.on_worker_end, order).config(framing.name()),
         idle: args.idle,
         connected: !args.connected.is_empty(),
-        in_flight: args.in_flight.map_or(usize::MAX, NonZeroUsize::get),
+        in_flight: args.in_flight.map(NonZeroUsize::get),
         rebalance: args.rebalance.map(NonZeroUsize::get),
         ..mux::Config::new(order).for_messages(args.message_max as usize)
     };
@@ -514,6 +515,10 @@ impl From<OrderArg> for Order {
             OrderArg::Key => Self::Key,
         }
     }
+}
+
+fn at_least_one(text: &str) -> Result<NonZeroUsize, String> {
+    text.parse().map_err(|_| "it is a number of at least 1".to_owned())
 }
 
 fn workers(text: &str) -> Result<NonZeroUsize, String> {

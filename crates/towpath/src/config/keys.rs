@@ -160,7 +160,7 @@ pub const KEYS: &[Key] = &[
     new("mux", "cgroup", Text, "", "cgroup (v2) of the processes; a relative name is below /sys/fs/cgroup"),
     new("mux", "worker-may", Word(&["push"]), "", "further rights of the workers ([authority](mux.md#authority-of-a-worker))"),
     new("mux", "order", Word(&["none", "replies", "serial", "sticky", "key"]), "that of the [preset](framing.md#presets)", "[order](mux.md#order) of messages and replies"),
-    new("mux", "in-flight", Number(1, 1_000_000), "no limit", "messages of one connection that workers hold at a time"),
+    new("mux", "in-flight", Number(1, 1_000_000), "all workers but one", "messages of one connection that workers hold at a time ([balance](mux.md#balance))"),
     new("mux", "rebalance", Number(1, 1_000_000), "", "`sticky`: connections above the fewest of a worker from which they move ([order](mux.md#order))"),
     new("mux", "message-max", Number(1, 33_554_432), "`16777216`", "bytes of the longest message"),
     new("mux", "head-max", Number(1, 1 << 32), "64 KiB", "bytes of a message before its length is known, for BPF programs"),

@@ -51,7 +51,7 @@ pub struct Mux {
     /// Ordering of messages and replies.
     pub order: Order,
     /// Maximum number of messages of a connection that workers hold.
-    pub in_flight: usize,
+    pub in_flight: Option<usize>,
     /// [`Order::Sticky`]: see [`towpath_mux::mux::Config::rebalance`].
     pub rebalance: Option<usize>,
     /// Time for connections to finish when the engine stops.
@@ -190,7 +190,7 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
         process: process::take(table),
         thread: thread(table, threads),
         order,
-        in_flight: table.number("in-flight").map_or(usize::MAX, |most| most as usize),
+        in_flight: table.number("in-flight").map(|most| most as usize),
         rebalance: rebalance(table, order),
         drain: seconds("drain").unwrap_or(Duration::from_secs(10)),
         timeout: seconds("timeout"),

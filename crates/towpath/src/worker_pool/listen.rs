@@ -32,6 +32,10 @@ pub fn listen(
         let bound = SocketFile::bind(Path::new(path), || server.listen_unix(path));
         return bound.map(|((), file)| (address.to_owned(), Some(file))).map_err(wrong);
     }
+    if address.starts_with(':') {
+        // A resolver finds no address for an empty name, and reports this as a failure of its own.
+        return Err(wrong(io::Error::new(io::ErrorKind::InvalidInput, "the host is missing")));
+    }
     let at = match tls {
         Some(tls) => server.listen_tls(address, tls.clone()),
         None => server.listen(address),
@@ -64,6 +68,9 @@ fn hint(address: &str, error: &io::Error) -> &'static str {
         io::ErrorKind::AddrInUse => "; another program listens there: stop it, or choose another address",
         io::ErrorKind::PermissionDenied => "; ports below 1024 need root or CAP_NET_BIND_SERVICE",
         io::ErrorKind::AddrNotAvailable => "; this machine does not have the address",
+        _ if is_no_address(error) && address.starts_with(':') => {
+            "; an address is HOST:PORT: write 0.0.0.0 for all IPv4 addresses, [::] for all IPv6 addresses"
+        }
         _ if is_no_address(error) => "; an address is HOST:PORT or unix:PATH",
         _ => "",
     }

@@ -34,7 +34,9 @@ fn a_peer_that_floods_delays_another_one_by_one_turn() {
         [(1_000_000, false, 1), (1_000_000, true, 1), (5_000, false, 40), (10, true, 64)]
     {
         for count in [1, 4] {
-            let config = Config { psock_bytes: Bound::of(1 << 24), ..Config::new(Order::None) };
+            // Also without a share, which would leave a worker free.
+            let in_flight = Some(usize::MAX);
+            let config = Config { psock_bytes: Bound::of(1 << 24), in_flight, ..Config::new(Order::None) };
             let (mut mux, flood) = lines(config);
             let light = attach(&mut mux);
             let workers: Vec<_> = (0..count).map(|_| mux.clone_worker(64, at(0))).collect();
@@ -60,7 +62,7 @@ fn a_peer_that_floods_delays_another_one_by_one_turn() {
 
 #[test]
 fn a_connection_has_at_most_its_share_in_flight() {
-    let (mut mux, flood) = lines(Config { in_flight: 2, ..Config::new(Order::None) });
+    let (mut mux, flood) = lines(Config { in_flight: Some(2), ..Config::new(Order::None) });
     let light = attach(&mut mux);
     let workers = [0; 3].map(|_| mux.clone_worker(1, at(0)));
     mux.handle_bytes(flood, b"1\n2\n3\n4\n", at(0));
@@ -79,10 +81,91 @@ fn a_connection_has_at_most_its_share_in_flight() {
     mux.check().expect("the counts fit");
 }
 
+/// Without a configured limit, a connection leaves a worker free while another one is active, and has all workers otherwise.
+#[test]
+fn a_connection_leaves_a_worker_free_for_others() {
+    for order in [Order::None, Order::Replies, Order::Serial, Order::Sticky, Order::Key] {
+        // Turns of one message, as with long messages.
+        let (mut mux, flood) = lines(Config { batch: 1, ..Config::new(order) });
+        let workers = [0; 3].map(|_| mux.clone_worker(1, at(0)));
+        let taken = |mux: &mut Mux, now| workers.map(|worker| tickets(mux, worker, at(now)).len());
+        let alone = match order {
+            Order::Serial | Order::Sticky => [1, 0, 0],
+            _ => [1, 1, 1],
+        };
+        mux.handle_bytes(flood, b"1\n2\n3\n4\n", at(0));
+        assert_eq!(taken(&mut mux, 0), alone, "{order:?}: it is alone");
+
+        let light = attach(&mut mux);
+        for worker in workers {
+            let held: Vec<Ticket> = mux.workers.get(worker).expect("it is there").tickets().collect();
+            held.into_iter().for_each(|ticket| assert!(mux.done(worker, ticket, at(0))));
+        }
+        mux.handle_bytes(flood, b"5\n6\n7\n8\n", at(0));
+        let held = taken(&mut mux, 0);
+        let shared = if alone == [1, 1, 1] { [1, 1, 0] } else { alone };
+        assert_eq!(held, shared, "{order:?}: another connection was attached");
+        events(&mut mux);
+        mux.handle_bytes(light, b"a\n", at(0));
+        assert_eq!(
+            taken(&mut mux, 0),
+            [0, usize::from(shared[1] == 0), usize::from(shared[1] == 1)],
+            "{order:?}"
+        );
+        mux.check().expect("the counts fit");
+        if shared == alone {
+            continue;
+        }
+        // The other connection has been silent for long.
+        let later = 2 * in_flight::ACTIVE.as_millis() as u64;
+        for (worker, expected) in workers.into_iter().zip([1, 1, 1]) {
+            let held: Vec<Ticket> = mux.workers.get(worker).expect("it is there").tickets().collect();
+            held.into_iter().for_each(|ticket| assert!(mux.done(worker, ticket, at(later))));
+            mux.handle_bytes(flood, b"x\n", at(later));
+            assert_eq!(tickets(&mut mux, worker, at(later)).len(), expected, "{order:?}");
+        }
+        mux.check().expect("the counts fit");
+    }
+}
+
+/// Short messages go to workers in turns of many: the share is that of all workers but one.
+#[test]
+fn the_share_of_short_messages_is_the_turns_of_all_workers_but_one() {
+    let (mut mux, flood) = lines(Config::new(Order::None));
+    attach(&mut mux);
+    let workers = [0; 3].map(|_| mux.clone_worker(64, at(0)));
+    let time = &mut mux.service_time;
+    (time.ewma, time.median, time.floor, time.ewma_slow) = (5_000, 5_000, 5_000, 5_000);
+    (0..5).for_each(|_| drop(mux.handle_bytes(flood, &b"x\n".repeat(100), at(0))));
+    // 200 us of work each.
+    let held = workers.map(|worker| tickets(&mut mux, worker, at(0)).len());
+    assert_eq!(held, [40, 40, 0]);
+    assert_eq!((mux.queued(), mux.available()), (420, 0));
+    mux.check().expect("the counts fit");
+}
+
+/// A worker that joins may have messages of a connection that was at its limit, and a worker that remains alone has all.
+#[test]
+fn the_share_follows_the_number_of_workers() {
+    let (mut mux, flood) = lines(Config::new(Order::None));
+    attach(&mut mux);
+    let first = [0; 2].map(|_| mux.clone_worker(1, at(0)));
+    mux.handle_bytes(flood, b"1\n2\n3\n4\n5\n", at(0));
+    let held = first.map(|worker| tickets(&mut mux, worker, at(0)));
+    assert_eq!(held.each_ref().map(Vec::len), [1, 0]);
+    let third = mux.clone_worker(1, at(0));
+    assert_eq!(tickets(&mut mux, third, at(0)).len(), 1);
+    assert_eq!(tickets(&mut mux, first[1], at(0)).len(), 0);
+    mux.handle_worker_died(third, at(0));
+    mux.leave(first[0], None, at(0));
+    assert_eq!(tickets(&mut mux, first[1], at(0)).len(), 1, "it is the only worker");
+    mux.check().expect("the counts fit");
+}
+
 #[test]
 fn a_batch_is_cut_to_the_share() {
     for rows in [false, true] {
-        let (mut mux, psock) = lines(Config { in_flight: 5, ..Config::new(Order::None) });
+        let (mut mux, psock) = lines(Config { in_flight: Some(5), ..Config::new(Order::None) });
         let worker = mux.clone_worker(64, at(0));
         let time = &mut mux.service_time;
         (time.ewma, time.median, time.floor, time.ewma_slow) = (10, 10, 10, 10);

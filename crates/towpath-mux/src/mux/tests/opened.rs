@@ -211,7 +211,7 @@ fn the_event_of_a_new_worker_is_the_first_that_waits() {
 #[test]
 fn the_event_takes_a_turn_and_a_share() {
     for order in [Order::None, Order::Sticky] {
-        let mut mux = quick(Config { in_flight: 1, ..Config::new(order) });
+        let mut mux = quick(Config { in_flight: Some(1), ..Config::new(order) });
         mux.report_opened(at(0));
         let worker = mux.clone_worker(8, at(0));
         let (psock, other) = (attach(&mut mux), attach(&mut mux));
@@ -398,7 +398,7 @@ fn any_operations_keep_the_counts() {
     let ops = prop::collection::vec(any::<[u8; 2]>(), 0..200);
     let orders =
         prop::sample::select(vec![Order::None, Order::Replies, Order::Serial, Order::Sticky, Order::Key]);
-    let shares = prop::sample::select(vec![usize::MAX, 2, 1]);
+    let shares = prop::sample::select(vec![None, Some(2), Some(1)]);
     let limits = prop::sample::select(vec![None, Some(1)]);
     let run = |((order, in_flight, rebalance), close, ops): (_, bool, Vec<[u8; 2]>)| {
         let on_worker_end = if close { OnWorkerEnd::Close { goodbye: b"bye\n" } } else { OnWorkerEnd::Move };

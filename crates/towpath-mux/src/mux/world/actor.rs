@@ -1,6 +1,7 @@
 //! The workers of the world: they take messages, answer them, hand them back, leave and die.
 
 use super::*;
+use crate::mux::in_flight::ACTIVE;
 
 /// A worker with the messages that it has not begun or not done.
 #[derive(Debug)]
@@ -114,6 +115,21 @@ impl World {
         }
     }
 
+    /// Number of messages of a connection that workers may hold now.
+    fn in_flight(&self, id: psock::Id) -> usize {
+        let workers = self.actors.iter().filter(|actor| actor.enabled).count();
+        let Config { order, batch, in_flight, .. } = self.config;
+        let spreads = matches!(order, Order::None | Order::Replies | Order::Key);
+        let recent = |last: &Time| self.now.since(*last) < ACTIVE;
+        let other = self.active.iter().any(|(other, last)| *other != id && recent(last));
+        match in_flight {
+            Some(limit) => limit,
+            // Turns of one message.
+            None if batch == 1 && spreads && workers > 1 && other => workers - 1,
+            None => usize::MAX,
+        }
+    }
+
     /// Checks that the worker may get this message.
     pub(super) fn got(&mut self, at: usize, message: &Message) {
         let ticket = message.ticket();
@@ -129,8 +145,14 @@ impl World {
         assert_eq!(place, Some(Location::Waits), "{ticket:?} is delivered once");
         let with = |other: &Ticket| matches!(self.locations.get(other), Some(Location::With(_)));
         let held = self.of(ticket.psock).filter(|(_, place)| matches!(place, Location::With(_))).count();
-        assert!(held <= self.config.in_flight, "workers hold {held} messages of {ticket:?}'s connection");
-        let waiting = self.locations.iter().filter(|(_, place)| **place == Location::Waits);
+        let limit = self.in_flight(ticket.psock);
+        assert!(held <= limit, "workers hold {held} messages of {ticket:?}'s connection");
+        // A connection at its limit may be overtaken.
+        let parked = |id| self.mux.ready.is_parked(id);
+        let waiting = self
+            .locations
+            .iter()
+            .filter(|(ticket, place)| **place == Location::Waits && !parked(ticket.psock));
         self.fairness.given(ticket.psock, waiting.map(|(ticket, _)| ticket.psock));
         match self.config.order {
             Order::None | Order::Replies => {}

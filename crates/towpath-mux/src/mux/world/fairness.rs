@@ -4,12 +4,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Config, Order, WORKERS, psock};
+use super::{Config, Order, psock};
 
 /// Messages given to workers while connections wait.
 #[derive(Debug)]
 pub(super) struct Fairness {
-    /// Maximum number of messages of a turn. `None`: an order or a limit holds messages back.
+    /// Maximum number of messages of a turn. `None`: an order holds messages back.
     turn: Option<u32>,
     /// For each waiting connection: messages of others that were given since it was served or began to wait.
     overtaken: BTreeMap<psock::Id, BTreeMap<psock::Id, u32>>,
@@ -17,7 +17,7 @@ pub(super) struct Fairness {
 
 impl Fairness {
     pub(super) fn new(config: &Config) -> Self {
-        let free = matches!(config.order, Order::None | Order::Replies) && config.in_flight > 64 * WORKERS;
+        let free = matches!(config.order, Order::None | Order::Replies);
         // Workers have a credit of up to 64.
         let turn = if config.batch == 1 { 1 } else { config.batch.max(64) as u32 };
         Self { turn: free.then_some(turn), overtaken: BTreeMap::new() }
@@ -28,7 +28,7 @@ impl Fairness {
         self.overtaken.clear();
     }
 
-    /// A worker got a message of this connection; messages of `waiting` still wait.
+    /// A worker got a message of this connection; messages of `waiting` still wait and are not at a limit.
     pub(super) fn given(&mut self, id: psock::Id, waiting: impl Iterator<Item = psock::Id>) {
         let Some(turn) = self.turn else { return };
         self.overtaken.remove(&id);

@@ -47,9 +47,14 @@ fn startup_errors_are_one_line() {
     std::fs::write(&file, b"").expect("a file");
     let file = format!("unix:{}", file.display());
     let any = "127.0.0.1:0";
-    let rows: [(&[&str], i32, &str); 14] = [
+    let rows: [(&[&str], i32, &str); 16] = [
         (&[&taken, "--framing", "line", "--worker", &worker], 7, "another program listens there"),
         (&[&file, "--framing", "line", "--worker", &worker], 7, "the path exists and is not a socket"),
+        (
+            &[":7007", "--framing", "line", "--worker", &worker],
+            64,
+            "the host is missing; an address is HOST:PORT: write 0.0.0.0",
+        ),
         (&["nowhere", "--framing", "line", "--worker", &worker], 64, "an address is HOST:PORT or unix:PATH"),
         (&["[fe80::1]:0", "--framing", "line", "--worker", &worker], 7, "cannot listen on [fe80::1]:0"),
         (&[any, "--framing", "thrift-frame", "--worker", &worker], 64, "did you mean \"thrift-framed\"?"),
@@ -60,6 +65,11 @@ fn startup_errors_are_one_line() {
             &[any, "--framing", "line", "--worker", &worker, "--workers", "65"],
             64,
             "there are 1 to 64 workers",
+        ),
+        (
+            &[any, "--framing", "line", "--worker", &worker, "--in-flight", "0"],
+            64,
+            "it is a number of at least 1",
         ),
         (&["--framing", "line", "--worker", &worker], 64, "<ADDR>"),
         (
