@@ -43,7 +43,8 @@ pub struct Limits {
     /// extension.
     pub rate: u32,
     /// Minimum number of bytes of a part, with a framing that delivers long messages in parts ([`Framing::streams`]): messages
-    /// that have not arrived completely and are longer than four parts, or of unknown length. A part has at most 16 times this number. The
+    /// that have not arrived completely and are longer than four parts, of unknown length, or HTTP/1.1 requests with
+    /// `Expect: 100-continue`. A part has at most 16 times this number. The
     /// first one is delivered as soon as the length, or the head, is known, and the last one may be shorter. Such messages may
     /// be longer than `message`. The times apply to each part. 0: all messages are whole. Default: 0.
     pub part: usize,
@@ -390,7 +391,8 @@ impl Assembler {
             return Some(Event::GiveBack { offset: self.offset, bytes: &self.buffer[self.start..self.end] });
         }
         let whole = held >= message.length && message.length <= self.most();
-        if self.passed > 0 || self.streams() && message.length > self.limits.whole() && !whole {
+        let long = || message.length > self.limits.whole() || self.framing.expects_answer(&self.state);
+        if self.passed > 0 || self.streams() && !whole && long() {
             return self.part(message, held, now);
         }
         if held < message.length {

@@ -169,6 +169,57 @@ fn need_is_the_number_of_missing_bytes() {
     assert_eq!((waiting.held(), waiting.rest()), (2, &b"!!"[..]));
 }
 
+/// A client that waits for `100 Continue` sends nothing before it has it.
+#[test]
+fn a_request_that_expects_an_answer_leaves_before_its_body() {
+    // Rows: fields of the request, its body, the parts: what follows them, and their lengths, or a whole message.
+    let rows: [(&str, &str, bool); 8] = [
+        ("HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 5", "hello", true),
+        ("HTTP/1.1\r\nContent-Length: 5\r\nexpect: other, 100-Continue", "hello", true),
+        ("HTTP/1.1\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked", "1\r\nx\r\n0\r\n\r\n", true),
+        ("HTTP/1.1\r\nExpect: 100-continue", "", false),
+        ("HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 0", "", false),
+        ("HTTP/1.1\r\nExpect: 100-continued\r\nContent-Length: 5", "hello", false),
+        ("HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 5", "hello", false),
+        ("HTTP/1.1\r\nContent-Length: 5", "hello", false),
+    ];
+    for (fields, body, parts) in rows {
+        for stream in [true, false] {
+            let framing = if stream { "http1 body=stream" } else { "http1" };
+            let mut assembler = assembler(framing, Limits { part: 16 << 10, ..Limits::default() });
+            let head = format!("PUT / {fields}\r\n\r\n");
+            // The requests after it are not concerned.
+            for next in ["", "GET / HTTP/1.1\r\nContent-Length: 1\r\n\r\n"] {
+                let (head, body) = if next.is_empty() { (&*head, body) } else { (next, "x") };
+                let parts = parts && next.is_empty() && stream;
+                assembler.handle_bytes(head.as_bytes());
+                let first = match assembler.poll(at(0)) {
+                    None => None,
+                    Some(Event::Message(message)) => Some((message.part, message.bytes.len())),
+                    other => panic!("{other:?}"),
+                };
+                let expected = match () {
+                    () if parts => Some((Part::First, head.len())),
+                    () if body.is_empty() => Some((Part::Whole, head.len())),
+                    () => None,
+                };
+                assert_eq!(first, expected, "{framing}: {head}");
+                if body.is_empty() {
+                    continue;
+                }
+                assembler.handle_bytes(body.as_bytes());
+                let Some(Event::Message(message)) = assembler.poll(at(0)) else {
+                    panic!("{framing}: {head}")
+                };
+                let expected =
+                    if parts { (Part::Last, body.len()) } else { (Part::Whole, head.len() + body.len()) };
+                assert_eq!((message.part, message.bytes.len()), expected, "{framing}: {head}");
+            }
+            assert!(assembler.poll(at(0)).is_none());
+        }
+    }
+}
+
 #[test]
 fn a_gap_inside_a_message_loses_that_message() {
     let mut torn = assembler("length=1", Limits::default());

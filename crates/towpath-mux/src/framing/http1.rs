@@ -36,6 +36,8 @@ const LEAVES: u32 = 1;
 const LEFT: u32 = 2;
 /// `cb[1]`: length of the trailers that was searched.
 const SEARCHED: usize = 1;
+/// `cb[2]`: the peer may wait for `100 Continue` before it sends the body of this message.
+const EXPECTS: usize = 2;
 
 pub(super) fn step(bytes: &[u8], state: &mut State) -> Step {
     if state.cb[0] == LEFT {
@@ -71,6 +73,7 @@ fn head(bytes: &[u8], state: &mut State) -> Result<Option<usize>, Step> {
     let end = lines(bytes, start, &mut state.scanned, LONGEST_HEAD)?;
     let parsed = parse(&bytes[start..end])?;
     state.cb[0] = if parsed.leaves { LEAVES } else { 0 };
+    state.cb[EXPECTS] = u32::from(parsed.expects);
     if parsed.chunked {
         (state.pending, state.scanned) = (CHUNKS, end);
         return Ok(None);
@@ -111,6 +114,8 @@ struct Parsed {
     chunked: bool,
     /// Raw bytes follow the message.
     leaves: bool,
+    /// `Expect: 100-continue` (RFC 9110, section 10.1.1).
+    expects: bool,
 }
 
 /// Parses a head with its empty line.
@@ -119,6 +124,7 @@ fn parse(head: &[u8]) -> Result<Parsed, Step> {
     let first = lines.next().unwrap_or(&[]);
     let first = Start::parse(first.strip_suffix(b"\r").unwrap_or(first))?;
     let (mut length, mut chunked, mut upgrade, mut connection) = (None, false, false, false);
+    let mut expects = false;
     for line in lines {
         let (name, value) = field(line.strip_suffix(b"\r").unwrap_or(line))?;
         if name.eq_ignore_ascii_case(b"content-length") {
@@ -132,6 +138,10 @@ fn parse(head: &[u8]) -> Result<Parsed, Step> {
                 return Err(malformed("a Transfer-Encoding other than chunked alone"));
             }
             chunked = true;
+        } else if name.eq_ignore_ascii_case(b"expect") {
+            expects |= value
+                .split(|byte| *byte == b',')
+                .any(|option| option.trim_ascii().eq_ignore_ascii_case(b"100-continue"));
         } else if name.eq_ignore_ascii_case(b"upgrade") {
             // The upgrade to HTTP/2 is obsolete (RFC 9113, section 3.1): such a client continues in HTTP/1.1.
             upgrade |= !value.eq_ignore_ascii_case(b"h2c");
@@ -147,14 +157,19 @@ fn parse(head: &[u8]) -> Result<Parsed, Step> {
     if chunked && first.old {
         return Err(malformed("a Transfer-Encoding in HTTP/1.0"));
     }
-    let whole = |leaves| Parsed { length: 0, chunked: false, leaves };
-    let announced = Parsed { length: length.unwrap_or(0), chunked, leaves: false };
+    let whole = |leaves| Parsed { length: 0, chunked: false, leaves, expects: false };
+    let announced = Parsed { length: length.unwrap_or(0), chunked, leaves: false, expects: false };
     Ok(match first.kind {
         Kind::Connect if chunked || length.is_some_and(|length| length > 0) => {
             return Err(malformed("a CONNECT request with a body"));
         }
         Kind::Connect => whole(true),
-        Kind::Request => Parsed { leaves: upgrade && connection && !first.old, ..announced },
+        // "A server that receives a 100-continue expectation in an HTTP/1.0 request MUST ignore that expectation."
+        Kind::Request => Parsed {
+            leaves: upgrade && connection && !first.old,
+            expects: expects && !first.old,
+            ..announced
+        },
         Kind::Status(101) => whole(true),
         Kind::Status(100..=199 | 204 | 304) => whole(false),
         // The body ends with the connection.
@@ -291,6 +306,11 @@ pub(super) fn known(held: usize, state: &State) -> usize {
 /// Updates `state`: the first `count` bytes of the message, at most [`known`], were delivered.
 pub(super) const fn pass(count: usize, state: &mut State) {
     state.scanned -= count;
+}
+
+/// Returns true if the peer may not send the rest of the message before it has an answer.
+pub(super) const fn expects(state: &State) -> bool {
+    state.cb[EXPECTS] != 0
 }
 
 /// Number of bytes before the request line.

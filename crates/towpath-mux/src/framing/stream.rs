@@ -83,6 +83,12 @@ impl Framing {
         Some(Message { skip: http1::blank(bytes), hash, ..Message::of(length) })
     }
 
+    /// Returns true if the peer may not send the rest of the current message before it has an answer: the message is delivered in
+    /// parts, however short it is.
+    pub(crate) fn expects_answer(&self, state: &State) -> bool {
+        matches!(&self.kind, Kind::Coded(coded) if coded.protocol == Protocol::Http1) && http1::expects(state)
+    }
+
     /// Updates `state`: the first `count` bytes of a message of unknown length were delivered.
     pub(crate) fn pass(&self, count: usize, state: &mut State) {
         if matches!(&self.kind, Kind::Coded(coded) if coded.protocol == Protocol::Http1) {

@@ -149,6 +149,44 @@ fn a_chunked_upload_arrives_as_it_was_sent() {
     });
 }
 
+/// A client that waits for `100 Continue` for ever gets it, however short its body is.
+#[test]
+fn a_short_upload_that_waits_for_100_continue_goes_on() {
+    let mux = start(&[]);
+    let mut stream = mux.connect();
+    for body in [&b"x"[..], &[b'y'; 60_000]] {
+        let head =
+            format!("PUT / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: {}\r\n\r\n", body.len());
+        stream.write_all(head.as_bytes()).expect("open");
+        assert_eq!(response(&mut stream).expect("an answer").0, 100);
+        stream.write_all(body).expect("open");
+        let (status, answer) = response(&mut stream).expect("an answer");
+        assert_eq!((status, answer.split(' ').next()), (200, Some(&*body.len().to_string())));
+    }
+}
+
+/// curl would send the body after its own timeout, which is set to more than its limit for everything.
+#[towpath_testenv::needs("curl")]
+#[test]
+fn curl_does_not_wait_with_a_short_body() {
+    let mux = start(&[]);
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("body");
+    std::fs::write(&file, [b'z'; 3000]).expect("a file");
+    for arguments in [&["-T"][..], &["-H", "Transfer-Encoding: chunked", "-T"]] {
+        let output = std::process::Command::new("curl")
+            .args(["-sSv", "-H", "Expect: 100-continue", "--expect100-timeout", "100", "--max-time", "90"])
+            .args(arguments)
+            .args([file.as_os_str(), format!("http://{}/file", mux.address).as_ref()])
+            .output()
+            .expect("curl runs");
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && log.contains("< HTTP/1.1 100 Continue"), "{log}");
+        let answer = String::from_utf8_lossy(&output.stdout);
+        assert!(arguments.len() > 1 || answer.starts_with("3000 "), "{answer}");
+    }
+}
+
 #[test]
 fn a_worker_that_dies_in_the_middle_of_a_message_ends_its_connection() {
     let mut mux = start(&["--redeliver", "5"]);
