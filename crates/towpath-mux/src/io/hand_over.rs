@@ -115,6 +115,11 @@ impl Server {
         self.shared.lock().listeners.close();
     }
 
+    /// Stops (`true`) or resumes (`false`) accepting connections. Another process may accept them meanwhile.
+    pub fn suspend_listening(&self, suspend: bool) {
+        self.shared.lock().listeners.suspend(&self.shared.epoll, suspend);
+    }
+
     /// Unattaches connections for another process, some in each call. Connections without unfinished messages are given back at once,
     /// others when they are done, after `patience` at the latest: [`Server::poll_ended`] returns them, and loses none of them. Without
     /// `patience`, only counts.

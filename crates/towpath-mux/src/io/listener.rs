@@ -35,6 +35,8 @@ pub(super) struct Listeners {
     pub(super) admission: Option<Arc<dyn Admission>>,
     /// End of the pause after descriptors ran out. Listeners are not watched meanwhile.
     paused: Option<Time>,
+    /// Another process accepts connections: see [`super::Server::suspend_listening`].
+    suspended: bool,
     /// Earliest time of the next warning.
     quiet: Time,
     /// See [`super::Server::set_descriptor_limit`].
@@ -102,6 +104,7 @@ impl Listeners {
         let unix: Vec<_> = unix.filter_map(|listener| listener.fd.try_clone().ok()).collect();
         // Event data contains the index, so all listeners are removed together.
         self.all.clear();
+        self.suspended = false;
         closer::close(u32::MAX, unix);
         self.paused = None;
     }
@@ -120,9 +123,16 @@ impl Listeners {
     }
 
     pub(super) fn resume(&mut self, epoll: &OwnedFd) {
-        if self.paused.take().is_some() {
+        if self.paused.take().is_some() && !self.suspended {
             self.watch(epoll, epoll::EventFlags::IN);
         }
+    }
+
+    /// Stops or resumes accepting.
+    pub(super) fn suspend(&mut self, epoll: &OwnedFd, suspend: bool) {
+        self.suspended = suspend;
+        let accepts = !suspend && self.paused.is_none();
+        self.watch(epoll, if accepts { epoll::EventFlags::IN } else { epoll::EventFlags::empty() });
     }
 
     /// End of the pause.

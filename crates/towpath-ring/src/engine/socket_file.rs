@@ -94,6 +94,11 @@ impl SocketFile {
         Self { path: path.into(), file: identity }
     }
 
+    /// Owns the file of this [`identity`](Self::identity) from here on: the process that owned it has given it up.
+    pub fn own(&mut self, identity: Option<(u64, u64)>) {
+        self.file = identity;
+    }
+
     /// Gives up the file: another process has it. Dropping this keeps the file.
     pub fn give_up(&mut self) {
         self.file = None;

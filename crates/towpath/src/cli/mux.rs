@@ -15,7 +15,9 @@ use towpath::mux_bounds::MuxBounds;
 use towpath::process::{Local, Place, Program, Starter};
 use towpath::quantity::count;
 use towpath::upgrade::{self, Executable, Predecessor};
-use towpath::worker_pool::{self, Error, Inherited, Outcome, Upgradable, WorkerEnd, WorkerPool, delivery};
+use towpath::worker_pool::{
+    self, Error, Inherited, InheritedFile, Outcome, Upgradable, WorkerEnd, WorkerPool, delivery,
+};
 use towpath_mux::assembler::Limits;
 use towpath_mux::framing::Framing;
 use towpath_mux::io::{Connect, Server, ServerTls, Tls};
@@ -374,7 +376,8 @@ fn serve(args: &Mux, predecessor: &mut Option<Predecessor>) -> Result<Outcome, (
     let server = Server::with_limits(framing, limits, config).map_err(failed)?;
     let peers = args.connected.iter().map(|peer| how(peer, args.trust.as_deref()));
     let peers = peers.collect::<Result<Vec<_>, _>>()?;
-    let (mut files, mut listen, mut inherited) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut files, mut later) = (Vec::new(), Vec::new());
+    let (mut listen, mut inherited) = (Vec::new(), Vec::new());
     for address in &args.listen {
         let taken = predecessor.as_mut().and_then(|older| Inherited::listener(older, address));
         if let Some(taken) = taken {
@@ -430,12 +433,13 @@ fn serve(args: &Mux, predecessor: &mut Option<Predecessor>) -> Result<Outcome, (
     for (address, taken) in inherited {
         let (at, file) = taken.listen(&server, address, tls.as_ref()).map_err(failed)?;
         say(format_args!("listening on {at}"));
-        files.extend(file);
+        later.extend(file);
         listen.push(address.clone());
     }
     if let Some((taken, path)) = taken_control.zip(path) {
         let (socket, file) = taken.into_parts();
-        let listening = control::Listening::adopt(path, socket, file).map_err(no_control)?;
+        later.push(InheritedFile::Control(file));
+        let listening = control::Listening::adopt(path, socket, None).map_err(no_control)?;
         let (server, inboxes) = listening.start(None, vec![None]).map_err(no_control)?;
         control = Some(server);
         inboxes.into_iter().for_each(|inbox| front.serve_control(inbox));
@@ -451,6 +455,7 @@ fn serve(args: &Mux, predecessor: &mut Option<Predecessor>) -> Result<Outcome, (
         listen,
         limit: args.upgrade_time,
         files,
+        later,
         control: path.map(Path::to_owned).zip(control),
         connectors,
         predecessor: predecessor.take(),

@@ -242,9 +242,21 @@ impl Server {
         if let Some(file) = &mut self.file {
             file.give_up();
         }
+        self.suspend(true);
+    }
+
+    /// Stops (`true`) or resumes (`false`) accepting clients. Another process may accept them meanwhile.
+    pub fn suspend(&self, suspend: bool) {
         // Relaxed: the thread may accept a client later than this, whom it serves.
-        self.handed_over.store(true, Ordering::Relaxed);
+        self.handed_over.store(suspend, Ordering::Relaxed);
         self.wakeup.signal();
+    }
+
+    /// Owns the file of the socket from here on: the process that owned it has given it up.
+    pub fn own_file(&mut self, identity: Option<(u64, u64)>) {
+        if let Some(file) = &mut self.file {
+            file.own(identity);
+        }
     }
 
     /// The counters of sockets for inspectors, which the owner of the sockets sets.

@@ -34,8 +34,10 @@ pub enum Message {
         /// Why.
         reason: String,
     },
-    /// The new process serves from here on.
+    /// The new process may serve. The old one does, too, until it serves.
     Go,
+    /// The new process serves.
+    Serving,
     /// A connection, or another thing of which there are many. Its bytes follow.
     Item {
         /// The data with which the service continues it.
@@ -43,7 +45,7 @@ pub enum Message {
         /// Number of bytes that follow.
         bytes: usize,
     },
-    /// The old process hands over nothing more.
+    /// The old process hands over nothing more, and has given up the listeners and their files.
     Done,
     /// The new process ends, as it was told to. The old one ends too.
     Ending,

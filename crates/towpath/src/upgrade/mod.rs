@@ -5,16 +5,17 @@
 //! Hello(version, service), Object...     ---->    takes the objects, prepares to serve
 //!                                        <----    Ready, or Refused(reason)
 //! Go                                     ---->    serves
-//! stops accepting, gives up files
+//! stops accepting, keeps the listeners   <----    Serving
 //! Item, bytes...                         ---->    continues them
-//! Done                                   ---->    closes the channel
+//! Done: closes listeners, gives up files ---->    has the files, closes the channel
 //! ```
 //!
 //! Parts: `message.rs` has the messages, `channel.rs` their transport, `successor.rs` the old process's side, `predecessor.rs` the new
 //! one's, `notify.rs` sd_notify(3). What objects and items are is a matter of the service; `worker_pool/upgrade.rs` is the mux's.
 //!
 //! Invariants:
-//! - Nothing changes before the channel has Go: after a refusal, an exit, or a time limit, the old process continues as before.
+//! - Until Done, the old process has the listeners and owns their files: after a refusal, an exit, or a time limit, it continues as
+//!   before. Items that the new process has are lost with it; none is sent before [`TRIAL`] has passed.
 //! - A descriptor is open in one of the processes, or in the channel, at every time. A listening socket is never closed in between.
 //! - Each message carries at most one descriptor, and each packet has at most 32 KiB.
 //! - Neither side waits for the other: the channel does not block. The handshake of the new process is bounded by [`HANDSHAKE`].
@@ -38,7 +39,7 @@ pub use successor::{Executable, Successor};
 
 /// Version of the messages. A new process with another version refuses. To be increased when a message, the detail of an item, or the state of
 /// a framing gets another meaning.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The variable that tells a process that its standard input is the channel of its parent, whose process id is its value.
 pub const VARIABLE: &str = "TOWPATH_UPGRADE";
@@ -46,8 +47,11 @@ pub const VARIABLE: &str = "TOWPATH_UPGRADE";
 /// Maximum number of objects.
 pub const OBJECTS: usize = 1024;
 
-/// Time for a single step of the handshake: for the first messages, and from Ready to Go.
+/// Time for a single step of the handshake: for the first messages, from Ready to Go, and from Go to Serving.
 pub const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// Time for which a new process must have served before it is handed items.
+pub const TRIAL: Duration = Duration::from_secs(1);
 
 /// Time for a process that must end after SIGTERM. Then it is killed.
 pub const EXIT: Duration = Duration::from_secs(5);

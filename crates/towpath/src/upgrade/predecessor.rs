@@ -64,7 +64,7 @@ pub enum Received {
     Nothing,
     /// There is no free descriptor.
     Full,
-    /// Everything was handed over.
+    /// Everything was handed over. The files of the listeners belong to this process.
     Done,
 }
 
@@ -151,6 +151,14 @@ impl Predecessor {
         }
     }
 
+    /// Tells the old process that this one serves.
+    ///
+    /// # Errors
+    /// The old process has ended the upgrade, or ends itself.
+    pub fn serves(&self) -> io::Result<()> {
+        self.channel.send(&Message::Serving, None)
+    }
+
     /// Tells the old process that this one ends.
     pub fn end(&self) {
         let _ = self.channel.send(&Message::Ending, None);
@@ -232,7 +240,7 @@ mod tests {
     fn greetings_that_cannot_be_answered_are_refused() {
         let object = Message::Object { kind: String::new(), name: String::new(), detail: json!(null) };
         let rows: [(&[Message], &str); 5] = [
-            (&[hello(VERSION + 1, "mux", 0)], "this one takes over by version 1"),
+            (&[hello(VERSION + 1, "mux", 0)], "this one takes over by version 2"),
             (&[hello(VERSION, "run", 0)], "a run cannot be replaced by a mux"),
             (&[hello(VERSION, "mux", OBJECTS + 1)], "1025 objects are more than 1024"),
             (&[Message::Done], "the first message is not a greeting"),

@@ -78,7 +78,7 @@ pub use process::WorkerExit;
 pub use signals::PoolControl;
 use signals::{Signal, Signals};
 use upgrade::Upgrades;
-pub use upgrade::{Inherited, SERVICE, Upgradable, UpgradeStats};
+pub use upgrade::{Inherited, InheritedFile, SERVICE, Upgradable, UpgradeStats};
 pub use violation::{Violation, Violations};
 use worker_slot::WorkerSlot;
 use zerocopy_tx::ZerocopyTx;

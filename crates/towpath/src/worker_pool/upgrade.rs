@@ -1,13 +1,15 @@
 //! Upgrade of a pool (SIGUSR2): hands over its listeners and connections to a new process ([`crate::upgrade`]).
 //!
-//! What: the old pool starts the new process and serves meanwhile. When the new one has its workers, the old one stops accepting and
+//! What: the old pool starts the new process and serves meanwhile. When the new one serves, the old one stops accepting, but keeps its
+//! listeners. When the new one has served for [`TRIAL`], the old one
 //! unattaches its connections: each one is handed over when its messages are answered and the kernel has the answers. What cannot be
 //! handed over stays: connections with TLS, outbound connections, and all connections with [`OnWorkerEnd::Close`], whose workers have
 //! state of them. The pool serves these until they end or `drain` has passed, then drains as after SIGTERM, and ends.
 //!
 //! Invariants:
 //! - A connection is attached in one process at a time, and has no message there when it leaves.
-//! - If the new process refuses, ends, or is not ready in time, nothing has changed.
+//! - The old process owns the listeners, their files and the control socket until the new one is told that everything was handed over.
+//!   If the new process refuses, ends, or is late before that, the old one accepts connections again.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,7 +25,9 @@ use super::WorkerPool;
 use super::moved::MovedConnection;
 use crate::control;
 use crate::quantity::count;
-use crate::upgrade::{self, Executable, Item, Message, Object, Predecessor, Received, Successor};
+use crate::upgrade::{
+    self, Executable, HANDSHAKE, Item, Message, Object, Predecessor, Received, Successor, TRIAL,
+};
 
 /// The service in the greeting.
 pub const SERVICE: &str = "mux";
@@ -74,6 +78,8 @@ pub struct Upgradable {
     pub limit: Duration,
     /// Files of Unix listeners.
     pub files: Vec<SocketFile>,
+    /// Files that belong to the process that this one replaces, which gives them up.
+    pub later: Vec<InheritedFile>,
     /// The control socket.
     pub control: Option<(PathBuf, control::Server)>,
     /// Outbound connections. The new process makes its own.
@@ -101,9 +107,11 @@ pub(super) struct Upgrades {
 enum State {
     #[default]
     None,
-    /// The new process prepares, until this time at the latest.
-    Starting { successor: Successor, until: Instant },
-    /// The new process serves.
+    /// The new process prepares, until this time at the latest. `told`: it has Go.
+    Starting { successor: Successor, until: Instant, told: bool },
+    /// The new process serves. It gets the connections then.
+    Trial { successor: Successor, until: Instant },
+    /// The new process gets the connections.
     Moving(Box<Moving>),
 }
 
@@ -123,6 +131,8 @@ struct Moving {
     done: bool,
     /// The new process was told to end.
     ending: bool,
+    /// The listeners and their files belong to the new process.
+    given_up: bool,
 }
 
 impl Upgrades {
@@ -131,12 +141,12 @@ impl Upgrades {
         let state = match &self.state {
             State::None => None,
             State::Starting { successor, .. } if !successor.is_flushed() => Some(now + LOOK),
-            State::Starting { until, .. } => Some(*until),
+            State::Starting { until, .. } | State::Trial { until, .. } => Some(*until),
             State::Moving(moving) => {
                 Some(if moving.has_queue() { now + LOOK } else { moving.next_look(now) })
             }
         };
-        let ending = self.ending.iter().map(|successor| now + successor.patience(now));
+        let ending = self.ending.iter().filter_map(|successor| now.checked_add(successor.patience(now)));
         ending.chain(state).chain(self.paused).min()
     }
 
@@ -152,30 +162,52 @@ impl Upgrades {
 
     /// Takes a connection that was unattached for the new process. Returns other ends of connections.
     pub(super) fn take(&mut self, server: &Server, mut ended: Ended) -> Option<Ended> {
-        let State::Moving(moving) = &mut self.state else { return Some(ended) };
         // The framing has given back others: another protocol begins there.
         if ended.cause != Cause::Unattached {
             return Some(ended);
         }
         let Some((fd, resume)) = ended.socket.take().zip(ended.resume.take()) else { return Some(ended) };
-        if !moving.open {
+        match &mut self.state {
+            State::Moving(moving) if moving.open => {
+                moving.successor.push_item(MovedConnection::from(*resume).detail(), fd, ended.rest);
+                moving.looked = None;
+            }
             // The new process has ended.
-            let _ = server.attach_moved(fd, &ended.rest, *resume);
-            return None;
+            _ => drop(server.attach_moved(fd, &ended.rest, *resume)),
         }
-        moving.successor.push_item(MovedConnection::from(*resume).detail(), fd, ended.rest);
-        moving.looked = None;
         None
     }
 
-    /// The pool accepts nothing more: removes the files of its listeners.
+    /// The pool accepts nothing more: removes the files of its listeners, unless the new process has them.
     pub(super) fn remove_files(&mut self) {
+        self.give_up();
         self.own.iter_mut().for_each(|own| own.files.clear());
+    }
+
+    /// The new process has the listeners and the control socket from here on, if it serves.
+    fn give_up(&mut self) {
+        let Self { own: Some(own), state: State::Moving(moving), .. } = self else { return };
+        if !moving.open || moving.ending || std::mem::replace(&mut moving.given_up, true) {
+            return;
+        }
+        upgrade::notify(&format!("MAINPID={}", moving.successor.id()));
+        own.files.iter_mut().for_each(SocketFile::give_up);
+        own.control.iter_mut().for_each(|(_, server)| server.hand_over());
+        own.connectors.clear();
     }
 
     /// The pool ends: processes that did not take over are ended, too.
     pub(super) fn end(&mut self) {
         self.ending.iter_mut().for_each(Successor::kill);
+    }
+}
+
+impl State {
+    /// The new process has Go.
+    fn go(&mut self, now: Instant) {
+        if let Self::Starting { until, told, .. } = self {
+            (*until, *told) = (now + HANDSHAKE, true);
+        }
     }
 }
 
@@ -220,6 +252,15 @@ pub struct Inherited {
     file: Option<(u64, u64)>,
 }
 
+/// The file of a listener or of the control socket, which belongs to an older process until it gives it up.
+#[derive(Debug)]
+pub enum InheritedFile {
+    /// The path of a Unix listener, and the identity of its file.
+    Listener(PathBuf, Option<(u64, u64)>),
+    /// The identity of the control socket's file.
+    Control(Option<(u64, u64)>),
+}
+
 impl Inherited {
     /// The listener that the argument `address` names.
     pub fn listener(predecessor: &mut Predecessor, address: &str) -> Option<Self> {
@@ -235,7 +276,7 @@ impl Inherited {
         Self { file: serde_json::from_value(object.detail).ok().flatten(), fd: object.fd }
     }
 
-    /// Accepts connections. Returns the address, and the file of a Unix socket.
+    /// Accepts connections. Returns the address, and the file of a Unix socket, which the older process still owns.
     ///
     /// # Errors
     /// Fails if it is not a listening socket.
@@ -244,12 +285,12 @@ impl Inherited {
         server: &Server,
         address: &str,
         tls: Option<&Tls>,
-    ) -> io::Result<(String, Option<SocketFile>)> {
+    ) -> io::Result<(String, Option<InheritedFile>)> {
         let at = match tls {
             Some(tls) => server.listen_tls_on(self.fd, tls.clone()),
             None => server.listen_on(self.fd),
         }?;
-        let file = address.strip_prefix("unix:").map(|path| SocketFile::adopt(Path::new(path), self.file));
+        let file = address.strip_prefix("unix:").map(|path| InheritedFile::Listener(path.into(), self.file));
         Ok((at, file))
     }
 
@@ -268,6 +309,8 @@ impl WorkerPool {
         if let Some(predecessor) = &own.predecessor {
             let watched = self.driver.watch(predecessor, PREDECESSOR);
             watched.map_err(super::system("listening to the older process"))?;
+            // It has ended otherwise, which the next turn finds.
+            let _ = predecessor.serves();
         }
         self.upgrades.own = Some(own);
         Ok(())
@@ -278,7 +321,9 @@ impl WorkerPool {
         let Upgrades { own, state, stats, .. } = &mut self.upgrades;
         let refused = match (&own, &state) {
             (None, _) => "this process cannot be upgraded",
-            (_, State::Starting { .. } | State::Moving(_)) => "an upgrade is in progress",
+            (_, State::Starting { .. } | State::Trial { .. } | State::Moving(_)) => {
+                "an upgrade is in progress"
+            }
             _ if self.draining.is_some() => "the mux is draining",
             // pid_namespaces(7): "If the "init" process of a PID namespace terminates, the kernel terminates all of the processes in the namespace"
             _ if std::process::id() == 1 => {
@@ -300,7 +345,7 @@ impl WorkerPool {
                 log::info!("upgrade: process {} of {path} starts", successor.id());
                 let watched = self.driver.watch(&successor, SUCCESSOR);
                 let watched = watched.and_then(|()| self.driver.watch(successor.process(), SUCCESSOR));
-                *state = State::Starting { successor, until: Instant::now() + own.limit };
+                *state = State::Starting { successor, until: Instant::now() + own.limit, told: false };
                 self.upgrades.successor_ready = true;
                 if let Err(error) = watched {
                     self.cancel_upgrade(&error.to_string());
@@ -313,18 +358,43 @@ impl WorkerPool {
         }
     }
 
-    /// Ends an upgrade whose new process does not serve yet.
+    /// Ends an upgrade whose new process has no connections yet.
     pub(super) fn cancel_upgrade(&mut self, why: &str) {
         match std::mem::take(&mut self.upgrades.state) {
-            State::Starting { mut successor, .. } => {
-                log::error!("upgrade failed: {why}; this process continues");
-                self.upgrades.stats.failed += 1;
-                self.driver.unwatch(successor.as_fd());
-                self.driver.unwatch(successor.process());
+            State::Starting { mut successor, .. } | State::Trial { mut successor, .. } => {
                 successor.terminate(Instant::now());
-                self.upgrades.ending.push(successor);
+                self.continue_without(successor, why);
             }
             state => self.upgrades.state = state,
+        }
+    }
+
+    /// The new process was told to end by another process before it had connections. It drains those that it accepted.
+    fn leave_successor(&mut self) {
+        match std::mem::take(&mut self.upgrades.state) {
+            State::Starting { successor, .. } | State::Trial { successor, .. } => {
+                let why = format!("process {} was told to end", successor.id());
+                self.continue_without(successor, &why);
+            }
+            state => self.upgrades.state = state,
+        }
+    }
+
+    /// The new process has failed: this one accepts connections again.
+    fn continue_without(&mut self, successor: Successor, why: &str) {
+        log::error!("upgrade failed: {why}; this process continues");
+        self.upgrades.stats.failed += 1;
+        self.suspend_listening(false);
+        self.driver.unwatch(successor.as_fd());
+        self.driver.unwatch(successor.process());
+        self.upgrades.ending.push(successor);
+    }
+
+    /// Stops or resumes accepting: the new process does meanwhile.
+    fn suspend_listening(&self, suspend: bool) {
+        self.driver.server().suspend_listening(suspend);
+        if let Some((_, control)) = self.upgrades.own.as_ref().and_then(|own| own.control.as_ref()) {
+            control.suspend(suspend);
         }
     }
 
@@ -347,68 +417,96 @@ impl WorkerPool {
         let ready = std::mem::take(&mut self.upgrades.successor_ready);
         match &mut self.upgrades.state {
             State::None => {}
-            State::Starting { successor, until } => {
-                let late = now >= *until;
-                // If the new process has closed the channel, it may have said why before.
-                let _ = successor.flush();
-                if ready || late {
-                    let (id, mut heard) = (successor.id(), successor.receive());
-                    // It waits for Go for a limited time: what follows Ready says that it has given up.
-                    let ready = matches!(heard, Ok(Some(Message::Ready)));
-                    if ready {
-                        heard = successor.receive();
-                    }
-                    let status = successor.try_wait().map(|status| format!("ended ({status})"));
-                    match heard {
-                        Ok(None) if ready => self.begin_hand_over(now),
-                        Ok(Some(Message::Refused { reason })) => {
-                            self.cancel_upgrade(&format!("process {id} refuses: {reason}"));
-                        }
-                        Ok(Some(_)) => self.cancel_upgrade(&format!("process {id} sent an invalid message")),
-                        Ok(None) if late => {
-                            self.cancel_upgrade(&format!("process {id} was not ready in time"))
-                        }
-                        Ok(None) if status.is_none() => {}
-                        Ok(None) => {
-                            self.cancel_upgrade(&format!("process {id} {}", status.unwrap_or_default()))
-                        }
-                        // An exit closes the channel first. The status says more.
-                        Err(error)
-                            if error.kind() == io::ErrorKind::UnexpectedEof && status.is_none() && !late =>
-                        {
-                            self.driver.unwatch(successor.as_fd());
-                            *until = (*until).min(now + EXIT);
-                        }
-                        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                            let how = status.unwrap_or_else(|| "closed the channel".to_owned());
-                            self.cancel_upgrade(&format!("process {id} {how}"));
-                        }
-                        Err(_) => self.cancel_upgrade(&format!("process {id} sent an invalid message")),
-                    }
-                }
-            }
+            State::Starting { .. } => self.prepare_successor(ready, now),
+            State::Trial { .. } => self.try_successor(ready, now),
             State::Moving(_) => self.unattach_connections(ready, now),
         }
     }
 
-    /// The new process can serve: it gets the sockets.
-    fn begin_hand_over(&mut self, now: Instant) {
-        let State::Starting { successor, .. } = &mut self.upgrades.state else { return };
-        // The last thing that can fail: it has the objects, and there is room in the channel.
-        successor.push(Message::Go);
-        if let Err(error) = successor.flush() {
-            let why = format!("process {} has closed the channel: {error}", successor.id());
-            return self.cancel_upgrade(&why);
+    /// The new process prepares: it gets Go when it is ready.
+    fn prepare_successor(&mut self, news: bool, now: Instant) {
+        let State::Starting { successor, until, told } = &mut self.upgrades.state else { return };
+        let late = now >= *until;
+        // If the new process has closed the channel, it may have said why before.
+        let _ = successor.flush();
+        if !news && !late {
+            return;
         }
+        // Before the channel is read: a process that has ended sends nothing more.
+        let status = successor.try_wait().map(|status| format!("ended ({status})"));
+        let (id, told, mut heard) = (successor.id(), *told, successor.receive());
+        // It waits for Go for a limited time: what follows Ready says that it has given up.
+        let ready = !told && matches!(heard, Ok(Some(Message::Ready)));
+        if ready {
+            heard = successor.receive();
+        }
+        match heard {
+            Ok(None) if ready && status.is_none() => {
+                // There is room in the channel: it has the objects.
+                successor.push(Message::Go);
+                if let Err(error) = successor.flush() {
+                    return self.cancel_upgrade(&format!("process {id} has closed the channel: {error}"));
+                }
+                self.upgrades.state.go(now);
+            }
+            Ok(Some(Message::Serving)) if told => self.begin_trial(now),
+            Ok(Some(Message::Refused { reason })) => {
+                self.cancel_upgrade(&format!("process {id} refuses: {reason}"));
+            }
+            Ok(Some(Message::Ending)) => self.leave_successor(),
+            Ok(Some(_)) => self.cancel_upgrade(&format!("process {id} sent an invalid message")),
+            Ok(None) if late => {
+                let what = if told { "did not serve" } else { "was not ready" };
+                self.cancel_upgrade(&format!("process {id} {what} in time"));
+            }
+            Ok(None) if status.is_none() => {}
+            Ok(None) => self.cancel_upgrade(&format!("process {id} {}", status.unwrap_or_default())),
+            // An exit closes the channel first. The status says more.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && status.is_none() && !late => {
+                self.driver.unwatch(successor.as_fd());
+                *until = (*until).min(now + EXIT);
+            }
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                let how = status.unwrap_or_else(|| "closed the channel".to_owned());
+                self.cancel_upgrade(&format!("process {id} {how}"));
+            }
+            Err(_) => self.cancel_upgrade(&format!("process {id} sent an invalid message")),
+        }
+    }
+
+    /// The new process serves: this one stops accepting, but keeps the listeners.
+    fn begin_trial(&mut self, now: Instant) {
         let State::Starting { successor, .. } = std::mem::take(&mut self.upgrades.state) else { return };
-        log::info!("upgrade: process {} serves from here on", successor.id());
-        upgrade::notify(&format!("MAINPID={}", successor.id()));
-        if let Some(own) = &mut self.upgrades.own {
-            own.files.iter_mut().for_each(SocketFile::give_up);
-            own.control.iter_mut().for_each(|(_, server)| server.hand_over());
-            own.connectors.clear();
+        self.suspend_listening(true);
+        self.upgrades.state = State::Trial { successor, until: now + TRIAL };
+        self.try_successor(true, now);
+    }
+
+    /// The new process serves, but has no connections of this one.
+    fn try_successor(&mut self, news: bool, now: Instant) {
+        let State::Trial { successor, until } = &mut self.upgrades.state else { return };
+        let late = now >= *until;
+        if !news && !late {
+            return;
         }
-        self.driver.server().stop_listening();
+        let id = successor.id();
+        let status = successor.try_wait().map(|status| format!("ended ({status})"));
+        match (successor.receive(), status) {
+            (Ok(Some(Message::Ending)), _) => self.leave_successor(),
+            (Ok(Some(_)), _) => self.cancel_upgrade(&format!("process {id} sent an invalid message")),
+            (_, Some(status)) => self.cancel_upgrade(&format!("process {id} {status}")),
+            (Err(error), None) => {
+                self.cancel_upgrade(&format!("process {id} has closed the channel: {error}"));
+            }
+            (Ok(None), None) if late => self.begin_hand_over(now),
+            (Ok(None), None) => {}
+        }
+    }
+
+    /// The new process has served for a while: it gets the connections.
+    fn begin_hand_over(&mut self, now: Instant) {
+        let State::Trial { successor, .. } = std::mem::take(&mut self.upgrades.state) else { return };
+        log::info!("upgrade: process {} serves from here on", successor.id());
         self.driver.unwatch(successor.process());
         let moving = Moving {
             successor,
@@ -419,6 +517,7 @@ impl WorkerPool {
             pace: LOOK,
             done: false,
             ending: false,
+            given_up: false,
         };
         self.upgrades.state = State::Moving(Box::new(moving));
         self.unattach_connections(false, now);
@@ -457,7 +556,8 @@ impl WorkerPool {
         moving.looked = Some(now);
     }
 
-    /// The new process has ended although it did not have everything. What it did not get is served here.
+    /// The new process has ended. If it did not have everything, this one serves what it still has, and accepts connections again
+    /// unless it drains.
     fn lose_successor(&mut self, how: &str) {
         let State::Moving(moving) = &mut self.upgrades.state else { return };
         moving.open = false;
@@ -465,18 +565,25 @@ impl WorkerPool {
         if moving.done && moving.successor.is_flushed() {
             return;
         }
-        if !moving.ending {
-            log::error!(
-                "process {} {how}; this process serves the connections that it still has, and ends: start the mux again",
-                moving.successor.id()
-            );
-            self.upgrades.stats.failed += 1;
-        }
+        let back = moving.successor.take_back();
+        let continues = !moving.given_up && !moving.ending && self.draining.is_none();
         let server = self.driver.server();
-        for (detail, fd, bytes) in moving.successor.take_back() {
+        for (detail, fd, bytes) in back {
             if let Some(moved) = MovedConnection::parse(detail) {
                 let _ = server.attach_moved(fd, &bytes, moved.into());
             }
+        }
+        let id = moving.successor.id();
+        if continues {
+            let State::Moving(mut moving) = std::mem::take(&mut self.upgrades.state) else { return };
+            moving.successor.terminate(Instant::now());
+            return self.continue_without(moving.successor, &format!("process {id} {how}"));
+        }
+        if !moving.ending {
+            log::error!(
+                "process {id} {how}; this process serves the connections that it still has, and ends: start the mux again"
+            );
+            self.upgrades.stats.failed += 1;
         }
     }
 
@@ -497,11 +604,12 @@ impl WorkerPool {
             moving.over = HandOver::default();
         }
         let HandOver { finishing, waiting, staying } = moving.over;
-        let looked = moving.looked == Some(now) || drained;
+        let (looked, mut given_up) = (moving.looked == Some(now) || drained, false);
         if looked && !moving.done && moving.open && finishing + waiting == 0 && moving.successor.is_flushed()
         {
             moving.done = true;
             moving.successor.push(Message::Done);
+            given_up = true;
             stats.stayed += staying as u64;
             let most = moving.until.saturating_duration_since(now).as_secs();
             log::info!(
@@ -511,14 +619,18 @@ impl WorkerPool {
             );
         }
         let empty = looked && moving.over == HandOver::default() && (moving.done || !moving.open);
-        let late = now >= moving.until;
+        let (late, until) = (now >= moving.until, moving.until);
+        if given_up {
+            self.driver.server().stop_listening();
+            self.upgrades.give_up();
+        }
         if self.draining.is_none() && (empty || late) {
             let open = self.driver.server().look(|mux| mux.totals().attach - mux.totals().unattach);
             if late {
-                stats.closed += open;
+                self.upgrades.stats.closed += open;
                 log::warn!("upgrade: {} had not ended in time and are drained", count(open, "connection"));
             }
-            let patience = if late { self.config.drain } else { moving.until.saturating_duration_since(now) };
+            let patience = if late { self.config.drain } else { until.saturating_duration_since(now) };
             self.begin_drain(now, patience);
         }
     }
@@ -582,5 +694,14 @@ impl WorkerPool {
             }
         }
         own.predecessor = None;
+        // The older process has given them up, or ended without removing them.
+        for file in own.later.drain(..) {
+            match file {
+                InheritedFile::Listener(path, identity) => own.files.push(SocketFile::adopt(&path, identity)),
+                InheritedFile::Control(identity) => {
+                    own.control.iter_mut().for_each(|(_, server)| server.own_file(identity));
+                }
+            }
+        }
     }
 }
