@@ -488,6 +488,9 @@ struct towpath_mux_options {
     uint32_t idle;             /* milliseconds without traffic and pending work after which a connection ends; unlimited */
     uint32_t send_time;        /* milliseconds without progress of a peer while data is sent; 60 s, UINT32_MAX: unlimited */
     uint32_t order;            /* enum towpath_order; that of the framing */
+    uint32_t in_flight;        /* messages of one connection that handles hold at a time; all handles but one are busy with a connection
+                                * while another one is active (docs/book/src/reference/mux.md, "Balance"), UINT32_MAX: unlimited */
+    uint32_t rebalance;        /* TOWPATH_ORDER_STICKY: connections above the fewest of a handle from which they move; they never move */
 };
 
 /* Counters of a mux, over all its handles; received = done + undone + queued + in_hand. */
@@ -550,12 +553,19 @@ struct towpath_tls_options {
     const char *name;        /* client: name in the server's certificate; the host of the peer's address */
     uint32_t handshake_time; /* milliseconds for the handshake; 10 s */
     uint32_t client_optional; /* server: 1: serve clients without a certificate, too */
+    uint32_t starttls;        /* server: 1: begin in plaintext and require STARTTLS (smtp) or SSLRequest (postgres-frontend) */
+    uint32_t reserved;        /* 0 */
 };
 
 /* As towpath_mux_listen, with TLS, or on a Unix stream socket at path. Connections with TLS are attached after their handshake. ALPN has the
- * protocols of the mux's framing. -EINVAL: a file of TLS, which the message names, is invalid. */
+ * protocols of the mux's framing. -EINVAL: a file of TLS, which the message names, is invalid, or the protocol of the framing has no
+ * STARTTLS. */
 int towpath_mux_listen_tls(const towpath_mux *mux, const char *address, const struct towpath_tls_options *options, uint16_t *port);
 int towpath_mux_listen_unix(const towpath_mux *mux, const char *path);
+
+/* Reads the certificates and keys of all listeners again, in the calling thread. Later handshakes use them; connections are not affected.
+ * -EINVAL: a file, which the message names, is invalid; all listeners then keep what was read before. */
+int towpath_mux_reload_tls(const towpath_mux *mux);
 
 struct towpath_connect_options {
     const struct towpath_tls_options *tls; /* TLS, over TCP only; NULL: none */

@@ -92,7 +92,9 @@ fn numbers() -> Vec<(String, u64)> {
         roots,
         name,
         handshake_time,
-        client_optional
+        client_optional,
+        starttls,
+        reserved
     );
     layout!(
         "towpath_connect_options",
@@ -204,7 +206,9 @@ fn numbers() -> Vec<(String, u64)> {
         rate,
         idle,
         send_time,
-        order
+        order,
+        in_flight,
+        rebalance
     );
     layout!("towpath_metric", metrics::Metric, group, name, unit, help, value, kind, reserved);
     for (name, size, table) in SUMMARIES {

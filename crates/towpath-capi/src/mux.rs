@@ -80,6 +80,10 @@ pub struct Options {
     pub send_time: u32,
     /// `enum towpath_order`.
     pub order: u32,
+    /// Limit on the messages of a connection that handles hold.
+    pub in_flight: u32,
+    /// Sticky order: connections above the fewest of a handle from which they move.
+    pub rebalance: u32,
 }
 
 /// `enum towpath_order`, by number from 1.
@@ -461,6 +465,8 @@ impl Options {
             send_bytes: bytes(self.send_bytes).map_or(defaults.send_bytes, Bound::of),
             send_most: bytes(self.send_most).unwrap_or(defaults.send_most),
             mux_bytes: bytes(self.mux_bytes).map_or(defaults.mux_bytes, Bound::of),
+            in_flight: count(self.in_flight),
+            rebalance: count(self.rebalance),
             idle: millis(self.idle),
             send_time: match self.send_time {
                 0 => defaults.send_time,
@@ -475,6 +481,15 @@ impl Options {
 /// The value of an option; `None` selects the default.
 fn bytes(option: u64) -> Option<usize> {
     (option > 0).then(|| usize::try_from(option).unwrap_or(usize::MAX))
+}
+
+/// The value of an option that is a number of things; `None` selects the default, and UINT32_MAX is no limit.
+fn count(option: u32) -> Option<usize> {
+    match option {
+        0 => None,
+        u32::MAX => Some(usize::MAX),
+        count => Some(count as usize),
+    }
 }
 
 fn millis(option: u32) -> Option<Duration> {
@@ -560,6 +575,8 @@ mod tests {
             idle: 10,
             send_time: 11,
             order: 1,
+            in_flight: 12,
+            rebalance: 13,
         };
         let [seven, eight, ten, eleven] = [7, 8, 10, 11].map(|time| Some(Duration::from_millis(time)));
         let limits =
@@ -571,13 +588,16 @@ mod tests {
             // Room for answers of the same length.
             send_most: 2 << 30,
             mux_bytes: Bound { high: 60, low: 30 },
+            in_flight: Some(12),
+            rebalance: Some(13),
             idle: ten,
             send_time: eleven,
             ..default
         };
         assert_eq!(all.config(Order::Serial), config);
         assert_eq!(all.order(&smtp).unwrap(), Order::None);
-        let others = Options { send_most: 50, send_time: u32::MAX, ..all };
-        assert_eq!(others.config(Order::Serial), Config { send_most: 50, send_time: None, ..config });
+        let others = Options { send_most: 50, send_time: u32::MAX, in_flight: u32::MAX, ..all };
+        let unlimited = Config { send_most: 50, send_time: None, in_flight: Some(usize::MAX), ..config };
+        assert_eq!(others.config(Order::Serial), unlimited);
     }
 }

@@ -34,6 +34,10 @@ pub struct TlsOptions {
     pub handshake_time: u32,
     /// Server: 1 for clients without a certificate, too.
     pub client_optional: u32,
+    /// Server: 1 for plaintext before TLS.
+    pub starttls: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 /// `struct towpath_connect_options`.
@@ -101,6 +105,15 @@ pub extern "C" fn towpath_mux_listen_tls(
         let tls = options.server(framing)?;
         let bound = server.listen_tls(text_of(&address, "the address")?, tls)?;
         write(port, bound.port());
+        Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn towpath_mux_reload_tls(mux: Option<&Mux>) -> c_int {
+    guard(|| {
+        of(mux)?.server().reload_tls()?;
         Ok(0)
     })
 }
@@ -183,7 +196,13 @@ impl TlsOptions {
         let (Some(certificate), Some(key)) = (self.certificate.get(), self.key.get()) else {
             return Err(Failure::null("certificate and key are paths of PEM files; one of them is NULL"));
         };
+        let starttls = framing.starttls().filter(|_| self.starttls != 0);
+        if self.starttls != 0 && starttls.is_none() {
+            let why = "starttls: the protocol of the framing has none; use smtp or postgres-frontend";
+            return Err(Failure::new(Errno::INVAL, why));
+        }
         let files = ServerTls {
+            starttls,
             client_ca: self.client_ca.get().map(PathBuf::from),
             client_optional: self.client_optional != 0,
             ..ServerTls::new(certificate, key).for_framing(framing)

@@ -593,6 +593,12 @@ fn mux_framings_listeners_and_events() {
     let program = dir.program("tests/server.c");
     let directory = tempfile::tempdir().expect("a directory");
     certificate(directory.path());
+    // Another one, for renewals.
+    for name in ["cert.pem", "key.pem"] {
+        std::fs::rename(directory.path().join(name), directory.path().join(format!("other-{name}")))
+            .expect("it is there");
+    }
+    certificate(directory.path());
     let output = Command::new(program).current_dir(directory.path()).output().expect("starting the program");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

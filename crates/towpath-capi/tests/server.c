@@ -266,6 +266,94 @@ static void tls(void)
     CHECK(towpath_mux_close(server, 10000) == 1);
 }
 
+static void copy(const char *from, const char *to)
+{
+    char buffer[8192];
+    FILE *in = fopen(from, "r"), *out = fopen(to, "w");
+    CHECK(in != NULL && out != NULL);
+    size_t length = fread(buffer, 1, sizeof buffer, in);
+    CHECK(length > 0 && length < sizeof buffer && fwrite(buffer, 1, length, out) == length);
+    CHECK(fclose(in) == 0 && fclose(out) == 0);
+}
+
+/* A mux of clients that trust the certificate, until it has been served or refused. Returns 1 if it was served. */
+static int is_trusted(towpath_mux *server, uint16_t port, const char *roots)
+{
+    struct towpath_tls_options tls = {.roots = roots, .name = "localhost"};
+    struct towpath_connect_options how = {.tls = &tls, .pause = 1, .pause_most = 1};
+    struct towpath_mux_message message;
+    struct towpath_mux_event event;
+    towpath_mux *clients;
+    towpath_connector *connector;
+    char address[40];
+    int sent, served;
+    snprintf(address, sizeof address, "127.0.0.1:%u", (unsigned)port);
+    CHECK(towpath_mux_socket(SOCK_DGRAM, "line", TOWPATH_CONNECTED, &clients) == 0);
+    CHECK(towpath_mux_connect(clients, address, &how, &connector) == 0);
+    while ((sent = towpath_mux_send(clients, NULL, "x\n", 2, 0)) == -ENOTCONN && towpath_mux_poll_event(clients, &event) == 0)
+        poll(NULL, 0, 1);
+    served = sent == 2;
+    if (served) {
+        char buffer[10];
+        CHECK(towpath_mux_recv(server, buffer, sizeof buffer, 0, &message) == 2 && towpath_mux_done(server) == 0);
+    }
+    towpath_connector_close(connector);
+    CHECK(towpath_mux_close(clients, 10000) == 1);
+    return served;
+}
+
+/* A listener reads renewed certificates, and keeps the old ones if the new ones are invalid. */
+static void reloads(void)
+{
+    struct towpath_tls_options tls = {.certificate = "now-cert.pem", .key = "now-key.pem"};
+    towpath_mux *server;
+    uint16_t port;
+    copy("cert.pem", "now-cert.pem");
+    copy("key.pem", "now-key.pem");
+    CHECK(towpath_mux_socket(SOCK_DGRAM, "line", 0, &server) == 0);
+    CHECK(towpath_mux_reload_tls(NULL) == -EINVAL && towpath_mux_reload_tls(server) == 0);
+    CHECK(towpath_mux_listen_tls(server, "127.0.0.1:0", &tls, &port) == 0);
+    CHECK(is_trusted(server, port, "cert.pem") && !is_trusted(server, port, "other-cert.pem"));
+    /* The certificate and the key do not match. */
+    copy("other-cert.pem", "now-cert.pem");
+    CHECK(towpath_mux_reload_tls(server) == -EINVAL && strstr(towpath_error(), "now-cert.pem") != NULL);
+    CHECK(is_trusted(server, port, "cert.pem"));
+    copy("other-key.pem", "now-key.pem");
+    CHECK(towpath_mux_reload_tls(server) == 0);
+    CHECK(!is_trusted(server, port, "cert.pem") && is_trusted(server, port, "other-cert.pem"));
+    CHECK(towpath_mux_close(server, 10000) == 1);
+}
+
+/* An SMTP server that requires STARTTLS. The client is openssl, which ends with the answer in reply.txt. */
+static void starttls(void)
+{
+    struct towpath_tls_options tls = {.certificate = "cert.pem", .key = "key.pem", .starttls = 1};
+    struct towpath_connection_info info;
+    struct towpath_mux_message message;
+    towpath_mux *server;
+    char buffer[100], command[200];
+    uint16_t port;
+    CHECK(towpath_mux_socket(SOCK_DGRAM, "line", 0, &server) == 0);
+    CHECK(towpath_mux_listen_tls(server, "127.0.0.1:0", &tls, &port) == -EINVAL && strstr(towpath_error(), "starttls") != NULL);
+    CHECK(towpath_mux_close(server, 10000) == 1);
+    CHECK(towpath_mux_socket(SOCK_DGRAM, "smtp", 0, &server) == 0);
+    CHECK(towpath_mux_listen_tls(server, "127.0.0.1:0", &tls, &port) == 0);
+    snprintf(command, sizeof command,
+             "(echo NOOP; cat hold) | openssl s_client -quiet -crlf -starttls smtp -CAfile cert.pem -connect 127.0.0.1:%u >reply.txt 2>&1", (unsigned)port);
+    CHECK(system("rm -f hold; mkfifo hold") == 0);
+    FILE *client = popen(command, "w");
+    CHECK(client != NULL);
+    FILE *hold = fopen("hold", "w");
+    CHECK(hold != NULL);
+    CHECK(towpath_mux_recv(server, buffer, sizeof buffer, 0, &message) == 6 && memcmp(buffer, "NOOP\r\n", 6) == 0);
+    CHECK(towpath_mux_connection_info(server, &message.connection, &info) == 0 && info.tls == 1 && info.starttls == 1);
+    CHECK(towpath_mux_send(server, NULL, "250 secret\r\n", 12, 0) == 12 && towpath_mux_done(server) == 0);
+    while (system("grep -q '250 secret' reply.txt") != 0)
+        poll(NULL, 0, 5);
+    CHECK(fclose(hold) == 0 && towpath_mux_close(server, 10000) == 1);
+    pclose(client);
+}
+
 static void unix_sockets(void)
 {
     towpath_mux *server, *clients;
@@ -349,6 +437,8 @@ int main(void)
     framings();
     functions();
     tls();
+    reloads();
+    starttls();
     unix_sockets();
     admission();
     return 0;

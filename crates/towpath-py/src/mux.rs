@@ -27,7 +27,8 @@ const PATIENCE: f64 = 10.0;
 /// A handle of a multiplexor in this process, for use by one thread.
 ///
 /// Mux(framing, kind="dgram", *, connected=False, message_max=None, head_max=None, connection_bytes=None, send_bytes=None,
-/// send_most=None, mux_bytes=None, head_time=None, body_time=None, rate=0, idle=None, send_time=60.0, order=None)
+/// send_most=None, mux_bytes=None, head_time=None, body_time=None, rate=0, idle=None, send_time=60.0, order=None,
+/// in_flight=None, rebalance=None)
 ///
 /// Creates a multiplexor of this framing, a text or a Framing; clone() creates handles for other threads. A message goes to any handle that receives, whatever its connection.
 /// kind selects what ends a message. "dgram": each send is a message unless it has MSG_MORE, and a short read discards the rest.
@@ -35,6 +36,10 @@ const PATIENCE: f64 = 10.0;
 /// socket. The object is a context manager, and an iterator and asynchronous iterator over messages. A message is done when the next one is
 /// requested. order is that of messages that several handles process: "none", "replies", "serial", "sticky" or "key"; None is the order
 /// that the framing's protocol needs.
+///
+/// in_flight: messages of one connection that handles hold at a time; None: all handles but one are busy with a connection while another one
+/// is active. rebalance, for "sticky": a connection moves between two messages if its handle has this number of connections more than another one; None: it
+/// never moves.
 ///
 /// Limits in bytes, None for the default. message_max: length of a message; a longer one ends its connection (16 MiB). head_max: length of a
 /// message's head before its length is known, for framings without a limit (64 KiB). connection_bytes: messages of a connection that are
@@ -101,7 +106,7 @@ impl Mux {
     #[pyo3(signature = (
         framing, kind="dgram", *, connected=false, message_max=None, head_max=None, connection_bytes=None, send_bytes=None,
         send_most=None, mux_bytes=None, head_time=None, body_time=None, rate=0, idle=None, send_time=Some(60.0),
-        order=None
+        order=None, in_flight=None, rebalance=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
     fn new(
@@ -121,6 +126,8 @@ impl Mux {
         idle: Option<f64>,
         send_time: Option<f64>,
         order: Option<&str>,
+        in_flight: Option<usize>,
+        rebalance: Option<usize>,
     ) -> PyResult<Self> {
         let framing = framing.get()?;
         let order = match order {
@@ -149,6 +156,11 @@ impl Mux {
         if bounds.contains(&Some(0)) {
             return Err(PyValueError::new_err("a limit is at least 1 byte; None selects the default"));
         }
+        if [in_flight, rebalance].contains(&Some(0)) {
+            return Err(PyValueError::new_err(
+                "in_flight and rebalance are at least 1; None selects the default",
+            ));
+        }
         let limits = Limits::default();
         let limits = Limits {
             head: head_max.unwrap_or(limits.head),
@@ -162,6 +174,8 @@ impl Mux {
         let config = message_max.map_or(config, |bytes| config.for_messages(bytes));
         let config = Config {
             connected,
+            in_flight,
+            rebalance,
             psock_bytes: connection_bytes.map_or(config.psock_bytes, towpath_mux::mux::Bound::of),
             send_bytes: send_bytes.map_or(config.send_bytes, towpath_mux::mux::Bound::of),
             send_most: send_most.unwrap_or(config.send_most),
@@ -192,8 +206,11 @@ impl Mux {
     /// The same with TLS: connections are attached after their handshakes. certificate: path of a PEM file with the certificate chain, own
     /// certificate first; key: path of a PEM file with its private key. client_ca: path of a PEM file with the authorities that sign
     /// certificates of clients; clients need one then, unless client_optional. ALPN has the protocols of the multiplexor's framing.
-    /// handshake_time: limit in seconds.
-    #[pyo3(signature = (address, certificate, key, *, client_ca=None, client_optional=false, handshake_time=10.0))]
+    /// handshake_time: limit in seconds. starttls: begin in plaintext and require STARTTLS (framing "smtp") or SSLRequest
+    /// ("postgres-frontend").
+    #[pyo3(signature = (
+        address, certificate, key, *, client_ca=None, client_optional=false, handshake_time=10.0, starttls=false
+    ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments in Python")]
     fn listen_tls(
         &self,
@@ -204,13 +221,27 @@ impl Mux {
         client_ca: Option<PathBuf>,
         client_optional: bool,
         handshake_time: f64,
+        starttls: bool,
     ) -> PyResult<(String, u16)> {
         let server = self.open()?.server();
+        let prelude = self.framing.starttls().filter(|_| starttls);
+        if starttls && prelude.is_none() {
+            let text = "starttls: the protocol of the framing has none; use smtp or postgres-frontend";
+            return Err(PyValueError::new_err(text));
+        }
         let files = ServerTls::new(certificate, key).for_framing(&self.framing);
-        let tls = Tls::from_files(ServerTls { client_ca, client_optional, ..files }).map_err(tls_error)?;
+        let files = ServerTls { client_ca, client_optional, starttls: prelude, ..files };
+        let tls = Tls::from_files(files).map_err(tls_error)?;
         let tls = tls.with_handshake_time(wait::patience(handshake_time)?);
         let bound = py.detach(|| server.listen_tls(address, tls)).map_err(|error| failure::system(&error))?;
         Ok((bound.ip().to_string(), bound.port()))
+    }
+
+    /// Reads the certificates and keys of all listeners again. Later handshakes use them; connections are not affected. ValueError: a file,
+    /// which the message names, is invalid; all listeners then keep what was read before.
+    fn reload_tls(&self, py: Python<'_>) -> PyResult<()> {
+        let server = self.open()?.server();
+        py.detach(|| server.reload_tls()).map_err(tls_error)
     }
 
     /// Accepts connections at a Unix stream socket, which it makes at path.

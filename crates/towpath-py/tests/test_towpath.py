@@ -1235,6 +1235,72 @@ class MuxServers(unittest.TestCase):
             self.assertEqual((event.kind, event.connection, event.bytes, event.sent), ("not_attached", None, b"", 0))
             self.assertTrue(event.text and event.peer.startswith("127.0.0.1:"))
 
+    def test_certificates_are_read_again(self):
+        with tempfile.TemporaryDirectory() as name, Mux("line") as server:
+            directory = pathlib.Path(name)
+            for at in ("old", "new"):
+                command = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout {at}.key -out {at}.pem"
+                names = ["-addext", "subjectAltName=DNS:localhost", "-addext", "basicConstraints=critical,CA:FALSE"]
+                subprocess.run(command.split() + names, cwd=name, check=True, capture_output=True)
+            certificate, key = directory / "cert.pem", directory / "key.pem"
+            certificate.write_bytes((directory / "old.pem").read_bytes())
+            key.write_bytes((directory / "old.key").read_bytes())
+            server.reload_tls()  # without a listener with TLS
+            address = server.listen_tls("127.0.0.1:0", certificate, key)
+
+            def connect(trusted):
+                context = ssl.create_default_context(cafile=str(directory / f"{trusted}.pem"))
+                plain = socket.create_connection(address, timeout=30)
+                return context.wrap_socket(plain, server_hostname="localhost")
+
+            def exchange(stream):
+                stream.sendall(b"hello\n")
+                server.send(server.recv(timeout=30).bytes)
+                self.assertEqual(stream.recv(100), b"hello\n")
+                server.done()
+
+            with connect("old") as before:
+                exchange(before)
+                certificate.write_bytes((directory / "new.pem").read_bytes())
+                with self.assertRaisesRegex(ValueError, "cert.pem and the key"):
+                    server.reload_tls()
+                connect("old").close()
+                key.write_bytes((directory / "new.key").read_bytes())
+                server.reload_tls()
+                with self.assertRaises(ssl.SSLCertVerificationError):
+                    connect("old")
+                with connect("new") as after:
+                    exchange(after)
+                exchange(before)  # its connection is not affected
+
+    def test_starttls(self):
+        with tempfile.TemporaryDirectory() as name, Mux("line") as none, Mux("smtp") as server:
+            directory = pathlib.Path(name)
+            command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout key.pem -out cert.pem"
+            names = ["-addext", "subjectAltName=DNS:localhost", "-addext", "basicConstraints=critical,CA:FALSE"]
+            subprocess.run(command.split() + names, cwd=name, check=True, capture_output=True)
+            files = directory / "cert.pem", directory / "key.pem"
+            with self.assertRaisesRegex(ValueError, "starttls"):
+                none.listen_tls("127.0.0.1:0", *files, starttls=True)
+            address = server.listen_tls("127.0.0.1:0", *files, starttls=True)
+            with socket.create_connection(address, timeout=30) as plain:
+                lines = plain.makefile("rb")
+                self.assertTrue(lines.readline().startswith(b"220 "))
+                plain.sendall(b"MAIL FROM:<a@example>\r\n")
+                self.assertTrue(lines.readline().startswith(b"530 "))
+                plain.sendall(b"STARTTLS\r\n")
+                self.assertTrue(lines.readline().startswith(b"220 "))
+                context = ssl.create_default_context(cafile=str(files[0]))
+                with context.wrap_socket(plain, server_hostname="localhost") as stream:
+                    stream.sendall(b"NOOP\r\n")
+                    message = server.recv(timeout=30)
+                    self.assertEqual(message.bytes, b"NOOP\r\n")
+                    info = server.connection_info(message.connection)
+                    self.assertEqual((info.tls, info.starttls), (True, True))
+                    server.send(b"250 fine\r\n")
+                    self.assertEqual(stream.recv(100), b"250 fine\r\n")
+                    server.done()
+
     def test_unix_sockets(self):
         with tempfile.TemporaryDirectory() as name, Mux("line") as server, Mux("line", connected=True) as clients:
             path = pathlib.Path(name) / "server.sock"

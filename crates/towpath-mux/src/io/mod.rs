@@ -196,6 +196,24 @@ impl Server {
         self.listen_as(listener::bind(address)?, Some(tls))
     }
 
+    /// Reads the certificates and keys of all listeners again ([`Tls::reload`]). Later handshakes use them; connections are not affected.
+    /// Reads files in the calling thread, without a lock.
+    ///
+    /// # Errors
+    ///
+    /// As [`Tls::from_files`]. All listeners then keep what was read before.
+    #[cfg(feature = "tls")]
+    pub fn reload_tls(&self) -> Result<(), TlsError> {
+        let all = self
+            .shared
+            .lock()
+            .listeners
+            .all()
+            .filter_map(|listener| listener.tls.clone())
+            .collect::<Vec<_>>();
+        Tls::reload_all(&all)
+    }
+
     fn listen_as(
         &self,
         (fd, address): (OwnedFd, SocketAddr),

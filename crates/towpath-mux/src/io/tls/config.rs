@@ -211,11 +211,23 @@ impl Tls {
     ///
     /// As [`Tls::from_files`]. The files that were read before stay in use.
     pub fn reload(&self) -> Result<(), TlsError> {
-        let Side::Server(server) = &self.side else { return Ok(()) };
-        let Some(from) = &server.from else { return Ok(()) };
-        // A new configuration has an empty session cache: a session of a client that the old CA signed cannot be resumed.
-        let config = Arc::new(from.config()?);
-        *server.config.lock().unwrap_or_else(PoisonError::into_inner) = config;
+        Self::reload_all(std::slice::from_ref(self))
+    }
+
+    /// Reads the files of several configurations again. If one of them fails, all stay as they were.
+    pub(in crate::io) fn reload_all(all: &[Self]) -> Result<(), TlsError> {
+        let mut read = Vec::new();
+        for tls in all {
+            if let Side::Server(server) = &tls.side
+                && let Some(from) = &server.from
+            {
+                // A new configuration has an empty session cache: a session of a client that the old CA signed cannot be resumed.
+                read.push((server, Arc::new(from.config()?)));
+            }
+        }
+        for (server, config) in read {
+            *server.config.lock().unwrap_or_else(PoisonError::into_inner) = config;
+        }
         Ok(())
     }
 
