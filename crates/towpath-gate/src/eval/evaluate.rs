@@ -171,7 +171,8 @@ impl Walker {
         found
     }
 
-    /// Looks up a state that a re-check has not handed over yet, under the names of deleted rules.
+    /// Looks up a state of a deleted rule that a re-check has not handed over yet, under the names of these rules. A current rule
+    /// may use such a name for its own states: those are not found.
     #[cold]
     fn find_left_state(
         &mut self,
@@ -180,10 +181,34 @@ impl Walker {
         packet: &Packet<'_>,
         now: Time,
     ) -> Option<usize> {
+        let Lookup::Named(wanted) = lookup else { return None };
         let left = Arc::clone(&self.generation.left_names);
-        let found = left.iter().find_map(|name| self.find_state(Lookup::Named(*name), walk, packet, now));
+        for name in left.iter().copied().filter(|name| *name != wanted) {
+            if self.is_left(name, walk, packet, now)
+                && let Some(position) = self.find_state(Lookup::Named(name), walk, packet, now)
+            {
+                return Some(position);
+            }
+        }
         // It may have been handed over since the first lookup.
-        found.or_else(|| self.find_state(lookup, walk, packet, now))
+        self.find_state(lookup, walk, packet, now)
+    }
+
+    /// Returns true if the packet's state under `name` belongs to a deleted rule. The state does not change.
+    fn is_left(&mut self, name: Name, walk: &Walk, packet: &Packet<'_>, now: Time) -> bool {
+        let lookup = Lookup::Named(name);
+        let Some(flow) = flow_of(packet, walk) else { return false };
+        let fragment =
+            if packet.fragment == Fragment::Later { self.generation.fragment_of(packet) } else { None };
+        let rule = match fragment {
+            Some(id) => self.states.peek_fragment(&flow, id, lookup, now).map(|(state, ..)| state.rule),
+            None => self.states.peek(&flow, lookup, now).map(|hit| hit.rule),
+        };
+        let rule = rule.or_else(|| {
+            let quoted = self.generation.quoted_flow(packet, walk)?;
+            self.states.peek(&quoted.flow, lookup, now).map(|hit| hit.rule)
+        });
+        rule.is_some_and(|rule| self.generation.program.is_hidden(rule))
     }
 
     fn find_state(

@@ -33,7 +33,7 @@ pub(super) struct Generation {
     pub(super) ports: Arc<Ports>,
     pub(super) routes: Arc<Routes>,
     pub(super) pipes: Arc<HashMap<u32, Arc<TokenBucket>>>,
-    /// While a re-check runs: names under which only deleted rules have states. No rule looks them up.
+    /// While a re-check runs: the names under which deleted rules have states.
     pub(super) left_names: Arc<[Name]>,
     pub(super) settings: GateSettings,
 }

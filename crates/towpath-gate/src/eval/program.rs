@@ -1,6 +1,6 @@
 //! The compiled ruleset: names become numbers, addresses masks, and jump targets positions.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -177,13 +177,17 @@ impl Program {
         })
     }
 
-    /// The names of the states of hidden rules that no other rule looks up.
+    /// The names of the states of hidden rules.
     pub(super) fn left_names(&self) -> Arc<[Name]> {
-        let (rules, hidden) = self.rules.split_at(self.default + 1);
-        let looked_up: HashSet<Lookup> = rules.iter().filter_map(|rule| rule.lookup).collect();
-        let names = hidden.iter().filter_map(|rule| Some(rule.install.as_deref()?.name));
-        let left: BTreeSet<Name> = names.filter(|name| !looked_up.contains(&Lookup::Named(*name))).collect();
+        let hidden = &self.rules[self.default + 1..];
+        let left: BTreeSet<Name> =
+            hidden.iter().filter_map(|rule| Some(rule.install.as_deref()?.name)).collect();
         left.into_iter().collect()
+    }
+
+    /// Returns true if the rule is hidden: a state may have it, and no packet is compared with it.
+    pub(super) fn is_hidden(&self, rule: RuleId) -> bool {
+        self.position_of(rule).is_some_and(|at| at > self.default)
     }
 
     fn add(&mut self, id: RuleId, rule: &Rule, numbers: &[u32], names: &Resolver<'_>) {

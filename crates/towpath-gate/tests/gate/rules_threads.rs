@@ -6,7 +6,7 @@ use std::thread;
 
 use towpath_gate::rules::Ruleset;
 use towpath_gate::rules::table::{Key, Value};
-use towpath_gate::state;
+use towpath_gate::state::{self, Cursor};
 use towpath_gate::{Dir, DropReason, Gate, Ports, StatePolicy, Step, Walk, Walker};
 use towpath_wire::{self as wire, LinkType, Time};
 
@@ -188,4 +188,126 @@ fn states_of_a_deleted_rule_do_not_interfere() {
     assert_eq!(listed, [200]);
     gate.reload(ruleset("add 300 deny ip from any to any"), StatePolicy::Delete, NOW);
     assert!(matches!(walk(&mut walker, 5, NOW), Step::Drop(DropReason::Deny)));
+}
+
+/// A segment of TCP connection `n`: a data packet of its server if `reply`.
+fn tcp(n: u32, flags: u8, reply: bool) -> [u8; 44] {
+    let mut frame = [0; 44];
+    frame[..10].copy_from_slice(&[0x45, 0, 0, 44, 0, 0, 0, 0, 64, 6]);
+    let (client, server) = (Ipv4Addr::from(0x0a00_0000 | n).octets(), [192, 0, 2, 1]);
+    let ports = [1024 + n as u16, [22, 80, 443][n as usize % 3]].map(u16::to_be_bytes);
+    let ends = if reply { [server, client] } else { [client, server] };
+    let ports = if reply { [ports[1], ports[0]] } else { ports };
+    frame[12..20].copy_from_slice(ends.as_flattened());
+    frame[20..24].copy_from_slice(ports.as_flattened());
+    (frame[32], frame[33]) = (0x50, flags);
+    frame
+}
+
+fn walk_frame(walker: &mut Walker, frame: &[u8]) -> Step {
+    let packet = wire::parse(LinkType::RAW, frame, frame.len() as u32).unwrap();
+    walker.walk(&mut Walk::new(Dir::In, None, None), &packet, NOW)
+}
+
+/// File number `turn`: the same services under other names and numbers, in another order. In each, TCP connections have names of
+/// their own, a data packet without a state is denied, and the names of the file before serve other protocols.
+fn file_of_turn(turn: usize) -> String {
+    let names = ["a", "b", "c", "d", "e"];
+    let name = |at: usize| names[(turn * 2 + at) % names.len()];
+    let mut number = 10 + turn % 7;
+    let mut text = String::new();
+    let mut add = |rule: String| {
+        text += &format!("add {number} {rule}\n");
+        number += 1 + turn % 5;
+    };
+    let services = [(22, 0), (80, 1), (443, turn % 2)].map(|(port, at)| (port, name(at)));
+    if turn.is_multiple_of(3) {
+        add("count ip from any to any".to_owned());
+    }
+    for at in 0..2 {
+        add(format!("check-state :{}", name((turn + at) % 2)));
+    }
+    for at in 0..3 {
+        let (port, name) = services[(turn + at) % 3];
+        add(format!("allow tcp from any to any {port} in setup keep-state :{name}"));
+    }
+    add("deny tcp from any to any established".to_owned());
+    for at in 2..5 {
+        add(format!("allow udp from any to any 53{at} keep-state :{}", name(at)));
+    }
+    add("deny ip from any to any".to_owned());
+    text
+}
+
+/// Reloads that change names, numbers and order of the rules deny no data packet of a live connection, whichever step of the
+/// re-check a walker meets.
+#[test]
+fn no_data_packet_is_denied_during_reloads() {
+    const CONNECTIONS: u32 = 1000;
+    const RELOADS: usize = if cfg!(miri) { 4 } else { 50 };
+    let mut gate = gate(&file_of_turn(0));
+    let mut first = gate.walker().unwrap();
+    for n in 0..CONNECTIONS {
+        for (flags, reply) in [(0x02, false), (0x12, true), (0x10, false)] {
+            assert_eq!(walk_frame(&mut first, &tcp(n, flags, reply)), Step::Pass);
+        }
+    }
+    first.idle();
+    let (walked, done) = ([const { AtomicU64::new(0) }; 2], AtomicBool::new(false));
+    let walkers = [first, gate.walker().unwrap()];
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..2)
+            .zip(walkers)
+            .map(|(at, mut walker)| {
+                let (walked, done) = (&walked[at], &done);
+                scope.spawn(move || {
+                    let mut denied = Vec::new();
+                    for n in (0..CONNECTIONS).cycle() {
+                        if done.load(Ordering::Relaxed) {
+                            break;
+                        }
+                        for reply in [false, true] {
+                            let step = walk_frame(&mut walker, &tcp(n, 0x18, reply));
+                            if step != Step::Pass {
+                                denied.push((n, reply, step));
+                            }
+                        }
+                        walked.fetch_add(1, Ordering::Relaxed);
+                    }
+                    denied
+                })
+            })
+            .collect();
+        // Until each thread has walked as many packets since.
+        let go_on = |packets: u64| {
+            let since = [0, 1].map(|at| walked[at].load(Ordering::Relaxed));
+            while (0..2).any(|at| {
+                walked[at].load(Ordering::Relaxed) < since[at] + packets && !threads[at].is_finished()
+            }) {
+                thread::yield_now();
+            }
+        };
+        for turn in 1..=RELOADS {
+            let file = ruleset(&file_of_turn(turn));
+            if turn % 2 == 0 {
+                gate.reload(file, StatePolicy::Recheck, NOW);
+            } else {
+                gate.reload(file, StatePolicy::RecheckLater, NOW);
+                go_on(300);
+                // Sometimes another reload comes first.
+                if turn % 3 != 0 {
+                    assert_eq!(gate.recheck_step(Cursor::default(), NOW).next, None);
+                    go_on(100);
+                    assert_eq!(gate.finish_recheck(), 0);
+                }
+            }
+            go_on(if turn % 5 == 0 { 1000 } else { 10 });
+            gate.expire(NOW, 0);
+        }
+        done.store(true, Ordering::Relaxed);
+        for thread in threads {
+            assert_eq!(thread.join().unwrap(), []);
+        }
+    });
+    assert_eq!(gate.states().list(NOW).count(), CONNECTIONS as usize);
 }
