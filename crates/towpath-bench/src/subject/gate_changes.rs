@@ -19,9 +19,10 @@ use crate::stat::median;
 /// Flows whose states one thread makes and removes in turn. Sixteen of them share a source.
 const LIMITED: u32 = 1 << 16;
 
-/// Makes and removes states with a `limit` by source, as fast as possible. Returns states per second.
-fn limited_states(states: &mut States, first: u32, time: Duration) -> Result<f64> {
-    let install = Install { limit: Some(Limit::new(LimitMask::SRC_ADDR, 1000)), ..Install::default() };
+/// Makes and removes states as fast as possible, with a `limit` by source if `limited`. Returns states per second.
+fn installs(states: &mut States, first: u32, limited: bool, time: Duration) -> Result<f64> {
+    let limit = limited.then_some(Limit::new(LimitMask::SRC_ADDR, 1000));
+    let install = Install { limit, ..Install::default() };
     let (start, mut made, mut now) = (Instant::now(), 0_u64, START);
     loop {
         for _ in 0..64 {
@@ -42,21 +43,21 @@ fn limited_states(states: &mut States, first: u32, time: Duration) -> Result<f64
     }
 }
 
-/// States with a `limit` that two threads make and remove, and one thread alone, per second.
-pub(super) fn limit_states(cpus: Cpus, time: Duration, reps: u32) -> Result<(f64, f64)> {
+/// States that two threads make and remove, and one thread alone, per second. With a `limit` if `limited`.
+pub(super) fn install_states(cpus: Cpus, limited: bool, time: Duration, reps: u32) -> Result<(f64, f64)> {
     pin::to(cpus.engine)?;
     let settings = state::Settings { dyn_parent_max: 100_000, ..state::Settings::default() };
     let (mut alone, mut together) = (Vec::new(), Vec::new());
     for _ in 0..reps {
         let mut first = States::new(settings.clone(), 0x5eed);
-        alone.push(limited_states(&mut first, 0, time)?);
+        alone.push(installs(&mut first, 0, limited, time)?);
         let mut second = first.worker().context("no room for another worker")?;
         let rates: Result<f64> = thread::scope(|scope| {
             let other = scope.spawn(|| {
                 pin::to(cpus.consumer)?;
-                limited_states(&mut second, 1 << 24, time)
+                installs(&mut second, 1 << 24, limited, time)
             });
-            let own = limited_states(&mut first, 0, time)?;
+            let own = installs(&mut first, 0, limited, time)?;
             Ok(own + other.join().map_err(|_| anyhow!("the other thread panicked"))??)
         });
         together.push(rates?);

@@ -157,8 +157,8 @@ mod tests {
     #[test]
     fn a_scan_visits_each_slot_once_per_period() {
         let (v4, v6) = (Family::<2>::new(1, Pages::Base), Family::<6>::new(1, Pages::Base));
-        (0..10).for_each(|_| _ = v4.slab.alloc());
-        (0..3).for_each(|_| _ = v6.slab.alloc());
+        (0..10).for_each(|_| _ = v4.slab.alloc_one());
+        (0..3).for_each(|_| _ = v6.slab.alloc_one());
         let mut scan = KeepaliveScan::default();
         let mut calls = |seconds| {
             let now = Time::from_secs(seconds);

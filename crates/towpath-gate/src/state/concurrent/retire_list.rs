@@ -5,32 +5,25 @@ use std::sync::Mutex;
 use super::epoch::{Epochs, Participant};
 use super::sync::{AtomicU64, Ordering};
 use crate::state::table::family::locked;
-use crate::state::table::slab::Slab;
-
-/// A list of slots. The links are in the slab.
-#[derive(Clone, Copy, Debug)]
-struct List {
-    first: u32,
-    last: u32,
-    slots: u64,
-}
+use crate::state::table::slab::{Slab, SlotList};
+use crate::state::table::slot_cache::SlotCache;
 
 /// The retired slots of one worker and one address family: an open list, which grows, and a closed list, which waits for
 /// its [grace period](super::epoch).
 #[derive(Debug, Default)]
 pub(crate) struct RetireList {
-    open: Option<List>,
-    closed: Option<(u64, List)>,
+    open: Option<SlotList>,
+    closed: Option<(u64, SlotList)>,
 }
 
 impl RetireList {
     /// Adds an unlinked slot.
     pub(crate) fn push<const N: usize>(&mut self, slab: &Slab<N>, slot: u32) {
         self.open = Some(match self.open {
-            None => List { first: slot, last: slot, slots: 1 },
+            None => SlotList { first: slot, last: slot, slots: 1 },
             Some(list) => {
                 slab.set_link(slot, list.first + 1);
-                List { first: slot, slots: list.slots + 1, ..list }
+                SlotList { first: slot, slots: list.slots + 1, ..list }
             }
         });
     }
@@ -44,7 +37,7 @@ impl RetireList {
     /// Frees the slots whose grace period is over and returns their number. The worker must hold no slot.
     pub(crate) fn free<const N: usize>(
         &mut self,
-        slab: &Slab<N>,
+        (slab, cache): (&Slab<N>, &mut SlotCache),
         epochs: &Epochs,
         worker: &mut Participant,
     ) -> u64 {
@@ -58,7 +51,7 @@ impl RetireList {
             let Some((_, list)) = self.closed.take_if(|(epoch, _)| epochs.grace_period_over(*epoch)) else {
                 return freed;
             };
-            slab.free(list.first, list.last);
+            cache.free(slab, list);
             freed += list.slots;
         }
     }
@@ -75,7 +68,7 @@ impl RetireList {
                 None => list,
                 Some(own) => {
                     slab.set_link(list.last, own.first + 1);
-                    List { first: list.first, last: own.last, slots: list.slots + own.slots }
+                    SlotList { first: list.first, last: own.last, slots: list.slots + own.slots }
                 }
             });
         }
@@ -122,13 +115,13 @@ mod tests {
         let (slab, epochs) = (Slab::<2>::new(Pages::Base), Epochs::new());
         let (mut owner, mut reader) = (epochs.register().unwrap(), epochs.register().unwrap());
         epochs.quiescent(&mut reader);
-        let mut retired = RetireList::default();
+        let (mut retired, mut cache) = (RetireList::default(), SlotCache::default());
         for _ in 0..3 {
-            retired.push(&slab, slab.alloc().unwrap());
+            retired.push(&slab, slab.alloc_one().unwrap());
         }
-        assert_eq!((retired.free(&slab, &epochs, &mut owner), retired.len()), (0, 3));
+        assert_eq!((retired.free((&slab, &mut cache), &epochs, &mut owner), retired.len()), (0, 3));
         epochs.quiescent(&mut reader);
-        assert_eq!((retired.free(&slab, &epochs, &mut owner), retired.len()), (3, 0));
+        assert_eq!((retired.free((&slab, &mut cache), &epochs, &mut owner), retired.len()), (3, 0));
     }
 
     #[test]
@@ -137,14 +130,15 @@ mod tests {
         let (mut gone, mut other) = (RetireList::default(), RetireList::default());
         let abandoned = AbandonedSlots::default();
         assert!(abandoned.take().is_none());
-        (0..2).for_each(|_| gone.push(&v4, v4.alloc().unwrap()));
-        other.push(&v4, v4.alloc().unwrap());
+        (0..2).for_each(|_| gone.push(&v4, v4.alloc_one().unwrap()));
+        other.push(&v4, v4.alloc_one().unwrap());
         abandoned.put((&v4, &v6), (gone, RetireList::default()));
         let (lists, _) = abandoned.take().unwrap();
         other.adopt(&v4, lists);
         assert_eq!((other.len(), abandoned.take().is_none()), (3, true));
-        assert_eq!(other.free(&v4, &epochs, &mut epochs.register().unwrap()), 3);
-        let mut again: Vec<u32> = (0..3).map(|_| v4.alloc().unwrap()).collect();
+        let mut cache = SlotCache::default();
+        assert_eq!(other.free((&v4, &mut cache), &epochs, &mut epochs.register().unwrap()), 3);
+        let mut again: Vec<u32> = (0..3).map(|_| cache.alloc(&v4).unwrap()).collect();
         again.sort_unstable();
         assert_eq!(again, [0, 1, 2]);
     }

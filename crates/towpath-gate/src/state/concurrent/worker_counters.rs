@@ -25,9 +25,12 @@ pub(crate) enum Counter {
     Assured,
     /// An assured state was unlinked.
     AssuredGone,
+    /// States that were linked, less those that were unlinked, modulo 2^64: a worker unlinks states that others made.
+    Linked4,
+    Linked6,
 }
 
-const COUNTERS: usize = Counter::AssuredGone as usize + 1;
+const COUNTERS: usize = Counter::Linked6 as usize + 1;
 
 impl Counter {
     /// The counter of refused installs with this reason.
@@ -58,18 +61,26 @@ impl WorkerCounters {
         Self((0..MAX_WORKERS).map(|_| Block(std::array::from_fn(|_| AtomicU64::new(0)))).collect())
     }
 
-    /// Adds `events` to a count of `worker`. Only that worker may call it.
+    /// Adds `events` to a count of `worker`, modulo 2^64. Only that worker may call it.
     #[inline]
     pub(crate) fn add(&self, worker: usize, counter: Counter, events: u64) {
         let count = &self.0[worker].0[counter as usize];
         // Relaxed, and no read-modify-write: the worker is the only writer.
-        count.store(count.load(Ordering::Relaxed) + events, Ordering::Relaxed);
+        count.store(count.load(Ordering::Relaxed).wrapping_add(events), Ordering::Relaxed);
     }
 
     /// The sum over all workers.
     pub(crate) fn sum(&self, counter: Counter) -> u64 {
         // Relaxed: a count publishes nothing.
-        self.0.iter().map(|block| block.0[counter as usize].load(Ordering::Relaxed)).sum()
+        self.sum_of(MAX_WORKERS, counter)
+    }
+
+    /// The sum over the first `workers`.
+    #[inline]
+    pub(crate) fn sum_of(&self, workers: usize, counter: Counter) -> u64 {
+        let counts =
+            self.0.iter().take(workers).map(|block| block.0[counter as usize].load(Ordering::Relaxed));
+        counts.fold(0, u64::wrapping_add)
     }
 }
 

@@ -57,13 +57,13 @@ impl States {
     }
 
     fn take_slot(&self) -> bool {
-        self.shared.occupancy.reserve(self.settings.dyn_max)
+        self.shared.occupancy.reserve((self.worker.id(), self.workers()), self.settings.dyn_max)
     }
 
     /// Evicts a state for a later install, if slots become free only after a grace period and few are left.
     fn evict_ahead(&mut self, now: Time) {
         if self.settings.dyn_evict && self.retired() > 0 {
-            let used = self.shared.occupancy.used();
+            let used = self.shared.occupancy.used(self.workers());
             if used + self.reserve() > u64::from(self.settings.dyn_max) {
                 self.evict(now);
             }
@@ -76,7 +76,7 @@ impl States {
 
     /// Returns true if `dyn_max` was lowered below the number of slots in use: evicting one state makes no room.
     fn is_overfull(&self) -> bool {
-        self.shared.occupancy.used() > u64::from(self.settings.dyn_max)
+        self.shared.occupancy.used(self.workers()) > u64::from(self.settings.dyn_max)
     }
 
     /// Evicts one state: one that is not assured, or, if all are assured, the one of a few that expires first. Returns false if

@@ -88,7 +88,7 @@ impl States {
         let mut swept = Swept::default();
         let max = u64::from(settings.dyn_max);
         let more = before.0.len() as u64;
-        let used = shared.occupancy.used() + more;
+        let used = shared.occupancy.used(self.workers()) + more;
         if used >= max {
             self.foresee_sweep(&mut swept, now);
         }

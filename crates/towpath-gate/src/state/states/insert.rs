@@ -10,6 +10,7 @@ use crate::state::limits::{Limited, Reservation};
 use crate::state::table::entry::{BurstTime, CAPPED, LIMITED, NewEntry, PacketInfo, STRICT};
 use crate::state::table::family::InsertResult;
 use crate::state::table::key::{Key, Side, with_key};
+use crate::state::table::slab::SlotList;
 use crate::state::tcp::window::Window;
 use crate::state::tcp::{RST, SYN, begins};
 use crate::state::{Direction, Flow, Install, Installed, Name, Refused, RuleId, Segment, Tracking};
@@ -49,7 +50,7 @@ impl States {
         let inserted =
             with_key!(flow, |key, side| self.link(key, side, name, rule, install, &reservation, packet));
         if inserted != Ok(Installed::New) {
-            self.shared.occupancy.release(1);
+            self.shared.occupancy.release(self.worker.id(), 1, self.settings.dyn_max);
             self.shared.limits.release(&reservation, flow, now);
         }
         inserted
@@ -71,7 +72,8 @@ impl States {
     {
         let shared = &*self.shared;
         let family = Key::<N>::family(shared);
-        let slot = family.slab.alloc().ok_or(Refused::Full)?;
+        let slot =
+            Key::<N>::pick(&mut self.v4, &mut self.v6).free.alloc(&family.slab).ok_or(Refused::Full)?;
         let tcp = packet.proto == TCP;
         let strict = tcp && install.tracking == Tracking::Strict;
         let loose = tcp && install.tracking == Tracking::Loose;
@@ -109,6 +111,7 @@ impl States {
         let live = self.live(packet.at.now);
         let inserted = family.insert(&Key::<N>::local(self).index, &key, name, slot, live);
         if let InsertResult::Inserted { replaced } = inserted {
+            self.count(Key::<N>::LINKED);
             if let Some(old) = replaced {
                 self.release_ended::<N>(old, packet.at.now);
             }
@@ -120,9 +123,10 @@ impl States {
             return Ok(Installed::New);
         }
         self.rule_counts.subtract(&shared.rules, rule, generation);
-        family.slab.free(slot, slot);
+        let unused = SlotList { first: slot, last: slot, slots: 1 };
+        Key::<N>::pick(&mut self.v4, &mut self.v6).free.free(&family.slab, unused);
         let InsertResult::Exists(other) = inserted else {
-            family.index.grow(family.len());
+            family.index.grow(shared.len_of(Key::<N>::LINKED));
             return Err(Refused::Full);
         };
         match self.hit(family.entry(other), other, side, packet) {
@@ -163,6 +167,6 @@ impl States {
     }
 
     fn is_full(&self) -> bool {
-        self.shared.occupancy.used() >= u64::from(self.settings.dyn_max)
+        self.shared.occupancy.is_full(self.workers(), self.settings.dyn_max)
     }
 }

@@ -59,8 +59,8 @@ use super::{Flow, Hit, Install, Installed, Lookup, Name, Quoted, Refused, RuleId
 /// Nanoseconds that a worker's time may advance before it publishes the time for workers that were away.
 const TIME_STEP: u64 = 1 << 40;
 
-/// Inserts after which a worker checks whether the index must grow.
-const GROW_CHECK: u32 = 64;
+/// States that a worker links or unlinks between two looks at the number of all states: whether the index must grow, and the peak.
+const CHECK: u32 = 64;
 
 const ICMP: u8 = 1;
 const TCP: u8 = 6;
@@ -81,7 +81,9 @@ pub struct States {
     version: u64,
     /// The shared time at the last call.
     shared_time: u64,
-    inserts: u32,
+    /// States that this worker linked and unlinked.
+    changes: u32,
+    balance: Balance,
     backoff: ReclaimBackoff,
     /// The shard of the parents from which this worker collects next.
     parents_turn: usize,
@@ -97,6 +99,14 @@ pub struct States {
     hint_version: u64,
     keepalives: KeepaliveScan,
     readers: Readers,
+}
+
+/// States that a worker linked, less those that it unlinked, since its last look at the number of all states; and the largest
+/// such number since then.
+#[derive(Clone, Copy, Debug, Default)]
+struct Balance {
+    now: i64,
+    top: i64,
 }
 
 impl States {
@@ -125,7 +135,8 @@ impl States {
             version,
             // Relaxed: a hint, see advance_time().
             shared_time: shared.time.load(Ordering::Relaxed),
-            inserts: 0,
+            changes: 0,
+            balance: Balance::default(),
             backoff: ReclaimBackoff::default(),
             parents_turn: worker.id(),
             settings,
@@ -147,6 +158,7 @@ impl States {
     pub fn idle(&mut self) {
         self.free();
         self.abandon_retired();
+        self.give_back();
         self.shared.epochs.offline(&mut self.worker);
     }
 
@@ -170,7 +182,8 @@ impl States {
         let Shared { v4, v6, .. } = &*self.shared;
         v4.index.free_old();
         v6.index.free_old();
-        let more = v4.prepare() | v6.prepare();
+        let [states4, states6] = self.shared.lens();
+        let more = v4.prepare(states4) | v6.prepare(states6);
         self.grow();
         self.migrate(MIGRATE_LINES_IDLE) | more
     }
@@ -332,7 +345,7 @@ impl States {
             nearly_full: sum(Counter::NearlyFull),
             preempted: self.shared.v4.index.preempted() + self.shared.v6.index.preempted(),
             now: self.shared.len(),
-            peak: self.shared.occupancy.peak(),
+            peak: self.shared.occupancy.peak().max(self.recent_peak()),
             unreplied: self.unreplied(),
             waiting: self.waiting(),
             max: self.settings.dyn_max.into(),
@@ -443,23 +456,59 @@ impl States {
 
     fn grow(&self) {
         let Shared { v4, v6, .. } = &*self.shared;
-        v4.index.grow(v4.len());
-        v6.index.grow(v6.len());
+        let [states4, states6] = self.shared.lens();
+        v4.index.grow(states4);
+        v6.index.grow(states6);
     }
 
     /// Runs after every insert.
     fn inserted(&mut self) {
         self.count(Counter::Created);
-        self.inserts = self.inserts.wrapping_add(1);
-        if self.inserts.is_multiple_of(GROW_CHECK) {
-            self.grow();
-        }
+        self.balance.now += 1;
+        self.balance.top = self.balance.top.max(self.balance.now);
+        self.changed();
         // Each insert continues the migration, so that it ends before the next one is due.
         if self.is_migrating() {
             self.migrate(MIGRATE_LINES);
         }
-        self.shared.occupancy.record_peak(self.shared.len());
         self.update_nearly_full();
+    }
+
+    /// Runs after a state was linked or unlinked.
+    fn changed(&mut self) {
+        self.changes = self.changes.wrapping_add(1);
+        if self.changes.is_multiple_of(CHECK) {
+            self.grow();
+            self.record_peak();
+        }
+    }
+
+    /// The largest number of states since the last [`States::record_peak`], as far as this worker knows.
+    fn recent_peak(&self) -> u64 {
+        let now = self.shared.len();
+        let more = self.balance.top.abs_diff(self.balance.now);
+        // Others may have linked more states since: there were never more than `dyn_max`.
+        now.max((now + more).min(self.settings.dyn_max.into()))
+    }
+
+    fn record_peak(&mut self) {
+        self.shared.occupancy.record_peak(self.recent_peak());
+        self.balance = Balance::default();
+    }
+
+    /// Gives back what this worker keeps for its next states.
+    fn give_back(&mut self) {
+        if self.balance.top > self.balance.now || self.balance.now > 0 {
+            self.record_peak();
+        }
+        let Self { shared, v4, v6, .. } = self;
+        v4.free.give_back(&shared.v4.slab);
+        v6.free.give_back(&shared.v6.slab);
+    }
+
+    /// The number of worker numbers that were ever in use.
+    fn workers(&self) -> usize {
+        self.shared.epochs.registered()
     }
 
     /// The number of states that are not assured.
@@ -471,11 +520,11 @@ impl States {
 
     /// The number of used slots without a linked state: nearly all of them are retired.
     fn waiting(&self) -> u64 {
-        self.shared.occupancy.used().saturating_sub(self.shared.len())
+        self.shared.occupancy.used(self.workers()).saturating_sub(self.shared.len())
     }
 
     fn update_nearly_full(&self) {
-        let changed = self.shared.occupancy.update_nearly_full(self.shared.len(), self.settings.dyn_max);
+        let changed = self.shared.occupancy.update_nearly_full(|| self.shared.len(), self.settings.dyn_max);
         let Some(full) = changed else { return };
         self.count_many(Counter::NearlyFull, full.into());
         if self.shared.events.is_enabled() {
@@ -498,6 +547,7 @@ impl Drop for States {
     fn drop(&mut self) {
         self.free();
         self.abandon_retired();
+        self.give_back();
         self.shared.epochs.unregister(self.worker);
     }
 }

@@ -200,6 +200,9 @@ impl States {
             family.wide_counters.remove(slot);
         }
         Key::<N>::pick(&mut self.v4, &mut self.v6).retired.push(&family.slab, slot);
+        self.count_many(Key::<N>::LINKED, 1_u64.wrapping_neg());
+        self.balance.now -= 1;
+        self.changed();
     }
 
     /// Leaves the slots that this worker has retired to the next worker that frees slots.
@@ -219,15 +222,15 @@ impl States {
 
     /// Frees the retired slots whose grace period is over. Returns their number. The worker must hold no slot.
     pub(super) fn free(&mut self) -> u64 {
-        let Self { shared, worker, v4, v6, .. } = self;
+        let Self { shared, worker, v4, v6, settings, .. } = self;
         if let Some(lists) = shared.abandoned.take() {
             v4.retired.adopt(&shared.v4.slab, lists.0);
             v6.retired.adopt(&shared.v6.slab, lists.1);
         }
-        let freed = v4.retired.free(&shared.v4.slab, &shared.epochs, worker)
-            + v6.retired.free(&shared.v6.slab, &shared.epochs, worker);
+        let freed = v4.retired.free((&shared.v4.slab, &mut v4.free), &shared.epochs, worker)
+            + v6.retired.free((&shared.v6.slab, &mut v6.free), &shared.epochs, worker);
         if freed > 0 {
-            shared.occupancy.release(freed);
+            shared.occupancy.release(worker.id(), freed, settings.dyn_max);
         }
         freed
     }

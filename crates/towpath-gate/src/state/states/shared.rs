@@ -7,7 +7,7 @@ use crate::state::Settings;
 use crate::state::concurrent::epoch::Epochs;
 use crate::state::concurrent::retire_list::{AbandonedSlots, RetireList};
 use crate::state::concurrent::sync::AtomicU64;
-use crate::state::concurrent::worker_counters::WorkerCounters;
+use crate::state::concurrent::worker_counters::{Counter, WorkerCounters};
 use crate::state::events::EventQueues;
 use crate::state::fragment_table::FragmentTable;
 use crate::state::limits::Limits;
@@ -19,6 +19,7 @@ use crate::state::table::hash::Secret;
 use crate::state::table::index::Index;
 use crate::state::table::key::{FlowKey, Key4, Key6};
 use crate::state::table::memory::Pages;
+use crate::state::table::slot_cache::SlotCache;
 use crate::state::table::slot_counters::LocalSlotCounters;
 
 /// Data shared by all workers.
@@ -67,9 +68,21 @@ impl Shared {
     }
 
     /// The number of states, including those that have expired and were not collected yet.
-    #[inline]
     pub(super) fn len(&self) -> u64 {
-        self.v4.len() + self.v6.len()
+        // While workers change the counts, the sum may be too large for a moment. There are at most as many states as slots.
+        self.lens().iter().sum::<u64>().min(self.occupancy.granted())
+    }
+
+    /// The number of states of each address family.
+    pub(super) fn lens(&self) -> [u64; 2] {
+        [Counter::Linked4, Counter::Linked6].map(|linked| self.len_of(linked))
+    }
+
+    /// The number of states of one address family.
+    pub(super) fn len_of(&self, linked: Counter) -> u64 {
+        let states = self.counters.sum_of(self.epochs.registered(), linked);
+        // While workers change the counts, the sum may be negative for a moment.
+        if states > u64::MAX / 2 { 0 } else { states }
     }
 }
 
@@ -80,18 +93,22 @@ pub(super) struct LocalFamily {
     pub(super) index: Arc<Index>,
     pub(super) slot_counters: LocalSlotCounters,
     pub(super) retired: RetireList,
+    pub(super) free: SlotCache,
 }
 
 impl LocalFamily {
     pub(super) fn new<const N: usize>(family: &Family<N>, worker: usize) -> Self {
         let slot_counters = family.slot_counters.of_worker(worker);
-        Self { index: family.index.current(), slot_counters, retired: RetireList::default() }
+        let (retired, free) = (RetireList::default(), SlotCache::default());
+        Self { index: family.index.current(), slot_counters, retired, free }
     }
 }
 
 /// The address family of keys of `N` words.
 pub(super) trait AddressFamily<const N: usize>: FlowKey {
     const V6: bool;
+    /// Counts the linked states.
+    const LINKED: Counter;
     fn family(shared: &Shared) -> &Family<N>;
     fn local(states: &States) -> &LocalFamily;
     fn pick<'a>(v4: &'a mut LocalFamily, v6: &'a mut LocalFamily) -> &'a mut LocalFamily;
@@ -99,6 +116,7 @@ pub(super) trait AddressFamily<const N: usize>: FlowKey {
 
 impl AddressFamily<2> for Key4 {
     const V6: bool = false;
+    const LINKED: Counter = Counter::Linked4;
 
     #[inline]
     fn family(shared: &Shared) -> &Family<2> {
@@ -118,6 +136,7 @@ impl AddressFamily<2> for Key4 {
 
 impl AddressFamily<6> for Key6 {
     const V6: bool = true;
+    const LINKED: Counter = Counter::Linked6;
 
     #[inline]
     fn family(shared: &Shared) -> &Family<6> {

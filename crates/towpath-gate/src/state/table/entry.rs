@@ -624,7 +624,7 @@ mod tests {
     #[test]
     fn a_window_scale_does_not_replace_the_mark_of_state_timeout() {
         let slab = Slab::<2>::new(Pages::Base);
-        let slot = slab.alloc().unwrap();
+        let slot = slab.alloc_one().unwrap();
         let entry = Entry(slab.words(slot));
         for (every_packet, scales) in [(false, [7, MAX_SCALE]), (true, [MAX_SCALE; 2])] {
             let word = config(MAX_PARENTS, Origin::UNRECORDED, UNKNOWN_SCALES, Some(9), every_packet);

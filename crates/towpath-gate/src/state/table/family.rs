@@ -27,7 +27,7 @@ use super::scan_cursor::{EvictCursor, SweepCursor};
 use super::slab::Slab;
 use super::slot_counters::SlotCounters;
 use super::wide_counters::{Counts, WideCounters};
-use crate::state::concurrent::sync::{Apart, AtomicU64, Ordering};
+use crate::state::concurrent::sync::{AtomicU64, Ordering};
 use crate::state::tcp::window_table::WindowTable;
 use crate::state::{Direction, Kind, Listed, Lookup, Name};
 
@@ -47,8 +47,6 @@ pub(crate) struct Family<const N: usize> {
     pub(crate) evict: EvictCursor,
     /// The longest list of one flow's states so far.
     longest: AtomicU64,
-    /// Linked states.
-    linked: Apart<AtomicU64>,
 }
 
 /// The result of [`Family::insert`].
@@ -76,7 +74,6 @@ impl<const N: usize> Family<N> {
             sweep: SweepCursor::new(),
             evict: EvictCursor::new(),
             longest: AtomicU64::new(0),
-            linked: Apart(AtomicU64::new(0)),
         }
     }
 
@@ -89,13 +86,6 @@ impl<const N: usize> Family<N> {
     #[inline(always)]
     pub(crate) fn try_entry(&self, slot: u32) -> Option<Entry<'_, N>> {
         self.slab.try_words(slot).map(Entry)
-    }
-
-    /// The number of linked states, including those that have expired and were not collected yet.
-    #[inline]
-    pub(crate) fn len(&self) -> u64 {
-        // Relaxed, here and where it changes: the number of used slots bounds the states, not this one.
-        self.linked.load(Ordering::Relaxed)
     }
 
     /// The largest number of states that one flow had at the same time.
@@ -185,7 +175,7 @@ impl<const N: usize> Family<N> {
         live: LiveFilter<'_>,
     ) -> InsertResult {
         let expires = tick(self.entry(slot).expires(live.now));
-        let inserted = self.with_flow(index, key, |mut flow| {
+        self.with_flow(index, key, |mut flow| {
             let Some((place, first)) = flow.find(|slot| self.entry(slot).has_key(key)) else {
                 self.slab.set_sibling(slot, None);
                 // A sweep may see the slot before it is linked, and then finds nothing to unlink.
@@ -216,11 +206,7 @@ impl<const N: usize> Family<N> {
             }
             self.record_longest(states + u64::from(same.is_none()));
             InsertResult::Inserted { replaced: same }
-        });
-        if inserted == (InsertResult::Inserted { replaced: None }) {
-            self.linked.fetch_add(1, Ordering::Relaxed);
-        }
-        inserted
+        })
     }
 
     /// Records that a flow has this many states.
@@ -234,7 +220,7 @@ impl<const N: usize> Family<N> {
     /// Unlinks the state in `slot` if `still` accepts it. Returns false if it does not, or another thread was first.
     pub(crate) fn unlink(&self, index: &Index, slot: u32, still: impl Fn(Entry<'_, N>) -> bool) -> bool {
         let key = self.entry(slot).key();
-        let unlinked = self.with_flow(index, &key, |flow| {
+        self.with_flow(index, &key, |flow| {
             if !self.slab.is_occupied(slot) || !still(self.entry(slot)) {
                 return false;
             }
@@ -251,11 +237,7 @@ impl<const N: usize> Family<N> {
             }
             self.slab.set_link(slot, 0);
             true
-        });
-        if unlinked {
-            self.linked.fetch_sub(1, Ordering::Relaxed);
-        }
-        unlinked
+        })
     }
 
     /// Calls `work` with the state in `slot`, if the slot has a state of this flow, and with a function that makes a name
@@ -296,9 +278,6 @@ impl<const N: usize> Family<N> {
             };
             Some(work(entry, &mut make_free))
         });
-        if unlinked.is_some() {
-            self.linked.fetch_sub(1, Ordering::Relaxed);
-        }
         (result, unlinked)
     }
 
@@ -348,11 +327,10 @@ impl<const N: usize> Family<N> {
         self.index.migrate((index, next), lines, |slot| self.entry(slot).key(), prefetch)
     }
 
-    /// Allocates and prefaults some of the memory that more states will need. Returns true if more remains.
-    pub(crate) fn prepare(&self) -> bool {
+    /// Allocates and prefaults some of the memory that more than `states` states will need. Returns true if more remains.
+    pub(crate) fn prepare(&self, states: u64) -> bool {
         /// Lines and slots that one call prefaults: 256 KiB of each.
         const PREFAULT: u32 = 4096;
-        let states = self.len();
         let slots = (states / 4).clamp(PREFAULT.into(), 1 << 20) as u32;
         self.slab.prefault(slots, PREFAULT) | self.index.prepare(states, PREFAULT.into())
     }
@@ -464,7 +442,7 @@ mod tests {
 
     /// Inserts a state for flow `n`.
     fn insert(family: &Family<2>, n: u64) -> InsertResult {
-        let (key, slot) = (Key([n, 7]), family.slab.alloc().unwrap());
+        let (key, slot) = (Key([n, 7]), family.slab.alloc_one().unwrap());
         let new = NewEntry {
             key,
             side: Side::Low,
@@ -504,7 +482,6 @@ mod tests {
         assert!(family.unlink(&index, slot, |_| true));
         assert!(!family.unlink(&index, slot, |_| true));
         assert!((0..3).all(|n| family.find_any(&index, &Key([n, 7]), Name::DEFAULT).is_some()));
-        assert_eq!(family.len(), 3);
     }
 
     /// A peer that knows the secret can fill the lines of one flow. The next secret makes that knowledge worthless.
@@ -519,7 +496,7 @@ mod tests {
             assert_eq!(insert(&family, n), INSERTED);
         }
         assert!(index.stashed());
-        family.index.grow(family.len());
+        family.index.grow(25);
         let next = index.next().expect("it grows");
         assert!(next.prefault(1) && next.waits_for_prefault());
         assert!(!family.migrate_behind(&index) && index.migrated() == 0, "another thread prefaults");

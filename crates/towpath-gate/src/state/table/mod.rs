@@ -11,5 +11,6 @@ pub(crate) mod live_filter;
 pub(crate) mod memory;
 pub(crate) mod scan_cursor;
 pub(crate) mod slab;
+pub(crate) mod slot_cache;
 pub(crate) mod slot_counters;
 pub(crate) mod wide_counters;

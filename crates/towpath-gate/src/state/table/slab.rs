@@ -3,18 +3,19 @@
 //! What: a slot is one cache line of atomic words for IPv4 and two for IPv6, and one word of metadata. The second
 //! lines are in a separate allocation, so that the lines that a lookup needs are adjacent. Slots are numbered.
 //! They come in chunks, each as large as all before it, so that the number determines the address and no slot ever
-//! moves. Free slots form a stack (Treiber 1986) whose head contains a count of pops. When it is empty, the next slot
-//! that was never used is taken.
+//! moves. Free slots form a stack (Treiber 1986) whose head contains a count of pops. When it is empty, the next slots
+//! that were never used are taken. Workers take and free slots in batches ([`super::slot_cache`]).
 //!
 //! Invariant: a slot belongs to the worker that allocated it until its state is linked in the index, and to all
 //! workers from then until it is unlinked. The worker that unlinked it frees it when no worker can hold it any more
 //! ([`crate::state::concurrent::epoch`]). The memory of a chunk is never freed: a reader that is too late reads words
 //! of another state, and notices by the key.
 //!
-//! Races: a pop reads the link of the top slot, which another pop may have taken meanwhile. The slot may be in use
-//! and its link meaningless (ABA). The count in the head has changed in that case, and the compare-and-exchange
+//! Races: a pop reads the links of the top slots, which another pop may have taken meanwhile. The slots may be in use
+//! and their links meaningless (ABA). The count in the head has changed in that case, and the compare-and-exchange
 //! fails.
 
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use crate::state::concurrent::sync::{Apart, AtomicU64, Ordering};
@@ -37,6 +38,23 @@ const CHUNKS: usize = (31 - FIRST_BITS) as usize;
 const OCCUPIED: u64 = 1 << 63;
 const HIGH: u32 = 32;
 const LOW: u64 = 0xffff_ffff;
+
+/// Slots that are linked from `first` to `last`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlotList {
+    pub(crate) first: u32,
+    pub(crate) last: u32,
+    pub(crate) slots: u64,
+}
+
+/// Slots that the caller alone has.
+#[derive(Clone, Debug)]
+pub(crate) enum Allocated {
+    /// Slots that were used before.
+    Freed(SlotList),
+    /// Slots that were never used. They are not linked.
+    Fresh(Range<u32>),
+}
 
 /// Slots for states with keys of `N` words.
 #[derive(Debug)]
@@ -75,31 +93,51 @@ impl<const N: usize> Slab<N> {
         }
     }
 
-    /// Allocates a slot for the caller alone. Returns `None` when there are [`MAX_SLOTS`].
-    pub(crate) fn alloc(&self) -> Option<u32> {
-        // Acquire: pairs with the release of free(). The last owner has finished with the slot.
+    /// Allocates up to `max` slots for the caller alone. Returns `None` when there are [`MAX_SLOTS`].
+    pub(crate) fn alloc(&self, max: u32) -> Option<Allocated> {
+        // Acquire: pairs with the release of free(). The last owner has finished with the slots.
         let mut head = self.free.load(Ordering::Acquire);
         while head & LOW != 0 {
-            let slot = (head & LOW) as u32 - 1;
-            let next = self.meta(slot).load(Ordering::Relaxed) >> HIGH;
-            let popped = (head >> HIGH).wrapping_add(1) << HIGH | next & !(OCCUPIED >> HIGH);
+            let first = (head & LOW) as u32 - 1;
+            let mut list = SlotList { first, last: first, slots: 1 };
+            let mut next = self.link(first);
+            while let Some(slot) = next.filter(|_| list.slots < max.into()) {
+                (list.last, list.slots) = (slot, list.slots + 1);
+                next = self.link(slot);
+            }
+            let next = next.map_or(0, |slot| u64::from(slot) + 1);
+            let popped = (head >> HIGH).wrapping_add(1) << HIGH | next;
             match self.free.compare_exchange_weak(head, popped, Ordering::Acquire, Ordering::Acquire) {
-                Ok(_) => return Some(slot),
+                Ok(_) => return Some(Allocated::Freed(list)),
                 Err(now) => head = now,
             }
         }
-        // Relaxed: the number is unique, and its slot was never used.
-        let slot = self.used.fetch_add(1, Ordering::Relaxed);
-        if slot >= MAX_SLOTS {
-            self.used.fetch_sub(1, Ordering::Relaxed);
+        // Few in a small table: it has hardly more slots than states. Relaxed: the numbers are unique, and their slots were
+        // never used.
+        let some = (self.used.load(Ordering::Relaxed) / 8).clamp(1, max.into());
+        let first = self.used.fetch_add(some, Ordering::Relaxed);
+        if first + some > MAX_SLOTS {
+            self.used.fetch_sub(some, Ordering::Relaxed);
             return None;
         }
-        self.chunk(locate(slot as u32).0);
-        Some(slot as u32)
+        let (first, end) = (first as u32, (first + some) as u32);
+        for slot in [first, end - 1] {
+            self.chunk(locate(slot).0);
+        }
+        Some(Allocated::Fresh(first..end))
     }
 
-    /// Frees the slots of a list, linked from `first` to `last`, that no worker holds.
-    pub(crate) fn free(&self, first: u32, last: u32) {
+    /// Allocates one slot.
+    #[cfg(test)]
+    pub(crate) fn alloc_one(&self) -> Option<u32> {
+        Some(match self.alloc(1)? {
+            Allocated::Freed(list) => list.first,
+            Allocated::Fresh(slots) => slots.start,
+        })
+    }
+
+    /// Frees the slots of a list that no worker holds.
+    pub(crate) fn free(&self, SlotList { first, last, .. }: SlotList) {
         // Relaxed: the exchange below checks it.
         let mut head = self.free.load(Ordering::Relaxed);
         loop {
@@ -111,6 +149,14 @@ impl<const N: usize> Slab<N> {
                 Err(now) => head = now,
             }
         }
+    }
+
+    /// The slot that follows a slot in its list. Meaningless if another worker has the slot.
+    #[inline]
+    pub(crate) fn link(&self, slot: u32) -> Option<u32> {
+        // Relaxed: the caller owns the slot, or its exchange checks that nobody has taken it.
+        let word = self.meta(slot).load(Ordering::Relaxed);
+        if word & OCCUPIED != 0 { None } else { ((word >> HIGH) as u32).checked_sub(1) }
     }
 
     /// The number of slots ever used. All slots with a state are below it.
@@ -362,20 +408,24 @@ mod tests {
     #[test]
     fn freed_slots_are_allocated_again() {
         let slab = Slab::<2>::new(Pages::Base);
-        let slots: Vec<u32> = (0..5000).map(|_| slab.alloc().unwrap()).collect();
+        let slots: Vec<u32> = (0..5000).map(|_| slab.alloc_one().unwrap()).collect();
         assert_eq!(slots, (0..5000).collect::<Vec<u32>>());
         for pair in [[7, 9], [4999, 0]] {
             slab.set_link(pair[0], pair[1] + 1);
-            slab.free(pair[0], pair[1]);
+            slab.free(SlotList { first: pair[0], last: pair[1], slots: 2 });
         }
-        let again: Vec<u32> = (0..5).map(|_| slab.alloc().unwrap()).collect();
-        assert_eq!(again, [4999, 0, 7, 9, 5000]);
+        let Some(Allocated::Freed(list)) = slab.alloc(3) else { panic!("no free slot") };
+        assert_eq!((list.first, slab.link(4999), list.last, list.slots), (4999, Some(0), 7, 3));
+        let again: Vec<u32> = (0..2).map(|_| slab.alloc_one().unwrap()).collect();
+        assert_eq!(again, [9, 5000]);
+        let Some(Allocated::Fresh(slots)) = slab.alloc(32) else { panic!("a free slot") };
+        assert_eq!(slots, 5001..5033);
     }
 
     #[test]
     fn the_halves_of_the_metadata_are_independent() {
         let slab = Slab::<2>::new(Pages::Base);
-        let slot = slab.alloc().unwrap();
+        let slot = slab.alloc_one().unwrap();
         assert_eq!((slab.due_tick(slot), slab.sibling(slot)), (None, None));
         slab.set_sibling(slot, Some(3));
         slab.set_occupied(slot, 100);
@@ -395,7 +445,7 @@ mod tests {
     fn due_slots_are_found_across_chunks() {
         let slab = Slab::<2>::new(Pages::Base);
         let first = 1_u32 << FIRST_BITS;
-        (0..first + 100).for_each(|_| _ = slab.alloc().unwrap());
+        (0..first + 100).for_each(|_| _ = slab.alloc_one().unwrap());
         let ticks = [
             (first - 70, 5),
             (first - 66, 9),

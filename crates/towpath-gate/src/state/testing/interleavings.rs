@@ -7,6 +7,7 @@ use loom::thread;
 
 use crate::state::concurrent::epoch::Epochs;
 use crate::state::concurrent::retire_list::RetireList;
+use crate::state::limits::occupancy::Occupancy;
 use crate::state::limits::rule_counts::{RemovedRules, RuleCountCache, RuleCounts};
 use crate::state::table::entry::{BurstTime, Entry, NewEntry, PacketInfo};
 use crate::state::table::family::{Family, InsertResult};
@@ -15,6 +16,8 @@ use crate::state::table::index::{Index, Migration};
 use crate::state::table::key::{Key, Key4, Side};
 use crate::state::table::live_filter::LiveFilter;
 use crate::state::table::memory::Pages;
+use crate::state::table::slab::{Slab, SlotList};
+use crate::state::table::slot_cache::SlotCache;
 use crate::state::tcp::window::{Fit, Window};
 use crate::state::tcp::window_table::WindowTable;
 use crate::state::{Direction, Lookup, Name, Origin, RuleId, Segment, Settings};
@@ -39,8 +42,8 @@ fn explore(run: impl Fn() + Sync + Send + 'static) {
 fn world() -> Arc<World> {
     let world = World { family: Family::new(1, Pages::Base), epochs: Epochs::new() };
     // std's OnceLock, whose ordering loom does not model, allocates the memory of the first slots.
-    let slot = world.family.slab.alloc().unwrap();
-    world.family.slab.free(slot, slot);
+    let slot = world.family.slab.alloc_one().unwrap();
+    world.family.slab.free(SlotList { first: slot, last: slot, slots: 1 });
     Arc::new(world)
 }
 
@@ -50,7 +53,7 @@ fn key(n: u64) -> Key4 {
 
 /// Inserts a state for flow `n` and rule `n` from a new slot. Returns the slot.
 fn insert(family: &Family<2>, index: &Index, n: u32) -> (u32, InsertResult) {
-    let slot = family.slab.alloc().unwrap();
+    let slot = family.slab.alloc_one().unwrap();
     let new = NewEntry {
         key: key(n.into()),
         side: Side::Low,
@@ -129,12 +132,14 @@ fn a_slot_is_not_reused_while_a_worker_reads_it() {
             let world = Arc::clone(&world);
             thread::spawn(move || {
                 let (family, mut retired) = (&world.family, RetireList::default());
+                let mut cache = SlotCache::default();
                 let index = family.index.current();
                 world.epochs.quiescent(&mut remover);
                 let slot = find(family, &index, 1).unwrap();
                 assert!(family.unlink(&index, slot, |_| true));
                 retired.push(&family.slab, slot);
-                retired.free(&family.slab, &world.epochs, &mut remover);
+                retired.free((&family.slab, &mut cache), &world.epochs, &mut remover);
+                cache.give_back(&family.slab);
                 // In the same slot, if it is free already.
                 insert(family, &index, 2);
             })
@@ -282,5 +287,58 @@ fn a_state_counts_in_its_generation() {
         assert_eq!(stale, states > 0 && generation == first);
         assert!(removed.all_unlinked());
         assert_eq!(rules.count(rule), 0);
+    });
+}
+
+#[test]
+fn a_slot_is_in_one_cache_at_a_time() {
+    explore(|| {
+        let slab = Arc::new(Slab::<2>::new(Pages::Base));
+        // The memory of all slots is allocated here, as in world().
+        let first: Vec<u32> = (0..6).map(|_| slab.alloc_one().unwrap()).collect();
+        for &slot in &first[..4] {
+            slab.free(SlotList { first: slot, last: slot, slots: 1 });
+        }
+        let work = |slab: &Slab<2>| {
+            let mut cache = SlotCache::default();
+            let slots = [cache.alloc(slab).unwrap(), cache.alloc(slab).unwrap()];
+            cache.free(slab, SlotList { first: slots[0], last: slots[0], slots: 1 });
+            cache.give_back(slab);
+            slots[1]
+        };
+        let other = {
+            let slab = Arc::clone(&slab);
+            thread::spawn(move || work(&slab))
+        };
+        let taken = [work(&slab), other.join().unwrap(), 4, 5];
+        let mut all: Vec<u32> = (4..slab.len()).map(|_| slab.alloc_one().unwrap()).chain(taken).collect();
+        let len = slab.len();
+        all.sort_unstable();
+        assert_eq!(all, (0..len).collect::<Vec<u32>>());
+    });
+}
+
+#[test]
+fn no_reserve_is_lost_and_the_bound_is_exact() {
+    explore(|| {
+        let occupancy = Arc::new(Occupancy::new());
+        // There is room for a batch, and then there is not.
+        let (many, few) = (10_000, 2);
+        let work = |occupancy: &Occupancy, worker: usize| {
+            let reserved = occupancy.reserve((worker, 2), many);
+            assert!(reserved);
+            occupancy.release(worker, 1, many);
+            u64::from(occupancy.reserve((worker, 2), few))
+        };
+        let other = {
+            let occupancy = Arc::clone(&occupancy);
+            thread::spawn(move || work(&occupancy, 1))
+        };
+        let reserved = work(&occupancy, 0) + other.join().unwrap();
+        assert_eq!(occupancy.used(2), reserved);
+        while occupancy.used(2) < few.into() {
+            assert!(occupancy.reserve((0, 2), few));
+        }
+        assert!(!occupancy.reserve((1, 2), few));
     });
 }
