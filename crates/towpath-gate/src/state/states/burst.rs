@@ -2,8 +2,9 @@
 //!
 //! What: a burst has three stages. The first prefetches the flows' lines of the index. The second finds a slot in them by the
 //! flow's tag alone (a *hint*) and prefetches the state. The third looks each packet up, in the packets' order; the key confirms
-//! the hint. While packets are in the third stage, which waits for nothing, the next ones are in the first. Each stage is a loop
-//! over all packets, so that the processor works on several packets at once also when everything is cached.
+//! the hint. Each stage is a loop over all packets, so that the processor works on several packets at once also when everything is
+//! cached. The stages take turns: between two stages of a burst there is one of the burst after it and one of the burst before it,
+//! so that what is prefetched has time to arrive also if no packet has a state.
 //!
 //! While flows migrate to another index, a packet whose flow has no hint in this one goes through the same stages there:
 //! growth costs a burst some more overlapping cache misses.
@@ -76,26 +77,34 @@ impl States {
     ) -> usize {
         let time = BurstTime::new(now, &self.settings);
         let mut bursts = self.bursts.take().unwrap_or_default();
-        let [mut first, mut next] = [&mut bursts.0, &mut bursts.1];
-        let (mut v4, mut v6): (Entries<'_, 2>, Entries<'_, 6>) = ([None; BURST], [None; BURST]);
-        first.clear();
-        let mut count = 0;
+        let [first, second, third] = &mut *bursts;
+        let (mut first, mut second, mut third) = (first, second, third);
+        let mut entries: [(Entries<'_, 2>, Entries<'_, 6>); 2] = [([None; BURST], [None; BURST]); 2];
+        let [mut of_second, mut of_third] = entries.each_mut();
+        (second.clear(), third.clear());
+        let (mut added, mut count) = (0, 0);
         loop {
-            let (hits, rest) = hits[count..].split_at_mut(first.count);
-            next.add(self, &mut packets, rest.len());
-            first.v4.find::<COUNTS>(self, &v4, lookup, time, hits);
-            first.v6.find::<COUNTS>(self, &v6, lookup, time, hits);
-            first.clear_absent(hits);
-            count += first.count;
-            if next.count == 0 {
+            first.add(self, &mut packets, hits.len() - added);
+            added += first.count;
+            if second.count > 0 {
+                second.v4.prefetch::<COUNTS>(self, &mut of_second.0);
+                second.v6.prefetch::<COUNTS>(self, &mut of_second.1);
+            }
+            if third.count > 0 {
+                let hits = &mut hits[count..][..third.count];
+                third.v4.find::<COUNTS>(self, &of_third.0, lookup, time, hits);
+                third.v6.find::<COUNTS>(self, &of_third.1, lookup, time, hits);
+                third.clear_absent(hits);
+                count += third.count;
+            }
+            if first.count + second.count == 0 {
                 break;
             }
-            next.v4.prefetch::<COUNTS>(self, &mut v4);
-            next.v6.prefetch::<COUNTS>(self, &mut v6);
-            std::mem::swap(&mut first, &mut next);
+            (first, second, third) = (third, first, second);
+            std::mem::swap(&mut of_second, &mut of_third);
         }
         // pass() must not use these packets.
-        bursts.0.clear();
+        bursts[0].clear();
         self.bursts = Some(bursts);
         count
     }
@@ -106,7 +115,7 @@ impl States {
     pub(crate) fn fetch(&mut self, mut packets: impl Iterator<Item = Option<(Flow, Segment)>>) {
         self.quiescent();
         let mut bursts = self.bursts.take().unwrap_or_default();
-        let burst = &mut bursts.0;
+        let burst = &mut bursts[0];
         burst.add(self, &mut packets, BURST);
         if burst.v4.present != 0 {
             burst.v4.prefetch::<true>(self, &mut [None; BURST]);
@@ -130,14 +139,14 @@ impl States {
         passes: impl FnOnce(RuleId) -> Option<T>,
     ) -> Option<(T, u32)> {
         let version = self.hint_version();
-        let burst = &mut self.bursts.as_mut()?.0;
+        let burst = &mut self.bursts.as_mut()?[0];
         // A jump in time is for a full lookup.
         let jump = now.as_nanos() > self.shared_time.saturating_add(TIME_STEP);
         if at >= BURST || burst.version != version || jump {
             return None;
         }
         let (v4, v6) = (burst.v4.take(at), burst.v6.take(at));
-        let burst = &self.bursts.as_ref()?.0;
+        let burst = &self.bursts.as_ref()?[0];
         if v4 {
             return burst.v4.packets[at].pass(self, lookup, now, passes);
         }
@@ -153,8 +162,8 @@ impl States {
     }
 }
 
-/// The packets in the third stage, and those in the first two. A worker keeps the buffers: initializing them costs too much.
-pub(super) type BurstBuffers = (BurstBuffer, BurstBuffer);
+/// The packets in each stage. A worker keeps the buffers: initializing them costs too much.
+pub(super) type BurstBuffers = [BurstBuffer; 3];
 
 /// The packets of one burst.
 #[derive(Debug, Default)]
