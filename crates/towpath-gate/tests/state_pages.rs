@@ -75,3 +75,44 @@ fn huge_pages_are_advised_if_configured() {
         assert_eq!(more > FLOWS as usize * 64 / 2, wanted, "{pages:?}: {more} bytes more");
     }
 }
+
+/// After a flood, the memory of the states goes back to the system, also if some of the states stay.
+#[test]
+fn memory_is_given_back_after_a_flood() {
+    const FLOOD: u32 = 1_000_000;
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let settings = Settings { dyn_max: 2 * FLOOD, ..Settings::default() };
+    let mut gate = Gate::new(Ruleset::empty(), Ports::new(), settings, 1);
+    let measured =
+        |gate: &Gate| [gate.states().memory() as usize, resident().expect("/proc/self/smaps_rollup")];
+    // A state in every page would keep all of it.
+    for stays in [0, 1000] {
+        let start = Time::from_secs(1);
+        (0..10_000).for_each(|n| install(&mut gate, n));
+        while gate.prepare() {}
+        let before = measured(&gate);
+        let late = Install { lifetime: Some(1000), ..Install::default() };
+        for n in 10_000..FLOOD {
+            let ends = Ends::V4((0x0a00_0000 | n).into(), [192, 0, 2, 1].into());
+            let flow = Flow { ends, proto: 17, src_port: 1024, dst_port: 53, zone: 0 };
+            let how = if stays > 0 && n % (FLOOD / stays) == 0 { late } else { Install::default() };
+            let states = gate.states_mut();
+            states.install(&flow, Name::DEFAULT, &Segment::default(), RuleId(1), &how, start).unwrap();
+        }
+        let full = measured(&gate);
+        gate.states_mut().expire_all(start + std::time::Duration::from_secs(100));
+        gate.states_mut().expire_all(start + std::time::Duration::from_secs(100));
+        assert!(gate.states().len() <= stays as usize);
+        while gate.prepare() {}
+        while gate.prepare() {}
+        let after = measured(&gate);
+        for ((before, full), after) in before.into_iter().zip(full).zip(after) {
+            // 72 bytes of each slot and 16 MiB of the index.
+            assert!(full - before > 72 << 20, "{before} {full}");
+            let more = after.saturating_sub(before);
+            assert!(more < (full - before) / 4, "{stays}: {before} {full} {after}");
+        }
+        gate.states_mut().remove_where(|_| true);
+        gate.states_mut().expire_all(start + std::time::Duration::from_secs(100));
+    }
+}

@@ -293,15 +293,15 @@ fn no_data_packet_is_denied_during_reloads() {
                 gate.reload(file, StatePolicy::Recheck, NOW);
             } else {
                 gate.reload(file, StatePolicy::RecheckLater, NOW);
-                go_on(300);
+                go_on(100);
                 // Sometimes another reload comes first.
                 if turn % 3 != 0 {
                     assert_eq!(gate.recheck_step(Cursor::default(), NOW).next, None);
-                    go_on(100);
+                    go_on(30);
                     assert_eq!(gate.finish_recheck(), 0);
                 }
             }
-            go_on(if turn % 5 == 0 { 1000 } else { 10 });
+            go_on(if turn % 5 == 0 { 300 } else { 10 });
             gate.expire(NOW, 0);
         }
         done.store(true, Ordering::Relaxed);

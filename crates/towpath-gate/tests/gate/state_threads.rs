@@ -1,7 +1,7 @@
 //! Several threads with the same states: invariants that hold for every interleaving.
 
 use std::net::Ipv4Addr;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
 use towpath_gate::state::{
@@ -368,4 +368,66 @@ fn counters_add_up_under_all_operations_at_once() {
     // One second after the last state has expired.
     states.expire_all(end + std::time::Duration::from_secs(20));
     assert_eq!((states.len(), states.parents(), states.counters().unreplied), (0, 0, 0));
+}
+
+/// Workers insert states and look them up while a flood ends and the memory is given back.
+#[test]
+fn states_are_found_while_the_table_shrinks() {
+    const STAY: u32 = 300;
+    const FLOOD: u32 = if cfg!(miri) { 500 } else { 60_000 };
+    let mut states = States::new(Settings::default(), 1);
+    let long = Install { lifetime: Some(100_000), ..Install::default() };
+    (0..STAY).for_each(|i| assert!(install(&mut states, &flow(i), &long, NOW).is_ok()));
+    let (seconds, done, most) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let now = |seconds: u64| NOW + std::time::Duration::from_secs(seconds);
+    let floods = if cfg!(miri) { 1 } else { 4 };
+    states.idle();
+    threads(&states, |n, states| {
+        if n == 0 {
+            for flood in 0..floods {
+                let at = seconds.load(Ordering::Relaxed);
+                for i in 0..FLOOD {
+                    // Some of them stay, each in a page of its own.
+                    let how = if i % 2000 == 0 { long } else { Install::default() };
+                    let new = install(states, &flow(STAY + flood * FLOOD + i), &how, now(at));
+                    assert_eq!(new, Ok(Installed::New));
+                }
+                most.fetch_max(states.memory(), Ordering::Relaxed);
+                seconds.store(at + 1000, Ordering::Relaxed);
+                while states.len() > 20_000 {
+                    states.expire(now(at + 1000), 1000);
+                }
+                // The memory is given back beside the lookups, and while the next flood begins.
+                for _ in 0..200 {
+                    states.expire(now(at + 1000), 100);
+                    std::thread::yield_now();
+                }
+            }
+            done.store(1, Ordering::Release);
+            return;
+        }
+        let mut random = n as u32;
+        while done.load(Ordering::Acquire) == 0 {
+            let at = now(seconds.load(Ordering::Relaxed));
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let i = (random >> 8) % STAY;
+            assert!(states.lookup(&flow(i), Lookup::Any, &PACKET, at).is_some(), "{i}");
+            if n == 1 {
+                states.prepare();
+            } else {
+                let own = flow(0x40_0000 * n as u32 + (random >> 20));
+                assert!(install(states, &own, &Install::default(), at).is_ok());
+                assert!(states.lookup(&own, Lookup::Any, &PACKET, at).is_some());
+                states.expire(at, 4);
+            }
+        }
+    });
+    let later = now(1_000_000);
+    states.expire_all(later);
+    states.expire_all(later);
+    assert!(states.is_empty());
+    while states.prepare() {}
+    while states.prepare() {}
+    let (after, most) = (states.memory(), most.into_inner());
+    assert!(after < most / 3 || cfg!(miri), "{after} {most}");
 }

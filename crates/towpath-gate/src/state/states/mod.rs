@@ -54,6 +54,7 @@ use super::table::growing_index::{MIGRATE_LINES, MIGRATE_LINES_IDLE};
 use super::table::key::{Key, with_key};
 use super::table::live_filter::LiveFilter;
 use super::table::memory::Pages;
+use super::table::shrink::Progress;
 use super::{Flow, Hit, Install, Installed, Lookup, Name, Quoted, Refused, RuleId, Segment, Settings};
 
 /// Nanoseconds that a worker's time may advance before it publishes the time for workers that were away.
@@ -175,8 +176,11 @@ impl States {
     /// Prefaults memory that growth will need, continues a migration of the index, and frees memory that is no longer used:
     /// up to a millisecond of work, with huge pages several. Returns true if more work remains.
     ///
-    /// Call it periodically outside the packet path, or from a dedicated thread. Without it, [`States::install`] does the same
-    /// work when the memory is needed.
+    /// After a flood, when an eighth of the memory is in use, the memory of free slots goes back to the system, and the index is
+    /// halved until an eighth of it is in use.
+    ///
+    /// Call it periodically outside the packet path, or from a dedicated thread. Without it, [`States::install`] prefaults and
+    /// migrates when the memory is needed, and none is given back.
     pub fn prepare(&mut self) -> bool {
         self.quiescent();
         let Shared { v4, v6, .. } = &*self.shared;
@@ -185,7 +189,21 @@ impl States {
         let [states4, states6] = self.shared.lens();
         let more = v4.prepare(states4) | v6.prepare(states6);
         self.grow();
-        self.migrate(MIGRATE_LINES_IDLE) | more
+        let progress = [v4.shrink(states4), v6.shrink(states6)];
+        let more = more || progress != [Progress::Done; 2];
+        let before = self.version;
+        if progress.contains(&Progress::Begun) {
+            self.publish();
+        }
+        // A halved index may be halved again.
+        self.migrate(MIGRATE_LINES_IDLE) | more | (self.version != before)
+    }
+
+    /// Bytes of memory of the states and of what is prepared for more: slots and indices. Memory that was given back to the
+    /// system does not count.
+    pub fn memory(&self) -> u64 {
+        let [states4, states6] = self.shared.lens();
+        self.shared.v4.bytes(states4) + self.shared.v6.bytes(states6)
     }
 
     /// Finds the live state of a packet's flow, in either direction. The state counts the packet and is refreshed by it.
@@ -385,6 +403,8 @@ impl States {
 
     #[cold]
     fn update(&mut self) {
+        // The memory may be about to shrink, or `dyn_max` has changed.
+        self.give_back();
         // Acquire: pairs with the release of publish(). What is read below is at least as new.
         self.version = self.shared.version.load(Ordering::Acquire);
         self.settings = locked(&self.shared.settings).clone();

@@ -22,8 +22,9 @@ use super::growing_index::{GrowingIndex, MIGRATE_LINES};
 use super::index::{Index, LockedFlow, Probe};
 use super::key::{FlowKey, Key};
 use super::live_filter::LiveFilter;
-use super::memory::Pages;
+use super::memory::{Line, Pages};
 use super::scan_cursor::{EvictCursor, SweepCursor};
+use super::shrink::{Progress, Shrink};
 use super::slab::Slab;
 use super::slot_counters::SlotCounters;
 use super::wide_counters::{Counts, WideCounters};
@@ -41,6 +42,7 @@ pub(crate) struct Family<const N: usize> {
     pub(crate) index: GrowingIndex,
     pub(crate) slot_counters: SlotCounters,
     pub(crate) wide_counters: WideCounters,
+    pub(crate) shrink: Shrink,
     /// The windows of states with strict tracking.
     pub(crate) windows: WindowTable,
     pub(crate) sweep: SweepCursor,
@@ -70,6 +72,7 @@ impl<const N: usize> Family<N> {
             index: GrowingIndex::new(seed, pages),
             slot_counters: SlotCounters::new(),
             wide_counters: WideCounters::default(),
+            shrink: Shrink::default(),
             windows: WindowTable::new(),
             sweep: SweepCursor::new(),
             evict: EvictCursor::new(),
@@ -332,7 +335,26 @@ impl<const N: usize> Family<N> {
         /// Lines and slots that one call prefaults: 256 KiB of each.
         const PREFAULT: u32 = 4096;
         let slots = (states / 4).clamp(PREFAULT.into(), 1 << 20) as u32;
-        self.slab.prefault(slots, PREFAULT) | self.index.prepare(states, PREFAULT.into())
+        self.slab.prefault(slots, PREFAULT)
+            | self.shrink.prefault(&self.slab, states, slots, PREFAULT)
+            | self.index.prepare(states, PREFAULT.into())
+    }
+
+    /// Gives back some of the memory that `states` states do not need.
+    pub(crate) fn shrink(&self, states: u64) -> Progress {
+        match (self.shrink.step(&self.slab, states), self.index.shrink(states)) {
+            (Progress::Done, true) => Progress::More,
+            (progress, _) => progress,
+        }
+    }
+
+    /// Bytes of memory of `states` states and of what is prepared for more: slots and indices.
+    pub(crate) fn bytes(&self, states: u64) -> u64 {
+        const META: u64 = 8;
+        let slots = self.shrink.resident(&self.slab, states) + self.slab.prefaulted();
+        slots * Slab::<N>::LINES as u64 * size_of::<Line>() as u64
+            + u64::from(self.slab.len()) * META
+            + self.index.bytes()
     }
 
     /// The next `count` slots for the sweep: a range, and the rest from slot 0 on.

@@ -1,7 +1,8 @@
 //! The index of one address family while it grows: the index to begin lookups with, and those before and after it.
 //!
 //! What: when three quarters of the entries are used, an index with twice the lines is made, and the flows migrate: some
-//! lines with each call of [`GrowingIndex::migrate`], and the lines of a flow before it is written. When the stash is in use
+//! lines with each call of [`GrowingIndex::migrate`], and the lines of a flow before it is written. When an eighth of the entries
+//! is used, the flows migrate to an index with half the lines in the same way, outside the packet path. When the stash is in use
 //! although there is room, a peer may know the hash secret: the flows migrate to an index of the same size with another
 //! secret.
 
@@ -140,6 +141,35 @@ impl GrowingIndex {
         current.start_migration(spare.take_if(fits).unwrap_or_else(|| Arc::new(self.make(bits))));
     }
 
+    /// Starts a migration to an index with half the lines, if `states` states need no more. Frees an index that was prepared
+    /// for more states. Returns true if flows migrate.
+    ///
+    /// A fourth of the next index is used at the end. Each install migrates a line: all `n` lines have migrated when as many
+    /// flows came, before three quarters of the next index's `5n` entries are used.
+    pub(crate) fn shrink(&self, states: u64) -> bool {
+        let current = locked(&self.current);
+        let (capacity, bits) = (current.capacity(), current.bits());
+        if current.next().is_some() || states * 4 > capacity {
+            return false;
+        }
+        let spare = locked(&self.spare).take_if(|spare| spare.bits() > bits);
+        let begins = states * 8 < capacity && bits > FIRST_BITS && !current.stashed();
+        if begins {
+            current.start_migration(Arc::new(self.make(bits - 1)));
+        }
+        // After the lock is released: unmapping takes a while.
+        drop((current, spare));
+        begins
+    }
+
+    /// Bytes of the indices.
+    pub(crate) fn bytes(&self) -> u64 {
+        let current = self.current();
+        let spare = locked(&self.spare).as_ref().map_or(0, |spare| spare.bytes());
+        let old = locked(&self.old).as_ref().map_or(0, |old| old.bytes());
+        current.bytes() + current.next().map_or(0, |next| next.bytes()) + spare + old
+    }
+
     /// Frees the previous index when no worker uses it any more.
     pub(crate) fn free_old(&self) {
         let old = locked(&self.old).take_if(|old| Arc::strong_count(old) == 1);
@@ -196,5 +226,34 @@ mod tests {
         assert_eq!(Arc::strong_count(&index), 2);
         indices.free_old();
         assert_eq!(Arc::strong_count(&index), 2, "in use here");
+    }
+
+    #[test]
+    fn a_sparse_index_is_halved() {
+        let indices = GrowingIndex::new(1, Pages::Base);
+        let key_of = |slot| Key([u64::from(slot), 0]);
+        let migrate = || {
+            let index = indices.current();
+            let next = index.next().expect("it migrates");
+            while !indices.migrate::<2>((&index, next), 5, key_of, |_| ()) {}
+        };
+        let first = indices.current().capacity();
+        for bits in 1..4 {
+            indices.grow((first << (bits - 1)) * 3 / 4 + 1);
+            migrate();
+            assert_eq!(indices.current().capacity(), first << bits);
+        }
+        indices.prepare(first * 5, 1);
+        let bytes = indices.bytes();
+        assert!(!indices.shrink(first) && indices.bytes() < bytes, "what was prepared is freed");
+        assert!(indices.current().next().is_none());
+        assert!(indices.shrink(first - 1) && !indices.shrink(0));
+        migrate();
+        assert!(!indices.shrink(first / 2));
+        while indices.shrink(0) {
+            migrate();
+        }
+        indices.free_old();
+        assert_eq!((indices.current().capacity(), indices.bytes()), (first, indices.current().bytes()));
     }
 }

@@ -9,7 +9,7 @@
 //! The first line counts the entries of its flows that are elsewhere. While it counts none, a lookup that misses there is
 //! over: most lookups of flows without an entry read one line.
 //!
-//! Growth makes another index with another secret ([`Index::start_migration`]), and the lines migrate one by one.
+//! Growth and shrinking make another index with another secret ([`Index::start_migration`]), and the lines migrate one by one.
 //! From then on, a writer migrates the lines of its flow first and works in the new index.
 //!
 //! Invariants.
@@ -46,7 +46,7 @@ use crate::state::table::index_line::{
     ELSEWHERE, ENTRIES, MIGRATED, find, hint, is_elsewhere, lock, set_slot, set_tag, slot, tag, unlock, used,
 };
 use crate::state::table::key::Key;
-use crate::state::table::memory::{Lines, Pages};
+use crate::state::table::memory::{Line, Lines, Pages};
 
 /// Bursts that leave the migration to a thread that prefaults memory, per call of that thread.
 #[cfg(not(any(loom, test)))]
@@ -137,6 +137,11 @@ impl Index {
     /// The number of entries without the stash.
     pub(crate) fn capacity(&self) -> u64 {
         (ENTRIES as u64) << self.bits
+    }
+
+    /// Bytes of its lines.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.lines.len() as u64 * size_of::<Line>() as u64
     }
 
     /// How often a writer waited for a lock whose holder was preempted.
@@ -352,8 +357,8 @@ impl Index {
         for (entry, (slot, probe)) in moving.into_iter().enumerate().filter_map(|(at, is)| Some((at, is?))) {
             // A line of the next index does not migrate before all lines here have.
             if let Some(mut locked) = next.lock(probe) {
-                // The next index has twice the capacity, or another secret, and a stash. If there were no room all
-                // the same, no packet would find the state, and the sweep would unlink it when it has expired
+                // The next index has much room (twice the capacity, another secret, or few entries) and a stash. If there were
+                // no room all the same, no packet would find the state, and the sweep would unlink it when it has expired
                 // ([`Family::unlink`](crate::state::table::family::Family::unlink)).
                 let added = locked.add(slot);
                 debug_assert!(added, "no room in the next index");

@@ -49,7 +49,7 @@ pub enum Pages {
 const HUGE: usize = 2 << 20;
 
 /// Lines between two touches when memory is prefaulted: the smallest page size.
-const PAGE_LINES: usize = 4096 / 64;
+pub(super) const PAGE_LINES: usize = 4096 / 64;
 
 /// An array of zeroed lines.
 #[cfg(not(loom))]
@@ -69,7 +69,12 @@ impl Lines {
         let huge = pages == Pages::Huge && bytes >= HUGE;
         // With a large alignment the allocator writes the zeroes itself. So the layout has a small alignment and room
         // to align here.
-        let align = if huge { HUGE } else { align_of::<Line>() };
+        let align = match huge {
+            true => HUGE,
+            // Lines that are released together are in pages of their own.
+            false if len >= PAGE_LINES => PAGE_LINES * size_of::<Line>(),
+            false => align_of::<Line>(),
+        };
         let layout = Layout::from_size_align(bytes + align, 16).expect("no table is that large");
         // SAFETY: the layout's size is not zero.
         let raw = unsafe { alloc_zeroed(layout) };
@@ -150,6 +155,25 @@ impl Lines {
         if at < self.len() { Some(self.line(at)) } else { None }
     }
 
+    /// Gives the pages that only have `lines` back to the system: the lines are zeroes from then on, or as they were. Nobody else
+    /// writes to them meanwhile.
+    pub(crate) fn release(&self, lines: std::ops::Range<usize>) {
+        let lines = lines.start.div_ceil(PAGE_LINES) * PAGE_LINES..lines.end / PAGE_LINES * PAGE_LINES;
+        #[cfg(all(target_os = "linux", not(loom), not(miri)))]
+        if lines.end <= self.len() && !lines.is_empty() {
+            // SAFETY: the line is inside the allocation.
+            let first = unsafe { self.first.add(lines.start) };
+            let bytes = lines.len() * size_of::<Line>();
+            // SAFETY: the range is inside the allocation, which is anonymous memory and consists of atomic words: they may become
+            // zeroes at any time. The kernel rejects a range that does not begin with a page, and the lines stay.
+            let _ = unsafe {
+                rustix::mm::madvise(first.as_ptr().cast(), bytes, rustix::mm::Advice::LinuxDontNeed)
+            };
+        }
+        #[cfg(not(all(target_os = "linux", not(loom), not(miri))))]
+        let _ = lines;
+    }
+
     /// Writes to every page of `lines` without changing it, so that the system allocates the pages now.
     pub(crate) fn prefault(&self, lines: std::ops::Range<usize>) {
         for at in lines.step_by(PAGE_LINES) {
@@ -219,6 +243,32 @@ mod tests {
                 lines.line(at).prefetch();
             }
             lines.prefault(0..len + 9);
+        }
+    }
+
+    #[test]
+    fn released_lines_are_zeroes_and_others_stay() {
+        for pages in [Pages::Base, Pages::Huge] {
+            let lines = Lines::zeroed(40_000, pages);
+            let set = |value: u64| {
+                (0..lines.len()).for_each(|at| lines.line(at).word(3).store(value, Ordering::Relaxed))
+            };
+            let ones =
+                || (0..lines.len()).filter(|at| lines.line(*at).word(3).load(Ordering::Relaxed) == 1).count();
+            for (range, whole) in
+                [(0..64, 1), (1..64, 0), (0..40_000, 625), (100..10_000, 154), (39_990..50_000, 0)]
+            {
+                set(1);
+                lines.release(range.clone());
+                let released = lines.len() - ones();
+                let wanted = if cfg!(miri) { 0 } else { whole * PAGE_LINES };
+                assert_eq!(released, wanted, "{range:?}");
+                let outside = (0..lines.len()).filter(|at| !range.contains(at));
+                assert!(
+                    outside.into_iter().all(|at| lines.line(at).word(3).load(Ordering::Relaxed) == 1),
+                    "{range:?}"
+                );
+            }
         }
     }
 

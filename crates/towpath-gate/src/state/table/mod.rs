@@ -10,6 +10,7 @@ pub(crate) mod key;
 pub(crate) mod live_filter;
 pub(crate) mod memory;
 pub(crate) mod scan_cursor;
+pub(crate) mod shrink;
 pub(crate) mod slab;
 pub(crate) mod slot_cache;
 pub(crate) mod slot_counters;

@@ -66,7 +66,7 @@ pub(crate) struct Slab<const N: usize> {
     free: Apart<AtomicU64>,
     /// The number of slots whose memory was prefaulted.
     prefaulted: Apart<AtomicU64>,
-    pages: Pages,
+    pub(crate) pages: Pages,
 }
 
 #[derive(Debug)]
@@ -95,6 +95,11 @@ impl<const N: usize> Slab<N> {
 
     /// Allocates up to `max` slots for the caller alone. Returns `None` when there are [`MAX_SLOTS`].
     pub(crate) fn alloc(&self, max: u32) -> Option<Allocated> {
+        self.pop(max).map(Allocated::Freed).or_else(|| self.never_used(max).map(Allocated::Fresh))
+    }
+
+    /// Takes up to `max` free slots that were used before. Returns `None` if there are none.
+    pub(crate) fn pop(&self, max: u32) -> Option<SlotList> {
         // Acquire: pairs with the release of free(). The last owner has finished with the slots.
         let mut head = self.free.load(Ordering::Acquire);
         while head & LOW != 0 {
@@ -108,10 +113,14 @@ impl<const N: usize> Slab<N> {
             let next = next.map_or(0, |slot| u64::from(slot) + 1);
             let popped = (head >> HIGH).wrapping_add(1) << HIGH | next;
             match self.free.compare_exchange_weak(head, popped, Ordering::Acquire, Ordering::Acquire) {
-                Ok(_) => return Some(Allocated::Freed(list)),
+                Ok(_) => return Some(list),
                 Err(now) => head = now,
             }
         }
+        None
+    }
+
+    fn never_used(&self, max: u32) -> Option<Range<u32>> {
         // Few in a small table: it has hardly more slots than states. Relaxed: the numbers are unique, and their slots were
         // never used.
         let some = (self.used.load(Ordering::Relaxed) / 8).clamp(1, max.into());
@@ -124,7 +133,7 @@ impl<const N: usize> Slab<N> {
         for slot in [first, end - 1] {
             self.chunk(locate(slot).0);
         }
-        Some(Allocated::Fresh(first..end))
+        Some(first..end)
     }
 
     /// Allocates one slot.
@@ -148,6 +157,58 @@ impl<const N: usize> Slab<N> {
                 Ok(_) => return,
                 Err(now) => head = now,
             }
+        }
+    }
+
+    /// Makes the slots from `len` on, which the caller alone has, slots that were never used; there were `before` slots. Returns
+    /// false, without effect, if another worker has taken more slots.
+    pub(crate) fn truncate(&self, len: u32, before: u32) -> bool {
+        // Release: pairs with no acquire. The next user of these slots gets their numbers by an addition to this one, and their
+        // words are atomic: it reads none of the old ones.
+        let fell =
+            self.used.compare_exchange(before.into(), len.into(), Ordering::Release, Ordering::Relaxed);
+        if fell.is_ok() {
+            self.prefaulted.fetch_min(len.into(), Ordering::Relaxed);
+        }
+        fell.is_ok()
+    }
+
+    /// The number of slots that were prefaulted and never used.
+    pub(crate) fn prefaulted(&self) -> u64 {
+        // Relaxed: a statistic.
+        self.prefaulted.load(Ordering::Relaxed).saturating_sub(self.len().into())
+    }
+
+    /// Gives the memory of slots, which the caller alone has, back to the system. With `meta`, also that of their metadata: they
+    /// must then be in no list.
+    pub(crate) fn release(&self, slots: Range<u32>, meta: bool) {
+        let mut slot = slots.start;
+        while slot < slots.end {
+            let (chunk, at) = locate(slot);
+            let chunk = self.chunk(chunk);
+            let stop = chunk.states.len().min(at + (slots.end - slot) as usize);
+            chunk.states.release(at..stop);
+            if Self::LINES == 2 {
+                chunk.cold.release(at..stop);
+            }
+            if meta {
+                chunk.meta.release(at.div_ceil(WORDS)..stop / WORDS);
+            }
+            slot += (stop - at) as u32;
+        }
+    }
+
+    /// Touches the memory of slots, so that the system allocates it now.
+    pub(crate) fn fault_in(&self, slots: Range<u32>) {
+        let mut slot = slots.start;
+        while slot < slots.end {
+            let (chunk, at) = locate(slot);
+            let Chunk { states, cold, meta } = self.chunk(chunk);
+            let stop = states.len().min(at + (slots.end - slot) as usize);
+            states.prefault(at..stop);
+            cold.prefault(at..stop);
+            meta.prefault(at / WORDS..stop.div_ceil(WORDS));
+            slot += (stop - at) as u32;
         }
     }
 
@@ -284,16 +345,7 @@ impl<const N: usize> Slab<N> {
         // Relaxed, here and below: only this function uses the number.
         let from = (self.prefaulted.load(Ordering::Relaxed) as u32).max(self.len()).min(end);
         let to = from.saturating_add(max).min(end);
-        let mut slot = from;
-        while slot < to {
-            let (chunk, at) = locate(slot);
-            let Chunk { states, cold, meta } = self.chunk(chunk);
-            let stop = states.len().min(at + (to - slot) as usize);
-            states.prefault(at..stop);
-            cold.prefault(at..stop);
-            meta.prefault(at / WORDS..stop.div_ceil(WORDS));
-            slot += (stop - at) as u32;
-        }
+        self.fault_in(from..to);
         self.prefaulted.fetch_max(u64::from(to), Ordering::Relaxed);
         to < end
     }

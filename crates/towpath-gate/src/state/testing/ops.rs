@@ -42,6 +42,8 @@ pub enum Op {
     Expire(usize),
     /// Collects everything that has expired.
     Settle,
+    /// Prepares memory for more states, or gives memory back, in up to this many calls.
+    Prepare(u8),
     /// Saves the states and restores them in a new table.
     Restart,
 }
@@ -217,6 +219,7 @@ impl World {
             }
             Op::Expire(budget) => states.expire(*now, *budget),
             Op::Settle => states.expire_all(*now),
+            Op::Prepare(calls) => _ = (0..*calls).take_while(|_| states.prepare()).count(),
             Op::Restart => {}
         }
         self.steps += 1;
@@ -407,6 +410,7 @@ impl Op {
                 _ => Self::Expire((b / 4).into()),
             },
             14 if a.is_multiple_of(16) => Self::Restart,
+            14 if a % 16 == 2 => Self::Prepare(b),
             14 if a % 2 == 0 => Self::Settle,
             14 => Self::Expire(a.into()),
             _ => {
