@@ -431,3 +431,18 @@ fn states_are_found_while_the_table_shrinks() {
     let (after, most) = (states.memory(), most.into_inner());
     assert!(after < most / 3 || cfg!(miri), "{after} {most}");
 }
+
+/// The peak is exact for each reader, also between two looks of the worker at the number of all states.
+#[test]
+fn every_handle_reads_the_peak() {
+    let states = States::new(Settings::default(), 1);
+    let mut worker = states.worker().unwrap();
+    for (made, peak) in [(10, 10), (3, 10), (70, 70), (69, 70)] {
+        (0..made).for_each(|i| assert_eq!(keep(&mut worker, &flow(i)), Ok(Installed::New)));
+        assert_eq!((states.counters().now, states.counters().peak), (made.into(), peak));
+        (0..made).for_each(|i| assert!(worker.remove(&flow(i), Name::DEFAULT, NOW)));
+        assert_eq!((states.counters().now, states.counters().peak), (0, peak));
+    }
+    drop(worker);
+    assert_eq!(states.counters().peak, 70);
+}

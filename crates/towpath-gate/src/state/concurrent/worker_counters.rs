@@ -28,9 +28,11 @@ pub(crate) enum Counter {
     /// States that were linked, less those that were unlinked, modulo 2^64: a worker unlinks states that others made.
     Linked4,
     Linked6,
+    /// By how much the worker's balance of states is below its top, since it last looked at the number of all states.
+    BelowTop,
 }
 
-const COUNTERS: usize = Counter::Linked6 as usize + 1;
+const COUNTERS: usize = Counter::BelowTop as usize + 1;
 
 impl Counter {
     /// The counter of refused installs with this reason.
@@ -67,6 +69,13 @@ impl WorkerCounters {
         let count = &self.0[worker].0[counter as usize];
         // Relaxed, and no read-modify-write: the worker is the only writer.
         count.store(count.load(Ordering::Relaxed).wrapping_add(events), Ordering::Relaxed);
+    }
+
+    /// Sets a count of `worker`. Only that worker may call it.
+    #[inline]
+    pub(crate) fn set(&self, worker: usize, counter: Counter, value: u64) {
+        // Relaxed: as above.
+        self.0[worker].0[counter as usize].store(value, Ordering::Relaxed);
     }
 
     /// The sum over all workers.

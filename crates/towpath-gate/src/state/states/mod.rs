@@ -110,6 +110,12 @@ struct Balance {
     top: i64,
 }
 
+impl Balance {
+    fn below_top(self) -> u64 {
+        self.top.abs_diff(self.now)
+    }
+}
+
 impl States {
     /// An empty table in pages of the default size. `seed` keys the hash; it should be unpredictable to network peers.
     pub fn new(settings: Settings, seed: u64) -> Self {
@@ -363,7 +369,7 @@ impl States {
             nearly_full: sum(Counter::NearlyFull),
             preempted: self.shared.v4.index.preempted() + self.shared.v6.index.preempted(),
             now: self.shared.len(),
-            peak: self.shared.occupancy.peak().max(self.recent_peak()),
+            peak: self.peak(),
             unreplied: self.unreplied(),
             waiting: self.waiting(),
             max: self.settings.dyn_max.into(),
@@ -500,20 +506,30 @@ impl States {
         if self.changes.is_multiple_of(CHECK) {
             self.grow();
             self.record_peak();
+        } else {
+            self.shared.counters.set(self.worker.id(), Counter::BelowTop, self.balance.below_top());
         }
     }
 
-    /// The largest number of states since the last [`States::record_peak`], as far as this worker knows.
-    fn recent_peak(&self) -> u64 {
+    /// The largest number of states. Exact if one worker made and ended the states; otherwise it may be too large by the changes
+    /// of the workers since they last looked at the number of all states.
+    fn peak(&self) -> u64 {
+        let below = self.shared.counters.sum_of(self.workers(), Counter::BelowTop);
+        self.record_peak_of(below);
+        self.shared.occupancy.peak()
+    }
+
+    /// Records the number of states when it was larger by `below`.
+    fn record_peak_of(&self, below: u64) {
         let now = self.shared.len();
-        let more = self.balance.top.abs_diff(self.balance.now);
         // Others may have linked more states since: there were never more than `dyn_max`.
-        now.max((now + more).min(self.settings.dyn_max.into()))
+        self.shared.occupancy.record_peak(now.max((now + below).min(self.settings.dyn_max.into())));
     }
 
     fn record_peak(&mut self) {
-        self.shared.occupancy.record_peak(self.recent_peak());
+        self.record_peak_of(self.balance.below_top());
         self.balance = Balance::default();
+        self.shared.counters.set(self.worker.id(), Counter::BelowTop, 0);
     }
 
     /// Gives back what this worker keeps for its next states.
