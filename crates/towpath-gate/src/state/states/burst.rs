@@ -81,7 +81,8 @@ impl States {
         let (mut first, mut second, mut third) = (first, second, third);
         let mut entries: [(Entries<'_, 2>, Entries<'_, 6>); 2] = [([None; BURST], [None; BURST]); 2];
         let [mut of_second, mut of_third] = entries.each_mut();
-        (second.clear(), third.clear());
+        second.clear();
+        third.clear();
         let (mut added, mut count) = (0, 0);
         loop {
             first.add(self, &mut packets, hits.len() - added);

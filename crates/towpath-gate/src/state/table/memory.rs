@@ -116,6 +116,8 @@ impl Lines {
 #[cfg(not(loom))]
 impl Drop for Lines {
     fn drop(&mut self) {
+        // The allocator may keep the memory.
+        self.release(0..self.len);
         // SAFETY: `raw` came from the allocator with this layout, and no reference outlives self.
         unsafe { std::alloc::dealloc(self.raw.as_ptr(), self.layout) };
     }

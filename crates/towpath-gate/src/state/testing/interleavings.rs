@@ -320,15 +320,16 @@ fn a_slot_is_in_one_cache_at_a_time() {
 
 #[test]
 fn no_reserve_is_lost_and_the_bound_is_exact() {
+    /// There is room for a batch, and then there is not.
+    const MANY: u32 = 10_000;
+    const FEW: u32 = 2;
     explore(|| {
         let occupancy = Arc::new(Occupancy::new());
-        // There is room for a batch, and then there is not.
-        let (many, few) = (10_000, 2);
         let work = |occupancy: &Occupancy, worker: usize| {
-            let reserved = occupancy.reserve((worker, 2), many);
+            let reserved = occupancy.reserve((worker, 2), MANY);
             assert!(reserved);
-            occupancy.release(worker, 1, many);
-            u64::from(occupancy.reserve((worker, 2), few))
+            occupancy.release(worker, 1, MANY);
+            u64::from(occupancy.reserve((worker, 2), FEW))
         };
         let other = {
             let occupancy = Arc::clone(&occupancy);
@@ -336,9 +337,9 @@ fn no_reserve_is_lost_and_the_bound_is_exact() {
         };
         let reserved = work(&occupancy, 0) + other.join().unwrap();
         assert_eq!(occupancy.used(2), reserved);
-        while occupancy.used(2) < few.into() {
-            assert!(occupancy.reserve((0, 2), few));
+        while occupancy.used(2) < FEW.into() {
+            assert!(occupancy.reserve((0, 2), FEW));
         }
-        assert!(!occupancy.reserve((1, 2), few));
+        assert!(!occupancy.reserve((1, 2), FEW));
     });
 }
