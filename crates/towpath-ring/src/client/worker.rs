@@ -1,26 +1,28 @@
 //! A worker process of a multiplexor: receives messages of connections and answers them.
 
 mod event;
+mod reply;
+mod turn;
 
 use std::collections::VecDeque;
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
-
-use thiserror::Error;
 
 use crate::client::recv_error::RecvError;
 use crate::client::{Consumer, ConsumerStats, Frame, Ticket};
 use crate::handshake::attach::Options;
 use crate::handshake::attach_error::AttachError;
-use crate::lane::batch::{self, BATCH_MAX, Part};
+use crate::lane::batch::{BATCH_MAX, Part};
 use crate::lane::reserve_error::ReserveError;
 use crate::lane::verdict::Verdict;
 use crate::shm::header::{Header, Kind, Meta};
 use crate::shm::seq::Seq;
 
 pub use event::{Ended, Event, Opened};
+pub use reply::{Reply, ServeError};
+
+use turn::{Begun, Turn};
 
 /// Messages that [`Worker::serve`] processes before it checks whether the multiplexor sleeps.
 const BURST: u32 = 256;
@@ -30,9 +32,6 @@ const OTHERS: u32 = 64;
 const UNSENT: usize = 1024;
 /// Bytes of undelivered messages kept.
 const UNSENT_BYTES: usize = 4 << 20;
-/// Bytes of answers from which on the answers of a frame are sent without waiting for the rest.
-const SMALL: usize = 16 << 10;
-
 /// A worker of a multiplexor (`towpath mux`).
 ///
 /// ```no_run
@@ -169,75 +168,6 @@ impl<'a> View<'a> {
     pub const fn hash(&self) -> u32 {
         self.part.hash
     }
-}
-
-/// The answer to a message in [`Worker::serve`]. Written bytes are appended to it.
-#[derive(Debug, Default)]
-pub struct Reply {
-    /// May begin with the answers to earlier messages.
-    bytes: Vec<u8>,
-    /// End of each answer that waits to be sent, and the number of the frame's messages that were done by then.
-    ends: Vec<(usize, u32)>,
-    /// [`Kind::CLOSE`] or [`Kind::RESET`]: ends the connection after the last answer.
-    then: Option<Kind>,
-}
-
-impl Reply {
-    /// Appends these bytes.
-    #[inline]
-    pub fn extend_from_slice(&mut self, bytes: &[u8]) {
-        self.bytes.extend_from_slice(bytes);
-    }
-
-    /// Closes the connection after this answer. See [`Worker::close_after`].
-    pub const fn close(&mut self) {
-        self.then = Some(Kind::CLOSE);
-    }
-
-    /// Resets the connection after this answer was queued. See [`Worker::reset_connection`].
-    pub const fn reset(&mut self) {
-        self.then = Some(Kind::RESET);
-    }
-
-    fn clear(&mut self) {
-        self.then = None;
-        self.bytes.clear();
-        self.ends.clear();
-    }
-}
-
-impl Extend<u8> for Reply {
-    fn extend<T: IntoIterator<Item = u8>>(&mut self, bytes: T) {
-        self.bytes.extend(bytes);
-    }
-}
-
-impl io::Write for Reply {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.bytes.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// Why [`Worker::serve`] failed.
-#[derive(Debug, Error)]
-pub enum ServeError {
-    /// Receiving failed.
-    #[error(transparent)]
-    Recv(#[from] RecvError),
-    /// An answer was not sent. Its message is done without an answer, except after [`ReserveError::Interrupted`] and
-    /// [`ReserveError::RingFull`]: then the next call sends the answer.
-    #[error("an answer of {len} bytes: {why}")]
-    Reply {
-        /// Length of the answer.
-        len: usize,
-        /// The reason.
-        why: ReserveError,
-    },
 }
 
 impl Message {
@@ -601,124 +531,6 @@ impl Worker {
     /// The underlying consumer, for event loops: [`Consumer::arm`], [`Consumer::disarm`].
     pub fn queue(&mut self) -> &mut Consumer {
         &mut self.queue
-    }
-}
-
-/// A frame that [`Worker::serve`] processes.
-#[derive(Debug)]
-struct Begun {
-    frame: Frame,
-    /// Messages done.
-    done: u32,
-}
-
-/// Processing of one frame in [`Worker::serve`]. If `work` panics, the finished messages are answered.
-struct Turn<'a> {
-    queue: &'a mut Consumer,
-    reply: &'a mut Reply,
-    begun: &'a mut Begun,
-}
-
-impl Turn<'_> {
-    fn serve(&mut self, count: u32, work: &mut impl FnMut(View<'_>, &mut Reply)) -> Result<(), ServeError> {
-        // Answers that the previous call could not send.
-        self.answer()?;
-        self.end()?;
-        while self.begun.done < count {
-            self.work(count, work)?;
-            self.answer()?;
-            self.end()?;
-        }
-        Ok(())
-    }
-
-    /// Processes messages until all are done, their answers are long, or one of them ends the connection.
-    fn work(&mut self, count: u32, work: &mut impl FnMut(View<'_>, &mut Reply)) -> Result<(), RecvError> {
-        let Begun { frame, done } = &mut *self.begun;
-        let mut end = 0;
-        let (header, payload) = (frame.header(), self.queue.payload(frame));
-        let (connection, time, from) = (connection(frame), header.time, *done as usize);
-        let piece = if header.kind.is_message() { Piece::of(header) } else { Piece::default() };
-        let mut each = |part| {
-            self.queue.tell_at(frame, *done as u16);
-            work(View { part, connection, time, piece }, self.reply);
-            let now = self.reply.bytes.len();
-            *done += 1;
-            if now > end {
-                self.reply.ends.push((now, *done));
-            }
-            end = now;
-            now < SMALL && self.reply.then.is_none()
-        };
-        if header.kind.is_message() {
-            let layers = header.layers;
-            let (skip, trim) = (layers.network, layers.payload);
-            each(Part { bytes: payload, skip, trim, mark: header.mark, hash: header.hash });
-            return Ok(());
-        }
-        let parts = batch::parse(payload, count);
-        let parts = parts.ok_or_else(|| RecvError::Damaged("a batch with wrong lengths".into()))?;
-        let _: Option<()> = parts.skip(from).try_for_each(|part| each(part).then_some(()));
-        Ok(())
-    }
-
-    /// Closes or resets the connection if the last answer asked for it.
-    fn end(&mut self) -> Result<(), ServeError> {
-        let Some(kind) = self.reply.then else { return Ok(()) };
-        let Connection { index: port, generation: group } = connection(&self.begun.frame);
-        let mark = self.begun.frame.seq().0;
-        let meta = Meta { kind, port, group, mark, ..Meta::default() };
-        let sent = self.queue.reply(&self.begun.frame, &[], &meta);
-        if !matches!(sent, Err(ReserveError::Interrupted | ReserveError::RingFull)) {
-            self.reply.then = None;
-        }
-        sent.map_err(|why| ServeError::Reply { len: 0, why })
-    }
-
-    /// Sends the answers and reports the finished messages.
-    fn answer(&mut self) -> Result<(), ServeError> {
-        let Begun { frame, done } = &mut *self.begun;
-        let Reply { bytes, ends, .. } = &mut *self.reply;
-        let mut count = ends.len();
-        while count > 0 {
-            let (len, upto) = ends[count - 1];
-            // Messages without an answer may follow the last answer.
-            let group = if count == ends.len() { *done } else { upto };
-            let kind = if frame.header().kind == Kind::MESSAGE_PART { Kind::REPLY_PART } else { Kind::REPLY };
-            let meta = Meta { kind, port: frame.seq().0, group, mark: count as u32, ..Meta::default() };
-            let sent = self.queue.reply(frame, &bytes[..len], &meta);
-            match sent {
-                Err(why @ (ReserveError::Interrupted | ReserveError::RingFull)) => {
-                    return Err(ServeError::Reply { len, why });
-                }
-                // Too large together with the last answer, which made it long: send the earlier ones without it.
-                Err(ReserveError::TooLarge) if count > 1 => {
-                    count -= 1;
-                    continue;
-                }
-                Ok(()) | Err(_) => {}
-            }
-            bytes.drain(..len);
-            // Release the memory of a long answer.
-            bytes.shrink_to(2 * SMALL);
-            ends.drain(..count);
-            ends.iter_mut().for_each(|(end, _)| *end -= len);
-            count = ends.len();
-            sent.map_err(|why| ServeError::Reply { len, why })?;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        // A partial answer of the panicked message is discarded.
-        if std::thread::panicking() {
-            self.reply.bytes.truncate(self.reply.ends.last().map_or(0, |(end, _)| *end));
-            // Answers that are too long are left out.
-            while let Err(ServeError::Reply { why: ReserveError::TooLarge, .. }) = self.answer() {}
-            self.reply.clear();
-        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::{Channel, Config, Endpoint, Position, Verdict};
 
+use super::turn::SMALL;
 use super::*;
 
 fn front() -> (tempfile::TempDir, Endpoint) {
