@@ -286,13 +286,7 @@ fn c_workers_get_the_names_of_tls() {
     let program = dir.program("tests/messages.c");
     let file = |name: &str| dir.directory.path().join(name).to_str().expect("UTF-8").to_owned();
     let (cert, key) = (file("cert.pem"), file("key.pem"));
-    let made = Command::new("openssl")
-        .args(["req", "-x509", "-newkey", "ed25519", "-nodes", "-subj", "/CN=localhost", "-keyout", &key])
-        .args(["-out", &cert, "-addext", "subjectAltName=DNS:device.example,URI:urn:device:7"])
-        .args(["-addext", "basicConstraints=CA:FALSE"])
-        .stderr(Stdio::null())
-        .status();
-    assert!(made.expect("openssl starts").success());
+    certificate(dir.directory.path(), "DNS:device.example,URI:urn:device:7");
     let files = format!("{cert},{key}");
     let front =
         Front::with(&format!("{} events", program.display()), &["--tls", &files, "--tls-client-ca", &cert]);
@@ -570,14 +564,14 @@ fn mux_handles() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Makes a self-signed certificate of localhost, `cert.pem` with `key.pem`.
-fn certificate(directory: &Path) {
+/// Makes a self-signed certificate with these names, `cert.pem` with `key.pem`.
+fn certificate(directory: &Path, names: &str) {
     let output = Command::new("openssl")
         .args(
             "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout key.pem -out cert.pem"
                 .split(' '),
         )
-        .args(["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"])
+        .args(["-addext", &format!("subjectAltName={names}")])
         // rustls refuses the certificate of an authority as that of a server.
         .args(["-addext", "basicConstraints=critical,CA:FALSE"])
         .current_dir(directory)
@@ -592,13 +586,13 @@ fn mux_framings_listeners_and_events() {
     let dir = CompileDir::new();
     let program = dir.program("tests/server.c");
     let directory = tempfile::tempdir().expect("a directory");
-    certificate(directory.path());
+    certificate(directory.path(), "DNS:localhost,IP:127.0.0.1");
     // Another one, for renewals.
     for name in ["cert.pem", "key.pem"] {
         std::fs::rename(directory.path().join(name), directory.path().join(format!("other-{name}")))
             .expect("it is there");
     }
-    certificate(directory.path());
+    certificate(directory.path(), "DNS:localhost,IP:127.0.0.1");
     let output = Command::new(program).current_dir(directory.path()).output().expect("starting the program");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -10,6 +10,8 @@ mod frame;
 mod framing;
 mod mux;
 mod mux_send;
+#[path = "../common/openssl.rs"]
+mod openssl;
 mod redis;
 mod replay;
 mod replay_captures;

@@ -5,6 +5,8 @@ mod end;
 mod guides;
 mod limits;
 mod live;
+#[path = "../common/openssl.rs"]
+mod openssl;
 mod privileges;
 mod reload;
 mod run;

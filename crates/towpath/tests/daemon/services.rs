@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::openssl;
 use crate::support::Control;
 
 const RULES: &str = "\
@@ -175,23 +176,12 @@ fn rules_decide_which_connections_are_served() {
 #[test]
 fn a_mux_speaks_tls() {
     let directory = tempfile::tempdir().unwrap();
-    let file = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
-    let made = Command::new("openssl")
-        .args(["req", "-x509", "-newkey", "ed25519", "-nodes", "-subj", "/CN=localhost"])
-        .args(["-keyout", &file("key.pem"), "-out", &file("cert.pem")])
-        .stderr(Stdio::null())
-        .status();
-    assert!(made.unwrap().success());
+    openssl::certificate(directory.path(), "web", "/CN=localhost", &[]);
     // Names of files are relative to the configuration's directory.
     let (mut engine, [web, _]) =
-        Engine::with(directory.path(), "tls-cert = \"cert.pem\"\ntls-key = \"key.pem\"\n");
-    let mut client = Command::new("openssl")
-        .args(["s_client", "-quiet", "-verify_return_error", "-CAfile", &file("cert.pem"), "-connect", &web])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+        Engine::with(directory.path(), "tls-cert = \"web.pem\"\ntls-key = \"web.key\"\n");
+    let verify = ["-verify_return_error", "-CAfile", "web.pem"];
+    let mut client = openssl::client(&web, directory.path(), &verify);
     client.stdin.as_mut().unwrap().write_all(b"\0\0\0\x05hello").unwrap();
     let (mut length, output) = ([0; 4], client.stdout.as_mut().unwrap());
     output.read_exact(&mut length).unwrap();
@@ -200,8 +190,7 @@ fn a_mux_speaks_tls() {
     assert!(answer.ends_with(b" hello"), "{answer:?}");
     // The rules decide before the TLS handshake, with and without TLS.
     assert_eq!(engine.states(), 1);
-    client.kill().unwrap();
-    client.wait().unwrap();
+    drop(client);
     until(|| engine.states() == 0);
     connect(&web).write_all(b"hello, this is no handshake").unwrap();
     assert!(engine.until("was not attached").contains("TLS: "));
@@ -213,17 +202,10 @@ fn a_mux_speaks_tls() {
 fn a_reload_reads_certificates_again() {
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
-    let make = |name: &str| {
-        let made = Command::new("openssl")
-            .args(["req", "-x509", "-newkey", "ed25519", "-nodes", "-subj", &format!("/CN={name}")])
-            .args(["-keyout", &file("key.pem"), "-out", &file("cert.pem")])
-            .stderr(Stdio::null())
-            .status();
-        assert!(made.unwrap().success());
-    };
+    let make = |name: &str| openssl::certificate(directory.path(), "web", &format!("/CN={name}"), &[]);
     make("one");
-    std::fs::copy(file("cert.pem"), file("ca.pem")).unwrap();
-    let keys = "tls-cert = \"cert.pem\"\ntls-key = \"key.pem\"\ntls-client-ca = \"ca.pem\"\n\
+    std::fs::copy(file("web.pem"), file("ca.pem")).unwrap();
+    let keys = "tls-cert = \"web.pem\"\ntls-key = \"web.key\"\ntls-client-ca = \"ca.pem\"\n\
                 tls-client-optional = true\n";
     let (mut engine, [web, _]) = Engine::with(directory.path(), keys);
     let subject = || {
@@ -241,7 +223,7 @@ fn a_reload_reads_certificates_again() {
     assert!(line.contains("ca.pem: no certificate in PEM"), "{line}");
     engine.until("reloaded: 0 rules added");
     assert_eq!(subject(), "subject=CN = one");
-    std::fs::copy(file("cert.pem"), file("ca.pem")).unwrap();
+    std::fs::copy(file("web.pem"), file("ca.pem")).unwrap();
     reload(&engine);
     engine.until("mux web: new connections get the certificate that was just read");
     engine.until("reloaded: 0 rules added");

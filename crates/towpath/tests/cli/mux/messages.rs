@@ -5,7 +5,8 @@ use std::io::Write;
 use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Command, Stdio};
+
+use crate::openssl;
 
 use super::daemon::{Mux, answer, ask, counted, example, message, split, towpath, workers};
 
@@ -140,28 +141,14 @@ fn outbound_peers_are_connected() {
 #[test]
 fn tls_is_spoken_with_openssl() {
     let directory = tempfile::tempdir().expect("a directory");
-    let (cert, key) = (directory.path().join("cert.pem"), directory.path().join("key.pem"));
-    let made = Command::new("openssl")
-        .args(["req", "-x509", "-newkey", "ed25519", "-nodes", "-subj", "/CN=localhost", "-keyout"])
-        .args([key.as_os_str(), "-out".as_ref(), cert.as_os_str()])
-        .stderr(Stdio::null())
-        .status();
-    assert!(made.unwrap().success());
-    let files = format!("{},{}", cert.display(), key.display());
+    openssl::certificate(directory.path(), "mux", "/CN=localhost", &[]);
+    let files = format!("{0}/mux.pem,{0}/mux.key", directory.path().display());
     let mut mux = Mux::start(&example("mux_worker"), &["--workers", "1", "--tls", &files]);
-    let mut client = Command::new("openssl")
-        .args(["s_client", "-quiet", "-connect", &mux.address])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("openssl starts");
+    let mut client = openssl::client(&mux.address, directory.path(), &[]);
     client.stdin.as_mut().expect("a pipe").write_all(&message(b"hello")).expect("it reads");
     let answered = answer(client.stdout.as_mut().expect("a pipe")).expect("an answer");
     assert_eq!(split(&answered).1, b"hello");
-    // With -quiet, s_client does not end with its input.
-    client.kill().expect("it runs");
-    client.wait().expect("it ends");
+    drop(client);
     // Data that is not TLS is logged.
     mux.connect().write_all(b"hello, this is no handshake").expect("it reads");
     assert!(mux.until("was not attached").contains("TLS: "));

@@ -2,10 +2,12 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{ChildStdout, Command};
 
 use rustix::process::Signal;
 use tempfile::TempDir;
+
+use crate::openssl;
 
 use super::daemon::{Mux, example, towpath};
 
@@ -15,8 +17,8 @@ struct Files(TempDir);
 impl Files {
     fn new() -> Self {
         let files = Self(tempfile::tempdir().expect("a directory"));
-        let new = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"];
-        files.openssl(&[&new[..], &["-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.pem"]].concat());
+        let directory = files.0.path();
+        openssl::certificate(directory, "ca", "/CN=ca", &[]);
         let rows = [
             ("one", "/O=one/CN=localhost", "DNS:localhost,IP:127.0.0.1"),
             ("two", "/O=two/CN=localhost", "DNS:localhost,IP:127.0.0.1"),
@@ -24,22 +26,16 @@ impl Files {
             ("named", "/CN=common name", "IP:192.0.2.1"),
         ];
         for (name, subject, alternative) in rows {
-            let (key, pem) = (format!("{name}.key"), format!("{name}.pem"));
-            let signed =
-                ["-subj", subject, "-CA", "ca.pem", "-CAkey", "ca.key", "-keyout", &key, "-out", &pem];
             let alternative = format!("subjectAltName={alternative}");
-            files.openssl(
-                &[&new[..], &signed, &["-addext", &alternative, "-addext", "basicConstraints=CA:FALSE"]]
-                    .concat(),
+            let signed = ["-CA", "ca.pem", "-CAkey", "ca.key", "-addext", "basicConstraints=CA:FALSE"];
+            openssl::certificate(
+                directory,
+                name,
+                subject,
+                &[&signed[..], &["-addext", &alternative]].concat(),
             );
         }
         files
-    }
-
-    fn openssl(&self, args: &[&str]) {
-        let made =
-            Command::new("openssl").args(args).current_dir(self.0.path()).output().expect("openssl starts");
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -68,23 +64,15 @@ impl Files {
 
     /// `openssl s_client`, which verifies the server.
     fn client(&self, mux: &Mux, more: &[&str]) -> Client {
-        let mut child = Command::new("openssl")
-            .args(["s_client", "-quiet", "-verify_return_error", "-servername", "localhost"])
-            .args(["-CAfile", "ca.pem", "-connect", &mux.address])
-            .args(more)
-            .current_dir(self.0.path())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("openssl starts");
+        let verify = ["-verify_return_error", "-servername", "localhost", "-CAfile", "ca.pem"];
+        let mut child = openssl::client(&mux.address, self.0.path(), &[&verify[..], more].concat());
         let lines = BufReader::new(child.stdout.take().expect("a pipe"));
         Client { child, lines }
     }
 }
 
 struct Client {
-    child: Child,
+    child: openssl::Client,
     lines: BufReader<ChildStdout>,
 }
 
@@ -108,14 +96,6 @@ impl Client {
         let mut said = String::new();
         self.child.stderr.as_mut().expect("a pipe").read_to_string(&mut said).expect("text");
         said
-    }
-}
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        // With -quiet, s_client does not end with its input.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -7,12 +7,14 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, test_kill_process};
+
+use crate::openssl;
 
 use super::daemon::{Mux, answer, ask, example, kill, message, split, towpath};
 
@@ -569,26 +571,12 @@ fn sigterm_ends_the_old_process_while_connections_move() {
 #[test]
 fn connections_with_tls_stay() {
     let directory = tempfile::tempdir().expect("a directory");
-    let (cert, key) = (directory.path().join("cert.pem"), directory.path().join("key.pem"));
-    let made = Command::new("openssl")
-        .args(["req", "-x509", "-newkey", "ed25519", "-nodes", "-subj", "/CN=localhost", "-keyout"])
-        .args([key.as_os_str(), "-out".as_ref(), cert.as_os_str()])
-        .stderr(Stdio::null())
-        .status();
-    assert!(made.expect("openssl runs").success());
-    let files = format!("{},{}", cert.display(), key.display());
+    openssl::certificate(directory.path(), "mux", "/CN=localhost", &[]);
+    let files = format!("{0}/mux.pem,{0}/mux.key", directory.path().display());
     let mut chain = Chain::start(&["--workers", "1", "--tls", &files]);
     let address = chain.mux.address.clone();
-    let client = || {
-        let client = Command::new("openssl")
-            .args(["s_client", "-quiet", "-connect", &address])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn();
-        client.expect("openssl starts")
-    };
-    let ask = |client: &mut std::process::Child, body: &[u8]| {
+    let client = || openssl::client(&address, directory.path(), &[]);
+    let ask = |client: &mut openssl::Client, body: &[u8]| {
         client.stdin.as_mut().expect("a pipe").write_all(&message(body)).expect("it reads");
         let answered = answer(client.stdout.as_mut().expect("a pipe")).expect("an answer");
         assert_eq!(split(&answered).1, body);
@@ -602,10 +590,7 @@ fn connections_with_tls_stay() {
     let mut new = client();
     assert_ne!(ask(&mut new, b"new"), worker);
     assert!(runs(first));
-    for client in [&mut old, &mut new] {
-        client.kill().expect("it runs");
-        client.wait().expect("it ends");
-    }
+    drop((old, new));
     // The old process ends with its last connection.
     until(|| !runs(worker));
     let log = chain.finish();
