@@ -5,7 +5,8 @@
 //! `towpath-gate`; if you need only packets in another process, use `towpath-ring`.
 //!
 //! The crate has no sockets, no serialization and no control protocol. An [`Engine`] gets bursts of packets from its owner, and
-//! everything else through [`PacketIo`]: the clock, the way out, and queries. [`egress::PortIo`] implements it for live ports.
+//! everything else through [`PacketIo`]: the clock, the way out, and queries. [`egress::PortIo`] implements it for live ports,
+//! and [`ReplayIo`] for captures.
 //!
 //! ```
 //! use std::convert::Infallible;
@@ -99,6 +100,7 @@ pub mod queue;
 mod queue_set;
 mod reassemble;
 pub mod reorder;
+mod replay;
 mod replies;
 pub mod router;
 #[cfg(test)]
@@ -115,6 +117,7 @@ pub use live::LiveEngine;
 pub use meta::{Egress, Meta};
 pub use packet_io::PacketIo;
 pub use queue::{ChannelSnapshot, FrameSnapshot, QueueSnapshot};
+pub use replay::{ReplayEngine, ReplayIo};
 pub use topology::{ForwardMode, Topology};
 pub use totals::{ConversationStats, ReplyStats, Stats, Totals};
 pub use trace::{TraceFilter, TraceSink, TracedPacket};

@@ -18,11 +18,12 @@ use towpath::inspector;
 use towpath::report::{self, Report};
 use towpath::ruleset_manager::{Clock, RulesetManager};
 use towpath::snapshot::{Saving, told};
+use towpath_engine::egress::QueryServer;
 use towpath_engine::queue::{DefaultVerdict, Policy, Queue, RingChannel};
-use towpath_engine::{Engine, Introspect, Meta, PacketIo};
-use towpath_gate::{PortId, Restored, check_snapshot};
+use towpath_engine::{Introspect, ReplayEngine, ReplayIo};
+use towpath_gate::{Restored, check_snapshot};
 use towpath_port::pcap::{self, Resolution};
-use towpath_port::{Burst, Frame, Port, Received};
+use towpath_port::{Burst, Port, Received};
 use towpath_ring::Overload;
 use towpath_wire::Time;
 
@@ -41,11 +42,6 @@ const IDLE: Duration = Duration::from_millis(5);
 
 /// Maximum interval between checks for a signal while the engine waits for an inspector, in nanoseconds.
 const LOOK: u64 = 100_000_000;
-
-/// After a signal, each reading of the clock advances it by `HOURS` (nanoseconds, longer than any deadline), by `FAR` in total at most.
-/// All pending inspector deadlines then expire at once.
-const HOURS: u64 = 1 << 44;
-const FAR: u64 = 1 << 62;
 
 pub(crate) fn run(args: &Replay) -> u8 {
     let ending = Ending::default();
@@ -80,7 +76,7 @@ fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
     let writer = |path: &PathBuf, option| writer(path, option, args);
     let out = args.out.as_ref().map(|path| writer(path, "--out")).transpose()?;
     let replies = args.replies.as_ref().map(|path| writer(path, "--replies")).transpose()?;
-    let mut lines = LogLines::create(args)?;
+    let lines = LogLines::create(args)?;
 
     // Opening captures and outputs may block; until here, signals have their default action.
     let tidies = args.control.is_some() || args.states_out.is_some() || !args.queues.is_empty();
@@ -104,71 +100,61 @@ fn replay(args: &Replay, ending: &Ending) -> Result<Report, Failure> {
     let (queues, _processes) = match queues(args, policy.clone(), ending) {
         Ok(queues) => queues,
         Err(failure) => {
-            let _ = finish([out, replies]);
+            // An output without packets is still a valid capture.
+            let _ = [out, replies].into_iter().flatten().try_for_each(pcap::Writer::finish);
             return Err(failure);
         }
     };
     let snapshot = args.states_in.as_deref().map(read_states).transpose()?;
-    let io = Outside {
-        start: Instant::now(),
-        out,
-        replies,
-        failed: None,
-        inbox,
-        clock: book.clock(),
-        book: Arc::clone(&book),
-        snapshot,
-        restored: None,
-        ending: ending.clone(),
-        hurry: 0,
+    let queries = Box::new(Queries { inbox, clock: book.clock() });
+    let interrupted = ending.clone();
+    let io = ReplayIo::new(out, replies, queries, Box::new(move || interrupted.signal().is_some()));
+    let mut run = Run {
+        engine: ReplayEngine::replay(io, walker, topology, queues, policy),
+        captured: Captured::default(),
+        lines,
+        restore: Restore { book: Arc::clone(&book), snapshot, restored: None },
+        ending,
     };
-    let mut engine = Engine::new(io, walker, topology, queues, policy);
 
     let start = Instant::now();
     // Log lines would break the progress bar.
     let mut progress = Progress::new(&captures, !logs || args.log.is_some());
-    let mut captured = Captured::default();
     for (path, capture) in args.captures.iter().zip(captures) {
         let mut capture = capture.begin(path)?;
-        captured.begin();
+        run.captured.begin();
         // Standard input or a pipe may deliver packets slowly; inspectors and `towpath ctl` are served meanwhile.
         if tidies && (path.as_os_str() == "-" || capture.progress().total.is_none()) {
-            if let Some(capture) = take_slow(capture, &mut engine, &mut captured, &mut lines)? {
-                captured.end(&capture);
+            if let Some(capture) = run.take_slow(capture)? {
+                run.captured.end(&capture);
             }
         } else {
-            take(&mut capture, &mut engine, &mut captured, &mut lines, &mut progress)?;
-            captured.end(&capture);
+            run.take(&mut capture, &mut progress)?;
+            run.captured.end(&capture);
         }
     }
-    engine.finish().map_err(Failure::Output)?;
-    engine.io_mut().go_on()?;
+    run.engine.process_rest().map_err(Failure::Output)?;
+    run.go_on()?;
+    let Run { mut engine, captured, mut lines, mut restore, .. } = run;
     lines.write(&mut engine, true)?;
     let seconds = start.elapsed().as_secs_f64();
     progress.clear();
 
     // Without packets, the states of the snapshot have not been restored yet.
     let now = engine.clock();
-    engine.io_mut().restore(now);
+    restore.at(now);
     if let Some(saving) = saving {
         book.clock().set(now);
         saving.finish(&book).map_err(unsaved)?;
     }
     let rules = book.rules();
-    let restored = engine.io_mut().restored.map(report::Restored::from);
+    let restored = restore.restored.map(report::Restored::from);
     let report =
         Report { rules, seconds, restored, captures: args.captures.len(), ..Report::of(&mut engine) };
     captured.tell(NOT_IP);
     tell_queues(&report);
-    let Outside { out, replies, failed, .. } = engine.into_io();
-    failed.map_or(Ok(()), Err).map_err(Failure::Output)?;
-    finish([out, replies]).map_err(Failure::Output)?;
+    engine.into_io().finish().map_err(Failure::Output)?;
     Ok(report)
-}
-
-/// Finishes the outputs; one without packets is still a valid capture.
-fn finish(outputs: [Option<pcap::Writer>; 2]) -> Result<(), towpath_port::Error> {
-    outputs.into_iter().flatten().try_for_each(pcap::Writer::finish)
 }
 
 /// Reads and validates a snapshot.
@@ -180,95 +166,101 @@ fn read_states(path: &Path) -> Result<Vec<u8>, Failure> {
     Ok(snapshot)
 }
 
-/// Processes one capture.
-fn take(
-    capture: &mut pcap::Reader,
-    engine: &mut Engine<Outside>,
-    captured: &mut Captured,
-    lines: &mut LogLines,
-    progress: &mut Progress,
-) -> Result<(), Failure> {
-    // With a file, the next burst can be read ahead. With a pipe, reading ahead could block.
-    let file = capture.progress().total.is_some();
-    let [mut burst, mut next] = [Burst::new(BURST), Burst::new(BURST)];
-    let mut received = capture.receive(&mut burst).map_err(Failure::Capture)?;
-    while received == Received::Frames {
-        // An error here is reported after the packets that were read before it.
-        let behind = file.then(|| capture.receive(&mut next));
-        let times = captured.times(&burst, file.then_some(&next));
-        take_burst(&burst, times, capture.resolution(), engine, lines)?;
-        progress.advance(capture);
-        received = behind.unwrap_or_else(|| capture.receive(&mut next)).map_err(Failure::Capture)?;
-        std::mem::swap(&mut burst, &mut next);
-    }
-    progress.finish(capture);
-    Ok(())
+/// The parts of a running replay.
+struct Run<'a> {
+    engine: ReplayEngine,
+    captured: Captured,
+    lines: LogLines,
+    restore: Restore,
+    ending: &'a Ending,
 }
 
-/// Processes a capture that may block. A thread reads it, so that inspectors are served meanwhile. On an error the thread is not
-/// joined, because its read may never return.
-fn take_slow(
-    mut capture: pcap::Reader,
-    engine: &mut Engine<Outside>,
-    captured: &mut Captured,
-    lines: &mut LogLines,
-) -> Result<Option<pcap::Reader>, Failure> {
-    let (empty, empties) = sync_channel(BURSTS);
-    let (full, fulls) = sync_channel(BURSTS);
-    for _ in 0..BURSTS {
-        let _ = empty.send(Burst::new(BURST));
+impl Run<'_> {
+    /// Processes one capture.
+    fn take(&mut self, capture: &mut pcap::Reader, progress: &mut Progress) -> Result<(), Failure> {
+        // With a file, the next burst can be read ahead. With a pipe, reading ahead could block.
+        let file = capture.progress().total.is_some();
+        let [mut burst, mut next] = [Burst::new(BURST), Burst::new(BURST)];
+        let mut received = capture.receive(&mut burst).map_err(Failure::Capture)?;
+        while received == Received::Frames {
+            // An error here is reported after the packets that were read before it.
+            let behind = file.then(|| capture.receive(&mut next));
+            self.take_burst(&burst, file.then_some(&next), capture.resolution())?;
+            progress.advance(capture);
+            received = behind.unwrap_or_else(|| capture.receive(&mut next)).map_err(Failure::Capture)?;
+            std::mem::swap(&mut burst, &mut next);
+        }
+        progress.finish(capture);
+        Ok(())
     }
-    let reader = std::thread::spawn(move || {
-        while let Ok(mut burst) = empties.recv() {
-            let received = capture.receive(&mut burst);
-            let last = !matches!(received, Ok(Received::Frames));
-            if full.send((received, burst, capture.resolution())).is_err() || last {
+
+    /// Processes a capture that may block. A thread reads it, so that inspectors are served meanwhile. On an error the thread is not
+    /// joined, because its read may never return.
+    fn take_slow(&mut self, mut capture: pcap::Reader) -> Result<Option<pcap::Reader>, Failure> {
+        let (empty, empties) = sync_channel(BURSTS);
+        let (full, fulls) = sync_channel(BURSTS);
+        for _ in 0..BURSTS {
+            let _ = empty.send(Burst::new(BURST));
+        }
+        let reader = std::thread::spawn(move || {
+            while let Ok(mut burst) = empties.recv() {
+                let received = capture.receive(&mut burst);
+                let last = !matches!(received, Ok(Received::Frames));
+                if full.send((received, burst, capture.resolution())).is_err() || last {
+                    break;
+                }
+            }
+            capture
+        });
+        loop {
+            let (received, burst, resolution) = match fulls.recv_timeout(IDLE) {
+                Ok(full) => full,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.engine.process_verdicts().map_err(Failure::Output)?;
+                    self.go_on()?;
+                    self.lines.write(&mut self.engine, false)?;
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
+            if received.map_err(Failure::Capture)? != Received::Frames {
                 break;
             }
+            self.take_burst(&burst, None, resolution)?;
+            let _ = empty.send(burst);
         }
-        capture
-    });
-    loop {
-        let (received, burst, resolution) = match fulls.recv_timeout(IDLE) {
-            Ok(full) => full,
-            Err(RecvTimeoutError::Timeout) => {
-                engine.idle().map_err(Failure::Output)?;
-                engine.io_mut().go_on()?;
-                lines.write(engine, false)?;
-                continue;
-            }
-            Err(RecvTimeoutError::Disconnected) => break,
-        };
-        if received.map_err(Failure::Capture)? != Received::Frames {
-            break;
-        }
-        take_burst(&burst, captured.times(&burst, None), resolution, engine, lines)?;
-        let _ = empty.send(burst);
+        // The thread has ended, or it panicked and printed the message.
+        Ok(reader.join().ok())
     }
-    // The thread has ended, or it panicked and printed the message.
-    Ok(reader.join().ok())
-}
 
-fn take_burst(
-    burst: &Burst,
-    times: &[Time],
-    resolution: Resolution,
-    engine: &mut Engine<Outside>,
-    lines: &mut LogLines,
-) -> Result<(), Failure> {
-    // The resolution of a pcapng capture is known only at its first packet.
-    if resolution == Resolution::Nanos {
-        let Outside { out, replies, .. } = engine.io_mut();
-        [out, replies].into_iter().flatten().for_each(|file| file.set_resolution(Resolution::Nanos));
+    /// Processes a burst; `next` is the following one ([`Captured::times`]).
+    fn take_burst(
+        &mut self,
+        burst: &Burst,
+        next: Option<&Burst>,
+        resolution: Resolution,
+    ) -> Result<(), Failure> {
+        // The resolution of a pcapng capture is known only at its first packet.
+        if resolution == Resolution::Nanos {
+            self.engine.io_mut().set_resolution(Resolution::Nanos);
+        }
+        let times = self.captured.times(burst, next);
+        if let Some(first) = times.first() {
+            self.restore.at(*first);
+        }
+        self.engine.process_captured(burst, times).map_err(Failure::Output)?;
+        self.go_on()?;
+        self.lines.write(&mut self.engine, false)
     }
-    if let Some(first) = times.first() {
-        engine.io_mut().restore(*first);
+
+    /// Returns an error if a signal was received.
+    fn go_on(&mut self) -> Result<(), Failure> {
+        if self.ending.signal().is_none() {
+            return Ok(());
+        }
+        self.engine.io_mut().close();
+        Err(Failure::Ended)
     }
-    engine.set_times(times);
-    let frames = burst.iter().map(|frame| (frame.bytes, Meta::received(&frame, frame.interface)));
-    engine.process_burst(frames).map_err(Failure::Output)?;
-    engine.io_mut().go_on()?;
-    lines.write(engine, false)
 }
 
 /// The queues, and the processes of their inspectors.
@@ -441,46 +433,31 @@ fn tell_queues(report: &Report) {
     }
 }
 
-/// The engine's input and output in a replay: clock, output files, control queries.
-struct Outside {
-    start: Instant,
-    out: Option<pcap::Writer>,
-    replies: Option<pcap::Writer>,
-    /// The first error of writing an output file.
-    failed: Option<towpath_port::Error>,
-    /// Queries of `towpath ctl`.
+/// The queries of `towpath ctl`.
+struct Queries {
     inbox: Option<QueryInbox>,
     /// The captures' time, for queries about states.
     clock: Clock,
-    book: Arc<RulesetManager>,
-    /// The states to restore at the first packet's time.
-    snapshot: Option<Vec<u8>>,
-    /// The result of restoring them.
-    restored: Option<Restored>,
-    ending: Ending,
-    /// Nanoseconds that the clock has been advanced since the signal.
-    hurry: u64,
 }
 
-impl Outside {
-    /// Returns an error if a signal was received.
-    fn go_on(&mut self) -> Result<(), Failure> {
-        if self.ending.signal().is_none() {
-            return Ok(());
-        }
-        self.close();
-        Err(Failure::Ended)
+impl QueryServer for Queries {
+    fn serve(&mut self, engine: &mut dyn Introspect) -> u64 {
+        self.clock.set(engine.clock());
+        self.inbox.as_mut().map_or(u64::MAX, |inbox| inbox.serve_engine(engine)).min(LOOK)
     }
+}
 
-    /// Finishes the outputs early; later calls do nothing.
-    fn close(&mut self) {
-        if let Err(error) = finish([self.out.take(), self.replies.take()]) {
-            self.failed.get_or_insert(error);
-        }
-    }
+/// Restores the states of a snapshot at the first packet's time.
+struct Restore {
+    book: Arc<RulesetManager>,
+    snapshot: Option<Vec<u8>>,
+    /// The result.
+    restored: Option<Restored>,
+}
 
-    /// Restores the states of the snapshot; later calls do nothing.
-    fn restore(&mut self, now: Time) {
+impl Restore {
+    /// Restores the states; later calls do nothing.
+    fn at(&mut self, now: Time) {
         if let Some(snapshot) = self.snapshot.take() {
             let restored = self.book.restore(&snapshot, now).expect("it was checked");
             if restored.refused > 0 {
@@ -488,55 +465,6 @@ impl Outside {
             }
             self.restored = Some(restored);
         }
-    }
-}
-
-impl PacketIo for Outside {
-    type Channel = RingChannel;
-    type Error = towpath_port::Error;
-
-    fn now(&mut self) -> u64 {
-        let now = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        if self.ending.signal().is_none() {
-            return now;
-        }
-        // Verdicts from here on result from expired deadlines and must not appear in the outputs.
-        self.close();
-        self.hurry = (self.hurry + HOURS).min(FAR);
-        now.saturating_add(self.hurry)
-    }
-
-    fn send(&mut self, frame: &[u8], meta: &Meta) -> Result<(), Self::Error> {
-        let Some(out) = &mut self.out else { return Ok(()) };
-        out.write(captured(frame, meta), None)
-    }
-
-    fn serve_queries(&mut self, engine: &mut dyn Introspect) -> u64 {
-        self.clock.set(engine.clock());
-        self.inbox.as_mut().map_or(u64::MAX, |inbox| inbox.serve_engine(engine)).min(LOOK)
-    }
-
-    fn reply(&mut self, _port: PortId, frame: &[u8], meta: &Meta) -> bool {
-        let Some(replies) = &mut self.replies else { return false };
-        match replies.write(captured(frame, meta), None) {
-            Ok(()) => true,
-            Err(error) => {
-                self.failed.get_or_insert(error);
-                false
-            }
-        }
-    }
-}
-
-/// A frame for writing to a capture.
-fn captured<'a>(bytes: &'a [u8], meta: &Meta) -> Frame<'a> {
-    Frame {
-        bytes,
-        wire_len: meta.wire_len,
-        time_ns: meta.time,
-        link: meta.link,
-        interface: meta.interface,
-        meta: Default::default(),
     }
 }
 

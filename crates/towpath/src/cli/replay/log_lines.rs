@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use towpath::logging::{Class, submit};
 use towpath::packet_log::{drain, utc};
-use towpath_engine::Engine;
+use towpath_engine::ReplayEngine;
 
-use super::{Failure, Outside, file};
+use super::{Failure, file};
 use crate::args::Replay;
 
 /// Standard error, or the file of `--log`.
@@ -48,7 +48,7 @@ impl LogLines {
     }
 
     /// Writes the engine's new lines. At the end, with `all`, also the summaries of suppressed lines that are not due.
-    pub(super) fn write(&mut self, engine: &mut Engine<Outside>, all: bool) -> Result<(), Failure> {
+    pub(super) fn write(&mut self, engine: &mut ReplayEngine, all: bool) -> Result<(), Failure> {
         let now = engine.clock();
         let walker = engine.walker_mut();
         let Some(Output { path, file }) = &mut self.0 else {
