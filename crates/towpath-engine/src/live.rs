@@ -25,6 +25,12 @@ impl LiveEngine {
         let Ok(()) = self.idle();
     }
 
+    /// Drops every undecided packet ([`abandon`](Self::abandon)). Returns their number.
+    pub fn drop_undecided(&mut self) -> u64 {
+        let Ok(dropped) = self.abandon();
+        dropped
+    }
+
     /// Sends what is queued for the port number `at` ([`PortIo::transmit`]).
     pub fn transmit(
         &mut self,

@@ -386,7 +386,7 @@ impl Worker {
             }
         }
         let left = !self.engine.is_drained();
-        let Ok(dropped) = self.engine.abandon();
+        let dropped = self.engine.drop_undecided();
         self.engine.io_mut().abandon_neighbors();
         self.transmit();
         if left {
