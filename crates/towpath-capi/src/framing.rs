@@ -1,4 +1,4 @@
-//! `towpath_framing_*`: framings of a mux that are more than a text: a TOML document, a BPF object, a function of C.
+//! `towpath_framing_*`: framings of a mux from a text, a TOML document, a BPF object, or a function of C.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};

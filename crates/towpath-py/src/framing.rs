@@ -117,11 +117,12 @@ impl Framing {
         program.map(Self).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
-    /// A function(data, state) that frames the message at the start of data (bytes; other messages may follow): returns its length, whose end
-    /// need not have arrived; or 0 if it needs more bytes, and is then called with the same bytes and more; or a negative errno(3) number,
-    /// which ends the connection, as does an exception (the text of MuxEnded has it); or -errno.ESTRPIPE to give the connection back. state is
-    /// a FramingState. With more bytes after them, the result for the same bytes must stay the same. Runs below the lock of the mux: it must
-    /// not use one (RuntimeError), and all connections wait for it.
+    /// A framing by a Python function(data, state). data (bytes) begins with a message; others may follow it. state is a FramingState.
+    ///
+    /// The function returns the length of the message, of which more than data has may be still to come; 0 if it needs more bytes: it is
+    /// called again with the same bytes and more; a negative errno(3) number to end the connection; or -errno.ESTRPIPE to give the
+    /// connection back. An exception ends the connection, too; its text is in MuxEnded. More bytes after the same message must not change
+    /// the result. The function runs while the mux is locked: all connections wait for it, and a call on a mux raises RuntimeError.
     #[classmethod]
     fn function(_class: &Bound<'_, PyType>, function: Py<PyAny>, py: Python<'_>) -> PyResult<Self> {
         if !function.bind(py).is_callable() {

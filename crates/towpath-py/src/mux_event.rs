@@ -63,9 +63,11 @@ impl MuxEnded {
     }
 }
 
-/// An event of a mux. kind is "undone": a message was abandoned because too many handles ended while they processed it; with
-/// connected=True, "undelivered": a message was not sent completely, and "send_room": there is room to send again; or "not_attached": the
-/// handshake of a connection failed.
+/// An event of a mux. kind is one of:
+/// - "undone": a message was abandoned because too many handles ended while they processed it;
+/// - "not_attached": the handshake of a connection failed;
+/// - "undelivered" (connected=True): a message was not sent completely;
+/// - "send_room" (connected=True): there is room to send again.
 #[pyclass(frozen, get_all)]
 #[derive(Debug)]
 pub(crate) struct MuxEvent {

@@ -43,7 +43,8 @@ pub struct Packet<'a> {
     pub link: LinkType,
     /// Outermost VLAN id (12 bits), if the frame is tagged.
     pub vlan: Option<u16>,
-    /// EtherType after all VLAN tags; 0 if the link layer has none. IP in a PPPoE session or behind MPLS labels has their EtherType.
+    /// EtherType after all VLAN tags; 0 if the link layer has none. For IP in a PPPoE session or behind MPLS
+    /// labels, it is the EtherType of PPPoE or MPLS.
     pub ethertype: u16,
     /// Offset of the IP header; for other packets, of the link payload.
     pub network: usize,

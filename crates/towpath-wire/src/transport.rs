@@ -5,7 +5,7 @@
 
 use crate::{Addresses, Fragment, LinkType, Packet, be16, bytes, ones_complement, proto, tunnel};
 
-/// Packets looked through in one frame, the outermost included.
+/// Maximum number of nested packets examined in one frame, the outermost included.
 const DEPTH: usize = 4;
 
 /// Offsets from the first byte of the frame.

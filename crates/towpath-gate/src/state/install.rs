@@ -6,7 +6,7 @@ use std::ops::BitOr;
 
 use super::{Ends, Name, Origin, RuleId};
 
-/// The options of a rule that makes states.
+/// How a rule installs its states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Install {
     /// `limit` and `set-limit`.
@@ -17,7 +17,7 @@ pub struct Install {
     /// `state-timeout N`, in seconds: the lifetime that every packet of the state sets, in each phase of a TCP connection. No effect
     /// with `lifetime`.
     pub timeout: Option<u32>,
-    /// The checks on the packets of a TCP connection.
+    /// How much of a TCP connection is checked.
     pub tracking: Tracking,
     /// Where the packet was received.
     pub origin: Origin,
@@ -126,7 +126,7 @@ impl BitOr for LimitMask {
     }
 }
 
-/// The checks of a state on the packets of its TCP connection. No effect on other protocols.
+/// How much of a TCP connection a state checks. No effect on other protocols.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tracking {
     /// Flags and alternating acknowledgements, as ipfw. A reset must be in its receiver's window
@@ -135,12 +135,13 @@ pub enum Tracking {
     #[default]
     Ipfw,
     /// TCP windows, too. Only a SYN can make the state. A segment outside the window does not match it; an install with such a
-    /// segment is [`Refused::Invalid`]. These segments match and change nothing:
+    /// segment is [`Refused::Invalid`].
     ///
-    /// - a reset in the window whose sequence number is not the next one, and a SYN in the middle of the connection: the receiver
-    ///   answers both with a challenge ACK (RFC 5961);
-    /// - data that was acknowledged before;
-    /// - while only a SYN is known, an ACK of the other side and a reset of the SYN's sender.
+    /// These segments match the state and do not change it:
+    /// - a reset that is in the window but does not have the expected sequence number, and a SYN in the middle of the connection:
+    ///   the receiver answers both with a challenge ACK (RFC 5961);
+    /// - a segment with data that was acknowledged before;
+    /// - while only a SYN is known: an ACK of the other side, and a reset of the SYN's sender.
     Strict,
     /// As [`Tracking::Ipfw`], but a connection whose beginning was not seen is treated as established. It has
     /// `dyn_syn_lifetime` until the other side sends a packet; acknowledgements keep it alive from then on.
@@ -167,7 +168,7 @@ pub enum Installed {
     Existing,
 }
 
-/// The reason why a packet got no state. The caller denies the packet.
+/// Why a packet got no state. The packet is to be denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refused {
     /// There are `dyn_max` states.

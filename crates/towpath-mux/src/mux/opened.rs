@@ -1,8 +1,8 @@
 //! Opened events: a worker learns of a connection before its first message.
 //!
-//! What: the event is a message without bytes (a framing finds none of these), the first one that waits of its connection. The scheduler
-//! gives it to one worker, in the order of the mux, and again if that worker dies with it. The worker may answer it: this is how a
-//! server speaks first. If the connection is reset before, no worker gets the event (`discard.rs`).
+//! What: the event is a message without bytes, before all others of its connection. Framings return no messages without bytes. The
+//! scheduler gives it to one worker, in the order of the mux, and again if that worker dies with it. The worker may answer it, for
+//! protocols in which the server speaks first. If the connection is reset before, no worker gets the event (`discard.rs`).
 //!
 //! Invariant: at most one opened event of a connection exists. If the worker that has it or had it ends, the connection gets another
 //! one, whose mark is 1 if anything was received or sent before. It gets none after an event that was given up
@@ -131,7 +131,7 @@ impl Mux {
         }
     }
 
-    /// The worker has gone: the connections that were opened by it are opened by others.
+    /// The worker has gone: other workers get new opened events of the connections whose event it had.
     pub(super) fn reopen_all(&mut self, worker: worker::Id) {
         if !self.reports_opened {
             return;

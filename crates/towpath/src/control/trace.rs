@@ -160,7 +160,7 @@ impl TraceSink for TraceBuffer {
     }
 }
 
-/// The outcome of a frame, for people.
+/// The outcome of a frame as text.
 fn comment(decision: &Result<Decision<'_>, DropReason>) -> String {
     let Decision { verdict, mark, mask, flow, .. } = match *decision {
         Err(reason) => return format!("no verdict, {reason}"),

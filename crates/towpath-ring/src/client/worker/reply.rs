@@ -17,7 +17,7 @@ pub struct Reply {
     pub(super) bytes: Vec<u8>,
     /// End of each answer that waits to be sent, and the number of the frame's messages that were done by then.
     pub(super) ends: Vec<(usize, u32)>,
-    /// What happens to the connection after the last answer.
+    /// [`Kind::CLOSE`] or [`Kind::RESET`]: ends the connection after the last answer.
     pub(super) then: Option<Kind>,
 }
 
