@@ -8,7 +8,8 @@ use crate::lane::connection_event::{EndedInfo, OpenedInfo};
 use crate::lane::reserve_error::ReserveError;
 use crate::shm::header::{Kind, Meta};
 
-use super::{Connection, Message, Worker, connection};
+use super::Worker;
+use super::message::{Connection, Message, connection};
 
 /// The result of [`Worker::recv_event`].
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::io;
 use thiserror::Error;
 
 #[cfg(doc)]
-use super::Worker;
+use crate::Worker;
 use crate::client::recv_error::RecvError;
 use crate::lane::reserve_error::ReserveError;
 use crate::shm::header::Kind;

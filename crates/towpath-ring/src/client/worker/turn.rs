@@ -1,6 +1,7 @@
 //! The processing of one frame of messages in [`Worker::serve`](super::Worker::serve).
 
-use super::{Connection, Piece, Reply, ServeError, View, connection};
+use super::message::{Connection, Piece, View, connection};
+use super::reply::{Reply, ServeError};
 use crate::client::recv_error::RecvError;
 use crate::client::{Consumer, Frame};
 use crate::lane::batch::{self, Part};
