@@ -1,5 +1,6 @@
 //! A worker and an engine in the same process: single and combined replies, and the report of the current message.
 
+use crate::lane::batch::Part;
 use crate::{Channel, Config, Endpoint, Position, Verdict};
 
 use super::turn::SMALL;
