@@ -1,15 +1,28 @@
 //! A worker of `towpath mux` that asks for connection events, for tests. Messages are lines.
 //!
-//! An opened event is answered with `opened PID RESUMED PEER LOCAL LISTENER SERVER-NAME`, a line with `PID LINE`. Ended events are
-//! collected as `INDEX CAUSE`.
+//! It answers an opened event with `opened PID RESUMED PEER LOCAL LISTENER SERVER-NAME`, and a line with `PID LINE`. It collects ended
+//! events as `INDEX CAUSE`.
 //!
-//! `quit` answers `bye` and closes the connection; `reset` resets it; `die` is gone without a word; `name` answers with index and generation
-//! of the connection; `ends` answers with the ended events; `hold` keeps the message; `push INDEX GENERATION TEXT` sends TEXT to that
-//! connection and `close INDEX GENERATION` closes it; `payload` sends a close with a payload.
+//! | line | action |
+//! |---|---|
+//! | `quit` | answers `bye` and closes the connection |
+//! | `reset` | resets the connection |
+//! | `die` | exits without an answer |
+//! | `name` | answers with index and generation of the connection |
+//! | `ends` | answers with the ended events |
+//! | `hold` | keeps the message |
+//! | `push INDEX GENERATION TEXT` | sends TEXT to that connection |
+//! | `close INDEX GENERATION` | closes that connection |
+//! | `payload` | sends a close with a payload |
 //!
-//! With the argument `http`, a message is an HTTP request: it answers in HTTP/1.0 and closes. With `silent`, it answers no opened event;
-//! with `deaf`, it asks for no events; with `journal FILE` and `journal-recv FILE`, it appends each message to the file, and is gone after one
-//! that starts with `die`; with `tls`, it answers an opened event with `STARTTLS SERVER-NAME/PROTOCOL/CLIENT-NAMES`; with `late`, it dies at the first opened event if the file in the next argument does not exist.
+//! | argument | effect |
+//! |---|---|
+//! | `http` | messages are HTTP requests: answers in HTTP/1.0 and closes |
+//! | `silent` | does not answer opened events |
+//! | `deaf` | asks for no events |
+//! | `journal FILE`, `journal-recv FILE` | appends each message to FILE, and exits after one that starts with `die` |
+//! | `tls` | answers an opened event with `STARTTLS SERVER-NAME/PROTOCOL/CLIENT-NAMES` |
+//! | `late FILE` | exits at the first opened event if FILE does not exist |
 
 use std::error::Error;
 use std::fmt::Write as _;

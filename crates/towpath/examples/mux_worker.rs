@@ -1,19 +1,25 @@
-//! A worker of `towpath mux` that answers with its process id, a space and what it was asked; and that goes wrong when it is
-//! told to, for tests and for trying out what a front does about it. Messages have a length of four bytes before them.
+//! A worker of `towpath mux` for tests: it answers with its process id, a space and the message, and simulates faults on request.
+//! Messages have a length of four bytes before them.
 //!
-//! `die` is gone without a word; `die once FILE` too, unless the file is there, which it makes;
-//! `wait ADDRESS` connects there and answers when that connection ends;
-//! `stop` answers never;
-//! `send TEXT` sends that text to any connection, and then answers; `unsent` answers with what came back of it;
-//! `scribble` writes over everything that it has answered, where that lies in memory, and then answers.
+//! | message | action |
+//! |---|---|
+//! | `die` | exits without an answer |
+//! | `die once FILE` | the same if FILE does not exist; creates it |
+//! | `wait ADDRESS` | connects to ADDRESS and answers when that connection ends |
+//! | `stop` | never answers |
+//! | `send TEXT` | sends TEXT to any connection, and answers |
+//! | `unsent` | answers with the messages of `send` that were not sent |
+//! | `scribble` | overwrites the memory of its answers, and answers |
+//! | `remember` | answers with index and generation of its connection |
+//! | `to INDEX GENERATION TEXT` | sends TEXT to that connection |
+//! | `own TEXT` | sends TEXT to the connection of the message |
+//! | `parts N` | answers in N parts |
+//! | `huge N` | answers with N bytes |
 //!
-//! `remember` answers with the index and the generation of its connection, and `to INDEX GENERATION TEXT` sends TEXT to
-//! that one; `own TEXT` sends TEXT to the connection of the message; `parts N` answers in that many parts; `huge N` has
-//! that many bytes in its answer.
-//! It exceeds its authority at `again` (answers twice), `unheld` (answers to what it does not have), `more` (more answers
-//! than messages), `frame` (a frame that is not an answer) and `bells N` (rings the doorbell N times without news).
+//! These exceed its authority: `again` (a second answer), `unheld` (an answer to a message of another worker), `more` (more answers
+//! than messages), `frame` (a frame that is not an answer), `bells N` (rings the doorbell N times without news).
 //!
-//! With a number as its argument it takes so many short messages at once.
+//! With a number as argument, it accepts that many short messages in one frame.
 
 use std::error::Error;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -108,19 +114,19 @@ fn framed(body: &[u8]) -> Vec<u8> {
     [&(body.len() as u32).to_be_bytes(), body].concat()
 }
 
-/// A frame that the client library does not send.
+/// Sends a frame that the client library never sends.
 fn raw(worker: &mut Worker, meta: Meta) -> Result<(), Box<dyn Error>> {
     worker.queue().send(&framed(b"raw"), &meta)?;
     worker.queue().flush();
     Ok(())
 }
 
-/// Doorbells that the front did not ask for (docs/book/src/reference/ring-abi.md has their 16 bytes).
+/// Rings the doorbell without news (docs/book/src/reference/ring-abi.md has their 16 bytes).
 fn bells(worker: &Worker, count: usize) -> io::Result<()> {
     let bell = [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     for _ in 0..count {
         match rustix::net::send(worker, &bell, rustix::net::SendFlags::NOSIGNAL) {
-            // The front has closed the channel: it had enough.
+            // The multiplexor has detached this worker.
             Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => break,
             sent => drop(sent?),
         }

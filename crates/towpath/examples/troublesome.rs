@@ -1,10 +1,12 @@
-//! An inspector that goes wrong, for tests and for trying out what an engine does about it.
+//! An inspector that simulates faults, for tests.
 //!
-//! `troublesome die N` passes N frames and is then gone without a word, with frames in its hands;
-//! `troublesome stall N` passes N frames and then answers no more;
-//! `troublesome upper` replaces every payload by itself in capitals;
-//! `troublesome reject` rejects every frame;
-//! `troublesome hold` holds every frame and then decides them from the last to the first.
+//! | argument | action |
+//! |---|---|
+//! | `die N` | passes N frames, then exits while it holds frames |
+//! | `stall N` | passes N frames, then gives no more verdicts |
+//! | `upper` | replaces every payload by itself in capitals |
+//! | `reject` | rejects every frame |
+//! | `hold` | holds every frame, and decides them from the last to the first |
 
 use std::error::Error;
 
