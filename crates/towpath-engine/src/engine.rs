@@ -297,12 +297,20 @@ impl<E: PacketIo> Engine<E> {
     /// Asks the inspectors to signal their [`descriptors`](Self::descriptors) with the next verdict, for event loops. Returns
     /// false if there is a verdict already. [`disarm`](Self::disarm) ends it.
     pub fn arm(&mut self) -> bool {
-        self.queues.iter_mut().all(Queue::arm)
+        self.queues.iter_mut().fold(true, |quiet, queue| queue.arm() && quiet)
     }
 
     /// Ends [`arm`](Self::arm), and checks whether the inspectors are alive.
     pub fn disarm(&mut self) {
         self.queues.iter_mut().for_each(Queue::disarm);
+    }
+
+    /// As [`disarm`](Self::disarm) for the inspectors whose descriptor is `ready`, in the order of [`descriptors`](Self::descriptors).
+    /// Makes no system call for the others: their number does not delay the packet that ended the sleep. Call `disarm` from time to time:
+    /// a descriptor that a dead inspector passed on is never ready.
+    pub fn disarm_ready(&mut self, ready: impl IntoIterator<Item = bool>) {
+        let mut ready = ready.into_iter();
+        self.queues.iter_mut().for_each(|queue| queue.disarm_ready(&mut ready));
     }
 
     /// The descriptors to poll for reading while armed.

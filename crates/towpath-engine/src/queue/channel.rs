@@ -39,6 +39,11 @@ pub trait Channel {
     /// Ends [`arm`](Self::arm), and checks whether the inspector is alive.
     fn disarm(&mut self) {}
 
+    /// Ends [`arm`](Self::arm) if [`descriptor`](Self::descriptor) was not ready: makes no system call.
+    fn disarm_unready(&mut self) {
+        self.disarm();
+    }
+
     /// Returns true if the inspector last ran on the CPU of the calling thread: it decides nothing while this thread runs.
     fn shares_cpu(&self) -> bool {
         false

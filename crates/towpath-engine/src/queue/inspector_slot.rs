@@ -260,6 +260,16 @@ impl<C: Channel> InspectorSlot<C> {
         }
     }
 
+    /// Takes a value of `ready` if the inspector has a descriptor.
+    pub(super) fn disarm_ready(&mut self, ready: &mut impl Iterator<Item = bool>) {
+        let is_ready = self.channel.descriptor().is_none() || ready.next().unwrap_or(true);
+        if is_ready {
+            self.disarm();
+        } else if self.detached.is_none() {
+            self.channel.disarm_unready();
+        }
+    }
+
     pub(super) fn wait(&mut self, now: u64, until: u64) {
         self.channel.wait(now, until);
     }

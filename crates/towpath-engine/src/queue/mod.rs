@@ -410,12 +410,19 @@ impl<C: Channel> Queue<C> {
     /// Asks the inspectors to signal their [`descriptors`](Self::descriptors) with the next verdict. Returns false if
     /// [`poll`](Self::poll) has something already. [`disarm`](Self::disarm) ends it.
     pub fn arm(&mut self) -> bool {
-        self.inspectors.listeners().all(InspectorSlot::arm)
+        // All of them: each continues its search, so that those with many frames do not keep the thread awake one after another.
+        self.inspectors.listeners().fold(true, |quiet, slot| slot.arm() && quiet)
     }
 
     /// Ends [`arm`](Self::arm), and checks whether the inspectors are alive.
     pub fn disarm(&mut self) {
         self.inspectors.listeners().for_each(InspectorSlot::disarm);
+    }
+
+    /// As [`disarm`](Self::disarm) for the inspectors whose descriptor is `ready`, in the order of [`descriptors`](Self::descriptors).
+    /// Makes no system call for the others.
+    pub fn disarm_ready(&mut self, ready: &mut impl Iterator<Item = bool>) {
+        self.inspectors.listeners().for_each(|slot| slot.disarm_ready(ready));
     }
 
     /// Returns true if an inspector has frames and last ran on the CPU of the calling thread.

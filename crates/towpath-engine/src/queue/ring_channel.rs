@@ -80,6 +80,12 @@ impl Channel for RingChannel {
         }
     }
 
+    fn disarm_unready(&mut self) {
+        if let Some(channel) = &mut self.channel {
+            channel.disarm();
+        }
+    }
+
     fn shares_cpu(&self) -> bool {
         self.channel.as_ref().is_some_and(ring::Channel::shares_cpu)
     }
@@ -149,6 +155,29 @@ mod tests {
     use towpath_ring::{Config, Consumer, Endpoint, Geometry};
 
     use super::*;
+
+    /// After a sleep, only the inspectors whose descriptor is ready cost system calls.
+    #[test]
+    fn an_inspector_whose_descriptor_is_not_ready_is_not_asked() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let mut endpoint = Endpoint::bind(&path, Config::default()).unwrap();
+        let client = thread::spawn(move || drop(Consumer::attach(&path).unwrap()));
+        let channel = loop {
+            match endpoint.accept().unwrap() {
+                Some(channel) => break channel,
+                None => endpoint.wait(None).unwrap(),
+            }
+        };
+        client.join().unwrap();
+        let mut inspector = RingChannel::new(channel);
+        inspector.arm();
+        inspector.disarm_unready();
+        assert!(!inspector.is_dead(), "the end of the socket was read");
+        inspector.arm();
+        inspector.disarm();
+        assert!(inspector.is_dead());
+    }
 
     /// The verdicts of a dead inspector are polled in portions, like those of a live one.
     #[test]

@@ -276,6 +276,8 @@ impl Worker {
         // A sleeping worker must not delay the release of retired rules.
         self.engine.walker_mut().idle();
         let armed = self.engine.arm();
+        // Without a sleep, the next turn polls the verdicts, and this thread checks all inspectors in each `TICK`.
+        let mut ready = Some(Vec::new());
         if let Some(patience) = self.muxes.arm()
             && armed
         {
@@ -292,12 +294,18 @@ impl Worker {
             let ports = fds.len();
             fds.push(PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN));
             fds.extend(self.muxes.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+            let others = fds.len();
             fds.extend(self.engine.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             // Interrupted or woken: the caller checks all sources in any case.
-            let _ = poll(&mut fds, Some(&timeout));
+            let events = poll(&mut fds, Some(&timeout)).unwrap_or(0);
+            let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+            ready = (events > 0).then(|| fds[others..].iter().map(is_ready).collect());
             trouble = fds[..ports].iter().any(|fd| fd.revents().intersects(PollFlags::ERR | PollFlags::HUP));
         }
-        self.engine.disarm();
+        match ready {
+            Some(ready) => self.engine.disarm_ready(ready.into_iter().chain(std::iter::repeat(false))),
+            None => self.engine.disarm(),
+        }
         self.bell.clear();
         trouble
     }
