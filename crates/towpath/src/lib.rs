@@ -4,6 +4,7 @@
 //! The packet path is in the crate `towpath-engine`. The commands are in `main.rs` and `cli/`, a thin layer over this library.
 #![forbid(unsafe_code)]
 
+mod background;
 pub mod config;
 pub mod control;
 pub mod daemon;

@@ -99,6 +99,16 @@ metrics! {
 
 type Value = Box<dyn Send>;
 
+/// Set by [`on_helper_start`].
+static HELPER_START: OnceLock<fn()> = OnceLock::new();
+
+/// Calls `start` on each helper thread of this process that starts from now on, before its first value: to set the thread's
+/// scheduling. Only the first call has an effect.
+pub fn on_helper_start(start: fn()) {
+    // A second call: the first function stays.
+    let _ = HELPER_START.set(start);
+}
+
 /// Helpers that wait for values at most: one for the next value, and one that takes its place meanwhile.
 const IDLE_HELPERS: usize = 2;
 
@@ -265,6 +275,9 @@ impl Shared {
 
     /// Body of a helper thread.
     fn help(self: Arc<Self>) {
+        if let Some(start) = HELPER_START.get() {
+            start();
+        }
         let mut state = self.lock();
         loop {
             let Some(peer) = state.ready.pop_front() else {
@@ -402,6 +415,20 @@ mod tests {
             }
         }
         assert_eq!((helpers.len() <= 2, reaper.stats().helpers), (true, 2), "{helpers:?}");
+    }
+
+    #[test]
+    fn helpers_call_the_function_of_their_start() {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+
+        static STARTS: AtomicUsize = AtomicUsize::new(0);
+        on_helper_start(|| {
+            STARTS.fetch_add(1, Ordering::Relaxed);
+        });
+        let bench = Bench::new(Limits::default());
+        bench.drop_for(1, 1);
+        bench.wait_until_dropped(1);
+        assert!(STARTS.load(Ordering::Relaxed) > 0);
     }
 
     #[test]

@@ -314,6 +314,7 @@ struct Client {
 
 impl ServerState {
     fn run(mut self) {
+        crate::background::begin();
         let mut deadline = None;
         loop {
             let now = self.now();

@@ -151,6 +151,7 @@ pub(super) fn warn_of_root(configured: Option<Identity>, identity: Option<Identi
 pub(super) fn start_helper_threads(identity: Option<Identity>) {
     let start = || {
         logging::start_or_warn();
+        towpath_ring::reaper::on_helper_start(crate::background::begin);
         Reaper::shared().start();
     };
     if identity.is_some() {

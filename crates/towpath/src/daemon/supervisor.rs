@@ -181,6 +181,7 @@ impl Supervisor {
     ///
     /// [`Failure::Thread`] if a thread failed.
     pub fn run(mut self) -> Result<Ended, Failure> {
+        crate::background::begin();
         loop {
             self.wait();
             self.print_log();

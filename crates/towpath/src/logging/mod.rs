@@ -336,6 +336,7 @@ struct Writer<W> {
 
 impl<W: Write> Writer<W> {
     fn run(mut self) {
+        crate::background::begin();
         let shared = Arc::clone(&self.shared);
         let mut queue = shared.lock();
         loop {
