@@ -105,7 +105,7 @@ pub(crate) const EVENTS: usize = 65_536;
 
 impl StateLine {
     fn new(state: Listed, gate: &Gate, verbose: bool) -> Self {
-        let rule = gate.rule_number(state.rule);
+        let rule = gate.listed_rule(&state);
         let text = state.line(rule, |name| gate.flow_name(name)).verbose(verbose).to_string();
         let name = gate.flow_name(state.name).to_owned();
         Self { rule, text, name, parts: Box::new(state) }
@@ -144,7 +144,7 @@ impl Book {
         let gate = &self.gate;
         let mut lines = Vec::new();
         for ((state, next), examined) in gate.states().dump(from, now).zip(1..) {
-            if wanted(&state, gate.rule_number(state.rule), gate.flow_name(state.name)) {
+            if wanted(&state, gate.listed_rule(&state), gate.flow_name(state.name)) {
                 lines.push(StateLine::new(state, gate, verbose));
             }
             if lines.len() >= max || examined == EXAMINED {
@@ -320,6 +320,11 @@ impl RulesetManager {
     /// state that exists during the whole iteration is not missed.
     pub fn states(&self, from: Cursor, max: usize, verbose: bool) -> (Vec<StateLine>, Option<Cursor>) {
         self.states_where(from, max, verbose, |_, _, _| true)
+    }
+
+    /// Returns true if a listing of the states may continue at `at`: it is not beyond the end.
+    pub fn has_position(&self, at: Cursor) -> bool {
+        self.book().gate.states().has_position(at)
     }
 
     /// As [`states`](Self::states), only those that `wanted` accepts: the state, the number of its rule, and its flow name. A call

@@ -20,7 +20,7 @@ use super::walker::{Shared, Walker};
 use crate::rules::table::Table;
 use crate::rules::{DEFAULT_RULE, RESERVED_SET, Rule, Ruleset};
 use crate::settings::{SettingError, settings};
-use crate::state::{self, Flow, Keepalive, Name, Pages, RuleId, States};
+use crate::state::{self, Flow, Keepalive, Kind, Listed, Name, Pages, RuleId, States};
 use towpath_metrics::metrics;
 use towpath_wire::{Packet, Time};
 
@@ -380,6 +380,15 @@ impl Gate {
     pub fn rule_number(&self, id: RuleId) -> u32 {
         let program = &self.generation().program;
         program.position_of(id).map_or(DEFAULT_RULE, |at| program.rules[at].number)
+    }
+
+    /// The number of the rule under which a listing has this entry: [`rule_number`](Self::rule_number), or that of the default dynamic
+    /// rule for the parent of orphans, which counts no state of a rule.
+    pub fn listed_rule(&self, listed: &Listed) -> u32 {
+        match listed.kind {
+            Kind::Parent { .. } if listed.orphaned => self.rule_number(DEFAULT_DYNAMIC_RULE),
+            _ => self.rule_number(listed.rule),
+        }
     }
 
     /// The ports.

@@ -33,9 +33,10 @@ impl Cursor {
         u64::from(self.part) << 32 | u64::from(self.slot)
     }
 
-    /// The cursor of a number. A number that [`Cursor::to_bits`] never returned gives some position, or the end.
+    /// The cursor of a number. A number that [`Cursor::to_bits`] never returned gives some position, or one beyond the end
+    /// ([`States::has_position`](crate::state::States::has_position)).
     pub fn from_bits(bits: u64) -> Self {
-        Self { part: (bits >> 32) as u8, slot: bits as u32 }
+        Self { part: u8::try_from(bits >> 32).unwrap_or(u8::MAX), slot: bits as u32 }
     }
 }
 

@@ -169,6 +169,27 @@ fn an_orphan_is_not_reopened() {
     }
 }
 
+/// Under `keep`, a listing has the parent of orphans under the default dynamic rule, and the orphans under their own.
+#[test]
+fn the_parent_of_orphans_is_listed_under_the_default_dynamic_rule() {
+    let mut gate = gate("add 100 allow tcp from any to any limit src-addr 2");
+    assert_eq!(step(&mut gate, SSH), Step::Pass);
+    let listed = |gate: &Gate| {
+        let mut listed: Vec<_> = gate
+            .states()
+            .list(NOW)
+            .map(|state| {
+                (matches!(state.kind, Kind::Parent { .. }), gate.listed_rule(&state), state.orphaned)
+            })
+            .collect();
+        listed.sort_unstable();
+        listed
+    };
+    assert_eq!(listed(&gate), [(false, 100, false), (true, 100, false)]);
+    gate.reload(ruleset("add 200 deny ip from any to any"), StatePolicy::Keep, NOW);
+    assert_eq!(listed(&gate), [(false, 100, true), (true, 65535, true)]);
+}
+
 /// A kept rule keeps its counters, the count of its limit and the count of its log.
 #[test]
 fn kept_rules_continue() {

@@ -22,7 +22,9 @@ use towpath_ring::{Allow, Channel, Config, Endpoint, Kind, Meta, Progress, Quota
 
 use super::accept_backoff::AcceptBackoff;
 use super::accept_pace::AcceptPace;
+use super::commands::show_rings::Ring;
 use super::commands::show_states::State;
+use super::endpoints::EndpointCounters;
 use super::state_filter::{StateFilter, StateMatch};
 use crate::config::Control;
 use crate::eventfd::EventFd;
@@ -49,9 +51,11 @@ const WELCOMES: usize = 8;
 /// Maximum sleep of the thread.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// errno(3) values in error frames: ENOENT: unknown group; EINVAL: the payload is not a cursor and a filter.
+/// errno(3) values in error frames: ENOENT: unknown group; EINVAL: the payload is not a cursor and a filter; ERANGE: the cursor is beyond
+/// the end.
 const ENOENT: u32 = 2;
 const EINVAL: u32 = 22;
+pub(super) const ERANGE: u32 = 34;
 
 /// The listener and its thread. Dropping it stops the thread.
 pub struct Dumps {
@@ -103,19 +107,20 @@ impl Dumps {
 }
 
 impl Listening {
-    /// Starts the thread.
+    /// Starts the thread, which puts its rings into `shown`.
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn start(self, book: Arc<RulesetManager>) -> io::Result<Dumps> {
+    pub fn start(self, book: Arc<RulesetManager>, shown: EndpointCounters) -> io::Result<Dumps> {
         let Self { endpoint, path } = self;
         let (over, bell) = (Arc::new(AtomicBool::new(false)), EventFd::new()?);
         let (clients, pause) = (Vec::new(), AcceptBackoff::of(path.display()));
         let pace = AcceptPace::default();
         let (start, connecting) = (Instant::now(), true);
-        let mut house = ServerState { endpoint, pause, pace, connecting, clients, book, start };
+        let mut house = ServerState { endpoint, pause, pace, connecting, clients, book, start, shown };
         let (ended, rung) = (Arc::clone(&over), bell.clone());
         let run = move || {
+            crate::background::begin();
             // Acquire: pairs with the release in `drop`.
             while !ended.load(Ordering::Acquire) {
                 house.turn(&rung);
@@ -146,6 +151,7 @@ struct ServerState {
     clients: Vec<Client>,
     book: Arc<RulesetManager>,
     start: Instant,
+    shown: EndpointCounters,
 }
 
 struct Client {
@@ -214,6 +220,7 @@ impl ServerState {
             }
             !idle && client.channel.check_peer() && !client.channel.is_dead()
         });
+        self.shown.set_dumps(self.clients.iter().map(|client| Ring::of_dump(&client.channel)).collect());
         // `count` arms all channels; `any` would stop at the first busy one.
         let busy =
             self.clients.iter_mut().filter_map(|client| (!client.channel.arm()).then_some(())).count() > 0;
@@ -248,6 +255,7 @@ impl Client {
         });
         for (group, from) in asked {
             let error = match (group, from) {
+                (STATES, Some((from, _))) if !book.has_position(from) => ERANGE,
                 (STATES, Some((from, filter))) => match channel.begin_dump(group) {
                     Ok(()) => {
                         *states = Some(States { book: Arc::clone(book), next: Some(from), filter });

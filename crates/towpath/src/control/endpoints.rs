@@ -1,27 +1,46 @@
-//! The counters of the sockets where inspectors attach. The supervisor, which owns the sockets, puts copies here; the server reads them.
+//! What the control server shows of other threads: the counters of the sockets where inspectors attach, which the supervisor owns, and the
+//! rings of dump clients, which the thread of dumps owns. The owners put copies here; the server reads them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use towpath_ring::Stats;
 
-/// The counters by queue. Clones share them.
+use super::commands::show_rings::Ring;
+
+/// The counters by queue, and the rings of dump clients. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct EndpointCounters(Arc<Mutex<Vec<(u16, Stats)>>>);
+pub struct EndpointCounters(Arc<Mutex<Shown>>);
+
+#[derive(Debug, Default)]
+struct Shown {
+    sockets: Vec<(u16, Stats)>,
+    dumps: Vec<Ring>,
+}
 
 impl EndpointCounters {
     /// Replaces all counters.
     pub fn set(&self, counters: impl Iterator<Item = (u16, Stats)>) {
-        let mut all = self.lock();
-        all.clear();
-        all.extend(counters);
+        let sockets = &mut self.lock().sockets;
+        sockets.clear();
+        sockets.extend(counters);
     }
 
     /// A copy of the counters.
     pub fn get(&self) -> Vec<(u16, Stats)> {
-        self.lock().clone()
+        self.lock().sockets.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<(u16, Stats)>> {
+    /// Replaces the rings of dump clients.
+    pub(super) fn set_dumps(&self, rings: Vec<Ring>) {
+        self.lock().dumps = rings;
+    }
+
+    /// A copy of the rings of dump clients.
+    pub(super) fn dumps(&self) -> Vec<Ring> {
+        self.lock().dumps.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shown> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

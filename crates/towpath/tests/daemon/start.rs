@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use towpath_port::netns::{until, veth, within};
+use towpath_ring::Consumer;
 
 use crate::bridged::BRIDGE;
 use crate::support::Control;
@@ -121,6 +122,14 @@ fn an_engine_in_a_pid_namespace_is_asked_from_outside() {
         let stats = control.json("show stats --json");
         assert_eq!(stats["stats"]["packets"], 0, "{stats}");
         assert!(control.ctl("dump states").status.success());
+        // The ring of a dump client is listed while it is attached.
+        let client = Consumer::attach_as(directory.path().join("ctl.sock.ring"), "dump-client").unwrap();
+        let listed = |ring: &&Value| ring["dump"] == true && ring["name"] == "dump-client";
+        let dumps =
+            || control.json("show rings --json")["rings"].as_array().unwrap().iter().filter(listed).count();
+        until(|| dumps() == 1);
+        drop(client);
+        until(|| dumps() == 0);
         let mut inspector = Command::new(env!("CARGO_BIN_EXE_towpath"))
             .args(["inspect", "--queue", "1", "--match", "x", "--verdict", "drop"])
             .env("TOWPATH_SOCKET", directory.path().join("q1.sock"))

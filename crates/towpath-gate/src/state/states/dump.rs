@@ -9,6 +9,7 @@ use super::readers::ReadGuard;
 use super::sweep::WALK;
 use super::{AddressFamily, States};
 use crate::state::listing::{Cursor, Listed};
+use crate::state::table::entry::MAX_PARENTS;
 use crate::state::table::key::Key;
 use crate::state::table::live_filter::LiveFilter;
 
@@ -38,6 +39,17 @@ impl States {
         let v4 = self.list_from::<2>(start(1), now, &guard).map(after(1));
         let v6 = self.list_from::<6>(start(2), now, &guard).map(after(2));
         parents.into_iter().map(after(0)).chain(v4).chain(v6)
+    }
+
+    /// Returns true if a [`dump`](Self::dump) of this table may have returned the cursor, or if it is the beginning of a part.
+    pub fn has_position(&self, at: Cursor) -> bool {
+        let slots = match at.part {
+            0 => MAX_PARENTS,
+            1 => Key::<2>::family(&self.shared).slab.len(),
+            2 => Key::<6>::family(&self.shared).slab.len(),
+            _ => return false,
+        };
+        at.slot <= slots
     }
 
     /// Keeps the slots that a listing reads from being reused.

@@ -79,6 +79,10 @@ fn dump(socket: &Path, args: &Dump) -> Result<String, Failure> {
                 }
                 return Ok(String::new());
             }
+            Kind::ERROR if error == dumps::ERANGE => {
+                let from = args.from;
+                return Err(Failure::new(exit::FAILED, format!("--from {from} is beyond the last state")));
+            }
             Kind::ERROR => return Err(refused(&io::Error::from_raw_os_error(error as i32))),
             _ => continue,
         }

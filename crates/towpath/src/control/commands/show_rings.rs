@@ -7,14 +7,14 @@ use towpath_engine::ChannelSnapshot;
 use towpath_engine::queue::parse::{fanout_word, overload_words};
 use towpath_engine::queue::{About, VerdictStats};
 use towpath_metrics::{Kind, Metric};
-use towpath_ring::{ChannelStats, Credentials, Geometry};
+use towpath_ring::{Channel, ChannelStats, Credentials, Geometry};
 
 use super::super::command::{Context, Handled, Query, Reply};
 use super::super::query::Target;
 use super::super::text::{age, cell, items, nonzero, table};
 use crate::metrics::{self, Layout};
 
-/// The channels to inspectors and workers, with their rings
+/// The channels to inspectors, workers and dump clients, with their rings
 ///
 /// One line per channel: its number, queue, process and user; the number and size of the ring's frames; frames in use; undecided
 /// messages, held messages, and the maximum; the age of the oldest message; messages published and decided; wake-ups. The next
@@ -28,9 +28,11 @@ impl Query for ShowRings {
     const ANSWER: &'static str = "rings";
 
     fn handle(self, context: &Context<'_>) -> Handled {
+        let dumps = context.endpoints.dumps();
         context.query(rings, |parts| {
             let mut rings: Vec<Ring> = parts.into_iter().flatten().collect();
             rings.sort_by_key(|ring| ring.channel);
+            rings.extend(dumps);
             Ok(Reply::Answer(
                 Self::ANSWER,
                 json!({ "rings": rings.iter().map(Ring::object).collect::<Vec<_>>() }),
@@ -62,9 +64,10 @@ impl Query for ShowRings {
         let mut rows = vec![header.map(str::to_owned).to_vec()];
         rows.extend(rings.iter().map(|ring| {
             let number = |key: &str| cell(&ring[key]);
+            let dump = ring["dump"] == true;
             vec![
-                number("channel"),
-                number("queue"),
+                if dump { "-".to_owned() } else { number("channel") },
+                if dump { "dump".to_owned() } else { number("queue") },
                 number("pid"),
                 number("uid"),
                 format!("{}x{}", ring["frame_nr"], ring["frame_size"]),
@@ -88,7 +91,10 @@ impl Query for ShowRings {
 fn note(ring: &Value) -> String {
     let word = |key: &str| ring[key].as_str().unwrap_or_default();
     let pages = if ring["huge_pages"] == true { ", huge pages" } else { "" };
-    let mut text = format!("         fanout {}, overload {}{pages}", word("fanout"), word("overload"));
+    let mut text = match ring["dump"] == true {
+        true => format!("         dump{pages}"),
+        false => format!("         fanout {}, overload {}{pages}", word("fanout"), word("overload")),
+    };
     for (name, key) in [("verdicts", "verdicts"), ("by default", "defaults"), ("lost", "lost")] {
         let sums = ["decided", "other"];
         let counters =
@@ -162,9 +168,24 @@ pub struct Ring {
     pub verdicts: VerdictStats,
     /// Running traces.
     pub traces: u32,
+    /// The ring of a dump client: it has no number and no queue.
+    pub dump: bool,
 }
 
 impl Ring {
+    /// The ring of a dump client.
+    pub(in crate::control) fn of_dump(channel: &Channel) -> Self {
+        Self {
+            name: channel.name().to_owned(),
+            peer: channel.peer(),
+            geometry: Some(channel.geometry()),
+            depth: channel.held(),
+            stats: channel.stats(),
+            dump: true,
+            ..Self::default()
+        }
+    }
+
     /// The channel as an object.
     fn object(&self) -> Map<String, Value> {
         let mut object = CHANNEL.object(&self.stats);
@@ -198,6 +219,9 @@ impl Ring {
             return object;
         };
         object.extend(state);
+        if self.dump {
+            object.insert("dump".to_owned(), true.into());
+        }
         if let Some(gone) = &self.gone {
             object.insert("gone".to_owned(), gone.as_str().into());
         }
@@ -266,5 +290,9 @@ mod tests {
         );
         assert!(lines[4].ends_with("; it left"), "{text}");
         assert_eq!(ShowRings {}.text(&json!({ "rings": [] })), "no channels\n");
+        let dump = Ring { channel: 0, queue: 0, dump: true, gone: None, ..other };
+        let text = ShowRings {}.text(&json!({ "rings": [dump.object()] }));
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!((&lines[1][..4], lines[2][0]), (&["-", "dump", "4711", "0"][..], "dump;"), "{text}");
     }
 }

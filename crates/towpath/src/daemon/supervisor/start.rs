@@ -162,8 +162,10 @@ impl Supervisor {
             None => (None, wakes.iter().map(|_| None).collect::<Vec<_>>()),
         };
         let mux_desks = inboxes.split_off(threads);
-        let dumps =
-            dumps.map(|dumps| dumps.start(Arc::clone(&ruleset)).map_err(Failure::Dumps)).transpose()?;
+        let shown = server.as_ref().map(|server| server.endpoints().clone()).unwrap_or_default();
+        let dumps = dumps
+            .map(|dumps| dumps.start(Arc::clone(&ruleset), shown).map_err(Failure::Dumps))
+            .transpose()?;
         let (log, lines) = sync_channel(LOG_LINES);
         let start = Instant::now();
         // The wall clock may be before 1970: then the times of rules count from the engine's start.

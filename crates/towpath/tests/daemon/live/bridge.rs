@@ -326,6 +326,13 @@ fn flows_are_traced_and_states_are_dumped() {
         );
         // A cursor after all IPv4 states.
         assert_eq!(lines("dump states --from 8589934592"), "");
+        // Behind the slots of the IPv6 states, behind the last part, and a number whose low bits are the beginning.
+        for cursor in ["12884901887", "12884901888", "1099511627776"] {
+            let output = engine.ctl(&format!("dump states --from {cursor}"));
+            let error = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{error}");
+            assert_eq!(error, format!("towpath: --from {cursor} is beyond the last state\n"));
+        }
         drop(open);
         engine.stop();
     });
