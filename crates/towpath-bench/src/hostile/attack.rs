@@ -89,12 +89,16 @@ pub(crate) fn side(order: &Attack) -> Result<()> {
             thread::spawn(move || inspect(&Target { queue: &other, lanes }, Inspector::MayQueue));
             inspect(attacked, Inspector::MayQueue)
         }
+        "punch" => punch(attacked),
+        "handles" => handles(attacked),
         "watchers" => watchers(&at("watched.sock")),
         super::PASS_ON => pass_on::collect(&queue, How::Descriptors, did),
         super::REOPEN => pass_on::collect(&queue, How::Paths, did),
         "control" => requests(&control),
         "control-idle" => idle_control(&control),
-        "worker" | "worker-late" | "worker-linger" => messages(mux),
+        "control-unread" => unread_answers(&control),
+        "trickle" => trickle(mux),
+        "worker" | "worker-late" | "worker-linger" | "worker-parts" => messages(mux),
         other => bail!("unknown mode {other:?}"),
     }
 }
@@ -256,6 +260,51 @@ fn descriptors(target: &Target<'_>) -> Result<()> {
     })
 }
 
+/// Frees the pages of all memory that it may (FALLOC_FL_PUNCH_HOLE of fallocate(2)). The next access of the engine to a page
+/// allocates it again, and waits while a hole is made there (`shmem_fault` of mm/shmem.c).
+fn punch(target: &Target<'_>) -> Result<()> {
+    use rustix::fs::{FallocateFlags, fallocate};
+    attached(target, |ring| {
+        for memory in ring.memories() {
+            let len = rustix::fs::fstat(memory).map_or(0, |stat| stat.st_size.cast_unsigned());
+            // Refused for memory that only the engine writes.
+            let _ = fallocate(memory, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, len);
+        }
+        true
+    })
+}
+
+/// Changes everything that a descriptor of the engine permits: size, seals, locks, leases, flags and buffers.
+fn handles(target: &Target<'_>) -> Result<()> {
+    use rustix::fs::{
+        FlockOperation, OFlags, SealFlags, fcntl_add_seals, fcntl_lock, fcntl_setfl, flock, ftruncate,
+    };
+    use rustix::net::sockopt;
+    let mut random = Random(7);
+    // Most calls are refused.
+    attached(target, |ring| {
+        for memory in ring.memories() {
+            let _ = match random.below(6) {
+                0 => ftruncate(memory, random.next() % (1 << 32)),
+                1 => fcntl_add_seals(memory, SealFlags::from_bits_retain(random.next() as u32 % 64)),
+                2 => flock(memory, FlockOperation::NonBlockingLockExclusive),
+                3 => fcntl_lock(memory, FlockOperation::NonBlockingLockExclusive),
+                4 => fcntl_setfl(memory, OFlags::from_bits_retain(random.next() as u32)),
+                _ => rustix::fs::fchmod(memory, rustix::fs::Mode::empty()),
+            };
+        }
+        let socket = &ring.socket;
+        let _ = match random.below(4) {
+            0 => rustix::io::ioctl_fionbio(socket, random.below(2) == 0),
+            1 => sockopt::set_socket_recv_buffer_size(socket, random.below(1 << 16)),
+            2 => sockopt::set_socket_passcred(socket, random.below(2) == 0),
+            _ => sockopt::set_socket_linger(socket, Some(Duration::from_secs(5))),
+        };
+        // At last, it receives nothing any more.
+        random.below(1000) > 0 || rustix::net::shutdown(socket, rustix::net::Shutdown::Read).is_ok()
+    })
+}
+
 /// Attaches as often as the engine permits to a queue that copies every packet to each of its inspectors, and reads nothing.
 fn watchers(path: &Path) -> Result<()> {
     let mut watchers: Vec<RawRing> = Vec::new();
@@ -400,6 +449,51 @@ fn idle_control(path: &Path) -> Result<()> {
                 && (stream.as_raw_fd() % 4 != 0 || stream.write(b" ").is_ok())
         });
         thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Sends valid requests and reads no answer.
+fn unread_answers(path: &Path) -> Result<()> {
+    const REQUESTS: [&str; 4] = ["show-rules", "show-states", "show-stats", "events"];
+    let mut held: VecDeque<UnixStream> = VecDeque::new();
+    for turn in 0_usize.. {
+        did();
+        if held.len() == IDLE {
+            held.pop_front();
+        }
+        if let Ok(mut stream) = UnixStream::connect(path) {
+            stream.set_nonblocking(true)?;
+            let body = format!(r#"{{"towpath":1,"do":"{}"}}"#, REQUESTS[turn % REQUESTS.len()]);
+            let request = [&(body.len() as u32 + 1).to_le_bytes()[..], &[1], body.as_bytes()].concat();
+            // Until the engine reads no more, or closes the connection.
+            while (0..1000).all(|_| stream.write_all(&request).is_ok()) {
+                did();
+            }
+            held.push_back(stream);
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Sends single bytes of messages on many connections, and some of them end within a message.
+fn trickle(address: &str) -> Result<()> {
+    let mut random = Random(8);
+    let mut held: VecDeque<TcpStream> = VecDeque::new();
+    loop {
+        did();
+        if held.len() < SLOTS
+            && let Ok(mut stream) = TcpStream::connect(address)
+        {
+            stream.set_nodelay(true)?;
+            stream.set_nonblocking(true)?;
+            // The first bytes of a message's length: 16 KiB.
+            if stream.write(&[0, 0, 64]).is_ok() {
+                held.push_back(stream);
+            }
+        }
+        held.retain_mut(|stream| stream.write(&[0]).is_ok() && random.below(500) > 0);
+        thread::sleep(Duration::from_millis(5));
     }
 }
 

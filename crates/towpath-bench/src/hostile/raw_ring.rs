@@ -105,6 +105,8 @@ pub(super) fn receive(socket: &OwnedFd, into: &mut [u8]) -> Result<Vec<OwnedFd>>
 pub(super) struct RawRing {
     pub(super) socket: OwnedFd,
     lanes: Vec<Mapping>,
+    /// The descriptors of each lane.
+    fds: Vec<Vec<OwnedFd>>,
 }
 
 /// The memory of a lane that the client writes.
@@ -116,10 +118,15 @@ struct Mapping {
 impl RawRing {
     /// Says hello and maps the memory of the first `lanes` lanes.
     pub(super) fn attach(path: &Path, lanes: u32) -> Result<Self> {
-        let (socket, all) = greet(path)?;
+        let (socket, fds) = greet(path)?;
         let map = |fds: &Vec<OwnedFd>| Mapping::new(fds.get(CLIENT).context("no memory")?);
-        let lanes = all.iter().take(lanes as usize).map(map).collect::<Result<_>>()?;
-        Ok(Self { socket, lanes })
+        let lanes = fds.iter().take(lanes as usize).map(map).collect::<Result<_>>()?;
+        Ok(Self { socket, lanes, fds })
+    }
+
+    /// The memories of the lanes to attack.
+    pub(super) fn memories(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.fds.iter().take(self.lanes.len()).flat_map(|fds| fds.iter().take(MEMORIES))
     }
 
     /// Number of words that the client may write, of all lanes.

@@ -21,6 +21,7 @@ pub(crate) fn side(how: &str) -> Result<()> {
     match how {
         "worker-late" => late(),
         "worker-linger" => linger(),
+        "worker-parts" => parts(),
         _ => too_often(),
     }
 }
@@ -68,6 +69,22 @@ fn late() -> Result<()> {
             worker.queue().send(&bytes, &Meta { kind, port: of.0, ..Meta::default() })?;
             worker.queue().flush();
         }
+    }
+    Ok(())
+}
+
+/// Answers in parts of one byte or none, and some answers never end.
+fn parts() -> Result<()> {
+    let mut worker = Worker::attach_env()?;
+    let mut random = Random(u64::from(std::process::id()));
+    while let Some(message) = worker.recv()? {
+        let bytes = worker.bytes(&message).to_vec();
+        let endless = random.below(100) == 0;
+        for part in bytes.chunks(1).cycle().take(if endless { usize::MAX } else { 4096 }) {
+            worker.reply_part(&message, if random.below(2) == 0 { part } else { &[] })?;
+        }
+        worker.reply(&message, &[])?;
+        worker.done(message);
     }
     Ok(())
 }
