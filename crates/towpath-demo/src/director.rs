@@ -344,7 +344,7 @@ impl Stage {
         engine.cpu_seconds = self.engine.cpu();
         let sum = engine.passed + engine.dropped + engine.rejected + engine.waiting;
         let saw = format!("{} packets in, {} accounted for", thousands(engine.packets), thousands(sum));
-        self.results.expect(name, sum == engine.packets && engine.undecodable == 0, saw);
+        self.results.expect(name, sum == engine.packets && engine.malformed == 0, saw);
         Ok((engine, stopped))
     }
 

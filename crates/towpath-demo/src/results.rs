@@ -62,7 +62,7 @@ pub(crate) struct Engine {
     pub(crate) dropped: u64,
     pub(crate) rejected: u64,
     /// Malformed packets, which are dropped.
-    pub(crate) undecodable: u64,
+    pub(crate) malformed: u64,
     pub(crate) waiting: u64,
     /// Packets that inspectors received.
     pub(crate) inspected: u64,
@@ -82,7 +82,13 @@ impl Engine {
             passed: number("passed"),
             dropped: number("dropped"),
             rejected: number("rejected"),
-            undecodable: stats["dropped_by"]["undecodable"].as_u64().unwrap_or(0),
+            malformed: stats["dropped_by"]
+                .as_object()
+                .into_iter()
+                .flatten()
+                .filter(|(reason, _)| reason.starts_with("malformed"))
+                .filter_map(|(_, packets)| packets.as_u64())
+                .sum(),
             waiting: number("waiting"),
             inspected: number("inspected"),
             states: stats["states"]["created"].as_u64().unwrap_or(0),

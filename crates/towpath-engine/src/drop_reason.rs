@@ -5,6 +5,8 @@ use std::ops::{Index, IndexMut};
 
 use towpath_gate::{self as gate, Reject};
 use towpath_metrics::{Kind, Metric, Metrics, Unit};
+use towpath_port::TxDrop;
+use towpath_wire::Malformed;
 
 /// The outcome of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +37,11 @@ macro_rules! drop_reasons {
                 match self { $(Self::$variant => $name,)+ }
             }
 
+            /// The words of a line of the log: `Drop (no_route)`.
+            pub const fn log_words(self) -> &'static str {
+                match self { $(Self::$variant => concat!("Drop (", $name, ")"),)+ }
+            }
+
             /// A sentence that explains the reason.
             pub const fn help(self) -> &'static str {
                 match self { $(Self::$variant => $help,)+ }
@@ -55,7 +62,22 @@ macro_rules! drop_reasons {
 }
 
 drop_reasons! {
-    Undecodable "undecodable" "Malformed packet; no rule was evaluated."
+    MalformedLink "malformed_link" "The link header is longer than the frame."
+    MalformedTags "malformed_tags" "More than 16 VLAN tags or MPLS labels."
+    MalformedVersion "malformed_version" "The version of the IP header is not that of the EtherType."
+    MalformedIp4 "malformed_ip4" "Fewer than 20 bytes of IPv4 header."
+    MalformedIp4HeaderLength "malformed_ip4_header_length" "IPv4 header length below 20 bytes or beyond the packet."
+    MalformedIp4TotalLength "malformed_ip4_total_length" "IPv4 total length below the header length or beyond the frame."
+    MalformedIp6 "malformed_ip6" "Fewer than 40 bytes of IPv6 header."
+    MalformedIp6PayloadLength "malformed_ip6_payload_length" "IPv6 payload length beyond the frame."
+    MalformedIp6Jumbo "malformed_ip6_jumbo" "IPv6 jumbo payload option that does not fit the packet."
+    MalformedIp6Extension "malformed_ip6_extension" "IPv6 extension header that ends beyond the packet."
+    MalformedIp6Extensions "malformed_ip6_extensions" "More than 16 IPv6 extension headers."
+    MalformedUpper "malformed_upper" "The packet or its first fragment ends inside the upper-layer header."
+    MalformedTcpOffset "malformed_tcp_offset" "TCP data offset below 20 bytes or beyond the segment."
+    MalformedUdpLength "malformed_udp_length" "UDP length below 8 bytes or beyond the packet."
+    MalformedUdpliteCoverage "malformed_udplite_coverage" "UDP-Lite checksum coverage of 1 to 7 bytes or beyond the packet."
+    MalformedCapture "malformed_capture" "The capture has too few bytes of the headers."
     Rule "rule" "Denied by a rule."
     StatesFull "states_full" "The rule needs a dynamic state, and `dyn_max` states exist."
     OverLimit "over_limit" "The flow exceeds the number of states that a `limit` option allows."
@@ -92,8 +114,79 @@ drop_reasons! {
     NotOurs "not_ours" "Received by link-layer broadcast or multicast and not to be forwarded (RFC 1812 section 5.3.4)."
     TxNoBuffer "tx_no_buffer" "No room in the copy buffer of the transmit queue."
     TxFull "tx_full" "The port's transmit queue was full."
-    TxRefused "tx_refused" "The port refused the frame."
+    PortDown "port_down" "The port's interface is down or gone."
+    TxRefusedEperm "tx_refused_eperm" "The kernel refused the frame: EPERM, a firewall rule of the host."
+    TxRefusedEinval "tx_refused_einval" "The kernel refused the frame: EINVAL, type or metadata."
+    TxRefusedEmsgsize "tx_refused_emsgsize" "The kernel refused the frame: EMSGSIZE, longer than the interface's MTU."
+    TxRefusedEnetunreach "tx_refused_enetunreach" "The kernel refused the packet: ENETUNREACH, no route of the host."
+    TxRefusedEhostunreach "tx_refused_ehostunreach" "The kernel refused the packet: EHOSTUNREACH, no neighbor of the host."
+    TxRefused "tx_refused" "The port or the kernel refused the frame for another reason."
     Shutdown "shutdown" "Still undecided when the engine stopped."
+}
+
+impl DropReason {
+    /// The reasons that a word names: the reason with this name, and those whose names continue it after an underscore
+    /// (`malformed`, `tx_refused`). `any` is all of them. Empty if there is none.
+    pub fn named(word: &str) -> Vec<Self> {
+        let is_named = |name: &str| {
+            word == "any" || name.strip_prefix(word).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+        };
+        Self::ALL.iter().copied().filter(|reason| !word.is_empty() && is_named(reason.name())).collect()
+    }
+
+    /// Returns true if a rule or an inspector decided the drop, or if it occurs in normal operation. Rules have `log` for it.
+    pub const fn is_decision(self) -> bool {
+        matches!(
+            self,
+            Self::Rule | Self::Policed | Self::Inspector | Self::StateInvalid | Self::FirstSyn | Self::NotOurs
+        )
+    }
+
+    /// Returns true if the gate logs the drop, because a rule's state was refused.
+    pub(crate) const fn is_logged_by_gate(self) -> bool {
+        matches!(
+            self,
+            Self::StatesFull | Self::OverLimit | Self::OverRate | Self::LimitsFull | Self::OverSource
+        )
+    }
+}
+
+impl From<Malformed> for DropReason {
+    fn from(malformed: Malformed) -> Self {
+        match malformed {
+            Malformed::LinkCut => Self::MalformedLink,
+            Malformed::TooManyTags => Self::MalformedTags,
+            Malformed::Version => Self::MalformedVersion,
+            Malformed::Ip4Cut => Self::MalformedIp4,
+            Malformed::Ip4HeaderLength => Self::MalformedIp4HeaderLength,
+            Malformed::Ip4TotalLength => Self::MalformedIp4TotalLength,
+            Malformed::Ip6Cut => Self::MalformedIp6,
+            Malformed::Ip6PayloadLength => Self::MalformedIp6PayloadLength,
+            Malformed::Ip6Jumbo => Self::MalformedIp6Jumbo,
+            Malformed::Ip6ExtensionCut => Self::MalformedIp6Extension,
+            Malformed::Ip6TooManyExtensions => Self::MalformedIp6Extensions,
+            Malformed::UpperCut => Self::MalformedUpper,
+            Malformed::TcpDataOffset => Self::MalformedTcpOffset,
+            Malformed::UdpLength => Self::MalformedUdpLength,
+            Malformed::UdpLiteCoverage => Self::MalformedUdpliteCoverage,
+            Malformed::CaptureCut => Self::MalformedCapture,
+        }
+    }
+}
+
+impl From<TxDrop> for DropReason {
+    fn from(reason: TxDrop) -> Self {
+        match reason {
+            TxDrop::Full => Self::TxFull,
+            TxDrop::Down => Self::PortDown,
+            TxDrop::Eperm => Self::TxRefusedEperm,
+            TxDrop::Einval => Self::TxRefusedEinval,
+            TxDrop::Emsgsize => Self::TxRefusedEmsgsize,
+            TxDrop::Enetunreach => Self::TxRefusedEnetunreach,
+            TxDrop::Ehostunreach => Self::TxRefusedEhostunreach,
+            TxDrop::Other => Self::TxRefused,
+        }
+    }
 }
 
 impl fmt::Display for DropReason {

@@ -14,11 +14,12 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use towpath_gate::{PortId, Reject};
-use towpath_port::{Burst, Error, Port};
+use towpath_port::{Burst, Error, Port, TxDrop};
 use towpath_wire::{self as wire, LinkType, Time, checksum};
 
-use self::tx_queue::{MAX_HEADER, MAX_PACKET};
+use self::tx_queue::{Loss, MAX_HEADER, MAX_PACKET};
 pub use self::tx_queue::{RouterPort, TxConfig, TxDrops, TxQueue, TxStats};
+use crate::drop_log::LostFrames;
 use crate::drop_reason::{DropReason, Drops};
 use crate::introspect::Introspect;
 use crate::meta::{Adjacency, Egress, Meta, NextHop};
@@ -59,6 +60,7 @@ pub struct PortIo<C> {
     /// Packets that failed to leave since the last [`take_drops`](PacketIo::take_drops).
     drops: Drops,
     dropped: bool,
+    lost: LostFrames,
     channel: PhantomData<C>,
 }
 
@@ -81,6 +83,7 @@ impl<C: Channel> PortIo<C> {
             time: 0,
             drops: Drops::default(),
             dropped: false,
+            lost: LostFrames::default(),
             channel: PhantomData,
         }
     }
@@ -93,45 +96,54 @@ impl<C: Channel> PortIo<C> {
         burst: &Burst,
         mut complain: impl FnMut(&Error),
     ) {
-        let Self { tx_queues, drops, dropped, .. } = self;
+        let Self { tx_queues, drops, dropped, lost: frames, .. } = self;
         let tx = &mut tx_queues[at];
         if tx.items.is_empty() && tx.verdicts.is_empty() {
             return;
         }
         let mut counted = Drops::default();
-        let mut lost = |reason, packets, error: Option<&Error>| {
-            // A port counts the frames of its own failures: see `count_port_drops`.
-            if !matches!(error, Some(Error::Io { .. })) {
-                drops[reason] += packets;
-                counted[reason] += packets;
-                *dropped |= packets > 0;
+        let mut lost = |loss: Loss<'_>| match loss {
+            Loss::Packet(reason, frame, meta) => {
+                drops[reason] += u64::from(meta.packets);
+                counted[reason] += u64::from(meta.packets);
+                *dropped |= meta.packets > 0;
+                frames.keep(reason, frame, &Meta { egress: Egress::Port(PortId(at as u16)), ..meta });
             }
-            error.into_iter().for_each(&mut complain);
+            Loss::Error(error) => complain(error),
         };
         tx.send_all(port, burst, &mut lost);
         tx.decide_all(port, &mut lost);
         tx.drops.drops.add(&counted);
         tx.clear();
+        // The port counts them: see `count_port_drops`.
+        let link = port.caps().link.unwrap_or(LinkType::ETHERNET);
+        port.take_refused(&mut |reason, frame| {
+            let meta = Meta { egress: Egress::Port(PortId(at as u16)), ..Meta::new(link, frame.len()) };
+            let meta = Meta { interface: at as u32, time: burst_time(burst), ..meta };
+            frames.keep(reason.into(), frame, &meta);
+            *dropped = true;
+        });
         if let Err(error) = port.flush() {
             complain(&error);
         }
     }
 
-    /// Takes over the port's own counters of frames that it accepted and did not send: `full` without room, `refused` for other
-    /// reasons, both since the port was opened.
-    pub fn count_port_drops(&mut self, at: usize, full: u64, refused: u64) {
+    /// Takes over the port's own counters of frames that it accepted and did not send since it was opened, in the order of
+    /// [`TxDrop::ALL`].
+    pub fn count_port_drops(&mut self, at: usize, counts: [u64; TxDrop::ALL.len()]) {
         let tx = &mut self.tx_queues[at];
-        let [new_full, new_refused] =
-            [full.saturating_sub(tx.port_drops[0]), refused.saturating_sub(tx.port_drops[1])];
-        tx.port_drops = [full, refused];
-        self.drops[DropReason::TxFull] += new_full;
-        self.drops[DropReason::TxRefused] += new_refused;
-        self.dropped |= new_full + new_refused > 0;
+        for (at, (count, reason)) in counts.into_iter().zip(TxDrop::ALL).enumerate() {
+            let new = count.saturating_sub(tx.port_drops[at]);
+            self.drops[reason.into()] += new;
+            self.dropped |= new > 0;
+        }
+        tx.port_drops = counts;
     }
 
     /// Sends requests for neighbors that are due, and queues the packets whose neighbors were resolved. Call it between two bursts.
     pub fn poll_neighbors(&mut self) {
-        let Self { tx_queues, scratch, resolver: Some(resolver), time, drops, dropped, .. } = self else {
+        let Self { tx_queues, scratch, resolver: Some(resolver), time, drops, dropped, lost, .. } = self
+        else {
             return;
         };
         resolver.poll_requests(*time, |port, request| {
@@ -156,6 +168,7 @@ impl<C: Channel> PortIo<C> {
                 tx.drops.drops[reason] += u64::from(meta.packets);
                 drops[reason] += u64::from(meta.packets);
                 *dropped = true;
+                lost.keep(reason, &frame, &meta);
             }
         });
     }
@@ -180,7 +193,7 @@ impl<C: Channel> PortIo<C> {
             resolver.abandon(|port, packets| waiting.push((usize::from(port), packets)));
         }
         for (port, packets) in waiting {
-            self.drop(port, DropReason::Unresolved, packets);
+            self.count_drop(port, DropReason::Unresolved, packets);
         }
     }
 
@@ -204,7 +217,12 @@ impl<C: Channel> PortIo<C> {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    fn drop(&mut self, port: usize, reason: DropReason, packets: u64) {
+    fn drop(&mut self, port: usize, reason: DropReason, frame: &[u8], meta: &Meta) {
+        self.count_drop(port, reason, meta.packets.into());
+        self.lost.keep(reason, frame, meta);
+    }
+
+    fn count_drop(&mut self, port: usize, reason: DropReason, packets: u64) {
         if let Some(tx) = self.tx_queues.get_mut(port) {
             tx.drops.drops[reason] += packets;
         }
@@ -280,9 +298,8 @@ impl<C: Channel> PortIo<C> {
                     .unwrap_or(Err(DropReason::TooLong))
             }
         };
-        let evicted = resolver.map_or(0, Resolver::take_evicted);
-        if evicted > 0 {
-            self.drop(port.0.into(), DropReason::Unresolved, evicted);
+        for (frame, meta) in resolver.map(Resolver::take_evicted).unwrap_or_default() {
+            self.drop(port.0.into(), DropReason::Unresolved, &frame, &meta);
         }
         result
     }
@@ -330,11 +347,11 @@ impl<C: Channel> PacketIo for PortIo<C> {
             && meta.link == LinkType::ETHERNET
             && !router::is_for(frame, mac)
         {
-            self.drop(meta.interface as usize, DropReason::NotOurs, meta.packets.into());
+            self.drop(meta.interface as usize, DropReason::NotOurs, frame, meta);
             return Ok(());
         }
         if let Err(reason) = self.queue(port, frame, meta) {
-            self.drop(port.0.into(), reason, meta.packets.into());
+            self.drop(port.0.into(), reason, frame, meta);
             if reason == DropReason::TooLong {
                 let mtu = self.tx_queues[usize::from(port.0)].config.mtu;
                 self.send_too_big(frame, meta, mtu);
@@ -396,6 +413,14 @@ impl<C: Channel> PacketIo for PortIo<C> {
         std::mem::take(&mut self.dropped).then(|| std::mem::take(&mut self.drops))
     }
 
+    fn take_lost_frames(&mut self, each: &mut dyn FnMut(DropReason, &[u8], &Meta)) -> u64 {
+        self.lost.take(each)
+    }
+
+    fn trace_lost_frames(&mut self, all: bool) {
+        self.lost.set_all(all);
+    }
+
     fn held(&self) -> u64 {
         self.resolver.as_ref().map_or(0, Resolver::held)
     }
@@ -408,6 +433,11 @@ impl<C: Channel> PacketIo for PortIo<C> {
     fn serve_queries(&mut self, engine: &mut dyn Introspect) -> u64 {
         self.queries.serve(engine)
     }
+}
+
+/// The time of the first frame of a burst.
+fn burst_time(burst: &Burst) -> u64 {
+    if burst.is_empty() { 0 } else { burst.frame(0).time_ns }
 }
 
 /// Calls `push` with each fragment of at most `piece_len` bytes of the IPv4 packet at `network` of `frame`, and its metadata. Returns

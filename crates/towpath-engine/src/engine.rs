@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fd::BorrowedFd;
-use towpath_gate::Walker;
+use towpath_gate::{Dir, PortId, SuppressedBy, Walker};
 use towpath_gate::reassembly::Reassembler;
 use towpath_gate::state::{Keepalive, States};
 use towpath_port::{Burst, Frame};
@@ -13,6 +13,7 @@ use towpath_wire::{LinkType, Time};
 
 use crate::clock::Clock;
 use crate::conversations::Conversations;
+use crate::drop_log::{self, DropLog, LogDrops};
 use crate::drop_reason::{DropReason, Drops, Outcome};
 use crate::engine_view::EngineView;
 use crate::flow_locks::{BUCKETS, FlowLocks};
@@ -60,6 +61,7 @@ pub struct Engine<E: PacketIo> {
     pub(crate) conversations: Conversations,
     pub(crate) replies: Replies,
     pub(crate) traces: Traces,
+    pub(crate) drop_log: DropLog,
     pub(crate) totals: Totals,
     /// The bytes of a packet that is changed.
     pub(crate) scratch: Vec<u8>,
@@ -135,6 +137,7 @@ impl<E: PacketIo> Engine<E> {
             conversations: Conversations::default(),
             replies: Replies::default(),
             traces: Traces::default(),
+            drop_log: DropLog::new(LogDrops::No),
             totals: Totals::default(),
             scratch: Vec::new(),
             live,
@@ -352,6 +355,11 @@ impl<E: PacketIo> Engine<E> {
         self.queues.set_unserved(default);
     }
 
+    /// Sets which dropped packets are logged. Default: none.
+    pub fn set_log_drops(&mut self, which: LogDrops) {
+        self.drop_log = DropLog::new(which);
+    }
+
     /// The evaluator of the rules.
     pub fn walker_mut(&mut self) -> &mut Walker {
         &mut self.walker
@@ -410,11 +418,40 @@ impl<E: PacketIo> Engine<E> {
 
     /// Takes over the packets that passed and failed to leave.
     fn take_drops(&mut self) {
-        for (reason, packets) in self.io.take_drops().iter().flat_map(Drops::iter) {
+        let Some(drops) = self.io.take_drops() else { return };
+        for (reason, packets) in drops.iter() {
             // A port counts frames, and some are the engine's own: no more packets are dropped than have passed.
             let packets = packets.min(self.totals.stats.passed);
             self.totals.stats.passed -= packets;
             self.totals.drops[reason] += packets;
+        }
+        self.tell_lost(&drops);
+    }
+
+    /// Shows the packets that failed to leave to the traces and to the log.
+    #[cold]
+    fn tell_lost(&mut self, drops: &Drops) {
+        let Self { io, walker, traces, drop_log, totals, clock, topology, .. } = self;
+        let (number, now) = (totals.stats.packets, clock.now);
+        let mut logged = Drops::default();
+        let left_out = io.take_lost_frames(&mut |reason, bytes, meta| {
+            if !traces.is_empty() {
+                let arrival = topology.untagged(meta.interface).unwrap_or(PortId(0));
+                traces.record((number, arrival), (bytes, meta), None, Outcome::Dropped(reason), walker);
+            }
+            if drop_log.wants(reason) {
+                logged[reason] += 1;
+                let entry = || drop_log::entry(reason, None, (bytes, meta), (Dir::Out, meta.egress.port()), now);
+                drop_log.put(reason, 1, now, entry, walker.log());
+            }
+        });
+        traces.count_left_out(left_out);
+        // The frames that were not kept have no line.
+        for (reason, packets) in drops.iter().filter(|(reason, _)| drop_log.wants(*reason)) {
+            let rest = packets.saturating_sub(logged[reason]);
+            if rest > 0 {
+                walker.log().suppress(now, None, SuppressedBy::Rate(reason.log_words()), rest);
+            }
         }
     }
 
@@ -424,7 +461,7 @@ impl<E: PacketIo> Engine<E> {
         self.traces.tidy();
         let held = self.io.held();
         let Self { io, queues, reorder, walker, clock, totals, replies, traces, .. } = self;
-        io.serve_queries(&mut EngineView {
+        let patience = io.serve_queries(&mut EngineView {
             queues,
             shares: reorder.shares(),
             walker,
@@ -433,7 +470,9 @@ impl<E: PacketIo> Engine<E> {
             held,
             replies: replies.stats,
             traces,
-        })
+        });
+        self.io.trace_lost_frames(!self.traces.is_empty());
+        patience
     }
 
     /// Waits for verdicts: polls for a while, then sleeps on the queue of the oldest packet.

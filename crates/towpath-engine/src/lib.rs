@@ -81,6 +81,7 @@ mod backlog;
 pub mod capture_clock;
 mod clock;
 pub mod conversations;
+mod drop_log;
 mod drop_reason;
 mod edits;
 pub mod egress;
@@ -110,6 +111,7 @@ mod totals;
 mod trace;
 mod verdicts;
 
+pub use drop_log::LogDrops;
 pub use drop_reason::{DropReason, Drops, Outcome};
 pub use engine::{Engine, Summary};
 pub use introspect::Introspect;

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use towpath_gate::PortId;
 
-use crate::drop_reason::Drops;
+use crate::drop_reason::{DropReason, Drops};
 use crate::introspect::Introspect;
 use crate::meta::{Adjacency, Meta};
 use crate::queue::Channel;
@@ -79,6 +79,19 @@ pub trait PacketIo {
     /// Returns the packets that failed to leave since the last call, by reason. `None` if every packet left.
     fn take_drops(&mut self) -> Option<Drops> {
         None
+    }
+
+    /// Passes frames that failed to leave since the last call to `each`: all of them, up to a bound, after
+    /// [`trace_lost_frames`](Self::trace_lost_frames), otherwise the first bytes of one frame of each reason. Returns the number of
+    /// frames for which there was no room. Default: none.
+    fn take_lost_frames(&mut self, each: &mut dyn FnMut(DropReason, &[u8], &Meta)) -> u64 {
+        let _ = each;
+        0
+    }
+
+    /// States whether [`take_lost_frames`](Self::take_lost_frames) is to return all frames. Default: ignored.
+    fn trace_lost_frames(&mut self, all: bool) {
+        let _ = all;
     }
 
     /// The number of packets that wait in the router for a neighbor.

@@ -13,10 +13,11 @@
 //! then waits; `settle` (a verdict), `retry_backlog` (room: `backlog.rs`), `reassemble` (fragments: `reassemble.rs`) and
 //! `resume_deferred` (earlier packets of the flow) continue.
 
-use towpath_gate::{BURST, Edits};
+use towpath_gate::{BURST, Dir, Edits, PortId, Walker};
 use towpath_ring::Verdict;
-use towpath_wire::{self as wire, Packet, checksum};
+use towpath_wire::{self as wire, Packet, Time, checksum};
 
+use crate::drop_log::{self, DropLog};
 use crate::drop_reason::{DropReason, Outcome};
 use crate::edits::{self, Place};
 use crate::engine::Engine;
@@ -126,10 +127,12 @@ impl<E: PacketIo> Engine<E> {
         self.count_received(index, &meta);
         // Borrowed, not moved: a packet is larger than a cache line.
         let parsed = wire::parse(meta.link, frame, meta.wire_len);
-        let Ok(packet) = &parsed else {
-            self.count(Outcome::Dropped(DropReason::Undecodable), 1);
-            self.io.discard(&meta);
-            return Ok(());
+        let packet = match &parsed {
+            Ok(packet) => packet,
+            Err(malformed) => {
+                self.drop_malformed((*malformed).into(), frame, &meta);
+                return Ok(());
+            }
         };
         if !self.live {
             self.conversations.observe(packet);
@@ -205,7 +208,7 @@ impl<E: PacketIo> Engine<E> {
         account: Account,
     ) -> Option<PacketId> {
         if self.live && !self.reorder.admits(account, frame.len()) {
-            self.drop_for_room(account, &meta);
+            self.drop_for_room(account, (frame, &meta), &ctx);
             return None;
         }
         let place = (self.order_bucket(&ctx), account);
@@ -236,9 +239,27 @@ impl<E: PacketIo> Engine<E> {
         if self.live { ctx.bucket() } else { 0 }
     }
 
-    fn drop_for_room(&mut self, account: Account, meta: &Meta) {
+    fn drop_for_room(&mut self, account: Account, (frame, meta): (&[u8], &Meta), ctx: &PacketCtx) {
         self.reorder.shares_mut().count_refused(account);
-        self.count(Outcome::Dropped(DropReason::NoRoom), 1);
+        let outcome = Outcome::Dropped(DropReason::NoRoom);
+        self.count(outcome, 1);
+        self.observe((frame, meta), ctx, outcome);
+        self.io.discard(meta);
+    }
+
+    #[cold]
+    fn drop_malformed(&mut self, reason: DropReason, frame: &[u8], meta: &Meta) {
+        let outcome = Outcome::Dropped(reason);
+        self.count(outcome, 1);
+        let arrival = self.topology.untagged(meta.interface).unwrap_or(PortId(0));
+        let Self { traces, drop_log, walker, totals, clock, .. } = self;
+        if !traces.is_empty() {
+            traces.record((totals.stats.packets, arrival), (frame, meta), None, outcome, walker);
+        }
+        if drop_log.wants(reason) {
+            let entry = || drop_log::entry(reason, None, (frame, meta), (Dir::In, Some(arrival)), clock.now);
+            drop_log.put(reason, 1, clock.now, entry, walker.log());
+        }
         self.io.discard(meta);
     }
 }
@@ -260,11 +281,11 @@ impl<E: PacketIo> Engine<E> {
         let clear = self.reorder.is_clear(bucket);
         let account = if clear { Account::ENGINE } else { self.reorder.front_account(bucket) };
         if self.live && !clear && !self.reorder.admits(account, frame.len()) {
-            self.drop_for_room(account, &meta);
+            self.drop_for_room(account, (frame, &meta), ctx);
             return Ok(());
         }
         self.count(Outcome::Passed, 1);
-        self.trace((frame, &meta), ctx, Outcome::Passed);
+        self.observe((frame, &meta), ctx, Outcome::Passed);
         if clear && edits == Edits::default() {
             return transmit(&mut self.io, Some(index), frame, &meta);
         }
@@ -285,7 +306,7 @@ impl<E: PacketIo> Engine<E> {
     /// Drops or rejects a packet.
     fn end_now(&mut self, outcome: Outcome, frame: &[u8], meta: &Meta, ctx: &PacketCtx, packet: &Packet<'_>) {
         self.count(outcome, 1);
-        self.trace((frame, meta), ctx, outcome);
+        self.observe((frame, meta), ctx, outcome);
         if let Some(reject) = answer(outcome, packet, self.walker.ports().addresses(ctx.arrival)) {
             let Self { replies, walker, clock, io, .. } = self;
             replies.answer(reject, packet, (ctx.arrival, meta), 1, walker, clock.now, io);
@@ -293,11 +314,18 @@ impl<E: PacketIo> Engine<E> {
         self.io.discard(meta);
     }
 
+    /// Shows a decided packet to the traces, and a dropped one to the log.
     #[inline]
-    fn trace(&mut self, (frame, meta): (&[u8], &Meta), ctx: &PacketCtx, outcome: Outcome) {
-        if !self.traces.is_empty() {
-            let number = self.totals.stats.packets;
-            self.traces.record((number, ctx.arrival), (frame, meta), &ctx.walk, outcome, &self.walker);
+    fn observe(&mut self, (frame, meta): (&[u8], &Meta), ctx: &PacketCtx, outcome: Outcome) {
+        let Self { traces, drop_log, walker, totals, clock, .. } = self;
+        if !traces.is_empty() {
+            let number = totals.stats.packets;
+            traces.record((number, ctx.arrival), (frame, meta), Some(&ctx.walk), outcome, walker);
+        }
+        if let Outcome::Dropped(reason) = outcome
+            && drop_log.wants(reason)
+        {
+            log_drop((drop_log, walker), reason, (frame, meta), ctx, clock.now);
         }
     }
 }
@@ -567,7 +595,7 @@ impl<E: PacketIo> Engine<E> {
             locks.unlock(&mut ctx.lock);
             let next = match parse(held, ctx, burst.as_ref()) {
                 Ok(packet) => walk((walker, io), &packet, ctx, clock.now),
-                Err(_) => Next::End(Outcome::Dropped(DropReason::Undecodable)),
+                Err(malformed) => Next::End(Outcome::Dropped(malformed.into())),
             };
             self.drive(id, next);
         }
@@ -579,15 +607,23 @@ impl<E: PacketIo> Engine<E> {
 impl<E: PacketIo> Engine<E> {
     /// A packet in the reorder buffer is decided. If it passed, it leaves when its turn comes.
     pub(crate) fn end(&mut self, id: PacketId, outcome: Outcome) {
-        let Self { reorder, burst, locks, walker, clock, io, totals, traces, replies, .. } = self;
+        let Self { reorder, burst, locks, walker, clock, io, totals, traces, drop_log, replies, .. } = self;
         let Some((held, ctx)) = reorder.waiting_mut(id) else { return };
         locks.unlock(&mut ctx.lock);
         let packets = u32::from(ctx.packets);
-        if !traces.is_empty() {
+        // The reassembler has a fragment that stands for no packet.
+        if !traces.is_empty() && packets > 0 {
             let (number, mut meta) = (totals.stats.packets, held.meta);
             ctx.write_egress(&mut meta);
             let frame = bytes(held, burst.as_ref());
-            traces.record((number, ctx.arrival), (frame, &meta), &ctx.walk, outcome, walker);
+            traces.record((number, ctx.arrival), (frame, &meta), Some(&ctx.walk), outcome, walker);
+        }
+        if let Outcome::Dropped(reason) = outcome
+            && packets > 0
+            && drop_log.wants(reason)
+        {
+            let frame = bytes(held, burst.as_ref());
+            log_drop((drop_log, walker), reason, (frame, &held.meta), ctx, clock.now);
         }
         if outcome == Outcome::Passed {
             edit(held, ctx, burst.as_ref());
@@ -641,6 +677,21 @@ fn transmit<E: PacketIo>(
         (_, Some(index)) => io.send_borrowed(index, frame, meta),
         (_, None) => io.send(frame, meta),
     }
+}
+
+/// Logs a packet that was dropped before its egress.
+#[cold]
+fn log_drop(
+    (drop_log, walker): (&mut DropLog, &mut Walker),
+    reason: DropReason,
+    (frame, meta): (&[u8], &Meta),
+    ctx: &PacketCtx,
+    now: Time,
+) {
+    let way = if ctx.outbound { (Dir::Out, ctx.egress.port()) } else { (Dir::In, Some(ctx.arrival)) };
+    let rule = ctx.walk.rule().filter(|_| reason.is_decision());
+    let entry = || drop_log::entry(reason, rule, (frame, meta), way, now);
+    drop_log.put(reason, ctx.packets.into(), now, entry, walker.log());
 }
 
 fn may_be_answered(outcome: Outcome) -> bool {

@@ -28,12 +28,17 @@ pub trait TraceSink: Debug + Send {
 
     /// The engine has decided this packet.
     fn packet(&mut self, packet: &TracedPacket<'_>);
+
+    /// The engine had no room for this number of dropped packets.
+    fn left_out(&mut self, packets: u64) {
+        let _ = packets;
+    }
 }
 
 /// Selects the packets of a trace.
 pub trait TraceFilter: Debug + Send {
-    /// Returns true if the trace wants this packet; `rule` decided it.
-    fn takes(&self, packet: &Packet<'_>, rule: Option<u32>) -> bool;
+    /// Returns true if the trace wants this packet; `rule` decided it. `packet` is `None` if the frame is malformed.
+    fn takes(&self, packet: Option<&Packet<'_>>, rule: Option<u32>, outcome: Outcome) -> bool;
 }
 
 /// A packet that the engine has decided.
@@ -53,7 +58,7 @@ pub struct TracedPacket<'a> {
     pub outcome: Outcome,
     /// Its zone.
     pub zone: u16,
-    /// The name of the port that it leaves by.
+    /// The name of the port that it leaves by, or failed to leave by.
     pub out: Option<&'a str>,
 }
 
@@ -82,24 +87,32 @@ impl Traces {
         self.0.is_empty()
     }
 
+    /// Tells the traces that the egress had no room for dropped packets.
+    pub(crate) fn count_left_out(&mut self, packets: u64) {
+        if packets > 0 {
+            self.0.iter_mut().for_each(|(_, sink)| sink.left_out(packets));
+        }
+    }
+
     /// Copies a decided packet to the traces that select it. `number` is its number among all packets, `arrival` the port that
-    /// it came in by.
+    /// it came in by. `walk` is `None` if no rule was evaluated, or if the packet passed the rules and failed to leave.
     #[cold]
     pub(crate) fn record(
         &mut self,
         (number, arrival): (u64, PortId),
         (bytes, meta): (&[u8], &Meta),
-        walk: &Walk,
+        walk: Option<&Walk>,
         outcome: Outcome,
         walker: &Walker,
     ) {
         self.tidy();
-        let Ok(packet) = wire::parse(meta.link, bytes, meta.wire_len) else { return };
-        let rule = walk.rule();
-        let out = meta.egress.port().filter(|_| outcome == Outcome::Passed);
-        let out = out.and_then(|port| walker.ports().name(port));
-        let traced = TracedPacket { number, arrival, bytes, meta, rule, outcome, zone: walk.zone(), out };
-        for (_, sink) in self.0.iter_mut().filter(|(filter, _)| filter.takes(&packet, rule)) {
+        let packet = wire::parse(meta.link, bytes, meta.wire_len).ok();
+        let rule = walk.and_then(Walk::rule);
+        let leaves = outcome == Outcome::Passed || walk.is_none();
+        let out = meta.egress.port().filter(|_| leaves).and_then(|port| walker.ports().name(port));
+        let zone = walk.map_or(0, Walk::zone);
+        let traced = TracedPacket { number, arrival, bytes, meta, rule, outcome, zone, out };
+        for (_, sink) in self.0.iter_mut().filter(|(filter, _)| filter.takes(packet.as_ref(), rule, outcome)) {
             sink.packet(&traced);
         }
     }

@@ -72,7 +72,7 @@ pub use loopback::Loopback;
 pub use meta::{Conntrack, Meta, Queued};
 pub use opener::{Object, Opener};
 pub use port::{Caps, Port, QueueVerdict, Received, State};
-pub use stats::Stats;
+pub use stats::{Stats, TxDrop};
 pub use towpath_wire::{Checksum, Gso, GsoKind, LinkType, Offload, Segmentation};
 
 /// Length of the longest frame that a port receives or sends, in bytes: libpcap's `MAXIMUM_SNAPLEN`.

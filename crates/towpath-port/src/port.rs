@@ -1,6 +1,6 @@
 use std::os::fd::BorrowedFd;
 
-use crate::{Burst, Error, Frame, LinkType, Segmentation, Stats};
+use crate::{Burst, Error, Frame, LinkType, Segmentation, Stats, TxDrop};
 
 /// A source and sink of frames.
 ///
@@ -92,6 +92,12 @@ pub trait Port: Send {
     /// The errors of opening the port. Try again later after [`Error::NoInterface`].
     fn reopen(&mut self) -> Result<(), Error> {
         Ok(())
+    }
+
+    /// Passes the first frames that the port accepted and dropped since the last call to `each`, with the reason. Their number and bytes
+    /// are bounded; [`stats`](Self::stats) counts all of them. Default: none.
+    fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {
+        let _ = each;
     }
 
     /// Counters. May make a system call.

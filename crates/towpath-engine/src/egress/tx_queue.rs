@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use towpath_gate::ReplyLimiter;
 use towpath_metrics::metrics;
-use towpath_port::{Burst, Error, Frame, Port, QueueVerdict};
+use towpath_port::{Burst, Error, Frame, Port, QueueVerdict, TxDrop};
 use towpath_wire::LinkType;
 
 use crate::drop_reason::{DropReason, Drops};
@@ -29,7 +29,7 @@ pub struct TxQueue {
     pub(super) too_big: ReplyLimiter,
     pub(super) drops: TxDrops,
     /// The port's own counters at the last [`PortIo::count_port_drops`].
-    pub(super) port_drops: [u64; 2],
+    pub(super) port_drops: [u64; TxDrop::ALL.len()],
 }
 
 /// The properties of a port for its transmit queue.
@@ -59,6 +59,16 @@ pub struct RouterPort {
 pub(super) struct TxItem {
     source: TxSource,
     packets: u16,
+    /// The port that the packet came in by.
+    interface: u16,
+}
+
+/// What [`TxQueue::send_all`] and [`TxQueue::decide_all`] report.
+pub(super) enum Loss<'a> {
+    /// A frame that the port did not take.
+    Packet(DropReason, &'a [u8], Meta),
+    /// An error of the port. The port counts the frames that it took and did not send.
+    Error(&'a Error),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +85,8 @@ pub(super) struct TxVerdict {
     /// The replacement's index in the copies.
     copy: Option<usize>,
     packets: u16,
+    /// The port that the packet came in by.
+    interface: u16,
 }
 
 /// Packets that a port did not send, and other events of its egress.
@@ -118,7 +130,7 @@ impl TxQueue {
             config,
             too_big: ReplyLimiter::default(),
             drops: TxDrops::default(),
-            port_drops: [0; 2],
+            port_drops: [0; TxDrop::ALL.len()],
         }
     }
 
@@ -181,13 +193,17 @@ impl TxQueue {
 
     /// Queues the packet at `index` of the burst.
     pub(super) fn push_borrowed(&mut self, index: usize, meta: &Meta) {
-        self.items.push(TxItem { source: TxSource::Burst(index), packets: meta.packets });
+        self.push_item(TxSource::Burst(index), meta);
     }
 
     pub(super) fn push(&mut self, bytes: &[u8], meta: &Meta) -> Result<(), DropReason> {
         let at = self.copy(bytes, meta).ok_or(DropReason::TxNoBuffer)?;
-        self.items.push(TxItem { source: TxSource::Copy(at), packets: meta.packets });
+        self.push_item(TxSource::Copy(at), meta);
         Ok(())
+    }
+
+    fn push_item(&mut self, source: TxSource, meta: &Meta) {
+        self.items.push(TxItem { source, packets: meta.packets, interface: meta.interface as u16 });
     }
 
     /// Queues a verdict for the packet that the kernel holds. It needs the bytes only if they changed.
@@ -203,7 +219,8 @@ impl TxQueue {
             },
         };
         let packets = if verdict == QueueVerdict::Drop { 0 } else { meta.packets };
-        self.verdicts.push(TxVerdict { verdict, meta: meta.port, copy, packets });
+        let interface = meta.interface as u16;
+        self.verdicts.push(TxVerdict { verdict, meta: meta.port, copy, packets, interface });
         if verdict == QueueVerdict::Drop { Err(DropReason::TxNoBuffer) } else { Ok(()) }
     }
 
@@ -213,6 +230,7 @@ impl TxQueue {
             meta: meta.port,
             copy: None,
             packets: 0,
+            interface: meta.interface as u16,
         });
     }
 
@@ -222,39 +240,45 @@ impl TxQueue {
         self.copies.clear();
     }
 
-    /// Sends the queued packets. Calls `lost` with the packets that the port did not send.
+    /// Sends the queued packets. Calls `lost` with the packets that the port did not take.
     pub(super) fn send_all(
         &mut self,
         port: &mut dyn Port,
         burst: &Burst,
-        lost: &mut dyn FnMut(DropReason, u64, Option<&Error>),
+        lost: &mut dyn FnMut(Loss<'_>),
     ) {
         let Self { items, copies, .. } = self;
-        let packets = |items: &[TxItem]| items.iter().map(|item| u64::from(item.packets)).sum::<u64>();
+        let frame = |item: &TxItem| match item.source {
+            TxSource::Burst(at) => burst.frame(at),
+            TxSource::Copy(at) => copies.frame(at),
+        };
         let (mut done, mut retries) = (0, 0);
         while done < items.len() {
             let mut pulled = 0;
             let mut frames = items[done..].iter().map(|item| {
                 pulled += 1;
-                match item.source {
-                    TxSource::Burst(at) => burst.frame(at),
-                    TxSource::Copy(at) => copies.frame(at),
-                }
+                frame(item)
             });
             match port.send(&mut frames) {
                 Ok(sent) => {
                     done += sent;
                     retries += 1;
                     if done < items.len() && retries > TX_RETRIES {
-                        lost(DropReason::TxFull, packets(&items[done..]), None);
+                        for item in &items[done..] {
+                            lost(item.loss(DropReason::TxFull, &frame(item)));
+                        }
                         break;
                     }
                 }
                 Err(error) => {
                     let end = (done + pulled.max(1)).min(items.len());
-                    // After an I/O error, none of the frames that the port took was sent. After another error, the port refused only the last frame that it took.
-                    let refused = if matches!(error, Error::Io { .. }) { done } else { end - 1 };
-                    lost(DropReason::TxRefused, packets(&items[refused..end]), Some(&error));
+                    // After an I/O error, none of the frames that the port took was sent, and the port counts them. After another error,
+                    // the port refused only the last frame that it took.
+                    if !matches!(error, Error::Io { .. }) {
+                        let item = &items[end - 1];
+                        lost(item.loss(refusal(&error), &frame(item)));
+                    }
+                    lost(Loss::Error(&error));
                     done = end;
                 }
             }
@@ -264,15 +288,34 @@ impl TxQueue {
     pub(super) fn decide_all(
         &mut self,
         port: &mut dyn Port,
-        lost: &mut dyn FnMut(DropReason, u64, Option<&Error>),
+        lost: &mut dyn FnMut(Loss<'_>),
     ) {
-        for TxVerdict { verdict, meta, copy, packets } in &self.verdicts {
+        for TxVerdict { verdict, meta, copy, packets, interface } in &self.verdicts {
             let plain = || Frame { meta: *meta, ..Frame::new(&[], LinkType::RAW) };
             let frame = copy.map_or_else(plain, |at| self.copies.frame(at));
             if let Err(error) = port.verdict(frame, *verdict) {
-                lost(DropReason::TxRefused, u64::from(*packets), Some(&error));
+                if !matches!(error, Error::Io { .. }) {
+                    let meta = Meta { packets: *packets, ..Meta::received(&frame, (*interface).into()) };
+                    lost(Loss::Packet(refusal(&error), frame.bytes, meta));
+                }
+                lost(Loss::Error(&error));
             }
         }
+    }
+}
+
+impl TxItem {
+    fn loss<'a>(&self, reason: DropReason, frame: &Frame<'a>) -> Loss<'a> {
+        let meta = Meta { packets: self.packets, ..Meta::received(frame, self.interface.into()) };
+        Loss::Packet(reason, frame.bytes, meta)
+    }
+}
+
+/// Why a port did not take a frame.
+fn refusal(error: &Error) -> DropReason {
+    match error {
+        Error::TooLong { .. } => DropReason::TooLong,
+        _ => DropReason::TxRefused,
     }
 }
 

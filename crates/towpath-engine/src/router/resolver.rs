@@ -71,8 +71,8 @@ pub struct Resolver {
     bytes: usize,
     /// Received packets that the frames in `waiting` stand for.
     held: u64,
-    /// Received packets that were evicted from `waiting` since [`take_evicted`](Self::take_evicted).
-    evicted: u64,
+    /// Frames that were evicted from `waiting` since [`take_evicted`](Self::take_evicted).
+    evicted: Vec<(Vec<u8>, Meta)>,
     requests: Vec<Request>,
 }
 
@@ -133,7 +133,7 @@ impl Resolver {
             waiting: HashMap::new(),
             bytes: 0,
             held: 0,
-            evicted: 0,
+            evicted: Vec::new(),
             requests: Vec::new(),
         }
     }
@@ -204,7 +204,7 @@ impl Resolver {
             let Some((oldest, meta)) = queue.pop_front() else { return Resolution::Full };
             self.bytes -= oldest.len();
             self.held -= u64::from(meta.packets);
-            self.evicted += u64::from(meta.packets);
+            self.evicted.push((oldest, meta));
         }
         self.bytes += frame.len();
         self.held += u64::from(meta.packets);
@@ -217,8 +217,8 @@ impl Resolver {
         self.held
     }
 
-    /// Received packets that were evicted since the last call, because newer ones wait.
-    pub(crate) fn take_evicted(&mut self) -> u64 {
+    /// The frames that were evicted since the last call, because newer ones wait.
+    pub(crate) fn take_evicted(&mut self) -> Vec<(Vec<u8>, Meta)> {
         std::mem::take(&mut self.evicted)
     }
 
@@ -353,7 +353,7 @@ mod tests {
         }
         assert_eq!(send(&mut one, 100, 0), Resolution::Waits);
         assert_eq!(send(&mut one, 101, 0), Resolution::Waits);
-        assert_eq!((one.take_evicted(), one.held()), (1, 101), "the oldest is evicted");
+        assert_eq!((one.take_evicted().len(), one.held()), (1, 101), "the oldest is evicted");
         let (mut request, mut reply) = (Vec::new(), Vec::new());
         one.poll_requests(0, |port, pending| {
             assert!(port == 3 && request.is_empty() && pending.emit(OWN, &addresses, &mut request));

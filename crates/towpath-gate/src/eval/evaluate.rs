@@ -274,10 +274,10 @@ impl Walker {
         let Some(word) = refused_word(refused) else { return };
         let number = self.generation.program.rules[at].number;
         if !self.shared.refusals.take(now) {
-            return self.log.suppress(now, Some(number), SuppressedBy::Rate(word));
+            return self.log.suppress(now, Some(number), SuppressedBy::Rate(word), 1);
         }
         let port = if walk.dir == Dir::In { walk.recv } else { walk.xmit };
-        self.log.put(LogEntry::new(now, number, word, walk.dir, port, packet));
+        self.log.put(LogEntry::new(now, Some(number), word, walk.dir, port, packet));
     }
 
     /// Runs the action of a rule: count, log, tag, action.
@@ -335,10 +335,10 @@ impl Walker {
         let Some(log) = &rule.log else { return };
         let limit = match log.take(self.generation.settings.verbose_limit) {
             Ok(limit) => limit,
-            Err(limit) => return self.log.suppress(now, Some(rule.number), SuppressedBy::Limit(limit)),
+            Err(limit) => return self.log.suppress(now, Some(rule.number), SuppressedBy::Limit(limit), 1),
         };
         let port = if walk.dir == Dir::In { walk.recv } else { walk.xmit };
-        let entry = LogEntry::new(now, rule.number, log_word(rule), walk.dir, port, packet);
+        let entry = LogEntry::new(now, Some(rule.number), log_word(rule), walk.dir, port, packet);
         self.log.put(LogEntry { limit, ..entry });
     }
 }

@@ -21,9 +21,9 @@ const CAPACITY: usize = 1024;
 pub struct LogEntry {
     /// Time of the packet.
     pub time: Time,
-    /// Rule number.
-    pub rule: u32,
-    /// The rule's action in ipfw's word, or the reason why the state was refused.
+    /// Rule number. `None` if no rule decided.
+    pub rule: Option<u32>,
+    /// The rule's action in ipfw's word, or the reason why the packet was dropped.
     pub action: &'static str,
     /// Direction.
     pub dir: Dir,
@@ -41,12 +41,33 @@ pub struct LogEntry {
     pub ethertype: u16,
     /// The entry is the last one of its rule: `logamount` or `verbose_limit` is reached.
     pub limit: Option<u32>,
+    /// Bytes of a malformed frame, whose addresses are unknown.
+    pub malformed_len: Option<u32>,
 }
 
 impl LogEntry {
-    pub(crate) fn new(
+    /// An entry for a malformed frame of `len` bytes.
+    pub fn malformed(time: Time, action: &'static str, port: Option<PortId>, len: u32) -> Self {
+        Self {
+            time,
+            rule: None,
+            action,
+            dir: Dir::In,
+            port,
+            addresses: Addresses::None,
+            proto: 0,
+            ports: None,
+            icmp: None,
+            ethertype: 0,
+            limit: None,
+            malformed_len: Some(len),
+        }
+    }
+
+    /// An entry for a packet; `rule` is the rule that decided.
+    pub fn new(
         time: Time,
-        rule: u32,
+        rule: Option<u32>,
         action: &'static str,
         dir: Dir,
         port: Option<PortId>,
@@ -68,6 +89,7 @@ impl LogEntry {
             icmp: icmp.then_some((packet.icmp_type, packet.icmp_code)),
             ethertype: packet.ethertype,
             limit: None,
+            malformed_len: None,
         }
     }
 
@@ -75,7 +97,13 @@ impl LogEntry {
     /// in via em0`. A limit that is reached follows: `, limit 5 reached`.
     pub fn line<'a>(&'a self, port: Option<&'a str>) -> impl fmt::Display + 'a {
         fmt::from_fn(move |f| {
-            write!(f, "ipfw: {} {} ", self.rule, self.action)?;
+            f.write_str("ipfw: ")?;
+            self.rule.map_or(Ok(()), |rule| write!(f, "{rule} "))?;
+            write!(f, "{} ", self.action)?;
+            if let Some(len) = self.malformed_len {
+                write!(f, "{len} bytes")?;
+                return self.way(f, port);
+            }
             let (src, dst): (IpAddr, IpAddr) = match self.addresses {
                 Addresses::None => {
                     write!(f, "ethertype 0x{:04x}", self.ethertype)?;
@@ -125,11 +153,11 @@ impl RefusalLogLimiter {
 /// in normal operation.
 pub(super) fn refused_word(refused: Refused) -> Option<&'static str> {
     match refused {
-        Refused::Full => Some("Deny (states full)"),
-        Refused::OverLimit => Some("Deny (over limit)"),
-        Refused::OverRate => Some("Deny (over rate)"),
-        Refused::ParentsFull => Some("Deny (limits full)"),
-        Refused::OverSource => Some("Deny (source over its share)"),
+        Refused::Full => Some("Deny (states_full)"),
+        Refused::OverLimit => Some("Deny (over_limit)"),
+        Refused::OverRate => Some("Deny (over_rate)"),
+        Refused::ParentsFull => Some("Deny (limits_full)"),
+        Refused::OverSource => Some("Deny (over_source)"),
         Refused::Invalid | Refused::FirstSyn => None,
     }
 }
@@ -139,7 +167,7 @@ pub(super) fn refused_word(refused: Refused) -> Option<&'static str> {
 pub enum SuppressedBy {
     /// The rule has logged this number of packets (`logamount`, `verbose_limit`).
     Limit(u32),
-    /// At most one refused state per second is logged. The text is that of [`LogEntry::action`].
+    /// At most one packet per second and reason is logged. The text is that of [`LogEntry::action`].
     Rate(&'static str),
     /// The queue of entries was full.
     Full,
@@ -178,8 +206,9 @@ impl fmt::Display for Suppressed {
     }
 }
 
-/// Rules and reasons that are counted separately until the next summary.
+/// Rules that are counted separately until the next summary, and reasons without a rule.
 const SUPPRESSED: usize = 32;
+const REASONS: usize = 96;
 
 /// Time from the first suppressed line to its summary, and shortest time between two summaries.
 const FIRST_SUMMARY: Duration = Duration::from_secs(1);
@@ -201,7 +230,7 @@ impl Default for PacketLog {
         Self {
             entries: VecDeque::with_capacity(CAPACITY),
             dropped: 0,
-            suppressed: VecDeque::with_capacity(SUPPRESSED + 2),
+            suppressed: VecDeque::with_capacity(SUPPRESSED + REASONS),
             due: Time::default(),
         }
     }
@@ -231,32 +260,33 @@ impl PacketLog {
         self.dropped
     }
 
-    pub(crate) fn put(&mut self, entry: LogEntry) {
+    /// Adds an entry. A full queue discards it and counts it.
+    pub fn put(&mut self, entry: LogEntry) {
         if self.entries.len() < CAPACITY {
             self.entries.push_back(entry);
         } else {
             self.dropped += 1;
-            self.suppress(entry.time, None, SuppressedBy::Full);
+            self.suppress(entry.time, None, SuppressedBy::Full, 1);
         }
     }
 
-    /// Counts an entry that is not logged.
+    /// Counts `lines` entries that are not logged.
     #[cold]
-    pub(super) fn suppress(&mut self, now: Time, rule: Option<u32>, by: SuppressedBy) {
+    pub fn suppress(&mut self, now: Time, rule: Option<u32>, by: SuppressedBy, lines: u64) {
         let known = self.suppressed.iter().position(|known| (known.rule, known.by) == (rule, by));
         match known {
             Some(at) => {
                 let known = &mut self.suppressed[at];
-                (known.time, known.lines) = (now, known.lines + 1);
+                (known.time, known.lines) = (now, known.lines + lines);
             }
             None if rule.is_some() && self.suppressed.len() >= SUPPRESSED => {
-                self.suppress(now, None, SuppressedBy::Other);
+                self.suppress(now, None, SuppressedBy::Other, lines);
             }
             None => {
                 if self.suppressed.is_empty() {
                     self.due = self.due.max(now + FIRST_SUMMARY);
                 }
-                self.suppressed.push_back(Suppressed { time: now, rule, by, lines: 1 });
+                self.suppressed.push_back(Suppressed { time: now, rule, by, lines });
             }
         }
     }
@@ -275,19 +305,19 @@ mod tests {
     fn every_suppressed_line_is_in_one_summary() {
         let mut log = PacketLog::default();
         let suppress = |log: &mut PacketLog, rule, by, millis: u64| {
-            log.suppress(Time::from_nanos(millis * 1_000_000), rule, by);
+            log.suppress(Time::from_nanos(millis * 1_000_000), rule, by, 1);
         };
         for n in 0..5 {
             suppress(&mut log, Some(100), SuppressedBy::Limit(3), 1000 + n);
         }
-        suppress(&mut log, Some(200), SuppressedBy::Rate("Deny (over limit)"), 1500);
+        suppress(&mut log, Some(200), SuppressedBy::Rate("Deny (over_limit)"), 1500);
         suppress(&mut log, None, SuppressedBy::Full, 1600);
         assert_eq!(lines(&mut log, 1999, false), Vec::<String>::new());
         assert_eq!(
             lines(&mut log, 2000, false),
             [
                 "ipfw: 100 suppressed 5 lines: limit 3 reached",
-                "ipfw: 200 suppressed 1 line: at most one \"Deny (over limit)\" per second",
+                "ipfw: 200 suppressed 1 line: at most one \"Deny (over_limit)\" per second",
                 "ipfw: suppressed 1 line: the log queue was full",
             ]
         );
@@ -303,9 +333,9 @@ mod tests {
     fn the_number_of_counts_is_bounded() {
         let mut log = PacketLog::default();
         for rule in 0..1000 {
-            log.suppress(Time::from_secs(1), Some(rule), SuppressedBy::Limit(1));
+            log.suppress(Time::from_secs(1), Some(rule), SuppressedBy::Limit(1), 1);
         }
-        log.suppress(Time::from_secs(1), None, SuppressedBy::Full);
+        log.suppress(Time::from_secs(1), None, SuppressedBy::Full, 1);
         let all: Vec<Suppressed> =
             std::iter::from_fn(|| log.poll_summary(Time::from_secs(1), true)).collect();
         assert_eq!((all.len(), all.iter().map(|row| row.lines).sum::<u64>()), (SUPPRESSED + 2, 1001));

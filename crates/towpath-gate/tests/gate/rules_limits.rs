@@ -181,13 +181,13 @@ fn refused_states_are_logged_once_per_second() {
     );
     let rows = [
         (1, 0, None),
-        (1, 0, Some("ipfw: 100 Deny (over limit) UDP 10.0.0.1:2 192.0.2.1:1 in")),
+        (1, 0, Some("ipfw: 100 Deny (over_limit) UDP 10.0.0.1:2 192.0.2.1:1 in")),
         (1, 999, None),
         (2, 1000, None),
-        (3, 1001, Some("ipfw: 200 Deny (over rate) UDP 10.0.0.1:5 192.0.2.1:3 in")),
+        (3, 1001, Some("ipfw: 200 Deny (over_rate) UDP 10.0.0.1:5 192.0.2.1:3 in")),
         (4, 1500, None),
         (4, 1501, None),
-        (1, 2001, Some("ipfw: 100 Deny (over limit) UDP 10.0.0.1:8 192.0.2.1:1 in")),
+        (1, 2001, Some("ipfw: 100 Deny (over_limit) UDP 10.0.0.1:8 192.0.2.1:1 in")),
     ];
     for (src_port, (port, millis, line)) in (1..).zip(rows) {
         walk_from(&mut gate, "10.0.0.1", src_port, port, millis);
@@ -201,8 +201,8 @@ fn refused_states_are_logged_once_per_second() {
     assert_eq!(
         summaries,
         [
-            "ipfw: 100 suppressed 1 line: at most one \"Deny (over limit)\" per second",
-            "ipfw: 200 suppressed 2 lines: at most one \"Deny (over rate)\" per second",
+            "ipfw: 100 suppressed 1 line: at most one \"Deny (over_limit)\" per second",
+            "ipfw: 200 suppressed 2 lines: at most one \"Deny (over_rate)\" per second",
         ]
     );
 }

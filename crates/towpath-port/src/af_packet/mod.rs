@@ -21,9 +21,10 @@ use std::sync::Arc;
 
 use crate::burst::{Lent, NEAR};
 use crate::interface::Interface;
+use crate::stats::Refused;
 use crate::tx_offload::{Medium, Piece, TxOffload};
 use crate::{
-    Burst, Caps, Error, Frame, Object, Opener, Port, Received, Segmentation, State, Stats, sys, tx_offload,
+    Burst, Caps, Error, Frame, Object, Opener, Port, Received, Segmentation, State, Stats, TxDrop, sys, tx_offload,
 };
 
 pub use config::{Config, Fanout};
@@ -60,6 +61,7 @@ pub struct Socket {
     open: Option<Open>,
     tx_offload: TxOffload,
     stats: Stats,
+    refused: Refused,
 }
 
 /// The unread part of a block.
@@ -102,6 +104,7 @@ impl Socket {
             open: None,
             tx_offload: TxOffload::default(),
             stats: Stats::default(),
+            refused: Refused::default(),
         })
     }
 
@@ -180,9 +183,9 @@ impl Port for Socket {
 
     fn send<'a>(&mut self, frames: &mut dyn Iterator<Item = Frame<'a>>) -> Result<usize, Error> {
         let medium = self.medium();
-        let Self { config, socket, tx_offload, stats, .. } = self;
+        let Self { config, socket, tx_offload, stats, refused, .. } = self;
         tx_offload.send(&config.interface, &medium, frames, |tx_offload, pieces| {
-            transmit(socket.as_fd(), config, stats, tx_offload, pieces)
+            transmit(socket.as_fd(), config, (stats, refused), tx_offload, pieces)
         })
     }
 
@@ -206,6 +209,10 @@ impl Port for Socket {
         Ok(())
     }
 
+    fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {
+        self.refused.take(each);
+    }
+
     fn stats(&mut self) -> Stats {
         // struct tpacket_stats_v3: packets, drops, freezes; reading resets them.
         let mut counters = [0; 3];
@@ -220,7 +227,7 @@ impl Port for Socket {
 fn transmit(
     socket: BorrowedFd<'_>,
     config: &Config,
-    stats: &mut Stats,
+    (stats, refused): (&mut Stats, &mut Refused),
     tx_offload: &TxOffload,
     pieces: &[Piece<'_>],
 ) -> Result<(), Error> {
@@ -238,16 +245,26 @@ fn transmit(
             }
             Err(error) => error,
         };
-        match error.raw_os_error() {
-            Some(libc::EINTR) => continue,
-            Some(libc::EAGAIN | libc::ENOBUFS) => stats.tx_full += 1,
+        let errno = error.raw_os_error().unwrap_or_default();
+        let reason = TxDrop::from_errno(errno);
+        match errno {
+            libc::EINTR => continue,
             // ENETDOWN, ENXIO: the interface is down or gone. EMSGSIZE: the MTU was lowered. EINVAL, EIO: the kernel or the driver
             // rejects the virtio_net_hdr.
-            Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV | libc::EMSGSIZE | libc::EINVAL | libc::EIO) => {
-                stats.tx_refused += 1
+            libc::EAGAIN
+            | libc::ENOBUFS
+            | libc::ENETDOWN
+            | libc::ENXIO
+            | libc::ENODEV
+            | libc::EMSGSIZE
+            | libc::EINVAL
+            | libc::EIO => {
+                stats.count_tx_drop(reason, 1);
+                refused.keep(reason, left[0][1]);
             }
             _ => {
-                stats.tx_refused += left.len() as u64;
+                stats.count_tx_drop(reason, left.len() as u64);
+                left.iter().for_each(|message| refused.keep(reason, message[1]));
                 return Err(Error::Io { name: config.interface.clone(), source: error });
             }
         }

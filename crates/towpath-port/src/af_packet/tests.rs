@@ -117,7 +117,7 @@ fn an_interface_goes_down_and_comes_back() {
         until(|| one.state().unwrap() == State::Down);
         until(|| other.state().unwrap() == State::Down); // no carrier
         assert_eq!(one.send(&mut std::iter::once(Frame::new(&bytes, LinkType::ETHERNET))).unwrap(), 1);
-        assert_eq!(one.stats().tx_refused, 1);
+        assert_eq!(one.stats().port_down, 1);
         ip("link set v0 up");
         until(|| one.state().unwrap() == State::Up);
         pass(&mut one, &mut other);
@@ -155,7 +155,10 @@ fn a_changed_mtu_is_obeyed() {
         assert_eq!(burst.frame(0).bytes.len(), 4014);
         ip("link set v0 mtu 1500"); // not looked at yet: the kernel refuses
         assert_eq!(tx.send(&mut once()).unwrap(), 1);
-        assert_eq!(tx.stats().tx_refused, 1);
+        assert_eq!(tx.stats().tx_refused_emsgsize, 1);
+        let mut refused = Vec::new();
+        tx.take_refused(&mut |reason, frame| refused.push((reason, frame.to_vec())));
+        assert_eq!(refused, [(crate::TxDrop::Emsgsize, bytes)]);
     });
 }
 
@@ -331,8 +334,8 @@ fn datagrams_keep_their_lengths() {
 fn frames_that_a_failed_socket_did_not_take_are_counted() {
     // No socket: ENOTSOCK.
     let file = std::fs::File::open("/dev/null").unwrap();
-    let (mut tx_offload, mut stats, config) =
-        (tx_offload::TxOffload::default(), Stats::default(), Config::new("v0"));
+    let (mut tx_offload, (mut stats, mut refused), config) =
+        (tx_offload::TxOffload::default(), <(Stats, Refused)>::default(), Config::new("v0"));
     let medium = tx_offload::Medium {
         link: LinkType::ETHERNET,
         max_piece: 1514,
@@ -341,7 +344,7 @@ fn frames_that_a_failed_socket_did_not_take_are_counted() {
     };
     let mut frames = std::iter::repeat_n(Frame::new(&[0; 60], LinkType::ETHERNET), 5);
     let failed = tx_offload.send("v0", &medium, &mut frames, |tx_offload, pieces| {
-        transmit(file.as_fd(), &config, &mut stats, tx_offload, pieces)
+        transmit(file.as_fd(), &config, (&mut stats, &mut refused), tx_offload, pieces)
     });
     assert!(matches!(failed, Err(Error::Io { .. })));
     assert_eq!((stats.sent, stats.tx_refused), (0, 5));

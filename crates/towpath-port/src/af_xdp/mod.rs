@@ -28,12 +28,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::burst::{Lent, NEAR};
 use crate::clock;
 use crate::interface::Interface;
+use crate::stats::Refused;
 use crate::tx_offload::{Medium, TxOffload};
 use towpath_wire::{checksum, gso};
 
 use crate::{
     Burst, Caps, Error, Frame, LinkType, Meta, Object, Offload, Opener, Port, Received, Segmentation, State,
-    Stats, sys,
+    Stats, TxDrop, sys,
 };
 
 pub use config::{After, Config, Mode};
@@ -80,6 +81,7 @@ pub struct Socket {
     reopened: Reopened,
     tx_offload: TxOffload,
     stats: Stats,
+    refused: Refused,
 }
 
 /// Sockets on the queues of an interface that was created again, until each port takes its own. The sockets share a program, so
@@ -180,6 +182,7 @@ impl Socket {
             reopened: reopened.clone(),
             tx_offload: TxOffload::default(),
             stats: Stats::default(),
+            refused: Refused::default(),
             socket,
         };
         port.refill();
@@ -339,6 +342,7 @@ impl Socket {
         }
         if (self.tx.ready() as usize) < buffers || self.free.len() < buffers {
             self.stats.tx_full += 1;
+            self.refused.keep(TxDrop::Full, bytes);
             return Ok(());
         }
         for (ahead, part) in bytes.chunks(CHUNK).enumerate() {
@@ -420,7 +424,12 @@ impl Port for Socket {
         let sent = tx_offload.send(&name, &medium, frames, |tx_offload, pieces| {
             for (at, piece) in pieces.iter().enumerate() {
                 if let Err(error) = self.put(tx_offload.bytes(piece)) {
-                    self.stats.tx_refused += (pieces.len() - at) as u64;
+                    let reason = match &error {
+                        Error::Io { source, .. } => TxDrop::from_errno(source.raw_os_error().unwrap_or_default()),
+                        _ => TxDrop::Other,
+                    };
+                    self.stats.count_tx_drop(reason, (pieces.len() - at) as u64);
+                    pieces[at..].iter().for_each(|piece| self.refused.keep(reason, tx_offload.bytes(piece)));
                     return Err(error);
                 }
             }
@@ -461,6 +470,10 @@ impl Port for Socket {
             *self = Self { stats, ..fresh };
         }
         Ok(())
+    }
+
+    fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {
+        self.refused.take(each);
     }
 
     fn stats(&mut self) -> Stats {

@@ -29,9 +29,10 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use towpath_wire::{checksum, gso};
 
+use crate::stats::Refused;
 use crate::{
     Burst, Caps, Checksum, Error, Frame, LinkType, Meta, Object, Offload, Opener, Port, QueueVerdict,
-    Received, Stats, clock, sys,
+    Received, Stats, TxDrop, clock, sys,
 };
 pub use config::Config;
 use message::{Message, Packet, Requests};
@@ -75,6 +76,7 @@ pub struct Queue {
     out: Requests,
     replies: Option<RawSocket>,
     stats: Stats,
+    refused: Refused,
 }
 
 impl Queue {
@@ -106,6 +108,7 @@ impl Queue {
             out: Requests::default(),
             replies: config.replies.then(|| RawSocket::of(opener.open(&Object::RawSockets).ok()?)).flatten(),
             stats: Stats::default(),
+            refused: Refused::default(),
             socket,
             name,
             config,
@@ -282,7 +285,7 @@ impl Port for Queue {
 
     /// Sends new packets. Received packets leave by their verdict.
     fn send<'a>(&mut self, frames: &mut dyn Iterator<Item = Frame<'a>>) -> Result<usize, Error> {
-        let Self { name, replies, stats, .. } = self;
+        let Self { name, replies, stats, refused, .. } = self;
         let Some(replies) = replies else {
             return Err(Error::Direction { name: name.clone(), verb: "send" });
         };
@@ -295,9 +298,12 @@ impl Port for Queue {
             taken += 1;
             match replies.send(frame.bytes) {
                 Ok(()) => stats.count_sent(frame.bytes.len()),
-                Err(Errno::AGAIN | Errno::NOBUFS) => stats.tx_full += 1,
                 // No route, a netfilter rule against it, or longer than the path MTU.
-                Err(_) => stats.tx_refused += 1,
+                Err(errno) => {
+                    let reason = TxDrop::from_errno(errno.raw_os_error());
+                    stats.count_tx_drop(reason, 1);
+                    refused.keep(reason, frame.bytes);
+                }
             }
         }
         Ok(taken)
@@ -360,6 +366,10 @@ impl Port for Queue {
 
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.socket.as_fd())
+    }
+
+    fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {
+        self.refused.take(each);
     }
 
     fn stats(&mut self) -> Stats {

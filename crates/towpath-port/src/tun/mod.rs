@@ -19,9 +19,10 @@ use rustix::io::Errno;
 
 use crate::clock;
 use crate::interface::Interface;
+use crate::stats::Refused;
 use crate::tx_offload::{Medium, TxOffload};
 use crate::{
-    Burst, Caps, Error, Frame, Meta, Object, Opener, Port, Received, Segmentation, State, Stats, sys,
+    Burst, Caps, Error, Frame, Meta, Object, Opener, Port, Received, Segmentation, State, Stats, TxDrop, sys,
 };
 use towpath_wire::{Offload, VIRTIO_NET_HDR_LEN};
 
@@ -54,6 +55,7 @@ pub struct Device {
     interface: Interface,
     tx_offload: TxOffload,
     stats: Stats,
+    refused: Refused,
     /// Frames dropped because the kernel's queue was full. With several queues, only the first port counts.
     lost: Lost,
 }
@@ -100,6 +102,7 @@ impl Device {
             interface,
             tx_offload: TxOffload::default(),
             stats: Stats::default(),
+            refused: Refused::default(),
             lost,
         })
     }
@@ -193,11 +196,13 @@ impl Port for Device {
             checksum: self.config.vnet_hdr,
             segmentation: self.segmentation(),
         };
-        let Self { config, device, tx_offload, stats, .. } = self;
+        let Self { config, device, tx_offload, stats, refused, .. } = self;
         tx_offload.send(&config.interface, &medium, frames, |tx_offload, pieces| {
             for (at, piece) in pieces.iter().enumerate() {
-                if let Err(error) = write(device, config, stats, &piece.vnet, tx_offload.bytes(piece)) {
-                    stats.tx_refused += (pieces.len() - at) as u64;
+                let bytes = tx_offload.bytes(piece);
+                if let Err((reason, error)) = write(device, config, (stats, refused), &piece.vnet, bytes) {
+                    stats.count_tx_drop(reason, (pieces.len() - at) as u64);
+                    pieces[at..].iter().for_each(|piece| refused.keep(reason, tx_offload.bytes(piece)));
                     return Err(error);
                 }
             }
@@ -235,6 +240,10 @@ impl Port for Device {
         Ok(())
     }
 
+    fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {
+        self.refused.take(each);
+    }
+
     fn stats(&mut self) -> Stats {
         if self.config.queue == 0
             && let Some(dropped) = dropped(&self.config.interface)
@@ -257,10 +266,10 @@ fn dropped(interface: &str) -> Option<u64> {
 fn write(
     device: &OwnedFd,
     config: &Config,
-    stats: &mut Stats,
+    (stats, refused): (&mut Stats, &mut Refused),
     vnet: &[u8; VIRTIO_NET_HDR_LEN],
     bytes: &[u8],
-) -> Result<(), Error> {
+) -> Result<(), (TxDrop, Error)> {
     loop {
         let written = match config.vnet_hdr {
             true => rustix::io::writev(device, &[IoSlice::new(vnet), IoSlice::new(bytes)]),
@@ -269,11 +278,21 @@ fn write(
         match written {
             Ok(_) => stats.count_sent(bytes.len()),
             Err(Errno::INTR) => continue,
-            Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => stats.tx_full += 1,
-            // EIO: the interface is down. EBADFD: it was deleted. EINVAL: the frame has the wrong type, or its virtio_net_hdr is
-            // inconsistent.
-            Err(Errno::IO | Errno::BADFD | Errno::INVAL | Errno::MSGSIZE) => stats.tx_refused += 1,
-            Err(error) => return Err(Error::Io { name: config.interface.clone(), source: error.into() }),
+            Err(errno) => {
+                let reason = match errno {
+                    // The interface is down.
+                    Errno::IO => TxDrop::Down,
+                    errno => TxDrop::from_errno(errno.raw_os_error()),
+                };
+                match reason {
+                    // EBADFD: the interface was deleted. EINVAL: the frame has the wrong type, or its virtio_net_hdr is inconsistent.
+                    TxDrop::Full | TxDrop::Down | TxDrop::Einval | TxDrop::Emsgsize => {
+                        stats.count_tx_drop(reason, 1);
+                        refused.keep(reason, bytes);
+                    }
+                    _ => return Err((reason, Error::Io { name: config.interface.clone(), source: errno.into() })),
+                }
+            }
         }
         return Ok(());
     }

@@ -217,7 +217,7 @@ mod tests {
     const NO_EFFECT: &[(&str, &[&str])] = &[
         ("port", &["mode", "zero-copy"]),
         ("queue", &["users", "groups", "mode", "user", "group", "limits", "cgroup"]),
-        ("engine", &["threads", "cpus", "wait", "spin", "burst", "drain", "hugepages", "user", "group"]),
+        ("engine", &["threads", "cpus", "wait", "spin", "burst", "drain", "log-drops", "hugepages", "user", "group"]),
         ("control", &["socket", "owner", "group", "mode"]),
     ];
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use towpath_engine::LogDrops;
 use towpath_engine::reorder::Limits;
 
 use super::Config;
@@ -26,6 +27,8 @@ pub struct Engine {
     pub reorder: Limits,
     /// Keep the state table in huge pages if the kernel has any.
     pub hugepages: bool,
+    /// The dropped packets that are logged.
+    pub log_drops: LogDrops,
     /// User and group of an engine that root starts.
     pub identity: Option<Identity>,
 }
@@ -52,6 +55,7 @@ impl Default for Engine {
             burst: 256,
             reorder: Limits::default(),
             hugepages: false,
+            log_drops: LogDrops::Losses,
             identity: None,
         }
     }
@@ -101,6 +105,11 @@ pub(super) fn take(top: &Table<'_, '_>) -> Engine {
             bytes: table.number("reorder-memory").map_or(default.reorder.bytes, |mib| (mib as usize) << 20),
         },
         hugepages: table.flag("hugepages").unwrap_or(default.hugepages),
+        log_drops: match table.word("log-drops") {
+            Some("no") => LogDrops::No,
+            Some("all") => LogDrops::All,
+            _ => default.log_drops,
+        },
         identity: process::engine(&table),
     };
     table.finish();

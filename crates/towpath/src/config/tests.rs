@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::*;
+use towpath_engine::LogDrops;
 use towpath_engine::reorder::Limits;
 use towpath_port::{af_xdp, driver};
 
@@ -253,6 +254,7 @@ cpus = [1]
 spin = 10
 reorder-packets = 1000
 reorder-memory = 8
+log-drops = "all"
 [control]
 socket = "/run/x.sock"
 owner = "root"
@@ -283,6 +285,7 @@ group = "0"
     assert_eq!((queue.policy.high, queue.policy.low, queue.policy.deadline), (100, 99, 250_000_000));
     assert_eq!((&queue.policy.may_queue[..], queue.policy.share), (&[7][..], 3));
     assert_eq!(config.engine.reorder, Limits { packets: 1000, bytes: 8 << 20 });
+    assert_eq!(config.engine.log_drops, LogDrops::All);
     assert_eq!(config.settings, [("dyn_max".into(), 1000), ("dyn_keepalive".into(), 0)]);
     assert_eq!(config.engine.wait, Wait::Park(Duration::from_micros(10)));
     let control = config.control.unwrap();
@@ -482,6 +485,7 @@ fn a_reload_names_the_keys_that_cannot_change() {
         ),
         ("one queue more", text("[queue.2]\nsocket = \"s\""), &[]),
         ("another pace", text("[engine]\ndrain = 9\nwait = \"spin\""), &[]),
+        ("another log", text("[engine]\nlog-drops = \"all\""), &[]),
         ("more threads", text("[engine]\nthreads = 2"), &["`threads` and `cpus` of [engine]"]),
         ("other pages", text("[engine]\nhugepages = true"), &["`hugepages` of [engine]"]),
         ("another queue", text("").replace("queue.1", "queue.2"), &["[queue.1], which was removed,"]),

@@ -1,8 +1,8 @@
-//! Filter of `towpath ctl trace` and `follow` by deciding rule, by flow, or both; and of states by their flow.
+//! Filter of `towpath ctl trace` and `follow` by deciding rule, by flow, by drop reason, or by several of them; and of states by their flow.
 
 use std::net::{IpAddr, SocketAddr};
 
-use towpath_engine::TraceFilter;
+use towpath_engine::{DropReason, Outcome, TraceFilter};
 use towpath_gate::rules::protocol::number;
 use towpath_gate::state::Flow;
 use towpath_wire::{Packet, proto};
@@ -12,6 +12,8 @@ use towpath_wire::{Packet, proto};
 pub struct FlowFilter {
     /// Number of the deciding rule.
     rule: Option<u32>,
+    /// Only packets that were dropped for one of these reasons.
+    drops: Option<Vec<DropReason>>,
     /// The protocol number and the two ends of the flow, in either direction.
     proto: Option<u8>,
     ends: [End; 2],
@@ -43,6 +45,20 @@ impl FlowFilter {
             None => Ok(filter),
             Some(word) => Err(format!("unexpected `{word}`: a flow is PROTOCOL END END")),
         }
+    }
+
+    /// Restricts the filter to dropped packets: a reason, the beginning of several names before an underscore, or `any`.
+    ///
+    /// # Errors
+    /// There is no such reason.
+    pub fn with_drop(self, word: Option<&str>) -> Result<Self, String> {
+        let Some(word) = word else { return Ok(self) };
+        let reasons = DropReason::named(word);
+        if reasons.is_empty() {
+            let names: Vec<&str> = DropReason::ALL.iter().map(|reason| reason.name()).collect();
+            return Err(format!("`{word}` is not a drop reason: write any, malformed, tx_refused, or one of {}", names.join(", ")));
+        }
+        Ok(Self { drops: Some(reasons), ..self })
     }
 
     /// Returns true if the packet matches; `rule` is the rule that decided it.
@@ -88,8 +104,18 @@ const IPV6: u8 = 41;
 const WITH_PORTS: [u8; 5] = [proto::TCP, proto::UDP, proto::DCCP, proto::SCTP, proto::UDPLITE];
 
 impl TraceFilter for FlowFilter {
-    fn takes(&self, packet: &Packet<'_>, rule: Option<u32>) -> bool {
-        Self::takes(self, packet, rule)
+    fn takes(&self, packet: Option<&Packet<'_>>, rule: Option<u32>, outcome: Outcome) -> bool {
+        let is_wanted = match (&self.drops, outcome) {
+            (None, _) => true,
+            (Some(reasons), Outcome::Dropped(reason)) => reasons.contains(&reason),
+            (Some(_), _) => false,
+        };
+        is_wanted
+            && match packet {
+                Some(packet) => Self::takes(self, packet, rule),
+                // A malformed frame has no flow, and no rule decided it.
+                None => self.rule.is_none() && self.proto.is_none() && self.ends == [End::default(); 2],
+            }
     }
 }
 
@@ -159,6 +185,46 @@ mod tests {
         for (rule, flow, expected) in rows {
             let filter = FlowFilter::new(rule, flow).unwrap();
             assert_eq!(filter.takes(&packet, Some(100)), expected, "{rule:?} {flow:?}");
+        }
+    }
+
+    #[test]
+    fn drops_are_selected_by_reason() {
+        let syn = PacketSpec::parse("tcp 10.0.0.1:40000 > 192.0.2.1:23 syn").unwrap();
+        let packet = wire::parse(syn.link(), &syn.frame, syn.frame.len() as u32).unwrap();
+        let (rule, route) = (Outcome::Dropped(DropReason::Rule), Outcome::Dropped(DropReason::NoRoute));
+        let malformed = Outcome::Dropped(DropReason::MalformedIp4TotalLength);
+        let refused = Outcome::Dropped(DropReason::TxRefusedEmsgsize);
+        // Rows: reason, rule, flow, and whether the packets are taken: passed, dropped by rule 100, without a route, refused, malformed.
+        let rows = [
+            (None, None, None, [true, true, true, true, true]),
+            (Some("any"), None, None, [false, true, true, true, true]),
+            (Some("rule"), None, None, [false, true, false, false, false]),
+            (Some("rule"), Some(100), None, [false, true, false, false, false]),
+            (Some("rule"), Some(200), None, [false, false, false, false, false]),
+            (Some("no_route"), None, Some("tcp :23"), [false, false, true, false, false]),
+            (Some("no_route"), None, Some("udp"), [false, false, false, false, false]),
+            (Some("tx_refused"), None, None, [false, false, false, true, false]),
+            (Some("malformed"), None, None, [false, false, false, false, true]),
+            (Some("malformed_ip4"), None, None, [false, false, false, false, true]),
+            (Some("malformed_ip6"), None, None, [false, false, false, false, false]),
+            (Some("malformed"), None, Some("tcp"), [false, false, false, false, false]),
+        ];
+        for (word, number, flow, expected) in rows {
+            let filter = FlowFilter::new(number, flow).unwrap().with_drop(word).unwrap();
+            let takes = |packet, rule, outcome| TraceFilter::takes(&filter, packet, rule, outcome);
+            let taken = [
+                takes(Some(&packet), Some(100), Outcome::Passed),
+                takes(Some(&packet), Some(100), rule),
+                takes(Some(&packet), Some(100), route),
+                takes(Some(&packet), None, refused),
+                takes(None, None, malformed),
+            ];
+            assert_eq!(taken, expected.map(|is| is && (number != Some(200))), "{word:?} {number:?} {flow:?}");
+        }
+        for word in ["", "mal", "rules", "no_route_"] {
+            let error = FlowFilter::default().with_drop(Some(word)).unwrap_err();
+            assert!(error.contains("is not a drop reason") && error.contains("no_route"), "{error}");
         }
     }
 

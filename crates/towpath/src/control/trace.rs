@@ -135,11 +135,17 @@ impl TraceSink for TraceBuffer {
         self.push(record);
     }
 
+    fn left_out(&mut self, packets: u64) {
+        // Relaxed: a counter that orders nothing.
+        self.dropped.fetch_add(packets, Ordering::Relaxed);
+    }
+
     fn packet(&mut self, packet: &TracedPacket<'_>) {
         let what = match (packet.outcome, packet.out) {
             (Outcome::Passed, Some(port)) => format!("pass, out by {port}"),
             (Outcome::Passed, None) => "pass".to_owned(),
-            (Outcome::Dropped(reason), _) => format!("drop, {reason}"),
+            (Outcome::Dropped(reason), Some(port)) => format!("drop, {reason}, out by {port}"),
+            (Outcome::Dropped(reason), None) => format!("drop, {reason}"),
             (Outcome::Rejected(_), _) => "reject".to_owned(),
         };
         let zone = if packet.zone > 0 { format!(", zone {}", packet.zone) } else { String::new() };

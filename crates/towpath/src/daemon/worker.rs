@@ -233,6 +233,7 @@ impl Worker {
             WorkerCommand::Pace(engine) => {
                 self.burst = Arc::new(Burst::new(engine.burst));
                 self.engine.set_reorder_limits(engine.reorder);
+                self.engine.set_log_drops(engine.log_drops);
                 for at in 0..self.ports.len() {
                     self.engine.io_mut().tx_queue_mut(at).set_reorder_limits(engine.reorder);
                 }
@@ -347,7 +348,7 @@ impl Worker {
         let io = self.engine.io_mut();
         for (at, live) in self.ports.iter_mut().enumerate() {
             let stats = live.port.stats();
-            io.count_port_drops(at, stats.tx_full, stats.tx_refused);
+            io.count_port_drops(at, stats.tx_drops());
         }
     }
 

@@ -71,11 +71,16 @@ pub(super) fn merge(parts: Vec<Option<(Totals, ReplyStats, States)>>) -> (Totals
     all
 }
 
-/// One line for each number; the members of an object are indented below its name.
+/// One line for each number; the members of an object are indented below its name. A drop reason has its name as in traces and in the
+/// log.
 fn lines(text: &mut String, indent: &str, object: Option<&Map<String, Value>>) {
     for (name, value) in object.into_iter().flatten() {
         let name = format!("{indent}{}", name.replace('_', " "));
         match value {
+            Value::Object(reasons) if name == "dropped by" => {
+                *text += &format!("{name}\n");
+                reasons.iter().for_each(|(reason, count)| *text += &format!("  {reason:<27} {count:>16}\n"));
+            }
             Value::Object(_) => {
                 *text += &format!("{name}\n");
                 lines(text, &format!("{indent}  "), value.as_object());

@@ -29,18 +29,19 @@ use crate::quantity;
 /// Inbound (`epb_flags`, bits 0 and 1).
 const INBOUND: u32 = 1;
 
-/// Write the packets of a channel, of a rule or of a flow as a pcapng capture
+/// Write the packets of a channel, of a rule or of a flow, or the dropped packets, as a pcapng capture
 ///
 /// A packet is written when it is decided, with the verdict as its comment. Packets that the trace has no room for are left out
 /// and counted, in the packets' drop counts and the interfaces' statistics: a trace does not slow the engine. Ends with
-/// the channel, or after --count packets.
+/// the channel, or after --count packets. With --drop, the comment has the reason of the drop; a packet that passed the rules and failed
+/// to leave has the port that it failed to leave by.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "towpath ctl trace [OPTIONS] <CHANNEL>\n       towpath ctl trace [OPTIONS] [--rule <N>] [--flow <FLOW>]"
+    override_usage = "towpath ctl trace [OPTIONS] <CHANNEL>\n       towpath ctl trace [OPTIONS] [--rule <N>] [--flow <FLOW>] [--drop <REASON>]"
 )]
 pub(super) struct Trace {
     /// The channel's number, from `show rings`
-    #[arg(required_unless_present_any = ["rule", "flow"], conflicts_with_all = ["rule", "flow"])]
+    #[arg(required_unless_present_any = ["rule", "flow", "drop"], conflicts_with_all = ["rule", "flow", "drop"])]
     channel: Option<u32>,
 
     /// Trace the packets that rule N decides
@@ -51,6 +52,11 @@ pub(super) struct Trace {
     /// ADDRESS:PORT, :PORT or any
     #[arg(long, value_name = "FLOW")]
     flow: Option<String>,
+
+    /// Trace the packets that are dropped for a reason of `show stats`, such as no_route; `malformed` and `tx_refused` stand for all
+    /// reasons that begin so, `any` for all reasons
+    #[arg(long, value_name = "REASON")]
+    drop: Option<String>,
 
     /// The file to write; `-` is standard output
     #[arg(long, value_name = "FILE", default_value = "-", value_hint = ValueHint::FilePath)]
@@ -80,7 +86,7 @@ struct ChannelRequest {
     count: Option<u64>,
 }
 
-/// Traces the packets that a rule decides, the packets of a flow, or both.
+/// Traces the packets that a rule decides, the packets of a flow, dropped packets, or those that match several of these.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PacketsRequest {
@@ -89,6 +95,9 @@ struct PacketsRequest {
     /// As [`FlowFilter::new`] reads it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     flow: Option<String>,
+    /// As [`FlowFilter::with_drop`] reads it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    drop: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     count: Option<u64>,
 }
@@ -103,9 +112,10 @@ fn trace_channel(body: Value, context: &Context<'_>) -> Handled {
 }
 
 fn trace_packets(body: Value, context: &Context<'_>) -> Handled {
-    let PacketsRequest { rule, flow, count } = parse(body)?;
-    let filter =
-        FlowFilter::new(rule, flow.as_deref()).map_err(|message| Refusal::new(Code::Invalid, message))?;
+    let PacketsRequest { rule, flow, drop, count } = parse(body)?;
+    let filter = FlowFilter::new(rule, flow.as_deref())
+        .and_then(|filter| filter.with_drop(drop.as_deref()))
+        .map_err(|message| Refusal::new(Code::Invalid, message))?;
     let begin = move |target: &mut Target<'_>, buffer: TraceBuffer| {
         let engine = target.engine()?;
         engine.trace_packets(Box::new(filter.clone()), Box::new(buffer)).then(|| engine.ports())
@@ -237,7 +247,7 @@ impl Stream for Capture {
 }
 
 fn trace(engine: &Engine, args: &Trace) -> Result<String, Failure> {
-    let &Trace { channel, ref out, count, rule, ref flow } = args;
+    let &Trace { channel, ref out, count, rule, ref flow, ref drop } = args;
     if out.as_os_str() == "-" && io::stdout().is_terminal() {
         let message =
             "a capture cannot be written to a terminal; name a file with --out, or redirect the output";
@@ -245,7 +255,7 @@ fn trace(engine: &Engine, args: &Trace) -> Result<String, Failure> {
     }
     let mut connection = match channel {
         Some(channel) => engine.open("trace", ChannelRequest { channel, count })?,
-        None => engine.open("follow", PacketsRequest { rule, flow: flow.clone(), count })?,
+        None => engine.open("follow", PacketsRequest { rule, flow: flow.clone(), drop: drop.clone(), count })?,
     };
     connection.answer("tracing")?;
     connection.wait_forever()?;

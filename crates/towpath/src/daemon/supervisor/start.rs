@@ -194,6 +194,7 @@ impl Supervisor {
             let (commands, taken) = channel();
             let mut engine = Engine::live(io, walker, topology.clone(), queues, unserved);
             engine.set_reorder_limits(config.engine.reorder);
+            engine.set_log_drops(config.engine.log_drops);
             let parts = Parts {
                 engine,
                 ports,

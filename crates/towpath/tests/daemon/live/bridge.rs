@@ -28,7 +28,7 @@ fn tcp_goes_through_the_bridge_and_its_inspectors() {
         // Large segments: one packet contains up to 64 KiB.
         assert!(queue["passed"].as_u64() > Some(64) && queue["lost"] == 0, "{queues}");
         let stats = engine.json("show stats --json");
-        assert_eq!(stats["stats"]["dropped_by"]["undecodable"], Value::Null, "{stats}");
+        assert!(!stats.to_string().contains("malformed"), "{stats}");
         assert!(stats["stats"]["states"]["created"].as_u64() > Some(0), "{stats}");
         let ports = engine.json("show ports --json");
         assert_eq!((&ports["ports"][0]["name"], &ports["ports"][0]["state"]), (&"wan".into(), &"up".into()));

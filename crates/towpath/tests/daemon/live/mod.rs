@@ -4,6 +4,7 @@
 mod bridge;
 mod drivers;
 mod edits;
+mod losses;
 mod machines;
 mod router;
 mod services;
