@@ -9,7 +9,7 @@ use std::time::Duration;
 use towpath_gate::{Dir, LogEntry, PacketLog, PortId, SuppressedBy};
 use towpath_wire::{self as wire, Time};
 
-use crate::drop_reason::DropReason;
+use crate::drop_reason::{DropReason, Drops};
 use crate::meta::Meta;
 
 /// Shortest time between two lines of one reason.
@@ -44,13 +44,15 @@ pub(crate) struct DropLog {
     wanted: [bool; DropReason::ALL.len()],
     /// Earliest time of the next line, by reason.
     next: [Time; DropReason::ALL.len()],
+    /// Packets that failed to leave, were logged or counted as suppressed, and are not yet counted by their port.
+    pub(crate) told: Drops,
 }
 
 impl DropLog {
     pub(crate) fn new(which: LogDrops) -> Self {
         let mut wanted = [false; DropReason::ALL.len()];
         DropReason::ALL.iter().for_each(|reason| wanted[*reason as usize] = which.includes(*reason));
-        Self { wanted, next: [Time::default(); DropReason::ALL.len()] }
+        Self { wanted, next: [Time::default(); DropReason::ALL.len()], told: Drops::default() }
     }
 
     /// Returns true if packets with this drop reason are logged.

@@ -106,6 +106,7 @@ drop_reasons! {
     BadReplacement "bad_replacement" "An inspector replaced the packet by a malformed one, or a routed packet by one that cannot be routed."
     NoRoom "no_room" "No room in the reorder buffer for the share of the packet's queue."
     Reassembly "reassembly" "Fragment of a datagram that was never complete, or that overlaps another."
+    NotServed "not_served" "For an address of the router, which answers only echo requests, ARP and neighbor discovery."
     NoRoute "no_route" "No route to the destination."
     TtlExceeded "ttl_exceeded" "TTL or hop limit exceeded in transit."
     NoNextHop "no_next_hop" "The route has no usable next hop."
@@ -129,7 +130,8 @@ impl DropReason {
     /// (`malformed`, `tx_refused`). `any` is all of them. Empty if there is none.
     pub fn named(word: &str) -> Vec<Self> {
         let is_named = |name: &str| {
-            word == "any" || name.strip_prefix(word).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+            word == "any"
+                || name.strip_prefix(word).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
         };
         Self::ALL.iter().copied().filter(|reason| !word.is_empty() && is_named(reason.name())).collect()
     }
@@ -138,7 +140,12 @@ impl DropReason {
     pub const fn is_decision(self) -> bool {
         matches!(
             self,
-            Self::Rule | Self::Policed | Self::Inspector | Self::StateInvalid | Self::FirstSyn | Self::NotOurs
+            Self::Rule
+                | Self::Policed
+                | Self::Inspector
+                | Self::StateInvalid
+                | Self::FirstSyn
+                | Self::NotOurs
         )
     }
 

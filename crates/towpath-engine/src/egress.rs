@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use towpath_gate::{PortId, Reject};
 use towpath_port::{Burst, Error, Port, TxDrop};
-use towpath_wire::{self as wire, LinkType, Time, checksum};
+use towpath_wire::{self as wire, Checksum, LinkType, Packet, Time, checksum};
 
 use self::tx_queue::{Loss, MAX_HEADER, MAX_PACKET};
 pub use self::tx_queue::{RouterPort, TxConfig, TxDrops, TxQueue, TxStats};
@@ -134,7 +134,7 @@ impl<C: Channel> PortIo<C> {
         let tx = &mut self.tx_queues[at];
         for (at, (count, reason)) in counts.into_iter().zip(TxDrop::ALL).enumerate() {
             let new = count.saturating_sub(tx.port_drops[at]);
-            self.drops[reason.into()] += new;
+            self.drops[DropReason::from(reason)] += new;
             self.dropped |= new > 0;
         }
         tx.port_drops = counts;
@@ -304,6 +304,43 @@ impl<C: Channel> PortIo<C> {
         result
     }
 
+    /// Answers an echo request to an address of the router. A reply longer than the MTU leaves in fragments, as the request came.
+    fn reply_echo(&mut self, packet: &Packet<'_>, meta: &Meta) {
+        let Self { tx_queues, scratch, fragment, time, .. } = self;
+        let Some(tx) = tx_queues.get_mut(meta.interface as usize).filter(|tx| tx.config.sends) else {
+            return;
+        };
+        // The limit is checked before the reply is built, so that replies over the limit cost nothing.
+        if !tx.echo.take(*time) {
+            tx.drops.events.echo_limited += 1;
+            return;
+        }
+        let verified = meta.port.offload.checksum != Checksum::Unverified;
+        if towpath_gate::echo_reply(packet, verified, scratch).is_err() {
+            tx.drops.events.echo_invalid += 1;
+            return;
+        }
+        let (network, mtu) = (packet.network, tx.config.mtu);
+        let reply = Meta { network: network as u16, ..reply_meta(scratch.len(), meta) };
+        let result = match scratch.len().saturating_sub(network) > mtu {
+            false => tx.push(scratch, &reply),
+            true => {
+                // The reply must not have the Don't Fragment bit then, and needs an identification.
+                if let Some([id_high, id_low, flags, _]) = scratch.get_mut(network + 4..network + 8) {
+                    (*id_high, *id_low) = ((*time >> 16) as u8, (*time >> 8) as u8);
+                    *flags = 0;
+                }
+                checksum::fill(reply.link, scratch, reply.wire_len);
+                push_fragments(scratch, (network, mtu), fragment, &reply, |piece, meta| tx.push(piece, meta))
+                    .unwrap_or(Err(DropReason::TooLong))
+            }
+        };
+        match result {
+            Ok(()) => tx.drops.events.echo_replies += 1,
+            Err(_) => tx.drops.events.echo_invalid += 1,
+        }
+    }
+
     /// Tells the sender of a packet that it is longer than `mtu` (path MTU discovery, RFC 1191 and RFC 8201).
     fn send_too_big(&mut self, frame: &[u8], meta: &Meta, mtu: usize) {
         let Self { tx_queues, scratch, time, .. } = self;
@@ -377,6 +414,11 @@ impl<C: Channel> PacketIo for PortIo<C> {
     }
 
     fn deliver_local(&mut self, frame: &[u8], meta: &Meta) {
+        if let Ok(packet) = wire::parse(meta.link, frame, meta.wire_len)
+            && towpath_gate::is_echo_request(&packet)
+        {
+            return self.reply_echo(&packet, meta);
+        }
         let Self { tx_queues, scratch, resolver, time, .. } = self;
         let Some(tx) = tx_queues.get_mut(meta.interface as usize) else { return };
         let Some(mac) = tx.mac() else { return };
@@ -486,7 +528,14 @@ mod tests {
     fn tx_queue(mac: Option<[u8; 6]>) -> TxQueue {
         let router = mac.map(|mac| RouterPort { mac: Some(mac) });
         let reorder = Limits::default();
-        TxQueue::new(TxConfig { sends: true, router, mtu: usize::MAX, addresses: Vec::new(), reorder })
+        TxQueue::new(TxConfig {
+            sends: true,
+            router,
+            mtu: usize::MAX,
+            addresses: Vec::new(),
+            echo: 1000,
+            reorder,
+        })
     }
 
     fn frame(to: [u8; 6]) -> Vec<u8> {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fd::BorrowedFd;
-use towpath_gate::{Dir, PortId, SuppressedBy, Walker};
 use towpath_gate::reassembly::Reassembler;
 use towpath_gate::state::{Keepalive, States};
+use towpath_gate::{Dir, PortId, SuppressedBy, Walker};
 use towpath_port::{Burst, Frame};
 use towpath_wire::{LinkType, Time};
 
@@ -433,23 +433,25 @@ impl<E: PacketIo> Engine<E> {
     fn tell_lost(&mut self, drops: &Drops) {
         let Self { io, walker, traces, drop_log, totals, clock, topology, .. } = self;
         let (number, now) = (totals.stats.packets, clock.now);
-        let mut logged = Drops::default();
         let left_out = io.take_lost_frames(&mut |reason, bytes, meta| {
             if !traces.is_empty() {
                 let arrival = topology.untagged(meta.interface).unwrap_or(PortId(0));
                 traces.record((number, arrival), (bytes, meta), None, Outcome::Dropped(reason), walker);
             }
             if drop_log.wants(reason) {
-                logged[reason] += 1;
-                let entry = || drop_log::entry(reason, None, (bytes, meta), (Dir::Out, meta.egress.port()), now);
+                drop_log.told[reason] += 1;
+                let entry =
+                    || drop_log::entry(reason, None, (bytes, meta), (Dir::Out, meta.egress.port()), now);
                 drop_log.put(reason, 1, now, entry, walker.log());
             }
         });
         traces.count_left_out(left_out);
-        // The frames that were not kept have no line.
-        for (reason, packets) in drops.iter().filter(|(reason, _)| drop_log.wants(*reason)) {
-            let rest = packets.saturating_sub(logged[reason]);
-            if rest > 0 {
+        // The packets whose frames were not kept have no line. A port counts its packets later than it shows their frames.
+        for (reason, packets) in drops.iter() {
+            let told = packets.min(drop_log.told[reason]);
+            drop_log.told[reason] -= told;
+            let rest = packets - told;
+            if rest > 0 && drop_log.wants(reason) {
                 walker.log().suppress(now, None, SuppressedBy::Rate(reason.log_words()), rest);
             }
         }

@@ -115,6 +115,14 @@ fn forward<E: PacketIo>(
             ctx.egress = Egress::Local;
             return Next::End(Outcome::Passed);
         }
+        // Before the hop limit: the packet has arrived.
+        ForwardMode::Router if is_own(walker, packet, ctx) => {
+            if !towpath_gate::is_echo_request(packet) {
+                return drop(DropReason::NotServed);
+            }
+            ctx.egress = Egress::Local;
+            return Next::End(Outcome::Passed);
+        }
         ForwardMode::Router if stays_on_link(packet) => return drop(DropReason::NoRoute),
         ForwardMode::Router if ttl(packet) <= 1 => return drop(DropReason::TtlExceeded),
         mode @ (ForwardMode::Routes | ForwardMode::Router) => {
@@ -171,6 +179,11 @@ pub(crate) fn may_be_forwarded(packet: &Packet<'_>) -> bool {
 fn is_local(packet: &Packet<'_>) -> bool {
     packet.addresses == Addresses::None
         || packet.proto == proto::ICMP6 && matches!(packet.icmp_type, 133..=137)
+}
+
+/// Returns true if the packet is for an address of the router, in the zone that it came from.
+fn is_own(walker: &Walker, packet: &Packet<'_>, ctx: &PacketCtx) -> bool {
+    destination(packet).is_some_and(|to| walker.ports().is_own(to, ctx.walk.zone()))
 }
 
 /// Returns true if an address of the packet is valid on its own link only. "Routers must not forward any packets with

@@ -623,7 +623,7 @@ impl<E: PacketIo> Engine<E> {
             && drop_log.wants(reason)
         {
             let frame = bytes(held, burst.as_ref());
-            log_drop((drop_log, walker), reason, (frame, &held.meta), ctx, clock.now);
+            log_drop((&mut *drop_log, &mut *walker), reason, (frame, &held.meta), ctx, clock.now);
         }
         if outcome == Outcome::Passed {
             edit(held, ctx, burst.as_ref());

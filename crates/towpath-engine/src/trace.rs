@@ -112,7 +112,8 @@ impl Traces {
         let out = meta.egress.port().filter(|_| leaves).and_then(|port| walker.ports().name(port));
         let zone = walk.map_or(0, Walk::zone);
         let traced = TracedPacket { number, arrival, bytes, meta, rule, outcome, zone, out };
-        for (_, sink) in self.0.iter_mut().filter(|(filter, _)| filter.takes(packet.as_ref(), rule, outcome)) {
+        for (_, sink) in self.0.iter_mut().filter(|(filter, _)| filter.takes(packet.as_ref(), rule, outcome))
+        {
             sink.packet(&traced);
         }
     }

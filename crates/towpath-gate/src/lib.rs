@@ -64,5 +64,6 @@ pub use eval::{
     LogEntry, MAX_TAGS, NoReply, PacketLog, PacketSpec, PacketSpecError, PortId, Ports, REPLIES_PER_SECOND,
     RecheckStep, Reject, ReplyLimiter, Restored, Route, Routes, RuleInfo, RuleOutcome, SNAPSHOT_VERSION,
     SnapshotError, StatePolicy, Step, Suppressed, SuppressedBy, Walk, Walker, check_snapshot, differences,
+    echo_reply, is_echo_request,
 };
 pub use settings::{Setting, SettingError, Values};

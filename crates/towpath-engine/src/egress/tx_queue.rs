@@ -25,6 +25,7 @@ pub struct TxQueue {
     /// Verdicts for packets that the kernel holds.
     pub(super) verdicts: Vec<TxVerdict>,
     pub(super) config: TxConfig,
+    pub(super) echo: EchoLimiter,
     /// Limits ICMP "too big" errors to the hosts behind this port.
     pub(super) too_big: ReplyLimiter,
     pub(super) drops: TxDrops,
@@ -43,6 +44,8 @@ pub struct TxConfig {
     pub mtu: usize,
     /// The router's addresses on the port's link.
     pub addresses: Vec<IpAddr>,
+    /// Replies to echo requests per second; 0: none.
+    pub echo: u32,
     /// The bounds of the engine's reorder buffer, which may send all its packets by one port.
     pub reorder: Limits,
 }
@@ -89,6 +92,33 @@ pub(super) struct TxVerdict {
     interface: u16,
 }
 
+/// Limits the replies to echo requests (GCRA, ITU-T I.371).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EchoLimiter {
+    /// Nanoseconds per reply. 0: no replies.
+    period: u64,
+    /// Time at which the bucket is empty.
+    empty: u64,
+}
+
+/// Replies at once. Linux has the same burst (net.ipv4.icmp_msgs_burst).
+const ECHO_BURST: u64 = 50;
+
+impl EchoLimiter {
+    pub(super) fn new(per_second: u32) -> Self {
+        Self { period: 1_000_000_000u64.checked_div(per_second.into()).unwrap_or(0), empty: 0 }
+    }
+
+    /// Returns true if another reply may be sent now, and counts it.
+    pub(super) fn take(&mut self, now: u64) -> bool {
+        let has_room = self.period > 0 && self.empty.saturating_sub(now) <= (ECHO_BURST - 1) * self.period;
+        if has_room {
+            self.empty = self.empty.max(now) + self.period;
+        }
+        has_room
+    }
+}
+
 /// Packets that a port did not send, and other events of its egress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TxDrops {
@@ -105,6 +135,12 @@ metrics! {
         pub other_host: counter packets,
         /// Replies of neighbors to requests that the router did not send.
         pub unsolicited: counter packets,
+        /// Replies to echo requests for the router's addresses.
+        pub echo_replies: counter packets,
+        /// Echo requests for the router's addresses without a reply, because of the port's rate limit.
+        pub echo_limited: counter packets,
+        /// Echo requests for the router's addresses that are malformed or cannot be answered.
+        pub echo_invalid: counter packets,
         /// Packets that left without the edits of rules, because the kernel handed over only their first bytes.
         pub unchanged: counter packets,
     }
@@ -127,6 +163,7 @@ impl TxQueue {
             items: Vec::new(),
             copies: copies(config.reorder),
             verdicts: Vec::new(),
+            echo: EchoLimiter::new(config.echo),
             config,
             too_big: ReplyLimiter::default(),
             drops: TxDrops::default(),
@@ -241,12 +278,7 @@ impl TxQueue {
     }
 
     /// Sends the queued packets. Calls `lost` with the packets that the port did not take.
-    pub(super) fn send_all(
-        &mut self,
-        port: &mut dyn Port,
-        burst: &Burst,
-        lost: &mut dyn FnMut(Loss<'_>),
-    ) {
+    pub(super) fn send_all(&mut self, port: &mut dyn Port, burst: &Burst, lost: &mut dyn FnMut(Loss<'_>)) {
         let Self { items, copies, .. } = self;
         let frame = |item: &TxItem| match item.source {
             TxSource::Burst(at) => burst.frame(at),
@@ -285,11 +317,7 @@ impl TxQueue {
         }
     }
 
-    pub(super) fn decide_all(
-        &mut self,
-        port: &mut dyn Port,
-        lost: &mut dyn FnMut(Loss<'_>),
-    ) {
+    pub(super) fn decide_all(&mut self, port: &mut dyn Port, lost: &mut dyn FnMut(Loss<'_>)) {
         for TxVerdict { verdict, meta, copy, packets, interface } in &self.verdicts {
             let plain = || Frame { meta: *meta, ..Frame::new(&[], LinkType::RAW) };
             let frame = copy.map_or_else(plain, |at| self.copies.frame(at));
@@ -322,4 +350,20 @@ fn refusal(error: &Error) -> DropReason {
 /// Room for the packets of a reorder buffer, and for as many of a burst.
 fn copies(limits: Limits) -> Burst {
     Burst::with_bytes(limits.packets.saturating_mul(2), limits.bytes.saturating_mul(2))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn echo_replies_are_limited_to_a_rate_and_a_burst() {
+        let second = 1_000_000_000;
+        let mut limiter = EchoLimiter::new(1000);
+        let taken = |limiter: &mut EchoLimiter, now| (0..500).filter(|_| limiter.take(now)).count();
+        assert_eq!(taken(&mut limiter, second), 50);
+        assert_eq!(taken(&mut limiter, second + 10_000_000), 10);
+        assert_eq!(taken(&mut limiter, 9 * second), 50);
+        assert_eq!(taken(&mut EchoLimiter::new(0), second), 0);
+    }
 }

@@ -317,9 +317,10 @@ impl Resolver {
 pub(crate) struct PendingRequest(Request);
 
 impl PendingRequest {
-    /// Writes the request into `out`, from `mac` and one of `addresses`. Returns false if no address is of the request's family.
+    /// Writes the request into `out`, from `mac` and one of `addresses`. Returns false if no address is of the request's family, or if the
+    /// request is for one of them: the router does not resolve its own addresses.
     pub(crate) fn emit(self, mac: [u8; 6], addresses: &[IpAddr], out: &mut Vec<u8>) -> bool {
-        arp_nd_solicit::emit(self.0, mac, addresses, out)
+        !addresses.contains(&self.0.key.address) && arp_nd_solicit::emit(self.0, mac, addresses, out)
     }
 }
 

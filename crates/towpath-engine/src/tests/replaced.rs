@@ -27,6 +27,7 @@ fn engine(rules: &str, mode: impl Fn(PortId) -> ForwardMode, router: bool) -> (G
     topology.add(a, mode(b));
     let tx_queue = || {
         TxQueue::new(TxConfig {
+            echo: 0,
             sends: true,
             router: router.then_some(RouterPort { mac: None }),
             mtu: MTU,

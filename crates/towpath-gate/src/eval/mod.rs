@@ -44,7 +44,7 @@ pub use packet_spec::{PacketSpec, PacketSpecError};
 pub use port::{PortId, Ports};
 pub use recheck::RecheckStep;
 pub use reload::{Diff, StatePolicy};
-pub use reply::{NoReply, REPLIES_PER_SECOND, ReplyLimiter};
+pub use reply::{NoReply, REPLIES_PER_SECOND, ReplyLimiter, echo_reply, is_echo_request};
 pub use routes::{Gateway, Route, Routes};
 pub use snapshot::{Restored, SNAPSHOT_VERSION, SnapshotError, check_snapshot};
 pub use step::{DropReason, Reject, Step};

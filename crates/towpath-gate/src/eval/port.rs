@@ -90,6 +90,16 @@ impl Ports {
         (0..self.ports.len() as u16).map(PortId)
     }
 
+    /// Returns true if the address is one of a port in this zone.
+    #[inline]
+    pub fn is_own(&self, address: IpAddr, zone: u16) -> bool {
+        let is_me = match address {
+            IpAddr::V4(ip) => self.is_me4(ip.to_bits()),
+            IpAddr::V6(ip) => self.is_me6(ip.to_bits()),
+        };
+        is_me && self.ids().any(|id| self.zone(id) == zone && self.addresses(id).contains(&address))
+    }
+
     #[inline]
     pub(crate) fn is_me4(&self, ip: u32) -> bool {
         self.me4.binary_search(&ip).is_ok()

@@ -47,6 +47,8 @@ pub enum NoReply {
     NoSctpTag,
     /// A link header that cannot be reversed.
     UnsupportedLink,
+    /// The checksum of an echo request is wrong.
+    BadChecksum,
 }
 
 impl NoReply {
@@ -64,6 +66,7 @@ impl NoReply {
             Self::Truncated => "truncated capture",
             Self::NoSctpTag => "SCTP without verification tag",
             Self::UnsupportedLink => "unsupported link header",
+            Self::BadChecksum => "wrong checksum",
         }
     }
 }
@@ -168,6 +171,65 @@ impl Reject {
             Self::NoReply(reason) => Err(reason),
         }
     }
+}
+
+/// ICMP_ECHO and ICMP_ECHOREPLY (RFC 792), and those of ICMPv6 (RFC 4443 sections 4.1 and 4.2).
+const ICMP_ECHO: u8 = 8;
+const ICMP_ECHOREPLY: u8 = 0;
+const ICMP6_ECHO: u8 = 128;
+const ICMP6_ECHOREPLY: u8 = 129;
+
+/// Returns true if the packet is an echo request.
+pub fn is_echo_request(packet: &Packet<'_>) -> bool {
+    let kind = match packet.addresses {
+        Addresses::V4(..) if packet.proto == proto::ICMP => ICMP_ECHO,
+        Addresses::V6(..) if packet.proto == proto::ICMP6 => ICMP6_ECHO,
+        _ => return false,
+    };
+    packet.fragment == Fragment::Whole && packet.icmp_type == kind
+}
+
+/// Writes the reply to an echo request into `out`, which is cleared first. "The data received in the echo message must be returned in the
+/// echo reply message" (RFC 792; RFC 4443 section 4.2). IPv4 options are not returned. The caller has verified that the destination is
+/// its own address. `verified` is true if the sender has not computed the checksum, because the packet never left this machine.
+///
+/// # Errors
+/// [`NoReply`] is the reason why there is no reply. The contents of `out` are then undefined.
+pub fn echo_reply(packet: &Packet<'_>, verified: bool, out: &mut Vec<u8>) -> Result<(), NoReply> {
+    if !is_echo_request(packet) {
+        return Err(NoReply::NotQuery);
+    }
+    if let Some(reason) = no_reply_reason(packet) {
+        return Err(reason);
+    }
+    let message = packet.transport..packet.transport + packet.transport_len;
+    let message = packet.frame.get(message).filter(|message| message.len() >= 8).ok_or(NoReply::Truncated)?;
+    out.clear();
+    link(packet, out)?;
+    let reply = match packet.addresses {
+        Addresses::V4(..) => {
+            swapped(packet, proto::ICMP, out);
+            ICMP_ECHOREPLY
+        }
+        _ => {
+            swapped(packet, proto::ICMP6, out);
+            ICMP6_ECHOREPLY
+        }
+    };
+    let at = out.len();
+    out.extend(message);
+    if !verified {
+        // The checksum that the request should have had.
+        let had = [out[at + 2], out[at + 3]];
+        finish(packet, out);
+        let is_right = had == [out[at + 2], out[at + 3]];
+        if !is_right {
+            return Err(NoReply::BadChecksum);
+        }
+    }
+    out[at..at + 2].copy_from_slice(&[reply, 0]);
+    finish(packet, out);
+    Ok(())
 }
 
 /// Maximum number of replies per port and second (ipfw: net.inet.icmp.icmplim).
@@ -380,7 +442,7 @@ fn finish(packet: &Packet<'_>, out: &mut [u8]) {
         Addresses::V6(..) => (packet.network + 4, length - 40),
         _ => (packet.network + 2, length),
     };
-    // At most 1280 bytes.
+    // An error has at most 1280 bytes, an echo reply as many as the request.
     out[at..at + 2].copy_from_slice(&(length as u16).to_be_bytes());
     if packet.link == LinkType::ETHERNET
         && let Ok(Some(at)) = length_field(&out[..packet.network])

@@ -24,7 +24,8 @@ use crate::interface::Interface;
 use crate::stats::Refused;
 use crate::tx_offload::{Medium, Piece, TxOffload};
 use crate::{
-    Burst, Caps, Error, Frame, Object, Opener, Port, Received, Segmentation, State, Stats, TxDrop, sys, tx_offload,
+    Burst, Caps, Error, Frame, Object, Opener, Port, Received, Segmentation, State, Stats, TxDrop, sys,
+    tx_offload,
 };
 
 pub use config::{Config, Fanout};

@@ -425,7 +425,9 @@ impl Port for Socket {
             for (at, piece) in pieces.iter().enumerate() {
                 if let Err(error) = self.put(tx_offload.bytes(piece)) {
                     let reason = match &error {
-                        Error::Io { source, .. } => TxDrop::from_errno(source.raw_os_error().unwrap_or_default()),
+                        Error::Io { source, .. } => {
+                            TxDrop::from_errno(source.raw_os_error().unwrap_or_default())
+                        }
                         _ => TxDrop::Other,
                     };
                     self.stats.count_tx_drop(reason, (pieces.len() - at) as u64);

@@ -290,7 +290,12 @@ fn write(
                         stats.count_tx_drop(reason, 1);
                         refused.keep(reason, bytes);
                     }
-                    _ => return Err((reason, Error::Io { name: config.interface.clone(), source: errno.into() })),
+                    _ => {
+                        return Err((
+                            reason,
+                            Error::Io { name: config.interface.clone(), source: errno.into() },
+                        ));
+                    }
                 }
             }
         }

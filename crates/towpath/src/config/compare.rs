@@ -89,6 +89,7 @@ fn port_keys(port: &Port) -> Keys {
     let mut keys = vec![
         ("driver", port.driver.name().to_owned()),
         ("address", list(port.addresses.iter().map(ToString::to_string).collect())),
+        ("echo", port.echo.to_string()),
         ("zone", port.zone.to_string()),
     ];
     keys.extend(match &port.driver {
@@ -217,7 +218,10 @@ mod tests {
     const NO_EFFECT: &[(&str, &[&str])] = &[
         ("port", &["mode", "zero-copy"]),
         ("queue", &["users", "groups", "mode", "user", "group", "limits", "cgroup"]),
-        ("engine", &["threads", "cpus", "wait", "spin", "burst", "drain", "log-drops", "hugepages", "user", "group"]),
+        (
+            "engine",
+            &["threads", "cpus", "wait", "spin", "burst", "drain", "log-drops", "hugepages", "user", "group"],
+        ),
         ("control", &["socket", "owner", "group", "mode"]),
     ];
 
@@ -235,6 +239,7 @@ mod tests {
         ("", "monitor", "TOP", "monitor = [\"a\", \"b\"]", "monitor = \"a\"\n[[route]]\nto = \"10.0.0.0/8\"\nport = \"b\"", "key monitor: a, b -> a"),
         ("port", "driver", "[port.x]", "driver = \"af_packet\"", "driver = \"tap\"", "port x driver: af_packet -> tap"),
         ("port", "address", "[port.x]\ndriver = \"tap\"", "", "address = \"10.0.0.1\"", "port x address: none -> 10.0.0.1"),
+        ("port", "echo", "[port.x]\ndriver = \"tap\"", "", "echo = 0", "port x echo: 1000 -> 0"),
         ("port", "zone", "[port.x]\ndriver = \"tap\"", "", "zone = 7", "port x zone: 0 -> 7"),
         ("port", "interface", "[port.x]\ndriver = \"tap\"", "", "interface = \"y\"", "port x interface: x -> y"),
         ("port", "interface", "[port.x]\ndriver = \"af_packet\"", "", "interface = \"y\"", "port x interface: x -> y"),

@@ -103,6 +103,7 @@ pub const KEYS: &[Key] = &[
 
     new("port", "driver", Word(&["af_packet", "af_xdp", "tun", "tap", "nfqueue", "pcap"]), "required", "[port driver](ports.md)"),
     new("port", "address", Texts, "", "own addresses without prefix length: `me` in rules, and the source of replies"),
+    new("port", "echo", Number(0, 1_000_000), "`1000`", "replies per second to echo requests for the router's addresses; 0: none"),
     new("port", "zone", Number(0, 65_535), "`0`", "[zone](rules.md#zones) of the states of its packets"),
     new("port", "interface", Text, "NAME", "`af_packet`, `af_xdp`, `tun`, `tap`: the interface; TUN and TAP create a missing one"),
     new("port", "offload", Flag, "`false`", "`af_packet`, `tun`, `tap`: forward large segments and partial checksums as they are"),

@@ -18,6 +18,8 @@ pub struct Port {
     pub driver: driver::Config,
     /// Own addresses: `me` in rules, and the source of replies.
     pub addresses: Vec<IpAddr>,
+    /// Replies to echo requests per second.
+    pub echo: u32,
     /// The zone of the states of its packets.
     pub zone: u16,
     /// VLANs that rules see as separate ports.
@@ -38,6 +40,9 @@ pub struct Vlan {
 /// Longest name of an interface (`IFNAMSIZ` - 1, linux/if.h).
 const NAME_MAX: usize = 15;
 
+/// Replies to echo requests per second (net.ipv4.icmp_msgs_per_sec of Linux).
+const ECHO: u32 = 1000;
+
 /// Maximum number of ports.
 const PORTS_MAX: usize = 256;
 
@@ -56,9 +61,11 @@ pub(super) fn take<'t>(top: &Table<'t, '_>, directory: &Path) -> (Vec<(At<&'t st
         let addresses = table.texts("address").into_iter().filter_map(|text| address(&table, &text));
         let addresses = addresses.collect();
         let zone = table.number("zone").unwrap_or(0) as u16;
+        let echo = table.number("echo").map_or(ECHO, |echo| echo as u32);
         let vlans = vlans(&table, zone);
         table.finish();
-        ports.push((name.clone(), Port { name: name.value.to_owned(), driver, addresses, zone, vlans }));
+        let name_of = name.value.to_owned();
+        ports.push((name.clone(), Port { name: name_of, driver, addresses, echo, zone, vlans }));
     }
     if !top.has("port") && !top.has("mux") {
         top.wrong(

@@ -56,7 +56,10 @@ impl FlowFilter {
         let reasons = DropReason::named(word);
         if reasons.is_empty() {
             let names: Vec<&str> = DropReason::ALL.iter().map(|reason| reason.name()).collect();
-            return Err(format!("`{word}` is not a drop reason: write any, malformed, tx_refused, or one of {}", names.join(", ")));
+            return Err(format!(
+                "`{word}` is not a drop reason: write any, malformed, tx_refused, or one of {}",
+                names.join(", ")
+            ));
         }
         Ok(Self { drops: Some(reasons), ..self })
     }

@@ -255,7 +255,9 @@ fn trace(engine: &Engine, args: &Trace) -> Result<String, Failure> {
     }
     let mut connection = match channel {
         Some(channel) => engine.open("trace", ChannelRequest { channel, count })?,
-        None => engine.open("follow", PacketsRequest { rule, flow: flow.clone(), drop: drop.clone(), count })?,
+        None => {
+            engine.open("follow", PacketsRequest { rule, flow: flow.clone(), drop: drop.clone(), count })?
+        }
     };
     connection.answer("tracing")?;
     connection.wait_forever()?;

@@ -378,7 +378,8 @@ fn tx_queues(config: &Config, ports: &[(Box<dyn Port>, &'static str)]) -> Vec<Tx
         let router = (routed && !caps.verdicts).then_some(RouterPort { mac: caps.address });
         let addresses = config.ports[at].addresses.clone();
         let (mtu, reorder) = (router::mtu(&caps), config.engine.reorder);
-        TxQueue::new(TxConfig { sends: caps.send, router, mtu, addresses, reorder })
+        let echo = config.ports[at].echo;
+        TxQueue::new(TxConfig { sends: caps.send, router, mtu, addresses, echo, reorder })
     };
     ports.iter().enumerate().map(tx).collect()
 }

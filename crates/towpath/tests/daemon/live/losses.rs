@@ -187,9 +187,11 @@ fn each_loss_is_reported_by_its_reason_in_every_place() {
         // A reason is followed by the end of the comment, or by the port.
         let comments = |text: &str, reason: &str| {
             let comment = format!("drop, {reason}");
-            text.match_indices(&comment).filter(|(at, _)| {
-                !matches!(text.as_bytes().get(at + comment.len()), Some(b'_' | b'a'..=b'z'))
-            }).count()
+            text.match_indices(&comment)
+                .filter(|(at, _)| {
+                    !matches!(text.as_bytes().get(at + comment.len()), Some(b'_' | b'a'..=b'z'))
+                })
+                .count()
         };
         until(|| seen.iter().all(|reason| comments(&captured("any"), reason) > 0));
         until(|| comments(&captured("no_route"), "no_route") > 0);
@@ -201,9 +203,15 @@ fn each_loss_is_reported_by_its_reason_in_every_place() {
         let sum: u64 = total["dropped_by"].as_object().unwrap().values().filter_map(Value::as_u64).sum();
         assert_eq!(Some(sum), total["dropped"].as_u64(), "{total}");
         for reason in &seen {
-            assert!(text.lines().any(|line| line.trim_start().starts_with(&format!("{reason} "))), "{reason}: {text}");
+            assert!(
+                text.lines().any(|line| line.trim_start().starts_with(&format!("{reason} "))),
+                "{reason}: {text}"
+            );
             assert!(metrics.contains(&format!("{{reason=\"{reason}\"}} ")), "{reason}: {metrics}");
-            assert!(said.contains(&format!("Drop ({reason})")) || said.contains(&format!("Deny ({reason})")), "{reason}: {said}");
+            assert!(
+                said.contains(&format!("Drop ({reason})")) || said.contains(&format!("Deny ({reason})")),
+                "{reason}: {said}"
+            );
         }
         assert!(said.contains("ipfw: 200 Drop (rule) UDP 10.0.1.1:9 10.8.0.1:1000 in via wan"), "{said}");
         assert!(said.contains("ipfw: Drop (no_route) UDP 10.0.1.1:9 203.0.113.9:9 in via wan"), "{said}");
@@ -243,7 +251,9 @@ fn the_log_states_how_many_lines_it_suppressed() {
             let said = engine.stop();
             let suppressed: u64 = said
                 .lines()
-                .filter(|line| line.contains("suppressed") && line.contains("one \"Drop (no_route)\" per second"))
+                .filter(|line| {
+                    line.contains("suppressed") && line.contains("one \"Drop (no_route)\" per second")
+                })
                 .filter_map(|line| line.split("suppressed ").nth(1)?.split(' ').next()?.parse::<u64>().ok())
                 .sum();
             let written = said.matches("ipfw: Drop (no_route) UDP").count() as u64;

@@ -256,3 +256,110 @@ fn a_router_finds_its_neighbors() {
         });
     }
 }
+
+/// An echo request from the left host (RFC 792).
+fn echo_request(to: [u8; 4], number: u16) -> Vec<u8> {
+    use towpath_port::LinkType;
+    let mut frame = vec![2, 0, 0, 0, 0, 0xfe, 2, 0, 0, 0, 0, 1, 8, 0];
+    frame.extend([0x45, 0, 0, 32, 0, 0, 0, 0, 64, 1, 0, 0, 10, 0, 1, 1]);
+    frame.extend(to);
+    frame.extend([8, 0, 0, 0, 0, 7, (number >> 8) as u8, number as u8, 1, 2, 3, 4]);
+    let wire_len = frame.len() as u32;
+    towpath_wire::checksum::fill(LinkType::ETHERNET, &mut frame, wire_len);
+    frame
+}
+
+/// ping(8) and traceroute(8) of Linux, to a router and through it.
+#[towpath_testenv::needs(netns, ipv6, "ping", "traceroute")]
+#[test]
+fn a_router_answers_ping_and_is_a_hop_of_traceroute() {
+    within(|| {
+        let (left, right) = (Host::new(), Host::new());
+        veth("wan", "l0");
+        veth("lan", "r0");
+        ip("link set wan address 02:00:00:00:00:fe");
+        for (host, device, number) in [(&left, "l0", 1), (&right, "r0", 2)] {
+            host.take(device, &format!("10.0.{number}.1/24"));
+            host.run(move || ip(&format!("route add default via 10.0.{number}.254")));
+            six(host, device, number);
+        }
+        ["wan", "lan"].into_iter().for_each(settled);
+        let rules = "add 100 allow layer2 mac-type arp\nadd 110 allow icmp6 from any to any icmp6types 135,136\n\
+                     add 120 reass ip from any to any in\nadd 150 unreach port udp from any to me\n\
+                     add 200 allow ip from any to any\n";
+        let files = files(ASKS, rules);
+        let engine = Engine::start(files.path());
+        let says = |words: &'static str| {
+            left.run(move || {
+                let mut words = words.split(' ');
+                let program = words.next().unwrap();
+                let output = std::process::Command::new(program).args(words).output().unwrap();
+                format!(
+                    "{}{}",
+                    String::from_utf8_lossy(&output.stdout),
+                    String::from_utf8_lossy(&output.stderr)
+                )
+            })
+        };
+        // The address of the link, that of the other link, and both with a hop limit of 1; a request in fragments.
+        for words in [
+            "ping -n -c 3 -i 0.01 10.0.1.254",
+            "ping -n -c 3 -i 0.01 -t 1 10.0.2.254",
+            "ping -n -c 3 -i 0.01 -s 1472 -M do 10.0.1.254",
+            "ping -n -c 3 -i 0.01 -s 5000 10.0.1.254",
+            "ping -n -c 3 -i 0.01 2001:db8:1::fe",
+            "ping -n -c 3 -i 0.01 -t 1 2001:db8:2::fe",
+            "ping -n -c 3 -i 0.01 10.0.2.1",
+        ] {
+            let said = says(words);
+            assert!(said.contains("3 packets transmitted, 3 received, 0% packet loss"), "{words}: {said}");
+            assert!(!said.contains("DUP") && !said.contains("wrong"), "{words}: {said}");
+        }
+        for (words, hops) in [
+            ("traceroute -n -q 1 -N 1 -w 30 -m 4 10.0.2.1", &["10.0.1.254", "10.0.2.1"][..]),
+            ("traceroute -n -I -q 1 -N 1 -w 30 -m 4 10.0.2.1", &["10.0.1.254", "10.0.2.1"]),
+            ("traceroute -6 -n -q 1 -N 1 -w 30 -m 4 2001:db8:2::1", &["2001:db8:1::fe", "2001:db8:2::1"]),
+            // The router itself: rule 150 answers.
+            ("traceroute -n -q 1 -N 1 -w 30 -m 4 10.0.2.254", &["10.0.1.254"]),
+        ] {
+            let said = says(words);
+            let seen: Vec<&str> =
+                said.lines().skip(1).filter_map(|line| line.split_whitespace().nth(1)).collect();
+            assert_eq!(seen, hops, "{words}: {said}");
+        }
+        let events = |name: &str| {
+            let ports = engine.json("show ports --json");
+            let port = ports["ports"].as_array().unwrap().iter().find(|port| port["name"] == "wan").unwrap();
+            let lost = port["lost"].as_array().unwrap().iter().find(|lost| lost[0] == name);
+            lost.map_or(0, |lost| lost[1].as_u64().unwrap())
+        };
+        until(|| events("echo_replies") == 18);
+        // TCP to the router: no answer, and a reason.
+        assert!(left.run(|| {
+            TcpStream::connect_timeout(&([10, 0, 1, 254], 22).into(), std::time::Duration::from_millis(100))
+                .is_err()
+        }));
+        let stats = || engine.json("show stats --json");
+        until(|| stats()["stats"]["dropped_by"]["not_served"].as_u64() > Some(0));
+        // The router has not asked for its own addresses.
+        let ports = engine.json("show ports --json").to_string();
+        assert!(!ports.contains("10.0.1.254") && !ports.contains("10.0.2.254"), "{ports}");
+        // A flood, a wrong checksum, and a group as the source.
+        left.run(|| {
+            use towpath_port::{Frame, LinkType, Port, af_packet};
+            let requests: Vec<_> = (0..2000).map(|number| echo_request([10, 0, 1, 254], number)).collect();
+            let mut bad = requests[..2].to_vec();
+            bad[0][36] ^= 1;
+            bad[1][6] = 1;
+            let mut socket = af_packet::Socket::open(af_packet::Config::new("l0")).unwrap();
+            for frames in [bad, requests] {
+                socket.send(&mut frames.iter().map(|frame| Frame::new(frame, LinkType::ETHERNET))).unwrap();
+                socket.flush().unwrap();
+            }
+        });
+        until(|| events("echo_replies") + events("echo_limited") + events("echo_invalid") == 18 + 2002);
+        assert_eq!(events("echo_invalid"), 2);
+        assert!(events("echo_limited") > 0 && events("echo_replies") >= 18 + 50);
+        engine.stop();
+    });
+}
