@@ -664,6 +664,100 @@ mod tests {
         }
     }
 
+    /// A port that is full, down, or refuses long frames.
+    struct Unwilling(Vec<Vec<u8>>);
+
+    impl Port for Unwilling {
+        fn name(&self) -> &'static str {
+            "p"
+        }
+
+        fn caps(&self) -> towpath_port::Caps {
+            towpath_port::Caps::default()
+        }
+
+        fn receive(&mut self, _: &mut Burst) -> Result<towpath_port::Received, Error> {
+            Ok(towpath_port::Received::Nothing)
+        }
+
+        /// By the last byte: 0 is sent, 1 goes down with the interface, 2 is too long; before 3, the port is full.
+        fn send<'a>(
+            &mut self,
+            frames: &mut dyn Iterator<Item = towpath_port::Frame<'a>>,
+        ) -> Result<usize, Error> {
+            let mut taken = 0;
+            for frame in frames {
+                match frame.bytes.last() {
+                    Some(1) => self.0.push(frame.bytes.to_vec()),
+                    Some(2) => {
+                        return Err(Error::TooLong { name: "p".into(), len: frame.bytes.len(), max: 1 });
+                    }
+                    Some(3) => return Ok(taken),
+                    _ => {}
+                }
+                taken += 1;
+            }
+            Ok(taken)
+        }
+
+        fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {
+            self.0.drain(..).for_each(|frame| each(TxDrop::Down, &frame));
+        }
+
+        fn stats(&mut self) -> towpath_port::Stats {
+            towpath_port::Stats::default()
+        }
+    }
+
+    /// Frames that a port does not send are counted once, and shown to traces and to the log.
+    #[test]
+    fn frames_that_a_port_does_not_send_are_counted_and_shown() {
+        use DropReason::{PortDown, TooLong, TxFull};
+        for all in [false, true] {
+            let mut io = PortIo::<Infallible>::new(
+                Instant::now(),
+                vec![tx_queue(None), tx_queue(None)],
+                Box::new(()),
+                None,
+            );
+            io.trace_lost_frames(all);
+            for kind in [0, 2, 1, 2, 0, 3, 0, 1] {
+                let mut frame = frame(OWN);
+                frame.push(kind);
+                let meta = Meta { interface: 0, ..routed(&frame, 0, NextHop::None) };
+                let Ok(()) = io.send(&frame, &meta);
+            }
+            // A frame of the router itself is not a packet.
+            let Ok(()) = io.send(&[3], &Meta { packets: 0, ..routed(&[3], 0, NextHop::None) });
+            let mut complaints = 0;
+            io.transmit(1, &mut Unwilling(Vec::new()), &Burst::new(1), |_| complaints += 1);
+            let drops = io.take_drops().unwrap();
+            // The port counts the frame that it took while its interface was down.
+            assert_eq!(drops.iter().collect::<Vec<_>>(), [(TooLong, 2), (TxFull, 3)]);
+            assert_eq!(io.tx_queues()[1].drops().drops, drops);
+            assert_eq!(complaints, 2);
+            let mut shown = Vec::new();
+            let left_out = io.take_lost_frames(&mut |reason, frame, meta| {
+                assert_eq!(
+                    (meta.interface, meta.egress),
+                    (if reason == PortDown { 1 } else { 0 }, Egress::Port(PortId(1)))
+                );
+                shown.push((reason, frame.last().copied().unwrap()));
+            });
+            let expected: &[_] = match all {
+                true => &[(TooLong, 2), (TooLong, 2), (TxFull, 3), (TxFull, 0), (TxFull, 1), (PortDown, 1)],
+                false => &[(TooLong, 2), (TxFull, 3), (PortDown, 1)],
+            };
+            assert_eq!((&shown[..], left_out), (expected, 0));
+            io.count_port_drops(1, [0, 1, 0, 0, 0, 0, 0, 0]);
+            assert_eq!(io.take_drops().unwrap().iter().collect::<Vec<_>>(), [(PortDown, 1)]);
+            assert_eq!(
+                (io.take_drops(), io.take_lost_frames(&mut |_, _, _| panic!("shown twice"))),
+                (None, 0)
+            );
+        }
+    }
+
     /// Each packet that does not leave is dropped for one reason, and no packet is dropped twice.
     #[test]
     fn packets_that_do_not_leave_are_dropped_by_reason() {

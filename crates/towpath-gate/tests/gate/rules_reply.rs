@@ -294,3 +294,40 @@ proptest! {
         }
     }
 }
+
+/// The reply has the request's data, and no packet that is not a request of one other host has one.
+#[test]
+fn echo_requests_are_answered() {
+    use towpath_gate::echo_reply;
+    use towpath_wire::LinkType;
+    let reply = |frame: &[u8], verified| {
+        let packet = wire::parse(LinkType::ETHERNET, frame, frame.len() as u32).unwrap();
+        let mut out = vec![0xee; 7];
+        echo_reply(&packet, verified, &mut out).map(|()| out)
+    };
+    let v4 = |words: &str| frame(&format!("icmp {words}"));
+    for (request, network, kind) in [
+        (v4("10.0.0.1 > 10.0.0.254 icmptype 8"), 34, 0),
+        (frame("icmp6 2001:db8::1 > 2001:db8::fe icmptype 128"), 54, 129),
+    ] {
+        let answer = reply(&request, false).unwrap();
+        check_headers(&answer, &request);
+        assert_eq!(answer.len(), request.len());
+        assert_eq!((answer[network], answer[network + 1]), (kind, 0));
+        assert_eq!(answer[network + 4..], request[network + 4..]);
+        // A sender on this machine leaves the checksum to the interface.
+        let mut wrong = request.clone();
+        wrong[network + 2] ^= 1;
+        assert_eq!(reply(&wrong, false), Err(NoReply::BadChecksum));
+        assert_eq!(reply(&wrong, true).unwrap(), answer);
+        // Two routers cannot answer each other.
+        assert_eq!(reply(&answer, false), Err(NoReply::NotQuery));
+    }
+    let request = v4("10.0.0.1 > 10.0.0.254 icmptype 8");
+    let mut group = request.clone();
+    group[6] |= 1;
+    assert_eq!(reply(&group, false), Err(NoReply::BadSource));
+    assert_eq!(reply(&v4("10.0.0.1 > 224.0.0.1 icmptype 8"), false), Err(NoReply::Multicast));
+    assert_eq!(reply(&v4("10.0.0.1 > 10.0.0.1 icmptype 8"), false), Err(NoReply::BadSource));
+    assert_eq!(reply(&v4("10.0.0.1 > 10.0.0.254 icmptype 13"), false), Err(NoReply::NotQuery));
+}
