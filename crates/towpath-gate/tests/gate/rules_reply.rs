@@ -299,7 +299,6 @@ proptest! {
 #[test]
 fn echo_requests_are_answered() {
     use towpath_gate::echo_reply;
-    use towpath_wire::LinkType;
     let reply = |frame: &[u8], verified| {
         let packet = wire::parse(LinkType::ETHERNET, frame, frame.len() as u32).unwrap();
         let mut out = vec![0xee; 7];
@@ -307,8 +306,8 @@ fn echo_requests_are_answered() {
     };
     let v4 = |words: &str| frame(&format!("icmp {words}"));
     for (request, network, kind) in [
-        (v4("10.0.0.1 > 10.0.0.254 icmptype 8"), 34, 0),
-        (frame("icmp6 2001:db8::1 > 2001:db8::fe icmptype 128"), 54, 129),
+        (v4("10.0.0.1 > 10.0.0.254 type 8"), 34, 0),
+        (frame("icmp6 2001:db8::1 > 2001:db8::fe type 128"), 54, 129),
     ] {
         let answer = reply(&request, false).unwrap();
         check_headers(&answer, &request);
@@ -323,11 +322,11 @@ fn echo_requests_are_answered() {
         // Two routers cannot answer each other.
         assert_eq!(reply(&answer, false), Err(NoReply::NotQuery));
     }
-    let request = v4("10.0.0.1 > 10.0.0.254 icmptype 8");
+    let request = v4("10.0.0.1 > 10.0.0.254 type 8");
     let mut group = request.clone();
     group[6] |= 1;
     assert_eq!(reply(&group, false), Err(NoReply::BadSource));
-    assert_eq!(reply(&v4("10.0.0.1 > 224.0.0.1 icmptype 8"), false), Err(NoReply::Multicast));
-    assert_eq!(reply(&v4("10.0.0.1 > 10.0.0.1 icmptype 8"), false), Err(NoReply::BadSource));
-    assert_eq!(reply(&v4("10.0.0.1 > 10.0.0.254 icmptype 13"), false), Err(NoReply::NotQuery));
+    assert_eq!(reply(&v4("10.0.0.1 > 224.0.0.1 type 8"), false), Err(NoReply::Multicast));
+    assert_eq!(reply(&v4("10.0.0.1 > 10.0.0.1 type 8"), false), Err(NoReply::BadSource));
+    assert_eq!(reply(&v4("10.0.0.1 > 10.0.0.254 type 13"), false), Err(NoReply::NotQuery));
 }
