@@ -471,7 +471,7 @@ fn a_reload_names_the_keys_that_cannot_change() {
     let mux = "[mux.m]\nlisten = \"[::1]:7\"\nframing = \"line\"\nworker = \"w\"\n";
     let text = |more: &str| format!("unserved = \"drop\"\n{BRIDGE}{queue}{mux}{more}\n");
     let before = Config::parse("t", &text("")).unwrap();
-    let rows: [(&str, String, &[&str]); 12] = [
+    let rows: [(&str, String, &[&str]); 13] = [
         ("nothing", text(""), &[]),
         ("ports in another order", ports_reversed(&text("")), &[]),
         ("another command", text("").replace("a b", "c d"), &[]),
