@@ -3,12 +3,14 @@
 //! A driver's tests implement [`Wire`] for a way through it, and call [`check`].
 
 use std::iter;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 use towpath_wire::checksum;
 
+use rustix::event::epoll;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::{Burst, Error, Frame, LinkType, MAX_FRAME, Port, Received, State};
+use crate::{Burst, Caps, Error, Frame, LinkType, MAX_FRAME, Port, Received, State, Stats};
 
 /// Timeout for frames on a live wire.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -41,6 +43,84 @@ pub struct Shape {
     pub longest: usize,
     /// A recording: timestamps and wire lengths are kept, no other frames arrive, and it has an end. Otherwise it is a live wire.
     pub recorded: bool,
+}
+
+/// A wire between the queues of two ports, each of which several threads share: sends by the last queue, and receives from all. The
+/// suite's frames are one flow, so their order is kept.
+pub struct QueuesWire {
+    /// The sending queues.
+    pub tx: Vec<Box<dyn Port>>,
+    /// The receiving queues.
+    pub rx: Vec<Box<dyn Port>>,
+    /// The frames that it supports.
+    pub shape: Shape,
+}
+
+impl Wire for QueuesWire {
+    fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    fn tx(&mut self) -> &mut dyn Port {
+        &mut **self.tx.last_mut().expect("a port has queues")
+    }
+
+    fn into_rx(self: Box<Self>) -> Box<dyn Port> {
+        let Self { tx, rx, .. } = *self;
+        let ready = epoll::create(epoll::CreateFlags::CLOEXEC).expect("epoll");
+        for (at, port) in rx.iter().enumerate() {
+            let fd = port.poll_fd().expect("a live port has a descriptor to poll");
+            epoll::add(&ready, fd, epoll::EventData::new_u64(at as u64), epoll::EventFlags::IN)
+                .expect("epoll");
+        }
+        Box::new(Queues { rx, _tx: tx, ready })
+    }
+}
+
+/// The receiving end of a [`QueuesWire`]. It keeps the sending end open: the two may be sides of one interface.
+struct Queues {
+    rx: Vec<Box<dyn Port>>,
+    _tx: Vec<Box<dyn Port>>,
+    /// Readable when one of the queues is.
+    ready: OwnedFd,
+}
+
+impl Port for Queues {
+    fn name(&self) -> &str {
+        self.rx[0].name()
+    }
+
+    fn caps(&self) -> Caps {
+        self.rx[0].caps()
+    }
+
+    fn receive(&mut self, burst: &mut Burst) -> Result<Received, Error> {
+        for port in &mut self.rx {
+            if port.receive(burst)? == Received::Frames {
+                return Ok(Received::Frames);
+            }
+        }
+        Ok(Received::Nothing)
+    }
+
+    fn send<'a>(&mut self, frames: &mut dyn Iterator<Item = Frame<'a>>) -> Result<usize, Error> {
+        self.rx[0].send(frames)
+    }
+
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.ready.as_fd())
+    }
+
+    fn stats(&mut self) -> Stats {
+        let mut sum = self.rx[0].stats();
+        for port in &mut self.rx[1..] {
+            let stats = port.stats();
+            sum.received += stats.received;
+            sum.rx_full += stats.rx_full;
+            sum.rx_invalid += stats.rx_invalid;
+        }
+        sum
+    }
 }
 
 /// Runs the suite. `wire` creates a new wire for each check.

@@ -8,6 +8,8 @@ use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
+use crate::claim::Claim;
+use crate::waiting::WaitingPort;
 use crate::{Error, LinkType, Object, Opener, Port};
 
 /// The values of one port's configuration keys, from a configuration file or any other source.
@@ -23,6 +25,8 @@ pub trait Options {
     fn number(&self, key: &'static str, range: RangeInclusive<u64>) -> Option<u64>;
     /// The index of one of `words`.
     fn word(&self, key: &'static str, words: &[&str]) -> Option<usize>;
+    /// A list of strings, or one string.
+    fn texts(&self, key: &'static str) -> Option<Vec<String>>;
     /// A path, relative to the directory of the configuration.
     fn path(&self, key: &'static str) -> Option<PathBuf>;
     /// The key `interface`: the name of a network interface. The default is the port's name.
@@ -59,6 +63,19 @@ pub trait DriverConfig: Sized {
 
     /// Reads the configuration of a port of the driver called `driver`.
     fn from_options(driver: &str, options: &dyn Options) -> Self;
+
+    /// Capabilities that a port of this configuration needs: [`CAPABILITIES`](Self::CAPABILITIES), or fewer.
+    fn capabilities(&self) -> &'static [Capability] {
+        Self::CAPABILITIES
+    }
+
+    /// The port's packets are not forwarded.
+    fn set_monitor(&mut self) {}
+
+    /// What the kernel does with the packets of the port besides: a warning, if the configuration permits it.
+    fn kernel_warning(&self) -> Option<String> {
+        None
+    }
 
     /// Opens one port per worker. The descriptors that need a privilege come from `opener`.
     ///
@@ -123,7 +140,7 @@ macro_rules! drivers {
             /// # Errors
             /// As [`open_with`](Self::open_with).
             pub fn open(&self, name: &str, workers: usize) -> Result<Vec<Box<dyn Port>>, Error> {
-                match self { $(Self::$variant(config) => self.open_with(name, workers, &Opener::local(config)),)* }
+                self.open_with(name, workers, &self.local_opener())
             }
 
             /// Opens one port per worker. The descriptors that need a privilege come from `opener`, also when a port is opened again.
@@ -140,7 +157,55 @@ macro_rules! drivers {
                     let what = format!("{} ports support one thread only: set [engine] threads = 1", self.name());
                     return Err(Error::Config { name: name.into(), what });
                 }
-                match self { $(Self::$variant(config) => config.open(name, workers, opener),)* }
+                let claimed = match self.interface() {
+                // Each port with such a name gets another interface.
+                Some(interface) if !interface.contains('%') => {
+                    opener.with_claim(Claim::take(name, &format!("`{interface}`"))?)
+                }
+                _ => opener.clone(),
+            };
+                match self { $(Self::$variant(config) => config.open(name, workers, &claimed),)* }
+            }
+
+            /// As [`open_with`](Self::open_with). Ports of an interface that does not exist are [`State::Gone`](crate::State::Gone); they
+            /// open when [`Port::reopen`] finds it.
+            ///
+            /// # Errors
+            /// As [`open_with`](Self::open_with), except [`Error::NoInterface`].
+            pub fn open_optional(
+                &self,
+                name: &str,
+                workers: usize,
+                opener: &Opener,
+            ) -> Result<Vec<Box<dyn Port>>, Error> {
+                match self.open_with(name, workers, opener) {
+                    Err(Error::NoInterface { .. }) => {
+                        let (config, opener, port) = (self.clone(), opener.clone(), name.to_owned());
+                        let open = move || config.open_with(&port, workers, &opener);
+                        Ok(WaitingPort::boxed(name, workers, open))
+                    }
+                    opened => opened,
+                }
+            }
+
+            /// The opener that has the privileges of this process.
+            pub fn local_opener(&self) -> Opener {
+                match self { $(Self::$variant(config) => Opener::local(config),)* }
+            }
+
+            /// The port's packets are not forwarded: a port whose configuration says nothing else leaves them to the kernel too.
+            pub fn set_monitor(&mut self) {
+                match self { $(Self::$variant(config) => config.set_monitor(),)* }
+            }
+
+            /// What the kernel does with the packets of the port besides, or why the port cannot be opened as it is configured.
+            pub fn kernel_warning(&self) -> Option<String> {
+                match self { $(Self::$variant(config) => config.kernel_warning(),)* }
+            }
+
+            /// The network interface, if the port has one.
+            pub fn interface(&self) -> Option<&str> {
+                match self { $(Self::$variant(config) => DriverConfig::interface(config),)* }
             }
 
             /// Opens an object of a port with the privileges of this process.
@@ -168,7 +233,7 @@ macro_rules! drivers {
 
             /// Capabilities needed to open the port, and to open it again.
             pub fn capabilities(&self) -> &'static [Capability] {
-                match self { $(Self::$variant(_) => crate::$module::Config::CAPABILITIES,)* }
+                match self { $(Self::$variant(config) => DriverConfig::capabilities(config),)* }
             }
 
             /// Returns true if several workers can share the port.

@@ -101,6 +101,17 @@ pub enum Error {
         /// The missing capability (capabilities(7)).
         capability: &'static str,
     },
+    /// The packets of the interface cannot be kept from the kernel's network stack.
+    #[error(
+        "{name}: cannot keep the packets from the kernel's network stack ({source}): run as root outside of any user namespace with \
+         Linux 6.6 or later, or write exclusive = false if the kernel may process them too"
+    )]
+    NotExclusive {
+        /// Name of the port.
+        name: String,
+        /// Error of the operating system.
+        source: io::Error,
+    },
     /// The kernel or the interface's driver lacks a feature.
     #[error("{name}: {what}")]
     Unsupported {

@@ -11,6 +11,13 @@ const ARPHRD_ETHER: u16 = 1;
 const ARPHRD_LOOPBACK: u16 = 772;
 const ARPHRD_NONE: u16 = 0xfffe;
 
+/// Returns true if there is an interface of this name in the calling thread's network namespace.
+#[cfg(test)]
+pub(crate) fn exists(name: &str) -> bool {
+    let socket = sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).expect("a socket");
+    sys::interface(socket.as_fd(), libc::SIOCGIFINDEX, name).is_ok()
+}
+
 /// Properties of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Interface {

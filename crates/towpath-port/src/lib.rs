@@ -8,7 +8,7 @@
 //! | [`pcap`] | capture files, pcap and pcapng | none |
 //! | [`Loopback`] | memory, for tests | none |
 //! | [`generator`] | generated traffic | none |
-//! | [`af_packet`] | any interface, by a packet socket | `CAP_NET_RAW` |
+//! | [`af_packet`] | any interface, by a packet socket | `CAP_NET_RAW`; exclusive: `CAP_NET_ADMIN`, `CAP_BPF` |
 //! | [`af_xdp`] | queues of an Ethernet interface, before the network stack | `CAP_NET_RAW`, `CAP_NET_ADMIN`, `CAP_BPF` |
 //! | [`tun`] | a TUN or TAP device | `CAP_NET_ADMIN` |
 //! | [`nfqueue`] | packets that an iptables or nftables rule queues | `CAP_NET_ADMIN` |
@@ -38,7 +38,9 @@
 
 pub mod af_packet;
 pub mod af_xdp;
+mod bpf_asm;
 mod burst;
+mod claim;
 mod clock;
 #[cfg(any(test, feature = "test-util"))]
 pub mod conformance;
@@ -46,7 +48,9 @@ pub mod credentials;
 pub mod driver;
 mod error;
 pub mod generator;
+pub mod host_filter;
 mod interface;
+pub mod kernel_path;
 mod loopback;
 mod mapping;
 mod meta;
@@ -57,7 +61,10 @@ pub mod netns;
 pub mod nfqueue;
 mod opener;
 pub mod pcap;
+pub mod pins;
 mod port;
+#[cfg(test)]
+mod reopen_tests;
 pub mod scheduling;
 mod stats;
 mod sys;
@@ -65,6 +72,7 @@ pub mod tun;
 mod tx_offload;
 #[cfg(test)]
 mod veth_tests;
+mod waiting;
 
 pub use burst::{Burst, Frame, Full};
 pub use error::Error;

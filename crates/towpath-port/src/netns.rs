@@ -62,6 +62,11 @@ impl Host {
         Self { tid, jobs: Some(jobs), thread: Some(thread) }
     }
 
+    /// The thread's id, which names the namespace for ip(8).
+    pub fn tid(&self) -> i32 {
+        self.tid
+    }
+
     /// Runs `job` on the host and returns its result.
     ///
     /// # Panics

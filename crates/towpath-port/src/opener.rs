@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use crate::claim::Claim;
 use crate::driver::DriverConfig;
 
 /// A descriptor of a port that needs a privilege to open.
@@ -15,6 +16,8 @@ use crate::driver::DriverConfig;
 pub enum Object {
     /// `af_packet`: a packet socket with its send buffer (CAP_NET_RAW; CAP_NET_ADMIN for a buffer above net.core.wmem_max).
     PacketSocket,
+    /// `af_packet`: the programs of an exclusive port (CAP_NET_ADMIN, CAP_BPF). The link, and the filter of its sockets if there is one.
+    IngressProgram,
     /// `af_xdp`: an XDP socket (CAP_NET_RAW). Binding it and registering its memory need no privilege.
     XdpSocket,
     /// `af_xdp`: the XDP program on the interface (CAP_NET_ADMIN, CAP_BPF). Two descriptors: the map of sockets and the link.
@@ -39,13 +42,17 @@ type Open = dyn Fn(&Object) -> io::Result<Vec<OwnedFd>> + Send + Sync;
 
 /// Opens the objects of one port.
 #[derive(Clone)]
-pub struct Opener(Arc<Open>);
+pub struct Opener {
+    open: Arc<Open>,
+    /// The claim of the port: its sockets keep their opener, and so the claim.
+    _claim: Option<Arc<Claim>>,
+}
 
 impl Opener {
     /// An opener that calls `open`, which may ask another process: one with the same configuration, that calls
     /// [`driver::Config::open_object`](crate::driver::Config::open_object). Errors must keep their number (errno(3)).
     pub fn new(open: impl Fn(&Object) -> io::Result<Vec<OwnedFd>> + Send + Sync + 'static) -> Self {
-        Self(Arc::new(open))
+        Self { open: Arc::new(open), _claim: None }
     }
 
     /// An opener with the privileges of this process.
@@ -54,8 +61,13 @@ impl Opener {
         Self::new(move |object| config.open_object(object))
     }
 
+    /// The opener of a port that has a claim.
+    pub(crate) fn with_claim(&self, claim: Claim) -> Self {
+        Self { open: Arc::clone(&self.open), _claim: Some(Arc::new(claim)) }
+    }
+
     pub(crate) fn open(&self, object: &Object) -> io::Result<Vec<OwnedFd>> {
-        (self.0)(object)
+        (self.open)(object)
     }
 
     /// Opens an object of `N` descriptors.

@@ -32,6 +32,17 @@ pub(crate) fn bind_packet(fd: BorrowedFd<'_>, index: u32, protocol: u16) -> io::
     bind(fd, &address)
 }
 
+/// The interface that a packet socket is bound to; `None` after the interface has left the network namespace: it was deleted or moved.
+pub(crate) fn bound_interface(fd: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+    // SAFETY: a zeroed sockaddr_ll is valid.
+    let mut address: libc::sockaddr_ll = unsafe { zeroed() };
+    let mut len = size_of_val(&address) as socklen_t;
+    let to: *mut libc::sockaddr_ll = &raw mut address;
+    // SAFETY: the kernel writes at most `len` bytes to `address`, and the length.
+    checked(unsafe { libc::getsockname(fd.as_raw_fd(), to.cast(), &mut len) })?;
+    Ok(u32::try_from(address.sll_ifindex).ok().filter(|index| *index > 0))
+}
+
 fn bind<T>(fd: BorrowedFd<'_>, address: &T) -> io::Result<()> {
     let len = size_of::<T>() as socklen_t;
     // SAFETY: the kernel reads `len` bytes of `address`, which lives until the call returns; all of them are initialised, the
@@ -154,6 +165,21 @@ pub(crate) fn interface(fd: BorrowedFd<'_>, request: c_ulong, name: &str) -> io:
     })
 }
 
+/// The number of receive queues of the interface `name` (ETHTOOL_GCHANNELS).
+pub(crate) fn receive_queues(fd: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
+    // linux/ethtool.h, linux/sockios.h.
+    const ETHTOOL_GCHANNELS: u32 = 0x3c;
+    const SIOCETHTOOL: c_ulong = 0x8946;
+    // struct ethtool_channels: command; the maxima of rx, tx, other and combined; their counts.
+    let mut channels = [0_u32; 9];
+    channels[0] = ETHTOOL_GCHANNELS;
+    let mut request = named(name)?;
+    request.ifr_ifru.ifru_data = channels.as_mut_ptr().cast();
+    // SAFETY: the kernel reads and writes one ifreq and the structure that it points to, which live until the call returns.
+    checked(unsafe { libc::ioctl(fd.as_raw_fd(), SIOCETHTOOL, &raw mut request) })?;
+    Ok(channels[5] + channels[8])
+}
+
 /// A request about the interface `name`. The error is InvalidInput if no interface can have this name.
 fn named(name: &str) -> io::Result<libc::ifreq> {
     // SAFETY: a zeroed ifreq is valid: its name is empty.
@@ -200,6 +226,7 @@ const OBJ_GET: u32 = 7;
 const OBJ_GET_INFO_BY_FD: u32 = 15;
 const LINK_CREATE: u32 = 28;
 const LINK_UPDATE: u32 = 29;
+const LINK_DETACH: u32 = 34;
 
 /// bpf(2).
 ///
@@ -320,6 +347,27 @@ pub(crate) fn bpf_relink(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::R
     let attribute = [pair(link.as_raw_fd() as u32, program.as_raw_fd() as u32), 0];
     // SAFETY: no pointers.
     unsafe { bpf_do(LINK_UPDATE, &attribute) }.map(drop)
+}
+
+/// The interface that a link of an XDP or tcx program is attached to; `None` if it was deleted or the link was detached.
+pub(crate) fn bpf_link_interface(link: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+    // struct bpf_link_info: type, id; prog_id; then for both kinds the interface. The kernel writes as many bytes as `info_len`.
+    let mut info = [0_u64; 4];
+    // bpf_attr: bpf_fd, info_len; info.
+    let length = size_of_val(&info) as u32;
+    let attribute = [pair(link.as_raw_fd() as u32, length), info.as_mut_ptr() as u64];
+    // SAFETY: the kernel reads and writes `length` bytes of `info`, which lives until the call returns.
+    unsafe { bpf_do(OBJ_GET_INFO_BY_FD, &attribute) }?;
+    let [a, b, c, d, ..] = info[2].to_ne_bytes();
+    Ok(Some(u32::from_ne_bytes([a, b, c, d])).filter(|index| *index > 0))
+}
+
+/// Detaches a link from its interface, for all that have a descriptor of it (Linux 5.9).
+pub(crate) fn bpf_detach(link: BorrowedFd<'_>) -> io::Result<()> {
+    // bpf_attr: link_fd.
+    let attribute = [pair(link.as_raw_fd() as u32, 0)];
+    // SAFETY: no pointers.
+    unsafe { bpf_do(LINK_DETACH, &attribute) }.map(drop)
 }
 
 /// Pins `fd` at a path of a bpf file system.

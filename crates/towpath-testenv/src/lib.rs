@@ -32,6 +32,7 @@ const OPTIONAL: [&str; 2] = ["shared", "ktls"];
 /// | `userns` | new user namespaces without privilege |
 /// | `tun` | `/dev/net/tun` |
 /// | `xdp` | AF_XDP sockets |
+/// | `tcx` | tcx links (Linux 6.6) and the privilege to attach them |
 /// | `bpffs` | a BPF file system at `/sys/fs/bpf` |
 /// | `cgroup2` | a cgroup (v2) file system |
 /// | `nfqueue` | `iptables` and `ip6tables` with the target NFQUEUE |
@@ -102,6 +103,7 @@ fn has(need: &str) -> Option<bool> {
         "userns" => runs("unshare -Urn true"),
         "tun" => Path::new("/dev/net/tun").exists(),
         "xdp" => lists("/proc/net/protocols", "XDP"),
+        "tcx" => effective_uid() == Some(0) && release() >= Some((6, 6)),
         "bpffs" => lists("/proc/self/mounts", "bpf"),
         "cgroup2" => lists("/proc/self/mounts", "cgroup2"),
         "nfqueue" => ["iptables", "ip6tables"].iter().all(|program| {
@@ -136,6 +138,13 @@ fn has(need: &str) -> Option<bool> {
             std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
         }
     })
+}
+
+/// The version of the kernel.
+fn release() -> Option<(u32, u32)> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
+    let mut numbers = text.split(['.', '-']).map(|part| part.trim().parse().ok());
+    Some((numbers.next()??, numbers.next()??))
 }
 
 fn shared_path() -> PathBuf {

@@ -176,6 +176,13 @@ impl TxQueue {
         self.config.mtu = mtu;
     }
 
+    /// Sets the port's Ethernet address: that of an interface that was made again.
+    pub fn set_mac(&mut self, mac: Option<[u8; 6]>) {
+        if let Some(router) = &mut self.config.router {
+            router.mac = mac;
+        }
+    }
+
     /// Sets the bounds of the engine's reorder buffer. Call it when no packet is queued.
     pub fn set_reorder_limits(&mut self, limits: Limits) {
         debug_assert!(self.items.is_empty() && self.verdicts.is_empty(), "indices of the copies are queued");

@@ -2,10 +2,14 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use crate::af_packet::Socket;
+use crate::af_packet::ingress::{Attach, Ingress};
+use crate::af_packet::{Shared, Socket};
 use crate::driver::{Capability, DriverConfig, Options};
+use crate::host_filter::Filter;
+use crate::interface::Interface;
+use crate::kernel_path::{KernelPath, addresses_of};
 use crate::named::NamedPort;
-use crate::{Error, Object, Opener, Port, sys};
+use crate::{Error, LinkType, Object, Opener, Port, pins, sys};
 
 /// Configuration of a packet socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,8 +33,28 @@ pub struct Config {
     pub fanout: Option<Fanout>,
     /// Value of [`Meta::queue`](crate::Meta::queue) for frames of this socket.
     pub queue: u16,
+    /// What the kernel's network stack does with the received packets (default [`Kernel::Shares`]).
+    pub kernel: Kernel,
     /// Bytes of the send buffer (default 16 MiB), limited by net.core.wmem_max without CAP_NET_ADMIN.
     pub send_buffer: u32,
+}
+
+/// What the kernel's network stack does with the packets that a port receives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// It gets them too: it delivers them to the machine's addresses, forwards and bridges them.
+    Shares,
+    /// As `Shares`: the port's packets are not forwarded, so that no packet has two paths.
+    Monitored,
+    /// It gets those of a filter. A program at the interface's ingress hook drops the others.
+    Excluded {
+        /// The packets that it gets.
+        host: Filter,
+        /// The program stays after this process has ended, until the port is opened again or the file is removed (fail closed).
+        closed: bool,
+        /// The configuration says so. Otherwise an interface with an address is refused by [`DriverConfig::open`].
+        stated: bool,
+    },
 }
 
 /// A fanout group of sockets and its distribution of frames (PACKET_FANOUT). Group numbers are per interface: the same number on
@@ -63,6 +87,7 @@ impl Config {
             qdisc_bypass: true,
             fanout: None,
             queue: 0,
+            kernel: Kernel::Shares,
             send_buffer: 16 << 20,
         }
     }
@@ -111,7 +136,7 @@ impl Config {
         set(libc::PACKET_RX_RING, &[self.block_size, self.blocks, frame_size, frames, retire, 0, 0])
     }
 
-    /// Binds to the interface and joins the fanout group. Replaces `HashAlone` by the number of the new group.
+    /// Binds to the interface and joins the fanout group.
     pub(super) fn bind(&mut self, socket: BorrowedFd<'_>, index: u32, protocol: u16) -> Result<(), Error> {
         let name = || self.interface.clone();
         sys::bind_packet(socket, index, protocol).map_err(|source| match source.raw_os_error() {
@@ -127,6 +152,12 @@ impl Config {
             sys::set(socket, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &[index, kind, 0, 0])
                 .map_err(|source| Error::Io { name: name(), source })?;
         }
+        self.join(socket, index)
+    }
+
+    /// Joins the fanout group. Replaces `HashAlone` by the number of the new group.
+    pub(super) fn join(&mut self, socket: BorrowedFd<'_>, index: u32) -> Result<(), Error> {
+        let name = || self.interface.clone();
         let Some(fanout) = self.fanout else { return Ok(()) };
         let of = (index as u16).wrapping_mul(0x9e37);
         let (group, how) = match fanout {
@@ -155,32 +186,160 @@ impl Config {
     }
 }
 
+impl Kernel {
+    fn from_options(options: &dyn Options) -> Self {
+        let exclusive = options.flag("exclusive");
+        let list = options.texts("host");
+        let closed = options.word("fail", &["open", "closed"]) == Some(1);
+        if exclusive == Some(false) {
+            if list.is_some() {
+                options.invalid(
+                    "`host` without an exclusive port",
+                    "the kernel gets all packets: remove `host`",
+                );
+            }
+            if closed {
+                options.invalid("`fail = \"closed\"` needs an exclusive port", "remove `exclusive = false`");
+            }
+            return Self::Shares;
+        }
+        let entries = list.iter().flatten().map(String::as_str);
+        let host = Filter::parse(entries).unwrap_or_else(|what| {
+            options.invalid(&format!("`host`: {what}"), "");
+            Filter::default()
+        });
+        Self::Excluded { host, closed, stated: exclusive.is_some() || list.is_some() }
+    }
+}
+
+impl Config {
+    /// Why a port that says neither `host` nor `exclusive` cannot be opened: the interface may carry the operator's session.
+    fn unstated(&self, path: &KernelPath) -> Option<String> {
+        let (on, address) = path.addresses.first()?;
+        let on = if *on == self.interface { String::new() } else { format!(" on `{on}`") };
+        Some(format!(
+            "the kernel has the address {address}{on}, and an af_packet port takes all packets of `{}` from it (also those of \
+             ssh). Write one of these lines in the port's table:\n    \
+             host = [\"arp\", \"nd\", \"icmp\", \"ssh\"]   # what the kernel still receives\n    \
+             exclusive = true    # the kernel receives nothing\n    \
+             exclusive = false   # the kernel receives everything too, denied packets included",
+            self.interface
+        ))
+    }
+
+    fn shared_with(&self, path: &KernelPath) -> Option<String> {
+        path.is_used().then(|| {
+            format!(
+                "the kernel processes the packets of `{}` too, denied ones included (exclusive = false): {}",
+                self.interface,
+                path.words()
+            )
+        })
+    }
+
+    /// Loads and attaches the programs of an exclusive port.
+    fn ingress(&self) -> io::Result<Vec<OwnedFd>> {
+        let Kernel::Excluded { host, closed, .. } = &self.kernel else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let control = sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0)?;
+        let interface = Interface::find(&control, &self.interface)
+            .map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))?;
+        let header = if interface.link == LinkType::ETHERNET { 14 } else { 0 };
+        let me = addresses_of(interface.index)?;
+        let pin = pins::path(&self.interface);
+        let attach = Attach { index: interface.index, header, host, me: &me, pin: &pin, closed: *closed };
+        Ok(Ingress::attach(attach)?.into_descriptors())
+    }
+}
+
 impl DriverConfig for Config {
     const NAMES: &'static [(&'static str, &'static str)] =
         &[("af_packet", "a network interface, by a packet socket (packet(7))")];
-    const CAPABILITIES: &'static [Capability] = &[Capability::NetRaw];
+    const CAPABILITIES: &'static [Capability] = &[Capability::NetRaw, Capability::NetAdmin, Capability::Bpf];
     const MULTI_QUEUE: bool = true;
 
     fn from_options(_: &str, options: &dyn Options) -> Self {
-        Self { vnet_hdr: options.flag("offload").unwrap_or(false), ..Self::new(options.interface()) }
+        let vnet_hdr = options.flag("offload").unwrap_or(false);
+        Self { vnet_hdr, kernel: Kernel::from_options(options), ..Self::new(options.interface()) }
+    }
+
+    fn capabilities(&self) -> &'static [Capability] {
+        match self.kernel {
+            Kernel::Shares | Kernel::Monitored => &Self::CAPABILITIES[..1],
+            Kernel::Excluded { .. } => Self::CAPABILITIES,
+        }
+    }
+
+    /// A monitor receives copies: the kernel's network stack works as without it.
+    fn set_monitor(&mut self) {
+        if matches!(self.kernel, Kernel::Excluded { stated: false, closed: false, .. }) {
+            self.kernel = Kernel::Monitored;
+        }
+    }
+
+    fn kernel_warning(&self) -> Option<String> {
+        let path = KernelPath::of(&self.interface).ok()?;
+        match &self.kernel {
+            Kernel::Shares => self.shared_with(&path),
+            Kernel::Excluded { stated: false, .. } => self.unstated(&path).map(|what| {
+                // The lines, without their comments.
+                let mut lines = what.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
+                let first = lines.next().unwrap_or_default().trim_end_matches(':');
+                format!("{first}: {}", lines.map(|line| format!("`{line}`")).collect::<Vec<_>>().join(", "))
+            }),
+            Kernel::Excluded { .. } | Kernel::Monitored => None,
+        }
     }
 
     /// Both directions of a connection hash to the same index in every group, and so to the same worker. The group belongs to
     /// this port alone: two processes on one interface do not share packets by accident.
     fn open(&self, name: &str, workers: usize, opener: &Opener) -> Result<Vec<Box<dyn Port>>, Error> {
+        let path =
+            KernelPath::of(&self.interface).map_err(|source| Error::Io { name: name.into(), source })?;
+        let mut kernel = match &self.kernel {
+            Kernel::Excluded { stated: false, .. } if let Some(what) = self.unstated(&path) => {
+                return Err(Error::Config { name: name.into(), what });
+            }
+            kernel => kernel.clone(),
+        };
+        let shared = Shared::default();
         let mut fanout = (workers > 1).then_some(Fanout::HashAlone);
         let open = |worker| {
-            let config = Self { fanout, queue: worker as u16, ..self.clone() };
-            let socket = Socket::open_with(config, opener)?;
+            let config = Self { fanout, queue: worker as u16, kernel: kernel.clone(), ..self.clone() };
+            let socket = match Socket::open_with(config, opener, &shared) {
+                // Without the privilege or the kernel for it, the program is dispensable where the kernel would drop all packets.
+                Err(Error::NotExclusive { .. })
+                    if matches!(kernel, Kernel::Excluded { stated: false, .. }) && !path.is_used() =>
+                {
+                    log::info!(
+                        "{name}: not exclusive, because this process may not load BPF programs: the kernel has no address here and \
+                         does not forward"
+                    );
+                    kernel = Kernel::Shares;
+                    let config =
+                        Self { fanout, queue: worker as u16, kernel: Kernel::Shares, ..self.clone() };
+                    Socket::open_with(config, opener, &shared)?
+                }
+                socket => socket?,
+            };
             fanout = socket.fanout();
+            socket.share_fanout();
             Ok(NamedPort::boxed(name, socket))
         };
-        (0..workers).map(open).collect()
+        let ports = (0..workers).map(open).collect::<Result<Vec<_>, Error>>()?;
+        if matches!(self.kernel, Kernel::Shares)
+            && let Some(what) = self.shared_with(&path)
+        {
+            log::warn!("{name}: {what}");
+        }
+        Ok(ports)
     }
 
     fn open_object(&self, object: &Object) -> io::Result<Vec<OwnedFd>> {
         match object {
             Object::PacketSocket => Ok(vec![self.socket()?]),
+            Object::IngressProgram => self.ingress(),
             _ => Err(io::ErrorKind::InvalidInput.into()),
         }
     }

@@ -12,23 +12,27 @@
 
 mod config;
 mod frame;
+mod ingress;
 mod ring;
 #[cfg(test)]
 mod tests;
 
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::burst::{Lent, NEAR};
 use crate::interface::Interface;
 use crate::stats::Refused;
+use crate::kernel_path::addresses_of;
 use crate::tx_offload::{Medium, Piece, TxOffload};
 use crate::{
     Burst, Caps, Error, Frame, Object, Opener, Port, Received, Segmentation, State, Stats, TxDrop, sys,
     tx_offload,
 };
 
-pub use config::{Config, Fanout};
+pub use config::{Config, Fanout, Kernel};
+use ingress::Ingress;
 pub(crate) use ring::Lease;
 use ring::Ring;
 
@@ -60,9 +64,34 @@ pub struct Socket {
     next: usize,
     /// The block being received.
     open: Option<Open>,
+    shared: Shared,
+    /// The generation of the programs whose filter the socket has.
+    generation: u64,
     tx_offload: TxOffload,
     stats: Stats,
     refused: Refused,
+}
+
+/// What the sockets of a port share. The first socket to find an interface that was made again sets it.
+type Shared = Arc<Mutex<Sharing>>;
+
+/// See [`Shared`].
+#[derive(Debug, Default)]
+struct Sharing {
+    /// The programs of an exclusive port.
+    programs: Option<Programs>,
+    /// The fanout group of a port with several sockets. The kernel keeps a group with its interface: on another one of the same index,
+    /// the sockets need another group, and cannot leave the old one together.
+    fanout: Option<Fanout>,
+}
+
+/// Attached programs.
+#[derive(Debug)]
+pub(crate) struct Programs {
+    /// The interface's addresses at the time of the attachment.
+    me: Vec<IpAddr>,
+    generation: u64,
+    ingress: Ingress,
 }
 
 /// The unread part of a block.
@@ -82,10 +111,10 @@ impl Socket {
     /// [`Error::Config`], [`Error::Io`].
     pub fn open(config: Config) -> Result<Self, Error> {
         let opener = Opener::local(&config);
-        Self::open_with(config, &opener)
+        Self::open_with(config, &opener, &Shared::default())
     }
 
-    fn open_with(mut config: Config, opener: &Opener) -> Result<Self, Error> {
+    fn open_with(mut config: Config, opener: &Opener, shared: &Shared) -> Result<Self, Error> {
         config.check()?;
         let name = config.interface.clone();
         let [socket] = opener.open_all(&Object::PacketSocket).map_err(|source| opening(&name, source))?;
@@ -94,9 +123,28 @@ impl Socket {
         config.apply(socket.as_fd()).map_err(io)?;
         let ring =
             Ring::map(socket.as_fd(), config.block_size as usize, config.blocks as usize).map_err(io)?;
-        config.bind(socket.as_fd(), interface.index, ETH_P_ALL)?;
+        // Before the first packet: none goes to both.
+        let generation = match config.kernel {
+            Kernel::Shares | Kernel::Monitored => 0,
+            Kernel::Excluded { .. } => {
+                exclude(&config, opener, shared, (socket.as_fd(), interface.index), 0)?
+            }
+        };
+        let mut sharing = shared.lock().unwrap_or_else(PoisonError::into_inner);
+        config.fanout = sharing.fanout.or(config.fanout);
+        match config.bind(socket.as_fd(), interface.index, ETH_P_ALL) {
+            Err(Error::InUse { .. }) if sharing.fanout.is_some() => {
+                config.fanout = Some(Fanout::HashAlone);
+                config.join(socket.as_fd(), interface.index)?;
+                sharing.fanout = config.fanout;
+            }
+            bound => bound?,
+        }
+        drop(sharing);
         Ok(Self {
             config,
+            shared: Arc::clone(shared),
+            generation,
             opener: opener.clone(),
             socket,
             interface,
@@ -115,12 +163,27 @@ impl Socket {
         self.config.fanout
     }
 
+    /// Lets the further sockets of the port join the fanout group of this one, and its own successors.
+    fn share_fanout(&self) {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).fanout = self.config.fanout;
+    }
+
     /// Starts reading the next block, if the kernel has passed one on.
     fn next_block(&mut self) -> Option<Open> {
         let lease = self.ring.lease(self.next)?;
         self.next = (self.next + 1) % self.ring.blocks();
         let (frames, at) = frame::block(&lease);
         Some(Open { lease, at, frames })
+    }
+
+    /// The state of the interface. An interface that has left the network namespace, and has come back or was made again with the same
+    /// index, counts as gone: the socket is not bound to it any more.
+    fn look(&mut self) -> Result<State, Error> {
+        // Clear a pending ENETDOWN; the next sendmmsg(2) would return it.
+        let _ = sys::pending_error(self.socket.as_fd());
+        let state = self.interface.look(&self.socket, &self.config.interface)?;
+        let bound = sys::bound_interface(self.socket.as_fd());
+        Ok(if bound.is_ok_and(|index| index.is_none()) { State::Gone } else { state })
     }
 
     fn medium(&self) -> Medium {
@@ -195,17 +258,23 @@ impl Port for Socket {
     }
 
     fn state(&mut self) -> Result<State, Error> {
-        // Clear a pending ENETDOWN; the next sendmmsg(2) would return it.
-        let _ = sys::pending_error(self.socket.as_fd());
-        self.interface.look(&self.socket, &self.config.interface)
+        let state = self.look()?;
+        if state != State::Gone
+            && let Kernel::Excluded { host, .. } = &self.config.kernel
+            && host.has_me()
+        {
+            let place = (self.socket.as_fd(), self.interface.index);
+            self.generation = exclude(&self.config, &self.opener, &self.shared, place, self.generation)?;
+        }
+        Ok(state)
     }
 
     fn reopen(&mut self) -> Result<(), Error> {
-        if self.state()? != State::Gone {
+        if self.look()? != State::Gone {
             return Ok(());
         }
         let stats = self.stats();
-        let fresh = Self::open_with(self.config.clone(), &self.opener)?;
+        let fresh = Self::open_with(self.config.clone(), &self.opener, &self.shared)?;
         *self = Self { stats, ..fresh };
         Ok(())
     }
@@ -222,6 +291,41 @@ impl Port for Socket {
         }
         self.stats
     }
+}
+
+/// Attaches the programs of an exclusive port to the interface `index`, unless another socket has done so and the addresses are the
+/// same, and filters the socket, unless it has the filter of the generation `filtered`. Returns the generation of the programs.
+fn exclude(
+    config: &Config,
+    opener: &Opener,
+    shared: &Shared,
+    (socket, index): (BorrowedFd<'_>, u32),
+    filtered: u64,
+) -> Result<u64, Error> {
+    let name = || config.interface.clone();
+    let Kernel::Excluded { host, .. } = &config.kernel else { return Ok(0) };
+    let me = match host.has_me() {
+        true => addresses_of(index).map_err(|source| Error::Io { name: name(), source })?,
+        false => Vec::new(),
+    };
+    let mut sharing = shared.lock().unwrap_or_else(PoisonError::into_inner);
+    let programs = &mut sharing.programs;
+    let is_current = |programs: &Programs| programs.me == me && programs.ingress.is_on(index);
+    if !programs.as_ref().is_some_and(is_current) {
+        let ingress = opener.open(&Object::IngressProgram).and_then(Ingress::of);
+        let ingress = ingress.map_err(|source| match source.raw_os_error() {
+            Some(libc::ENODEV) => Error::NoInterface { interface: name() },
+            _ => Error::NotExclusive { name: name(), source },
+        })?;
+        let generation = programs.as_ref().map_or(1, |programs| programs.generation + 1);
+        // The new program is attached while the old one is: there is no time without one.
+        *programs = Some(Programs { me, generation, ingress });
+    }
+    let Some(Programs { ingress, generation, .. }) = &*programs else { return Ok(0) };
+    if filtered != *generation {
+        ingress.filter(socket).map_err(|source| Error::Io { name: name(), source })?;
+    }
+    Ok(*generation)
 }
 
 /// Sends messages. Skips and counts messages that the kernel refuses.

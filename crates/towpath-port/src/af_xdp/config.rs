@@ -6,7 +6,7 @@ use super::program::{Attach, Program};
 use crate::af_xdp::Socket;
 use crate::driver::{Capability, DriverConfig, Options};
 use crate::named::NamedPort;
-use crate::{Error, Object, Opener, Port, interface::Interface, sys};
+use crate::{Error, Object, Opener, Port, interface::Interface, pins, sys};
 
 /// Configuration of XDP sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,7 +141,7 @@ impl DriverConfig for Config {
             multi_buffer: multi_buffer.unwrap_or(true),
             multi_buffer_optional: multi_buffer.is_none(),
             after: match closed {
-                true => After::Drop(format!("/sys/fs/bpf/towpath-{interface}").into()),
+                true => After::Drop(pins::path(&interface)),
                 false => After::Pass,
             },
             ..Self::new(interface)
@@ -174,6 +174,10 @@ impl DriverConfig for Config {
                     sys::Answer::Index(index) => index,
                     _ => return Err(io::ErrorKind::InvalidData.into()),
                 };
+                if self.after == After::Pass {
+                    // The program of an earlier port with `After::Drop`; without permission, this process has pinned nothing.
+                    let _ = pins::remove(&pins::path(&self.interface));
+                }
                 let attach = Attach {
                     index,
                     native: self.mode == Mode::Native,

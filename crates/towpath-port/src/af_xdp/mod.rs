@@ -76,7 +76,9 @@ pub struct Socket {
     completion: Ring<u64>,
     rx: Ring<Descriptor>,
     tx: Ring<Descriptor>,
-    _program: Arc<Program>,
+    program: Arc<Program>,
+    /// The interface has left the network namespace since the socket was bound.
+    unbound: bool,
     opener: Opener,
     reopened: Reopened,
     tx_offload: TxOffload,
@@ -126,6 +128,22 @@ impl Socket {
             let what = "XDP needs an Ethernet interface: use tun or af_packet".into();
             return Err(Error::Unsupported { name: name.clone(), what });
         }
+        // A driver without channels has one queue; binding reports others.
+        let available = sys::receive_queues(control.as_fd(), name).unwrap_or(queues);
+        if available < queues {
+            let what = format!(
+                "the interface has {available} receive queue{}, and {queues} threads need one each: set [engine] threads = {available}, or run \
+                 `ethtool -L {name} combined {queues}` (veth: `numrxqueues {queues}` when it is made)",
+                if available == 1 { "" } else { "s" }
+            );
+            return Err(Error::Config { name: name.clone(), what });
+        }
+        if available > queues && config.after == After::Pass {
+            log::warn!(
+                "{name}: the interface has {available} receive queues, and the engine {queues}: the kernel gets the packets of the others; run \
+                 `ethtool -L {name} combined {queues}`"
+            );
+        }
         config.fits(&interface)?;
         let program = opener
             .open_all(&Object::XdpProgram { frags: config.multi_buffer })
@@ -155,7 +173,8 @@ impl Socket {
         // struct xdp_umem_reg: address, length, chunk size, headroom, flags, metadata.
         let (address, len) = umem.place();
         let registration = [halves(address), halves(len), [CHUNK as u32, 0], [0, 0]].concat();
-        set(libc::XDP_UMEM_REG, &registration)?;
+        sys::set(fd, libc::SOL_XDP, libc::XDP_UMEM_REG, &registration)
+            .map_err(|source| unregistered(config, len, source))?;
         // Up to half of the chunks are in the fill ring; the rest is lent or being sent.
         let size = config.chunks / 2;
         let rings =
@@ -177,7 +196,8 @@ impl Socket {
             interface,
             umem,
             free,
-            _program: program.clone(),
+            program: program.clone(),
+            unbound: false,
             opener: opener.clone(),
             reopened: reopened.clone(),
             tx_offload: TxOffload::default(),
@@ -452,7 +472,12 @@ impl Port for Socket {
     }
 
     fn state(&mut self) -> Result<State, Error> {
-        self.interface.look(&self.control, &self.config.interface)
+        // An interface that leaves the network namespace unbinds its sockets (net/xdp/xsk.c, xsk_notifier). It may have come back with
+        // the same index.
+        let error = sys::pending_error(self.socket.as_fd()).err().and_then(|error| error.raw_os_error());
+        self.unbound |= error == Some(libc::ENETDOWN);
+        let state = self.interface.look(&self.control, &self.config.interface)?;
+        Ok(if self.unbound { State::Gone } else { state })
     }
 
     /// With several queues, the first socket to reopen opens the sockets of all queues; the others take theirs.
@@ -464,6 +489,8 @@ impl Port for Socket {
         let mut places = reopened.lock().unwrap_or_else(PoisonError::into_inner);
         let place = self.queue as usize;
         if places[place].is_none() {
+            Interface::find(&self.control, &self.config.interface)?;
+            self.program.detach(self.config.after != After::Pass);
             let fresh = Self::open_queues_with(&self.config, places.len() as u32, &self.opener)?;
             *places = fresh.into_iter().map(Some).collect();
         }
@@ -492,6 +519,22 @@ impl Port for Socket {
         }
         stats
     }
+}
+
+/// The error of registering `len` bytes. ENOBUFS: RLIMIT_MEMLOCK (net/xdp/xdp_umem.c, `xdp_umem_account_pages`).
+fn unregistered(config: &Config, len: u64, source: std::io::Error) -> Error {
+    let name = config.interface.clone();
+    if source.raw_os_error() != Some(libc::ENOBUFS) {
+        return Error::Io { name, source };
+    }
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current.unwrap_or(u64::MAX);
+    let what = format!(
+        "the memory of an XDP queue ({} KiB) exceeds RLIMIT_MEMLOCK ({} KiB for all of this user): set LimitMEMLOCK=infinity in the \
+         systemd unit, run `ulimit -l unlimited`, or keep CAP_IPC_LOCK",
+        len >> 10,
+        limit >> 10
+    );
+    Error::Config { name, what }
 }
 
 fn control(name: &str) -> Result<OwnedFd, Error> {

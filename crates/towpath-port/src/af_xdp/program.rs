@@ -39,7 +39,7 @@ pub(super) const QUEUES: u32 = 64;
 pub(super) struct Program {
     map: WordMap,
     /// Closing it detaches the program, unless it is pinned.
-    _link: OwnedFd,
+    link: OwnedFd,
 }
 
 /// Parameters of the attachment.
@@ -62,7 +62,7 @@ impl Program {
             Some(pin) => pinned(program.as_fd(), attach, pin)?,
             None => link(program.as_fd(), attach)?,
         };
-        Ok(Self { map, _link: link })
+        Ok(Self { map, link })
     }
 
     /// Takes over a program that another process attached, by its map and its link.
@@ -71,12 +71,20 @@ impl Program {
     ///
     /// Fails if the first descriptor is not a map of 32-bit keys and values.
     pub(super) fn of([map, link]: [OwnedFd; 2]) -> io::Result<Self> {
-        Ok(Self { map: WordMap::of(map)?, _link: link })
+        Ok(Self { map: WordMap::of(map)?, link })
     }
 
     /// Its map and its link.
     pub(super) fn into_descriptors(self) -> [OwnedFd; 2] {
-        [self.map.into(), self._link]
+        [self.map.into(), self.link]
+    }
+
+    /// Detaches the program, also where other sockets have it: the interface can get another one. A pinned program stays.
+    pub(super) fn detach(&self, is_pinned: bool) {
+        if !is_pinned {
+            // A link of a deleted interface is detached already.
+            let _ = sys::bpf_detach(self.link.as_fd());
+        }
     }
 
     /// Redirects frames of `queue` to `socket`.
@@ -112,10 +120,12 @@ fn link(program: BorrowedFd<'_>, attach: Attach<'_>) -> io::Result<OwnedFd> {
 /// Updates the link pinned at `pin` with the program, or creates and pins a new link.
 fn pinned(program: BorrowedFd<'_>, attach: Attach<'_>, pin: &Path) -> io::Result<OwnedFd> {
     if let Ok(old) = sys::bpf_path(pin) {
-        if sys::bpf_relink(old.as_fd(), program).is_ok() {
+        // The file of an interface that has another name now leads elsewhere.
+        let is_on_it = sys::bpf_link_interface(old.as_fd()).is_ok_and(|on| on == Some(attach.index));
+        if is_on_it && sys::bpf_relink(old.as_fd(), program).is_ok() {
             return Ok(old);
         }
-        // The link of a deleted interface.
+        // The link of a deleted interface, or of another program.
         rustix::fs::unlink(pin)?;
     }
     let link = link(program, attach)?;

@@ -280,3 +280,42 @@ fn errors_say_what_to_do() {
         assert!(Socket::open_queues(&config("v1"), 65).unwrap_err().to_string().contains("1 to 64"));
     });
 }
+
+/// The error comes before that of the MTU, and says which numbers differ.
+#[towpath_testenv::needs(netns, xdp)]
+#[test]
+fn fewer_queues_than_threads_are_an_error_that_says_so() {
+    within(|| {
+        ip(
+            "link add v0 mtu 9000 numrxqueues 1 numtxqueues 1 type veth peer name v1 numrxqueues 1 numtxqueues 1",
+        );
+        ip("link set v0 up");
+        for multi_buffer in [false, true] {
+            let error =
+                Socket::open_queues(&Config { multi_buffer, ..config("v0") }, 2).unwrap_err().to_string();
+            assert!(
+                error.contains("has 1 receive queue, and 2 threads need one each: set [engine] threads = 1"),
+                "{error}"
+            );
+        }
+    });
+}
+
+/// Two queues for two threads.
+#[towpath_testenv::needs(netns, xdp)]
+#[test]
+fn two_queues_conform() {
+    within(|| {
+        ip("link add v0 numrxqueues 2 numtxqueues 2 type veth peer name v1 numrxqueues 2 numtxqueues 2");
+        ip("link set v0 up");
+        ip("link set v1 up");
+        ["v0", "v1"].into_iter().for_each(settled);
+        let shape = Shape { link: LinkType::ETHERNET, longest: 1514, recorded: false };
+        let open = |name: &str| {
+            let config = config(name);
+            patiently(|| crate::driver::DriverConfig::open(&config, name, 2, &Opener::local(&config)))
+                .unwrap()
+        };
+        conformance::check(|| Box::new(conformance::QueuesWire { tx: open("v0"), rx: open("v1"), shape }));
+    });
+}

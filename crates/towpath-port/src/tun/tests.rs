@@ -155,3 +155,32 @@ fn errors_say_what_to_do() {
         drop(device);
     });
 }
+
+/// Multi-queue for two threads: the engine's side has two queues in both directions.
+#[towpath_testenv::needs(netns, tun)]
+#[test]
+fn two_queues_conform() {
+    for config in [Config::tun("t0"), Config::tap("t0")] {
+        within(|| {
+            let open = || {
+                let queues = patiently(|| {
+                    crate::driver::DriverConfig::open(&config, "t0", 2, &Opener::local(&config))
+                });
+                let mut queues = queues.unwrap();
+                until(|| queues[0].state().unwrap() == State::Up);
+                let (block_size, blocks) = (128 << 10, conformance::FRAMES as u32);
+                let machine = af_packet::Config { block_size, blocks, ..af_packet::Config::new("t0") };
+                let machine: Vec<Box<dyn Port>> = vec![Box::new(af_packet::Socket::open(machine).unwrap())];
+                (queues, machine, Shape { link: config.link(), longest: 1500, recorded: false })
+            };
+            conformance::check(|| {
+                let (rx, tx, shape) = open();
+                Box::new(conformance::QueuesWire { tx, rx, shape })
+            });
+            conformance::check(|| {
+                let (tx, rx, shape) = open();
+                Box::new(conformance::QueuesWire { tx, rx, shape })
+            });
+        });
+    }
+}

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use towpath_engine::queue::{DefaultVerdict, parse};
 use towpath_gate::StatePolicy;
+use towpath_port::af_packet::Kernel;
 use towpath_port::af_xdp::After;
 use towpath_port::driver;
 
@@ -94,7 +95,17 @@ fn port_keys(port: &Port) -> Keys {
     ];
     keys.extend(match &port.driver {
         driver::Config::AfPacket(own) => {
-            vec![("interface", own.interface.clone()), ("offload", own.vnet_hdr.to_string())]
+            let (host, closed) = match &own.kernel {
+                Kernel::Shares | Kernel::Monitored => (None, false),
+                Kernel::Excluded { host, closed, .. } => (Some(host), *closed),
+            };
+            vec![
+                ("interface", own.interface.clone()),
+                ("offload", own.vnet_hdr.to_string()),
+                ("exclusive", host.is_some().to_string()),
+                ("host", list(host.into_iter().flat_map(|host| host.texts()).map(str::to_owned).collect())),
+                ("fail", fail(!closed)),
+            ]
         }
         driver::Config::AfXdp(own) => vec![
             ("interface", own.interface.clone()),
@@ -216,7 +227,7 @@ mod tests {
 
     /// Keys that change no packet's end: performance, rights, processes, and the message servers.
     const NO_EFFECT: &[(&str, &[&str])] = &[
-        ("port", &["mode", "zero-copy"]),
+        ("port", &["mode", "zero-copy", "optional"]),
         ("queue", &["users", "groups", "mode", "user", "group", "limits", "cgroup"]),
         (
             "engine",
@@ -246,6 +257,9 @@ mod tests {
         ("port", "interface", "[port.x]\ndriver = \"af_xdp\"", "", "interface = \"y\"", "port x interface: x -> y"),
         ("port", "offload", "[port.x]\ndriver = \"tap\"", "", "offload = true", "port x offload: false -> true"),
         ("port", "offload", "[port.x]\ndriver = \"af_packet\"", "", "offload = true", "port x offload: false -> true"),
+        ("port", "exclusive", "[port.x]\ndriver = \"af_packet\"", "", "exclusive = true", "port x exclusive: false -> true"),
+        ("port", "host", "[port.x]\ndriver = \"af_packet\"", "", "host = [\"arp\", \"ssh\"]", "port x host: none -> arp, ssh"),
+        ("port", "fail", "[port.x]\ndriver = \"af_packet\"", "", "fail = \"closed\"", "port x fail: open -> closed"),
         ("port", "multi-buffer", "[port.x]\ndriver = \"af_xdp\"", "", "multi-buffer = false", "port x multi-buffer: if supported -> false"),
         ("port", "fail", "[port.x]\ndriver = \"af_xdp\"", "", "fail = \"closed\"", "port x fail: open -> closed"),
         ("port", "fail", "[port.x]\ndriver = \"nfqueue\"", "", "fail = \"open\"", "port x fail: closed -> open"),

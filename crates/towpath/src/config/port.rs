@@ -16,6 +16,8 @@ pub struct Port {
     pub name: String,
     /// Its driver and the driver's configuration.
     pub driver: driver::Config,
+    /// Wait for an interface that does not exist at the start.
+    pub optional: bool,
     /// Own addresses: `me` in rules, and the source of replies.
     pub addresses: Vec<IpAddr>,
     /// Replies to echo requests per second.
@@ -63,9 +65,10 @@ pub(super) fn take<'t>(top: &Table<'t, '_>, directory: &Path) -> (Vec<(At<&'t st
         let zone = table.number("zone").unwrap_or(0) as u16;
         let echo = table.number("echo").map_or(ECHO, |echo| echo as u32);
         let vlans = vlans(&table, zone);
+        let optional = table.flag("optional").unwrap_or(false);
         table.finish();
         let name_of = name.value.to_owned();
-        ports.push((name.clone(), Port { name: name_of, driver, addresses, echo, zone, vlans }));
+        ports.push((name.clone(), Port { name: name_of, driver, optional, addresses, echo, zone, vlans }));
     }
     if !top.has("port") && !top.has("mux") {
         top.wrong(
@@ -122,6 +125,12 @@ impl driver::Options for Options<'_, '_, '_> {
     fn word(&self, key: &'static str, words: &[&str]) -> Option<usize> {
         let word = self.table.word(key)?;
         words.iter().position(|own| *own == word)
+    }
+
+    fn texts(&self, key: &'static str) -> Option<Vec<String>> {
+        let texts: Vec<String> =
+            self.table.texts(key).into_iter().map(|text| text.value.to_owned()).collect();
+        self.table.has(key).then_some(texts)
     }
 
     fn path(&self, key: &'static str) -> Option<PathBuf> {

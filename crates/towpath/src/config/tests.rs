@@ -275,7 +275,7 @@ group = "0"
         driver::Config::AfXdp(af_xdp::Config {
             mode: af_xdp::Mode::Native,
             multi_buffer: true,
-            after: af_xdp::After::Drop("/sys/fs/bpf/towpath-eth0".into()),
+            after: af_xdp::After::Drop(towpath_port::pins::path("eth0")),
             ..af_xdp::Config::new("eth0")
         })
     );

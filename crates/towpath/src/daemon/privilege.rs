@@ -196,7 +196,9 @@ mod tests {
             Capabilities::needed(&Config::parse("t", &text).unwrap()).to_string()
         };
         let rows = [
+            // A monitor is not exclusive.
             ("af_packet", "CAP_NET_RAW"),
+            ("af_packet\"\nexclusive = true #", "CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF"),
             ("af_xdp", "CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF"),
             ("tap", "CAP_NET_ADMIN"),
             ("pcap", "none"),

@@ -56,6 +56,8 @@ struct Live {
     /// Name of the driver.
     driver: &'static str,
     state: State,
+    /// The log says that the interface does not exist.
+    absent: bool,
     /// The port has reached its end: it will deliver no more frames.
     ended: bool,
     /// Errors so far.
@@ -86,7 +88,7 @@ impl Worker {
         let Parts { engine, ports, rows, burst, commands, bell, wait, drain, log, clock } = parts;
         let live = |(port, driver): (Box<dyn Port>, &'static str)| {
             let ended = !port.caps().receive;
-            Live { port, driver, state: State::Up, ended, errors: 0, too_long: 0, uncut: 0 }
+            Live { port, driver, state: State::Up, absent: false, ended, errors: 0, too_long: 0, uncut: 0 }
         };
         let ports = ports.into_iter().map(live).collect();
         Self {
@@ -319,18 +321,27 @@ impl Worker {
                 Ok(State::Gone) => match live.port.reopen() {
                     Ok(()) => live.state = live.port.state().unwrap_or(State::Gone),
                     Err(error) => {
-                        if before != State::Gone {
+                        // While there is no interface, one line says so. Any other reason is logged at each attempt.
+                        let absent = matches!(error, towpath_port::Error::NoInterface { .. });
+                        if !(absent && live.absent) {
                             log::warn!("{}: {error}", live.port.name());
                         }
+                        live.absent = absent;
                         live.state = State::Gone;
                     }
                 },
                 Ok(state) => live.state = state,
                 Err(error) => live.warn(&error),
             }
-            // The MTU may have changed.
-            self.engine.io_mut().tx_queue_mut(at).set_mtu(router::mtu(&live.port.caps()));
+            if live.state != State::Gone {
+                // The MTU and the address may have changed.
+                let caps = live.port.caps();
+                let tx = self.engine.io_mut().tx_queue_mut(at);
+                tx.set_mtu(router::mtu(&caps));
+                tx.set_mac(caps.address);
+            }
             let name = live.port.name();
+            live.absent &= live.state == State::Gone;
             match (before, live.state) {
                 (State::Up, State::Down) => log::warn!("{name}: its interface is down"),
                 (State::Up | State::Down, State::Gone) => log::warn!("{name}: its interface is gone"),

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
-use towpath_port::netns::{ip, until, veth, within};
+use towpath_port::netns::{Host, ip, until, veth, within};
+use towpath_port::{Frame, LinkType, Port, af_packet};
 
 use crate::bridged::BRIDGE;
 use crate::support::Control;
@@ -454,6 +455,36 @@ fn interfaces_come_back_for_an_engine_without_capabilities() {
             until(|| state(&engine) == "gone");
             veth("wan", "l0");
             until(|| state(&engine) == "up");
+            let received = || {
+                let answer = engine.control().json("show ports --json");
+                let ports = answer["ports"].as_array().unwrap().clone();
+                ports.iter().find(|port| port["name"] == "wan").unwrap()["received"].as_u64().unwrap()
+            };
+            let frames = || {
+                let before = received();
+                let mut tx = af_packet::Socket::open(af_packet::Config::new("l0")).unwrap();
+                until(|| {
+                    tx.send(&mut std::iter::once(Frame::new(&[0xff; 60], LinkType::ETHERNET))).unwrap();
+                    received() > before
+                });
+            };
+            frames();
+            // The same index, of a new interface.
+            for _ in 0..2 {
+                ip("link del wan");
+                ip("link add wan index 77 type veth peer name l0");
+                ip("link set wan up");
+                ip("link set l0 up");
+                frames();
+            }
+            // Another network namespace and back.
+            let other = Host::new();
+            ip(&format!("link set wan netns {}", other.tid()));
+            until(|| state(&engine) == "gone");
+            let home = rustix::thread::gettid().as_raw_nonzero();
+            other.run(move || ip(&format!("link set wan netns {home}")));
+            ip("link set wan up");
+            frames();
             let (code, said) = engine.stop();
             assert_eq!(code, Some(0), "{driver}: {said}");
         });
@@ -467,6 +498,65 @@ fn interfaces_come_back_for_an_engine_without_capabilities() {
         until(|| index().is_some_and(|now| Some(now) != before) && state(&engine) == "up");
         assert_eq!(engine.stop().0, Some(0));
     });
+}
+
+/// The capabilities of the documented systemd unit suffice for AF_XDP, also where its LimitMEMLOCK= has no effect. Without both, the
+/// error names the limit and the remedy.
+#[towpath_testenv::needs(netns, xdp, "setpriv")]
+#[test]
+fn the_documented_unit_starts_af_xdp() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/src/reference/run.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let unit = page.split("```ini\n").nth(1).unwrap().split("```").next().unwrap();
+    let values = |key: &str| -> Vec<&str> {
+        unit.lines().filter_map(|line| line.strip_prefix(key)).flat_map(str::split_whitespace).collect()
+    };
+    let bounding: Vec<_> = values("CapabilityBoundingSet=")
+        .iter()
+        .map(|name| name.strip_prefix("CAP_").unwrap().to_lowercase())
+        .map(|name| format!(",+{name}"))
+        .collect();
+    let bounding = format!("-all{}", bounding.concat());
+    assert!(unit.contains("\nLimitMEMLOCK=infinity\n"));
+    let without = bounding.replace(",+ipc_lock", "");
+    assert_ne!(bounding, without);
+    // systemd's DefaultLimitMEMLOCK, in KiB.
+    let limit = "8192";
+    for (bounding, starts) in [(&bounding, true), (&without, false)] {
+        within(|| {
+            veth("wan", "l0");
+            veth("lan", "r0");
+            let directory = tempfile::tempdir().unwrap();
+            let config = BRIDGE.replace("af_packet", "af_xdp");
+            std::fs::write(directory.path().join("t.toml"), config).unwrap();
+            std::fs::write(directory.path().join("r.ipfw"), "add allow ip from any to any\n").unwrap();
+            let child = Command::new("sh")
+                .args([
+                    "-c",
+                    "ulimit -l $0 && exec setpriv --inh-caps=-all --bounding-set=\"$@\"",
+                    limit,
+                    bounding,
+                ])
+                .args([env!("CARGO_BIN_EXE_towpath"), "run"])
+                .arg(directory.path().join("t.toml"))
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut engine = Engine { directory, child };
+            let mut ended = false;
+            until(|| {
+                ended = engine.child.try_wait().unwrap().is_some();
+                ended || engine.control().ctl("show ports").status.success()
+            });
+            let up = !ended && state(&engine) == "up";
+            let (_, said) = engine.stop();
+            assert_eq!(up, starts, "{said}");
+            let remedy =
+                ["RLIMIT_MEMLOCK (8192 KiB", "LimitMEMLOCK=infinity"].iter().all(|word| said.contains(word));
+            assert_eq!(remedy, !starts, "{said}");
+        });
+    }
 }
 
 /// CAP_NET_ADMIN, bit 12: the kernel checks it for each verdict.
@@ -585,12 +675,12 @@ fn a_program_may_be_in_a_closed_directory() {
 fn the_launcher_pins_the_program_of_a_closed_port() {
     // Pins are of the whole machine.
     let interface = format!("p{}", std::process::id());
-    let pin = PathBuf::from(format!("/sys/fs/bpf/towpath-{interface}"));
     let closed = format!("driver = \"af_xdp\"\ninterface = \"{interface}\"\nfail = \"closed\"");
     let config = BRIDGE.replacen("driver = \"af_packet\"", &closed, 1);
     within(|| {
         veth(&interface, "l0");
         veth("lan", "r0");
+        let pin = towpath_port::pins::path(&interface);
         let has_program = || {
             let output = Command::new("ip").args(["link", "show", "dev", &interface]).output().unwrap();
             String::from_utf8_lossy(&output.stdout).contains("xdp")

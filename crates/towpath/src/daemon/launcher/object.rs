@@ -15,6 +15,7 @@ pub(super) fn request(port: &str, object: &Object) -> io::Result<Message> {
         Object::TunNode => (3, false, ""),
         Object::TunQueue { multi_queue, interface } => (4, *multi_queue, interface.as_str()),
         Object::RawSockets => (5, false, ""),
+        Object::IngressProgram => (6, false, ""),
     };
     let text = [port.as_bytes(), &[0], interface.as_bytes()].concat();
     if text.len() > TEXT {
@@ -35,6 +36,7 @@ pub(super) fn of(request: &Message) -> Option<(&str, Object)> {
         3 => Object::TunNode,
         4 => Object::TunQueue { multi_queue: variant, interface: interface.to_owned() },
         5 => Object::RawSockets,
+        6 => Object::IngressProgram,
         _ => return None,
     };
     Some((port, object))
@@ -54,11 +56,12 @@ mod tests {
             Object::TunNode,
             Object::TunQueue { multi_queue: true, interface: "tun7".into() },
             Object::RawSockets,
+            Object::IngressProgram,
         ];
         for object in objects {
             assert_eq!(of(&request("wan", &object).unwrap()), Some(("wan", object)));
         }
-        let unknown = Message { numbers: [6, 0, 0], text: b"wan\0".to_vec(), ..Message::new(Kind::Open) };
+        let unknown = Message { numbers: [7, 0, 0], text: b"wan\0".to_vec(), ..Message::new(Kind::Open) };
         assert_eq!(of(&unknown), None);
         assert!(request(&"x".repeat(TEXT), &Object::XdpSocket).is_err());
     }

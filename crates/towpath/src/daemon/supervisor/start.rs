@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use towpath_gate::StatePolicy;
 use towpath_gate::rules::Ruleset;
 use towpath_port::{Opener, Port, driver, scheduling};
@@ -76,15 +76,21 @@ impl Supervisor {
             None => Starter::Local(Local::daemon()),
         };
         let (threads, mux_threads) = (config.engine_threads(), config.mux_threads());
+        // The memory of XDP sockets is accounted to the engine's user. A socket that is opened again needs it too.
+        let locks = config.ports.iter().any(|port| matches!(port.driver, driver::Config::AfXdp(_)));
+        let limited = locks && !raise_memlock();
         let mut ports: Vec<_> = std::iter::repeat_with(Vec::new).take(threads).collect();
         for port in &config.ports {
-            let opened = match &launcher {
+            let opener = match &launcher {
                 Some(launcher) => {
                     let (launcher, name) = (Arc::clone(launcher), port.name.clone());
-                    let opener = Opener::new(move |object| launcher.open(&name, object));
-                    port.driver.open_with(&port.name, threads, &opener)?
+                    Opener::new(move |object| launcher.open(&name, object))
                 }
-                None => port.driver.open(&port.name, threads)?,
+                None => port.driver.local_opener(),
+            };
+            let opened = match port.optional {
+                true => port.driver.open_optional(&port.name, threads, &opener)?,
+                false => port.driver.open_with(&port.name, threads, &opener)?,
             };
             let word = port.driver.name();
             ports.iter_mut().zip(opened).for_each(|(ports, opened)| ports.push((opened, word)));
@@ -114,13 +120,7 @@ impl Supervisor {
             Some(_) => Capabilities::needed_in_use(&config),
             None => Capabilities::needed(&config),
         };
-        let locks = config.ports.iter().any(|port| matches!(port.driver, driver::Config::AfXdp(_)));
-        // The memory of a socket that is opened again is accounted to the engine's user.
-        let unlimited = Rlimit { current: None, maximum: None };
-        let needed = match locks && setrlimit(Resource::Memlock, unlimited).is_err() {
-            true => needed.with_locked_memory(),
-            false => needed,
-        };
+        let needed = if limited { needed.with_locked_memory() } else { needed };
         let kept =
             needed.keep_as(identity).map_err(|error| Failure::System("cannot drop privileges", error))?;
         log::info!("capabilities kept: {kept}");
@@ -333,6 +333,15 @@ impl Supervisor {
         }
         Ok(())
     }
+}
+
+/// Raises RLIMIT_MEMLOCK as far as this process may. Returns true if there is no limit now.
+fn raise_memlock() -> bool {
+    if setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None }).is_ok() {
+        return true;
+    }
+    let Rlimit { maximum, .. } = getrlimit(Resource::Memlock);
+    setrlimit(Resource::Memlock, Rlimit { current: maximum, maximum }).is_ok() && maximum.is_none()
 }
 
 /// Restores the states that a previous engine saved. An unreadable file is logged and ignored: connections are then evaluated by

@@ -5,6 +5,7 @@ mod bridge;
 mod drivers;
 mod edits;
 mod losses;
+mod exclusive;
 mod machines;
 mod router;
 mod services;

@@ -1,0 +1,91 @@
+//! Links of BPF programs that stay after the engine: files of the BPF file system.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use crate::claim::Claim;
+use crate::sys;
+
+/// A pinned link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pin {
+    /// Its file.
+    pub path: PathBuf,
+    /// The index of the interface that it is attached to; `None` if the interface is gone.
+    pub interface: Option<u32>,
+}
+
+impl Pin {
+    /// Returns true if an engine has the interface, or the interface is in another network namespace.
+    pub fn is_in_use(&self) -> bool {
+        let name =
+            self.path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix(PREFIX));
+        let Some(name) = name else { return true };
+        let interface = name.split_once('@').map_or(name, |(interface, _)| interface);
+        if self.interface.is_some() && path(interface) != self.path {
+            return true;
+        }
+        Claim::is_taken(&format!("`{interface}`"))
+    }
+}
+
+/// All links that engines have pinned and that this process may open.
+pub fn all() -> Vec<Pin> {
+    let Ok(entries) = fs::read_dir(DIRECTORY) else { return Vec::new() };
+    let pin = |path: PathBuf| {
+        path.file_name()?.to_str()?.strip_prefix(PREFIX)?;
+        let link = sys::bpf_path(&path).ok()?;
+        let interface = sys::bpf_link_interface(link.as_fd()).ok()?;
+        Some(Pin { path, interface })
+    };
+    let mut found: Vec<_> = entries.flatten().filter_map(|entry| pin(entry.path())).collect();
+    found.sort_unstable_by(|one, other| one.path.cmp(&other.path));
+    found
+}
+
+/// The beginning of a file's name.
+const PREFIX: &str = "towpath-";
+/// The BPF file system.
+const DIRECTORY: &str = "/sys/fs/bpf";
+/// asm-generic/socket.h.
+const SO_NETNS_COOKIE: i32 = 71;
+/// The cookie of the initial network namespace, the first that the kernel gives.
+const INITIAL: u64 = 1;
+
+/// The file of the link on `interface` in this network namespace: `/sys/fs/bpf/towpath-INTERFACE`, with `@COOKIE` for namespaces other than the
+/// initial one. The file system belongs to the mount namespace, and has interfaces of one name from several network namespaces.
+pub fn path(interface: &str) -> PathBuf {
+    let suffix = match netns_cookie() {
+        Some(cookie) if cookie != INITIAL => format!("@{cookie}"),
+        _ => String::new(),
+    };
+    Path::new(DIRECTORY).join(format!("{PREFIX}{interface}{suffix}"))
+}
+
+/// The number of the network namespace, which no other has until the machine is started again (Linux 5.14).
+fn netns_cookie() -> Option<u64> {
+    let socket = sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).ok()?;
+    let mut words = [0; 2];
+    sys::get(socket.as_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut words).ok()?;
+    let ([a, b, c, d], [e, f, g, h]) = (words[0].to_ne_bytes(), words[1].to_ne_bytes());
+    Some(u64::from_ne_bytes([a, b, c, d, e, f, g, h]))
+}
+
+/// Pins a new link at `path` in place of an old one. The old link ends after the new one has begun.
+pub(crate) fn replace(path: &Path, link: BorrowedFd<'_>) -> io::Result<()> {
+    let old = sys::bpf_path(path);
+    if old.is_ok() {
+        fs::remove_file(path)?;
+    }
+    sys::bpf_pin(path, link)
+}
+
+/// Removes the link pinned at `path`. Returns false if there was none.
+pub(crate) fn remove(path: &Path) -> io::Result<bool> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
