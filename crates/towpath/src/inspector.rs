@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use tempfile::TempDir;
 use thiserror::Error;
 use towpath_engine::queue::{Policy, RingChannel};
 use towpath_port::MAX_FRAME;
 use towpath_ring::{self as ring, Config, Endpoint};
 
+use crate::process::socket_directory::{self, SocketDirectory};
 use crate::process::{Child, Local, Place, Program, Starter};
 
 /// Time within which a process must attach.
@@ -90,7 +90,7 @@ pub struct Socket {
     path: PathBuf,
     endpoint: Endpoint,
     /// The directory of the socket, removed on drop.
-    _directory: TempDir,
+    _directory: SocketDirectory,
 }
 
 /// The process of an inspector. Dropping it waits for its exit: the channel must be closed before.
@@ -108,8 +108,7 @@ impl Socket {
     /// The directory or the socket cannot be created.
     pub fn bind(queue: u16, policy: &Policy) -> Result<Self, Error> {
         let system = |source| Error::System { queue, source };
-        // tempdir gives it mode 0700.
-        let directory = tempfile::Builder::new().prefix("towpath-").tempdir().map_err(system)?;
+        let directory = socket_directory::make(false).map_err(system)?;
         let path = directory.path().join(format!("queue-{queue}.sock"));
         let config = Config {
             deadline: Some(Duration::from_nanos(policy.deadline)),

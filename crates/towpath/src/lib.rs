@@ -13,6 +13,7 @@ pub mod exit;
 pub mod explained;
 pub mod framing;
 pub mod inspector;
+pub mod leftovers;
 pub mod logging;
 pub mod metrics;
 pub mod mux_bounds;

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
-use tempfile::TempDir;
 use towpath_port::MAX_FRAME;
 use towpath_ring::{Allow, Channel, Config, Endpoint, Quota};
 
 use crate::config;
 use crate::control::AcceptBackoff;
 use crate::inspector::Error;
-use crate::process::{Child, Identity, Place, Program, Starter, socket_directory};
+use crate::process::socket_directory::{self, SocketDirectory};
+use crate::process::{Child, Identity, Place, Program, Starter};
 
 /// Restart delay of an inspector process: initial and maximum.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -39,7 +39,7 @@ pub(super) struct Socket {
     users: config::Users,
     started: Vec<u32>,
     /// Holds the socket if the configuration names no path.
-    _directory: Option<TempDir>,
+    _directory: Option<SocketDirectory>,
 }
 
 /// An inspector process that the engine keeps running.

@@ -1,12 +1,33 @@
 //! A temporary directory for the sockets of programs that the engine starts.
+//!
+//! A file in it is locked (flock(2)) while the process lives. The lock of a killed process is free: another engine of the same user then
+//! removes the directory ([`abandoned`]). The file has its name only after it was locked, so that a new directory never looks abandoned.
 
-use std::fs::Permissions;
+use std::fs::{File, Permissions};
 use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use tempfile::TempDir;
+
+/// The beginning of a directory's name.
+const PREFIX: &str = "towpath-";
+/// The locked file.
+const LOCK: &str = "engine.lock";
+
+/// A directory with its lock. Dropping it removes the directory.
+#[derive(Debug)]
+pub(crate) struct SocketDirectory {
+    directory: TempDir,
+    _lock: File,
+}
+
+impl SocketDirectory {
+    pub(crate) fn path(&self) -> &Path {
+        self.directory.path()
+    }
+}
 
 /// Makes a directory with a random name that only this user may enter, or every user if `others_enter`: access to the sockets is
 /// then checked with SO_PEERCRED.
@@ -14,14 +35,45 @@ use tempfile::TempDir;
 /// # Errors
 ///
 /// The directory cannot be made, or another user has replaced it.
-pub(crate) fn make(others_enter: bool) -> io::Result<TempDir> {
+pub(crate) fn make(others_enter: bool) -> io::Result<SocketDirectory> {
     let mut builder = tempfile::Builder::new();
     // By default, every user may enter it.
-    let directory = builder.prefix("towpath-").permissions(Permissions::from_mode(0o700)).tempdir()?;
+    let directory = builder.prefix(PREFIX).permissions(Permissions::from_mode(0o700)).tempdir()?;
     if others_enter {
         permit_entry(directory.path())?;
     }
-    Ok(directory)
+    let new = directory.path().join("new");
+    let lock = File::create_new(&new)?;
+    flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+    std::fs::rename(&new, directory.path().join(LOCK))?;
+    Ok(SocketDirectory { directory, _lock: lock })
+}
+
+/// The directories of killed processes that belong to one of `users`.
+pub(crate) fn abandoned(users: &[u32]) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return Vec::new() };
+    let is_abandoned = |path: &PathBuf| {
+        let is_named =
+            path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(PREFIX.as_bytes()));
+        let is_own = || {
+            std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir() && users.contains(&found.uid()))
+        };
+        is_named && is_own() && is_unlocked(&path.join(LOCK)).unwrap_or(false)
+    };
+    let mut found: Vec<_> = entries.flatten().map(|entry| entry.path()).filter(is_abandoned).collect();
+    found.sort_unstable();
+    found
+}
+
+/// Returns true if no process has the lock.
+fn is_unlocked(path: &Path) -> io::Result<bool> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Permits every user to enter a new directory of this user. By descriptor: where other users may rename files, a link or another
@@ -46,6 +98,24 @@ mod tests {
 
     fn mode(path: &Path) -> u32 {
         std::fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn a_directory_is_abandoned_when_its_lock_is_free() {
+        let user = rustix::process::geteuid().as_raw();
+        let directory = make(false).unwrap();
+        let path = directory.path().to_owned();
+        assert!(!abandoned(&[user]).contains(&path));
+        // As after kill -9: the directory stays, and the kernel closes the file.
+        let SocketDirectory { directory, _lock } = directory;
+        let kept = directory.keep();
+        drop(_lock);
+        assert!(abandoned(&[user]).contains(&kept));
+        assert!(!abandoned(&[user + 1]).contains(&kept));
+        // Without a lock it is not an engine's.
+        std::fs::remove_file(kept.join(LOCK)).unwrap();
+        assert!(!abandoned(&[user]).contains(&kept));
+        std::fs::remove_dir_all(kept).unwrap();
     }
 
     #[test]

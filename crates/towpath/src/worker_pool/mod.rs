@@ -55,7 +55,6 @@ use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tempfile::TempDir;
 use thiserror::Error;
 use towpath_mux::io::{Driver, Event, Server, Tls};
 use towpath_mux::mux::{Mux, Order, SendError};
@@ -64,7 +63,8 @@ use towpath_ring::reaper::{PeerKey, Reaper};
 use towpath_send::CopyMode;
 
 use crate::control::QueryInbox;
-use crate::process::{Place, Program, Starter, socket_directory};
+use crate::process::socket_directory::{self, SocketDirectory};
+use crate::process::{Place, Program, Starter};
 use authority::Rights;
 use completions::Completions;
 pub use completions::UnsentStats;
@@ -216,7 +216,7 @@ pub struct WorkerPool {
     sockets: Vec<SocketFile>,
     upgrades: Upgrades,
     /// Directory of the workers' sockets; removed on drop.
-    _directory: TempDir,
+    _directory: SocketDirectory,
 }
 
 impl WorkerPool {

@@ -3,6 +3,7 @@
 mod bridged;
 mod end;
 mod guides;
+mod leftovers;
 mod limits;
 mod live;
 #[path = "../common/openssl.rs"]

@@ -7,6 +7,7 @@ use super::command::{Command, Request};
 use super::protocol::{Code, Refusal};
 
 mod change;
+mod clean;
 mod delete_state;
 mod dump;
 mod events;
@@ -60,6 +61,7 @@ pub static COMMANDS: &[Command] = &[
     table::COMMAND,
     sysctl::COMMAND,
     ipfw::COMMAND,
+    clean::COMMAND,
 ];
 
 /// Finds a request by the value of `do`.

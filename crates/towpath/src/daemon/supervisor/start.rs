@@ -36,6 +36,7 @@ use crate::control::dumps::Dumps;
 use crate::control::{AcceptPace, Listening, PortRows, QueryInbox};
 use crate::eventfd::EventFd;
 use crate::inspector::{self, ATTACH_TIMEOUT};
+use crate::leftovers;
 use crate::packet_log::LogSender;
 use crate::process::{Local, Remote, Starter};
 use crate::quantity::count;
@@ -67,6 +68,7 @@ impl Supervisor {
             .map_err(|error| Failure::System("the engine's user", error))?;
         privilege::start_helper_threads(identity);
         privilege::warn_of_root(config.engine.identity, identity);
+        leftovers::remove_at_start(identity);
         let launcher = match rustix::process::geteuid().is_root() {
             true => Some(Launcher::start(&config).map_err(|error| Failure::System("the launcher", error))?),
             false => None,
