@@ -20,7 +20,7 @@ use crate::flow_locks::{BUCKETS, FlowLocks};
 use crate::meta::{Egress, Meta};
 use crate::packet_ctx::PacketCtx;
 use crate::packet_io::PacketIo;
-use crate::queue::{DefaultVerdict, Policy, Queue, QueueSnapshot};
+use crate::queue::{AnswersReport, DefaultVerdict, Policy, Queue, QueueSnapshot};
 use crate::queue_set::QueueSet;
 use crate::reorder::{Limits, ReorderBuffer};
 use crate::replies::Replies;
@@ -171,9 +171,7 @@ impl<E: PacketIo> Engine<E> {
         if self.is_drained() {
             return Ok(());
         }
-        for queue in self.queues.iter_mut() {
-            queue.kick();
-        }
+        self.queues.iter_mut().for_each(Queue::announce);
         for _ in 0..YIELDS {
             let yields = self.live && self.queues.iter_mut().any(Queue::shares_cpu);
             if yields {
@@ -316,6 +314,11 @@ impl<E: PacketIo> Engine<E> {
         self.queues.iter_mut().for_each(|queue| queue.disarm_ready(&mut ready));
     }
 
+    /// Takes the reports of inspectors that stalled or answer again.
+    pub fn take_reports(&mut self) -> Vec<AnswersReport> {
+        self.queues.iter_mut().flat_map(Queue::take_reports).collect()
+    }
+
     /// The descriptors to poll for reading while armed.
     pub fn descriptors(&mut self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.queues.iter_mut().flat_map(Queue::descriptors)
@@ -335,9 +338,31 @@ impl<E: PacketIo> Engine<E> {
     ///
     /// Returns the inspector if the queue does not exist.
     pub fn join(&mut self, number: u16, channel: u32, inspector: E::Channel) -> Result<(), E::Channel> {
+        self.join_as(false, number, channel, inspector)
+    }
+
+    /// The same for an inspector on standby: it takes over from the next one that dies or stalls.
+    ///
+    /// # Errors
+    ///
+    /// As [`join`](Self::join).
+    pub fn join_standby(&mut self, number: u16, channel: u32, inspector: E::Channel) -> Result<(), E::Channel> {
+        self.join_as(true, number, channel, inspector)
+    }
+
+    fn join_as(
+        &mut self,
+        standby: bool,
+        number: u16,
+        channel: u32,
+        inspector: E::Channel,
+    ) -> Result<(), E::Channel> {
         match self.queues.find(number) {
             Some(queue) => {
-                queue.join(channel, inspector);
+                match standby {
+                    true => queue.join_standby(channel, inspector),
+                    false => queue.join(channel, inspector),
+                }
                 queue.open_accounts(self.reorder.shares_mut());
                 Ok(())
             }
@@ -479,9 +504,7 @@ impl<E: PacketIo> Engine<E> {
 
     /// Waits for verdicts: polls for a while, then sleeps on the queue of the oldest packet.
     pub(crate) fn wait(&mut self) -> Result<(), E::Error> {
-        for queue in self.queues.iter_mut() {
-            queue.kick();
-        }
+        self.queues.iter_mut().for_each(Queue::announce);
         for _ in 0..SPINS {
             if self.poll()? > 0 {
                 return Ok(());

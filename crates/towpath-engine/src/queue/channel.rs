@@ -62,6 +62,16 @@ pub trait Channel {
     /// The number of overdue frames that the inspector has not returned.
     fn unreturned(&self) -> u32;
 
+    /// The number of frames that the inspector has returned so far, in time or too late.
+    fn returned(&self) -> u64 {
+        0
+    }
+
+    /// Returns true if the inspector has not been told of a loss ([`lose`](Self::lose)) that [`kick`](Self::kick) may tell.
+    fn has_losses(&self) -> bool {
+        false
+    }
+
     /// Returns true if the inspector is known to be dead. It gets no more frames.
     fn is_dead(&self) -> bool;
 
@@ -102,6 +112,10 @@ impl Channel for Infallible {
     }
 
     fn unreturned(&self) -> u32 {
+        match *self {}
+    }
+
+    fn returned(&self) -> u64 {
         match *self {}
     }
 

@@ -29,6 +29,30 @@ pub(super) enum Waiter {
     Decided,
 }
 
+/// Time between two polls of an inspector that has no frames, in nanoseconds: long enough for 24 idle inspectors to cost nothing.
+const IDLE_POLL: u64 = 100_000_000;
+
+/// The inspector has returned no frame since one was overdue.
+#[derive(Clone, Copy, Debug)]
+struct Silence {
+    /// When the first frame was overdue, in nanoseconds of the engine's wall clock.
+    since: u64,
+    /// [`Channel::returned`] at that time.
+    returned: u64,
+    stalled: bool,
+    /// The last frame that it got to find out whether it answers.
+    probed: u64,
+}
+
+/// A change of an inspector's answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answers {
+    /// It has stalled.
+    Stalled,
+    /// It has stalled and now returned a frame.
+    Again,
+}
+
 /// A published frame.
 #[derive(Clone, Copy, Debug)]
 struct InFlight {
@@ -57,6 +81,15 @@ pub struct InspectorSlot<C> {
     traces: Vec<Box<dyn TraceSink>>,
     /// The inspector has exceeded a deadline.
     late: bool,
+    silence: Option<Silence>,
+    /// The last change that [`take_answers`](Self::take_answers) has not returned.
+    answers: Option<Answers>,
+    /// A frame was refused for want of room since the last poll.
+    refused: bool,
+    /// While the inspector has no frames, it is polled at this time.
+    next_poll: u64,
+    /// [`arm`](Self::arm) was called.
+    armed: bool,
     /// Its packets in the reorder buffer are charged to it.
     account: Account,
     /// The account has room for the frame that is being published.
@@ -78,6 +111,11 @@ impl<C: Channel> InspectorSlot<C> {
             verdicts: VerdictStats::default(),
             traces: Vec::new(),
             late: false,
+            silence: None,
+            answers: None,
+            refused: false,
+            next_poll: 0,
+            armed: false,
             account: Account::ENGINE,
             in_share: true,
             ended: false,
@@ -179,11 +217,12 @@ impl<C: Channel> InspectorSlot<C> {
         admit: &mut Admit<'_>,
         each: &mut dyn FnMut(Waiter, Result<Decision<'_>, DropReason>),
     ) -> usize {
-        let Self { channel, in_flight, first, open, detached, late, verdicts, traces, .. } = self;
-        if detached.is_some() {
+        if self.detached.is_some() || self.is_idle() && now < self.next_poll {
             return 0;
         }
-        let mut decided = 0;
+        self.next_poll = now.saturating_add(IDLE_POLL);
+        let Self { channel, in_flight, first, open, detached, late, verdicts, traces, .. } = self;
+        let (mut decided, mut missed, mut returned) = (0, false, false);
         channel.poll(now, &mut |Seq(seq), decision| {
             let index = seq.wrapping_sub(*first) as usize;
             let Some(frame) = in_flight.get_mut(index).filter(|frame| frame.waiter != Waiter::Decided) else {
@@ -213,7 +252,11 @@ impl<C: Channel> InspectorSlot<C> {
             }
             decided += 1;
             *open -= 1;
-            *late |= matches!(decision, Err(DropReason::Overdue));
+            let overdue = matches!(decision, Err(DropReason::Overdue));
+            *late |= overdue;
+            // A copy needs no verdict.
+            missed |= overdue && matches!(waiter, Waiter::Packet(_));
+            returned |= !matches!(decision, Err(DropReason::Overdue | DropReason::InspectorDied));
             each(waiter, decision);
         });
         while let Some(InFlight { waiter: Waiter::Decided, .. }) = in_flight.front() {
@@ -229,7 +272,54 @@ impl<C: Channel> InspectorSlot<C> {
             detached.is_none() || in_flight.is_empty(),
             "a channel returns every frame before its end"
         );
+        if missed || self.silence.is_some() {
+            self.note_answers(now, policy, missed, returned);
+        }
         decided
+    }
+
+    /// Begins or ends the silence of the inspector, or finds that it has stalled: it returned nothing for the policy's time, and a
+    /// frame that it should have got meanwhile is overdue too, or had no room.
+    #[cold]
+    fn note_answers(&mut self, now: u64, policy: &Policy, missed: bool, returned: bool) {
+        let missed = missed | std::mem::take(&mut self.refused);
+        if self.detached.is_some() {
+            self.silence = None;
+            return;
+        }
+        let all = self.channel.returned();
+        let silence = *self.silence.get_or_insert(Silence { since: now, returned: all, stalled: false, probed: now });
+        if returned || all != silence.returned {
+            self.silence = None;
+            self.answers = silence.stalled.then_some(Answers::Again).or(self.answers);
+        } else if missed && !silence.stalled && now.saturating_sub(silence.since).saturating_add(policy.deadline) >= policy.stall {
+            self.silence = Some(Silence { stalled: true, probed: now, ..silence });
+            self.answers = Some(Answers::Stalled);
+        }
+    }
+
+    /// Returns the last change of the inspector's answers, once.
+    pub(super) fn take_answers(&mut self) -> Option<Answers> {
+        self.answers.take()
+    }
+
+    /// Returns true if a stalled inspector gets a copy of the next frame: one in each period of the policy's `stall`, and only if it
+    /// has no other.
+    pub(super) fn is_probe_due(&mut self, now: u64, policy: &Policy) -> bool {
+        let open = self.open;
+        match &mut self.silence {
+            Some(silence) if silence.stalled && open == 0 && now.saturating_sub(silence.probed) >= policy.stall => {
+                silence.probed = now;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns true if the inspector has nothing to return.
+    fn is_idle(&self) -> bool {
+        let owes = self.open > 0 || self.silence.is_some() || self.late && self.channel.unreturned() > 0;
+        !owes && !self.channel.is_dead()
     }
 
     /// Returns how the inspector was detached, once.
@@ -243,29 +333,38 @@ impl<C: Channel> InspectorSlot<C> {
         self.unannounced
     }
 
+    /// Wakes the inspector if it sleeps.
     pub(super) fn kick(&mut self) {
-        self.unannounced = false;
         if self.detached.is_none() {
             self.channel.kick();
         }
+        self.unannounced = self.channel.has_losses();
     }
 
+    /// An inspector that has nothing to return is not asked to signal.
     pub(super) fn arm(&mut self) -> bool {
-        self.detached.is_some() || self.channel.arm()
+        if self.detached.is_some() || self.is_idle() {
+            return true;
+        }
+        self.armed = true;
+        self.channel.arm()
     }
 
+    /// Ends [`arm`](Self::arm), and checks whether the inspector is alive. The next poll is not omitted.
     pub(super) fn disarm(&mut self) {
+        (self.armed, self.next_poll) = (false, 0);
         if self.detached.is_none() {
             self.channel.disarm();
         }
     }
 
-    /// Takes a value of `ready` if the inspector has a descriptor.
+    /// Takes a value of `ready` if the inspector has a descriptor. Makes no system call if it is neither ready nor armed.
     pub(super) fn disarm_ready(&mut self, ready: &mut impl Iterator<Item = bool>) {
         let is_ready = self.channel.descriptor().is_none() || ready.next().unwrap_or(true);
         if is_ready {
             self.disarm();
-        } else if self.detached.is_none() {
+        } else if self.armed && self.detached.is_none() {
+            (self.armed, self.next_poll) = (false, 0);
             self.channel.disarm_unready();
         }
     }
@@ -305,9 +404,18 @@ impl<C: Channel> ring::Listener for InspectorSlot<C> {
 
     fn lose(&mut self, loss: Loss) {
         self.channel.lose(loss);
+        self.unannounced = true;
     }
 
     fn is_dead(&self) -> bool {
         self.detached.is_some() || self.channel.is_dead()
+    }
+
+    fn is_stalled(&self) -> bool {
+        self.silence.is_some_and(|silence| silence.stalled)
+    }
+
+    fn refused(&mut self) {
+        self.refused = true;
     }
 }

@@ -30,7 +30,7 @@ use towpath_wire::{Flow, Time};
 use self::broadcast::PendingBroadcast;
 pub use self::channel::{About, Channel, Detached};
 use self::copy_budget::CopyBudget;
-pub use self::inspector_slot::InspectorSlot;
+pub use self::inspector_slot::{Answers, InspectorSlot};
 use self::inspector_slot::Waiter;
 pub use self::policy::{DefaultVerdict, Policy};
 pub use self::ring_channel::RingChannel;
@@ -84,7 +84,9 @@ pub struct Queue<C> {
     flow_verdicts: FlowVerdictCache,
     copies: CopyBudget,
     /// A frame waited for room until its deadline. No packet waits for room until an inspector decides again.
-    stalled: bool,
+    no_wait: bool,
+    /// The number of stalled inspectors.
+    stalled: u32,
     number: u16,
     /// Packets that no single inspector has are charged to it.
     account: Account,
@@ -93,7 +95,22 @@ pub struct Queue<C> {
     stats: Stats,
     /// Why inspectors were detached.
     trouble: Option<String>,
+    reports: Vec<AnswersReport>,
 }
+
+/// An inspector has stalled, or answers again.
+#[derive(Clone, Debug)]
+pub struct AnswersReport {
+    /// The queue.
+    pub queue: u16,
+    /// The peer and the ring. `None` for a channel without them.
+    pub about: Option<About>,
+    /// What has changed.
+    pub answers: Answers,
+}
+
+/// Reports that a queue keeps until they are taken.
+const REPORTS: usize = 64;
 
 impl<C: Channel> Queue<C> {
     /// A queue without inspectors: every frame is lost.
@@ -105,7 +122,9 @@ impl<C: Channel> Queue<C> {
             backlog: VecDeque::new(),
             flow_verdicts: FlowVerdictCache::default(),
             copies: CopyBudget::Unlimited,
-            stalled: false,
+            no_wait: false,
+            stalled: 0,
+            reports: Vec::new(),
             number,
             account: Account::ENGINE,
             closed: Vec::new(),
@@ -114,7 +133,7 @@ impl<C: Channel> Queue<C> {
         }
     }
 
-    /// Sets the policy. If the queue has inspectors or a backlog, only the default verdict and `may_queue` change. Verdicts for flows
+    /// Sets the policy. If the queue has inspectors or a backlog, only the default verdict, `stall` and `may_queue` change. Verdicts for flows
     /// that name a queue which is no longer allowed end.
     pub fn set_policy(&mut self, policy: Policy) {
         self.flow_verdicts.retain(|verdict| policy.allows(verdict.verdict));
@@ -123,19 +142,30 @@ impl<C: Channel> Queue<C> {
             self.policy = policy;
         } else {
             self.policy.default = policy.default;
+            self.policy.stall = policy.stall;
             self.policy.may_queue = policy.may_queue;
         }
     }
 
     /// Attaches an inspector; `number` is the number of its channel.
     pub fn join(&mut self, number: u32, channel: C) {
+        self.forget_detached();
+        self.inspectors.join(InspectorSlot::new(number, channel));
+    }
+
+    /// Attaches an inspector on standby. It takes over the flows of the next inspector that dies or stalls.
+    pub fn join_standby(&mut self, number: u32, channel: C) {
+        self.forget_detached();
+        self.inspectors.join_standby(InspectorSlot::new(number, channel));
+    }
+
+    fn forget_detached(&mut self) {
         // Detached inspectors are kept for introspection, up to a limit.
         let detached = self.inspectors.listeners().filter(|slot| slot.detached().is_some()).count();
         let dead = self.inspectors.listeners().filter(|slot| ring::Listener::is_dead(*slot)).count();
         if detached >= DETACHED_MAX && detached == dead {
             drop(self.inspectors.take_dead());
         }
-        self.inspectors.join(InspectorSlot::new(number, channel));
     }
 
     /// Opens accounts for the queue and its inspectors, where they have none. A queue without accounts is charged to the engine's.
@@ -188,6 +218,9 @@ impl<C: Channel> Queue<C> {
                 return self.lose_copies(copies as u64, to_all, &meta, cpu);
             }
         }
+        if self.stalled > 0 {
+            self.probe(frame, &meta, now);
+        }
         let usage = Usage { packets: 1, bytes: frame.len() };
         for slot in self.inspectors.listeners() {
             slot.set_in_share(!charged || shares.admits(slot.account(), usage));
@@ -214,7 +247,7 @@ impl<C: Channel> Queue<C> {
                 if packet.is_some() { Enqueue::Held(self.account) } else { Enqueue::Copied }
             }
             // A copy does not wait in the backlog.
-            ring::Enqueue::Blocked if self.stalled || self.has_backlog() && packet.is_none() => {
+            ring::Enqueue::Blocked if self.no_wait || self.has_backlog() && packet.is_none() => {
                 self.lose_for_room(&meta, cpu)
             }
             ring::Enqueue::Blocked | ring::Enqueue::Backlogged => Enqueue::Full,
@@ -236,6 +269,24 @@ impl<C: Channel> Queue<C> {
                 Enqueue::Lost(self.policy.default.drops(DropReason::NoInspector))
             }
         }
+    }
+
+    /// Gives stalled inspectors a copy of the frame, to find out whether they answer.
+    #[cold]
+    fn probe(&mut self, frame: &[u8], meta: &Meta, now: u64) {
+        let mut probes = 0;
+        for slot in self.inspectors.listeners().filter(|slot| !ring::Listener::is_dead(*slot)) {
+            if !slot.is_probe_due(now, &self.policy) {
+                continue;
+            }
+            slot.set_in_share(true);
+            if ring::Listener::send(slot, frame, meta).is_ok() {
+                slot.set_waiter(None, now);
+                probes += 1;
+            }
+        }
+        self.stats.probes += probes;
+        self.count_open(probes);
     }
 
     fn count_open(&mut self, copies: u64) {
@@ -271,7 +322,7 @@ impl<C: Channel> Queue<C> {
     /// Gives up on a frame that found no room within the deadline. Further frames do not wait for room until an inspector
     /// decides again. Returns why the packet is dropped, or `None` if it passes.
     pub fn give_up(&mut self, meta: &Meta, cpu: u32) -> Option<DropReason> {
-        self.stalled = true;
+        self.no_wait = true;
         self.lose_for_room(meta, cpu);
         self.policy.default.drops(DropReason::QueueFull)
     }
@@ -343,8 +394,9 @@ impl<C: Channel> Queue<C> {
         admit: &mut Admit<'_>,
         mut each: impl FnMut(PacketId, QueueVerdict<'_>),
     ) -> usize {
-        let Self { inspectors, policy, broadcasts, flow_verdicts, stalled, stats, trouble, closed, .. } =
+        let Self { inspectors, policy, broadcasts, flow_verdicts, no_wait, stats, trouble, closed, .. } =
             self;
+        let (reports, number, mut changed) = (&mut self.reports, self.number, false);
         let single = !matches!(policy.fanout, Fanout::Broadcast | Fanout::Mirror);
         let alive = inspectors.listeners().filter(|slot| !ring::Listener::is_dead(*slot)).count();
         let mut decided = 0;
@@ -362,7 +414,7 @@ impl<C: Channel> Queue<C> {
                     stats.redelivered += 1;
                     return each(packet, QueueVerdict::Redeliver);
                 }
-                *stalled &= decision.is_err();
+                *no_wait &= decision.is_err();
                 stats.count(&decision);
                 let Waiter::Packet(packet) = waiter else { return };
                 match broadcasts.get_mut(&packet) {
@@ -375,7 +427,15 @@ impl<C: Channel> Queue<C> {
                     }
                 }
             });
+            if let Some(answers) = slot.take_answers() {
+                changed = true;
+                stats.stalls += u64::from(answers == Answers::Stalled);
+                if reports.len() < REPORTS {
+                    reports.push(AnswersReport { queue: number, about: slot.channel().about(), answers });
+                }
+            }
             if let Some(Detached { why, distrusted }) = slot.take_end() {
+                changed = true;
                 let trouble = trouble.get_or_insert_default();
                 if !trouble.is_empty() {
                     trouble.push_str("; ");
@@ -387,12 +447,16 @@ impl<C: Channel> Queue<C> {
                 }
             }
         }
+        if changed {
+            let stalled = |slot: &&mut InspectorSlot<C>| ring::Listener::is_stalled(*slot);
+            self.stalled = self.inspectors.listeners().filter(stalled).count() as u32;
+        }
         decided
     }
 
-    /// Wakes every inspector that sleeps.
-    pub fn kick(&mut self) {
-        self.inspectors.listeners().for_each(InspectorSlot::kick);
+    /// Takes the reports of inspectors that stalled or answer again.
+    pub fn take_reports(&mut self) -> Vec<AnswersReport> {
+        std::mem::take(&mut self.reports)
     }
 
     /// Wakes the inspectors that got frames since their last wake-up.
@@ -500,7 +564,10 @@ impl<C: Channel> Queue<C> {
             Account::ENGINE => (Usage::default(), 0),
             account => shares.usage(account),
         };
-        let stats = Stats { held: held.packets as u64, held_bytes: held.bytes as u64, no_room, ..self.stats };
+        let takeovers = self.inspectors.stats().takeovers;
+        let stalled = self.inspectors.listeners().filter(|slot| ring::Listener::is_stalled(*slot)).count() as u64;
+        let (held, held_bytes) = (held.packets as u64, held.bytes as u64);
+        let stats = Stats { held, held_bytes, no_room, takeovers, stalled, ..self.stats };
         let attached = self.inspectors.listeners().filter(|slot| slot.detached().is_none());
         QueueSnapshot {
             number: self.number,

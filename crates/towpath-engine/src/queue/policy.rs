@@ -30,6 +30,9 @@ pub struct Policy {
     /// How long an inspector may keep a frame, and how long a packet waits for room, in nanoseconds of wall-clock time.
     /// Default: 1 s.
     pub deadline: u64,
+    /// An inspector has stalled if it returned no frame for this time and frames were overdue, in nanoseconds of wall-clock time.
+    /// `u64::MAX`: never. Default: never.
+    pub stall: u64,
     /// The verdict for packets that no inspector decides. Default: drop.
     pub default: DefaultVerdict,
     /// Which inspector gets a frame. Default: by flow.
@@ -70,6 +73,7 @@ impl Default for Policy {
     fn default() -> Self {
         Self {
             deadline: 1_000_000_000,
+            stall: u64::MAX,
             default: DefaultVerdict::Drop,
             fanout: Fanout::FlowHash,
             overload: Overload::Block,

@@ -104,6 +104,16 @@ impl Channel for RingChannel {
         u32::try_from(stats.overdue.saturating_sub(stats.late)).unwrap_or(u32::MAX)
     }
 
+    fn returned(&self) -> u64 {
+        let Some(channel) = &self.channel else { return 0 };
+        let stats = channel.stats();
+        stats.decided + stats.invalid + stats.late
+    }
+
+    fn has_losses(&self) -> bool {
+        self.channel.as_ref().is_some_and(ring::Channel::has_losses)
+    }
+
     fn is_dead(&self) -> bool {
         self.channel.as_ref().is_none_or(ring::Channel::is_dead)
     }

@@ -24,7 +24,7 @@ metrics! {
         pub inspector_died: counter frames as "lost" (reason = "inspector_died"),
         /// Frames for which the inspector, or its share of the reorder buffer, had no room.
         pub queue_full: counter frames as "lost" (reason = "queue_full"),
-        /// Frames for which there was no inspector.
+        /// Frames for which there was no inspector, or only stalled ones.
         pub no_inspector: counter frames as "lost" (reason = "no_inspector"),
         /// Copies that `tee` or the fan-out `mirror` did not make, because the turn's budget of copies was spent.
         pub copy_budget: counter frames as "lost" (reason = "copy_budget"),
@@ -32,6 +32,12 @@ metrics! {
         pub handed_on: counter frames,
         /// Frames that were given to another inspector because theirs died. Each counts once.
         pub redelivered: counter frames,
+        /// Times that an inspector stalled: it returned no frame for the time `stall`.
+        pub stalls: counter events,
+        /// Times that a standby inspector took over from one that died or stalled.
+        pub takeovers: counter events,
+        /// Copies of frames that stalled inspectors got to find out whether they answer. They are frames of the queue.
+        pub probes: counter frames,
         /// Packets decided by an earlier verdict for their flow. They are not frames of the queue.
         pub by_flow: counter packets,
         /// Packets dropped because the queue's share of the reorder buffer had no room. They are not frames of the queue.
@@ -40,6 +46,8 @@ metrics! {
         pub held: gauge packets,
         /// Bytes of these packets.
         pub held_bytes: gauge bytes,
+        /// Inspectors that are stalled now.
+        pub stalled: gauge events,
         /// Frames that inspectors have now.
         pub open: gauge frames,
         /// Most frames that inspectors had at one time.

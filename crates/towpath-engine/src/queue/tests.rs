@@ -15,6 +15,10 @@ struct Fake {
     verdicts: Vec<(u32, FrameResult)>,
     dead: bool,
     unreturned: u32,
+    returned: u64,
+    kicks: u32,
+    polls: u32,
+    arms: u32,
     detached: Option<Detached>,
     lost: Vec<Loss>,
 }
@@ -28,8 +32,18 @@ impl Channel for Fake {
     fn lose(&mut self, loss: Loss) {
         self.lost.push(loss);
     }
-    fn kick(&mut self) {}
+    fn kick(&mut self) {
+        self.kicks += 1;
+    }
+    fn arm(&mut self) -> bool {
+        self.arms += 1;
+        true
+    }
+    fn returned(&self) -> u64 {
+        self.returned
+    }
     fn poll(&mut self, _now: u64, each: &mut dyn FnMut(Seq, Result<Decision<'_>, DropReason>)) -> usize {
+        self.polls += 1;
         let n = self.verdicts.len();
         self.verdicts.drain(..).for_each(|(seq, verdict)| each(Seq(seq), verdict));
         n
@@ -48,6 +62,7 @@ impl Channel for Fake {
 
 const POLICY: Policy = Policy {
     deadline: 100,
+    stall: u64::MAX,
     default: DefaultVerdict::Drop,
     fanout: Fanout::FlowHash,
     overload: Overload::Block,
@@ -103,8 +118,12 @@ fn fake(queue: &mut Queue<Fake>, index: usize) -> &mut Fake {
 }
 
 fn poll(queue: &mut Queue<Fake>) -> Vec<(PacketId, String)> {
+    poll_at(queue, 0)
+}
+
+fn poll_at(queue: &mut Queue<Fake>, now: u64) -> Vec<(PacketId, String)> {
     let mut out = Vec::new();
-    queue.poll(0, &mut |_, _| Ok(()), |id, verdict| {
+    queue.poll(now, &mut |_, _| Ok(()), |id, verdict| {
         let text = match verdict {
             QueueVerdict::Decided(Decision { verdict, .. }, _) => format!("{verdict:?}"),
             other => format!("{other:?}"),
@@ -327,5 +346,174 @@ fn flow_verdicts_of_a_distrusted_inspector_end() {
         fake.detached = Some(Detached { why: "gone".into(), distrusted });
         poll(&mut queue);
         assert_eq!(queue.flow_verdict(&flow, false, now).map(|found| found.verdict), left);
+    }
+}
+
+/// Offers a packet of the flow with this hash at a time. Returns the index of the inspector that has it.
+fn offer_at(queue: &mut Queue<Fake>, now: u64, hash: u32) -> Option<usize> {
+    let id = ids(1)[0];
+    let before: Vec<u32> = queue.inspectors().map(|slot| slot.channel().next).collect();
+    let meta = Meta { hash, ..Meta::default() };
+    let offered = queue.enqueue(b"x", &meta, 0, now, Some(id), &Shares::new(Limits::default(), true));
+    matches!(offered, Enqueue::Held(_)).then(|| {
+        let moved = |(slot, before): (&mut InspectorSlot<Fake>, &u32)| slot.channel().next != *before;
+        queue.inspectors().zip(&before).position(moved).unwrap()
+    })
+}
+
+/// All frames of the inspector at `index` have this result, at a time.
+fn all_at(queue: &mut Queue<Fake>, index: usize, now: u64, result: FrameResult) {
+    let slot = queue.inspectors().nth(index).unwrap();
+    let (open, next) = (slot.open(), slot.channel().next);
+    slot.channel_mut().verdicts = (next - open..next).map(|seq| (seq, result)).collect();
+    queue.poll(now, &mut |_, _| Ok(()), |_, _| {});
+    let c = queue.stats();
+    assert_eq!(c.frames, c.passed + c.dropped + c.replaced + c.lost() + c.open);
+}
+
+fn stalled(queue: &mut Queue<Fake>) -> u64 {
+    queue.snapshot(&Shares::new(Limits::default(), true)).stats.stalled
+}
+
+#[test]
+fn flows_of_a_stalled_inspector_go_to_the_others() {
+    let mut queue = queue(Policy { stall: 300, ..POLICY }, [room(999), room(999)]);
+    let hung = offer_at(&mut queue, 0, 7).unwrap();
+    for (now, still) in [(100, 0), (200, 0), (299, 0), (300, 1)] {
+        all_at(&mut queue, hung, now, OVERDUE);
+        assert_eq!(stalled(&mut queue), still, "{now}");
+        if still == 0 {
+            assert_eq!(offer_at(&mut queue, now, 7), Some(hung), "{now}");
+        }
+    }
+    let reports = queue.take_reports();
+    assert_eq!(reports.iter().map(|report| report.answers).collect::<Vec<_>>(), [Answers::Stalled]);
+    assert!((0..64).all(|hash| offer_at(&mut queue, 301, hash) == Some(1 - hung)));
+    all_at(&mut queue, 1 - hung, 302, PASS);
+    // It returns an overdue frame, too late.
+    fake(&mut queue, hung).returned = 1;
+    poll(&mut queue);
+    assert_eq!((stalled(&mut queue), queue.stats().stalls), (0, 1));
+    assert_eq!(queue.take_reports().first().map(|report| report.answers), Some(Answers::Again));
+    assert_eq!(offer_at(&mut queue, 303, 7), Some(hung));
+}
+
+#[test]
+fn an_inspector_that_returns_some_frames_does_not_stall() {
+    // How it returns a frame between the overdue ones.
+    for late in [false, true] {
+        let mut queue = queue(Policy { stall: 300, ..POLICY }, [room(999)]);
+        for turn in 1..20 {
+            assert_eq!(offer_at(&mut queue, turn * 100, 7), Some(0));
+            if turn % 2 == 0 {
+                fake(&mut queue, 0).returned += u64::from(late);
+                all_at(&mut queue, 0, turn * 100, if late { OVERDUE } else { PASS });
+            } else {
+                all_at(&mut queue, 0, turn * 100, OVERDUE);
+            }
+        }
+        assert_eq!(queue.stats().stalls, 0, "{late}");
+    }
+    // One frame is never returned, and nothing else arrives.
+    let mut queue = queue(Policy { stall: 300, ..POLICY }, [room(999)]);
+    assert_eq!(offer_at(&mut queue, 0, 7), Some(0));
+    for now in [100, 1000, 100_000] {
+        all_at(&mut queue, 0, now, OVERDUE);
+        fake(&mut queue, 0).verdicts.clear();
+    }
+    assert_eq!(queue.stats().stalls, 0);
+    // Copies need no verdict.
+    let mut queue = self::queue(Policy { stall: 300, ..POLICY }, [room(999)]);
+    for now in [0, 100, 1000, 100_000] {
+        assert_eq!(offer(&mut queue, None), HELD);
+        all_at(&mut queue, 0, now, OVERDUE);
+    }
+    assert_eq!(queue.stats().stalls, 0);
+}
+
+#[test]
+fn an_inspector_with_a_full_ring_stalls() {
+    let mut queue = queue(Policy { stall: 300, overload: Overload::DropNewest, ..POLICY }, [room(2), room(99)]);
+    let hash = (0..).find(|hash| offer_at(&mut queue, 0, *hash) == Some(0)).unwrap();
+    assert_eq!(offer_at(&mut queue, 0, hash), Some(0));
+    all_at(&mut queue, 1, 1, PASS);
+    all_at(&mut queue, 0, 100, OVERDUE);
+    // No further frame can become overdue.
+    assert_eq!(offer_at(&mut queue, 200, hash), None);
+    poll_at(&mut queue, 299);
+    assert_eq!(offer_at(&mut queue, 300, hash), None);
+    poll_at(&mut queue, 300);
+    assert_eq!(offer_at(&mut queue, 301, hash), Some(1));
+}
+
+#[test]
+fn a_stalled_inspector_gets_a_copy_in_each_period() {
+    let mut queue = queue(Policy { stall: 300, ..POLICY }, [room(999)]);
+    for now in [0, 100, 200] {
+        assert_eq!(offer_at(&mut queue, now, 7), Some(0));
+        all_at(&mut queue, 0, now + 100, OVERDUE);
+    }
+    // Packets do not wait for it: the default at once.
+    for now in 301..600 {
+        assert_eq!(offer(&mut queue, Some(ids(1)[0])), Enqueue::Lost(Some(DropReason::NoInspector)), "{now}");
+    }
+    assert_eq!((queue.stats().probes, queue.stats().no_inspector), (0, 299));
+    for now in [600, 601, 700, 1200] {
+        assert_eq!(offer_at(&mut queue, now, 7), None, "{now}");
+    }
+    // The first copy has not returned.
+    assert_eq!((queue.stats().probes, queue.open()), (1, 1));
+    all_at(&mut queue, 0, 1300, OVERDUE);
+    assert_eq!((offer_at(&mut queue, 1301, 7), queue.stats().probes), (None, 2));
+    all_at(&mut queue, 0, 1302, PASS);
+    assert_eq!((offer_at(&mut queue, 1303, 7), stalled(&mut queue)), (Some(0), 0));
+}
+
+#[test]
+fn an_inspector_on_standby_takes_over_flows() {
+    for dies in [true, false] {
+        let mut queue = queue(Policy { stall: 200, ..POLICY }, [room(999), room(999)]);
+        queue.join_standby(3, room(999));
+        let before: Vec<_> = (0..64).map(|hash| offer_at(&mut queue, 0, hash).unwrap()).collect();
+        assert!(before.contains(&0) && before.contains(&1) && !before.contains(&2));
+        all_at(&mut queue, 1, 50, PASS);
+        match dies {
+            true => fake(&mut queue, 0).dead = true,
+            false => {
+                all_at(&mut queue, 0, 100, OVERDUE);
+                let hash = before.iter().position(|index| *index == 0).unwrap();
+                assert_eq!(offer_at(&mut queue, 100, hash as u32), Some(0));
+                all_at(&mut queue, 0, 200, OVERDUE);
+            }
+        }
+        let after: Vec<_> = (0..64).map(|hash| offer_at(&mut queue, 300, hash).unwrap()).collect();
+        let expected: Vec<_> = before.iter().map(|index| if *index == 0 { 2 } else { *index }).collect();
+        assert_eq!(after, expected, "only its flows move");
+        assert_eq!(queue.snapshot(&Shares::new(Limits::default(), true)).stats.takeovers, 1);
+    }
+}
+
+/// Idle inspectors cost neither a doorbell nor a poll.
+#[test]
+fn only_inspectors_with_frames_are_woken_and_polled() {
+    let fakes = [(); 24].map(|()| room(999));
+    let mut queue = queue(POLICY, fakes);
+    for turn in 0..100 {
+        assert!(offer_at(&mut queue, turn, 7).is_some());
+        queue.announce();
+        let busy = queue.inspectors().position(|slot| slot.open() > 0).unwrap();
+        assert!(queue.arm());
+        queue.disarm_ready(&mut std::iter::empty());
+        all_at(&mut queue, busy, turn, PASS);
+        queue.announce();
+        let counts = |count: fn(&Fake) -> u32, queue: &mut Queue<Fake>| -> Vec<u32> {
+            let all = queue.inspectors().map(|slot| count(slot.channel())).collect::<Vec<_>>();
+            all.iter().enumerate().filter(|(at, _)| *at != busy).map(|(_, count)| *count).collect()
+        };
+        assert_eq!(counts(|fake| fake.kicks, &mut queue), [0; 23]);
+        assert_eq!(counts(|fake| fake.arms, &mut queue), [0; 23]);
+        // Once, to find its end.
+        assert!(counts(|fake| fake.polls, &mut queue).iter().all(|polls| *polls <= 1));
+        assert_eq!(fake(&mut queue, busy).kicks, turn as u32 + 1);
     }
 }

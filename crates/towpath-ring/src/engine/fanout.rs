@@ -92,6 +92,13 @@ pub trait Listener {
     fn lose(&mut self, loss: Loss);
     /// Returns true if the listener has disconnected.
     fn is_dead(&self) -> bool;
+    /// Returns true if the listener does not answer: other listeners get its frames. [`Fanout::Broadcast`] and
+    /// [`Fanout::Mirror`] do not ask.
+    fn is_stalled(&self) -> bool {
+        false
+    }
+    /// The queue selected the listener for a frame, and it has no space.
+    fn refused(&mut self) {}
 }
 
 impl Listener for Channel {
@@ -158,6 +165,8 @@ metrics! {
         pub backlog: gauge frames,
         /// Times that a listener reached the high mark.
         pub overloads: counter events,
+        /// Times that a standby listener took over from one that disconnected or stalled.
+        pub takeovers: counter events,
     }
 }
 
@@ -167,12 +176,26 @@ struct Member<L> {
     id: u32,
     listener: L,
     overloaded: bool,
+    /// Gets no frames until it takes over from another one.
+    standby: bool,
+}
+
+impl<L: Listener> Member<L> {
+    fn is_in_use(&self) -> bool {
+        !self.standby && !self.listener.is_dead()
+    }
+
+    fn is_usable(&self) -> bool {
+        self.is_in_use() && !self.listener.is_stalled()
+    }
 }
 
 /// A queue and its listeners. See [`Policy`].
 #[derive(Debug)]
 pub struct Queue<L> {
     members: Vec<Member<L>>,
+    /// A listener is or was on standby.
+    standby: bool,
     next_id: u32,
     policy: Policy,
     backlog: VecDeque<(Meta, u32, Box<[u8]>)>,
@@ -185,6 +208,7 @@ impl<L: Listener> Queue<L> {
     pub fn new(policy: Policy) -> Self {
         Self {
             members: Vec::new(),
+            standby: false,
             next_id: 0,
             policy,
             backlog: VecDeque::new(),
@@ -194,7 +218,22 @@ impl<L: Listener> Queue<L> {
 
     /// Adds a listener.
     pub fn join(&mut self, listener: L) {
-        self.members.push(Member { id: self.next_id, listener, overloaded: false });
+        // With listeners on standby, the number of those in use stays the same: the new one replaces a disconnected one.
+        let vacant = |m: &&mut Member<L>| self.standby && !m.standby && m.listener.is_dead();
+        let mut id = self.next_id;
+        if let Some(member) = self.members.iter_mut().find(vacant) {
+            std::mem::swap(&mut member.id, &mut id);
+            member.standby = true;
+        }
+        self.members.push(Member { id, listener, overloaded: false, standby: false });
+        self.next_id = self.next_id.wrapping_add(1);
+    }
+
+    /// Adds a listener on standby. It gets no frames until another listener disconnects or stalls. It then takes over the
+    /// flows of that one; no other flow moves.
+    pub fn join_standby(&mut self, listener: L) {
+        self.standby = true;
+        self.members.push(Member { id: self.next_id, listener, overloaded: false, standby: true });
         self.next_id = self.next_id.wrapping_add(1);
     }
 
@@ -219,11 +258,16 @@ impl<L: Listener> Queue<L> {
     pub fn enqueue(&mut self, bytes: &[u8], meta: &Meta, cpu: u32) -> Enqueue {
         self.flush();
         self.stats.offered += 1;
-        if !self.members.iter().any(|m| !m.listener.is_dead()) {
+        if self.standby {
+            self.take_over();
+        }
+        let to_all = matches!(self.policy.fanout, Fanout::Broadcast | Fanout::Mirror);
+        let takes = |m: &Member<L>| if to_all { m.is_in_use() } else { m.is_usable() };
+        if !self.members.iter().any(takes) {
             self.stats.no_listener += 1;
             return Enqueue::NoListener;
         }
-        if matches!(self.policy.fanout, Fanout::Broadcast | Fanout::Mirror) {
+        if to_all {
             return self.enqueue_all(bytes, meta);
         }
         // The backlog precedes this frame.
@@ -249,6 +293,7 @@ impl<L: Listener> Queue<L> {
     fn try_one(&mut self, bytes: &[u8], meta: &Meta, cpu: u32) -> Option<Enqueue> {
         let index = self.choose(meta, cpu)?;
         if !self.has_room(index) {
+            self.members[index].listener.refused();
             return None;
         }
         match self.members[index].listener.send(bytes, meta) {
@@ -262,7 +307,26 @@ impl<L: Listener> Queue<L> {
                 self.stats.lost += 1;
                 Some(Enqueue::Lost)
             }
-            Err(_) => None,
+            Err(_) => {
+                self.members[index].listener.refused();
+                None
+            }
+        }
+    }
+
+    /// Each listener that disconnected or stalled changes places with one on standby.
+    fn take_over(&mut self) {
+        for at in 0..self.members.len() {
+            let Member { id, standby, ref listener, .. } = self.members[at];
+            if standby || !listener.is_dead() && !listener.is_stalled() {
+                continue;
+            }
+            let ready = |m: &&mut Member<L>| m.standby && !m.listener.is_dead() && !m.listener.is_stalled();
+            let Some(other) = self.members.iter_mut().find(ready) else { return };
+            let other_id = std::mem::replace(&mut other.id, id);
+            other.standby = false;
+            (self.members[at].id, self.members[at].standby) = (other_id, true);
+            self.stats.takeovers += 1;
         }
     }
 
@@ -270,14 +334,14 @@ impl<L: Listener> Queue<L> {
         // A broadcast with `block` reaches all listeners at the same time, or waits.
         if self.policy.fanout == Fanout::Broadcast
             && self.policy.overload == Overload::Block
-            && !(0..self.members.len()).all(|i| self.has_room(i) || self.members[i].listener.is_dead())
+            && !(0..self.members.len()).all(|i| self.has_room(i) || !self.members[i].is_in_use())
         {
             self.stats.blocked += 1;
             return Enqueue::Blocked;
         }
         let (mut sent, mut later) = (0, false);
         for index in 0..self.members.len() {
-            if self.members[index].listener.is_dead() {
+            if !self.members[index].is_in_use() {
                 continue;
             }
             let room = self.has_room(index);
@@ -306,7 +370,7 @@ impl<L: Listener> Queue<L> {
     }
 
     fn choose(&self, meta: &Meta, cpu: u32) -> Option<usize> {
-        let live = |i: &usize| !self.members[*i].listener.is_dead();
+        let live = |i: &usize| self.members[*i].is_usable();
         let suits = |hash: u32, i: usize| score(hash, self.members[i].id);
         let all = 0..self.members.len();
         match self.policy.fanout {
@@ -421,6 +485,8 @@ mod tests {
         lost: u64,
         last: Option<Loss>,
         dead: bool,
+        stalled: bool,
+        refused: u32,
         next: u32,
     }
 
@@ -448,6 +514,14 @@ mod tests {
 
         fn is_dead(&self) -> bool {
             self.dead
+        }
+
+        fn is_stalled(&self) -> bool {
+            self.stalled
+        }
+
+        fn refused(&mut self) {
+            self.refused += 1;
         }
     }
 
@@ -529,6 +603,62 @@ mod tests {
         q.flush();
         assert_eq!((q.members[0].listener.out.as_slice(), q.members[0].listener.lost), (&[1, 2, 3][..], 1));
         assert_eq!((q.stats().backlog, q.stats().lost, q.stats().sent), (0, 1, 3));
+    }
+
+    /// The listener of each flow.
+    fn owners(q: &mut Queue<Double>) -> Vec<usize> {
+        let owner = |sent| match sent {
+            Enqueue::Sent(index, _) => index,
+            other => panic!("{other:?}"),
+        };
+        (0..64).map(|flow| owner(q.enqueue(&[1], &hash(flow), 0))).collect()
+    }
+
+    #[test]
+    fn a_standby_listener_takes_over_the_flows_of_one_that_ends_or_stalls() {
+        let mut q = queue(with(Fanout::FlowHash, Overload::Block), 3, 9999);
+        q.join_standby(Double { room: 9999, ..Double::default() });
+        let mut expected = owners(&mut q);
+        assert!((0..3).all(|index| expected.contains(&index)) && !expected.contains(&3));
+        // The listener that ends or stalls, and its successor: the one on standby. Then another is on standby.
+        for (index, successor, ends) in [(0, 3, true), (3, 4, false), (1, 5, true)] {
+            let listener = &mut q.members[index].listener;
+            (listener.dead, listener.stalled) = (ends, !ends);
+            expected.iter_mut().filter(|owner| **owner == index).for_each(|owner| *owner = successor);
+            assert_eq!(owners(&mut q), expected, "{index}");
+            q.join_standby(Double { room: 9999, ..Double::default() });
+        }
+        assert_eq!(q.stats().takeovers, 3);
+        // A new listener in use takes the place of one that has ended.
+        let mut q = queue(with(Fanout::FlowHash, Overload::Block), 2, 9999);
+        q.join_standby(Double::default());
+        let mut expected = owners(&mut q);
+        (q.members[0].listener.dead, q.members[2].listener.dead) = (true, true);
+        q.join(Double { room: 9999, ..Double::default() });
+        expected.iter_mut().filter(|owner| **owner == 0).for_each(|owner| *owner = 3);
+        assert_eq!(owners(&mut q), expected);
+    }
+
+    #[test]
+    fn a_stalled_listener_gets_frames_of_a_broadcast_only() {
+        for (fanout, sent) in [
+            (Fanout::Exclusive, Enqueue::NoListener),
+            (Fanout::FlowHash, Enqueue::NoListener),
+            (Fanout::Cpu, Enqueue::NoListener),
+            (Fanout::LeastLoaded, Enqueue::NoListener),
+            (Fanout::Broadcast, Enqueue::SentTo(1)),
+            (Fanout::Mirror, Enqueue::SentTo(1)),
+        ] {
+            let mut q = queue(with(fanout, Overload::Block), 1, 9);
+            q.members[0].listener.stalled = true;
+            assert_eq!(q.enqueue(&[1], &hash(0), 0), sent, "{fanout:?}");
+            q.join(Double { room: 1, ..Double::default() });
+            if sent == Enqueue::NoListener {
+                assert!(matches!(q.enqueue(&[1], &hash(0), 0), Enqueue::Sent(1, _)), "{fanout:?}");
+                assert_eq!(q.enqueue(&[1], &hash(0), 0), Enqueue::Blocked);
+                assert_eq!((q.members[0].listener.refused, q.members[1].listener.refused), (0, 1));
+            }
+        }
     }
 
     #[test]

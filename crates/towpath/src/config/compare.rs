@@ -152,10 +152,16 @@ fn queue_keys(queue: &Queue) -> Keys {
     let (policy, inspectors) = (&queue.policy, &queue.inspectors);
     let limit =
         |frames: u32| if frames == u32::MAX { "size of the ring".to_owned() } else { frames.to_string() };
+    let seconds = |nanos: u64| format!("{} s", Duration::from_nanos(nanos).as_secs_f64());
+    let stall = match policy.stall == policy.deadline.saturating_mul(3) {
+        true => "3 deadlines".to_owned(),
+        false => seconds(policy.stall),
+    };
     vec![
         ("socket", path(inspectors.socket.as_deref())),
         ("command", list(inspectors.commands.iter().map(|words| words.join(" ")).collect())),
         ("workers", inspectors.workers.to_string()),
+        ("standby", inspectors.standby.to_string()),
         ("env", list(inspectors.process.env.clone())),
         (
             "memory",
@@ -167,7 +173,8 @@ fn queue_keys(queue: &Queue) -> Keys {
         ("low", limit(policy.low)),
         ("share", policy.share.to_string()),
         ("may-queue", list(policy.may_queue.iter().map(ToString::to_string).collect())),
-        ("deadline", format!("{} s", Duration::from_nanos(policy.deadline).as_secs_f64())),
+        ("deadline", seconds(policy.deadline)),
+        ("stall", stall),
         ("default", verdict(policy.default)),
     ]
 }
@@ -279,6 +286,7 @@ mod tests {
         ("queue", "socket", "[queue.1]\ncommand = \"/c\"", "", "socket = \"/s\"", "queue 1 socket: none -> /s"),
         ("queue", "command", "[queue.1]\nsocket = \"/s\"", "", "command = \"/c x\"", "queue 1 command: none -> /c x"),
         ("queue", "workers", "[queue.1]\ncommand = \"/c\"", "", "workers = 2", "queue 1 workers: 1 -> 2"),
+        ("queue", "standby", "[queue.1]\ncommand = \"/c\"", "", "standby = 1", "queue 1 standby: 0 -> 1"),
         ("queue", "env", "[queue.1]\ncommand = \"/c\"", "env = \"A=1\"", "env = \"A=2\"", "queue 1 env: A=1 -> A=2"),
         ("queue", "memory", "[queue.1]\nsocket = \"/s\"", "", "memory = 512", "queue 1 memory: 256 MiB -> 512 MiB"),
         ("queue", "fanout", "[queue.1]\nsocket = \"/s\"", "", "fanout = \"least\"", "queue 1 fanout: flow -> least"),
@@ -288,6 +296,7 @@ mod tests {
         ("queue", "share", "[queue.1]\nsocket = \"/s\"", "", "share = 2", "queue 1 share: 1 -> 2"),
         ("queue", "may-queue", "[queue.2]\nsocket = \"/t\"\n[queue.1]\nsocket = \"/s\"", "", "may-queue = [2]", "queue 1 may-queue: none -> 2"),
         ("queue", "deadline", "[queue.1]\nsocket = \"/s\"", "", "deadline = 0.5", "queue 1 deadline: 1 s -> 0.5 s"),
+        ("queue", "stall", "[queue.1]\nsocket = \"/s\"", "", "stall = 5", "queue 1 stall: 3 deadlines -> 5 s"),
         ("queue", "default", "[queue.1]\nsocket = \"/s\"", "", "default = \"pass\"", "queue 1 default: drop -> pass"),
         ("engine", "reorder-packets", "[engine]", "", "reorder-packets = 256", "engine reorder-packets: 8192 -> 256"),
         ("engine", "reorder-memory", "[engine]", "", "reorder-memory = 1", "engine reorder-memory: 16 MiB -> 1 MiB"),

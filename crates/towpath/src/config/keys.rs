@@ -137,6 +137,7 @@ pub const KEYS: &[Key] = &[
     new("queue", "mode", Text, "see below", "permissions of the socket file, in octal"),
     new("queue", "command", Texts, "", "commands of inspector processes, split into words as by a shell"),
     new("queue", "workers", Number(1, 64), "`1`", "processes of each command"),
+    new("queue", "standby", Number(0, 64), "`0`", "further processes of each command that are attached and idle (below)"),
     new("queue", "user", Text, "an unused id", "user of the processes, if root starts the engine ([privileges](privileges.md))"),
     new("queue", "group", Text, "that of `user`", "group of the processes"),
     new("queue", "env", Texts, "", "variables to pass besides the usual ones (`\"NAME\"`), or to set (`\"NAME=VALUE\"`)"),
@@ -150,6 +151,7 @@ pub const KEYS: &[Key] = &[
     new("queue", "share", Number(1, 1000), "`1`", "weight in the division of the [reorder buffer](../how/packet-path.md#the-reorder-buffer)"),
     new("queue", "may-queue", Numbers(1, 65_535), "", "queues to which its inspectors may send a packet (below)"),
     new("queue", "deadline", Seconds(0.001, 3600.0), "`1`", "time until a packet without a verdict gets the `default`"),
+    new("queue", "stall", Seconds(0.001, 3600.0), "3 `deadline`", "time without an answer after which an inspector gets no packets (below)"),
     new("queue", "default", Word(&["pass", "drop"]), "as `unserved`", "verdict for packets that no inspector decides"),
 
     new("mux", "listen", Texts, "required", "`\"HOST:PORT\"` or `\"unix:PATH\"`"),

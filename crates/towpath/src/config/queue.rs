@@ -36,6 +36,8 @@ pub struct Inspectors {
     pub commands: Vec<Vec<String>>,
     /// Processes of each command.
     pub workers: usize,
+    /// Further processes of each command, on standby.
+    pub standby: usize,
     /// How the processes run.
     pub process: Settings,
     /// Bytes of shared memory for the inspectors of one user.
@@ -48,10 +50,15 @@ const MIB: u64 = 1 << 20;
 impl Inspectors {
     /// Number of processes that the engine starts.
     pub fn wanted(&self) -> usize {
+        self.commands.len() * (self.workers + self.standby)
+    }
+
+    /// Number of them that get packets. The others are on standby.
+    pub fn serving(&self) -> usize {
         self.commands.len() * self.workers
     }
 
-    /// The programs that the engine starts, each `workers` times.
+    /// The programs that the engine starts, each `workers` + `standby` times.
     pub fn programs(&self) -> impl Iterator<Item = Program> + '_ {
         self.commands.iter().map(|words| Program { words: words.clone(), settings: self.process.clone() })
     }
@@ -84,7 +91,9 @@ impl Queue {
         same.policy.default = self.policy.default;
         same.policy.may_queue.clone_from(&self.policy.may_queue);
         same.inspectors.commands.clone_from(&self.inspectors.commands);
+        same.policy.stall = self.policy.stall;
         same.inspectors.workers = self.inspectors.workers;
+        same.inspectors.standby = self.inspectors.standby;
         same.inspectors.process.clone_from(&self.inspectors.process);
         same.inspectors.users.clone_from(&self.inspectors.users);
         *self == same
@@ -94,6 +103,9 @@ impl Queue {
 /// Default deadline in nanoseconds, and default overload policy: a live port cannot keep packets for a slow inspector, so the
 /// newest is dropped.
 const LIVE: (u64, Overload) = (1_000_000_000, Overload::DropNewest);
+
+/// Default of `stall` in deadlines.
+const STALL: u64 = 3;
 
 /// Reads the queues of an engine with `threads` threads.
 pub(super) fn take(
@@ -153,8 +165,10 @@ fn policy(table: &Table<'_, '_>, unserved: DefaultVerdict, may_queue: &[At<u64>]
         table.wrong(&at.span, "`low` needs a larger `high`", "");
     }
     let high = high.unwrap_or(u32::MAX);
+    let deadline = table.seconds("deadline").map_or(LIVE.0, nanos);
     Policy {
-        deadline: table.seconds("deadline").map_or(LIVE.0, nanos),
+        deadline,
+        stall: table.seconds("stall").map_or(deadline.saturating_mul(STALL), nanos),
         default: super::verdict(table.word("default")).unwrap_or(unserved),
         fanout: words_of(table, "fanout", parse::fanout).unwrap_or(Fanout::FlowHash),
         overload: words_of(table, "overload", parse::overload).unwrap_or(LIVE.1),
@@ -194,7 +208,7 @@ fn inspectors(table: &Table<'_, '_>, directory: &Path, name: &At<&str>, threads:
         table.wrong(&name.span, format!("queue {} needs `socket` or `command`", name.value), hint);
     }
     let users = users::take(table);
-    for key in ["user", "group", "env", "limits", "cgroup"] {
+    for key in ["user", "group", "env", "limits", "cgroup", "standby"] {
         if commands.is_empty() && table.has(key) && !table.has("command") {
             table.wrong(
                 &table.span_of(key),
@@ -213,6 +227,7 @@ fn inspectors(table: &Table<'_, '_>, directory: &Path, name: &At<&str>, threads:
         users,
         commands,
         workers: table.number("workers").unwrap_or(1) as usize,
+        standby: table.number("standby").unwrap_or(0) as usize,
         process: process::take(table),
         memory: memory.as_ref().map(|at| at.value * MIB),
     };

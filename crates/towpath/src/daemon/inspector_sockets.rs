@@ -6,6 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, getpgid};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use towpath_port::MAX_FRAME;
 use towpath_ring::{Allow, Channel, Config, Endpoint, Quota};
@@ -16,11 +17,11 @@ use crate::inspector::Error;
 use crate::process::socket_directory::{self, SocketDirectory};
 use crate::process::{Child, Identity, Place, Program, Starter};
 
-/// Restart delay of an inspector process: initial and maximum.
+/// Restart delay of an inspector process that has died early more than once: initial and maximum.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// A process that ran at least this long resets its restart delay.
-const SETTLED: Duration = Duration::from_secs(60);
+/// A process that ran for a shorter time has died early. Any other one is restarted at once.
+const EARLY: Duration = Duration::from_secs(1);
 
 /// The attach socket of one queue.
 pub(super) struct Socket {
@@ -32,6 +33,8 @@ pub(super) struct Socket {
     limits: Quota,
     threads: usize,
     children: Vec<InspectorChild>,
+    /// Started processes beyond this number are on standby.
+    serving: usize,
     starter: Starter,
     /// The engine's user.
     engine: u32,
@@ -47,7 +50,12 @@ struct InspectorChild {
     program: Program,
     process: Option<Child>,
     started: Instant,
+    /// How often in succession the process has died early.
+    early: u32,
+    /// Delay of the next start.
     pause: Duration,
+    /// The process has attached.
+    attached: bool,
 }
 
 impl Socket {
@@ -99,6 +107,7 @@ impl Socket {
             limits,
             threads,
             children,
+            serving: inspectors.serving(),
             starter: starter.clone(),
             engine,
             users,
@@ -129,6 +138,7 @@ impl Socket {
     /// ones are started by [`Socket::look_after`].
     pub(super) fn want(&mut self, inspectors: &config::Inspectors) {
         self.users.clone_from(&inspectors.users);
+        self.serving = inspectors.serving();
         self.endpoint.set_allow(allow(self.engine, &self.users, &self.started));
         if let Err(error) = open(&self.endpoint, inspectors, &self.starter, None) {
             log::warn!("queue {}: {}: {error}", self.queue, self.path.display());
@@ -160,15 +170,42 @@ impl Socket {
         Ok(())
     }
 
-    /// Accepts one attached inspector.
-    pub(super) fn accept(&mut self) -> Option<Channel> {
+    /// Accepts one attached inspector. Returns also whether it is on standby: a process that the engine has started, while as many
+    /// others as the queue needs are attached.
+    pub(super) fn accept(&mut self) -> Option<(Channel, bool)> {
         if self.pause.is_on() {
             return None;
         }
-        self.endpoint.accept().unwrap_or_else(|error| {
+        let accepted = self.endpoint.accept().unwrap_or_else(|error| {
             self.pause.begin(&error);
             None
-        })
+        });
+        let channel = accepted?;
+        let runs = |child: &mut InspectorChild| child.attached && child.is_running();
+        let attached = self.children.iter_mut().map(runs).filter(|runs| *runs).count();
+        let pid = channel.peer().pid;
+        let child = self.children.iter_mut().find(|child| child.has(pid));
+        let standby = child.is_some_and(|child| {
+            let first = !std::mem::replace(&mut child.attached, true);
+            first && attached >= self.serving
+        });
+        Some((channel, standby))
+    }
+
+    /// Kills the started process that is, or has started, the process `pid`: it does not answer.
+    pub(super) fn kill(&mut self, pid: u32) {
+        let Some(child) = self.children.iter_mut().find(|child| child.has(pid)) else { return };
+        let Some(process) = &mut child.process else { return };
+        let program = &child.program.words[0];
+        log::warn!("queue {}: `{program}` (process {}) is killed: it does not answer", self.queue, process.id());
+        if let Err(error) = process.kill() {
+            log::warn!("queue {}: process {}: {error}", self.queue, process.id());
+        }
+    }
+
+    /// Descriptors that become readable when a started process ends.
+    pub(super) fn processes(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.children.iter().filter_map(|child| child.process.as_ref().map(AsFd::as_fd))
     }
 
     /// The counters of the socket.
@@ -181,21 +218,15 @@ impl Socket {
         self.pause.is_on()
     }
 
-    /// Restarts processes that have ended, each after its delay. With `first`, an ended process is an error.
-    pub(super) fn look_after(&mut self, first: bool) -> Result<(), Error> {
+    /// Restarts processes that have ended: at once, or after a delay those that have died early more than once in succession. With
+    /// `first`, an ended process is an error. Returns whether a process has ended.
+    pub(super) fn look_after(&mut self, first: bool) -> Result<bool, Error> {
+        let mut any = false;
         for at in 0..self.children.len() {
             let inspector = &mut self.children[at];
             let Some(child) = &mut inspector.process else {
-                if inspector.started.elapsed() >= inspector.pause
-                    && let Err(error) = self.start_one(at)
-                {
-                    let inspector = &mut self.children[at];
-                    log::warn!(
-                        "queue {}: cannot start `{}`: {error}",
-                        self.queue,
-                        inspector.program.words[0]
-                    );
-                    inspector.wait_longer();
+                if inspector.started.elapsed() >= inspector.pause {
+                    self.restart_one(at);
                 }
                 continue;
             };
@@ -204,14 +235,29 @@ impl Socket {
             if first {
                 return Err(Error::Ended { queue: self.queue, program, status });
             }
-            if inspector.started.elapsed() >= SETTLED {
-                inspector.pause = Duration::ZERO;
+            any = true;
+            let early = inspector.started.elapsed() < EARLY;
+            inspector.end(early);
+            match inspector.pause.as_secs() {
+                0 => {
+                    log::warn!("queue {}: `{program}` ended ({status}); restarted", self.queue);
+                    self.restart_one(at);
+                }
+                seconds => {
+                    log::warn!("queue {}: `{program}` ended ({status}); restart in {seconds} s", self.queue);
+                }
             }
-            inspector.wait_longer();
-            let seconds = inspector.pause.as_secs();
-            log::warn!("queue {}: `{program}` ended ({status}); restart in {seconds} s", self.queue);
         }
-        Ok(())
+        Ok(any)
+    }
+
+    fn restart_one(&mut self, at: usize) {
+        if let Err(error) = self.start_one(at) {
+            let inspector = &mut self.children[at];
+            log::warn!("queue {}: cannot start `{}`: {error}", self.queue, inspector.program.words[0]);
+            inspector.early = inspector.early.max(1);
+            inspector.end(true);
+        }
     }
 
     /// Waits up to `patience` for the processes to end, then kills them.
@@ -275,12 +321,14 @@ pub(super) fn own(path: &Path, identity: Option<Identity>) -> io::Result<()> {
 
 /// The program of each wanted process.
 fn wanted(inspectors: &config::Inspectors) -> impl Iterator<Item = Program> + '_ {
-    inspectors.programs().flat_map(|program| std::iter::repeat_n(program, inspectors.workers))
+    let each = inspectors.workers + inspectors.standby;
+    inspectors.programs().flat_map(move |program| std::iter::repeat_n(program, each))
 }
 
 impl InspectorChild {
     fn new(program: Program) -> Self {
-        Self { program, process: None, started: Instant::now(), pause: Duration::ZERO }
+        let pause = Duration::ZERO;
+        Self { program, process: None, started: Instant::now(), early: 0, pause, attached: false }
     }
 
     /// Starts the process. Returns its user.
@@ -288,13 +336,30 @@ impl InspectorChild {
         self.started = Instant::now();
         let started = starter.start(&Place::Queue(queue), &self.program, socket)?;
         self.process = Some(started.child);
+        self.attached = false;
         Ok(started.user)
     }
 
-    fn wait_longer(&mut self) {
-        self.process = None;
+    /// The process has ended, or could not be started.
+    fn end(&mut self, early: bool) {
+        (self.process, self.attached) = (None, false);
         self.started = Instant::now();
-        self.pause = (self.pause * 2).clamp(PAUSES.0, PAUSES.1);
+        self.early = if early { self.early.saturating_add(1) } else { 0 };
+        self.pause = match self.early {
+            0 | 1 => Duration::ZERO,
+            early => PAUSES.0.saturating_mul(1 << (early - 2).min(16)).min(PAUSES.1),
+        };
+    }
+
+    fn is_running(&mut self) -> bool {
+        self.process.as_mut().is_some_and(|process| matches!(process.try_wait(), Ok(None)))
+    }
+
+    /// Returns true if `pid` is the process, or in its process group.
+    fn has(&self, pid: u32) -> bool {
+        let Some(process) = &self.process else { return false };
+        let group = || getpgid(Pid::from_raw(pid as i32)).is_ok_and(|group| group.as_raw_pid() as u32 == process.id());
+        process.id() == pid || group()
     }
 }
 

@@ -19,6 +19,7 @@ mod muxes;
 mod privilege;
 mod round_robin;
 mod signals;
+mod stalled;
 mod supervisor;
 mod worker;
 mod worker_command;

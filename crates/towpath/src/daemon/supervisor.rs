@@ -23,6 +23,7 @@ use super::launcher::Launcher;
 use super::mux_service::Service;
 use super::privilege::Capabilities;
 use super::round_robin::RoundRobin;
+use super::stalled::Stalled;
 use super::signals::heard;
 use super::worker_command::WorkerCommand;
 use crate::config::Config;
@@ -114,6 +115,8 @@ pub struct Supervisor {
     workers: Vec<WorkerHandle>,
     /// Signalled when a worker has ended.
     done: EventFd,
+    /// Inspectors that do not answer.
+    stalled: Stalled,
     log: Receiver<String>,
     /// Many lines of `log` rules arrived since the last turn.
     logging: bool,
@@ -208,10 +211,7 @@ impl Supervisor {
                 );
             }
             self.accept_inspectors();
-            for socket in &mut self.sockets {
-                // An error is fatal at startup only.
-                let _ = socket.look_after(false);
-            }
+            self.look_after_inspectors();
         }
         self.end(States::Saved)
     }
@@ -234,7 +234,23 @@ impl Supervisor {
         is_signalled(&self.stop)
     }
 
-    fn join(&mut self, queue: u16, channel: towpath_ring::Channel) {
+    /// Kills started inspectors that do not answer, and restarts those that have ended.
+    fn look_after_inspectors(&mut self) {
+        for (queue, pid) in self.stalled.take() {
+            self.sockets.iter_mut().filter(|socket| socket.queue == queue).for_each(|socket| socket.kill(pid));
+        }
+        let mut ended = false;
+        for socket in &mut self.sockets {
+            // An error is fatal at startup only.
+            ended |= socket.look_after(false).unwrap_or(false);
+        }
+        if ended {
+            // A busy thread would find out only after milliseconds.
+            self.workers.iter().for_each(|worker| worker.say(WorkerCommand::CheckInspectors));
+        }
+    }
+
+    fn join(&mut self, queue: u16, channel: towpath_ring::Channel, standby: bool) {
         self.channels += 1;
         let peer = channel.peer();
         log::info!(
@@ -247,7 +263,11 @@ impl Supervisor {
         // One lane for each worker.
         let lanes = if self.workers.len() > 1 { channel.split() } else { vec![channel] };
         for (worker, lane) in self.workers.iter().zip(lanes) {
-            worker.say(WorkerCommand::Join(queue, self.channels, Box::new(RingChannel::new(lane))));
+            let inspector = Box::new(RingChannel::new(lane));
+            worker.say(match standby {
+                true => WorkerCommand::JoinStandby(queue, self.channels, inspector),
+                false => WorkerCommand::Join(queue, self.channels, inspector),
+            });
         }
     }
 
@@ -264,7 +284,7 @@ impl Supervisor {
             }
             let channel = socket.accept();
             let came = channel.is_some();
-            channel.into_iter().for_each(|channel| self.join(socket.queue, channel));
+            channel.into_iter().for_each(|(channel, standby)| self.join(socket.queue, channel, standby));
             came
         });
         (self.sockets, self.round) = (sockets, round);
@@ -298,7 +318,10 @@ impl Supervisor {
             PollFd::new(&self.hup, PollFlags::IN),
             PollFd::new(&self.usr2, PollFlags::IN),
             PollFd::new(&self.done, PollFlags::IN),
+            PollFd::new(&self.stalled, PollFlags::IN),
         ];
+        // The end of a started inspector: it is restarted at once.
+        fds.extend(self.sockets.iter().flat_map(Socket::processes).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         // No event is requested: only its end is reported.
         fds.extend(self.launcher.as_ref().map(|launcher| PollFd::new(launcher, PollFlags::empty())));
         let before = fds.len();

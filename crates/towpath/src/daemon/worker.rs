@@ -12,6 +12,7 @@ use rustix::fd::AsFd;
 use towpath_port::{Burst, Port, Received, State};
 
 use super::muxes::Muxes;
+use super::stalled::StalledSender;
 use super::worker_command::WorkerCommand;
 use crate::config::Wait;
 use crate::control::PortRows;
@@ -22,7 +23,7 @@ use crate::report::Report;
 use crate::ruleset_manager::Clock;
 use towpath_engine::LiveEngine;
 use towpath_engine::egress::TxQueue;
-use towpath_engine::queue::RingChannel;
+use towpath_engine::queue::{About, Answers, AnswersReport, RingChannel};
 use towpath_engine::router;
 
 /// Interval between two checks of the ports, and the longest sleep.
@@ -41,6 +42,8 @@ pub struct Worker {
     burst: Arc<Burst>,
     muxes: Muxes,
     commands: Receiver<WorkerCommand>,
+    /// Tells the supervisor which inspectors do not answer.
+    stalled: StalledSender,
     bell: EventFd,
     wait: Wait,
     drain: Duration,
@@ -76,6 +79,7 @@ pub(super) struct Parts {
     pub(super) rows: PortRows,
     pub(super) burst: usize,
     pub(super) commands: Receiver<WorkerCommand>,
+    pub(super) stalled: StalledSender,
     pub(super) bell: EventFd,
     pub(super) wait: Wait,
     pub(super) drain: Duration,
@@ -85,7 +89,7 @@ pub(super) struct Parts {
 
 impl Worker {
     pub(super) fn new(parts: Parts) -> Self {
-        let Parts { engine, ports, rows, burst, commands, bell, wait, drain, log, clock } = parts;
+        let Parts { engine, ports, rows, burst, commands, stalled, bell, wait, drain, log, clock } = parts;
         let live = |(port, driver): (Box<dyn Port>, &'static str)| {
             let ended = !port.caps().receive;
             Live { port, driver, state: State::Up, absent: false, ended, errors: 0, too_long: 0, uncut: 0 }
@@ -98,6 +102,7 @@ impl Worker {
             burst: Arc::new(Burst::new(burst)),
             muxes: Muxes::new(),
             commands,
+            stalled,
             bell,
             wait,
             drain,
@@ -205,13 +210,38 @@ impl Worker {
         let now = self.engine.clock();
         self.clock.set(now);
         self.log.send(self.engine.walker_mut(), now, false);
+        self.tell_answers();
+    }
+
+    /// Logs inspectors that stalled or answer again. The supervisor kills a stalled one that the engine has started.
+    fn tell_answers(&mut self) {
+        for AnswersReport { queue, about, answers } in self.engine.take_reports() {
+            let Some(About { peer, name, .. }) = about else { continue };
+            match answers {
+                Answers::Stalled => {
+                    log::warn!(
+                        peer = peer.uid;
+                        "queue {queue}: process {} ({name}) does not answer: it gets no packets until it does",
+                        peer.pid
+                    );
+                    self.stalled.tell(queue, peer.pid);
+                }
+                Answers::Again => {
+                    log::info!(peer = peer.uid; "queue {queue}: process {} ({name}) answers again", peer.pid);
+                }
+            }
+        }
     }
 
     /// Executes pending commands. Returns false after `Drain`.
     fn take_commands(&mut self) -> bool {
         while let Ok(command) = self.commands.try_recv() {
             match command {
-                WorkerCommand::Join(queue, channel, inspector) => self.join(queue, channel, *inspector),
+                WorkerCommand::Join(queue, channel, inspector) => self.join(false, queue, channel, *inspector),
+                WorkerCommand::JoinStandby(queue, channel, inspector) => {
+                    self.join(true, queue, channel, *inspector);
+                }
+                WorkerCommand::CheckInspectors => self.engine.disarm(),
                 WorkerCommand::Keepalives(due) => {
                     for keepalive in due {
                         let Ok(()) = self.engine.send_keepalive(&keepalive);
@@ -243,6 +273,8 @@ impl Worker {
             }
             WorkerCommand::Settle(done) => drop(done),
             WorkerCommand::Join(..)
+            | WorkerCommand::JoinStandby(..)
+            | WorkerCommand::CheckInspectors
             | WorkerCommand::Serve(_)
             | WorkerCommand::Begin
             | WorkerCommand::Keepalives(_)
@@ -255,7 +287,12 @@ impl Worker {
         loop {
             match self.commands.recv() {
                 Ok(WorkerCommand::Begin) => return,
-                Ok(WorkerCommand::Join(queue, channel, inspector)) => self.join(queue, channel, *inspector),
+                Ok(WorkerCommand::Join(queue, channel, inspector)) => {
+                    self.join(false, queue, channel, *inspector);
+                }
+                Ok(WorkerCommand::JoinStandby(queue, channel, inspector)) => {
+                    self.join(true, queue, channel, *inspector);
+                }
                 Ok(WorkerCommand::Serve(served)) => self.muxes.serve(*served),
                 // The supervisor is gone: the start has failed.
                 Ok(WorkerCommand::Drain) | Err(_) => {
@@ -267,8 +304,12 @@ impl Worker {
         }
     }
 
-    fn join(&mut self, queue: u16, channel: u32, inspector: RingChannel) {
-        if self.engine.join(queue, channel, inspector).is_err() {
+    fn join(&mut self, standby: bool, queue: u16, channel: u32, inspector: RingChannel) {
+        let joined = match standby {
+            true => self.engine.join_standby(queue, channel, inspector),
+            false => self.engine.join(queue, channel, inspector),
+        };
+        if joined.is_err() {
             log::warn!("queue {queue}: no such queue; its inspector was detached");
         }
     }

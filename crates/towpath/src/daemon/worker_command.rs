@@ -13,6 +13,10 @@ use towpath_engine::queue::{DefaultVerdict, Policy, RingChannel};
 pub(super) enum WorkerCommand {
     /// Attaches an inspector to a queue. The number identifies its channel.
     Join(u16, u32, Box<RingChannel>),
+    /// The same for an inspector on standby.
+    JoinStandby(u16, u32, Box<RingChannel>),
+    /// Checks whether the inspectors are alive: a process has ended.
+    CheckInspectors,
     /// Serves a mux between packet bursts.
     Serve(Box<Served>),
     /// Starts receiving: all inspectors and workers of the configuration have attached.

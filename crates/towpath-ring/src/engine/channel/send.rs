@@ -117,6 +117,14 @@ impl Channel {
         }
     }
 
+    /// Returns true if a loss has not been reported to the client. [`kick`](Self::kick) reports it when half of the ring is
+    /// free.
+    #[must_use]
+    #[inline]
+    pub fn has_losses(&self) -> bool {
+        self.gaps.is_pending()
+    }
+
     /// Wakes the client if it sleeps. Call it once after a batch of commits.
     #[inline]
     pub fn kick(&mut self) {

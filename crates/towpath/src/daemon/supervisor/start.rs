@@ -21,6 +21,7 @@ use super::super::inspector_sockets::Socket;
 use super::super::launcher::Launcher;
 use super::super::mux_admission::MuxAdmission;
 use super::super::mux_service;
+use super::super::stalled::stalled;
 use super::super::privilege::{self, Capabilities};
 use super::super::round_robin::RoundRobin;
 use super::super::signals::{reloads, stops, upgrades};
@@ -150,6 +151,7 @@ impl Supervisor {
         let system = |error| Failure::System("eventfd", error);
         let bells = (0..threads).map(|_| EventFd::new()).collect::<io::Result<Vec<_>>>().map_err(system)?;
         let done = EventFd::new().map_err(system)?;
+        let (stalled_sender, stalled) = stalled().map_err(system)?;
         let wakes: Vec<_> = bells
             .iter()
             .cloned()
@@ -203,6 +205,7 @@ impl Supervisor {
                 rows,
                 burst: config.engine.burst,
                 commands: taken,
+                stalled: stalled_sender.clone(),
                 bell: bell.clone(),
                 wait: config.engine.wait,
                 drain: config.engine.drain,
@@ -228,6 +231,7 @@ impl Supervisor {
             config,
             workers,
             done,
+            stalled,
             log: lines,
             logging: false,
             sockets: Vec::new(),
@@ -314,9 +318,9 @@ impl Supervisor {
             let start = Instant::now();
             while missing > 0 && !self.is_stopped() {
                 for _ in 0..ACCEPTS_PER_TURN {
-                    let Some(channel) = socket.accept() else { break };
+                    let Some((channel, standby)) = socket.accept() else { break };
                     missing = missing.saturating_sub(1);
-                    self.join(socket.queue, channel);
+                    self.join(socket.queue, channel, standby);
                 }
                 socket.look_after(true)?;
                 if missing > 0 && start.elapsed() >= ATTACH_TIMEOUT {

@@ -6,6 +6,7 @@ mod drivers;
 mod edits;
 mod losses;
 mod exclusive;
+mod inspectors;
 mod machines;
 mod router;
 mod services;

@@ -1,0 +1,210 @@
+//! Inspectors that hang and die under traffic.
+
+use std::collections::BTreeSet;
+use std::net::UdpSocket;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use towpath_port::netns::{Host, until, within};
+
+use super::machines::*;
+
+const INSPECTED: &str = "\
+add 100 allow layer2 mac-type arp
+add 200 inspect 1 udp from any to any 9
+add 300 allow ip from any to any
+";
+
+/// The port of the server.
+const PORT: u16 = 9;
+
+/// Flows from the left machine to the right one. Each datagram has a number.
+struct Flows {
+    clients: Vec<UdpSocket>,
+    server: UdpSocket,
+    next: u32,
+    received: BTreeSet<u32>,
+}
+
+impl Flows {
+    fn new(left: &Host, right: &Host) -> Self {
+        let server = right.run(|| UdpSocket::bind((RIGHT, PORT)).unwrap());
+        server.set_nonblocking(true).unwrap();
+        let client = || left.run(|| UdpSocket::bind((LEFT, 0)).unwrap());
+        let clients: Vec<_> = (0..32).map(|_| client()).collect();
+        clients.iter().for_each(|client| client.connect((RIGHT, PORT)).unwrap());
+        Self { clients, server, next: 0, received: BTreeSet::new() }
+    }
+
+    /// Sends a datagram in each flow.
+    fn send(&mut self) {
+        for client in &self.clients {
+            client.send(&self.next.to_be_bytes()).unwrap();
+            self.next += 1;
+        }
+    }
+
+    fn receive(&mut self) {
+        let mut number = [0; 4];
+        while self.server.recv(&mut number).is_ok() {
+            assert!(self.received.insert(u32::from_be_bytes(number)), "a datagram arrived twice");
+        }
+    }
+
+    /// Sends a datagram in each flow. All arrive.
+    fn arrive(&mut self) {
+        let first = self.next;
+        self.send();
+        until(|| {
+            self.receive();
+            self.received.range(first..).count() == self.clients.len()
+        });
+    }
+
+    /// Datagrams that have not arrived.
+    fn missing(&mut self) -> u64 {
+        self.receive();
+        u64::from(self.next) - self.received.len() as u64
+    }
+}
+
+fn queue(engine: &Engine) -> Value {
+    engine.json("show queues --json")["queues"][0].clone()
+}
+
+/// The attached inspectors: process ids and published frames.
+fn rings(engine: &Engine) -> Vec<(i32, u64)> {
+    let rings = engine.json("show rings --json");
+    let rings = rings["rings"].as_array().unwrap().iter().filter(|ring| ring["gone"].is_null());
+    rings.map(|ring| (ring["pid"].as_i64().unwrap() as i32, ring["published"].as_u64().unwrap())).collect()
+}
+
+fn signal(pid: i32, signal: Signal) {
+    kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+}
+
+fn inspector(socket: &std::path::Path) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_towpath"))
+        .args(["inspect", "--queue", "1", "--match", "nothing-like-this", "--verdict", "drop"])
+        .env("TOWPATH_SOCKET", socket)
+        .spawn()
+        .unwrap()
+}
+
+/// An inspector that has attached is stopped: its flows go to the other one, until it answers again.
+#[towpath_testenv::needs(netns)]
+#[test]
+fn a_stopped_inspector_costs_only_the_packets_that_it_holds() {
+    within(|| {
+        let (left, right) = machines();
+        let config = format!("{BRIDGE}[queue.1]\nsocket = \"q1.sock\"\ndeadline = 0.2\n");
+        let files = files(&config, INSPECTED);
+        let engine = Engine::start(files.path());
+        let mut inspectors = [(); 2].map(|()| inspector(&files.path().join("q1.sock")));
+        until(|| queue(&engine)["inspectors"] == 2);
+        let mut flows = Flows::new(&left, &right);
+        flows.arrive();
+        let (stopped, before) = rings(&engine)[0];
+        assert!(before > 0, "it has flows");
+        signal(stopped, Signal::STOP);
+        until(|| {
+            flows.send();
+            std::thread::sleep(Duration::from_millis(10));
+            flows.receive();
+            queue(&engine)["stalled"] == 1
+        });
+        until(|| queue(&engine)["open"] == 0);
+        let held = rings(&engine).iter().find(|(pid, _)| *pid == stopped).unwrap().1 - before;
+        let lost = flows.missing();
+        assert!(lost > 0 && lost <= held, "{lost} lost, {held} held");
+        // All flows go to the other one.
+        for _ in 0..10 {
+            flows.arrive();
+        }
+        assert_eq!(flows.missing(), lost);
+        let after = queue(&engine);
+        assert_eq!((&after["stalls"], &after["lost_by"]["no_inspector"]), (&1.into(), &0.into()), "{after}");
+        signal(stopped, Signal::CONT);
+        until(|| queue(&engine)["stalled"] == 0);
+        let answered = rings(&engine)[0].1;
+        flows.arrive();
+        assert!(rings(&engine)[0].1 > answered, "it has its flows again");
+        assert_eq!(flows.missing(), lost);
+        for inspector in &mut inspectors {
+            inspector.kill().unwrap();
+            inspector.wait().unwrap();
+        }
+        let said = engine.stop();
+        assert!(said.contains(&format!("queue 1: process {stopped} (")), "{said}");
+        assert!(said.contains("does not answer: it gets no packets until it does"), "{said}");
+        assert!(said.contains("answers again"), "{said}");
+    });
+}
+
+/// Both inspectors that the engine has started are stopped: they are killed and started again.
+#[towpath_testenv::needs(netns)]
+#[test]
+fn started_inspectors_that_are_stopped_are_replaced() {
+    within(|| {
+        let (left, right) = machines();
+        let config = format!(
+            "{BRIDGE}[queue.1]\ncommand = \"towpath inspect --queue 1 --match nothing-like-this --verdict drop\"\n\
+             workers = 2\ndeadline = 0.2\n"
+        );
+        let files = files(&config, INSPECTED);
+        let engine = Engine::start(files.path());
+        let mut flows = Flows::new(&left, &right);
+        flows.arrive();
+        let before = rings(&engine);
+        before.iter().for_each(|(pid, _)| signal(*pid, Signal::STOP));
+        until(|| {
+            flows.send();
+            std::thread::sleep(Duration::from_millis(10));
+            flows.receive();
+            let now = rings(&engine);
+            now.len() == 2 && now.iter().all(|(pid, _)| before.iter().all(|(before, _)| before != pid))
+        });
+        for _ in 0..10 {
+            flows.arrive();
+        }
+        let said = engine.stop();
+        for (pid, _) in before {
+            assert!(said.contains(&format!("(process {pid}) is killed: it does not answer")), "{said}");
+        }
+    });
+}
+
+/// Inspectors are killed one after the other while one is on standby. No packet is lost: the packets that an inspector held go to
+/// the one on standby.
+#[towpath_testenv::needs(netns)]
+#[test]
+fn kills_in_a_row_lose_nothing_with_an_inspector_on_standby() {
+    within(|| {
+        let (left, right) = machines();
+        let config = format!(
+            "{BRIDGE}[queue.1]\ncommand = \"towpath inspect --queue 1 --match nothing-like-this --verdict drop\"\n\
+             standby = 1\ndeadline = 60\n"
+        );
+        let files = files(&config, INSPECTED);
+        let engine = Engine::start(files.path());
+        let mut flows = Flows::new(&left, &right);
+        for kill in 0..6 {
+            until(|| queue(&engine)["inspectors"] == 2);
+            let before = rings(&engine);
+            flows.arrive();
+            let after = rings(&engine);
+            let busy: Vec<i32> =
+                after.iter().zip(&before).filter(|(after, before)| after.1 > before.1).map(|(ring, _)| ring.0).collect();
+            assert_eq!((after.len(), busy.len()), (2, 1), "kill {kill}: one is idle");
+            flows.send();
+            signal(busy[0], Signal::KILL);
+            flows.arrive();
+        }
+        until(|| flows.missing() == 0);
+        let queue = queue(&engine);
+        assert_eq!((&queue["lost"], &queue["takeovers"]), (&0.into(), &6.into()), "{queue}");
+        engine.stop();
+    });
+}
