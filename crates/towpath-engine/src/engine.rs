@@ -346,7 +346,12 @@ impl<E: PacketIo> Engine<E> {
     /// # Errors
     ///
     /// As [`join`](Self::join).
-    pub fn join_standby(&mut self, number: u16, channel: u32, inspector: E::Channel) -> Result<(), E::Channel> {
+    pub fn join_standby(
+        &mut self,
+        number: u16,
+        channel: u32,
+        inspector: E::Channel,
+    ) -> Result<(), E::Channel> {
         self.join_as(true, number, channel, inspector)
     }
 

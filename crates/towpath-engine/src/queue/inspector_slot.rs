@@ -209,15 +209,15 @@ impl<C: Channel> InspectorSlot<C> {
     }
 
     /// Passes each decided frame to `each`. A verdict that `policy` does not allow ([`Policy::may_queue`]) is invalid. `admit` decides
-    /// about replacements.
+    /// about replacements. A `lazy` poll omits an inspector that has no frames, except every 100 ms.
     pub(super) fn poll(
         &mut self,
-        now: u64,
+        (now, lazy): (u64, bool),
         policy: &Policy,
         admit: &mut Admit<'_>,
         each: &mut dyn FnMut(Waiter, Result<Decision<'_>, DropReason>),
     ) -> usize {
-        if self.detached.is_some() || self.is_idle() && now < self.next_poll {
+        if self.detached.is_some() || lazy && self.is_idle() && now < self.next_poll {
             return 0;
         }
         self.next_poll = now.saturating_add(IDLE_POLL);
@@ -288,11 +288,15 @@ impl<C: Channel> InspectorSlot<C> {
             return;
         }
         let all = self.channel.returned();
-        let silence = *self.silence.get_or_insert(Silence { since: now, returned: all, stalled: false, probed: now });
+        let silence =
+            *self.silence.get_or_insert(Silence { since: now, returned: all, stalled: false, probed: now });
         if returned || all != silence.returned {
             self.silence = None;
             self.answers = silence.stalled.then_some(Answers::Again).or(self.answers);
-        } else if missed && !silence.stalled && now.saturating_sub(silence.since).saturating_add(policy.deadline) >= policy.stall {
+        } else if missed
+            && !silence.stalled
+            && now.saturating_sub(silence.since).saturating_add(policy.deadline) >= policy.stall
+        {
             self.silence = Some(Silence { stalled: true, probed: now, ..silence });
             self.answers = Some(Answers::Stalled);
         }
@@ -308,7 +312,9 @@ impl<C: Channel> InspectorSlot<C> {
     pub(super) fn is_probe_due(&mut self, now: u64, policy: &Policy) -> bool {
         let open = self.open;
         match &mut self.silence {
-            Some(silence) if silence.stalled && open == 0 && now.saturating_sub(silence.probed) >= policy.stall => {
+            Some(silence)
+                if silence.stalled && open == 0 && now.saturating_sub(silence.probed) >= policy.stall =>
+            {
                 silence.probed = now;
                 true
             }

@@ -30,8 +30,8 @@ use towpath_wire::{Flow, Time};
 use self::broadcast::PendingBroadcast;
 pub use self::channel::{About, Channel, Detached};
 use self::copy_budget::CopyBudget;
-pub use self::inspector_slot::{Answers, InspectorSlot};
 use self::inspector_slot::Waiter;
+pub use self::inspector_slot::{Answers, InspectorSlot};
 pub use self::policy::{DefaultVerdict, Policy};
 pub use self::ring_channel::RingChannel;
 pub use self::snapshot::{ChannelSnapshot, FrameSnapshot, QueueSnapshot};
@@ -87,6 +87,8 @@ pub struct Queue<C> {
     no_wait: bool,
     /// The number of stalled inspectors.
     stalled: u32,
+    /// The queue belongs to a live engine.
+    live: bool,
     number: u16,
     /// Packets that no single inspector has are charged to it.
     account: Account,
@@ -124,6 +126,7 @@ impl<C: Channel> Queue<C> {
             copies: CopyBudget::Unlimited,
             no_wait: false,
             stalled: 0,
+            live: false,
             reports: Vec::new(),
             number,
             account: Account::ENGINE,
@@ -191,6 +194,7 @@ impl<C: Channel> Queue<C> {
     /// Begins a turn of a live engine: a queue makes at most 1,024 copies and 16 MiB of copies in each. Before the first turn, their
     /// number is not bounded.
     pub fn begin_turn(&mut self) {
+        self.live = true;
         self.copies.renew();
     }
 
@@ -396,14 +400,14 @@ impl<C: Channel> Queue<C> {
     ) -> usize {
         let Self { inspectors, policy, broadcasts, flow_verdicts, no_wait, stats, trouble, closed, .. } =
             self;
-        let (reports, number, mut changed) = (&mut self.reports, self.number, false);
+        let (reports, number, lazy, mut changed) = (&mut self.reports, self.number, self.live, false);
         let single = !matches!(policy.fanout, Fanout::Broadcast | Fanout::Mirror);
         let alive = inspectors.listeners().filter(|slot| !ring::Listener::is_dead(*slot)).count();
         let mut decided = 0;
         for slot in inspectors.listeners() {
             let others = alive - usize::from(!ring::Listener::is_dead(slot));
             let channel = slot.number();
-            decided += slot.poll(now, policy, admit, &mut |waiter, decision| {
+            decided += slot.poll((now, lazy), policy, admit, &mut |waiter, decision| {
                 stats.open -= 1;
                 if matches!(decision, Err(DropReason::InspectorDied))
                     && others > 0
@@ -565,7 +569,8 @@ impl<C: Channel> Queue<C> {
             account => shares.usage(account),
         };
         let takeovers = self.inspectors.stats().takeovers;
-        let stalled = self.inspectors.listeners().filter(|slot| ring::Listener::is_stalled(*slot)).count() as u64;
+        let stalled =
+            self.inspectors.listeners().filter(|slot| ring::Listener::is_stalled(*slot)).count() as u64;
         let (held, held_bytes) = (held.packets as u64, held.bytes as u64);
         let stats = Stats { held, held_bytes, no_room, takeovers, stalled, ..self.stats };
         let attached = self.inspectors.listeners().filter(|slot| slot.detached().is_none());

@@ -433,7 +433,8 @@ fn an_inspector_that_returns_some_frames_does_not_stall() {
 
 #[test]
 fn an_inspector_with_a_full_ring_stalls() {
-    let mut queue = queue(Policy { stall: 300, overload: Overload::DropNewest, ..POLICY }, [room(2), room(99)]);
+    let mut queue =
+        queue(Policy { stall: 300, overload: Overload::DropNewest, ..POLICY }, [room(2), room(99)]);
     let hash = (0..).find(|hash| offer_at(&mut queue, 0, *hash) == Some(0)).unwrap();
     assert_eq!(offer_at(&mut queue, 0, hash), Some(0));
     all_at(&mut queue, 1, 1, PASS);
@@ -499,6 +500,7 @@ fn only_inspectors_with_frames_are_woken_and_polled() {
     let fakes = [(); 24].map(|()| room(999));
     let mut queue = queue(POLICY, fakes);
     for turn in 0..100 {
+        queue.begin_turn();
         assert!(offer_at(&mut queue, turn, 7).is_some());
         queue.announce();
         let busy = queue.inspectors().position(|slot| slot.open() > 0).unwrap();

@@ -23,8 +23,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::burst::{Lent, NEAR};
 use crate::interface::Interface;
-use crate::stats::Refused;
 use crate::kernel_path::addresses_of;
+use crate::stats::Refused;
 use crate::tx_offload::{Medium, Piece, TxOffload};
 use crate::{
     Burst, Caps, Error, Frame, Object, Opener, Port, Received, Segmentation, State, Stats, TxDrop, sys,

@@ -6,8 +6,8 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, getpgid};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
+use rustix::process::{Pid, getpgid};
 use towpath_port::MAX_FRAME;
 use towpath_ring::{Allow, Channel, Config, Endpoint, Quota};
 
@@ -197,7 +197,11 @@ impl Socket {
         let Some(child) = self.children.iter_mut().find(|child| child.has(pid)) else { return };
         let Some(process) = &mut child.process else { return };
         let program = &child.program.words[0];
-        log::warn!("queue {}: `{program}` (process {}) is killed: it does not answer", self.queue, process.id());
+        log::warn!(
+            "queue {}: `{program}` (process {}) is killed: it does not answer",
+            self.queue,
+            process.id()
+        );
         if let Err(error) = process.kill() {
             log::warn!("queue {}: process {}: {error}", self.queue, process.id());
         }
@@ -358,7 +362,9 @@ impl InspectorChild {
     /// Returns true if `pid` is the process, or in its process group.
     fn has(&self, pid: u32) -> bool {
         let Some(process) = &self.process else { return false };
-        let group = || getpgid(Pid::from_raw(pid as i32)).is_ok_and(|group| group.as_raw_pid() as u32 == process.id());
+        let group = || {
+            getpgid(Pid::from_raw(pid as i32)).is_ok_and(|group| group.as_raw_pid() as u32 == process.id())
+        };
         process.id() == pid || group()
     }
 }
@@ -369,5 +375,38 @@ impl Drop for InspectorChild {
         let Some(child) = &mut self.process else { return };
         let _ = child.kill();
         let _ = child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::Settings;
+
+    #[test]
+    fn only_processes_that_end_early_in_succession_wait() {
+        let mut child =
+            InspectorChild::new(Program { words: vec!["true".to_owned()], settings: Settings::default() });
+        let rows = [
+            (true, 0),
+            (true, 1),
+            (true, 2),
+            (true, 4),
+            (false, 0),
+            (false, 0),
+            (true, 0),
+            (true, 1),
+            (true, 2),
+            (true, 4),
+            (true, 8),
+            (true, 16),
+            (true, 32),
+            (true, 60),
+            (true, 60),
+        ];
+        for (step, (early, seconds)) in rows.into_iter().enumerate() {
+            child.end(early);
+            assert_eq!(child.pause.as_secs(), seconds, "{step}");
+        }
     }
 }

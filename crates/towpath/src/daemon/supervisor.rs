@@ -23,8 +23,8 @@ use super::launcher::Launcher;
 use super::mux_service::Service;
 use super::privilege::Capabilities;
 use super::round_robin::RoundRobin;
-use super::stalled::Stalled;
 use super::signals::heard;
+use super::stalled::Stalled;
 use super::worker_command::WorkerCommand;
 use crate::config::Config;
 use crate::control::dumps::Dumps;
@@ -237,7 +237,10 @@ impl Supervisor {
     /// Kills started inspectors that do not answer, and restarts those that have ended.
     fn look_after_inspectors(&mut self) {
         for (queue, pid) in self.stalled.take() {
-            self.sockets.iter_mut().filter(|socket| socket.queue == queue).for_each(|socket| socket.kill(pid));
+            self.sockets
+                .iter_mut()
+                .filter(|socket| socket.queue == queue)
+                .for_each(|socket| socket.kill(pid));
         }
         let mut ended = false;
         for socket in &mut self.sockets {
@@ -321,7 +324,12 @@ impl Supervisor {
             PollFd::new(&self.stalled, PollFlags::IN),
         ];
         // The end of a started inspector: it is restarted at once.
-        fds.extend(self.sockets.iter().flat_map(Socket::processes).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        fds.extend(
+            self.sockets
+                .iter()
+                .flat_map(Socket::processes)
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
+        );
         // No event is requested: only its end is reported.
         fds.extend(self.launcher.as_ref().map(|launcher| PollFd::new(launcher, PollFlags::empty())));
         let before = fds.len();

@@ -237,7 +237,9 @@ impl Worker {
     fn take_commands(&mut self) -> bool {
         while let Ok(command) = self.commands.try_recv() {
             match command {
-                WorkerCommand::Join(queue, channel, inspector) => self.join(false, queue, channel, *inspector),
+                WorkerCommand::Join(queue, channel, inspector) => {
+                    self.join(false, queue, channel, *inspector)
+                }
                 WorkerCommand::JoinStandby(queue, channel, inspector) => {
                     self.join(true, queue, channel, *inspector);
                 }

@@ -195,8 +195,12 @@ fn kills_in_a_row_lose_nothing_with_an_inspector_on_standby() {
             let before = rings(&engine);
             flows.arrive();
             let after = rings(&engine);
-            let busy: Vec<i32> =
-                after.iter().zip(&before).filter(|(after, before)| after.1 > before.1).map(|(ring, _)| ring.0).collect();
+            let busy: Vec<i32> = after
+                .iter()
+                .zip(&before)
+                .filter(|(after, before)| after.1 > before.1)
+                .map(|(ring, _)| ring.0)
+                .collect();
             assert_eq!((after.len(), busy.len()), (2, 1), "kill {kill}: one is idle");
             flows.send();
             signal(busy[0], Signal::KILL);

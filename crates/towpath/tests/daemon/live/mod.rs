@@ -4,9 +4,9 @@
 mod bridge;
 mod drivers;
 mod edits;
-mod losses;
 mod exclusive;
 mod inspectors;
+mod losses;
 mod machines;
 mod router;
 mod services;
