@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::OwnedFd;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, getpeername, socket_with};
@@ -29,6 +29,9 @@ const REST: Duration = Duration::from_millis(1);
 
 /// Upper bound of the SYN flood's duration: the flood ends before its first states expire.
 pub const FLOOD_MAX: Duration = Duration::from_secs(SYN_LIFETIME - 1);
+
+/// A flood on another thread.
+pub(super) type Flood = JoinHandle<Result<u64, towpath_port::Error>>;
 
 /// Results of the attack, as the attackers saw them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -56,7 +59,7 @@ impl Attack {
             .run(move || {
                 let mut open = 0;
                 for ports in ports.chunks(AT_A_TIME).take_while(|_| !stop.is_set()) {
-                    let sockets = knock(SCANNER, ports.iter().copied())?;
+                    let sockets = connect_all(SCANNER, ports.iter().copied())?;
                     thread::sleep(ANSWERS);
                     open += connected(&sockets);
                 }
@@ -66,22 +69,31 @@ impl Attack {
         Ok(())
     }
 
-    /// Sends SYNs from unused addresses for `length`, at most [`FLOOD_MAX`].
-    pub(super) fn flood(&mut self, network: &Network, stop: &Stop, length: Duration) -> Result<(), Failure> {
+    /// Sends SYNs from unused addresses for `length`, at most [`FLOOD_MAX`], on another thread.
+    pub(super) fn flood(network: &Network, stop: &Stop, length: Duration) -> Flood {
         let stop = stop.clone();
-        let sent = network.outside.run(move || flood(&stop, length.min(FLOOD_MAX)));
-        self.flood = sent.map_err(|error| Failure::Broken(format!("the SYN flood: {error}")))?;
-        Ok(())
+        network.outside.start(move || flood(&stop, length.min(FLOOD_MAX)))
+    }
+
+    /// Waits for the end of a flood. Returns the number of SYNs.
+    pub(super) fn flooded(flood: Flood) -> Result<u64, Failure> {
+        let sent = flood.join().map_err(|_| Failure::Broken("the SYN flood panicked".into()))?;
+        sent.map_err(|error| Failure::Broken(format!("the SYN flood: {error}")))
     }
 
     /// Requests more connections from one source than its limit.
-    pub(super) fn grab(&mut self, network: &Network, stop: &Stop, patience: Duration) -> Result<(), Failure> {
+    pub(super) fn exceed_limit(
+        &mut self,
+        network: &Network,
+        stop: &Stop,
+        patience: Duration,
+    ) -> Result<(), Failure> {
         self.wanted = WANTED;
         let stop = stop.clone();
         self.got = network
             .outside
             .run(move || {
-                let sockets = knock(GREEDY, (0..WANTED).map(|_| WEB))?;
+                let sockets = connect_all(GREEDY, (0..WANTED).map(|_| WEB))?;
                 let end = Instant::now() + patience;
                 // Connections within the limit are established at once. The wait below shows whether others are established too.
                 while connected(&sockets) < LIMIT && Instant::now() < end && !stop.is_set() {
@@ -96,7 +108,7 @@ impl Attack {
 }
 
 /// Starts connections to these ports of the server.
-fn knock(from: Ipv4Addr, ports: impl Iterator<Item = u16>) -> io::Result<Vec<OwnedFd>> {
+fn connect_all(from: Ipv4Addr, ports: impl Iterator<Item = u16>) -> io::Result<Vec<OwnedFd>> {
     ports
         .map(|port| {
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -114,7 +126,8 @@ fn connected(sockets: &[OwnedFd]) -> u64 {
     sockets.iter().filter(|socket| getpeername(socket).is_ok()).count() as u64
 }
 
-fn flood(stop: &Stop, length: Duration) -> Result<u64, towpath_port::Error> {
+/// Sends SYNs for `length` from the calling thread's namespace. Returns their number.
+pub(super) fn flood(stop: &Stop, length: Duration) -> Result<u64, towpath_port::Error> {
     let mut port = af_packet::Socket::open(af_packet::Config::new("l0"))?;
     let end = Instant::now() + length;
     let mut number = 0;

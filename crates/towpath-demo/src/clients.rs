@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::network::{NAMES, Network, PEOPLE, SERVER, WEB};
+use super::network::{CLIENT, NAMES, Network, SERVER, WEB};
 use super::{Failure, doing};
 
 /// Bytes of a request and of its answer; the first eight bytes of both are the request's number.
@@ -66,14 +66,14 @@ impl Clients {
     /// Starts the servers and the clients.
     pub(super) fn start(network: &Network) -> Result<Self, Failure> {
         network.inside.run(serve)?;
-        let mut people = Self { over: Arc::default(), tally: Arc::default(), threads: Vec::new() };
+        let mut clients = Self { over: Arc::default(), tally: Arc::default(), threads: Vec::new() };
         for _ in 0..CONNECTIONS {
-            let (over, tally) = (Arc::clone(&people.over), Arc::clone(&people.tally));
-            people.threads.push(network.outside.start(move || tally.note(requests(&over, &tally))));
+            let (over, tally) = (Arc::clone(&clients.over), Arc::clone(&clients.tally));
+            clients.threads.push(network.outside.start(move || tally.note(requests(&over, &tally))));
         }
-        let (over, tally) = (Arc::clone(&people.over), Arc::clone(&people.tally));
-        people.threads.push(network.outside.start(move || tally.note(questions(&over, &tally))));
-        Ok(people)
+        let (over, tally) = (Arc::clone(&clients.over), Arc::clone(&clients.tally));
+        clients.threads.push(network.outside.start(move || tally.note(questions(&over, &tally))));
+        Ok(clients)
     }
 
     /// Results so far.
@@ -174,7 +174,7 @@ fn requests(over: &AtomicBool, tally: &Tally) -> std::io::Result<()> {
 }
 
 fn questions(over: &AtomicBool, tally: &Tally) -> std::io::Result<()> {
-    let socket = UdpSocket::bind((PEOPLE, 0))?;
+    let socket = UdpSocket::bind((CLIENT, 0))?;
     socket.connect((SERVER, NAMES))?;
     socket.set_read_timeout(Some(AGAIN))?;
     let mut reply = [0; REQUEST];

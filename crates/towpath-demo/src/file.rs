@@ -43,14 +43,14 @@ impl Transfer {
 
 impl fmt::Display for Transfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let same = if self.whole { "the same on both sides" } else { "NOT the same on both sides" };
+        let same = if self.whole { "intact" } else { "NOT intact" };
         let speed = bytes(self.bytes_per_second as u64);
         write!(f, "{} at {speed}/s, {same}; ", bytes(self.bytes))?;
         let lent = self.zerocopy_bytes.saturating_sub(self.copied_bytes);
         if lent > 0 && lent >= self.plain_bytes {
-            return write!(f, "{} without a copy", bytes(lent));
+            return write!(f, "{} zero-copy", bytes(lent));
         }
-        write!(f, "plain: {}", because(self.plain_because.as_deref()))
+        write!(f, "{}", because(self.plain_because.as_deref()))
     }
 }
 
@@ -58,11 +58,11 @@ impl fmt::Display for Transfer {
 fn because(word: Option<&str>) -> &str {
     match word {
         // The policy probes whether zero copy pays.
-        Some("copying" | "probing") => "the kernel copies on this way",
-        Some("unarmed") => "the socket does not do zero copy",
-        Some("budget" | "no-buffers") => "too little memory may be locked (ulimit -l)",
+        Some("copying" | "probing") => "this path copies",
+        Some("unarmed") => "no zero-copy socket",
+        Some("budget" | "no-buffers") => "copied: ulimit -l",
         Some(word) => word,
-        None => "the kernel copied all of it",
+        None => "this path copies",
     }
 }
 
@@ -132,13 +132,13 @@ mod tests {
     use super::{Transfer, most};
 
     #[test]
-    fn copied_bytes_have_a_reason() {
+    fn the_reason_of_copies_is_shown() {
         let rows = [
-            (60, 0, json!({"small": 4}), "without a copy"),
-            (4, 4, json!({"copying": 20, "probing": 40}), "plain: the kernel copies on this way"),
-            (0, 0, json!({"unarmed": 64}), "plain: the socket does not do zero copy"),
-            (8, 0, json!({"budget": 56}), "plain: too little memory may be locked (ulimit -l)"),
-            (0, 0, json!({"stuck": 64}), "plain: stuck"),
+            (60, 0, json!({"small": 4}), "kB zero-copy"),
+            (4, 4, json!({"copying": 20, "probing": 40}), "this path copies"),
+            (0, 0, json!({"unarmed": 64}), "no zero-copy socket"),
+            (8, 0, json!({"budget": 56}), "copied: ulimit -l"),
+            (0, 0, json!({"stuck": 64}), "stuck"),
         ];
         for (zerocopy_bytes, copied_bytes, plain, says) in rows {
             let plain_bytes = 64 - zerocopy_bytes;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::network::{LOGS, Network, PEOPLE, SERVER};
+use super::network::{CLIENT, LOGS, Network, SERVER};
 use super::process::PATTERN;
 use super::{Failure, Stop, doing};
 
@@ -24,7 +24,7 @@ const WINDOW: u64 = 100;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Lines sent and received.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Lines {
     pub(crate) sent: u64,
     /// Lines sent with a secret.
@@ -32,10 +32,19 @@ pub(crate) struct Lines {
     pub(crate) arrived: u64,
     /// Lines received with a secret.
     pub(crate) leaked: u64,
+    /// Packets that the queue decided by default.
+    pub(crate) lost: u64,
+    /// Time from the kill of the inspector until the next line arrived, in milliseconds.
+    pub(crate) outage_ms: f64,
 }
 
-/// Sends lines for `length`.
-pub(super) fn send(network: &Network, stop: &Stop, length: Duration) -> Result<Lines, Failure> {
+/// Sends lines for `length`, and calls `kill` halfway.
+pub(super) fn send(
+    network: &Network,
+    stop: &Stop,
+    length: Duration,
+    kill: impl FnOnce(),
+) -> Result<Lines, Failure> {
     let over = Arc::new(AtomicBool::new(false));
     // Relaxed: a progress counter; exact values are read after joining the thread.
     let count = Arc::new(AtomicU64::new(0));
@@ -59,7 +68,16 @@ pub(super) fn send(network: &Network, stop: &Stop, length: Duration) -> Result<L
         leaked
     });
     let arrived = Arc::clone(&count);
-    let sender = network.outside.start(move || write(length, &arrived));
+    let resumed = Arc::new(AtomicBool::new(false));
+    let enough = Arc::clone(&resumed);
+    let begun = Instant::now();
+    let sender = network.outside.start(move || write(length, &arrived, &enough));
+    stop.until(PATIENCE, || Ok(begun.elapsed() >= length / 2 && count.load(Relaxed) > 0))?;
+    kill();
+    let (killed, before) = (Instant::now(), count.load(Relaxed));
+    stop.until(PATIENCE, || Ok(count.load(Relaxed) > before + WINDOW))?;
+    let outage = killed.elapsed();
+    resumed.store(true, Relaxed);
     let sent = loop {
         if sender.is_finished() {
             break sender.join();
@@ -74,15 +92,17 @@ pub(super) fn send(network: &Network, stop: &Stop, length: Duration) -> Result<L
     over.store(true, Relaxed);
     lines.leaked = receiver.join().map_err(|_| Failure::Broken("the log server panicked".into()))?;
     lines.arrived = count.load(Relaxed);
+    lines.outage_ms = outage.as_secs_f64() * 1e3;
     Ok(lines)
 }
 
-fn write(length: Duration, arrived: &AtomicU64) -> std::io::Result<Lines> {
-    let socket = UdpSocket::bind((PEOPLE, 0))?;
+/// Sends lines for `length`, and until `enough` is set.
+fn write(length: Duration, arrived: &AtomicU64, enough: &AtomicBool) -> std::io::Result<Lines> {
+    let socket = UdpSocket::bind((CLIENT, 0))?;
     socket.connect((SERVER, LOGS))?;
     let end = Instant::now() + length;
     let mut lines = Lines::default();
-    while Instant::now() < end {
+    while Instant::now() < end || !enough.load(Relaxed) && Instant::now() < end + PATIENCE {
         if lines.sent - lines.secret > arrived.load(Relaxed) + WINDOW {
             thread::sleep(REST);
             continue;
@@ -90,7 +110,7 @@ fn write(length: Duration, arrived: &AtomicU64) -> std::io::Result<Lines> {
         for _ in 0..BURST {
             let number = lines.sent;
             let secret = number % SECRETS == SECRETS - 1;
-            let rest = if secret { "password=hunter2" } else { "came in by the door" };
+            let rest = if secret { "password=hunter2" } else { "logged in" };
             socket.send(format!("{number} user=u{} {rest}", number % 97).as_bytes())?;
             lines.sent += 1;
             lines.secret += u64::from(secret);

@@ -23,6 +23,7 @@ mod director;
 mod file;
 mod files;
 mod inspect;
+mod keys;
 mod messages;
 mod netns_host;
 mod network;
@@ -31,6 +32,7 @@ mod results;
 mod screen;
 mod status;
 mod svg;
+mod trace;
 mod unprivileged;
 mod view;
 mod vs_kernel;
@@ -170,6 +172,12 @@ impl Stop {
     /// Attributes a failure: Ctrl-C also ends the programs of the demo, so after a signal the cause is the interruption.
     pub(crate) fn explain(&self, failure: Failure) -> Failure {
         if self.is_set() { Failure::Interrupted } else { failure }
+    }
+
+    /// Ends the demo.
+    pub(crate) fn set(&self) {
+        // Relaxed: no other data depends on the flag.
+        self.0.store(true, Ordering::Relaxed);
     }
 
     /// Returns true if the demo must end.

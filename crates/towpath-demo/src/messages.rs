@@ -132,9 +132,9 @@ impl fmt::Display for Service {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} messages, {} answered once; the killed worker's {} redelivered; {} lost",
-            thousands(self.asked),
+            "{} of {} answered, {} redelivered, {} lost",
             thousands(self.answered),
+            thousands(self.asked),
             self.redelivered,
             self.lost
         )?;
@@ -165,12 +165,12 @@ fn kill(stop: &Stop, status: &Status, socket: &Path, length: Duration) -> Result
         let Some(pid) = found else { break };
         kill_process(pid, Signal::KILL).map_err(|error| doing("killing a worker")(error.into()))?;
         killed.push(pid);
-        status.say(format!("worker {} is killed (SIGKILL) while it has a message", pid.as_raw_nonzero()));
+        status.say(format!("worker {} killed, it had a message", pid.as_raw_nonzero()));
         let given = stop.until(Duration::from_millis(500), || {
             Ok(ctl(socket, "show mux").is_some_and(|shown| redelivered(&shown) > 0))
         })?;
         if given {
-            status.say("its message is with the other worker; another process takes its place".into());
+            status.say("redelivered to the other worker".into());
             break;
         }
     }

@@ -10,7 +10,7 @@ use super::process::{Process, ctl};
 use super::{Driver, Failure, Stop, doing};
 
 /// The clients, on the outside.
-pub(super) const PEOPLE: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+pub(super) const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 /// A source that exceeds its connection limit.
 pub(super) const GREEDY: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 50);
 /// The port scanner.
@@ -33,9 +33,9 @@ pub(super) const DATAGRAMS: u16 = 9101;
 pub(super) const INSPECTED: u16 = 9102;
 pub(super) const ECHO: u16 = 9103;
 
-/// Connection limits: for one source, and for all unknown sources together.
+/// Connection limits: for one client, and for all other addresses together.
 pub(super) const LIMIT: u64 = 8;
-pub(super) const STRANGERS: u64 = 50;
+pub(super) const OTHERS_LIMIT: u64 = 50;
 
 /// Lifetime of the state of an unanswered SYN, in seconds.
 pub(super) const SYN_LIFETIME: u64 = 5;
@@ -43,13 +43,13 @@ pub(super) const SYN_LIFETIME: u64 = 5;
 /// Numbers of the rules, by their role.
 pub(super) mod rule {
     /// Counts all connection attempts of clients; the limit; attempts within the limit.
-    pub(crate) const KNOCKS: u64 = 490;
+    pub(crate) const ATTEMPTS: u64 = 490;
     pub(crate) const LIMIT: u64 = 500;
-    pub(crate) const LET_IN: u64 = 510;
-    /// The same for unknown sources, which share one limit.
-    pub(crate) const FLOOD_KNOCKS: u64 = 590;
+    pub(crate) const ADMITTED: u64 = 510;
+    /// The same for other addresses, which share one limit.
+    pub(crate) const FLOOD_ATTEMPTS: u64 = 590;
     pub(crate) const FLOOD_LIMIT: u64 = 600;
-    pub(crate) const FLOOD_LET_IN: u64 = 610;
+    pub(crate) const FLOOD_ADMITTED: u64 = 610;
     /// Packets for the inspector.
     pub(crate) const INSPECT: u64 = 400;
     /// Ports without a server.
@@ -63,12 +63,12 @@ pub(super) mod rule {
 
 /// The numbers of the rules that the demo reports on.
 pub const REPORTED_RULES: [u64; 10] = [
-    rule::KNOCKS,
+    rule::ATTEMPTS,
     rule::LIMIT,
-    rule::LET_IN,
-    rule::FLOOD_KNOCKS,
+    rule::ADMITTED,
+    rule::FLOOD_ATTEMPTS,
     rule::FLOOD_LIMIT,
-    rule::FLOOD_LET_IN,
+    rule::FLOOD_ADMITTED,
     rule::SCAN,
     rule::STRAY,
     rule::INSPECT,
@@ -77,18 +77,18 @@ pub const REPORTED_RULES: [u64; 10] = [
 
 /// The demo's rule file, `demo.ipfw`.
 pub const RULES: &str = "\
-# What `towpath demo` lets through. Written for one run; outside is wan, inside is lan.
+# The rules of `towpath demo`. Written for one run; outside is wan, inside is lan.
 add 100 allow layer2 mac-type arp
 add 200 check-state
 add 300 deny tcp from any to any established // belongs to no connection
-add 400 inspect 1 udp from any to 10.77.0.2 514,9102 recv wan // an inspector reads it
+add 400 inspect 1 udp from any to 10.77.0.2 514,9102 recv wan // lines for the inspector
 
-# Clients: 8 connections for each of them. What a limit refuses ends there; what it lets in goes on below.
-add 490 count tcp from 10.77.0.0/24 to 10.77.0.2 80 setup recv wan // knocks
+# Clients: 8 connections for each address. A packet over the limit is dropped there; others continue below.
+add 490 count tcp from 10.77.0.0/24 to 10.77.0.2 80 setup recv wan // SYNs of clients
 add 500 allow tcp from 10.77.0.0/24 to 10.77.0.2 80 setup recv wan set-limit src-addr 8 defer-action // a source over its limit
-add 510 allow tcp from 10.77.0.0/24 to 10.77.0.2 80 setup recv wan // let in
+add 510 allow tcp from 10.77.0.0/24 to 10.77.0.2 80 setup recv wan // admitted
 
-# Strangers: 50 connections for all of them together.
+# Other addresses: 50 connections for all of them together.
 add 590 count tcp from any to 10.77.0.2 80 setup recv wan // SYNs from other addresses
 add 600 allow tcp from any to 10.77.0.2 80 setup recv wan set-limit dst-addr 50 defer-action // SYN flood
 add 610 allow tcp from any to 10.77.0.2 80 setup recv wan // admitted
@@ -187,13 +187,13 @@ impl Network {
              addr add 10.78.1.254/24 dev k0\naddr add 10.78.2.254/24 dev k1\nlink set k0 up\nlink set k1 up\n"
         ))?;
         outside.ip(format!(
-            "addr add {PEOPLE}/24 dev l0\naddr add {GREEDY}/24 dev l0\naddr add {SCANNER}/24 dev l0\n\
+            "addr add {CLIENT}/24 dev l0\naddr add {GREEDY}/24 dev l0\naddr add {SCANNER}/24 dev l0\n\
              addr add 10.78.1.1/24 dev l1\nlink set l0 up\nlink set l1 up\n\
              route add 10.78.2.0/24 via 10.78.1.254\n"
         ))?;
         inside.ip(format!(
             "addr add {SERVER}/24 dev r0\naddr add {KERNEL_SERVER}/24 dev r1\nlink set r0 up\nlink set r1 up\n\
-             route add 10.78.1.0/24 via 10.78.2.254\nroute add default via {PEOPLE}\n"
+             route add 10.78.1.0/24 via 10.78.2.254\nroute add default via {CLIENT}\n"
         ))?;
         let lock = files.path().join("xtables.lock");
         let way = kernel.run(move || Way::open(&lock));
@@ -215,6 +215,12 @@ impl Network {
             ctl(&socket, "show ports").is_some_and(|ports| up(&ports) == Some(true))
         })?;
         Ok(engine)
+    }
+
+    /// Writes the rule file with another rule in the first place, for reload `number`.
+    pub(super) fn change_rules(&self, number: u64) -> Result<(), Failure> {
+        let rules = format!("add 50 count icmp from any to any // reload {number}\n{RULES}");
+        std::fs::write(self.files.path().join("demo.ipfw"), rules).map_err(doing("the rules"))
     }
 
     /// Sets the number of segments in one GSO packet of the outside host, for new connections.

@@ -121,6 +121,12 @@ impl Process {
         }
     }
 
+    /// Sends a signal.
+    pub(super) fn signal(&self, signal: Signal) {
+        // The process may have ended already; the next wait reports it.
+        let _ = kill_process(self.pid(), signal);
+    }
+
     /// CPU time used so far in seconds (proc_pid_stat(5): utime and stime).
     pub(super) fn cpu(&self) -> f64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();

@@ -11,7 +11,8 @@ use super::digits::thousands;
 use super::file::Transfer;
 use super::inspect::Lines;
 use super::messages::Service;
-use super::vs_kernel::Comparison;
+use super::trace::Traced;
+use super::vs_kernel::{Comparison, Machine};
 
 /// All results; `--json` prints them.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -28,13 +29,18 @@ pub(crate) struct Results {
     pub(crate) engine: Option<Engine>,
     /// Packets stopped, by rule.
     pub(crate) stopped: Vec<Stopped>,
-    pub(crate) people: Work,
+    pub(crate) clients: Work,
     pub(crate) attack: Attack,
     pub(crate) inspector: Lines,
+    /// Reloads of the rules in the flood.
+    pub(crate) reloads: u64,
+    pub(crate) trace: Traced,
     pub(crate) messages: Service,
     pub(crate) file: Transfer,
-    #[serde(rename = "beside")]
     pub(crate) vs_kernel: Vec<Comparison>,
+    /// The machine of the comparison.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) machine: Option<Machine>,
     /// TCP congestion control of the comparison.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) congestion: Option<&'static str>,
@@ -98,13 +104,13 @@ impl Engine {
     }
 }
 
-/// A rule that stopped packets.
+/// A rule that dropped packets, or another reason.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Stopped {
-    /// The rule's number.
-    pub(crate) rule: u64,
-    /// The rule's purpose.
-    pub(crate) what: &'static str,
+    /// The rule's number; none for another reason.
+    pub(crate) rule: Option<u64>,
+    /// The rule's purpose, or the reason.
+    pub(crate) what: String,
     /// Packets that matched, and packets that were dropped.
     pub(crate) came: u64,
     pub(crate) stopped: u64,
@@ -124,7 +130,7 @@ impl fmt::Display for Results {
             writeln!(
                 f,
                 "{} packets = {} passed + {} dropped + {} rejected + {} waiting\n\
-                 {} read by the inspector; {} states, {} at one time\n",
+                 {} inspected; {} states, {} at one time\n",
                 thousands(engine.packets),
                 thousands(engine.passed),
                 thousands(engine.dropped),
@@ -136,15 +142,16 @@ impl fmt::Display for Results {
             )?;
         }
         if !self.stopped.is_empty() {
-            writeln!(f, "{:<34} {:>6} {:>12} {:>12}", "stopped", "rule", "came", "stopped")?;
+            writeln!(f, "{:<34} {:>6} {:>12} {:>12}", "dropped packets", "rule", "matched", "dropped")?;
             for row in &self.stopped {
                 let (came, stopped) = (thousands(row.came), thousands(row.stopped));
-                writeln!(f, "  {:<32} {:>6} {came:>12} {stopped:>12}", row.what, row.rule)?;
+                let rule = row.rule.map_or_else(|| "-".to_owned(), |rule| rule.to_string());
+                writeln!(f, "  {:<32} {rule:>6} {came:>12} {stopped:>12}", row.what)?;
             }
             writeln!(f)?;
         }
         if !self.vs_kernel.is_empty() {
-            write!(f, "{}", ComparisonTable(&self.vs_kernel, self.congestion))?;
+            write!(f, "{}", ComparisonTable(&self.vs_kernel, self.congestion, self.machine))?;
         }
         for Expectation { name, met, saw } in &self.expected {
             writeln!(f, "{} {name}: {saw}", if *met { "ok    " } else { "FAILED" })?;
@@ -154,7 +161,7 @@ impl fmt::Display for Results {
 }
 
 /// The comparison with the kernel's path as a table, in lines of at most 80 columns.
-struct ComparisonTable<'a>(&'a [Comparison], Option<&'static str>);
+struct ComparisonTable<'a>(&'a [Comparison], Option<&'static str>, Option<Machine>);
 
 impl fmt::Display for ComparisonTable<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -168,7 +175,7 @@ impl fmt::Display for ComparisonTable<'_> {
             row.ours.iter().try_for_each(|o| write!(f, " {:>9.1} {:>6.2} x", o.figure.value, o.ratio))?;
             writeln!(f)?;
         }
-        write!(f, "\n{:<34} {:>7}", "processors' time for it", "kernel")?;
+        write!(f, "\n{:<34} {:>7}", "CPU time, both hosts and the path", "kernel")?;
         ours.iter().try_for_each(|ours| write!(f, " {:>9}", ours.driver))?;
         writeln!(f)?;
         for row in rows {
@@ -183,6 +190,13 @@ impl fmt::Display for ComparisonTable<'_> {
         write!(f, "\nA shorter round trip is better. The kernel's path: {forwarding}")?;
         reading.map_or(Ok(()), |reading| write!(f, "; {reading}"))?;
         writeln!(f, ".")?;
+        if let Some(machine) = self.2 {
+            writeln!(
+                f,
+                "Machine: {machine}. Sender, path and receiver share these CPUs, so the figures\n\
+                 show the whole, with one sender; the README has those of the engine alone."
+            )?;
+        }
         if let Some(congestion) = self.1 {
             writeln!(f, "TCP's congestion control is {congestion} on both paths.")?;
         }
@@ -191,7 +205,7 @@ impl fmt::Display for ComparisonTable<'_> {
                 f,
                 "af_xdp: XDP descriptors have no field for segmentation, so a segment of 64 KiB\n\
                  leaves as some 45 packets. The kernel and af_packet forward it as one packet.\n\
-                 In the row \"cut by its host\" all of them forward the same packets."
+                 In the row \"segmented by host\" all of them forward the same packets."
             )?;
         }
         writeln!(f)
@@ -200,11 +214,11 @@ impl fmt::Display for ComparisonTable<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::vs_kernel::{Comparison, Figure, Ours};
+    use super::super::vs_kernel::{Comparison, Figure, Machine, Ours};
     use super::Results;
 
     #[test]
-    fn one_thing_that_did_not_happen_is_enough() {
+    fn one_expectation_that_is_not_met_is_enough() {
         let mut results = Results::default();
         results.expect("one", true, "1".into());
         assert!(results.ok);
@@ -216,21 +230,17 @@ mod tests {
 
     #[test]
     fn the_page_fits_a_terminal() {
+        let machine = Some(Machine { cpus: 128, busy: 0.37 });
         let figure = Figure { value: 12_345.6, cpu: 123.45 };
         let ours = ["af_xdp", "af_packet"].map(|driver| Ours { driver, figure, ratio: 129.67 });
-        let row = Comparison::of(
-            "read by a process, 64 B, k/s",
-            "k/s",
-            "forwarding, conntrack",
-            figure,
-            ours.into(),
-        );
-        let results = Results { vs_kernel: vec![row], congestion: Some("cubic"), ..Results::default() };
+        let row = Comparison::of("inspected, 64 B, k/s", "k/s", "forwarding, conntrack", figure, ours.into());
+        let results =
+            Results { vs_kernel: vec![row], congestion: Some("cubic"), machine, ..Results::default() };
         let page = results.to_string();
         for line in page.lines() {
             assert!(line.chars().count() <= 80, "{line}");
         }
-        assert!(page.contains("read by a process, 64 B, us each"), "{page}");
+        assert!(page.contains("inspected, 64 B, us each"), "{page}");
         assert!(page.contains("XDP descriptors have no field for segmentation"), "{page}");
     }
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use super::results::Results;
 use super::status::Status;
 use super::view::{Seen, View};
-use super::{Failure, Options, doing, svg};
+use super::{Failure, Options, Stop, doing, svg};
 use crate::say;
 
 /// The terminal and the output files. The files are opened before the first scene, so that errors come early.
@@ -29,19 +29,20 @@ impl Screen {
         Ok(Self { on_terminal, recording: open(&options.record)?, still: open(&options.still)? })
     }
 
-    /// Creates the status of these scenes.
-    pub(super) fn status(&self, scenes: &[&'static str]) -> Status {
-        Status::new(scenes, !self.on_terminal)
+    /// Creates the status of these scenes. The `starred` ones have no equivalent on the kernel's path.
+    pub(super) fn status(&self, scenes: &[&'static str], starred: &[&'static str]) -> Status {
+        Status::new(scenes, starred, !self.on_terminal)
     }
 
     /// Shows `status` while `play` runs. Errors of the view are reported in the results and have no other effect.
     pub(super) fn show(
         &self,
         status: &Status,
+        stop: &Stop,
         play: impl FnOnce() -> Result<Results, Failure>,
     ) -> Result<Results, Failure> {
         let wanted = self.recording.is_some() || self.still.is_some();
-        let view = (self.on_terminal || wanted).then(|| View::start(status, self.on_terminal));
+        let view = (self.on_terminal || wanted).then(|| View::start(status, stop, self.on_terminal));
         let mut played = play();
         if let Ok(results) = &mut played {
             results.seconds = status.shown().begun.elapsed().as_secs_f64();

@@ -37,6 +37,14 @@ pub(super) struct Shown {
     /// Packets per second, the newest last.
     pub(super) passed: VecDeque<u64>,
     pub(super) dropped: VecDeque<u64>,
+    /// The machine of the comparison.
+    pub(super) machine: String,
+    /// Keys are read.
+    pub(super) keys: bool,
+    /// Keys that were pressed and not handled.
+    pub(super) asked_for: Asked,
+    /// Floods that the user started.
+    pub(super) floods: u64,
     /// Workers of the mux: process id, messages, state.
     pub(super) workers: Vec<(u64, u64, String)>,
     pub(super) news: VecDeque<String>,
@@ -52,10 +60,19 @@ pub(super) struct Shown {
     asked: Option<(Instant, u64, u64)>,
 }
 
+/// Keys that were pressed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Asked {
+    pub(super) kill: bool,
+    pub(super) flood: bool,
+}
+
 /// A scene and its state.
 #[derive(Clone, Debug)]
 pub(super) struct Scene {
     pub(super) name: &'static str,
+    /// The kernel's path has no equivalent.
+    pub(super) starred: bool,
     pub(super) state: State,
     /// The result.
     pub(super) line: String,
@@ -73,8 +90,11 @@ pub(super) enum State {
 }
 
 impl Status {
-    pub(super) fn new(scenes: &[&'static str], plain: bool) -> Self {
-        let scene = |name: &&'static str| Scene { name, state: State::Waits, line: String::new() };
+    pub(super) fn new(scenes: &[&'static str], starred: &[&'static str], plain: bool) -> Self {
+        let scene = |name: &&'static str| {
+            let starred = starred.contains(name);
+            Scene { name, starred, state: State::Waits, line: String::new() }
+        };
         Self(Arc::new(Mutex::new(Shown {
             begun: Instant::now(),
             place: String::new(),
@@ -83,6 +103,10 @@ impl Status {
             rules: Vec::new(),
             passed: VecDeque::new(),
             dropped: VecDeque::new(),
+            machine: String::new(),
+            keys: false,
+            asked_for: Asked::default(),
+            floods: 0,
             workers: Vec::new(),
             news: VecDeque::new(),
             vs_kernel: Vec::new(),

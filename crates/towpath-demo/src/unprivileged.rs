@@ -17,11 +17,11 @@ use super::screen::Screen;
 use super::status::Status;
 use super::{Failure, Options, Stop, doing, file, messages};
 
-const CAPTURE: &str = "a capture, inspected";
-const WORKERS: &str = "a worker is killed";
-const FILE: &str = "a file is sent";
+const CAPTURE: &str = "inspected capture";
+const WORKERS: &str = "worker killed";
+const FILE: &str = "file sent";
 
-const PLACE: &str = "over loopback and from a capture";
+const PLACE: &str = "loopback and a capture";
 
 /// The queue and inspector of the example.
 const INSPECTOR: &str = "1=towpath inspect --queue 1 --match password= --verdict drop";
@@ -29,10 +29,12 @@ const INSPECTOR: &str = "1=towpath inspect --queue 1 --match password= --verdict
 /// Plays the scenes that need no privilege. `missing` is the reason why the others cannot be played.
 pub(super) fn play(options: &Options, screen: &Screen, missing: &str) -> Result<Results, Failure> {
     let stop = Stop::on_signals()?;
-    let status = screen.status(&[CAPTURE, WORKERS, FILE]);
+    let status = screen.status(&[CAPTURE, WORKERS, FILE], &[]);
     status.shown().place = PLACE.into();
     status.shown().news.push_back(format!("Playing only the scenes without privilege: {missing}."));
-    screen.show(&status, || scenes(options, &stop, &status, missing).map_err(|failure| stop.explain(failure)))
+    screen.show(&status, &stop, || {
+        scenes(options, &stop, &status, missing).map_err(|failure| stop.explain(failure))
+    })
 }
 
 fn scenes(options: &Options, stop: &Stop, status: &Status, missing: &str) -> Result<Results, Failure> {
@@ -58,7 +60,7 @@ fn scenes(options: &Options, stop: &Stop, status: &Status, missing: &str) -> Res
     let engine = replay(ends, stop)?;
     let sum = engine.passed + engine.dropped + engine.rejected;
     let line = format!(
-        "{} packets = {} passed + {} dropped + {} rejected; {} read by the inspector",
+        "{} packets: {} passed, {} dropped, {} rejected, {} inspected",
         thousands(engine.packets),
         thousands(engine.passed),
         thousands(engine.dropped),

@@ -1,6 +1,7 @@
 //! The live view: draws the status on a terminal, into a recording, or both.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Stderr, Write};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,18 +17,21 @@ use ratatui::crossterm::{cursor, terminal};
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Style, Stylize};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Paragraph, Sparkline};
+use ratatui::widgets::{Block, Paragraph, Sparkline, Wrap};
 use ratatui::{Frame, Terminal, TerminalOptions, Viewport};
 
 use super::asciicast::Asciicast;
 use super::digits::thousands;
+use super::keys::{Key, Keys};
 use super::status::{Shown, State, Status};
-use super::{Failure, doing};
+use super::{Failure, Stop, doing};
 
 /// Interval between two frames.
 const REST: Duration = Duration::from_millis(100);
 /// Size of a recording without a terminal, and the maximum size on a terminal.
 const SCREEN: (u16, u16) = (120, 38);
+/// Columns of a scene's name.
+const NAME: usize = 22;
 /// Minimum size.
 const LEAST: (u16, u16) = (80, 24);
 
@@ -60,10 +64,11 @@ impl View {
     }
 
     /// Starts drawing, on the terminal if `on_terminal` is set, and always into the recording.
-    pub(super) fn start(status: &Status, on_terminal: bool) -> Self {
+    /// On a terminal it also reads keys; `q` ends the demo by `stop`.
+    pub(super) fn start(status: &Status, stop: &Stop, on_terminal: bool) -> Self {
         let over = Arc::new(AtomicBool::new(false));
-        let (status, until) = (status.clone(), Arc::clone(&over));
-        let thread = thread::spawn(move || draw_until(&status, on_terminal, &until));
+        let (status, stop, until) = (status.clone(), stop.clone(), Arc::clone(&over));
+        let thread = thread::spawn(move || draw_until(&status, &stop, on_terminal, &until));
         Self { over, thread }
     }
 
@@ -76,7 +81,7 @@ impl View {
     }
 }
 
-fn draw_until(status: &Status, on_terminal: bool, over: &AtomicBool) -> io::Result<Seen> {
+fn draw_until(status: &Status, stop: &Stop, on_terminal: bool, over: &AtomicBool) -> io::Result<Seen> {
     let (mut width, mut height) = SCREEN;
     if on_terminal {
         let size = terminal::size()?;
@@ -90,7 +95,18 @@ fn draw_until(status: &Status, on_terminal: bool, over: &AtomicBool) -> io::Resu
     if on_terminal {
         execute!(io::stderr(), EnterAlternateScreen, cursor::Hide)?;
     }
-    let drawn = pictures(status, &mut terminal, &cast, over);
+    let keys = if on_terminal { Keys::open() } else { None };
+    status.shown().keys = keys.is_some();
+    let drawn = pictures(status, &mut terminal, &cast, over, || {
+        while let Some(key) = keys.as_ref().and_then(Keys::next) {
+            match key {
+                Key::Kill => status.shown().asked_for.kill = true,
+                Key::Flood => status.shown().asked_for.flood = true,
+                Key::Quit => stop.set(),
+            }
+        }
+    });
+    drop(keys);
     if on_terminal {
         // Restoring a closed terminal fails harmlessly.
         let _ = execute!(io::stderr(), LeaveAlternateScreen, cursor::Show);
@@ -107,8 +123,10 @@ fn pictures(
     terminal: &mut Terminal<CrosstermBackend<Paper>>,
     cast: &RefCell<Asciicast>,
     over: &AtomicBool,
+    read_keys: impl Fn(),
 ) -> io::Result<Buffer> {
     loop {
+        read_keys();
         let last = over.load(Ordering::Relaxed);
         let shown = status.shown().clone();
         let screen = terminal.draw(|frame| picture(frame, &shown))?.buffer.clone();
@@ -120,52 +138,83 @@ fn pictures(
     }
 }
 
+/// Draws the screen. From top to bottom: headline, diagram, scenes, rules if there is room, and a lower part that shows the
+/// comparison as soon as there is one. The last row names the keys.
 fn picture(frame: &mut Frame<'_>, shown: &Shown) {
     let scenes = shown.scenes.len() as u16 + 2;
-    let happens =
-        || Paragraph::new(shown.scenes.iter().map(scene).collect::<Vec<_>>()).block(boxed("scenes"));
+    let title = match shown.scenes.iter().any(|scene| scene.starred) {
+        true => "scenes (*: the kernel's path has no equivalent)",
+        false => "scenes",
+    };
+    let list = || Paragraph::new(shown.scenes.iter().map(scene).collect::<Vec<_>>()).block(boxed(title));
     if !shown.hosts {
         let rows =
-            [Constraint::Length(1), Constraint::Length(scenes), Constraint::Length(10), Constraint::Fill(1)];
-        let [head, top, bottom, _] = Layout::vertical(rows).areas(frame.area());
+            [Constraint::Length(1), Constraint::Length(scenes), Constraint::Fill(1), Constraint::Length(1)];
+        let [head, top, bottom, foot] = Layout::vertical(rows).areas(frame.area());
         frame.render_widget(headline(shown), head);
-        frame.render_widget(happens(), top);
-        frame.render_widget(news(shown), bottom);
+        frame.render_widget(list(), top);
+        frame.render_widget(events(shown, bottom), bottom);
+        frame.render_widget(keys(shown), foot);
         return;
     }
-    // The lower boxes have 8 rows if there is room; the rules get the rest, at most one row each.
-    let room = frame.area().height.saturating_sub(3 + scenes);
-    let rules = (shown.rules.len().max(4) as u16 + 2).min(room.saturating_sub(7));
-    let [head, wires, top, middle, bottom] = Layout::vertical([
+    // The lower boxes have 8 rows; the rules get the rest, at most one row each.
+    let room = frame.area().height.saturating_sub(4 + scenes);
+    let rules = (shown.rules.len().max(4) as u16 + 2).min(room.saturating_sub(8));
+    // With less room, the rules share the lower part.
+    let rules = if rules < 6 { 0 } else { rules };
+    let [head, wires, top, middle, bottom, foot] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(2),
         Constraint::Length(scenes),
         Constraint::Length(rules),
         Constraint::Fill(1),
+        Constraint::Length(1),
     ])
     .areas(frame.area());
     frame.render_widget(headline(shown), head);
     frame.render_widget(map(shown), wires);
-    frame.render_widget(happens(), top);
-    frame.render_widget(
-        Paragraph::new(rules_of(shown, middle)).block(boxed("rules, with their packets")),
-        middle,
-    );
-    let [curves, right] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(2)]).areas(bottom);
-    curves_of(frame, shown, curves);
-    if shown.vs_kernel.is_empty() {
-        frame.render_widget(news(shown), right);
-    } else {
-        frame.render_widget(
-            Paragraph::new(vs_kernel(shown)).block(boxed("compared with the kernel's path")),
-            right,
-        );
+    frame.render_widget(list(), top);
+    frame.render_widget(keys(shown), foot);
+    if rules > 0 {
+        let rows = rules_of(shown, middle, false);
+        frame.render_widget(Paragraph::new(rows).block(boxed("rules, with their packets")), middle);
     }
+    if !shown.vs_kernel.is_empty() {
+        frame.render_widget(Paragraph::new(vs_kernel(shown)).block(boxed("one sender, end to end")), bottom);
+        return;
+    }
+    let [left, right] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]).areas(bottom);
+    if rules > 0 {
+        curves_of(frame, shown, left);
+    } else {
+        frame.render_widget(Paragraph::new(rules_of(shown, left, true)).block(boxed("rules")), left);
+    }
+    frame.render_widget(events(shown, right), right);
 }
 
-fn news(shown: &Shown) -> Paragraph<'_> {
-    let lines: Vec<Line<'_>> = shown.news.iter().map(|line| Line::raw(line.as_str())).collect();
-    Paragraph::new(lines).block(boxed("news"))
+/// The last events, as many as the box has rows.
+fn events(shown: &Shown, area: Rect) -> Paragraph<'_> {
+    let rows = area.height.saturating_sub(2) as usize;
+    let left_out = shown.news.len().saturating_sub(rows);
+    let lines: Vec<Line<'_>> =
+        shown.news.iter().skip(left_out).map(|line| Line::raw(line.as_str())).collect();
+    Paragraph::new(lines).wrap(Wrap { trim: false }).block(boxed("events"))
+}
+
+fn keys(shown: &Shown) -> Line<'_> {
+    let key = |name: &'static str| name.black().on_gray();
+    match (shown.keys, shown.hosts) {
+        (false, _) => Line::raw(""),
+        (true, false) => Line::from(vec![key(" q "), Span::raw(" quit")]),
+        (true, true) => Line::from(vec![
+            key(" k "),
+            Span::raw(" kill an inspector   "),
+            key(" f "),
+            Span::raw(" SYN flood   "),
+            key(" q "),
+            Span::raw(" quit"),
+        ]),
+    }
 }
 
 fn boxed(title: &str) -> Block<'_> {
@@ -174,15 +223,20 @@ fn boxed(title: &str) -> Block<'_> {
 
 fn headline(shown: &Shown) -> Line<'_> {
     let end = match shown.ended {
-        None => Span::raw(""),
+        None => {
+            let rate = |points: &VecDeque<u64>| thousands(points.back().copied().unwrap_or(0));
+            let (passed, dropped) = (rate(&shown.passed), rate(&shown.dropped));
+            let rates = format!("  passed {passed}/s, dropped {dropped}/s");
+            if shown.passed.is_empty() { Span::raw("") } else { Span::raw(rates) }
+        }
         Some(true) => " every expectation was met ".black().on_green(),
         Some(false) => " an expectation was not met ".white().on_red(),
     };
     Line::from(vec![
         " towpath demo ".black().on_cyan().bold(),
-        format!("  {:4.1} s  ", shown.begun.elapsed().as_secs_f64()).bold(),
+        format!(" {:4.1} s  ", shown.begun.elapsed().as_secs_f64()).bold(),
         Span::raw(shown.place.as_str()).dark_gray(),
-        Span::raw("  "),
+        Span::raw(" "),
         end,
     ])
 }
@@ -191,26 +245,25 @@ fn headline(shown: &Shown) -> Line<'_> {
 fn map(shown: &Shown) -> Paragraph<'_> {
     let workers: Vec<String> =
         shown.workers.iter().map(|(pid, messages, _)| format!("{pid}: {}", thousands(*messages))).collect();
-    let workers = if workers.is_empty() { "-".to_owned() } else { workers.join("  ") };
-    let wire = || "══════".dark_gray();
+    let workers = if workers.is_empty() { "-".to_owned() } else { workers.join(" ") };
+    let wire = || " ══ ".dark_gray();
     Paragraph::new(vec![
         Line::from(vec![
-            " people, attackers ".green(),
+            " clients, attackers".green(),
             wire(),
-            "[ wan   TOWPATH: gate, inspector   lan ]".cyan().bold(),
+            "[wan  TOWPATH: gate, inspector  lan]".cyan().bold(),
             wire(),
-            " web, names, log, files, messages ".green(),
+            "servers, workers".green(),
         ]),
         Line::from(vec![
-            "      10.77.0.1    ".dark_gray(),
-            "                 and, for comparison, the kernel's path ".dark_gray(),
-            "        10.77.0.2    workers ".dark_gray(),
-            workers.magenta(),
+            "  10.77.0.1".dark_gray(),
+            "           for comparison: the kernel's path       10.77.0.2 ".dark_gray(),
         ]),
     ])
 }
 
 fn scene(scene: &super::status::Scene) -> Line<'_> {
+    let star = if scene.starred { "*" } else { " " };
     let sign = match scene.state {
         State::Waits => "  ".dark_gray(),
         State::Plays => "> ".yellow().bold(),
@@ -222,37 +275,35 @@ fn scene(scene: &super::status::Scene) -> Line<'_> {
         State::Plays => scene.name.yellow().bold(),
         State::Over(_) => scene.name.bold(),
     };
-    let space = " ".repeat(26_usize.saturating_sub(scene.name.len()));
-    Line::from(vec![sign, Span::raw(" "), name, Span::raw(space), Span::raw(scene.line.as_str())])
+    let space = " ".repeat(NAME.saturating_sub(scene.name.len()));
+    Line::from(vec![sign, Span::raw(star), name, Span::raw(space), Span::raw(scene.line.as_str())])
 }
 
-fn rules_of(shown: &Shown, area: Rect) -> Vec<Line<'_>> {
+/// The rules that fit. With `short`, only those that matched, and without their text.
+fn rules_of(shown: &Shown, area: Rect, short: bool) -> Vec<Line<'_>> {
     let rows = area.height.saturating_sub(2) as usize;
-    // Rules that do not fit are at the end: the default rule, which is not of interest here.
-    shown.rules.iter().take(rows).map(rule).collect()
+    // Rules that do not fit are at the end, such as the default rule.
+    let matched = |(_, packets, text): &&(u64, u64, String)| !short || *packets > 0 && text.contains(" // ");
+    shown.rules.iter().filter(matched).take(rows).map(|row| rule(row, short)).collect()
 }
 
-fn rule((number, packets, text): &(u64, u64, String)) -> Line<'_> {
-    let count = format!("{:>10}  ", thousands(*packets));
+fn rule((number, packets, text): &(u64, u64, String), short: bool) -> Line<'_> {
+    let count = format!("{:>10} ", thousands(*packets));
     let count = match (*packets, text.starts_with("deny")) {
         (0, _) => count.dark_gray(),
         (_, true) => count.red().bold(),
         _ => count.green(),
     };
     let (rule, comment) = text.split_once(" // ").unwrap_or((text, ""));
+    let rule = if short { String::new() } else { rule.replace(" :default", "") };
     let number = format!("{number:05}").dark_gray();
-    Line::from(vec![
-        number,
-        count,
-        format!("{comment:<26}").yellow(),
-        Span::raw(rule.replace(" :default", "")),
-    ])
+    Line::from(vec![number, count, format!("{comment:<26}").yellow(), Span::raw(rule)])
 }
 
 fn curves_of(frame: &mut Frame<'_>, shown: &Shown, area: Rect) {
     let [passed, dropped] = Layout::vertical([Constraint::Fill(1), Constraint::Fill(1)]).areas(area);
     let rows =
-        [("passed", &shown.passed, Color::Green, passed), ("stopped", &shown.dropped, Color::Red, dropped)];
+        [("passed", &shown.passed, Color::Green, passed), ("dropped", &shown.dropped, Color::Red, dropped)];
     for (name, points, colour, area) in rows {
         let width = area.width.saturating_sub(2) as usize;
         let newest: Vec<u64> = points.iter().copied().skip(points.len().saturating_sub(width)).collect();
@@ -264,11 +315,11 @@ fn curves_of(frame: &mut Frame<'_>, shown: &Shown, area: Rect) {
 
 fn vs_kernel(shown: &Shown) -> Vec<Line<'_>> {
     let ours = shown.vs_kernel.first().map(|row| row.ours.as_slice()).unwrap_or_default();
-    let mut head = format!("{:<29}{:>8}", "", "kernel");
+    let mut head = format!("{:<30}{:>8}", "", "kernel");
     ours.iter().for_each(|ours| head += &format!(" {:>9}{:>9}", ours.driver, "ratio"));
     let mut lines = vec![Line::from(head.dark_gray())];
     lines.extend(shown.vs_kernel.iter().map(|row| {
-        let mut line = vec![Span::raw(format!("{:<29}{:>8.1}", row.name, row.kernel.value))];
+        let mut line = vec![Span::raw(format!("{:<30}{:>8.1}", row.name, row.kernel.value))];
         for ours in &row.ours {
             let better = (ours.ratio >= 1.0) != row.lower_is_better;
             let ratio = format!("{:>7.2} x", ours.ratio);
@@ -277,6 +328,7 @@ fn vs_kernel(shown: &Shown) -> Vec<Line<'_>> {
         }
         Line::from(line)
     }));
+    lines.push(Line::from(shown.machine.as_str().dark_gray()));
     lines
 }
 
@@ -294,5 +346,60 @@ impl Write for Paper {
             self.terminal = None;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::super::status::Status;
+    use super::{LEAST, picture};
+
+    /// The lines of a scene's result at their longest, as `director.rs` writes them.
+    const LINES: [(&str, &str); 9] = [
+        ("clients", "123,456 requests, 123,456 queries: all answered"),
+        ("inspector killed", "450,000 lines, 0/45,000 secrets leaked, back in 50 ms"),
+        ("reload in a SYN flood", "199,999 SYNs, 50 admitted; 40 reloads; 12,345 answers"),
+        ("live trace", "1,234 packets with verdict: 1,200 passed, 34 dropped"),
+        ("port scan", "999 ports tried, 0 open; rule 800 dropped 999"),
+        ("source over its limit", "20 connections tried, 8 admitted; rule 500 dropped 36"),
+        ("worker killed", "180,345 of 180,345 answered, 4 redelivered, 0 lost"),
+        ("file sent", "512.0 MiB at 12.34 GiB/s, intact; this path copies"),
+        ("the kernel's path", "5 kinds of traffic measured on both paths"),
+    ];
+
+    #[test]
+    fn everything_is_visible_in_80_columns_and_24_lines() {
+        let names = LINES.map(|(name, _)| name);
+        let status = Status::new(&names, &names[1..4], false);
+        for (name, line) in LINES {
+            status.over(name, true, line.to_owned());
+        }
+        {
+            let mut shown = status.shown();
+            shown.hosts = true;
+            shown.keys = true;
+            shown.place = "without root".into();
+            shown.passed.push_back(123_456);
+            shown.dropped.push_back(123_456);
+            shown.rules = (1..8)
+                .map(|number| {
+                    (number * 100, 123_456_789, format!("deny ip from any to any // rule {number}"))
+                })
+                .collect();
+            shown.news.push_back(":12345 > :80 500: drop, over_limit".into());
+        }
+        let mut terminal = Terminal::new(TestBackend::new(LEAST.0, LEAST.1)).unwrap();
+        terminal.draw(|frame| picture(frame, &status.shown())).unwrap();
+        let screen = terminal.backend().to_string();
+        let lines = LINES.into_iter().flat_map(|(name, line)| [name, line]);
+        let rules = (1..7).map(|number| format!("rule {number}"));
+        let others =
+            ["kill an inspector", "SYN flood", "quit", "over_limit", "servers, workers", "dropped 123,456/s"];
+        for text in lines.chain(others).map(str::to_owned).chain(rules) {
+            assert!(screen.contains(&text), "{text} is not on the screen:\n{screen}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 //! The cost is the busy time of all CPUs (proc_stat(5)), because the work of softirqs cannot be attributed. Other load on the machine
 //! distorts it for both paths.
 
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
@@ -26,8 +27,37 @@ const SEGMENTS: u32 = 65_535;
 const FLOWS: u16 = 64;
 /// Timeout of one send or receive, so that threads notice the end.
 const BREATH: Duration = Duration::from_millis(200);
+/// How long the machine is observed before the comparison, and the share of busy time below which it is quiet.
+const OBSERVED: Duration = Duration::from_millis(300);
+const QUIET: f64 = 0.1;
 /// Timeout of a connection or an answer.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The machine before the comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Machine {
+    pub(crate) cpus: usize,
+    /// Share of the CPUs' time that other work took, 0 to 1.
+    pub(crate) busy: f64,
+}
+
+impl Machine {
+    /// Observes the machine for a moment, while the demo itself is idle.
+    pub(super) fn look(stop: &Stop) -> Result<Self, Failure> {
+        let cpus = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let (begun, before) = (Instant::now(), busy_seconds());
+        stop.pause(OBSERVED)?;
+        let busy = (busy_seconds() - before) / begun.elapsed().as_secs_f64() / cpus as f64;
+        Ok(Self { cpus, busy: busy.clamp(0.0, 1.0) })
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let quiet = if self.busy < QUIET { "quiet" } else { "NOT quiet" };
+        write!(f, "{} CPUs, {:.0}% busy before: {quiet}", self.cpus, self.busy * 100.0)
+    }
+}
 
 /// One kind of traffic on both paths.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -186,9 +216,9 @@ impl Traffic {
         let forwarding = if way.conntrack { "forwarding, conntrack" } else { "forwarding" };
         let (name, kernel_is, unit, cpu_unit) = match self {
             Self::Stream => ("TCP, one stream, Gbit/s", forwarding, "Gbit/s", Some("s/GB")),
-            Self::CutStream => ("TCP, cut by its host, Gbit/s", forwarding, "Gbit/s", Some("s/GB")),
+            Self::CutStream => ("TCP, segmented by host, Gbit/s", forwarding, "Gbit/s", Some("s/GB")),
             Self::Datagrams => ("UDP, 64 B, k/s", forwarding, "k/s", Some("us each")),
-            Self::Inspected => ("read by a process, 64 B, k/s", "NFQUEUE", "k/s", Some("us each")),
+            Self::Inspected => ("inspected, 64 B, k/s", "NFQUEUE", "k/s", Some("us each")),
             Self::RoundTrips => ("TCP round trip, 64 B, us", forwarding, "us", None),
         };
         let lower_is_better = self == Self::RoundTrips;
