@@ -245,7 +245,10 @@ fn headline(shown: &Shown) -> Line<'_> {
 fn map(shown: &Shown) -> Paragraph<'_> {
     let workers: Vec<String> =
         shown.workers.iter().map(|(pid, messages, _)| format!("{pid}: {}", thousands(*messages))).collect();
-    let workers = if workers.is_empty() { "-".to_owned() } else { workers.join(" ") };
+    let middle = match workers.is_empty() {
+        true => "for comparison: the kernel's path".to_owned(),
+        false => format!("workers {}", workers.join(", ")),
+    };
     let wire = || " ══ ".dark_gray();
     Paragraph::new(vec![
         Line::from(vec![
@@ -255,10 +258,7 @@ fn map(shown: &Shown) -> Paragraph<'_> {
             wire(),
             "servers, workers".green(),
         ]),
-        Line::from(vec![
-            "  10.77.0.1".dark_gray(),
-            "           for comparison: the kernel's path       10.77.0.2 ".dark_gray(),
-        ]),
+        Line::from(format!("  10.77.0.1           {middle:<38}10.77.0.2").dark_gray()),
     ])
 }
 
