@@ -296,8 +296,8 @@ impl Stage {
             Some(pid) => status.say(format!("inspector {pid} killed (SIGKILL)")),
             None => status.say("no inspector to kill".into()),
         };
-        let mut lines = inspect::send(&self.network, &self.stop, self.units(1.5), kill)?;
-        lines.lost = lost_lines(&socket).unwrap_or(0);
+        let lost = || lost_lines(&socket).unwrap_or(0);
+        let lines = inspect::send(&self.network, &self.stop, self.units(1.5), kill, lost)?;
         let line = format!(
             "{} lines, {}/{} secrets leaked, back in {:.0} ms",
             thousands(lines.sent),

@@ -38,12 +38,13 @@ pub(crate) struct Lines {
     pub(crate) outage_ms: f64,
 }
 
-/// Sends lines for `length`, and calls `kill` halfway.
+/// Sends lines for `length`, and calls `kill` halfway. `lost` returns the number of packets that the queue decided by default.
 pub(super) fn send(
     network: &Network,
     stop: &Stop,
     length: Duration,
     kill: impl FnOnce(),
+    lost: impl Fn() -> u64,
 ) -> Result<Lines, Failure> {
     let over = Arc::new(AtomicBool::new(false));
     // Relaxed: a progress counter; exact values are read after joining the thread.
@@ -70,12 +71,18 @@ pub(super) fn send(
     let arrived = Arc::clone(&count);
     let resumed = Arc::new(AtomicBool::new(false));
     let enough = Arc::clone(&resumed);
+    // Lines that were lost with the inspector are no longer in flight.
+    let gone = Arc::new(AtomicU64::new(0));
+    let credit = Arc::clone(&gone);
     let begun = Instant::now();
-    let sender = network.outside.start(move || write(length, &arrived, &enough));
+    let sender = network.outside.start(move || write(length, [&arrived, &credit], &enough));
     stop.until(PATIENCE, || Ok(begun.elapsed() >= length / 2 && count.load(Relaxed) > 0))?;
     kill();
     let (killed, before) = (Instant::now(), count.load(Relaxed));
-    stop.until(PATIENCE, || Ok(count.load(Relaxed) > before + WINDOW))?;
+    stop.until(PATIENCE, || {
+        gone.store(lost(), Relaxed);
+        Ok(count.load(Relaxed) > before + WINDOW)
+    })?;
     let outage = killed.elapsed();
     resumed.store(true, Relaxed);
     let sent = loop {
@@ -88,22 +95,23 @@ pub(super) fn send(
         .map_err(|_| Failure::Broken("the sender of lines panicked".into()))?
         .map_err(doing("the lines of the log"))?;
     let clean = lines.sent - lines.secret;
-    stop.until(PATIENCE, || Ok(count.load(Relaxed) >= clean))?;
+    stop.until(PATIENCE, || Ok(count.load(Relaxed) + lost() >= clean))?;
     over.store(true, Relaxed);
+    lines.lost = lost();
     lines.leaked = receiver.join().map_err(|_| Failure::Broken("the log server panicked".into()))?;
     lines.arrived = count.load(Relaxed);
     lines.outage_ms = outage.as_secs_f64() * 1e3;
     Ok(lines)
 }
 
-/// Sends lines for `length`, and until `enough` is set.
-fn write(length: Duration, arrived: &AtomicU64, enough: &AtomicBool) -> std::io::Result<Lines> {
+/// Sends lines for `length`, and until `enough` is set. `done` counts the lines that are no longer in flight.
+fn write(length: Duration, done: [&AtomicU64; 2], enough: &AtomicBool) -> std::io::Result<Lines> {
     let socket = UdpSocket::bind((CLIENT, 0))?;
     socket.connect((SERVER, LOGS))?;
     let end = Instant::now() + length;
     let mut lines = Lines::default();
     while Instant::now() < end || !enough.load(Relaxed) && Instant::now() < end + PATIENCE {
-        if lines.sent - lines.secret > arrived.load(Relaxed) + WINDOW {
+        if lines.sent - lines.secret > done.iter().map(|done| done.load(Relaxed)).sum::<u64>() + WINDOW {
             thread::sleep(REST);
             continue;
         }

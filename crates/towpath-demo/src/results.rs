@@ -193,8 +193,9 @@ impl fmt::Display for ComparisonTable<'_> {
         if let Some(machine) = self.2 {
             writeln!(
                 f,
-                "Machine: {machine}. Sender, path and receiver share these CPUs, so the figures\n\
-                 show the whole, with one sender; the README has those of the engine alone."
+                "Machine: {machine}.\n\
+                 Sender, path and receiver share these CPUs: the figures are those of all three\n\
+                 with one sender. The README has those of the engine alone."
             )?;
         }
         if let Some(congestion) = self.1 {
