@@ -89,7 +89,7 @@ add 500 allow tcp from 10.77.0.0/24 to 10.77.0.2 80 setup recv wan set-limit src
 add 510 allow tcp from 10.77.0.0/24 to 10.77.0.2 80 setup recv wan // admitted
 
 # Other addresses: 50 connections for all of them together.
-add 590 count tcp from any to 10.77.0.2 80 setup recv wan // SYNs from other addresses
+add 590 count tcp from any to 10.77.0.2 80 setup recv wan // SYNs of other addresses
 add 600 allow tcp from any to 10.77.0.2 80 setup recv wan set-limit dst-addr 50 defer-action // SYN flood
 add 610 allow tcp from any to 10.77.0.2 80 setup recv wan // admitted
 

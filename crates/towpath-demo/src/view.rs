@@ -288,7 +288,7 @@ fn rules_of(shown: &Shown, area: Rect, short: bool) -> Vec<Line<'_>> {
 }
 
 fn rule((number, packets, text): &(u64, u64, String), short: bool) -> Line<'_> {
-    let count = format!("{:>10} ", thousands(*packets));
+    let count = format!("{:>9} ", thousands(*packets));
     let count = match (*packets, text.starts_with("deny")) {
         (0, _) => count.dark_gray(),
         (_, true) => count.red().bold(),
@@ -386,7 +386,7 @@ mod tests {
             shown.dropped.push_back(123_456);
             shown.rules = (1..8)
                 .map(|number| {
-                    (number * 100, 123_456_789, format!("deny ip from any to any // rule {number}"))
+                    (number * 100, 1_234_567, format!("deny ip from any to any // rule {number}"))
                 })
                 .collect();
             shown.news.push_back(":12345 > :80 500: drop, over_limit".into());
