@@ -132,7 +132,7 @@ mod tests {
     use super::{Transfer, most};
 
     #[test]
-    fn the_reason_of_copies_is_shown() {
+    fn copied_bytes_have_a_reason() {
         let rows = [
             (60, 0, json!({"small": 4}), "kB zero-copy"),
             (4, 4, json!({"copying": 20, "probing": 40}), "this path copies"),
