@@ -113,7 +113,7 @@ impl Load {
         Ok(load)
     }
 
-    /// Like the constructor above, without memory prepared for future states.
+    /// As [`Load::new`], without memory prepared for future states.
     pub(crate) fn filled(family: Family, flows: u32, pages: Pages) -> Result<Self> {
         let mut load = Self::empty(family, flows, pages, 100_000);
         for n in 0..flows {

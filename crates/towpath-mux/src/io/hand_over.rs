@@ -4,7 +4,7 @@
 //! ([`Server::listen_on`]), the old one stops ([`Server::stop_listening`]) and calls [`Server::hand_over`] until
 //! nothing is left to move. A connection is unattached: it is not read any more, and when its messages are done and
 //! its replies are accepted by the kernel, [`Server::poll_ended`] returns its socket, the bytes of its incomplete
-//! message, and where it stands ([`Resume`]). The new process attaches it with these ([`Server::attach_moved`]).
+//! message, and its state ([`Resume`]). The new process attaches it with these ([`Server::attach_moved`]).
 //!
 //! A connection stays if it has TLS, whose session cannot be moved, or if a [`super::Connector`] keeps it.
 //!
@@ -39,7 +39,7 @@ pub struct ListenerSocket {
     pub socket: OwnedFd,
 }
 
-/// Where a connection stands that was given back.
+/// The state of a connection that was given back, for the process that continues it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resume {
     /// Its place in the stream of messages.
@@ -128,8 +128,8 @@ impl Server {
         self.shared.with(|state, _| state.hand_over(patience.map(|patience| now + patience), now))
     }
 
-    /// Attaches a connection that another process has handed over: its socket, the bytes of its incomplete message, and where it
-    /// stands, from [`super::Ended`]. The admission policy is not asked.
+    /// Attaches a connection that another process has handed over: its socket, the bytes of its incomplete message, and its state,
+    /// from [`super::Ended`]. The admission policy is not called.
     ///
     /// # Errors
     ///

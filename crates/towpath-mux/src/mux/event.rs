@@ -59,7 +59,7 @@ pub struct End {
     pub outstanding: usize,
 }
 
-/// Where a connection stands that is given back: what [`super::Mux::attach_resumed`] needs besides its bytes.
+/// The state of a connection that is given back, for [`super::Mux::attach_resumed`]. Its bytes are passed separately.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resume {
     /// Where its assembler stands.

@@ -7,7 +7,7 @@ use towpath_mux::framing::{Message, State};
 use towpath_mux::io::Resume;
 use towpath_mux::mux;
 
-/// Where a connection stands. Its socket and the bytes of its incomplete message travel beside this.
+/// The state of a connection that is handed over. Its socket and the bytes of its incomplete message are passed separately.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct MovedConnection {
     listener: String,

@@ -1,4 +1,4 @@
-//! Messages in parts: what the model does not show.
+//! Messages in parts: cases that the model does not cover.
 
 use super::*;
 use crate::framing::Framing;
