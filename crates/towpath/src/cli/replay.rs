@@ -332,6 +332,8 @@ impl QueuePolicy {
     fn over(&self, general: &Policy) -> Policy {
         let high = self.high.unwrap_or(general.high);
         Policy {
+            // A replay waits for its inspectors: otherwise runs would differ.
+            stall: general.stall,
             deadline: self.deadline.map_or(general.deadline, nanos),
             default: self.default_verdict.map_or(general.default, DefaultVerdict::from),
             fanout: self.fanout.unwrap_or(general.fanout),

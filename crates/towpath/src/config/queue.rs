@@ -208,7 +208,7 @@ fn inspectors(table: &Table<'_, '_>, directory: &Path, name: &At<&str>, threads:
         table.wrong(&name.span, format!("queue {} needs `socket` or `command`", name.value), hint);
     }
     let users = users::take(table);
-    for key in ["user", "group", "env", "limits", "cgroup", "standby"] {
+    for key in ["user", "group", "env", "limits", "cgroup"] {
         if commands.is_empty() && table.has(key) && !table.has("command") {
             table.wrong(
                 &table.span_of(key),
@@ -216,6 +216,10 @@ fn inspectors(table: &Table<'_, '_>, directory: &Path, name: &At<&str>, threads:
                 "inspectors that attach choose it themselves",
             );
         }
+    }
+    let standby = table.number_at("standby");
+    if let Some(at) = standby.as_ref().filter(|at| commands.is_empty() && at.value > 0) {
+        table.wrong(&at.span, "`standby` is for a `command`", "inspectors that attach all get packets");
     }
     if socket.is_none() && !users.is_empty() {
         table.wrong(&name.span, "`users` and `groups` are for a `socket`", "");
@@ -227,7 +231,7 @@ fn inspectors(table: &Table<'_, '_>, directory: &Path, name: &At<&str>, threads:
         users,
         commands,
         workers: table.number("workers").unwrap_or(1) as usize,
-        standby: table.number("standby").unwrap_or(0) as usize,
+        standby: standby.map_or(0, |at| at.value) as usize,
         process: process::take(table),
         memory: memory.as_ref().map(|at| at.value * MIB),
     };
