@@ -125,7 +125,7 @@ fn an_engine_in_a_pid_namespace_is_asked_from_outside() {
         assert!(control.ctl("dump states").status.success());
         // The ring of a dump client is listed while it is attached.
         let client = Consumer::attach_as(directory.path().join("ctl.sock.ring"), "dump-client").unwrap();
-        let listed = |ring: &&Value| ring["dump"] == true && ring["name"] == "dump-client";
+        let listed = |ring: &&serde_json::Value| ring["dump"] == true && ring["name"] == "dump-client";
         let dumps =
             || control.json("show rings --json")["rings"].as_array().unwrap().iter().filter(listed).count();
         until(|| dumps() == 1);
