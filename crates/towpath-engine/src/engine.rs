@@ -298,7 +298,9 @@ impl<E: PacketIo> Engine<E> {
     /// Asks the inspectors to signal their [`descriptors`](Self::descriptors) with the next verdict, for event loops. Returns
     /// false if there is a verdict already. [`disarm`](Self::disarm) ends it.
     pub fn arm(&mut self) -> bool {
-        self.queues.iter_mut().fold(true, |quiet, queue| queue.arm() && quiet)
+        let mut quiet = true;
+        self.queues.iter_mut().for_each(|queue| quiet &= queue.arm());
+        quiet
     }
 
     /// Ends [`arm`](Self::arm), and checks whether the inspectors are alive.

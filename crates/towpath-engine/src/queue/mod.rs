@@ -479,7 +479,9 @@ impl<C: Channel> Queue<C> {
     /// [`poll`](Self::poll) has something already. [`disarm`](Self::disarm) ends it.
     pub fn arm(&mut self) -> bool {
         // All of them: each continues its search, so that those with many frames do not keep the thread awake one after another.
-        self.inspectors.listeners().fold(true, |quiet, slot| slot.arm() && quiet)
+        let mut quiet = true;
+        self.inspectors.listeners().for_each(|slot| quiet &= slot.arm());
+        quiet
     }
 
     /// Ends [`arm`](Self::arm), and checks whether the inspectors are alive.
