@@ -385,9 +385,7 @@ mod tests {
             shown.passed.push_back(123_456);
             shown.dropped.push_back(123_456);
             shown.rules = (1..8)
-                .map(|number| {
-                    (number * 100, 1_234_567, format!("deny ip from any to any // rule {number}"))
-                })
+                .map(|number| (number * 100, 1_234_567, format!("deny ip from any to any // rule {number}")))
                 .collect();
             shown.news.push_back(":12345 > :80 500: drop, over_limit".into());
         }

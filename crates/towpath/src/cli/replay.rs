@@ -343,7 +343,6 @@ impl QueuePolicy {
             low: self.low.unwrap_or(if high == u32::MAX { general.low } else { high - 1 }),
             may_queue: self.may_queue.clone(),
             share: general.share,
-            stall: general.stall,
         }
     }
 }
