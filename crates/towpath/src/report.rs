@@ -373,7 +373,7 @@ mod tests {
         );
         assert_eq!(
             keys(&value["queues"][0]),
-            "by_flow dropped frames handed_on lost lost_by no_room number passed redelivered replaced"
+            "by_flow dropped frames handed_on lost lost_by no_room number passed probes redelivered replaced stalled stalls takeovers"
         );
         assert_eq!(
             keys(&value["queues"][0]["lost_by"]),

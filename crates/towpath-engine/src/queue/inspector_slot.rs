@@ -366,7 +366,10 @@ impl<C: Channel> InspectorSlot<C> {
 
     /// Takes a value of `ready` if the inspector has a descriptor. Makes no system call if it is neither ready nor armed.
     pub(super) fn disarm_ready(&mut self, ready: &mut impl Iterator<Item = bool>) {
-        let is_ready = self.channel.descriptor().is_none() || ready.next().unwrap_or(true);
+        let is_ready = match self.channel.descriptor() {
+            Some(_) => ready.next().unwrap_or(true),
+            None => self.armed,
+        };
         if is_ready {
             self.disarm();
         } else if self.armed && self.detached.is_none() {

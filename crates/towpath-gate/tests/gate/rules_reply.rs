@@ -295,6 +295,23 @@ proptest! {
     }
 }
 
+/// Writes the checksum of the ICMP or ICMPv6 message of an Ethernet frame (RFC 792; RFC 4443 section 2.3).
+fn with_icmp_checksum(mut frame: Vec<u8>) -> Vec<u8> {
+    let (at, mut summed) = match frame[14] >> 4 {
+        4 => (34, Vec::new()),
+        _ => {
+            let length = (frame.len() - 54) as u32;
+            (54, [&frame[22..54], &length.to_be_bytes(), &[0, 0, 0, 58]].concat())
+        }
+    };
+    frame[at + 2..at + 4].fill(0);
+    summed.extend(&frame[at..]);
+    let words = summed.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)));
+    let sum = words.fold(0u32, |sum, word| (sum + word) % 0xffff);
+    frame[at + 2..at + 4].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+    frame
+}
+
 /// The reply has the request's data, and no packet that is not a request of one other host has one.
 #[test]
 fn echo_requests_are_answered() {
@@ -304,10 +321,10 @@ fn echo_requests_are_answered() {
         let mut out = vec![0xee; 7];
         echo_reply(&packet, verified, &mut out).map(|()| out)
     };
-    let v4 = |words: &str| frame(&format!("icmp {words}"));
+    let v4 = |words: &str| with_icmp_checksum(frame(&format!("icmp {words}")));
     for (request, network, kind) in [
         (v4("10.0.0.1 > 10.0.0.254 type 8"), 34, 0),
-        (frame("icmp6 2001:db8::1 > 2001:db8::fe type 128"), 54, 129),
+        (with_icmp_checksum(frame("icmp6 2001:db8::1 > 2001:db8::fe type 128")), 54, 129),
     ] {
         let answer = reply(&request, false).unwrap();
         check_headers(&answer, &request);

@@ -113,7 +113,7 @@ pub const KEYS: &[Key] = &[
     new("port", "mode", Word(&["generic", "native"]), "`\"generic\"`", "`af_xdp`: XDP mode"),
     new("port", "zero-copy", Flag, "`false`", "`af_xdp`: needs `mode = \"native\"` and a driver that supports it"),
     new("port", "multi-buffer", Flag, "if supported", "`af_xdp`: frames of several buffers, for large segments and an MTU above 3,826"),
-    new("port", "fail", Word(&["open", "closed"]), "`\"open\"`; `nfqueue`: `\"closed\"`", "`af_packet`, `af_xdp`: when the engine dies; `nfqueue`: when the queue is full"),
+    new("port", "fail", Word(&["open", "closed"]), "`\"open\"` (`nfqueue`: closed)", "`af_packet`, `af_xdp`: when the engine dies; `nfqueue`: when the queue is full"),
     new("port", "queue", Number(0, 65_535), "`0`", "`nfqueue`: the kernel's queue number"),
     new("port", "copy-range", Number(0, 65_535), "`65535`", "`nfqueue`: bytes of each packet"),
     new("port", "gso", Flag, "`true`", "`nfqueue`: receive large segments"),

@@ -225,7 +225,7 @@ mod tests {
             ];
             assert_eq!(taken, expected.map(|is| is && (number != Some(200))), "{word:?} {number:?} {flow:?}");
         }
-        for word in ["", "mal", "rules", "no_route_"] {
+        for word in ["", "mal", "rul", "no_route_"] {
             let error = FlowFilter::default().with_drop(Some(word)).unwrap_err();
             assert!(error.contains("is not a drop reason") && error.contains("no_route"), "{error}");
         }

@@ -68,6 +68,9 @@ fn the_table_of_interfaces_is_complete() {
     let sources = [
         "towpath-ring/src/client/worker.rs",
         "towpath-ring/src/client/worker/event.rs",
+        "towpath-ring/src/client/worker/message.rs",
+        "towpath-ring/src/client/worker/reply.rs",
+        "towpath-ring/src/client/worker/turn.rs",
         "towpath-mux/src/framing/mod.rs",
         "towpath-mux/src/io/mod.rs",
         "towpath-mux/src/io/hand_over.rs",

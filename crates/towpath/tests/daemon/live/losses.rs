@@ -148,7 +148,8 @@ fn each_loss_is_reported_by_its_reason_in_every_place() {
         drop(silent);
         let first = Consumer::attach(path("q2.sock")).unwrap();
         until(|| inspectors(1) == 1);
-        send(&left, vec![to(1002), to(1002)]);
+        // Packets of one flow would wait for each other.
+        send(&left, vec![to(1002), datagram([10, 8, 0, 1], (10, 1002), 20)]);
         produced("queue_full");
         // The packet that the first inspector held goes to the second, and dies with it.
         let mut second = Consumer::attach(path("q2.sock")).unwrap();
