@@ -290,7 +290,10 @@ mod tests {
     fn names_are_unique_snake_case() {
         let mut names: Vec<_> = DropReason::ALL.iter().map(|reason| reason.name()).collect();
         for name in &names {
-            assert!(name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_'), "{name}");
+            assert!(
+                name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_'),
+                "{name}"
+            );
         }
         names.sort_unstable();
         names.dedup();

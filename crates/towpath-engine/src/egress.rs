@@ -115,6 +115,9 @@ impl<C: Channel> PortIo<C> {
         tx.decide_all(port, &mut lost);
         tx.drops.drops.add(&counted);
         tx.clear();
+        if let Err(error) = port.flush() {
+            complain(&error);
+        }
         // The port counts them: see `count_port_drops`.
         let link = port.caps().link.unwrap_or(LinkType::ETHERNET);
         port.take_refused(&mut |reason, frame| {
@@ -123,9 +126,6 @@ impl<C: Channel> PortIo<C> {
             frames.keep(reason.into(), frame, &meta);
             *dropped = true;
         });
-        if let Err(error) = port.flush() {
-            complain(&error);
-        }
     }
 
     /// Takes over the port's own counters of frames that it accepted and did not send since it was opened, in the order of

@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use crate::{Burst, Caps, Error, Frame, Port, QueueVerdict, Received, State, Stats};
+use crate::{Burst, Caps, Error, Frame, Port, QueueVerdict, Received, State, Stats, TxDrop};
 
 /// Replaces the name of a port.
 pub(crate) struct NamedPort<P> {
@@ -55,6 +55,10 @@ impl<P: Port> Port for NamedPort<P> {
 
     fn reopen(&mut self) -> Result<(), Error> {
         self.port.reopen()
+    }
+
+    fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {
+        self.port.take_refused(each);
     }
 
     fn stats(&mut self) -> Stats {

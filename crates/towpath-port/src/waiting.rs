@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::{Burst, Caps, Error, Frame, Port, QueueVerdict, Received, State, Stats};
+use crate::{Burst, Caps, Error, Frame, Port, QueueVerdict, Received, State, Stats, TxDrop};
 
 /// Opens the ports of all workers.
 type Open = dyn Fn() -> Result<Vec<Box<dyn Port>>, Error> + Send + Sync;
@@ -100,6 +100,12 @@ impl Port for WaitingPort {
         }
         self.port = opened[self.worker].take();
         Ok(())
+    }
+
+    fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {
+        if let Some(port) = &mut self.port {
+            port.take_refused(each);
+        }
     }
 
     fn stats(&mut self) -> Stats {
