@@ -1,6 +1,6 @@
 //! What a killed engine leaves: directories of sockets, pinned BPF links, and the file of its control socket.
 //!
-//! An engine removes at its start what has no effect any more ([`remove_at_start`]). `towpath ctl clean` lists everything, also what
+//! An engine removes at its start what has no effect any more (`remove_at_start`). `towpath ctl clean` lists everything, also what
 //! has an effect: the pinned program of a port with `fail = "closed"`.
 
 use std::fmt;
