@@ -16,7 +16,7 @@
 //! `dhcp` go to both, because other machines behind a bridge need them too. Never matched: packets with a VLAN tag, packets to another
 //! Ethernet address, ports of fragments after the first, and of IPv6 packets with extension headers.
 //!
-//! [`Filter::compile`] makes a BPF program of it, for the ingress hook and for the packet socket.
+//! `Filter::compile` makes a BPF program of it, for the ingress hook and for the packet socket.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
