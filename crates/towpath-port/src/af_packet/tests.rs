@@ -498,7 +498,7 @@ fn arp_goes_to_both() {
             host.run(|| {
                 std::net::UdpSocket::bind("10.1.0.1:0").unwrap().send_to(b"x", "10.1.0.2:9").unwrap()
             });
-            // The host asks again when nobody answers. It sends the datagram when it is answered.
+            // Without an ARP reply, the host repeats its request. After one, it sends the datagram.
             let (mut burst, mut asked, mut sent) = (Burst::new(64), 0, 0);
             until(|| {
                 let _ = port.receive(&mut burst).unwrap();

@@ -1,4 +1,4 @@
-//! What an engine that was killed leaves, and who removes it.
+//! What a killed engine leaves: the next start and `towpath ctl clean` remove it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};

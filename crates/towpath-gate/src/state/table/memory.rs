@@ -157,8 +157,8 @@ impl Lines {
         if at < self.len() { Some(self.line(at)) } else { None }
     }
 
-    /// Gives the pages that only have `lines` back to the system: the lines are zeroes from then on, or as they were. Nobody else
-    /// writes to them meanwhile.
+    /// Gives the pages that only have `lines` back to the system: the lines are zeroes from then on, or as they were. No other
+    /// thread may write to them during the call.
     pub(crate) fn release(&self, lines: std::ops::Range<usize>) {
         let lines = lines.start.div_ceil(PAGE_LINES) * PAGE_LINES..lines.end / PAGE_LINES * PAGE_LINES;
         #[cfg(all(target_os = "linux", not(loom), not(miri)))]
