@@ -107,7 +107,7 @@ fn forward<E: PacketIo>(
     }
     let (xmit, walk_out) = match ctx.mode {
         ForwardMode::Bridge { xmit, walk_out } => (xmit, walk_out),
-        ForwardMode::Back => (ctx.arrival, false),
+        ForwardMode::Back(port) => (port, false),
         ForwardMode::Nowhere => return Next::End(Outcome::Passed),
         ForwardMode::Router if packet.is_encapsulated() => return drop(DropReason::NoRoute),
         // Before the addresses: those of neighbor discovery are link-local.

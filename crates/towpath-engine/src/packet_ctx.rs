@@ -84,9 +84,15 @@ pub(crate) enum Next {
 }
 
 impl PacketCtx {
-    pub(crate) fn new(arrival: PortId, mode: ForwardMode) -> Self {
+    /// The path of a packet that arrives on `arrival`. `xmit`: the port that it leaves by, if the kernel has decided that.
+    pub(crate) fn new(
+        (arrival, xmit): (PortId, Option<PortId>),
+        mode: ForwardMode,
+        port: &towpath_port::Meta,
+    ) -> Self {
+        let connmark = port.queued.and_then(|queued| queued.conntrack).map(|connection| connection.mark);
         Self {
-            walk: Walk::new(Dir::In, Some(arrival), None),
+            walk: Walk::new(Dir::In, Some(arrival), xmit).with_marks(port.mark, connmark),
             arrival,
             mode,
             egress: Egress::Unrouted,
@@ -175,7 +181,7 @@ impl PacketCtx {
         match self.mode {
             ForwardMode::Routes | ForwardMode::Router => !walker.routes().is_empty(),
             ForwardMode::Bridge { walk_out, .. } => walk_out,
-            ForwardMode::Back | ForwardMode::Nowhere => false,
+            ForwardMode::Back(_) | ForwardMode::Nowhere => false,
         }
     }
 
@@ -186,7 +192,7 @@ impl PacketCtx {
         }
         match self.mode {
             ForwardMode::Bridge { xmit, walk_out: false } => self.egress = Egress::Port(xmit),
-            ForwardMode::Back => self.egress = Egress::Port(self.arrival),
+            ForwardMode::Back(port) => self.egress = Egress::Port(port),
             ForwardMode::Nowhere => {}
             ForwardMode::Bridge { .. } | ForwardMode::Routes | ForwardMode::Router => return false,
         }
@@ -197,7 +203,7 @@ impl PacketCtx {
     pub(crate) fn egress_port(&self) -> Option<PortId> {
         match self.mode {
             ForwardMode::Bridge { xmit, .. } => Some(xmit),
-            ForwardMode::Back => Some(self.arrival),
+            ForwardMode::Back(port) => Some(port),
             ForwardMode::Routes | ForwardMode::Router | ForwardMode::Nowhere => self.egress.port(),
         }
     }
@@ -207,10 +213,12 @@ impl PacketCtx {
         self.walk.set_mark(self.walk.mark() & !mask | mark & mask);
     }
 
-    /// Writes where the packet leaves into its metadata.
+    /// Writes where the packet leaves into its metadata, and the marks that rules and inspectors gave it.
     pub(crate) fn write_egress(&self, meta: &mut Meta) {
         (meta.egress, meta.next_hop) = (self.egress, self.next_hop);
         (meta.network, meta.packets) = (self.layers.network, self.packets);
+        meta.port.mark = self.walk.mark();
+        meta.port.connmark = self.walk.connmark();
     }
 
     /// The packet's metadata for an inspector.

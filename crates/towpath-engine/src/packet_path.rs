@@ -138,7 +138,8 @@ impl<E: PacketIo> Engine<E> {
             self.conversations.observe(packet);
         }
         let (arrival, mode) = self.topology.of(packet, meta.interface);
-        let mut ctx = PacketCtx::new(arrival, mode);
+        let [named, xmit] = self.topology.named(&meta);
+        let mut ctx = PacketCtx::new((named.unwrap_or(arrival), xmit), mode, &meta.port);
         // Without queues and with an empty reorder buffer, most packets need no bucket.
         let placed = !self.queues.is_empty() || !self.reorder.is_empty();
         if placed {

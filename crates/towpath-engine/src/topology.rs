@@ -3,7 +3,7 @@
 use towpath_gate::PortId;
 use towpath_wire::Packet;
 
-use crate::meta::Egress;
+use crate::meta::{Egress, Meta};
 
 /// The interfaces, by number, with their ports and forward modes.
 #[derive(Clone, Debug)]
@@ -15,6 +15,8 @@ pub struct Topology {
 struct Interface {
     untagged: PortId,
     by_vlan: Vec<(u16, PortId)>,
+    /// The ports of the interfaces that the kernel names, by position.
+    listed: Vec<PortId>,
     mode: ForwardMode,
 }
 
@@ -32,8 +34,8 @@ pub enum ForwardMode {
         /// Packets walk the rules in direction `out`.
         walk_out: bool,
     },
-    /// By the port that received them (NFQUEUE).
-    Back,
+    /// By the port that received them, which is this one (NFQUEUE).
+    Back(PortId),
     /// They are not forwarded: the port is monitored.
     Nowhere,
 }
@@ -53,7 +55,7 @@ impl Topology {
 
     /// Adds the next interface: its packets arrive on `port`.
     pub fn add(&mut self, port: PortId, mode: ForwardMode) {
-        self.interfaces.push(Interface { untagged: port, by_vlan: Vec::new(), mode });
+        self.interfaces.push(Interface { untagged: port, by_vlan: Vec::new(), listed: Vec::new(), mode });
     }
 
     /// Packets of the last interface whose outermost VLAN is `vlan` arrive on `port`.
@@ -61,6 +63,24 @@ impl Topology {
         if let Some(interface) = self.interfaces.last_mut() {
             interface.by_vlan.push((vlan, port));
         }
+    }
+
+    /// Packets of the next interface that the kernel names ([`Queued::listed`](towpath_port::Queued::listed)) arrive on `port`, or leave
+    /// by it.
+    pub fn listed(&mut self, port: PortId) {
+        if let Some(interface) = self.interfaces.last_mut() {
+            interface.listed.push(port);
+        }
+    }
+
+    /// The ports of the interfaces that the kernel names for a packet: the one it came in by, and the one it leaves by.
+    pub(crate) fn named(&self, meta: &Meta) -> [Option<PortId>; 2] {
+        let (Some(queued), Some(interface)) =
+            (meta.port.queued, self.interfaces.get(meta.interface as usize))
+        else {
+            return [None; 2];
+        };
+        queued.listed.map(|at| interface.listed.get(usize::from(at?)).copied())
     }
 
     /// The port that a packet of the first interface arrives on.
@@ -96,7 +116,7 @@ impl Topology {
         match self.interfaces.get(interface as usize)?.mode {
             ForwardMode::Bridge { xmit, walk_out: false } => Some(Egress::Port(xmit)),
             ForwardMode::Nowhere => Some(Egress::Unrouted),
-            ForwardMode::Bridge { .. } | ForwardMode::Routes | ForwardMode::Router | ForwardMode::Back => {
+            ForwardMode::Bridge { .. } | ForwardMode::Routes | ForwardMode::Router | ForwardMode::Back(_) => {
                 None
             }
         }

@@ -12,6 +12,8 @@ pub struct Meta {
     pub offload: Offload,
     /// Firewall mark (`SO_MARK`, `skb->mark`); 0 if the port has none. A verdict sets the packet's mark to this value.
     pub mark: u32,
+    /// Mark to set in the kernel's connection tracking entry with the verdict. No effect without [`Queued::conntrack`].
+    pub connmark: Option<u32>,
     /// The kernel's queue entry, if the kernel holds the packet until [`Port::verdict`](crate::Port::verdict) (NFQUEUE).
     pub queued: Option<Queued>,
 }
@@ -26,6 +28,8 @@ pub struct Queued {
     pub hook: u8,
     /// Index of the output interface; 0 if the hook does not know it.
     pub out_interface: u32,
+    /// Positions of the input and the output interface in [`Config::interfaces`](crate::nfqueue::Config::interfaces), for listed ones.
+    pub listed: [Option<u16>; 2],
     /// Mark of the packet when it was queued.
     pub mark: u32,
     /// The frame is truncated (`copy_range`). Only a complete packet can replace it.

@@ -16,9 +16,9 @@ use std::process::{Command, Stdio};
 
 use proc_macro::{TokenStream, TokenTree};
 
-/// Needs that are ignored with `CI=true` too: the captures are not part of the repository, and a kernel without kTLS cannot be
-/// given it by installing a package.
-const OPTIONAL: [&str; 2] = ["shared", "ktls"];
+/// Needs that are ignored with `CI=true` too: the captures are not part of the repository, and a kernel without kTLS or without
+/// connection tracking data for NFQUEUE cannot be given it by installing a package.
+const OPTIONAL: [&str; 3] = ["shared", "ktls", "queue_ct"];
 
 /// Ignores a test on a machine that lacks one of the listed needs. It stands before `#[test]`.
 ///
@@ -36,6 +36,7 @@ const OPTIONAL: [&str; 2] = ["shared", "ktls"];
 /// | `bpffs` | a BPF file system at `/sys/fs/bpf` |
 /// | `cgroup2` | a cgroup (v2) file system |
 /// | `nfqueue` | `iptables` and `ip6tables` with the target NFQUEUE |
+/// | `queue_ct` | a kernel that gives NFQUEUE connection tracking data (CONFIG_NETFILTER_NETLINK_GLUE_CT) |
 /// | `ipv6` | a kernel with IPv6 |
 /// | `mptcp` | a kernel with MPTCP |
 /// | `ktls` | a kernel with kTLS |
@@ -111,6 +112,13 @@ fn has(need: &str) -> Option<bool> {
             runs(&format!("unshare -n {program}-legacy {rule}"))
                 || runs(&format!("unshare -n {program} {rule}"))
         }),
+        "queue_ct" => {
+            let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+            let file = format!("/boot/config-{}", release.trim());
+            ["/proc/config.gz", &file]
+                .iter()
+                .any(|file| runs(&format!("zgrep -qs ^CONFIG_NETFILTER_NETLINK_GLUE_CT=y {file}")))
+        }
         "ipv6" => Path::new("/proc/net/if_inet6").exists(),
         "mptcp" => lists("/proc/net/protocols", "MPTCP"),
         "ktls" => lists("/proc/sys/net/ipv4/tcp_available_ulp", "tls"),

@@ -42,7 +42,7 @@ pub fn way_out(
     }
     match mode {
         ForwardMode::Bridge { xmit, walk_out } => walk_out.then_some(xmit),
-        ForwardMode::Back | ForwardMode::Nowhere => None,
+        ForwardMode::Back(_) | ForwardMode::Nowhere => None,
         ForwardMode::Routes | ForwardMode::Router => {
             let (_, destination) = packet.flow()?.ends.addresses();
             // Only a router has next hops.

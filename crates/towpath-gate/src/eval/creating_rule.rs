@@ -251,6 +251,7 @@ impl Evaluation<'_> {
                 | CompiledAction::Call(_)
                 | CompiledAction::Return(_)
                 | CompiledAction::SetMark(_)
+                | CompiledAction::SetConnmark(_)
                 | CompiledAction::SetDscp(_)
                 | CompiledAction::SetZone(_)
         );
@@ -349,7 +350,11 @@ impl Evaluation<'_> {
             Op::VerRevPath | Op::AntiSpoof => outgoing.is_some() && port,
             Op::VerSrcReach => outgoing.is_some(),
             Op::Established | Op::Setup => self.flags,
-            Op::Layer2 | Op::Bpf(_) => false,
+            Op::Layer2 | Op::Bpf(_) | Op::Connmark(..) => false,
+            // A mark that a rule has set is known.
+            Op::Mark(..) | Op::MarkTablearg(_) => {
+                walk.mark != 0 || walk.recv.is_some_and(|port| !self.gate.ports().has_marks(port))
+            }
             Op::Field(test) => self.knows(test, walk, packet),
             Op::Lookup(lookup) => match lookup.0 {
                 LookupKey::SrcMac | LookupKey::DstMac => false,

@@ -454,6 +454,10 @@ impl Generation {
                 walk.mark = number(arg, tablearg, |value| value.mark);
                 self.next_rule(at)
             }
+            CompiledAction::SetConnmark(mark) => {
+                walk.connmark = walk.connmark.map(|_| mark);
+                self.next_rule(at)
+            }
             CompiledAction::TcpSetMss(mss) => {
                 walk.edits.mss = Some(walk.edits.mss.map_or(mss, |earlier| earlier.min(mss)));
                 self.next_rule(at)
@@ -600,6 +604,7 @@ fn log_word(rule: &CompiledRule) -> &'static str {
         CompiledAction::Reass => "Reass",
         CompiledAction::SetDscp(_) => "SetDscp",
         CompiledAction::SetMark(_) => "SetMark",
+        CompiledAction::SetConnmark(_) => "SetConnmark",
         CompiledAction::TcpSetMss(_) => "TcpSetMss",
         CompiledAction::StateTimeout(_) => "StateTimeout",
         CompiledAction::SetZone(_) => "SetZone",

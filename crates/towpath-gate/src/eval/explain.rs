@@ -390,6 +390,9 @@ fn seen(block: &[Term], p: &Packet<'_>, walk: &Walk) -> String {
         Test::Field(FieldTest::IpTtl(_)) => format!("time to live {}", p.ttl()),
         Test::Field(FieldTest::IpLen(_)) => format!("length {}", p.ip_len),
         Test::Mark { .. } => format!("mark {:#x}", walk.mark),
+        Test::Connmark { .. } => {
+            walk.connmark.map_or("no connection mark".to_owned(), |mark| format!("connmark {mark:#x}"))
+        }
         Test::Tagged(_) => format!("tags {:?}", walk.tags()),
         _ => String::new(),
     }

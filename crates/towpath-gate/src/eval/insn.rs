@@ -66,6 +66,7 @@ pub(crate) enum Op {
     TaggedTablearg,
     Mark(u32, u32),
     MarkTablearg(u32),
+    Connmark(u32, u32),
     VerRevPath,
     VerSrcReach,
     AntiSpoof,
@@ -199,6 +200,7 @@ impl Op {
             }
             Self::Mark(mark, mask) => walk.mark & mask == *mark,
             Self::MarkTablearg(mask) => tablearg.is_some_and(|value| walk.mark & mask == value.mark & mask),
+            Self::Connmark(value, mask) => walk.connmark.is_some_and(|mark| mark & mask == *value),
             Self::VerRevPath => walk.xmit.is_some() || reverse_path(context, walk, p),
             Self::VerSrcReach => {
                 walk.xmit.is_some()
@@ -236,6 +238,7 @@ impl Op {
                 | Self::TaggedTablearg
                 | Self::Mark(..)
                 | Self::MarkTablearg(_)
+                | Self::Connmark(..)
                 | Self::Bpf(_)
         ) && !matches!(self, Self::Field(test) if test.scope() == Scope::Any)
             && !matches!(self, Self::Lookup(lookup) if matches!(

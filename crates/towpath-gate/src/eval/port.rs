@@ -14,6 +14,8 @@ pub struct Ports {
     me6: Vec<u128>,
     /// By port, up to the last one with a zone other than 0.
     zones: Vec<u16>,
+    /// The ports whose packets come with a mark.
+    marks: Vec<PortId>,
 }
 
 impl Ports {
@@ -73,6 +75,16 @@ impl Ports {
     #[inline]
     pub fn zone(&self, id: PortId) -> u16 {
         self.zones.get(usize::from(id.0)).copied().unwrap_or(0)
+    }
+
+    /// The packets of a port come with a mark of the kernel. Those of the other ports have the mark 0 until a rule sets it.
+    pub fn set_marks(&mut self, id: PortId) {
+        self.marks.push(id);
+    }
+
+    /// Returns true if the packets of a port come with a mark.
+    pub fn has_marks(&self, id: PortId) -> bool {
+        self.marks.contains(&id)
     }
 
     /// Number of ports.

@@ -35,6 +35,8 @@ pub struct Walk {
     pub(crate) tag_count: u8,
     pub(crate) tags: [u16; MAX_TAGS],
     pub(crate) mark: u32,
+    /// The mark of the kernel's connection tracking entry, if the packet came with one.
+    pub(crate) connmark: Option<u32>,
     /// The pipe that was charged for the packet; 0 before the first. A pipe ends the walk, so the outgoing walk needs only the
     /// pipe of the incoming one.
     pub(crate) charged_pipe: u32,
@@ -93,6 +95,7 @@ impl Walk {
             tag_count: 0,
             tags: [0; MAX_TAGS],
             mark: 0,
+            connmark: None,
             charged_pipe: 0,
             jumps: 0,
             zone: 0,
@@ -131,6 +134,7 @@ impl Walk {
             tag_count: self.tag_count,
             tags: self.tags,
             mark: self.mark,
+            connmark: self.connmark,
             charged_pipe: self.charged_pipe,
             edits: self.edits,
             ..Self::new(Dir::Out, self.recv, Some(xmit)).with_zone(self.zone)
@@ -139,9 +143,12 @@ impl Walk {
 
     /// Starts the walk of the received packet again at the first rule, as if it had just arrived. Keeps the mark and the charged pipe.
     pub fn restart(&mut self) {
-        let kept =
-            Self { mark: self.mark, charged_pipe: self.charged_pipe, ..Self::new(Dir::In, self.recv, None) };
-        *self = kept;
+        *self = Self {
+            mark: self.mark,
+            connmark: self.connmark,
+            charged_pipe: self.charged_pipe,
+            ..Self::new(Dir::In, self.recv, self.xmit.filter(|_| self.dir == Dir::In))
+        };
     }
 
     /// Mark of the packet.
@@ -152,6 +159,18 @@ impl Walk {
     /// Sets the mark, as an inspector's verdict may do.
     pub fn set_mark(&mut self, mark: u32) {
         self.mark = mark;
+    }
+
+    /// Mark of the kernel's connection tracking entry, if the packet came with one.
+    pub fn connmark(&self) -> Option<u32> {
+        self.connmark
+    }
+
+    /// Sets the marks that the packet came with: its own, and that of the kernel's connection tracking entry.
+    #[must_use]
+    pub fn with_marks(mut self, mark: u32, connmark: Option<u32>) -> Self {
+        (self.mark, self.connmark) = (mark, connmark);
+        self
     }
 
     /// Tags of the packet.

@@ -29,6 +29,7 @@ pub(crate) const ACTIONS: &[&str] = &[
     "reass",
     "setdscp",
     "setmark",
+    "setconnmark",
     "tcp-setmss",
     "state-timeout",
     "setzone",

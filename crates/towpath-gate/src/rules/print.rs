@@ -121,6 +121,7 @@ impl Display for Action {
             Self::SetDscp(Arg::Tablearg) => f.write_str("setdscp tablearg"),
             Self::SetMark(Arg::Number(mark)) => write!(f, "setmark {mark:#x}"),
             Self::SetMark(Arg::Tablearg) => f.write_str("setmark tablearg"),
+            Self::SetConnmark(mark) => write!(f, "setconnmark {mark:#x}"),
             Self::TcpSetMss(mss) => write!(f, "tcp-setmss {mss}"),
             Self::StateTimeout(seconds) => write!(f, "state-timeout {seconds}"),
             Self::SetZone(zone) => write!(f, "setzone {zone}"),

@@ -158,6 +158,8 @@ pub enum Action {
     SetDscp(Arg),
     /// Sets the mark and continues.
     SetMark(Arg),
+    /// Sets the mark of the kernel's connection tracking entry, if the packet came with one, and continues.
+    SetConnmark(u32),
     /// Lowers the MSS option of a TCP SYN to this and continues.
     TcpSetMss(u16),
     /// Sets the lifetime in seconds that every packet sets for states that later rules create for this packet, and continues.

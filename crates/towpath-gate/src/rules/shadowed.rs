@@ -180,7 +180,7 @@ fn covers(wide: &Rule, narrow: &Rule) -> bool {
 /// point, and `rulenum` is the number of the rule itself.
 fn is_constant(test: &Test) -> bool {
     match test {
-        Test::Tagged(_) | Test::Mark { .. } => false,
+        Test::Tagged(_) | Test::Mark { .. } | Test::Connmark { .. } => false,
         Test::Field(test) => {
             !matches!(test, FieldTest::Dscp(_) | FieldTest::IpPrecedence(_) | FieldTest::IpTos(_))
         }

@@ -20,6 +20,11 @@ pub struct Config {
     pub fail_open: bool,
     /// Receive the connection tracking entry (NFQA_CFG_F_CONNTRACK, default false).
     pub conntrack: bool,
+    /// A packet that is accepted with another mark than it came with begins again at the first rule of its hook (NF_REPEAT, default
+    /// false).
+    pub repeat: bool,
+    /// Names of interfaces: a packet comes with the positions of its own ([`Queued::listed`](crate::Queued::listed)). Default: none.
+    pub interfaces: Vec<String>,
     /// Limit on packets waiting in the kernel (default 20,000).
     pub max_len: u32,
     /// Bytes of the receive buffer (default 32 MiB), limited by net.core.rmem_max without CAP_NET_ADMIN.
@@ -38,6 +43,8 @@ impl Config {
             gso: true,
             fail_open: false,
             conntrack: false,
+            repeat: false,
+            interfaces: Vec::new(),
             max_len: 20_000,
             receive_buffer: 32 << 20,
             replies: false,
@@ -52,7 +59,7 @@ impl DriverConfig for Config {
     const CAPABILITIES_OPTIONAL: &'static [Capability] = &[Capability::NetRaw];
     /// The kernel checks it for each verdict.
     const CAPABILITIES_IN_USE: &'static [Capability] = &[Capability::NetAdmin];
-    const MULTI_QUEUE: bool = false;
+    const MULTI_QUEUE: bool = true;
     const VERDICTS: bool = true;
 
     fn from_options(_: &str, options: &dyn Options) -> Self {
@@ -61,17 +68,33 @@ impl DriverConfig for Config {
             fail_open: options.word("fail", &["open", "closed"]) == Some(0),
             copy_range: options.number("copy-range", 0..=65_535).unwrap_or(65_535) as u32,
             gso: options.flag("gso").unwrap_or(true),
+            conntrack: options.flag("conntrack").unwrap_or(false),
+            repeat: options.flag("repeat").unwrap_or(false),
+            max_len: options.number("queue-length", 1..=u64::from(u32::MAX)).unwrap_or(20_000) as u32,
+            interfaces: options.texts("interfaces").unwrap_or_default(),
             replies: true,
             ..Self::new(queue)
         }
     }
 
-    fn open(&self, name: &str, _: usize, opener: &Opener) -> Result<Vec<Box<dyn Port>>, Error> {
-        let queue = Queue::open_with(self.clone(), opener)?;
-        if !queue.caps().send {
-            log::warn!("{name}: without CAP_NET_RAW a reject drops the packet and sends no reply");
+    /// Thread number n reads queue number `queue` + n, as with `--queue-balance`.
+    fn open(&self, name: &str, threads: usize, opener: &Opener) -> Result<Vec<Box<dyn Port>>, Error> {
+        let mut queues: Vec<Box<dyn Port>> = Vec::new();
+        for thread in 0..threads.max(1) {
+            let number = u16::try_from(usize::from(self.queue) + thread).map_err(|_| Error::Unsupported {
+                name: name.to_owned(),
+                what: format!(
+                    "{threads} threads need {threads} queues from {} on; the last one is 65535",
+                    self.queue
+                ),
+            })?;
+            let queue = Queue::open_with(Self { queue: number, ..self.clone() }, opener)?;
+            if !queue.caps().send && thread == 0 {
+                log::warn!("{name}: without CAP_NET_RAW a reject drops the packet and sends no reply");
+            }
+            queues.push(NamedPort::boxed(name, queue));
         }
-        Ok(vec![NamedPort::boxed(name, queue)])
+        Ok(queues)
     }
 
     fn open_object(&self, object: &Object) -> io::Result<Vec<OwnedFd>> {

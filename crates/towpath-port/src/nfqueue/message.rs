@@ -12,13 +12,15 @@ const HEADER: usize = 16;
 const GENERIC: usize = 4;
 /// Flag bits of an attribute type: nested, network byte order.
 const TYPE_MASK: u16 = 0x3fff;
+/// NLA_F_NESTED.
+const NESTED: i32 = 1 << 15;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
 const NLMSG_ERROR: u16 = 2;
 
 /// linux/netfilter/nfnetlink_conntrack.h, `enum ctattr_type`.
 const CTA_STATUS: u16 = 3;
-const CTA_MARK: u16 = 8;
+pub(super) const CTA_MARK: u16 = 8;
 const CTA_ID: u16 = 12;
 
 /// A message from the kernel.
@@ -174,6 +176,12 @@ impl Requests {
         place
     }
 
+    /// Adds an attribute that contains one attribute.
+    pub(super) fn nested(&mut self, kind: i32, inner: u16, value: &[u8]) {
+        let inner = [&((4 + value.len()) as u16).to_ne_bytes()[..], &inner.to_ne_bytes(), value].concat();
+        self.attribute(kind | NESTED, &inner);
+    }
+
     /// Adds `NFQA_VERDICT_HDR`.
     pub(super) fn verdict(&mut self, verdict: i32, id: u32) {
         let mut value = [0; 8];
@@ -236,11 +244,29 @@ mod tests {
         let bytes = message();
         let Message::Packet(packet) = parse(&bytes) else { panic!("a packet") };
         let conntrack = Some(Conntrack { info: 2, id: 123, status: 14, mark: 77 });
-        let queued = Queued { id: 258, hook: 2, out_interface: 4, mark: 9, cut: true, conntrack };
+        let queued =
+            Queued { id: 258, hook: 2, out_interface: 4, listed: [None; 2], mark: 9, cut: true, conntrack };
         assert_eq!(packet.queued, queued);
         assert_eq!((packet.in_interface, packet.time_ns, packet.info), (3, Some(2_000_005_000), 3));
         assert_eq!(packet.len, Some(1500));
         assert_eq!(&bytes[packet.payload], b"a packet");
+    }
+
+    /// A verdict with the mark of a connection is read as the kernel reads it (nfnl_ct_hook::parse): CTA_MARK inside NFQA_CT.
+    #[test]
+    fn the_mark_of_a_connection_is_nested() {
+        let mut requests = Requests::default();
+        requests.begin(libc::NFQNL_MSG_VERDICT, 5, false);
+        requests.verdict(libc::NF_ACCEPT, 258);
+        requests.nested(libc::NFQA_CT, CTA_MARK, &77_u32.to_be_bytes());
+        let bytes = requests.bytes();
+        assert_eq!(native32(bytes, 0) as usize, bytes.len());
+        let kind = u16::from_ne_bytes([bytes[bytes.len() - 10], bytes[bytes.len() - 9]]);
+        assert_eq!(kind, libc::NFQA_CT as u16 | 0x8000, "NLA_F_NESTED");
+        let (_, range) = attributes(bytes, HEADER + GENERIC..bytes.len()).last().unwrap();
+        let mut conntrack = Conntrack::default();
+        connection(bytes, range, &mut conntrack);
+        assert_eq!(conntrack, Conntrack { mark: 77, ..Conntrack::default() });
     }
 
     proptest! {

@@ -12,6 +12,7 @@
 //! Receiving grows the memory of the burst to 70 KiB per frame, for at most 64 frames.
 
 mod config;
+mod interfaces;
 mod message;
 mod pending;
 mod raw_socket;
@@ -35,6 +36,7 @@ use crate::{
     Received, Stats, TxDrop, clock, sys,
 };
 pub use config::Config;
+use interfaces::Interfaces;
 use message::{Message, Packet, Requests};
 use pending::{Pending, Reply};
 use raw_socket::RawSocket;
@@ -73,6 +75,7 @@ pub struct Queue {
     /// Messages that arrived before the configuration was acknowledged.
     early: VecDeque<Vec<u8>>,
     pending: Pending,
+    interfaces: Interfaces,
     out: Requests,
     replies: Option<RawSocket>,
     stats: Stats,
@@ -105,6 +108,7 @@ impl Queue {
             counters: File::open("/proc/thread-self/net/netfilter/nfnetlink_queue").ok(),
             early: VecDeque::new(),
             pending: Pending::default(),
+            interfaces: Interfaces::default(),
             out: Requests::default(),
             replies: config.replies.then(|| RawSocket::of(opener.open(&Object::RawSockets).ok()?)).flatten(),
             stats: Stats::default(),
@@ -206,7 +210,10 @@ impl Queue {
             }
             Message::Answer { .. } | Message::Other => return,
         };
-        let Packet { queued, in_interface, time_ns, payload, len, info } = message;
+        let Packet { mut queued, in_interface, time_ns, payload, len, info } = message;
+        let Self { interfaces, config, socket, .. } = self;
+        queued.listed = [in_interface, queued.out_interface]
+            .map(|index| interfaces.position(index, &config.interfaces, socket.as_fd()));
         let payload = at + payload.start..at + payload.end;
         let bytes = burst.used_bytes(payload.clone());
         let offload = offload(Frame::new(bytes, LinkType::RAW), info);
@@ -218,7 +225,13 @@ impl Queue {
             time_ns: time_ns.unwrap_or_else(|| *now.get_or_insert_with(clock::now_ns)),
             link: LinkType::RAW,
             interface: if in_interface > 0 { in_interface } else { queued.out_interface },
-            meta: Meta { queue: self.config.queue, offload, mark: queued.mark, queued: Some(queued) },
+            meta: Meta {
+                queue: self.config.queue,
+                offload,
+                mark: queued.mark,
+                connmark: None,
+                queued: Some(queued),
+            },
         };
         burst.add_own(payload, frame);
     }
@@ -255,6 +268,9 @@ impl Port for Queue {
     fn receive(&mut self, burst: &mut Burst) -> Result<Received, Error> {
         burst.clear();
         let mut now = None;
+        if !self.config.interfaces.is_empty() {
+            self.interfaces.refresh();
+        }
         while let Some(message) = self.early.pop_front() {
             let at = burst.used();
             burst.room(message.len()).copy_from_slice(&message);
@@ -313,13 +329,19 @@ impl Port for Queue {
         let waits_not = || Error::Direction { name: self.name.clone(), verb: "give a second verdict" };
         let Some(queued) = frame.meta.queued else { return Err(waits_not()) };
         let marked = frame.meta.mark != queued.mark;
-        if verdict == QueueVerdict::Accept && !marked {
-            return if self.pending.accept(queued.id) { Ok(()) } else { Err(waits_not()) };
+        let connmark =
+            frame.meta.connmark.filter(|mark| queued.conntrack.is_some_and(|entry| entry.mark != *mark));
+        let len = frame.bytes.len();
+        if verdict == QueueVerdict::Accept && !marked && connmark.is_none() {
+            if !self.pending.accept(queued.id) {
+                return Err(waits_not());
+            }
+            self.stats.count_sent(len);
+            return Ok(());
         }
         if !self.pending.told(queued.id) {
             return Err(waits_not());
         }
-        let len = frame.bytes.len();
         if verdict == QueueVerdict::Replace
             && let Err(error) = self.replaces(frame.bytes, queued.cut)
         {
@@ -329,6 +351,7 @@ impl Port for Queue {
             return Err(error);
         }
         let kernels = match verdict {
+            QueueVerdict::Accept | QueueVerdict::Replace if self.config.repeat && marked => libc::NF_REPEAT,
             QueueVerdict::Accept | QueueVerdict::Replace => libc::NF_ACCEPT,
             QueueVerdict::Drop => libc::NF_DROP,
             QueueVerdict::Repeat => libc::NF_REPEAT,
@@ -337,6 +360,9 @@ impl Port for Queue {
         if marked {
             self.out.attribute(libc::NFQA_MARK, &frame.meta.mark.to_be_bytes());
         }
+        if let Some(mark) = connmark {
+            self.out.nested(libc::NFQA_CT, message::CTA_MARK, &mark.to_be_bytes());
+        }
         if verdict == QueueVerdict::Replace {
             let place = self.out.attribute(libc::NFQA_PAYLOAD, frame.bytes);
             if let Checksum::Partial { start, offset } = frame.meta.offload.checksum {
@@ -344,7 +370,9 @@ impl Port for Queue {
                 checksum::finish(self.out.at_mut(place), start.into(), offset.into());
             }
         }
-        self.stats.count_sent(len);
+        if verdict != QueueVerdict::Drop {
+            self.stats.count_sent(len);
+        }
         self.tell_some()
     }
 

@@ -28,6 +28,16 @@ pub struct Port {
     pub vlans: Vec<Vlan>,
 }
 
+impl Port {
+    /// The kernel's interfaces that rules may name, of an nfqueue port.
+    pub fn listed(&self) -> &[String] {
+        match &self.driver {
+            driver::Config::Nfqueue(own) => &own.interfaces,
+            _ => &[],
+        }
+    }
+}
+
 /// A VLAN that rules see as a separate port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vlan {
@@ -172,6 +182,26 @@ fn address(table: &Table<'_, '_>, text: &At<&str>) -> Option<IpAddr> {
     address
 }
 
+/// Reports interfaces that an nfqueue port lists and that are ports themselves, or are listed in another zone.
+fn listed_twice(top: &Table<'_, '_>, at: &At<&str>, port: &Port, ports: &[(At<&str>, Port)]) {
+    for (i, name) in port.listed().iter().enumerate() {
+        let is_port = |(_, other): &(At<&str>, Port)| {
+            other.name == *name || other.vlans.iter().any(|vlan| vlan.name == *name)
+        };
+        let elsewhere =
+            |(_, other): &(At<&str>, Port)| other.listed().contains(name) && other.zone != port.zone;
+        if port.listed()[..i].contains(name) || ports.iter().any(is_port) {
+            top.wrong(&at.span, format!("the port name `{name}` is used twice"), "");
+        } else if ports.iter().any(elsewhere) {
+            top.wrong(
+                &at.span,
+                format!("two ports in different zones list `{name}`"),
+                "give both ports the same zone",
+            );
+        }
+    }
+}
+
 /// Reports names and interfaces that two ports share.
 fn twice(top: &Table<'_, '_>, ports: &[(At<&str>, Port)]) {
     for (index, (at, port)) in ports.iter().enumerate() {
@@ -199,5 +229,6 @@ fn twice(top: &Table<'_, '_>, ports: &[(At<&str>, Port)]) {
         if taken.contains(&port.name) {
             top.wrong(&at.span, format!("the port name `{}` is used twice", port.name), "");
         }
+        listed_twice(top, at, port, ports);
     }
 }

@@ -136,7 +136,10 @@ impl Config {
             .ports
             .iter()
             .flat_map(|port| {
-                std::iter::once(port.name.as_str()).chain(port.vlans.iter().map(|vlan| vlan.name.as_str()))
+                let vlans = port.vlans.iter().map(|vlan| vlan.name.as_str());
+                std::iter::once(port.name.as_str())
+                    .chain(vlans)
+                    .chain(port.listed().iter().map(String::as_str))
             })
             .chain(self.muxes.iter().map(|mux| mux.name.as_str()))
             .collect();

@@ -95,7 +95,6 @@ fn errors_have_a_position_and_a_hint() {
             &[
                 "t:14:11: 64 threads and muxes; at most 63 together are supported; write fewer threads, or run some muxes in \
              another engine",
-                "t:14:11: port `k` has the driver nfqueue, which supports one thread; write threads = 1",
                 "t:15:9: `cpus` must be whole numbers in 0..1023, not 1024",
             ],
         ),
@@ -576,8 +575,11 @@ fn the_documentation_has_the_table_of_keys() {
 /// A documented default in backquotes is the value that an absent key has.
 #[test]
 fn documented_defaults_hold() {
-    let drivers =
-        [("af_packet", "offload"), ("af_xdp", "mode zero-copy"), ("nfqueue", "queue copy-range gso")];
+    let drivers = [
+        ("af_packet", "offload"),
+        ("af_xdp", "mode zero-copy"),
+        ("nfqueue", "queue copy-range gso queue-length conntrack repeat"),
+    ];
     for key in keys::KEYS {
         let Some(value) = key.default.strip_prefix('`').and_then(|rest| rest.strip_suffix('`')) else {
             continue;

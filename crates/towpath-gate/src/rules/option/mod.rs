@@ -90,6 +90,13 @@ pub enum Test {
         /// Bits to compare.
         mask: u32,
     },
+    /// The mark of the kernel's connection tracking entry.
+    Connmark {
+        /// Value.
+        value: u32,
+        /// Bits to compare.
+        mask: u32,
+    },
     /// The route to the source leaves through the receive port (strict reverse path, RFC 3704).
     VerRevPath,
     /// A route to the source exists, other than the default route (loose reverse path, RFC 3704).
@@ -126,6 +133,7 @@ const TESTS: &[(&[&str], ParseTest)] = &[
     (&["flow"], |c, _| flow(c).map(Test::Flow)),
     (&["tagged"], |c, _| tagged(c).map(Test::Tagged)),
     (&["mark"], |c, _| mark(c)),
+    (&["connmark"], |c, _| connmark(c)),
     (&["verrevpath"], |_, _| Ok(Test::VerRevPath)),
     (&["versrcreach"], |_, _| Ok(Test::VerSrcReach)),
     (&["antispoof"], |_, _| Ok(Test::AntiSpoof)),
@@ -202,7 +210,21 @@ fn tagged(cursor: &mut Cursor<'_, '_>) -> Parse<TagArg> {
 }
 
 fn mark(cursor: &mut Cursor<'_, '_>) -> Parse<Test> {
-    let token = cursor.need("the mark")?;
+    let (value, mask) = masked(cursor, "the mark")?;
+    Ok(Test::Mark { value, mask })
+}
+
+fn connmark(cursor: &mut Cursor<'_, '_>) -> Parse<Test> {
+    let at = cursor.here();
+    match masked(cursor, "the mark of the connection")? {
+        (Arg::Number(value), mask) => Ok(Test::Connmark { value, mask }),
+        (Arg::Tablearg, _) => Err(bad_number(at, "tablearg", "mark", 0, u32::MAX)),
+    }
+}
+
+/// Parses `VALUE[:mask]`.
+fn masked(cursor: &mut Cursor<'_, '_>, what: &'static str) -> Parse<(Arg, u32)> {
+    let token = cursor.need(what)?;
     let (value, mask) = match token.text.split_once(':') {
         Some((value, mask)) => (value, Some(mask)),
         None => (&*token.text, None),
@@ -216,7 +238,7 @@ fn mark(cursor: &mut Cursor<'_, '_>) -> Parse<Test> {
         "tablearg" => Arg::Tablearg,
         text => Arg::Number(number(text).ok_or_else(|| wrong(text))? & mask),
     };
-    Ok(Test::Mark { value, mask })
+    Ok((value, mask))
 }
 
 /// Parses the arguments of `lookup KEY[:mask] TABLE`.
@@ -326,6 +348,8 @@ impl fmt::Display for Test {
                 }
                 if *mask == u32::MAX { Ok(()) } else { write!(f, ":{mask:#x}") }
             }
+            Self::Connmark { value, mask: u32::MAX } => write!(f, "connmark {value:#x}"),
+            Self::Connmark { value, mask } => write!(f, "connmark {value:#x}:{mask:#x}"),
             Self::VerRevPath => f.write_str("verrevpath"),
             Self::VerSrcReach => f.write_str("versrcreach"),
             Self::AntiSpoof => f.write_str("antispoof"),

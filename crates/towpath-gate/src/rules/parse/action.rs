@@ -57,6 +57,7 @@ pub(crate) fn action(cursor: &mut Cursor<'_, '_>) -> Parse<Action> {
         "reass" => Action::Reass,
         "setdscp" => Action::SetDscp(setdscp(cursor)?),
         "setmark" => Action::SetMark(arg(cursor, "mark", 0, u32::MAX)?),
+        "setconnmark" => Action::SetConnmark(cursor.number("mark", 0, u32::MAX)?),
         "tcp-setmss" => Action::TcpSetMss(cursor.number("segment size", 1, 65535)? as u16),
         "state-timeout" => Action::StateTimeout(cursor.number("lifetime in seconds", 1, LIFETIME_MAX)?),
         "setzone" => Action::SetZone(cursor.number("zone", 1, 65535)? as u16),

@@ -274,3 +274,24 @@ fn ip_in_pppoe_is_ip() {
         }
     }
 }
+
+/// A packet without a connection of the kernel matches no `connmark`, and `setconnmark` changes nothing.
+#[test]
+fn marks_of_connections_are_matched_and_set() {
+    let rules = "add 10 setconnmark 0x9 ip from any to any mark 0x1\nadd 20 deny ip from any to any connmark 0x5:0xf\n\
+                 add 30 deny ip from any to any connmark 0x9\nadd 40 allow ip from any to any not connmark 0x7";
+    // Rows: mark, mark of the connection, step, mark of the connection then.
+    let rows = [
+        (0, None, Step::Pass, None),
+        (1, None, Step::Pass, None),
+        (0, Some(0x15), DENY, Some(0x15)),
+        (1, Some(0x15), DENY, Some(0x9)),
+        (0, Some(0x7), DENY, Some(0x7)),
+    ];
+    for (mark, connmark, expected, then) in rows {
+        let mut story = Story::new(rules);
+        let mut walk = story.walk(SYN).with_marks(mark, connmark);
+        let step = story.step(&mut walk, SYN);
+        assert_eq!((step, walk.connmark()), (expected, then), "mark {mark}, connection {connmark:?}");
+    }
+}

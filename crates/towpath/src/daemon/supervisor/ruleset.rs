@@ -29,6 +29,8 @@ pub struct WiredInterface {
     pub mode: ForwardMode,
     /// Identifiers of VLANs, and the ports that their packets arrive on.
     pub vlans: Vec<(u16, PortId)>,
+    /// The ports of the interfaces that an nfqueue port lists.
+    pub listed: Vec<PortId>,
 }
 
 /// Numbers the ports. A port's number is its position in the configuration; ports of VLANs follow, then those of muxes.
@@ -44,7 +46,17 @@ pub fn wired(config: &Config) -> Wired {
             ports.set_zone(id, vlan.zone);
             vlans.push((vlan.id, id));
         }
-        interfaces.push(WiredInterface { port: ids[at], mode: way(config, at, &ids), vlans });
+        let mut listed = Vec::new();
+        for name in port.listed() {
+            let id = ports.add(name, Vec::new());
+            ports.set_zone(id, port.zone);
+            ports.set_marks(id);
+            listed.push(id);
+        }
+        if port.driver.returns_verdicts() {
+            ports.set_marks(ids[at]);
+        }
+        interfaces.push(WiredInterface { port: ids[at], mode: way(config, at, &ids), vlans, listed });
     }
     let muxes = config.muxes.iter().map(|mux| (ports.add(&mux.name, Vec::new()), mux.name.clone())).collect();
     Wired { ports, interfaces, muxes }
@@ -54,9 +66,10 @@ pub fn wired(config: &Config) -> Wired {
 pub(super) fn gate(config: &Config, ruleset: &Ruleset) -> (Gate, Topology, Vec<(PortId, String)>) {
     let Wired { ports, interfaces, muxes } = wired(config);
     let mut topology = Topology::none();
-    for WiredInterface { port, mode, vlans } in interfaces {
+    for WiredInterface { port, mode, vlans, listed } in interfaces {
         topology.add(port, mode);
         vlans.into_iter().for_each(|(vlan, port)| topology.tagged(vlan, port));
+        listed.into_iter().for_each(|port| topology.listed(port));
     }
     // A random hash key: hash collisions of states cannot be provoked from outside.
     let seed = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0);
@@ -86,7 +99,7 @@ pub fn routes(config: &Config) -> Routes {
 
 fn way(config: &Config, port: usize, ids: &[towpath_gate::PortId]) -> ForwardMode {
     if config.ports[port].driver.returns_verdicts() {
-        return ForwardMode::Back;
+        return ForwardMode::Back(ids[port]);
     }
     if config.monitors.contains(&port) {
         return ForwardMode::Nowhere;

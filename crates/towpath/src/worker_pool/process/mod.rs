@@ -40,7 +40,7 @@ const CREDIT: usize = 256;
 const RX: u32 = 4 << 20;
 /// Maximum number of calls of [`Channel::poll_messages`] per turn, and number of bytes after which no further call
 /// follows, so that a worker that only sends does not delay the others.
-const ROUNDS: usize = 16;
+const ROUNDS: usize = 2;
 const TURN_BYTES: usize = 2 * POLL_BYTES;
 /// How worker processes are started.
 #[derive(Clone, Debug)]

@@ -8,5 +8,6 @@ mod exclusive;
 mod inspectors;
 mod losses;
 mod machines;
+mod nfqueue;
 mod router;
 mod services;

@@ -1,0 +1,227 @@
+//! The kernel's queue: marks, names of interfaces, repeated evaluation, and several queues.
+
+use std::collections::HashSet;
+use std::net::UdpSocket;
+use std::process::Command;
+use std::time::Duration;
+
+use towpath_port::netns::{Host, ip, until, veth, within};
+
+use super::machines::*;
+
+/// A machine on each of `wan` and `lan`. The kernel of this namespace is their router, with these netfilter rules.
+fn routed(rules: &[&str]) -> (Host, Host) {
+    let (left, right) = (Host::new(), Host::new());
+    veth("wan", "l0");
+    veth("lan", "r0");
+    ip("addr add 10.0.1.254/24 dev wan");
+    ip("addr add 10.0.2.254/24 dev lan");
+    std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
+    left.take("l0", "10.0.1.1/24");
+    right.take("r0", "10.0.2.1/24");
+    left.run(|| ip("route add default via 10.0.1.254"));
+    right.run(|| ip("route add default via 10.0.2.254"));
+    for rule in rules {
+        let set = ["iptables-legacy", "iptables"].iter().any(|program| {
+            let output = Command::new(program).args(rule.split_whitespace()).output();
+            output.is_ok_and(|output| output.status.success())
+        });
+        assert!(set, "iptables {rule}");
+    }
+    (left, right)
+}
+
+/// Sends a datagram from port `from` to port `to` of the right machine until one arrives or it was sent `times`. Returns true if one
+/// arrived.
+fn arrives(left: &Host, right: &Host, from: u16, to: u16, times: usize) -> bool {
+    let receiver = right.run(move || UdpSocket::bind(("10.0.2.1", to)).unwrap());
+    receiver.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let sender = left.run(move || UdpSocket::bind(("10.0.1.1", from)).unwrap());
+    (0..times).any(|_| {
+        sender.send_to(b"datagram", ("10.0.2.1", to)).unwrap();
+        receiver.recv(&mut [0; 16]).is_ok()
+    })
+}
+
+/// Packets of the rule with this number.
+fn matched(engine: &Engine, number: u64) -> u64 {
+    let rules = engine.json("show rules --json");
+    let rule = rules["rules"].as_array().unwrap().iter().find(|rule| rule["number"] == number);
+    rule.unwrap()["packets"].as_u64().unwrap()
+}
+
+const KERNEL: &str =
+    "rules = \"r.ipfw\"\n[port.kernel]\ndriver = \"nfqueue\"\nqueue = 5\n[control]\nsocket = \"ctl.sock\"\n";
+
+/// Rules match the mark that netfilter gave a packet, and the kernel gets the mark that a rule sets.
+#[towpath_testenv::needs(netns, nfqueue)]
+#[test]
+fn marks_come_from_the_kernel_and_go_back() {
+    within(|| {
+        let (left, right) = routed(&[
+            "-t mangle -A PREROUTING -p udp --dport 1000 -j MARK --set-mark 0x15",
+            "-A FORWARD -j NFQUEUE --queue-num 5",
+            // After the queue: only packets with the mark of rule 200.
+            "-t mangle -A POSTROUTING -p udp --dport 1001 -m mark ! --mark 0x77 -j DROP",
+            "-t mangle -A POSTROUTING -p udp --dport 1002 -m mark ! --mark 0x77 -j DROP",
+        ]);
+        let rules = "add 100 deny udp from any to any mark 0x5:0xf\nadd 200 setmark 0x77 udp from any to any 1001\n\
+                     add 300 allow ip from any to any\n";
+        let files = files(KERNEL, rules);
+        let engine = Engine::start(files.path());
+        assert!(!arrives(&left, &right, 9, 1000, 3), "rule 100 denies the mark 0x15");
+        assert_eq!(matched(&engine, 100), 3);
+        assert!(arrives(&left, &right, 9, 1001, 100), "the kernel got the mark of rule 200");
+        assert!(!arrives(&left, &right, 9, 1002, 3), "a mark that no rule sets stays 0");
+        // Denied packets are not sent.
+        let ports = engine.json("show ports --json");
+        let (received, sent) = (ports["ports"][0]["received"].as_u64(), ports["ports"][0]["sent"].as_u64());
+        assert_eq!(received.map(|count| count - 3), sent, "{ports}");
+        engine.stop();
+    });
+}
+
+/// The mark of a connection is read and set through the verdict.
+#[towpath_testenv::needs(netns, nfqueue, queue_ct)]
+#[test]
+fn marks_of_connections_come_from_the_kernel_and_go_back() {
+    within(|| {
+        let (left, right) = routed(&[
+            "-t mangle -A PREROUTING -p udp --dport 1000 -j CONNMARK --set-mark 0x9",
+            "-A FORWARD -m connmark --mark 0x31 -j ACCEPT",
+            "-A FORWARD -j NFQUEUE --queue-num 5",
+        ]);
+        let rules = "add 100 deny udp from any to any connmark 0x9\nadd 200 setconnmark 0x31 udp from any to any 1001\n\
+                     add 300 allow ip from any to any\n";
+        let config = KERNEL.replace("queue = 5", "queue = 5\nconntrack = true");
+        let files = files(&config, rules);
+        let engine = Engine::start(files.path());
+        assert!(!arrives(&left, &right, 9, 1000, 3), "rule 100 denies the mark 9 of the connection");
+        assert!(arrives(&left, &right, 9, 1001, 100));
+        let queued = matched(&engine, 200);
+        assert!(arrives(&left, &right, 9, 1001, 100));
+        assert_eq!(matched(&engine, 200), queued, "later packets of the connection do not come to the queue");
+        engine.stop();
+    });
+}
+
+/// A packet whose mark changed begins again at the first netfilter rule.
+#[towpath_testenv::needs(netns, nfqueue)]
+#[test]
+fn a_packet_with_a_new_mark_is_evaluated_again() {
+    within(|| {
+        let (left, right) = routed(&[
+            "-A FORWARD -p udp -m mark --mark 0x1 -j DROP",
+            "-A FORWARD -m mark --mark 0x2 -j ACCEPT",
+            "-A FORWARD -j NFQUEUE --queue-num 5",
+        ]);
+        let rules = "add 100 setmark 0x1 udp from any to any 1000\nadd 200 setmark 0x2 udp from any to any 1001\n\
+                     add 300 allow ip from any to any\n";
+        let files = files(&KERNEL.replace("queue = 5", "queue = 5\nrepeat = true"), rules);
+        let engine = Engine::start(files.path());
+        assert!(!arrives(&left, &right, 9, 1000, 3), "the first netfilter rule drops the mark 1");
+        assert!(arrives(&left, &right, 9, 1001, 100));
+        assert!(arrives(&left, &right, 9, 1002, 100), "a packet with its old mark is accepted");
+        engine.stop();
+    });
+}
+
+/// `recv` and `xmit` match the kernel's interfaces by name, also after one was renamed.
+#[towpath_testenv::needs(netns, nfqueue)]
+#[test]
+fn rules_name_the_interfaces_of_the_kernel() {
+    within(|| {
+        let (left, right) = routed(&["-A FORWARD -j NFQUEUE --queue-num 5"]);
+        let rules = "add 100 deny udp from any to any 1000 recv wan\nadd 110 deny udp from any to any 1001 xmit lan\n\
+                     add 120 deny udp from any to any 1002 recv lan\nadd 130 deny udp from any to any 1003 recv kernel\n\
+                     add 140 deny udp from any to any 1004 recv dsl0\nadd 300 allow ip from any to any\n";
+        let listed = "queue = 5\ninterfaces = [\"wan\", \"lan\", \"dsl0\"]";
+        let files = files(&KERNEL.replace("queue = 5", listed), rules);
+        let engine = Engine::start(files.path());
+        let arrived = [1000, 1001, 1002, 1003, 1004].map(|to| arrives(&left, &right, 9, to, 3));
+        assert_eq!(
+            arrived,
+            [false, false, true, true, true],
+            "recv wan, xmit lan, recv lan, recv kernel, recv dsl0"
+        );
+        ip("link set wan down");
+        ip("link set wan name dsl0");
+        ip("link set dsl0 up");
+        // A name is kept for a second.
+        until(|| !arrives(&left, &right, 9, 1004, 1) && matched(&engine, 140) > 0);
+        engine.stop();
+    });
+}
+
+/// Each thread reads a queue of its own, as `--queue-balance` distributes the flows.
+#[towpath_testenv::needs(netns, nfqueue)]
+#[test]
+fn threads_share_the_queues_of_a_range() {
+    within(|| {
+        let (left, right) = routed(&["-A FORWARD -j NFQUEUE --queue-balance 5:6"]);
+        let config = format!("{KERNEL}[engine]\nthreads = 2\n");
+        let files =
+            files(&config, "add 100 check-state\nadd 200 allow udp from 10.0.1.0/24 to any keep-state\n");
+        let engine = Engine::start(files.path());
+        // Replies find the state that a thread installed, whichever thread they come to.
+        let mut queues = HashSet::new();
+        // The addresses of a flow select its queue.
+        left.run(|| (2..34).for_each(|host| ip(&format!("addr add 10.0.1.{host}/24 dev l0"))));
+        for (port, host) in (2000..).zip(2..34) {
+            let server = right.run(move || UdpSocket::bind(("10.0.2.1", port)).unwrap());
+            let client = left.run(move || UdpSocket::bind((format!("10.0.1.{host}"), 0)).unwrap());
+            for socket in [&server, &client] {
+                socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            }
+            client.send_to(b"question", ("10.0.2.1", port)).unwrap();
+            let (_, from) = server.recv_from(&mut [0; 16]).unwrap();
+            server.send_to(b"answer", from).unwrap();
+            client.recv(&mut [0; 16]).unwrap();
+        }
+        let text = std::fs::read_to_string("/proc/thread-self/net/netfilter/nfnetlink_queue").unwrap();
+        for line in text.lines() {
+            let columns: Vec<u64> = line.split_whitespace().map(|column| column.parse().unwrap()).collect();
+            // The queue's number, and the number of packets that it has had.
+            queues.extend((columns[7] > 0).then_some(columns[0]));
+        }
+        assert_eq!(queues, HashSet::from([5, 6]), "{text}");
+        engine.stop();
+    });
+}
+
+/// The queue's length is that of the configuration, and a full queue drops or accepts.
+#[towpath_testenv::needs(netns, nfqueue)]
+#[test]
+fn a_full_queue_drops_or_accepts() {
+    for (fail, arrive) in [("closed", false), ("open", true)] {
+        within(|| {
+            let (left, right) = routed(&["-A FORWARD -p udp -j NFQUEUE --queue-num 5"]);
+            let config =
+                KERNEL.replace("queue = 5", &format!("queue = 5\nqueue-length = 4\nfail = \"{fail}\""));
+            let files = files(&config, "add 300 allow ip from any to any\n");
+            let engine = Engine::start(files.path());
+            engine.signal(rustix::process::Signal::STOP);
+            let receiver = right.run(|| UdpSocket::bind("10.0.2.1:1000").unwrap());
+            receiver.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+            let sender = left.run(|| UdpSocket::bind("10.0.1.1:0").unwrap());
+            for number in 0..20_u8 {
+                sender.send_to(&[number], "10.0.2.1:1000").unwrap();
+            }
+            let mut got = HashSet::new();
+            let mut byte = [0];
+            while receiver.recv(&mut byte).is_ok() {
+                got.insert(byte[0]);
+            }
+            let passed: HashSet<u8> = if arrive { (4..20).collect() } else { HashSet::new() };
+            assert_eq!(got, passed, "{fail}: while the engine is stopped");
+            engine.signal(rustix::process::Signal::CONT);
+            while got.len() < passed.len() + 4 {
+                receiver.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+                receiver.recv(&mut byte).unwrap();
+                got.insert(byte[0]);
+            }
+            assert!((0..4).all(|number| got.contains(&number)), "{fail}: the queue held the first four");
+            engine.stop();
+        });
+    }
+}
