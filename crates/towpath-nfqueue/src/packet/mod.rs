@@ -1,0 +1,1 @@
+//! The packet helpers of libnetfilter_queue.
