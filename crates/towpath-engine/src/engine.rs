@@ -255,6 +255,7 @@ impl<E: PacketIo> Engine<E> {
         let before = self.totals.dropped();
         self.queues.iter_mut().for_each(Queue::close);
         self.queues.backlog = VecDeque::new();
+        self.locks.clear_deferred();
         for id in self.reorder.waiting_ids() {
             self.end(id, Outcome::Dropped(DropReason::Shutdown));
         }

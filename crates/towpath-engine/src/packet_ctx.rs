@@ -29,13 +29,11 @@ pub(crate) struct PacketCtx {
     pub(crate) next_hop: NextHop,
     /// The next hop that a rule (`fwd`) names.
     pub(crate) fwd: Option<IpAddr>,
-    /// Rule evaluation has not begun: it waits for earlier packets of the flow.
-    pub(crate) deferred: bool,
     /// The walk in direction `out` has begun.
     pub(crate) outbound: bool,
     /// The event for which the packet waits.
     pub(crate) wait: Wait,
-    /// Held while rule evaluation will continue after a verdict.
+    /// Held while the packet waits and may then create a state that later packets of its flow need.
     pub(crate) lock: FlowLock,
     /// The number of received packets that it stands for.
     pub(crate) packets: u16,
@@ -98,7 +96,6 @@ impl PacketCtx {
             egress: Egress::Unrouted,
             next_hop: NextHop::None,
             fwd: None,
-            deferred: false,
             outbound: false,
             wait: Wait { queue: 0, kind: Handover::Inspect, since: None },
             lock: FlowLock::default(),

@@ -11,7 +11,8 @@
 //!
 //! `drive` takes a packet that is in the reorder buffer as far as it gets without waiting. [`Wait`] is the reason why it
 //! then waits; `settle` (a verdict), `retry_backlog` (room: `backlog.rs`), `reassemble` (fragments: `reassemble.rs`) and
-//! `resume_deferred` (earlier packets of the flow) continue.
+//! `resume_deferred` (a state that an earlier packet of the flow may create) continue. Packets of one flow are evaluated as their verdicts
+//! arrive; they leave in the order of their arrival.
 
 use towpath_gate::{BURST, Dir, Edits, PortId, Walker};
 use towpath_ring::Verdict;
@@ -187,15 +188,12 @@ impl<E: PacketIo> Engine<E> {
         self.clock.packet(index, meta.time);
     }
 
-    /// Keeps a packet until earlier packets of its flow have been evaluated.
-    fn defer(&mut self, index: usize, frame: &[u8], meta: Meta, mut ctx: PacketCtx) {
-        ctx.deferred = true;
+    /// Keeps a packet until the lock of its flow is released.
+    fn defer(&mut self, index: usize, frame: &[u8], meta: Meta, ctx: PacketCtx) {
         let bucket = ctx.bucket();
         let account = self.reorder.front_account(bucket);
-        if let Some(id) = self.hold(index, frame, meta, ctx, account)
-            && let Some((_, ctx)) = self.reorder.waiting_mut(id)
-        {
-            self.locks.lock(&mut ctx.lock, bucket);
+        if let Some(id) = self.hold(index, frame, meta, ctx, account) {
+            self.locks.defer(bucket, id);
         }
     }
 
@@ -421,14 +419,25 @@ impl<E: PacketIo> Engine<E> {
     }
 
     pub(crate) fn set_wait(&mut self, id: PacketId, wait: Wait) {
-        let Self { reorder, burst, locks, walker, .. } = self;
+        let Self { reorder, burst, locks, walker, clock, live, .. } = self;
         let Some((held, ctx)) = reorder.waiting_mut(id) else { return };
         ctx.wait = wait;
         // The inspector sees the edits of the rules so far.
         edit(held, ctx, burst.as_ref());
-        if wait.kind != Handover::Inspect || ctx.may_walk_out(walker) {
-            let bucket = ctx.bucket();
-            locks.lock(&mut ctx.lock, bucket);
+        let continues = wait.kind != Handover::Inspect;
+        let leaves = !ctx.outbound && ctx.may_walk_out(walker);
+        // The report of a replay does not depend on the speed of inspectors: its packets walk on one after the other.
+        let locks_flow = (continues || leaves)
+            && (!*live || {
+                let dir = ctx.walk.dir();
+                let ahead = continues.then_some(dir).into_iter().chain(leaves.then_some(Dir::Out));
+                parse(held, ctx, burst.as_ref())
+                    .is_ok_and(|packet| walker.may_create_state(&ctx.walk, &packet, ahead, clock.now))
+            });
+        let bucket = ctx.bucket();
+        match locks_flow {
+            true => locks.lock(&mut ctx.lock, bucket),
+            false => locks.unlock(&mut ctx.lock),
         }
     }
 
@@ -579,21 +588,13 @@ impl<E: PacketIo> Engine<E> {
         after_pass((walker, io), &packet, ctx, ctx.wait.kind, clock.now)
     }
 
-    /// Resumes the deferred packets whose turn has come. Returns true if there was one.
+    /// Resumes the deferred packets of flows that are no longer locked. Returns true if there was one.
     fn resume_deferred(&mut self) -> bool {
-        if !self.live {
-            self.reorder.clear_turns();
-            return false;
-        }
         let mut any = false;
-        while let Some(id) = self.reorder.take_turn() {
-            let Self { reorder, burst, walker, clock, locks, io, .. } = self;
+        while let Some(id) = self.locks.take_released() {
+            let Self { reorder, burst, walker, clock, io, .. } = self;
             let Some((held, ctx)) = reorder.waiting_mut(id) else { continue };
-            if !std::mem::take(&mut ctx.deferred) {
-                continue;
-            }
             any = true;
-            locks.unlock(&mut ctx.lock);
             let next = match parse(held, ctx, burst.as_ref()) {
                 Ok(packet) => walk((walker, io), &packet, ctx, clock.now),
                 Err(malformed) => Next::End(Outcome::Dropped(malformed.into())),

@@ -57,12 +57,11 @@ impl<E: PacketIo> Engine<E> {
         if !self.live {
             return Some(id);
         }
-        let waits = locks.is_locked(bucket);
-        if waits {
-            locks.lock(&mut ctx.lock, bucket);
-            ctx.deferred = true;
-        }
         let id = reorder.move_to(id, bucket)?;
-        (!waits).then_some(id)
+        if locks.is_locked(bucket) {
+            locks.defer(bucket, id);
+            return None;
+        }
+        Some(id)
     }
 }

@@ -94,8 +94,6 @@ pub struct ReorderBuffer<M, W> {
     buckets: Box<[Bucket]>,
     /// Buckets whose front was decided.
     ready: Vec<u16>,
-    /// Waiting packets that have come to the front of their bucket.
-    turns: Vec<PacketId>,
     shares: Shares,
     waiting: usize,
     /// Free byte buffers, so that the buffer allocates only until it is warm.
@@ -156,7 +154,6 @@ impl<M, W> ReorderBuffer<M, W> {
             free: NONE,
             buckets: vec![CLEAR; usize::from(buckets)].into(),
             ready: Vec::new(),
-            turns: Vec::new(),
             shares: Shares::new(limits, separate),
             waiting: 0,
             spare: Vec::new(),
@@ -418,7 +415,6 @@ impl<M, W> ReorderBuffer<M, W> {
             };
             match entry.state {
                 State::Waiting => {
-                    self.turns.push(PacketId { generation: entry.generation, at });
                     self.ready.pop();
                 }
                 State::Passed => {
@@ -431,16 +427,6 @@ impl<M, W> ReorderBuffer<M, W> {
             }
         }
         Ok(())
-    }
-
-    /// Returns a waiting packet that has come to the front of its bucket, once.
-    pub fn take_turn(&mut self) -> Option<PacketId> {
-        self.turns.pop()
-    }
-
-    /// Clears the packets of [`take_turn`](Self::take_turn).
-    pub fn clear_turns(&mut self) {
-        self.turns.clear();
     }
 
     fn waiting_entry(&mut self, id: PacketId) -> Option<&mut Entry<M, W>> {

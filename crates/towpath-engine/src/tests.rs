@@ -1,5 +1,6 @@
 //! Tests of a live engine with a simulated inspector. The inspector sees published frames only after `kick`.
 
+mod chained;
 mod isolation;
 mod replaced;
 
@@ -27,6 +28,8 @@ struct Inside {
     decided: u32,
     /// Decided frames that were not polled.
     verdicts: Vec<(u32, Decision<'static>)>,
+    /// The last byte of each published frame.
+    labels: Vec<u8>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -49,12 +52,13 @@ impl Inspector {
 }
 
 impl Channel for Inspector {
-    fn publish(&mut self, _frame: &[u8], _meta: &towpath_ring::Meta) -> Result<Seq, ReserveError> {
+    fn publish(&mut self, frame: &[u8], _meta: &towpath_ring::Meta) -> Result<Seq, ReserveError> {
         let mut inside = self.0.borrow_mut();
         if inside.room > 0 && inside.published - inside.decided >= inside.room as u32 {
             return Err(ReserveError::RingFull);
         }
         inside.published += 1;
+        inside.labels.extend(frame.last());
         Ok(Seq(inside.published - 1))
     }
     fn lose(&mut self, _loss: Loss) {}

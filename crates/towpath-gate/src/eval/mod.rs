@@ -27,6 +27,7 @@ mod retired;
 mod routes;
 mod rule_counters;
 mod snapshot;
+mod state_ahead;
 mod stateless_prefix;
 mod step;
 mod token_bucket;

@@ -9,6 +9,7 @@ use towpath_bpf::{Format, LoadOptions};
 use super::index::Index;
 use super::insn::{Insn, Op, TableCheck};
 use super::port::{PortId, Ports};
+use super::state_ahead::CreatingRules;
 use super::stateless_prefix::StatelessPrefix;
 use crate::rules::address::{Address, TableRef};
 use crate::rules::glob;
@@ -130,6 +131,8 @@ pub(crate) struct Program {
     /// The rules before the first state lookup, if a packet may start with that lookup.
     pub(super) prefix: Option<StatelessPrefix>,
     ids: RulePositions,
+    /// The rules that create states, by name.
+    pub(super) creating: Vec<CreatingRules>,
     /// Positions of the rules that only pass. Lookups by state need no other rules.
     pub(super) passing: RulePositions,
 }
@@ -159,6 +162,8 @@ impl Program {
         }
         program.prefix =
             StatelessPrefix::new(&program.rules[..=program.default], |rule| program.insns_of(rule));
+        program.creating =
+            CreatingRules::all(&program.rules[..=program.default], |rule| program.insns_of(rule));
         program.ids = RulePositions::new(program.rules.iter().map(|rule| (rule.id, true)));
         program.passing = RulePositions::new(program.rules.iter().map(|rule| (rule.id, rule.only_allows())));
         program.index = Index::new(&program.rules[..=program.default], |rule| program.insns_of(rule));
