@@ -86,8 +86,12 @@ fn signal(pid: i32, signal: Signal) {
 }
 
 fn inspector(socket: &std::path::Path) -> Child {
+    inspector_of("1", socket)
+}
+
+fn inspector_of(queue: &str, socket: &std::path::Path) -> Child {
     Command::new(env!("CARGO_BIN_EXE_towpath"))
-        .args(["inspect", "--queue", "1", "--match", "nothing-like-this", "--verdict", "drop"])
+        .args(["inspect", "--queue", queue, "--match", "nothing-like-this", "--verdict", "drop"])
         .env("TOWPATH_SOCKET", socket)
         .spawn()
         .unwrap()
@@ -209,6 +213,54 @@ fn kills_in_a_row_lose_nothing_with_an_inspector_on_standby() {
         until(|| flows.missing() == 0);
         let queue = queue(&engine);
         assert_eq!((&queue["lost"], &queue["takeovers"]), (&0.into(), &6.into()), "{queue}");
+        engine.stop();
+    });
+}
+
+/// Two inspectors, one behind the other. While the second one is stopped, it gets every packet of a flow that the first one passed.
+#[towpath_testenv::needs(netns)]
+#[test]
+fn a_flow_does_not_wait_between_two_inspectors() {
+    const RULES: &str = "\
+add 100 allow layer2 mac-type arp
+add 200 divert 1 udp from any to any 9
+add 300 inspect 2 udp from any to any 9
+add 400 allow ip from any to any
+";
+    const PACKETS: u32 = 40;
+    within(|| {
+        let (left, right) = machines();
+        let queues = "[queue.1]\nsocket = \"q1.sock\"\n[queue.2]\nsocket = \"q2.sock\"\n";
+        let policy = "deadline = 60\n";
+        let config = format!("{BRIDGE}{}", queues.replace("sock\"\n", &format!("sock\"\n{policy}")));
+        let files = files(&config, RULES);
+        let engine = Engine::start(files.path());
+        let mut inspectors =
+            ["1", "2"].map(|queue| inspector_of(queue, &files.path().join(format!("q{queue}.sock"))));
+        let each = |of: &str| {
+            let queues = engine.json("show queues --json");
+            [0, 1].map(|queue| queues["queues"][queue][of].as_u64().unwrap())
+        };
+        until(|| each("inspectors") == [1, 1]);
+        let server = right.run(|| UdpSocket::bind((RIGHT, PORT)).unwrap());
+        server.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let client = left.run(|| UdpSocket::bind((LEFT, 0)).unwrap());
+        client.connect((RIGHT, PORT)).unwrap();
+        let second = inspectors[1].id() as i32;
+        signal(second, Signal::STOP);
+        (0..PACKETS).for_each(|number| assert_eq!(client.send(&number.to_be_bytes()).unwrap(), 4));
+        until(|| each("open") == [0, PACKETS.into()]);
+        signal(second, Signal::CONT);
+        let mut number = [0; 4];
+        for expected in 0..PACKETS {
+            server.recv(&mut number).unwrap();
+            assert_eq!(u32::from_be_bytes(number), expected);
+        }
+        assert_eq!(each("passed"), [u64::from(PACKETS); 2]);
+        for inspector in &mut inspectors {
+            inspector.kill().unwrap();
+            inspector.wait().unwrap();
+        }
         engine.stop();
     });
 }
