@@ -2,6 +2,8 @@
 //!
 //! References: Documentation/bpf/standardization/instruction-set.rst, linux/bpf.h.
 
+use std::os::fd::{AsRawFd, BorrowedFd};
+
 /// A register. R0 has the result of a call, R1 to R5 its arguments, R6 to R9 survive it, R10 is the frame pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reg {
@@ -104,6 +106,18 @@ impl Asm {
         self.emit(0xdc, (to, Reg::R0), 0, 16);
     }
 
+    /// `to -= from`.
+    pub(crate) fn subtract(&mut self, to: Reg, from: Reg) {
+        self.emit(0x1f, (to, from), 0, 0);
+    }
+
+    /// `to` = the address of the first value of the array `map` (BPF_PSEUDO_MAP_VALUE, Linux 5.2).
+    pub(crate) fn map_value(&mut self, to: Reg, map: BorrowedFd<'_>) {
+        // An instruction of two slots. BPF_PSEUDO_MAP_VALUE is 2, in the place of the source register.
+        self.emit(0x18, (to, Reg::R2), 0, map.as_raw_fd());
+        self.emit(0, (Reg::R0, Reg::R0), 0, 0);
+    }
+
     /// `to = *(size *)(from + offset)`.
     pub(crate) fn load(&mut self, size: Size, to: Reg, from: Reg, offset: i16) {
         self.emit(0x61 | size as u8, (to, from), offset, 0);
@@ -135,6 +149,12 @@ impl Asm {
     pub(crate) fn goto_if_negative(&mut self, register: Reg, label: Label) {
         self.jumps.push((self.code.len(), label));
         self.emit(0xc5, (register, Reg::R0), 0, 0);
+    }
+
+    /// Jumps if the unsigned double word `register` is above `value`.
+    pub(crate) fn goto_if_above(&mut self, register: Reg, value: i32, label: Label) {
+        self.jumps.push((self.code.len(), label));
+        self.emit(0x25, (register, Reg::R0), 0, value);
     }
 
     /// `return value`.

@@ -103,8 +103,8 @@ pub enum Error {
     },
     /// The packets of the interface cannot be kept from the kernel's network stack.
     #[error(
-        "{name}: cannot keep the packets from the kernel's network stack ({source}): run as root outside of any user namespace with \
-         Linux 6.6 or later, or write exclusive = false if the kernel may process them too"
+        "{name}: cannot keep the packets from the kernel's network stack ({source}): run as root outside of any user namespace \
+         (before Linux 6.6, with CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS), or write exclusive = false if the kernel may process them too"
     )]
     NotExclusive {
         /// Name of the port.

@@ -20,6 +20,7 @@
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::os::fd::BorrowedFd;
 
 use crate::bpf_asm::{Asm, Cond, Label, Reg, Size};
 
@@ -44,10 +45,14 @@ const SKB_PKT_TYPE: i16 = 4;
 const SKB_PROTOCOL: i16 = 16;
 const SKB_VLAN_PRESENT: i16 = 20;
 /// enum bpf_func_id.
+const KTIME_GET_NS: i32 = 5;
 const SKB_LOAD_BYTES: i32 = 26;
 /// Offsets from the frame pointer: the IP header, and the first four bytes after it.
 const IP: i16 = -64;
 const L4: i16 = -8;
+
+/// The age of a heartbeat at which the port counts as ended, in nanoseconds.
+pub(crate) const SILENCE: i32 = 1_000_000_000;
 
 /// A list of packets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -118,10 +123,26 @@ impl Filter {
         self.entries.iter().any(|entry| matches!(entry, Entry::Ip(Packets { destination: None, .. })))
     }
 
-    /// The program for frames with a link header of `header` bytes, where `me` are the interface's addresses.
-    pub(crate) fn compile(&self, header: i32, me: &[IpAddr], actions: Actions) -> Vec<u64> {
+    /// The program for frames with a link header of `header` bytes, where `me` are the interface's addresses. With a map, the first value
+    /// of which is a time of CLOCK_MONOTONIC in nanoseconds, the network stack gets all packets once that time is [`SILENCE`] ago.
+    pub(crate) fn compile(
+        &self,
+        header: i32,
+        me: &[IpAddr],
+        actions: Actions,
+        heartbeat: Option<BorrowedFd<'_>>,
+    ) -> Vec<u64> {
         let asm = &mut Asm::default();
         let (host, both, miss) = (asm.label(), asm.label(), asm.label());
+        if let Some(map) = heartbeat {
+            asm.copy(Reg::R6, Reg::R1);
+            asm.map_value(Reg::R2, map);
+            asm.load(Size::Double, Reg::R7, Reg::R2, 0);
+            asm.call(KTIME_GET_NS);
+            asm.subtract(Reg::R0, Reg::R7);
+            asm.goto_if_above(Reg::R0, SILENCE, host);
+            asm.copy(Reg::R1, Reg::R6);
+        }
         if !self.entries.is_empty() {
             read_headers(asm, header, miss);
         }

@@ -5,21 +5,14 @@
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::AsFd;
 
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use crate::rtnetlink::{attributes, dump, find, word};
 
-use crate::sys;
-
-/// linux/rtnetlink.h, linux/netlink.h.
+/// linux/rtnetlink.h.
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
 const RTM_GETADDR: u16 = 22;
-const NLM_F_REQUEST: u16 = 1;
-const NLM_F_DUMP: u16 = 0x300;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
 /// linux/if_link.h, linux/if_addr.h.
 const IFLA_IFNAME: u16 = 3;
 const IFLA_LINK: u16 = 5;
@@ -28,8 +21,6 @@ const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
-/// Limit on the datagrams of a dump.
-const DATAGRAMS_MAX: usize = 10_000;
 
 /// The kernel's use of one interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -179,6 +170,11 @@ fn links() -> io::Result<Vec<Link>> {
     Ok(found)
 }
 
+/// The interfaces: index and name.
+pub(crate) fn interface_names() -> io::Result<Vec<(u32, String)>> {
+    Ok(links()?.into_iter().map(|link| (link.index, link.name)).collect())
+}
+
 /// One message of links: struct ifinfomsg has family, type, index, flags and change.
 fn link(kind: u16, body: &[u8]) -> Option<Link> {
     if kind != RTM_NEWLINK {
@@ -200,66 +196,6 @@ fn link(kind: u16, body: &[u8]) -> Option<Link> {
         master: number(IFLA_MASTER),
         below: number(IFLA_LINK).filter(|_| stacked),
     })
-}
-
-/// Requests a dump and passes the kind and the body of each message to `take`.
-fn dump(request: u16, mut take: impl FnMut(u16, &[u8])) -> io::Result<()> {
-    let socket = sys::socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_ROUTE)?;
-    // struct nlmsghdr: length, type, flags, sequence, port. Then struct ifinfomsg, the longer of the two bodies.
-    let mut message = vec![0; 32];
-    message[..4].copy_from_slice(&32_u32.to_ne_bytes());
-    message[4..6].copy_from_slice(&request.to_ne_bytes());
-    message[6..8].copy_from_slice(&(NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
-    send(&socket, &message, SendFlags::empty())?;
-    let mut buffer = vec![0; 64 << 10];
-    for _ in 0..DATAGRAMS_MAX {
-        let mut fds = [rustix::event::PollFd::from_borrowed_fd(socket.as_fd(), rustix::event::PollFlags::IN)];
-        let timeout = rustix::event::Timespec { tv_sec: 5, tv_nsec: 0 };
-        if rustix::event::poll(&mut fds, Some(&timeout))? == 0 {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        let (len, _) = recv(&socket, &mut buffer[..], RecvFlags::empty())?;
-        let mut left = &buffer[..len.min(buffer.len())];
-        while let Some(len) = word(left).map(|len| len as usize).filter(|len| (16..=left.len()).contains(len))
-        {
-            let kind = half(&left[4..]);
-            match kind {
-                NLMSG_DONE => return Ok(()),
-                NLMSG_ERROR => {
-                    let number = word(&left[16..len]).unwrap_or(0).cast_signed();
-                    return Err(io::Error::from_raw_os_error(-number));
-                }
-                kind => take(kind, &left[16..len]),
-            }
-            left = left.get(len.next_multiple_of(4)..).unwrap_or(&[]);
-        }
-    }
-    Err(io::ErrorKind::InvalidData.into())
-}
-
-/// The attributes (struct rtattr: length, type) of a message, with their types.
-fn attributes(mut left: &[u8]) -> Vec<(u16, &[u8])> {
-    let mut found = Vec::new();
-    while left.len() >= 4 {
-        let len = usize::from(half(left));
-        let Some(value) = left.get(4..len) else { break };
-        // NLA_TYPE_MASK.
-        found.push((half(&left[2..]) & 0x3fff, value));
-        left = left.get(len.next_multiple_of(4)..).unwrap_or(&[]);
-    }
-    found
-}
-
-fn find<'a>(attributes: &[(u16, &'a [u8])], kind: u16) -> Option<&'a [u8]> {
-    attributes.iter().find(|(own, _)| *own == kind).map(|(_, value)| *value)
-}
-
-fn half(bytes: &[u8]) -> u16 {
-    bytes.first_chunk().map_or(0, |bytes| u16::from_ne_bytes(*bytes))
-}
-
-fn word(bytes: &[u8]) -> Option<u32> {
-    bytes.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
 }
 
 #[cfg(test)]

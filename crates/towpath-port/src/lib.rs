@@ -42,6 +42,7 @@ mod bpf_asm;
 mod burst;
 mod claim;
 mod clock;
+pub mod clsact;
 #[cfg(any(test, feature = "test-util"))]
 pub mod conformance;
 pub mod credentials;
@@ -65,6 +66,7 @@ pub mod pins;
 mod port;
 #[cfg(test)]
 mod reopen_tests;
+mod rtnetlink;
 pub mod scheduling;
 mod stats;
 mod sys;

@@ -5,6 +5,7 @@ use std::ffi::c_void;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::AtomicU64;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
@@ -42,6 +43,15 @@ impl Mapping {
     fn new(base: *mut c_void, len: usize) -> io::Result<Self> {
         let base = NonNull::new(base).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { base, len })
+    }
+
+    /// The first 8 bytes.
+    ///
+    /// # Panics
+    /// Panics if the mapping is shorter.
+    pub(crate) fn word(&self) -> &AtomicU64 {
+        // SAFETY: a mapping begins at a page, has at least 8 bytes and lives as long as `self`. Both sides access the word atomically.
+        unsafe { AtomicU64::from_ptr(self.at(0, 8).cast()) }
     }
 
     /// The address of the byte at `offset`.

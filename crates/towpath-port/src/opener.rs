@@ -16,7 +16,8 @@ use crate::driver::DriverConfig;
 pub enum Object {
     /// `af_packet`: a packet socket with its send buffer (CAP_NET_RAW; CAP_NET_ADMIN for a buffer above net.core.wmem_max).
     PacketSocket,
-    /// `af_packet`: the programs of an exclusive port (CAP_NET_ADMIN, CAP_BPF). The link, and the filter of its sockets if there is one.
+    /// `af_packet`: the programs of an exclusive port (CAP_NET_ADMIN, CAP_BPF). The link, or before
+    /// Linux 6.6 the map of its heartbeat, and the filter of its sockets if there is one.
     IngressProgram,
     /// `af_xdp`: an XDP socket (CAP_NET_RAW). Binding it and registering its memory need no privilege.
     XdpSocket,

@@ -307,6 +307,17 @@ impl AsFd for WordMap {
     }
 }
 
+/// Creates an array of one value of 8 bytes that processes can map (Linux 5.5).
+pub(crate) fn bpf_shared_word() -> io::Result<OwnedFd> {
+    /// BPF_MAP_TYPE_ARRAY, BPF_F_MMAPABLE (linux/bpf.h).
+    const ARRAY: u32 = 2;
+    const MMAPABLE: u32 = 1 << 10;
+    // bpf_attr: map_type, key_size; value_size, max_entries; map_flags, inner_map_fd.
+    let attribute = [pair(ARRAY, 4), pair(8, 1), pair(MMAPABLE, 0)];
+    // SAFETY: no pointers; MAP_CREATE returns a new descriptor.
+    unsafe { bpf_new(MAP_CREATE, &attribute) }
+}
+
 /// Loads a program.
 pub(crate) fn bpf_load(kind: u32, code: &[u64], flags: u32, attach_type: u32) -> io::Result<OwnedFd> {
     let license = c"Dual MIT/GPL";

@@ -1,12 +1,13 @@
-//! What a killed engine leaves: directories of sockets, pinned BPF links, and the file of its control socket.
+//! What a killed engine leaves: directories of sockets, pinned BPF links, filters on interfaces, and the file of its control socket.
 //!
 //! An engine removes at its start what has no effect any more (`remove_at_start`). `towpath ctl clean` lists everything, also what
-//! has an effect: the pinned program of a port with `fail = "closed"`.
+//! has an effect: the program of a port with `fail = "closed"`.
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use towpath_port::clsact::Abandoned;
 use towpath_port::pins::{self, Pin};
 use towpath_ring::SocketFile;
 
@@ -22,14 +23,17 @@ pub enum Leftover {
     Socket(PathBuf),
     /// The pinned link of a program.
     Pin(Pin),
+    /// A filter on an interface, before Linux 6.6.
+    Filter(Abandoned),
 }
 
 impl Leftover {
-    /// Its file.
-    pub fn path(&self) -> &Path {
+    /// Its file, or its interface.
+    pub fn name(&self) -> std::borrow::Cow<'_, str> {
         match self {
-            Self::Directory(path) | Self::Socket(path) => path,
-            Self::Pin(pin) => &pin.path,
+            Self::Directory(path) | Self::Socket(path) => path.to_string_lossy(),
+            Self::Pin(pin) => pin.path.to_string_lossy(),
+            Self::Filter(filter) => filter.interface.as_str().into(),
         }
     }
 
@@ -37,22 +41,27 @@ impl Leftover {
     ///
     /// # Errors
     ///
-    /// The error of unlink(2) or rmdir(2).
+    /// The error of unlink(2), rmdir(2) or rtnetlink(7).
     pub fn remove(&self) -> io::Result<()> {
         match self {
             Self::Directory(path) => std::fs::remove_dir_all(path),
             Self::Socket(path) => std::fs::remove_file(path),
             Self::Pin(pin) => std::fs::remove_file(&pin.path),
+            Self::Filter(filter) => filter.remove(),
         }
     }
 }
 
 impl fmt::Display for Leftover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let path = self.path().display();
+        let path = self.name();
         match self {
             Self::Directory(_) => write!(f, "{path}: sockets of an engine that was killed"),
             Self::Socket(_) => write!(f, "{path}: a socket at which no process listens"),
+            Self::Filter(_) => write!(
+                f,
+                "{path}: the filter `towpath` of an engine that has ended, at the ingress hook of the interface"
+            ),
             Self::Pin(Pin { interface: None, .. }) => {
                 write!(f, "{path}: the program of an interface that is gone")
             }
@@ -72,6 +81,7 @@ pub fn find(control: Option<&Path>) -> Vec<Leftover> {
     let mut found: Vec<_> = abandoned(&users).into_iter().map(Leftover::Directory).collect();
     found.extend(control.filter(|path| is_dead(path)).map(|path| Leftover::Socket(path.into())));
     found.extend(pins::all().into_iter().filter(|pin| !pin.is_in_use()).map(Leftover::Pin));
+    found.extend(Abandoned::all().into_iter().map(Leftover::Filter));
     found
 }
 

@@ -2,7 +2,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use crate::af_packet::ingress::{Attach, Ingress};
+use crate::af_packet::ingress::Attach;
 use crate::af_packet::{Shared, Socket};
 use crate::driver::{Capability, DriverConfig, Options};
 use crate::host_filter::Filter;
@@ -249,7 +249,7 @@ impl Config {
         let me = addresses_of(interface.index)?;
         let pin = pins::path(&self.interface);
         let attach = Attach { index: interface.index, header, host, me: &me, pin: &pin, closed: *closed };
-        Ok(Ingress::attach(attach)?.into_descriptors())
+        attach.attach()
     }
 }
 

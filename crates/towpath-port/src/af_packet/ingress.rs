@@ -6,7 +6,8 @@
 //! machine alone.
 //!
 //! A tcx link (Linux 6.6) attaches the program. It ends with its last descriptor, so after the process has ended for any reason, the
-//! network stack has the packets again (fail open). A link that is pinned in a BPF file system stays (fail closed).
+//! network stack has the packets again (fail open). A link that is pinned in a BPF file system stays (fail closed). An older kernel has
+//! a filter that stays, whose program ends itself unless the port is closed ([`clsact`]).
 
 use std::io;
 use std::net::IpAddr;
@@ -14,15 +15,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use crate::host_filter::{Actions, Filter};
-use crate::{pins, sys};
+use crate::{clsact, pins, sys};
 
 /// BPF_PROG_TYPE_SOCKET_FILTER, BPF_PROG_TYPE_SCHED_CLS, BPF_TCX_INGRESS (linux/bpf.h).
 const PROG_SOCKET_FILTER: u32 = 1;
 const PROG_SCHED_CLS: u32 = 3;
 const TCX_INGRESS: u32 = 46;
-/// enum tcx_action_base: the next program decides; drop.
-const TCX_NEXT: i32 = -1;
-const TCX_DROP: i32 = 2;
+/// The next program decides, or drop: enum tcx_action_base, and TC_ACT_UNSPEC and TC_ACT_SHOT (linux/pkt_cls.h).
+const NEXT: i32 = -1;
+const DROP: i32 = 2;
+const INGRESS: Actions = Actions { host: NEXT, both: NEXT, port: DROP };
 /// The results of a socket filter: the bytes of the packet that the socket gets.
 const NOTHING: i32 = 0;
 const EVERYTHING: i32 = -1;
@@ -32,10 +34,18 @@ const SO_ATTACH_BPF: i32 = 50;
 /// The programs on an interface.
 #[derive(Debug)]
 pub(super) struct Ingress {
-    /// Closing it detaches the program, unless it is pinned.
-    link: OwnedFd,
+    hook: Hook,
     /// The filter of the sockets, unless they get all packets.
     filter: Option<OwnedFd>,
+}
+
+/// How the first program is attached.
+#[derive(Debug)]
+enum Hook {
+    /// Closing the link detaches the program, unless the link is pinned.
+    Link(OwnedFd),
+    /// Before Linux 6.6.
+    Clsact(clsact::Attached),
 }
 
 /// Parameters of the attachment.
@@ -50,48 +60,80 @@ pub(super) struct Attach<'a> {
     pub(super) me: &'a [IpAddr],
     /// The file of the link.
     pub(super) pin: &'a Path,
-    /// Pin the link: the program stays when the process ends.
+    /// The program stays when the process ends.
     pub(super) closed: bool,
 }
 
-impl Ingress {
-    /// Loads the programs and attaches the first one. It replaces the one that an earlier engine pinned.
-    pub(super) fn attach(attach: Attach<'_>) -> io::Result<Self> {
-        let Attach { index, header, host, me, pin, closed } = attach;
-        let ingress = Actions { host: TCX_NEXT, both: TCX_NEXT, port: TCX_DROP };
-        let socket = Actions { host: NOTHING, both: EVERYTHING, port: EVERYTHING };
-        let program = sys::bpf_load(PROG_SCHED_CLS, &host.compile(header, me, ingress), 0, TCX_INGRESS)?;
-        let filter = match host.is_empty() {
-            true => None,
-            false => Some(sys::bpf_load(PROG_SOCKET_FILTER, &host.compile(header, me, socket), 0, 0)?),
+impl Attach<'_> {
+    /// Loads the programs and attaches the first one. It replaces the one that an earlier engine left. Returns the descriptors of
+    /// [`Ingress::of`].
+    pub(super) fn attach(&self) -> io::Result<Vec<OwnedFd>> {
+        let hook = match self.link() {
+            // The kernel does not know this place of attachment.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => self.clsact()?,
+            hook => hook?,
         };
-        let link = sys::bpf_link(program.as_fd(), index, TCX_INGRESS, 0)?;
-        if closed {
-            pins::replace(pin, link.as_fd())?;
+        let actions = Actions { host: NOTHING, both: EVERYTHING, port: EVERYTHING };
+        let filter = match self.host.is_empty() {
+            true => None,
+            false => Some(sys::bpf_load(PROG_SOCKET_FILTER, &self.compile(actions, None), 0, 0)?),
+        };
+        Ok(std::iter::once(hook).chain(filter).collect())
+    }
+
+    fn compile(&self, actions: Actions, heartbeat: Option<BorrowedFd<'_>>) -> Vec<u64> {
+        self.host.compile(self.header, self.me, actions, heartbeat)
+    }
+
+    /// Attaches the program by a link.
+    fn link(&self) -> io::Result<OwnedFd> {
+        #[cfg(test)]
+        if tests::WITHOUT_TCX.get() {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let program = sys::bpf_load(PROG_SCHED_CLS, &self.compile(INGRESS, None), 0, TCX_INGRESS)?;
+        let link = sys::bpf_link(program.as_fd(), self.index, TCX_INGRESS, 0)?;
+        if self.closed {
+            pins::replace(self.pin, link.as_fd())?;
         } else {
             // Without the permission to look into the file system, the process has pinned nothing.
-            pins::remove(pin).or_else(|error| match error.kind() {
+            pins::remove(self.pin).or_else(|error| match error.kind() {
                 io::ErrorKind::PermissionDenied => Ok(false),
                 _ => Err(error),
             })?;
         }
-        Ok(Self { link, filter })
+        Ok(link)
     }
 
-    /// Takes over programs that another process attached: the link, and the filter of the sockets.
-    pub(super) fn of(descriptors: Vec<OwnedFd>) -> io::Result<Self> {
+    /// Attaches the program by a filter. Returns the map of its heartbeat, which a program that stays does not read.
+    fn clsact(&self) -> io::Result<OwnedFd> {
+        let map = clsact::heartbeat()?;
+        let code = self.compile(INGRESS, (!self.closed).then(|| map.as_fd()));
+        let program = sys::bpf_load(PROG_SCHED_CLS, &code, 0, 0)?;
+        clsact::attach(self.index, program.as_fd())?;
+        Ok(map)
+    }
+}
+
+impl Ingress {
+    /// Takes over programs that another process may have attached to the interface `index`: the link or the map of the heartbeat, and
+    /// the filter of the sockets.
+    pub(super) fn of(index: u32, closed: bool, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
         let mut descriptors = descriptors.into_iter();
-        let link = descriptors.next().ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Self { link, filter: descriptors.next() })
-    }
-
-    pub(super) fn into_descriptors(self) -> Vec<OwnedFd> {
-        std::iter::once(self.link).chain(self.filter).collect()
+        let hook = descriptors.next().ok_or(io::ErrorKind::InvalidData)?;
+        let hook = match clsact::memory(hook.as_fd()) {
+            Ok(memory) => Hook::Clsact(clsact::Attached::of(index, memory, closed)?),
+            Err(_) => Hook::Link(hook),
+        };
+        Ok(Self { hook, filter: descriptors.next() })
     }
 
     /// Returns true if the program is attached to the interface `index`.
     pub(super) fn is_on(&self, index: u32) -> bool {
-        sys::bpf_link_interface(self.link.as_fd()).is_ok_and(|on| on == Some(index))
+        match &self.hook {
+            Hook::Link(link) => sys::bpf_link_interface(link.as_fd()).is_ok_and(|on| on == Some(index)),
+            Hook::Clsact(attached) => attached.is_on(index),
+        }
     }
 
     /// Keeps from a socket the packets that are for the machine alone.
@@ -99,5 +141,15 @@ impl Ingress {
         use std::os::fd::AsRawFd;
         let Some(filter) = &self.filter else { return Ok(()) };
         sys::set(socket, libc::SOL_SOCKET, SO_ATTACH_BPF, &[filter.as_raw_fd() as u32])
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::cell::Cell;
+
+    thread_local! {
+        /// Attach the program as before Linux 6.6.
+        pub(in crate::af_packet) static WITHOUT_TCX: Cell<bool> = const { Cell::new(false) };
     }
 }

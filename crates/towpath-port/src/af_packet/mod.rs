@@ -303,7 +303,7 @@ fn exclude(
     filtered: u64,
 ) -> Result<u64, Error> {
     let name = || config.interface.clone();
-    let Kernel::Excluded { host, .. } = &config.kernel else { return Ok(0) };
+    let Kernel::Excluded { host, closed, .. } = &config.kernel else { return Ok(0) };
     let me = match host.has_me() {
         true => addresses_of(index).map_err(|source| Error::Io { name: name(), source })?,
         false => Vec::new(),
@@ -312,7 +312,8 @@ fn exclude(
     let programs = &mut sharing.programs;
     let is_current = |programs: &Programs| programs.me == me && programs.ingress.is_on(index);
     if !programs.as_ref().is_some_and(is_current) {
-        let ingress = opener.open(&Object::IngressProgram).and_then(Ingress::of);
+        let ingress = opener.open(&Object::IngressProgram);
+        let ingress = ingress.and_then(|descriptors| Ingress::of(index, *closed, descriptors));
         let ingress = ingress.map_err(|source| match source.raw_os_error() {
             Some(libc::ENODEV) => Error::NoInterface { interface: name() },
             _ => Error::NotExclusive { name: name(), source },

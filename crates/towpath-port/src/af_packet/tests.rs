@@ -1,3 +1,4 @@
+use super::ingress::tests::WITHOUT_TCX;
 use super::*;
 use crate::conformance::{self, Shape, Wire};
 use crate::netns::{ip, until, veth, within};
@@ -428,11 +429,21 @@ fn received(port: &mut Socket, count: usize) -> Vec<String> {
     found
 }
 
+/// Runs a test with a tcx link and with a filter of the qdisc `clsact`, as before Linux 6.6.
+fn with_both_hooks(test: impl Fn() + Send + Copy + 'static) {
+    for without_tcx in [false, true] {
+        within(move || {
+            WITHOUT_TCX.set(without_tcx);
+            test();
+        });
+    }
+}
+
 /// The order of the kernel's taps: a frame reaches the packet sockets before the ingress hook, and the network stack after it.
 #[towpath_testenv::needs(netns, tcx)]
 #[test]
 fn the_network_stack_does_not_get_what_an_exclusive_port_has() {
-    within(|| {
+    with_both_hooks(|| {
         let host = host_and_stack();
         let stack = bound(9);
         // Any socket sees it.
@@ -452,7 +463,7 @@ fn the_network_stack_does_not_get_what_an_exclusive_port_has() {
 #[towpath_testenv::needs(netns, tcx)]
 #[test]
 fn the_network_stack_gets_the_packets_of_host() {
-    within(|| {
+    with_both_hooks(|| {
         let host = host_and_stack();
         let sockets = [9, 10, 11, 12].map(bound);
         #[rustfmt::skip]
@@ -495,7 +506,7 @@ fn the_network_stack_gets_the_packets_of_host() {
 #[towpath_testenv::needs(netns, tcx)]
 #[test]
 fn arp_goes_to_both() {
-    within(|| {
+    with_both_hooks(|| {
         let host = host_and_stack();
         for (list, answered) in [(&["icmp"][..], false), (&["arp", "icmp"], true)] {
             let mut port = exclusive("v1", list);
@@ -521,7 +532,7 @@ fn arp_goes_to_both() {
 #[towpath_testenv::needs(netns, tcx)]
 #[test]
 fn a_new_address_is_left_to_the_host() {
-    within(|| {
+    with_both_hooks(|| {
         let host = host_and_stack();
         let mut port = exclusive("v1", &["udp from any to me 9"]);
         ip("addr add 10.1.0.3/24 dev v1");
@@ -568,11 +579,80 @@ fn a_closed_port_stays_closed() {
     });
 }
 
+/// Without tcx, the filter of a killed engine lets everything pass, that of a closed port drops until the next port opens.
+#[towpath_testenv::needs(netns, tcx)]
+#[test]
+fn a_filter_without_a_heartbeat_passes_everything_unless_its_port_is_closed() {
+    within(|| {
+        WITHOUT_TCX.set(true);
+        let host = host_and_stack();
+        let stack = bound(9);
+        let attach = |closed| {
+            let kernel = Kernel::Excluded { host: Default::default(), closed, stated: true };
+            // The descriptors are closed as those of a process that is killed. The heartbeat is not kept up.
+            let config = Config { kernel, ..config("v1") };
+            drop(driver::DriverConfig::open_object(&config, &Object::IngressProgram).unwrap());
+            config
+        };
+        attach(false);
+        until(|| {
+            send_from(&host, "open", 9, 1);
+            !texts(&stack).is_empty()
+        });
+        let config = attach(true);
+        texts(&stack);
+        for _ in 0..15 {
+            send_from(&host, "closed", 9, 1);
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        assert_eq!(texts(&stack), [""; 0]);
+        assert_eq!(crate::clsact::Abandoned::all().len(), 1);
+        drop(Socket::open(config).unwrap());
+        send_from(&host, "closed", 9, 1);
+        drop(exclusive("v1", &[]));
+        send_from(&host, "open", 9, 1);
+        assert_eq!(first_texts(&stack), ["open"]);
+        assert_eq!(crate::clsact::Abandoned::all(), []);
+        attach(true);
+        for abandoned in crate::clsact::Abandoned::all() {
+            assert_eq!(abandoned.interface, "v1");
+            abandoned.remove().unwrap();
+        }
+        send_from(&host, "free", 9, 1);
+        assert_eq!(first_texts(&stack), ["free"]);
+    });
+}
+
+/// The filter of another program has the first place of the hook: it is not replaced.
+#[towpath_testenv::needs(netns, tcx)]
+#[test]
+fn the_filter_of_another_program_stays() {
+    within(|| {
+        WITHOUT_TCX.set(true);
+        let _host = host_and_stack();
+        let tc = |words: &[&str]| {
+            let done = std::process::Command::new("tc").args(words).output().unwrap();
+            assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        };
+        tc(&["qdisc", "add", "dev", "v1", "clsact"]);
+        // One instruction of classic BPF: match everything.
+        let code = ["bpf", "bytecode", "1,6 0 0 4294967295,", "flowid", "1:1"];
+        tc(&[
+            &["filter", "add", "dev", "v1", "ingress", "pref", "1", "protocol", "all", "handle", "1"],
+            &code[..],
+        ]
+        .concat());
+        let kernel = Kernel::Excluded { host: Default::default(), closed: false, stated: true };
+        let refused = Socket::open(Config { kernel, ..config("v1") }).unwrap_err();
+        assert!(matches!(refused, Error::NotExclusive { .. }), "{refused}");
+    });
+}
+
 /// The programs follow an interface that is made again, with all sockets of the port.
 #[towpath_testenv::needs(netns, tcx)]
 #[test]
 fn an_exclusive_port_is_reopened() {
-    within(|| {
+    with_both_hooks(|| {
         for _ in 0..2 {
             let host = host_and_stack();
             let kernel = Kernel::Excluded { host: Default::default(), closed: false, stated: true };

@@ -11,8 +11,8 @@ use crate::leftovers::{self, Leftover};
 
 /// List what a killed engine has left, or remove it
 ///
-/// Directories with sockets of inspectors and workers, the file of the control socket, and pinned programs of ports with
-/// fail = "closed" that no engine has. Removing such a program opens its interface. No engine is needed. Run it as the user that
+/// Directories with sockets of inspectors and workers, the file of the control socket, and programs of ports that no engine has:
+/// those of ports with fail = "closed", and before Linux 6.6 all. Removing the program of a closed port opens its interface. No engine is needed. Run it as the user that
 /// started the engine, in its network namespace.
 #[derive(Debug, Args)]
 pub(super) struct Clean {
@@ -34,7 +34,7 @@ fn clean(engine: &Engine, matches: &ArgMatches) -> Result<String, Failure> {
     for leftover in &found {
         match Leftover::remove(leftover) {
             Ok(()) => writeln!(text, "{leftover}: removed").expect("a string"),
-            Err(error) => write!(failed, "{}: {error}; ", leftover.path().display()).expect("a string"),
+            Err(error) => write!(failed, "{}: {error}; ", leftover.name()).expect("a string"),
         }
     }
     match failed.is_empty() {
