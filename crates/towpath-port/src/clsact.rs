@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+
 use crate::claim::Claim;
 use crate::kernel_path;
 use crate::mapping::Mapping;
@@ -87,6 +89,12 @@ impl Heartbeat {
         let ends = Arc::new(AtomicBool::new(false));
         let end = Arc::clone(&ends);
         let beat = move || {
+            // The thread may begin before the process gives up its capabilities, which each thread does for itself.
+            let none = CapabilitySet::empty();
+            let _ = set_capabilities(
+                None,
+                CapabilitySets { effective: none, permitted: none, inheritable: none },
+            );
             let word = memory.word();
             // Relaxed: independent of other memory; unpark(3) synchronizes with the end.
             while !end.load(Ordering::Relaxed) {
