@@ -27,6 +27,10 @@ pub(crate) mod nfqa {
     pub(crate) const HWADDR: u16 = 9;
     /// The packet from its IP header on.
     pub(crate) const PAYLOAD: u16 = 10;
+    /// Bytes of the packet, if the payload is a part of it, 32 bits.
+    pub(crate) const CAP_LEN: u16 = 13;
+    /// `NFQA_SKB_` bits, 32 bits.
+    pub(crate) const SKB_INFO: u16 = 14;
     /// User id of the socket, 32 bits.
     pub(crate) const UID: u16 = 16;
     /// Group id of the socket, 32 bits.
