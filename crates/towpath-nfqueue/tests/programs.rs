@@ -22,8 +22,14 @@ struct Directory(tempfile::TempDir);
 impl Directory {
     /// A directory with a capture of [`PACKETS`] packets and a rule file.
     fn new(rules: &str) -> Self {
+        // UDP datagrams with 4 to 1,003 bytes of payload.
+        Self::with(rules, (0..PACKETS).map(|number| datagram(4096, 53, &vec![number as u8; 4 + number])))
+    }
+
+    /// A directory with a capture of these packets and a rule file.
+    fn with(rules: &str, packets: impl Iterator<Item = Vec<u8>>) -> Self {
         let directory = Self(tempfile::tempdir().unwrap());
-        std::fs::write(directory.path("in.pcap"), capture()).unwrap();
+        std::fs::write(directory.path("in.pcap"), capture(packets)).unwrap();
         std::fs::write(directory.path("rules.ipfw"), rules).unwrap();
         directory
     }
@@ -48,18 +54,21 @@ impl Directory {
 
     /// Replays the capture through a program on queue 1.
     fn replay(&self, program: &Path, arguments: &str) -> Replayed {
+        Replayed::new(&self.command(program, arguments).output().unwrap())
+    }
+
+    fn command(&self, program: &Path, arguments: &str) -> Command {
         let command = format!("1=towpath nfq --library {} -- {} {arguments}", library(), program.display());
-        let output = towpath()
+        let mut replay = towpath();
+        replay
             .arg("replay")
             .arg(self.path("in.pcap"))
             .arg("--rules")
             .arg(self.path("rules.ipfw"))
             .arg("--out")
             .arg(self.path("out.pcap"))
-            .args(["--json", "--deadline", "60", "--queue", &command])
-            .output()
-            .unwrap();
-        Replayed::new(&output)
+            .args(["--json", "--deadline", "60", "--queue", &command]);
+        replay
     }
 }
 
@@ -97,29 +106,34 @@ impl Replayed {
     }
 }
 
-/// UDP datagrams with 4 to 1,003 bytes of payload, in Ethernet frames.
-fn capture() -> Vec<u8> {
+/// A capture of Ethernet frames with these packets.
+fn capture(packets: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
     let mut file = Vec::new();
     // File header of a little-endian capture, LINKTYPE_ETHERNET.
     for word in [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 65535, 1] {
         file.extend(word.to_le_bytes());
     }
-    for number in 0..PACKETS {
-        let length = HEADERS + 4 + number;
-        let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
-        let mut header = [0x45, 0, 0, 0, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
-        header[2..4].copy_from_slice(&(length as u16).to_be_bytes());
-        frame.extend(header);
-        frame.extend([0x10, 0, 0, 53]);
-        frame.extend(((length - 20) as u16).to_be_bytes());
-        frame.extend([0, 0]);
-        frame.resize(ETHERNET + length, number as u8);
-        for word in [1_700_000_000, number as u32, frame.len() as u32, frame.len() as u32] {
+    for (number, packet) in packets.enumerate() {
+        let length = (ETHERNET + packet.len()) as u32;
+        for word in [1_700_000_000, number as u32, length, length] {
             file.extend(word.to_le_bytes());
         }
-        file.extend(frame);
+        file.extend([2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0]);
+        file.extend(packet);
     }
     file
+}
+
+/// A UDP datagram over IPv4.
+fn datagram(from: u16, to: u16, payload: &[u8]) -> Vec<u8> {
+    let length = HEADERS + payload.len();
+    let mut packet = vec![0x45, 0, 0, 0, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
+    packet[2..4].copy_from_slice(&(length as u16).to_be_bytes());
+    for word in [from, to, (length - 20) as u16, 0] {
+        packet.extend(word.to_be_bytes());
+    }
+    packet.extend(payload);
+    packet
 }
 
 /// The frames of a capture in the machine's byte order.
@@ -229,5 +243,41 @@ fn a_changed_packet_may_be_longer_or_shorter() {
             }
             assert!(after[same..].iter().all(|byte| *byte == b'x'), "{mode}");
         }
+    }
+}
+
+/// python-netfilterqueue of PyPI, built with Debian's headers.
+#[towpath_testenv::needs("python:netfilterqueue")]
+#[test]
+fn a_program_for_python_netfilterqueue_runs_unchanged() {
+    let directory = Directory::new("add divert 1 ip4 from any to any\nadd deny ip from any to any mark 0x77\nadd allow all from any to any\n");
+    let python = Path::new(towpath_testenv::clients!()).join("bin/python");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/filter.py");
+    let run = directory.replay(&python, &format!("{} 1 {PACKETS}", script.display()));
+    assert_eq!((run.printed("packets"), run.printed("wrong")), (PACKETS, 0), "{}", run.program);
+    let [dropped, changed] = ["dropped", "changed"].map(|key| run.printed(key));
+    let counts = ["dropped", "replaced", "passed", "lost"].map(|key| run.queue(key));
+    assert_eq!(counts, [dropped, changed, PACKETS - dropped - changed, 0]);
+    // The rule drops the packets that the program marked.
+    assert_eq!(run.report["passed"], changed, "{}", run.report);
+    assert!(frames(&directory.path("out.pcap")).iter().all(|frame| frame.ends_with(b"!")));
+}
+
+/// dhcpoptinj of Debian adds an option to DHCP requests.
+#[towpath_testenv::needs("dhcpoptinj")]
+#[test]
+fn dhcpoptinj_of_debian_runs_unchanged() {
+    // A BOOTP request (RFC 951) with the magic cookie, the option "DHCP message type" and the end option (RFC 2132).
+    let mut request = vec![1, 1, 6, 0];
+    request.resize(236, 0);
+    request.extend([0x63, 0x82, 0x53, 0x63, 53, 1, 1, 255]);
+    let packets = (0..10).map(|_| datagram(68, 67, &request));
+    let directory = Directory::with(INSPECT, packets);
+    let output = directory.command(Path::new("dhcpoptinj"), "-d -f -c '' -p /dev/null -q 1 -o 0c746f77").output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["queues"][0]["replaced"], 10, "{}", String::from_utf8_lossy(&output.stderr));
+    for frame in frames(&directory.path("out.pcap")) {
+        // The option "host name" with the value "tow".
+        assert!(frame.windows(5).any(|bytes| bytes == [12, 3, b't', b'o', b'w']), "{frame:?}");
     }
 }

@@ -38,7 +38,7 @@ pub(crate) struct Nfq {
     queues: Vec<(u16, u16)>,
 
     /// Towpath's libnetfilter_queue (default: ../lib/towpath/libnetfilter_queue.so.1 from this program)
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    #[arg(long, value_name = "FILE", env = "TOWPATH_NFQUEUE_LIBRARY", value_hint = ValueHint::FilePath)]
     library: Option<PathBuf>,
 
     /// The program and its arguments
