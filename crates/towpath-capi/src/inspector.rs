@@ -289,6 +289,7 @@ impl Frame {
         let payload = queue.payload(&frame);
         let (payload, len) = (payload.as_ptr(), payload.len());
         let header = *frame.header();
+        let sender = header.sender();
         Self {
             payload,
             len,
@@ -299,9 +300,9 @@ impl Frame {
             mark: header.mark,
             port: header.port,
             hash: header.hash,
-            pid: header.pid,
-            uid: header.uid,
-            gid: header.gid,
+            pid: sender.pid,
+            uid: sender.uid,
+            gid: sender.gid,
             lost: header.lost.into(),
             link_type: header.layers.link,
             network: header.layers.network,

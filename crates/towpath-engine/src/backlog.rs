@@ -54,7 +54,7 @@ impl<E: PacketIo> Engine<E> {
                 if wall.saturating_sub(wait.since.unwrap_or(wall)) <= queue.policy().deadline {
                     return None;
                 }
-                let dropped = queue.give_up(&ctx.ring_meta(&held.meta), held.meta.interface);
+                let dropped = queue.give_up(&ctx.ring_meta(&held.meta, &self.topology), held.meta.interface);
                 let dropped = dropped.filter(|_| wait.kind != Handover::Tee);
                 Some(dropped.map_or(Offered::Continues, Offered::Dropped))
             }
@@ -66,7 +66,7 @@ impl<E: PacketIo> Engine<E> {
     pub(crate) fn skip_copy(&mut self, id: PacketId) -> Option<Next> {
         let (held, ctx) = self.reorder.waiting_mut(id)?;
         let queue = self.queues.get_mut(ctx.wait.queue);
-        queue.skip_copy(&ctx.ring_meta(&held.meta), held.meta.interface);
+        queue.skip_copy(&ctx.ring_meta(&held.meta, &self.topology), held.meta.interface);
         Some(self.pass(id))
     }
 

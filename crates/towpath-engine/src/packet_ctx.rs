@@ -9,7 +9,7 @@ use towpath_wire::{self as wire, Ends, Flow, Malformed, Packet, proto};
 use crate::drop_reason::Outcome;
 use crate::flow_locks::{BUCKETS, FlowLock};
 use crate::meta::{Egress, Meta, NextHop};
-use crate::topology::ForwardMode;
+use crate::topology::{ForwardMode, Topology};
 
 /// How often inspectors may send one packet back to the rules or to another queue.
 const MAX_REINJECTS: u8 = 16;
@@ -219,7 +219,8 @@ impl PacketCtx {
     }
 
     /// The packet's metadata for an inspector.
-    pub(crate) fn ring_meta(&self, meta: &Meta) -> ring::Meta {
+    pub(crate) fn ring_meta(&self, meta: &Meta, topology: &Topology) -> ring::Meta {
+        let interfaces = topology.interfaces(meta, self.mode, self.egress, self.egress_port());
         ring::Meta {
             kind: ring::Kind::PACKET,
             wire_len: meta.wire_len,
@@ -228,6 +229,7 @@ impl PacketCtx {
             port: self.arrival.0.into(),
             hash: self.hash,
             layers: Layers { link: meta.link.0, ..self.layers },
+            sender: Some(interfaces.into()),
             ..ring::Meta::default()
         }
     }

@@ -391,11 +391,11 @@ impl<E: PacketIo> Engine<E> {
 
     /// Offers a packet to the queue that it waits for.
     pub(crate) fn offer(&mut self, id: PacketId) -> Offered {
-        let Self { reorder, burst, queues, totals, clock, .. } = self;
+        let Self { reorder, burst, queues, topology, totals, clock, .. } = self;
         let Some((held, ctx, shares)) = reorder.waiting_with_shares(id) else { return Offered::Held };
         let Wait { queue, kind, .. } = ctx.wait;
         let copy = kind == Handover::Tee;
-        let ring_meta = ctx.ring_meta(&held.meta);
+        let ring_meta = ctx.ring_meta(&held.meta, topology);
         // In a replay, the interface stands for the CPU that received the packet.
         let cpu = held.meta.interface;
         let frame = bytes(held, burst.as_ref());

@@ -1,9 +1,15 @@
 //! The wiring of the ports: the port that a packet arrives on, and how it is forwarded.
 
 use towpath_gate::PortId;
+use towpath_ring::Interfaces;
 use towpath_wire::Packet;
 
 use crate::meta::{Egress, Meta};
+
+/// `NF_INET_` hooks (linux/netfilter.h).
+const PREROUTING: u8 = 0;
+const LOCAL_IN: u8 = 1;
+const FORWARD: u8 = 2;
 
 /// The interfaces, by number, with their ports and forward modes.
 #[derive(Clone, Debug)]
@@ -18,6 +24,8 @@ struct Interface {
     /// The ports of the interfaces that the kernel names, by position.
     listed: Vec<PortId>,
     mode: ForwardMode,
+    /// The system's interface index; 0 without one.
+    index: u32,
 }
 
 /// How packets of an interface are forwarded.
@@ -55,7 +63,13 @@ impl Topology {
 
     /// Adds the next interface: its packets arrive on `port`.
     pub fn add(&mut self, port: PortId, mode: ForwardMode) {
-        self.interfaces.push(Interface { untagged: port, by_vlan: Vec::new(), listed: Vec::new(), mode });
+        self.interfaces.push(Interface {
+            untagged: port,
+            by_vlan: Vec::new(),
+            listed: Vec::new(),
+            mode,
+            index: 0,
+        });
     }
 
     /// Packets of the last interface whose outermost VLAN is `vlan` arrive on `port`.
@@ -71,6 +85,43 @@ impl Topology {
         if let Some(interface) = self.interfaces.last_mut() {
             interface.listed.push(port);
         }
+    }
+
+    /// The last interface has this index in the system. Inspectors see it.
+    pub fn index(&mut self, index: u32) {
+        if let Some(interface) = self.interfaces.last_mut() {
+            interface.index = index;
+        }
+    }
+
+    /// The interfaces of a packet that an inspector gets. `xmit` is the port that it leaves by, if that is known.
+    pub(crate) fn interfaces(
+        &self,
+        meta: &Meta,
+        mode: ForwardMode,
+        egress: Egress,
+        xmit: Option<PortId>,
+    ) -> Interfaces {
+        let ingress = self.interfaces.get(meta.interface as usize).map_or(0, |interface| interface.index);
+        if let Some(queued) = meta.port.queued {
+            // The port is a queue of the kernel.
+            return Interfaces { ingress, egress: queued.out_interface, hook: queued.hook, bridged: false };
+        }
+        let hook = match (egress, xmit) {
+            (Egress::Local, _) => LOCAL_IN,
+            (_, Some(_)) => FORWARD,
+            (_, None) => PREROUTING,
+        };
+        let bridged = matches!(mode, ForwardMode::Bridge { .. });
+        Interfaces { ingress, egress: xmit.map_or(0, |port| self.index_of(port)), hook, bridged }
+    }
+
+    /// The interface index of a port; 0 if it has none.
+    fn index_of(&self, port: PortId) -> u32 {
+        let of_port = |interface: &&Interface| {
+            interface.untagged == port || interface.by_vlan.iter().any(|(_, tagged)| *tagged == port)
+        };
+        self.interfaces.iter().find(of_port).map_or(0, |interface| interface.index)
     }
 
     /// The ports of the interfaces that the kernel names for a packet: the one it came in by, and the one it leaves by.

@@ -273,7 +273,8 @@ impl Frame {
     /// Process, user and group id of a local sender; 0 for packets from the network.
     #[getter]
     fn sender(&self) -> (u32, u32, u32) {
-        (self.header.pid, self.header.uid, self.header.gid)
+        let sender = self.header.sender();
+        (sender.pid, sender.uid, sender.gid)
     }
 
     /// Number of frames lost before this one; 65535 means that many or more.

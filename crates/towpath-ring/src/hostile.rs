@@ -175,7 +175,7 @@ fn a_replacement_is_for_its_own_packet_only() {
 /// Replaces RX frame `n` (number n + 1) by the payload of TX frame `n`, with these values in its header.
 fn replace(raw: &Attached, n: u32, len: u32, flags: u16) {
     mock::transmit(raw, n, mock::Header { seq: n + 1, len, kind: Kind::REPLACEMENT, flags, of: n + 1 });
-    mock::answer(raw, n, Word::replace(Seq(n + 1), n as u16).emit());
+    mock::answer(raw, n, Word::replace(Seq(n + 1), n as u16, false).emit());
 }
 
 #[test]

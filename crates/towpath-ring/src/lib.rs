@@ -111,7 +111,7 @@ pub use lane::reserve_error::ReserveError;
 pub use lane::verdict::{Cause, Decision, Verdict};
 pub use shm::abi::{INLINE_BYTES, VERSION};
 pub use shm::geometry::{Geometry, GeometryError};
-pub use shm::header::{Credentials, Header, Kind, Layers, Meta};
+pub use shm::header::{Credentials, Header, Interfaces, Kind, Layers, Meta};
 pub use shm::seq::Seq;
 #[cfg(not(loom))]
 pub use {client::recv_error::RecvError, engine::bind_error::BindError};

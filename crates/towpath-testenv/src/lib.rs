@@ -47,6 +47,7 @@ const OPTIONAL: [&str; 3] = ["shared", "ktls", "queue_ct"];
 /// | `thp` | transparent huge pages |
 /// | `clang` | a clang |
 /// | `python` | a `python3` of version 3.11 or later |
+/// | `libnetfilter_queue` | a C compiler, and the headers of libnetfilter_queue, libnfnetlink and libmnl in `/usr/include` |
 /// | `thrift` | `/usr/bin/python3` with the package `thrift` |
 /// | `shared` | the shared captures: `$TOWPATH_SHARED`, or `shared` next to the checkout |
 #[proc_macro_attribute]
@@ -135,6 +136,11 @@ fn has(need: &str) -> Option<bool> {
         "thp" => Path::new("/sys/kernel/mm/transparent_hugepage").exists(),
         "clang" => ["clang", "clang-19", "clang-14"].iter().any(|clang| runs(&format!("{clang} --version"))),
         "python" => in_python("python3", "import sys; sys.exit(sys.version_info < (3, 11))"),
+        "libnetfilter_queue" => {
+            // Debian's headers, and a compiler.
+            let headers = ["libnetfilter_queue/libnetfilter_queue.h", "libnfnetlink/libnfnetlink.h", "libmnl/libmnl.h"];
+            headers.iter().all(|header| Path::new("/usr/include").join(header).is_file()) && runs("cc --version")
+        }
         "thrift" => in_python("/usr/bin/python3", "import thrift"),
         "shared" => shared_path().join("captures").is_dir(),
         program => {

@@ -18,6 +18,7 @@ use crate::cli::ctl::Ctl;
 use crate::cli::explain::Explain;
 use crate::cli::frame::Frame;
 use crate::cli::mux::Mux;
+use crate::cli::nfq::Nfq;
 use crate::cli::recv::Recv;
 use crate::cli::run::Run;
 use crate::cli::send::Send;
@@ -50,6 +51,7 @@ Example:
     Frame(Frame),
     Bpf(Bpf),
     Mux(Mux),
+    Nfq(Nfq),
     Send(Send),
     Recv(Recv),
     #[cfg(feature = "demo")]

@@ -35,6 +35,7 @@ fn main() -> ExitCode {
         Command::Bpf(args) => cli::bpf::run(&args),
         Command::Frame(args) => cli::frame::run(&args),
         Command::Mux(args) => cli::mux::run(&args),
+        Command::Nfq(args) => cli::nfq::run(&args),
         Command::Send(args) => cli::send::run(&args),
         Command::Recv(args) => cli::recv::run(&args),
         #[cfg(feature = "demo")]

@@ -88,6 +88,14 @@ impl Lane {
         self.rings.has(frame.id.seq, frame.at)
     }
 
+    /// Returns true if the engine has decided the frame by default, because it was overdue.
+    #[inline]
+    pub(crate) fn is_overdue(&self, seq: Seq) -> bool {
+        // Relaxed: a hint that orders nothing. An engine that writes another number only misleads this client about its own frames.
+        let word = self.rings.memory.theirs.word(abi::ENGINE_OVERDUE).load(Ordering::Relaxed);
+        word >> 32 == 1 && seq.is_before(Seq(word as u32))
+    }
+
     /// The payload of a frame that this client has.
     #[inline]
     pub(crate) fn payload(&self, frame: &Frame) -> Option<&[u8]> {
@@ -134,14 +142,19 @@ impl Lane {
     }
 
     /// Publishes a replacement for `frame`'s payload and decides the frame.
-    pub(crate) fn replace(&mut self, frame: &Frame, payload: &[u8]) -> Result<(), ReserveError> {
+    pub(crate) fn replace(
+        &mut self,
+        frame: &Frame,
+        payload: &[u8],
+        mark: (u32, u32),
+    ) -> Result<(), ReserveError> {
         // The engine would count it as a violation.
         if payload.len() > self.replacement_max as usize {
             return Err(ReserveError::TooLarge);
         }
         let meta = Meta { kind: Kind::REPLACEMENT, port: frame.id.seq.0, ..Meta::default() };
         let at = self.send(payload, &meta)?;
-        self.rings.replace(frame.id.seq, frame.at, at);
+        self.rings.replace(frame.id.seq, frame.at, at, mark);
         Ok(())
     }
 

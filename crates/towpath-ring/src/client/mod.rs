@@ -308,6 +308,14 @@ impl Consumer {
         self.lane(frame).has(frame)
     }
 
+    /// Returns true if the engine has given the frame the default verdict, because this client did not decide it before the deadline. A
+    /// verdict for it only returns its memory. A frame can become overdue right after the call.
+    #[must_use]
+    #[inline]
+    pub fn is_overdue(&self, frame: &Frame) -> bool {
+        self.lane(frame).is_overdue(frame.id.seq)
+    }
+
     /// Returns the frame of a ticket, with an empty header. `None` if this consumer does not own the frame, or owns it
     /// no longer. A ticket may contain any numbers.
     #[must_use]
@@ -338,7 +346,7 @@ impl Consumer {
     /// Names TX frame `frame` as replacement, whatever its content.
     #[cfg(test)]
     pub(crate) fn replace_by(&mut self, of: Frame, frame: u16) {
-        self.lane_mut(&of).rings.replace(of.id.seq, of.at, frame);
+        self.lane_mut(&of).rings.replace(of.id.seq, of.at, frame, (0, 0));
     }
 
     /// Gives a verdict for every frame of a lane received up to `upto` that is undecided and not held, in one write:

@@ -165,9 +165,10 @@ impl Rings {
         self.give_back(at);
     }
 
-    /// Replaces the payload of the message at `at` by that of TX frame `frame`.
-    pub(crate) fn replace(&mut self, seq: Seq, at: u32, frame: u16) {
-        self.write_entry(at, Word::replace(seq, frame), Verdict::Replace(&[]).into());
+    /// Replaces the payload of the message at `at` by that of TX frame `frame`, and sets the bits of its mark that `mask` has.
+    pub(crate) fn replace(&mut self, seq: Seq, at: u32, frame: u16, (mark, mask): (u32, u32)) {
+        let decision = Decision::from(Verdict::Replace(&[])).with_mark(mark, mask);
+        self.write_entry(at, Word::replace(seq, frame, mask != 0), decision);
         self.give_back(at);
     }
 

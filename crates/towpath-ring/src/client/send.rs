@@ -49,12 +49,26 @@ impl Consumer {
     /// [`NotReplaced`] returns the frame. After [`ReserveError::RingFull`](crate::ReserveError::RingFull), a retry
     /// may succeed.
     pub fn try_replace(&mut self, frame: Frame, payload: &[u8]) -> Result<(), NotReplaced> {
+        self.try_replace_marked(frame, payload, 0, 0)
+    }
+
+    /// Like [`try_replace`](Self::try_replace), and sets the bits of the packet's mark that are set in `mask` to those of `mark`.
+    ///
+    /// # Errors
+    /// As [`try_replace`](Self::try_replace).
+    pub fn try_replace_marked(
+        &mut self,
+        frame: Frame,
+        payload: &[u8],
+        mark: u32,
+        mask: u32,
+    ) -> Result<(), NotReplaced> {
         if !self.has(&frame) {
             // The frame was decided by verdict_upto: like any verdict for such a frame, this has no effect. A TX
             // frame without a verdict that names it would never be released.
             return Ok(());
         }
-        match self.lane_mut(&frame).replace(&frame, payload) {
+        match self.lane_mut(&frame).replace(&frame, payload, (mark, mask)) {
             Ok(()) => {
                 self.unflushed = true;
                 Ok(())

@@ -19,9 +19,10 @@ use crate::lane::deadline::Deadline;
 use crate::lane::producer::{Entry, Producer};
 use crate::lane::records;
 use crate::lane::verdict::{Cause, Decision, Verdict, Word};
-use crate::shm::abi::Layout;
+use crate::shm::abi::{self, Layout};
 use crate::shm::region::Words;
 use crate::shm::seq::Seq;
+use crate::shm::sync::Ordering;
 
 /// Number of consecutive unchanged entries after which a search stops.
 const MISSES: u32 = 64;
@@ -303,6 +304,9 @@ impl VerdictReader {
                 self.decide_overdue(lane, at, f);
             }
         }
+        // Relaxed: a hint for the client, which orders nothing.
+        let word = 1 << 32 | u64::from(below.0);
+        lane.own.word(abi::ENGINE_OVERDUE).store(word, Ordering::Relaxed);
     }
 
     fn decide_overdue(&self, lane: &mut Lane<'_>, at: u32, f: &mut Emit<'_>) {

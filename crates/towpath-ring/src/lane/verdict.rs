@@ -140,9 +140,10 @@ impl Word {
         Self { seq, code, flags, arg }
     }
 
-    /// A word that replaces the payload of message `seq` by the payload of TX frame `frame`.
-    pub(crate) const fn replace(seq: Seq, frame: u16) -> Self {
-        Self { seq, code: REPLACE, flags: 0, arg: frame }
+    /// A word that replaces the payload of message `seq` by the payload of TX frame `frame`. With `marked`, the mark and mask beside
+    /// the word are valid.
+    pub(crate) const fn replace(seq: Seq, frame: u16, marked: bool) -> Self {
+        Self { seq, code: REPLACE, flags: if marked { MARK } else { 0 }, arg: frame }
     }
 
     /// The sequence number of a word, valid or not.
@@ -226,7 +227,7 @@ mod tests {
     fn the_layout_is_the_documented_one() {
         let word = Word::new(Seq(0x0102_0304), Decision::from(Verdict::Queue(0xaabb)).for_flow());
         assert_eq!(word.emit(), 0xaabb_0105_0102_0304);
-        assert_eq!(Word::replace(Seq(1), 9).emit(), 0x0009_0004_0000_0001);
+        assert_eq!(Word::replace(Seq(1), 9, false).emit(), 0x0009_0004_0000_0001);
     }
 
     #[test]

@@ -40,6 +40,9 @@ pub(crate) const CPU: usize = 2 * LINE + 4;
 
 /// Engine memory: frames lost for this client. In a cache line of its own: the client reads the line above with each verdict.
 pub(crate) const ENGINE_LOST: usize = 3 * LINE;
+/// Engine memory: bit 32 is set, and bits 0-31 are a sequence number: every earlier frame that the client had not decided was decided by
+/// default, because it was overdue. 0 if no frame can be overdue yet.
+pub(crate) const ENGINE_OVERDUE: usize = ENGINE_LOST + 1;
 
 /// Client memory: sequence number after the last RX frame received. A statistic; the engine does not rely on it.
 pub(crate) const CLIENT_CONSUMED: usize = 2 * LINE;
@@ -285,6 +288,7 @@ const _: () = {
             && ENGINE_NEED_WAKEUP * 8 == 136
             && ENGINE_RECORDS * 8 == 144
             && ENGINE_LOST * 8 == 192
+            && ENGINE_OVERDUE * 8 == 200
     );
     assert!(CLIENT_CONSUMED * 8 == 128 && CLIENT_NEED_WAKEUP * 8 == 136);
     assert!(CLIENT_RECORDS * 8 == 144 && CLIENT_PUBLISHED * 8 == 152);

@@ -89,7 +89,7 @@ pub struct Header {
     pub mark: u32,
     /// Port of the packet, or connection of the message.
     pub port: u32,
-    /// Process id of the sender in the engine's PID namespace; 0 for the network.
+    /// Process id of the sender in the engine's PID namespace. A packet has no sender: see [`Header::interfaces`].
     pub pid: u32,
     /// User id of the sender.
     pub uid: u32,
@@ -115,6 +115,19 @@ pub struct Layers {
     pub payload: u16,
 }
 
+/// The interfaces of a packet, as the engine knows them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Interfaces {
+    /// Index of the interface that received the packet; 0 if it has none.
+    pub ingress: u32,
+    /// Index of the interface by which the packet leaves; 0 if that is not known yet.
+    pub egress: u32,
+    /// The netfilter hook that corresponds to the packet's place in the engine (`NF_INET_`, linux/netfilter.h).
+    pub hook: u8,
+    /// The packet is bridged: both interfaces are ports of a bridge.
+    pub bridged: bool,
+}
+
 /// The payload is beside the header.
 pub(crate) const FLAG_INLINE: u16 = 1;
 /// The payload is in a sealed memfd, sent over the socket.
@@ -127,6 +140,34 @@ impl Header {
     #[must_use]
     pub const fn interrupted(&self) -> bool {
         self.flags & FLAG_INTERRUPTED != 0
+    }
+
+    /// The process that sent the message; zeros for a packet.
+    #[must_use]
+    pub fn sender(&self) -> Credentials {
+        let Self { pid, uid, gid, .. } = *self;
+        if self.kind == Kind::PACKET { Credentials::default() } else { Credentials { pid, uid, gid } }
+    }
+
+    /// The interfaces of a packet; zeros for a message.
+    #[must_use]
+    pub fn interfaces(&self) -> Interfaces {
+        if self.kind != Kind::PACKET {
+            return Interfaces::default();
+        }
+        let bridged = self.gid & BRIDGED != 0;
+        Interfaces { ingress: self.pid, egress: self.uid, hook: self.gid as u8, bridged }
+    }
+}
+
+/// Bit of [`Header::gid`] of a packet: [`Interfaces::bridged`]. Bits 0-7 are the hook.
+const BRIDGED: u32 = 1 << 8;
+
+/// A packet has its interfaces in the place of a sender.
+impl From<Interfaces> for Credentials {
+    fn from(of: Interfaces) -> Self {
+        let gid = u32::from(of.hook) | if of.bridged { BRIDGED } else { 0 };
+        Self { pid: of.ingress, uid: of.egress, gid }
     }
 }
 
@@ -149,7 +190,7 @@ pub struct Meta {
     pub hash: u32,
     /// Offsets of the packet's layers.
     pub layers: Layers,
-    /// Sender, if it is a local process.
+    /// Sender, if it is a local process; for a packet its [`Interfaces`].
     pub sender: Option<Credentials>,
 }
 

@@ -13,6 +13,7 @@ pub(crate) mod frame;
 pub(crate) mod inspect;
 pub(crate) mod log;
 pub(crate) mod mux;
+pub(crate) mod nfq;
 pub(crate) mod offline_gate;
 pub(crate) mod pages;
 pub(crate) mod recv;

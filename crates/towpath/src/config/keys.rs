@@ -140,6 +140,7 @@ pub const KEYS: &[Key] = &[
     new("queue", "groups", Texts, "", "groups that may attach"),
     new("queue", "mode", Text, "see below", "permissions of the socket file, in octal"),
     new("queue", "command", Texts, "", "commands of inspector processes, split into words as by a shell"),
+    new("queue", "interface", Word(&["ring", "nfqueue"]), "`\"ring\"`", "library of the commands: Towpath's, or libnetfilter_queue ([guide](../guides/nfqueue-programs.md))"),
     new("queue", "workers", Number(1, 64), "`1`", "processes of each command"),
     new("queue", "standby", Number(0, 64), "`0`", "further processes of each command that are attached and idle (below)"),
     new("queue", "user", Text, "an unused id", "user of the processes, if root starts the engine ([privileges](privileges.md))"),

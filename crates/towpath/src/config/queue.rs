@@ -201,14 +201,19 @@ fn words_of<T>(table: &Table<'_, '_>, key: &'static str, read: fn(&str) -> Resul
 fn inspectors(table: &Table<'_, '_>, directory: &Path, name: &At<&str>, threads: usize) -> Inspectors {
     let socket = table.text("socket").map(|text| directory.join(text.value));
     let commands = table.texts("command");
-    let commands: Vec<_> =
+    let mut commands: Vec<_> =
         commands.iter().filter_map(|text| command::words(table, text, directory)).collect();
+    if table.word("interface") == Some("nfqueue") {
+        for words in &mut commands {
+            words.splice(..0, ["towpath", "nfq", "--"].map(str::to_owned));
+        }
+    }
     if socket.is_none() && commands.is_empty() {
         let hint = "write socket = \"PATH\" for inspectors that attach, or command = \"...\" for one that the engine starts";
         table.wrong(&name.span, format!("queue {} needs `socket` or `command`", name.value), hint);
     }
     let users = users::take(table);
-    for key in ["user", "group", "env", "limits", "cgroup"] {
+    for key in ["interface", "user", "group", "env", "limits", "cgroup"] {
         if commands.is_empty() && table.has(key) && !table.has("command") {
             table.wrong(
                 &table.span_of(key),

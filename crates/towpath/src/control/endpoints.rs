@@ -1,6 +1,7 @@
 //! What the control server shows of other threads: the counters of the sockets where inspectors attach, which the supervisor owns, and the
 //! rings of dump clients, which the thread of dumps owns. The owners put copies here; the server reads them.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use towpath_ring::Stats;
@@ -14,6 +15,7 @@ pub struct EndpointCounters(Arc<Mutex<Shown>>);
 #[derive(Debug, Default)]
 struct Shown {
     sockets: Vec<(u16, Stats)>,
+    paths: Vec<(u16, PathBuf)>,
     dumps: Vec<Ring>,
 }
 
@@ -28,6 +30,18 @@ impl EndpointCounters {
     /// A copy of the counters.
     pub fn get(&self) -> Vec<(u16, Stats)> {
         self.lock().sockets.clone()
+    }
+
+    /// Replaces the paths of the sockets that the configuration names.
+    pub fn set_paths(&self, paths: impl Iterator<Item = (u16, PathBuf)>) {
+        let shown = &mut self.lock().paths;
+        shown.clear();
+        shown.extend(paths);
+    }
+
+    /// The path of a queue's socket, if the configuration names one.
+    pub(super) fn path(&self, queue: u16) -> Option<PathBuf> {
+        self.lock().paths.iter().find(|(number, _)| *number == queue).map(|(_, path)| path.clone())
     }
 
     /// Replaces the rings of dump clients.

@@ -42,7 +42,7 @@ pub(super) struct Socket {
     users: config::Users,
     started: Vec<u32>,
     /// Holds the socket if the configuration names no path.
-    _directory: Option<SocketDirectory>,
+    directory: Option<SocketDirectory>,
 }
 
 /// An inspector process that the engine keeps running.
@@ -112,7 +112,7 @@ impl Socket {
             engine,
             users,
             started: Vec::new(),
-            _directory: directory,
+            directory,
         })
     }
 
@@ -210,6 +210,11 @@ impl Socket {
     /// Descriptors that become readable when a started process ends.
     pub(super) fn processes(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.children.iter().filter_map(|child| child.process.as_ref().map(AsFd::as_fd))
+    }
+
+    /// The path of the socket, if the configuration names it.
+    pub(super) fn configured_path(&self) -> Option<&Path> {
+        self.directory.is_none().then_some(&*self.path)
     }
 
     /// The counters of the socket.

@@ -1,5 +1,7 @@
 //! `towpath ctl show queues`
 
+use std::path::Path;
+
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -21,7 +23,12 @@ impl Query for ShowQueues {
     const ANSWER: &'static str = "queues";
 
     fn handle(self, context: &Context<'_>) -> Handled {
-        context.query(queues, |parts| {
+        let endpoints = context.endpoints.clone();
+        context.query(queues, move |parts| {
+            let object = |queue: QueueSnapshot| {
+                let socket = endpoints.path(queue.number);
+                object(queue, socket.as_deref())
+            };
             let queues: Vec<Value> = merge(parts).into_iter().map(object).collect();
             Ok(Reply::Answer(Self::ANSWER, json!({ "queues": queues })))
         })
@@ -69,10 +76,11 @@ pub(super) fn merge(parts: Vec<Vec<QueueSnapshot>>) -> Vec<QueueSnapshot> {
 /// The counters of a queue.
 const QUEUE: Layout = Layout { families: &[("lost", "lost_by")], renamed: &[], moved: &[], hidden: &[] };
 
-/// A queue as an object: the counters; `lost` with its reasons in `lost_by`; the attached inspectors, and why one was detached.
-fn object(queue: QueueSnapshot) -> Value {
+/// A queue as an object: its socket, if the configuration names one; the counters; `lost` with its reasons in `lost_by`; the attached inspectors, and why one was detached.
+fn object(queue: QueueSnapshot, socket: Option<&Path>) -> Value {
     let mut object: Map<String, Value> = QUEUE.object(&queue.stats);
     object.insert("number".to_owned(), queue.number.into());
+    object.insert("socket".to_owned(), json!(socket));
     object.insert("lost".to_owned(), queue.stats.lost().into());
     object.insert("inspectors".to_owned(), queue.inspectors.into());
     object.insert("trouble".to_owned(), json!(queue.trouble));

@@ -1,5 +1,7 @@
 //! Builds the gate of a configuration: its ports, routes and settings.
 
+use rustix::net::netdevice::name_to_index;
+use rustix::net::{AddressFamily, SocketType};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::{Gate, state};
 use towpath_gate::{Gateway, PortId, Ports, Routes};
@@ -8,6 +10,7 @@ use super::super::huge_pages;
 use crate::config::Config;
 use crate::settings::Settings;
 use towpath_engine::{ForwardMode, Topology};
+use towpath_port::driver;
 
 /// The ports of a configuration ([`wired`]).
 #[derive(Clone, Debug)]
@@ -66,8 +69,9 @@ pub fn wired(config: &Config) -> Wired {
 pub(super) fn gate(config: &Config, ruleset: &Ruleset) -> (Gate, Topology, Vec<(PortId, String)>) {
     let Wired { ports, interfaces, muxes } = wired(config);
     let mut topology = Topology::none();
-    for WiredInterface { port, mode, vlans, listed } in interfaces {
+    for (at, WiredInterface { port, mode, vlans, listed }) in interfaces.into_iter().enumerate() {
         topology.add(port, mode);
+        topology.index(interface_index(&config.ports[at].driver));
         vlans.into_iter().for_each(|(vlan, port)| topology.tagged(vlan, port));
         listed.into_iter().for_each(|port| topology.listed(port));
     }
@@ -78,6 +82,13 @@ pub(super) fn gate(config: &Config, ruleset: &Ruleset) -> (Gate, Topology, Vec<(
     gate.set_routes(routes(config));
     settings(config).give(&mut gate);
     (gate, topology, muxes)
+}
+
+/// The index of a driver's interface; 0 if there is none now.
+fn interface_index(driver: &driver::Config) -> u32 {
+    let Some(name) = driver.interface() else { return 0 };
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None);
+    socket.and_then(|socket| name_to_index(socket, name)).unwrap_or(0)
 }
 
 /// Returns the routes of a configuration. A port's number is its position.

@@ -275,6 +275,10 @@ impl Supervisor {
         admissions: Vec<(mux_service::Listening, MuxAdmission, Option<QueryInbox>)>,
         mux_threads: &[Option<usize>],
     ) -> Result<(), Failure> {
+        if let Some(server) = &self.server {
+            let path = |socket: &Socket| Some((socket.queue, socket.configured_path()?.to_owned()));
+            server.endpoints().set_paths(sockets.iter().filter_map(path));
+        }
         let started = self.start_inspectors(&mut sockets);
         self.sockets = sockets;
         started?;
