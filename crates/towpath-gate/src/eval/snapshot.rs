@@ -209,14 +209,15 @@ impl Gate {
         piece(&out);
     }
 
-    /// Brings `refs` up to date with the rules. Only rules that are new are hashed.
-    pub fn update_refs(&self, refs: &mut RuleRefs) {
+    /// Brings `refs` up to date with the rules. Only rules that are new are hashed. Returns true if there was a change.
+    pub fn update_refs(&self, refs: &mut RuleRefs) -> bool {
         let before = std::mem::take(&mut refs.0);
         let reference = |(id, rule): &(RuleId, Rule)| match before.get(id) {
             Some(known) => (*id, RuleRef { number: rule.number, ..*known }),
             None => (*id, reference_of(rule)),
         };
         refs.0 = self.named_rules().map(reference).collect();
+        refs.0 != before
     }
 
     /// The rules that records name. Orphans are listed under their old rule. A gate without that rule assigns them to the default

@@ -36,7 +36,7 @@ use crate::ruleset_manager::RulesetManager;
 
 metrics! {
     /// The running snapshot of the states.
-    pub struct RunningStats in "snapshot" {
+    pub struct RunningStats in "states_file" {
         /// Bases that were completed.
         pub bases: counter events,
         /// Changes of states that were appended.
