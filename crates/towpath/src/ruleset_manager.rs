@@ -11,9 +11,10 @@ use towpath_engine::Topology;
 use towpath_gate::rules::table::{Key, Kind, Listing, Value};
 use towpath_gate::rules::{Diagnostic, Ruleset};
 use towpath_gate::state::{
-    Counters, Cursor, Keepalive, Kind as StateKind, Listed, SettingError, StateEvent, Top,
+    Counters, Cursor, JournalRead, JournalReader, Keepalive, Kind as StateKind, Listed, SettingError,
+    StateEvent, Top,
 };
-use towpath_gate::{Diff, Gate, Restored, Routes, SnapshotError, StatePolicy};
+use towpath_gate::{Diff, Gate, Restored, Routes, RuleRefs, SnapshotError, StatePolicy};
 use towpath_wire::Time;
 
 pub use self::clock::Clock;
@@ -22,6 +23,7 @@ use self::recheck::Recheck;
 pub use self::recheck::Rechecks;
 use crate::report;
 use crate::settings::{Settings, short};
+use crate::snapshot::running::RunningStats;
 
 mod clock;
 mod listings;
@@ -49,6 +51,10 @@ struct Book {
     rechecks: Rechecks,
     /// States of a snapshot have not been re-checked yet.
     unchecked: bool,
+    /// Reads the changes of states for clients, and the number of those that it missed.
+    watching: Option<JournalReader>,
+    missed: u64,
+    running: RunningStats,
 }
 
 /// Result of a command.
@@ -100,7 +106,7 @@ const PREPARED: usize = 16;
 /// Maximum number of states that a filtered listing examines while it holds the lock: some milliseconds.
 const EXAMINED: usize = 1 << 15;
 
-/// Maximum number of queued events per thread.
+/// Maximum number of events that one call takes from the journal, and that wait for a client.
 pub(crate) const EVENTS: usize = 65_536;
 
 impl StateLine {
@@ -168,7 +174,17 @@ impl RulesetManager {
     pub fn new(gate: Gate, ruleset: Ruleset, default_allow: bool) -> Self {
         let rechecks = Rechecks::default();
         let book =
-            Mutex::new(Book { gate, ruleset, default_allow, recheck: None, rechecks, unchecked: false });
+            Mutex::new(Book {
+                gate,
+                ruleset,
+                default_allow,
+                recheck: None,
+                rechecks,
+                unchecked: false,
+                watching: None,
+                missed: 0,
+                running: RunningStats::default(),
+            });
         let listings = Listings::default();
         let topology = Topology::none();
         Self { book, topology, clock: Clock::default(), version: AtomicU64::new(0), listings }
@@ -368,20 +384,27 @@ impl RulesetManager {
 
     /// Enables or disables the recording of state events.
     pub fn watch(&self, on: bool) {
-        self.book().gate.states_mut().set_event_queue(if on { EVENTS } else { 0 });
+        let mut book = self.book();
+        book.watching = on.then(|| book.gate.states().journal());
     }
 
-    /// Returns the events since the last call, and the total number of events lost because a queue was full.
+    /// Returns the events since the last call, at most [`EVENTS`], and the total number of events that were missed.
     pub fn events(&self) -> (Vec<Event>, u64) {
         let mut book = self.book();
-        let told = book.gate.states_mut().take_events();
-        let event = |event: StateEvent| Event {
-            at: event.at.as_nanos(),
-            what: event.kind.as_str(),
-            state: event.state.map(|state| StateLine::new(state, &book.gate, false)),
-        };
-        let events = told.into_iter().map(event).collect();
-        (events, book.gate.states().events_lost())
+        let Book { gate, watching, missed, .. } = &mut *book;
+        let mut events = Vec::new();
+        while let Some(journal) = watching.as_mut().filter(|_| events.len() < EVENTS) {
+            match journal.read() {
+                JournalRead::Change(event) => events.push(Event {
+                    at: event.at.as_nanos(),
+                    what: event.kind.as_str(),
+                    state: event.state().map(|state| StateLine::new(state.clone(), gate, false)),
+                }),
+                JournalRead::Gap(changes) => *missed += changes,
+                JournalRead::End => break,
+            }
+        }
+        (events, *missed)
     }
 
     /// Returns the keepalives that are due. Scans `least` states or the fraction `part` of all states, whichever is more.
@@ -510,6 +533,59 @@ impl RulesetManager {
         let now = self.clock.now();
         let book = self.book();
         book.gate.snapshot_of(now, book.unchecked || book.recheck.is_some(), piece);
+    }
+
+    /// A reader of the changes of states.
+    pub fn journal(&self) -> JournalReader {
+        self.book().gate.states().journal()
+    }
+
+    /// Brings the rules as snapshots name them up to date. Returns true if they have changed.
+    pub fn update_refs(&self, refs: &mut RuleRefs) -> bool {
+        self.book().gate.update_refs(refs)
+    }
+
+    /// The rules for the base of a snapshot, and the version of rules and tables.
+    pub fn snapshot_rules(&self, refs: &RuleRefs) -> (Vec<u8>, u64) {
+        let book = self.book();
+        let mut out = Vec::new();
+        book.gate.snapshot_rules(refs, book.unchecked || book.recheck.is_some(), &mut out);
+        // Under the lock: a change increments the version before the lock is released.
+        (out, self.version())
+    }
+
+    /// The states in the next `slots` slots for the base of a snapshot, and where to continue.
+    pub fn snapshot_part(
+        &self,
+        refs: &RuleRefs,
+        from: Cursor,
+        slots: u32,
+        out: &mut Vec<u8>,
+    ) -> Option<Cursor> {
+        let now = self.clock.now();
+        self.book().gate.snapshot_part(refs, from, slots, now, out)
+    }
+
+    /// Changes of states for a snapshot.
+    pub fn snapshot_changes(&self, refs: &RuleRefs, events: &[StateEvent], out: &mut Vec<u8>) {
+        let book = self.book();
+        events.iter().for_each(|event| book.gate.snapshot_change(refs, event, out));
+    }
+
+    /// Returns true if a re-check has not covered all states.
+    pub fn is_unchecked(&self) -> bool {
+        let book = self.book();
+        book.unchecked || book.recheck.is_some()
+    }
+
+    /// Sets the counters of the running snapshot.
+    pub fn set_snapshot_stats(&self, stats: RunningStats) {
+        self.book().running = stats;
+    }
+
+    /// The counters of the running snapshot.
+    pub fn snapshot_stats(&self) -> RunningStats {
+        self.book().running
     }
 
     /// Restores the states of a snapshot; their lifetimes continue at `now`.

@@ -1,4 +1,5 @@
-//! State snapshot files, which keep states across restarts. The old file is replaced only when the new one is complete.
+//! State snapshot files, which keep states across restarts. The old file is replaced only when the new one is
+//! complete.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -9,6 +10,8 @@ use towpath_gate::Restored;
 
 use crate::quantity::count;
 use crate::ruleset_manager::RulesetManager;
+
+pub mod running;
 
 /// A snapshot to be written. A regular file is written under a temporary name in the same directory and renamed when it is complete.
 /// Other files (pipes, devices) are written directly.
@@ -53,12 +56,30 @@ impl Saving {
             }
         });
         written?;
+        self.commit()
+    }
+
+    /// Moves the file into its place.
+    ///
+    /// # Errors
+    /// The file cannot be synced or renamed; the old file remains.
+    fn commit(mut self) -> io::Result<()> {
         if let Some((from, to)) = &self.renamed {
             self.file.sync_all()?;
             fs::rename(from, to)?;
             self.renamed = None;
         }
         Ok(())
+    }
+
+    /// The file under a second handle, with the same position.
+    fn file(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+
+    /// Returns true unless the file is written directly.
+    fn is_renamed(&self) -> bool {
+        self.renamed.is_some()
     }
 }
 
@@ -108,8 +129,17 @@ pub fn set_aside(path: &Path) {
 
 /// The result of restoring a snapshot, as text.
 pub fn told(restored: Restored) -> String {
-    let Restored { states, default_dynamic, existing, refused, .. } = restored;
+    let Restored { states, default_dynamic, existing, refused, killed, cut, gap, .. } = restored;
     let mut text = format!("{} restored", count(states + default_dynamic, "state"));
+    if killed {
+        text += " as they were before the engine was killed";
+    }
+    if gap {
+        text += ", changes before that are missing";
+    }
+    if cut > 0 {
+        text += &format!(", {} at the end not used, because they are incomplete", count(cut, "byte"));
+    }
     let more = [
         (default_dynamic, "of rules that do not exist: the default dynamic rule decides them"),
         (existing, "existed already"),

@@ -13,7 +13,7 @@ use crate::metric::{Better, Metric};
 use crate::peer::{conntrack, maps};
 use crate::pin::{self, Cpus};
 use crate::stat::median;
-use crate::subject::gate_changes;
+use crate::subject::{gate_changes, gate_saves};
 use crate::subject::rows::{self, Row};
 
 const FEW: u32 = 2000;
@@ -134,6 +134,19 @@ fn cases() -> Vec<Case> {
         Case::new("p99.9 of a burst while entries change, 1M entries", |name, s| {
             let (_, late, rest) = gate_changes::table_entry(s.cpus, s.time, 1_000_000)?;
             Ok(Metric::new(name, late, rest, "ns", Better::Lower, 10.0))
+        }),
+        Case::new("p99.9 of a burst while 5M states are saved", |name, s| {
+            let (late, rest) = gate_saves::bursts(s.cpus, s.time, MANY)?;
+            Ok(Metric::new(name, late, rest, "ns", Better::Lower, 10.0))
+        }),
+        Case::new("restore after a kill, 10k states, over 50 ms", |name, s| {
+            let time = gate_saves::restore(s.cpus, s.reps, 10_000)?;
+            Ok(Metric::new(name, time, 50.0, "ms", Better::Lower, 1.0))
+        }),
+        // Reported; the target is the time in which a supervisor gives a start up (systemd: TimeoutStartSec=90s).
+        Case::new("restore after a kill, 5M states, over 90 s", |name, s| {
+            let time = gate_saves::restore(s.cpus, s.reps, MANY)?;
+            Ok(Metric::new(name, time, 90_000.0, "ms", Better::Lower, 1.0))
         }),
         Case::new("lookups of crafted flows over others, 1M flows", |name, s| {
             let (mut crafted, mut others) =

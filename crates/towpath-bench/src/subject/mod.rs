@@ -3,6 +3,7 @@
 pub(crate) mod framing;
 pub(crate) mod gate;
 mod gate_changes;
+mod gate_saves;
 pub(crate) mod instructions;
 pub(crate) mod live;
 pub(crate) mod mux;

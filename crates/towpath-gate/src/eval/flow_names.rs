@@ -44,11 +44,6 @@ impl FlowNames {
         self.names.get(slot(name))?.as_deref()
     }
 
-    /// Iterates over the names in the order of their numbers, from 1.
-    pub(super) fn all(&self) -> impl ExactSizeIterator<Item = &str> {
-        self.names.iter().map(|name| name.as_deref().unwrap_or_default())
-    }
-
     /// Returns how many numbers are free.
     pub(super) fn free(&self) -> usize {
         MAX_NAMES - self.names.len() + self.free.len()

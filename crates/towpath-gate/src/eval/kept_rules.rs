@@ -10,6 +10,7 @@
 //! longest.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 
 use crate::rules::Rule;
 
@@ -51,7 +52,7 @@ pub(super) fn kept_rules<'r>(
 }
 
 /// As [`kept_rules`], of contents and numbers.
-pub(super) fn kept(old: &[((u8, String), u32)], new: &[((u8, String), u32)]) -> Vec<Kept> {
+pub(super) fn kept<C: Eq + Hash>(old: &[(C, u32)], new: &[(C, u32)]) -> Vec<Kept> {
     let mut tokens = HashMap::new();
     let mut token = |content| {
         let next = tokens.len() as u32;
@@ -78,12 +79,12 @@ pub(super) fn kept(old: &[((u8, String), u32)], new: &[((u8, String), u32)]) -> 
     kept
 }
 
-type Rows<'a> = (&'a [u32], &'a [((u8, String), u32)]);
+type Rows<'a, C> = (&'a [u32], &'a [(C, u32)]);
 
 /// Among neighbours with the same content, the rule with the same number is the same rule.
-fn prefer_numbers(
-    (old_tokens, old): Rows<'_>,
-    (new_tokens, new): Rows<'_>,
+fn prefer_numbers<C>(
+    (old_tokens, old): Rows<'_, C>,
+    (new_tokens, new): Rows<'_, C>,
     kept: &mut [Kept],
     taken: &mut [bool],
 ) {

@@ -47,7 +47,9 @@ pub use recheck::RecheckStep;
 pub use reload::{Diff, StatePolicy};
 pub use reply::{NoReply, REPLIES_PER_SECOND, ReplyLimiter, echo_reply, is_echo_request};
 pub use routes::{Gateway, Route, Routes};
-pub use snapshot::{Restored, SNAPSHOT_VERSION, SnapshotError, check_snapshot};
+pub use snapshot::{
+    Frame, Restored, RuleRefs, SNAPSHOT_VERSION, SnapshotError, SnapshotWriter, check_snapshot,
+};
 pub use step::{DropReason, Reject, Step};
 pub use walk::{CALL_DEPTH, Dir, Edits, MAX_TAGS, Walk};
 pub use walker::Walker;

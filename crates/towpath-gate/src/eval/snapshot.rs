@@ -1,76 +1,92 @@
 //! Snapshots: the states of a gate in a file, for another gate or for a restart.
 //!
-//! A snapshot contains the rules that have states, the flow names, the states and a checksum. Numbers are little
-//! endian. A state names its rule. A gate that has the same rule (set and text, in the same order) assigns the state to
-//! it; otherwise the state belongs to the default dynamic rule, `allow ... // dynamic states default rule`. Expiry is
-//! stored as the time left.
+//! A snapshot is a base, the [records](crate::state::record) of all states, and then changes of states since, if it was written
+//! while packets were processed. A gate that has the rule of a state (set and text, in the same order) assigns the state to it;
+//! otherwise the state belongs to the default dynamic rule, `allow ... // dynamic states default rule`. Expiry is the time left
+//! when the record was written.
 //!
 //! ```text
-//! "TOWPATHS" version:u32 unchecked:u8 (0, 1) conditions:u32
-//! rules: count:u32 { number:u32 set:u8 length:u32 text }
-//! names: count:u32 { length:u32 name }
-//! states, until a byte of 0xff:
-//!   flags:u8 proto:u8 zone:u16 src_port:u16 dst_port:u16 addresses (8 bytes, or 32 and zone:u32)
-//!   rule:u32 name:u32 left:u64 seen:u16 acks:2*u32 packets:2*u64 bytes:2*u64 lifetime:u32 [window: 6*u64]
-//!   [origin: outgoing:u8 (0, 1) port:u8 (0 none, 1 unrecorded, 2 recorded) [length:u8 name]]
-//! crc32c:u32 of all before it
+//! "TOWPATHS" version:u32
+//! frames: length:u32 crc32c:u32 payload (length bytes; kind:u8 and the content of the kind)
+//!   1 rules:    unchecked:u8 (0, 1) conditions:u32 { hash:u64 number:u32 }
+//!   2 held:     { record }
+//!   3 complete: nothing; the base is complete
+//!   4 changes:  unchecked:u8 { record }
+//!   5 gap:      nothing; changes are missing here
+//!   6 end:      nothing; the engine has ended, and the base was written after its last packet
 //! ```
 //!
-//! Version 1 has no `unchecked`; it is false. Version 2 has no states whose lifetime every packet sets (`state-timeout`).
-//! Versions 1 and 2 have no `origin`. Versions 1 to 3 have no `conditions` ([`Gate::conditions`]).
+//! Numbers are little endian. The checksum of a frame is that of the checksum before it (of the first 12 bytes for the first frame)
+//! and the payload, so that no frame can be left out. `conditions` is [`Gate::conditions`].
+//!
+//! A base that is incomplete or damaged is an error. After it, frames are read up to the first one that is incomplete or damaged:
+//! the end of a file that was being written. The last record of a state decides.
+//!
+//! A snapshot without the end frame is older than the last packets. TCP windows and acknowledgement numbers of then would refuse
+//! segments of now, so its states are restored without them: a state of a `strict` rule is no longer strict.
 //!
 //! The input is untrusted: nothing is created before all of it was validated.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::net::{Ipv4Addr, Ipv6Addr};
-use std::time::Duration;
+use std::ops::Range;
 
 use crc::{CRC_32_ISCSI, Crc};
 
 use super::gate::{DEFAULT_DYNAMIC_RULE, Gate};
-use super::kept_rules::{Kept, content, kept};
+use super::kept_rules::{Kept, kept};
 use super::port::{PortId, Ports};
-use crate::state::{Ends, Flow, Installed, Kind, Limit, Listed, Name, Origin, RecordedPort, RuleId, Saved};
-use towpath_wire::{self as wire, Time};
+use crate::rules::Rule;
+use crate::state::record::{Record, RecordError, RecordOrigin, RecordPort, RuleRef};
+use crate::state::{
+    Cursor, EventKind, Installed, Kind, Limit, Listed, Name, Origin, RecordedPort, RuleId, Saved, StateEvent,
+};
+use towpath_wire::Time;
 
 const MAGIC: &[u8; 8] = b"TOWPATHS";
 
-/// The version that is written. Older versions are read too.
-pub const SNAPSHOT_VERSION: u32 = 4;
+/// The version of snapshots that is written and read.
+pub const SNAPSHOT_VERSION: u32 = 5;
 
 pub(super) const CRC: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
 
-/// Flags of a state.
-const V6: u8 = 1;
-const LIMITED: u8 = 2;
-const REPLIED: u8 = 4;
-const WINDOW: u8 = 8;
-const LIFETIME: u8 = 16;
-const EVERY_PACKET: u8 = 32;
-const ORIGIN: u8 = 64;
-const FLAGS: u8 = V6 | LIMITED | REPLIED | WINDOW | LIFETIME | EVERY_PACKET | ORIGIN;
-const END: u8 = 0xff;
+/// Bytes of magic and version.
+const HEAD: usize = 12;
 
-/// A state without a rule in the source gate.
-const NO_RULE: u32 = u32::MAX;
+/// Maximum length of a payload.
+const MAX_FRAME: usize = 64 << 20;
 
-/// Maximum accepted time left, a hundred days. Longer times are reduced to it.
-const MAX_REMAINING: Duration = Duration::from_secs(9_000_000);
+/// Slots in one frame of a base that [`Gate::snapshot`] writes.
+const PART: u32 = 4096;
 
-/// Size of the pieces that the writer receives.
-const PIECE_BYTES: usize = 64 << 10;
+/// A kind of frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Frame {
+    /// The rules.
+    Rules = 1,
+    /// States of the base.
+    Held = 2,
+    /// The base is complete.
+    Complete = 3,
+    /// Changes since.
+    Changes = 4,
+    /// Changes are missing here.
+    Gap = 5,
+    /// The engine has ended.
+    End = 6,
+}
 
 /// Why a snapshot was not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SnapshotError {
     /// The file does not start with the magic bytes.
     BadMagic,
-    /// The version is not supported: above [`SNAPSHOT_VERSION`], or 0.
+    /// The version is not supported.
     Version(u32),
-    /// The file ends too early.
+    /// The file ends before its base is complete.
     Truncated,
-    /// The checksum is wrong: the file was changed or is incomplete.
+    /// A checksum of the base is wrong: the file was changed or is incomplete.
     Checksum,
     /// The checksum is right, but the contents are invalid at this byte.
     Malformed(usize),
@@ -81,7 +97,7 @@ impl fmt::Display for SnapshotError {
         match self {
             Self::BadMagic => f.write_str("not a snapshot of states"),
             Self::Version(version) => {
-                write!(f, "snapshot version {version} is not supported (1 to {SNAPSHOT_VERSION} are)")
+                write!(f, "snapshot version {version} is not supported ({SNAPSHOT_VERSION} is); take another one")
             }
             Self::Truncated => f.write_str("the snapshot is truncated; take another one"),
             Self::Checksum => f.write_str("the checksum of the snapshot is wrong; take another one"),
@@ -104,10 +120,52 @@ pub struct Restored {
     /// States that were refused: the table was full, or no number was free for their name.
     pub refused: u64,
     /// The current rules may not create some of the states, and no re-check has covered them: the snapshot says so
-    /// ([`Gate::snapshot_of`]); the rules, disabled sets, table entries, zones or addresses of the snapshot are others; or it
-    /// is of a version before 4.
+    /// ([`Gate::snapshot_of`]), or the rules, disabled sets, table entries, zones or addresses of the snapshot are others.
     pub unchecked: bool,
+    /// The engine that wrote the snapshot did not end in order: it was killed. The states are those of its last interval.
+    pub killed: bool,
+    /// Bytes at the end that were incomplete or damaged, and not used.
+    pub cut: u64,
+    /// Changes are missing: states that had ended may be restored, and new ones missing.
+    pub gap: bool,
 }
+
+/// Adds frames to a snapshot. The caller stores the bytes that it appends to `out`.
+#[derive(Clone, Copy, Debug)]
+pub struct SnapshotWriter {
+    crc: u32,
+}
+
+impl SnapshotWriter {
+    /// Begins a snapshot.
+    pub fn begin(out: &mut Vec<u8>) -> Self {
+        let at = out.len();
+        out.extend(MAGIC);
+        out.extend(SNAPSHOT_VERSION.to_le_bytes());
+        Self { crc: CRC.checksum(&out[at..]) }
+    }
+
+    /// Appends a frame with this content.
+    pub fn frame(&mut self, kind: Frame, content: &[u8], out: &mut Vec<u8>) {
+        let payload = [&[kind as u8], content];
+        let length = content.len() as u32 + 1;
+        self.crc = chained(self.crc, &payload);
+        out.extend(length.to_le_bytes());
+        out.extend(self.crc.to_le_bytes());
+        payload.iter().for_each(|part| out.extend(*part));
+    }
+}
+
+fn chained(before: u32, payload: &[&[u8]]) -> u32 {
+    let mut digest = CRC.digest();
+    digest.update(&before.to_le_bytes());
+    payload.iter().for_each(|part| digest.update(part));
+    digest.finalize()
+}
+
+/// The rules of a gate as records name them. A copy, because hashing all rules for each record would take too long.
+#[derive(Clone, Debug, Default)]
+pub struct RuleRefs(HashMap<RuleId, RuleRef>);
 
 impl Gate {
     /// Writes all live states to `piece`, in pieces.
@@ -130,38 +188,105 @@ impl Gate {
     /// Like [`Gate::snapshot`], and records whether some states are `unchecked`: a re-check
     /// ([`Gate::recheck_step`]) has not covered them.
     pub fn snapshot_of(&self, now: Time, unchecked: bool, mut piece: impl FnMut(&[u8])) {
-        let mut out = Writer { bytes: Vec::with_capacity(2 * PIECE_BYTES), digest: CRC.digest() };
-        out.put(MAGIC);
-        out.put(&SNAPSHOT_VERSION.to_le_bytes());
-        out.put(&[u8::from(unchecked)]);
-        out.put(&self.conditions().to_le_bytes());
-        // Orphans are listed under their old rule. A gate without that rule assigns them to the default dynamic
-        // rule.
-        let rules: Vec<_> =
-            self.rules.iter().chain(&self.hidden).filter(|(id, _)| *id != DEFAULT_DYNAMIC_RULE).collect();
-        let places: HashMap<RuleId, u32> = rules.iter().map(|(id, _)| *id).zip(0..).collect();
-        out.put(&(rules.len() as u32).to_le_bytes());
-        for (_, rule) in &rules {
-            out.put(&rule.number.to_le_bytes());
-            out.put(&[rule.set]);
-            out.text(&rule.to_string());
-            out.give(&mut piece, PIECE_BYTES);
+        let (mut out, mut content) = (Vec::new(), Vec::new());
+        let mut writer = SnapshotWriter::begin(&mut out);
+        let mut refs = RuleRefs::default();
+        self.update_refs(&mut refs);
+        self.snapshot_rules(&refs, unchecked, &mut content);
+        writer.frame(Frame::Rules, &content, &mut out);
+        let mut next = Some(Cursor::default());
+        while let Some(at) = next {
+            content.clear();
+            next = self.snapshot_part(&refs, at, PART, now, &mut content);
+            if !content.is_empty() {
+                writer.frame(Frame::Held, &content, &mut out);
+            }
+            piece(&out);
+            out.clear();
         }
-        let names = self.flow_names.all();
-        out.put(&(names.len() as u32).to_le_bytes());
-        for name in names {
-            out.text(name);
-            out.give(&mut piece, PIECE_BYTES);
+        writer.frame(Frame::Complete, &[], &mut out);
+        writer.frame(Frame::End, &[], &mut out);
+        piece(&out);
+    }
+
+    /// Brings `refs` up to date with the rules. Only rules that are new are hashed. Returns true if there was a change.
+    pub fn update_refs(&self, refs: &mut RuleRefs) -> bool {
+        let before = std::mem::take(&mut refs.0);
+        let reference = |(id, rule): &(RuleId, Rule)| match before.get(id) {
+            Some(known) => (*id, RuleRef { number: rule.number, ..*known }),
+            None => (*id, reference_of(rule)),
+        };
+        refs.0 = self.named_rules().map(reference).collect();
+        refs.0 != before
+    }
+
+    /// The rules that records name. Orphans are listed under their old rule. A gate without that rule assigns them to the default
+    /// dynamic rule.
+    fn named_rules(&self) -> impl Iterator<Item = &(RuleId, Rule)> {
+        self.rules.iter().chain(&self.hidden).filter(|(id, _)| *id != DEFAULT_DYNAMIC_RULE)
+    }
+
+    /// Appends the content of [`Frame::Rules`] to `out`. Takes time in proportion to the entries of tables.
+    pub fn snapshot_rules(&self, refs: &RuleRefs, unchecked: bool, out: &mut Vec<u8>) {
+        out.push(unchecked.into());
+        out.extend(self.conditions().to_le_bytes());
+        for (id, rule) in self.named_rules() {
+            let RuleRef { hash, number } = refs.0.get(id).copied().unwrap_or_else(|| reference_of(rule));
+            out.extend(hash.to_le_bytes());
+            out.extend(number.to_le_bytes());
         }
-        for saved in self.states().save(now) {
-            let rule = places.get(&saved.listed.rule).copied().unwrap_or(NO_RULE);
-            out.state(&saved, rule, self.ports());
-            out.give(&mut piece, PIECE_BYTES);
+    }
+
+    /// Appends the records of the states in the next `slots` slots from `from` on to `out`: the content of [`Frame::Held`]. Returns
+    /// the cursor that continues, or `None` at the end.
+    pub fn snapshot_part(
+        &self,
+        refs: &RuleRefs,
+        from: Cursor,
+        slots: u32,
+        now: Time,
+        out: &mut Vec<u8>,
+    ) -> Option<Cursor> {
+        let (saved, next) = self.states().save_part(from, slots, now);
+        saved.iter().for_each(|saved| self.record(refs, saved, None, now).encode(out));
+        next
+    }
+
+    /// Appends the record of a change to `out`, part of the content of [`Frame::Changes`]. Changes of the table have none.
+    pub fn snapshot_change(&self, refs: &RuleRefs, event: &StateEvent, out: &mut Vec<u8>) {
+        if let Some(saved) = &event.saved {
+            self.record(refs, saved, Some(event.kind), event.at).encode(out);
         }
-        out.put(&[END]);
-        out.give(&mut piece, 0);
-        let Writer { digest, .. } = out;
-        piece(&digest.finalize().to_le_bytes());
+    }
+
+    fn record<'a>(&'a self, refs: &RuleRefs, saved: &Saved, kind: Option<EventKind>, at: Time) -> Record<'a> {
+        let Listed { flow, packets, bytes, remaining, tcp_ack, origin, .. } = saved.listed;
+        let port = match origin.port() {
+            RecordedPort::None => RecordPort::None,
+            RecordedPort::Unrecorded => RecordPort::Unrecorded,
+            RecordedPort::Port(port) => {
+                self.ports().name(PortId(port)).map_or(RecordPort::Unrecorded, RecordPort::Named)
+            }
+        };
+        Record {
+            kind,
+            id: saved.id,
+            at,
+            flow,
+            rule: refs.0.get(&saved.listed.rule).copied().unwrap_or_default(),
+            name: self.flow_name(saved.listed.name),
+            limited: saved.listed.kind == Kind::Limit,
+            replied: saved.replied,
+            remaining,
+            seen: saved.seen as u16,
+            tcp_ack,
+            packets,
+            bytes,
+            lifetime: saved.lifetime,
+            every_packet: saved.every_packet,
+            window: saved.window,
+            origin: origin.outgoing().map(|outgoing| RecordOrigin { outgoing, port }),
+        }
     }
 
     /// Restores the states of a snapshot, as far as there is room. Their time left continues from `now`.
@@ -174,29 +299,53 @@ impl Gate {
 
     fn take_states(&mut self, snapshot: &[u8], now: Time) -> Result<Restored, SnapshotError> {
         // The first pass validates, the second pass creates the states.
-        let Header { unchecked, conditions, rules: there, names, states: mut at } = header(snapshot)?;
-        let own: Vec<_> = self.rules.iter().map(|(_, rule)| (content(rule), rule.number)).collect();
-        let mut rules: Vec<_> = vec![(DEFAULT_DYNAMIC_RULE, None); there.len()];
-        let mut same = own.len() == there.len() && conditions == Some(self.conditions());
-        for ((id, _), kept) in self.rules.iter().zip(kept(&there, &own)) {
+        let found = Snapshot::parse(snapshot)?;
+        let own: Vec<_> = self.rules.iter().map(|(_, rule)| reference_of(rule)).collect();
+        let row = |rule: &RuleRef| (rule.hash, rule.number);
+        let (own_rows, there) = (own.iter().map(row).collect::<Vec<_>>(), found.rules.iter().map(row).collect::<Vec<_>>());
+        let mut rules: HashMap<RuleRef, (RuleId, Option<Limit>)> = HashMap::new();
+        let mut same = own.len() == there.len() && found.conditions == self.conditions();
+        for ((id, _), kept) in self.rules.iter().zip(kept(&there, &own_rows)) {
             same &= matches!(kept, Kept::Same(_));
             if let Some(at) = kept.old() {
-                rules[at] = (*id, self.limit_of(*id));
+                rules.entry(found.rules[at]).or_insert((*id, self.limit_of(*id)));
             }
         }
+        // Rules that were added after the base.
+        let known: HashSet<u64> = found.rules.iter().map(|rule| rule.hash).collect();
+        let mut by_hash = HashMap::new();
+        for ((id, _), reference) in self.rules.iter().zip(&own).filter(|(_, own)| !known.contains(&own.hash)) {
+            by_hash.entry(reference.hash).or_insert((*id, self.limit_of(*id)));
+        }
         let ports = self.ports().clone();
-        // A name without states needs no number.
-        let mut numbers: Vec<Option<Name>> = vec![None; names.len()];
-        if names.len() > self.flow_names.free() {
+        let names: HashSet<&str> = found.records(snapshot).map(|(_, record)| record.name).collect();
+        let new = names.iter().filter(|name| self.flow_names.get(name).is_none()).count();
+        if new > self.flow_names.free() {
             self.reclaim_flow_names(true);
         }
-        let mut restored = Restored { unchecked: unchecked || !same, ..Restored::default() };
-        while let Some((saved, rule, name)) = at.state(rules.len(), names.len(), &ports)? {
-            let (rule, limit) = rules.get(rule as usize).copied().unwrap_or((DEFAULT_DYNAMIC_RULE, None));
-            let Some(name) = self.number(name as usize, &names, &mut numbers) else {
+        let mut numbers: HashMap<&str, Option<Name>> = HashMap::new();
+        let mut restored = Restored {
+            unchecked: found.unchecked || found.gap || !same,
+            killed: !found.ended,
+            cut: found.cut as u64,
+            gap: found.gap,
+            ..Restored::default()
+        };
+        for (at, record) in found.records(snapshot) {
+            if found.changed.get(&record.id).is_some_and(|last| *last != at) || is_end(&record) {
+                continue;
+            }
+            let rule = rules.get(&record.rule).or_else(|| by_hash.get(&record.rule.hash));
+            let (rule, limit) = rule.copied().unwrap_or((DEFAULT_DYNAMIC_RULE, None));
+            let name = *numbers.entry(record.name).or_insert_with(|| self.flow_names.intern(record.name));
+            let Some(name) = name else {
                 restored.refused += 1;
                 continue;
             };
+            let mut saved = saved(&record, &ports);
+            if !found.ended {
+                (saved.window, saved.listed.tcp_ack) = (None, [0; 2]);
+            }
             match self.states_mut().restore(&saved, rule, name, limit, now) {
                 Ok(Installed::New) if rule == DEFAULT_DYNAMIC_RULE => restored.default_dynamic += 1,
                 Ok(Installed::New) => restored.states += 1,
@@ -207,17 +356,53 @@ impl Gate {
         Ok(restored)
     }
 
-    /// Returns the number in this gate of the name that has number `there` in the snapshot.
-    fn number(&mut self, there: usize, names: &[String], numbers: &mut [Option<Name>]) -> Option<Name> {
-        if numbers[there].is_none() {
-            numbers[there] = self.flow_names.intern(&names[there]);
-        }
-        numbers[there]
-    }
-
     fn limit_of(&self, id: RuleId) -> Option<Limit> {
         let program = &self.generation().program;
         program.rules[program.position_of(id)?].install.as_ref()?.install.limit
+    }
+}
+
+fn reference_of(rule: &Rule) -> RuleRef {
+    RuleRef::new(rule.set, &rule.to_string(), rule.number)
+}
+
+fn is_end(record: &Record<'_>) -> bool {
+    record.kind.is_some_and(EventKind::is_end)
+}
+
+/// The state of a record, in the numbers of this process except for rule and name.
+fn saved(record: &Record<'_>, ports: &Ports) -> Saved {
+    let origin = match record.origin {
+        None => Origin::UNRECORDED,
+        Some(RecordOrigin { outgoing, port: RecordPort::None }) => Origin::new(outgoing, None),
+        Some(RecordOrigin { outgoing, port: RecordPort::Unrecorded }) => Origin::without_port(outgoing),
+        Some(RecordOrigin { outgoing, port: RecordPort::Named(name) }) => match ports.find(name) {
+            Some(port) => Origin::new(outgoing, Some(port.0)),
+            None => Origin::without_port(outgoing),
+        },
+    };
+    let listed = Listed {
+        kind: if record.limited { Kind::Limit } else { Kind::State },
+        rule: DEFAULT_DYNAMIC_RULE,
+        name: Name::DEFAULT,
+        orphaned: false,
+        flow: record.flow,
+        packets: record.packets,
+        bytes: record.bytes,
+        remaining: record.remaining,
+        tcp_seen: 0,
+        picked_up: false,
+        tcp_ack: record.tcp_ack,
+        origin,
+    };
+    Saved {
+        id: record.id,
+        listed,
+        seen: record.seen.into(),
+        lifetime: record.lifetime,
+        every_packet: record.every_packet,
+        replied: record.replied,
+        window: record.window,
     }
 }
 
@@ -226,265 +411,127 @@ impl Gate {
 /// # Errors
 /// Returns an error if the snapshot is damaged.
 pub fn check_snapshot(snapshot: &[u8]) -> Result<(), SnapshotError> {
-    header(snapshot).map(drop)
+    Snapshot::parse(snapshot).map(drop)
 }
 
-/// Set, text and number of a rule.
-type RuleText = ((u8, String), u32);
-
-/// The part before the states, and a reader at the first state.
-struct Header<'a> {
+/// A validated snapshot.
+#[derive(Debug, Default)]
+struct Snapshot {
     unchecked: bool,
-    /// Version 4 and later.
-    conditions: Option<u32>,
-    rules: Vec<RuleText>,
-    names: Vec<String>,
-    states: Reader<'a>,
+    conditions: u32,
+    rules: Vec<RuleRef>,
+    /// The positions of the records, in their order.
+    records: Vec<Range<usize>>,
+    /// The position of the last change of each state that has changed since the base.
+    changed: HashMap<u32, usize>,
+    ended: bool,
+    gap: bool,
+    cut: usize,
 }
 
-/// Parses the header of a snapshot and validates the whole.
-fn header(snapshot: &[u8]) -> Result<Header<'_>, SnapshotError> {
-    let (version, body) = checked(snapshot)?;
-    let mut at = Reader { bytes: body, at: MAGIC.len() + 4 };
-    let unchecked = match version {
-        1 => false,
-        _ => match (at.at, at.u8()?) {
-            (_, mark @ 0..=1) => mark == 1,
-            (at, _) => return Err(SnapshotError::Malformed(at)),
-        },
-    };
-    let conditions = if version < 4 { None } else { Some(at.u32()?) };
-    let (mut rules, mut names) = (Vec::new(), Vec::new());
-    for _ in 0..at.u32()? {
-        let number = at.u32()?;
-        rules.push(((at.u8()?, at.text()?), number));
-    }
-    for _ in 0..at.u32()? {
-        names.push(at.text()?);
-    }
-    let mut states = at;
-    let ports = Ports::new();
-    while states.state(rules.len(), names.len(), &ports)?.is_some() {}
-    if states.at != body.len() {
-        return Err(SnapshotError::Malformed(states.at));
-    }
-    Ok(Header { unchecked, conditions, rules, names, states: at })
-}
-
-/// Returns the version, and the snapshot without its checksum if that is right.
-fn checked(snapshot: &[u8]) -> Result<(u32, &[u8]), SnapshotError> {
-    let rest = snapshot.strip_prefix(MAGIC).ok_or(SnapshotError::BadMagic)?;
-    let version = u32::from_le_bytes(*rest.first_chunk().ok_or(SnapshotError::Truncated)?);
-    if !(1..=SNAPSHOT_VERSION).contains(&version) {
-        return Err(SnapshotError::Version(version));
-    }
-    let (_, sum) = rest[4..].split_last_chunk().ok_or(SnapshotError::Truncated)?;
-    let body = &snapshot[..snapshot.len() - sum.len()];
-    if CRC.checksum(body) != u32::from_le_bytes(*sum) {
-        return Err(SnapshotError::Checksum);
-    }
-    Ok((version, body))
-}
-
-struct Writer<'c> {
-    bytes: Vec<u8>,
-    digest: crc::Digest<'c, u32>,
-}
-
-impl Writer<'_> {
-    fn put(&mut self, bytes: &[u8]) {
-        self.bytes.extend_from_slice(bytes);
-    }
-
-    fn text(&mut self, text: &str) {
-        self.put(&(text.len() as u32).to_le_bytes());
-        self.put(text.as_bytes());
-    }
-
-    /// Passes the buffered bytes to `piece` if there are at least `most`.
-    fn give(&mut self, piece: &mut impl FnMut(&[u8]), most: usize) {
-        if self.bytes.len() >= most {
-            self.digest.update(&self.bytes);
-            piece(&self.bytes);
-            self.bytes.clear();
+impl Snapshot {
+    fn parse(bytes: &[u8]) -> Result<Self, SnapshotError> {
+        let version = bytes.strip_prefix(MAGIC).ok_or(SnapshotError::BadMagic)?;
+        let version = u32::from_le_bytes(*version.first_chunk().ok_or(SnapshotError::Truncated)?);
+        if version != SNAPSHOT_VERSION {
+            return Err(SnapshotError::Version(version));
         }
-    }
-
-    fn state(&mut self, saved: &Saved, rule: u32, ports: &Ports) {
-        let Listed { kind, name, flow, packets, bytes, remaining, tcp_ack, origin, .. } = &saved.listed;
-        let mark = |mark: u8, is: bool| if is { mark } else { 0 };
-        let flags = mark(V6, matches!(flow.ends, Ends::V6(..)))
-            | mark(LIMITED, matches!(kind, Kind::Limit))
-            | mark(REPLIED, saved.replied)
-            | mark(WINDOW, saved.window.is_some())
-            | mark(LIFETIME, saved.lifetime.is_some())
-            | mark(EVERY_PACKET, saved.every_packet)
-            | mark(ORIGIN, origin.outgoing().is_some());
-        self.put(&[flags, flow.proto]);
-        [flow.zone, flow.src_port, flow.dst_port].iter().for_each(|n| self.put(&n.to_le_bytes()));
-        match flow.ends {
-            Ends::V4(src, dst) => [src, dst].iter().for_each(|ip| self.put(&ip.octets())),
-            Ends::V6(src, dst, zone) => {
-                [src, dst].iter().for_each(|ip| self.put(&ip.octets()));
-                self.put(&zone.to_le_bytes());
-            }
-        }
-        self.put(&rule.to_le_bytes());
-        self.put(&(u32::from(name.0.get()) - 1).to_le_bytes());
-        self.put(&(remaining.as_nanos() as u64).to_le_bytes());
-        self.put(&(saved.seen as u16).to_le_bytes());
-        tcp_ack.iter().for_each(|n| self.put(&n.to_le_bytes()));
-        packets.iter().chain(bytes).for_each(|n| self.put(&n.to_le_bytes()));
-        self.put(&saved.lifetime.unwrap_or(0).to_le_bytes());
-        saved.window.iter().flatten().for_each(|word| self.put(&word.to_le_bytes()));
-        let Some(outgoing) = origin.outgoing() else { return };
-        let port = match origin.port() {
-            RecordedPort::None => None,
-            RecordedPort::Unrecorded => Some(None),
-            RecordedPort::Port(port) => Some(ports.name(PortId(port)).filter(|name| name.len() <= 255)),
-        };
-        self.put(&[outgoing.into()]);
-        match port {
-            None => self.put(&[0]),
-            Some(None) => self.put(&[1]),
-            Some(Some(name)) => {
-                self.put(&[2, name.len() as u8]);
-                self.put(name.as_bytes());
-            }
-        }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Reader<'a> {
-    bytes: &'a [u8],
-    at: usize,
-}
-
-impl Reader<'_> {
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], SnapshotError> {
-        let malformed = SnapshotError::Malformed(self.at);
-        let taken = self.bytes.get(self.at..).and_then(|rest| rest.first_chunk()).ok_or(malformed)?;
-        self.at += N;
-        Ok(*taken)
-    }
-
-    fn u8(&mut self) -> Result<u8, SnapshotError> {
-        self.take().map(|[byte]| byte)
-    }
-
-    fn u16(&mut self) -> Result<u16, SnapshotError> {
-        self.take().map(u16::from_le_bytes)
-    }
-
-    fn u32(&mut self) -> Result<u32, SnapshotError> {
-        self.take().map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Result<u64, SnapshotError> {
-        self.take().map(u64::from_le_bytes)
-    }
-
-    fn text(&mut self) -> Result<String, SnapshotError> {
-        let malformed = SnapshotError::Malformed(self.at);
-        let length = self.u32()? as usize;
-        let text = self.bytes.get(self.at..).and_then(|rest| rest.get(..length)).ok_or(malformed)?;
-        self.at += length;
-        String::from_utf8(text.to_vec()).map_err(|_| malformed)
-    }
-
-    /// Where the first packet of a state was received. A port that is not in `ports` is not recorded.
-    fn origin(&mut self, ports: &Ports) -> Result<Origin, SnapshotError> {
-        let malformed = SnapshotError::Malformed(self.at);
-        let outgoing = match self.u8()? {
-            outgoing @ 0..=1 => outgoing == 1,
-            _ => return Err(malformed),
-        };
-        Ok(match self.u8()? {
-            0 => Origin::new(outgoing, None),
-            1 => Origin::without_port(outgoing),
-            2 => {
-                let length = self.u8()?;
-                let name = self.bytes.get(self.at..).and_then(|rest| rest.get(..length.into()));
-                let name = std::str::from_utf8(name.ok_or(malformed)?).map_err(|_| malformed)?;
-                self.at += name.len();
-                match ports.find(name) {
-                    Some(port) => Origin::new(outgoing, Some(port.0)),
-                    None => Origin::without_port(outgoing),
+        let (mut found, mut crc, mut at) = (Self::default(), CRC.checksum(&bytes[..HEAD]), HEAD);
+        let (mut begun, mut complete) = (false, false);
+        while at < bytes.len() && !found.ended {
+            let payload = match payload(&bytes[at..], &mut crc) {
+                Ok(payload) => payload,
+                // The end of a file that was being written.
+                Err(_) if complete => break,
+                Err(error) => return Err(error),
+            };
+            let malformed = SnapshotError::Malformed(at);
+            let (&kind, content) = payload.split_first().ok_or(malformed)?;
+            let content_at = at + 8 + 1;
+            at = content_at + content.len();
+            match (kind, begun, complete) {
+                (1, false, _) => {
+                    begun = true;
+                    found.take_rules(content).ok_or(malformed)?;
                 }
+                (2, true, false) => found.take_records(bytes, content_at..at, false)?,
+                (3, true, false) if content.is_empty() => complete = true,
+                (4, true, _) => {
+                    let unchecked = *content.first().filter(|flag| **flag < 2).ok_or(malformed)? == 1;
+                    found.unchecked |= unchecked;
+                    found.take_records(bytes, content_at + 1..at, true)?;
+                }
+                (5, true, _) if content.is_empty() => found.gap = true,
+                (6, true, true) if content.is_empty() => found.ended = true,
+                _ => return Err(malformed),
             }
-            _ => return Err(malformed),
+        }
+        if !complete {
+            return Err(SnapshotError::Truncated);
+        }
+        found.cut = bytes.len() - at;
+        Ok(found)
+    }
+
+    fn take_rules(&mut self, content: &[u8]) -> Option<()> {
+        let (&unchecked, rest) = content.split_first().filter(|(flag, _)| **flag < 2)?;
+        let (conditions, rows) = rest.split_first_chunk()?;
+        self.unchecked = unchecked == 1;
+        self.conditions = u32::from_le_bytes(*conditions);
+        for row in rows.chunks(12) {
+            let (hash, number) = row.split_first_chunk()?;
+            let (hash, number) = (u64::from_le_bytes(*hash), u32::from_le_bytes(number.try_into().ok()?));
+            self.rules.push(RuleRef { hash, number });
+        }
+        Some(())
+    }
+
+    /// Records of an unknown version are an error: their states would be lost without a word.
+    fn take_records(&mut self, bytes: &[u8], range: Range<usize>, changes: bool) -> Result<(), SnapshotError> {
+        let mut at = range.start;
+        while at < range.end {
+            let (record, length) = Record::decode(&bytes[at..range.end]).map_err(|error| match error {
+                RecordError::Version(version) => SnapshotError::Version(version.into()),
+                RecordError::Truncated | RecordError::Malformed => SnapshotError::Malformed(at),
+            })?;
+            if changes {
+                self.changed.insert(record.id, at);
+            } else if record.kind.is_some() {
+                return Err(SnapshotError::Malformed(at));
+            }
+            at += length;
+        }
+        self.records.push(range);
+        Ok(())
+    }
+
+    /// The records with their positions.
+    fn records<'b>(&'b self, bytes: &'b [u8]) -> impl Iterator<Item = (usize, Record<'b>)> {
+        self.records.iter().cloned().flat_map(move |range| {
+            let mut at = range.start;
+            std::iter::from_fn(move || {
+                let (record, length) = Record::decode(&bytes[at..range.end]).ok()?;
+                let begin = at;
+                at += length;
+                Some((begin, record))
+            })
         })
     }
+}
 
-    /// Reads the next state with the indices of its rule and name; `None` at the end.
-    fn state(
-        &mut self,
-        rules: usize,
-        names: usize,
-        ports: &Ports,
-    ) -> Result<Option<(Saved, u32, u32)>, SnapshotError> {
-        let malformed = SnapshotError::Malformed(self.at);
-        let flags = self.u8()?;
-        if flags == END {
-            return Ok(None);
-        }
-        // A lifetime that every packet sets is one.
-        if flags & !FLAGS != 0 || flags & (EVERY_PACKET | LIFETIME) == EVERY_PACKET {
-            return Err(malformed);
-        }
-        let has = |mark| flags & mark != 0;
-        let proto = self.u8()?;
-        // Only TCP has sequence windows.
-        if has(WINDOW) && proto != wire::proto::TCP {
-            return Err(malformed);
-        }
-        let (zone, src_port, dst_port) = (self.u16()?, self.u16()?, self.u16()?);
-        let ends = if has(V6) {
-            let (src, dst) = (self.take::<16>()?, self.take::<16>()?);
-            Ends::V6(Ipv6Addr::from(src), Ipv6Addr::from(dst), self.u32()?)
-        } else {
-            Ends::V4(Ipv4Addr::from(self.take::<4>()?), Ipv4Addr::from(self.take::<4>()?))
-        };
-        let (rule, name) = (self.u32()?, self.u32()?);
-        if rule != NO_RULE && rule as usize >= rules || name as usize >= names {
-            return Err(malformed);
-        }
-        let remaining = Duration::from_nanos(self.u64()?).min(MAX_REMAINING);
-        let seen = u64::from(self.u16()?);
-        let tcp_ack = [self.u32()?, self.u32()?];
-        let packets = [self.u64()?, self.u64()?];
-        let bytes = [self.u64()?, self.u64()?];
-        // Limits untrusted counters, so that sums do not overflow.
-        if packets.iter().chain(&bytes).any(|&n| n > 1 << 60) {
-            return Err(malformed);
-        }
-        let lifetime = self.u32()?;
-        let window = if has(WINDOW) {
-            let mut words = [0; 6];
-            for word in &mut words {
-                *word = self.u64()?;
-            }
-            Some(words)
-        } else {
-            None
-        };
-        let origin = if has(ORIGIN) { self.origin(ports)? } else { Origin::UNRECORDED };
-        let listed = Listed {
-            kind: if has(LIMITED) { Kind::Limit } else { Kind::State },
-            rule: DEFAULT_DYNAMIC_RULE,
-            name: Name::DEFAULT,
-            orphaned: false,
-            flow: Flow { ends, proto, src_port, dst_port, zone },
-            packets,
-            bytes,
-            remaining,
-            tcp_seen: 0,
-            picked_up: false,
-            tcp_ack,
-            origin,
-        };
-        let (lifetime, every_packet) = (has(LIFETIME).then_some(lifetime), has(EVERY_PACKET));
-        Ok(Some((Saved { listed, seen, lifetime, every_packet, replied: has(REPLIED), window }, rule, name)))
+/// The payload of the frame at the beginning of `bytes`.
+fn payload<'b>(bytes: &'b [u8], crc: &mut u32) -> Result<&'b [u8], SnapshotError> {
+    let (length, rest) = bytes.split_first_chunk().ok_or(SnapshotError::Truncated)?;
+    let (sum, rest) = rest.split_first_chunk().ok_or(SnapshotError::Truncated)?;
+    let length = u32::from_le_bytes(*length) as usize;
+    if length > MAX_FRAME {
+        return Err(SnapshotError::Checksum);
     }
+    let payload = rest.get(..length).ok_or(SnapshotError::Truncated)?;
+    let expected = chained(*crc, &[payload]);
+    if expected != u32::from_le_bytes(*sum) {
+        return Err(SnapshotError::Checksum);
+    }
+    *crc = expected;
+    Ok(payload)
 }

@@ -17,6 +17,7 @@
 //! Modules:
 //!
 //! - `states`: the handle. Lookup, install, removal, sweep, listings, snapshots.
+//! - `journal`: changes of states for readers outside the packet path; `record`: a state as bytes.
 //! - `table`: the states of one address family. Slots, index, entries, and the data stored next to the slots.
 //! - `limits`: bounds by number, rule, source and first SYN.
 //! - `tcp`, `sctp`: effects of a packet on a connection.
@@ -51,11 +52,13 @@ mod counters;
 mod events;
 mod fragment_table;
 mod install;
+mod journal;
 mod keepalive;
 mod limits;
 mod listing;
 mod lookup;
 mod origin;
+pub mod record;
 mod related;
 mod sctp;
 mod settings;
@@ -69,6 +72,7 @@ pub use crate::settings::{LIFETIME_MAX, SettingError};
 pub use counters::Counters;
 pub use events::{EventKind, StateEvent};
 pub use install::{Install, Installed, Limit, LimitMask, Refused, Tracking};
+pub use journal::{JournalRead, JournalReader};
 pub use keepalive::{KEEPALIVE_INTERVAL, Keepalive};
 pub use listing::{Cursor, Kind, Line, Listed};
 pub use lookup::{Direction, Hit, Lookup, Name, RuleId};

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state;
-use towpath_gate::state::{Kind, Listed};
+use towpath_gate::state::{JournalRead, Kind, Listed};
 use towpath_gate::{
-    DEFAULT_DYNAMIC_RULE, Dir, Gate, Ports, Restored, Route, Routes, SnapshotError, Step, Walk,
+    DEFAULT_DYNAMIC_RULE, Dir, Frame, Gate, Ports, Restored, Route, Routes, RuleRefs, SnapshotError,
+    SnapshotWriter, Step, Walk,
 };
 use towpath_wire::{self as wire, LinkType, Time};
 
@@ -123,46 +124,75 @@ fn restore_respects_the_limits() {
     assert_eq!(restored, Restored { states: 2, refused: 1, ..Restored::default() });
 }
 
-/// Corrects the checksum.
-fn sum(snapshot: &mut [u8]) {
-    let end = snapshot.len() - 4;
-    let sum = crc::Crc::<u32>::new(&crc::CRC_32_ISCSI).checksum(&snapshot[..end]);
-    snapshot[end..].copy_from_slice(&sum.to_le_bytes());
+/// The frames of a snapshot: kind and content.
+fn frames(snapshot: &[u8]) -> Vec<(u8, Vec<u8>)> {
+    let (mut rest, mut frames) = (&snapshot[12..], Vec::new());
+    while let Some((length, after)) = rest.split_first_chunk() {
+        let (payload, after) = after[4..].split_at(u32::from_le_bytes(*length) as usize);
+        frames.push((payload[0], payload[1..].to_vec()));
+        rest = after;
+    }
+    frames
+}
+
+/// A snapshot of these frames, with correct checksums.
+fn file(frames: &[(u8, Vec<u8>)]) -> Vec<u8> {
+    let kinds = [Frame::Rules, Frame::Held, Frame::Complete, Frame::Changes, Frame::Gap, Frame::End];
+    let mut file = Vec::new();
+    let mut writer = SnapshotWriter::begin(&mut file);
+    for (kind, content) in frames {
+        writer.frame(kinds[usize::from(*kind) - 1], content, &mut file);
+    }
+    file
 }
 
 #[test]
-fn a_damaged_snapshot_changes_nothing() {
+fn a_damaged_base_changes_nothing() {
     let good = snapshot(&filled());
+    let all = frames(&good);
+    assert_eq!(all.iter().map(|(kind, _)| *kind).collect::<Vec<_>>(), [1, 2, 3, 6]);
+    assert_eq!(file(&all), good);
+    let base = good.len() - 9;
     let mut new = gate(RULES);
-    for cut in 0..good.len() {
-        let error = new.restore(&good[..cut], NOW).unwrap_err();
+    for cut in 0..base {
         let expected = match cut {
             0..8 => SnapshotError::BadMagic,
-            8..16 => SnapshotError::Truncated,
-            _ => SnapshotError::Checksum,
+            _ => SnapshotError::Truncated,
         };
-        assert_eq!(error, expected, "cut at {cut}");
+        assert_eq!(new.restore(&good[..cut], NOW), Err(expected), "cut at {cut}");
     }
-    for at in 0..good.len() {
+    for at in 0..base {
         let mut bad = good.clone();
         bad[at] ^= 0x40;
         assert!(new.restore(&bad, NOW).is_err(), "changed at {at}");
-        // With a correct checksum any other content is read without harm.
-        if (12..good.len() - 4).contains(&at) {
-            sum(&mut bad);
-            let _ = gate(RULES).restore(&bad, NOW);
+    }
+    // With correct checksums any other content is read without harm.
+    for (frame, (_, content)) in all.iter().enumerate() {
+        for at in 0..content.len() {
+            let mut bad = all.clone();
+            bad[frame].1[at] ^= 0x40;
+            let _ = gate(RULES).restore(&file(&bad), NOW);
+            bad[frame].1.truncate(at);
+            let _ = gate(RULES).restore(&file(&bad), NOW);
         }
     }
-    // A state with sequence windows is TCP: flags, protocol, zone.
-    let strict = |state: &[u8]| state[0] & 8 != 0 && state[1..] == [6, 0, 0];
-    let at = good.windows(4).position(strict).expect("the state of rule 100");
-    let mut bad = good.clone();
-    bad[at + 1] = 17;
-    sum(&mut bad);
-    assert!(matches!(new.restore(&bad, NOW), Err(SnapshotError::Malformed(_))));
+    // Frames that are missing, twice, or in another order.
+    let without = |frame: usize| [&all[..frame], &all[frame + 1..]].concat();
+    for frames in [without(0), without(2), [&all[..1], &all[..]].concat(), vec![all[1].clone()]] {
+        assert!(new.restore(&file(&frames), NOW).is_err(), "{frames:?}");
+    }
+    // A frame that was cut out with its checksum is missing in the next one's.
+    let skipped = [&good[..12], &good[12 + 8 + 1 + all[0].1.len()..]].concat();
+    assert_eq!(new.restore(&skipped, NOW), Err(SnapshotError::Checksum));
+    // A length of which the file has no part, and one that no frame has.
+    for (length, error) in [(1 << 20, SnapshotError::Truncated), (u32::MAX, SnapshotError::Checksum)] {
+        let mut bad = good.clone();
+        bad[12..16].copy_from_slice(&length.to_le_bytes());
+        assert_eq!(new.restore(&bad, NOW), Err(error));
+    }
     assert!(new.states().is_empty());
     let mut next = good.clone();
-    for version in [0, 5] {
+    for version in [0, 4, 6] {
         next[8] = version;
         let wrong = SnapshotError::Version(version.into());
         assert_eq!(new.restore(&next, NOW), Err(wrong));
@@ -170,27 +200,97 @@ fn a_damaged_snapshot_changes_nothing() {
     }
 }
 
+/// A base and changes, as an engine writes them while it runs: every part of the changes that is whole is used.
+#[test]
+fn changes_follow_a_base_and_a_torn_end_is_cut() {
+    let mut old = gate(RULES);
+    let mut journal = old.states().journal();
+    assert_eq!(walk(&mut old, false, 17, 53, (0, 0, 0), THEN), Step::Pass);
+    let mut refs = RuleRefs::default();
+    old.update_refs(&mut refs);
+    let mut all = frames(&snapshot(&old));
+    all.pop();
+    while let JournalRead::Change(_) = journal.read() {}
+    // One change in each frame: a connection begins, is established, the first state is removed, another one is made.
+    let steps: [&dyn Fn(&mut Gate); 5] = [
+        &|gate| _ = walk(gate, false, 6, 22, (2, 99, 0), THEN),
+        &|gate| _ = walk(gate, true, 6, 22, (0x12, 499, 100), THEN),
+        &|gate| _ = walk(gate, false, 6, 22, (0x10, 100, 500), THEN),
+        &|gate| {
+            let first = gate.states().list(THEN).find(|state| state.flow.proto == 17).unwrap();
+            assert!(gate.remove_state(&first.flow, first.name, THEN));
+        },
+        &|gate| _ = walk(gate, false, 17, 54, (0, 0, 0), THEN),
+    ];
+    for step in steps {
+        step(&mut old);
+        let mut content = vec![0];
+        while let JournalRead::Change(event) = journal.read() {
+            old.snapshot_change(&refs, &event, &mut content);
+        }
+        all.push((4, content));
+    }
+    let lines = |gate: &Gate| -> Vec<String> {
+        let lines = listed(gate, NOW).into_iter().filter(|line| !line.contains("PARENT"));
+        lines.map(|line| line.split_once(" state ").unwrap().0.to_owned()).collect()
+    };
+    let mut expected = Vec::new();
+    for count in 3..=all.len() {
+        let mut new = gate(RULES);
+        let restored = new.restore(&file(&all[..count]), NOW).unwrap();
+        assert!(restored.killed && restored.cut == 0 && !restored.unchecked, "{restored:?}");
+        expected.push(lines(&new));
+    }
+    assert_eq!(expected.iter().map(Vec::len).collect::<Vec<_>>(), [1, 2, 2, 2, 1, 2]);
+    assert!(expected[2][0].contains("(20s) LIMIT tcp") && expected[3][0].contains("(300s) LIMIT tcp"));
+    // The last state is the one that exists: the first one was removed.
+    assert!(expected[5][1].contains(" 54 "), "{expected:?}");
+    // Cut at every byte, and changed at every byte.
+    let whole = file(&all);
+    let base = file(&all[..3]).len();
+    let ends: Vec<usize> = (3..=all.len()).map(|count| file(&all[..count]).len()).collect();
+    for cut in base..whole.len() {
+        let complete = ends.iter().filter(|end| **end <= cut).count() - 1;
+        let mut changed = whole.clone();
+        changed[cut] ^= 0x10;
+        for (bytes, rest) in [(&whole[..cut], cut - ends[complete]), (&changed[..], whole.len() - ends[complete])] {
+            let mut new = gate(RULES);
+            let restored = new.restore(bytes, NOW).unwrap();
+            assert_eq!((lines(&new), restored.cut), (expected[complete].clone(), rest as u64), "at {cut}");
+        }
+    }
+    // A gap is told, and so are states that were not checked.
+    for more in [(5, Vec::new()), (4, vec![1])] {
+        let restored = gate(RULES).restore(&file(&[&all[..], &[more.clone()]].concat()), NOW).unwrap();
+        assert_eq!((restored.gap, restored.unchecked), (more.0 == 5, true));
+    }
+}
+
+/// After a kill, a state has no windows and no acknowledgement numbers: those of the last interval would refuse today's segments.
+#[test]
+fn a_strict_connection_continues_after_a_kill() {
+    let all = frames(&snapshot(&filled()));
+    let far = (0x10, 900_000, 5_000_500);
+    for (frames, killed) in [(&all[..], false), (&all[..3], true)] {
+        let mut new = gate(RULES);
+        assert_eq!(new.restore(&file(frames), NOW).unwrap().killed, killed);
+        let step = walk(&mut new, false, 6, 443, far, NOW);
+        assert_eq!(step == Step::Pass, killed, "{step:?}");
+    }
+}
+
 /// States that no re-check has covered.
 #[test]
 fn unchecked_states_are_marked() {
-    let mut file = Vec::new();
-    filled().snapshot_of(THEN, true, |piece| file.extend_from_slice(piece));
+    let mut saved = Vec::new();
+    filled().snapshot_of(THEN, true, |piece| saved.extend_from_slice(piece));
     let restored = |file: &[u8]| gate(RULES).restore(file, NOW);
-    assert_eq!(restored(&file), Ok(Restored { states: 3, unchecked: true, ..Restored::default() }));
-    file[12] = 2;
-    sum(&mut file);
-    assert_eq!(restored(&file), Err(SnapshotError::Malformed(12)));
-    file[12] = 0;
-    sum(&mut file);
-    assert_eq!(restored(&file), Ok(Restored { states: 3, ..Restored::default() }));
-    // Version 3 has no `conditions`, version 1 has neither field: nothing says that the conditions were the same.
-    for (version, removed) in [(3, 13..17), (1, 12..13)] {
-        file.drain(removed);
-        file[8] = version;
-        sum(&mut file);
-        let unchecked = Restored { states: 3, unchecked: true, ..Restored::default() };
-        assert_eq!(restored(&file), Ok(unchecked), "version {version}");
-    }
+    assert_eq!(restored(&saved), Ok(Restored { states: 3, unchecked: true, ..Restored::default() }));
+    let mut all = frames(&saved);
+    all[0].1[0] = 2;
+    assert_eq!(restored(&file(&all)), Err(SnapshotError::Malformed(12)));
+    all[0].1[0] = 0;
+    assert_eq!(restored(&file(&all)), Ok(Restored { states: 3, ..Restored::default() }));
 }
 
 /// The rules are the same, but something else that decides which states they create is not.

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use towpath_gate::state::{
-    Ends, EventKind, Flow, Install, Keepalive, Lookup, Name, Refused, RuleId, Segment, Settings, States, Top,
+    Ends, EventKind, Flow, Install, JournalRead, JournalReader, Keepalive, Lookup, Name, Refused, RuleId,
+    Segment, Settings, StateEvent, States, Top,
 };
 use towpath_wire::{self as wire, LinkType, Time};
 
@@ -136,20 +137,34 @@ fn removing_a_flow_removes_its_states_of_all_names() {
     }
 }
 
+/// All changes up to the end of the journal.
+fn read(journal: &mut JournalReader) -> Vec<StateEvent> {
+    let next = || match journal.read() {
+        JournalRead::Change(event) => Some(event),
+        JournalRead::End => None,
+        JournalRead::Gap(changes) => panic!("{changes} changes are missing"),
+    };
+    std::iter::from_fn(next).collect()
+}
+
+fn kinds(events: Vec<StateEvent>) -> Vec<EventKind> {
+    events.into_iter().map(|event| event.kind).collect()
+}
+
 #[test]
-fn events_are_queued_and_lost_ones_counted() {
+fn the_journal_has_the_changes_of_all_workers() {
     let settings = Settings { dyn_max: 10, dyn_evict: true, ..Settings::default() };
     let mut states = States::new(settings, 1);
     install(&mut states, &flow(100, UDP), &segment(0, 0), START).unwrap();
-    states.set_event_queue(8);
+    let mut journal = states.journal();
     let mut other = states.worker().unwrap();
     install(&mut states, &flow(1, UDP), &segment(0, 0), after(1)).unwrap();
     install(&mut other, &flow(2, UDP), &segment(0, 0), after(2)).unwrap();
     states.expire_all(after(11));
     assert!(states.remove(&flow(2, UDP), Name::DEFAULT, after(11)));
-    let events: Vec<_> = states.take_events();
-    let kinds: Vec<_> =
-        events.iter().map(|event| (event.kind, event.state.as_ref().map(|state| state.flow))).collect();
+    let events = read(&mut journal);
+    let changes: Vec<_> =
+        events.iter().map(|event| (event.kind, event.state().map(|state| state.flow))).collect();
     let rows = [
         (EventKind::Created, Some(flow(1, UDP))),
         (EventKind::Created, Some(flow(2, UDP))),
@@ -157,33 +172,59 @@ fn events_are_queued_and_lost_ones_counted() {
         (EventKind::Expired, Some(flow(1, UDP))),
         (EventKind::Removed, Some(flow(2, UDP))),
     ];
-    assert_eq!(kinds, rows);
-    assert_eq!(events[0].state.as_ref().map(|state| state.bytes), Some([100, 0]));
+    assert_eq!(changes, rows);
+    assert_eq!(events[0].state().map(|state| state.bytes), Some([100, 0]));
+    assert_eq!((events[0].id(), events[0].at), (events[3].id(), after(1)));
+    assert_ne!(events[0].id(), events[1].id());
     // The ninth of ten states makes the table nearly full; the eleventh evicts one.
-    let mut kinds = Vec::new();
+    let mut more = Vec::new();
     for n in 0..11 {
         other.idle();
         install(&mut states, &flow(n, UDP), &segment(0, 0), after(20)).unwrap();
-        kinds.extend(
-            states
-                .take_events()
-                .into_iter()
-                .map(|event| event.kind)
-                .filter(|kind| *kind != EventKind::Created),
-        );
+        more.extend(kinds(read(&mut journal)).into_iter().filter(|kind| *kind != EventKind::Created));
     }
-    assert_eq!(kinds, [EventKind::NearlyFull, EventKind::Evicted]);
-    assert_eq!(states.events_lost(), 0);
+    assert_eq!(more, [EventKind::NearlyFull, EventKind::Evicted]);
+    // A second reader has a cursor of its own.
+    let mut second = states.journal();
     states.remove_where(|_| true);
     states.expire_all(after(20));
-    assert_eq!(
-        (states.take_events().len(), states.events_lost()),
-        (8, 3),
-        "ten removals, and no longer nearly full"
-    );
-    states.set_event_queue(0);
+    let removed = read(&mut journal);
+    assert_eq!(removed.len(), 11, "ten removals, and no longer nearly full");
+    assert_eq!(read(&mut second), removed);
+    drop((journal, second));
     install(&mut states, &flow(1, UDP), &segment(0, 0), after(30)).unwrap();
-    assert_eq!((states.take_events(), states.events_lost()), (Vec::new(), 3));
+    assert_eq!(read(&mut states.journal()), []);
+}
+
+/// Packets that only refresh a state are not recorded; the phases of its connection are.
+#[test]
+fn the_journal_has_the_phases_of_a_connection() {
+    for flow in [flow(1, TCP), flow6(1)] {
+        let mut states = States::new(Settings::default(), 1);
+        let mut journal = states.journal();
+        let back = flow.reversed();
+        install(&mut states, &flow, &segment(0x02, 0), START).unwrap();
+        let rows = [
+            (&back, 0x12, 101, Some(EventKind::Replied)),
+            (&flow, 0x10, 201, Some(EventKind::Updated)),
+            (&back, 0x10, 102, None),
+            (&flow, 0x10, 202, None),
+            (&flow, 0x11, 203, None),
+            (&back, 0x11, 103, Some(EventKind::Updated)),
+            // Another connection in the same state.
+            (&flow, 0x02, 0, Some(EventKind::Updated)),
+        ];
+        assert_eq!(kinds(read(&mut journal)), [EventKind::Created]);
+        for (flow, flags, ack, kind) in rows {
+            assert!(hit(&mut states, flow, &segment(flags, ack), after(1)));
+            let events = read(&mut journal);
+            // The state in the journal is the state as it is listed.
+            if let Some(event) = events.first() {
+                assert_eq!(event.state(), states.list(after(1)).next().as_ref());
+            }
+            assert_eq!(kinds(events), Vec::from_iter(kind), "{flags:#x} {ack}");
+        }
+    }
 }
 
 #[test]

@@ -77,8 +77,10 @@ fn top(config: &Config) -> Vec<(String, String)> {
         StatePolicy::Delete => "delete",
     };
     let monitors: Vec<_> = config.monitors.iter().map(|&at| name_of(config, at)).collect();
+    let every = config.states_every.map(|every| format!("{} s", every.as_secs_f64()));
     let rows = [
         ("states", path(config.states.as_deref())),
+        ("states-every", every.unwrap_or_else(|| "none".to_owned())),
         ("states-at-reload", reload.to_owned()),
         ("unserved", verdict(config.unserved)),
         ("monitor", list(monitors)),
@@ -256,6 +258,7 @@ mod tests {
     #[rustfmt::skip]
     const ROWS: &[(&str, &str, &str, &str, &str, &str)] = &[
         ("", "states", "TOP", "", "states = \"/s\"", "key states: none -> /s"),
+        ("", "states-every", "TOP", "states = \"/s\"", "states = \"/s\"\nstates-every = 5", "key states-every: none -> 5 s"),
         ("", "states-at-reload", "TOP", "", "states-at-reload = \"keep\"", "key states-at-reload: recheck -> keep"),
         ("", "unserved", "TOP", "", "unserved = \"pass\"", "key unserved: drop -> pass"),
         ("", "monitor", "TOP", "monitor = [\"a\", \"b\"]", "monitor = \"a\"\n[[route]]\nto = \"10.0.0.0/8\"\nport = \"b\"", "key monitor: a, b -> a"),

@@ -40,6 +40,7 @@ mod wiring;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use toml::de::DeTable;
 use towpath_gate::StatePolicy;
@@ -72,6 +73,8 @@ pub struct Config {
     pub reload: StatePolicy,
     /// The file that keeps states across a restart.
     pub states: Option<PathBuf>,
+    /// The interval at which the states are saved while the engine runs.
+    pub states_every: Option<Duration>,
     /// The ports, in the order of the file.
     pub ports: Vec<Port>,
     /// Bridges.
@@ -221,6 +224,7 @@ impl Config {
             default_allow,
             reload,
             states: top.text("states").map(|text| directory.join(text.value)),
+            states_every: top.seconds("states-every"),
             bridges,
             monitors,
             routes,
@@ -233,6 +237,10 @@ impl Config {
             ports: ports.into_iter().map(|(_, port)| port).collect(),
         };
         engine::check(&top, &config);
+        if config.states_every.is_some() && config.states.is_none() {
+            let span = top.span_of("states-every");
+            top.wrong(&span, "`states-every` has no file".to_owned(), "name the file: states = \"FILE\"");
+        }
         if whole {
             mux::look_at_files(&top, &config.muxes);
         }

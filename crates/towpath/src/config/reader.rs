@@ -214,7 +214,7 @@ impl<'t, 'f> Table<'t, 'f> {
         self.items(key).filter_map(read).collect()
     }
 
-    /// A number of seconds.
+    /// A number of seconds, also as text with the unit: `5`, `0.5`, `"5s"`.
     pub(super) fn seconds(&self, key: &'static str) -> Option<Duration> {
         let Value::Seconds(min, max) = self.row(key).value else { panic!("`{key}` is not a time in KEYS") };
         let (range, value) = (min..=max, self.get(key)?);
@@ -224,6 +224,9 @@ impl<'t, 'f> Table<'t, 'f> {
                 (number.as_str(), integer(value, &(0..=u64::MAX)).map(|at| at.value as f64))
             }
             DeValue::Float(number) => (number.as_str(), number.as_str().parse().ok()),
+            DeValue::String(text) if text.ends_with('s') => {
+                (&**text, text.strip_suffix('s').and_then(|number| number.parse().ok()))
+            }
             _ => {
                 self.kind(key, value, &wanted);
                 return None;

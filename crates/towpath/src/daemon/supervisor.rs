@@ -36,6 +36,7 @@ use crate::process::Starter;
 use crate::quantity::count;
 use crate::report::Report;
 use crate::ruleset_manager::{Rechecks, RulesetManager};
+use crate::snapshot::running::Running;
 use crate::worker_pool;
 
 /// Longest sleep of the supervisor.
@@ -143,6 +144,8 @@ pub struct Supervisor {
     nearly_full: bool,
     /// A re-check of the states is in progress.
     rechecking: bool,
+    /// Saves the states while the engine runs.
+    running: Option<Running>,
     server: Option<Server>,
     _dumps: Option<Dumps>,
 }
@@ -387,6 +390,15 @@ impl Supervisor {
         if !due.is_empty() {
             self.workers[0].say(WorkerCommand::Keepalives(due));
         }
+    }
+
+    /// Starts the running snapshot, if it is configured.
+    fn save_states(&mut self) -> io::Result<()> {
+        let Some((path, every)) = self.config.states.as_ref().zip(self.config.states_every) else {
+            return Ok(());
+        };
+        self.running = Some(Running::start(path, every, &self.ruleset)?);
+        Ok(())
     }
 
     /// Refreshes the states of mux connections: every second, and when the rules have changed.

@@ -10,6 +10,7 @@ use towpath_ring::{self as ring, ChannelStats, reaper};
 
 use super::RuleStats;
 use crate::control::ControlStats;
+use crate::snapshot::running::RunningStats;
 use crate::logging::LogStats;
 use crate::worker_pool::{UnsentStats, UpgradeStats, Violations};
 
@@ -38,6 +39,7 @@ pub const TABLES: &[Table] = &[
     table("Rules", &["rule", "set"], RuleStats::TABLE),
     table("Rules", &[], towpath_gate::GateCounters::TABLE),
     table("Dynamic states", &[], towpath_gate::state::Counters::TABLE),
+    table("Dynamic states", &[], RunningStats::TABLE),
     table("Queues", &["queue"], queue::Stats::TABLE),
     table("Queues", &["queue"], flow_verdict::Stats::TABLE),
     table("Queues", &["queue"], ring::Stats::TABLE),

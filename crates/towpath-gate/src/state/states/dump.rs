@@ -1,6 +1,7 @@
 //! Listing the states: all at once, or in parts.
 
 use std::cmp::Ordering as Order;
+use std::ops::Range;
 use std::sync::Arc;
 
 use towpath_wire::Time;
@@ -68,6 +69,21 @@ impl States {
         Key<N>: AddressFamily<N>,
     {
         let family = Key::<N>::family(&self.shared);
+        let live = self.slots_from::<N>(from..u32::MAX, now, guard);
+        live.map(move |slot| (slot, family.listed(slot, now)))
+    }
+
+    /// The slots of a family that have a live state.
+    pub(super) fn slots_from<'s, const N: usize>(
+        &'s self,
+        slots: Range<u32>,
+        now: Time,
+        guard: &Arc<ReadGuard<'s>>,
+    ) -> impl Iterator<Item = u32> + use<'s, N>
+    where
+        Key<N>: AddressFamily<N>,
+    {
+        let family = Key::<N>::family(&self.shared);
         let guard = Arc::clone(guard);
         // Read again: rules may have been removed since the handle's last call.
         let removed = self.shared.rules.removed();
@@ -77,6 +93,6 @@ impl States {
             }
             family.slab.is_occupied(slot) && LiveFilter::new(now, &removed).accepts(family.entry(slot))
         };
-        (from..family.slab.len()).filter(live).map(move |slot| (slot, family.listed(slot, now)))
+        (slots.start..slots.end.min(family.slab.len())).filter(live)
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use towpath_wire::Time;
 
 use super::{AddressFamily, States};
+use crate::state::events::EventKind;
 use crate::state::limits::Limited;
 use crate::state::limits::slot_list::NONE;
 use crate::state::table::entry::{LIMITED, NewOwner};
@@ -87,6 +88,9 @@ impl States {
             self.release_ended::<N>(dead, now);
         }
         // Releases the counts of the previous owner, or those reserved for the new one.
+        if let Some(Ok(_)) = given {
+            self.record::<N>(EventKind::Updated, slot);
+        }
         let (result, rule, generation, parent) = match given.unwrap_or(Err(HandedOver::Gone)) {
             Ok((header, parent)) => {
                 let parent = if header.has(LIMITED) { parent } else { NONE };

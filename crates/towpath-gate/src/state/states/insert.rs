@@ -119,7 +119,7 @@ impl States {
                 // The flow has a new first state.
                 self.hint_version += 1;
             }
-            self.emit::<N>(EventKind::Created, slot);
+            self.record::<N>(EventKind::Created, slot);
             return Ok(Installed::New);
         }
         self.rule_counts.subtract(&shared.rules, rule, generation);

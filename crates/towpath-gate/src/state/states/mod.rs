@@ -46,6 +46,7 @@ use super::concurrent::sync::Ordering;
 use super::concurrent::worker_counters::Counter;
 use super::counters::Counters;
 use super::events::{EventKind, StateEvent};
+use super::journal::JournalReader;
 use super::keepalive::{Keepalive, KeepaliveScan};
 use super::limits::rule_counts::{RemovedRules, RuleCountCache};
 use super::table::entry::{Entry, MAX_TIME_JUMP};
@@ -289,20 +290,9 @@ impl States {
         keepalives.run((1, &shared.v6), live, &mut budget, &mut send);
     }
 
-    /// Queues events of states from now on, at most `max` per worker until [`States::take_events`]. 0 stops it and drops the
-    /// queued events.
-    pub fn set_event_queue(&mut self, max: usize) {
-        self.shared.events.set_max(max);
-    }
-
-    /// The events of all workers since the last call, sorted by the workers' times.
-    pub fn take_events(&mut self) -> Vec<StateEvent> {
-        self.shared.events.take()
-    }
-
-    /// The number of events lost because a queue was full.
-    pub fn events_lost(&self) -> u64 {
-        self.shared.events.lost()
+    /// A reader of the changes of all workers from now on.
+    pub fn journal(&self) -> JournalReader {
+        JournalReader::new(&self.shared.journal)
     }
 
     /// The settings in force, as of this handle's last call.
@@ -453,16 +443,30 @@ impl States {
         LiveFilter::new(now, &self.removed)
     }
 
-    /// Queues an event of the state in `slot`, if events are queued.
+    /// Records a change of the state in `slot`, if the journal has a reader.
     #[inline]
-    fn emit<const N: usize>(&self, kind: EventKind, slot: u32)
+    fn record<const N: usize>(&self, kind: EventKind, slot: u32)
     where
         Key<N>: AddressFamily<N>,
     {
-        if self.shared.events.is_enabled() {
-            let state = Some(Key::<N>::family(&self.shared).listed(slot, self.now));
-            self.shared.events.push(self.worker.id(), StateEvent { at: self.now, kind, state });
+        if self.shared.journal.is_enabled() {
+            self.write_change::<N>(kind, slot);
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn write_change<const N: usize>(&self, kind: EventKind, slot: u32)
+    where
+        Key<N>: AddressFamily<N>,
+    {
+        self.shared.journal.push(|| {
+            // Another worker may have unlinked the state and recorded its end.
+            match kind.is_end() || Key::<N>::family(&self.shared).slab.is_occupied(slot) {
+                true => StateEvent::pack(self.now, kind, &self.saved::<N>(slot, self.now)),
+                false => StateEvent::VOID,
+            }
+        });
     }
 
     /// Migrates up to `lines` lines of each index. Returns true if a migration remains.
@@ -563,9 +567,9 @@ impl States {
         let changed = self.shared.occupancy.update_nearly_full(|| self.shared.len(), self.settings.dyn_max);
         let Some(full) = changed else { return };
         self.count_many(Counter::NearlyFull, full.into());
-        if self.shared.events.is_enabled() {
+        if self.shared.journal.is_enabled() {
             let kind = if full { EventKind::NearlyFull } else { EventKind::NoLongerFull };
-            self.shared.events.push(self.worker.id(), StateEvent { at: self.now, kind, state: None });
+            self.shared.journal.push(|| StateEvent::pack_table(self.now, kind));
         }
     }
 

@@ -6,6 +6,7 @@ use towpath_wire::Time;
 
 use super::{AddressFamily, ICMP, ICMP6, States, TCP};
 use crate::state::concurrent::worker_counters::Counter;
+use crate::state::events::EventKind;
 use crate::state::sctp::Phase;
 use crate::state::table::entry::{
     ASSURED, BurstTime, Entry, ExpiryChange, Header, PacketInfo, SCTP, SEEN_REPLY, STRICT, WIDE_COUNTS,
@@ -232,12 +233,25 @@ impl States {
     ) where
         Key<N>: AddressFamily<N>,
     {
-        if let ExpiryChange::Shortened(expires) = entry.refresh(direction, packet, &self.settings) {
-            Key::<N>::family(&self.shared).schedule_sooner(slot, expires);
+        match entry.refresh(direction, packet, &self.settings) {
+            ExpiryChange::Extended => {}
+            change => self.phase_changed::<N>(slot, change),
         }
         if !header.has(ASSURED) && (direction == Direction::Reverse || header.has(SEEN_REPLY)) {
-            self.replied(entry, direction, packet.proto, packet.segment);
+            self.replied(entry, slot, direction, packet.proto, packet.segment);
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn phase_changed<const N: usize>(&self, slot: u32, change: ExpiryChange)
+    where
+        Key<N>: AddressFamily<N>,
+    {
+        if let ExpiryChange::Shortened(expires) = change {
+            Key::<N>::family(&self.shared).schedule_sooner(slot, expires);
+        }
+        self.record::<N>(EventKind::Updated, slot);
     }
 
     /// Handles a packet of a state that is not assured: a reply, or a packet after one.
@@ -250,10 +264,13 @@ impl States {
     fn replied<const N: usize>(
         &self,
         entry: Entry<'_, N>,
+        slot: u32,
         direction: Direction,
         proto: u8,
         segment: &Segment,
-    ) {
+    ) where
+        Key<N>: AddressFamily<N>,
+    {
         let assured = match (proto, direction) {
             (TCP, Direction::Reverse) => false,
             (TCP, Direction::Forward) => {
@@ -266,9 +283,13 @@ impl States {
             _ => direction == Direction::Reverse,
         };
         if !assured {
-            entry.set_flag(SEEN_REPLY);
+            if entry.set_flag(SEEN_REPLY) {
+                self.record::<N>(EventKind::Replied, slot);
+            }
         } else if entry.set_flag(ASSURED) {
             self.count(Counter::Assured);
+            let replied = entry.header().has(SEEN_REPLY);
+            self.record::<N>(if replied { EventKind::Updated } else { EventKind::Replied }, slot);
         }
     }
 

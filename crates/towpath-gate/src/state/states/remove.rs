@@ -182,7 +182,7 @@ impl States {
         self.hint_version += 1;
         let family = Key::<N>::family(&self.shared);
         let entry = family.entry(slot);
-        self.emit::<N>(kind, slot);
+        self.record::<N>(kind, slot);
         // A worker with a late reply finds the flag set and does not count the state as assured.
         if !entry.set_flag(ASSURED) {
             self.count(Counter::AssuredGone);

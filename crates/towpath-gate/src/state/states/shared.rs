@@ -8,8 +8,8 @@ use crate::state::concurrent::epoch::Epochs;
 use crate::state::concurrent::retire_list::{AbandonedSlots, RetireList};
 use crate::state::concurrent::sync::AtomicU64;
 use crate::state::concurrent::worker_counters::{Counter, WorkerCounters};
-use crate::state::events::EventQueues;
 use crate::state::fragment_table::FragmentTable;
+use crate::state::journal::Journal;
 use crate::state::limits::Limits;
 use crate::state::limits::first_syn::FirstSynTable;
 use crate::state::limits::occupancy::Occupancy;
@@ -39,7 +39,7 @@ pub(super) struct Shared {
     pub(super) limits: Limits,
     pub(super) first_syns: FirstSynTable,
     pub(super) fragments: FragmentTable,
-    pub(super) events: EventQueues,
+    pub(super) journal: Arc<Journal>,
     pub(super) rules: RuleCounts,
     pub(super) counters: WorkerCounters,
     pub(super) abandoned: AbandonedSlots,
@@ -60,7 +60,7 @@ impl Shared {
             secret,
             first_syns: FirstSynTable::default(),
             fragments: FragmentTable::default(),
-            events: EventQueues::new(),
+            journal: Arc::new(Journal::new()),
             rules: RuleCounts::default(),
             counters: WorkerCounters::new(),
             abandoned: AbandonedSlots::default(),

@@ -1,21 +1,25 @@
 //! Saving states, and restoring them in another process or after a restart.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use towpath_wire::Time;
 
 use super::readers::ReadGuard;
+use super::shared::Shared;
 use super::{AddressFamily, States};
 use crate::state::concurrent::worker_counters::Counter;
 use crate::state::events::EventKind;
 use crate::state::table::entry::{ASSURED, SEEN_REPLY, STRICT, WIDE_COUNTS, after};
 use crate::state::table::key::{Key, with_key};
 use crate::state::tcp::window::{WORDS, Window};
-use crate::state::{Direction, Install, Installed, Kind, Limit, Listed, Name, Refused, RuleId, Segment};
+use crate::state::{Cursor, Direction, Install, Installed, Kind, Limit, Listed, Name, Refused, RuleId, Segment};
 
 /// A state without what counts it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Saved {
+    /// The slot, with the address family in the lowest bit. No other state has it until this one has ended.
+    pub(crate) id: u32,
     pub(crate) listed: Listed,
     /// The phase of the connection, in the form of the state's protocol.
     pub(crate) seen: u64,
@@ -28,34 +32,59 @@ pub(crate) struct Saved {
 }
 
 impl States {
-    /// All live states, without parents.
-    pub(crate) fn save(&self, now: Time) -> impl Iterator<Item = Saved> {
+    /// The live states in the next `slots` slots from `from` on, without parents, and the cursor that continues (`None` at the
+    /// end). States that exist throughout all calls are in one of them.
+    pub(crate) fn save_part(&self, from: Cursor, slots: u32, now: Time) -> (Vec<Saved>, Option<Cursor>) {
+        let Shared { v4, v6, .. } = &*self.shared;
         let guard = Arc::new(self.read_guard());
-        self.save_family::<2>(now, &guard).chain(self.save_family::<6>(now, &guard))
+        let end = from.slot.saturating_add(slots);
+        let (saved, len) = match from.part {
+            0 => return (Vec::new(), Some(Cursor { part: 1, slot: 0 })),
+            1 => (self.save_slots::<2>(from.slot..end, now, &guard), v4.slab.len()),
+            _ => (self.save_slots::<6>(from.slot..end, now, &guard), v6.slab.len()),
+        };
+        let next = match from.part {
+            part if end < len => Some(Cursor { part, slot: end }),
+            1 => Some(Cursor { part: 2, slot: 0 }),
+            _ => None,
+        };
+        (saved, next)
     }
 
-    fn save_family<'s, const N: usize>(
+    fn save_slots<'s, const N: usize>(
         &'s self,
+        slots: Range<u32>,
         now: Time,
         guard: &Arc<ReadGuard<'s>>,
-    ) -> impl Iterator<Item = Saved> + use<'s, N>
+    ) -> Vec<Saved>
     where
         Key<N>: AddressFamily<N>,
     {
         let family = Key::<N>::family(&self.shared);
-        self.list_from::<N>(0, now, guard).map(move |(slot, listed)| {
-            let entry = family.entry(slot);
-            let header = entry.header();
+        let saved = |slot| {
             let window = family.windows.with(slot, |window| window.words());
-            Saved {
-                listed,
-                seen: entry.seen(),
-                lifetime: entry.lifetime(),
-                every_packet: entry.every_packet(),
-                replied: header.has(ASSURED),
-                window: window.filter(|_| header.has(STRICT)),
-            }
-        })
+            let strict = family.entry(slot).header().has(STRICT);
+            Saved { window: window.filter(|_| strict), ..self.saved::<N>(slot, now) }
+        };
+        self.slots_from::<N>(slots, now, guard).map(saved).collect()
+    }
+
+    /// The state in `slot`, without its TCP windows.
+    pub(super) fn saved<const N: usize>(&self, slot: u32, now: Time) -> Saved
+    where
+        Key<N>: AddressFamily<N>,
+    {
+        let family = Key::<N>::family(&self.shared);
+        let entry = family.entry(slot);
+        Saved {
+            id: slot << 1 | u32::from(Key::<N>::V6),
+            listed: family.listed(slot, now),
+            seen: entry.seen(),
+            lifetime: entry.lifetime(),
+            every_packet: entry.every_packet(),
+            replied: entry.header().has(ASSURED),
+            window: None,
+        }
     }
 
     /// Inserts a saved state, as one of `rule` and `name`. A live state of the same flow and name stays as it is.
@@ -131,6 +160,6 @@ impl States {
         if packets[1] > 0 {
             entry.set_flag(SEEN_REPLY);
         }
-        self.emit::<N>(EventKind::Restored, slot);
+        self.record::<N>(EventKind::Restored, slot);
     }
 }

@@ -160,6 +160,8 @@ pub(crate) enum ExpiryChange {
     Extended,
     /// It is sooner.
     Shortened(Time),
+    /// Another connection begins in the state of one that has ended.
+    Reopened,
 }
 
 /// The words of one state.
@@ -245,7 +247,7 @@ impl<'a, const N: usize> Entry<'a, N> {
 
     /// The flags seen on a TCP connection, with its last acknowledgement numbers.
     pub(crate) fn tcp(self) -> Tcp {
-        self.tcp_of(self.expiry(), self.0.word(Self::ACKS).load(Ordering::Relaxed))
+        unpack_tcp(self.expiry(), self.0.word(Self::ACKS).load(Ordering::Relaxed))
     }
 
     /// The phase of an SCTP association.
@@ -381,9 +383,13 @@ impl<'a, const N: usize> Entry<'a, N> {
         let (clock, acks) = (self.0.word(Self::EXPIRY), self.0.word(Self::ACKS));
         loop {
             let (before, acks_before) = (clock.load(Ordering::Relaxed), acks.load(Ordering::Relaxed));
-            let mut tcp = self.tcp_of(before, acks_before);
-            if flags & (SYN | RST) != 0 && !self.opens_or_ends(&mut tcp, direction, segment, settings) {
-                return ExpiryChange::Extended;
+            let mut tcp = unpack_tcp(before, acks_before);
+            let mut reopened = false;
+            if flags & (SYN | RST) != 0 {
+                match self.opens_or_ends(&mut tcp, direction, segment, settings) {
+                    Some(other) => reopened = other,
+                    None => return ExpiryChange::Extended,
+                }
             }
             let life = tcp.segment(direction, flags, ack);
             // Relaxed: each word is consistent alone, and publishes nothing.
@@ -395,8 +401,11 @@ impl<'a, const N: usize> Entry<'a, N> {
             }
             // If the second exchange fails, the acknowledgement number that was just accepted is accepted once more.
             let end = self.tcp_lifetime(life, settings).map(|seconds| after(now, seconds));
-            if let Some(end) = self.exchange(before, end, pack(tcp.seen)) {
-                return end;
+            if let Some(change) = self.exchange(before, end, pack(tcp.seen)) {
+                return match change {
+                    ExpiryChange::Extended if reopened => ExpiryChange::Reopened,
+                    change => change,
+                };
             }
         }
     }
@@ -414,8 +423,8 @@ impl<'a, const N: usize> Entry<'a, N> {
         if self.every_packet() { self.lifetime() } else { seconds }
     }
 
-    /// Prepares for a SYN or a RST: another connection begins with nothing seen. Returns false for a reset that changes
-    /// nothing. The windows of a state with strict tracking have accepted the segment.
+    /// Prepares for a SYN or a RST: another connection begins with nothing seen. Returns whether one begins, or `None` for a reset
+    /// that changes nothing. The windows of a state with strict tracking have accepted the segment.
     #[cold]
     #[inline(never)]
     fn opens_or_ends(
@@ -424,18 +433,19 @@ impl<'a, const N: usize> Entry<'a, N> {
         direction: Direction,
         segment: &Segment,
         settings: &Settings,
-    ) -> bool {
+    ) -> Option<bool> {
         if segment.tcp_flags & RST != 0 {
             let checked = settings.dyn_rst_check && !self.header().has(STRICT);
-            return !checked || tcp.accepts_reset(direction, segment, self.scales());
+            return (!checked || tcp.accepts_reset(direction, segment, self.scales())).then_some(false);
         }
-        if self.reopens(tcp, direction, segment.tcp_flags) {
+        let reopens = self.reopens(tcp, direction, segment.tcp_flags);
+        if reopens {
             *tcp = Tcp::default();
         }
         if !tcp.is_established() && !self.every_packet() {
             self.set_scale(direction, segment.tcp_wscale.unwrap_or(0));
         }
-        true
+        Some(reopens)
     }
 
     /// Returns true if the segment begins another connection in this state. The state of a deleted rule ends with its
@@ -516,12 +526,6 @@ impl<'a, const N: usize> Entry<'a, N> {
     #[inline]
     fn expiry(self) -> u64 {
         self.0.word(Self::EXPIRY).load(Ordering::Relaxed)
-    }
-
-    #[inline]
-    fn tcp_of(self, clock: u64, acks: u64) -> Tcp {
-        let seen = clock & 7 | (clock >> 3 & 7) << 8 | (clock >> 6 & 7) << 16;
-        Tcp { seen: seen as u32, ack: [acks as u32, (acks >> 32) as u32] }
     }
 }
 
@@ -612,6 +616,13 @@ fn is_sooner(a: u64, b: u64) -> bool {
 #[inline]
 fn pack(seen: u32) -> u64 {
     u64::from(seen & 7 | (seen >> 8 & 7) << 3 | (seen >> 16 & 7) << 6)
+}
+
+/// The connection of an expiry word and a word of acknowledgement numbers.
+#[inline]
+pub(crate) fn unpack_tcp(clock: u64, acks: u64) -> Tcp {
+    let seen = clock & 7 | (clock >> 3 & 7) << 8 | (clock >> 6 & 7) << 16;
+    Tcp { seen: seen as u32, ack: [acks as u32, (acks >> 32) as u32] }
 }
 
 #[cfg(all(test, not(loom)))]

@@ -20,8 +20,9 @@ use crate::ruleset_manager::EVENTS;
 
 /// Print the events of states, one per line, as they happen
 ///
-/// The events are created, expired, removed and evicted; and nearly full and no longer full for the table of states. Ends with the
-/// engine, or after --count events. Events that this program or the engine has no room for are left out and counted.
+/// The events are created, restored, replied, updated (established, closed, another rule), expired, removed and evicted; and nearly
+/// full and no longer full for the table of states. Ends with the engine, or after --count events. Events that this program or the
+/// engine has no room for are left out and counted.
 #[derive(Debug, Args)]
 pub(super) struct Events {
     /// End after N events
@@ -54,7 +55,7 @@ struct Watch {
     count: usize,
     /// Events dropped because this client reads too slowly.
     missed: u64,
-    /// Events lost in the queues of the engine's threads.
+    /// Events that the control thread missed in the journal.
     lost: u64,
 }
 

@@ -88,6 +88,7 @@ fn handle(body: Value, context: &Context<'_>) -> Handled {
         if let Some(ruleset) = ruleset {
             samples.add(&[], &ruleset.state_counters());
             samples.add(&[], &ruleset.gate_counters());
+            samples.add(&[], &ruleset.snapshot_stats());
             for rule in ruleset.rules().into_iter().take(RULES) {
                 let stats = RuleStats { packets: rule.packets, bytes: rule.bytes };
                 let (number, set) = (rule.number.to_string(), rule.set.to_string());

@@ -14,7 +14,7 @@ use super::ruleset::{routes, settings};
 use crate::config::{self, Config};
 use crate::logging::OPERATOR;
 use crate::quantity::count;
-use crate::snapshot::Saving;
+use crate::snapshot::{self, Saving};
 use towpath_engine::queue::DefaultVerdict;
 
 /// Time that threads have to apply a step of a reload.
@@ -93,6 +93,17 @@ impl Supervisor {
     /// Applies the changes that do not depend on the rules.
     fn change(&mut self, config: Config, bound: Vec<Socket>) {
         let before = std::mem::replace(&mut self.config, config);
+        if (&before.states, before.states_every) != (&self.config.states, self.config.states_every) {
+            // The old thread ends before its file is set aside: it would become outdated.
+            if self.running.take().is_some()
+                && let Some(path) = &before.states
+            {
+                snapshot::set_aside(path);
+            }
+            if let Err(error) = self.save_states() {
+                log::warn!("states are not saved while the engine runs: no thread: {error}; reload again");
+            }
+        }
         let Self { config, workers, sockets, services, .. } = self;
         sockets.extend(bound);
         let say =

@@ -62,6 +62,7 @@ impl Supervisor {
             socket.stop(EXIT_TIMEOUT);
         }
         report.rules = self.ruleset.rules();
+        self.running = None;
         if let (States::Saved, Some(path)) = (states, &self.config.states) {
             // The file marks states whose re-check is incomplete, and the next engine re-checks them. The time is bounded: a service
             // manager that kills a slow engine would lose all states.

@@ -251,6 +251,7 @@ impl Supervisor {
             kept_alive: Instant::now(),
             nearly_full: false,
             rechecking,
+            running: None,
             server,
             _dumps: dumps,
         };
@@ -261,8 +262,13 @@ impl Supervisor {
             let _ = supervisor.end(States::Left);
             return Err(failure);
         }
-        if let Some(path) = &supervisor.config.states {
-            snapshot::set_aside(path);
+        match &supervisor.config {
+            // The first base replaces the file. Until then, an engine that is killed leaves the states that this one began with.
+            Config { states: Some(_), states_every: Some(_), .. } => {
+                supervisor.save_states().map_err(|error| Failure::System("thread", error))?;
+            }
+            Config { states: Some(path), .. } => snapshot::set_aside(path),
+            _ => {}
         }
         Ok(supervisor)
     }

@@ -9,5 +9,6 @@ mod inspectors;
 mod losses;
 mod machines;
 mod nfqueue;
+mod restarts;
 mod router;
 mod services;
