@@ -185,7 +185,10 @@ fn tun_devices_come_back() {
                 let renamed = crate::interface::exists("t9");
                 arrives_from(if renamed { "t9" } else { "t0" }, &packet, LinkType::RAW, &mut ports);
                 for port in &mut ports {
-                    assert_eq!(port.send(&mut std::iter::once(Frame::new(&packet, LinkType::RAW))).unwrap(), 1);
+                    assert_eq!(
+                        port.send(&mut std::iter::once(Frame::new(&packet, LinkType::RAW))).unwrap(),
+                        1
+                    );
                     assert_eq!(port.stats().port_down, 0);
                 }
                 if renamed {
