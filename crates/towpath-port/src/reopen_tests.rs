@@ -4,7 +4,9 @@ use rustix::thread::gettid;
 
 use crate::driver::{self, DriverConfig};
 use crate::netns::{Host, ip, patiently, settled, until, veth, within};
-use crate::{Burst, Error, Frame, LinkType, Opener, Port, Received, State, af_packet, af_xdp, host_filter};
+use crate::{
+    Burst, Error, Frame, LinkType, Opener, Port, Received, State, af_packet, af_xdp, host_filter, tun,
+};
 
 /// The ways in which `v1` goes and comes back.
 const WAYS: [fn(&Host); 5] = [
@@ -69,13 +71,18 @@ fn tend(ports: &mut [Box<dyn Port>]) -> bool {
 /// A frame from `v0` arrives at one of the ports.
 fn arrives(ports: &mut [Box<dyn Port>]) {
     ["v0", "v1"].into_iter().for_each(settled);
-    until(|| tend(ports));
-    let mut tx = af_packet::Socket::open(af_packet::Config::new("v0")).unwrap();
     let mut bytes = vec![7; 60];
     bytes[..14].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x88, 0xb5]);
+    arrives_from("v0", &bytes, LinkType::ETHERNET, ports);
+}
+
+/// A frame that a packet socket sends on `interface` arrives at one of the ports.
+fn arrives_from(interface: &str, bytes: &[u8], link: LinkType, ports: &mut [Box<dyn Port>]) {
+    until(|| tend(ports));
+    let mut tx = af_packet::Socket::open(af_packet::Config::new(interface)).unwrap();
     let mut burst = Burst::new(64);
     until(|| {
-        tx.send(&mut std::iter::once(Frame::new(&bytes, LinkType::ETHERNET))).unwrap();
+        tx.send(&mut std::iter::once(Frame::new(bytes, link))).unwrap();
         ports.iter_mut().any(|port| {
             let came = port.receive(&mut burst).unwrap() == Received::Frames;
             came && burst.iter().any(|frame| frame.bytes == bytes)
@@ -129,6 +136,70 @@ fn af_xdp_ports_come_back() {
         let config = af_xdp::Config { chunks: 512, ..af_xdp::Config::new("v1") };
         patiently(|| config.open("p", 1, &Opener::local(&config))).unwrap()
     });
+}
+
+/// The ways in which the TUN device `t0` goes and comes back.
+const TUN_WAYS: [fn(&Host); 5] = [
+    // Deleted. The port makes it again.
+    |_| ip("link del t0"),
+    // Deleted and made again.
+    |_| {
+        ip("link del t0");
+        ip("tuntap add t0 mode tun multi_queue");
+    },
+    // Moved to another network namespace and back.
+    |other| {
+        ip(&format!("link set t0 netns {}", other.tid()));
+        let home = gettid().as_raw_nonzero();
+        other.run(move || ip(&format!("link set t0 netns {home}")));
+        ip("link set t0 up");
+    },
+    // Renamed and back.
+    |_| {
+        ip("link set t0 down");
+        ip("link set t0 name t9");
+        ip("link set t9 name t0");
+        ip("link set t0 up");
+    },
+    // Another interface gets the name and is down. The port keeps its device.
+    |_| {
+        ip("link set t0 down");
+        ip("link set t0 name t9");
+        ip("link set t9 up");
+        ip("tuntap add t0 mode tun");
+    },
+];
+
+#[towpath_testenv::needs(netns, tun)]
+#[test]
+fn tun_devices_come_back() {
+    let packet = [0x45, 0, 0, 20, 0, 0, 0, 0, 64, 59, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
+    for way in TUN_WAYS {
+        within(|| {
+            let config = tun::Config::tun("t0");
+            let other = Host::new();
+            let mut ports = patiently(|| config.open("p", 2, &Opener::local(&config))).unwrap();
+            arrives_from("t0", &packet, LinkType::RAW, &mut ports);
+            for _ in 0..2 {
+                way(&other);
+                let renamed = crate::interface::exists("t9");
+                arrives_from(if renamed { "t9" } else { "t0" }, &packet, LinkType::RAW, &mut ports);
+                for port in &mut ports {
+                    assert_eq!(
+                        port.send(&mut std::iter::once(Frame::new(&packet, LinkType::RAW))).unwrap(),
+                        1
+                    );
+                    assert_eq!(port.stats().port_down, 0);
+                }
+                if renamed {
+                    ip("tuntap del t0 mode tun");
+                    ip("link set t9 down");
+                    ip("link set t9 name t0");
+                    ip("link set t0 up");
+                }
+            }
+        });
+    }
 }
 
 /// An optional interface that does not exist yet.

@@ -138,8 +138,10 @@ fn has(need: &str) -> Option<bool> {
         "python" => in_python("python3", "import sys; sys.exit(sys.version_info < (3, 11))"),
         "libnetfilter_queue" => {
             // Debian's headers, and a compiler.
-            let headers = ["libnetfilter_queue/libnetfilter_queue.h", "libnfnetlink/libnfnetlink.h", "libmnl/libmnl.h"];
-            headers.iter().all(|header| Path::new("/usr/include").join(header).is_file()) && runs("cc --version")
+            let headers =
+                ["libnetfilter_queue/libnetfilter_queue.h", "libnfnetlink/libnfnetlink.h", "libmnl/libmnl.h"];
+            headers.iter().all(|header| Path::new("/usr/include").join(header).is_file())
+                && runs("cc --version")
         }
         "thrift" => in_python("/usr/bin/python3", "import thrift"),
         "shared" => shared_path().join("captures").is_dir(),

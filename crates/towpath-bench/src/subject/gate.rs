@@ -13,8 +13,8 @@ use crate::metric::{Better, Metric};
 use crate::peer::{conntrack, maps};
 use crate::pin::{self, Cpus};
 use crate::stat::median;
-use crate::subject::{gate_changes, gate_saves};
 use crate::subject::rows::{self, Row};
+use crate::subject::{gate_changes, gate_saves};
 
 const FEW: u32 = 2000;
 const MANY: u32 = 5_000_000;

@@ -215,16 +215,15 @@ impl Port for Device {
     }
 
     fn state(&mut self) -> Result<State, Error> {
-        if sys::tun_name(self.device.as_fd()).is_err() {
-            return Ok(State::Gone);
-        }
-        match Interface::find(&self.control, &self.config.interface) {
-            Ok(found) => {
+        // The present name: the device may have been renamed, and another interface may have its former name.
+        let Ok(name) = sys::tun_name(self.device.as_fd()) else { return Ok(State::Gone) };
+        match Interface::find(&self.control, &name) {
+            Ok(found) if found.index == self.interface.index => {
                 self.interface = found;
                 Ok(found.state)
             }
             // The interface was moved to another network namespace and cannot be queried. It still carries frames.
-            Err(Error::NoInterface { .. }) => Ok(State::Up),
+            Ok(_) | Err(Error::NoInterface { .. }) => Ok(State::Up),
             Err(error) => Err(error),
         }
     }

@@ -360,9 +360,13 @@ impl Worker {
     fn look_at_ports(&mut self) {
         for (at, live) in self.ports.iter_mut().enumerate() {
             let before = live.state;
+            let mut reopened = false;
             match live.port.state() {
                 Ok(State::Gone) => match live.port.reopen() {
-                    Ok(()) => live.state = live.port.state().unwrap_or(State::Gone),
+                    Ok(()) => {
+                        reopened = true;
+                        live.state = live.port.state().unwrap_or(State::Gone);
+                    }
                     Err(error) => {
                         // While there is no interface, one line says so. Any other reason is logged at each attempt.
                         let absent = matches!(error, towpath_port::Error::NoInterface { .. });
@@ -386,6 +390,10 @@ impl Worker {
             let name = live.port.name();
             live.absent &= live.state == State::Gone;
             match (before, live.state) {
+                (State::Up | State::Down, State::Up | State::Down) if reopened => {
+                    log::warn!("{name}: its interface was gone and is opened again");
+                    self.engine.io_mut().forget_neighbors(at);
+                }
                 (State::Up, State::Down) => log::warn!("{name}: its interface is down"),
                 (State::Up | State::Down, State::Gone) => log::warn!("{name}: its interface is gone"),
                 (State::Down | State::Gone, State::Up) => {

@@ -317,7 +317,10 @@ impl Saver {
             self.stats.changes += events.len() as u64;
         }
         // Tables or rules have changed, and no state has: this is recorded, too.
-        if events.is_empty() && unchecked && let Some(log) = self.log.as_mut().filter(|log| !log.full) {
+        if events.is_empty()
+            && unchecked
+            && let Some(log) = self.log.as_mut().filter(|log| !log.full)
+        {
             log.frame(Frame::Changes, &[1])?;
         }
         if let Some(log) = self.log.as_mut() {

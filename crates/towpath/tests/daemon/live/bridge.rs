@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use towpath_port::netns::{ip, until, veth, within};
+use towpath_port::netns::{Host, ip, until, veth, within};
 
 use super::machines::*;
 
@@ -167,6 +167,57 @@ fn an_interface_that_went_away_is_taken_up_again() {
         arrived(transfer(&left, &right, 9001));
         engine.stop();
     });
+}
+
+/// The engine makes the TUN device of a machine again when it was deleted. It carries packets while it has another name, and after it
+/// was moved to the engine's namespace and back.
+#[towpath_testenv::needs(netns, tun)]
+#[test]
+fn a_tun_device_that_went_away_is_taken_up_again() {
+    within(|| {
+        let files = files(&BRIDGE.replace("\"af_packet\"", "\"tun\""), RULES);
+        let engine = Engine::start(files.path());
+        let (left, right) = (Host::new(), Host::new());
+        let take_left = || left.take("wan", &format!("{LEFT}/24"));
+        take_left();
+        right.take("lan", &format!("{RIGHT}/24"));
+        let up = || {
+            until(|| {
+                let ports = engine.json("show ports --json");
+                ports["ports"].as_array().unwrap().iter().all(|port| port["state"] == "up")
+            });
+            arrived(transfer(&left, &right, 9001));
+        };
+        up();
+        for _ in 0..2 {
+            left.run(|| ip("link del wan"));
+            until(|| has("wan"));
+            take_left();
+            up();
+            left.run(|| {
+                ip("link set wan down");
+                ip("link set wan name other");
+                ip("link set other up");
+            });
+            up();
+            left.run(|| {
+                ip("link set other down");
+                ip("link set other name wan");
+            });
+            let home = rustix::thread::gettid().as_raw_nonzero();
+            left.run(move || ip(&format!("link set wan netns {home}")));
+            take_left();
+            up();
+        }
+        let said = engine.stop();
+        assert_eq!(said.matches("wan: its interface was gone and is opened again").count(), 2, "{said}");
+    });
+}
+
+/// Whether this thread's network namespace has the interface.
+fn has(interface: &str) -> bool {
+    let text = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+    text.lines().any(|line| line.trim().strip_prefix(interface).is_some_and(|rest| rest.starts_with(':')))
 }
 
 /// Maximum number of inspectors at a time.

@@ -1,11 +1,12 @@
 //! Inspectors that hang and die under traffic.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::UdpSocket;
 use std::process::{Child, Command};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::Value;
 use towpath_port::netns::{Host, until, within};
 
@@ -26,6 +27,10 @@ struct Flows {
     server: UdpSocket,
     next: u32,
     received: BTreeSet<u32>,
+    /// The last number of each flow, by the port of its client.
+    last: BTreeMap<u16, u32>,
+    /// Datagrams that arrived after a later one of their flow.
+    overtaken: u32,
 }
 
 impl Flows {
@@ -35,7 +40,7 @@ impl Flows {
         let client = || left.run(|| UdpSocket::bind((LEFT, 0)).unwrap());
         let clients: Vec<_> = (0..32).map(|_| client()).collect();
         clients.iter().for_each(|client| client.connect((RIGHT, PORT)).unwrap());
-        Self { clients, server, next: 0, received: BTreeSet::new() }
+        Self { clients, server, next: 0, received: BTreeSet::new(), last: BTreeMap::new(), overtaken: 0 }
     }
 
     /// Sends a datagram in each flow.
@@ -48,8 +53,12 @@ impl Flows {
 
     fn receive(&mut self) {
         let mut number = [0; 4];
-        while self.server.recv(&mut number).is_ok() {
-            assert!(self.received.insert(u32::from_be_bytes(number)), "a datagram arrived twice");
+        while let Ok((_, client)) = self.server.recv_from(&mut number) {
+            let number = u32::from_be_bytes(number);
+            assert!(self.received.insert(number), "a datagram arrived twice");
+            let last = self.last.entry(client.port()).or_default();
+            self.overtaken += u32::from(number < *last);
+            *last = number.max(*last);
         }
     }
 
@@ -61,6 +70,16 @@ impl Flows {
             self.receive();
             self.received.range(first..).count() == self.clients.len()
         });
+    }
+
+    /// The server sends a datagram in each flow. All arrive.
+    fn reply(&self) {
+        for client in &self.clients {
+            let address = client.local_addr().unwrap();
+            self.server.send_to(b"reply", address).unwrap();
+            client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            assert_eq!(client.recv(&mut [0; 8]).unwrap(), 5);
+        }
     }
 
     /// Datagrams that have not arrived.
@@ -262,5 +281,88 @@ add 400 allow ip from any to any
             inspector.wait().unwrap();
         }
         engine.stop();
+
+/// Rules are reloaded and inspectors are killed while two engine threads, each with a lane of its own, share the flows: all datagrams of a
+/// flow arrive in their order, and every flow keeps its state.
+#[towpath_testenv::needs(netns)]
+#[test]
+fn states_and_order_hold_with_two_threads_under_reload_and_kill() {
+    within(|| {
+        // A thread that changes its CPU between two datagrams can reorder them in the kernel.
+        let mut cpu = CpuSet::new();
+        let cpus = sched_getaffinity(None).unwrap();
+        cpu.set((0..CpuSet::MAX_CPU).find(|cpu| cpus.is_set(*cpu)).unwrap());
+        sched_setaffinity(None, &cpu).unwrap();
+        let (left, right) = machines();
+        let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| cpus.is_set(*cpu)).cycle().take(2).collect();
+        let config = format!(
+            "{BRIDGE}[engine]\nthreads = 2\ncpus = {cpus:?}\n[queue.1]\n\
+             command = \"towpath inspect --queue 1 --match nothing-like-this --verdict drop\"\n\
+             standby = 1\ndeadline = 60\n"
+        );
+        // Only the states pass the replies.
+        let rules = |round: usize| {
+            let other =
+                ["count ip from any to any", "deny tcp from any to any", "allow icmp from any to any"];
+            format!(
+                "add {} {}\nadd 100 allow layer2 mac-type arp\nadd 200 check-state\n\
+                 add 300 inspect 1 udp from any to any 9 recv wan keep-state\nadd 1000 {}\n",
+                10 + round,
+                other[round % 3],
+                other[(round + 1) % 3]
+            )
+        };
+        let files = files(&config, &rules(0));
+        let engine = Engine::start(files.path());
+        let mut flows = Flows::new(&left, &right);
+        let flow_count = flows.clients.len() as u64;
+        let kills = 6;
+        for round in 1..=kills {
+            until(|| queue(&engine)["inspectors"] == 2);
+            let before = rings(&engine);
+            flows.arrive();
+            let after = rings(&engine);
+            let published = |rings: &[(i32, u64)], pid| {
+                rings.iter().filter(|ring| ring.0 == pid).map(|ring| ring.1).sum::<u64>()
+            };
+            let is_busy = |pid: i32| published(&after, pid) > published(&before, pid);
+            let busy = after.iter().map(|ring| ring.0).find(|pid| is_busy(*pid)).unwrap();
+            let (busy_lanes, idle_lanes): (Vec<(i32, u64)>, Vec<(i32, u64)>) =
+                after.iter().copied().partition(|ring| ring.0 == busy);
+            assert!(
+                busy_lanes.len() == 2
+                    && busy_lanes.iter().all(|lane| lane.1 > 0)
+                    && idle_lanes.iter().all(|lane| lane.1 == 0),
+                "round {round}: {before:?}, {after:?}"
+            );
+            std::fs::write(files.path().join("r.ipfw"), rules(round)).unwrap();
+            flows.send();
+            engine.signal(Signal::HUP);
+            flows.send();
+            signal(busy, Signal::KILL);
+            flows.send();
+            until(|| {
+                flows.send();
+                std::thread::sleep(Duration::from_millis(5));
+                flows.receive();
+                let shown = engine.json("show rules --json");
+                shown["rules"][0]["number"] == 10 + round && queue(&engine)["takeovers"] == 2 * round
+            });
+            flows.arrive();
+            flows.reply();
+        }
+        until(|| flows.missing() == 0);
+        assert_eq!(flows.overtaken, 0);
+        let queue = queue(&engine);
+        assert_eq!(queue["lost"], 0, "{queue}");
+        let stats = engine.json("show stats --json");
+        let states = &stats["stats"]["states"];
+        assert_eq!(
+            (&states["created"], &states["left"]),
+            (&flow_count.into(), &flow_count.into()),
+            "{stats}"
+        );
+        let said = engine.stop();
+        assert_eq!(said.matches("reloaded: ").count(), kills, "{said}");
     });
 }
