@@ -281,6 +281,8 @@ add 400 allow ip from any to any
             inspector.wait().unwrap();
         }
         engine.stop();
+    });
+}
 
 /// Rules are reloaded and inspectors are killed while two engine threads, each with a lane of its own, share the flows: all datagrams of a
 /// flow arrive in their order, and every flow keeps its state.
