@@ -342,8 +342,11 @@ impl Evaluation<'_> {
         let known = match op {
             Op::In | Op::Out => outgoing.is_some(),
             Op::Recv(_) | Op::RecvTable(_) => port,
-            // An incoming packet has no transmit port. That of an outgoing packet is not recorded.
-            Op::Xmit(_) | Op::XmitTable(_) => outgoing == Some(false),
+            // An incoming packet has a transmit port only if the kernel has routed it (a port with the kernel's marks). The transmit port
+            // is not recorded.
+            Op::Xmit(_) | Op::XmitTable(_) => {
+                outgoing == Some(false) && !walk.recv.is_some_and(|port| self.gate.ports().has_marks(port))
+            }
             Op::Via(_) | Op::ViaTable(_) => outgoing == Some(false) && port,
             // These tests accept every outgoing packet.
             Op::VerRevPath | Op::VerSrcReach | Op::AntiSpoof if outgoing == Some(true) => return Some(true),
