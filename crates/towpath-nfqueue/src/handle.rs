@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
 
-use crate::data::Attributes;
+use crate::data::{Attributes, nfqa};
 use crate::ffi::{guard, guard_or};
 use crate::message::{self, HEADERS};
 use crate::pump::{self, Shared};
@@ -223,24 +223,47 @@ pub extern "C" fn nfq_handle_packet(handle: Option<&Handle>, buffer: *mut c_char
         // SAFETY: the program passes a buffer of this length. Only its callbacks write to it, through `nfq_get_payload`.
         let bytes = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), length) };
         let mut result = 0;
-        for message in message::messages(bytes) {
-            if message.kind == message::PACKET && call_back(handle, message.body) < 0 {
+        let mut last = None;
+        for message in message::messages(bytes).filter(|message| message.kind == message::PACKET) {
+            let Some(packet) = Packet::parse(message.body) else { return Ok(-1) };
+            last = Some((packet.queue, packet.id));
+            if packet.call_back(handle) < 0 {
                 result = -1;
             }
+        }
+        if let Some((number, id)) = last
+            && let Some(queue) = handle.shared.queue(number)
+            && queue.handled(id)
+        {
+            handle.shared.limit(length);
         }
         Ok(result)
     })
 }
 
-/// Calls the callback for the message with this body.
-fn call_back(handle: &Handle, body: &[u8]) -> c_int {
-    let Some((genmsg, attributes)) = body.split_first_chunk::<4>() else { return -1 };
-    let number = u16::from_be_bytes([genmsg[2], genmsg[3]]);
-    let callback = lock(&handle.callbacks).iter().find(|callback| callback.number == number).copied();
-    let Some(Callback { queue, function: Some(function), data, .. }) = callback else { return -1 };
-    let mut attributes = Attributes::parse(attributes);
-    // SAFETY: the program's function, with the arguments of `nfq_callback`. The attributes live during the call.
-    unsafe { function(queue, genmsg.as_ptr().cast_mut().cast(), &raw mut attributes, data) }
+/// A message for a callback.
+struct Packet<'a> {
+    queue: u16,
+    id: u32,
+    genmsg: &'a [u8; 4],
+    attributes: Attributes<'a>,
+}
+
+impl<'a> Packet<'a> {
+    fn parse(body: &'a [u8]) -> Option<Self> {
+        let (genmsg, attributes) = body.split_first_chunk::<4>()?;
+        let attributes = Attributes::parse(attributes);
+        let id = u32::from_be_bytes(*attributes.get(nfqa::PACKET_HDR)?.first_chunk()?);
+        Some(Self { queue: u16::from_be_bytes([genmsg[2], genmsg[3]]), id, genmsg, attributes })
+    }
+
+    fn call_back(mut self, handle: &Handle) -> c_int {
+        let find = |callback: &&Callback| callback.number == self.queue;
+        let callback = lock(&handle.callbacks).iter().find(find).copied();
+        let Some(Callback { queue, function: Some(function), data, .. }) = callback else { return -1 };
+        // SAFETY: the program's function, with the arguments of `nfq_callback`. The attributes live during the call.
+        unsafe { function(queue, self.genmsg.as_ptr().cast_mut().cast(), &raw mut self.attributes, data) }
+    }
 }
 
 /// Sets what the program gets of each packet: nothing (0; packets are dropped), metadata (1), or `range` bytes of it, too (2).

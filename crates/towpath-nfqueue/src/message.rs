@@ -42,11 +42,19 @@ pub(crate) struct Packet<'a> {
 }
 
 /// Messages, cut into datagrams: several messages of at most [`DATAGRAM`] bytes together, or one longer message.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Datagrams {
     bytes: Vec<u8>,
     /// Ends of the complete datagrams.
     ends: Vec<usize>,
+    /// Longest datagram with several messages.
+    limit: usize,
+}
+
+impl Default for Datagrams {
+    fn default() -> Self {
+        Self { bytes: Vec::new(), ends: Vec::new(), limit: DATAGRAM }
+    }
 }
 
 impl Datagrams {
@@ -54,7 +62,9 @@ impl Datagrams {
         self.bytes.is_empty()
     }
 
-    pub(crate) fn clear(&mut self) {
+    /// Empties it, for datagrams of at most `limit` bytes.
+    pub(crate) fn clear(&mut self, limit: usize) {
+        self.limit = limit;
         self.bytes.clear();
         self.ends.clear();
     }
@@ -66,14 +76,16 @@ impl Datagrams {
         ends.map(move |end| &self.bytes[std::mem::replace(&mut begin, end)..end])
     }
 
-    /// Appends the message of a packet.
-    pub(crate) fn push(&mut self, packet: &Packet<'_>) {
+    /// Appends the message of a packet. Returns true if a datagram begins with it.
+    pub(crate) fn push(&mut self, packet: &Packet<'_>) -> bool {
         let begin = self.bytes.len();
         let datagram = self.ends.last().copied().unwrap_or(0);
         self.write(packet);
-        if self.bytes.len() - datagram > DATAGRAM && begin > datagram {
+        let full = self.bytes.len() - datagram > self.limit && begin > datagram;
+        if full {
             self.ends.push(begin);
         }
+        full || begin == datagram
     }
 
     fn write(&mut self, packet: &Packet<'_>) {

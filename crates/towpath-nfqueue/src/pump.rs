@@ -5,7 +5,7 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
 use crate::lock;
-use crate::message::Datagrams;
+use crate::message::{DATAGRAM, Datagrams};
 use crate::queue::Queue;
 use crate::socket::{Sender, Sent};
 
@@ -26,17 +26,26 @@ pub(crate) struct Shared {
     /// Wakes the pump.
     wake: OwnedFd,
     stop: AtomicBool,
+    /// Longest datagram with several messages.
+    limit: AtomicUsize,
 }
 
 impl Shared {
     pub(crate) fn new(sender: Sender) -> Result<Self, Errno> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { sender, queues: Mutex::default(), wake, stop: AtomicBool::new(false) })
+        Ok(Self { sender, queues: Mutex::default(), wake, stop: AtomicBool::new(false), limit: AtomicUsize::new(DATAGRAM) })
     }
 
     pub(crate) fn wake(&self) {
         // A full counter wakes, too.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Makes later datagrams no longer than `limit`, and sends messages again.
+    pub(crate) fn limit(&self, limit: usize) {
+        // Relaxed: a number that orders nothing.
+        self.limit.fetch_min(limit, Ordering::Relaxed);
+        self.wake();
     }
 
     /// Ends the pump.
@@ -58,6 +67,11 @@ impl Shared {
     pub(crate) fn remove(&self, queue: &Arc<Queue>) {
         lock(&self.queues).retain(|other| !Arc::ptr_eq(other, queue));
         self.wake();
+    }
+
+    /// The program's queue `number`.
+    pub(crate) fn queue(&self, number: u16) -> Option<Arc<Queue>> {
+        lock(&self.queues).iter().find(|queue| queue.number == number).cloned()
     }
 
     fn queues(&self) -> Vec<Arc<Queue>> {
@@ -106,7 +120,7 @@ fn send(shared: &Shared, datagrams: &mut Datagrams) -> bool {
             }
         }
     }
-    datagrams.clear();
+    datagrams.clear(shared.limit.load(Ordering::Relaxed));
     true
 }
 

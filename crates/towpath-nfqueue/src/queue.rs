@@ -15,7 +15,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use towpath_ring::{AttachError, Consumer, Decision, Frame, Kind, Options, ReserveError, Ticket, Verdict};
+use towpath_ring::{AttachError, Consumer, Decision, Frame, Header, Kind, Options, ReserveError, Verdict};
 
 use crate::lock;
 use crate::message::{Datagrams, Packet};
@@ -24,6 +24,8 @@ use crate::message::{Datagrams, Packet};
 const TURN: usize = 64;
 /// Later packets after which a packet without a verdict is held.
 const RECENT: usize = 256;
+/// Datagrams of which the library knows the packets.
+const SPANS: usize = 256;
 /// Packets without a verdict at which the kernel drops further ones (`NFQNL_QMAX_DEFAULT`).
 const MAXLEN: u32 = 1024;
 /// Delay between two attempts to attach again: first and longest.
@@ -56,13 +58,8 @@ enum CopyMode {
     Packet,
 }
 
-/// A packet that the program has.
-#[derive(Clone, Copy, Debug)]
-struct Slot {
-    ticket: Ticket,
-    /// Offset of the IP header.
-    network: u16,
-}
+/// The packets of a datagram with several messages: the numbers of the first and of the last one.
+type Span = (u64, u64);
 
 #[derive(Debug)]
 pub(crate) struct Queue {
@@ -83,9 +80,13 @@ struct State {
     /// The number of the next packet; its low 32 bits are the id.
     next: u64,
     /// The last packets; the last one has the number `next - 1`. `None` after the verdict.
-    recent: VecDeque<Option<Slot>>,
+    recent: VecDeque<Option<Frame>>,
     /// Earlier packets, by number.
-    old: BTreeMap<u64, Slot>,
+    old: BTreeMap<u64, Frame>,
+    /// The last [`SPANS`] datagrams.
+    spans: VecDeque<Span>,
+    /// Packets whose messages the program's buffer cut off; sent again.
+    again: VecDeque<u64>,
     /// Packets without a verdict.
     open: u32,
     /// The next attempt to attach, and the delay after it.
@@ -105,6 +106,8 @@ impl Queue {
             next: 1,
             recent: VecDeque::new(),
             old: BTreeMap::new(),
+            spans: VecDeque::new(),
+            again: VecDeque::new(),
             open: 0,
             retry: (Instant::now(), DELAYS.0),
         };
@@ -154,6 +157,9 @@ impl Queue {
     pub(crate) fn receive(&self, into: &mut Datagrams) -> bool {
         let mut state = self.lock();
         let mut received = false;
+        while let Some(number) = state.again.pop_front() {
+            received |= state.write(self.number, number, into);
+        }
         for _ in 0..TURN {
             if !state.takes() {
                 break;
@@ -174,10 +180,28 @@ impl Queue {
         received
     }
 
+    /// The program handled a datagram whose last message is that of the packet `id`. Returns true if its buffer cut off further messages,
+    /// which are then sent again.
+    pub(crate) fn handled(&self, id: u32) -> bool {
+        let mut state = self.lock();
+        let number = state.number_of(id);
+        // Most datagrams are handled in order.
+        let Some(&(_, last)) = state.spans.iter().find(|(first, last)| (*first..*last).contains(&number)) else {
+            return false;
+        };
+        // Each message is sent again once per datagram.
+        state.spans.retain(|(_, other)| *other != last);
+        state.again.extend(number + 1..=last);
+        true
+    }
+
     /// Announces a sleep. Returns the descriptor to wait for, or an error if there is something to do first.
     pub(crate) fn arm(&self) -> Result<Option<RawFd>, ()> {
         let mut state = self.lock();
         let takes = state.takes();
+        if !state.again.is_empty() {
+            return Err(());
+        }
         match &mut state.consumer {
             Some(consumer) if takes => match consumer.arm() {
                 true => Ok(Some(consumer.as_fd().as_raw_fd())),
@@ -355,21 +379,36 @@ impl State {
             consumer.verdict(frame, verdict);
             return;
         }
-        let header = *frame.header();
-        let bytes = consumer.payload(&frame);
-        let network = usize::from(header.layers.network).min(bytes.len());
-        let (link, packet) = bytes.split_at(network);
+        let number = self.next;
+        self.next += 1;
+        self.open += 1;
+        self.recent.push_back(Some(frame));
+        self.write(queue, number, into);
+        if self.recent.len() > RECENT {
+            self.hold_oldest();
+        }
+    }
+
+    /// Writes the message of a packet that the program has. Returns false if it has a verdict.
+    fn write(&mut self, queue: u16, number: u64, into: &mut Datagrams) -> bool {
+        let Some(consumer) = &self.consumer else { return false };
+        let frame = match number.checked_sub(self.next - self.recent.len() as u64) {
+            Some(index) => self.recent.get(index as usize).and_then(Option::as_ref),
+            None => self.old.get(&number),
+        };
+        let Some(frame) = frame else { return false };
+        let header = frame.header();
+        let (link, packet) = split(header, consumer.payload(frame));
         let interfaces = header.interfaces();
-        let range = if self.mode == CopyMode::Packet { self.range } else { 0 };
         let (family, protocol) = match packet.first().map(|byte| byte >> 4) {
             Some(4) => (libc::AF_INET, 0x0800),
             Some(6) => (libc::AF_INET6, 0x86dd),
             _ => (libc::AF_UNSPEC, ethertype(link)),
         };
         let ports = if interfaces.bridged { [interfaces.ingress, interfaces.egress] } else { [0; 2] };
-        into.push(&Packet {
+        let begins = into.push(&Packet {
             queue,
-            id: self.next as u32,
+            id: number as u32,
             protocol,
             hook: interfaces.hook,
             family: family as u8,
@@ -378,29 +417,31 @@ impl State {
             physindev: ports[0],
             physoutdev: ports[1],
             mark: header.mark,
-            hardware: hardware(&header, link),
+            hardware: hardware(header, link),
             time: header.time,
-            payload: (self.mode == CopyMode::Packet).then(|| &packet[..packet.len().min(range)]),
-            length: (header.wire_len as usize).saturating_sub(network).max(packet.len()),
+            payload: (self.mode == CopyMode::Packet).then(|| &packet[..packet.len().min(self.range)]),
+            length: (header.wire_len as usize).saturating_sub(link.len()).max(packet.len()),
         });
-        let slot = Slot { ticket: frame.into_ticket(), network: network as u16 };
-        self.next += 1;
-        self.open += 1;
-        self.recent.push_back(Some(slot));
-        if self.recent.len() > RECENT {
-            self.hold_oldest();
+        match self.spans.back_mut().filter(|_| !begins) {
+            Some((_, last)) => *last = number,
+            None => {
+                if self.spans.len() == SPANS {
+                    self.spans.pop_front();
+                }
+                self.spans.push_back((number, number));
+            }
         }
+        true
     }
 
     /// Moves the oldest recent packet to the old ones.
     fn hold_oldest(&mut self) {
         let number = self.first_recent();
-        if let Some(Some(slot)) = self.recent.pop_front()
+        if let Some(Some(frame)) = self.recent.pop_front()
             && let Some(consumer) = &mut self.consumer
-            && let Some(frame) = consumer.recall(slot.ticket)
         {
             consumer.hold(&frame);
-            self.old.insert(number, slot);
+            self.old.insert(number, frame);
         }
         self.skip_decided();
     }
@@ -413,14 +454,24 @@ impl State {
     }
 
     /// Removes the packet `number`.
-    fn take(&mut self, number: u64) -> Option<Slot> {
-        let slot = match number.checked_sub(self.first_recent()) {
+    fn take(&mut self, number: u64) -> Option<Frame> {
+        let frame = match number.checked_sub(self.first_recent()) {
             Some(index) => self.recent.get_mut(usize::try_from(index).ok()?)?.take(),
             None => self.old.remove(&number),
         };
         self.skip_decided();
-        self.open -= u32::from(slot.is_some());
-        slot
+        self.open -= u32::from(frame.is_some());
+        frame
+    }
+
+    /// Puts a packet back that `take` returned.
+    fn put_back(&mut self, number: u64, frame: Frame) {
+        self.open += 1;
+        // An old packet may have any number; it has to be held there.
+        if let Some(consumer) = &mut self.consumer {
+            consumer.hold(&frame);
+        }
+        self.old.insert(number, frame);
     }
 
     /// Number of the oldest packet. `take` leaves a packet at the front of `recent`.
@@ -429,17 +480,9 @@ impl State {
         old.or_else(|| (!self.recent.is_empty()).then(|| self.first_recent()))
     }
 
-    fn slot(&self, number: u64) -> Option<Slot> {
-        match number.checked_sub(self.first_recent()) {
-            Some(index) => *self.recent.get(usize::try_from(index).ok()?)?,
-            None => self.old.get(&number).copied(),
-        }
-    }
-
     fn decide(&mut self, number: u64, decision: Decision<'static>) -> Result<(), Errno> {
-        let slot = self.take(number).ok_or(Errno::NOENT)?;
+        let frame = self.take(number).ok_or(Errno::NOENT)?;
         let consumer = self.consumer.as_mut().ok_or(Errno::NOENT)?;
-        let frame = consumer.recall(slot.ticket).ok_or(Errno::NOENT)?;
         let overdue = consumer.is_overdue(&frame);
         consumer.verdict(frame, decision);
         if overdue { Err(Errno::NOENT) } else { Ok(()) }
@@ -447,42 +490,32 @@ impl State {
 
     /// Passes the packet with another content from its IP header on. EAGAIN if the ring has no space now.
     fn replace(&mut self, number: u64, payload: &[u8], decision: Decision<'static>) -> Result<(), Errno> {
-        let slot = self.slot(number).ok_or(Errno::NOENT)?;
+        let frame = self.take(number).ok_or(Errno::NOENT)?;
         let consumer = self.consumer.as_mut().ok_or(Errno::NOENT)?;
-        let frame = consumer.recall(slot.ticket).ok_or(Errno::NOENT)?;
-        if consumer.is_overdue(&frame) {
-            return self.decide(number, decision);
-        }
-        let original = consumer.payload(&frame);
-        let (link, packet) = original.split_at(usize::from(slot.network).min(original.len()));
+        let overdue = consumer.is_overdue(&frame);
+        let (link, packet) = split(frame.header(), consumer.payload(&frame));
         // Many programs return each packet's bytes.
-        if packet == payload {
-            return self.decide(number, decision);
+        if overdue || packet == payload {
+            consumer.verdict(frame, decision);
+            return if overdue { Err(Errno::NOENT) } else { Ok(()) };
         }
         let bytes = [link, payload].concat();
-        match consumer.try_replace_marked(frame, &bytes, decision.mark, decision.mask) {
-            Ok(()) => {
-                self.take(number);
-                Ok(())
-            }
-            Err(not) => Err(match not.why {
-                ReserveError::RingFull | ReserveError::NoContiguousSpace => {
-                    consumer.flush();
-                    Errno::AGAIN
-                }
-                ReserveError::TooLarge => Errno::MSGSIZE,
-                _ => Errno::NOENT,
-            }),
-        }
+        let Err(not) = consumer.try_replace_marked(frame, &bytes, decision.mark, decision.mask) else { return Ok(()) };
+        consumer.flush();
+        self.put_back(number, not.frame);
+        Err(match not.why {
+            ReserveError::RingFull | ReserveError::NoContiguousSpace => Errno::AGAIN,
+            ReserveError::TooLarge => Errno::MSGSIZE,
+            _ => Errno::NOENT,
+        })
     }
 
     /// Returns the memory of the oldest packets that are overdue. Done with a verdict only: an engine sends no packets to a program that
     /// gives none.
     fn forget_overdue(&mut self) {
         while let Some(number) = self.oldest()
-            && let Some(slot) = self.slot(number)
-            && let Some(consumer) = &self.consumer
-            && consumer.recall(slot.ticket).is_none_or(|frame| consumer.is_overdue(&frame))
+            && let Some(frame) = self.old.get(&number).or_else(|| self.recent.front()?.as_ref())
+            && self.consumer.as_ref().is_some_and(|consumer| consumer.is_overdue(frame))
         {
             // The result is known: the packet is overdue.
             let _ = self.decide(number, Verdict::Drop.into());
@@ -503,6 +536,8 @@ impl State {
         }
         self.recent.clear();
         self.old.clear();
+        self.spans.clear();
+        self.again.clear();
         self.open = 0;
         self.retry = (Instant::now(), DELAYS.0);
     }
@@ -514,12 +549,17 @@ impl Drop for State {
     }
 }
 
+/// The link header of a packet, and the rest.
+fn split<'a>(header: &Header, bytes: &'a [u8]) -> (&'a [u8], &'a [u8]) {
+    bytes.split_at(usize::from(header.layers.network).min(bytes.len()))
+}
+
 /// The EtherType before the network header, 0 without one.
 fn ethertype(link: &[u8]) -> u16 {
     link.last_chunk().map_or(0, |bytes| u16::from_be_bytes(*bytes))
 }
 
 /// The Ethernet source address (LINKTYPE_ETHERNET).
-fn hardware(header: &towpath_ring::Header, link: &[u8]) -> Option<[u8; 6]> {
+fn hardware(header: &Header, link: &[u8]) -> Option<[u8; 6]> {
     (header.layers.link == 1).then(|| link.get(6..12)?.try_into().ok()).flatten()
 }

@@ -23,7 +23,7 @@ impl Directory {
     /// A directory with a capture of [`PACKETS`] packets and a rule file.
     fn new(rules: &str) -> Self {
         // UDP datagrams with 4 to 1,003 bytes of payload.
-        Self::with(rules, (0..PACKETS).map(|number| datagram(4096, 53, &vec![number as u8; 4 + number])))
+        Self::with(rules, (0..PACKETS).map(|number| datagram(4096, 53, &vec![number as u8 | 0x80; 4 + number])))
     }
 
     /// A directory with a capture of these packets and a rule file.
@@ -158,7 +158,7 @@ fn a_program_with_callbacks_runs_unchanged() {
     let directory = Directory::new(INSPECT);
     let program = directory.program("verdicts");
     for mode in
-        ["accept", "poll", "epoll", "nonblock", "meta", "range", "same", "stolen", "reverse", "kept", "close"]
+        ["accept", "small", "poll", "epoll", "nonblock", "meta", "range", "same", "stolen", "reverse", "kept", "close"]
     {
         let run = directory.replay(&program, mode);
         let counts = ["packets", "headers", "wrong", "refused"].map(|key| run.printed(key));
@@ -250,9 +250,7 @@ fn a_changed_packet_may_be_longer_or_shorter() {
 #[towpath_testenv::needs("python:netfilterqueue")]
 #[test]
 fn a_program_for_python_netfilterqueue_runs_unchanged() {
-    let directory = Directory::new(
-        "add divert 1 ip4 from any to any\nadd deny ip from any to any mark 0x77\nadd allow all from any to any\n",
-    );
+    let directory = Directory::new("add divert 1 ip4 from any to any\nadd deny ip from any to any mark 0x77\nadd allow all from any to any\n");
     let python = Path::new(towpath_testenv::clients!()).join("bin/python");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/filter.py");
     let run = directory.replay(&python, &format!("{} 1 {PACKETS}", script.display()));
@@ -275,10 +273,7 @@ fn dhcpoptinj_of_debian_runs_unchanged() {
     request.extend([0x63, 0x82, 0x53, 0x63, 53, 1, 1, 255]);
     let packets = (0..10).map(|_| datagram(68, 67, &request));
     let directory = Directory::with(INSPECT, packets);
-    let output = directory
-        .command(Path::new("dhcpoptinj"), "-d -f -c '' -p /dev/null -q 1 -o 0c746f77")
-        .output()
-        .unwrap();
+    let output = directory.command(Path::new("dhcpoptinj"), "-d -f -q 1 -o 0c746f77").output().unwrap();
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["queues"][0]["replaced"], 10, "{}", String::from_utf8_lossy(&output.stderr));
     for frame in frames(&directory.path("out.pcap")) {
