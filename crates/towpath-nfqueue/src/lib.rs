@@ -3,5 +3,7 @@
 //! A program that is linked to libnetfilter_queue receives its packets from an engine's queue instead of a kernel queue.
 #![allow(unsafe_code)]
 
+/// The attributes of a packet: `struct nfq_data`.
+mod data;
 /// `pktb_*`, `nfq_ip_*`, `nfq_ip6_*`, `nfq_tcp_*`, `nfq_udp_*` and `nfq_icmp_*`.
 mod packet;
