@@ -5,5 +5,9 @@
 
 /// The attributes of a packet: `struct nfq_data`.
 mod data;
+/// errno(3).
+mod errno;
+/// Types of pointer arguments.
+mod memory;
 /// `pktb_*`, `nfq_ip_*`, `nfq_ip6_*`, `nfq_tcp_*`, `nfq_udp_*` and `nfq_icmp_*`.
 mod packet;
