@@ -298,7 +298,9 @@ static void one(void)
     int family = one_in(30) ? AF_UNIX : v6 ? AF_INET6 : AF_INET;
     size_t len = (v6 ? ip6 : ip4)(bytes, &protocol), whole = len, extra = below(3) * below(60);
     if (one_in(6))
-        len = below((uint32_t)len + 1);
+        len = !v6 && one_in(4) ? (bytes[0] & 15u) * 4u : below((uint32_t)len + 1);
+    if (len > whole)
+        len = whole;
     errno = 0;
     struct pkt_buff *packet = pktb_alloc(family, bytes, len, extra);
     printf("alloc %d %zu %zu: %d %d\n", family, len, extra, packet != NULL, errno);

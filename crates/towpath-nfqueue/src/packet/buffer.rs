@@ -66,12 +66,12 @@ impl PacketBuffer {
     }
 
     /// The packet from `at` to its end.
-    pub(super) fn from(&self, at: usize) -> &[u8] {
+    pub(super) fn tail(&self, at: usize) -> &[u8] {
         self.bytes[..self.start + self.len].get(at..).unwrap_or_default()
     }
 
-    /// As [`from`](Self::from).
-    pub(super) fn from_mut(&mut self, at: usize) -> &mut [u8] {
+    /// As [`tail`](Self::tail).
+    pub(super) fn tail_mut(&mut self, at: usize) -> &mut [u8] {
         self.bytes[..self.start + self.len].get_mut(at..).unwrap_or_default()
     }
 

@@ -13,7 +13,7 @@ use crate::memory::{Bytes, Text};
 pub extern "C" fn nfq_ip_get_hdr(buffer: Option<&mut PacketBuffer>) -> *mut u8 {
     let Some(buffer) = buffer else { return ptr::null_mut() };
     let valid = buffer.network().filter(|&at| {
-        let packet = buffer.from(at);
+        let packet = buffer.tail(at);
         packet.len() >= 20 && packet[0] >> 4 == 4 && usize::from(be16(packet, 2)) <= packet.len()
     });
     buffer.pointer(valid)
@@ -24,7 +24,7 @@ pub extern "C" fn nfq_ip_get_hdr(buffer: Option<&mut PacketBuffer>) -> *mut u8 {
 pub extern "C" fn nfq_ip_set_transport_header(buffer: Option<&mut PacketBuffer>, iph: Ip4Header) -> c_int {
     let set = buffer.zip(iph.get()).and_then(|(buffer, header)| {
         let (network, len) = (buffer.network()?, ip4_header_len(&header));
-        let valid = len < buffer.from(network).len();
+        let valid = len < buffer.tail(network).len();
         valid.then(|| buffer.set_transport(network + len))
     });
     if set.is_some() { 0 } else { -1 }
@@ -55,7 +55,7 @@ pub extern "C" fn nfq_ip_mangle(
     if pktb_mangle(Some(buffer), offset, match_offset, match_len, rep_buffer, rep_len) == 0 {
         return 0;
     }
-    let packet = buffer.network().map(|at| buffer.from_mut(at)).filter(|packet| packet.len() >= 20);
+    let packet = buffer.network().map(|at| buffer.tail_mut(at)).filter(|packet| packet.len() >= 20);
     if let Some(packet) = packet {
         store_len(packet, 2, packet.len());
         let len = ip4_header_len(packet);

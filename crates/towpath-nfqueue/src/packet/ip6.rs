@@ -18,7 +18,7 @@ const LEN: usize = 40;
 pub extern "C" fn nfq_ip6_get_hdr(buffer: Option<&mut PacketBuffer>) -> *mut u8 {
     let Some(buffer) = buffer else { return ptr::null_mut() };
     let valid = buffer.network().filter(
-        |&at| matches!(buffer.from(at), packet @ [first, ..] if packet.len() >= LEN && first >> 4 == 6),
+        |&at| matches!(buffer.tail(at), packet @ [first, ..] if packet.len() >= LEN && first >> 4 == 6),
     );
     buffer.pointer(valid)
 }
@@ -33,7 +33,7 @@ pub extern "C" fn nfq_ip6_set_transport_header(
 ) -> c_int {
     let set = buffer.zip(ip6h.get()).and_then(|(buffer, header)| {
         let network = buffer.network()?;
-        let at = network + find(header[6], buffer.from(network + LEN), target)? + LEN;
+        let at = network + find(header[6], buffer.tail(network + LEN), target)? + LEN;
         buffer.set_transport(at);
         Some(())
     });
@@ -80,7 +80,7 @@ pub extern "C" fn nfq_ip6_mangle(
     if pktb_mangle(Some(buffer), offset, match_offset, match_len, rep_buffer, rep_len) == 0 {
         return 0;
     }
-    let packet = buffer.network().map(|at| buffer.from_mut(at)).filter(|packet| packet.len() >= LEN);
+    let packet = buffer.network().map(|at| buffer.tail_mut(at)).filter(|packet| packet.len() >= LEN);
     if let Some(packet) = packet {
         store_len(packet, 4, packet.len() - LEN);
     }

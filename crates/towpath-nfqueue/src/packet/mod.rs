@@ -100,7 +100,7 @@ fn checksum_ip6<const LEN: usize>(header: &mut Header<LEN>, ip: &Ip6Header, prot
 impl PacketBuffer {
     /// Stores the checksum of the segment at the transport header. Nothing happens if the packet has fewer bytes than its header states.
     fn checksum_ip4(&mut self, protocol: u8, at: usize) {
-        let Some(ip) = self.network().and_then(|network| self.from(network).first_chunk()) else { return };
+        let Some(ip) = self.network().and_then(|network| self.tail(network).first_chunk()) else { return };
         let (len, pseudo) = segment_ip4(ip, protocol);
         self.checksum(len, at, pseudo);
     }
@@ -108,13 +108,13 @@ impl PacketBuffer {
     /// As [`checksum_ip4`](Self::checksum_ip4).
     fn checksum_ip6(&mut self, protocol: u8, at: usize) {
         let Some((network, transport)) = self.network().zip(self.transport()) else { return };
-        let Some(ip) = self.from(network).first_chunk() else { return };
+        let Some(ip) = self.tail(network).first_chunk() else { return };
         let (len, pseudo) = segment_ip6(ip, transport.saturating_sub(network), protocol);
         self.checksum(len, at, pseudo);
     }
 
     fn checksum(&mut self, len: usize, at: usize, pseudo: u16) {
-        let segment = self.transport().map(|transport| self.from_mut(transport));
+        let segment = self.transport().map(|transport| self.tail_mut(transport));
         if let Some(segment) = segment.filter(|segment| segment.len() >= len.max(at + 2)) {
             store_checksum(segment, len, at, pseudo);
         }

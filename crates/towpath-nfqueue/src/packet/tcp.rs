@@ -22,7 +22,7 @@ const CHECKSUM: usize = 16;
 #[unsafe(no_mangle)]
 pub extern "C" fn nfq_tcp_get_hdr(buffer: Option<&mut PacketBuffer>) -> *mut u8 {
     let Some(buffer) = buffer else { return ptr::null_mut() };
-    let valid = buffer.transport().filter(|&at| buffer.from(at).len() >= LEN);
+    let valid = buffer.transport().filter(|&at| buffer.tail(at).len() >= LEN);
     buffer.pointer(valid)
 }
 
@@ -31,7 +31,7 @@ pub extern "C" fn nfq_tcp_get_hdr(buffer: Option<&mut PacketBuffer>) -> *mut u8 
 pub extern "C" fn nfq_tcp_get_payload(tcph: TcpHeader, buffer: Option<&mut PacketBuffer>) -> *mut u8 {
     let Some((buffer, header)) = buffer.zip(tcph.get()) else { return ptr::null_mut() };
     let len = tcp_header_len(&header);
-    let valid = buffer.transport().filter(|&at| len >= LEN && len <= buffer.from(at).len());
+    let valid = buffer.transport().filter(|&at| len >= LEN && len <= buffer.tail(at).len());
     buffer.pointer(valid.map(|at| at + len))
 }
 
@@ -39,7 +39,7 @@ pub extern "C" fn nfq_tcp_get_payload(tcph: TcpHeader, buffer: Option<&mut Packe
 #[unsafe(no_mangle)]
 pub extern "C" fn nfq_tcp_get_payload_len(tcph: TcpHeader, buffer: Option<&PacketBuffer>) -> c_uint {
     let len = buffer.zip(tcph.get()).and_then(|(buffer, header)| {
-        buffer.from(buffer.transport()?).len().checked_sub(tcp_header_len(&header))
+        buffer.tail(buffer.transport()?).len().checked_sub(tcp_header_len(&header))
     });
     len.unwrap_or(0) as c_uint
 }
@@ -96,7 +96,7 @@ pub extern "C" fn nfq_tcp_mangle_ipv6(
 fn payload_offset(buffer: Option<&mut PacketBuffer>) -> Option<(&mut PacketBuffer, c_uint)> {
     let buffer = buffer?;
     let at = buffer.transport()?;
-    let header = buffer.from(at).first_chunk::<LEN>()?;
+    let header = buffer.tail(at).first_chunk::<LEN>()?;
     let offset = at.checked_sub(buffer.network()?)? + tcp_header_len(header);
     Some((buffer, offset as c_uint))
 }

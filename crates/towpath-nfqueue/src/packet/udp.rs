@@ -22,7 +22,7 @@ const CHECKSUM: usize = 6;
 #[unsafe(no_mangle)]
 pub extern "C" fn nfq_udp_get_hdr(buffer: Option<&mut PacketBuffer>) -> *mut u8 {
     let Some(buffer) = buffer else { return ptr::null_mut() };
-    let valid = buffer.transport().filter(|&at| buffer.from(at).len() >= LEN);
+    let valid = buffer.transport().filter(|&at| buffer.tail(at).len() >= LEN);
     buffer.pointer(valid)
 }
 
@@ -31,14 +31,14 @@ pub extern "C" fn nfq_udp_get_hdr(buffer: Option<&mut PacketBuffer>) -> *mut u8 
 pub extern "C" fn nfq_udp_get_payload(udph: UdpHeader, buffer: Option<&mut PacketBuffer>) -> *mut u8 {
     let Some((buffer, header)) = buffer.zip(udph.get()) else { return ptr::null_mut() };
     let len = usize::from(be16(&header, LENGTH));
-    let valid = buffer.transport().filter(|&at| len >= LEN && len <= buffer.from(at).len());
+    let valid = buffer.transport().filter(|&at| len >= LEN && len <= buffer.tail(at).len());
     buffer.pointer(valid.map(|at| at + LEN))
 }
 
 /// Length of the bytes behind the header in the packet. The length in the header does not matter.
 #[unsafe(no_mangle)]
 pub extern "C" fn nfq_udp_get_payload_len(_udph: UdpHeader, buffer: Option<&PacketBuffer>) -> c_uint {
-    let rest = buffer.and_then(|buffer| Some(buffer.from(buffer.transport()?).len()));
+    let rest = buffer.and_then(|buffer| Some(buffer.tail(buffer.transport()?).len()));
     rest.unwrap_or(0).saturating_sub(LEN) as c_uint
 }
 
@@ -97,12 +97,12 @@ fn payload_offset(buffer: Option<&mut PacketBuffer>) -> Option<(&mut PacketBuffe
     let buffer = buffer?;
     let at = buffer.transport()?;
     let offset = at.checked_sub(buffer.network()?)? + LEN;
-    (buffer.from(at).len() >= LEN).then_some((buffer, offset as c_uint))
+    (buffer.tail(at).len() >= LEN).then_some((buffer, offset as c_uint))
 }
 
 /// Updates the length of UDP after a replacement.
 fn resize_segment(buffer: &mut PacketBuffer, old: c_uint, new: c_uint) {
-    let segment = buffer.transport().map(|at| buffer.from_mut(at)).filter(|segment| segment.len() >= LEN);
+    let segment = buffer.transport().map(|at| buffer.tail_mut(at)).filter(|segment| segment.len() >= LEN);
     if let Some(segment) = segment {
         resize(segment, LENGTH, old, new);
     }
