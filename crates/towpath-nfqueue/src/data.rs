@@ -7,6 +7,8 @@ const TYPE_MASK: u16 = 0x3fff;
 
 /// The attributes of a packet (`enum nfqnl_attr_type` of linux/netfilter/nfnetlink_queue.h). Numbers are in network byte order.
 pub(crate) mod nfqa {
+    /// No attribute.
+    pub(crate) const UNSPEC: u16 = 0;
     /// `struct nfqnl_msg_packet_hdr`: id, EtherType, hook.
     pub(crate) const PACKET_HDR: u16 = 1;
     /// `struct nfqnl_msg_verdict_hdr`: verdict, id.
@@ -27,10 +29,14 @@ pub(crate) mod nfqa {
     pub(crate) const HWADDR: u16 = 9;
     /// The packet from its IP header on.
     pub(crate) const PAYLOAD: u16 = 10;
+    /// Connection tracking data (nfnetlink_conntrack.h).
+    pub(crate) const CT: u16 = 11;
     /// Bytes of the packet, if the payload is a part of it, 32 bits.
     pub(crate) const CAP_LEN: u16 = 13;
     /// `NFQA_SKB_` bits, 32 bits.
     pub(crate) const SKB_INFO: u16 = 14;
+    /// Connection tracking expectation (nfnetlink_conntrack.h).
+    pub(crate) const EXP: u16 = 15;
     /// User id of the socket, 32 bits.
     pub(crate) const UID: u16 = 16;
     /// Group id of the socket, 32 bits.

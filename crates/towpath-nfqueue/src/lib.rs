@@ -7,16 +7,22 @@
 
 /// The attributes of a packet: `struct nfq_data`.
 mod data;
+/// errno(3).
+mod errno;
 /// Return values, errno and panics.
 mod ffi;
 /// `nfq_get_*`.
 mod get;
 /// `nfq_open` to `nfq_close`: handles, queues and verdicts.
 mod handle;
+/// Types of pointer arguments.
+mod memory;
 /// Messages to the program.
 mod message;
 /// The handle that `nfq_nfnlh` returns.
 mod nfnl;
+/// `nfq_nlmsg_*`.
+mod nlmsg;
 /// `pktb_*`, `nfq_ip_*`, `nfq_ip6_*`, `nfq_tcp_*`, `nfq_udp_*` and `nfq_icmp_*`.
 mod packet;
 /// The engine's sockets of queues.
@@ -27,6 +33,8 @@ mod pump;
 mod queue;
 /// The program's socket.
 mod socket;
+/// `nfq_snprintf_xml`.
+mod xml;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -36,6 +36,7 @@ const OPTIONAL: [&str; 3] = ["shared", "ktls", "queue_ct"];
 /// | `bpffs` | a BPF file system at `/sys/fs/bpf` |
 /// | `cgroup2` | a cgroup (v2) file system |
 /// | `nfqueue` | `iptables` and `ip6tables` with the target NFQUEUE |
+/// | `netfilter_queue` | libnetfilter_queue and libmnl with their headers |
 /// | `queue_ct` | a kernel that gives NFQUEUE connection tracking data (CONFIG_NETFILTER_NETLINK_GLUE_CT) |
 /// | `ipv6` | a kernel with IPv6 |
 /// | `mptcp` | a kernel with MPTCP |
@@ -113,6 +114,9 @@ fn has(need: &str) -> Option<bool> {
             runs(&format!("unshare -n {program}-legacy {rule}"))
                 || runs(&format!("unshare -n {program} {rule}"))
         }),
+        "netfilter_queue" => ["libnetfilter_queue/libnetfilter_queue.h", "libmnl/libmnl.h"]
+            .iter()
+            .all(|header| Path::new("/usr/include").join(header).exists()),
         "queue_ct" => {
             let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
             let file = format!("/boot/config-{}", release.trim());
