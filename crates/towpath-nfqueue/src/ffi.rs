@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use rustix::io::Errno;
 
+use crate::errno;
+
 /// `extern int nfq_errno`: the error of the last call that failed.
 #[allow(non_upper_case_globals)]
 #[unsafe(no_mangle)]
@@ -21,13 +23,9 @@ pub(crate) fn guard_or<T>(failed: T, call: impl FnOnce() -> Result<T, Errno>) ->
     // A panic leaves locks poisoned and no other state half changed: the locks are taken anyway (`crate::lock`).
     let result = catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Errno::IO));
     result.unwrap_or_else(|error| {
-        let number = error.raw_os_error();
         // Relaxed: a number that orders nothing.
-        nfq_errno.store(number, Ordering::Relaxed);
-        // SAFETY: the address of this thread's errno is always valid.
-        let errno = unsafe { libc::__errno_location() };
-        // SAFETY: as above; no reference to it exists.
-        unsafe { errno.write(number) };
+        nfq_errno.store(error.raw_os_error(), Ordering::Relaxed);
+        errno::set(error);
         failed
     })
 }
