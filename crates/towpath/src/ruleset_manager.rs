@@ -173,18 +173,17 @@ impl RulesetManager {
     /// Creates the manager of `gate`, which was built from `ruleset`.
     pub fn new(gate: Gate, ruleset: Ruleset, default_allow: bool) -> Self {
         let rechecks = Rechecks::default();
-        let book =
-            Mutex::new(Book {
-                gate,
-                ruleset,
-                default_allow,
-                recheck: None,
-                rechecks,
-                unchecked: false,
-                watching: None,
-                missed: 0,
-                running: RunningStats::default(),
-            });
+        let book = Mutex::new(Book {
+            gate,
+            ruleset,
+            default_allow,
+            recheck: None,
+            rechecks,
+            unchecked: false,
+            watching: None,
+            missed: 0,
+            running: RunningStats::default(),
+        });
         let listings = Listings::default();
         let topology = Topology::none();
         Self { book, topology, clock: Clock::default(), version: AtomicU64::new(0), listings }

@@ -97,7 +97,10 @@ impl fmt::Display for SnapshotError {
         match self {
             Self::BadMagic => f.write_str("not a snapshot of states"),
             Self::Version(version) => {
-                write!(f, "snapshot version {version} is not supported ({SNAPSHOT_VERSION} is); take another one")
+                write!(
+                    f,
+                    "snapshot version {version} is not supported ({SNAPSHOT_VERSION} is); take another one"
+                )
             }
             Self::Truncated => f.write_str("the snapshot is truncated; take another one"),
             Self::Checksum => f.write_str("the checksum of the snapshot is wrong; take another one"),
@@ -302,7 +305,8 @@ impl Gate {
         let found = Snapshot::parse(snapshot)?;
         let own: Vec<_> = self.rules.iter().map(|(_, rule)| reference_of(rule)).collect();
         let row = |rule: &RuleRef| (rule.hash, rule.number);
-        let (own_rows, there) = (own.iter().map(row).collect::<Vec<_>>(), found.rules.iter().map(row).collect::<Vec<_>>());
+        let (own_rows, there) =
+            (own.iter().map(row).collect::<Vec<_>>(), found.rules.iter().map(row).collect::<Vec<_>>());
         let mut rules: HashMap<RuleRef, (RuleId, Option<Limit>)> = HashMap::new();
         let mut same = own.len() == there.len() && found.conditions == self.conditions();
         for ((id, _), kept) in self.rules.iter().zip(kept(&there, &own_rows)) {
@@ -314,7 +318,8 @@ impl Gate {
         // Rules that were added after the base.
         let known: HashSet<u64> = found.rules.iter().map(|rule| rule.hash).collect();
         let mut by_hash = HashMap::new();
-        for ((id, _), reference) in self.rules.iter().zip(&own).filter(|(_, own)| !known.contains(&own.hash)) {
+        for ((id, _), reference) in self.rules.iter().zip(&own).filter(|(_, own)| !known.contains(&own.hash))
+        {
             by_hash.entry(reference.hash).or_insert((*id, self.limit_of(*id)));
         }
         let ports = self.ports().clone();
@@ -487,7 +492,12 @@ impl Snapshot {
     }
 
     /// Records of an unknown version are an error: their states would be lost without a word.
-    fn take_records(&mut self, bytes: &[u8], range: Range<usize>, changes: bool) -> Result<(), SnapshotError> {
+    fn take_records(
+        &mut self,
+        bytes: &[u8],
+        range: Range<usize>,
+        changes: bool,
+    ) -> Result<(), SnapshotError> {
         let mut at = range.start;
         while at < range.end {
             let (record, length) = Record::decode(&bytes[at..range.end]).map_err(|error| match error {

@@ -172,14 +172,10 @@ impl StateEvent {
         let wide = |at: usize| u128::from(words[at]) << 64 | u128::from(words[at + 1]);
         let part = |at: u32| (words[2] >> (48 - 16 * at)) as u16;
         let ends = match has(V6) {
-            true => Ends::V6(
-                Ipv6Addr::from_bits(wide(4)),
-                Ipv6Addr::from_bits(wide(6)),
-                (words[8] >> 32) as u32,
-            ),
-            false => {
-                Ends::V4(Ipv4Addr::from_bits(words[5] as u32), Ipv4Addr::from_bits(words[7] as u32))
+            true => {
+                Ends::V6(Ipv6Addr::from_bits(wide(4)), Ipv6Addr::from_bits(wide(6)), (words[8] >> 32) as u32)
             }
+            false => Ends::V4(Ipv4Addr::from_bits(words[5] as u32), Ipv4Addr::from_bits(words[7] as u32)),
         };
         let seen = u64::from((words[8] as u32) >> 8);
         let tcp = unpack_tcp(seen, words[10]);

@@ -357,7 +357,8 @@ mod tests {
 
     use super::*;
 
-    type Parts = ((bool, [u8; 32], u32, u8), [u16; 4], [u32; 4], [u64; 4], u64, Option<[u64; WORDS]>, u8, String);
+    type Parts =
+        ((bool, [u8; 32], u32, u8), [u16; 4], [u32; 4], [u64; 4], u64, Option<[u64; WORDS]>, u8, String);
 
     fn parts() -> impl Strategy<Value = Parts> {
         let count = 0..=MAX_COUNT;
@@ -374,8 +375,16 @@ mod tests {
     }
 
     fn record(parts: &Parts) -> Record<'_> {
-        let ((v6, address, scope, proto), [zone, src_port, dst_port, seen], words, counts, any, window, bits, name) =
-            parts;
+        let (
+            (v6, address, scope, proto),
+            [zone, src_port, dst_port, seen],
+            words,
+            counts,
+            any,
+            window,
+            bits,
+            name,
+        ) = parts;
         let (src, dst) = address.split_at(16);
         let ends = match v6 {
             true => {
@@ -387,7 +396,8 @@ mod tests {
                 Ends::V4(ip(src), ip(dst))
             }
         };
-        let port = [RecordPort::None, RecordPort::Unrecorded, RecordPort::Named(name)][usize::from(bits >> 2) % 3];
+        let port =
+            [RecordPort::None, RecordPort::Unrecorded, RecordPort::Named(name)][usize::from(bits >> 2) % 3];
         let lifetime = (bits & 1 != 0).then_some(words[0]);
         Record {
             kind: [None, Some(EventKind::Created), Some(EventKind::Evicted)][usize::from(bits >> 4) % 3],
@@ -446,7 +456,8 @@ mod tests {
 
     #[test]
     fn lengths_and_versions_are_checked() {
-        let parts = ((false, [9; 32], 0, 6), [1; 4], [2; 4], [3; 4], 4, Some([5; WORDS]), 0xff, "web".to_owned());
+        let parts =
+            ((false, [9; 32], 0, 6), [1; 4], [2; 4], [3; 4], 4, Some([5; WORDS]), 0xff, "web".to_owned());
         let mut good = Vec::new();
         record(&parts).encode(&mut good);
         let with = |at: usize, byte: u8| {

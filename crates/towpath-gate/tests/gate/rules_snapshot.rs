@@ -253,7 +253,9 @@ fn changes_follow_a_base_and_a_torn_end_is_cut() {
         let complete = ends.iter().filter(|end| **end <= cut).count() - 1;
         let mut changed = whole.clone();
         changed[cut] ^= 0x10;
-        for (bytes, rest) in [(&whole[..cut], cut - ends[complete]), (&changed[..], whole.len() - ends[complete])] {
+        for (bytes, rest) in
+            [(&whole[..cut], cut - ends[complete]), (&changed[..], whole.len() - ends[complete])]
+        {
             let mut new = gate(RULES);
             let restored = new.restore(bytes, NOW).unwrap();
             assert_eq!((lines(&new), restored.cut), (expected[complete].clone(), rest as u64), "at {cut}");
@@ -261,7 +263,7 @@ fn changes_follow_a_base_and_a_torn_end_is_cut() {
     }
     // A gap is told, and so are states that were not checked.
     for more in [(5, Vec::new()), (4, vec![1])] {
-        let restored = gate(RULES).restore(&file(&[&all[..], &[more.clone()]].concat()), NOW).unwrap();
+        let restored = gate(RULES).restore(&file(&[&all[..], std::slice::from_ref(&more)].concat()), NOW).unwrap();
         assert_eq!((restored.gap, restored.unchecked), (more.0 == 5, true));
     }
 }

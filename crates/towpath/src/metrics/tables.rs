@@ -10,8 +10,8 @@ use towpath_ring::{self as ring, ChannelStats, reaper};
 
 use super::RuleStats;
 use crate::control::ControlStats;
-use crate::snapshot::running::RunningStats;
 use crate::logging::LogStats;
+use crate::snapshot::running::RunningStats;
 use crate::worker_pool::{UnsentStats, UpgradeStats, Violations};
 
 /// A table of counters with the labels that all of its rows have.

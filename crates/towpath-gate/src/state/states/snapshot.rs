@@ -13,7 +13,9 @@ use crate::state::events::EventKind;
 use crate::state::table::entry::{ASSURED, SEEN_REPLY, STRICT, WIDE_COUNTS, after};
 use crate::state::table::key::{Key, with_key};
 use crate::state::tcp::window::{WORDS, Window};
-use crate::state::{Cursor, Direction, Install, Installed, Kind, Limit, Listed, Name, Refused, RuleId, Segment};
+use crate::state::{
+    Cursor, Direction, Install, Installed, Kind, Limit, Listed, Name, Refused, RuleId, Segment,
+};
 
 /// A state without what counts it.
 #[derive(Clone, Debug, PartialEq, Eq)]

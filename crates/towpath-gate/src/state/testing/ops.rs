@@ -9,9 +9,8 @@ use std::time::Duration;
 
 use crate::state::testing::model::Model;
 use crate::state::{
-    Cursor,
-    Counters, Ends, Flow, Foreseen, Install, Installed, Kind, Limit, LimitMask, Listed, Lookup, Name, Quoted,
-    RuleId, Segment, Settings, States, Tracking,
+    Counters, Cursor, Ends, Flow, Foreseen, Install, Installed, Kind, Limit, LimitMask, Listed, Lookup, Name,
+    Quoted, RuleId, Segment, Settings, States, Tracking,
 };
 use towpath_wire::Time;
 
@@ -237,12 +236,12 @@ impl World {
     fn restart(&mut self) {
         let Self { states, other, model, settings, now, grown, seen, past, .. } = self;
         let mut saved = Vec::new();
-            let mut next = Some(Cursor::default());
-            while let Some(at) = next {
-                let (part, more) = states.save_part(at, 3, *now);
-                saved.extend(part);
-                next = more;
-            }
+        let mut next = Some(Cursor::default());
+        while let Some(at) = next {
+            let (part, more) = states.save_part(at, 3, *now);
+            saved.extend(part);
+            next = more;
+        }
         past.push(states.counters());
         *states = States::new(settings.clone(), 0);
         *other = states.worker().expect("the second one");

@@ -50,7 +50,9 @@ fn exchange(ends: &mut [TcpStream; 2]) -> bool {
 #[towpath_testenv::needs(netns)]
 #[test]
 fn connections_survive_a_killed_engine() {
-    for (config, survives) in [("states = \"states\"\nstates-every = \"0.2s\"\n", true), ("states = \"states\"\n", false)] {
+    for (config, survives) in
+        [("states = \"states\"\nstates-every = \"0.2s\"\n", true), ("states = \"states\"\n", false)]
+    {
         within(|| {
             let (left, right) = machines();
             let files = files(&format!("{config}{BRIDGE}"), SETUP);
@@ -76,7 +78,11 @@ fn connections_survive_a_killed_engine() {
                 assert_eq!(exchange(&mut ends), survives, "{config}");
             }
             let said = engine.stop();
-            assert_eq!(said.contains("1 state restored as they were before the engine was killed"), survives, "{said}");
+            assert_eq!(
+                said.contains("1 state restored as they were before the engine was killed"),
+                survives,
+                "{said}"
+            );
         });
     }
 }
