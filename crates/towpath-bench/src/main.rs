@@ -364,6 +364,14 @@ enum Role {
         milliseconds: u64,
         cpu: usize,
     },
+    OutageSend {
+        netns_pid: u32,
+        cpu: usize,
+    },
+    OutageReceive {
+        netns_pid: u32,
+        cpu: usize,
+    },
     LiveFlood {
         netns_pid: u32,
         flows: u32,
@@ -532,6 +540,8 @@ fn side(role: Role) -> Result<()> {
         Role::Ask { netns_pid, milliseconds, cpu } => {
             live::round_trip::ask(netns_pid, Duration::from_millis(milliseconds), cpu)
         }
+        Role::OutageSend { netns_pid, cpu } => live::outage::send(netns_pid, cpu),
+        Role::OutageReceive { netns_pid, cpu } => live::outage::receive(netns_pid, cpu),
         Role::LiveFlood { netns_pid, flows, len, milliseconds, rate, cpu } => {
             let time = Duration::from_millis(milliseconds);
             live::flood::side(netns_pid, live::flood::Order { flows, len, time, rate }, cpu)

@@ -28,6 +28,11 @@ impl Saving {
     /// # Errors
     /// The file cannot be created or opened.
     pub fn create(path: &Path) -> io::Result<Self> {
+        Self::create_as(path, &std::process::id().to_string())
+    }
+
+    /// As [`create`](Self::create), under a temporary name with this part.
+    fn create_as(path: &Path, part: &str) -> io::Result<Self> {
         // Resolve symbolic links, so that the rename replaces the target and not the link.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         if fs::metadata(&path).is_ok_and(|there| !there.is_file()) {
@@ -36,9 +41,9 @@ impl Saving {
         }
         let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
         let mut other = name.to_owned();
-        other.push(format!(".{}.new", std::process::id()));
+        other.push(format!(".{part}.new"));
         let other = path.with_file_name(other);
-        // Mode 0600: the content is private. An existing file of this name is a leftover of a dead process with the same PID.
+        // Mode 0600: the content is private. An existing file of this name is a leftover of a dead process.
         let _ = fs::remove_file(&other);
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&other)?;
         Ok(Self { file, renamed: Some((other, path)) })

@@ -167,7 +167,7 @@ fn towpath(netns_pid: &str, driver: Driver, park: bool, inspectors: u16, cpus: C
 }
 
 /// Twenty rules. A packet is matched against all rules of its protocol until it has a state.
-pub(super) fn rules(inspected: bool) -> String {
+pub(crate) fn rules(inspected: bool) -> String {
     let mut text = String::from("add allow layer2 mac-type arp\nadd check-state\n");
     for n in 1..=17 {
         text += &format!("add deny tcp from 192.168.{n}.0/24 to any {}\n", 6000 + n);

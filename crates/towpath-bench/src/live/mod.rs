@@ -9,6 +9,7 @@ pub(crate) mod dut;
 pub(crate) mod flood;
 pub(crate) mod load;
 pub(crate) mod netns_proc;
+pub(crate) mod outage;
 pub(crate) mod path;
 pub(crate) mod round_trip;
 pub(crate) mod topology;

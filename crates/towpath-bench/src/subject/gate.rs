@@ -139,6 +139,14 @@ fn cases() -> Vec<Case> {
             let (late, rest) = gate_saves::bursts(s.cpus, s.time, MANY)?;
             Ok(Metric::new(name, late, rest, "ns", Better::Lower, 10.0))
         }),
+        Case::new("outage of a killed bridge, 10k states, over 50 ms", |name, s| {
+            let times: Result<Vec<f64>> = (0..s.reps).map(|_| gate_saves::outage(s.cpus, 10_000)).collect();
+            Ok(Metric::new(name, median(&times?), 50.0, "ms", Better::Lower, 1.0))
+        }),
+        Case::new("outage of a killed bridge, 5M states, over 90 s", |name, s| {
+            let time = gate_saves::outage(s.cpus, MANY)?;
+            Ok(Metric::new(name, time, 90_000.0, "ms", Better::Lower, 1.0))
+        }),
         Case::new("restore after a kill, 10k states, over 50 ms", |name, s| {
             let time = gate_saves::restore(s.cpus, s.reps, 10_000)?;
             Ok(Metric::new(name, time, 50.0, "ms", Better::Lower, 1.0))

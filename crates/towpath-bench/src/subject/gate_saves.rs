@@ -10,12 +10,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use towpath::ruleset_manager::RulesetManager;
-use towpath::snapshot::{self, running::Running};
+use towpath::snapshot::running::Running;
+use towpath::snapshot::{self, Saving};
 use towpath_gate::rules::Ruleset;
 use towpath_gate::{Dir, Gate, Ports, Step, Walk, Walker, state};
 use towpath_wire::{self as wire, LinkType, Time};
 
 use crate::flows::{BURST, START};
+use crate::live::{self, dut};
 use crate::pin::{self, Cpus};
 use crate::stat::median;
 
@@ -27,7 +29,7 @@ const GROUP: u32 = 10;
 
 /// Rules that make a state for each flow, and two walkers.
 fn manager(states: u32) -> Result<(Arc<RulesetManager>, Walker, Walker)> {
-    let parse = || Ruleset::parse("bench", "add allow ip from any to any keep-state\n").ruleset;
+    let parse = || Ruleset::parse("bench", &dut::rules(false)).ruleset;
     let ruleset = parse().map_err(|errors| anyhow!("{}", errors[0]))?;
     let settings = state::Settings { dyn_max: states + (1 << 20), ..state::Settings::default() };
     let mut gate = Gate::new(ruleset.clone(), Ports::new(), settings, 1);
@@ -107,6 +109,15 @@ pub(super) fn bursts(cpus: Cpus, time: Duration, states: u32) -> Result<(f64, f6
     })
 }
 
+/// Measures the outage in ms of a bridge with `states` states that is killed and started again at once.
+pub(super) fn outage(cpus: Cpus, states: u32) -> Result<f64> {
+    live::outage::measure(cpus, states, |file| {
+        let (manager, mut walker, _other) = manager(states)?;
+        (0..states).try_for_each(|n| walk(&mut walker, n))?;
+        Ok(Saving::create(file)?.finish(&manager)?)
+    })
+}
+
 /// Measures the time in ms to read and restore the file of an engine that was killed with `states` states.
 pub(super) fn restore(cpus: Cpus, reps: u32, states: u32) -> Result<f64> {
     pin::to(cpus.consumer)?;
@@ -131,6 +142,6 @@ fn restore_once(file: &Path, states: u32) -> Result<f64> {
     let bytes = snapshot::read(file)?.context("no file")?;
     let restored = manager.restore(&bytes, Time::from_secs(1))?;
     let time = begun.elapsed().as_secs_f64() * 1e3;
-    ensure!(restored.states == states.into() && restored.killed, "{restored:?}");
+    ensure!(restored.states == u64::from(states) && restored.killed, "{restored:?}");
     Ok(time)
 }

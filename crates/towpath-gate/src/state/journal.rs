@@ -6,7 +6,8 @@
 //! finds a later position in the slot, continues at a recent one, and learns how many changes it has missed.
 //!
 //! Cost: without a reader, one load for each change. With readers, one addition to a shared word and one cache line pair. No lock,
-//! no allocation, and no loop except for writers that are a whole round apart.
+//! no allocation, and no loop except for writers that are a whole round apart. (The counts of a state with more than 2^36 bytes are
+//! read under the lock of the [wide counters](super::table::wide_counters).)
 //!
 //! Invariant: at most one writer is in a slot. The content of a slot in the state (p, 0) is that of position p.
 //!
@@ -50,33 +51,33 @@ const POSITION: u32 = 2;
 /// The state and the content of a slot: a pair of cache lines.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Slot {
+struct Slot<const W: usize> {
     state: AtomicU64,
-    content: [AtomicU64; WORDS],
+    content: [AtomicU64; W],
 }
 
-/// The journal of one table.
+/// The journal of one table, with contents of `W` words.
 #[derive(Debug)]
-pub(crate) struct Journal {
+pub(crate) struct Journal<const W: usize> {
     /// The number of readers.
     readers: AtomicU64,
     /// Allocated for the first reader.
-    slots: OnceLock<Box<[Slot]>>,
+    slots: OnceLock<Box<[Slot<W>]>>,
     /// The next position. The first one is [`SLOTS`]: at first, each slot has a position before it.
     next: Apart<AtomicU64>,
 }
 
 /// What a reader finds at its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Read {
-    Content([u64; WORDS]),
+pub(crate) enum Read<const W: usize> {
+    Content([u64; W]),
     /// The reader was too slow, or a writer was: this many changes are missing.
     Lost(u64),
     /// There is no change yet.
     Empty,
 }
 
-impl Journal {
+impl<const W: usize> Journal<W> {
     pub(crate) fn new() -> Self {
         let next = Apart(AtomicU64::new(SLOTS as u64));
         Self { readers: AtomicU64::new(0), slots: OnceLock::new(), next }
@@ -90,7 +91,7 @@ impl Journal {
     }
 
     /// Records a change. `content` is called after the change has its position.
-    pub(crate) fn push(&self, content: impl FnOnce() -> [u64; WORDS]) {
+    pub(crate) fn push(&self, content: impl FnOnce() -> [u64; W]) {
         let Some(slots) = self.slots.get() else { return };
         // AcqRel: orders the changes of one slot of the table. A worker that takes a later position than the one that unlinked a
         // state sees that it is unlinked.
@@ -123,7 +124,7 @@ impl Journal {
     }
 
     /// Reads the change at `at`, and advances it.
-    pub(crate) fn read(&self, at: &mut u64) -> Read {
+    pub(crate) fn read(&self, at: &mut u64) -> Read<W> {
         let Some(slots) = self.slots.get() else { return Read::Empty };
         let slot = &slots[*at as usize % SLOTS];
         // Acquire: pairs with the release of push().
@@ -152,7 +153,7 @@ impl Journal {
         Read::Lost(missed)
     }
 
-    fn attach(&self) -> u64 {
+    pub(crate) fn attach(&self) -> u64 {
         self.slots.get_or_init(|| {
             let slot = |position: u64| Slot {
                 state: AtomicU64::new(position << POSITION),
@@ -174,6 +175,10 @@ impl Journal {
 
 /// What [`JournalReader::read`] returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "matched where it is returned; a box would be allocated for each change"
+)]
 pub enum JournalRead {
     /// The next change.
     Change(StateEvent),
@@ -186,12 +191,12 @@ pub enum JournalRead {
 /// A reader of the change journal, with its cursor. While one exists, the workers record their changes.
 #[derive(Debug)]
 pub struct JournalReader {
-    journal: Arc<Journal>,
+    journal: Arc<Journal<WORDS>>,
     at: u64,
 }
 
 impl JournalReader {
-    pub(crate) fn new(journal: &Arc<Journal>) -> Self {
+    pub(crate) fn new(journal: &Arc<Journal<WORDS>>) -> Self {
         Self { at: journal.attach(), journal: Arc::clone(journal) }
     }
 
@@ -219,14 +224,6 @@ impl JournalReader {
 impl Drop for JournalReader {
     fn drop(&mut self) {
         self.journal.detach();
-    }
-}
-
-#[cfg(loom)]
-impl Journal {
-    /// Attaches a reader without the types of std that loom does not model.
-    pub(crate) fn attach_for_test(&self) -> u64 {
-        self.attach()
     }
 }
 
@@ -262,7 +259,7 @@ mod tests {
         /// and then knows how many.
         #[test]
         fn readers_get_every_change_or_the_size_of_the_gap(ops in prop::collection::vec(op(), 1..40)) {
-            let journal = Journal::new();
+            let journal = Journal::<WORDS>::new();
             let mut readers = [journal.attach(), journal.attach()];
             let first = readers[0];
             let mut all = VecDeque::new();
@@ -293,7 +290,7 @@ mod tests {
     /// A writer that stays in a slot for a whole round costs the later position, not the reader's progress.
     #[test]
     fn a_writer_that_is_a_round_late_loses_one_change() {
-        let journal = Journal::new();
+        let journal = Journal::<WORDS>::new();
         let mut at = journal.attach();
         journal.push(|| {
             // In this call, the first writer is in its slot.
@@ -321,7 +318,7 @@ mod tests {
 
     #[test]
     fn a_reader_under_writers_gets_whole_changes() {
-        let journal = Arc::new(Journal::new());
+        let journal = Arc::new(Journal::<WORDS>::new());
         let mut at = journal.attach();
         const CHANGES: u64 = 3 * SLOTS as u64;
         let mut counted = 0;
@@ -351,7 +348,7 @@ mod tests {
 
     #[test]
     fn without_a_reader_nothing_is_recorded() {
-        let journal = Arc::new(Journal::new());
+        let journal = Arc::new(Journal::<WORDS>::new());
         assert!(!journal.is_enabled());
         let reader = JournalReader::new(&journal);
         assert!(journal.is_enabled());

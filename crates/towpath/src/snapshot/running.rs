@@ -259,7 +259,8 @@ impl Saver {
 
     /// Begins a base.
     fn begin(&mut self) -> io::Result<()> {
-        let saving = Saving::create(&self.path)?;
+        // The name is the same in each engine, so that a killed one leaves at most one file, which the next one replaces.
+        let saving = Saving::create_as(&self.path, "running")?;
         if !saving.is_renamed() {
             return Err(io::Error::other("it is not a regular file, which states-every needs"));
         }
@@ -304,13 +305,16 @@ impl Saver {
     /// Appends the pending changes to the files.
     fn flush(&mut self) -> io::Result<()> {
         self.update_refs();
-        let unchecked = self.version != self.base_version || self.ruleset.is_unchecked();
+        let (version, rechecking) = (self.version, self.ruleset.is_unchecked());
+        let unchecked = |base: u64| rechecking || version != base;
         let events: Vec<StateEvent> = self.pending.drain().map(|(_, (_, event))| event).collect();
         for events in events.chunks(CHUNK) {
-            let mut content = vec![u8::from(unchecked)];
+            let mut content = vec![0];
             self.ruleset.snapshot_changes(&self.refs, events, &mut content);
-            for log in self.base.iter_mut().map(|base| &mut base.log).chain(&mut self.log) {
+            let base = self.base.iter_mut().map(|base| (base.version, &mut base.log));
+            for (version, log) in base.chain(self.log.iter_mut().map(|log| (self.base_version, log))) {
                 if !log.full {
+                    content[0] = unchecked(version).into();
                     log.frame(Frame::Changes, &content)?;
                 }
             }
@@ -318,7 +322,7 @@ impl Saver {
         }
         // Tables or rules have changed, and no state has: this is recorded, too.
         if events.is_empty()
-            && unchecked
+            && unchecked(self.base_version)
             && let Some(log) = self.log.as_mut().filter(|log| !log.full)
         {
             log.frame(Frame::Changes, &[1])?;

@@ -9,7 +9,7 @@ use crate::state::concurrent::retire_list::{AbandonedSlots, RetireList};
 use crate::state::concurrent::sync::AtomicU64;
 use crate::state::concurrent::worker_counters::{Counter, WorkerCounters};
 use crate::state::fragment_table::FragmentTable;
-use crate::state::journal::Journal;
+use crate::state::journal::{Journal, WORDS};
 use crate::state::limits::Limits;
 use crate::state::limits::first_syn::FirstSynTable;
 use crate::state::limits::occupancy::Occupancy;
@@ -39,7 +39,7 @@ pub(super) struct Shared {
     pub(super) limits: Limits,
     pub(super) first_syns: FirstSynTable,
     pub(super) fragments: FragmentTable,
-    pub(super) journal: Arc<Journal>,
+    pub(super) journal: Arc<Journal<WORDS>>,
     pub(super) rules: RuleCounts,
     pub(super) counters: WorkerCounters,
     pub(super) abandoned: AbandonedSlots,

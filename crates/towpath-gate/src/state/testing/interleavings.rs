@@ -7,6 +7,7 @@ use loom::thread;
 
 use crate::state::concurrent::epoch::Epochs;
 use crate::state::concurrent::retire_list::RetireList;
+use crate::state::journal::{Journal, Read};
 use crate::state::limits::occupancy::Occupancy;
 use crate::state::limits::rule_counts::{RemovedRules, RuleCountCache, RuleCounts};
 use crate::state::table::entry::{BurstTime, Entry, NewEntry, PacketInfo};
@@ -341,5 +342,69 @@ fn no_reserve_is_lost_and_the_bound_is_exact() {
             assert!(occupancy.reserve((0, 2), FEW));
         }
         assert!(!occupancy.reserve((1, 2), FEW));
+    });
+}
+
+/// Reads to the end. Returns the contents, and how many changes were lost.
+fn read(journal: &Journal<2>, at: &mut u64) -> (Vec<u64>, u64) {
+    let (mut found, mut missed) = (Vec::new(), 0);
+    loop {
+        match journal.read(at) {
+            Read::Content([first, second]) => {
+                assert_eq!(first, !second, "one content is half of another");
+                found.push(first);
+            }
+            Read::Lost(changes) => missed += changes,
+            Read::Empty => return (found, missed),
+        }
+    }
+}
+
+/// Two writers that share a slot, a round apart, and a reader.
+#[test]
+fn a_change_in_the_journal_is_whole_or_lost() {
+    explore(|| {
+        let journal = Arc::new(Journal::<2>::new());
+        let mut at = journal.attach();
+        journal.push(|| [0, !0]);
+        let writers = [10, 20].map(|value| {
+            let journal = Arc::clone(&journal);
+            thread::spawn(move || journal.push(|| [value, !value]))
+        });
+        let (mut found, mut missed) = read(&journal, &mut at);
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        let (rest, late) = read(&journal, &mut at);
+        found.extend(rest);
+        missed += late;
+        assert_eq!(found.len() as u64 + missed, 3, "{found:?}");
+        found.sort_unstable();
+        found.dedup();
+        assert_eq!(found.len() as u64 + missed, 3, "a change is read once");
+        // The last position is in its slot, unless its writer found the first one there.
+        assert!(missed <= 2 && found.iter().all(|value| [0, 10, 20].contains(value)));
+    });
+}
+
+/// A change of a slot of the table follows the one that it happens after: the end of a state is not before an update of it.
+#[test]
+fn an_update_after_the_end_of_a_state_sees_the_end() {
+    explore(|| {
+        use crate::state::concurrent::sync::{AtomicU64, Ordering};
+        let (journal, linked) = (Arc::new(Journal::<2>::new()), Arc::new(AtomicU64::new(1)));
+        let mut at = journal.attach();
+        let (other, state) = (Arc::clone(&journal), Arc::clone(&linked));
+        let unlinks = thread::spawn(move || {
+            // Relaxed: the position orders it.
+            state.store(0, Ordering::Relaxed);
+            other.push(|| [9, !9]);
+        });
+        journal.push(|| {
+            let linked = linked.load(Ordering::Relaxed);
+            [linked, !linked]
+        });
+        unlinks.join().unwrap();
+        let (found, missed) = read(&journal, &mut at);
+        assert_eq!(missed, 0);
+        assert!(found == [1, 9] || found == [0, 9] || found == [9, 0], "{found:?}");
     });
 }
