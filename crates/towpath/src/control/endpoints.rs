@@ -1,13 +1,15 @@
-//! What the control server shows of other threads: the counters of the sockets where inspectors attach, which the supervisor owns, and the
-//! rings of dump clients, which the thread of dumps owns. The owners put copies here; the server reads them.
+//! What the control server and the metrics endpoint show of other threads. The supervisor puts copies of the counters of reloads and of the
+//! sockets where inspectors attach here, the thread of dumps the rings of its clients, and both servers their own counters.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use towpath_ring::Stats;
 
 use super::commands::show_rings::Ring;
+use super::slots::ControlStats;
+use crate::metrics::{EndpointStats, ReloadStats};
 
-/// The counters by queue, and the rings of dump clients. Clones share them.
+/// The copies. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct EndpointCounters(Arc<Mutex<Shown>>);
 
@@ -15,6 +17,18 @@ pub struct EndpointCounters(Arc<Mutex<Shown>>);
 struct Shown {
     sockets: Vec<(u16, Stats)>,
     dumps: Vec<Ring>,
+    servers: ServerStats,
+}
+
+/// Counters that belong to the whole engine.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ServerStats {
+    /// The control socket.
+    pub control: ControlStats,
+    /// The metrics endpoint.
+    pub metrics: EndpointStats,
+    /// Reloads.
+    pub reloads: ReloadStats,
 }
 
 impl EndpointCounters {
@@ -28,6 +42,16 @@ impl EndpointCounters {
     /// A copy of the counters.
     pub fn get(&self) -> Vec<(u16, Stats)> {
         self.lock().sockets.clone()
+    }
+
+    /// Changes the counters of the engine.
+    pub fn update(&self, change: impl FnOnce(&mut ServerStats)) {
+        change(&mut self.lock().servers);
+    }
+
+    /// A copy of the counters of the engine.
+    pub fn servers(&self) -> ServerStats {
+        self.lock().servers
     }
 
     /// Replaces the rings of dump clients.
