@@ -136,7 +136,8 @@ impl QueryInbox {
         let interval = if wake.is_some() { u64::MAX } else { POLL_INTERVAL };
         let servers = Servers::new(Mutex::new(vec![server.clone()]));
         let shared = Arc::clone(&servers);
-        let sender = QuerySender { queries: sender, ended: Arc::clone(&ended), wake, server, servers: shared };
+        let sender =
+            QuerySender { queries: sender, ended: Arc::clone(&ended), wake, server, servers: shared };
         (Self { queries, servers, ended, ports: None, interval }, sender)
     }
 

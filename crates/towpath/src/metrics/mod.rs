@@ -2,13 +2,18 @@
 //!
 //! Each counter is described once, where it is kept ([`towpath_metrics::metrics!`]). A new counter appears in every output.
 
+pub mod endpoint;
 mod openmetrics;
+mod process;
 mod tables;
+pub(crate) mod thread;
 
 use serde_json::{Map, Value};
 use towpath_metrics::{Kind, Metric, Metrics, metrics};
 
+pub use self::endpoint::EndpointStats;
 pub use self::openmetrics::Samples;
+pub use self::process::ProcessStats;
 pub use self::tables::{TABLES, Table};
 
 metrics! {
@@ -18,6 +23,18 @@ metrics! {
         pub packets: counter packets,
         /// Bytes of these packets.
         pub bytes: counter bytes,
+    }
+}
+
+metrics! {
+    /// Reloads of configuration and rules.
+    pub struct ReloadStats in "reload" {
+        /// Reloads that were applied.
+        pub applied: counter events as "reloads": "Reloads of configuration and rules, by result." (result = "applied"),
+        /// Reloads that were refused because of an error. The engine kept its configuration and rules.
+        pub refused: counter events as "reloads" (result = "refused"),
+        /// 1 if the last reload was refused.
+        pub last_refused: gauge events,
     }
 }
 

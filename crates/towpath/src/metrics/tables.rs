@@ -8,7 +8,8 @@ use towpath_mux::mux::psock;
 use towpath_mux::{io, mux};
 use towpath_ring::{self as ring, ChannelStats, reaper};
 
-use super::RuleStats;
+use super::thread::ThreadStats;
+use super::{EndpointStats, ProcessStats, ReloadStats, RuleStats};
 use crate::control::ControlStats;
 use crate::logging::LogStats;
 use crate::worker_pool::{UnsentStats, UpgradeStats, Violations};
@@ -51,7 +52,11 @@ pub const TABLES: &[Table] = &[
     table("Multiplexors", &["mux"], UpgradeStats::TABLE),
     table("Zero-copy sends", &["mux"], towpath_send::Counters::TABLE),
     table("Control socket", &[], ControlStats::TABLE),
+    table("Metrics endpoint", &[], EndpointStats::TABLE),
+    table("Reloads", &[], ReloadStats::TABLE),
     table("Log", &[], LogStats::TABLE),
+    table("Engine threads", &["thread"], ThreadStats::TABLE),
+    table("Process", &[], ProcessStats::TABLE),
     table("Helper threads", &[], reaper::Stats::TABLE),
 ];
 

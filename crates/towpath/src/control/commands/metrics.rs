@@ -17,7 +17,7 @@ use super::super::protocol::{Refusal, answer};
 use super::super::query::Target;
 use super::{show_ports, show_queues, show_stats};
 use crate::logging;
-use crate::metrics::{ProcessStats, RuleStats, Samples};
+use crate::metrics::{ProcessStats, RuleStats, Samples, thread};
 
 /// Maximum number of rules in the text: a bound for the number of labels.
 const RULES: usize = 1000;
@@ -58,8 +58,7 @@ struct Part {
 
 fn handle(body: Value, context: &Context<'_>) -> Handled {
     let NoMembers {} = parse(body)?;
-    let text =
-        |samples: Samples| Reply::Stream(Box::new(Text { text: samples.into_text(), sent: 0 }));
+    let text = |samples: Samples| Reply::Stream(Box::new(Text { text: samples.into_text(), sent: 0 }));
     Ok(Reply::Pending(collect(context, text)?))
 }
 
@@ -123,6 +122,10 @@ fn part(target: &mut Target<'_>) -> Part {
         samples.add(&[], &totals.stats);
         samples.add(&[], &totals.drops);
         samples.add(&[], &replies);
+    }
+    let name = std::thread::current();
+    if let Some(name) = name.name() {
+        samples.add(&[("thread", name)], &thread::this());
     }
     let ports = target.ports().map(<[_]>::to_vec);
     if let Some(pool) = target.pool() {

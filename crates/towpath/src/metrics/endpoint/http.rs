@@ -129,10 +129,18 @@ impl Connection {
                 return None;
             }
             Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
-                return Some(self.refuse("431 Request Header Fields Too Large", "", "the head of the request is too long\n"));
+                return Some(self.refuse(
+                    "431 Request Header Fields Too Large",
+                    "",
+                    "the head of the request is too long\n",
+                ));
             }
             Err(error) => {
-                return Some(self.refuse("400 Bad Request", "", &format!("not an HTTP/1.1 request: {error}\n")));
+                return Some(self.refuse(
+                    "400 Bad Request",
+                    "",
+                    &format!("not an HTTP/1.1 request: {error}\n"),
+                ));
             }
         };
         let field = |name: &str| {
@@ -141,11 +149,16 @@ impl Connection {
         };
         let has_body = field("content-length").is_some_and(|length| length != "0")
             || field("transfer-encoding").is_some();
-        let close = field("connection").is_some_and(|value| {
-            value.split(',').any(|word| word.trim().eq_ignore_ascii_case("close"))
-        });
+        let close = field("connection")
+            .is_some_and(|value| value.split(',').any(|word| word.trim().eq_ignore_ascii_case("close")));
         let keep = parsed.version == Some(1) && !close;
-        let format = Format::accepted(parsed.headers.iter().filter(|field| field.name.eq_ignore_ascii_case("accept")).map(|field| field.value));
+        let format = Format::accepted(
+            parsed
+                .headers
+                .iter()
+                .filter(|field| field.name.eq_ignore_ascii_case("accept"))
+                .map(|field| field.value),
+        );
         let method = parsed.method.unwrap_or_default();
         let head_only = method == "HEAD";
         let is_read = head_only || method == "GET";
@@ -169,7 +182,11 @@ impl Connection {
     pub(super) fn answer(&mut self, body: Option<(Format, Arc<str>)>, now: u64) {
         let State::Asked { head_only } = self.state else { return };
         let Some((format, body)) = body else {
-            self.refuse("503 Service Unavailable", "Retry-After: 1\r\n", "the engine did not answer in time\n");
+            self.refuse(
+                "503 Service Unavailable",
+                "Retry-After: 1\r\n",
+                "the engine did not answer in time\n",
+            );
             return;
         };
         self.put_head("200 OK", format.content_type(), "Vary: Accept\r\n", body.len());
@@ -250,7 +267,9 @@ impl Connection {
             return None;
         }
         let due = self.begun.map_or(self.active + IDLE, |begun| begun + SLOW);
-        Some(self.pause(now).filter(|_| !self.input.is_empty() && self.pending() == 0).unwrap_or(due).min(due))
+        Some(
+            self.pause(now).filter(|_| !self.input.is_empty() && self.pending() == 0).unwrap_or(due).min(due),
+        )
     }
 
     /// It is `now`. Returns why the client must be disconnected, if it must.
@@ -293,11 +312,23 @@ mod tests {
             ("GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n", metrics, "HTTP/1.1 200 OK\r\n", true, true),
             ("GET /metrics?x=1 HTTP/1.1\r\n\r\n", metrics, "HTTP/1.1 200 OK\r\n", true, true),
             ("GET /metrics HTTP/1.0\r\n\r\n", metrics, "HTTP/1.1 200 OK\r\n", true, false),
-            ("GET /metrics HTTP/1.1\r\nconnection: x, Close\r\n\r\n", metrics, "HTTP/1.1 200 OK\r\n", true, false),
+            (
+                "GET /metrics HTTP/1.1\r\nconnection: x, Close\r\n\r\n",
+                metrics,
+                "HTTP/1.1 200 OK\r\n",
+                true,
+                false,
+            ),
             ("HEAD /metrics HTTP/1.1\r\n\r\n", metrics, "HTTP/1.1 200 OK\r\n", false, true),
             ("POST /metrics HTTP/1.1\r\n\r\n", refused, "HTTP/1.1 405 ", true, false),
             ("POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", refused, "HTTP/1.1 413 ", true, false),
-            ("GET /metrics HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", refused, "HTTP/1.1 413 ", true, false),
+            (
+                "GET /metrics HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+                refused,
+                "HTTP/1.1 413 ",
+                true,
+                false,
+            ),
             ("GET / HTTP/1.1\r\n\r\n", refused, "HTTP/1.1 404 ", true, false),
             ("HEAD / HTTP/1.1\r\n\r\n", refused, "HTTP/1.1 404 ", false, false),
             ("GET /metrics\r\n\r\n", refused, "HTTP/1.1 400 ", true, false),
@@ -315,7 +346,8 @@ mod tests {
             assert_eq!(!body.is_empty(), has_body, "{text}: {answer}");
             let connection_field = if keeps { "\r\nConnection: keep-alive" } else { "\r\nConnection: close" };
             assert!(head.contains(connection_field), "{text}: {answer}");
-            let length: usize = head.split("Content-Length: ").nth(1).unwrap().split("\r\n").next().unwrap().parse().unwrap();
+            let length: usize =
+                head.split("Content-Length: ").nth(1).unwrap().split("\r\n").next().unwrap().parse().unwrap();
             assert!(!has_body || length == body.len(), "{text}: {answer}");
             assert_eq!(connection.is_over(), !keeps, "{text}");
         }

@@ -13,14 +13,14 @@ mod text;
 use std::io::{self, ErrorKind};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{AddressFamily, SocketFlags, accept_with};
+use rustix::io::Errno;
+use rustix::net::{SendFlags, SocketFlags, accept_with, send};
 use thiserror::Error;
 use towpath_metrics::metrics;
 use towpath_ring::reaper::{PeerKey, Plain, Reaped, Reaper};
@@ -337,7 +337,8 @@ impl Server {
     /// Sleeps until a descriptor is ready or a time has come. Returns whether a client waits to be accepted.
     fn wait(&mut self, now: u64) -> io::Result<bool> {
         let mut sleep = MAX_SLEEP;
-        if let Some(due) = self.clients.iter().filter_map(|client| client.connection.poll_timeout(now)).min() {
+        if let Some(due) = self.clients.iter().filter_map(|client| client.connection.poll_timeout(now)).min()
+        {
             sleep = sleep.min(Duration::from_nanos(due.saturating_sub(now)));
         }
         if self.collecting.as_ref().is_some_and(|collecting| collecting.pending.is_none()) {
@@ -366,12 +367,13 @@ impl Server {
             fds.push(PollFd::new(&*client.stream, flags));
         }
         match poll(&mut fds, Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
         let accepts = listens && !fds[0].revents().is_empty();
         // Without a request for IN, only a reset or a hang-up of both sides is reported.
-        let failed = |fd: &PollFd<'_>| fd.revents().intersects(PollFlags::ERR | PollFlags::NVAL | PollFlags::HUP);
+        let failed =
+            |fd: &PollFd<'_>| fd.revents().intersects(PollFlags::ERR | PollFlags::NVAL | PollFlags::HUP);
         let failed: Vec<bool> = fds[2..].iter().map(failed).collect();
         for (client, failed) in self.clients.iter_mut().zip(failed) {
             client.gone |= failed;
@@ -396,8 +398,8 @@ impl Server {
             }
             let stream = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(stream) => stream,
-                Err(rustix::io::Errno::AGAIN) => break,
-                Err(rustix::io::Errno::CONNABORTED | rustix::io::Errno::INTR) => continue,
+                Err(Errno::AGAIN) => break,
+                Err(Errno::CONNABORTED | Errno::INTR) => continue,
                 Err(error) => {
                     self.backoff.begin(&error.into());
                     break;
@@ -413,7 +415,8 @@ impl Server {
             }
             self.stats.accepted += 1;
             let stream = self.reaper.wrap(peer, stream);
-            let mut client = Client { stream, connection: Connection::new(now), format: Format::Text, gone: false };
+            let mut client =
+                Client { stream, connection: Connection::new(now), format: Format::Text, gone: false };
             // A request that has arrived already protects its connection against the next ones.
             client.serve(&self.reaper, now, &mut self.stats);
             self.clients.push(client);
@@ -466,9 +469,9 @@ impl Client {
             if output.is_empty() {
                 return;
             }
-            match rustix::net::send(&*self.stream, output, rustix::net::SendFlags::NOSIGNAL) {
+            match send(&*self.stream, output, SendFlags::NOSIGNAL) {
                 Ok(bytes) => self.connection.handle_taken(bytes, now),
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
+                Err(Errno::AGAIN | Errno::INTR) => return,
                 Err(_) => {
                     self.gone = true;
                     return;

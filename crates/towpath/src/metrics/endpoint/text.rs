@@ -54,9 +54,14 @@ pub(super) fn prometheus_text(openmetrics: &str) -> String {
             continue;
         };
         let mut words = rest.splitn(3, ' ');
-        let (Some("HELP"), Some(family), Some(help)) = (words.next(), words.next(), words.next()) else { continue };
+        let (Some("HELP"), Some(family), Some(help)) = (words.next(), words.next(), words.next()) else {
+            continue;
+        };
         // The encoder writes HELP and then TYPE.
-        let kind = lines.peek().and_then(|next| next.strip_prefix("# TYPE ")?.split_once(' ')).map_or("untyped", |(_, kind)| kind);
+        let kind = lines
+            .peek()
+            .and_then(|next| next.strip_prefix("# TYPE ")?.split_once(' '))
+            .map_or("untyped", |(_, kind)| kind);
         let (suffix, kind) = match kind {
             "counter" => ("_total", "counter"),
             "info" => ("_info", "gauge"),
