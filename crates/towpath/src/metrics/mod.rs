@@ -9,7 +9,7 @@ mod tables;
 pub(crate) mod thread;
 
 use serde_json::{Map, Value};
-use towpath_metrics::{Kind, Metric, Metrics, metrics};
+use towpath_metrics::{Kind, Metric, Metrics, Unit, metrics};
 
 pub use self::endpoint::EndpointStats;
 pub use self::openmetrics::Samples;
@@ -37,6 +37,21 @@ metrics! {
         pub last_refused: gauge events,
     }
 }
+
+const fn duration(group: &'static str, name: &'static str, help: &'static str) -> Metric {
+    let (kind, unit) = (Kind::Histogram, Unit::Nanoseconds);
+    Metric { group, name, stem: name, kind, unit, label: None, help, family_help: None }
+}
+
+/// Time of messages in a mux.
+pub const MESSAGE_WAIT: Metric = duration("mux", "message_wait", "Time that messages waited for a worker.");
+
+/// Time of zero-copy sends.
+pub const COMPLETION_TIME: Metric = duration(
+    "send",
+    "completion_time",
+    "Time from a call with MSG_ZEROCOPY to the reading of its notification, rounded up.",
+);
 
 /// How a group is rendered as a JSON object where that differs from names and values.
 #[derive(Clone, Copy, Debug, Default)]

@@ -114,6 +114,9 @@ fn both_formats_are_what_their_parsers_accept() {
         assert!(frames > 0);
         assert_eq!(sample("towpath_queue_frames_total{queue=1}"), frames as f64);
         assert_eq!(sample("towpath_reload_last_refused{}"), 0.0);
+        // Each frame has a verdict of the inspector.
+        assert_eq!(sample("towpath_queue_verdict_time_seconds_count{queue=1}"), frames as f64);
+        assert!(sample("towpath_queue_verdict_time_seconds_sum{queue=1}") > 0.0);
         for name in [
             "towpath_thread_busy_seconds_total{thread=engine-0}",
             "towpath_thread_asleep_seconds_total{thread=engine-0}",
@@ -146,6 +149,7 @@ fn the_dashboard_and_the_alerts_name_existing_metrics() {
         documented.extend(table.rows.iter().map(|row| match row.kind {
             towpath_metrics::Kind::Counter => row.family() + "_total",
             towpath_metrics::Kind::Gauge => row.family(),
+            towpath_metrics::Kind::Histogram => row.family() + "_bucket",
         }));
     }
     let mut count = 0;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use clap::Args;
 use serde_json::{Value, json};
 use towpath_engine::QueueSnapshot;
+use towpath_engine::queue::VERDICT_TIME;
 use towpath_metrics::{Kind, Metric, Unit};
 use towpath_ring::reaper::Reaper;
 
@@ -100,6 +101,7 @@ pub(crate) fn collect<R: 'static>(
                 let number = queue.number.to_string();
                 samples.add(&[("queue", &number)], &queue.stats);
                 samples.add(&[("queue", &number)], &queue.flow_verdicts);
+                samples.add_histogram(&[("queue", &number)], &VERDICT_TIME, &queue.verdict_time);
             }
             if let Some(ruleset) = ruleset {
                 samples.add(&[], &ruleset.state_counters());
