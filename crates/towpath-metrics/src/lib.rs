@@ -41,6 +41,61 @@ pub enum Kind {
     Counter,
     /// A current value. May decrease.
     Gauge,
+    /// A distribution of durations: a [`Histogram`].
+    Histogram,
+}
+
+/// A distribution of durations in buckets whose bounds are powers of two: from 1,024 ns to 2^34 ns (17 s), and longer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Histogram {
+    counts: [u64; Self::BOUNDS + 1],
+    sum: u64,
+}
+
+impl Histogram {
+    /// Number of bounds.
+    const BOUNDS: usize = 25;
+
+    /// The smallest bound is 2 to this power.
+    const SHIFT: u32 = 10;
+
+    /// Adds a duration.
+    #[inline]
+    pub fn add(&mut self, nanoseconds: u64) {
+        self.add_many(nanoseconds, 1);
+    }
+
+    /// Adds `count` durations of the same length.
+    #[inline]
+    pub fn add_many(&mut self, nanoseconds: u64, count: u64) {
+        // The first bucket counts durations of at most 1,024 ns.
+        let above = nanoseconds.saturating_sub(1) >> Self::SHIFT;
+        let bucket = (u64::BITS - above.leading_zeros()) as usize;
+        self.counts[bucket.min(Self::BOUNDS)] += count;
+        self.sum = self.sum.wrapping_add(nanoseconds.wrapping_mul(count));
+    }
+
+    /// Adds every duration of `other`.
+    pub fn merge(&mut self, other: &Self) {
+        self.counts.iter_mut().zip(other.counts).for_each(|(sum, more)| *sum += more);
+        self.sum = self.sum.wrapping_add(other.sum);
+    }
+
+    /// The upper bound of each bucket in nanoseconds, inclusive, with the number of its durations. The last bucket has no bound.
+    pub fn buckets(&self) -> impl Iterator<Item = (Option<u64>, u64)> {
+        let bound = |at: usize| (at < Self::BOUNDS).then(|| 1 << (Self::SHIFT as usize + at));
+        self.counts.into_iter().enumerate().map(move |(at, count)| (bound(at), count))
+    }
+
+    /// The number of durations.
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// The sum of the durations in nanoseconds.
+    pub const fn sum(&self) -> u64 {
+        self.sum
+    }
 }
 
 /// The unit of a value.
@@ -269,6 +324,33 @@ mod tests {
         let families: Vec<String> = Counts::TABLE.iter().map(Metric::family).collect();
         assert_eq!(families, ["towpath_group_packets", "towpath_group_lost_bytes", "towpath_group_wakeups"]);
         assert_eq!(Counts::TABLE[0].help, "Help in two lines.");
+    }
+
+    #[test]
+    fn durations_are_in_the_bucket_of_their_bound() {
+        let rows = [
+            (0, Some(1024)),
+            (1024, Some(1024)),
+            (1025, Some(2048)),
+            (2048, Some(2048)),
+            (1 << 34, Some(1 << 34)),
+            ((1 << 34) + 1, None),
+            (1 << 60, None),
+        ];
+        let mut all = Histogram::default();
+        for (duration, bound) in rows {
+            let mut one = Histogram::default();
+            one.add(duration);
+            assert_eq!(
+                one.buckets().find(|(_, count)| *count == 1).map(|(bound, _)| bound),
+                Some(bound),
+                "{duration}"
+            );
+            all.merge(&one);
+        }
+        all.add_many(3, 10);
+        assert_eq!((all.count(), all.buckets().count()), (17, 26));
+        assert_eq!(all.sum(), rows.iter().map(|(duration, _)| duration).sum::<u64>() + 30);
     }
 
     #[test]

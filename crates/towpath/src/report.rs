@@ -327,6 +327,7 @@ mod tests {
                 number: 1,
                 stats: queue,
                 flow_verdicts: Default::default(),
+                verdict_time: Default::default(),
                 inspectors: 0,
                 trouble: None,
             }],

@@ -136,14 +136,15 @@ impl Dut {
     }
 }
 
-fn towpath(netns_pid: &str, driver: Driver, park: bool, inspectors: u16, cpus: Cpus) -> Result<Work> {
+/// Starts `towpath run` in a namespace, with a configuration that has the rule file `rules` and the control socket `ctl.sock`.
+pub(super) fn run_towpath(netns_pid: &str, config: &str, rules: &str) -> Result<(Side, TempDir)> {
     let program = crate::subject::replay::binary()?;
     let files = TempDir::new().context("making a directory")?;
-    let config = files.path().join("live.toml");
-    fs::write(files.path().join("rules"), rules(inspectors > 0))?;
-    fs::write(&config, configuration(driver, park, inspectors > 0, cpus.consumer))?;
-    let words = ["within", netns_pid, "--", &program.to_string_lossy(), "run", &config.to_string_lossy()];
-    let mut sides = vec![Side::start(&words.map(str::to_owned), &[])?];
+    let path = files.path().join("live.toml");
+    fs::write(files.path().join("rules"), rules)?;
+    fs::write(&path, config)?;
+    let words = ["within", netns_pid, "--", &program.to_string_lossy(), "run", &path.to_string_lossy()];
+    let side = Side::start(&words.map(str::to_owned), &[])?;
     let control = files.path().join("ctl.sock");
     let turns = BEGIN.as_millis() / 20;
     for turn in 0.. {
@@ -155,6 +156,13 @@ fn towpath(netns_pid: &str, driver: Driver, park: bool, inspectors: u16, cpus: C
         }
         thread::sleep(Duration::from_millis(20));
     }
+    Ok((side, files))
+}
+
+fn towpath(netns_pid: &str, driver: Driver, park: bool, inspectors: u16, cpus: Cpus) -> Result<Work> {
+    let config = configuration(driver, park, inspectors > 0, cpus.consumer);
+    let (side, files) = run_towpath(netns_pid, &config, &rules(inspectors > 0))?;
+    let mut sides = vec![side];
     let queue = files.path().join("queue.sock").to_string_lossy().into_owned();
     // Inspectors share a CPU with the engine: the other CPU runs the generator and the kernel's receive processing.
     for _ in 0..inspectors {

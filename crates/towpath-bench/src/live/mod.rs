@@ -7,6 +7,7 @@
 pub(crate) mod baseline_fwd;
 pub(crate) mod dut;
 pub(crate) mod flood;
+pub(crate) mod inspectors;
 pub(crate) mod load;
 pub(crate) mod netns_proc;
 pub(crate) mod outage;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::live::dut::{Driver, Dut};
+use crate::live::inspectors;
 use crate::live::load::{self, Load};
 use crate::live::topology::Topology;
 use crate::metric::{Better, Metric};
@@ -22,6 +23,39 @@ struct Case {
     target: f64,
 }
 
+/// A row of the subject.
+enum LiveRow {
+    Through(Case),
+    Inspectors(InspectorCase),
+}
+
+/// A row about the inspectors of one engine.
+struct InspectorCase {
+    name: &'static str,
+    what: InspectorRow,
+    target: f64,
+}
+
+#[derive(Clone, Copy)]
+enum InspectorRow {
+    /// This quantile of the time from the kill of an inspector to the first datagram that its successor passes: one on standby, over one
+    /// that is started.
+    TakeOver(f64),
+    /// The share of datagrams that arrive while inspectors are killed.
+    Kills,
+    /// Doorbells per datagram of many inspectors, of which one is busy, over one inspector.
+    Doorbells,
+    /// The same for CPU time.
+    Cpu,
+}
+
+/// Kills of one repetition in the rows of take-over times, and in a row.
+const KILLS: usize = 20;
+const KILLS_IN_A_ROW: usize = 6;
+
+/// Inspectors of which one is busy.
+const INSPECTORS: usize = 24;
+
 /// Send rate of the loss test, relative to the baseline forwarder's rate.
 const PACE: f64 = 0.6;
 
@@ -36,7 +70,10 @@ pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> 
     let cases = rows::chosen(cases(), only)?;
     rows::need_root()?;
     let cpus = Cpus::find()?;
-    rows::measure(&cases, json, |case| case.measure(cpus, time, reps))
+    rows::measure(&cases, json, |row| match row {
+        LiveRow::Through(case) => case.measure(cpus, time, reps),
+        LiveRow::Inspectors(case) => case.measure(cpus, time, reps),
+    })
 }
 
 /// The names of all rows.
@@ -44,9 +81,59 @@ pub(crate) fn names() -> Vec<String> {
     rows::names(&cases())
 }
 
-impl Row for Case {
+impl Row for LiveRow {
     fn name(&self) -> &str {
-        &self.name
+        match self {
+            Self::Through(case) => &case.name,
+            Self::Inspectors(case) => case.name,
+        }
+    }
+}
+
+impl InspectorCase {
+    fn measure(&self, cpus: Cpus, time: Duration, reps: u32) -> Result<Metric> {
+        let name = self.name;
+        match self.what {
+            InspectorRow::TakeOver(quantile) => {
+                let (mut standby, mut started) = (Vec::new(), Vec::new());
+                for _ in 0..reps {
+                    standby.extend(inspectors::kills(cpus, 1, KILLS)?.times);
+                    started.extend(inspectors::kills(cpus, 0, KILLS)?.times);
+                }
+                let [ours, peer] = [standby, started].map(|mut times| {
+                    times.sort_by(f64::total_cmp);
+                    times[((times.len() - 1) as f64 * quantile).ceil() as usize] / 1e3
+                });
+                Ok(Metric::new(name, ours, peer, "us", Better::Lower, self.target))
+            }
+            InspectorRow::Kills => {
+                let (mut sent, mut arrived) = (0, 0);
+                for _ in 0..reps {
+                    let turn = inspectors::kills(cpus, 1, KILLS_IN_A_ROW)?;
+                    sent += turn.sent;
+                    arrived += turn.arrived;
+                }
+                let share = 100.0 * arrived as f64 / sent as f64;
+                Ok(Metric::new(name, share, 100.0, "% arrive", Better::Higher, self.target))
+            }
+            InspectorRow::Doorbells | InspectorRow::Cpu => {
+                let (mut ours, mut peer, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+                for _ in 0..reps {
+                    let turn = [INSPECTORS, 1].map(|count| inspectors::cost(cpus, count, time));
+                    let [many, one] = turn;
+                    let [many, one] = [many?, one?].map(|cost| match self.what {
+                        InspectorRow::Cpu => cost.cpu / 1e3,
+                        _ => cost.doorbells,
+                    });
+                    ours.push(many);
+                    peer.push(one);
+                    ratios.push(many / one);
+                }
+                let unit = if matches!(self.what, InspectorRow::Cpu) { "us" } else { "a packet" };
+                let (ours, peer) = (median(&ours), median(&peer));
+                Ok(Metric::paired(name, ours, peer, median(&ratios), unit, Better::Lower, self.target))
+            }
+        }
     }
 }
 
@@ -102,7 +189,7 @@ impl Case {
     }
 }
 
-fn cases() -> Vec<Case> {
+fn cases() -> Vec<LiveRow> {
     let towpath = |driver| Dut::Towpath { driver, park: false, inspectors: 0 };
     let baseline = |driver| Dut::BaselineFwd { driver, park: false };
     let nfqueue = Dut::Nfqueue { accept: 1, batch: 64 };
@@ -164,7 +251,15 @@ fn cases() -> Vec<Case> {
         ));
         cases.push(inspected(&name("six inspectors, 1500 B, over NFQUEUE"), driver, (1500, 25), 6, 1.5));
     }
-    cases
+    let inspectors = [
+        ("take-over after kill -9, median, standby over restart", InspectorRow::TakeOver(0.5), 1.0),
+        ("take-over after kill -9, p99, standby over restart", InspectorRow::TakeOver(0.99), 1.0),
+        ("six kills in a row with a standby, of what is sent", InspectorRow::Kills, 1.0),
+        ("doorbells at 24 inspectors, one busy, over one", InspectorRow::Doorbells, 1.1),
+        ("CPU at 24 inspectors, one busy, over one", InspectorRow::Cpu, 1.1),
+    ];
+    let inspectors = inspectors.map(|(name, what, target)| InspectorCase { name, what, target });
+    cases.into_iter().map(LiveRow::Through).chain(inspectors.into_iter().map(LiveRow::Inspectors)).collect()
 }
 
 /// Rows with verdicts by other processes: packets of `len` bytes; NFQUEUE decides `batch` packets at a time.

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use towpath_metrics::Histogram;
 use towpath_ring::{self as ring, Decision, FrameOut, Loss, Meta, ReserveError, Seq, Verdict};
 
 use super::Admit;
@@ -209,11 +210,11 @@ impl<C: Channel> InspectorSlot<C> {
     }
 
     /// Passes each decided frame to `each`. A verdict that `policy` does not allow ([`Policy::may_queue`]) is invalid. `admit` decides
-    /// about replacements. A `lazy` poll omits an inspector that has no frames, except every 100 ms.
+    /// about replacements. `times` gets the time of each verdict. A `lazy` poll omits an inspector that has no frames, except every 100 ms.
     pub(super) fn poll(
         &mut self,
         (now, lazy): (u64, bool),
-        policy: &Policy,
+        (policy, times): (&Policy, &mut Histogram),
         admit: &mut Admit<'_>,
         each: &mut dyn FnMut(Waiter, Result<Decision<'_>, DropReason>),
     ) -> usize {
@@ -252,6 +253,9 @@ impl<C: Channel> InspectorSlot<C> {
             }
             decided += 1;
             *open -= 1;
+            if decision.is_ok() {
+                times.add(now.saturating_sub(frame.since));
+            }
             let overdue = matches!(decision, Err(DropReason::Overdue));
             *late |= overdue;
             // A copy needs no verdict.

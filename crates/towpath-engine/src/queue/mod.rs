@@ -24,6 +24,7 @@ mod tests;
 use std::collections::{BTreeMap, VecDeque};
 
 use rustix::fd::BorrowedFd;
+use towpath_metrics::{Histogram, Kind, Metric, Unit};
 use towpath_ring::{self as ring, Decision, Fanout, Loss, Meta, Overload, Verdict};
 use towpath_wire::{Flow, Time};
 
@@ -39,6 +40,18 @@ pub use self::stats::{Stats, VerdictStats};
 use crate::drop_reason::DropReason;
 use crate::flow_verdict::{FlowVerdict, FlowVerdictCache};
 use crate::reorder::{Account, PacketId, Shares, Usage};
+
+/// [`QueueSnapshot::verdict_time`].
+pub const VERDICT_TIME: Metric = Metric {
+    group: "queue",
+    name: "verdict_time",
+    stem: "verdict_time",
+    kind: Kind::Histogram,
+    unit: Unit::Nanoseconds,
+    label: None,
+    help: "Time from the publication of a frame to the reading of its verdict by the engine.",
+    family_help: None,
+};
 
 /// The result of [`Queue::enqueue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +108,8 @@ pub struct Queue<C> {
     /// The accounts of detached inspectors, to be closed.
     closed: Vec<Account>,
     stats: Stats,
+    /// Time from the publication of a frame to the reading of its verdict.
+    verdict_time: Histogram,
     /// Why inspectors were detached.
     trouble: Option<String>,
     reports: Vec<AnswersReport>,
@@ -132,6 +147,7 @@ impl<C: Channel> Queue<C> {
             account: Account::ENGINE,
             closed: Vec::new(),
             stats: Stats::default(),
+            verdict_time: Histogram::default(),
             trouble: None,
         }
     }
@@ -398,8 +414,18 @@ impl<C: Channel> Queue<C> {
         admit: &mut Admit<'_>,
         mut each: impl FnMut(PacketId, QueueVerdict<'_>),
     ) -> usize {
-        let Self { inspectors, policy, broadcasts, flow_verdicts, no_wait, stats, trouble, closed, .. } =
-            self;
+        let Self {
+            inspectors,
+            policy,
+            broadcasts,
+            flow_verdicts,
+            no_wait,
+            stats,
+            verdict_time,
+            trouble,
+            closed,
+            ..
+        } = self;
         let (reports, number, lazy, mut changed) = (&mut self.reports, self.number, self.live, false);
         let single = !matches!(policy.fanout, Fanout::Broadcast | Fanout::Mirror);
         let alive = inspectors.listeners().filter(|slot| !ring::Listener::is_dead(*slot)).count();
@@ -407,30 +433,31 @@ impl<C: Channel> Queue<C> {
         for slot in inspectors.listeners() {
             let others = alive - usize::from(!ring::Listener::is_dead(slot));
             let channel = slot.number();
-            decided += slot.poll((now, lazy), policy, admit, &mut |waiter, decision| {
-                stats.open -= 1;
-                if matches!(decision, Err(DropReason::InspectorDied))
-                    && others > 0
-                    && single
-                    && let Waiter::Packet(packet) = waiter
-                {
-                    stats.frames -= 1;
-                    stats.redelivered += 1;
-                    return each(packet, QueueVerdict::Redeliver);
-                }
-                *no_wait &= decision.is_err();
-                stats.count(&decision);
-                let Waiter::Packet(packet) = waiter else { return };
-                match broadcasts.get_mut(&packet) {
-                    None => each(packet, packet_verdict(decision, policy.default, channel)),
-                    Some(open) => {
-                        if open.add(decision, policy.default) {
-                            each(packet, packet_verdict(open.result(), DefaultVerdict::Drop, channel));
-                            broadcasts.remove(&packet);
+            decided +=
+                slot.poll((now, lazy), (&*policy, &mut *verdict_time), admit, &mut |waiter, decision| {
+                    stats.open -= 1;
+                    if matches!(decision, Err(DropReason::InspectorDied))
+                        && others > 0
+                        && single
+                        && let Waiter::Packet(packet) = waiter
+                    {
+                        stats.frames -= 1;
+                        stats.redelivered += 1;
+                        return each(packet, QueueVerdict::Redeliver);
+                    }
+                    *no_wait &= decision.is_err();
+                    stats.count(&decision);
+                    let Waiter::Packet(packet) = waiter else { return };
+                    match broadcasts.get_mut(&packet) {
+                        None => each(packet, packet_verdict(decision, policy.default, channel)),
+                        Some(open) => {
+                            if open.add(decision, policy.default) {
+                                each(packet, packet_verdict(open.result(), DefaultVerdict::Drop, channel));
+                                broadcasts.remove(&packet);
+                            }
                         }
                     }
-                }
-            });
+                });
             if let Some(answers) = slot.take_answers() {
                 changed = true;
                 stats.stalls += u64::from(answers == Answers::Stalled);
@@ -581,6 +608,7 @@ impl<C: Channel> Queue<C> {
             inspectors: attached.count() as u64,
             stats,
             flow_verdicts: self.flow_verdicts.stats(),
+            verdict_time: self.verdict_time,
             trouble: self.trouble.clone(),
         }
     }

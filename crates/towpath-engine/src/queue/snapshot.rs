@@ -1,5 +1,6 @@
 //! Copies of the state of queues and channels, for queries.
 
+use towpath_metrics::Histogram;
 use towpath_ring::FrameOut;
 
 use super::channel::About;
@@ -54,6 +55,8 @@ pub struct QueueSnapshot {
     pub stats: Stats,
     /// The counters of its verdicts for flows.
     pub flow_verdicts: flow_verdict::Stats,
+    /// Time from the publication of a frame to the reading of its verdict.
+    pub verdict_time: Histogram,
     /// Attached inspectors.
     pub inspectors: u64,
     /// Why inspectors were detached, if any was.
@@ -67,6 +70,7 @@ impl QueueSnapshot {
         self.stats.add(&other.stats);
         self.stats.high_water = high_water;
         self.flow_verdicts.add(&other.flow_verdicts);
+        self.verdict_time.merge(&other.verdict_time);
         self.inspectors = self.inspectors.max(other.inspectors);
         self.trouble = self.trouble.take().or(other.trouble);
     }

@@ -20,8 +20,8 @@ pub(crate) fn start() {
 
 impl Log for Stderr {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // The worker pool and the daemon also log events of interest to the operator (info level).
-        let daemon = ["towpath::worker_pool", "towpath::daemon", OPERATOR]
+        // The worker pool, the daemon and the metrics endpoint also log events of interest to the operator (info level).
+        let daemon = ["towpath::worker_pool", "towpath::daemon", "towpath::metrics", OPERATOR]
             .iter()
             .any(|part| metadata.target().starts_with(part));
         metadata.level() <= LevelFilter::Warn || daemon

@@ -81,7 +81,7 @@ fn refuse(failure: &Failure) -> u8 {
         Failure::Port(_) | Failure::Mux(..) => exit::NO_PORT,
         Failure::Workers(_, worker_pool::Error::Worker { .. }) => exit::INSPECTOR,
         Failure::Workers(..) => exit::FAILED,
-        Failure::Control(_) | Failure::Dumps(_) => exit::NO_ENGINE,
+        Failure::Control(_) | Failure::Metrics(_) | Failure::Dumps(_) => exit::NO_ENGINE,
         Failure::Inspector(_) => exit::INSPECTOR,
         Failure::Thread(_) | Failure::States { .. } | Failure::System(..) => exit::FAILED,
     };

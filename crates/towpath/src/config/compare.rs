@@ -247,6 +247,7 @@ mod tests {
             &["threads", "cpus", "wait", "spin", "burst", "drain", "log-drops", "hugepages", "user", "group"],
         ),
         ("control", &["socket", "owner", "group", "mode"]),
+        ("metrics", &["listen", "group", "mode"]),
     ];
 
     /// The rules and the default rule are compared rule by rule.

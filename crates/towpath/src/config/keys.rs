@@ -213,4 +213,8 @@ pub const KEYS: &[Key] = &[
     new("control", "owner", Text, "", "user with full access besides root and the engine's user"),
     new("control", "group", Text, "", "group with read access"),
     new("control", "mode", Text, "see below", "permissions of the socket file, in octal"),
+
+    new("metrics", "listen", Text, "required", "`\"HOST:PORT\"` or `\"unix:PATH\"` of the [metrics endpoint](metrics.md#the-endpoint)"),
+    new("metrics", "group", Text, "", "group that may connect to the Unix socket"),
+    new("metrics", "mode", Text, "0600; with `group` 0660", "permissions of the Unix socket's file, in octal"),
 ];

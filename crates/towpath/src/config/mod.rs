@@ -29,6 +29,7 @@ pub mod compare;
 mod control;
 mod engine;
 pub mod keys;
+mod metrics;
 mod mux;
 mod port;
 mod process;
@@ -49,6 +50,7 @@ use towpath_gate::state;
 
 pub use self::control::Control;
 pub use self::engine::{Engine, Wait};
+pub use self::metrics::Metrics;
 pub use self::mux::{Mux, Thread};
 pub use self::port::{Port, Vlan};
 pub use self::queue::{Inspectors, Queue};
@@ -95,6 +97,8 @@ pub struct Config {
     pub engine: Engine,
     /// The control socket.
     pub control: Option<Control>,
+    /// The metrics endpoint.
+    pub metrics: Option<Metrics>,
 }
 
 /// Errors of a configuration and its rules.
@@ -234,6 +238,7 @@ impl Config {
             settings: read_settings(&top),
             engine,
             control: control::take(&top, directory),
+            metrics: metrics::take(&top, directory),
             ports: ports.into_iter().map(|(_, port)| port).collect(),
         };
         engine::check(&top, &config);
@@ -289,6 +294,7 @@ impl Config {
             (self.engine.hugepages != other.engine.hugepages, "`hugepages` of [engine]"),
             (self.engine.identity != other.engine.identity, "`user` and `group` of [engine]"),
             (self.control != other.control, "[control]"),
+            (self.metrics != other.metrics, "[metrics]"),
         ];
         names.extend(rows.iter().filter(|(differs, _)| *differs).map(|(_, name)| (*name).to_owned()));
         names

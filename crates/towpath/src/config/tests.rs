@@ -592,7 +592,7 @@ fn documented_defaults_hold() {
                 "rules = \"r\"\n{}\n[port.a]\ndriver = \"{driver}\"\naddress = \"10.0.0.1\"\n{}\n[port.b]\n\
                  driver = \"af_packet\"\n[port.c]\ndriver = \"af_packet\"\n[[bridge]]\nports = [\"b\", \"c\"]\n{}\n\
                  {}[queue.1]\nsocket = \"s\"\n{}\n[mux.m]\nlisten = \"unix:u\"\nframing = \"line\"\n\
-                 worker = \"w\"\n{}\n[engine]\n{}\n[control]\nsocket = \"c\"\n{}\n",
+                 worker = \"w\"\n{}\n[engine]\n{}\n[control]\nsocket = \"c\"\n{}\n[metrics]\nlisten = \"unix:m\"\n{}\n",
                 line(""),
                 line("port"),
                 line("bridge"),
@@ -601,6 +601,7 @@ fn documented_defaults_hold() {
                 line("mux"),
                 line("engine"),
                 line("control"),
+                line("metrics"),
             )
         };
         let absent =

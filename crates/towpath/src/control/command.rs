@@ -192,13 +192,13 @@ impl fmt::Debug for Command {
 /// The objects that a handler may use.
 pub struct Context<'a> {
     /// The engine's rules, tables, states and settings. `None` if the engine has no rules.
-    pub(super) ruleset: Option<&'a Arc<RulesetManager>>,
+    pub(crate) ruleset: Option<&'a Arc<RulesetManager>>,
     /// One for each engine thread.
-    pub(super) engines: &'a [QuerySender],
+    pub(crate) engines: &'a [QuerySender],
     /// The counters of the control socket.
-    pub(super) control: ControlStats,
-    /// The counters of the sockets where inspectors attach.
-    pub(super) endpoints: &'a EndpointCounters,
+    pub(crate) control: ControlStats,
+    /// The counters that other threads publish.
+    pub(crate) endpoints: &'a EndpointCounters,
 }
 
 impl Context<'_> {
@@ -219,9 +219,18 @@ impl Context<'_> {
     /// As [`query`](Self::query), with a query made for each thread.
     pub(super) fn query_each<T: Send + 'static, Q: FnOnce(&mut Target<'_>) -> T + Send + 'static>(
         &self,
-        mut query: impl FnMut() -> Q,
+        query: impl FnMut() -> Q,
         done: impl FnOnce(Vec<T>) -> Handled + Send + 'static,
     ) -> Handled {
+        Ok(Reply::Pending(self.gather(query, done)?))
+    }
+
+    /// As [`query_each`](Self::query_each), with a result of any type.
+    pub(crate) fn gather<T: Send + 'static, R: 'static, Q: FnOnce(&mut Target<'_>) -> T + Send + 'static>(
+        &self,
+        mut query: impl FnMut() -> Q,
+        done: impl FnOnce(Vec<T>) -> Result<R, Refusal> + Send + 'static,
+    ) -> Result<Box<dyn Pending<R>>, Refusal> {
         let mut answers = Vec::new();
         for engine in self.engines {
             match engine.send(query()) {
@@ -236,7 +245,7 @@ impl Context<'_> {
         if answers.is_empty() {
             return Err(ended());
         }
-        Ok(Reply::Pending(Box::new(Waiting { answers, parts: Vec::new(), done: Some(done) })))
+        Ok(Box::new(Waiting { answers, parts: Vec::new(), done: Some(done) }))
     }
 }
 
@@ -245,9 +254,9 @@ fn ended() -> Refusal {
 }
 
 /// An answer that depends on the engine's threads.
-pub trait Pending: fmt::Debug + Send {
+pub trait Pending<R = Reply>: fmt::Debug + Send {
     /// Returns the reply if every thread has answered. `over`: threads that have not answered have ended.
-    fn poll(&mut self, over: bool) -> Option<Handled>;
+    fn poll(&mut self, over: bool) -> Option<Result<R, Refusal>>;
 }
 
 struct Waiting<T, D> {
@@ -262,8 +271,8 @@ impl<T, D> fmt::Debug for Waiting<T, D> {
     }
 }
 
-impl<T: Send, D: FnOnce(Vec<T>) -> Handled + Send> Pending for Waiting<T, D> {
-    fn poll(&mut self, over: bool) -> Option<Handled> {
+impl<T: Send, R, D: FnOnce(Vec<T>) -> Result<R, Refusal> + Send> Pending<R> for Waiting<T, D> {
+    fn poll(&mut self, over: bool) -> Option<Result<R, Refusal>> {
         let parts = &mut self.parts;
         self.answers.retain_mut(|answer| match answer.poll() {
             Some(part) => {

@@ -1,5 +1,5 @@
-//! What the control server shows of other threads: the counters of the sockets where inspectors attach, which the supervisor owns, and the
-//! rings of dump clients, which the thread of dumps owns. The owners put copies here; the server reads them.
+//! What the control server and the metrics endpoint show of other threads. The supervisor puts copies of the counters of reloads and of the
+//! sockets where inspectors attach here, the thread of dumps the rings of its clients, and both servers their own counters.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,8 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use towpath_ring::Stats;
 
 use super::commands::show_rings::Ring;
+use super::slots::ControlStats;
+use crate::metrics::{EndpointStats, ReloadStats};
 
-/// The counters by queue, and the rings of dump clients. Clones share them.
+/// The copies. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct EndpointCounters(Arc<Mutex<Shown>>);
 
@@ -17,6 +19,18 @@ struct Shown {
     sockets: Vec<(u16, Stats)>,
     paths: Vec<(u16, PathBuf)>,
     dumps: Vec<Ring>,
+    servers: ServerStats,
+}
+
+/// Counters that belong to the whole engine.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ServerStats {
+    /// The control socket.
+    pub control: ControlStats,
+    /// The metrics endpoint.
+    pub metrics: EndpointStats,
+    /// Reloads.
+    pub reloads: ReloadStats,
 }
 
 impl EndpointCounters {
@@ -42,6 +56,16 @@ impl EndpointCounters {
     /// The path of a queue's socket, if the configuration names one.
     pub(super) fn path(&self, queue: u16) -> Option<PathBuf> {
         self.lock().paths.iter().find(|(number, _)| *number == queue).map(|(_, path)| path.clone())
+    }
+
+    /// Changes the counters of the engine.
+    pub fn update(&self, change: impl FnOnce(&mut ServerStats)) {
+        change(&mut self.lock().servers);
+    }
+
+    /// A copy of the counters of the engine.
+    pub fn servers(&self) -> ServerStats {
+        self.lock().servers
     }
 
     /// Replaces the rings of dump clients.

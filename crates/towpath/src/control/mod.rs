@@ -37,9 +37,10 @@ mod trace;
 
 pub(crate) use accept_backoff::AcceptBackoff;
 pub(crate) use accept_pace::AcceptPace;
-pub use endpoints::EndpointCounters;
+pub use endpoints::{EndpointCounters, ServerStats};
 pub use flow_filter::FlowFilter;
 pub use query::{Answer, PortRows, QueryInbox, QuerySender, SendError, Target, WorkerPoolView};
+pub(crate) use server::listen;
 pub use server::{BindError, Listening, Server};
 pub use session::{Late, Session};
 pub use slots::ControlStats;

@@ -82,7 +82,7 @@ pub type PortRows = Arc<Mutex<Vec<show_ports::Port>>>;
 /// The engine's end of the queue of queries.
 pub struct QueryInbox {
     queries: Receiver<Query>,
-    server: EventFd,
+    servers: Servers,
     ended: Arc<AtomicBool>,
     ports: Option<PortRows>,
     interval: u64,
@@ -94,7 +94,13 @@ pub struct QuerySender {
     queries: SyncSender<Query>,
     ended: Arc<AtomicBool>,
     wake: Option<EventFd>,
+    /// Signalled after each query of this sender.
+    server: EventFd,
+    servers: Servers,
 }
+
+/// Signalled when the inbox is dropped: one eventfd for each server that sends queries.
+type Servers = Arc<Mutex<Vec<EventFd>>>;
 
 /// The result of a query.
 ///
@@ -124,12 +130,15 @@ pub enum SendError {
 impl QueryInbox {
     /// Creates both ends. `server` is signalled after each query, `wake` when a query is sent. Without `wake` the engine looks into
     /// the inbox every [`POLL_INTERVAL`].
-    pub(super) fn new(server: EventFd, wake: Option<EventFd>) -> (Self, QuerySender) {
+    pub(crate) fn new(server: EventFd, wake: Option<EventFd>) -> (Self, QuerySender) {
         let (sender, queries) = sync_channel(QUEUE);
         let ended = Arc::new(AtomicBool::new(false));
         let interval = if wake.is_some() { u64::MAX } else { POLL_INTERVAL };
-        let sender = QuerySender { queries: sender, ended: Arc::clone(&ended), wake };
-        (Self { queries, server, ended, ports: None, interval }, sender)
+        let servers = Servers::new(Mutex::new(vec![server.clone()]));
+        let shared = Arc::clone(&servers);
+        let sender =
+            QuerySender { queries: sender, ended: Arc::clone(&ended), wake, server, servers: shared };
+        (Self { queries, servers, ended, ports: None, interval }, sender)
     }
 
     /// Sets what queries see of the live ports.
@@ -155,7 +164,6 @@ impl QueryInbox {
                 None => None,
             };
             query(&mut Target { engine, pool, ports: ports.as_ref().map(|ports| &ports[..]) });
-            self.server.signal();
         }
         self.interval
     }
@@ -177,11 +185,18 @@ impl Drop for QueryInbox {
     fn drop(&mut self) {
         // Release: pairs with the acquire in QuerySender::has_ended. Every result was sent before.
         self.ended.store(true, Ordering::Release);
-        self.server.signal();
+        self.servers.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(EventFd::signal);
     }
 }
 
 impl QuerySender {
+    /// A sender of another server, which `server` wakes. Both share the queue of queries.
+    pub(crate) fn for_server(&self, server: EventFd) -> Self {
+        self.servers.lock().unwrap_or_else(PoisonError::into_inner).push(server.clone());
+        let (ended, servers) = (Arc::clone(&self.ended), Arc::clone(&self.servers));
+        Self { queries: self.queries.clone(), ended, wake: self.wake.clone(), server, servers }
+    }
+
     /// Sends a query. The server's eventfd is signalled after it has run.
     ///
     /// # Errors
@@ -193,9 +208,13 @@ impl QuerySender {
     ) -> Result<Answer<T>, SendError> {
         let answer = Arc::new(Mutex::new(None));
         let result = Arc::clone(&answer);
+        let server = self.server.clone();
         let query: Query = Box::new(move |target| {
             let answer = query(target);
             *result.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+            // Before the signal: the server takes the result when it is the only owner.
+            drop(result);
+            server.signal();
         });
         match self.queries.try_send(query) {
             Ok(()) => {

@@ -96,6 +96,8 @@ pub struct Server {
     wakeup: EventFd,
     thread: Option<JoinHandle<()>>,
     endpoints: EndpointCounters,
+    /// One for each engine thread, for other servers.
+    senders: Vec<QuerySender>,
 }
 
 /// A control socket before its server starts. Connections wait.
@@ -163,13 +165,28 @@ impl Listening {
         ruleset: Option<Arc<RulesetManager>>,
         wakes: Vec<Option<EventFd>>,
     ) -> Result<(Server, Vec<QueryInbox>), BindError> {
+        self.start_with(ruleset, wakes, EndpointCounters::default())
+    }
+
+    /// As [`start`](Self::start), with counters that other threads publish.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn start_with(
+        self,
+        ruleset: Option<Arc<RulesetManager>>,
+        wakes: Vec<Option<EventFd>>,
+        endpoints: EndpointCounters,
+    ) -> Result<(Server, Vec<QueryInbox>), BindError> {
         let Self { file, listener, access } = self;
         let system = |source| BindError::System { path: file.path().into(), source };
         let wakeup = EventFd::new().map_err(system)?;
         let over = Arc::new(AtomicBool::new(false));
-        let (inboxes, senders) = wakes.into_iter().map(|wake| QueryInbox::new(wakeup.clone(), wake)).unzip();
+        let (inboxes, senders): (_, Vec<_>) =
+            wakes.into_iter().map(|wake| QueryInbox::new(wakeup.clone(), wake)).unzip();
+        let others = senders.iter().map(|sender| sender.for_server(wakeup.clone())).collect();
         let reaper = Reaper::shared();
-        let endpoints = EndpointCounters::default();
         let listener = Arc::new(reaper.wrap(LISTENER, listener));
         let handed_over = Arc::new(AtomicBool::new(false));
         let state = ServerState {
@@ -191,7 +208,9 @@ impl Listening {
         let thread =
             std::thread::Builder::new().name("control".into()).spawn(|| state.run()).map_err(system)?;
         let thread = Some(thread);
-        Ok((Server { file: Some(file), listener, handed_over, over, wakeup, thread, endpoints }, inboxes))
+        let file = Some(file);
+        let server = Server { file, listener, handed_over, over, wakeup, thread, endpoints, senders: others };
+        Ok((server, inboxes))
     }
 }
 
@@ -204,7 +223,7 @@ fn bind(path: &Path) -> Result<(UnixListener, SocketFile), BindError> {
 }
 
 /// Listens at `path`. The file has the mode 0600 when it appears: no client may connect before it has its owner and mode.
-fn listen(path: &Path) -> io::Result<UnixListener> {
+pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {
     // Accepted sockets inherit the setting.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -259,7 +278,12 @@ impl Server {
         }
     }
 
-    /// The counters of sockets for inspectors, which the owner of the sockets sets.
+    /// Senders of queries for another server, which `wakeup` wakes.
+    pub(crate) fn senders(&self, wakeup: &EventFd) -> Vec<QuerySender> {
+        self.senders.iter().map(|sender| sender.for_server(wakeup.clone())).collect()
+    }
+
+    /// The counters that other threads publish.
     pub fn endpoints(&self) -> &EndpointCounters {
         &self.endpoints
     }
@@ -325,6 +349,7 @@ impl ServerState {
             }
             self.stats.clients = self.clients.len() as u64;
             let control = self.stats;
+            self.endpoints.update(|servers| servers.control = control);
             let (ruleset, engines, endpoints) = (self.ruleset.as_ref(), &self.senders, &self.endpoints);
             let context = Context { ruleset, engines, control, endpoints };
             for client in &mut self.clients {

@@ -28,10 +28,11 @@ use super::stalled::Stalled;
 use super::worker_command::WorkerCommand;
 use crate::config::Config;
 use crate::control::dumps::Dumps;
-use crate::control::{AcceptPace, BindError, Server};
+use crate::control::{AcceptPace, BindError, EndpointCounters, Server};
 use crate::eventfd::EventFd;
 use crate::inspector;
 use crate::logging::PACKETS;
+use crate::metrics::endpoint::{self, Endpoint};
 use crate::process::Starter;
 use crate::quantity::count;
 use crate::report::Report;
@@ -73,6 +74,9 @@ pub enum Failure {
     /// The control socket cannot be bound.
     #[error("control: {0}")]
     Control(#[from] BindError),
+    /// The metrics endpoint cannot be bound.
+    #[error("metrics: {0}")]
+    Metrics(#[from] endpoint::BindError),
     /// The socket for dumps cannot be bound.
     #[error(
         "control: the dump socket next to the control socket: {0}; choose another path for the control socket"
@@ -146,7 +150,10 @@ pub struct Supervisor {
     rechecking: bool,
     /// Saves the states while the engine runs.
     running: Option<Running>,
-    server: Option<Server>,
+    _server: Option<Server>,
+    /// Counters that the control server and the metrics endpoint show.
+    counters: EndpointCounters,
+    _endpoint: Option<Endpoint>,
     _dumps: Option<Dumps>,
 }
 
@@ -294,9 +301,7 @@ impl Supervisor {
             came
         });
         (self.sockets, self.round) = (sockets, round);
-        if let Some(server) = &self.server {
-            server.endpoints().set(self.sockets.iter().map(|socket| (socket.queue, socket.stats())));
-        }
+        self.counters.set(self.sockets.iter().map(|socket| (socket.queue, socket.stats())));
         self.pace.pause(begun, Instant::now());
     }
 

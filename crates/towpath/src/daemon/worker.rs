@@ -18,6 +18,7 @@ use crate::config::Wait;
 use crate::control::PortRows;
 use crate::control::commands::show_ports;
 use crate::eventfd::EventFd;
+use crate::metrics::thread::LoadClock;
 use crate::packet_log::LogSender;
 use crate::report::Report;
 use crate::ruleset_manager::Clock;
@@ -118,6 +119,7 @@ impl Worker {
         let mut looked = Instant::now();
         self.show_ports();
         self.wait_for_the_start();
+        let (mut load, mut worked) = (LoadClock::new(Instant::now()), false);
         while self.take_commands() && !self.is_over() {
             let packets = self.turn();
             let messages = self.muxes.turn(packets);
@@ -125,9 +127,11 @@ impl Worker {
                 self.idle();
             }
             let came = packets || messages;
+            worked |= came;
             turns += 1;
             if !came || turns % TURNS == 0 {
                 let now = Instant::now();
+                load.tick(now, std::mem::take(&mut worked));
                 if now - looked >= TICK {
                     looked = now;
                     self.look_at_ports();
@@ -143,7 +147,9 @@ impl Worker {
                 match self.wait {
                     Wait::Spin => std::hint::spin_loop(),
                     Wait::Park(look) if now - *quiet.get_or_insert(now) >= look => {
-                        if self.sleep() {
+                        let trouble = self.sleep();
+                        load.slept(Instant::now());
+                        if trouble {
                             looked = Instant::now() - TICK;
                         }
                         quiet = None;

@@ -2,13 +2,18 @@
 //!
 //! Each counter is described once, where it is kept ([`towpath_metrics::metrics!`]). A new counter appears in every output.
 
+pub mod endpoint;
 mod openmetrics;
+mod process;
 mod tables;
+pub(crate) mod thread;
 
 use serde_json::{Map, Value};
-use towpath_metrics::{Kind, Metric, Metrics, metrics};
+use towpath_metrics::{Kind, Metric, Metrics, Unit, metrics};
 
+pub use self::endpoint::EndpointStats;
 pub use self::openmetrics::Samples;
+pub use self::process::ProcessStats;
 pub use self::tables::{TABLES, Table};
 
 metrics! {
@@ -20,6 +25,33 @@ metrics! {
         pub bytes: counter bytes,
     }
 }
+
+metrics! {
+    /// Reloads of configuration and rules.
+    pub struct ReloadStats in "reload" {
+        /// Reloads that were applied.
+        pub applied: counter events as "reloads": "Reloads of configuration and rules, by result." (result = "applied"),
+        /// Reloads that were refused because of an error. The engine kept its configuration and rules.
+        pub refused: counter events as "reloads" (result = "refused"),
+        /// 1 if the last reload was refused.
+        pub last_refused: gauge events,
+    }
+}
+
+const fn duration(group: &'static str, name: &'static str, help: &'static str) -> Metric {
+    let (kind, unit) = (Kind::Histogram, Unit::Nanoseconds);
+    Metric { group, name, stem: name, kind, unit, label: None, help, family_help: None }
+}
+
+/// Time of messages in a mux.
+pub const MESSAGE_WAIT: Metric = duration("mux", "message_wait", "Time that messages waited for a worker.");
+
+/// Time of zero-copy sends.
+pub const COMPLETION_TIME: Metric = duration(
+    "send",
+    "completion_time",
+    "Time from a call with MSG_ZEROCOPY to the reading of its notification, rounded up.",
+);
 
 /// How a group is rendered as a JSON object where that differs from names and values.
 #[derive(Clone, Copy, Debug, Default)]

@@ -8,7 +8,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit as OpenMetricsUnit};
-use towpath_metrics::{Kind, Metric, Metrics, Unit};
+use towpath_metrics::{Histogram, Kind, Metric, Metrics, Unit};
 
 /// Names and values of labels.
 type Labels = Vec<(&'static str, String)>;
@@ -23,6 +23,7 @@ struct Family {
     unit: Unit,
     help: Option<&'static str>,
     values: BTreeMap<Labels, u64>,
+    histograms: BTreeMap<Labels, Histogram>,
 }
 
 impl Samples {
@@ -35,6 +36,18 @@ impl Samples {
 
     /// Adds one value with further labels.
     pub fn add_value(&mut self, labels: &[(&'static str, &str)], metric: &Metric, value: u64) {
+        let (family, labels) = self.family(labels, metric);
+        *family.values.entry(labels).or_default() += value;
+    }
+
+    /// Adds a distribution with further labels.
+    pub fn add_histogram(&mut self, labels: &[(&'static str, &str)], metric: &Metric, histogram: &Histogram) {
+        let (family, labels) = self.family(labels, metric);
+        family.histograms.entry(labels).or_default().merge(histogram);
+    }
+
+    /// The family of a metric, and all labels of its sample.
+    fn family(&mut self, labels: &[(&'static str, &str)], metric: &Metric) -> (&mut Family, Labels) {
         let Metric { kind, unit, label, help, family_help, .. } = *metric;
         let mut all: Labels = labels.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
         all.extend(label.map(|(name, value)| (name, value.to_owned())));
@@ -43,9 +56,10 @@ impl Samples {
             unit,
             help: None,
             values: BTreeMap::new(),
+            histograms: BTreeMap::new(),
         });
         family.help = family.help.or(family_help).or(label.is_none().then_some(help));
-        *family.values.entry(all).or_default() += value;
+        (family, all)
     }
 
     /// Adds the values of another thread.
@@ -56,6 +70,9 @@ impl Samples {
                 Entry::Occupied(mut entry) => {
                     for (labels, value) in family.values {
                         *entry.get_mut().values.entry(labels).or_default() += value;
+                    }
+                    for (labels, histogram) in family.histograms {
+                        entry.get_mut().histograms.entry(labels).or_default().merge(&histogram);
                     }
                     let own = &mut entry.get_mut().help;
                     *own = own.or(family.help);
@@ -82,7 +99,7 @@ impl Samples {
 
 impl Collector for Samples {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        for (name, Family { kind, unit, help, values }) in &self.0 {
+        for (name, Family { kind, unit, help, values, histograms }) in &self.0 {
             let word = unit.word();
             // The encoder appends the unit.
             let name = name.strip_suffix(word).and_then(|name| name.strip_suffix('_')).unwrap_or(name);
@@ -91,6 +108,7 @@ impl Collector for Samples {
             let metric_type = match kind {
                 Kind::Counter => MetricType::Counter,
                 Kind::Gauge => MetricType::Gauge,
+                Kind::Histogram => MetricType::Histogram,
             };
             let mut family = encoder.encode_descriptor(name, help, word.as_ref(), metric_type)?;
             for (labels, value) in values {
@@ -103,7 +121,22 @@ impl Collector for Samples {
                     }
                     (Kind::Gauge, None) => metric.encode_gauge(&i64::try_from(*value).unwrap_or(i64::MAX))?,
                     (Kind::Gauge, Some(seconds)) => metric.encode_gauge(&seconds)?,
+                    (Kind::Histogram, _) => {}
                 }
+            }
+            for (labels, histogram) in histograms {
+                let seconds = |nanoseconds: u64| nanoseconds as f64 / 1e9;
+                // The encoder adds the counts up.
+                let buckets: Vec<(f64, u64)> = histogram
+                    .buckets()
+                    .map(|(bound, count)| (bound.map_or(f64::MAX, seconds), count))
+                    .collect();
+                family.encode_family(labels)?.encode_histogram::<NoLabelSet>(
+                    seconds(histogram.sum()),
+                    histogram.count(),
+                    &buckets,
+                    None,
+                )?;
             }
         }
         Ok(())
@@ -163,6 +196,10 @@ pub(crate) mod tests {
                 "counter" => "_total",
                 "gauge" => "",
                 "info" => "_info",
+                "histogram" => ["_bucket", "_sum", "_count"]
+                    .into_iter()
+                    .find(|suffix| name.ends_with(suffix))
+                    .unwrap_or_else(|| panic!("{line}")),
                 _ => panic!("{line} has no TYPE"),
             };
             assert_eq!(name, format!("{family}{suffix}"), "{line}");
@@ -185,9 +222,34 @@ pub(crate) mod tests {
         samples.add(&[("port", "lan\"0\"")], &port);
         samples.add(&[("port", "wan")], &port);
         samples.add(&[("port", "wan")], &port);
+        let mut histogram = Histogram::default();
+        histogram.add_many(1000, 2);
+        histogram.add(3_000_000);
+        histogram.add(u64::MAX >> 20);
+        let time = Metric {
+            group: "test",
+            name: "time",
+            stem: "time",
+            kind: Kind::Histogram,
+            unit: Unit::Nanoseconds,
+            label: None,
+            help: "Time.",
+            family_help: None,
+        };
+        samples.add_histogram(&[("port", "wan")], &time, &Histogram::default());
+        let mut other = Samples::default();
+        other.add_histogram(&[("port", "wan")], &time, &histogram);
+        samples.merge(other);
         let text = samples.into_text();
         check(&text);
         for line in [
+            "# TYPE towpath_test_time_seconds histogram",
+            "towpath_test_time_seconds_bucket{le=\"1.024e-6\",port=\"wan\"} 2",
+            "towpath_test_time_seconds_bucket{le=\"0.002097152\",port=\"wan\"} 2",
+            "towpath_test_time_seconds_bucket{le=\"0.004194304\",port=\"wan\"} 3",
+            "towpath_test_time_seconds_bucket{le=\"17.179869184\",port=\"wan\"} 3",
+            "towpath_test_time_seconds_bucket{le=\"+Inf\",port=\"wan\"} 4",
+            "towpath_test_time_seconds_count{port=\"wan\"} 4",
             "# HELP towpath_test_port_dropped_packets Frames dropped, by reason",
             "# TYPE towpath_test_port_dropped_packets counter",
             "# UNIT towpath_test_port_dropped_packets packets",

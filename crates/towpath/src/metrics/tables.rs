@@ -1,14 +1,15 @@
 //! The tables that `towpath ctl metrics` renders, and their text in the documentation.
 
 use towpath_engine::egress::TxStats;
-use towpath_engine::queue::{self, VerdictStats};
+use towpath_engine::queue::{self, VERDICT_TIME, VerdictStats};
 use towpath_engine::{Drops, ReplyStats, flow_verdict};
 use towpath_metrics::Metric;
 use towpath_mux::mux::psock;
 use towpath_mux::{io, mux};
 use towpath_ring::{self as ring, ChannelStats, reaper};
 
-use super::RuleStats;
+use super::thread::ThreadStats;
+use super::{COMPLETION_TIME, EndpointStats, MESSAGE_WAIT, ProcessStats, ReloadStats, RuleStats};
 use crate::control::ControlStats;
 use crate::logging::LogStats;
 use crate::snapshot::running::RunningStats;
@@ -43,6 +44,7 @@ pub const TABLES: &[Table] = &[
     table("Queues", &["queue"], queue::Stats::TABLE),
     table("Queues", &["queue"], flow_verdict::Stats::TABLE),
     table("Queues", &["queue"], ring::Stats::TABLE),
+    table("Queues", &["queue"], &[VERDICT_TIME]),
     table("Channels to inspectors", &["channel", "queue"], ChannelStats::TABLE),
     table("Channels to inspectors", &["channel", "queue"], VerdictStats::TABLE),
     table("Multiplexors", &["mux"], mux::Totals::TABLE),
@@ -51,9 +53,15 @@ pub const TABLES: &[Table] = &[
     table("Multiplexors", &["mux"], UnsentStats::TABLE),
     table("Multiplexors", &["mux"], Violations::TABLE),
     table("Multiplexors", &["mux"], UpgradeStats::TABLE),
+    table("Multiplexors", &["mux"], &[MESSAGE_WAIT]),
     table("Zero-copy sends", &["mux"], towpath_send::Counters::TABLE),
+    table("Zero-copy sends", &["mux"], &[COMPLETION_TIME]),
     table("Control socket", &[], ControlStats::TABLE),
+    table("Metrics endpoint", &[], EndpointStats::TABLE),
+    table("Reloads", &[], ReloadStats::TABLE),
     table("Log", &[], LogStats::TABLE),
+    table("Engine threads", &["thread"], ThreadStats::TABLE),
+    table("Process", &[], ProcessStats::TABLE),
     table("Helper threads", &[], reaper::Stats::TABLE),
 ];
 
@@ -88,6 +96,7 @@ mod tests {
                 let (suffix, kind) = match row.kind {
                     Kind::Counter => ("_total", "counter"),
                     Kind::Gauge => ("", "gauge"),
+                    Kind::Histogram => ("", "histogram"),
                 };
                 if family != last {
                     let help = family_help(table.rows, &family).unwrap_or(row.help);

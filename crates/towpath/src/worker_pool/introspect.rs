@@ -1,5 +1,6 @@
 //! Copies of a pool's state for `towpath ctl` and metrics.
 
+use towpath_metrics::Histogram;
 use towpath_mux::mux::Mux;
 
 use super::WorkerPool;
@@ -7,7 +8,7 @@ use super::completions::Completions;
 use super::worker_slot::WorkerSlot;
 use crate::control::WorkerPoolView;
 use crate::control::commands::{show_mux, show_rings, show_send};
-use crate::metrics::Samples;
+use crate::metrics::{COMPLETION_TIME, MESSAGE_WAIT, Samples};
 
 impl WorkerPoolView for WorkerPool {
     fn rings(&self) -> Vec<show_rings::Ring> {
@@ -47,7 +48,21 @@ impl WorkerPoolView for WorkerPool {
         samples.add(&[("mux", name)], &show.psock_totals);
         samples.add(&[("mux", name)], &server.accept_stats());
         samples.add(&[("mux", name)], &self.completions.lost);
-        samples.add(&[("mux", name)], &self.zerocopy_tx.show(name).totals.counters);
+        let mut wait = Histogram::default();
+        server.look(|mux| {
+            for value in mux.queue_wait().iter_recorded() {
+                wait.add_many(value.value_iterated_to(), value.count_since_last_iteration());
+            }
+        });
+        samples.add_histogram(&[("mux", name)], &MESSAGE_WAIT, &wait);
+        let sends = self.zerocopy_tx.show(name).totals;
+        samples.add(&[("mux", name)], &sends.counters);
+        let mut completion = Histogram::default();
+        for (at, count) in sends.distributions.pin_time.buckets().iter().enumerate() {
+            // Each bucket has the microseconds below a power of two.
+            completion.add_many(1000 << at, *count);
+        }
+        samples.add_histogram(&[("mux", name)], &COMPLETION_TIME, &completion);
         samples.add(&[("mux", name)], &self.completions.violations);
         samples.add(&[("mux", name)], &self.upgrades.stats);
     }

@@ -6,6 +6,7 @@ mod guides;
 mod leftovers;
 mod limits;
 mod live;
+mod metrics;
 #[path = "../common/openssl.rs"]
 mod openssl;
 mod privileges;

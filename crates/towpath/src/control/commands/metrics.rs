@@ -5,18 +5,20 @@ use std::sync::Arc;
 use clap::Args;
 use serde_json::{Value, json};
 use towpath_engine::QueueSnapshot;
+use towpath_engine::queue::VERDICT_TIME;
 use towpath_metrics::{Kind, Metric, Unit};
 use towpath_ring::reaper::Reaper;
 
 use super::super::client::{Engine, Failure};
 use super::super::command::{
-    Access, Command, Context, Handled, NoMembers, Progress, Reply, Request, Stream, parse,
+    Access, Command, Context, Handled, NoMembers, Pending, Progress, Reply, Request, Stream, parse,
 };
-use super::super::protocol::answer;
+use super::super::endpoints::ServerStats;
+use super::super::protocol::{Refusal, answer};
 use super::super::query::Target;
 use super::{show_ports, show_queues, show_stats};
 use crate::logging;
-use crate::metrics::{RuleStats, Samples};
+use crate::metrics::{ProcessStats, RuleStats, Samples, thread};
 
 /// Maximum number of rules in the text: a bound for the number of labels.
 const RULES: usize = 1000;
@@ -57,46 +59,63 @@ struct Part {
 
 fn handle(body: Value, context: &Context<'_>) -> Handled {
     let NoMembers {} = parse(body)?;
+    let text = |samples: Samples| Reply::Stream(Box::new(Text { text: samples.into_text(), sent: 0 }));
+    Ok(Reply::Pending(collect(context, text)?))
+}
+
+/// Collects all counters and passes them to `done`.
+pub(crate) fn collect<R: 'static>(
+    context: &Context<'_>,
+    done: impl FnOnce(Samples) -> R + Send + 'static,
+) -> Result<Box<dyn Pending<R>>, Refusal> {
     let (ruleset, control) = (context.ruleset.map(Arc::clone), context.control);
     let endpoints = context.endpoints.clone();
-    context.query(part, move |parts| {
-        let mut samples = Samples::default();
-        samples.add(&[], &control);
-        samples.add(&[], &logging::stats());
-        samples.add(&[], &Reaper::shared().stats());
-        for (queue, stats) in endpoints.get() {
-            samples.add(&[("queue", &queue.to_string())], &stats);
-        }
-        let (mut queues, mut ports) = (Vec::new(), Vec::new());
-        for part in parts {
-            samples.merge(part.samples);
-            queues.push(part.queues);
-            ports.push(part.ports);
-        }
-        for port in show_ports::merge(ports).into_iter().flatten() {
-            samples.add(&[("port", &port.name)], &port.stats);
-            samples.add(&[("port", &port.name)], &port.tx.events);
-            for (reason, count) in port.tx.drops.iter() {
-                samples.add_value(&[("port", &port.name), ("reason", reason.name())], &PORT_DROPS, count);
+    context.gather(
+        || part,
+        move |parts| {
+            let mut samples = Samples::default();
+            let ServerStats { metrics, reloads, .. } = endpoints.servers();
+            samples.add(&[], &control);
+            samples.add(&[], &metrics);
+            samples.add(&[], &reloads);
+            samples.add(&[], &ProcessStats::now());
+            samples.add(&[], &logging::stats());
+            samples.add(&[], &Reaper::shared().stats());
+            for (queue, stats) in endpoints.get() {
+                samples.add(&[("queue", &queue.to_string())], &stats);
             }
-        }
-        for queue in show_queues::merge(queues) {
-            let number = queue.number.to_string();
-            samples.add(&[("queue", &number)], &queue.stats);
-            samples.add(&[("queue", &number)], &queue.flow_verdicts);
-        }
-        if let Some(ruleset) = ruleset {
-            samples.add(&[], &ruleset.state_counters());
-            samples.add(&[], &ruleset.gate_counters());
-            samples.add(&[], &ruleset.snapshot_stats());
-            for rule in ruleset.rules().into_iter().take(RULES) {
-                let stats = RuleStats { packets: rule.packets, bytes: rule.bytes };
-                let (number, set) = (rule.number.to_string(), rule.set.to_string());
-                samples.add(&[("rule", &number), ("set", &set)], &stats);
+            let (mut queues, mut ports) = (Vec::new(), Vec::new());
+            for part in parts {
+                samples.merge(part.samples);
+                queues.push(part.queues);
+                ports.push(part.ports);
             }
-        }
-        Ok(Reply::Stream(Box::new(Text { text: samples.into_text(), sent: 0 })))
-    })
+            for port in show_ports::merge(ports).into_iter().flatten() {
+                samples.add(&[("port", &port.name)], &port.stats);
+                samples.add(&[("port", &port.name)], &port.tx.events);
+                for (reason, count) in port.tx.drops.iter() {
+                    samples.add_value(&[("port", &port.name), ("reason", reason.name())], &PORT_DROPS, count);
+                }
+            }
+            for queue in show_queues::merge(queues) {
+                let number = queue.number.to_string();
+                samples.add(&[("queue", &number)], &queue.stats);
+                samples.add(&[("queue", &number)], &queue.flow_verdicts);
+                samples.add_histogram(&[("queue", &number)], &VERDICT_TIME, &queue.verdict_time);
+            }
+            if let Some(ruleset) = ruleset {
+                samples.add(&[], &ruleset.state_counters());
+                samples.add(&[], &ruleset.gate_counters());
+                samples.add(&[], &ruleset.snapshot_stats());
+                for rule in ruleset.rules().into_iter().take(RULES) {
+                    let stats = RuleStats { packets: rule.packets, bytes: rule.bytes };
+                    let (number, set) = (rule.number.to_string(), rule.set.to_string());
+                    samples.add(&[("rule", &number), ("set", &set)], &stats);
+                }
+            }
+            Ok(done(samples))
+        },
+    )
 }
 
 /// Collects the counters of one engine thread.
@@ -106,6 +125,10 @@ fn part(target: &mut Target<'_>) -> Part {
         samples.add(&[], &totals.stats);
         samples.add(&[], &totals.drops);
         samples.add(&[], &replies);
+    }
+    let name = std::thread::current();
+    if let Some(name) = name.name() {
+        samples.add(&[("thread", name)], &thread::this());
     }
     let ports = target.ports().map(<[_]>::to_vec);
     if let Some(pool) = target.pool() {

@@ -2,6 +2,7 @@
 
 use clap::ArgMatches;
 
+pub(crate) use self::metrics::collect as collect_metrics;
 use super::client::{Engine, Failure};
 use super::command::{Command, Request};
 use super::protocol::{Code, Refusal};

@@ -43,6 +43,7 @@ impl Supervisor {
                 self.rechecking = self.ruleset.rechecks().running;
                 self.change(config, bound);
                 self.services.iter().for_each(Service::reload_tls);
+                self.count_reload(true);
                 // Log after everything is applied: readers of this line may use the new configuration at once.
                 log::info!(
                     target: OPERATOR,
@@ -54,11 +55,20 @@ impl Supervisor {
                 );
             }
             Err(reasons) => {
+                self.count_reload(false);
                 for reason in reasons {
                     log::warn!(target: OPERATOR, "not reloaded: {reason}");
                 }
             }
         }
+    }
+
+    fn count_reload(&self, applied: bool) {
+        self.counters.update(|servers| {
+            let reloads = &mut servers.reloads;
+            *(if applied { &mut reloads.applied } else { &mut reloads.refused }) += 1;
+            reloads.last_refused = u64::from(!applied);
+        });
     }
 
     /// Sends the threads the changes that must precede the new rules. Changes that must follow them are made by

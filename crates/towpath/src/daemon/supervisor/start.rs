@@ -32,12 +32,13 @@ use super::{
     ACCEPTS_PER_TURN, Failure, LOG_LINES, RECHECK_TIMEOUT, States, Supervisor, WorkerHandle, idle_wait,
     is_signalled,
 };
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::control::dumps::Dumps;
-use crate::control::{AcceptPace, Listening, PortRows, QueryInbox};
+use crate::control::{AcceptPace, EndpointCounters, Listening, PortRows, QueryInbox};
 use crate::eventfd::EventFd;
 use crate::inspector::{self, ATTACH_TIMEOUT};
 use crate::leftovers;
+use crate::metrics::endpoint;
 use crate::packet_log::LogSender;
 use crate::process::{Local, Remote, Starter};
 use crate::quantity::count;
@@ -105,6 +106,14 @@ impl Supervisor {
         }
         let listening =
             config.control.as_ref().map(|control| Listening::bind_as(control, identity)).transpose()?;
+        if let Some(path) = config.metrics.as_ref().and_then(config::Metrics::unix) {
+            super::super::make_directory_of(path, identity);
+        }
+        let listening_metrics = config
+            .metrics
+            .as_ref()
+            .map(|metrics| endpoint::Listening::bind(metrics, identity))
+            .transpose()?;
         let sockets = config
             .queues
             .iter()
@@ -158,17 +167,32 @@ impl Supervisor {
             .map(Some)
             .chain(mux_threads.iter().map(|at| at.map(|at| bells[at].clone())))
             .collect();
-        let (server, mut inboxes) = match listening {
+        let counters = EndpointCounters::default();
+        let metrics_wakeup = EventFd::new().map_err(system)?;
+        let (server, mut inboxes, senders) = match listening {
             Some(listening) => {
-                let (server, inboxes) = listening.start(Some(Arc::clone(&ruleset)), wakes)?;
-                (Some(server), inboxes.into_iter().map(Some).collect())
+                let (server, inboxes) =
+                    listening.start_with(Some(Arc::clone(&ruleset)), wakes, counters.clone())?;
+                let senders = server.senders(&metrics_wakeup);
+                (Some(server), inboxes.into_iter().map(Some).collect(), senders)
             }
-            None => (None, wakes.iter().map(|_| None).collect::<Vec<_>>()),
+            None if listening_metrics.is_some() => {
+                let pairs = wakes.into_iter().map(|wake| QueryInbox::new(metrics_wakeup.clone(), wake));
+                let (inboxes, senders): (Vec<_>, _) = pairs.unzip();
+                (None, inboxes.into_iter().map(Some).collect(), senders)
+            }
+            None => (None, wakes.iter().map(|_| None).collect::<Vec<_>>(), Vec::new()),
         };
+        let start_endpoint = |listening: endpoint::Listening| {
+            let ruleset = Arc::clone(&ruleset);
+            listening
+                .start(ruleset, senders, metrics_wakeup, counters.clone())
+                .map_err(|error| Failure::System("the metrics endpoint", error))
+        };
+        let endpoint = listening_metrics.map(start_endpoint).transpose()?;
         let mux_desks = inboxes.split_off(threads);
-        let shown = server.as_ref().map(|server| server.endpoints().clone()).unwrap_or_default();
         let dumps = dumps
-            .map(|dumps| dumps.start(Arc::clone(&ruleset), shown).map_err(Failure::Dumps))
+            .map(|dumps| dumps.start(Arc::clone(&ruleset), counters.clone()).map_err(Failure::Dumps))
             .transpose()?;
         let (log, lines) = sync_channel(LOG_LINES);
         let start = Instant::now();
@@ -252,7 +276,9 @@ impl Supervisor {
             nearly_full: false,
             rechecking,
             running: None,
-            server,
+            _server: server,
+            counters,
+            _endpoint: endpoint,
             _dumps: dumps,
         };
         if let Err(failure) = supervisor.attach(sockets, admissions, &mux_threads) {
@@ -281,10 +307,8 @@ impl Supervisor {
         admissions: Vec<(mux_service::Listening, MuxAdmission, Option<QueryInbox>)>,
         mux_threads: &[Option<usize>],
     ) -> Result<(), Failure> {
-        if let Some(server) = &self.server {
-            let path = |socket: &Socket| Some((socket.queue, socket.configured_path()?.to_owned()));
-            server.endpoints().set_paths(sockets.iter().filter_map(path));
-        }
+        let path = |socket: &Socket| Some((socket.queue, socket.configured_path()?.to_owned()));
+        self.counters.set_paths(sockets.iter().filter_map(path));
         let started = self.start_inspectors(&mut sockets);
         self.sockets = sockets;
         started?;

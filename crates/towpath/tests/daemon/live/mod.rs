@@ -7,7 +7,7 @@ mod edits;
 mod exclusive;
 mod inspectors;
 mod losses;
-mod machines;
+pub(crate) mod machines;
 mod nfqueue;
 mod restarts;
 mod router;
