@@ -52,7 +52,8 @@ impl Metric {
             value,
             kind: match row.kind {
                 Kind::Counter => COUNTER,
-                Kind::Gauge => GAUGE,
+                // No table has histograms, which have no single value.
+                Kind::Gauge | Kind::Histogram => GAUGE,
             },
             reserved: 0,
         }
