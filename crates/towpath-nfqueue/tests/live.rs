@@ -101,6 +101,8 @@ impl World {
 
     /// Sends 9 datagrams of one flow. Returns the last bytes of those that arrive, up to `count`.
     fn send(&self, count: usize) -> Vec<u8> {
+        // The engine's thread has the program shortly after the program has attached.
+        until(|| self.ctl("show queues").is_some_and(|answer| answer["queues"][0]["inspectors"] == 1));
         let server = self.right.run(|| UdpSocket::bind("10.0.0.2:9").unwrap());
         server.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let client = self.left.run(|| UdpSocket::bind("10.0.0.1:0").unwrap());
@@ -146,7 +148,6 @@ fn a_program_outlives_engines() {
         assert_eq!(world.send(6), *b"!2!5!8");
         drop(engine);
         let _engine = world.engine();
-        until(|| world.ctl("show queues").unwrap()["queues"][0]["inspectors"] == 1);
         assert_eq!(world.send(6), *b"!2!5!8", "the library attached again, and ids continue");
     });
 }

@@ -6,6 +6,7 @@ mod gate_changes;
 pub(crate) mod instructions;
 pub(crate) mod live;
 pub(crate) mod mux;
+pub(crate) mod nfqueue;
 pub(crate) mod replay;
 pub(crate) mod ring;
 pub(crate) mod rows;
