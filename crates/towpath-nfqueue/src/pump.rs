@@ -32,7 +32,13 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(sender: Sender) -> Result<Self, Errno> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { sender, queues: Mutex::default(), wake, stop: AtomicBool::new(false), limit: AtomicUsize::new(DATAGRAM) })
+        Ok(Self {
+            sender,
+            queues: Mutex::default(),
+            wake,
+            stop: AtomicBool::new(false),
+            limit: AtomicUsize::new(DATAGRAM),
+        })
     }
 
     pub(crate) fn wake(&self) {

@@ -103,7 +103,8 @@ impl Queue {
     /// program's socket.
     pub(crate) fn attach(number: u16, path: PathBuf, socket: usize) -> Result<Self, AttachError> {
         if let Some(Parked { state, socket: before, .. }) = parked::take(&path) {
-            let mut state = State { mode: CopyMode::Unset, range: usize::MAX, flags: 0, maxlen: MAXLEN, ..state };
+            let mut state =
+                State { mode: CopyMode::Unset, range: usize::MAX, flags: 0, maxlen: MAXLEN, ..state };
             // The messages of other packets are still in the socket.
             let forgotten = if before == socket { state.handled } else { state.next };
             state.again = state.numbers().filter(|number| *number <= forgotten).collect();
@@ -153,7 +154,12 @@ impl Queue {
         let closed = State { mode: CopyMode::Closed, ..State::detached() };
         let state = std::mem::replace(&mut *self.lock(), closed);
         if state.consumer.is_some() {
-            parked::put(Parked { path: self.path.clone(), socket: self.socket, since: Instant::now(), state });
+            parked::put(Parked {
+                path: self.path.clone(),
+                socket: self.socket,
+                since: Instant::now(),
+                state,
+            });
         }
     }
 
@@ -195,7 +201,8 @@ impl Queue {
         // Messages that were sent again have lower numbers.
         state.handled = state.handled.max(number);
         // Most datagrams are handled in order.
-        let Some(&(_, last)) = state.spans.iter().find(|(first, last)| (*first..*last).contains(&number)) else {
+        let Some(&(_, last)) = state.spans.iter().find(|(first, last)| (*first..*last).contains(&number))
+        else {
             return false;
         };
         // Each message is sent again once per datagram.
@@ -331,7 +338,8 @@ fn attach(path: &Path) -> Result<(Consumer, Arc<OwnedFd>), AttachError> {
     // Losses are the engine's counters; the kernel's messages do not report them.
     let consumer = Consumer::attach_with(path, &Options { gaps: false, ..Options::default() })?;
     let doorbell = consumer.as_fd().try_clone_to_owned();
-    let doorbell = doorbell.map_err(|source| AttachError::System { doing: "duplicating the doorbell", source })?;
+    let doorbell =
+        doorbell.map_err(|source| AttachError::System { doing: "duplicating the doorbell", source })?;
     Ok((consumer, Arc::new(doorbell)))
 }
 
@@ -541,7 +549,9 @@ impl State {
             return if overdue { Err(Errno::NOENT) } else { Ok(()) };
         }
         let bytes = [link, payload].concat();
-        let Err(not) = consumer.try_replace_marked(frame, &bytes, decision.mark, decision.mask) else { return Ok(()) };
+        let Err(not) = consumer.try_replace_marked(frame, &bytes, decision.mark, decision.mask) else {
+            return Ok(());
+        };
         consumer.flush();
         self.put_back(number, not.frame);
         Err(match not.why {

@@ -28,7 +28,8 @@ socket = "ctl.sock"
 [queue.7]
 "#;
 
-const RULES: &str = "add allow layer2 mac-type arp\nadd inspect 7 udp from any to any 9\nadd allow ip from any to any\n";
+const RULES: &str =
+    "add allow layer2 mac-type arp\nadd inspect 7 udp from any to any 9\nadd allow ip from any to any\n";
 
 /// Ends its process when it is dropped.
 struct Process(Child);
@@ -95,7 +96,12 @@ impl World {
     /// `towpath nfq` with these arguments.
     fn nfq(&self) -> Command {
         let mut nfq = towpath();
-        nfq.arg("nfq").arg("--engine").arg(self.path("ctl.sock")).args(["--library", &library(), "--queue", "0=7"]);
+        nfq.arg("nfq").arg("--engine").arg(self.path("ctl.sock")).args([
+            "--library",
+            &library(),
+            "--queue",
+            "0=7",
+        ]);
         nfq
     }
 
@@ -139,7 +145,8 @@ fn a_program_outlives_engines() {
     within(|| {
         let world = World::new("socket = \"DIR/queue-7.sock\"\n");
         let engine = world.engine();
-        let program = world.nfq().arg("--").arg(python()).arg(script()).arg("0").stdout(Stdio::piped()).spawn();
+        let program =
+            world.nfq().arg("--").arg(python()).arg(script()).arg("0").stdout(Stdio::piped()).spawn();
         let mut program = Process(program.unwrap());
         let mut line = String::new();
         BufReader::new(program.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -175,8 +182,13 @@ fn programs_that_cannot_run_are_refused() {
         let compile = |name: &str, option: &str| {
             std::fs::write(world.path("p.c"), "int main(void) { return 0; }\n").unwrap();
             let program = world.path(name);
-            let status =
-                Command::new("cc").arg("-o").arg(&program).arg(world.path("p.c")).arg(option).status().unwrap();
+            let status = Command::new("cc")
+                .arg("-o")
+                .arg(&program)
+                .arg(world.path("p.c"))
+                .arg(option)
+                .status()
+                .unwrap();
             assert!(status.success());
             program
         };
@@ -201,6 +213,11 @@ fn programs_that_cannot_run_are_refused() {
             let (code, said) = run(program);
             assert!(code == Some(4) && said.contains(hint), "{said}");
         }
+        // The installed library, at its place below the prefix of the program.
+        let install = Path::new(env!("CARGO_MANIFEST_DIR")).join("install");
+        let built = Path::new(&library()).parent().unwrap().to_owned();
+        let status = Command::new(install).arg(world.path("prefix")).arg(built).status().unwrap();
+        assert!(status.success() && world.path("prefix/lib/towpath/libnetfilter_queue.so.1").is_file());
         // Without an engine, and on an engine without this queue.
         let (code, said) = run(&plain);
         assert!(code == Some(5) && said.contains("no engine is there"), "{said}");

@@ -77,7 +77,8 @@ fn cases() -> Vec<Case> {
         (Program::Batch, "C, batch verdicts", 1.6),
         (Program::Python, "python-netfilterqueue", 1.2),
     ] {
-        let case = |rest: &str, figure, target| Case { name: format!("{word}{rest}"), program, figure, target };
+        let case =
+            |rest: &str, figure, target| Case { name: format!("{word}{rest}"), program, figure, target };
         cases.push(case(", 64 B", Figure::Rate, target));
         cases.push(case(", CPU of a packet", Figure::Cpu, 0.6));
     }
@@ -141,7 +142,8 @@ impl Case {
 
     /// Starts the program, and for Towpath's queue the engine before it.
     fn start(&self, queue: Queue, topology: &mut Topology, files: &Path, cpus: Cpus) -> Result<Running> {
-        let mut words = ["within", &topology.dut.pid().to_string(), "--", "taskset", "-c"].map(str::to_owned).to_vec();
+        let mut words =
+            ["within", &topology.dut.pid().to_string(), "--", "taskset", "-c"].map(str::to_owned).to_vec();
         words.push(cpus.consumer.to_string());
         let mut engine = None;
         match queue {
@@ -189,7 +191,10 @@ fn compile(files: &Path) -> Result<PathBuf> {
     let source = files.join("accept.c");
     fs::write(&source, include_str!("../../programs/accept.c")).context("writing the program")?;
     let mut cc = Command::new("cc");
-    cc.args(["-std=gnu11", "-O2", "-o"]).arg(&program).arg(&source).args(["-lnetfilter_queue", "-lnfnetlink"]);
+    cc.args(["-std=gnu11", "-O2", "-o"])
+        .arg(&program)
+        .arg(&source)
+        .args(["-lnetfilter_queue", "-lnfnetlink"]);
     let output = cc.output().map_err(|error| Skipped(format!("needs a C compiler: {error}")))?;
     if !output.status.success() {
         return Err(Skipped("needs the headers of libnetfilter_queue and libnfnetlink".to_owned()).into());
