@@ -8,6 +8,7 @@
 //! towpath-bench instructions [--json] [--write]
 //! towpath-bench mux [--json] [--seconds N] [--reps N] [--only NAME] [--svg FILE]
 //! towpath-bench live [--json] [--seconds N] [--reps N] [--only NAME]
+//! towpath-bench nfqueue [--json] [--seconds N] [--reps N] [--only NAME]
 //! towpath-bench send [--json] [--megabytes N] [--reps N] [--only NAME]
 //! towpath-bench hostile [--json] [--seconds N] [--modes NAME,...] [--port DRIVER] [--threads N] [--lanes N]
 //! towpath-bench variance FILE... [--json] [--write]
@@ -68,6 +69,7 @@ enum Command {
     Mux(Mux),
     Send(Send),
     Live(Live),
+    Nfqueue(Nfqueue),
     Hostile(Hostile),
     All(All),
     Numbers(Numbers),
@@ -227,6 +229,29 @@ struct Send {
 /// `towpath` binary in the directory of this program. Exits with 0 if every measured metric meets its target, else with 1.
 #[derive(Debug, Parser)]
 struct Live {
+    /// Print one JSON array
+    #[arg(long)]
+    json: bool,
+
+    /// Duration of each measurement
+    #[arg(long, value_name = "N", default_value = "1", value_parser = seconds)]
+    seconds: Duration,
+
+    /// Number of repetitions; ours and the peer's alternate
+    #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
+    reps: u32,
+
+    /// Measure only metrics whose name contains NAME
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+}
+
+/// Benchmark unchanged programs for NFQUEUE on Towpath's queue against the kernel's queue
+///
+/// The command creates temporary network namespaces, which needs root, `ip` and `iptables`, and compiles a program, which needs a C
+/// compiler and the headers of libnetfilter_queue. Expects `towpath` and libnetfilter_queue.so in the directory of this program. Exits with 0 if every measured metric meets its target, else with 1.
+#[derive(Debug, Parser)]
+struct Nfqueue {
     /// Print one JSON array
     #[arg(long)]
     json: bool,
@@ -497,6 +522,9 @@ fn main() -> ExitCode {
         Command::Framing(args) => subject::framing::run(args.json),
         Command::Send(args) => subject::send::run(args.json, args.megabytes, args.reps, args.only.as_deref()),
         Command::Live(args) => subject::live::run(args.json, args.seconds, args.reps, args.only.as_deref()),
+        Command::Nfqueue(args) => {
+            subject::nfqueue::run(args.json, args.seconds, args.reps, args.only.as_deref())
+        }
         Command::Hostile(args) => {
             let Hostile { port: driver, threads, lanes, .. } = args;
             let setup = hostile::Setup { driver, threads, lanes: lanes.unwrap_or(threads) };

@@ -166,6 +166,7 @@ fn names(subject: &Command) -> Vec<String> {
     match subject.get_name() {
         "ring" => crate::subject::ring::names(),
         "live" => crate::subject::live::names(),
+        "nfqueue" => crate::subject::nfqueue::names(),
         _ => Vec::new(),
     }
 }

@@ -104,7 +104,7 @@ pub extern "C" fn nfq_close(handle: *const Handle) -> c_int {
         let handle = unsafe { Arc::from_raw(handle) };
         for callback in lock(&handle.callbacks).drain(..) {
             // SAFETY: a queue that `nfq_create_queue` made and that was not destroyed.
-            drop(unsafe { Box::from_raw(callback.queue) });
+            unsafe { Box::from_raw(callback.queue) }.queue.close();
         }
         handle.shared.stop();
         if let Some(Nfnl(nfnl)) = lock(&handle.nfnl).take() {
@@ -169,7 +169,7 @@ pub extern "C" fn nfq_create_queue(
             debug(format_args!("queue {number}: TOWPATH_NFQUEUE does not name it"));
             Errno::NOENT
         })?;
-        let queue = Queue::attach(number, path).map_err(|error| {
+        let queue = Queue::attach(number, path, Arc::as_ptr(&handle).addr()).map_err(|error| {
             debug(format_args!("queue {number}: {error}"));
             queue::errno(&error)
         })?;

@@ -4,10 +4,9 @@
 //! receive buffer is full, it waits, and packets wait in the ring.
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -33,7 +32,13 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(sender: Sender) -> Result<Self, Errno> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { sender, queues: Mutex::default(), wake, stop: AtomicBool::new(false), limit: AtomicUsize::new(DATAGRAM) })
+        Ok(Self {
+            sender,
+            queues: Mutex::default(),
+            wake,
+            stop: AtomicBool::new(false),
+            limit: AtomicUsize::new(DATAGRAM),
+        })
     }
 
     pub(crate) fn wake(&self) {
@@ -80,11 +85,16 @@ impl Shared {
 }
 
 /// Starts the pump.
-pub(crate) fn start(shared: Arc<Shared>) -> Result<JoinHandle<()>, Errno> {
+pub(crate) fn start(shared: Arc<Shared>) -> Result<(), Errno> {
+    spawn(move || run(&shared))
+}
+
+/// Starts a thread of the library. It gets no signals.
+pub(crate) fn spawn(run: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
     let restore = block_signals();
-    let started = std::thread::Builder::new().name("towpath-nfqueue".into()).spawn(move || run(&shared));
+    let started = std::thread::Builder::new().name("towpath-nfqueue".into()).spawn(run);
     set_signals(&restore);
-    started.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))
+    started.map(drop).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))
 }
 
 fn run(shared: &Shared) {
@@ -136,9 +146,7 @@ fn sleep(shared: &Shared, queues: &[Arc<Queue>]) {
     }
     if !ready {
         let mut descriptors = vec![PollFd::new(&shared.wake, PollFlags::IN)];
-        // SAFETY: the descriptors are those of consumers, which only this thread closes: in `receive`, `disarm` and `attach_again`.
-        let borrowed = armed.iter().map(|descriptor| unsafe { BorrowedFd::borrow_raw(*descriptor) });
-        descriptors.extend(borrowed.map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN)));
+        descriptors.extend(armed.iter().map(|doorbell| PollFd::new(&**doorbell, PollFlags::IN)));
         let left = due.map(|due| due.saturating_duration_since(Instant::now()));
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
         // An error is EINTR, or the lack of memory: the rings are looked at again.

@@ -8,10 +8,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::ErrorKind;
-use std::os::fd::AsFd;
-use std::os::fd::{AsRawFd, RawFd};
-use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -66,6 +65,8 @@ pub(crate) struct Queue {
     /// The program's number.
     pub(crate) number: u16,
     path: PathBuf,
+    /// Identifies the program's socket.
+    socket: usize,
     state: Mutex<State>,
 }
 
@@ -73,6 +74,8 @@ pub(crate) struct Queue {
 struct State {
     /// `None` while the engine is gone.
     consumer: Option<Consumer>,
+    /// A duplicate of the consumer's descriptor, for a pump that sleeps.
+    doorbell: Option<Arc<OwnedFd>>,
     mode: CopyMode,
     range: usize,
     flags: u32,
@@ -87,6 +90,8 @@ struct State {
     spans: VecDeque<Span>,
     /// Packets whose messages the program's buffer cut off; sent again.
     again: VecDeque<u64>,
+    /// The last packet that the program has handled.
+    handled: u64,
     /// Packets without a verdict.
     open: u32,
     /// The next attempt to attach, and the delay after it.
@@ -94,24 +99,20 @@ struct State {
 }
 
 impl Queue {
-    /// Attaches to the engine's queue at `path`.
-    pub(crate) fn attach(number: u16, path: PathBuf) -> Result<Self, AttachError> {
-        let consumer = attach(&path)?;
-        let state = State {
-            consumer: Some(consumer),
-            mode: CopyMode::Unset,
-            range: usize::from(u16::MAX),
-            flags: 0,
-            maxlen: MAXLEN,
-            next: 1,
-            recent: VecDeque::new(),
-            old: BTreeMap::new(),
-            spans: VecDeque::new(),
-            again: VecDeque::new(),
-            open: 0,
-            retry: (Instant::now(), DELAYS.0),
-        };
-        Ok(Self { number, path, state: Mutex::new(state) })
+    /// Attaches to the engine's queue at `path`, or takes over the queue that the program has just destroyed. `socket` identifies the
+    /// program's socket.
+    pub(crate) fn attach(number: u16, path: PathBuf, socket: usize) -> Result<Self, AttachError> {
+        if let Some(Parked { state, socket: before, .. }) = parked::take(&path) {
+            let mut state =
+                State { mode: CopyMode::Unset, range: usize::MAX, flags: 0, maxlen: MAXLEN, ..state };
+            // The messages of other packets are still in the socket.
+            let forgotten = if before == socket { state.handled } else { state.next };
+            state.again = state.numbers().filter(|number| *number <= forgotten).collect();
+            return Ok(Self { number, path, socket, state: Mutex::new(state) });
+        }
+        let (consumer, doorbell) = attach(&path)?;
+        let state = State { consumer: Some(consumer), doorbell: Some(doorbell), ..State::detached() };
+        Ok(Self { number, path, socket, state: Mutex::new(state) })
     }
 
     /// `nfq_set_mode`.
@@ -148,15 +149,27 @@ impl Queue {
         self.lock().maxlen = maxlen;
     }
 
-    /// Ends the queue; the pump detaches it.
+    /// Ends the queue. It stays attached for a moment, so that a program that creates it again loses no packet.
     pub(crate) fn close(&self) {
-        self.lock().mode = CopyMode::Closed;
+        let closed = State { mode: CopyMode::Closed, ..State::detached() };
+        let state = std::mem::replace(&mut *self.lock(), closed);
+        if state.consumer.is_some() {
+            parked::put(Parked {
+                path: self.path.clone(),
+                socket: self.socket,
+                since: Instant::now(),
+                state,
+            });
+        }
     }
 
     /// Receives packets and appends their messages. Returns false if there is none now.
     pub(crate) fn receive(&self, into: &mut Datagrams) -> bool {
         let mut state = self.lock();
         let mut received = false;
+        if state.mode == CopyMode::Unset {
+            return false;
+        }
         while let Some(number) = state.again.pop_front() {
             received |= state.write(self.number, number, into);
         }
@@ -185,8 +198,11 @@ impl Queue {
     pub(crate) fn handled(&self, id: u32) -> bool {
         let mut state = self.lock();
         let number = state.number_of(id);
+        // Messages that were sent again have lower numbers.
+        state.handled = state.handled.max(number);
         // Most datagrams are handled in order.
-        let Some(&(_, last)) = state.spans.iter().find(|(first, last)| (*first..*last).contains(&number)) else {
+        let Some(&(_, last)) = state.spans.iter().find(|(first, last)| (*first..*last).contains(&number))
+        else {
             return false;
         };
         // Each message is sent again once per datagram.
@@ -196,15 +212,15 @@ impl Queue {
     }
 
     /// Announces a sleep. Returns the descriptor to wait for, or an error if there is something to do first.
-    pub(crate) fn arm(&self) -> Result<Option<RawFd>, ()> {
+    pub(crate) fn arm(&self) -> Result<Option<Arc<OwnedFd>>, ()> {
         let mut state = self.lock();
         let takes = state.takes();
-        if !state.again.is_empty() {
+        if !state.again.is_empty() && state.mode != CopyMode::Unset {
             return Err(());
         }
         match &mut state.consumer {
             Some(consumer) if takes => match consumer.arm() {
-                true => Ok(Some(consumer.as_fd().as_raw_fd())),
+                true => Ok(state.doorbell.clone()),
                 false => Err(()),
             },
             Some(consumer) => {
@@ -239,8 +255,10 @@ impl Queue {
         let attached = attach(&self.path);
         let mut state = self.lock();
         match attached {
-            Ok(consumer) => {
-                state.consumer = Some(consumer);
+            // The queue was destroyed meanwhile.
+            Ok(_) if state.mode == CopyMode::Closed => None,
+            Ok((consumer, doorbell)) => {
+                (state.consumer, state.doorbell) = (Some(consumer), Some(doorbell));
                 state.retry.1 = DELAYS.0;
                 None
             }
@@ -315,9 +333,14 @@ impl Queue {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Woken(pub(crate) bool);
 
-fn attach(path: &std::path::Path) -> Result<Consumer, AttachError> {
+/// Attaches, and duplicates the descriptor of the doorbell.
+fn attach(path: &Path) -> Result<(Consumer, Arc<OwnedFd>), AttachError> {
     // Losses are the engine's counters; the kernel's messages do not report them.
-    Consumer::attach_with(path, &Options { gaps: false, ..Options::default() })
+    let consumer = Consumer::attach_with(path, &Options { gaps: false, ..Options::default() })?;
+    let doorbell = consumer.as_fd().try_clone_to_owned();
+    let doorbell =
+        doorbell.map_err(|source| AttachError::System { doing: "duplicating the doorbell", source })?;
+    Ok((consumer, Arc::new(doorbell)))
 }
 
 /// The errno of a failed attachment as the kernel's queues report it.
@@ -345,6 +368,32 @@ fn decision(verdict: u32, mark: Option<u32>) -> Result<Decision<'static>, Errno>
 }
 
 impl State {
+    /// Without an engine and packets.
+    fn detached() -> Self {
+        Self {
+            consumer: None,
+            doorbell: None,
+            mode: CopyMode::Unset,
+            range: usize::MAX,
+            flags: 0,
+            maxlen: MAXLEN,
+            next: 1,
+            recent: VecDeque::new(),
+            old: BTreeMap::new(),
+            spans: VecDeque::new(),
+            again: VecDeque::new(),
+            handled: 0,
+            open: 0,
+            retry: (Instant::now(), DELAYS.0),
+        }
+    }
+
+    /// The numbers of the packets that the program has, oldest first.
+    fn numbers(&self) -> impl Iterator<Item = u64> {
+        let recent = (self.first_recent()..).zip(&self.recent).filter(|(_, frame)| frame.is_some());
+        self.old.keys().copied().chain(recent.map(|(number, _)| number))
+    }
+
     /// Returns true if packets are received.
     fn takes(&self) -> bool {
         !matches!(self.mode, CopyMode::Unset | CopyMode::Closed)
@@ -500,7 +549,9 @@ impl State {
             return if overdue { Err(Errno::NOENT) } else { Ok(()) };
         }
         let bytes = [link, payload].concat();
-        let Err(not) = consumer.try_replace_marked(frame, &bytes, decision.mark, decision.mask) else { return Ok(()) };
+        let Err(not) = consumer.try_replace_marked(frame, &bytes, decision.mark, decision.mask) else {
+            return Ok(());
+        };
         consumer.flush();
         self.put_back(number, not.frame);
         Err(match not.why {
@@ -530,6 +581,7 @@ impl State {
 
     /// Forgets the engine and its packets.
     fn detach(&mut self) {
+        self.doorbell = None;
         // Ends the channel even if a child process has copies of its sockets.
         if let Some(consumer) = self.consumer.take() {
             consumer.close();
@@ -543,10 +595,64 @@ impl State {
     }
 }
 
-impl Drop for State {
-    fn drop(&mut self) {
-        self.detach();
+/// Queues that the program has destroyed.
+mod parked {
+    use std::path::Path;
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    use super::Parked;
+    use crate::lock;
+
+    /// How long a destroyed queue stays attached.
+    const LINGER: Duration = Duration::from_millis(200);
+
+    /// The queues, and whether the thread that ends them runs.
+    static PARKED: Mutex<(Vec<Parked>, bool)> = Mutex::new((Vec::new(), false));
+
+    /// The last queue at `path`.
+    pub(super) fn take(path: &Path) -> Option<Parked> {
+        let parked = &mut lock(&PARKED).0;
+        let at = parked.iter().rposition(|parked| parked.path == path)?;
+        Some(parked.swap_remove(at))
     }
+
+    /// Keeps a queue for [`LINGER`].
+    pub(super) fn put(queue: Parked) {
+        let mut parked = lock(&PARKED);
+        parked.0.push(queue);
+        if !parked.1 {
+            // Without a thread, the queue ends now.
+            parked.1 = crate::pump::spawn(end).is_ok();
+        }
+        if !parked.1 {
+            parked.0.clear();
+        }
+    }
+
+    /// Ends queues in time.
+    fn end() {
+        loop {
+            std::thread::sleep(LINGER / 4);
+            let mut parked = lock(&PARKED);
+            let ended: Vec<_> = parked.0.extract_if(.., |parked| parked.since.elapsed() >= LINGER).collect();
+            parked.1 = !parked.0.is_empty();
+            let ends = !parked.1;
+            drop(parked);
+            ended.into_iter().for_each(|mut parked| parked.state.detach());
+            if ends {
+                return;
+            }
+        }
+    }
+}
+
+/// A queue that the program has destroyed, and that it may create again.
+struct Parked {
+    path: PathBuf,
+    socket: usize,
+    since: Instant,
+    state: State,
 }
 
 /// The link header of a packet, and the rest.

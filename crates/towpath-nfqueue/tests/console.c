@@ -1,9 +1,10 @@
 /* Executes the calls that standard input names, and prints each call with its result and errno.
  *
  * open QUEUE | recv | verdict ID V | mark ID V MARK | oldmark ID V MARK | batch ID V | batchmark ID V MARK | replace ID TEXT MARK |
- * flags MASK FLAGS | mode MODE | maxlen N | destroy. recv prints a packet. */
+ * flags MASK FLAGS | mode MODE | maxlen N | wait | destroy. recv prints a packet. */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,7 +63,10 @@ int main(void)
             result = nfq_set_mode(queue, a, 0xffff);
         else if (!strcmp(call, "maxlen"))
             result = nfq_set_queue_maxlen(queue, a);
-        else if (!strcmp(call, "destroy"))
+        else if (!strcmp(call, "wait")) { /* Waits until the socket is readable. */
+            struct pollfd readable = { .fd = nfq_fd(handle), .events = POLLIN };
+            result = poll(&readable, 1, 10000);
+        } else if (!strcmp(call, "destroy"))
             result = nfq_destroy_queue(queue);
         if (strcmp(call, "recv"))
             printf("%s %d %d\n", call, result, result < 0 ? errno : 0);

@@ -242,3 +242,40 @@ fn without_an_engine_a_queue_does_not_exist() {
     drop(world.endpoint());
     assert_eq!(world.start().call("open 1"), "open -1 2");
 }
+
+/// A queue that is destroyed and created again keeps its channel and its packets: those in the socket, and those without a verdict.
+#[towpath_testenv::needs(libnetfilter_queue)]
+#[test]
+fn a_queue_that_is_created_again_loses_no_packet() {
+    let world = World::new();
+    let mut endpoint = world.endpoint();
+    let mut program = world.start();
+    program.request("open 1");
+    let mut channel = accept(&mut endpoint);
+    assert_eq!(program.line(), "open 0 0");
+    let packet = |id| format!("{id} hook=0 in=0 out=0 phys=0,0 mark=0 len=28");
+    let mut next = 1;
+    for _ in 0..20 {
+        // The program has read the first packet and not the second one.
+        let first = send(&mut channel, &Meta::default());
+        assert_eq!(program.call("recv"), packet(next));
+        let second = send(&mut channel, &Meta::default());
+        assert_eq!(program.call("wait"), "wait 1 0");
+        assert_eq!(program.call("destroy"), "destroy 0 0");
+        assert_eq!(program.call("open 1"), "open 0 0");
+        assert_eq!([program.call("recv"), program.call("recv")], [packet(next + 1), packet(next)]);
+        let third = send(&mut channel, &Meta::default());
+        assert_eq!(program.call("recv"), packet(next + 2));
+        for (id, seq) in (next..).zip([first, second, third]) {
+            assert_eq!(program.call(&format!("verdict {id} 1")), "verdict 32 0");
+            assert_eq!(verdict(&mut channel, 1), (seq, Verdict::Pass.into()));
+        }
+        next += 3;
+    }
+    // Without the second call, the channel ends.
+    assert_eq!(program.call("destroy"), "destroy 0 0");
+    while !channel.is_dead() {
+        channel.wait(Some(Duration::from_millis(20))).unwrap();
+        channel.check_peer();
+    }
+}

@@ -107,6 +107,8 @@ impl World {
 
     /// Sends 9 datagrams of one flow. Returns the last bytes of those that arrive, up to `count`.
     fn send(&self, count: usize) -> Vec<u8> {
+        // The engine's thread has the program shortly after the program has attached.
+        until(|| self.ctl("show queues").is_some_and(|answer| answer["queues"][0]["inspectors"] == 1));
         let server = self.right.run(|| UdpSocket::bind("10.0.0.2:9").unwrap());
         server.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let client = self.left.run(|| UdpSocket::bind("10.0.0.1:0").unwrap());
@@ -153,7 +155,6 @@ fn a_program_outlives_engines() {
         assert_eq!(world.send(6), *b"!2!5!8");
         drop(engine);
         let _engine = world.engine();
-        until(|| world.ctl("show queues").unwrap()["queues"][0]["inspectors"] == 1);
         assert_eq!(world.send(6), *b"!2!5!8", "the library attached again, and ids continue");
     });
 }
@@ -212,6 +213,11 @@ fn programs_that_cannot_run_are_refused() {
             let (code, said) = run(program);
             assert!(code == Some(4) && said.contains(hint), "{said}");
         }
+        // The installed library, at its place below the prefix of the program.
+        let install = Path::new(env!("CARGO_MANIFEST_DIR")).join("install");
+        let built = Path::new(&library()).parent().unwrap().to_owned();
+        let status = Command::new(install).arg(world.path("prefix")).arg(built).status().unwrap();
+        assert!(status.success() && world.path("prefix/lib/towpath/libnetfilter_queue.so.1").is_file());
         // Without an engine, and on an engine without this queue.
         let (code, said) = run(&plain);
         assert!(code == Some(5) && said.contains("no engine is there"), "{said}");

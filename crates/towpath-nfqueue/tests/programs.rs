@@ -23,7 +23,10 @@ impl Directory {
     /// A directory with a capture of [`PACKETS`] packets and a rule file.
     fn new(rules: &str) -> Self {
         // UDP datagrams with 4 to 1,003 bytes of payload.
-        Self::with(rules, (0..PACKETS).map(|number| datagram(4096, 53, &vec![number as u8 | 0x80; 4 + number])))
+        Self::with(
+            rules,
+            (0..PACKETS).map(|number| datagram(4096, 53, &vec![number as u8 | 0x80; 4 + number])),
+        )
     }
 
     /// A directory with a capture of these packets and a rule file.
@@ -157,9 +160,10 @@ const INSPECT: &str = "add inspect 1 ip4 from any to any\nadd allow all from any
 fn a_program_with_callbacks_runs_unchanged() {
     let directory = Directory::new(INSPECT);
     let program = directory.program("verdicts");
-    for mode in
-        ["accept", "small", "poll", "epoll", "nonblock", "meta", "range", "same", "stolen", "reverse", "kept", "close"]
-    {
+    for mode in [
+        "accept", "small", "poll", "epoll", "nonblock", "meta", "range", "same", "stolen", "reverse", "kept",
+        "close",
+    ] {
         let run = directory.replay(&program, mode);
         let counts = ["packets", "headers", "wrong", "refused"].map(|key| run.printed(key));
         assert_eq!(counts, [PACKETS, PACKETS, 0, 0], "{mode}: {}", run.program);
@@ -250,7 +254,9 @@ fn a_changed_packet_may_be_longer_or_shorter() {
 #[towpath_testenv::needs("python:netfilterqueue")]
 #[test]
 fn a_program_for_python_netfilterqueue_runs_unchanged() {
-    let directory = Directory::new("add divert 1 ip4 from any to any\nadd deny ip from any to any mark 0x77\nadd allow all from any to any\n");
+    let directory = Directory::new(
+        "add divert 1 ip4 from any to any\nadd deny ip from any to any mark 0x77\nadd allow all from any to any\n",
+    );
     let python = Path::new(towpath_testenv::clients!()).join("bin/python");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/filter.py");
     let run = directory.replay(&python, &format!("{} 1 {PACKETS}", script.display()));

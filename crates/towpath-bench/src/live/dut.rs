@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
@@ -72,8 +73,15 @@ impl Driver {
 /// Guard of a running device under test, which stops on drop.
 pub(crate) struct Work {
     // Declared first: the processes end before the files that they use are removed.
-    _sides: Vec<Side>,
-    _files: Option<TempDir>,
+    sides: Vec<Side>,
+    files: Option<TempDir>,
+}
+
+impl Work {
+    /// The engine's control socket.
+    pub(crate) fn control(&self) -> Option<PathBuf> {
+        self.files.as_ref().map(|files| files.path().join("ctl.sock"))
+    }
 }
 
 impl Dut {
@@ -116,7 +124,7 @@ impl Dut {
                     side.line()?;
                     sides.push(side);
                 }
-                Ok(Work { _sides: sides, _files: None })
+                Ok(Work { sides, files: None })
             }
             Self::BaselineFwd { driver, park } => {
                 let [from, to] = driver.devices();
@@ -126,11 +134,11 @@ impl Dut {
                     ["baseline-fwd", driver.word(), &netns_pid, from, to, how, wait, &cpu].map(str::to_owned);
                 let mut side = Side::start(&words, &[])?;
                 side.line()?;
-                Ok(Work { _sides: vec![side], _files: None })
+                Ok(Work { sides: vec![side], files: None })
             }
             Self::Conntrack => {
                 topology.dut.run("iptables -A FORWARD -m conntrack --ctstate INVALID -j DROP")?;
-                Ok(Work { _sides: Vec::new(), _files: None })
+                Ok(Work { sides: Vec::new(), files: None })
             }
         }
     }
@@ -159,19 +167,29 @@ pub(super) fn run_towpath(netns_pid: &str, config: &str, rules: &str) -> Result<
     Ok((side, files))
 }
 
+/// Starts Towpath with queue 1, to which inspectors will attach.
+pub(crate) fn with_queue(netns_pid: &str, driver: Driver, cpus: Cpus) -> Result<Work> {
+    engine(netns_pid, driver, true, true, cpus)
+}
+
 fn towpath(netns_pid: &str, driver: Driver, park: bool, inspectors: u16, cpus: Cpus) -> Result<Work> {
-    let config = configuration(driver, park, inspectors > 0, cpus.consumer);
-    let (side, files) = run_towpath(netns_pid, &config, &rules(inspectors > 0))?;
-    let mut sides = vec![side];
-    let queue = files.path().join("queue.sock").to_string_lossy().into_owned();
+    let mut work = engine(netns_pid, driver, park, inspectors > 0, cpus)?;
+    let queue = work.control().context("the engine's directory")?.with_file_name("queue.sock");
+    let queue = queue.to_string_lossy().into_owned();
     // Inspectors share a CPU with the engine: the other CPU runs the generator and the kernel's receive processing.
     for _ in 0..inspectors {
         let words = ["live-inspector", &queue, &cpus.consumer.to_string()].map(str::to_owned);
         let mut side = Side::start(&words, &[])?;
         side.line()?;
-        sides.push(side);
+        work.sides.push(side);
     }
-    Ok(Work { _sides: sides, _files: Some(files) })
+    Ok(work)
+}
+
+fn engine(netns_pid: &str, driver: Driver, park: bool, inspected: bool, cpus: Cpus) -> Result<Work> {
+    let config = configuration(driver, park, inspected, cpus.consumer);
+    let (side, files) = run_towpath(netns_pid, &config, &rules(inspected))?;
+    Ok(Work { sides: vec![side], files: Some(files) })
 }
 
 /// Twenty rules. A packet is matched against all rules of its protocol until it has a state.

@@ -7,6 +7,7 @@ mod gate_saves;
 pub(crate) mod instructions;
 pub(crate) mod live;
 pub(crate) mod mux;
+pub(crate) mod nfqueue;
 pub(crate) mod replay;
 pub(crate) mod ring;
 pub(crate) mod rows;

@@ -166,6 +166,7 @@ fn queue_keys(queue: &Queue) -> Keys {
     vec![
         ("socket", path(inspectors.socket.as_deref())),
         ("command", list(inspectors.commands.iter().map(|words| words.join(" ")).collect())),
+        ("interface", if inspectors.nfqueue { "nfqueue" } else { "ring" }.to_owned()),
         ("workers", inspectors.workers.to_string()),
         ("standby", inspectors.standby.to_string()),
         ("env", list(inspectors.process.env.clone())),
@@ -297,6 +298,7 @@ mod tests {
         ("route", "mac", "[[route]]\nto = \"10.0.0.0/8\"\nport = \"a\"", "", "mac = \"02:00:00:00:00:01\"", "route 10.0.0.0/8 mac: resolved -> 02:00:00:00:00:01"),
         ("queue", "socket", "[queue.1]\ncommand = \"/c\"", "", "socket = \"/s\"", "queue 1 socket: none -> /s"),
         ("queue", "command", "[queue.1]\nsocket = \"/s\"", "", "command = \"/c x\"", "queue 1 command: none -> /c x"),
+        ("queue", "interface", "[queue.1]\ncommand = \"/c\"", "", "interface = \"nfqueue\"", "queue 1 interface: ring -> nfqueue"),
         ("queue", "workers", "[queue.1]\ncommand = \"/c\"", "", "workers = 2", "queue 1 workers: 1 -> 2"),
         ("queue", "standby", "[queue.1]\ncommand = \"/c\"", "", "standby = 1", "queue 1 standby: 0 -> 1"),
         ("queue", "env", "[queue.1]\ncommand = \"/c\"", "env = \"A=1\"", "env = \"A=2\"", "queue 1 env: A=1 -> A=2"),

@@ -34,6 +34,8 @@ pub struct Inspectors {
     pub mode: Option<u32>,
     /// Commands that the engine starts.
     pub commands: Vec<Vec<String>>,
+    /// The commands are programs for libnetfilter_queue.
+    pub nfqueue: bool,
     /// Processes of each command.
     pub workers: usize,
     /// Further processes of each command, on standby.
@@ -60,7 +62,11 @@ impl Inspectors {
 
     /// The programs that the engine starts, each `workers` + `standby` times.
     pub fn programs(&self) -> impl Iterator<Item = Program> + '_ {
-        self.commands.iter().map(|words| Program { words: words.clone(), settings: self.process.clone() })
+        let prefix: &[&str] = if self.nfqueue { &["towpath", "nfq", "--"] } else { &[] };
+        self.commands.iter().map(move |words| Program {
+            words: prefix.iter().map(ToString::to_string).chain(words.iter().cloned()).collect(),
+            settings: self.process.clone(),
+        })
     }
 
     /// Bytes of the rings of all started inspectors, or of one attached inspector, in an engine with `threads` threads.
@@ -91,6 +97,7 @@ impl Queue {
         same.policy.default = self.policy.default;
         same.policy.may_queue.clone_from(&self.policy.may_queue);
         same.inspectors.commands.clone_from(&self.inspectors.commands);
+        same.inspectors.nfqueue = self.inspectors.nfqueue;
         same.policy.stall = self.policy.stall;
         same.inspectors.workers = self.inspectors.workers;
         same.inspectors.standby = self.inspectors.standby;
@@ -201,19 +208,14 @@ fn words_of<T>(table: &Table<'_, '_>, key: &'static str, read: fn(&str) -> Resul
 fn inspectors(table: &Table<'_, '_>, directory: &Path, name: &At<&str>, threads: usize) -> Inspectors {
     let socket = table.text("socket").map(|text| directory.join(text.value));
     let commands = table.texts("command");
-    let mut commands: Vec<_> =
+    let commands: Vec<_> =
         commands.iter().filter_map(|text| command::words(table, text, directory)).collect();
-    if table.word("interface") == Some("nfqueue") {
-        for words in &mut commands {
-            words.splice(..0, ["towpath", "nfq", "--"].map(str::to_owned));
-        }
-    }
     if socket.is_none() && commands.is_empty() {
         let hint = "write socket = \"PATH\" for inspectors that attach, or command = \"...\" for one that the engine starts";
         table.wrong(&name.span, format!("queue {} needs `socket` or `command`", name.value), hint);
     }
     let users = users::take(table);
-    for key in ["interface", "user", "group", "env", "limits", "cgroup"] {
+    for key in ["user", "group", "env", "limits", "cgroup"] {
         if commands.is_empty() && table.has(key) && !table.has("command") {
             table.wrong(
                 &table.span_of(key),
@@ -235,6 +237,7 @@ fn inspectors(table: &Table<'_, '_>, directory: &Path, name: &At<&str>, threads:
         socket,
         users,
         commands,
+        nfqueue: table.word("interface") == Some("nfqueue"),
         workers: table.number("workers").unwrap_or(1) as usize,
         standby: standby.map_or(0, |at| at.value) as usize,
         process: process::take(table),
