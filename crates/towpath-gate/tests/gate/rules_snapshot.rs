@@ -263,7 +263,8 @@ fn changes_follow_a_base_and_a_torn_end_is_cut() {
     }
     // A gap is told, and so are states that were not checked.
     for more in [(5, Vec::new()), (4, vec![1])] {
-        let restored = gate(RULES).restore(&file(&[&all[..], std::slice::from_ref(&more)].concat()), NOW).unwrap();
+        let restored =
+            gate(RULES).restore(&file(&[&all[..], std::slice::from_ref(&more)].concat()), NOW).unwrap();
         assert_eq!((restored.gap, restored.unchecked), (more.0 == 5, true));
     }
 }

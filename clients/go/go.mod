@@ -1,0 +1,3 @@
+module github.com/towpath/towpath-go
+
+go 1.22
