@@ -129,7 +129,7 @@ impl Collector for Samples {
                 // The encoder adds the counts up.
                 let buckets: Vec<(f64, u64)> = histogram
                     .buckets()
-                    .map(|(bound, count)| (bound.map_or(f64::MAX, seconds), count))
+                    .map(|(bound, count)| (bound.map_or(f64::INFINITY, seconds), count))
                     .collect();
                 family.encode_family(labels)?.encode_histogram::<NoLabelSet>(
                     seconds(histogram.sum()),
@@ -244,7 +244,7 @@ pub(crate) mod tests {
         check(&text);
         for line in [
             "# TYPE towpath_test_time_seconds histogram",
-            "towpath_test_time_seconds_bucket{le=\"1.024e-6\",port=\"wan\"} 2",
+            "towpath_test_time_seconds_bucket{le=\"0.000001024\",port=\"wan\"} 2",
             "towpath_test_time_seconds_bucket{le=\"0.002097152\",port=\"wan\"} 2",
             "towpath_test_time_seconds_bucket{le=\"0.004194304\",port=\"wan\"} 3",
             "towpath_test_time_seconds_bucket{le=\"17.179869184\",port=\"wan\"} 3",

@@ -1,6 +1,7 @@
 //! The kernel's queue: marks, names of interfaces, repeated evaluation, and several queues.
 
 use std::collections::HashSet;
+use std::io::ErrorKind;
 use std::net::UdpSocket;
 use std::process::Command;
 use std::time::Duration;
@@ -34,12 +35,33 @@ fn routed(rules: &[&str]) -> (Host, Host) {
 /// Sends a datagram from port `from` to port `to` of the right machine until one arrives or it was sent `times`. Returns true if one
 /// arrived.
 fn arrives(left: &Host, right: &Host, from: u16, to: u16, times: usize) -> bool {
-    let receiver = right.run(move || UdpSocket::bind(("10.0.2.1", to)).unwrap());
+    let receiver = bind(right, ("10.0.2.1", to));
     receiver.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
-    let sender = left.run(move || UdpSocket::bind(("10.0.1.1", from)).unwrap());
+    let sender = bind(left, ("10.0.1.1", from));
     (0..times).any(|_| {
         sender.send_to(b"datagram", ("10.0.2.1", to)).unwrap();
         receiver.recv(&mut [0; 16]).is_ok()
+    })
+}
+
+/// Binds a socket. A process that another test starts has copies of all descriptors until execve(2), so an address may be in use for a
+/// moment after its socket was closed.
+fn bind(host: &Host, address: (&'static str, u16)) -> UdpSocket {
+    host.run(move || {
+        loop {
+            match UdpSocket::bind(address) {
+                Err(error) if error.kind() == ErrorKind::AddrInUse => std::thread::yield_now(),
+                bound => return bound.unwrap(),
+            }
+        }
+    })
+}
+
+/// True if every thread of the process is stopped (state `T` of proc_pid_stat(5)).
+fn is_stopped(pid: u32) -> bool {
+    std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().all(|thread| {
+        let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
     })
 }
 
@@ -201,9 +223,10 @@ fn a_full_queue_drops_or_accepts() {
             let files = files(&config, "add 300 allow ip from any to any\n");
             let engine = Engine::start(files.path());
             engine.signal(rustix::process::Signal::STOP);
-            let receiver = right.run(|| UdpSocket::bind("10.0.2.1:1000").unwrap());
+            until(|| is_stopped(engine.child.id()));
+            let receiver = bind(&right, ("10.0.2.1", 1000));
             receiver.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-            let sender = left.run(|| UdpSocket::bind("10.0.1.1:0").unwrap());
+            let sender = bind(&left, ("10.0.1.1", 0));
             for number in 0..20_u8 {
                 sender.send_to(&[number], "10.0.2.1:1000").unwrap();
             }
