@@ -99,7 +99,7 @@ pub const KEYS: &[Key] = &[
     new("", "states", Text, "", "file that keeps the states across a restart"),
     new("", "states-every", Seconds(0.1, 3600.0), "", "also save the states at this interval, so that they survive a kill ([restarts](#restarts))"),
     new("", "states-at-reload", Word(&["recheck", "keep", "drop"]), "`\"recheck\"`", "states at a reload ([rules](rules.md#another-rule-file))"),
-    new("", "unserved", Word(&["pass", "drop"]), "`\"drop\"`", "verdict for packets whose queue has no inspector"),
+    new("", "unserved", Word(&["pass", "drop"]), "`\"drop\"`", "verdict for packets of a queue without `[queue.N]`, and default of each `default`"),
     new("", "monitor", Texts, "", "ports whose packets are not forwarded; rules and inspectors see them"),
 
     new("port", "driver", Word(&["af_packet", "af_xdp", "tun", "tap", "nfqueue", "pcap"]), "required", "[port driver](ports.md)"),
