@@ -120,8 +120,8 @@ pub const KEYS: &[Key] = &[
     new("port", "gso", Flag, "`true`", "`nfqueue`: receive large segments"),
     new("port", "interfaces", Texts, "", "`nfqueue`: the kernel's interfaces that rules name with `recv`, `xmit` and `via`"),
     new("port", "queue-length", Number(1, 4_294_967_295), "`20000`", "`nfqueue`: packets that wait in the kernel for a verdict"),
-    new("port", "conntrack", Flag, "`false`", "`nfqueue`: packets come with the mark of their connection (`connmark`)"),
-    new("port", "repeat", Flag, "`false`", "`nfqueue`: a packet whose mark changed begins again at the first rule of its hook"),
+    new("port", "conntrack", Flag, "`false`", "`nfqueue`: packets have netfilter's connection mark (`connmark`)"),
+    new("port", "repeat", Flag, "`false`", "`nfqueue`: a packet whose mark changed begins again at the first rule of its hook (NF_REPEAT)"),
     new("port", "read", Text, "", "`pcap`: capture to receive from; `read`, `write` or both are required"),
     new("port", "write", Text, "", "`pcap`: capture to send to"),
 
