@@ -11,7 +11,7 @@ import (
 type Attribute struct {
 	// PacketID identifies the packet in the calls of SetVerdict.
 	PacketID uint32
-	// Payload is the packet from its IP header on; a frame's Payload describes how long it is valid.
+	// Payload is the packet from its IP header on. It is valid as long as Payload of the Frame.
 	Payload []byte
 	// Timestamp is the time of arrival.
 	Timestamp time.Time
@@ -19,14 +19,14 @@ type Attribute struct {
 	Mark uint32
 	// CapLen is the length of the packet from its IP header on; Payload is shorter if the packet was truncated.
 	CapLen uint32
-	// UID and GID are those of the sender if it is a local process.
+	// UID and GID are 0: the engine does not know the sender of a packet.
 	UID, GID uint32
 	// Frame has the other fields. It is valid during the call.
 	Frame *Frame
 }
 
-// Register calls fn for each packet until the context ends, the engine ends the channel, or a function returns a value other than 0.
-// It returns the context's error if that ended it, and nil otherwise.
+// Register calls fn for each packet until the context ends, the engine ends the channel, or fn or errfn returns a value other than 0.
+// It returns the context's error if the context has ended, and nil otherwise.
 //
 // fn decides a packet with SetVerdict or a similar method, during the call or later, from any goroutine and in any order. A packet that has
 // no verdict when fn returns is held. errfn is called with errors of receiving; a value of 0 makes Register receive again.
@@ -82,7 +82,7 @@ func (i *Inspector) deliver(frame *Frame, fn func(Attribute) int) int {
 	i.undecided.Lock()
 	defer i.undecided.Unlock()
 	if _, undecided := i.undecided.frames[id]; undecided {
-		// Fails if fn has decided the frame itself; then the id is not used again.
+		// SetVerdict fails if fn has decided the frame itself. The id is then unknown.
 		if frame.SetVerdict(Hold) != nil {
 			delete(i.undecided.frames, id)
 		}

@@ -38,7 +38,7 @@ import (
 	"unsafe"
 )
 
-// Verdict says what the engine does with a frame.
+// Verdict is the decision about a frame.
 type Verdict uint32
 
 const (
@@ -46,7 +46,7 @@ const (
 	Drop   Verdict = C.TOWPATH_DROP   // drop it
 	Reject Verdict = C.TOWPATH_REJECT // drop it and notify the sender (TCP reset or ICMP unreachable)
 	Repeat Verdict = C.TOWPATH_REPEAT // evaluate the rules again
-	Hold   Verdict = C.TOWPATH_HOLD   // hold it: it is decided later, in any order, without delaying other frames
+	Hold   Verdict = C.TOWPATH_HOLD   // keep it for a later verdict, in any order, without delaying other frames
 )
 
 // Queue is the verdict that sends the frame to another queue.
@@ -69,7 +69,7 @@ const (
 type InspectorConfig struct {
 	// Socket is the path of a queue's socket; "": the environment variable TOWPATH_SOCKET, which the engine sets for programs that it starts.
 	Socket string
-	// Name is shown to administrators, 32 bytes at most; "": the program's name.
+	// Name is the name in the log and in the output of towpath ctl, 32 bytes at most; "": the program's name.
 	Name string
 	// Gaps delivers frames of kind Gap, which are decided like any frame. Frame.Lost counts lost frames in any case.
 	Gaps bool
@@ -87,8 +87,8 @@ type Inspector struct {
 
 // Frame is a frame of a queue. Values are copies, except for Payload.
 type Frame struct {
-	// Payload is the frame with its link header, in the ring's memory. It is valid until the frame is decided or the inspector is closed,
-	// and reading it later is an error that may end the process; so is writing to it.
+	// Payload is the frame with its link header, in the ring's memory. It is valid until the frame is decided or the inspector is closed.
+	// Reading it later, or writing to it, may crash the process.
 	Payload []byte
 	Time    time.Time
 	// WireLen is the length on the wire. Payload is shorter if the frame was truncated.
@@ -100,7 +100,7 @@ type Frame struct {
 	Port uint32
 	// Hash is a hash of the flow, the same in both directions.
 	Hash uint32
-	// PID, UID and GID are those of the sender if it is a local process; 0 for the network.
+	// PID, UID and GID are those of the process that sent a message or an event; 0 for a packet.
 	PID, UID, GID uint32
 	// Lost is the number of frames lost before this one; 65535 means that many or more.
 	Lost uint32

@@ -1,7 +1,7 @@
 // Package towpath is the client of Towpath, a network data plane for Linux user space: inspectors, which receive the packets of a rule's
 // queue and return verdicts, and workers, which answer the messages of a multiplexor's connections.
 //
-// An [Inspector] is what a program on an NFQUEUE is to the kernel:
+// An [Inspector] corresponds to a program that reads an NFQUEUE:
 //
 //	inspector, err := towpath.AttachInspector(towpath.InspectorConfig{})
 //	if err != nil {
@@ -22,7 +22,7 @@
 //		}
 //	}
 //
-// [Inspector.Register] is the same with a callback and packet ids, for programs that were written for a package for the kernel's queue.
+// [Inspector.Register] is the same with a callback and packet ids, for programs that were written for a Go package for NFQUEUE.
 // A [Worker] receives messages with Recv, or answers them with [Worker.Serve].
 //
 // The package needs cgo and libtowpath (crates/towpath-capi/install PREFIX). Below a PREFIX other than /usr and /usr/local, set CGO_CFLAGS
@@ -97,7 +97,7 @@ func (e *Error) Unwrap() error { return e.Errno }
 // Version returns the version of libtowpath.
 func Version() string { return C.GoString(C.towpath_version()) }
 
-// call runs a function of libtowpath, again after EINTR. The message of an error belongs to the thread.
+// call runs a function of libtowpath, and repeats it after EINTR. It locks the thread, because the message of an error belongs to it.
 func call(function func() C.int) (int, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -122,7 +122,7 @@ type channel struct {
 	receiving sync.Mutex
 	// using is held during each call with the handle.
 	using sync.Mutex
-	// freed and asleep are guarded by using. asleep: a goroutine waits, and the other side learns of a verdict by a flush.
+	// freed and asleep are guarded by using. asleep: a goroutine waits, so each verdict needs a flush.
 	freed, asleep bool
 	// closing ends waits and fails calls, before the handle is freed.
 	closing atomic.Bool
@@ -151,7 +151,7 @@ func (c *channel) use(function func() C.int) (int, error) {
 	return result, err
 }
 
-// receive calls a function that does not wait until it returns something else than EAGAIN. Returns [io.EOF] if it returns 0.
+// receive repeats a call that never waits until its result is not EAGAIN. It returns [io.EOF] if the result is 0.
 func (c *channel) receive(ctx context.Context, function func() C.int) (int, error) {
 	c.receiving.Lock()
 	defer c.receiving.Unlock()
@@ -180,7 +180,7 @@ func (c *channel) wait(ctx context.Context) error {
 	}
 	stop := context.AfterFunc(ctx, c.interrupt)
 	waited := C.towpath_go_wait(c.fd, c.wake)
-	// A wake-up by this context may come later: it makes the next wait return early, and receive waits again.
+	// The context's wake-up may arrive after this wait. The next wait then returns early, and receive waits again.
 	stop()
 	c.using.Lock()
 	defer c.using.Unlock()

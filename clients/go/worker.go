@@ -26,7 +26,7 @@ import (
 type WorkerConfig struct {
 	// Socket is the path of the mux's socket; "": the environment variable TOWPATH_SOCKET, which the mux sets for programs that it starts.
 	Socket string
-	// Name is shown to administrators, 32 bytes at most; "": the program's name.
+	// Name is the name in the log and in the output of towpath ctl, 32 bytes at most; "": the program's name.
 	Name string
 	// Parts receives long messages in parts; required by a framing with body=stream.
 	Parts bool
@@ -47,8 +47,8 @@ type Connection struct {
 
 // WorkerMessage is a message of a connection.
 type WorkerMessage struct {
-	// Bytes is the whole message, in the ring's memory. It is valid until the message is done or the worker is closed, and reading it later
-	// is an error that may end the process; so is writing to it.
+	// Bytes is the whole message, in the ring's memory. It is valid until the message is done or the worker is closed. Reading it later, or
+	// writing to it, may crash the process.
 	Bytes []byte
 	// Payload is the message without a header or delimiter that the framing strips.
 	Payload    []byte

@@ -249,7 +249,8 @@ struct Live {
 /// Benchmark unchanged programs for NFQUEUE on Towpath's queue against the kernel's queue
 ///
 /// The command creates temporary network namespaces, which needs root, `ip` and `iptables`, and compiles a program, which needs a C
-/// compiler and the headers of libnetfilter_queue. Expects `towpath` and libnetfilter_queue.so in the directory of this program. Exits with 0 if every measured metric meets its target, else with 1.
+/// compiler and the headers of libnetfilter_queue. Expects `towpath` and libnetfilter_queue.so in the directory of this program. Exits
+/// with 0 if every measured metric meets its target, else with 1.
 #[derive(Debug, Parser)]
 struct Nfqueue {
     /// Print one JSON array

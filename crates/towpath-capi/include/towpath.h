@@ -70,7 +70,7 @@ struct towpath_frame {
     uint32_t mark;
     uint32_t port;          /* the port that received it */
     uint32_t hash;          /* flow hash; the same in both directions */
-    uint32_t pid, uid, gid; /* of the sender, if it is a local process; 0 for the network */
+    uint32_t pid, uid, gid; /* of the process that sent a message or an event; 0 for a packet */
     uint32_t lost;          /* frames lost before this one; 65535 means that many or more */
     uint16_t link_type;     /* as in pcap files */
     uint16_t network;       /* offset of the data after the link header, such as the IP header */

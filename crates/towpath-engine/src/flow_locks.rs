@@ -1,8 +1,8 @@
 //! Locks of flows: the order of rule evaluation within a flow.
 //!
 //! While the rest of a packet's walk can create a state that the next packet of its flow may need, the packet locks the flow: later
-//! packets are deferred until the lock is released. The locks are those of the buckets of the reorder buffer. Two flows in one bucket only
-//! wait for each other.
+//! packets are deferred until the lock is released. Each bucket of the reorder buffer has one lock: two flows in one bucket may wait for each
+//! other.
 //!
 //! Invariant: a bucket that is not locked and has deferred packets is in `released`.
 
@@ -15,13 +15,13 @@ pub(crate) const BUCKETS: usize = 16_384;
 
 #[derive(Debug)]
 pub(crate) struct FlowLocks {
-    /// Per bucket: the packets that lock it.
+    /// The number of packets that lock each bucket.
     holders: Box<[u32; BUCKETS]>,
     /// The deferred packets of a bucket, oldest first. No queue is empty.
     deferred: HashMap<u16, VecDeque<PacketId>>,
     /// Buckets with deferred packets whose last lock was released.
     released: Vec<u16>,
-    /// Empty queues, to be used again.
+    /// Empty queues for reuse.
     spare: Vec<VecDeque<PacketId>>,
 }
 
@@ -95,7 +95,7 @@ impl FlowLocks {
         None
     }
 
-    /// Forgets the deferred packets.
+    /// Removes all deferred packets.
     pub(crate) fn clear_deferred(&mut self) {
         self.deferred.clear();
         self.released.clear();

@@ -33,7 +33,7 @@ pub(crate) struct PacketCtx {
     pub(crate) outbound: bool,
     /// The event for which the packet waits.
     pub(crate) wait: Wait,
-    /// Held while the packet waits and may then create a state that later packets of its flow need.
+    /// Held while the packet waits and the rest of its walk may create a state that later packets of its flow need.
     pub(crate) lock: FlowLock,
     /// The number of received packets that it stands for.
     pub(crate) packets: u16,
@@ -82,7 +82,7 @@ pub(crate) enum Next {
 }
 
 impl PacketCtx {
-    /// The path of a packet that arrives on `arrival`. `xmit`: the port that it leaves by, if the kernel has decided that.
+    /// Creates the context of a packet that arrives on `arrival`. `xmit`: its egress port, if the kernel has routed it.
     pub(crate) fn new(
         (arrival, xmit): (PortId, Option<PortId>),
         mode: ForwardMode,
@@ -210,7 +210,7 @@ impl PacketCtx {
         self.walk.set_mark(self.walk.mark() & !mask | mark & mask);
     }
 
-    /// Writes where the packet leaves into its metadata, and the marks that rules and inspectors gave it.
+    /// Writes the egress, the next hop and the marks into the packet's metadata.
     pub(crate) fn write_egress(&self, meta: &mut Meta) {
         (meta.egress, meta.next_hop) = (self.egress, self.next_hop);
         (meta.network, meta.packets) = (self.layers.network, self.packets);

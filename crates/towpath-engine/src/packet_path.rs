@@ -11,8 +11,8 @@
 //!
 //! `drive` takes a packet that is in the reorder buffer as far as it gets without waiting. [`Wait`] is the reason why it
 //! then waits; `settle` (a verdict), `retry_backlog` (room: `backlog.rs`), `reassemble` (fragments: `reassemble.rs`) and
-//! `resume_deferred` (a state that an earlier packet of the flow may create) continue. Packets of one flow are evaluated as their verdicts
-//! arrive; they leave in the order of their arrival.
+//! `resume_deferred` (the lock of the flow: `flow_locks.rs`) continue. Packets of one flow are evaluated as their verdicts arrive, and leave
+//! in the order of their arrival.
 
 use towpath_gate::{BURST, Dir, Edits, PortId, Walker};
 use towpath_ring::Verdict;
@@ -426,7 +426,7 @@ impl<E: PacketIo> Engine<E> {
         edit(held, ctx, burst.as_ref());
         let continues = wait.kind != Handover::Inspect;
         let leaves = !ctx.outbound && ctx.may_walk_out(walker);
-        // The report of a replay does not depend on the speed of inspectors: its packets walk on one after the other.
+        // A replay always locks, so that its report does not depend on the speed of inspectors.
         let locks_flow = (continues || leaves)
             && (!*live || {
                 let dir = ctx.walk.dir();

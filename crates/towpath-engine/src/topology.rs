@@ -21,7 +21,7 @@ pub struct Topology {
 struct Interface {
     untagged: PortId,
     by_vlan: Vec<(u16, PortId)>,
-    /// The ports of the interfaces that the kernel names, by position.
+    /// The ports of the interfaces that an nfqueue port lists, by their position in the list.
     listed: Vec<PortId>,
     mode: ForwardMode,
     /// The system's interface index; 0 without one.
@@ -42,7 +42,7 @@ pub enum ForwardMode {
         /// Packets walk the rules in direction `out`.
         walk_out: bool,
     },
-    /// By the port that received them, which is this one (NFQUEUE).
+    /// By this port, which received them from the kernel (NFQUEUE). Rules may see another port ([`Topology::listed`]).
     Back(PortId),
     /// They are not forwarded: the port is monitored.
     Nowhere,
@@ -79,22 +79,22 @@ impl Topology {
         }
     }
 
-    /// Packets of the next interface that the kernel names ([`Queued::listed`](towpath_port::Queued::listed)) arrive on `port`, or leave
-    /// by it.
+    /// Adds the port of the next interface that the last interface lists ([`Queued::listed`](towpath_port::Queued::listed)). Packets of the
+    /// listed interface arrive on this port or leave by it.
     pub fn listed(&mut self, port: PortId) {
         if let Some(interface) = self.interfaces.last_mut() {
             interface.listed.push(port);
         }
     }
 
-    /// The last interface has this index in the system. Inspectors see it.
+    /// Sets the system's index of the last interface, which inspectors get.
     pub fn index(&mut self, index: u32) {
         if let Some(interface) = self.interfaces.last_mut() {
             interface.index = index;
         }
     }
 
-    /// The interfaces of a packet that an inspector gets. `xmit` is the port that it leaves by, if that is known.
+    /// The interfaces that an inspector gets with a packet. `xmit`: the packet's egress port, if known.
     pub(crate) fn interfaces(
         &self,
         meta: &Meta,
@@ -124,7 +124,7 @@ impl Topology {
         self.interfaces.iter().find(of_port).map_or(0, |interface| interface.index)
     }
 
-    /// The ports of the interfaces that the kernel names for a packet: the one it came in by, and the one it leaves by.
+    /// The listed ports of a packet's input and output interface.
     pub(crate) fn named(&self, meta: &Meta) -> [Option<PortId>; 2] {
         let (Some(queued), Some(interface)) =
             (meta.port.queued, self.interfaces.get(meta.interface as usize))

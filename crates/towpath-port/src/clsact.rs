@@ -59,7 +59,7 @@ pub(crate) struct Attached {
     index: u32,
     /// Number of the program.
     program: u32,
-    /// The filter stays when the port ends.
+    /// The filter stays when the port ends (fail closed).
     closed: bool,
     _heartbeat: Heartbeat,
 }
@@ -89,7 +89,7 @@ impl Heartbeat {
         let ends = Arc::new(AtomicBool::new(false));
         let end = Arc::clone(&ends);
         let beat = move || {
-            // The thread may begin before the process gives up its capabilities, which each thread does for itself.
+            // Each thread has its own capabilities. This one may start before the others give theirs up.
             let none = CapabilitySet::empty();
             let _ = set_capabilities(
                 None,

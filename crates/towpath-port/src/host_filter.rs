@@ -123,8 +123,8 @@ impl Filter {
         self.entries.iter().any(|entry| matches!(entry, Entry::Ip(Packets { destination: None, .. })))
     }
 
-    /// The program for frames with a link header of `header` bytes, where `me` are the interface's addresses. With a map, the first value
-    /// of which is a time of CLOCK_MONOTONIC in nanoseconds, the network stack gets all packets once that time is [`SILENCE`] ago.
+    /// Compiles the program for frames with a link header of `header` bytes. `me`: the interface's addresses. `heartbeat`: a map whose first
+    /// value is a time of CLOCK_MONOTONIC in nanoseconds; the network stack gets all packets when it is older than [`SILENCE`].
     pub(crate) fn compile(
         &self,
         header: i32,

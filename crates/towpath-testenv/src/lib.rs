@@ -16,8 +16,8 @@ use std::process::{Command, Stdio};
 
 use proc_macro::{TokenStream, TokenTree};
 
-/// Needs that are ignored with `CI=true` too: the captures are not part of the repository, and a kernel without kTLS or without
-/// connection tracking data for NFQUEUE cannot be given it by installing a package.
+/// Needs that are ignored with `CI=true` too: the captures are not part of the repository, and no package adds kTLS or connection tracking
+/// data of NFQUEUE to a kernel.
 const OPTIONAL: [&str; 3] = ["shared", "ktls", "queue_ct"];
 
 /// Ignores a test on a machine that lacks one of the listed needs. It stands before `#[test]`.

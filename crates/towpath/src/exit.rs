@@ -15,9 +15,9 @@ codes! {
     NO_CAPTURE = 2 "a capture cannot be read"
     BAD_RULES = 3 "errors in the rules"
     INSPECTOR = 4 "an inspector or worker did not start or attach"
-    NO_ENGINE = 5 "no engine at the control socket, no access to it, or the socket cannot be created"
+    NO_ENGINE = 5 "no engine at the control socket, no access to it, or a socket of `[control]` or `[metrics]` cannot be created"
     BAD_CONFIG = 6 "errors in the configuration"
-    NO_PORT = 7 "a port or a listening address is not available"
+    NO_PORT = 7 "a port or a listening address of a mux is not available"
     NOT_PASSED = 8 "`explain --exit-code`: the packet does not pass"
     USAGE = 64 "wrong usage"
 }

@@ -539,7 +539,7 @@ impl RulesetManager {
         self.book().gate.states().journal()
     }
 
-    /// Brings the rules as snapshots name them up to date. Returns true if they have changed.
+    /// Updates `refs` to the current rules. Returns true if it changed.
     pub fn update_refs(&self, refs: &mut RuleRefs) -> bool {
         self.book().gate.update_refs(refs)
     }

@@ -1,5 +1,5 @@
-// An inspector with a callback, in the form of a program for a package for the kernel's queue: it drops every packet whose payload contains
-// a word.
+// An inspector with a callback, in the form of a program that uses a Go package for NFQUEUE: it drops every packet whose payload contains a
+// word.
 //
 //	go build -o callback ./examples/callback
 //	towpath replay capture.pcap --rules rules.ipfw --queue 1="./callback password"

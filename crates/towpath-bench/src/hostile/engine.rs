@@ -157,7 +157,7 @@ impl Engine {
     /// worker. None without root: the engine is not dumpable.
     pub(super) fn descriptors(&self) -> Option<usize> {
         let count = || fs::read_dir(format!("/proc/{}/fd", self.process.id())).ok().map(Iterator::count);
-        // Between the two counts connections may end, and none begins.
+        // Connections may end between the two counts, but none begins.
         let (all, connections) = (count()?, self.hostile_connections().unwrap_or(0));
         Some(all.saturating_sub(connections))
     }

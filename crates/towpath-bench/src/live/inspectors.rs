@@ -1,5 +1,5 @@
-//! Inspectors of a live engine: the time in which one on standby takes over from one that was killed, and the cost of inspectors that have
-//! nothing to do.
+//! Inspectors of a live engine: the time until an inspector on standby takes over from one that was killed, and the cost of idle
+//! inspectors.
 //!
 //! One flow of datagrams crosses the engine at a fixed rate. Both ends are threads of this process in their namespaces and use the same
 //! clock, so a datagram is timed from its sending to its arrival.
@@ -84,7 +84,7 @@ pub(crate) fn kills(cpus: Cpus, standby: usize, times: usize) -> Result<Kills> {
     let mut killed = Vec::new();
     for _ in 0..times {
         let rings = inspected.until_inspectors(1 + standby)?;
-        // The one that gets the flow's frames.
+        // The inspector that gets the flow's frames.
         let busy = || -> Result<Option<i32>> {
             let now = inspected.rings()?;
             let grown =

@@ -18,7 +18,7 @@ use towpath_ring::{Decision, Loss, ReserveError, Seq, Verdict};
 
 use super::dut::rules;
 
-/// Packets per burst, and flows. They are equal, so that a burst has few packets of one flow, as from an interface.
+/// Number of packets per burst, and of flows. They are equal, so that a burst has few packets of one flow, as on an interface.
 const BURST: usize = 250;
 /// Number of distinct bursts, which repeat.
 const BURSTS: usize = 8;

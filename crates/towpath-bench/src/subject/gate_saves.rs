@@ -24,7 +24,7 @@ use crate::stat::median;
 /// Interval of the snapshots.
 const EVERY: Duration = Duration::from_millis(100);
 
-/// States that another thread makes meanwhile, in groups with pauses of a millisecond.
+/// States that another thread creates at the same time, in groups with pauses of a millisecond.
 const GROUP: u32 = 10;
 
 /// Rules that make a state for each flow, and two walkers.
@@ -95,7 +95,7 @@ pub(super) fn bursts(cpus: Cpus, time: Duration, states: u32) -> Result<(f64, f6
         };
         let measured = change(time).and_then(|()| {
             half.store(true, Ordering::Release);
-            // Its thread has the CPU of this one.
+            // The snapshot's thread inherits the CPU of this one.
             let _running = Running::start(&directory.path().join("states"), EVERY, &manager)?;
             change(time)
         });

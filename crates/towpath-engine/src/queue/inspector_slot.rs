@@ -210,7 +210,7 @@ impl<C: Channel> InspectorSlot<C> {
     }
 
     /// Passes each decided frame to `each`. A verdict that `policy` does not allow ([`Policy::may_queue`]) is invalid. `admit` decides
-    /// about replacements. `times` gets the time of each verdict. A `lazy` poll omits an inspector that has no frames, except every 100 ms.
+    /// about replacements. `times` counts the time to each verdict. A `lazy` poll omits an inspector that has no frames, except every 100 ms.
     pub(super) fn poll(
         &mut self,
         (now, lazy): (u64, bool),

@@ -1,4 +1,4 @@
-//! Packets of one flow at inspectors one behind the other.
+//! Packets of one flow that pass several inspectors.
 
 use proptest::prelude::*;
 
@@ -62,7 +62,7 @@ fn labels(frames: &[Vec<u8>]) -> Vec<u8> {
     frames.iter().map(|frame| *frame.last().unwrap()).collect()
 }
 
-/// Rules without states, and rules whose states a packet of this kind cannot have.
+/// Rules that create no state for these packets after an inspector.
 #[test]
 fn each_inspector_of_a_chain_holds_as_many_packets_of_a_flow_as_it_takes() {
     let rules = [

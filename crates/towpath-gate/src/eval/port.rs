@@ -14,7 +14,7 @@ pub struct Ports {
     me6: Vec<u128>,
     /// By port, up to the last one with a zone other than 0.
     zones: Vec<u16>,
-    /// The ports whose packets come with a mark.
+    /// The ports whose packets arrive with the kernel's mark.
     marks: Vec<PortId>,
 }
 
@@ -77,12 +77,12 @@ impl Ports {
         self.zones.get(usize::from(id.0)).copied().unwrap_or(0)
     }
 
-    /// The packets of a port come with a mark of the kernel. Those of the other ports have the mark 0 until a rule sets it.
+    /// Declares that the packets of a port arrive with the kernel's mark. Packets of other ports have the mark 0 until a rule sets it.
     pub fn set_marks(&mut self, id: PortId) {
         self.marks.push(id);
     }
 
-    /// Returns true if the packets of a port come with a mark.
+    /// Returns true if the packets of a port arrive with the kernel's mark.
     pub fn has_marks(&self, id: PortId) -> bool {
         self.marks.contains(&id)
     }

@@ -1,9 +1,9 @@
 //! Snapshots: the states of a gate in a file, for another gate or for a restart.
 //!
-//! A snapshot is a base, the [records](crate::state::record) of all states, and then changes of states since, if it was written
-//! while packets were processed. A gate that has the rule of a state (set and text, in the same order) assigns the state to it;
-//! otherwise the state belongs to the default dynamic rule, `allow ... // dynamic states default rule`. Expiry is the time left
-//! when the record was written.
+//! A snapshot begins with a *base*: the [records](crate::state::record) of all states. If it was written while packets were
+//! processed, records of changed states follow. A gate that has the rule of a state (set and text, in the same order) assigns the
+//! state to it; otherwise the state belongs to the default dynamic rule, `allow ... // dynamic states default rule`. A record stores
+//! the time until the state expires, not the time of expiry.
 //!
 //! ```text
 //! "TOWPATHS" version:u32
@@ -22,8 +22,8 @@
 //! A base that is incomplete or damaged is an error. After it, frames are read up to the first one that is incomplete or damaged:
 //! the end of a file that was being written. The last record of a state decides.
 //!
-//! A snapshot without the end frame is older than the last packets. TCP windows and acknowledgement numbers of then would refuse
-//! segments of now, so its states are restored without them: a state of a `strict` rule is no longer strict.
+//! A snapshot without the end frame is older than the last packets. Its TCP windows and acknowledgement numbers would refuse current
+//! segments, so its states are restored without them: a state of a `strict` rule is no longer strict.
 //!
 //! The input is untrusted: nothing is created before all of it was validated.
 
@@ -69,11 +69,11 @@ pub enum Frame {
     Held = 2,
     /// The base is complete.
     Complete = 3,
-    /// Changes since.
+    /// Changes of states after the base.
     Changes = 4,
     /// Changes are missing here.
     Gap = 5,
-    /// The engine has ended.
+    /// The engine has ended in order.
     End = 6,
 }
 
@@ -212,7 +212,7 @@ impl Gate {
         piece(&out);
     }
 
-    /// Brings `refs` up to date with the rules. Only rules that are new are hashed. Returns true if there was a change.
+    /// Updates `refs` to the current rules. Only new rules are hashed. Returns true if `refs` changed.
     pub fn update_refs(&self, refs: &mut RuleRefs) -> bool {
         let before = std::mem::take(&mut refs.0);
         let reference = |(id, rule): &(RuleId, Rule)| match before.get(id) {
@@ -491,7 +491,7 @@ impl Snapshot {
         Some(())
     }
 
-    /// Records of an unknown version are an error: their states would be lost without a word.
+    /// Records of an unknown version are an error: their states would be lost silently.
     fn take_records(
         &mut self,
         bytes: &[u8],

@@ -1,8 +1,8 @@
 //! The states that the rest of a walk can create.
 //!
-//! While an inspector has a packet, the next packet of the flow may be evaluated, unless it may need a state that the first one creates
-//! only after the inspector's verdict. Whether there is such a state follows from the rules after the packet's position, the packet's class
-//! and the states of its flow. Other tests of the rules are not evaluated: they are assumed to match.
+//! While an inspector has a packet, the next packet of the flow is evaluated, unless it may need a state that the first one creates after
+//! its verdict. The rules after the packet's position, the packet's class and the states of its flow decide whether there is such a state.
+//! Other tests of the rules are assumed to match.
 
 use towpath_wire::{Packet, Time};
 
@@ -46,10 +46,10 @@ impl CreatingRules {
 }
 
 impl Walker {
-    /// Returns true if the rest of a packet's walk can create a state that its flow does not have. `ahead` are the directions of the rest:
-    /// the walk continues in its own direction after its position, and begins in the other one at the first rule.
+    /// Returns true if the rest of a packet's walk can create a state that its flow does not have. `ahead`: the directions of the rest. In
+    /// the walk's own direction it begins after the position, in the other one at the first rule.
     ///
-    /// An inspector's `repeat` and its changes to the packet are not foreseen.
+    /// The verdict `repeat` and replacements of the packet are not considered.
     pub fn may_create_state(
         &mut self,
         walk: &Walk,
@@ -64,7 +64,7 @@ impl Walker {
             return false;
         }
         let Some(flow) = flow_of(packet, walk) else { return false };
-        // `return` goes back to a call.
+        // Inside a `call`, `return` leads back to an earlier position.
         let position = if walk.depth == 0 { generation.resume(walk) } else { 0 };
         let reached = |rules: &CreatingRules, from: usize| {
             let in_direction = |dir| {
@@ -96,7 +96,7 @@ mod tests {
     use crate::{Gate, PacketSpec, Ports, Step, state};
     use towpath_wire::{self as wire, LinkType};
 
-    /// The walk of a packet up to its inspector, then: may the rest in these directions create a state?
+    /// Walks a packet up to its inspector. Returns whether the rest in these directions may create a state.
     fn may_create(rules: &str, earlier: &[&str], words: &str, ahead: &[Dir]) -> bool {
         let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();
         let mut gate = Gate::new(ruleset, Ports::new(), state::Settings::default(), 1);

@@ -66,7 +66,7 @@ impl EventKind {
         }
     }
 
-    /// Returns true if the state exists no longer.
+    /// Returns true if the state no longer exists.
     pub const fn is_end(self) -> bool {
         matches!(self, Self::Expired | Self::Removed | Self::Evicted)
     }
@@ -156,7 +156,7 @@ impl StateEvent {
         ]
     }
 
-    /// The words of a change that was none: the state had ended before.
+    /// The words of a change that readers ignore: the state had already ended.
     pub(crate) const VOID: [u64; WORDS] = [0; WORDS];
 
     /// The event of these words, or `None` if they are [`VOID`](Self::VOID).

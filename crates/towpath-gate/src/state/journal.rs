@@ -30,7 +30,7 @@ use std::sync::{Arc, OnceLock};
 use super::concurrent::sync::{Apart, AtomicU64, Ordering, fence};
 use super::events::StateEvent;
 
-/// Changes in the ring: 8 MiB. A reader that is later by more changes than that misses some.
+/// The number of changes in the ring (8 MiB). A reader that is further behind misses changes.
 #[cfg(not(loom))]
 const SLOTS: usize = 1 << 16;
 #[cfg(loom)]
@@ -67,11 +67,11 @@ pub(crate) struct Journal<const W: usize> {
     next: Apart<AtomicU64>,
 }
 
-/// What a reader finds at its position.
+/// The result of reading a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Read<const W: usize> {
     Content([u64; W]),
-    /// The reader was too slow, or a writer was: this many changes are missing.
+    /// This many changes are missing, because the reader or a writer was too slow.
     Lost(u64),
     /// There is no change yet.
     Empty,
@@ -146,7 +146,7 @@ impl<const W: usize> Journal<W> {
                 return Read::Content(content);
             }
         }
-        // Relaxed: a position at least as late as that of the slot, or nearly so. The next read finds out.
+        // Relaxed: the value may be slightly old. The next read then finds another gap.
         let oldest = self.next.load(Ordering::Relaxed).saturating_sub(SLOTS as u64) + MARGIN;
         let missed = oldest.saturating_sub(*at).max(1);
         *at += missed;
@@ -182,7 +182,7 @@ impl<const W: usize> Journal<W> {
 pub enum JournalRead {
     /// The next change.
     Change(StateEvent),
-    /// This many changes are missing here: the reader was slower than the ring is long.
+    /// This many changes are missing here: the reader was too far behind.
     Gap(u64),
     /// There is no further change yet.
     End,
@@ -200,7 +200,7 @@ impl JournalReader {
         Self { at: journal.attach(), journal: Arc::clone(journal) }
     }
 
-    /// Reads the next change. A change that a worker is writing at this moment is not there yet.
+    /// Reads the next change. A change that a worker is still writing is not returned yet.
     pub fn read(&mut self) -> JournalRead {
         loop {
             return match self.journal.read(&mut self.at) {

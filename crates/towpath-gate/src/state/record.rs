@@ -1,8 +1,7 @@
 //! The state record: one state as bytes, independent of the process that wrote it.
 //!
-//! Snapshots consist of records, and so does everything else that carries states out of the engine: a record has all that a
-//! restore needs. A rule is named by the hash of its content and by its number, a flow name and a port by their text. Numbers are
-//! little endian.
+//! Snapshots consist of records. A record has everything that a restore needs: a rule is named by the hash of its content and by its
+//! number, a flow name and a port by their text. Numbers are little endian.
 //!
 //! ```text
 //! length:u16 (of what follows) version:u8 kind:u8 (0 held, or the code of an EventKind) flags:u8 proto:u8
@@ -292,7 +291,7 @@ impl<'a> Reader<'a> {
         let flags = self.u8()?;
         let has = |flag| flags & flag != 0;
         let proto = self.u8()?;
-        // A lifetime that every packet sets is one, and only TCP has windows.
+        // EVERY_PACKET needs LIFETIME, and only TCP has windows.
         let unfit = has(EVERY_PACKET) && !has(LIFETIME) || has(WINDOW) && proto != proto::TCP;
         if has(!(V6 | LIMITED | REPLIED | WINDOW | LIFETIME | EVERY_PACKET | ORIGIN)) || unfit {
             return Err(RecordError::Malformed);
@@ -436,7 +435,7 @@ mod tests {
             }
         }
 
-        /// Bytes from anywhere are read without harm; a record that is read has a form that is written.
+        /// Damaged bytes never cause a panic. A record that is decoded from them can be encoded and decoded again.
         #[test]
         fn other_bytes_are_refused_or_read(parts in parts(), changes in prop::collection::vec(any::<(u16, u8)>(), 1..4)) {
             let mut bytes = Vec::new();

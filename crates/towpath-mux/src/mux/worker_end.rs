@@ -2,7 +2,7 @@
 //!
 //! What: a worker serves the connections that are bound to it ([`Order::Sticky`]), and in other orders those whose messages it holds
 //! and those that it opened (`opened.rs`). With [`OnWorkerEnd::Close`] these connections end after their replies so far and the
-//! goodbye, and their messages that nobody answered are given up.
+//! goodbye, and their unanswered messages are given up.
 
 use bytes::Bytes;
 

@@ -6,8 +6,9 @@
 //! machine alone.
 //!
 //! A tcx link (Linux 6.6) attaches the program. It ends with its last descriptor, so after the process has ended for any reason, the
-//! network stack has the packets again (fail open). A link that is pinned in a BPF file system stays (fail closed). An older kernel has
-//! a filter that stays, whose program ends itself unless the port is closed ([`clsact`]).
+//! network stack gets the packets again (fail open). A link that is pinned in a BPF file system stays (fail closed). Before Linux 6.6, a
+//! filter attaches the program and stays in both cases. With fail open, its program passes all packets after the process has ended
+//! ([`clsact`]).
 
 use std::io;
 use std::net::IpAddr;
@@ -21,7 +22,8 @@ use crate::{clsact, pins, sys};
 const PROG_SOCKET_FILTER: u32 = 1;
 const PROG_SCHED_CLS: u32 = 3;
 const TCX_INGRESS: u32 = 46;
-/// The next program decides, or drop: enum tcx_action_base, and TC_ACT_UNSPEC and TC_ACT_SHOT (linux/pkt_cls.h).
+/// Results of the program: the next program decides (TC_ACT_UNSPEC), or drop (TC_ACT_SHOT; linux/pkt_cls.h). enum tcx_action_base has the
+/// same values.
 const NEXT: i32 = -1;
 const DROP: i32 = 2;
 const INGRESS: Actions = Actions { host: NEXT, both: NEXT, port: DROP };
@@ -69,7 +71,7 @@ impl Attach<'_> {
     /// [`Ingress::of`].
     pub(super) fn attach(&self) -> io::Result<Vec<OwnedFd>> {
         let hook = match self.link() {
-            // The kernel does not know this place of attachment.
+            // The kernel has no tcx.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => self.clsact()?,
             hook => hook?,
         };
@@ -105,7 +107,7 @@ impl Attach<'_> {
         Ok(link)
     }
 
-    /// Attaches the program by a filter. Returns the map of its heartbeat, which a program that stays does not read.
+    /// Attaches the program by a filter. Returns the map of its heartbeat, which the program of a closed port does not read.
     fn clsact(&self) -> io::Result<OwnedFd> {
         let map = clsact::heartbeat()?;
         let code = self.compile(INGRESS, (!self.closed).then(|| map.as_fd()));
@@ -149,7 +151,7 @@ pub(super) mod tests {
     use std::cell::Cell;
 
     thread_local! {
-        /// Attach the program as before Linux 6.6.
+        /// Attach programs by a filter, as before Linux 6.6.
         pub(in crate::af_packet) static WITHOUT_TCX: Cell<bool> = const { Cell::new(false) };
     }
 }

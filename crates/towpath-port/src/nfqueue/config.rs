@@ -23,7 +23,7 @@ pub struct Config {
     /// A packet that is accepted with another mark than it came with begins again at the first rule of its hook (NF_REPEAT, default
     /// false).
     pub repeat: bool,
-    /// Names of interfaces: a packet comes with the positions of its own ([`Queued::listed`](crate::Queued::listed)). Default: none.
+    /// Names of the interfaces whose positions in this list a packet has ([`Queued::listed`](crate::Queued::listed)). Default: none.
     pub interfaces: Vec<String>,
     /// Limit on packets waiting in the kernel (default 20,000).
     pub max_len: u32,

@@ -1,7 +1,7 @@
-//! The positions of interfaces in the list of a configuration, by index.
+//! A cache of the positions of interfaces in the list of a configuration, by index.
 //!
-//! What: the kernel gives a packet the indices of its interfaces, and rules name interfaces. The name of an index is asked for once
-//! ([`Interfaces::position`]), and again after [`KEEP`], because an interface may be renamed, and its index may pass to another one.
+//! What: a packet of the kernel has the indices of its interfaces, and rules name interfaces. The name of an index is looked up once
+//! ([`Interfaces::position`]), and again after [`KEEP`], because an interface may be renamed and its index reused.
 //!
 //! Invariant: `known` has at most [`MOST`] entries.
 
@@ -12,7 +12,7 @@ use rustix::net::netdevice::index_to_name;
 
 /// Maximum age of a name.
 const KEEP: Duration = Duration::from_secs(1);
-/// Maximum number of known interfaces. Packets of others ask the kernel each time.
+/// Maximum number of cached interfaces. Other interfaces are looked up for each packet.
 const MOST: usize = 1024;
 
 #[derive(Debug, Default)]
@@ -23,7 +23,7 @@ pub(super) struct Interfaces {
 }
 
 impl Interfaces {
-    /// Forgets the names if they are old. Call it once for each burst.
+    /// Clears the cache if it is older than [`KEEP`]. Call it once for each burst.
     pub(super) fn refresh(&mut self) {
         let now = Instant::now();
         if self.since.is_none_or(|since| now.duration_since(since) >= KEEP) {
@@ -40,7 +40,7 @@ impl Interfaces {
         if let Some((_, position)) = self.known.iter().find(|(known, _)| *known == index) {
             return *position;
         }
-        // SIOCGIFNAME. An interface that has gone since has no name.
+        // SIOCGIFNAME. An interface that was deleted meanwhile has no name.
         let name = index_to_name(socket, index).ok();
         let position = name.and_then(|name| listed.iter().position(|listed| *listed == name));
         let position = position.map(|position| position as u16);

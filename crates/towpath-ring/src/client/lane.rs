@@ -91,7 +91,7 @@ impl Lane {
     /// Returns true if the engine has decided the frame by default, because it was overdue.
     #[inline]
     pub(crate) fn is_overdue(&self, seq: Seq) -> bool {
-        // Relaxed: a hint that orders nothing. An engine that writes another number only misleads this client about its own frames.
+        // Relaxed: a hint that orders nothing. A wrong number affects only this client's frames.
         let word = self.rings.memory.theirs.word(abi::ENGINE_OVERDUE).load(Ordering::Relaxed);
         word >> 32 == 1 && seq.is_before(Seq(word as u32))
     }

@@ -40,8 +40,8 @@ pub(crate) const CPU: usize = 2 * LINE + 4;
 
 /// Engine memory: frames lost for this client. In a cache line of its own: the client reads the line above with each verdict.
 pub(crate) const ENGINE_LOST: usize = 3 * LINE;
-/// Engine memory: bit 32 is set, and bits 0-31 are a sequence number: every earlier frame that the client had not decided was decided by
-/// default, because it was overdue. 0 if no frame can be overdue yet.
+/// Engine memory: 0, or bit 32 and a sequence number in bits 0-31. Frames before that number that the client had not decided were overdue
+/// and got the default verdict.
 pub(crate) const ENGINE_OVERDUE: usize = ENGINE_LOST + 1;
 
 /// Client memory: sequence number after the last RX frame received. A statistic; the engine does not rely on it.

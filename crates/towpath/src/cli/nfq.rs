@@ -1,7 +1,7 @@
 //! `towpath nfq`: runs a program for NFQUEUE on the queues of an engine.
 //!
-//! The dynamic loader loads Towpath's libnetfilter_queue first (LD_PRELOAD), so every library and plug-in of the program that needs
-//! `libnetfilter_queue.so.1` gets it, also if it has a path of its own for libraries.
+//! The dynamic loader loads Towpath's libnetfilter_queue first (LD_PRELOAD). Every library and plug-in of the program that needs
+//! `libnetfilter_queue.so.1` gets it, also one with an RPATH.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;

@@ -99,7 +99,7 @@ pub const KEYS: &[Key] = &[
     new("", "states", Text, "", "file that keeps the states across a restart"),
     new("", "states-every", Seconds(0.1, 3600.0), "", "also save the states at this interval, so that they survive a kill ([restarts](#restarts))"),
     new("", "states-at-reload", Word(&["recheck", "keep", "drop"]), "`\"recheck\"`", "states at a reload ([rules](rules.md#another-rule-file))"),
-    new("", "unserved", Word(&["pass", "drop"]), "`\"drop\"`", "verdict for packets whose queue has no inspector"),
+    new("", "unserved", Word(&["pass", "drop"]), "`\"drop\"`", "verdict for packets of a queue without `[queue.N]`, and default of each `default`"),
     new("", "monitor", Texts, "", "ports whose packets are not forwarded; rules and inspectors see them"),
 
     new("port", "driver", Word(&["af_packet", "af_xdp", "tun", "tap", "nfqueue", "pcap"]), "required", "[port driver](ports.md)"),
@@ -120,8 +120,8 @@ pub const KEYS: &[Key] = &[
     new("port", "gso", Flag, "`true`", "`nfqueue`: receive large segments"),
     new("port", "interfaces", Texts, "", "`nfqueue`: the kernel's interfaces that rules name with `recv`, `xmit` and `via`"),
     new("port", "queue-length", Number(1, 4_294_967_295), "`20000`", "`nfqueue`: packets that wait in the kernel for a verdict"),
-    new("port", "conntrack", Flag, "`false`", "`nfqueue`: packets come with the mark of their connection (`connmark`)"),
-    new("port", "repeat", Flag, "`false`", "`nfqueue`: a packet whose mark changed begins again at the first rule of its hook"),
+    new("port", "conntrack", Flag, "`false`", "`nfqueue`: packets have netfilter's connection mark (`connmark`)"),
+    new("port", "repeat", Flag, "`false`", "`nfqueue`: a packet whose mark changed begins again at the first rule of its hook (NF_REPEAT)"),
     new("port", "read", Text, "", "`pcap`: capture to receive from; `read`, `write` or both are required"),
     new("port", "write", Text, "", "`pcap`: capture to send to"),
 

@@ -20,7 +20,7 @@ pub struct Metrics {
 
 pub(super) fn take(top: &Table<'_, '_>, directory: &Path) -> Option<Metrics> {
     let table = top.table("metrics")?;
-    let hint = "write listen = \"127.0.0.1:9090\" or listen = \"unix:/run/towpath/metrics.sock\"";
+    let hint = "write listen = \"127.0.0.1:9464\" or listen = \"unix:/run/towpath/metrics.sock\"";
     table.need("listen", hint);
     let listen = table.text("listen");
     let group = table.text("group").and_then(|name| users::group(&table, &name)).map(|group| group.id);
@@ -33,7 +33,7 @@ pub(super) fn take(top: &Table<'_, '_>, directory: &Path) -> Option<Metrics> {
     if path.is_none() {
         let port = listen.value.rsplit_once(':').filter(|(host, _)| !host.is_empty());
         if port.and_then(|(_, port)| port.parse::<u16>().ok()).is_none() {
-            table.wrong(&listen.span, "no address `HOST:PORT` and no `unix:PATH`", hint);
+            table.wrong(&listen.span, "neither `HOST:PORT` nor `unix:PATH`", hint);
         }
         if group.is_some() || mode.is_some() {
             let message = "`group` and `mode` are for a Unix socket; a TCP port has no permissions";

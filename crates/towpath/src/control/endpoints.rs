@@ -1,5 +1,5 @@
-//! What the control server and the metrics endpoint show of other threads. The supervisor puts copies of the counters of reloads and of the
-//! sockets where inspectors attach here, the thread of dumps the rings of its clients, and both servers their own counters.
+//! Copies of counters and rings that the control server and the metrics endpoint show. The supervisor stores the counters of reloads and of
+//! the sockets where inspectors attach, the dump thread the rings of its clients, and each server its own counters.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -26,7 +26,7 @@ use crate::quantity::count;
 use crate::worker_pool::{self, Outcome, PoolControl, WorkerPool};
 use towpath_engine::queue::DefaultVerdict;
 
-/// Channel numbers of a mux's workers begin at this number times the mux's position plus one. Inspectors use lower numbers.
+/// The workers of mux number n (from 1) have channel numbers from n times this number on. Inspectors have lower numbers.
 const CHANNELS: u32 = 1_000_000;
 
 /// A mux that listens and does not accept yet.
@@ -48,7 +48,7 @@ pub(super) struct Service {
     control: PoolControl,
     /// The thread or engine that serves the mux, until it has ended.
     runs: Option<Runs>,
-    /// Whether the mux ended without an error; `None` while it runs.
+    /// `Some(true)` if the mux ended without an error; `None` while it runs.
     ended: Option<bool>,
 }
 
@@ -110,7 +110,7 @@ impl Listening {
         done: EventFd,
         stopped: &dyn Fn() -> bool,
     ) -> Result<(Service, Option<Served>), Failure> {
-        // Fields are dropped in the reverse order.
+        // If this function fails, `unix` is dropped before `server`: locals are dropped in the reverse order.
         let Self { config, tls, server, unix, starter } = self;
         let program = config.program();
         let Mux { name, .. } = config;
@@ -129,7 +129,7 @@ impl Listening {
             may_push: config.may_push,
             name: name.clone(),
             first_channel: CHANNELS * (place as u32 + 1),
-            // The engine reloads it.
+            // `Service` reloads certificates, not the pool.
             tls: None,
         };
         let (mut front, control) = WorkerPool::with_control(&server, front, inbox, stopped)
@@ -158,15 +158,14 @@ impl Service {
         self.admission.set_unserved(unserved);
     }
 
-    /// Reads its certificates and keys again.
+    /// Reads the mux's certificates and keys again.
     pub(super) fn reload_tls(&self) {
         if let Some(tls) = &self.tls {
             worker_pool::reload_tls(tls, &format!("mux {}: ", self.name));
         }
     }
 
-    /// Keeps the states of the mux's connections alive and closes connections that the rules refuse. `again`: the rules have
-    /// changed.
+    /// Refreshes the states of the mux's connections and closes connections that the rules refuse. `again`: the rules have changed.
     pub(super) fn refresh(&self, again: bool) {
         for peer in self.admission.refresh(again).refused {
             if self.server.close_peer(&peer) {

@@ -41,7 +41,7 @@ impl LoadClock {
         Self { last: now }
     }
 
-    /// It is `now`. `worked`: since the last call, a turn had packets or messages.
+    /// Assigns the time since the last call to work if `worked` is set, and to polling otherwise.
     pub(crate) fn tick(&mut self, now: Instant, worked: bool) {
         let since = std::mem::replace(&mut self.last, now);
         if worked {
@@ -49,7 +49,7 @@ impl LoadClock {
         }
     }
 
-    /// The thread has slept since the last [`tick`](Self::tick).
+    /// Assigns the time since the last [`tick`](Self::tick) to sleep.
     pub(crate) fn slept(&mut self, now: Instant) {
         let since = std::mem::replace(&mut self.last, now);
         change(|stats| {

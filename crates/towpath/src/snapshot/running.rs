@@ -2,21 +2,21 @@
 //!
 //! What: a base has the records of all states. The thread writes it in steps into a temporary file, from copies that it takes of the
 //! table, and renames the file into its place. Then it appends the changes of each interval, which it reads from the table's journal.
-//! Packets wait for none of this. A state that changes several times in one interval is written once, and one that begins and ends
-//! in it is not written.
+//! Packets do not wait for it. A state that changes several times in one interval is written once. A state that begins and ends in one
+//! interval is not written.
 //!
 //! While a base is written, changes go to the old file and to the new one: a state that the base has passed already is in its
-//! changes. When the base is complete, the new file replaces the old one. The file is therefore usable at every moment, whatever
-//! byte was written last: frames have checksums, and a reader stops at the first one that is not whole.
+//! changes. When the base is complete, the new file replaces the old one. The file is therefore usable at every moment: frames have
+//! checksums, and a reader stops at the first incomplete one.
 //!
-//! Another base is written when the rules have changed (records name rules), when changes were missed because the thread was slower
-//! than the journal is long, and when the changes are larger than [`GROWTH`] times the base and [`SLACK`].
+//! Another base is written when the rules have changed (records name rules), when changes were missed because the journal overwrote
+//! them before the thread read them, and when the changes are larger than [`GROWTH`] times the base plus [`SLACK`].
 //!
-//! fsync: a base is synced before the rename, and the changes once per interval. After a loss of power the file is one interval
-//! older than that, or the base before. A killed process loses nothing that was written.
+//! fsync: a base is synced before the rename, and the changes once per interval. A loss of power loses at most the changes since the
+//! last sync, or a new base. A kill of the process loses nothing that was written.
 //!
 //! Bounds: the journal, [`PENDING`] changes, and the file. While a base is written, the old file grows by at most [`OLD_GROWTH`]
-//! times its base and [`OLD_SLACK`], and then gets a mark that changes are missing.
+//! times its base plus [`OLD_SLACK`], and then gets a gap.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -37,15 +37,15 @@ use crate::ruleset_manager::RulesetManager;
 metrics! {
     /// The running snapshot of the states.
     pub struct RunningStats in "states_file" {
-        /// Bases that were completed.
+        /// Bases of the states file that were completed. A base has all states.
         pub bases: counter events,
-        /// Changes of states that were appended.
+        /// Changes of states that were appended to the states file.
         pub changes: counter events,
-        /// Changes that were missing, because the journal or the file had no room. Another base follows.
+        /// Changes that the states file lacks, because the journal or the file had no room. Another base follows.
         pub missed: counter events,
-        /// Failed writes. The file is set aside, and another base is tried after an interval.
+        /// Failed writes of the states file. It is renamed to `FILE.used`, and another base is begun after an interval.
         pub errors: counter events,
-        /// Bytes of the file.
+        /// Size of the states file.
         pub bytes: gauge bytes,
     }
 }
@@ -238,7 +238,7 @@ impl Saver {
         let Some(id) = event.id() else { return };
         let before = self.pending.get(&id).map(|(stored, _)| *stored);
         let stored = before.unwrap_or(event.kind != EventKind::Created);
-        // A base that was written a moment ago may have the state although its first change comes only now.
+        // A recent base may have the state although its first change is read only now.
         let settled = self.base.is_none() && self.intervals > 1;
         if event.kind.is_end() && !stored && settled {
             self.pending.remove(&id);
@@ -247,8 +247,8 @@ impl Saver {
         }
     }
 
-    /// Marks in the files that changes are missing. A base that has begun is completed nevertheless: otherwise there would be none
-    /// while there is more to do than this thread can.
+    /// Writes a gap to the files. A base that has begun is completed nevertheless: otherwise none would be completed while changes are
+    /// faster than this thread.
     fn gap(&mut self) -> io::Result<()> {
         self.due = true;
         for log in self.log.iter_mut().chain(self.base.as_mut().map(|base| &mut base.log)) {
@@ -342,7 +342,7 @@ impl Saver {
         self.log.as_ref().map_or(Ok(()), |log| log.file.sync_data())
     }
 
-    /// Learns of rules that have changed. Their states need another base, because records name rules.
+    /// Updates the rules that records name. If they have changed, another base is due.
     fn update_refs(&mut self) {
         let version = self.ruleset.version();
         if version != self.version {
@@ -352,7 +352,7 @@ impl Saver {
         }
     }
 
-    /// A file that cannot be written becomes outdated: it is set aside.
+    /// Sets the file aside, because it becomes outdated.
     fn fail(&mut self, error: &io::Error, now: Instant) {
         self.stats.errors += 1;
         let file = self.path.display();

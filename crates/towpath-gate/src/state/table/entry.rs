@@ -423,8 +423,8 @@ impl<'a, const N: usize> Entry<'a, N> {
         if self.every_packet() { self.lifetime() } else { seconds }
     }
 
-    /// Prepares for a SYN or a RST: another connection begins with nothing seen. Returns whether one begins, or `None` for a reset
-    /// that changes nothing. The windows of a state with strict tracking have accepted the segment.
+    /// Prepares the state for a SYN or a RST. A SYN that begins another connection resets `tcp`. Returns whether another connection
+    /// begins, or `None` for a reset that is ignored. With strict tracking, the windows have already accepted the segment.
     #[cold]
     #[inline(never)]
     fn opens_or_ends(

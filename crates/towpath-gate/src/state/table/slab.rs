@@ -215,7 +215,7 @@ impl<const N: usize> Slab<N> {
     /// The slot that follows a slot in its list. Meaningless if another worker has the slot.
     #[inline]
     pub(crate) fn link(&self, slot: u32) -> Option<u32> {
-        // Relaxed: the caller owns the slot, or its exchange checks that nobody has taken it.
+        // Relaxed: the caller owns the slot, or its exchange checks that the slot was not taken.
         let word = self.meta(slot).load(Ordering::Relaxed);
         if word & OCCUPIED != 0 { None } else { ((word >> HIGH) as u32).checked_sub(1) }
     }

@@ -11,9 +11,9 @@ use crate::leftovers::{self, Leftover};
 
 /// List what a killed engine has left, or remove it
 ///
-/// Directories with sockets of inspectors and workers, the file of the control socket, and programs of ports that no engine has:
-/// those of ports with fail = "closed", and before Linux 6.6 all. Removing the program of a closed port opens its interface. No engine is needed. Run it as the user that
-/// started the engine, in its network namespace.
+/// Directories with sockets of inspectors and workers, the file of the control socket, and the programs of ports that no engine has
+/// (with fail = "closed"; before Linux 6.6 of all exclusive ports). Removing the program of a closed port opens its interface. No
+/// engine is needed. Run it as the user that started the engine, in its network namespace.
 #[derive(Debug, Args)]
 pub(super) struct Clean {
     /// Remove what is listed

@@ -1,4 +1,4 @@
-//! Objects of ports in messages: the numbers are the object's kind and variant, and the text has the names of the port and of the interface.
+//! The form of a port's [`Object`] in a message: the numbers are its kind and variant, the text has the names of the port and of the interface.
 
 use std::io;
 
@@ -24,7 +24,7 @@ pub(super) fn request(port: &str, object: &Object) -> io::Result<Message> {
     Ok(Message { numbers: [kind, u32::from(variant), 0], text, ..Message::new(Kind::Open) })
 }
 
-/// The port's name and the object of a request. `None`: it names no object.
+/// The port's name and the object of a request. `None`: the request is malformed.
 pub(super) fn of(request: &Message) -> Option<(&str, Object)> {
     let (port, interface) = std::str::from_utf8(&request.text).ok()?.split_once('\0')?;
     let [kind, variant, _] = request.numbers;

@@ -66,7 +66,7 @@ pub(super) struct Connection {
     keep: bool,
     /// The client has closed its side.
     ended: bool,
-    /// Since when the head is incomplete, or the answer is not taken completely.
+    /// The time since which the head is incomplete or the answer is not completely sent.
     begun: Option<u64>,
     /// Time of the last progress.
     active: u64,
@@ -168,11 +168,11 @@ impl Connection {
         (self.asked, self.begun, self.keep) = (Some(now), None, keep);
         self.state = State::Asked { head_only };
         Some(if has_body {
-            self.refuse("413 Content Too Large", "", "a request has no body here\n")
+            self.refuse("413 Content Too Large", "", "a request to the metrics endpoint has no body\n")
         } else if !is_metrics {
-            self.refuse("404 Not Found", "", "the metrics are at /metrics\n")
+            self.refuse("404 Not Found", "", "not found; the metrics are at /metrics\n")
         } else if !is_read {
-            self.refuse("405 Method Not Allowed", "Allow: GET, HEAD\r\n", "/metrics is read with GET\n")
+            self.refuse("405 Method Not Allowed", "Allow: GET, HEAD\r\n", "use GET or HEAD\n")
         } else {
             Request::Metrics(format)
         })
@@ -255,7 +255,7 @@ impl Connection {
         (matches!(self.state, State::Closing) || quiet) && self.pending() == 0
     }
 
-    /// Since when the client could give way to a new one. `None`: it is being served.
+    /// The time since which a new client may take the place of this one. `None`: it is being served.
     pub(super) fn idle_since(&self, now: u64) -> Option<u64> {
         let served = self.is_waiting() || self.pending() > 0 && now < self.active + STALL;
         (!served).then_some(self.active)
@@ -272,7 +272,7 @@ impl Connection {
         )
     }
 
-    /// It is `now`. Returns why the client must be disconnected, if it must.
+    /// Handles the time `now`. Returns the reason if the client must be disconnected.
     pub(super) fn handle_timeout(&self, now: u64) -> Option<Late> {
         match self.begun {
             _ if self.is_waiting() => None,

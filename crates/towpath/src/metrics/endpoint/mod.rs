@@ -45,7 +45,7 @@ const ACCEPTS: usize = 8;
 /// Bytes read at once.
 const READ: usize = 4 << 10;
 
-/// Age at which the text is collected again.
+/// Maximum age of the text that a client gets.
 const FRESH: Duration = Duration::from_millis(250);
 
 /// Maximum time for a collection. Prometheus waits 10 s by default.
@@ -417,7 +417,7 @@ impl Server {
             let stream = self.reaper.wrap(peer, stream);
             let mut client =
                 Client { stream, connection: Connection::new(now), format: Format::Text, gone: false };
-            // A request that has arrived already protects its connection against the next ones.
+            // A client whose request has arrived is being served, so the next new client does not take its place.
             client.serve(&self.reaper, now, &mut self.stats);
             self.clients.push(client);
             if AcceptPace::is_over(begun, Instant::now()) {

@@ -44,7 +44,7 @@ impl Format {
     }
 }
 
-/// OpenMetrics text in format 0.0.4: the family of a counter has the name of its samples, and there are no units and no end.
+/// OpenMetrics text in format 0.0.4: the family of a counter has the name of its samples, and the lines UNIT and EOF are left out.
 pub(super) fn prometheus_text(openmetrics: &str) -> String {
     let mut text = String::with_capacity(openmetrics.len());
     let mut lines = openmetrics.lines().peekable();
