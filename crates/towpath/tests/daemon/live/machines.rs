@@ -91,12 +91,24 @@ impl Engine {
     }
 
     /// Stops the engine as systemd does. Returns its output.
-    pub(crate) fn stop(self) -> String {
+    pub(crate) fn stop(mut self) -> String {
         self.signal(Signal::TERM);
-        let output = self.child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{said}");
+        let mut stdout = self.child.stdout.take().unwrap();
+        let report = std::thread::spawn(move || std::io::copy(&mut stdout, &mut std::io::sink()));
+        let mut said = Vec::new();
+        self.child.stderr.take().unwrap().read_to_end(&mut said).unwrap();
+        report.join().unwrap().unwrap();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        assert!(self.child.wait().unwrap().success(), "{said}");
         said
+    }
+}
+
+impl Drop for Engine {
+    /// A test that fails leaves no engine behind.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
