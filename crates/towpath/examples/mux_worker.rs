@@ -17,7 +17,8 @@
 //! | `huge N` | answers with N bytes |
 //!
 //! These exceed its authority: `again` (a second answer), `unheld` (an answer to a message of another worker), `more` (more answers
-//! than messages), `frame` (a frame that is not an answer), `bells N` (rings the doorbell N times without news).
+//! than messages), `empty N` (N parts without bytes before the answer), `frame` (a frame that is not an answer), `bells N` (rings the
+//! doorbell N times without news).
 //!
 //! With a number as argument, it accepts that many short messages in one frame.
 
@@ -53,6 +54,11 @@ fn main() -> Result<(), Box<dyn Error>> {
                 worker.reply(&message, b"")?;
                 worker.done(message);
                 continue;
+            }
+            ["empty", count] => {
+                for _ in 0..count.parse()? {
+                    worker.reply_part(&message, b"")?;
+                }
             }
             ["huge", bytes] => {
                 worker.reply(&message, &framed(&vec![b'x'; bytes.parse()?]))?;

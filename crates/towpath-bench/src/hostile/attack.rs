@@ -31,6 +31,9 @@ const LONG: usize = 60_000;
 /// Connections that `slots` and `control-idle` hold.
 const SLOTS: usize = 200;
 const IDLE: usize = 40;
+/// Connections that `worker-unread` holds without reading, and for how long.
+const UNREAD: usize = 4;
+const HELD: Duration = Duration::from_secs(2);
 
 /// The order of an attacker.
 #[derive(Debug, clap::Args)]
@@ -98,7 +101,8 @@ pub(crate) fn side(order: &Attack) -> Result<()> {
         "control-idle" => idle_control(&control),
         "control-unread" => unread_answers(&control),
         "trickle" => trickle(mux),
-        "worker" | "worker-late" | "worker-linger" | "worker-parts" => messages(mux),
+        "worker" | "worker-late" | "worker-linger" | "worker-parts" | "worker-empty" => messages(mux),
+        "worker-unread" => unread_messages(mux),
         other => bail!("unknown mode {other:?}"),
     }
 }
@@ -512,5 +516,19 @@ fn messages(address: &str) -> Result<()> {
                 break;
             }
         }
+    }
+}
+
+/// Sends a message on each of some connections of the mux and reads no answer.
+fn unread_messages(address: &str) -> Result<()> {
+    loop {
+        let connect = || TcpStream::connect(address).ok();
+        let mut streams: Vec<TcpStream> = std::iter::repeat_with(connect).take(UNREAD).flatten().collect();
+        for stream in &mut streams {
+            did();
+            // Fails if the mux has ended the connection.
+            let _ = stream.write_all(&[0, 0, 0, 4, 1, 2, 3, 4]);
+        }
+        thread::sleep(HELD);
     }
 }

@@ -106,6 +106,8 @@ pub(crate) const MODES: &[Mode] = &[
     mode("worker-late", false),
     mode("worker-linger", false),
     mode("worker-parts", false),
+    mode("worker-unread", false),
+    mode("worker-empty", false),
 ];
 
 /// The modes whose attacker collects memory of rings.

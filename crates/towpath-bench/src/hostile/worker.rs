@@ -21,7 +21,9 @@ pub(crate) fn side(how: &str) -> Result<()> {
     match how {
         "worker-late" => late(),
         "worker-linger" => linger(),
-        "worker-parts" => parts(),
+        "worker-parts" => parts(None),
+        "worker-unread" => parts(Some(b"x")),
+        "worker-empty" => parts(Some(b"")),
         _ => too_often(),
     }
 }
@@ -73,15 +75,16 @@ fn late() -> Result<()> {
     Ok(())
 }
 
-/// Answers in parts of one byte or none, and some answers never end.
-fn parts() -> Result<()> {
+/// Answers in parts of one byte, sometimes of none, and some answers never end. With a part, answers with this part and without an end.
+fn parts(only: Option<&[u8]>) -> Result<()> {
     let mut worker = Worker::attach_env()?;
     let mut random = Random(u64::from(std::process::id()));
     while let Some(message) = worker.recv()? {
         let bytes = worker.bytes(&message).to_vec();
-        let endless = random.below(100) == 0;
+        let endless = only.is_some() || random.below(100) == 0;
         for part in bytes.chunks(1).cycle().take(if endless { usize::MAX } else { 4096 }) {
-            worker.reply_part(&message, if random.below(2) == 0 { part } else { &[] })?;
+            let empty = random.below(8) == 0;
+            worker.reply_part(&message, only.unwrap_or(if empty { &[] } else { part }))?;
         }
         worker.reply(&message, &[])?;
         worker.done(message);

@@ -180,7 +180,7 @@ impl Link {
             return zerocopy_sender.lock().unwrap_or_else(PoisonError::into_inner).write(transmit);
         }
         while !transmit.is_empty() {
-            let slices: Vec<_> = transmit.slices().take(IOV).map(IoSlice::new).collect();
+            let slices: Vec<_> = transmit.slices(IOV).map(IoSlice::new).collect();
             // As writev(2), but without SIGPIPE, which the application may not ignore.
             let wrote = sendmsg(self.fd(), &slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL);
             drop(slices);

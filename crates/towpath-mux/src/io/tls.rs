@@ -170,7 +170,7 @@ impl Session {
             }
             // One record: CHUNK is its maximum.
             let (mut slices, mut bytes) = (Vec::new(), 0);
-            for slice in transmit.slices().take(SLICES) {
+            for slice in transmit.slices(SLICES) {
                 let part = &slice[..slice.len().min(CHUNK - bytes)];
                 bytes += part.len();
                 slices.push(IoSlice::new(part));

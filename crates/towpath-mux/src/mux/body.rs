@@ -4,10 +4,10 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 
 /// Bodies up to this size share memory with others (a block of copied replies, a read buffer). One of them
-/// keeps all of that memory, but only its own bytes are counted.
+/// keeps all of that memory, but only its own bytes are counted. Joined bodies have at most this size.
 const SHORT: usize = 16 << 10;
 
 /// Bytes in memory that another process may change at any time. This crate does not read them. They are
@@ -66,6 +66,22 @@ impl Body {
         {
             *bytes = Bytes::copy_from_slice(bytes);
         }
+    }
+
+    /// Appends a copy of other bytes. Returns false if the sum would be long, or if one of them is leased.
+    pub(super) fn append(&mut self, more: &Self) -> bool {
+        let (Self::Bytes(bytes), Self::Bytes(more)) = (self, more) else { return false };
+        if bytes.len() + more.len() > SHORT {
+            return false;
+        }
+        let mut joined = std::mem::take(bytes).try_into_mut().unwrap_or_else(|shared| {
+            let mut copy = BytesMut::with_capacity(2 * (shared.len() + more.len()));
+            copy.extend_from_slice(&shared);
+            copy
+        });
+        joined.extend_from_slice(more);
+        *bytes = joined.freeze();
+        true
     }
 
     pub(super) fn copy_leased(&mut self) {

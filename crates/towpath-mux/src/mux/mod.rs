@@ -115,7 +115,7 @@ use workers::Workers;
 /// mux.reply(worker, batch[0].ticket(), batch[0].bytes().clone(), now)?;
 /// mux.done(worker, batch[0].ticket(), now);
 /// let Some(mut transmit) = mux.transmit(psock) else { panic!("nothing to send") };
-/// assert_eq!(transmit.slices().next(), Some(&b"hello\n"[..]));
+/// assert_eq!(transmit.slices(1).next(), Some(&b"hello\n"[..]));
 /// transmit.advance(6);
 /// mux.handle_transmitted(transmit, Outcome::Taken, now);
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -8,7 +8,7 @@ use super::event::Cause;
 use super::message::Message;
 use super::opened::Opened;
 use super::stream::Stream;
-use super::tx_queue::TxQueue;
+use super::tx_queue::{SEPARATE, TxQueue};
 use super::worker;
 use crate::Time;
 use crate::assembler::Assembler;
@@ -116,6 +116,23 @@ pub(super) struct Answer {
     pub(super) done: bool,
     /// The connection is closed after these replies.
     pub(super) last: bool,
+}
+
+impl Answer {
+    /// Adds replies. From [`SEPARATE`] pieces on, short ones are joined.
+    pub(super) fn push(&mut self, bytes: Body, replies: u32) {
+        if bytes.is_empty() {
+            return;
+        }
+        if self.replies.len() >= SEPARATE
+            && let Some((last, count)) = self.replies.last_mut()
+            && last.append(&bytes)
+        {
+            *count += replies;
+            return;
+        }
+        self.replies.push((bytes, replies));
+    }
 }
 
 /// The readiness to wait for on a connection's socket.

@@ -47,14 +47,15 @@ impl Transmit {
         self.psock
     }
 
-    /// The bytes to write, in order, for sendmsg(2). Copies leased bytes.
-    pub fn slices(&mut self) -> impl Iterator<Item = &[u8]> {
-        for out in &mut self.queue {
+    /// The bytes to write, in order, for sendmsg(2): those of the first `most` entries. Copies their leased bytes.
+    pub fn slices(&mut self, most: usize) -> impl Iterator<Item = &[u8]> {
+        for out in self.queue.iter_mut().take(most) {
             out.bytes.copy_leased();
         }
         let left = self.left;
         self.queue
             .iter()
+            .take(most)
             .enumerate()
             .map(move |(at, out)| &out.bytes.bytes()[if at == 0 { left } else { 0 }..])
     }
@@ -168,7 +169,7 @@ impl Mux {
                 psock.tx.bytes += length;
                 // The time until it is sent is unbounded.
                 bytes.own();
-                answer.replies.push((bytes, replies));
+                answer.push(bytes, replies);
                 self.reorder(ticket.psock, before);
                 self.recount(0, length);
                 self.check_send_limit(ticket.psock, before);
@@ -348,7 +349,7 @@ impl Mux {
         psock.tx.start_timer(self.now);
         let before = psock.tx.bytes;
         psock.tx.bytes += length;
-        psock.tx.queue.push_back(out);
+        psock.tx.push(out);
         self.reorder(id, before);
         self.recount(0, length);
         self.request_transmit(id);
@@ -374,7 +375,7 @@ impl Mux {
             let replies = std::mem::take(&mut next.replies);
             psock.tx.start_timer(self.now);
             let owned = |(bytes, count)| Outgoing { owned: true, ..Outgoing::new(bytes, count) };
-            psock.tx.queue.extend(replies.into_iter().map(owned));
+            replies.into_iter().map(owned).for_each(|out| psock.tx.push(out));
         }
         if last {
             self.shut(ticket.psock);

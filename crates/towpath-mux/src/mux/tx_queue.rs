@@ -1,10 +1,16 @@
 //! The send queue of a connection.
+//!
+//! Bound: an entry takes about 100 bytes in addition to its own. A worker that answers byte by byte would multiply the memory of replies that
+//! wait, and the time of each write. From [`SEPARATE`] entries on, short ones are therefore joined ([`TxQueue::push`]).
 
 use std::collections::VecDeque;
 
 use super::body::Body;
 use super::unacked::Unacked;
 use crate::Time;
+
+/// Number of entries from which on short entries are joined.
+pub(super) const SEPARATE: usize = 256;
 
 /// The send queue of a connection. One writer at a time takes it whole ([`super::Mux::transmit`]).
 #[derive(Debug)]
@@ -44,6 +50,20 @@ impl TxQueue {
             progress: now,
             unacked: Unacked::default(),
         }
+    }
+
+    /// Adds an entry, or its bytes to the last entry. A message of connected mode has its own entry, because another connection may carry it.
+    pub(super) fn push(&mut self, out: Outgoing) {
+        if self.queue.len() >= SEPARATE
+            && !out.connected
+            && let Some(last) = self.queue.back_mut().filter(|last| !last.connected)
+            && last.bytes.append(&out.bytes)
+        {
+            last.messages += out.messages;
+            last.owned = true;
+            return;
+        }
+        self.queue.push_back(out);
     }
 
     /// Restarts the send timer if nothing waits for the peer.
@@ -95,6 +115,38 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
+
+    #[test]
+    fn many_short_entries_are_joined() {
+        const COUNT: usize = 1 << 20;
+        let mut tx = TxQueue::new(Time::default());
+        let byte = |at: usize| Bytes::copy_from_slice(&[at as u8]);
+        for at in 0..COUNT {
+            tx.push(Outgoing::new(byte(at), 1));
+        }
+        // Each further entry has 16 KiB.
+        assert!(tx.queue.len() <= SEPARATE + COUNT / (16 << 10) + 1, "{} entries", tx.queue.len());
+        let bytes: Vec<u8> = tx.queue.iter().flat_map(|out| out.bytes.bytes().to_vec()).collect();
+        assert!(bytes.iter().copied().eq((0..COUNT).map(|at| at as u8)));
+        assert_eq!(tx.queue.iter().map(|out| out.messages as usize).sum::<usize>(), COUNT);
+    }
+
+    #[test]
+    fn messages_of_connected_mode_and_long_ones_are_not_joined() {
+        let mut tx = TxQueue::new(Time::default());
+        let short = || Outgoing::new(Bytes::from_static(b"ab"), 1);
+        let connected = || Outgoing { connected: true, ..short() };
+        let long = || Outgoing::new(Bytes::from(vec![0; 16 << 10]), 1);
+        (0..SEPARATE).for_each(|_| tx.push(short()));
+        // Rows: entry, and whether it is joined to the last one.
+        let rows =
+            [(short(), true), (connected(), false), (connected(), false), (short(), false), (short(), true)];
+        for (row, (out, joined)) in rows.into_iter().chain([(long(), false), (short(), false)]).enumerate() {
+            let before = tx.queue.len();
+            tx.push(out);
+            assert_eq!(tx.queue.len() == before, joined, "row {row}");
+        }
+    }
 
     #[test]
     fn transmit_is_reported_once_per_taking() {

@@ -36,7 +36,7 @@ impl ZerocopySenders for Tcp {
 impl ZerocopySender for Connection {
     fn write(&mut self, transmit: &mut Transmit) -> Outcome {
         loop {
-            let Some(wrote) = transmit.slices().next().map(|piece| rustix::io::write(&self.0, piece)) else {
+            let Some(wrote) = transmit.slices(1).next().map(|piece| rustix::io::write(&self.0, piece)) else {
                 return Outcome::Taken;
             };
             match wrote {

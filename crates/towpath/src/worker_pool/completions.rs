@@ -73,7 +73,7 @@ pub(super) struct Completions {
     /// Actions that workers requested, in their order.
     actions: Vec<Action>,
     /// Unsent messages to be reported to their workers.
-    pub(super) unsent: VecDeque<Unsent>,
+    pub(super) unsent: UnsentQueue,
     /// Messages of which a part was released that is not the last one.
     pub(super) parts: Vec<(worker::Id, Ticket)>,
     pub(super) done: Vec<(worker::Id, FrameMessages)>,
@@ -110,13 +110,13 @@ impl Completions {
     /// A worker's message is not sent.
     fn unsent(&mut self, worker: worker::Id, to: Option<psock::Id>, error: SendError, bytes: Bytes) {
         self.lost.count(&error);
-        push(&mut self.unsent, Unsent { worker: Some(worker), to, error, bytes });
+        self.unsent.push(Unsent { worker: Some(worker), to, error, bytes });
     }
 
     /// Reports a message of a worker that was not sent: its connection ended, and no other connection could take it.
     pub(super) fn undelivered(&mut self, bytes: Bytes) {
         self.lost.undelivered += 1;
-        push(&mut self.unsent, Unsent { worker: None, to: None, error: SendError::Gone, bytes });
+        self.unsent.push(Unsent { worker: None, to: None, error: SendError::Gone, bytes });
     }
 
     /// Returns true if no unsent message waits to be reported.
@@ -145,7 +145,7 @@ impl Completions {
                             Ok(()) => mux.count_sent(worker, length),
                             Err(error) => {
                                 self.lost.count(&error);
-                                push(&mut self.unsent, Unsent { worker: Some(worker), to, error, bytes });
+                                self.unsent.push(Unsent { worker: Some(worker), to, error, bytes });
                             }
                         }
                     }
@@ -180,12 +180,41 @@ pub(super) struct Unsent {
     pub(super) bytes: Bytes,
 }
 
-/// Adds a report. Above the bounds, the oldest reports are dropped.
-fn push(unsent: &mut VecDeque<Unsent>, last: Unsent) {
-    unsent.push_back(last);
-    let bytes = |unsent: &VecDeque<Unsent>| unsent.iter().map(|unsent| unsent.bytes.len()).sum::<usize>();
-    while unsent.len() > UNSENT || unsent.len() > 1 && bytes(unsent) > UNSENT_BYTES {
-        unsent.pop_front();
+/// Unsent messages to be reported, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct UnsentQueue {
+    queue: VecDeque<Unsent>,
+    /// Bytes in it. A worker can send many messages to connections that have ended.
+    bytes: usize,
+}
+
+impl UnsentQueue {
+    /// Adds a report. Above the bounds, the oldest reports are dropped.
+    fn push(&mut self, last: Unsent) {
+        self.bytes += last.bytes.len();
+        self.queue.push_back(last);
+        while self.queue.len() > UNSENT || self.queue.len() > 1 && self.bytes > UNSENT_BYTES {
+            self.bytes -= self.queue.pop_front().map_or(0, |first| first.bytes.len());
+        }
+    }
+
+    /// Removes the reports for which `keep` returns false.
+    pub(super) fn retain(&mut self, mut keep: impl FnMut(&Unsent) -> bool) {
+        let bytes = &mut self.bytes;
+        self.queue.retain(|unsent| {
+            let kept = keep(unsent);
+            *bytes -= if kept { 0 } else { unsent.bytes.len() };
+            kept
+        });
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        self.queue.len()
     }
 }
 
@@ -366,5 +395,25 @@ mod tests {
             UnsentStats { full: 3, gone: 2, ..UnsentStats::default() },
         );
         assert_eq!(crate::metrics::nonzero(&more.since(&some), |_| true), "2 full, 2 gone");
+    }
+
+    #[test]
+    fn reports_of_unsent_messages_are_bounded_in_number_and_bytes() {
+        let unsent = |len: usize| Unsent {
+            worker: None,
+            to: None,
+            error: SendError::Gone,
+            bytes: Bytes::from(vec![0; len]),
+        };
+        // Rows: bytes of each message, number of reports that are kept.
+        for (len, kept) in [(0, UNSENT), (1, UNSENT), (1 << 20, 4), (5 << 20, 1)] {
+            let mut queue = UnsentQueue::default();
+            for _ in 0..if len > 1 { 20 } else { 2000 } {
+                queue.push(unsent(len));
+            }
+            assert_eq!((queue.len(), queue.bytes), (kept, kept * len), "{len}");
+            queue.retain(|_| false);
+            assert_eq!((queue.len(), queue.bytes), (0, 0), "{len}");
+        }
     }
 }

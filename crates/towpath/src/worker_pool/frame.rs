@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use towpath_mux::mux::{Batch, MessagePart, PartKind, Ticket, View};
 use towpath_ring::{Channel, Header, Kind, Layers, Meta, Part, ReserveError, Seq};
 
-use super::violation::Violation;
+use super::violation::{EMPTY_PARTS, Violation};
 
 /// Messages up to the first size share frames of up to the second size, in bytes.
 const SHORT: usize = 4 << 10;
@@ -36,6 +36,8 @@ pub(super) struct Out {
     pub(super) answered: u32,
     /// The next message was answered in part.
     pub(super) begun: bool,
+    /// Number of parts of this answer that had no bytes.
+    pub(super) empty: u16,
     /// A part of a message, and its length in bytes.
     pub(super) part: Option<(PartKind, usize)>,
 }
@@ -48,6 +50,8 @@ pub(super) struct Stream {
     /// It was answered, or answered in part.
     pub(super) answered: bool,
     pub(super) begun: bool,
+    /// Number of parts of the answer that had no bytes.
+    pub(super) empty: u16,
 }
 
 impl Stream {
@@ -61,6 +65,7 @@ impl Stream {
         }
         if header.kind == Kind::REPLY_PART {
             self.begun = true;
+            count_empty(&mut self.empty, header)?;
             return Ok(0);
         }
         (self.answered, self.begun) = (true, false);
@@ -70,7 +75,7 @@ impl Stream {
 
 impl Out {
     pub(super) const fn new(messages: FrameMessages, since: u64) -> Self {
-        Self { messages, since, answered: 0, begun: false, part: None }
+        Self { messages, since, answered: 0, begun: false, empty: 0, part: None }
     }
 
     /// The messages that a reply with this header answers: first place, number, and number of replies. `again`: a
@@ -90,6 +95,7 @@ impl Out {
                 return Err(Violation::Again);
             }
             self.begun = true;
+            count_empty(&mut self.empty, header)?;
             return Ok((from, 1, 0));
         }
         if upto <= self.answered && !again {
@@ -101,7 +107,7 @@ impl Out {
             return Err(Violation::Answers);
         }
         if upto > self.answered {
-            (self.answered, self.begun) = (upto, false);
+            (self.answered, self.begun, self.empty) = (upto, false, 0);
         }
         Ok((from, upto - from, header.mark.clamp(1, upto - from)))
     }
@@ -116,6 +122,12 @@ impl Out {
         let Self { messages, answered, begun, .. } = *self;
         (answered + u32::from(begun)..messages.count).map(move |place| messages.at(place))
     }
+}
+
+/// Counts a part of an answer that has no bytes.
+fn count_empty(empty: &mut u16, part: &Header) -> Result<(), Violation> {
+    *empty += u16::from(part.len == 0);
+    if *empty > EMPTY_PARTS { Err(Violation::EmptyParts) } else { Ok(()) }
 }
 
 /// Place of sequence number `seq` after `first`.
@@ -264,6 +276,32 @@ mod tests {
                 assert_eq!(pushing.answer(&header, true), with_push, "{count} messages: {header:?}");
             }
         }
+    }
+
+    #[test]
+    fn parts_without_bytes_are_bounded_for_each_answer() {
+        let first = Ticket { psock: psock::Id::from_parts(1, 1), number: 7 };
+        let part = |len| {
+            let mut part = header(Kind::REPLY_PART, 0, 0);
+            part.len = len;
+            part
+        };
+        let mut out = Out::new(FrameMessages { first, count: 2 }, 0);
+        let mut stream = Stream::default();
+        for message in 1..=2 {
+            for at in 0..2 * u32::from(EMPTY_PARTS) {
+                assert!(out.answer(&part(at % 2), true).is_ok(), "{message}: {at}");
+            }
+            assert!(out.answer(&part(1), true).is_ok());
+            if message == 1 {
+                assert_eq!(out.answer(&header(Kind::REPLY, 1, 0), true), Ok((0, 1, 1)));
+            }
+        }
+        assert_eq!(out.answer(&part(0), true), Err(Violation::EmptyParts));
+        for _ in 0..EMPTY_PARTS {
+            assert_eq!(stream.answer(&part(0), true), Ok(0));
+        }
+        assert_eq!(stream.answer(&part(0), true), Err(Violation::EmptyParts));
     }
 
     #[test]

@@ -5,6 +5,9 @@
 
 use thiserror::Error;
 
+/// Number of parts without bytes in one answer. Further ones are work without an effect.
+pub(super) const EMPTY_PARTS: u16 = 1024;
+
 /// How a worker process exceeded its authority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Violation {
@@ -19,6 +22,9 @@ pub enum Violation {
     /// It sent more answers than there are messages in a frame.
     #[error("it sent more answers than it has messages; --worker-may push permits it")]
     Answers,
+    /// It sent too many parts without bytes for one answer.
+    #[error("it sent more than {EMPTY_PARTS} parts without bytes for an answer; leave them out")]
+    EmptyParts,
     /// It sent a message to a connection that it received no message from, or ended it.
     #[error(
         "it sent a message to a connection that it received no message from; --worker-may push permits it"
@@ -44,6 +50,8 @@ towpath_metrics::metrics! {
         pub again: counter events as "worker_violations" (reason = "again"),
         /// Frames with more answers than messages.
         pub answers: counter events as "worker_violations" (reason = "answers"),
+        /// Answers with too many parts without bytes.
+        pub empty_parts: counter events as "worker_violations" (reason = "empty_parts"),
         /// Messages to connections that the worker received no message from.
         pub connection: counter events as "worker_violations" (reason = "connection"),
         /// Messages without a connection, in connected mode.
@@ -63,6 +71,7 @@ impl Violations {
             Violation::Unheld => &mut self.unheld,
             Violation::Again => &mut self.again,
             Violation::Answers => &mut self.answers,
+            Violation::EmptyParts => &mut self.empty_parts,
             Violation::Connection => &mut self.connection,
             Violation::Push => &mut self.push,
             Violation::Frame => &mut self.frame,

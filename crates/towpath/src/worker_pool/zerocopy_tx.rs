@@ -388,7 +388,7 @@ fn buffer(body: &Body, left: usize) -> Buffer {
 /// writev(2), as in the mux.
 fn plain(socket: BorrowedFd<'_>, transmit: &mut Transmit) -> Outcome {
     while !transmit.is_empty() {
-        let slices: Vec<_> = transmit.slices().take(64).map(std::io::IoSlice::new).collect();
+        let slices: Vec<_> = transmit.slices(64).map(std::io::IoSlice::new).collect();
         match rustix::io::writev(socket, &slices) {
             Ok(bytes) => {
                 drop(slices);

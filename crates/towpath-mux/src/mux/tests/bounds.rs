@@ -1,5 +1,7 @@
 //! Effects of each bound, when it is reached and when there is room again.
 
+use bytes::Bytes;
+
 use super::*;
 
 #[test]
@@ -90,7 +92,7 @@ fn waiting_replies_do_not_pin_shared_memory() {
     }
     mux.handle_writable(psock, at(1));
     let mut transmit = mux.transmit(psock).expect("the rest");
-    assert_eq!(transmit.slices().collect::<Vec<_>>().concat(), b"etwothree");
+    assert_eq!(transmit.slices(usize::MAX).collect::<Vec<_>>().concat(), b"etwothree");
 
     let (mut mux, psock) = lines(Config::new(Order::Replies));
     let workers = [mux.clone_worker(1, at(0)), mux.clone_worker(1, at(0))];
@@ -103,7 +105,30 @@ fn waiting_replies_do_not_pin_shared_memory() {
     mux.done(workers[0], slow, at(0));
     mux.done(workers[1], fast, at(0));
     let mut transmit = mux.transmit(psock).expect("both");
-    assert_eq!(transmit.slices().collect::<Vec<_>>().concat(), b"onetwo");
+    assert_eq!(transmit.slices(usize::MAX).collect::<Vec<_>>().concat(), b"onetwo");
+}
+
+/// A worker that answers byte by byte does not multiply the memory and the time of replies that wait.
+#[test]
+fn short_replies_that_wait_are_joined() {
+    const BYTES: usize = 1 << 18;
+    let (mut mux, psock) = lines(Config::new(Order::Replies));
+    let workers = [mux.clone_worker(1, at(0)), mux.clone_worker(1, at(0))];
+    mux.handle_bytes(psock, b"a\nb\n", at(0));
+    let [first, second] = workers.map(|worker| tickets(&mut mux, worker, at(0))[0]);
+    for byte in (0..BYTES).map(|at| [at as u8]) {
+        mux.reply(workers[0], first, Bytes::copy_from_slice(&byte), at(0)).expect("it is there");
+        // Waits for the first reply.
+        mux.reply(workers[1], second, Bytes::copy_from_slice(&byte), at(0)).expect("it is there");
+        mux.reply(workers[1], second, Bytes::new(), at(0)).expect("it is there");
+    }
+    mux.done(workers[0], first, at(0));
+    mux.done(workers[1], second, at(0));
+    let mut transmit = mux.transmit(psock).expect("both");
+    let pieces = transmit.pieces().count();
+    assert!(pieces < 600, "{pieces} pieces of {} bytes", 2 * BYTES);
+    let sent = transmit.slices(usize::MAX).flatten().copied();
+    assert!(sent.eq((0..2 * BYTES).map(|at| at as u8)));
 }
 
 #[test]

@@ -1,6 +1,5 @@
 //! Frames for a worker process: messages, parts, ended events and notices of unsent messages.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use towpath_mux::Time;
@@ -8,7 +7,7 @@ use towpath_mux::mux::{Batch, Mux, PartKind, psock};
 use towpath_ring::{Kind, Meta, ReserveError};
 
 use super::{Process, RX};
-use crate::worker_pool::completions::{Completions, Unsent};
+use crate::worker_pool::completions::{Completions, UnsentQueue};
 use crate::worker_pool::connections::{Connections, EndedEvent};
 use crate::worker_pool::frame::{
     FrameMessages, Out, Stream, messages, part, pass, pieces, place, send_first, send_part,
@@ -87,7 +86,7 @@ impl Process {
     }
 
     /// Publishes notices of unsent messages, as far as there is space.
-    fn report_unsent(&mut self, unsent: &mut VecDeque<Unsent>) {
+    fn report_unsent(&mut self, unsent: &mut UnsentQueue) {
         let (Some(channel), Some(id)) = (&mut self.channel, self.id) else { return };
         let mut reported = false;
         unsent.retain(|unsent| {

@@ -1,6 +1,6 @@
 //! Workers that exceed their authority cause no loss for an honest worker and an honest client.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use serde_json::Value;
@@ -129,6 +129,20 @@ fn a_worker_that_exceeds_its_authority_is_detached_alone() {
         assert_eq!(code, Some(0), "{attack}: {errors}");
         assert_eq!(counted(&errors), (204, 204 - given_up, given_up, 0), "{attack}: {errors}");
     }
+}
+
+/// The answer was begun, so its connection ends.
+#[test]
+fn parts_without_bytes_are_bounded() {
+    let (scene, mut bad, mut good) = Scene::with_two(&[]);
+    bad.send("empty 1024");
+    assert_eq!(split(&answer(&mut bad.stream).expect("an answer")), (bad.worker, &b"empty 1024"[..]));
+    assert_eq!(scene.violations(), []);
+    bad.send("empty 1025");
+    good.check("while a worker sends parts without bytes");
+    assert_eq!(bad.stream.read(&mut [0]).expect("the end"), 0);
+    assert_eq!(scene.violations(), [("empty_parts".to_owned(), 1)]);
+    good.check("after it was detached");
 }
 
 #[test]
