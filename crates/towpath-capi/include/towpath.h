@@ -72,10 +72,13 @@ struct towpath_frame {
     uint32_t hash;          /* flow hash; the same in both directions */
     uint32_t pid, uid, gid; /* of the process that sent a message or an event; 0 for a packet */
     uint32_t lost;          /* frames lost before this one; 65535 means that many or more */
+    uint32_t ingress;       /* index of the system's interface that received the packet; 0: none */
+    uint32_t egress;        /* index of the interface by which it leaves; 0: none, or not known yet */
     uint16_t link_type;     /* as in pcap files */
     uint16_t network;       /* offset of the data after the link header, such as the IP header */
     uint16_t data;          /* offset of the upper layer's payload; len without one */
-    uint16_t reserved;
+    uint8_t hook;           /* netfilter hook that corresponds to the packet's place in the engine: NF_INET_ of linux/netfilter.h */
+    uint8_t bridged;        /* 1: both interfaces are ports of a bridge */
     struct towpath_ticket ticket;
 };
 
@@ -158,6 +161,20 @@ int towpath_inspector_verdict_all(towpath_inspector *inspector, uint32_t verdict
  * engine accepts; -EPIPE: the engine has disconnected; -EINTR; -ESTALE. On failure the frame remains undecided. */
 int towpath_inspector_replace(towpath_inspector *inspector, const struct towpath_frame *frame, const void *payload,
                               size_t len);
+
+/* Way of an injected packet. */
+enum towpath_inject {
+    TOWPATH_INJECT_FORWARD = 0, /* as if it had come in by the frame's port and the inspector had passed it: by the other port of a bridge, or
+                                 * as routed, after rules for the direction out; after packets of its flow that wait */
+    TOWPATH_INJECT_BACK = 1     /* out by the frame's port, at once */
+};
+
+/* Sends a packet of the inspector's own. It begins with the link header of the frame's port; the engine corrects its checksums. Of the frame,
+ * which may be decided, port, link_type and ticket.lane are used; without a frame, set these and 0 for the rest. Waits while the ring is full.
+ * The packet leaves when the engine has read it: a sleeping one is woken by the next call that receives, or by flush. Packets that the engine
+ * cannot send are dropped; the engine's metrics count them as not_injected. -EPERM: the queue lacks `may-inject = true`; -EMSGSIZE;
+ * -EPIPE; -EINTR. */
+int towpath_inspector_inject(towpath_inspector *inspector, const struct towpath_frame *frame, uint32_t way, const void *packet, size_t len);
 
 /* Wakes the engine if it sleeps and verdicts are pending. */
 int towpath_inspector_flush(towpath_inspector *inspector);

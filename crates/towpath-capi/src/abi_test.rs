@@ -8,7 +8,7 @@ use std::process::Command;
 
 use towpath_metrics::Metric;
 use towpath_mux::mux::Order;
-use towpath_ring::{EndCause, Kind, Loss, Ticket};
+use towpath_ring::{EndCause, Inject, Kind, Loss, Ticket};
 use towpath_send::CopyMode;
 
 use crate::ring::RingStats;
@@ -63,10 +63,13 @@ fn numbers() -> Vec<(String, u64)> {
         uid,
         gid,
         lost,
+        ingress,
+        egress,
         link_type,
         network,
         data,
-        reserved,
+        hook,
+        bridged,
         ticket
     );
     layout!("towpath_ring_stats", RingStats, received, lost, sleeps, wakeups, oneshots);
@@ -261,6 +264,8 @@ fn numbers() -> Vec<(String, u64)> {
         ("TOWPATH_ON_OPENED", Kind::OPENED.0.into()),
         ("TOWPATH_ON_ENDED", Kind::ENDED.0.into()),
         ("TOWPATH_NO_GAPS", inspector::NO_GAPS.into()),
+        ("TOWPATH_INJECT_FORWARD", Inject::Forward as u64),
+        ("TOWPATH_INJECT_BACK", Inject::Back as u64),
         ("TOWPATH_FLOW", inspector::FLOW.into()),
         ("TOWPATH_LOST_NO_ROOM", Loss::NoRoom.code().into()),
         ("TOWPATH_LOST_OLDEST", Loss::Oldest.code().into()),

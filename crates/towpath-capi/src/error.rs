@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use rustix::io::Errno;
-use towpath_ring::{AttachError, RecvError, ReserveError, ServeError};
+use towpath_ring::{AttachError, InjectError, RecvError, ReserveError, ServeError};
 use towpath_send::SendError;
 
 thread_local! {
@@ -105,6 +105,15 @@ impl From<ReserveError> for Failure {
                 Self::new(Errno::AGAIN, "the ring is full")
             }
             ReserveError::Interrupted => Self::new(Errno::INTR, why.to_string()),
+        }
+    }
+}
+
+impl From<InjectError> for Failure {
+    fn from(why: InjectError) -> Self {
+        match why {
+            InjectError::NotPermitted => Self::new(Errno::PERM, why.to_string()),
+            InjectError::NotSent(why) => why.into(),
         }
     }
 }

@@ -2,9 +2,10 @@
 
 use std::ffi::{c_int, c_uint};
 use std::mem::MaybeUninit;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::io::Errno;
-use towpath_ring::{Consumer, Decision, Ticket, Verdict};
+use towpath_ring::{Consumer, Decision, Inject, Ticket, Verdict};
 
 use crate::error::{Failure, guard};
 use crate::ffi::{Bytes, Room, Text};
@@ -49,14 +50,20 @@ pub struct Frame {
     pub gid: u32,
     /// Frames lost before this one.
     pub lost: u32,
+    /// Index of the interface that received the packet.
+    pub ingress: u32,
+    /// Index of the interface by which it leaves.
+    pub egress: u32,
     /// Link type, as in pcap files.
     pub link_type: u16,
     /// Offset of the data after the link header.
     pub network: u16,
     /// Offset of the upper layer's payload.
     pub data: u16,
-    /// 0.
-    pub reserved: u16,
+    /// The netfilter hook.
+    pub hook: u8,
+    /// 1: both interfaces are ports of a bridge.
+    pub bridged: u8,
     /// Identifies the frame to the library.
     pub ticket: Ticket,
 }
@@ -229,6 +236,30 @@ pub extern "C" fn towpath_inspector_replace(
 
 /// See `towpath.h`.
 #[unsafe(no_mangle)]
+pub extern "C" fn towpath_inspector_inject(
+    inspector: Option<&mut Inspector>,
+    frame: Option<&Frame>,
+    way: u32,
+    packet: Bytes,
+    len: usize,
+) -> c_int {
+    guard(|| {
+        let queue = &mut some(inspector)?.queue;
+        let frame = frame.ok_or(NO_FRAME)?;
+        let way = match way {
+            0 => Inject::Forward,
+            1 => Inject::Back,
+            _ => return Err(Failure::new(Errno::INVAL, "unknown way")),
+        };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let time = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+        queue.inject((frame.ticket.lane, frame.port), way, frame.link_type, packet.get(len)?, time)?;
+        Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
 pub extern "C" fn towpath_inspector_flush(inspector: Option<&mut Inspector>) -> c_int {
     guard(|| {
         some(inspector)?.queue.flush();
@@ -289,7 +320,7 @@ impl Frame {
         let payload = queue.payload(&frame);
         let (payload, len) = (payload.as_ptr(), payload.len());
         let header = *frame.header();
-        let sender = header.sender();
+        let (sender, interfaces) = (header.sender(), header.interfaces());
         Self {
             payload,
             len,
@@ -304,10 +335,13 @@ impl Frame {
             uid: sender.uid,
             gid: sender.gid,
             lost: header.lost.into(),
+            ingress: interfaces.ingress,
+            egress: interfaces.egress,
             link_type: header.layers.link,
             network: header.layers.network,
             data: header.layers.payload,
-            reserved: 0,
+            hook: interfaces.hook,
+            bridged: interfaces.bridged.into(),
             ticket: frame.into_ticket(),
         }
     }

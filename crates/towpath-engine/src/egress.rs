@@ -409,6 +409,11 @@ impl<C: Channel> PacketIo for PortIo<C> {
         }
     }
 
+    fn link(&self, interface: u32) -> Option<LinkType> {
+        let config = &self.tx_queues.get(interface as usize)?.config;
+        config.sends.then_some(config.link)
+    }
+
     fn neighbor(&self, port: PortId, address: IpAddr) -> Option<Adjacency> {
         self.resolver.as_ref()?.find(port.0, address, self.time)
     }
@@ -535,6 +540,7 @@ mod tests {
             addresses: Vec::new(),
             echo: 1000,
             reorder,
+            link: LinkType::ETHERNET,
         })
     }
 

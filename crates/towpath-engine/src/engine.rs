@@ -17,6 +17,7 @@ use crate::drop_log::{self, DropLog, LogDrops};
 use crate::drop_reason::{DropReason, Drops, Outcome};
 use crate::engine_view::EngineView;
 use crate::flow_locks::{BUCKETS, FlowLocks};
+use crate::inject::InjectBatch;
 use crate::meta::{Egress, Meta};
 use crate::packet_ctx::PacketCtx;
 use crate::packet_io::PacketIo;
@@ -57,6 +58,7 @@ pub struct Engine<E: PacketIo> {
     pub(crate) burst: Option<Arc<Burst>>,
     pub(crate) reassembler: Reassembler,
     pub(crate) verdicts: VerdictBatch,
+    pub(crate) injected: InjectBatch,
     pub(crate) clock: Clock,
     pub(crate) conversations: Conversations,
     pub(crate) replies: Replies,
@@ -133,6 +135,7 @@ impl<E: PacketIo> Engine<E> {
             burst: None,
             reassembler: Reassembler::new(),
             verdicts: VerdictBatch::default(),
+            injected: InjectBatch::default(),
             clock: Clock::new(live),
             conversations: Conversations::default(),
             replies: Replies::default(),
@@ -168,7 +171,7 @@ impl<E: PacketIo> Engine<E> {
         self.process_packets(burst.enumerate())?;
         self.clock.clear_times();
         self.expire();
-        if self.is_drained() {
+        if self.is_drained() && !self.queues.may_inject() {
             return Ok(());
         }
         self.queues.iter_mut().for_each(Queue::announce);

@@ -91,6 +91,7 @@ mod flow_locks;
 pub mod flow_verdict;
 mod forward;
 mod held;
+mod inject;
 mod introspect;
 mod live;
 mod meta;

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use towpath_gate::PortId;
+use towpath_wire::LinkType;
 
 use crate::drop_reason::{DropReason, Drops};
 use crate::introspect::Introspect;
@@ -45,6 +46,12 @@ pub trait PacketIo {
     fn send_borrowed(&mut self, index: usize, frame: &[u8], meta: &Meta) -> Result<(), Self::Error> {
         let _ = index;
         self.send(frame, meta)
+    }
+
+    /// The link type of the frames that an interface sends. `None` if it does not send. Default: none.
+    fn link(&self, interface: u32) -> Option<LinkType> {
+        let _ = interface;
+        None
     }
 
     /// The neighbor with this address on the link of a port, if it is resolved. The route lookup of each packet calls it. Default: none.

@@ -228,13 +228,13 @@ impl<E: PacketIo> Engine<E> {
         }
     }
 
-    fn place(&mut self, ctx: &mut PacketCtx, packet: &Packet<'_>) {
+    pub(crate) fn place(&mut self, ctx: &mut PacketCtx, packet: &Packet<'_>) {
         let Self { reorder, live, .. } = self;
         ctx.place(packet, live.then_some(|hash| reorder.bucket_of(hash)));
     }
 
     /// The packet's bucket in the reorder buffer. All packets of a replay leave in order.
-    fn order_bucket(&self, ctx: &PacketCtx) -> u16 {
+    pub(crate) fn order_bucket(&self, ctx: &PacketCtx) -> u16 {
         if self.live { ctx.bucket() } else { 0 }
     }
 
@@ -442,7 +442,12 @@ impl<E: PacketIo> Engine<E> {
     }
 
     /// Applies the inspectors' verdicts for the packet's flow: the packet does not go to those queues.
-    fn apply_flow_verdicts(&mut self, packet: &Packet<'_>, ctx: &mut PacketCtx, mut next: Next) -> Next {
+    pub(crate) fn apply_flow_verdicts(
+        &mut self,
+        packet: &Packet<'_>,
+        ctx: &mut PacketCtx,
+        mut next: Next,
+    ) -> Next {
         while let Next::Queue(number, kind @ (Handover::Inspect | Handover::Divert)) = next {
             let now = self.clock.now;
             let queue = self.queues.find(number).filter(|queue| queue.has_flow_verdicts());
@@ -488,6 +493,7 @@ impl<E: PacketIo> Engine<E> {
         verdicts.recycle(settlements);
         self.verdicts = verdicts;
         self.retry_backlog();
+        self.inject();
         loop {
             self.flush()?;
             if !self.resume_deferred() {

@@ -107,6 +107,11 @@ impl<C: Channel> QueueSet<C> {
         }
     }
 
+    /// Returns true if an inspector may send packets of its own.
+    pub(crate) fn may_inject(&self) -> bool {
+        self.queues.iter().any(Queue::may_inject)
+    }
+
     /// Returns true if no inspector has a frame.
     pub(crate) fn is_drained(&self) -> bool {
         self.queues.iter().all(|queue| queue.open() == 0)

@@ -1,6 +1,7 @@
 //! Tests of a live engine with a simulated inspector. The inspector sees published frames only after `kick`.
 
 mod chained;
+mod injected;
 mod isolation;
 mod replaced;
 
@@ -30,6 +31,9 @@ struct Inside {
     verdicts: Vec<(u32, Decision<'static>)>,
     /// The last byte of each published frame.
     labels: Vec<u8>,
+    may_inject: bool,
+    /// Packets that were not polled.
+    injected: Vec<(towpath_ring::Header, Vec<u8>)>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -71,6 +75,13 @@ impl Channel for Inspector {
         verdicts.iter().for_each(|(seq, decision)| each(Seq(*seq), Ok(*decision)));
         verdicts.len()
     }
+    fn may_inject(&self) -> bool {
+        self.0.borrow().may_inject
+    }
+    fn poll_injected(&mut self, each: &mut dyn FnMut(&towpath_ring::Header, &[u8])) {
+        let packets = std::mem::take(&mut self.0.borrow_mut().injected);
+        packets.iter().for_each(|(header, bytes)| each(header, bytes));
+    }
     fn wait(&mut self, _now: u64, _until: u64) {}
     fn unreturned(&self) -> u32 {
         0
@@ -100,6 +111,13 @@ impl PacketIo for Out {
     fn send(&mut self, frame: &[u8], _meta: &Meta) -> Result<(), Infallible> {
         self.0.push(frame.to_vec());
         Ok(())
+    }
+    fn link(&self, interface: u32) -> Option<LinkType> {
+        (interface == 0).then_some(LinkType::ETHERNET)
+    }
+    fn reply(&mut self, _port: towpath_gate::PortId, frame: &[u8], _meta: &Meta) -> bool {
+        self.0.push(frame.to_vec());
+        true
     }
     fn max_frame(&self, egress: Option<towpath_gate::PortId>, _bytes: &[u8], _meta: &Meta) -> usize {
         if egress.is_some() { MAX_FRAME } else { usize::MAX }

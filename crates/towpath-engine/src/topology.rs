@@ -156,10 +156,15 @@ impl Topology {
 
     /// How the packets that arrive on `port` are forwarded. `None` if no interface has the port.
     pub fn mode(&self, port: PortId) -> Option<ForwardMode> {
-        let of_port = |interface: &&Interface| {
+        self.interface_of(port).map(|(_, mode)| mode)
+    }
+
+    /// The interface of a port, and how its packets are forwarded.
+    pub(crate) fn interface_of(&self, port: PortId) -> Option<(u32, ForwardMode)> {
+        let of_port = |(_, interface): &(u32, &Interface)| {
             interface.untagged == port || interface.by_vlan.iter().any(|(_, tagged)| *tagged == port)
         };
-        self.interfaces.iter().find(of_port).map(|interface| interface.mode)
+        (0..).zip(&self.interfaces).find(of_port).map(|(at, interface)| (at, interface.mode))
     }
 
     /// Where the packets of an interface leave, if that does not depend on the packet.

@@ -325,7 +325,14 @@ fn attach_to(welcome: [u8; crate::handshake::messages::WELCOME], fds: Vec<OwnedF
 fn memory_that_is_not_safe_to_map_is_refused() {
     let layout = Layout { rx: small(32), tx: small(16), records: 4 };
     let welcome = |layout| {
-        let terms = Terms { layout, lanes: 1, oneshot_max: 0, replacement_max: 0, fences: Fences::Both };
+        let terms = Terms {
+            layout,
+            lanes: 1,
+            oneshot_max: 0,
+            replacement_max: 0,
+            fences: Fences::Both,
+            messages: false,
+        };
         Welcome { version: abi::VERSION, answer: Reply::Attached(terms) }.emit()
     };
     let sizes = [layout.engine_bytes(), layout.rx.bytes(), layout.client_bytes(), layout.tx.bytes()];

@@ -75,7 +75,7 @@ pub use client::worker::{
     Connection, Ended, Event, Message, Opened, Reply, ServeError, Unsent, View, Worker,
 };
 #[cfg(not(loom))]
-pub use client::{Consumer, ConsumerStats, Frame, FrameId, NotReplaced, Ticket};
+pub use client::{Consumer, ConsumerStats, Frame, FrameId, Inject, InjectError, NotReplaced, Ticket};
 #[cfg(not(loom))]
 pub use engine::channel::{Channel, FrameOut, POLL_BYTES, POLL_MESSAGES};
 #[cfg(not(loom))]

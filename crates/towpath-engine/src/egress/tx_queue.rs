@@ -38,6 +38,8 @@ pub struct TxQueue {
 pub struct TxConfig {
     /// The port can send.
     pub sends: bool,
+    /// The link type of its frames.
+    pub link: LinkType,
     /// Set for a port of a router.
     pub router: Option<RouterPort>,
     /// Bytes of the longest IP packet that the port sends.

@@ -3,7 +3,9 @@
 use std::convert::Infallible;
 
 use rustix::fd::BorrowedFd;
-use towpath_ring::{ChannelStats, Credentials, Decision, FrameOut, Geometry, Loss, Meta, ReserveError, Seq};
+use towpath_ring::{
+    ChannelStats, Credentials, Decision, FrameOut, Geometry, Header, Loss, Meta, ReserveError, Seq,
+};
 
 use crate::drop_reason::DropReason;
 
@@ -26,6 +28,16 @@ pub trait Channel {
     /// ([`Overdue`](DropReason::Overdue), [`InvalidVerdict`](DropReason::InvalidVerdict),
     /// [`InspectorDied`](DropReason::InspectorDied)). Returns the number of frames.
     fn poll(&mut self, now: u64, each: &mut dyn FnMut(Seq, Result<Decision<'_>, DropReason>)) -> usize;
+
+    /// Returns true if the inspector may send packets of its own.
+    fn may_inject(&self) -> bool {
+        false
+    }
+
+    /// Passes each packet that the inspector sends to `each`, a bounded number.
+    fn poll_injected(&mut self, each: &mut dyn FnMut(&Header, &[u8])) {
+        let _ = each;
+    }
 
     /// Sleeps until [`poll`](Self::poll) may have something, a frame is overdue, or the time is `until`. May return early.
     fn wait(&mut self, now: u64, until: u64);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use towpath_metrics::Histogram;
-use towpath_ring::{self as ring, Decision, FrameOut, Loss, Meta, ReserveError, Seq, Verdict};
+use towpath_ring::{self as ring, Decision, FrameOut, Header, Loss, Meta, ReserveError, Seq, Verdict};
 
 use super::Admit;
 use super::channel::{Channel, Detached};
@@ -97,10 +97,13 @@ pub struct InspectorSlot<C> {
     in_share: bool,
     /// [`take_end`](Self::take_end) has returned the end.
     ended: bool,
+    /// It may send packets of its own.
+    may_inject: bool,
 }
 
 impl<C: Channel> InspectorSlot<C> {
     pub(super) fn new(number: u32, channel: C) -> Self {
+        let may_inject = channel.may_inject();
         Self {
             number,
             channel,
@@ -120,6 +123,7 @@ impl<C: Channel> InspectorSlot<C> {
             account: Account::ENGINE,
             in_share: true,
             ended: false,
+            may_inject,
         }
     }
 
@@ -282,6 +286,27 @@ impl<C: Channel> InspectorSlot<C> {
         decided
     }
 
+    /// Passes the packets that the inspector sends to `each`.
+    pub(super) fn poll_injected(&mut self, each: &mut dyn FnMut(&Header, &[u8])) {
+        if self.may_inject && self.detached.is_none() {
+            self.channel.poll_injected(each);
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn verdicts(&self) -> VerdictStats {
+        self.verdicts
+    }
+
+    pub(super) fn may_inject(&self) -> bool {
+        self.may_inject
+    }
+
+    pub(super) fn count_injected(&mut self, sent: bool) {
+        self.verdicts.injected += u64::from(sent);
+        self.verdicts.not_injected += u64::from(!sent);
+    }
+
     /// Begins or ends the silence of the inspector, or finds that it has stalled: it returned nothing for the policy's time, and a
     /// frame that it should have got meanwhile is overdue too, or had no room.
     #[cold]
@@ -326,9 +351,12 @@ impl<C: Channel> InspectorSlot<C> {
         }
     }
 
-    /// Returns true if the inspector has nothing to return.
+    /// Returns true if the inspector has nothing to return or to send.
     fn is_idle(&self) -> bool {
-        let owes = self.open > 0 || self.silence.is_some() || self.late && self.channel.unreturned() > 0;
+        let owes = self.may_inject
+            || self.open > 0
+            || self.silence.is_some()
+            || self.late && self.channel.unreturned() > 0;
         !owes && !self.channel.is_dead()
     }
 

@@ -39,6 +39,7 @@ pub use self::snapshot::{ChannelSnapshot, FrameSnapshot, QueueSnapshot};
 pub use self::stats::{Stats, VerdictStats};
 use crate::drop_reason::DropReason;
 use crate::flow_verdict::{FlowVerdict, FlowVerdictCache};
+use crate::inject::InjectBatch;
 use crate::reorder::{Account, PacketId, Shares, Usage};
 
 /// [`QueueSnapshot::verdict_time`].
@@ -102,6 +103,8 @@ pub struct Queue<C> {
     stalled: u32,
     /// The queue belongs to a live engine.
     live: bool,
+    /// An inspector may send packets of its own.
+    may_inject: bool,
     number: u16,
     /// Packets that no single inspector has are charged to it.
     account: Account,
@@ -142,6 +145,7 @@ impl<C: Channel> Queue<C> {
             no_wait: false,
             stalled: 0,
             live: false,
+            may_inject: false,
             reports: Vec::new(),
             number,
             account: Account::ENGINE,
@@ -169,13 +173,17 @@ impl<C: Channel> Queue<C> {
     /// Attaches an inspector; `number` is the number of its channel.
     pub fn join(&mut self, number: u32, channel: C) {
         self.forget_detached();
-        self.inspectors.join(InspectorSlot::new(number, channel));
+        let slot = InspectorSlot::new(number, channel);
+        self.may_inject |= slot.may_inject();
+        self.inspectors.join(slot);
     }
 
     /// Attaches an inspector on standby. It takes over the flows of the next inspector that dies or stalls.
     pub fn join_standby(&mut self, number: u32, channel: C) {
         self.forget_detached();
-        self.inspectors.join_standby(InspectorSlot::new(number, channel));
+        let slot = InspectorSlot::new(number, channel);
+        self.may_inject |= slot.may_inject();
+        self.inspectors.join_standby(slot);
     }
 
     fn forget_detached(&mut self) {
@@ -483,6 +491,26 @@ impl<C: Channel> Queue<C> {
             self.stalled = self.inspectors.listeners().filter(stalled).count() as u32;
         }
         decided
+    }
+
+    /// Returns true if an inspector may send packets of its own.
+    pub fn may_inject(&self) -> bool {
+        self.may_inject
+    }
+
+    /// Collects the packets that inspectors send. The queue has the index `index`.
+    pub(crate) fn poll_injected(&mut self, index: usize, into: &mut InjectBatch) {
+        for slot in self.inspectors.listeners().filter(|slot| slot.may_inject()) {
+            let (channel, account) = (slot.number(), slot.account());
+            slot.poll_injected(&mut |header, bytes| into.push((index, channel), account, header, bytes));
+        }
+    }
+
+    /// Counts a packet of the inspector on this channel.
+    pub(crate) fn count_injected(&mut self, channel: u32, sent: bool) {
+        if let Some(slot) = self.inspectors.listeners().find(|slot| slot.number() == channel) {
+            slot.count_injected(sent);
+        }
     }
 
     /// Takes the reports of inspectors that stalled or answer again.

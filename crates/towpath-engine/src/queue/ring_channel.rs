@@ -4,7 +4,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use towpath_port::MAX_FRAME;
-use towpath_ring::{self as ring, Cause, Death, Decision, FrameOut, Loss, Meta, ReserveError, Seq, Verdict};
+use towpath_ring::{
+    self as ring, Cause, Death, Decision, FrameOut, Header, Loss, Meta, ReserveError, Seq, Verdict,
+};
 
 use super::{About, Channel, Detached};
 use crate::drop_reason::DropReason;
@@ -59,6 +61,18 @@ impl Channel for RingChannel {
             self.drained = true;
         }
         decided
+    }
+
+    fn may_inject(&self) -> bool {
+        self.channel.as_ref().is_some_and(ring::Channel::takes_messages)
+    }
+
+    fn poll_injected(&mut self, each: &mut dyn FnMut(&Header, &[u8])) {
+        let Some(channel) = &mut self.channel else { return };
+        if channel.poll_messages(each) > 0 {
+            // The inspector may wait for the space.
+            channel.kick();
+        }
     }
 
     fn wait(&mut self, now: u64, until: u64) {

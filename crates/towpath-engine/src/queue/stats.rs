@@ -94,6 +94,10 @@ metrics! {
         pub replace: counter frames as "verdicts" (verdict = "replace"),
         /// Verdicts for the packet's flow.
         pub flow: counter frames as "flow_verdicts",
+        /// Packets that the inspector sent (`may-inject`).
+        pub injected: counter packets,
+        /// Packets of the inspector that were not sent: malformed, dropped by rules, without room, or by a port that cannot send.
+        pub not_injected: counter packets,
         /// Verdicts that name a queue outside of `may-queue`: violations. They are invalid.
         pub forbidden_queue: counter frames as "refused_verdicts": "Verdicts that the engine refused, by reason." (reason = "forbidden_queue"),
         /// Replacements that are longer than a frame of the port by which the packet leaves: violations. They are invalid.

@@ -33,6 +33,7 @@ fn engine(rules: &str, mode: impl Fn(PortId) -> ForwardMode, router: bool) -> (G
             mtu: MTU,
             addresses: Vec::new(),
             reorder: Limits::default(),
+            link: LinkType::ETHERNET,
         })
     };
     let io = PortIo::new(Instant::now(), vec![tx_queue(), tx_queue()], Box::new(()), None);

@@ -39,6 +39,8 @@ pub(crate) struct Lane {
     pub(crate) ended: bool,
     oneshot_max: u64,
     replacement_max: u32,
+    /// The engine receives messages.
+    pub(crate) messages: bool,
     /// Losses that [`overrun`](Self::overrun) has reported.
     told: u64,
     stats: ConsumerStats,
@@ -46,7 +48,7 @@ pub(crate) struct Lane {
 
 impl Lane {
     pub(crate) fn new(number: u32, attached: Attached) -> Self {
-        let Attached { socket, oneshot_max, replacement_max, fences, memory } = attached;
+        let Attached { socket, oneshot_max, replacement_max, fences, messages, memory } = attached;
         Self {
             number,
             socket,
@@ -57,6 +59,7 @@ impl Lane {
             ended: false,
             oneshot_max,
             replacement_max,
+            messages,
             told: 0,
             stats: ConsumerStats::default(),
         }

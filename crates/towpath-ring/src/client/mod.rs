@@ -36,7 +36,7 @@ pub(crate) mod tx_ring;
 mod wait;
 pub(crate) mod worker;
 
-pub use send::NotReplaced;
+pub use send::{Inject, InjectError, NotReplaced};
 
 /// Frames of one lane before the next lane's turn.
 const TURN: u32 = 32;

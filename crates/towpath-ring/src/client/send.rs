@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::lane::Lane;
 use super::{Consumer, Frame};
 use crate::lane::reserve_error::ReserveError;
-use crate::shm::header::{Kind, Meta};
+use crate::shm::header::{Kind, Layers, Meta};
 
 /// A replacement that was not sent. The frame is still undecided.
 #[derive(Debug, thiserror::Error)]
@@ -18,7 +18,52 @@ pub struct NotReplaced {
     pub why: ReserveError,
 }
 
+/// The way of an injected packet ([`Consumer::inject`]). The values are those of [`Header::group`](crate::Header::group).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inject {
+    /// As if the packet had come in by the port and the inspector had passed it.
+    Forward = 0,
+    /// Out by the port.
+    Back = 1,
+}
+
+/// A packet that was not injected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InjectError {
+    /// The engine does not permit it.
+    #[error(
+        "this queue does not permit it; set `may-inject = true` in its section of the engine's configuration"
+    )]
+    NotPermitted,
+    /// The packet was not sent to the engine.
+    #[error(transparent)]
+    NotSent(#[from] ReserveError),
+}
+
 impl Consumer {
+    /// Sends a packet of this client by the engine's port number `port`. It begins with the port's link header, whose type (`LINKTYPE_*`)
+    /// is `link`. `lane` is that of a frame of the same flow, or 0. Waits while the ring is full. The engine sends the packet after the
+    /// next call that receives, or after [`flush`](Self::flush).
+    ///
+    /// # Errors
+    /// [`InjectError`]. A packet that the engine cannot send is dropped and counted by the engine.
+    pub fn inject(
+        &mut self,
+        (lane, port): (u32, u32),
+        way: Inject,
+        link: u16,
+        packet: &[u8],
+        time: u64,
+    ) -> Result<(), InjectError> {
+        let known = self.lanes.get(lane as usize).is_some_and(|lane| lane.messages);
+        if !known {
+            return Err(InjectError::NotPermitted);
+        }
+        let layers = Layers { link, ..Layers::default() };
+        let meta = Meta { kind: Kind::PACKET, port, group: way as u32, layers, time, ..Meta::default() };
+        Ok(self.send_on(lane, packet, &meta)?)
+    }
+
     /// Forwards the frame with another payload; waits while the ring towards the engine is full.
     ///
     /// # Errors

@@ -315,6 +315,12 @@ impl Channel {
         cpu::is_shared(&self.rings.theirs)
     }
 
+    /// Returns true if the engine receives messages of this client ([`Config::messages`](crate::Config::messages)).
+    #[must_use]
+    pub fn takes_messages(&self) -> bool {
+        self.policy.messages
+    }
+
     /// Returns true if [`poll_messages`](Self::poll_messages) has something to read, or if there are more unread
     /// replacements than one call steps over (128).
     #[must_use]

@@ -42,6 +42,7 @@ pub(crate) fn open(
         oneshot_max: config.oneshot_max,
         replacement_max: config.replacement_max,
         fences: hello.fences,
+        messages: config.messages,
     };
     let welcome = Welcome { version: VERSION, answer: Reply::Attached(terms) };
     let (mut lanes, mut lent) = (Vec::with_capacity(made.len()), Some(Vec::new()));

@@ -61,6 +61,8 @@ pub(crate) struct Attached {
     pub(crate) replacement_max: u32,
     /// Agreed scheme for the fences.
     pub(crate) fences: Fences,
+    /// Whether the engine receives messages.
+    pub(crate) messages: bool,
     pub(crate) memory: Memory,
 }
 
@@ -128,8 +130,8 @@ pub(crate) fn receive(socket: OwnedFd, path: &Path, fences: Fences) -> Result<Ve
 }
 
 fn lane_of(socket: OwnedFd, terms: &Terms, memory: Memory) -> Attached {
-    let Terms { oneshot_max, replacement_max, fences, .. } = *terms;
-    Attached { socket, oneshot_max, replacement_max, fences, memory }
+    let Terms { oneshot_max, replacement_max, fences, messages, .. } = *terms;
+    Attached { socket, oneshot_max, replacement_max, fences, messages, memory }
 }
 
 fn terms(

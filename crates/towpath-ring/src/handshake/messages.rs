@@ -24,6 +24,8 @@ const EVENTS: u8 = 4;
 const PARTS: u8 = 8;
 /// Welcome flag: the engine is registered for membarrier(2), too, so neither side executes a fence after a burst.
 const AGREED_MEMBARRIER: u8 = 1;
+/// Welcome flag: the engine receives messages of this client.
+const MESSAGES: u8 = 2;
 /// Bytes of a notice.
 pub(crate) const NOTICE: usize = 16;
 /// Bytes of an offer: the longest message after the welcome.
@@ -127,6 +129,8 @@ pub(crate) struct Terms {
     pub(crate) replacement_max: u32,
     /// Agreed scheme for the fences.
     pub(crate) fences: Fences,
+    /// Whether the engine receives messages.
+    pub(crate) messages: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,8 +160,8 @@ impl Welcome {
         out[..4].copy_from_slice(&MAGIC.to_le_bytes());
         out[4..6].copy_from_slice(&self.version.to_le_bytes());
         match &self.answer {
-            Reply::Attached(Terms { layout, lanes, oneshot_max, replacement_max, fences }) => {
-                out[7] = fence_flag(*fences, AGREED_MEMBARRIER);
+            Reply::Attached(Terms { layout, lanes, oneshot_max, replacement_max, fences, messages }) => {
+                out[7] = fence_flag(*fences, AGREED_MEMBARRIER) | if *messages { MESSAGES } else { 0 };
                 out[8..12].copy_from_slice(&lanes.to_le_bytes());
                 emit_layout(layout, &mut out[16..]);
                 out[52..56].copy_from_slice(&replacement_max.to_le_bytes());
@@ -202,6 +206,7 @@ impl Welcome {
                     oneshot_max: u64::from_le_bytes(*oneshot_max),
                     replacement_max: u32::from_le_bytes(*replacement_max),
                     fences,
+                    messages: bytes[7] & MESSAGES != 0,
                 })
             }
             1 => Reply::Refused(Refusal::Version, text(64)),
@@ -317,6 +322,7 @@ mod tests {
                 oneshot_max: 1 << 40,
                 replacement_max: 0,
                 fences: Fences::Both,
+                messages: true,
             }),
             Reply::Attached(Terms {
                 layout,
@@ -324,6 +330,7 @@ mod tests {
                 oneshot_max: 0,
                 replacement_max: 77,
                 fences: Fences::Membarrier,
+                messages: false,
             }),
             Reply::Refused(Refusal::NotPermitted, "uid 7 may not".into()),
             Reply::Refused(Refusal::Limit, "ä".repeat(TEXT / 2)),

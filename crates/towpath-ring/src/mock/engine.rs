@@ -55,6 +55,7 @@ fn lane() -> (HostileLane, Attached) {
         oneshot_max: 20_000,
         replacement_max: 4000,
         fences: Fences::Both,
+        messages: true,
         memory: Memory {
             layout,
             theirs: words(&engine, layout.engine_bytes(), Access::Lent),

@@ -37,6 +37,7 @@ pub(crate) fn say(input: &mut Input<'_>, engine: &OwnedFd) {
         oneshot_max: input.any(70, 9000),
         replacement_max: input.any(70, 9000) as u32,
         fences: if input.below(2) == 0 { Fences::Both } else { Fences::Membarrier },
+        messages: true,
     };
     let welcome = Welcome { version: abi::VERSION, answer: Reply::Attached(terms) };
     send(engine, damaged(input, welcome.emit().to_vec()), descriptors(input, &layout, 4));

@@ -156,6 +156,7 @@ pub const KEYS: &[Key] = &[
     new("queue", "low", Number(0, 65_535), "`high` - 1", "packets at which it has room again"),
     new("queue", "share", Number(1, 1000), "`1`", "weight in the division of the [reorder buffer](../how/packet-path.md#the-reorder-buffer)"),
     new("queue", "may-queue", Numbers(1, 65_535), "", "queues to which its inspectors may send a packet (below)"),
+    new("queue", "may-inject", Flag, "`false`", "its inspectors may send packets of their own by any port (below)"),
     new("queue", "deadline", Seconds(0.001, 3600.0), "`1`", "time until a packet without a verdict gets the `default`"),
     new("queue", "stall", Seconds(0.001, 3600.0), "3 `deadline`", "time without an answer after which an inspector gets no packets (below)"),
     new("queue", "default", Word(&["pass", "drop"]), "as `unserved`", "verdict for packets that no inspector decides"),

@@ -42,6 +42,8 @@ pub struct Inspectors {
     pub standby: usize,
     /// How the processes run.
     pub process: Settings,
+    /// Inspectors may send packets of their own.
+    pub may_inject: bool,
     /// Bytes of shared memory for the inspectors of one user.
     pub memory: Option<u64>,
 }
@@ -241,6 +243,7 @@ fn inspectors(table: &Table<'_, '_>, directory: &Path, name: &At<&str>, threads:
         workers: table.number("workers").unwrap_or(1) as usize,
         standby: standby.map_or(0, |at| at.value) as usize,
         process: process::take(table),
+        may_inject: table.flag("may-inject").unwrap_or(false),
         memory: memory.as_ref().map(|at| at.value * MIB),
     };
     let need = inspectors.rings(threads).div_ceil(MIB);

@@ -90,6 +90,7 @@ impl Socket {
             violations_max: 0,
             // The largest frame of a port.
             replacement_max: MAX_FRAME as u32,
+            messages: inspectors.may_inject,
             quota: limits,
             ..Config::default()
         };

@@ -16,6 +16,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use towpath_gate::StatePolicy;
 use towpath_gate::rules::Ruleset;
 use towpath_port::{Opener, Port, driver, scheduling};
+use towpath_wire::LinkType;
 
 use super::super::inspector_sockets::Socket;
 use super::super::launcher::Launcher;
@@ -428,7 +429,8 @@ fn tx_queues(config: &Config, ports: &[(Box<dyn Port>, &'static str)]) -> Vec<Tx
         let addresses = config.ports[at].addresses.clone();
         let (mtu, reorder) = (router::mtu(&caps), config.engine.reorder);
         let echo = config.ports[at].echo;
-        TxQueue::new(TxConfig { sends: caps.send, router, mtu, addresses, echo, reorder })
+        let link = caps.link.unwrap_or(LinkType::ETHERNET);
+        TxQueue::new(TxConfig { sends: caps.send, link, router, mtu, addresses, echo, reorder })
     };
     ports.iter().enumerate().map(tx).collect()
 }
