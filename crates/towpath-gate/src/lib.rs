@@ -59,9 +59,9 @@ mod settings;
 pub mod state;
 
 pub use eval::{
-    ActionOutcome, BURST, CALL_DEPTH, DEFAULT_DYNAMIC_RULE, Diff, Difference, DifferenceKind, Dir,
+    ActionOutcome, BURST, CALL_DEPTH, Copied, DEFAULT_DYNAMIC_RULE, Diff, Difference, DifferenceKind, Dir,
     DropReason, Edits, ExplainedRule, Explanation, FirstPacket, Frame, Gate, GateCounters, GateSettings,
-    Gateway, LogEntry, MAX_TAGS, NoReply, PacketLog, PacketSpec, PacketSpecError, PortId, Ports,
+    Gateway, LogEntry, MAX_TAGS, NamedRule, NoReply, PacketLog, PacketSpec, PacketSpecError, PortId, Ports,
     REPLIES_PER_SECOND, RecheckStep, Reject, ReplyLimiter, Restored, Route, Routes, RuleInfo, RuleOutcome,
     RuleRefs, SNAPSHOT_VERSION, SnapshotError, SnapshotWriter, StatePolicy, Step, Suppressed, SuppressedBy,
     Walk, Walker, check_snapshot, differences, echo_reply, is_echo_request,

@@ -51,6 +51,7 @@
 mod client;
 #[cfg(not(loom))]
 mod engine;
+pub mod group;
 #[cfg(not(loom))]
 mod handshake;
 #[cfg(all(test, not(loom)))]

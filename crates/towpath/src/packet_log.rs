@@ -7,17 +7,39 @@ use time::OffsetDateTime;
 use towpath_gate::{Suppressed, SuppressedBy, Walker};
 use towpath_wire::Time;
 
+use crate::control::PacketCopies;
+use crate::events::PacketEvents;
 use crate::logging;
 use crate::quantity::count;
 
 /// Passes each new line of the walker's packets to `line`, the oldest first, with its time. Then passes the summaries of suppressed lines
 /// that are due at `now`; with `all`, also the others. The third argument of `line` is the number of lines for which the line stands.
-pub fn drain(walker: &mut Walker, now: Time, all: bool, mut line: impl FnMut(Time, &dyn Display, u64)) {
+pub fn drain(walker: &mut Walker, now: Time, all: bool, line: impl FnMut(Time, &dyn Display, u64)) {
+    drain_with(walker, now, all, (None, None), line);
+}
+
+/// As [`drain`], and passes the packets to `events`.
+fn drain_with(
+    walker: &mut Walker,
+    now: Time,
+    all: bool,
+    (events, copies): (Option<&PacketEvents>, Option<&PacketCopies>),
+    mut line: impl FnMut(Time, &dyn Display, u64),
+) {
     while let Some(entry) = walker.log().take() {
+        if let Some(copies) = copies {
+            copies.packet(walker, &entry);
+        }
         let port = entry.port.and_then(|port| walker.ports().name(port));
+        if let Some(events) = events {
+            events.packet(&entry, port);
+        }
         line(entry.time, &entry.line(port), 1);
     }
     while let Some(summary) = walker.log().poll_summary(now, all) {
+        if let Some(events) = events {
+            events.suppressed(summary);
+        }
         let Suppressed { by, lines, .. } = summary;
         match by {
             SuppressedBy::Full => logging::count_lost(lines),
@@ -33,19 +55,35 @@ pub(crate) struct LogSender {
     lines: SyncSender<String>,
     /// Lines that the full channel did not take since the last summary.
     lost: u64,
+    /// Receives the packets as events.
+    events: Option<PacketEvents>,
+    /// Receives copies of the packets, for the ring.
+    copies: Option<PacketCopies>,
 }
 
 impl LogSender {
     pub(crate) fn new(lines: SyncSender<String>) -> Self {
-        Self { lines, lost: 0 }
+        Self { lines, lost: 0, events: None, copies: None }
+    }
+
+    /// Passes the packets to `events`, too.
+    pub(crate) fn with_events(mut self, events: Option<PacketEvents>) -> Self {
+        self.events = events;
+        self
+    }
+
+    /// Passes copies of the packets to the ring, too.
+    pub(crate) fn with_copies(mut self, copies: Option<PacketCopies>) -> Self {
+        self.copies = copies;
+        self
     }
 
     /// Sends the new lines. After a loss, the first line that the channel takes has the number of lost lines. With `all`, the summaries
     /// of suppressed lines that are not due are sent, too.
     pub(crate) fn send(&mut self, walker: &mut Walker, now: Time, all: bool) {
         self.tell_lost();
-        let Self { lines, lost } = self;
-        drain(walker, now, all, |_, line, count| {
+        let Self { lines, lost, events, copies } = self;
+        drain_with(walker, now, all, (events.as_ref(), copies.as_ref()), |_, line, count| {
             // After a lost line, all others are lost until the channel takes the summary.
             if *lost > 0 || lines.try_send(line.to_string()).is_err() {
                 *lost += count;
@@ -53,6 +91,10 @@ impl LogSender {
         });
         if all {
             self.tell_lost();
+        }
+        if let Some(copies) = &self.copies {
+            copies.count_uncopied(walker);
+            copies.arm(walker);
         }
     }
 

@@ -14,7 +14,7 @@ use towpath_gate::state::{
     Counters, Cursor, JournalRead, JournalReader, Keepalive, Kind as StateKind, Listed, SettingError,
     StateEvent, Top,
 };
-use towpath_gate::{Diff, Gate, Restored, Routes, RuleRefs, SnapshotError, StatePolicy};
+use towpath_gate::{Diff, Gate, NamedRule, Restored, Routes, RuleRefs, SnapshotError, StatePolicy};
 use towpath_wire::Time;
 
 pub use self::clock::Clock;
@@ -542,6 +542,13 @@ impl RulesetManager {
     /// Updates `refs` to the current rules. Returns true if it changed.
     pub fn update_refs(&self, refs: &mut RuleRefs) -> bool {
         self.book().gate.update_refs(refs)
+    }
+
+    /// The rules as records name them, and the version of rules and tables.
+    pub fn described_rules(&self) -> (Vec<NamedRule>, u64) {
+        let book = self.book();
+        // Under the lock: a change increments the version before the lock is released.
+        (book.gate.described_rules(), self.version())
     }
 
     /// The rules for the base of a snapshot, and the version of rules and tables.

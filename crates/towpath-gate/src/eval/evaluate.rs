@@ -277,7 +277,7 @@ impl Walker {
             return self.log.suppress(now, Some(number), SuppressedBy::Rate(word), 1);
         }
         let port = if walk.dir == Dir::In { walk.recv } else { walk.xmit };
-        self.log.put(LogEntry::new(now, Some(number), word, walk.dir, port, packet));
+        self.log.put_packet(LogEntry::new(now, Some(number), word, walk.dir, port, packet), packet);
     }
 
     /// Runs the action of a rule: count, log, tag, action.
@@ -339,7 +339,7 @@ impl Walker {
         };
         let port = if walk.dir == Dir::In { walk.recv } else { walk.xmit };
         let entry = LogEntry::new(now, Some(rule.number), log_word(rule), walk.dir, port, packet);
-        self.log.put(LogEntry { limit, ..entry });
+        self.log.put_packet(LogEntry { limit, ..entry }, packet);
     }
 }
 

@@ -16,6 +16,9 @@ use towpath_wire::{Addresses, Packet, Time, proto};
 /// Maximum number of entries in the queue.
 const CAPACITY: usize = 1024;
 
+/// Maximum number of bytes of copied packets: 16 of the largest.
+const COPIES: usize = 1 << 20;
+
 /// A logged packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogEntry {
@@ -43,6 +46,21 @@ pub struct LogEntry {
     pub limit: Option<u32>,
     /// Bytes of a malformed frame, whose addresses are unknown.
     pub malformed_len: Option<u32>,
+    /// The copy of the packet, for [`PacketLog::copy`].
+    pub copied: Option<Copied>,
+}
+
+/// Where the copy of a logged packet is, and what it is a copy of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copied {
+    start: u32,
+    len: u32,
+    /// Bytes on the wire.
+    pub wire_len: u32,
+    /// pcap's number of the link type.
+    pub link: u16,
+    /// Offset of the IP header; for other packets, of the link payload.
+    pub network: u16,
 }
 
 impl LogEntry {
@@ -61,6 +79,7 @@ impl LogEntry {
             ethertype: 0,
             limit: None,
             malformed_len: Some(len),
+            copied: None,
         }
     }
 
@@ -90,6 +109,7 @@ impl LogEntry {
             ethertype: packet.ethertype,
             limit: None,
             malformed_len: None,
+            copied: None,
         }
     }
 
@@ -222,6 +242,12 @@ pub struct PacketLog {
     suppressed: VecDeque<Suppressed>,
     /// Earliest time of the next summary.
     due: Time,
+    /// Bytes of each packet to copy; 0: none.
+    copy_range: usize,
+    /// The copies of the packets in `entries`, and of those that were taken since it was empty.
+    copies: Vec<u8>,
+    /// Packets without a copy because there was no room.
+    uncopied: u64,
 }
 
 impl Default for PacketLog {
@@ -232,11 +258,62 @@ impl Default for PacketLog {
             dropped: 0,
             suppressed: VecDeque::with_capacity(SUPPRESSED + REASONS),
             due: Time::default(),
+            copy_range: 0,
+            copies: Vec::new(),
+            uncopied: 0,
         }
     }
 }
 
 impl PacketLog {
+    /// Sets how many bytes of each packet of a `log` rule are copied. 0: none. Allocates memory for the copies when it is first needed.
+    pub fn set_copy_range(&mut self, bytes: usize) {
+        if bytes > 0 && self.copies.capacity() < COPIES {
+            self.copies.reserve_exact(COPIES - self.copies.len());
+        }
+        self.copy_range = bytes;
+    }
+
+    /// The copy of the packet of an entry that was taken. Valid until the next packet is logged.
+    pub fn copy(&self, entry: &LogEntry) -> Option<&[u8]> {
+        let Copied { start, len, .. } = entry.copied?;
+        self.copies.get(start as usize..(start + len) as usize)
+    }
+
+    /// Returns and resets the number of packets without a copy because there was no room.
+    pub fn take_uncopied(&mut self) -> u64 {
+        std::mem::take(&mut self.uncopied)
+    }
+
+    /// Adds the entry of a packet, and a copy of the packet if it is wanted.
+    pub(super) fn put_packet(&mut self, mut entry: LogEntry, packet: &Packet<'_>) {
+        if self.copy_range > 0 {
+            entry.copied = self.copied(packet);
+        }
+        self.put(entry);
+    }
+
+    #[cold]
+    fn copied(&mut self, packet: &Packet<'_>) -> Option<Copied> {
+        if self.entries.is_empty() {
+            self.copies.clear();
+        }
+        let bytes = &packet.frame[..packet.frame.len().min(self.copy_range)];
+        let start = self.copies.len();
+        if start + bytes.len() > COPIES || self.entries.len() >= CAPACITY {
+            self.uncopied += 1;
+            return None;
+        }
+        self.copies.extend_from_slice(bytes);
+        Some(Copied {
+            start: start as u32,
+            len: bytes.len() as u32,
+            wire_len: packet.wire_len,
+            link: packet.link.0,
+            network: packet.network as u16,
+        })
+    }
+
     /// Removes and returns the oldest entry.
     pub fn take(&mut self) -> Option<LogEntry> {
         self.entries.pop_front()

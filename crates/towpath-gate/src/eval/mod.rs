@@ -40,7 +40,7 @@ pub use compare::{Difference, DifferenceKind, differences};
 pub use creating_rule::FirstPacket;
 pub use explain::{ActionOutcome, ExplainedRule, Explanation, RuleOutcome};
 pub use gate::{DEFAULT_DYNAMIC_RULE, Gate, GateCounters, GateSettings, RuleInfo};
-pub use log::{LogEntry, PacketLog, Suppressed, SuppressedBy};
+pub use log::{Copied, LogEntry, PacketLog, Suppressed, SuppressedBy};
 pub use packet_spec::{PacketSpec, PacketSpecError};
 pub use port::{PortId, Ports};
 pub use recheck::RecheckStep;
@@ -48,7 +48,7 @@ pub use reload::{Diff, StatePolicy};
 pub use reply::{NoReply, REPLIES_PER_SECOND, ReplyLimiter, echo_reply, is_echo_request};
 pub use routes::{Gateway, Route, Routes};
 pub use snapshot::{
-    Frame, Restored, RuleRefs, SNAPSHOT_VERSION, SnapshotError, SnapshotWriter, check_snapshot,
+    Frame, NamedRule, Restored, RuleRefs, SNAPSHOT_VERSION, SnapshotError, SnapshotWriter, check_snapshot,
 };
 pub use step::{DropReason, Reject, Step};
 pub use walk::{CALL_DEPTH, Dir, Edits, MAX_TAGS, Walk};

@@ -170,6 +170,17 @@ fn chained(before: u32, payload: &[&[u8]]) -> u32 {
 #[derive(Clone, Debug, Default)]
 pub struct RuleRefs(HashMap<RuleId, RuleRef>);
 
+/// A rule as records name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedRule {
+    /// Hash of its content, and its number.
+    pub reference: RuleRef,
+    /// The rule in ipfw's output format.
+    pub text: String,
+    /// Whether its action passes packets. `None`: the action decides no packet (`count`, `skipto`) or leaves it to an inspector.
+    pub passes: Option<bool>,
+}
+
 impl Gate {
     /// Writes all live states to `piece`, in pieces.
     ///
@@ -221,6 +232,16 @@ impl Gate {
         };
         refs.0 = self.named_rules().map(reference).collect();
         refs.0 != before
+    }
+
+    /// The rules that records name, for flow records and events.
+    pub fn described_rules(&self) -> Vec<NamedRule> {
+        let described = |(_, rule): &(RuleId, Rule)| NamedRule {
+            reference: reference_of(rule),
+            text: rule.to_string(),
+            passes: rule.action.passes(),
+        };
+        self.named_rules().map(described).collect()
     }
 
     /// The rules that records name. Orphans are listed under their old rule. A gate without that rule assigns them to the default

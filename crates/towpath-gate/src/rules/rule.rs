@@ -168,6 +168,24 @@ pub enum Action {
     SetZone(u16),
 }
 
+impl Action {
+    /// Whether the action passes packets. `None`: it decides no packet, or leaves it to an inspector.
+    pub fn passes(&self) -> Option<bool> {
+        match self {
+            Self::Allow | Self::Forward(_) | Self::Pipe(_) => Some(true),
+            Self::Deny
+            | Self::Reject
+            | Self::Unreach { .. }
+            | Self::Unreach6(_)
+            | Self::Reset
+            | Self::Reset6
+            | Self::Abort
+            | Self::Abort6 => Some(false),
+            _ => None,
+        }
+    }
+}
+
 /// Target of skipto and call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Target {

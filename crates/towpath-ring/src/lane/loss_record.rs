@@ -26,7 +26,7 @@ pub enum Loss {
     HandedOn,
     /// Larger than the largest message.
     TooLarge,
-    /// Overwritten before the client read it. No engine of this version reports it.
+    /// Overwritten before it was copied for the client: an event of the state journal.
     Overwritten,
     /// A copy (`tee`, fan-out `mirror`) beyond the engine's budget of copies.
     Limited,

@@ -83,6 +83,7 @@ fn refuse(failure: &Failure) -> u8 {
         Failure::Workers(..) => exit::FAILED,
         Failure::Control(_) | Failure::Metrics(_) | Failure::Dumps(_) => exit::NO_ENGINE,
         Failure::Inspector(_) => exit::INSPECTOR,
+        Failure::Ipfix(_) | Failure::Events(_) => exit::FAILED,
         Failure::Thread(_) | Failure::States { .. } | Failure::System(..) => exit::FAILED,
     };
     fail(code, failure)

@@ -250,6 +250,8 @@ mod tests {
         ),
         ("control", &["socket", "owner", "group", "mode"]),
         ("metrics", &["listen", "group", "mode"]),
+        ("ipfix", &["collector", "domain", "active-timeout", "template-refresh", "mtu", "starts"]),
+        ("events", &["output", "include"]),
     ];
 
     /// The rules and the default rule are compared rule by rule.

@@ -218,4 +218,14 @@ pub const KEYS: &[Key] = &[
     new("metrics", "listen", Text, "required", "`\"HOST:PORT\"` or `\"unix:PATH\"` of the [metrics endpoint](metrics.md#the-endpoint)"),
     new("metrics", "group", Text, "", "group that may connect to the Unix socket"),
     new("metrics", "mode", Text, "0600; with `group` 0660", "permissions of the Unix socket's file, in octal"),
+
+    new("ipfix", "collector", Text, "required", "`\"HOST:PORT\"` of the [collector](flow-records.md#ipfix), over UDP"),
+    new("ipfix", "domain", Number(0, 4_294_967_295), "`1`", "observation domain: distinguishes engines of one address"),
+    new("ipfix", "active-timeout", Seconds(1.0, 86_400.0), "`60`", "interval of the records of a flow that continues"),
+    new("ipfix", "template-refresh", Seconds(1.0, 86_400.0), "`600`", "interval at which templates and names of rules are sent again"),
+    new("ipfix", "mtu", Number(560, 65_535), "`1500`", "bytes of the longest packet, with its IP and UDP headers"),
+    new("ipfix", "starts", Flag, "`false`", "also a record at the start of each flow"),
+
+    new("events", "output", Text, "required", "file, `\"unix:PATH\"` or `\"stdout\"` for [events](flow-records.md#json-events)"),
+    new("events", "include", Texts, "all", "kinds of events: `states`, `drops`, `verdicts`"),
 ];

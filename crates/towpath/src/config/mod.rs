@@ -28,6 +28,8 @@ mod command;
 pub mod compare;
 mod control;
 mod engine;
+mod events;
+mod ipfix;
 pub mod keys;
 mod metrics;
 mod mux;
@@ -50,6 +52,8 @@ use towpath_gate::state;
 
 pub use self::control::Control;
 pub use self::engine::{Engine, Wait};
+pub use self::events::{EventOutput, Events};
+pub use self::ipfix::Ipfix;
 pub use self::metrics::Metrics;
 pub use self::mux::{Mux, Thread};
 pub use self::port::{Port, Vlan};
@@ -99,6 +103,10 @@ pub struct Config {
     pub control: Option<Control>,
     /// The metrics endpoint.
     pub metrics: Option<Metrics>,
+    /// Flow records for a collector.
+    pub ipfix: Option<Ipfix>,
+    /// Events as JSON lines.
+    pub events: Option<Events>,
 }
 
 /// Errors of a configuration and its rules.
@@ -239,6 +247,8 @@ impl Config {
             engine,
             control: control::take(&top, directory),
             metrics: metrics::take(&top, directory),
+            ipfix: ipfix::take(&top),
+            events: events::take(&top, directory),
             ports: ports.into_iter().map(|(_, port)| port).collect(),
         };
         engine::check(&top, &config);
@@ -295,6 +305,8 @@ impl Config {
             (self.engine.identity != other.engine.identity, "`user` and `group` of [engine]"),
             (self.control != other.control, "[control]"),
             (self.metrics != other.metrics, "[metrics]"),
+            (self.ipfix != other.ipfix, "[ipfix]"),
+            (self.events != other.events, "[events]"),
         ];
         names.extend(rows.iter().filter(|(differs, _)| *differs).map(|(_, name)| (*name).to_owned()));
         names

@@ -592,7 +592,8 @@ fn documented_defaults_hold() {
                 "rules = \"r\"\n{}\n[port.a]\ndriver = \"{driver}\"\naddress = \"10.0.0.1\"\n{}\n[port.b]\n\
                  driver = \"af_packet\"\n[port.c]\ndriver = \"af_packet\"\n[[bridge]]\nports = [\"b\", \"c\"]\n{}\n\
                  {}[queue.1]\nsocket = \"s\"\n{}\n[mux.m]\nlisten = \"unix:u\"\nframing = \"line\"\n\
-                 worker = \"w\"\n{}\n[engine]\n{}\n[control]\nsocket = \"c\"\n{}\n[metrics]\nlisten = \"unix:m\"\n{}\n",
+                 worker = \"w\"\n{}\n[engine]\n{}\n[control]\nsocket = \"c\"\n{}\n[metrics]\nlisten = \"unix:m\"\n{}\n\
+                 [ipfix]\ncollector = \"c:1\"\n{}\n[events]\noutput = \"e\"\n{}\n",
                 line(""),
                 line("port"),
                 line("bridge"),
@@ -602,6 +603,8 @@ fn documented_defaults_hold() {
                 line("engine"),
                 line("control"),
                 line("metrics"),
+                line("ipfix"),
+                line("events"),
             )
         };
         let absent =
@@ -610,6 +613,34 @@ fn documented_defaults_hold() {
         let present = Config::parse("t", &written).unwrap_or_else(|errors| panic!("{written}: {errors:?}"));
         assert_eq!(format!("{absent:?}"), format!("{present:?}"), "[{}] {}", key.table, key.name);
     }
+}
+
+#[test]
+fn collectors_and_outputs_of_events_are_checked() {
+    let parse = |table: &str| {
+        let text = format!("rules = \"r\"\nmonitor = \"a\"\n[port.a]\ndriver = \"tun\"\n{table}\n");
+        Config::parse("t", &text).map_err(|errors| errors.iter().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    for collector in ["", "host", "host:", "host:x", "host:70000", "host:0", ":4739"] {
+        let errors = parse(&format!("[ipfix]\ncollector = \"{collector}\"")).unwrap_err();
+        assert!(errors[0].contains("no address `HOST:PORT`"), "{collector}: {errors:?}");
+    }
+    assert!(parse("[ipfix]").unwrap_err()[0].contains("`collector` is missing"));
+    assert_eq!(parse("[ipfix]\ncollector = \"[::1]:4739\"").unwrap().ipfix.unwrap().domain, 1);
+    assert!(parse("[events]").unwrap_err()[0].contains("`output` is missing"));
+    let errors = parse("[events]\noutput = \"e\"\ninclude = [\"state\"]").unwrap_err();
+    assert!(
+        errors[0].contains("`include` cannot be \"state\"") && errors[0].contains("`states`"),
+        "{errors:?}"
+    );
+    let events = |text: &str| parse(text).unwrap().events.unwrap();
+    let some = events("[events]\noutput = \"unix:s\"\ninclude = [\"drops\"]");
+    assert_eq!(
+        (some.output, some.states, some.drops, some.verdicts),
+        (EventOutput::Unix("s".into()), false, true, false)
+    );
+    let all = events("[events]\noutput = \"stdout\"");
+    assert_eq!((all.output, all.states, all.drops, all.verdicts), (EventOutput::Stdout, true, true, true));
 }
 
 #[test]

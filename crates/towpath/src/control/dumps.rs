@@ -1,12 +1,17 @@
-//! Dumps of states through a ring: any number of states, without stopping the packet path and without copying through a socket.
+//! Dumps of states, changes of states and logged packets through a ring, without stopping the packet path and without copying through a
+//! socket.
 //!
 //! A dedicated thread serves a ring listener next to the control socket. A client attaches and sends [`Kind::REQUEST`] with group
 //! [`STATES`]. The reply is frames of [`Kind::DUMP`], each with one line of JSON, `{"next":CURSOR,"states":[STATE...]}`, followed by a
 //! frame of [`Kind::DONE`]. The request's payload is empty, or the CURSOR to continue at (8 bytes, little-endian), so that an
 //! interrupted client can resume; a filter as JSON (the members of `filter` of `show-states`) may follow it. No state is sent twice. A state that exists during the whole dump is not missed.
 //!
+//! With group [`group::EVENTS`] or [`group::PACKETS`], the reply is a frame of [`Kind::DONE`]; then each change, or each logged packet, is a
+//! frame. All clients share one reader of the journal ([`StateFeed`]). A frame for which a client's ring has no room, and a change that the
+//! thread has missed, is a loss record in the ring. `subscription.rs` has the requests.
+//!
 //! The gate is locked for one page (64 states) at a time. A client that does not read blocks half of its own ring and nothing else. A
-//! client that requests nothing, or reads nothing of its dump, is detached after 60 s.
+//! client that requests nothing, or reads nothing of its frames, is detached after 60 s.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -17,22 +22,31 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::json;
+use towpath_gate::state::EventKind;
 use towpath_gate::state::{Cursor, Listed};
-use towpath_ring::{Allow, Channel, Config, Endpoint, Kind, Meta, Progress, Quota, Source};
+use towpath_ring::{Allow, Channel, Config, Endpoint, Kind, Loss, Meta, Progress, Quota, Source, group};
+use towpath_wire::Time;
 
 use super::accept_backoff::AcceptBackoff;
 use super::accept_pace::AcceptPace;
 use super::commands::show_rings::Ring;
 use super::commands::show_states::State;
 use super::endpoints::EndpointCounters;
+use super::logged_packets::LoggedPackets;
 use super::state_filter::{StateFilter, StateMatch};
+use super::subscription::{EventFilter, PacketFilter, send_event};
 use crate::config::Control;
 use crate::eventfd::EventFd;
+use crate::events::line;
 use crate::process::Identity;
 use crate::ruleset_manager::RulesetManager;
+use crate::state_feed::{Change, StateFeed, TICK};
 
 /// The group of a request for states.
-pub const STATES: u32 = 1;
+pub const STATES: u32 = group::STATES;
+
+/// Changes and packets in one turn.
+const TURN: usize = 4096;
 
 /// States per frame.
 const PAGE: usize = 64;
@@ -111,13 +125,30 @@ impl Listening {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn start(self, book: Arc<RulesetManager>, shown: EndpointCounters) -> io::Result<Dumps> {
+    pub fn start(
+        self,
+        book: Arc<RulesetManager>,
+        shown: EndpointCounters,
+        packets: LoggedPackets,
+    ) -> io::Result<Dumps> {
         let Self { endpoint, path } = self;
         let (over, bell) = (Arc::new(AtomicBool::new(false)), EventFd::new()?);
         let (clients, pause) = (Vec::new(), AcceptBackoff::of(path.display()));
         let pace = AcceptPace::default();
         let (start, connecting) = (Instant::now(), true);
-        let mut house = ServerState { endpoint, pause, pace, connecting, clients, book, start, shown };
+        let mut house = ServerState {
+            endpoint,
+            pause,
+            pace,
+            connecting,
+            clients,
+            book,
+            start,
+            shown,
+            feed: None,
+            packets,
+            line: Vec::new(),
+        };
         let (ended, rung) = (Arc::clone(&over), bell.clone());
         let run = move || {
             crate::background::begin();
@@ -152,11 +183,17 @@ struct ServerState {
     book: Arc<RulesetManager>,
     start: Instant,
     shown: EndpointCounters,
+    /// Reads the changes of states while a client follows them.
+    feed: Option<StateFeed>,
+    packets: LoggedPackets,
+    line: Vec<u8>,
 }
 
 struct Client {
     channel: Channel,
     states: Option<States>,
+    events: Option<EventFilter>,
+    packets: Option<PacketFilter>,
     activity: Activity,
 }
 
@@ -196,7 +233,13 @@ impl ServerState {
             match self.endpoint.accept() {
                 Ok(Some(channel)) => {
                     let activity = Activity { frames: (0, 0), at: self.now() };
-                    self.clients.push(Client { channel, states: None, activity });
+                    self.clients.push(Client {
+                        channel,
+                        states: None,
+                        events: None,
+                        packets: None,
+                        activity,
+                    });
                 }
                 Ok(None) => break,
                 Err(error) => self.pause.begin(&error),
@@ -205,14 +248,86 @@ impl ServerState {
         self.pace.pause(begun, Instant::now());
     }
 
+    /// Sends changes and packets to the clients that follow them. Returns true if there are more.
+    fn publish(&mut self) -> bool {
+        let Self { clients, feed, packets, line, book, .. } = self;
+        let clock = book.clock();
+        let each = |clients: &mut Vec<Client>, line: &[u8], at: Time, kind: EventKind| {
+            let takes = |client: &&mut Client| client.events.is_some_and(|filter| filter.takes(kind));
+            clients.iter_mut().filter(takes).for_each(|client| send_event(line, at, &mut client.channel));
+        };
+        let mut more = false;
+        if let Some(feed) = feed {
+            more |= feed.read(TURN, |change| {
+                line.clear();
+                match change {
+                    Change::State(record) => {
+                        let wanted =
+                            |client: &Client| client.events.is_some_and(|filter| filter.takes_record(record));
+                        if let Some(kind) = record.kind.filter(|_| clients.iter().any(wanted)) {
+                            let at = clock.wall(record.at);
+                            line::state(record, at, line);
+                            each(clients, line, at, kind);
+                        }
+                    }
+                    Change::Table(kind, at) => {
+                        let at = clock.wall(at);
+                        line::table(kind, at, line);
+                        each(clients, line, at, kind);
+                    }
+                    Change::Gap(changes) => {
+                        let following = clients.iter_mut().filter(|client| client.events.is_some());
+                        following.for_each(|client| client.channel.lose_many(Loss::Overwritten, changes));
+                    }
+                }
+            });
+        }
+        let following = |client: &&mut Client| client.packets.is_some();
+        for taken in 1.. {
+            let Some(packet) = packets.take() else { break };
+            let wall = clock.wall(packet.time);
+            for client in clients.iter_mut() {
+                if let Some(filter) = &mut client.packets {
+                    filter.send(&packet, wall, &mut client.channel);
+                }
+            }
+            if taken == TURN {
+                more = true;
+                break;
+            }
+        }
+        let lost = packets.take_lost();
+        if lost > 0 {
+            let following = clients.iter_mut().filter(following);
+            following.for_each(|client| client.channel.lose_many(Loss::Limited, lost));
+        }
+        clients.iter_mut().filter(|client| client.follows()).for_each(|client| client.channel.kick());
+        more
+    }
+
+    /// Stops reading what no client follows.
+    fn end_unfollowed(&mut self) {
+        if self.clients.iter().all(|client| client.events.is_none()) {
+            self.feed = None;
+        }
+        let ranges = self.clients.iter().filter_map(|client| client.packets.as_ref());
+        self.packets.want(ranges.map(|filter| filter.copy_range).max().unwrap_or(0));
+    }
+
     fn turn(&mut self, bell: &EventFd) {
         self.accept();
         let now = self.now();
         for client in &mut self.clients {
-            client.turn(&self.book, now);
+            client.turn(&self.book, &mut self.feed, now);
         }
+        let more = self.publish();
         self.clients.retain_mut(|client| {
             let stats = client.channel.stats();
+            // A client that follows something waits for the engine.
+            let waits = client.follows() && stats.published == stats.decided;
+            if waits {
+                client.activity.at = now;
+            }
             let idle = client.activity.is_over((stats.published, stats.decided), now);
             if idle {
                 let towpath_ring::Credentials { pid, uid, .. } = client.channel.peer();
@@ -224,16 +339,18 @@ impl ServerState {
         // `count` arms all channels; `any` would stop at the first busy one.
         let busy =
             self.clients.iter_mut().filter_map(|client| (!client.channel.arm()).then_some(())).count() > 0;
+        self.end_unfollowed();
         let left = self.pace.left(Instant::now());
         let open = !self.pause.is_on() && left.is_zero();
         self.connecting = open;
-        if !busy {
+        if !busy && !more {
             let mut fds = vec![PollFd::new(bell, PollFlags::IN)];
             if open {
                 fds.push(PollFd::new(&self.endpoint, PollFlags::IN));
             }
             fds.extend(self.clients.iter().map(|client| PollFd::new(&client.channel, PollFlags::IN)));
-            let sleep = if left.is_zero() { LOOK } else { left };
+            let look = if self.clients.iter().any(Client::follows) { TICK } else { LOOK };
+            let sleep = if left.is_zero() { look } else { left.min(look) };
             let timeout = Timespec { tv_sec: sleep.as_secs() as i64, tv_nsec: sleep.subsec_nanos().into() };
             // The next turn checks all other sources.
             let _ = poll(&mut fds, Some(&timeout));
@@ -244,19 +361,45 @@ impl ServerState {
     }
 }
 
+/// A request, as far as it is valid.
+enum Request {
+    States(Cursor, StateMatch),
+    Events(EventFilter),
+    Packets(PacketFilter),
+}
+
+impl Request {
+    /// # Errors
+    /// The errno for the client.
+    fn read(group: u32, payload: &[u8]) -> Result<Self, u32> {
+        let request = match group {
+            group::STATES => read_request(payload).map(|(from, filter)| Self::States(from, filter)),
+            group::EVENTS => EventFilter::read(payload).map(Self::Events),
+            group::PACKETS => PacketFilter::read(payload).map(Self::Packets),
+            _ => return Err(ENOENT),
+        };
+        request.ok_or(EINVAL)
+    }
+}
+
 impl Client {
-    fn turn(&mut self, book: &Arc<RulesetManager>, now: u64) {
-        let Self { channel, states, .. } = self;
+    /// Returns true if it follows events or packets.
+    fn follows(&self) -> bool {
+        self.events.is_some() || self.packets.is_some()
+    }
+
+    fn turn(&mut self, book: &Arc<RulesetManager>, feed: &mut Option<StateFeed>, now: u64) {
+        let Self { channel, states, events, packets, .. } = self;
         let mut asked = Vec::new();
         channel.poll_messages(|header, payload| {
             if header.kind == Kind::REQUEST {
-                asked.push((header.group, read_request(payload)));
+                asked.push((header.group, Request::read(header.group, payload)));
             }
         });
-        for (group, from) in asked {
-            let error = match (group, from) {
-                (STATES, Some((from, _))) if !book.has_position(from) => ERANGE,
-                (STATES, Some((from, filter))) => match channel.begin_dump(group) {
+        for (group, request) in asked {
+            let error = match request {
+                Ok(Request::States(from, _)) if !book.has_position(from) => ERANGE,
+                Ok(Request::States(from, filter)) => match channel.begin_dump(group) {
                     Ok(()) => {
                         *states = Some(States { book: Arc::clone(book), next: Some(from), filter });
                         continue;
@@ -264,9 +407,25 @@ impl Client {
                     // `begin_dump` has sent EBUSY to the client.
                     Err(_) => continue,
                 },
-                (STATES, None) => EINVAL,
-                _ => ENOENT,
+                Ok(Request::Events(filter)) => {
+                    // Before the answer: the client gets every change from then on.
+                    feed.get_or_insert_with(|| StateFeed::new(book));
+                    *events = Some(filter);
+                    0
+                }
+                Ok(Request::Packets(filter)) => {
+                    *packets = Some(filter);
+                    0
+                }
+                Err(error) => error,
             };
+            if error == 0 {
+                let meta = Meta { kind: Kind::DONE, group, ..Meta::default() };
+                if channel.send(&[], &meta).is_err() {
+                    channel.lose(Loss::NoRoom);
+                }
+                continue;
+            }
             let meta = Meta { kind: Kind::ERROR, group, mark: error, ..Meta::default() };
             // An error frame is lost if the client's ring is full.
             let _ = channel.send(&[], &meta);

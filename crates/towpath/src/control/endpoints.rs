@@ -8,6 +8,8 @@ use towpath_ring::Stats;
 
 use super::commands::show_rings::Ring;
 use super::slots::ControlStats;
+use crate::events::EventStats;
+use crate::ipfix::IpfixStats;
 use crate::metrics::{EndpointStats, ReloadStats};
 
 /// The copies. Clones share them.
@@ -31,6 +33,10 @@ pub struct ServerStats {
     pub metrics: EndpointStats,
     /// Reloads.
     pub reloads: ReloadStats,
+    /// Flow records.
+    pub ipfix: IpfixStats,
+    /// Events.
+    pub events: EventStats,
 }
 
 impl EndpointCounters {

@@ -15,7 +15,7 @@
 //! - [`Session`]: one client, without IO; `slots`: the places of users;
 //! - [`QueryInbox`]: the engine's side;
 //! - [`Server`], [`client`]: the two ends of the socket;
-//! - [`dumps`]: dumps of states over a ring next to the control socket.
+//! - [`dumps`]: dumps of states, changes of states and logged packets over a ring next to the control socket.
 
 mod accept_backoff;
 mod accept_pace;
@@ -25,6 +25,7 @@ pub mod commands;
 pub mod dumps;
 mod endpoints;
 mod flow_filter;
+mod logged_packets;
 pub mod protocol;
 mod query;
 mod request_pace;
@@ -32,6 +33,7 @@ mod server;
 mod session;
 mod slots;
 pub mod state_filter;
+mod subscription;
 pub(crate) mod text;
 mod trace;
 
@@ -39,6 +41,7 @@ pub(crate) use accept_backoff::AcceptBackoff;
 pub(crate) use accept_pace::AcceptPace;
 pub use endpoints::{EndpointCounters, ServerStats};
 pub use flow_filter::FlowFilter;
+pub use logged_packets::{LoggedPackets, PacketCopies, logged_packets};
 pub use query::{Answer, PortRows, QueryInbox, QuerySender, SendError, Target, WorkerPoolView};
 pub(crate) use server::listen;
 pub use server::{BindError, Listening, Server};

@@ -30,7 +30,9 @@ use crate::config::Config;
 use crate::control::dumps::Dumps;
 use crate::control::{AcceptPace, BindError, EndpointCounters, Server};
 use crate::eventfd::EventFd;
+use crate::events::{self, Events};
 use crate::inspector;
+use crate::ipfix::{self, Ipfix};
 use crate::logging::PACKETS;
 use crate::metrics::endpoint::{self, Endpoint};
 use crate::process::Starter;
@@ -77,6 +79,12 @@ pub enum Failure {
     /// The metrics endpoint cannot be bound.
     #[error("metrics: {0}")]
     Metrics(#[from] endpoint::BindError),
+    /// The collector of flow records cannot be reached.
+    #[error("ipfix: {0}")]
+    Ipfix(#[from] ipfix::OpenError),
+    /// The output of events cannot be opened.
+    #[error("events: {0}")]
+    Events(#[from] events::OpenError),
     /// The socket for dumps cannot be bound.
     #[error(
         "control: the dump socket next to the control socket: {0}; choose another path for the control socket"
@@ -150,6 +158,10 @@ pub struct Supervisor {
     rechecking: bool,
     /// Saves the states while the engine runs.
     running: Option<Running>,
+    /// Sends flow records.
+    ipfix: Option<Ipfix>,
+    /// Writes events.
+    events: Option<Events>,
     _server: Option<Server>,
     /// Counters that the control server and the metrics endpoint show.
     counters: EndpointCounters,
@@ -213,6 +225,8 @@ impl Supervisor {
                 break;
             }
             if heard(&mut self.hup) {
+                // Even if the reload is refused: the file may have been rotated.
+                self.events.iter().for_each(Events::reopen);
                 self.reload();
             }
             if heard(&mut self.usr2) {

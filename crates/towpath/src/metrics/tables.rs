@@ -11,6 +11,8 @@ use towpath_ring::{self as ring, ChannelStats, reaper};
 use super::thread::ThreadStats;
 use super::{COMPLETION_TIME, EndpointStats, MESSAGE_WAIT, ProcessStats, ReloadStats, RuleStats};
 use crate::control::ControlStats;
+use crate::events::EventStats;
+use crate::ipfix::IpfixStats;
 use crate::logging::LogStats;
 use crate::snapshot::running::RunningStats;
 use crate::worker_pool::{UnsentStats, UpgradeStats, Violations};
@@ -59,6 +61,8 @@ pub const TABLES: &[Table] = &[
     table("Control socket", &[], ControlStats::TABLE),
     table("Metrics endpoint", &[], EndpointStats::TABLE),
     table("Reloads", &[], ReloadStats::TABLE),
+    table("Flow records", &[], IpfixStats::TABLE),
+    table("Events", &[], EventStats::TABLE),
     table("Log", &[], LogStats::TABLE),
     table("Engine threads", &["thread"], ThreadStats::TABLE),
     table("Process", &[], ProcessStats::TABLE),

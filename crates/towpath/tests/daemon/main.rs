@@ -2,6 +2,7 @@
 
 mod bridged;
 mod end;
+mod flow_records;
 mod guides;
 mod leftovers;
 mod limits;

@@ -95,9 +95,14 @@ impl Channel {
     /// Counts a frame for this client that is not published. The next message's header reports it, and, unless the
     /// client disabled them, a frame of [`Kind::GAP`].
     pub fn lose(&mut self, loss: Loss) {
-        self.gaps.count(loss, 1);
-        *self.stats.lost_mut(loss) += 1;
-        self.lost += 1;
+        self.lose_many(loss, 1);
+    }
+
+    /// As [`lose`](Self::lose), for several frames.
+    pub fn lose_many(&mut self, loss: Loss, frames: u64) {
+        self.gaps.count(loss, u32::try_from(frames).unwrap_or(u32::MAX));
+        *self.stats.lost_mut(loss) += frames;
+        self.lost += frames;
         // Relaxed: a number for Consumer::overrun that orders nothing.
         self.rings.own.word(abi::ENGINE_LOST).store(self.lost, Ordering::Relaxed);
     }

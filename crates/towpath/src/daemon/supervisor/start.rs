@@ -33,11 +33,13 @@ use super::{
     ACCEPTS_PER_TURN, Failure, LOG_LINES, RECHECK_TIMEOUT, States, Supervisor, WorkerHandle, idle_wait,
     is_signalled,
 };
-use crate::config::{self, Config};
+use crate::config::{self, Config, EventOutput};
 use crate::control::dumps::Dumps;
-use crate::control::{AcceptPace, EndpointCounters, Listening, PortRows, QueryInbox};
+use crate::control::{AcceptPace, EndpointCounters, Listening, PortRows, QueryInbox, logged_packets};
 use crate::eventfd::EventFd;
+use crate::events;
 use crate::inspector::{self, ATTACH_TIMEOUT};
+use crate::ipfix;
 use crate::leftovers;
 use crate::metrics::endpoint;
 use crate::packet_log::LogSender;
@@ -129,6 +131,12 @@ impl Supervisor {
         let dumps =
             config.control.as_ref().map(|control| Dumps::bind(control, identity).map_err(Failure::Dumps));
         let dumps = dumps.transpose()?;
+        let ipfix = config.ipfix.as_ref().map(ipfix::Opened::open).transpose()?;
+        if let Some(EventOutput::File(path)) = config.events.as_ref().map(|events| &events.output) {
+            super::super::make_directory_of(path, identity);
+        }
+        let events = config.events.as_ref().map(events::Prepared::new);
+        let packet_events = events.as_ref().and_then(events::Prepared::sender);
         let needed = match launcher {
             Some(_) => Capabilities::needed_in_use(&config),
             None => Capabilities::needed(&config),
@@ -192,13 +200,23 @@ impl Supervisor {
         };
         let endpoint = listening_metrics.map(start_endpoint).transpose()?;
         let mux_desks = inboxes.split_off(threads);
+        let (copies, logged) = logged_packets();
+        let copies = dumps.is_some().then_some(copies);
         let dumps = dumps
-            .map(|dumps| dumps.start(Arc::clone(&ruleset), counters.clone()).map_err(Failure::Dumps))
-            .transpose()?;
+            .map(|dumps| dumps.start(Arc::clone(&ruleset), counters.clone(), logged).map_err(Failure::Dumps));
+        let dumps = dumps.transpose()?;
         let (log, lines) = sync_channel(LOG_LINES);
+        let log =
+            || LogSender::new(log.clone()).with_events(packet_events.clone()).with_copies(copies.clone());
         let start = Instant::now();
         // The wall clock may be before 1970: then the times of rules count from the engine's start.
         ruleset.clock().set_zero(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
+        let events = events.map(|events| events.start(&ruleset, counters.clone())).transpose()?;
+        let start_ipfix = |opened: ipfix::Opened| {
+            let started = opened.start(&ruleset, counters.clone());
+            started.map_err(|error| Failure::System("the thread of flow records", error))
+        };
+        let ipfix = ipfix.map(start_ipfix).transpose()?;
         let directory = (!config.routes.is_empty()).then(|| {
             let wakers = bells.iter().map(|bell| Waker::from(Arc::new(bell.clone()))).collect();
             Arc::new(Directory::new(wakers))
@@ -234,7 +252,7 @@ impl Supervisor {
                 bell: bell.clone(),
                 wait: config.engine.wait,
                 drain: config.engine.drain,
-                log: LogSender::new(log.clone()),
+                log: log(),
                 clock: ruleset.clock(),
             };
             let cpu = config.engine.cpus.get(number).copied();
@@ -245,8 +263,7 @@ impl Supervisor {
         let admissions: Vec<_> = admissions
             .map(|(((listening, walker), port), inbox)| {
                 let ((port, _), time) = (port, (start, ruleset.clock()));
-                let admission =
-                    MuxAdmission::new(walker, port, time, config.unserved, LogSender::new(log.clone()));
+                let admission = MuxAdmission::new(walker, port, time, config.unserved, log());
                 (listening, admission, inbox)
             })
             .collect();
@@ -277,6 +294,8 @@ impl Supervisor {
             nearly_full: false,
             rechecking,
             running: None,
+            ipfix,
+            events,
             _server: server,
             counters,
             _endpoint: endpoint,

@@ -1,0 +1,173 @@
+//! Flow records and events of a running engine: nfcapd as the collector, and a file that is rotated.
+
+use std::net::UdpSocket;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use towpath_port::netns::{until, within};
+
+use crate::live::machines::*;
+
+const IPFIX: &str = "[ipfix]\ncollector = \"127.0.0.1:4739\"\nstarts = true\n";
+
+/// As [`RULES`], without an inspector, and with a `log` rule.
+const ALLOWED: &str = "\
+add 100 allow layer2 mac-type arp
+add 200 check-state
+add 400 allow log ip from any to any recv wan keep-state
+";
+
+/// nfcapd(1), which stores what it receives in a directory.
+fn nfcapd(directory: &Path) -> Child {
+    let child = Command::new("nfcapd")
+        .args(["-4", "-b", "127.0.0.1", "-p", "4739", "-t", "3600", "-C", "none", "-w"])
+        .arg(directory)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    // It listens when its port is in use.
+    until(|| UdpSocket::bind("127.0.0.1:4739").is_err());
+    child
+}
+
+/// The flows of the directory, as nfdump(1) prints them.
+fn nfdump(directory: &Path) -> Vec<Value> {
+    let output =
+        Command::new("nfdump").args(["-C", "none", "-o", "json", "-R"]).arg(directory).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text} {}", String::from_utf8_lossy(&output.stderr));
+    match serde_json::from_str(&text) {
+        Ok(Value::Array(flows)) => flows,
+        other => panic!("{other:?}: {text}"),
+    }
+}
+
+/// The value of a sample of `ctl metrics`.
+fn metric(engine: &Engine, sample: &str) -> u64 {
+    let text = String::from_utf8(engine.ctl("metrics").stdout).unwrap();
+    let value = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("no {sample} in {text}")).parse().unwrap()
+}
+
+fn number(flow: &Value, name: &str) -> u64 {
+    flow[name].as_u64().unwrap_or_else(|| panic!("{name}: {flow}"))
+}
+
+/// nfcapd stores, and nfdump prints, the connection with its packets and bytes of both directions, as the engine counts them.
+#[towpath_testenv::needs(netns, "nfcapd")]
+#[test]
+fn nfdump_prints_the_flows_that_nfcapd_received() {
+    within(|| {
+        let (left, right) = machines();
+        let store = tempfile::tempdir().unwrap();
+        let mut collector = nfcapd(store.path());
+        let files = files(&format!("{BRIDGE}{IPFIX}"), ALLOWED);
+        let engine = Engine::start(files.path());
+        arrived(transfer(&left, &right, 9000));
+        // The connection was closed, its state expires, and its last record is sent.
+        until(|| metric(&engine, "towpath_ipfix_records_total{cause=\"end\"}") >= 1);
+        assert_eq!(metric(&engine, "towpath_ipfix_missed_total{}"), 0);
+        assert_eq!(metric(&engine, "towpath_ipfix_unsent_messages_total{}"), 0);
+        let rules = engine.json("show rules --json");
+        let rule =
+            rules["rules"].as_array().unwrap().iter().find(|rule| rule["number"] == 400).unwrap().clone();
+        engine.stop();
+        kill_process(Pid::from_child(&collector), Signal::TERM).unwrap();
+        assert!(collector.wait().unwrap().success());
+        let flows = nfdump(store.path());
+        let ours: Vec<&Value> = flows.iter().filter(|flow| flow["dst_port"] == 9000).collect();
+        let sum = |name: &str| ours.iter().map(|flow| number(flow, name)).sum::<u64>();
+        let all = ["in_packets", "out_packets", "in_bytes", "out_bytes"].map(sum);
+        let counted = ["packets", "bytes"].map(|name| rule[name].as_u64().unwrap());
+        assert_eq!([all[0] + all[1], all[2] + all[3]], counted, "{flows:#?}");
+        // Both sides sent the bytes of a transfer.
+        assert!(all[2] > BYTES as u64 && all[3] > BYTES as u64, "{ours:#?}");
+        for flow in ours {
+            assert_eq!((&flow["src4_addr"], &flow["dst4_addr"]), (&"10.0.0.1".into(), &"10.0.0.2".into()));
+            assert_eq!(number(flow, "proto"), 6);
+        }
+    });
+}
+
+/// The lines of a file of events.
+fn events(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))
+        .collect()
+}
+
+fn has(path: &Path, event: &str, test: impl Fn(&Value) -> bool) -> bool {
+    events(path).iter().any(|line| line["event"] == event && test(line))
+}
+
+/// States, verdicts and drops are lines. After SIGHUP, they go to a new file.
+#[towpath_testenv::needs(netns)]
+#[test]
+fn events_are_lines_of_a_file_that_is_rotated() {
+    within(|| {
+        let (left, right) = machines();
+        let table = "[events]\noutput = \"log/events.json\"\n[engine]\nlog-drops = \"all\"\n";
+        let files = files(&format!("{BRIDGE}{table}"), ALLOWED);
+        let engine = Engine::start(files.path());
+        let path = files.path().join("log/events.json");
+        arrived(transfer(&left, &right, 9000));
+        until(|| has(&path, "ended", |line| line["dst_port"] == 9000 && line["reason"] == "closed"));
+        let all = events(&path);
+        let states: Vec<&Value> =
+            all.iter().filter(|line| line["dst_port"] == 9000 && line["id"].is_u64()).collect();
+        let words: Vec<&str> = states.iter().filter_map(|line| line["event"].as_str()).collect();
+        assert_eq!((words[0], words[1], words.last()), ("created", "replied", Some(&"ended")), "{states:#?}");
+        let last = states.last().unwrap();
+        assert_eq!(
+            (&last["rule"], &last["src"], &last["port"]),
+            (&400.into(), &"10.0.0.1".into(), &"wan".into())
+        );
+        assert!(
+            last["bytes"][0].as_u64() > Some(BYTES as u64) && last["bytes"][1].as_u64() > Some(BYTES as u64)
+        );
+        // The packet of the `log` rule.
+        assert!(has(&path, "verdict", |line| line["action"] == "Accept" && line["rule"] == 400), "{all:#?}");
+        // The right machine may not open connections: the default rule drops them.
+        let refused =
+            right.run(|| UdpSocket::bind("10.0.0.2:0").unwrap().send_to(b"x", "10.0.0.1:7").is_ok());
+        assert!(refused);
+        until(|| has(&path, "drop", |line| line["reason"] == "rule" && line["dst_port"] == 7));
+
+        let old = files.path().join("log/events.json.1");
+        std::fs::rename(&path, &old).unwrap();
+        engine.signal(Signal::HUP);
+        until(|| path.exists());
+        let before = events(&old).len();
+        arrived(transfer(&left, &right, 9001));
+        until(|| has(&path, "created", |line| line["dst_port"] == 9001));
+        assert_eq!(events(&old).len(), before);
+        engine.stop();
+        let metrics = events(&path);
+        assert!(!metrics.iter().any(|line| line["event"] == "lost"), "{metrics:#?}");
+    });
+}
+
+/// A reader that takes nothing costs lines, and no packet.
+#[towpath_testenv::needs(netns)]
+#[test]
+fn a_full_standard_output_stops_no_packet() {
+    within(|| {
+        let (left, right) = machines();
+        let files = files(&format!("{BRIDGE}[events]\noutput = \"stdout\"\n"), ALLOWED);
+        // `Engine` reads standard output at the end only.
+        let engine = Engine::start(files.path());
+        let sent = left.run(|| {
+            let socket = UdpSocket::bind("10.0.0.1:0").unwrap();
+            // Each port is a state: more lines than a pipe takes.
+            (1..2000).filter(|port| socket.send_to(b"x", ("10.0.0.2", *port)).is_ok()).count()
+        });
+        assert!(sent > 1000, "{sent}");
+        until(|| metric(&engine, "towpath_states_created_states_total{}") >= 1000);
+        arrived(transfer(&left, &right, 9000));
+        engine.stop();
+    });
+}
