@@ -94,6 +94,7 @@ mod held;
 mod introspect;
 mod live;
 mod meta;
+pub mod offload;
 mod packet_ctx;
 mod packet_io;
 mod packet_path;

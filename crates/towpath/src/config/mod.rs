@@ -31,6 +31,7 @@ mod engine;
 pub mod keys;
 mod metrics;
 mod mux;
+mod offload;
 mod port;
 mod process;
 mod queue;
@@ -52,6 +53,7 @@ pub use self::control::Control;
 pub use self::engine::{Engine, Wait};
 pub use self::metrics::Metrics;
 pub use self::mux::{Mux, Thread};
+pub use self::offload::Offload;
 pub use self::port::{Port, Vlan};
 pub use self::queue::{Inspectors, Queue};
 pub(crate) use self::reader::meant;
@@ -99,6 +101,8 @@ pub struct Config {
     pub control: Option<Control>,
     /// The metrics endpoint.
     pub metrics: Option<Metrics>,
+    /// Flows whose packets the kernel forwards.
+    pub offload: Option<Offload>,
 }
 
 /// Errors of a configuration and its rules.
@@ -222,6 +226,7 @@ impl Config {
         let wiring::Wiring { bridges, monitors, routes } = wiring::take(&top, &ports, &unknown);
         monitors.iter().for_each(|at| ports[*at].1.driver.set_monitor());
         let engine = engine::take(&top);
+        let offload = offload::take(&top, &mut ports);
         let config = Self {
             file: file.into(),
             rules,
@@ -239,6 +244,7 @@ impl Config {
             engine,
             control: control::take(&top, directory),
             metrics: metrics::take(&top, directory),
+            offload,
             ports: ports.into_iter().map(|(_, port)| port).collect(),
         };
         engine::check(&top, &config);
@@ -295,6 +301,7 @@ impl Config {
             (self.engine.identity != other.engine.identity, "`user` and `group` of [engine]"),
             (self.control != other.control, "[control]"),
             (self.metrics != other.metrics, "[metrics]"),
+            (self.offload != other.offload, "[offload]"),
         ];
         names.extend(rows.iter().filter(|(differs, _)| *differs).map(|(_, name)| (*name).to_owned()));
         names

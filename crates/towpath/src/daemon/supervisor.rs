@@ -33,6 +33,7 @@ use crate::eventfd::EventFd;
 use crate::inspector;
 use crate::logging::PACKETS;
 use crate::metrics::endpoint::{self, Endpoint};
+use crate::offload::Offloading;
 use crate::process::Starter;
 use crate::quantity::count;
 use crate::report::Report;
@@ -150,6 +151,8 @@ pub struct Supervisor {
     rechecking: bool,
     /// Saves the states while the engine runs.
     running: Option<Running>,
+    /// Offloads flows. Its entries end before the ports.
+    _offload: Option<Offloading>,
     _server: Option<Server>,
     /// Counters that the control server and the metrics endpoint show.
     counters: EndpointCounters,
